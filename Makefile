@@ -29,6 +29,7 @@ gpu-check:
 	$(PYTHON) scripts/gpu_check.py
 
 lint: $(STAMP)
+	$(BIN)/ruff format --check pbkern tests tutorials examples benchmarks scripts
 	$(BIN)/ruff check pbkern tests tutorials examples benchmarks scripts
 	$(BIN)/mypy -p pbkern
 

@@ -36,26 +36,39 @@ def codes(w: Workload, target: str, device: str) -> Iterator:
     types = [jax.ShapeDtypeStruct(s.shape, s.dtype if not s.high else jnp.int32) for s in w.full]
     build, _ = pbkern.jit(w.function, compile_options={"target": target}).build(tuple(types), {})
     for program in build.plan.programs():
-        yield from get_target(target).compile(program, CompileOptions(target=target, device=device)).distinct()
+        yield from (
+            get_target(target)
+            .compile(program, CompileOptions(target=target, device=device))
+            .distinct()
+        )
 
 
 def assemble(names: list[str], architectures: Sequence[str] = ARCHITECTURES) -> int:
     """A row per kernel and architecture; the number of kernels that spill registers."""
-    targets = {device: "amdgpu" if device.startswith("gfx") else "nvgpu" for device in architectures}
+    targets = {
+        device: "amdgpu" if device.startswith("gfx") else "nvgpu" for device in architectures
+    }
     if "nvgpu" in targets.values() and ptxas.find() is None:
-        raise TargetError("ptxas was not found", why="it assembles for NVIDIA's architectures",
-                          hint="pip install nvidia-cuda-nvcc")
+        raise TargetError(
+            "ptxas was not found",
+            why="it assembles for NVIDIA's architectures",
+            hint="pip install nvidia-cuda-nvcc",
+        )
     if "amdgpu" in targets.values():
         amd.lld()
-    print(f"{'workload':22} {'kernel':36} {'architecture':12} {'registers':>9} {'spilled':>8} {'shared':>8} {'global':>10}")
+    print(
+        f"{'workload':22} {'kernel':36} {'architecture':12} {'registers':>9} {'spilled':>8} {'shared':>8} {'global':>10}"
+    )
     spilled = 0
     for name in names:
         for device, target in targets.items():
             for code in codes(WORKLOADS[name], target, device):
                 a, f = code.assembled, code.function
                 spilled += a.spill_bytes > 0
-                print(f"{name:22} {f.name[:36]:36} {device:12} {a.registers:9} {a.spill_bytes:8} {f.shared_bytes:8} "
-                      f"{f.global_bytes * f.blocks:10}")
+                print(
+                    f"{name:22} {f.name[:36]:36} {device:12} {a.registers:9} {a.spill_bytes:8} {f.shared_bytes:8} "
+                    f"{f.global_bytes * f.blocks:10}"
+                )
     print(f"{spilled} kernels spill registers")
     return spilled
 
@@ -94,27 +107,38 @@ COUNTED = {
     "transpose": Counted(lambda x: x.T + 0, ((2048, 2048),)),
     "blur": Counted(WORKLOADS["blur_slices"].function, ((3, 516, 1028),), 1.3),
     "unsharp": Counted(unsharp, ((540, 960, 3),), 1.3),
-    "matmul_gelu": Counted(WORKLOADS["matmul_bias_gelu"].function, ((256, 256), (256, 256), (256,)), np.inf),
-    "attention": Counted(lambda q, k, v: jax.nn.softmax(q @ k.T / 8, -1) @ v, ((128, 64),) * 3, np.inf),
+    "matmul_gelu": Counted(
+        WORKLOADS["matmul_bias_gelu"].function, ((256, 256), (256, 256), (256,)), np.inf
+    ),
+    "attention": Counted(
+        lambda q, k, v: jax.nn.softmax(q @ k.T / 8, -1) @ v, ((128, 64),) * 3, np.inf
+    ),
 }
 
 
 def count(names: list[str]) -> int:
     """A row per function; the number of them that ask for more than they may."""
     rng, above = np.random.default_rng(0), 0
-    print(f"{'function':14} kernels {'sectors/fewest':>15} {'bytes/needed':>13} {'conflicts':>10} {'seconds':>8}")
+    print(
+        f"{'function':14} kernels {'sectors/fewest':>15} {'bytes/needed':>13} {'conflicts':>10} {'seconds':>8}"
+    )
     for name in names:
         c = COUNTED[name]
         args = [rng.standard_normal(s).astype(np.float32) for s in c.shapes]
         start = time.perf_counter()
         found = pbkern.simulate(c.function, *args, check=False)
-        counts, needed = found.counts, sum(np.asarray(a).nbytes for a in (*args, *jax.tree.leaves(found.results)))
+        counts, needed = (
+            found.counts,
+            sum(np.asarray(a).nbytes for a in (*args, *jax.tree.leaves(found.results))),
+        )
         sectors, moved = counts.sectors / counts.fewest_sectors, counts.sectors * 32 / needed
         conflicts = counts.bank_conflicts / max(counts.shared_accesses, 1)
         high = c.most_bytes < np.inf and (sectors > 1.1 or moved > c.most_bytes or conflicts > 0.05)
         above += high
-        print(f"{name:14} {len(found.kernels):7} {sectors:15.2f} {moved:13.2f} {conflicts:10.1%} "
-              f"{time.perf_counter() - start:8.1f}{'  *' if high else ''}")
+        print(
+            f"{name:14} {len(found.kernels):7} {sectors:15.2f} {moved:13.2f} {conflicts:10.1%} "
+            f"{time.perf_counter() - start:8.1f}{'  *' if high else ''}"
+        )
     print(f"{above} functions ask for more than they may (*)")
     return above
 
@@ -122,11 +146,23 @@ def count(names: list[str]) -> int:
 # --- on a device ----------------------------------------------------------------------------------------------------
 
 
-MEMORY_BOUND = ("blur_slices", "unsharp", "harris", "softmax", "layer_norm", "rms_norm", "elementwise", "sum_of_squares",
-                "cross_entropy", "jacobi_at")
+MEMORY_BOUND = (
+    "blur_slices",
+    "unsharp",
+    "harris",
+    "softmax",
+    "layer_norm",
+    "rms_norm",
+    "elementwise",
+    "sum_of_squares",
+    "cross_entropy",
+    "jacobi_at",
+)
 
 
-def least_seconds(call: Callable[[], object], wait: Callable[[object], object], calls: int) -> float:
+def least_seconds(
+    call: Callable[[], object], wait: Callable[[object], object], calls: int
+) -> float:
     """The least of several calls, each waited for."""
     wait(call())
     found = []
@@ -140,11 +176,18 @@ def least_seconds(call: Callable[[], object], wait: Callable[[object], object], 
 def error_of(w: Workload, device: jax.Device) -> float:
     """Of the results at small size against float64, relative to the largest."""
     small = w.arguments(w.small)
-    got = pbkern.jit(w.function, compile_options={"target": "nvgpu"})(*jax.device_put(small, device))
-    wide = [np.asarray(a, np.float64) if np.asarray(a).dtype.kind == "f" else np.asarray(a) for a in small]
+    got = pbkern.jit(w.function, compile_options={"target": "nvgpu"})(
+        *jax.device_put(small, device)
+    )
+    wide = [
+        np.asarray(a, np.float64) if np.asarray(a).dtype.kind == "f" else np.asarray(a)
+        for a in small
+    ]
     want = w.numpy(*wide)
-    return max(float(np.abs(np.asarray(g, np.float64) - x).max() / max(np.abs(x).max(), 1e-30))
-               for g, x in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
+    return max(
+        float(np.abs(np.asarray(g, np.float64) - x).max() / max(np.abs(x).max(), 1e-30))
+        for g, x in zip(jax.tree.leaves(got), jax.tree.leaves(want))
+    )
 
 
 def torch_rate(w: Workload, arguments: Sequence[jax.Array], calls: int) -> float:
@@ -166,8 +209,12 @@ def on_device(names: list[str], full: bool = True, calls: int = 20) -> int:
     """A row per workload, as a table for the documents; the number of wrong results. `full`: or at small size."""
     device, wrong = jax.devices(get_target("nvgpu").platform)[0], 0
     day = time.strftime("%d %B %Y")
-    print(f"{device.device_kind}, jax {jax.__version__}, {day}: GB/s of arguments and results, each once.\n")
-    print("| workload | pbkern | jax.jit | torch.compile | error |\n| --- | ---: | ---: | ---: | ---: |")
+    print(
+        f"{device.device_kind}, jax {jax.__version__}, {day}: GB/s of arguments and results, each once.\n"
+    )
+    print(
+        "| workload | pbkern | jax.jit | torch.compile | error |\n| --- | ---: | ---: | ---: | ---: |"
+    )
     for name in names:
         w = WORKLOADS[name]
         error = error_of(w, device)
@@ -175,22 +222,37 @@ def on_device(names: list[str], full: bool = True, calls: int = 20) -> int:
         drawn = w.arguments(w.full if full else w.small)
         args = jax.device_put(drawn, device)
         ours = pbkern.jit(w.function, compile_options={"target": "nvgpu"})
-        rates = [w.compulsory_bytes / least_seconds(functools.partial(f, *args), jax.block_until_ready, calls) / 1e9
-                 for f in (ours, jax.jit(w.function))]
+        rates = [
+            w.compulsory_bytes
+            / least_seconds(functools.partial(f, *args), jax.block_until_ready, calls)
+            / 1e9
+            for f in (ours, jax.jit(w.function))
+        ]
         rates.append(torch_rate(w, drawn, calls))
         shown = " | ".join("" if np.isnan(r) else f"{r:.0f}" for r in rates)
-        print(f"| {name} | {shown} | {error:.1e}{'' if error <= w.tolerance else ' WRONG'} |", flush=True)
+        print(
+            f"| {name} | {shown} | {error:.1e}{'' if error <= w.tolerance else ' WRONG'} |",
+            flush=True,
+        )
     print(f"\n{wrong} results are wrong")
     return wrong
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--assemble", action="store_true")
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--device", action="store_true")
-    parser.add_argument("--architectures", default=",".join(ARCHITECTURES), help="of --assemble, separated by commas")
-    parser.add_argument("--small", action="store_true", help="with --device: small arguments, few calls")
+    parser.add_argument(
+        "--architectures",
+        default=",".join(ARCHITECTURES),
+        help="of --assemble, separated by commas",
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="with --device: small arguments, few calls"
+    )
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     bad = 0
@@ -199,7 +261,9 @@ def main() -> int:
     if options.count:
         bad += count(options.names or list(COUNTED))
     if options.device:
-        bad += on_device(options.names or list(MEMORY_BOUND), not options.small, 2 if options.small else 20)
+        bad += on_device(
+            options.names or list(MEMORY_BOUND), not options.small, 2 if options.small else 20
+        )
     if not (options.assemble or options.count or options.device):
         parser.print_help()
     return min(bad, 1)

@@ -35,7 +35,9 @@ def unsharp(image):
     """(c, w, h) -> (c, w - 4, h - 4); channels and columns of a row are one line of memory."""
     c, x, y, strip = (hl.Var(n) for n in ("c", "x", "y", "strip"))
     columns, out = hl.Func("columns"), hl.Func("out")
-    columns[c, x, y] = hl.f32(0) + sum(hl.f32(k) * image[c, x, y + i] for i, k in enumerate(BINOMIAL))
+    columns[c, x, y] = hl.f32(0) + sum(
+        hl.f32(k) * image[c, x, y + i] for i, k in enumerate(BINOMIAL)
+    )
     blurred = hl.f32(0) + sum(hl.f32(k) * columns[c, x + i, y] for i, k in enumerate(BINOMIAL))
     centre = image[c, x + 2, y + 2]
     sharp = hl.f32(1.5) * centre - hl.f32(0.5) * blurred
@@ -51,11 +53,17 @@ def harris(image):
     x, y, strip = (hl.Var(n) for n in ("x", "y", "strip"))
     ix, iy, out = hl.Func("ix"), hl.Func("iy"), hl.Func("out")
     weights = tuple(k / 12 for k in (1.0, 2, 1))
-    ix[x, y] = hl.f32(0) + sum(hl.f32(k) * (image[x + 2, y + i] - image[x, y + i]) for i, k in enumerate(weights))
-    iy[x, y] = hl.f32(0) + sum(hl.f32(k) * (image[x + i, y + 2] - image[x + i, y]) for i, k in enumerate(weights))
+    ix[x, y] = hl.f32(0) + sum(
+        hl.f32(k) * (image[x + 2, y + i] - image[x, y + i]) for i, k in enumerate(weights)
+    )
+    iy[x, y] = hl.f32(0) + sum(
+        hl.f32(k) * (image[x + i, y + 2] - image[x + i, y]) for i, k in enumerate(weights)
+    )
 
     def box(a, b):
-        return hl.f32(0) + sum(a[x + i, y + j] * b[x + i, y + j] for i in range(3) for j in range(3))
+        return hl.f32(0) + sum(
+            a[x + i, y + j] * b[x + i, y + j] for i in range(3) for j in range(3)
+        )
 
     xx, yy, xy = box(ix, ix), box(iy, iy), box(ix, iy)
     out[x, y] = xx * yy - xy * xy - hl.f32(0.04) * (xx + yy) * (xx + yy)
@@ -68,11 +76,15 @@ def harris(image):
 PIPELINES = {"blur": blur, "unsharp": unsharp, "harris": harris}
 
 
-def pipeline(name: str, array: np.ndarray, shape: tuple[int, ...]) -> Callable[[], np.ndarray] | None:
+def pipeline(
+    name: str, array: np.ndarray, shape: tuple[int, ...]
+) -> Callable[[], np.ndarray] | None:
     """A call without arguments that returns the result, a new array of `shape`; None where there is no such pipeline."""
     if name not in PIPELINES:
         return None
-    writable = np.array(array)  # Halide takes no read-only arrays, and keeps no reference to what it takes
+    writable = np.array(
+        array
+    )  # Halide takes no read-only arrays, and keeps no reference to what it takes
     out = PIPELINES[name](hl.Buffer(writable))
     out.compile_jit()
 

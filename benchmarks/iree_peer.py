@@ -25,11 +25,15 @@ def compiled(function: Callable, arguments: Sequence[jax.Array]) -> Callable[[],
     """A call without arguments that returns when its results are there; None where IREE cannot compile the function."""
     module = str(jax.jit(function).lower(*arguments).compiler_ir("stablehlo"))
     try:
-        code = iree.compiler.compile_str(module, target_backends=["llvm-cpu"], input_type="stablehlo", extra_args=FLAGS)
+        code = iree.compiler.compile_str(
+            module, target_backends=["llvm-cpu"], input_type="stablehlo", extra_args=FLAGS
+        )
     except iree.compiler.CompilerToolError:
         return None
     config = iree.runtime.Config("local-task")
-    loaded = iree.runtime.load_vm_module(iree.runtime.VmModule.copy_buffer(config.vm_instance, code), config)
+    loaded = iree.runtime.load_vm_module(
+        iree.runtime.VmModule.copy_buffer(config.vm_instance, code), config
+    )
     operands = [iree.runtime.asdevicearray(config.device, np.asarray(a)) for a in arguments]
     return lambda: loaded.main(*operands)
 

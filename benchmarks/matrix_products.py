@@ -38,13 +38,19 @@ def _oriented(name: str, orientation: str, m: int, k: int, n: int) -> Workload:
     function: Callable = product(orientation)
 
     def specs(m: int, k: int, n: int) -> tuple[Spec, Spec]:
-        return Spec((k, m) if "aT" in orientation else (m, k)), Spec((n, k) if "bT" in orientation else (k, n))
+        return Spec((k, m) if "aT" in orientation else (m, k)), Spec(
+            (n, k) if "bT" in orientation else (k, n)
+        )
 
     return Workload(name, function, specs(m, k, n), specs(67, 131, 71), 2.0 * m * k * n, function)
 
 
 def _last_layer(tokens: int, width: int, words: int) -> tuple[Spec, ...]:
-    return Spec((tokens, width)), Spec((width, words), scale=width**-0.5), Spec((tokens,), high=words)
+    return (
+        Spec((tokens, width)),
+        Spec((width, words), scale=width**-0.5),
+        Spec((tokens,), high=words),
+    )
 
 
 PRODUCTS = (

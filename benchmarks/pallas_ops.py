@@ -18,12 +18,22 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas.ops.gpu import attention, decode_attention, layer_norm, paged_attention, rms_norm, softmax
+from jax.experimental.pallas.ops.gpu import (
+    attention,
+    decode_attention,
+    layer_norm,
+    paged_attention,
+    rms_norm,
+    softmax,
+)
 from jax.experimental.pallas.ops.tpu import flash_attention, matmul
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as tpu_paged_attention
 from jax.experimental.pallas.ops.tpu.random import philox, threefry
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+)
 
 import pbkern.pallas
 from pbkern.core.jaxprs import retrace
@@ -77,7 +87,9 @@ def plain_attention(q, k, v, scale: float = 1.0, causal: bool = False):
 
 def splash(q, k, v):
     heads, length, _ = q.shape
-    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((length, length)) for _ in range(heads)])
+    mask = splash_attention_mask.MultiHeadMask(
+        [splash_attention_mask.CausalMask((length, length)) for _ in range(heads)]
+    )
     return splash_attention_kernel.make_splash_mha_single_device(mask)(q, k, v)
 
 
@@ -85,7 +97,9 @@ SIZES = np.array([300, 100, 424, 200], np.int32)
 
 
 def plain_grouped(x, w):
-    return jnp.concatenate([part @ w[n] for n, part in enumerate(jnp.split(x, np.cumsum(SIZES)[:-1]))])
+    return jnp.concatenate(
+        [part @ w[n] for n, part in enumerate(jnp.split(x, np.cumsum(SIZES)[:-1]))]
+    )
 
 
 def paged():
@@ -191,13 +205,23 @@ class Row:
     @property
     def speedup(self) -> float | None:
         """How many times less the native call takes than the interpreter's, if there is one."""
-        return self.medians["interpreted"] / self.medians["native"] if "interpreted" in self.medians else None
+        return (
+            self.medians["interpreted"] / self.medians["native"]
+            if "interpreted" in self.medians
+            else None
+        )
 
     def speedup_at_peak(self, machine: Machine) -> float | None:
         """How many times less a call would take that did nothing but its operations, or moving its data, with all cores."""
-        bandwidth = machine.l3_bandwidth if self.nbytes <= machine.l3_bytes else machine.dram_bandwidth
-        least = max(self.operations / machine.flops("float32"), self.nbytes / bandwidth) * machine.cores
-        return self.medians["interpreted"] / least if "interpreted" in self.medians and least else None
+        bandwidth = (
+            machine.l3_bandwidth if self.nbytes <= machine.l3_bytes else machine.dram_bandwidth
+        )
+        least = (
+            max(self.operations / machine.flops("float32"), self.nbytes / bandwidth) * machine.cores
+        )
+        return (
+            self.medians["interpreted"] / least if "interpreted" in self.medians and least else None
+        )
 
 
 def interpreted(f: Callable, arguments: Sequence) -> Callable:
@@ -220,19 +244,36 @@ def measure(op: Operation, rounds: int, seconds: float) -> Row:
         ways["interpreted"] = interpreted(op.function, arguments)
     if op.plain is not None:
         ways["plain"] = jax.jit(op.plain)
-    results = {name: jax.tree.leaves(jax.block_until_ready(f(*arguments))) for name, f in ways.items()}
-    difference = relative_error(results["native"], results["interpreted"]) if op.has_interpreter else None
+    results = {
+        name: jax.tree.leaves(jax.block_until_ready(f(*arguments))) for name, f in ways.items()
+    }
+    difference = (
+        relative_error(results["native"], results["interpreted"]) if op.has_interpreter else None
+    )
     error = relative_error(results["native"], results["plain"]) if "plain" in results else None
-    assert difference is None or difference <= op.tolerance, f"{op.name}: native and interpreted differ by {difference:.1e}"
-    assert error is None or error <= op.tolerance, f"{op.name}: native and plain JAX differ by {error:.1e}"
+    assert difference is None or difference <= op.tolerance, (
+        f"{op.name}: native and interpreted differ by {difference:.1e}"
+    )
+    assert error is None or error <= op.tolerance, (
+        f"{op.name}: native and plain JAX differ by {error:.1e}"
+    )
     times: dict[str, list[float]] = {name: [] for name in ways}
     begin = time.perf_counter()
-    while len(times["native"]) < 3 or (len(times["native"]) < rounds and time.perf_counter() - begin < seconds):
+    while len(times["native"]) < 3 or (
+        len(times["native"]) < rounds and time.perf_counter() - begin < seconds
+    ):
         for name, f in ways.items():
             start = time.process_time()
             jax.block_until_ready(f(*arguments))
             times[name].append(time.process_time() - start)
-    return Row(op.name, difference, error, op.operations, op.nbytes, {name: statistics.median(t) for name, t in times.items()})
+    return Row(
+        op.name,
+        difference,
+        error,
+        op.operations,
+        op.nbytes,
+        {name: statistics.median(t) for name, t in times.items()},
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -247,7 +288,16 @@ def table(rows: Sequence[Row]) -> str:
         difference = "" if r.difference is None else f"{r.difference:.0e}"
         most = r.speedup_at_peak(machine)
         possible = "" if most is None else f"{most:.1f}"
-        cells = (r.name, ms["native"], ms.get("interpreted", ""), speedup, possible, ms.get("plain", ""), rate, difference)
+        cells = (
+            r.name,
+            ms["native"],
+            ms.get("interpreted", ""),
+            speedup,
+            possible,
+            ms.get("plain", ""),
+            rate,
+            difference,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -283,7 +333,9 @@ Measured with:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 1 if a result was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pallas_ops", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pallas_ops", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("names", nargs="*", help="parts of names; default: all operations")
     parser.add_argument("--quick", action="store_true", help="three rounds each")
     parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")

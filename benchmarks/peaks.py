@@ -23,7 +23,10 @@ OPERATIONS = {"fma": 2, "add": 1}  # arithmetic operations per element
 def text(operation: str, lanes: int, element: str) -> str:
     """@run(result): STEPS times one operation in each of CHAINS registers; their sum is stored, so that it is computed."""
     v, regs = f"vector<{lanes}x{element}>", range(CHAINS)
-    body = {"fma": "%n{0} = math.fma %x{0}, %m, %a : " + v, "add": "%n{0} = arith.addf %x{0}, %a : " + v}[operation]
+    body = {
+        "fma": "%n{0} = math.fma %x{0}, %m, %a : " + v,
+        "add": "%n{0} = arith.addf %x{0}, %a : " + v,
+    }[operation]
     lines = [f"%s0 = arith.addf %r#0, %r#1 : {v}"]
     lines += [f"%s{k} = arith.addf %s{k - 1}, %r#{k + 1} : {v}" for k in range(1, CHAINS - 1)]
     return f"""
@@ -45,7 +48,9 @@ func.func @run(%out: memref<{lanes}x{element}>) {{
 
 
 def compiled(operation: str, bits: int, element: str) -> Callable[[], None]:
-    module = mlir.run_passes(mlir.parse(text(operation, bits // int(element[1:]), element)), mlir.KERNEL_PASSES)
+    module = mlir.run_passes(
+        mlir.parse(text(operation, bits // int(element[1:]), element)), mlir.KERNEL_PASSES
+    )
     image = elf_loader.Image(mlir.object_code(module, 0, "run", {}), {})
     memory = (ctypes.c_char * (bits // 8 + 64))()
     aligned = ctypes.addressof(memory) + -ctypes.addressof(memory) % 64
@@ -68,7 +73,9 @@ def main() -> None:
     print(machine.source)
     names = {"f32": "float32", "f64": "float64"}
     for element, name in names.items():
-        print(f"{name}: the machine's peak is {machine.flops(name) / machine.cores / 1e9:.0f} GFLOP/s per core")
+        print(
+            f"{name}: the machine's peak is {machine.flops(name) / machine.cores / 1e9:.0f} GFLOP/s per core"
+        )
         for bits in (b for b in (512, 256, 128) if b <= machine.vector_bits):
             rates = ", ".join(f"{op} {giga_operations(op, bits, element):.0f}" for op in OPERATIONS)
             print(f"  {bits}-bit vectors, 1e9 operations per second: {rates}")

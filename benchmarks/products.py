@@ -34,7 +34,12 @@ SHAPES = (
     (130, 77, 1000),
 )
 # Orientation -> whether each operand is stored transposed.
-ORIENTATIONS = {"ab": (False, False), "abT": (False, True), "aTb": (True, False), "aTbT": (True, True)}
+ORIENTATIONS = {
+    "ab": (False, False),
+    "abT": (False, True),
+    "aTb": (True, False),
+    "aTbT": (True, True),
+}
 ROUNDS = 5
 # Largest error against float64, relative to the largest result.
 TOLERANCE = 1e-4
@@ -60,7 +65,9 @@ class Case:
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         left, right = ORIENTATIONS[self.orientation]
-        return ((self.k, self.m) if left else (self.m, self.k)), ((self.n, self.k) if right else (self.k, self.n))
+        return ((self.k, self.m) if left else (self.m, self.k)), (
+            (self.n, self.k) if right else (self.k, self.n)
+        )
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,15 @@ class Result:
     @property
     def ratio(self) -> float:
         """The faster peer's least time over pbkern's."""
-        return min(min(t) for name, t in self.times.items() if name != "pbkern") / min(self.times["pbkern"])
+        return min(min(t) for name, t in self.times.items() if name != "pbkern") / min(
+            self.times["pbkern"]
+        )
 
     def __str__(self) -> str:
-        cells = "  ".join(f"{name} {min(t) * 1e3:8.3f} /{statistics.median(t) * 1e3:8.3f}" for name, t in self.times.items())
+        cells = "  ".join(
+            f"{name} {min(t) * 1e3:8.3f} /{statistics.median(t) * 1e3:8.3f}"
+            for name, t in self.times.items()
+        )
         gflops = 2e-9 * self.case.m * self.case.k * self.case.n / min(self.times["pbkern"])
         return f"{self.case.name:22} {cells}  {gflops:5.0f} GFLOP/s  ratio {self.ratio:.2f}  error {self.error:.0e}"
 
@@ -95,7 +107,9 @@ def product(orientation: str) -> Callable:
 def cases(words: Sequence[str] = ()) -> list[Case]:
     """Every shape in every orientation; with words, those whose names contain one of them."""
     found = [Case(*shape, orientation) for shape in SHAPES for orientation in ORIENTATIONS]
-    return [c for c in found if not words or any(w == c.name or w in c.name.split(".") for w in words)]
+    return [
+        c for c in found if not words or any(w == c.name or w in c.name.split(".") for w in words)
+    ]
 
 
 def measure(case: Case, seconds: float) -> Result:
@@ -112,7 +126,11 @@ def measure(case: Case, seconds: float) -> Result:
     def of_jax(f: Callable) -> Callable[[], object]:
         return lambda: jax.block_until_ready(f(*arguments))
 
-    calls = {"pbkern": of_jax(pbkern.jit(case.function)), "jax": of_jax(jax.jit(case.function)), **_of_torch(case, arrays)}
+    calls = {
+        "pbkern": of_jax(pbkern.jit(case.function)),
+        "jax": of_jax(jax.jit(case.function)),
+        **_of_torch(case, arrays),
+    }
     wide = case.function(*(a.astype(np.float64) for a in arrays))
     got = np.asarray(calls["pbkern"](), np.float64)
     error = float(np.max(np.abs(got - wide)) / np.max(np.abs(wide)))
@@ -142,7 +160,10 @@ def _of_torch(case: Case, arrays: Sequence) -> dict[str, Callable[[], object]]:
 def keep_to_one_core(core: int | None) -> None:
     """Lets this process, and the threads that it will start, run on one core: `core`, or the last that it may use."""
     if not hasattr(os, "sched_setaffinity"):
-        print("this system cannot keep a process to one core: times are of all threads", file=sys.stderr)
+        print(
+            "this system cannot keep a process to one core: times are of all threads",
+            file=sys.stderr,
+        )
         return
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if core is None else core})
 
@@ -150,9 +171,17 @@ def keep_to_one_core(core: int | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a line per product and those below a ratio again; the status is 1 where a result is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.products", description=__doc__)
-    parser.add_argument("words", nargs="*", help="shapes such as 8x4096x4096, orientations such as aTb, or 8x4096x4096.aTb")
-    parser.add_argument("--seconds", type=float, default=1.0, help="to spend on the calls of one product")
-    parser.add_argument("--below", type=float, default=0.85, help="list the products whose ratio is less")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        help="shapes such as 8x4096x4096, orientations such as aTb, or 8x4096x4096.aTb",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="to spend on the calls of one product"
+    )
+    parser.add_argument(
+        "--below", type=float, default=0.85, help="list the products whose ratio is less"
+    )
     parser.add_argument("--core", type=int, help="the core to run on")
     chosen = parser.parse_args(arguments)
     keep_to_one_core(chosen.core)

@@ -112,7 +112,12 @@ def relative_error(got, want) -> float:
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         if not np.array_equal(np.isnan(a), np.isnan(b)):
             return float("inf")
-        worst = max(worst, float(np.nanmax(np.abs(a - b), initial=0) / max(np.nanmax(np.abs(b), initial=0), 1e-30)))
+        worst = max(
+            worst,
+            float(
+                np.nanmax(np.abs(a - b), initial=0) / max(np.nanmax(np.abs(b), initial=0), 1e-30)
+            ),
+        )
     return worst
 
 
@@ -123,7 +128,10 @@ def check(w: Workload, function: Callable) -> float:
     if w.numpy is None:
         with jax.disable_jit():
             return relative_error(got, w.function(*arguments))
-    wide = [np.asarray(a) if np.issubdtype(a.dtype, np.integer) else np.asarray(a, np.float64) for a in arguments]
+    wide = [
+        np.asarray(a) if np.issubdtype(a.dtype, np.integer) else np.asarray(a, np.float64)
+        for a in arguments
+    ]
     return relative_error(got, w.numpy(*wide))
 
 
@@ -159,7 +167,11 @@ def _iree(w: Workload, arguments: list) -> Callable | None:
     from . import iree_peer
 
     call = iree_peer.compiled(w.function, arguments)
-    return call if call is not None and _agrees(w, "iree", iree_peer.arrays(call()), arguments) else None
+    return (
+        call
+        if call is not None and _agrees(w, "iree", iree_peer.arrays(call()), arguments)
+        else None
+    )
 
 
 def _halide(w: Workload, arguments: list) -> Callable | None:
@@ -168,7 +180,9 @@ def _halide(w: Workload, arguments: list) -> Callable | None:
 
     if w.name not in halide_peers.PIPELINES:
         return None
-    call = halide_peers.pipeline(w.name, np.asarray(arguments[0]), jax.eval_shape(w.function, *arguments).shape)
+    call = halide_peers.pipeline(
+        w.name, np.asarray(arguments[0]), jax.eval_shape(w.function, *arguments).shape
+    )
     return call if _agrees(w, "halide", [call()], arguments) else None
 
 
@@ -176,7 +190,9 @@ def _agrees(w: Workload, peer: str, got: list, arguments: list) -> bool:
     """Whether a peer's results are those of jax.jit; a peer whose results are not is left out, with a line that says so."""
     difference = relative_error(got, jax.tree.leaves(jax.jit(w.function)(*arguments)))
     if difference > 10 * w.tolerance:
-        print(f"{w.name:24} {peer} left out: it differs from jax.jit by {difference:.1e}", flush=True)
+        print(
+            f"{w.name:24} {peer} left out: it differs from jax.jit by {difference:.1e}", flush=True
+        )
     return difference <= 10 * w.tolerance
 
 
@@ -196,7 +212,9 @@ def interleaved(calls: dict[str, Callable], rounds: int, seconds: float) -> dict
     return {name: Timing(min(t), statistics.median(t), len(t)) for name, t in times.items()}
 
 
-def measure(w: Workload, peers: Iterable[str], rounds: int = ROUNDS, seconds: float = SECONDS) -> Row:
+def measure(
+    w: Workload, peers: Iterable[str], rounds: int = ROUNDS, seconds: float = SECONDS
+) -> Row:
     """Checks and times one workload. Raises AssertionError where results disagree."""
     ours = pbkern.jit(w.function)
     error = check(w, ours)
@@ -207,7 +225,9 @@ def measure(w: Workload, peers: Iterable[str], rounds: int = ROUNDS, seconds: fl
         first_call = time.perf_counter() - start
     difference = relative_error(result, calls["jax"]()) if "jax" in calls else 0.0
     del result
-    assert error <= w.tolerance, f"{w.name}: error {error:.2e} against float64, accepted {w.tolerance:.0e}"
+    assert error <= w.tolerance, (
+        f"{w.name}: error {error:.2e} against float64, accepted {w.tolerance:.0e}"
+    )
     assert difference <= 10 * w.tolerance, f"{w.name}: differs from jax.jit by {difference:.2e}"
     arguments = w.arguments(w.full)
     explanation = ours.explain(*arguments, measure=True)
@@ -236,7 +256,11 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
     }
     peers = {"torch": "torch", "iree.compiler": "iree-base-compiler", "halide": "halide"}
-    return found | {package: importlib.metadata.version(package) for name, package in peers.items() if name in sys.modules}
+    return found | {
+        package: importlib.metadata.version(package)
+        for name, package in peers.items()
+        if name in sys.modules
+    }
 
 
 def columns(rows: list[Row]) -> list[str]:
@@ -249,7 +273,11 @@ def table(rows: list[Row]) -> list[list[str]]:
     lines = [["workload", "limit", *names, "of the limit", "jax / pbkern", "kernels"]]
     for r in rows:
         cells = [_pair(r.timings.get(n)) for n in names]
-        ratio = f"{r.timings['jax'].minimum / r.timings['pbkern'].minimum:.1f}" if "jax" in r.timings else ""
+        ratio = (
+            f"{r.timings['jax'].minimum / r.timings['pbkern'].minimum:.1f}"
+            if "jax" in r.timings
+            else ""
+        )
         kernels = str(r.kernels) + (f" + {r.left} XLA" if r.left else "")
         lines.append([r.name, f"{r.limit * 1e3:.2f}", *cells, f"{r.fraction:.0%}", ratio, kernels])
     return lines
@@ -272,14 +300,18 @@ def kernel_table(rows: list[Row]) -> str:
     for r in rows:
         for k in r.each:
             ratio = f"{k.measured / k.predicted:.2f}" if k.predicted else ""
-            lines.append(f"| {r.name} | {k.name} | {k.predicted * 1e6:.0f} | {k.measured * 1e6:.0f} | {ratio} |")
+            lines.append(
+                f"| {r.name} | {k.name} | {k.predicted * 1e6:.0f} | {k.measured * 1e6:.0f} | {ratio} |"
+            )
     return "\n".join(lines)
 
 
 def document(rows: list[Row], plotted: bool = False) -> str:
     """The text of docs/benchmarks.md; `plotted`: with the picture beside it."""
     about = "\n".join(f"- {name}: {value}" for name, value in versions().items())
-    notes = "\n".join(f"- `{r.name}`: {WORKLOADS[r.name].note}" for r in rows if WORKLOADS[r.name].note)
+    notes = "\n".join(
+        f"- `{r.name}`: {WORKLOADS[r.name].note}" for r in rows if WORKLOADS[r.name].note
+    )
     picture = f"\n![shares of the machine's limit]({PLOT.name})\n" if plotted else ""
     return f"""# Benchmarks
 
@@ -360,13 +392,25 @@ def _is_installed(package: str) -> bool:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Times pbkern beside its peers.")
-    parser.add_argument("names", nargs="*", metavar="name", help=f"workloads, default all: {', '.join(WORKLOADS)}")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run", description="Times pbkern beside its peers."
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"workloads, default all: {', '.join(WORKLOADS)}"
+    )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds at most")
-    parser.add_argument("--peers", default=",".join(PEERS[:2]), help=f"of {','.join(PEERS)}; default %(default)s")
+    parser.add_argument(
+        "--peers", default=",".join(PEERS[:2]), help=f"of {','.join(PEERS)}; default %(default)s"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="write the measurements to this file")
-    parser.add_argument("--plot", type=pathlib.Path, nargs="?", const=PLOT, metavar="PNG",
-                        help="draw shares of the limit (needs matplotlib); default docs/benchmarks.png")
+    parser.add_argument(
+        "--plot",
+        type=pathlib.Path,
+        nargs="?",
+        const=PLOT,
+        metavar="PNG",
+        help="draw shares of the limit (needs matplotlib); default docs/benchmarks.png",
+    )
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     arguments = parser.parse_args(argv)
     for name in arguments.names:
@@ -396,7 +440,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_line(rows[-1], columns(rows))
         jax.clear_caches()
     if arguments.json:
-        data = {"versions": versions(), "rows": [dataclasses.asdict(r) for r in rows], "failed": failed}
+        data = {
+            "versions": versions(),
+            "rows": [dataclasses.asdict(r) for r in rows],
+            "failed": failed,
+        }
         arguments.json.write_text(json.dumps(data, indent=1) + "\n")
     if arguments.write:
         DOCUMENT.parent.mkdir(exist_ok=True)

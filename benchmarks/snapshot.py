@@ -38,7 +38,9 @@ import runpy
 import sys
 import time
 
-os.environ.setdefault("PBKERN_CACHE", "0")  # what is on disk was made by another version of the sources
+os.environ.setdefault(
+    "PBKERN_CACHE", "0"
+)  # what is on disk was made by another version of the sources
 sys.path.insert(0, os.getcwd())  # this checkout's pbkern, whichever is installed
 
 import jax
@@ -101,7 +103,10 @@ def texts_of(function, args: tuple, kwargs: dict, objects: bool) -> dict[str, st
     # str(jaxpr) of functions with custom rules names Python objects; the canonical digests of kernels do not.
     sources = "\n".join(f"{k.source()}\n{digest(repr(k.content))}" for k in kernels)
     found: dict[str, str | bytes] = {
-        "jaxpr": build.record.text("jaxpr"), "plan": build.record.text("plan"), "kernels": sources}
+        "jaxpr": build.record.text("jaxpr"),
+        "plan": build.record.text("plan"),
+        "kernels": sources,
+    }
     return found | joined([texts_of_program(p, options, objects) for p in build.plan.programs()])
 
 
@@ -154,8 +159,11 @@ def pallas(objects: bool):
     import pbkern.pallas
     from benchmarks import pallas_ops
 
-    operations = next(v for v in vars(pallas_ops).values()
-                      if isinstance(v, (tuple, list)) and v and isinstance(v[0], pallas_ops.Operation))
+    operations = next(
+        v
+        for v in vars(pallas_ops).values()
+        if isinstance(v, (tuple, list)) and v and isinstance(v[0], pallas_ops.Operation)
+    )
     pbkern.pallas.install()
     for op in operations:
         with Recorder() as recorder:
@@ -191,7 +199,8 @@ class Recorder:
         found: dict[str, str | bytes] = {
             "plan": str(compiled.program),
             "nests": "\n\n".join(f"{k.name}:\n{k.nests}" for k in compiled.lowered.lowered),
-            "mlir": f"{compiled.lowered.kernels}\n{compiled.lowered.host}"}
+            "mlir": f"{compiled.lowered.kernels}\n{compiled.lowered.host}",
+        }
         if objects:
             found["objects"] = b"\0".join(compiled.code.objects)
         return found
@@ -200,9 +209,16 @@ class Recorder:
 def environment() -> dict[str, str]:
     """What both snapshots must share."""
     machine = get_target("cpu").machine()
-    known = {f.name: getattr(machine, f.name) for f in dataclasses.fields(Machine)}  # not what later versions know besides
-    return {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__,
-            "machine": digest(str(Machine(**known))), "threads": str(os.environ.get("PBKERN_NUM_THREADS", machine.cores))}
+    known = {
+        f.name: getattr(machine, f.name) for f in dataclasses.fields(Machine)
+    }  # not what later versions know besides
+    return {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "machine": digest(str(Machine(**known))),
+        "threads": str(os.environ.get("PBKERN_NUM_THREADS", machine.cores)),
+    }
 
 
 def _on(machine: str):
@@ -213,10 +229,20 @@ def _on(machine: str):
 
 
 def _argument(a):
-    return jax.ShapeDtypeStruct(*a) if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], tuple) else a
+    return (
+        jax.ShapeDtypeStruct(*a)
+        if isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], tuple)
+        else a
+    )
 
 
-def write(path: pathlib.Path, words: list[str], sets: list[str], objects: bool, folder: pathlib.Path | None) -> int:
+def write(
+    path: pathlib.Path,
+    words: list[str],
+    sets: list[str],
+    objects: bool,
+    folder: pathlib.Path | None,
+) -> int:
     found: dict[str, dict[str, str]] = {}
     began, failed = time.perf_counter(), 0
 
@@ -238,12 +264,21 @@ def write(path: pathlib.Path, words: list[str], sets: list[str], objects: bool, 
             try:
                 with jax.enable_x64(wide):
                     keep(name, texts_of(function, tuple(map(_argument, args)), kwargs, objects))
-            except Exception as e:  # a case that is refused is recorded as such: the message is behaviour too
+            except (
+                Exception
+            ) as e:  # a case that is refused is recorded as such: the message is behaviour too
                 failed += 1
-                found[name] = {"error": digest(f"{type(e).__name__}: {e}"), "message": f"{type(e).__name__}: {e}"[:200]}
-    path.write_text(json.dumps({"environment": environment(), "hashes": found}, indent=1, sort_keys=True) + "\n")
+                found[name] = {
+                    "error": digest(f"{type(e).__name__}: {e}"),
+                    "message": f"{type(e).__name__}: {e}"[:200],
+                }
+    path.write_text(
+        json.dumps({"environment": environment(), "hashes": found}, indent=1, sort_keys=True) + "\n"
+    )
     whole = digest(json.dumps(found, sort_keys=True))
-    print(f"{len(found)} workloads ({failed} refused), {time.perf_counter() - began:.0f} s, all of them: {whole}")
+    print(
+        f"{len(found)} workloads ({failed} refused), {time.perf_counter() - began:.0f} s, all of them: {whole}"
+    )
     return 0
 
 
@@ -264,7 +299,9 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> int:
 
 # --- pytest plugin ------------------------------------------------------------------------------------------------------
 
-_modules: list[str] = []  # digests of the MLIR modules that the present test has had parsed, from any thread
+_modules: list[
+    str
+] = []  # digests of the MLIR modules that the present test has had parsed, from any thread
 _tests: dict[str, dict[str, str]] = {}
 
 
@@ -291,20 +328,35 @@ def pytest_runtest_teardown(item) -> None:
 def pytest_sessionfinish() -> None:
     if os.environ.get("SNAPSHOT_OUT"):
         path = pathlib.Path(os.environ["SNAPSHOT_OUT"])
-        path.write_text(json.dumps({"environment": environment(), "hashes": _tests}, indent=1, sort_keys=True) + "\n")
+        path.write_text(
+            json.dumps({"environment": environment(), "hashes": _tests}, indent=1, sort_keys=True)
+            + "\n"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     w = commands.add_parser("write")
     w.add_argument("path", type=pathlib.Path)
     w.add_argument("words", nargs="*")
     w.add_argument("--sets", default="bench,survey,examples", help=f"of {', '.join(SETS)}")
-    w.add_argument("--machine", choices=("this", "table"), default="this",
-                   help="table: for the machine of the documents, with AVX-512; not with pallas, --objects")
-    w.add_argument("--objects", action="store_true", help="compile as well, and hash the object files")
-    w.add_argument("--texts", type=pathlib.Path, help="keep the texts below this folder, to be compared with diff -r")
+    w.add_argument(
+        "--machine",
+        choices=("this", "table"),
+        default="this",
+        help="table: for the machine of the documents, with AVX-512; not with pallas, --objects",
+    )
+    w.add_argument(
+        "--objects", action="store_true", help="compile as well, and hash the object files"
+    )
+    w.add_argument(
+        "--texts",
+        type=pathlib.Path,
+        help="keep the texts below this folder, to be compared with diff -r",
+    )
     c = commands.add_parser("compare")
     c.add_argument("before", type=pathlib.Path)
     c.add_argument("after", type=pathlib.Path)

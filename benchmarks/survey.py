@@ -34,7 +34,13 @@ DTYPES = {"f32": "float32", "f64": "float64", "bf16": "bfloat16", "f16": "float1
 SPEC = re.compile(r"(\w+)\[([\d,]*)\](?:<(\d+))?(?:>(\S+))?")
 Cases = Mapping[str, tuple]
 # Largest difference from jax.jit that counts as agreement, relative to the largest element of a result.
-TOLERANCES = {"bfloat16": 4e-2, "float16": 5e-3, "float32": 3e-4, "complex64": 3e-4, "int8": 1e-2}  # int8: of rounded floats
+TOLERANCES = {
+    "bfloat16": 4e-2,
+    "float16": 5e-3,
+    "float32": 3e-4,
+    "complex64": 3e-4,
+    "int8": 1e-2,
+}  # int8: of rounded floats
 ROUNDS = 3
 
 
@@ -102,7 +108,9 @@ def compare(name: str, function: Callable, specs: Sequence[str], seconds: float)
     rng = np.random.default_rng(0)
     arguments = [draw(spec, rng) for spec in specs]
     ours, theirs = pbkern.jit(function), jax.jit(function)
-    apart = difference(jax.block_until_ready(ours(*arguments)), jax.block_until_ready(theirs(*arguments)))
+    apart = difference(
+        jax.block_until_ready(ours(*arguments)), jax.block_until_ready(theirs(*arguments))
+    )
     times: dict[Callable, list[float]] = {ours: [], theirs: []}
     end = time.perf_counter() + seconds
     while len(times[theirs]) < ROUNDS or time.perf_counter() < end:
@@ -119,15 +127,21 @@ def cases(words: Sequence[str]) -> dict[str, tuple]:
     for module in pkgutil.iter_modules(surveyed.__path__):
         listed: Cases = importlib.import_module(f"{surveyed.__name__}.{module.name}").CASES
         found |= {f"{module.name}.{name}": case for name, case in listed.items()}
-    return {name: case for name, case in found.items() if not words or any(w in name for w in words)}
+    return {
+        name: case for name, case in found.items() if not words or any(w in name for w in words)
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the slow, the failing and the differing cases; the status is 1 where a result differs or a case fails."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.survey", description=__doc__)
     parser.add_argument("words", nargs="*")
-    parser.add_argument("--below", type=float, default=0.95, help="print the cases whose ratio is less")
-    parser.add_argument("--seconds", type=float, default=0.3, help="to spend on the calls of one case")
+    parser.add_argument(
+        "--below", type=float, default=0.95, help="print the cases whose ratio is less"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="to spend on the calls of one case"
+    )
     chosen = parser.parse_args(arguments)
     results, wrong = [], 0
     for number, (name, (function, *specs)) in enumerate(listed := cases(chosen.words).items()):
@@ -144,12 +158,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong += 1
             print(f"DIFFERS {name}: {result.difference:.1f} times the tolerance", flush=True)
     for r in sorted((r for r in results if r.ratio < chosen.below), key=lambda r: r.ratio):
-        least, medians = (f"{min(t) * 1e3:9.3f}" for t in (r.ours, r.jax)), f"{r.of_medians:6.2f} of medians"
+        least, medians = (
+            (f"{min(t) * 1e3:9.3f}" for t in (r.ours, r.jax)),
+            f"{r.of_medians:6.2f} of medians",
+        )
         print(f"{r.ratio:6.2f} {medians} {' ms, jax '.join(least)} ms  {r.name}")
-    for what, ratios in ("least times", [r.ratio for r in results]), ("medians", [r.of_medians for r in results]):
+    for what, ratios in (
+        ("least times", [r.ratio for r in results]),
+        ("medians", [r.of_medians for r in results]),
+    ):
         if ratios:
             mean = statistics.geometric_mean(ratios)
-            print(f"{len(ratios)} cases, {what}: geometric mean {mean:.2f}, least {min(ratios):.2f}")
+            print(
+                f"{len(ratios)} cases, {what}: geometric mean {mean:.2f}, least {min(ratios):.2f}"
+            )
     return 1 if wrong else 0
 
 

@@ -31,7 +31,9 @@ def blur(image):
 
 def unsharp(image):
     k, x = BINOMIAL.to(image.dtype), image[:, None]
-    blurred = F.conv2d(F.conv2d(x, k.view(1, 1, 1, 5), padding=(0, 2)), k.view(1, 1, 5, 1), padding=(2, 0))
+    blurred = F.conv2d(
+        F.conv2d(x, k.view(1, 1, 1, 5), padding=(0, 2)), k.view(1, 1, 5, 1), padding=(2, 0)
+    )
     return torch.where((x - blurred).abs() < 0.001, x, 4 * x - 3 * blurred)
 
 
@@ -70,7 +72,10 @@ class Block(nn.Module):
         self.qkv, self.out, self.heads = nn.Linear(d, 3 * d), nn.Linear(d, d), heads
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.a(x)).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.qkv(self.a(x)).chunk(3, -1)
+        )
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.b(x))
 
@@ -88,10 +93,18 @@ def cases() -> dict[str, tuple[Callable, tuple, bool]]:
         "attention written out, 16 x 1024 x 64": (attention, heads, False),
         "causal sdpa, 16 x 1024 x 64": (causal, tuple(t[None] for t in heads), False),
         "gelu MLP, 512 x 768 x 3072": (Mlp(), (tokens[0],), False),
-        "add + layer norm 4096 x 1024": (AddNorm(), (torch.rand(4096, 1024), torch.rand(4096, 1024)), False),
+        "add + layer norm 4096 x 1024": (
+            AddNorm(),
+            (torch.rand(4096, 1024), torch.rand(4096, 1024)),
+            False,
+        ),
         "transformer block, 512 tokens": (Block(), (tokens,), False),
         "transformer block, forward and backward": (Block(), (tokens,), True),
-        "cross entropy 2048 x 8000, both": (F.cross_entropy, (torch.rand(2048, 8000), torch.randint(0, 8000, (2048,))), True),
+        "cross entropy 2048 x 8000, both": (
+            F.cross_entropy,
+            (torch.rand(2048, 8000), torch.randint(0, 8000, (2048,))),
+            True,
+        ),
         "call of x * y + 1, 16 x 16": (lambda x, y: x * y + 1, small, False),
     }
 
@@ -117,7 +130,9 @@ def caller(f: Callable, args: tuple, both: bool) -> Callable[[], torch.Tensor]:
 def check(f: Callable, args: tuple, both: bool, ours: Callable) -> None:
     wide = copy.deepcopy(f).double() if isinstance(f, nn.Module) else f
     exact = caller(wide, tuple(a.double() if a.is_floating_point() else a for a in args), both)()
-    torch.testing.assert_close(ours().double(), exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max()))
+    torch.testing.assert_close(
+        ours().double(), exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max())
+    )
 
 
 def measured(calls: dict[str, Callable], seconds: float) -> dict[str, tuple[float, float, float]]:
@@ -142,7 +157,9 @@ def measured(calls: dict[str, Callable], seconds: float) -> dict[str, tuple[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("words", nargs="*", help="only rows with one of these words")
@@ -161,7 +178,9 @@ def main() -> None:
         found = measured(calls, options.seconds)
         check(f, args, both, calls["pbkern"])
         ratio = min(t[0] for n, t in found.items() if n != "pbkern") / found["pbkern"][0]
-        ratios += [] if name.startswith("call") else [ratio]  # eager Torch has no call of a compiled function to pay for
+        ratios += (
+            [] if name.startswith("call") else [ratio]
+        )  # eager Torch has no call of a compiled function to pay for
         row = "  ".join(f"{n} {a:.3f} {b:.3f} ({c:.0f})" for n, (a, b, c) in found.items())
         print(f"{name:42} {ratio:6.2f} times the faster of the others; {row}", flush=True)
     print(f"geometric mean {statistics.geometric_mean(ratios):.2f}")

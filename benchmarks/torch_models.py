@@ -55,7 +55,9 @@ def bert(count: int, **config) -> tuple:
 def gpt2(count: int, **config) -> tuple:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return Whole(GPT2LMHeadModel(GPT2Config(**config)), "logits", use_cache=False).eval(), tokens(count)
+    return Whole(GPT2LMHeadModel(GPT2Config(**config)), "logits", use_cache=False).eval(), tokens(
+        count
+    )
 
 
 def llama() -> tuple:
@@ -76,7 +78,9 @@ def t5() -> tuple:
 def whisper() -> tuple:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-    model = WhisperForConditionalGeneration(WhisperConfig(max_source_positions=100))  # otherwise the sizes of whisper-tiny
+    model = WhisperForConditionalGeneration(
+        WhisperConfig(max_source_positions=100)
+    )  # otherwise the sizes of whisper-tiny
     kept = {"use_cache": False, "decoder_input_ids": tokens(9)}
     return Whole(model, "logits", "input_features", **kept).eval(), torch.rand(1, 80, 200)
 
@@ -101,13 +105,17 @@ def dlrm() -> tuple:
             self.bottom = nn.Sequential(nn.Linear(13, 256), nn.ReLU(), nn.Linear(256, d), nn.ReLU())
             self.bags = nn.ModuleList(nn.EmbeddingBag(rows, d, mode="sum") for _ in range(features))
             pairs = (features + 1) * features // 2
-            self.top = nn.Sequential(nn.Linear(d + pairs, 256), nn.ReLU(), nn.Linear(256, 1), nn.Sigmoid())
+            self.top = nn.Sequential(
+                nn.Linear(d + pairs, 256), nn.ReLU(), nn.Linear(256, 1), nn.Sigmoid()
+            )
             self.register_buffer("rows", torch.randint(0, rows, (features, 128)))
             self.register_buffer("offsets", torch.arange(0, 128, 4))
 
         def forward(self, x):
             dense = self.bottom(x)
-            vectors = torch.stack([dense, *(bag(r, self.offsets) for bag, r in zip(self.bags, self.rows))], 1)
+            vectors = torch.stack(
+                [dense, *(bag(r, self.offsets) for bag, r in zip(self.bags, self.rows))], 1
+            )
             i, j = torch.tril_indices(vectors.shape[1], vectors.shape[1], -1)
             return self.top(torch.cat([dense, (vectors @ vectors.transpose(1, 2))[:, i, j]], 1))
 
@@ -142,7 +150,11 @@ ALL: dict[str, Callable] = {
 
 def speed(name: str, seconds: float) -> None:
     module, x = SPEED[name]()
-    versions = {"pbkern": pbkern.polyblocks_jit_torch(module), "eager": module, "torch.compile": torch.compile(module)}
+    versions = {
+        "pbkern": pbkern.polyblocks_jit_torch(module),
+        "eager": module,
+        "torch.compile": torch.compile(module),
+    }
     calls = {n: torch.no_grad()(lambda f=f: f(x)) for n, f in versions.items()}
     found = measured(calls, seconds)
     torch.testing.assert_close(calls["pbkern"](), calls["eager"](), rtol=1e-3, atol=1e-3)
@@ -177,10 +189,14 @@ def stages(ms: dict[str, float]) -> tuple[float, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--compile", action="store_true", help="seconds to compile every graph of a training step")
+    parser.add_argument(
+        "--compile", action="store_true", help="seconds to compile every graph of a training step"
+    )
     parser.add_argument("words", nargs="*", help="only models with one of these words")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

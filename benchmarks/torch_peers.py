@@ -40,7 +40,10 @@ def harris(image):
 
     def sobel(a):
         h, _ = a.shape
-        return sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1))) / 12
+        return (
+            sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1)))
+            / 12
+        )
 
     ix, iy = sobel(image), sobel(image.T).T
     xx, yy, xy = box(ix * ix), box(iy * iy), box(ix * iy)
@@ -130,7 +133,9 @@ PEERS: dict[str, Callable] = {
     "matmul_1024": torch.matmul,
     "matmul_2048": torch.matmul,
     "matmul_bf16_1024": torch.matmul,
-    **{w.name: w.function if w.name.startswith("matmul") else last_layer_gradient for w in PRODUCTS},
+    **{
+        w.name: w.function if w.name.startswith("matmul") else last_layer_gradient for w in PRODUCTS
+    },
     "matmul_bias_gelu": lambda x, w, b: gelu(x @ w + b),
     "softmax": lambda x: torch.softmax(x, -1),
     "layer_norm": layer_norm,
@@ -144,7 +149,9 @@ PEERS: dict[str, Callable] = {
     "gradient_descent": gradient_descent,
     "mlp_gradient": mlp_gradient,
     "transformer_block": transformer_block,
-    "cross_entropy": lambda logits, labels: F.cross_entropy(logits, labels.long(), reduction="none"),
+    "cross_entropy": lambda logits, labels: F.cross_entropy(
+        logits, labels.long(), reduction="none"
+    ),
     "jacobi": jacobi,
     "jacobi_at": jacobi_at,
 }

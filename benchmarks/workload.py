@@ -24,7 +24,9 @@ class Spec:
     def draw(self, rng: np.random.Generator) -> jax.Array:
         if self.high:
             return jnp.asarray(rng.integers(0, self.high, self.shape, np.int32))
-        return jnp.asarray(rng.standard_normal(self.shape, np.float32) * np.float32(self.scale), self.dtype)
+        return jnp.asarray(
+            rng.standard_normal(self.shape, np.float32) * np.float32(self.scale), self.dtype
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Workload:
     @functools.cached_property
     def compulsory_bytes(self) -> int:
         """Arguments and results at full size, once each."""
-        arguments = [jax.ShapeDtypeStruct(s.shape, s.dtype if not s.high else jnp.int32) for s in self.full]
+        arguments = [
+            jax.ShapeDtypeStruct(s.shape, s.dtype if not s.high else jnp.int32) for s in self.full
+        ]
         results = jax.tree.leaves(jax.eval_shape(self.function, *arguments))
         return sum(a.size * np.dtype(a.dtype).itemsize for a in [*arguments, *results])

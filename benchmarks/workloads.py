@@ -64,7 +64,9 @@ def unsharp_conv(image):
     """float32[h, w, c] -> the same shape: unsharp written with padded convolutions, one channel at a time."""
     x = image.transpose(2, 0, 1)[:, None]
     x = lax.conv_general_dilated(x, BINOMIAL.reshape(1, 1, 5, 1), (1, 1), "SAME")
-    x = lax.conv_general_dilated(x, BINOMIAL.reshape(1, 1, 1, 5), (1, 1), "SAME")[:, 0].transpose(1, 2, 0)
+    x = lax.conv_general_dilated(x, BINOMIAL.reshape(1, 1, 1, 5), (1, 1), "SAME")[:, 0].transpose(
+        1, 2, 0
+    )
     return jnp.where(jnp.abs(image - x) < 0.01, image, 1.5 * image - 0.5 * x)
 
 
@@ -85,7 +87,10 @@ def harris(image):
 
     def sobel(a):
         h, _ = a.shape
-        return sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1))) / 12
+        return (
+            sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1)))
+            / 12
+        )
 
     ix, iy = sobel(image), sobel(image.T).T
     xx, yy, xy = box(ix * ix), box(iy * iy), box(ix * iy)
@@ -96,7 +101,9 @@ def harris_conv(image):
     """float32[h, w] -> the same shape: Harris written with padded convolutions."""
 
     def conv(a, kernel):
-        return lax.conv_general_dilated(a[None, None], jnp.asarray(kernel)[None, None], (1, 1), "SAME")[0, 0]
+        return lax.conv_general_dilated(
+            a[None, None], jnp.asarray(kernel)[None, None], (1, 1), "SAME"
+        )[0, 0]
 
     ones = np.ones((3, 3), np.float32)
     ix, iy = conv(image, SOBEL), conv(image, SOBEL.T)
@@ -126,7 +133,9 @@ def numpy_conv(x, w, stride=1):
     n, height, width, _ = x.shape
     kh, kw, _, channels = w.shape
     out = [-(-size // stride) for size in (height, width)]
-    around = [max((o - 1) * stride + k - size, 0) for o, k, size in zip(out, (kh, kw), (height, width))]
+    around = [
+        max((o - 1) * stride + k - size, 0) for o, k, size in zip(out, (kh, kw), (height, width))
+    ]
     x = np.pad(x, ((0, 0), *((p // 2, p - p // 2) for p in around), (0, 0)))
     result = np.zeros((n, *out, channels), x.dtype)
     for i in range(kh):
@@ -163,7 +172,9 @@ def gelu(x):
 
 
 def numpy_gelu(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + 0.044715 * (x * x * x))))
+    return (
+        0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + 0.044715 * (x * x * x))))
+    )
 
 
 def matmul_bias_gelu(x, w, b):
@@ -287,14 +298,22 @@ HEADS = 8
 def transformer_block(x, qkv, projection, g1, b1, g2, b2, w1, c1, w2, c2):
     """float32[tokens, width] -> the same: layer norm, attention of 8 heads, layer norm, MLP, residual around both."""
     tokens, width = x.shape
-    q, k, v = (layer_norm(x, g1, b1) @ qkv).reshape(tokens, 3, HEADS, width // HEADS).transpose(1, 2, 0, 3)
+    q, k, v = (
+        (layer_norm(x, g1, b1) @ qkv)
+        .reshape(tokens, 3, HEADS, width // HEADS)
+        .transpose(1, 2, 0, 3)
+    )
     x = x + attention(q, k, v).transpose(1, 0, 2).reshape(tokens, width) @ projection
     return x + mlp(layer_norm(x, g2, b2), w1, c1, w2, c2)
 
 
 def numpy_transformer_block(x, qkv, projection, g1, b1, g2, b2, w1, c1, w2, c2):
     tokens, width = x.shape
-    q, k, v = (numpy_layer_norm(x, g1, b1) @ qkv).reshape(tokens, 3, HEADS, width // HEADS).transpose(1, 2, 0, 3)
+    q, k, v = (
+        (numpy_layer_norm(x, g1, b1) @ qkv)
+        .reshape(tokens, 3, HEADS, width // HEADS)
+        .transpose(1, 2, 0, 3)
+    )
     x = x + numpy_attention(q, k, v).transpose(1, 0, 2).reshape(tokens, width) @ projection
     return x + numpy_gelu(numpy_layer_norm(x, g2, b2) @ w1 + c1) @ w2 + c2
 
@@ -314,7 +333,9 @@ def transformer_specs(tokens: int, width: int) -> tuple[Spec, ...]:
 def gradient_descent(x, d, steps=100):
     """Least squares: float32[n, m], float32[n] -> float32[m], `steps` steps of rate 0.1 / n from zero."""
     rate = 0.1 / x.shape[0]
-    return lax.fori_loop(0, steps, lambda _, w: w - rate * (x.T @ (x @ w - d)), jnp.zeros(x.shape[1], x.dtype))
+    return lax.fori_loop(
+        0, steps, lambda _, w: w - rate * (x.T @ (x @ w - d)), jnp.zeros(x.shape[1], x.dtype)
+    )
 
 
 def numpy_gradient_descent(x, d, steps=100):
@@ -346,7 +367,9 @@ def jacobi_at(x, steps=50):
     """Jacobi with the border held fixed: only inner elements are updated, in place."""
 
     def step(_, a):
-        return a.at[1:-1, 1:-1].set(0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]))
+        return a.at[1:-1, 1:-1].set(
+            0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])
+        )
 
     return lax.fori_loop(0, steps, step, x)
 
@@ -354,7 +377,9 @@ def jacobi_at(x, steps=50):
 def numpy_jacobi_at(x, steps=50):
     a = x.copy()
     for _ in range(steps):
-        a[1:-1, 1:-1] = a.dtype.type(0.25) * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])
+        a[1:-1, 1:-1] = a.dtype.type(0.25) * (
+            a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]
+        )
     return a
 
 
@@ -363,7 +388,9 @@ def numpy_jacobi_at(x, steps=50):
 
 def _attention(name: str, tokens: int, causal: bool) -> Workload:
     scores = 16 * tokens * tokens * (0.5 if causal else 1.0)
-    function, numpy_function = (causal_attention, numpy_causal_attention) if causal else (attention, numpy_attention)
+    function, numpy_function = (
+        (causal_attention, numpy_causal_attention) if causal else (attention, numpy_attention)
+    )
     return Workload(
         name, function, (Spec((16, tokens, 64)),) * 3, (Spec((2, 67, 16)),) * 3, scores * (4 * 64 + 5), numpy_function,
         note="half of the scores are masked and not counted" if causal else "",
@@ -371,11 +398,30 @@ def _attention(name: str, tokens: int, causal: bool) -> Workload:
 
 
 def _matmul(n: int) -> Workload:
-    return Workload(f"matmul_{n}", matmul, (Spec((n, n)),) * 2, (Spec((65, 130)), Spec((130, 70))), 2.0 * n**3, matmul)
+    return Workload(
+        f"matmul_{n}",
+        matmul,
+        (Spec((n, n)),) * 2,
+        (Spec((65, 130)), Spec((130, 70))),
+        2.0 * n**3,
+        matmul,
+    )
 
 
-MLP = (Spec((256, 768)), Spec((768, 1024), scale=0.04), Spec((1024,)), Spec((1024, 768), scale=0.03), Spec((768,)))
-SMALL_MLP = (Spec((17, 24)), Spec((24, 40), scale=0.2), Spec((40,)), Spec((40, 24), scale=0.2), Spec((24,)))
+MLP = (
+    Spec((256, 768)),
+    Spec((768, 1024), scale=0.04),
+    Spec((1024,)),
+    Spec((1024, 768), scale=0.03),
+    Spec((768,)),
+)
+SMALL_MLP = (
+    Spec((17, 24)),
+    Spec((24, 40), scale=0.2),
+    Spec((40,)),
+    Spec((40, 24), scale=0.2),
+    Spec((24,)),
+)
 FRAME, SMALL_FRAME = (1080, 1920), (37, 53)
 PLANES, SMALL_PLANES = (Spec((3, *FRAME)),), (Spec((3, *SMALL_FRAME)),)
 PIXELS, SMALL_PIXELS = (Spec((*FRAME, 3)),), (Spec((*SMALL_FRAME, 3)),)

@@ -9,7 +9,9 @@ import jax
 import numpy as np
 
 
-def compare(compiled: Callable, *arguments, static_argnums=(), tolerance: float = 1e-4, calls: int = 15) -> None:
+def compare(
+    compiled: Callable, *arguments, static_argnums=(), tolerance: float = 1e-4, calls: int = 15
+) -> None:
     """Prints kernels, error and median milliseconds. Raises SystemExit(1) if results differ by more than `tolerance`,
     relative to the largest element."""
     plain = jax.jit(inspect.unwrap(compiled), static_argnums=static_argnums)
@@ -30,4 +32,6 @@ def compare(compiled: Callable, *arguments, static_argnums=(), tolerance: float 
     for name, times in seconds.items():
         print(f"{name:10} {statistics.median(times) * 1e3:.3f} ms")
     if not error <= tolerance:
-        raise SystemExit(f"{compiled.__name__}: results differ from jax.jit by {error:.1e}, accepted {tolerance:.0e}")
+        raise SystemExit(
+            f"{compiled.__name__}: results differ from jax.jit by {error:.1e}, accepted {tolerance:.0e}"
+        )

@@ -1,9 +1,11 @@
 """The only importer of private JAX. Tested with jax 0.10.2 (Python 3.11) and 0.11.2 (Python 3.13).
 
-`scripts/second_environment.py` runs the tests with the second. Where the two differ, the difference ends here: parameters of
-equations, for instance, have the names of 0.10 everywhere else (`params_of`, `bind_again`).
+`scripts/second_environment.py` runs the tests with the second. Where the two differ, the difference
+ends here: parameters of equations, for instance, have the names of 0.10 everywhere else
+(`params_of`, `bind_again`).
 
-Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.ref`, `jax.extend.core`.
+Everything else in pbkern uses public JAX: `jax`, `jax.numpy`, `jax.lax`, `jax.ref`,
+`jax.extend.core`.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def is_tracing() -> bool:
 
 def is_user_file(name: str) -> bool:
     """Whether a code object's file holds a user's code: not that of JAX, NumPy or pbkern."""
-    return source_info_util.is_user_filename(name) and not name.startswith((_NUMPY, "<string>"))  # "<string>": dataclasses
+    return source_info_util.is_user_filename(name) and not name.startswith(
+        (_NUMPY, "<string>")
+    )  # "<string>": dataclasses
 
 
 def ref_aval(shape: tuple[int, ...], dtype) -> jax.ref.AbstractRef:
@@ -85,7 +89,9 @@ def is_ref(aval) -> bool:
 def ref_type(aval) -> tuple[tuple[int, ...], np.dtype]:
     """(shape, dtype) of what a Ref type refers to; the dtype of PRNG keys is none of NumPy's."""
     dtype = aval.inner_aval.dtype
-    return tuple(aval.inner_aval.shape), dtype if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
+    return tuple(aval.inner_aval.shape), dtype if jax.dtypes.issubdtype(
+        dtype, jax.dtypes.extended
+    ) else np.dtype(dtype)
 
 
 def ref_contents(aval):
@@ -137,7 +143,8 @@ def _line_of(info) -> str | None:
 def source_context(eqn):
     """Context manager: equations bound inside belong to the user line that made `eqn`.
 
-    Equations of a library function that JAX traced earlier have no user line: they belong to the line of the call.
+    Equations of a library function that JAX traced earlier have no user line: they belong to the
+      line of the call.
     """
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     traceback = eqn.source_info.traceback if user_line(eqn) else None
@@ -154,7 +161,9 @@ def _traceback_at(file: str, line: int, column: int, function: str):
     """A traceback whose innermost frame of a user's is this line: that of code which is compiled to be there."""
     place = {"lineno": line, "col_offset": column, "end_lineno": line, "end_col_offset": column + 1}
     call = ast.Call(ast.Name("take", ast.Load(), **place), [], [], **place)
-    code = compile(ast.Expression(call), file, "eval").replace(co_name=function, co_qualname=function)
+    code = compile(ast.Expression(call), file, "eval").replace(
+        co_name=function, co_qualname=function
+    )
     return eval(code, {"take": source_info_util.Traceback.get_traceback})
 
 
@@ -175,7 +184,11 @@ def _native(primitive, operands: Sequence, params: Mapping) -> Mapping:
     from jax._src import flattree as ft  # type: ignore[attr-defined]  # of jax 0.11
 
     rest = {k: v for k, v in params.items() if k not in ("num_consts", "num_carry")}
-    consts, carry, results = params["num_consts"], params["num_carry"], len(params["jaxpr"].out_avals)
+    consts, carry, results = (
+        params["num_consts"],
+        params["num_carry"],
+        len(params["jaxpr"].out_avals),
+    )
     given = ft.pack((ft.nones(consts), ft.nones(carry), ft.nones(len(operands) - consts - carry)))
     return rest | {"ft_in": given, "ft_out": ft.pack((ft.nones(carry), ft.nones(results - carry)))}
 
@@ -183,7 +196,8 @@ def _native(primitive, operands: Sequence, params: Mapping) -> Mapping:
 def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
     """Results of an equation on these operands, with its own parameters or others.
 
-    What `bind` takes are not always an equation's parameters: shard_map and others have functions there, and keep jaxprs.
+    What `bind` takes are not always an equation's parameters: shard_map and others have functions
+    there, and keep jaxprs.
     """
     own = eqn.params if params is None else _native(eqn.primitive, operands, params)
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(own))
@@ -226,8 +240,8 @@ def only_reads(eqn) -> bool:
 def ref_indexers(eqn) -> list[tuple]:
     """Index tuples of a get / swap / addupdate / masked_load / masked_store equation, outermost first.
 
-    Each entry of a tuple is an int, an atom (Var or Literal: scalar or integer array) or a Slice, which has
-    `.start` (int or atom), `.size` and `.stride`.
+    Each entry of a tuple is an int, an atom (Var or Literal: scalar or integer array) or a Slice,
+    which has `.start` (int or atom), `.size` and `.stride`.
     """
     return unflatten_indexers(eqn.params["tree"], eqn.invars[REF_OPERANDS[eqn.primitive.name] :])
 
@@ -252,7 +266,9 @@ def unflatten_indexers(tree, leaves) -> list[tuple]:
     return found
 
 
-def flatten_indices(shape: tuple[int, ...], indices: tuple, masked: bool = False) -> tuple[list, object]:
+def flatten_indices(
+    shape: tuple[int, ...], indices: tuple, masked: bool = False
+) -> tuple[list, object]:
     """(operands, tree) that say `ref[indices]` of a Ref of this shape: one int, array or Slice per dimension.
 
     With `masked`, constant indices may lie outside the shape.
@@ -274,7 +290,9 @@ def flatten_subscript(ref, index, masked: bool) -> tuple[object, list, object]:
         at = next(n for n, i in enumerate(index) if i is ...)
         index = (*index[:at], *[slice(None)] * (len(shape) - len(index) + 1), *index[at + 1 :])
     index = (*index, *[slice(None)] * (len(shape) - len(index)))
-    index = tuple(Slice.from_slice(i, n) if isinstance(i, slice) else i for i, n in zip(index, shape))
+    index = tuple(
+        Slice.from_slice(i, n) if isinstance(i, slice) else i for i, n in zip(index, shape)
+    )
     anywhere = tuple(max(n, 2**31 - 1) for n in shape)
     found = indexing.NDIndexer.from_indices_shape(index, anywhere)
     indexer = indexing.NDIndexer(found.indices, tuple(shape), found.int_indexer_shape)
@@ -289,7 +307,9 @@ def indexed_type(aval, tree, leaves):
 
 def written_inputs(jaxpr) -> set[int]:
     """Positions of the Refs among a jaxpr's operands that it writes to, at any depth."""
-    written = {e.input for e in jaxpr.effects if isinstance(e, (types.WriteEffect, types.AccumEffect))}
+    written = {
+        e.input for e in jaxpr.effects if isinstance(e, (types.WriteEffect, types.AccumEffect))
+    }
     return {n for n, v in enumerate(jaxpr.invars) if v in written or n in written}
 
 
@@ -308,10 +328,13 @@ def is_slice(index) -> TypeIs[Slice]:
 
 def source_of(eqn):
     """Context in which traced equations carry `eqn`'s source line, and not that of the code that traces."""
-    return source_info_util.user_context(eqn.source_info.traceback, name_stack=eqn.source_info.name_stack)
+    return source_info_util.user_context(
+        eqn.source_info.traceback, name_stack=eqn.source_info.name_stack
+    )
 
 
-# ---- primitives that carry a jaxpr: what transformations make of it -------------------------------------------------
+# ---- primitives that carry a jaxpr: what transformations make of it
+# -------------------------------------------------
 
 Zero = ad_util.Zero
 cached_by_jaxpr = weakref_lru_cache  # f(jaxpr, *hashables), forgotten with the jaxpr
@@ -320,8 +343,8 @@ cached_by_jaxpr = weakref_lru_cache  # f(jaxpr, *hashables), forgotten with the 
 def set_eager_rule(primitive, explain_bad_number: Callable | None = None) -> None:
     """Outside of tracing, the primitive compiles and runs alone; also under jax.disable_jit.
 
-    explain_bad_number(*operands, **params): called where JAX finds a NaN or an infinity in the results (jax_debug_nans,
-    jax_debug_infs); it may raise an error that says more.
+    explain_bad_number(*operands, **params): called where JAX finds a NaN or an infinity in the
+    results (jax_debug_nans, jax_debug_infs); it may raise an error that says more.
     """
 
     def run(*args, **params):
@@ -335,7 +358,9 @@ def set_eager_rule(primitive, explain_bad_number: Callable | None = None) -> Non
     primitive.def_impl(run)
 
 
-def set_transformation_rules(primitive, *, jvp, partial_eval_rule, transpose, batch, dce, params_of_split) -> None:
+def set_transformation_rules(
+    primitive, *, jvp, partial_eval_rule, transpose, batch, dce, params_of_split
+) -> None:
     """Registers a primitive's rules; `params_of_split` updates parameters when remat or scan split its jaxpr."""
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = transpose
@@ -355,16 +380,25 @@ def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
-    """(a jaxpr that takes the contents of Refs among its operands, and has the new contents of those that it writes to as
-    further results; which operands these are). Constants must be hoisted."""
+    """(a jaxpr that takes the contents of Refs among its operands, and has the new contents of
+    those that it writes to as further results; which operands these are). Constants must be
+    hoisted.
+    """
     written = tuple(sorted(n for n in written_inputs(closed.jaxpr) if is_ref(closed.in_avals[n])))
     if not any(map(is_ref, closed.in_avals)):
         return closed, ()
     count, pure = len(closed.out_avals), discharge.discharge_state(closed)
-    refs = [n for n, a in enumerate(closed.in_avals) if is_ref(a)]  # all of them are results afterwards
+    refs = [
+        n for n, a in enumerate(closed.in_avals) if is_ref(a)
+    ]  # all of them are results afterwards
     kept = [*range(count), *(count + k for k, n in enumerate(refs) if n in written)]
-    outvars, info = [pure.jaxpr.outvars[k] for k in kept], pure.jaxpr.debug_info.with_unknown_names()
-    return core.ClosedJaxpr(pure.jaxpr.replace(outvars=outvars, debug_info=info), pure.consts), written
+    outvars, info = (
+        [pure.jaxpr.outvars[k] for k in kept],
+        pure.jaxpr.debug_info.with_unknown_names(),
+    )
+    return core.ClosedJaxpr(
+        pure.jaxpr.replace(outvars=outvars, debug_info=info), pure.consts
+    ), written
 
 
 def set_checkify_rule(primitive, bind: Callable) -> None:
@@ -376,7 +410,9 @@ def set_checkify_rule(primitive, bind: Callable) -> None:
         error, enabled_errors, *operands = arguments[len(context) :]
         given, tree = jax.tree.flatten(error)
         types = [core.typeof(x) for x in (*given, *operands)]
-        checked, results, _ = checkify.jaxpr_to_checkify_jaxpr(*context, jaxpr, enabled_errors, tree, *types)
+        checked, results, _ = checkify.jaxpr_to_checkify_jaxpr(
+            *context, jaxpr, enabled_errors, tree, *types
+        )
         return jax.tree.unflatten(results, bind([*given, *operands], checked, **params))
 
     checkify.error_checks[primitive] = rule
@@ -389,10 +425,14 @@ def hoist_constants(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def with_constants(closed: jex.ClosedJaxpr, values: Sequence) -> jex.ClosedJaxpr:
     """Makes `values` constants, in the place of the leading operands of a jaxpr that has none: undoes hoist_constants."""
-    return core.ClosedJaxpr(partial_eval.convert_invars_to_constvars(closed.jaxpr, len(values)), values)
+    return core.ClosedJaxpr(
+        partial_eval.convert_invars_to_constvars(closed.jaxpr, len(values)), values
+    )
 
 
-def jvp_jaxpr(closed: jex.ClosedJaxpr, nonzero: Sequence[bool]) -> tuple[jex.ClosedJaxpr, Sequence[bool]]:
+def jvp_jaxpr(
+    closed: jex.ClosedJaxpr, nonzero: Sequence[bool]
+) -> tuple[jex.ClosedJaxpr, Sequence[bool]]:
     """(primals, nonzero tangents) -> (results, nonzero result tangents), and which result tangents are nonzero."""
     return ad.jvp_jaxpr(closed, list(nonzero), False)
 
@@ -401,7 +441,9 @@ def tangent_zeros(results: Sequence) -> list[Zero]:
     return [Zero(core.typeof(r).to_tangent_aval()) for r in results]
 
 
-def batch_jaxpr(closed: jex.ClosedJaxpr, axis_data, dims: Sequence) -> tuple[jex.ClosedJaxpr, tuple]:
+def batch_jaxpr(
+    closed: jex.ClosedJaxpr, axis_data, dims: Sequence
+) -> tuple[jex.ClosedJaxpr, tuple]:
     """The jaxpr over operands with a batch dimension where `dims` says so, and the dimensions of its results."""
     return batching.batch_jaxpr2(closed, axis_data, tuple(dims))
 
@@ -422,14 +464,21 @@ class Split(NamedTuple):
 
 
 def split_by_known(closed: jex.ClosedJaxpr, unknown: Sequence[bool]) -> Split:
-    known, rest, unknown_out, residuals = partial_eval.partial_eval_jaxpr_nounits(closed, tuple(unknown), False)
+    known, rest, unknown_out, residuals = partial_eval.partial_eval_jaxpr_nounits(
+        closed, tuple(unknown), False
+    )
     return Split(known, rest, tuple(unknown_out), len(residuals))
 
 
-def stage_unknown(trace, primitive, operands: Sequence, result_avals: Sequence, params: dict, effects) -> list:
+def stage_unknown(
+    trace, primitive, operands: Sequence, result_avals: Sequence, params: dict, effects
+) -> list:
     """Records an equation on a partial-evaluation trace; `operands` are values or the trace's own tracers."""
     tracers = [trace.instantiate_const(trace.to_jaxpr_tracer(x)) for x in operands]
-    results = [partial_eval.JaxprTracer(trace, partial_eval.PartialVal.unknown(a), None) for a in result_avals]
+    results = [
+        partial_eval.JaxprTracer(trace, partial_eval.PartialVal.unknown(a), None)
+        for a in result_avals
+    ]
     eqn = partial_eval.new_eqn_recipe(
         trace, tracers, results, primitive, params, effects, source_info_util.current()
     )
@@ -460,7 +509,9 @@ def is_linear_operand(x) -> bool:
     return isinstance(x, ad.UndefinedPrimal)
 
 
-def transposed_jaxpr(closed: jex.ClosedJaxpr, linear: tuple[bool, ...], nonzero_ct: tuple[bool, ...]) -> tuple:
+def transposed_jaxpr(
+    closed: jex.ClosedJaxpr, linear: tuple[bool, ...], nonzero_ct: tuple[bool, ...]
+) -> tuple:
     """(jaxpr: nonlinear operands, nonzero cotangents -> nonzero cotangents of linear operands; which those are)."""
     known_avals = [a for a, u in zip(closed.in_avals, linear) if not u]
     ct_avals = [a.to_ct_aval() for a, nz in zip(closed.out_avals, nonzero_ct) if nz]
@@ -468,8 +519,12 @@ def transposed_jaxpr(closed: jex.ClosedJaxpr, linear: tuple[bool, ...], nonzero_
 
     def run(*args):
         known, cts = map(iter, split_list(list(args), [len(known_avals)]))
-        operands = [ad.UndefinedPrimal(a) if u else next(known) for u, a in zip(linear, closed.in_avals)]
-        cotangents = [next(cts) if nz else Zero(a.to_ct_aval()) for nz, a in zip(nonzero_ct, closed.out_avals)]
+        operands = [
+            ad.UndefinedPrimal(a) if u else next(known) for u, a in zip(linear, closed.in_avals)
+        ]
+        cotangents = [
+            next(cts) if nz else Zero(a.to_ct_aval()) for nz, a in zip(nonzero_ct, closed.out_avals)
+        ]
         found = ad.backward_pass(closed.jaxpr, False, closed.consts, operands, cotangents)
         found = [ct for ct, u in zip(found, linear) if u]
         nonzero[:] = [type(ct) is not Zero for ct in found]
@@ -482,7 +537,9 @@ def cotangent_zero(operand) -> Zero:
     return Zero(operand.aval.to_ct_aval())
 
 
-def prune_equation(used_results: Sequence[bool], eqn, keep_params: Callable) -> tuple[list[bool], object]:
+def prune_equation(
+    used_results: Sequence[bool], eqn, keep_params: Callable
+) -> tuple[list[bool], object]:
     """Dead code rule of a primitive with a `jaxpr`: (which operands are needed, the smaller equation or None)."""
     closed = eqn.params["jaxpr"]
     if not any(used_results) and not closed.effects:
@@ -504,7 +561,12 @@ def eager_context() -> tuple | None:
     watched = config.debug_nans, config.debug_infs, config.disable_jit
     if not core.trace_state_clean() or any(flag.value for flag in watched):
         return None
-    if config.transfer_guard_host_to_device.value not in (None, "allow", "log", "disallow"):  # explicit transfers
+    if config.transfer_guard_host_to_device.value not in (
+        None,
+        "allow",
+        "log",
+        "disallow",
+    ):  # explicit transfers
         return None
     return config.trace_context()
 
@@ -512,7 +574,8 @@ def eager_context() -> tuple | None:
 def untyped_manual_axes():
     """Context manager: inside shard_map, types do not say over which mesh axes values vary.
 
-    They have been checked when the function was traced; plans and FFI calls are made of plain types.
+    They have been checked when the function was traced; plans and FFI calls are made of plain
+    types.
     """
     return config._check_vma(False)
 
@@ -539,11 +602,15 @@ class _Cleared:
 _cleared: dict[Callable, _Cleared] = {}
 
 
-def part_of(closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence) -> jex.ClosedJaxpr:
+def part_of(
+    closed: jex.ClosedJaxpr, operands: Sequence[Var], results: Sequence, eqns: Sequence
+) -> jex.ClosedJaxpr:
     """A jaxpr of some of the equations: from `operands` to `results`, which are values of `closed`."""
     info = closed.jaxpr.debug_info.with_unknown_names()
     effects = functools.reduce(operator.or_, (e.effects for e in eqns), core.no_effects)
-    jaxpr = core.Jaxpr(closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info)
+    jaxpr = core.Jaxpr(
+        closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info
+    )
     return core.ClosedJaxpr(jaxpr, closed.consts)
 
 
@@ -556,7 +623,8 @@ def partitioned_over(ctx) -> int:
     return getattr(axes, "num_devices", 1) if mesh is None else mesh.size
 
 
-# --- Pallas ------------------------------------------------------------------------------------------------------
+# --- Pallas
+# ------------------------------------------------------------------------------------------------------
 # Imported on first use: Pallas costs a third of a second, and most programs have no pallas_call.
 
 
@@ -581,10 +649,13 @@ def pallas() -> SimpleNamespace:
 
 
 def copy_operands(eqn, operands) -> tuple:
-    """((source Ref, transforms), (target Ref, transforms), semaphore, source's semaphore, device) of a dma_start or dma_wait
-    equation, of its operands or of their types."""
+    """((source Ref, transforms), (target Ref, transforms), semaphore, source's semaphore, device)
+    of a dma_start or dma_wait equation, of its operands or of their types.
+    """
     found = eqn.params["tree"].unflatten(list(operands))
-    ends = ((r.ref, r.transforms) if isinstance(r, types.TransformedRef) else (r, ()) for r in found[:2])
+    ends = (
+        (r.ref, r.transforms) if isinstance(r, types.TransformedRef) else (r, ()) for r in found[:2]
+    )
     return (*ends, *found[2:])
 
 
@@ -595,7 +666,9 @@ def key_implementation(dtype):
 
 def is_tpu_generator(implementation) -> bool:
     """Whether a generator is one of Pallas's, whose functions use the state of a TPU's core."""
-    random = sys.modules.get("jax._src.pallas.mosaic.random")  # which whoever has such a key has imported
+    random = sys.modules.get(
+        "jax._src.pallas.mosaic.random"
+    )  # which whoever has such a key has imported
     return random is not None and random.is_pallas_impl(implementation)
 
 
@@ -611,7 +684,9 @@ def sparse_core_primitives() -> frozenset:
     """Primitives for SparseCores but their loop; some have names of others."""
     from jax._src.pallas.mosaic import sc_primitives
 
-    return frozenset(x for x in vars(sc_primitives).values() if isinstance(x, core.Primitive)) - {sc_primitives.parallel_loop_p}
+    return frozenset(x for x in vars(sc_primitives).values() if isinstance(x, core.Primitive)) - {
+        sc_primitives.parallel_loop_p
+    }
 
 
 @functools.cache
@@ -619,14 +694,16 @@ def tpu_infos() -> tuple[dict, Callable]:
     """(device kind -> function that pltpu.get_tpu_info() calls there, function that gives one core of a TPU v6e)."""
     from jax._src.pallas.mosaic import tpu_info
 
-    return tpu_info.registry, lambda: tpu_info.get_tpu_info_for_chip(tpu_info.ChipVersion.TPU_V6E, 1)
+    return tpu_info.registry, lambda: tpu_info.get_tpu_info_for_chip(
+        tpu_info.ChipVersion.TPU_V6E, 1
+    )
 
 
 def give_meshes_one_core() -> Callable[[], None]:
     """pltpu.create_tensorcore_mesh and pltpu.TensorCoreMesh give one core where a device does not know how many it has.
 
-    Returns what undoes it. The function and the class's initialiser are replaced: JAX has no registry for that number, and CPU
-    devices take no attributes.
+    Returns what undoes it. The function and the class's initialiser are replaced: JAX has no
+    registry for that number, and CPU devices take no attributes.
     """
     from jax._src.pallas.mosaic import core as tpu_core
     from jax.experimental.pallas import tpu
@@ -645,7 +722,9 @@ def give_meshes_one_core() -> Callable[[], None]:
     @functools.wraps(stock_init)
     def initialise(self, *, axis_name, num_cores=None):
         given = {} if num_cores is None else {"num_cores": num_cores}
-        stock_init(self, axis_name=axis_name, **({"num_cores": 1} if is_unknown(num_cores) else given))
+        stock_init(
+            self, axis_name=axis_name, **({"num_cores": 1} if is_unknown(num_cores) else given)
+        )
 
     def replace(f: Callable, init: Callable) -> None:
         for module in (tpu_core, tpu):
@@ -704,7 +783,11 @@ def debug_printer(eqn):
     p = eqn.params
     options = dict(p["np_printoptions"])
     callback = functools.partial(
-        debugging._format_print_callback, p["fmt"], options, p["has_placeholders"], p["logging_record"]
+        debugging._format_print_callback,
+        p["fmt"],
+        options,
+        p["has_placeholders"],
+        p["logging_record"],
     )
     return debugging._make_flat_callback(p["in_tree"], callback, p["static_args"])
 
@@ -727,9 +810,10 @@ def is_dropped(var) -> bool:
 def ffi_call(name: str, results: Sequence[jax.ShapeDtypeStruct], *operands, **options) -> list:
     """The results of an FFI target; `options` as jax.ffi.ffi_call takes them.
 
-    Several results are followed by an empty one. Without it a call can become the root of a while loop's body, in the place of
-    the tuple of its results, and XLA (jaxlib 0.10.2) then takes operands of the call for elements of that tuple: a carry that
-    is passed at its own place counts as one that never changes, and the call moves out of the loop.
+    Several results are followed by an empty one. Without it a call can become the root of a while
+    loop's body, in the place of the tuple of its results, and XLA (jaxlib 0.10.2) then takes
+    operands of the call for elements of that tuple: a carry that is passed at its own place counts
+    as one that never changes, and the call moves out of the loop.
     """
     types = [*results, jax.ShapeDtypeStruct((0,), np.uint8)] if len(results) > 1 else list(results)
     return list(jax.ffi.ffi_call(name, types, **options)(*operands))[: len(results)]

@@ -2,8 +2,13 @@
 
 
 def cuda_synchronize() -> None:
-    """Waits until all NVIDIA devices have done what they were given. Raises TargetError without a driver."""
-    from pbkern.targets.nvgpu.driver import synchronize  # imports lowering, which `import pbkern` does not need
+    """Waits until all NVIDIA devices have done what they were given.
+
+    Raises TargetError without a driver.
+    """
+    from pbkern.targets.nvgpu.driver import (
+        synchronize,
+    )  # imports lowering, which `import pbkern` does not need
 
     synchronize()
 

@@ -1,12 +1,13 @@
 """pl.pallas_call on CPUs and GPUs, without a change to the kernels: `pbkern.pallas.install()`.
 
-install() registers a lowering of JAX's pallas_call primitive for the target's platform, and of that of pl.kernel and
-pl.core_map. Under jit, vmap, jvp, scan and friends a kernel is imported (frontends/pallas/call.py), compiled and called like
-one written in pbkern.
-`interpret=True` and InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
-(pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as they were written; meshes that
-ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
-jax.export cannot carry machine code of this process: exported programs contain JAX's interpretation of the kernel.
+install() registers a lowering of JAX's pallas_call primitive for the target's platform, and of that
+of pl.kernel and pl.core_map. Under jit, vmap, jvp, scan and friends a kernel is imported
+(frontends/pallas/call.py), compiled and called like one written in pbkern. `interpret=True` and
+InterpretParams still reach JAX's own interpreters. Kernels that ask for the machine's sizes
+(pltpu.get_tpu_info, emit_pipeline) are told those of one core of a TPU v6e, so that they run as
+they were written; meshes that ask the device for its cores (pltpu.create_tensorcore_mesh) have one.
+jax.export cannot carry machine code of this process: exported programs contain JAX's interpretation
+of the kernel.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _undo: list[Callable[[], None]] = []
 def install(target: str | None = None) -> None:
     """From now on, pallas_call compiles to native code. Installing twice does nothing.
 
-    Args:
-      target: as in compile_options: "cpu", or "nvgpu", in place of JAX's own back ends for these devices. None: the target
+    Args: target: as in compile_options: "cpu", or "nvgpu", in place of JAX's own back ends for
+      these devices. None: the target
         of decorators that name none.
     Raises TargetError for a target that there is not.
     """
@@ -58,7 +59,9 @@ def install(target: str | None = None) -> None:
         if platform == "cpu":
             _undo.append(functools.partial(_jax.remove_cpu_lowering, primitive))
         else:
-            _undo.append(functools.partial(mlir.register_lowering, primitive, stock, platform=platform))
+            _undo.append(
+                functools.partial(mlir.register_lowering, primitive, stock, platform=platform)
+            )
     infos, info = _jax.tpu_infos()
     infos[platform] = info
     _undo.append(lambda: infos.pop(platform, None))
@@ -123,29 +126,49 @@ def _native(ctx, nodes, params: dict):
     imported = import_call(**params, target=_installed[0])
     kernel, views = in_place(imported.kernel, imported.operands, nodes)
     target = get_target(_installed[0])
-    (compiled,) = compile_programs(build_kernel(kernel), CompileOptions(target=target.name)).compiled.values()
+    (compiled,) = compile_programs(
+        build_kernel(kernel), CompileOptions(target=target.name)
+    ).compiled.values()
     _jax.keep_with_executable(ctx, compiled)
     results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
 
     def call(*operands):
-        places = {i: operands[i].reshape(t.shape) for i, t in zip(imported.operands, kernel.in_types) if i in views}
-        held = [_held(places.get(i, operands[i]), t.dtype) for i, t in zip(imported.operands, kernel.in_types)]
+        places = {
+            i: operands[i].reshape(t.shape)
+            for i, t in zip(imported.operands, kernel.in_types)
+            if i in views
+        }
+        held = [
+            _held(places.get(i, operands[i]), t.dtype)
+            for i, t in zip(imported.operands, kernel.in_types)
+        ]
         if _prints(kernel.body.jaxpr):  # the CPU's alone
-            made = _jax.ffi_call(compiled.ffi_name, results, *held, input_output_aliases=dict(kernel.aliases),
-                                 has_side_effect=True)  # fmt: skip
+            made = _jax.ffi_call(
+                compiled.ffi_name,
+                results,
+                *held,
+                input_output_aliases=dict(kernel.aliases),
+                has_side_effect=True,
+            )
         else:
             made = target.call(compiled, *held)
         found = checks.after([kernel], made)
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
-    sources = {i: jax.core.ShapedArray(tuple(v.source.type.shape), ctx.avals_in[i].dtype) for i, v in views.items()}
+    sources = {
+        i: jax.core.ShapedArray(tuple(v.source.type.shape), ctx.avals_in[i].dtype)
+        for i, v in views.items()
+    }
     ctx = ctx.replace(avals_in=[sources.get(i, a) for i, a in enumerate(ctx.avals_in)])
     held = (views[i].source if i in views else node for i, node in enumerate(nodes))
     return mlir.lower_fun(call, multiple_results=True)(ctx, *held)
 
 
 def _prints(jaxpr) -> bool:
-    return any(e.primitive.name == "debug_print" or any(_prints(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+    return any(
+        e.primitive.name == "debug_print" or any(_prints(j.jaxpr) for j in inner_jaxprs(e))
+        for e in jaxpr.eqns
+    )
 
 
 def _held(x, dtype):

@@ -1,7 +1,8 @@
 """Assertions about what pbkern makes of a function, for the tests of programs that rely on its fusion and speed.
 
-`f` is a function decorated with pbkern.jit (polyblocks_jit_jax) or a plain one, which is decorated here; `args` is a
-tuple of its arguments. Each failure is an AssertionError that says what was expected, what is there, and why.
+`f` is a function decorated with pbkern.jit (polyblocks_jit_jax) or a plain one, which is decorated
+here; `args` is a tuple of its arguments. Each failure is an AssertionError that says what was
+expected, what is there, and why.
 """
 
 from __future__ import annotations
@@ -32,15 +33,20 @@ def assert_kernels(f: Callable, args: Sequence, n: int) -> None:
     _assert_nothing_left(f, args)
     explanation = _compiled(f).explain(*args)
     found = len(explanation.kernels)
-    assert found == n, f"{explanation.name}: {_counted(found, 'kernel')}, expected {n}\n{_kernels(explanation)}"
+    assert found == n, (
+        f"{explanation.name}: {_counted(found, 'kernel')}, expected {n}\n{_kernels(explanation)}"
+    )
 
 
 def assert_fused(f: Callable, args: Sequence, kernels: int | None = None) -> None:
-    """Asserts that every operation of `f(*args)` is in a kernel: nothing is left to XLA. Compiles nothing.
+    """Asserts that every operation of `f(*args)` is in a kernel: nothing is left to XLA.
+
+    Compiles nothing.
 
     Args:
       kernels: the most kernels accepted; None, the default, accepts any number.
-    Raises AssertionError with the operations that are left, their lines and the reasons, or with the rejected fusions.
+    Raises AssertionError with the operations that are left, their lines and the reasons, or with
+    the rejected fusions.
     """
     _assert_nothing_left(f, args)
     explanation = _compiled(f).explain(*args)
@@ -52,33 +58,46 @@ def assert_fused(f: Callable, args: Sequence, kernels: int | None = None) -> Non
 
 
 def assert_roofline(
-    f: Callable, args: Sequence, fraction: float, *, flops: float | None = None, nbytes: float | None = None,
+    f: Callable,
+    args: Sequence,
+    fraction: float,
+    *,
+    flops: float | None = None,
+    nbytes: float | None = None,
     calls: int = 20,
-) -> None:  # fmt: skip
+) -> None:
     """Asserts that the fastest of `calls` calls reaches `fraction` of the machine's limit.
 
-    The limit is max(flops / peak, nbytes / memory bandwidth) in seconds, at the rates of the target's machine.
+    The limit is max(flops / peak, nbytes / memory bandwidth) in seconds, at the rates of the
+    target's machine.
 
-    Args:
-      fraction: of the limit, above 0; 1 is all that the machine can do.
-      flops: arithmetic of one call, multiply-adds counted as two; default: what the fused kernels do, recomputed
+    Args: fraction: of the limit, above 0; 1 is all that the machine can do. flops: arithmetic of
+      one call, multiply-adds counted as two; default: what the fused kernels do, recomputed
         values not counted.
       nbytes: least traffic of one call; default: every array among arguments and results once.
       calls: timed calls, after one that compiles.
-    Raises OptionError for a fraction that is not above 0; AssertionError with the time, the limit and both its terms.
+    Raises OptionError for a fraction that is not above 0; AssertionError with the time, the limit
+    and both its terms.
     """
     if not fraction > 0:
-        raise OptionError("the fraction of the limit must be positive", why=f"fraction={fraction!r}", hint="0.5")
+        raise OptionError(
+            "the fraction of the limit must be positive", why=f"fraction={fraction!r}", hint="0.5"
+        )
     compiled = _compiled(f)
     result = jax.block_until_ready(compiled(*args))
     if nbytes is None:
-        arrays = [a for a in jax.tree.leaves((args, result)) if isinstance(a, (jax.Array, np.ndarray))]
+        arrays = [
+            a for a in jax.tree.leaves((args, result)) if isinstance(a, (jax.Array, np.ndarray))
+        ]
         nbytes = sum(a.nbytes for a in arrays)
     explanation = compiled.explain(*args)
     if flops is None:
         flops = sum(k.cost.flops / max(k.cost.recompute, 1.0) for k in explanation.kernels)
     machine = get_target("cpu").machine()
-    arithmetic, traffic = flops / machine.flops(_widest_float(result)), nbytes / machine.dram_bandwidth
+    arithmetic, traffic = (
+        flops / machine.flops(_widest_float(result)),
+        nbytes / machine.dram_bandwidth,
+    )
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -103,13 +122,21 @@ def _assert_nothing_left(f: Callable, args: Sequence) -> None:
     explanation = _compiled(f).explain(*args)
     rows = "\n".join(f"  {x.op} at {x.at or 'unknown line'}: {x.why}" for x in explanation.left)
     count = len(explanation.left)
-    assert not count, f"{explanation.name}: {_counted(count, 'operation')} left to XLA, none expected\n{rows}"
+    assert not count, (
+        f"{explanation.name}: {_counted(count, 'operation')} left to XLA, none expected\n{rows}"
+    )
 
 
 def _kernels(explanation: Explanation) -> str:
     """The kernels with their operations, then the fusions that were rejected."""
-    rows = [f"  {k.name}: {', '.join(op for op, _ in (*k.ops, *k.finish))}" for k in explanation.kernels]
-    rows += [f"  not fused: {e.producer.primitive.name}: {e.why}" for e in explanation.edges if not e.fused]
+    rows = [
+        f"  {k.name}: {', '.join(op for op, _ in (*k.ops, *k.finish))}" for k in explanation.kernels
+    ]
+    rows += [
+        f"  not fused: {e.producer.primitive.name}: {e.why}"
+        for e in explanation.edges
+        if not e.fused
+    ]
     return "\n".join(rows)
 
 
@@ -119,5 +146,9 @@ def _counted(n: int, noun: str) -> str:
 
 def _widest_float(result) -> str:
     """Name of the widest floating dtype among results, whose peak bounds the arithmetic; float32 where none is."""
-    floats = [np.dtype(x.dtype) for x in jax.tree.leaves(result) if jax.numpy.issubdtype(x.dtype, np.floating)]
+    floats = [
+        np.dtype(x.dtype)
+        for x in jax.tree.leaves(result)
+        if jax.numpy.issubdtype(x.dtype, np.floating)
+    ]
     return max(floats, key=lambda d: d.itemsize).name if floats else "float32"

@@ -28,17 +28,25 @@ def device() -> str | None:
     """The first CUDA device's name, None without one."""
     program = "import jax; print(jax.devices('cuda')[0].device_kind)"
     found = run([sys.executable, "-c", program])
-    return found.stdout.strip().splitlines()[-1] if found.returncode == 0 and found.stdout.strip() else None
+    return (
+        found.stdout.strip().splitlines()[-1]
+        if found.returncode == 0 and found.stdout.strip()
+        else None
+    )
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+    )
 
 
 def conformance(quick: bool) -> tuple[bool, str]:
     """The CPU's cases on the device: all of them, or the sample that is simulated by default."""
     which = [] if quick else ["-m", "slow or not slow"]
-    found = run([sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *which, *CONFORMANCE], **ON_DEVICE)
+    found = run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *which, *CONFORMANCE], **ON_DEVICE
+    )
     last = found.stdout.strip().splitlines()[-1] if found.stdout.strip() else found.stderr[-500:]
     return found.returncode == 0, last
 
@@ -50,32 +58,63 @@ def sanitizer() -> tuple[bool, str]:
         return True, "not run: compute-sanitizer is not installed"
     failed = []
     for name in SANITIZED:
-        command = [tool, f"--tool={name}", "--error-exitcode=9", sys.executable, "-m", "benchmarks.gpu", "--device", "--small",
-                   *SAMPLE]
+        command = [
+            tool,
+            f"--tool={name}",
+            "--error-exitcode=9",
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            "--device",
+            "--small",
+            *SAMPLE,
+        ]
         if run(command, **ON_DEVICE).returncode:
             failed.append(name)
-    return not failed, f"{', '.join(failed)} found errors" if failed else f"{', '.join(SANITIZED)} found nothing"
+    return (
+        not failed,
+        f"{', '.join(failed)} found errors" if failed else f"{', '.join(SANITIZED)} found nothing",
+    )
 
 
 def bandwidth(quick: bool) -> tuple[bool, str]:
     """The table of benchmarks/gpu.py."""
-    found = run([sys.executable, "-m", "benchmarks.gpu", "--device", *(["--small"] if quick else [])])
-    return found.returncode == 0, found.stdout if found.returncode in (0, 1) else found.stderr[-2000:]
+    found = run(
+        [sys.executable, "-m", "benchmarks.gpu", "--device", *(["--small"] if quick else [])]
+    )
+    return found.returncode == 0, found.stdout if found.returncode in (0, 1) else found.stderr[
+        -2000:
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs" / "gpu.md", help="the table; default %(default)s")
-    parser.add_argument("--quick", action="store_true", help="a sample of the cases, workloads at small size")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=ROOT / "docs" / "gpu.md",
+        help="the table; default %(default)s",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a sample of the cases, workloads at small size"
+    )
     options = parser.parse_args()
     name = device()
     if name is None:
-        print("there is no CUDA device that jax finds: nvidia-smi shows devices, `pip install 'jax[cuda13]'` is what jax needs",
-              file=sys.stderr)
+        print(
+            "there is no CUDA device that jax finds: nvidia-smi shows devices, `pip install 'jax[cuda13]'` is what jax needs",
+            file=sys.stderr,
+        )
         return 2
-    parts, good = [f"# Measured on {name}, {time.strftime('%d %B %Y')}", "", "Written by `make gpu-check`."], True
-    for title, (passed, text) in (("Conformance", conformance(options.quick)), ("compute-sanitizer", sanitizer()),
-                                  ("Bandwidth", bandwidth(options.quick))):
+    parts, good = (
+        [f"# Measured on {name}, {time.strftime('%d %B %Y')}", "", "Written by `make gpu-check`."],
+        True,
+    )
+    for title, (passed, text) in (
+        ("Conformance", conformance(options.quick)),
+        ("compute-sanitizer", sanitizer()),
+        ("Bandwidth", bandwidth(options.quick)),
+    ):
         good &= passed
         parts += ["", f"## {title}{'' if passed else ': FAILED'}", "", text.strip()]
         print(f"{title}: {'passed' if passed else 'FAILED'}", flush=True)

@@ -13,8 +13,18 @@ import pathlib
 import subprocess
 import sys
 
-FILES = ("lax_test", "lax_numpy_test", "lax_numpy_operators_test", "lax_numpy_reducers_test", "lax_numpy_indexing_test",
-         "lax_numpy_einsum_test", "lax_numpy_ufuncs_test", "nn_test", "lax_control_flow_test", "lax_scipy_test")  # fmt: skip
+FILES = (
+    "lax_test",
+    "lax_numpy_test",
+    "lax_numpy_operators_test",
+    "lax_numpy_reducers_test",
+    "lax_numpy_indexing_test",
+    "lax_numpy_einsum_test",
+    "lax_numpy_ufuncs_test",
+    "nn_test",
+    "lax_control_flow_test",
+    "lax_scipy_test",
+)
 
 
 def main() -> int:
@@ -24,17 +34,43 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=int, default=120, help="limit for one test")
     options, rest = parser.parse_known_args()
-    files = [str(p) for n in FILES if (p := options.checkout.resolve() / "tests" / f"{n}.py").exists()]
+    files = [
+        str(p) for n in FILES if (p := options.checkout.resolve() / "tests" / f"{n}.py").exists()
+    ]
     if not files:
-        parser.error(f"{options.checkout} has no tests/lax_test.py: give a clone of JAX's repository")
+        parser.error(
+            f"{options.checkout} has no tests/lax_test.py: give a clone of JAX's repository"
+        )
     here = pathlib.Path(__file__).resolve().parent
     env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]), "PBKERN_FALLBACK": "0", "PBKERN_CACHE": "0",
-        "JAX_NUM_GENERATED_CASES": "4", "JAX_PLATFORMS": "cpu",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "jax_tests_plugin", "-p", "no:cacheprovider", "-c", os.devnull,
-               "--rootdir", str(options.checkout), "--timeout", str(options.seconds),
-               "--draw", str(options.count), "--seed", str(options.seed), *rest, *files]  # fmt: skip
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
+        "PBKERN_FALLBACK": "0",
+        "PBKERN_CACHE": "0",
+        "JAX_NUM_GENERATED_CASES": "4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "jax_tests_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(options.checkout),
+        "--timeout",
+        str(options.seconds),
+        "--draw",
+        str(options.count),
+        "--seed",
+        str(options.seed),
+        *rest,
+        *files,
+    ]
     return subprocess.run(command, env=env, cwd=options.checkout).returncode
 
 

@@ -18,13 +18,20 @@ _uses_jax = False  # while a test runs once more, to see whether its failure is 
 def _jit(*args, **options):
     """pbkern.jit where a test calls it with options that it takes, else jax.jit."""
     module = sys._getframe(1).f_globals.get("__name__", "")
-    known = options.keys() <= {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames"}
+    known = options.keys() <= {
+        "static_argnums",
+        "static_argnames",
+        "donate_argnums",
+        "donate_argnames",
+    }
     if module.endswith(TESTS) and known and not _uses_jax:
         return pbkern.jit(*args, **options)
     return original(*args, **options)
 
 
-def _compile_and_check(self, fun, args_maker, *, check_dtypes=True, tol=None, rtol=None, atol=None, **_):
+def _compile_and_check(
+    self, fun, args_maker, *, check_dtypes=True, tol=None, rtol=None, atol=None, **_
+):
     """What is compiled equals what runs operation by operation."""
     args = args_maker()
     want = fun(*args)

@@ -31,7 +31,9 @@ def main() -> int:
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--jax", default="0.11.2", metavar="VERSION", help="default %(default)s")
     parser.add_argument("--mirror", default=None, help="of Debian; default: debootstrap's")
-    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --; default: -n 2 --dist worksteal -q")
+    parser.add_argument(
+        "pytest", nargs="*", help="arguments of pytest, after --; default: -n 2 --dist worksteal -q"
+    )
     options = parser.parse_args()
     folder = options.folder.resolve()
     if not (folder / "usr" / "bin" / "python3").exists():
@@ -41,7 +43,11 @@ def main() -> int:
     settings = pip_settings()
     with mounted(folder, [*SYSTEM, *paths_in(settings.values())]):
         inside(folder, settings, "test -x /env/bin/python || python3 -m venv /env")
-        inside(folder, settings, f"/env/bin/python -m pip install -q -e '/checkout[test,demo]' 'jax=={options.jax}'")
+        inside(
+            folder,
+            settings,
+            f"/env/bin/python -m pip install -q -e '/checkout[test,demo]' 'jax=={options.jax}'",
+        )
         versions = "import sys, jax, jaxlib; print(sys.version.split()[0], jax.__version__, jaxlib.__version__)"
         inside(folder, {}, f'/env/bin/python -c "{versions}"')
         arguments = options.pytest or ["-n", "2", "--dist", "worksteal", "-q"]
@@ -54,7 +60,12 @@ def run(*command, **options) -> int:
 
 def inside(folder: pathlib.Path, settings: dict[str, str], command: str, check: bool = True) -> int:
     """Runs a shell command in the Debian system, in the copy of the working tree."""
-    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", **settings}
+    environment = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+        "LANG": "C.UTF-8",
+        **settings,
+    }
     resolver = pathlib.Path("/etc/resolv.conf")
     if resolver.exists():
         (folder / "etc" / "resolv.conf").write_text(resolver.read_text())
@@ -68,23 +79,37 @@ def inside(folder: pathlib.Path, settings: dict[str, str], command: str, check: 
 def copy_tree(target: pathlib.Path) -> None:
     """Copies the files of the working tree that git knows or would add; what is gone here goes there."""
     target.mkdir(parents=True, exist_ok=True)
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     names = [n for n in listed.stdout.decode().split("\0") if n and (ROOT / n).exists()]
     for name in {pathlib.Path(n).parts[0] for n in names} - {".git"}:
         run("rm", "-rf", target / name)
-    archive = subprocess.run(["tar", "-c", "--null", "-T", "-"], cwd=ROOT, input="\0".join(names).encode(), check=True,
-                             stdout=subprocess.PIPE)  # fmt: skip
+    archive = subprocess.run(
+        ["tar", "-c", "--null", "-T", "-"],
+        cwd=ROOT,
+        input="\0".join(names).encode(),
+        check=True,
+        stdout=subprocess.PIPE,
+    )
     subprocess.run(["tar", "-x", "-C", str(target)], input=archive.stdout, check=True)
 
 
 def pip_settings() -> dict[str, str]:
     """What pip is configured to do here, as PIP_ variables."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
+    ).stdout
     found = {}
     for line in listed.splitlines():
         key, _, value = line.partition("=")
         if key.startswith(("global.", "install.", ":env:.")):
-            found[f"PIP_{key.rpartition('.')[2].upper().replace('-', '_')}"] = str(ast.literal_eval(value))
+            found[f"PIP_{key.rpartition('.')[2].upper().replace('-', '_')}"] = str(
+                ast.literal_eval(value)
+            )
     found.pop("PIP_CONSTRAINT", None)  # of this Python's packages
     return found
 
@@ -93,7 +118,9 @@ def paths_in(values) -> list[str]:
     """Files and folders of this machine that settings name."""
     words = [w for v in values for w in v.split()]
     paths = [re.sub(r"^file://", "", w) for w in words if w.startswith(("/", "file:///"))]
-    paths = [str(pathlib.Path(p).parent) if p.rstrip("/").endswith("/simple") else p for p in paths]  # an index, and its files
+    paths = [
+        str(pathlib.Path(p).parent) if p.rstrip("/").endswith("/simple") else p for p in paths
+    ]  # an index, and its files
     return list(dict.fromkeys(p for p in paths if pathlib.Path(p).exists()))
 
 

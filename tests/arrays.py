@@ -13,7 +13,9 @@ def array(values, dtype=None) -> jax.Array:
     Its memory is JAX's own, so that it can be donated: JAX borrows NumPy's memory where that starts at a cache line.
     """
     values = np.asarray(values)
-    return jax.device_put(_off_cache_lines(values if dtype is None else values.astype(jnp.dtype(dtype))))
+    return jax.device_put(
+        _off_cache_lines(values if dtype is None else values.astype(jnp.dtype(dtype)))
+    )
 
 
 def _off_cache_lines(values: np.ndarray) -> np.ndarray:

@@ -33,13 +33,22 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts; review the diff as code")
-    parser.addoption("--engine", default="native",
-                     help="what runs kernels in tests/native: native code, the interpreter of nests, library[:DEVICE]")
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the golden texts; review the diff as code",
+    )
+    parser.addoption(
+        "--engine",
+        default="native",
+        help="what runs kernels in tests/native: native code, the interpreter of nests, library[:DEVICE]",
+    )
 
 
 def pytest_configure(config):
-    if config.getoption("--engine") != "native":  # imported only then: these tests are not all that there is
+    if (
+        config.getoption("--engine") != "native"
+    ):  # imported only then: these tests are not all that there is
         from .native import running
 
         running.engine[0] = config.getoption("--engine")
@@ -57,6 +66,8 @@ def golden(request):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         assert path.exists(), f"no golden text {path}; run pytest --update-golden"
-        assert text == path.read_text(), f"differs from {path}; run pytest --update-golden and review the diff"
+        assert text == path.read_text(), (
+            f"differs from {path}; run pytest --update-golden and review the diff"
+        )
 
     return check

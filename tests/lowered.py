@@ -46,7 +46,9 @@ def lowered(f, *args, stage: str = "nests", machine=TABLE) -> str:
     """`nests` or `mlir` of a function for this machine."""
     options = pbkern.CompileOptions()
     with on(machine), recursion.headroom():
-        found = [backend.lowered(p, get_target("cpu").backend, options) for p in programs_of(f, *args)]
+        found = [
+            backend.lowered(p, get_target("cpu").backend, options) for p in programs_of(f, *args)
+        ]
     if stage == "mlir":
         return "\n".join(f"{program.kernels}\n{program.host}" for program in found)
     return "\n\n".join(f"{k.name}:\n{k.nests}" for program in found for k in program.lowered)

@@ -24,8 +24,30 @@ BELOW = {
     "frontends": {"core", "dsl", "targets"},  # targets: what other systems' CompilerParams become
     "api": {"core", "dsl", "fuse", "lower", "targets", "frontends", "simulate"},
     "aot": {"core", "dsl", "fuse", "lower", "targets", "frontends", "api"},
-    "cli": {"core", "dsl", "fuse", "lower", "targets", "frontends", "api", "aot", "public", "simulate"},
-    "public": {"core", "dsl", "fuse", "lower", "targets", "frontends", "api", "aot", "cli", "simulate"},
+    "cli": {
+        "core",
+        "dsl",
+        "fuse",
+        "lower",
+        "targets",
+        "frontends",
+        "api",
+        "aot",
+        "public",
+        "simulate",
+    },
+    "public": {
+        "core",
+        "dsl",
+        "fuse",
+        "lower",
+        "targets",
+        "frontends",
+        "api",
+        "aot",
+        "cli",
+        "simulate",
+    },
 }
 MOST_ENTRIES = 15
 FILES = sorted(ROOT.rglob("*.py"))
@@ -56,7 +78,9 @@ def imports_of(path: pathlib.Path) -> tuple[tuple[int, tuple[str, ...]], ...]:
     found = []
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1] + tuple(node.module.split(".") if node.module else ())
+            base = package[: len(package) - node.level + 1] + tuple(
+                node.module.split(".") if node.module else ()
+            )
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pbkern":
             base = tuple(node.module.split(".")[1:])
         elif isinstance(node, ast.Import):
@@ -104,7 +128,9 @@ def test_imports_point_one_way():
         for line, target in imports_of(path):
             other = layer_of(target)
             if other != own and other not in BELOW[own]:
-                back.append(f"{path.relative_to(ROOT)}:{line}: {own} imports {'.'.join(target) or 'pbkern'} ({other})")
+                back.append(
+                    f"{path.relative_to(ROOT)}:{line}: {own} imports {'.'.join(target) or 'pbkern'} ({other})"
+                )
     assert not back, "\n".join(back)
 
 
@@ -121,15 +147,23 @@ def test_entries_of_a_folder_form_no_circle(folder):
         module = module_of(path)
         if path.is_relative_to(folder) and len(module) > depth:
             for _, target in imports_of(path):
-                if len(target) > depth and target[:depth] == module[:depth] and target[depth] != module[depth]:
+                if (
+                    len(target) > depth
+                    and target[:depth] == module[:depth]
+                    and target[depth] != module[depth]
+                ):
                     graph[module[depth]].add(target[depth])
     assert not circles(graph)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(PROJECT)))
 def test_rooms_are_small_and_say_what_they_do(folder):
-    entries = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__", "py.typed")]
-    assert len(entries) <= MOST_ENTRIES or folder == ROOT, f"{len(entries)} entries: which of them are one room?"
+    entries = [
+        p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__", "py.typed")
+    ]
+    assert len(entries) <= MOST_ENTRIES or folder == ROOT, (
+        f"{len(entries)} entries: which of them are one room?"
+    )
     assert ast.get_docstring(tree_of(folder / "__init__.py")), f"{folder} does not say what it is"
 
 
@@ -151,7 +185,16 @@ def test_modules_say_what_they_do():
 
 MENTION = re.compile(r"(?<![\w./-])((?:[\w-]+/)*\w+\.py)\b(?!:\d)")
 # Names that examples and messages invent; JAX's own suite is named by `*_test.py`.
-INVENTED = {"model.py", "file.py", "script.py", "program.py", "setup.py", "FILE.py", "c.py", "prog.py"}
+INVENTED = {
+    "model.py",
+    "file.py",
+    "script.py",
+    "program.py",
+    "setup.py",
+    "FILE.py",
+    "c.py",
+    "prog.py",
+}
 
 
 def mentioned(path: pathlib.Path) -> list[str]:
@@ -163,7 +206,11 @@ def mentioned(path: pathlib.Path) -> list[str]:
         parts = [ast.get_docstring(n) or "" for n in ast.walk(tree) if isinstance(n, documented)]
         parts += [line.partition("# ")[2] for line in text.split("\n") if "# " in line]
         text = "\n".join(parts)
-    return [name for name in MENTION.findall(text) if name.rsplit("/")[-1] not in INVENTED and not name.endswith("_test.py")]
+    return [
+        name
+        for name in MENTION.findall(text)
+        if name.rsplit("/")[-1] not in INVENTED and not name.endswith("_test.py")
+    ]
 
 
 @functools.cache
@@ -180,7 +227,10 @@ def known_names() -> frozenset[str]:
 
 TEXTS = {
     "pbkern": FILES,
-    "documents": [*(PROJECT / n for n in ("README.md", "CONTRIBUTING.md")), *(PROJECT / "docs").rglob("*.md")],
+    "documents": [
+        *(PROJECT / n for n in ("README.md", "CONTRIBUTING.md")),
+        *(PROJECT / "docs").rglob("*.md"),
+    ],
     "tests": [*(PROJECT / "tests").rglob("*.py")],
     "benchmarks": [*(PROJECT / "benchmarks").rglob("*.py")],
 }
@@ -190,7 +240,12 @@ TEXTS = {
 @pytest.mark.parametrize("kind", TEXTS)
 def test_files_that_texts_mention_exist(kind):
     paths = sorted(TEXTS[kind])
-    missing = [f"{p.relative_to(PROJECT)}: {name}" for p in paths for name in mentioned(p) if name not in known_names()]
+    missing = [
+        f"{p.relative_to(PROJECT)}: {name}"
+        for p in paths
+        for name in mentioned(p)
+        if name not in known_names()
+    ]
     assert not missing, "\n".join(missing)
 
 
@@ -200,16 +255,29 @@ CPU_WORDS = re.compile(r"avx512|vnni|vector_bits|l1_bytes")
 @pytest.mark.parametrize("layer", ["lower", "fuse"])
 def test_what_targets_share_knows_none_of_them(layer):
     files = [p for p in FILES if module_of(p)[:1] == (layer,)]
-    said = {str(p.relative_to(ROOT)): found for p in files if (found := set(CPU_WORDS.findall(p.read_text())))}
+    said = {
+        str(p.relative_to(ROOT)): found
+        for p in files
+        if (found := set(CPU_WORDS.findall(p.read_text())))
+    }
     assert files and not said
-    imports = [str(p.relative_to(ROOT)) for p in files for _, target in imports_of(p) if layer_of(target) == "targets"]
+    imports = [
+        str(p.relative_to(ROOT))
+        for p in files
+        for _, target in imports_of(p)
+        if layer_of(target) == "targets"
+    ]
     assert not imports, f"{', '.join(imports)} import targets"
 
 
 def test_imports_are_found_and_have_layers():
     found = imports_of(ROOT / "lower" / "build.py")
     assert any(t[:2] == ("lower", "nest") for _, t in found)
-    assert layer_of(("dsl", "kernel")) == "dsl" and layer_of(("_jax",)) == "core" and layer_of(()) == "public"
+    assert (
+        layer_of(("dsl", "kernel")) == "dsl"
+        and layer_of(("_jax",)) == "core"
+        and layer_of(()) == "public"
+    )
     assert circles({1: {2}, 2: {3}, 3: {1}, 4: {1}}) == [[1, 2, 3]]
 
 

@@ -24,7 +24,11 @@ def test_workload_equals_numpy_in_float64(name):
 @pytest.mark.parametrize("orientation", products.ORIENTATIONS)
 def test_products_are_checked_and_timed_beside_jax(orientation):
     result = products.measure(products.Case(9, 21, 13, orientation), seconds=0)
-    assert result.error < products.TOLERANCE and {"pbkern", "jax"} <= set(result.times) and 0 < result.ratio < 1000
+    assert (
+        result.error < products.TOLERANCE
+        and {"pbkern", "jax"} <= set(result.times)
+        and 0 < result.ratio < 1000
+    )
     assert len(products.cases([orientation])) == len(products.SHAPES)
 
 
@@ -43,13 +47,18 @@ def test_the_document_has_every_kernel_with_both_times():
     each = (run.KernelTime("k0", 2e-6, 3e-6), run.KernelTime("k1", 1e-3, 5e-4))
     timings = {"pbkern": run.Timing(1e-3, 2e-3, 5)}
     text = run.document([run.Row("rms_norm", 1e-3, 0.0, 0.0, 0.1, 2, 0, timings, each)])
-    assert "| rms_norm | k0 | 2 | 3 | 1.50 |" in text and "| rms_norm | k1 | 1000 | 500 | 0.50 |" in text
+    assert (
+        "| rms_norm | k0 | 2 | 3 | 1.50 |" in text
+        and "| rms_norm | k1 | 1000 | 500 | 0.50 |" in text
+    )
 
 
 def test_the_document_shows_the_picture_where_there_is_one(tmp_path):
     pytest.importorskip("matplotlib")
     row = run.Row("rms_norm", 1e-3, 0.0, 0.0, 0.1, 1, 0, {"pbkern": run.Timing(1e-3, 2e-3, 5)})
-    assert "benchmarks.png" in run.document([row], plotted=True) and "benchmarks.png" not in run.document([row])
+    assert "benchmarks.png" in run.document(
+        [row], plotted=True
+    ) and "benchmarks.png" not in run.document([row])
     run.plot([row], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
@@ -60,9 +69,17 @@ def test_optional_peers_compute_the_same(peer, package, name):
     if not run.available([peer]):
         pytest.skip(f"{package} is not installed")
     w = WORKLOADS[name]
-    small = run.dataclasses.replace(w, full=tuple(run.dataclasses.replace(s, shape=tuple(max(n, 80) if n > 3 else n
-                                                                          for n in s.shape)) for s in w.small))
-    assert set(run.implementations(small, [peer])) == {"pbkern", peer}  # compared with jax.jit on the way
+    small = run.dataclasses.replace(
+        w,
+        full=tuple(
+            run.dataclasses.replace(s, shape=tuple(max(n, 80) if n > 3 else n for n in s.shape))
+            for s in w.small
+        ),
+    )
+    assert set(run.implementations(small, [peer])) == {
+        "pbkern",
+        peer,
+    }  # compared with jax.jit on the way
 
 
 def test_peers_with_other_results_are_left_out(capsys):
@@ -75,7 +92,9 @@ def test_peers_with_other_results_are_left_out(capsys):
 
 
 def test_peers_that_are_not_installed_are_left_out(monkeypatch):
-    monkeypatch.setattr(run, "PACKAGES", {"iree": "no_such_package.inner", "halide": "no_such_package"})
+    monkeypatch.setattr(
+        run, "PACKAGES", {"iree": "no_such_package.inner", "halide": "no_such_package"}
+    )
     assert run.available(["jax", "iree", "halide"]) == ["jax"]
 
 
@@ -109,7 +128,12 @@ def test_the_limit_is_the_longest_of_arithmetic_memory_and_l3():
 
 
 def test_the_demo_on_a_small_picture(monkeypatch, tmp_path, capsys):
-    for name, value in {"ROUNDS": 3, "HEIGHT": 64, "WIDTH": 96, "FOLDER": tmp_path / "pictures"}.items():
+    for name, value in {
+        "ROUNDS": 3,
+        "HEIGHT": 64,
+        "WIDTH": 96,
+        "FOLDER": tmp_path / "pictures",
+    }.items():
         monkeypatch.setattr(demo, name, value)
     cases, outcomes, run_case = [], [], demo.run
 
@@ -121,14 +145,20 @@ def test_the_demo_on_a_small_picture(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(demo, "run", recorded)
     assert demo.main() == 0
     lines = capsys.readouterr().out
-    assert len(cases) == 5 and all(case.title in lines and o.error <= case.tolerance for case, o in zip(cases, outcomes))
+    assert len(cases) == 5 and all(
+        case.title in lines and o.error <= case.tolerance for case, o in zip(cases, outcomes)
+    )
     pictures = sorted(p.name for p in demo.FOLDER.iterdir())
     assert pictures == ["0_photograph.png", "1_blur.png", "2_unsharp.png", "3_corners.png"]
-    assert io.imread(demo.FOLDER / "2_unsharp.png").shape == (60, 92, 3) and "2_unsharp.png" in lines
+    assert (
+        io.imread(demo.FOLDER / "2_unsharp.png").shape == (60, 92, 3) and "2_unsharp.png" in lines
+    )
 
     monkeypatch.setattr(demo, "COLOUR", True)
     monkeypatch.setattr(demo, "cases", lambda image: cases)
-    monkeypatch.setattr(demo, "run", lambda case: run.dataclasses.replace(outcomes[cases.index(case)], error=1.0))
+    monkeypatch.setattr(
+        demo, "run", lambda case: run.dataclasses.replace(outcomes[cases.index(case)], error=1.0)
+    )
     assert demo.main() == 1
     assert "matmul by hand: pbkern and jax.jit disagree" in capsys.readouterr().out
 
@@ -170,7 +200,11 @@ def test_the_survey_reports_slow_wrong_and_failing_cases(monkeypatch, capsys):
     monkeypatch.setattr(survey, "cases", lambda words: cases)
     assert survey.main(["--below", "1000000", "--seconds", "0"]) == 1
     out = capsys.readouterr().out
-    assert "FAILS   bad: TypeError: no such thing" in out and "fine" in out and "1 cases, least times: geometric mean" in out
+    assert (
+        "FAILS   bad: TypeError: no such thing" in out
+        and "fine" in out
+        and "1 cases, least times: geometric mean" in out
+    )
 
 
 def test_names_of_the_survey_choose_cases():

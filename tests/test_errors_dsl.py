@@ -42,7 +42,9 @@ block = pbkern.BlockSpec((8, 8), lambda i: (i, 0))
 
 
 def test_rank_of_blocks():
-    found = message([X], grid=(2,), in_specs=[pbkern.BlockSpec((8,), lambda i: (i,))], out_specs=block)
+    found = message(
+        [X], grid=(2,), in_specs=[pbkern.BlockSpec((8,), lambda i: (i,))], out_specs=block
+    )
     assert found == (
         "input 0 (`x_ref`) has 1-d blocks but is 2-d\n"
         f"  at   {__file__}:{COPY_LINE}:0 (copy)\n"
@@ -65,7 +67,9 @@ def test_arity_of_an_index_map():
     spec = pbkern.BlockSpec((8, 8), lambda i: (i, 0))
     line = here(-1)
     found = message([X], grid=(2, 3), in_specs=[spec], out_specs=block)
-    assert found.startswith("index map of input 0 (`x_ref`) does not take 2 grid indices\n  at   " + line)
+    assert found.startswith(
+        "index map of input 0 (`x_ref`) does not take 2 grid indices\n  at   " + line
+    )
     assert "signature (i)" in found
     assert "try  lambda i, j: ..." in found
 
@@ -104,7 +108,9 @@ def test_element_blocks_without_padding():
 
 
 def test_block_dimension_of_wrong_kind():
-    assert "has a block dimension that is none" in message([X], in_specs=[pbkern.BlockSpec((8.0, 8))])
+    assert "has a block dimension that is none" in message(
+        [X], in_specs=[pbkern.BlockSpec((8.0, 8))]
+    )
 
 
 def test_number_of_specs():
@@ -173,10 +179,15 @@ def test_dimension_semantics_fit_the_grid():
 @pytest.mark.parametrize("size", [1, 64, 256])
 def test_reshapes_keep_the_number_of_elements(size):
     def body(x, o):
-        o[...] = jnp.full((16, 8), lax.reshape_p.bind(x[...], new_sizes=(size,), dimensions=None, sharding=None)[0])
+        o[...] = jnp.full(
+            (16, 8),
+            lax.reshape_p.bind(x[...], new_sizes=(size,), dimensions=None, sharding=None)[0],
+        )
 
     found = message([X], body=body)
-    assert found.startswith(f"a reshape in kernel `body` changes the number of elements\n  at   {__file__}:")
+    assert found.startswith(
+        f"a reshape in kernel `body` changes the number of elements\n  at   {__file__}:"
+    )
     assert f"float32[16,8] has 128, float32[{size}] has {size}" in found
 
 

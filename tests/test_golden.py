@@ -29,7 +29,12 @@ FUNCTIONS = {
     "softmax": (lambda x: jax.nn.softmax(x, -1), array(64, 256)),
     "blur": (blur, array(66, 130)),
     "mean_of_squares": (lambda x: (x * x).mean(), array(1 << 16, 1024)),
-    "bias_relu": (lambda a, b, c: jnp.maximum(a @ b + c, 0), array(24, 32), array(32, 64), array(64)),
+    "bias_relu": (
+        lambda a, b, c: jnp.maximum(a @ b + c, 0),
+        array(24, 32),
+        array(32, 64),
+        array(64),
+    ),
     "transpose": (lambda x, y: x.T + y, array(64, 32), array(32, 64)),
     "pad": (pad_and_add, array(40, 30)),
     "cumsum": (lambda x: lax.cumsum(x, axis=1), array(8, 40)),

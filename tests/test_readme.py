@@ -18,7 +18,9 @@ def test_snippets_run_in_order(tmp_path):
     program.write_text("\n".join(snippets("python")))
     command = [sys.executable, program]
     environment = os.environ | {"PYTHONPATH": str(README.parent)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     for printed in snippets("text"):
         assert printed in done.stdout
@@ -35,4 +37,6 @@ def test_every_option_is_documented():
 
     elsewhere = {*AOT_ONLY, *GPU_ONLY, *TORCH_ONLY, "execution_backend"}
     table = README.read_text().split("## Compile options")[1].split("##")[0]
-    assert set(CompileOptions.__dataclass_fields__) - elsewhere <= set(re.findall(r"`(\w+)`", table))
+    assert set(CompileOptions.__dataclass_fields__) - elsewhere <= set(
+        re.findall(r"`(\w+)`", table)
+    )

@@ -44,8 +44,15 @@ for imported, tables in json.loads(sys.argv[1]):
 
 def rules_with(imports: list[list[str]]) -> list[dict[str, dict[str, str]]]:
     """For each list, table -> rule -> module that has it, in a process that imports these modules and no others."""
-    wanted = [(m, list(TABLES) if len(m) > 1 else [t for t, (alone, _) in TABLES.items() if [alone] == m]) for m in imports]
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COUNT, json.dumps(wanted)], capture_output=True, text=True)
+    wanted = [
+        (m, list(TABLES) if len(m) > 1 else [t for t, (alone, _) in TABLES.items() if [alone] == m])
+        for m in imports
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COUNT, json.dumps(wanted)],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and done.stdout.count("\n") == len(imports), done.stderr
     return list(map(json.loads, done.stdout.splitlines()))
 
@@ -60,11 +67,15 @@ def modules() -> list[str]:
 
 def test_rules_register_with_their_package():
     """Others may add rules for primitives of their own where they define those."""
-    every, *each = rules_with([modules(), *([m] for m in sorted({alone for alone, _ in TABLES.values()}))])
+    every, *each = rules_with(
+        [modules(), *([m] for m in sorted({alone for alone, _ in TABLES.values()}))]
+    )
     first = {table: rules for tables in each for table, rules in tables.items()}
     for table, (_, least) in TABLES.items():
         before, package = first[table], table.rpartition(".")[0]
-        late = {name for name, module in every[table].items() if module.startswith(package)} - before.keys()
+        late = {
+            name for name, module in every[table].items() if module.startswith(package)
+        } - before.keys()
         assert not late, f"{table}: {sorted(late)} register only with other modules"
         assert len(before) >= least, table
 

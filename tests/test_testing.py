@@ -30,14 +30,19 @@ def test_counts_kernels_of_decorated_and_plain_functions():
 
 
 def test_wrong_count_lists_the_kernels():
-    with pytest.raises(AssertionError, match=r"softmax: 1 kernel, expected 2\n  softmax_\w+: .*exp"):
+    with pytest.raises(
+        AssertionError, match=r"softmax: 1 kernel, expected 2\n  softmax_\w+: .*exp"
+    ):
         assert_kernels(softmax, (X,), 2)
 
 
 def test_rejected_fusions_are_listed():
     types = (jax.ShapeDtypeStruct((1024, 1024), jnp.float32),) * 2
     assert_fused(two_products, types, kernels=2)
-    with pytest.raises(AssertionError, match=r"two_products: 2 kernels, at most 1 expected\n[\s\S]*not fused: tanh: "):
+    with pytest.raises(
+        AssertionError,
+        match=r"two_products: 2 kernels, at most 1 expected\n[\s\S]*not fused: tanh: ",
+    ):
         assert_fused(two_products, types, kernels=1)
 
 
@@ -52,7 +57,9 @@ def test_operations_left_to_xla_are_named_with_line_and_reason():
 
 def test_roofline_reports_time_limit_and_terms():
     assert_roofline(softmax, (X,), 1e-6)
-    with pytest.raises(AssertionError, match=r"softmax: \d+% of the machine's limit, expected 100000%") as e:
+    with pytest.raises(
+        AssertionError, match=r"softmax: \d+% of the machine's limit, expected 100000%"
+    ) as e:
         assert_roofline(softmax, (X,), 1000.0, flops=1e6, nbytes=24_576, calls=3)
     for words in ("measured", "for 1.00 Mflop", "for 0.02 MB", "machine"):
         assert words in str(e.value)

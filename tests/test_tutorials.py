@@ -15,6 +15,8 @@ SCRIPTS = sorted([*ROOT.glob("tutorials/*.py"), *ROOT.glob("examples/jax_*.py")]
 def test_script_runs(path, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, path]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout

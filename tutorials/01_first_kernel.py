@@ -40,10 +40,12 @@ np.testing.assert_allclose(out, x * scale, rtol=1e-6)
 
 
 @pbkern.kernel(
-    grid=(4,), in_specs=[rows], out_specs=pbkern.BlockSpec((1, 128), lambda i: (0, 0)),
+    grid=(4,),
+    in_specs=[rows],
+    out_specs=pbkern.BlockSpec((1, 128), lambda i: (0, 0)),
     out_shape=jax.ShapeDtypeStruct((1, 128), jnp.float32),
     compiler_params=pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",)),
-)  # fmt: skip
+)
 def column_sums(x, out):
     @pbkern.when(pbkern.program_id(0) == 0)
     def _():
@@ -62,10 +64,13 @@ np.testing.assert_allclose(column_sums(x)[0], x.sum(0), rtol=1e-4, atol=1e-4)
 # write one element although they were called parallel, which compiled code cannot.
 
 promised = pbkern.kernel(
-    column_sums.body, grid=(4,), in_specs=[rows], out_specs=pbkern.BlockSpec((1, 128), lambda i: (0, 0)),
+    column_sums.body,
+    grid=(4,),
+    in_specs=[rows],
+    out_specs=pbkern.BlockSpec((1, 128), lambda i: (0, 0)),
     out_shape=jax.ShapeDtypeStruct((1, 128), jnp.float32),
     compiler_params=pbkern.cpu.CompilerParams(dimension_semantics=("parallel",)),
-)  # fmt: skip
+)
 try:
     pbkern.interpret(promised.trace(x), x)
 except pbkern.errors.RaceError as e:
@@ -82,9 +87,12 @@ def total(parts, out):
 
 
 @pbkern.kernel(
-    grid=(4,), in_specs=[rows], out_specs=pbkern.BlockSpec((1, 128), lambda i: (i, 0)),
-    out_shape=jax.ShapeDtypeStruct((4, 128), jnp.float32), finish=total,
-)  # fmt: skip
+    grid=(4,),
+    in_specs=[rows],
+    out_specs=pbkern.BlockSpec((1, 128), lambda i: (i, 0)),
+    out_shape=jax.ShapeDtypeStruct((4, 128), jnp.float32),
+    finish=total,
+)
 def column_sums_on_threads(x, part):
     inside = pbkern.in_bounds(x, 0)[:, None]
     part[...] = jnp.where(inside, x[...], 0.0).sum(0, keepdims=True)

@@ -49,7 +49,9 @@ np.testing.assert_allclose(batched.reshape(1000, 512), softmax(x), rtol=1e-5)
 
 # Options come in a dictionary. Unknown ones are errors, not silence.
 
-unfused = pbkern.jit(lambda x: softmax(x), compile_options={"polyblocks_disable_affine_fusion": True})
+unfused = pbkern.jit(
+    lambda x: softmax(x), compile_options={"polyblocks_disable_affine_fusion": True}
+)
 print(f"{len(unfused.kernels(x))} kernels without fusion")
 try:
     pbkern.jit(softmax, compile_options={"taget": "cpu"})

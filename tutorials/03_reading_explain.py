@@ -33,7 +33,9 @@ assert len(plan.kernels) == 2 and not plan.left
 # bytes that it must move, its arithmetic, and how much of it is done more than once ("recompute").
 
 for k in plan.kernels:
-    print(f"{k.name}: {k.cost.seconds * 1e6:.0f} us, {k.cost.share_of_limit:.0%} of the limit, grid {k.grid}")
+    print(
+        f"{k.name}: {k.cost.seconds * 1e6:.0f} us, {k.cost.share_of_limit:.0%} of the limit, grid {k.grid}"
+    )
     print("   ", ", ".join(op for op, _ in k.ops))
 
 # A prediction is one half. With measure=True each kernel is compiled and run alone on random operands of its sizes, and the

@@ -50,7 +50,9 @@ block_kv = pbkern.BlockSpec((None, keys, width), lambda h, i, j: (h, j, 0))
         pbkern.Scratch((rows, 1), jnp.float32),
         pbkern.Scratch((rows, width), jnp.float32),
     ],
-    compiler_params=pbkern.cpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    compiler_params=pbkern.cpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "arbitrary")
+    ),
 )
 def flash(q, k, v, out, top, total, gathered):
     @pbkern.when(pbkern.program_id(2) == 0)

@@ -44,7 +44,9 @@ def matmul_relu(x, y):
         ],
         out_specs=pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, j)),
         scratch_shapes=[pltpu.VMEM((BLOCK, BLOCK), jnp.float32)],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary")
+        ),
     )(x, y)
 
 
@@ -87,7 +89,9 @@ assert call.lines[2].startswith("grid dimension 2 of 4: in order")
     out_specs=pbkern.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, j)),
     out_shape=jax.ShapeDtypeStruct((500, 500), jnp.float32),
     scratch_shapes=[pbkern.Scratch((BLOCK, BLOCK), jnp.float32)],
-    compiler_params=pbkern.cpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    compiler_params=pbkern.cpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "arbitrary")
+    ),
 )
 def ported(x, y, out, total):
     @pbkern.when(pbkern.program_id(2) == 0)
@@ -103,7 +107,9 @@ def ported(x, y, out, total):
 
 
 a, b = x[:500, :500], y[:500, :500]
-np.testing.assert_allclose(ported(a, b), np.maximum(np.asarray(a) @ np.asarray(b), 0), rtol=1e-3, atol=1e-3)
+np.testing.assert_allclose(
+    ported(a, b), np.maximum(np.asarray(a) @ np.asarray(b), 0), rtol=1e-3, atol=1e-3
+)
 
 # Not everything has a counterpart. Remote copies and barriers between devices are refused, at your line and with
 # what to do; docs/pallas.md is the list.
@@ -118,7 +124,9 @@ def meets_others(x_ref, o_ref):
 
 try:
     params = pltpu.CompilerParams(collective_id=0)
-    pl.pallas_call(meets_others, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32), compiler_params=params)(x[:8, :128])
+    pl.pallas_call(
+        meets_others, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32), compiler_params=params
+    )(x[:8, :128])
 except pbkern.errors.PbkernError as e:
     print(e)
 else:

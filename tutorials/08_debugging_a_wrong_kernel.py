@@ -23,7 +23,9 @@ in_order = pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",))
 # First try: a column sum of 60 rows in blocks of 16. Compiled, the result may even look right.
 
 
-@pbkern.kernel(grid=(4,), in_specs=[rows], out_specs=whole, out_shape=sums, compiler_params=in_order)
+@pbkern.kernel(
+    grid=(4,), in_specs=[rows], out_specs=whole, out_shape=sums, compiler_params=in_order
+)
 def first(x_ref, o_ref):
     @pbkern.when(pbkern.program_id(0) == 0)
     def _():
@@ -42,7 +44,9 @@ assert np.isnan(found).all()
 # program has nobody at the keyboard, so it puts a function in the debugger's place.)
 
 
-@pbkern.kernel(grid=(4,), in_specs=[rows], out_specs=whole, out_shape=sums, compiler_params=in_order)
+@pbkern.kernel(
+    grid=(4,), in_specs=[rows], out_specs=whole, out_shape=sums, compiler_params=in_order
+)
 def watched(x_ref, o_ref):
     @pbkern.when(jnp.isnan(x_ref[...]).any())
     def _():
@@ -70,12 +74,16 @@ def column_sums(x_ref, o_ref):
     def _():
         o_ref[...] = jnp.zeros_like(o_ref)
 
-    o_ref[...] += jnp.where(pbkern.in_bounds(x_ref, 0)[:, None], x_ref[...], 0).sum(0, keepdims=True)
+    o_ref[...] += jnp.where(pbkern.in_bounds(x_ref, 0)[:, None], x_ref[...], 0).sum(
+        0, keepdims=True
+    )
 
 
 def make(body, semantics):
     params = semantics and pbkern.cpu.CompilerParams(dimension_semantics=semantics)
-    return pbkern.kernel(body, grid=(4,), in_specs=[rows], out_specs=whole, out_shape=sums, compiler_params=params)
+    return pbkern.kernel(
+        body, grid=(4,), in_specs=[rows], out_specs=whole, out_shape=sums, compiler_params=params
+    )
 
 
 try:
@@ -96,7 +104,12 @@ np.testing.assert_allclose(good(x)[0], x.sum(0), rtol=1e-4, atol=1e-4)
 # compiled code too, where the call fails once all programs are done.
 
 
-@pbkern.kernel(grid=(4,), in_specs=[rows], out_specs=rows, out_shape=jax.ShapeDtypeStruct((60, 128), jnp.float32))
+@pbkern.kernel(
+    grid=(4,),
+    in_specs=[rows],
+    out_specs=rows,
+    out_shape=jax.ShapeDtypeStruct((60, 128), jnp.float32),
+)
 def roots(x_ref, o_ref):
     inside = pbkern.in_bounds(x_ref, 0)[:, None]
     least = jnp.where(inside, x_ref[...], jnp.inf).min()

@@ -28,7 +28,9 @@ before = np.asarray(normalised(x, gain))
 
 plan = normalised.explain(x, gain, measure=True)
 for k in plan.kernels:
-    print(f"{k.name}: grid {k.grid}, {k.cost.seconds * 1e6:.0f} us predicted, {k.measured * 1e6:.0f} us measured")
+    print(
+        f"{k.name}: grid {k.grid}, {k.cost.seconds * 1e6:.0f} us predicted, {k.measured * 1e6:.0f} us measured"
+    )
 
 # Other blocks and prefetch distances are compiled and measured, each kernel alone and the most promising ones in turn.
 # A candidate whose results differ by more than rounding is refused. At last the whole function runs with and without

@@ -37,7 +37,9 @@ mode = np.sin(np.pi * x)[:, None] * np.sin(np.pi * x)[None, :]
 factor = 1 - 8 * DT / H**2 * np.sin(np.pi * H / 2) ** 2
 u = jnp.asarray(mode, jnp.float32)
 np.testing.assert_allclose(heat(u), mode * factor**STEPS, atol=2e-5)
-print(f"after {STEPS} steps the peak is {float(heat(u).max()):.6f}, exactly {factor**STEPS * mode.max():.6f}")
+print(
+    f"after {STEPS} steps the peak is {float(heat(u).max()):.6f}, exactly {factor**STEPS * mode.max():.6f}"
+)
 
 # One kernel, which is launched for a number of steps at once: a loop over rows, in which a loop over steps makes a few rows
 # of each.
@@ -65,4 +67,6 @@ def wave(u, before):
 angle = 2 * np.arcsin(np.sqrt(0.5) * np.sin(np.pi * H / 2))  # the mode turns by this much per step
 then, now = wave(u, jnp.asarray(mode * np.cos(angle), jnp.float32))[::-1]
 np.testing.assert_allclose(now, mode * np.cos(STEPS * angle), atol=1e-3)
-print(f"wave equation: {len(wave.kernels(u, u))} kernel(s), the standing wave is at {float(now.max()):.4f} of its height")
+print(
+    f"wave equation: {len(wave.kernels(u, u))} kernel(s), the standing wave is at {float(now.max()):.4f} of its height"
+)

@@ -29,7 +29,13 @@ on_cpu = pbkern.jit(softmax)(x)
 simulated = pbkern.simulate(softmax, x, device="h100")
 np.testing.assert_allclose(simulated.results, on_cpu, rtol=1e-5)
 print(simulated.kernels[0].source().split("def ")[1])
-print("\n".join(line for line in simulated.ptx[0].splitlines() if "ld.global" in line or "bar.sync" in line or "shfl" in line))
+print(
+    "\n".join(
+        line
+        for line in simulated.ptx[0].splitlines()
+        if "ld.global" in line or "bar.sync" in line or "shfl" in line
+    )
+)
 
 # Threads of a warp add up by shuffles; warps wait for each other at barriers and meet in shared memory. What a GPU would have
 # moved:
@@ -42,9 +48,10 @@ assert simulated.counts.sectors <= 1.1 * simulated.counts.fewest_sectors
 
 
 @pbkern.kernel(
-    out_shape=jax.ShapeDtypeStruct((512,), jnp.float32), scratch_shapes=[pbkern.Scratch((512,), jnp.float32)],
+    out_shape=jax.ShapeDtypeStruct((512,), jnp.float32),
+    scratch_shapes=[pbkern.Scratch((512,), jnp.float32)],
     compiler_params=pbkern.nvgpu.CompilerParams(unsafe_no_auto_barriers=True),
-)  # fmt: skip
+)
 def turned(x_ref, o_ref, t_ref):
     t_ref[...] = jnp.exp(x_ref[...])
     o_ref[...] = t_ref[...][::-1] + t_ref[...]

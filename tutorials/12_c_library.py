@@ -53,7 +53,9 @@ int main(void) {
   return unsharp_mask_try(NULL, out) == UNSHARP_MASK_NULL_POINTER ? 0 : 1;
 }
 """)
-subprocess.run(["cc", "-O2", "main.c", "unsharp_mask.o", "-lgomp", "-o", "main"], cwd=folder, check=True)
+subprocess.run(
+    ["cc", "-O2", "main.c", "unsharp_mask.o", "-lgomp", "-o", "main"], cwd=folder, check=True
+)
 from_c = subprocess.run([folder / "main"], capture_output=True, text=True, check=True).stdout
 print("from C:   ", from_c, end="")
 
@@ -73,6 +75,13 @@ except ValueError as e:
 # For an older processor, for a small computer, for one without threads: no other compiler is needed for the object.
 
 for device in ("x86-64-v3", "x86-64-v3,x86-64-v4", "neoverse-n1", "apple-m1"):
-    options = {"aot_name": "unsharp_mask", "device": device, "openmp": False, "user_device_memory": True}
+    options = {
+        "aot_name": "unsharp_mask",
+        "device": device,
+        "openmp": False,
+        "user_device_memory": True,
+    }
     made = polyblocks_aot_jax(compile_options=options, output=folder)(unsharp_mask)(image)
-    print(f"{device:20} {made.paths['obj'].stat().st_size:6} bytes, memory of a call: {made.metadata['memory_bytes']} bytes")
+    print(
+        f"{device:20} {made.paths['obj'].stat().st_size:6} bytes, memory of a call: {made.metadata['memory_bytes']} bytes"
+    )

@@ -21,7 +21,10 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b = nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.a, self.b = (
+            nn.Conv2d(1, 8, 3, stride=2, padding=1),
+            nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        )
         self.norm, self.head = nn.GroupNorm(4, 16), nn.Linear(16, 3)
 
     def forward(self, x):
@@ -55,7 +58,9 @@ optimiser = torch.optim.AdamW(net.parameters(), lr=5e-3)
 loss_of(*pictures(64)).backward()
 print(loss_of.explain(*pictures(64)))
 graphs = loss_of.explain(*pictures(64)).graphs
-assert [(g.number, g.kind) for g in graphs] == [(0, "forward"), (0, "backward")] and not any(g.in_torch for g in graphs)
+assert [(g.number, g.kind) for g in graphs] == [(0, "forward"), (0, "backward")] and not any(
+    g.in_torch for g in graphs
+)
 
 # The gradient is that of eager PyTorch.
 

@@ -10,7 +10,9 @@ dot = jax.nn.dot_product_attention
 
 
 def plain(q, k, v):
-    return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k) / q.shape[-1] ** 0.5), v)
+    return jnp.einsum(
+        "hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k) / q.shape[-1] ** 0.5), v
+    )
 
 
 def causal(q, k, v):
@@ -22,7 +24,9 @@ def causal(q, k, v):
 def window(width, q, k, v):
     s = jnp.einsum("hqd,hkd->hqk", q, k) / q.shape[-1] ** 0.5
     i, j = jnp.arange(s.shape[1])[:, None], jnp.arange(s.shape[2])[None]
-    return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.where((j <= i) & (i - j < width), s, -1e30)), v)
+    return jnp.einsum(
+        "hqk,hkd->hqd", jax.nn.softmax(jnp.where((j <= i) & (i - j < width), s, -1e30)), v
+    )
 
 
 def alibi(q, k, v):
@@ -60,7 +64,9 @@ def rotary(x):
     d = x.shape[-1] // 2
     angle = jnp.arange(x.shape[-2])[:, None] * 10000.0 ** (-jnp.arange(d) / d)
     a, b = x[..., :d], x[..., d:]
-    return jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1)
+    return jnp.concatenate(
+        [a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1
+    )
 
 
 def multi_head(x, wq, wk, wv, wo, heads):
@@ -71,7 +77,10 @@ def multi_head(x, wq, wk, wv, wo, heads):
 
 def linear_attention(q, k, v):
     q, k = jax.nn.elu(q) + 1, jax.nn.elu(k) + 1
-    return jnp.einsum("hqd,hdv->hqv", q, jnp.einsum("hkd,hkv->hdv", k, v)) / jnp.einsum("hqd,hd->hq", q, k.sum(1))[..., None]
+    return (
+        jnp.einsum("hqd,hdv->hqv", q, jnp.einsum("hkd,hkv->hdv", k, v))
+        / jnp.einsum("hqd,hd->hq", q, k.sum(1))[..., None]
+    )
 
 
 def relative_bias(q, k, v, table):
@@ -124,11 +133,17 @@ CASES = {
     ),
     "scores_only": (lambda q, k: jax.nn.softmax(q @ k.mT / 8), "f32[8,512,64]", "f32[8,512,64]"),
     "value_by_max": (
-        lambda q, k, v: jnp.einsum("hqk,hkd->hqd", jax.nn.one_hot(jnp.argmax(q @ k.mT, -1), 256), v),
+        lambda q, k, v: jnp.einsum(
+            "hqk,hkd->hqd", jax.nn.one_hot(jnp.argmax(q @ k.mT, -1), 256), v
+        ),
         *("f32[8,256,64]",) * 3,
     ),
     "two_layers": (lambda x, w: plain(plain(x @ w, x, x), x, x), "f32[4,256,64]", "f32[64,64]"),
-    "log_softmax_scores": (lambda q, k: lax.reduce_max(jax.nn.log_softmax(q @ k.mT), (2,)), "f32[8,512,64]", "f32[8,512,64]"),
+    "log_softmax_scores": (
+        lambda q, k: lax.reduce_max(jax.nn.log_softmax(q @ k.mT), (2,)),
+        "f32[8,512,64]",
+        "f32[8,512,64]",
+    ),
     "sigmoid_attention": (lambda q, k, v: jax.nn.sigmoid(q @ k.mT / 8) @ v, *H8),
     "relu_attention": (lambda q, k, v: (jax.nn.relu(q @ k.mT / 8) ** 2) @ v, *H8),
     "vmap_plain": (jax.vmap(plain), *("f32[3,4,200,64]",) * 3),

@@ -23,7 +23,10 @@ def oriented():
     shapes = {"square": (640, 640, 640), "deep": (256, 9000, 192), "tall": (9000, 300, 64), "thin": (6, 2048, 3000),
               "odd": (131, 77, 1001)}  # fmt: skip
     found = {f"{kind}_{o}": Case(*shape, o) for kind, shape in shapes.items() for o in ORIENTATIONS}
-    return {name: (c.function, *(f"f32[{rows},{columns}]" for rows, columns in c.shapes)) for name, c in found.items()}
+    return {
+        name: (c.function, *(f"f32[{rows},{columns}]" for rows, columns in c.shapes))
+        for name, c in found.items()
+    }
 
 
 def int8(x, w):
@@ -73,7 +76,10 @@ def mlp_step(w1, b1, w2, b2, x, y):
 
 
 CASES = {
-    **{f"square_{n}": product(n, n, n) for n in (32, 64, 100, 128, 200, 256, 384, 500, 768, 1000, 1500)},
+    **{
+        f"square_{n}": product(n, n, n)
+        for n in (32, 64, 100, 128, 200, 256, 384, 500, 768, 1000, 1500)
+    },
     **{
         f"{m}x{k}x{n}": product(m, k, n)
         for m, k, n in (
@@ -106,7 +112,11 @@ CASES = {
     "bf16_odd": product(301, 199, 403, "bf16"),
     "bf16_tall": product(4096, 64, 64, "bf16"),
     "f16_256": product(256, 256, 256, "f16"),
-    "bf16_f32": (lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.float32), "bf16[512,768]", "bf16[768,512]"),
+    "bf16_f32": (
+        lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.float32),
+        "bf16[512,768]",
+        "bf16[768,512]",
+    ),
     "int8_512": (int8, "i8[512,512]", "i8[512,512]"),
     "int8_odd": (int8, "i8[301,199]", "i8[199,403]"),
     "i32_200": (lambda x, w: x @ w, "i32[200,200]", "i32[200,200]"),
@@ -142,7 +152,12 @@ CASES = {
     "heads_back": (einsum("bhtk,hkd->btd"), "f32[4,8,128,32]", "f32[8,32,256]"),
     "bias_relu": (lambda x, w, b: relu(x @ w + b), "f32[256,512]", "f32[512,1024]", "f32[1024]"),
     "bias_gelu": (lambda x, w, b: gelu(x @ w + b), "f32[128,768]", "f32[768,3072]", "f32[3072]"),
-    "bias_softmax": (lambda x, w, b: jax.nn.softmax(x @ w + b), "f32[1000,64]", "f32[64,10]", "f32[10]"),
+    "bias_softmax": (
+        lambda x, w, b: jax.nn.softmax(x @ w + b),
+        "f32[1000,64]",
+        "f32[64,10]",
+        "f32[10]",
+    ),
     "gelu_before": (lambda x, w: gelu(x) @ w, "f32[512,512]", "f32[512,512]"),
     "residual": (lambda x, w: x + x @ w, "f32[512,512]", "f32[512,512]"),
     "swiglu": (swiglu, "f32[128,512]", "f32[512,1408]", "f32[512,1408]", "f32[1408,512]"),
@@ -154,19 +169,45 @@ CASES = {
     "distances": (distances, "f32[1000,32]", "f32[800,32]"),
     "nearest": (lambda x, y: jnp.argmin(distances(x, y), 1), "f32[2000,16]", "f32[100,16]"),
     "rbf": (lambda x, y: jnp.exp(-0.5 * distances(x, y) ** 2), "f32[1000,8]", "f32[1000,8]"),
-    "rbf_apply": (lambda x, y, a: jnp.exp(-0.5 * distances(x, y) ** 2) @ a, "f32[2000,8]", "f32[1000,8]", "f32[1000]"),
-    "broadcast_distances": (lambda x, y: ((x[:, None] - y[None]) ** 2).sum(-1), "f32[500,24]", "f32[400,24]"),
+    "rbf_apply": (
+        lambda x, y, a: jnp.exp(-0.5 * distances(x, y) ** 2) @ a,
+        "f32[2000,8]",
+        "f32[1000,8]",
+        "f32[1000]",
+    ),
+    "broadcast_distances": (
+        lambda x, y: ((x[:, None] - y[None]) ** 2).sum(-1),
+        "f32[500,24]",
+        "f32[400,24]",
+    ),
     "manhattan": (lambda x, y: jnp.abs(x[:, None] - y[None]).sum(-1), "f32[500,24]", "f32[400,24]"),
     "cosine": (
-        lambda x, y: (x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ (y / jnp.linalg.norm(y, axis=1, keepdims=True)).T,
+        lambda x, y: (
+            (x / jnp.linalg.norm(x, axis=1, keepdims=True))
+            @ (y / jnp.linalg.norm(y, axis=1, keepdims=True)).T
+        ),
         "f32[500,128]",
         "f32[600,128]",
     ),
     "chain": (lambda a, b, c: a @ b @ c, "f32[200,300]", "f32[300,250]", "f32[250,100]"),
     "power": (lambda a: a @ a @ a @ a, "f32[128,128]"),
     "quadratic": (einsum("bi,ij,bj->b"), "f32[1000,64]", "f32[64,64]", "f32[1000,64]"),
-    "mlp_3": (lambda x, a, b, c: relu(relu(x @ a) @ b) @ c, "f32[256,784]", "f32[784,256]", "f32[256,128]", "f32[128,10]"),
-    "mlp_step": (mlp_step, "f32[64,256]", "f32[256]", "f32[256,10]", "f32[10]", "f32[512,64]", "f32[512,10]"),
+    "mlp_3": (
+        lambda x, a, b, c: relu(relu(x @ a) @ b) @ c,
+        "f32[256,784]",
+        "f32[784,256]",
+        "f32[256,128]",
+        "f32[128,10]",
+    ),
+    "mlp_step": (
+        mlp_step,
+        "f32[64,256]",
+        "f32[256]",
+        "f32[256,10]",
+        "f32[10]",
+        "f32[512,64]",
+        "f32[512,10]",
+    ),
     "gradient": (jax.grad(lambda w, x: (relu(x @ w) ** 2).sum()), "f32[300,200]", "f32[500,300]"),
     "jacobian": (jax.jacrev(lambda x, w: jnp.tanh(w @ x)), "f32[100]", "f32[80,100]"),
     "hessian": (jax.hessian(lambda x, a: (jnp.tanh(a @ x) ** 2).sum()), "f32[30]", "f32[50,30]"),
@@ -189,14 +230,21 @@ CASES = {
         "f32[500]",
     ),
     "recurrence": (
-        lambda w, u, xs: lax.scan(lambda h, x: ((y := jnp.tanh(h @ w * 0.05 + x @ u)), y), jnp.zeros((16, 64)), xs)[1],
+        lambda w, u, xs: lax.scan(
+            lambda h, x: ((y := jnp.tanh(h @ w * 0.05 + x @ u)), y), jnp.zeros((16, 64)), xs
+        )[1],
         "f32[64,64]",
         "f32[32,64]",
         "f32[50,16,32]",
     ),
     "kron": (jnp.kron, "f32[30,40]", "f32[20,25]"),
     "tril": (lambda a, b: jnp.tril(a) @ b, "f32[400,400]", "f32[400,100]"),
-    "masked": (lambda a, m, b: jnp.where(m, a, 0.0) @ b, "f32[400,400]", "bool[400,400]", "f32[400,100]"),
+    "masked": (
+        lambda a, m, b: jnp.where(m, a, 0.0) @ b,
+        "f32[400,400]",
+        "bool[400,400]",
+        "f32[400,100]",
+    ),
     "sum_after": (lambda a, b: (a @ b).sum(0), "f32[800,300]", "f32[300,500]"),
     "gathered": (lambda a, i, b: a[i] @ b, "f32[1000,64]", "i32[500]<1000", "f32[64,64]"),
     "spd_inverse_free": (

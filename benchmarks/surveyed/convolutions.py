@@ -12,13 +12,21 @@ BOX = np.ones(3, np.float32) / 3
 
 def conv(strides=(1, 1), padding="SAME", groups=1, dilation=(1, 1), layout=NHWC):
     return lambda x, w: lax.conv_general_dilated(
-        x, w, strides, padding, dimension_numbers=layout, feature_group_count=groups, rhs_dilation=dilation
+        x,
+        w,
+        strides,
+        padding,
+        dimension_numbers=layout,
+        feature_group_count=groups,
+        rhs_dilation=dilation,
     )
 
 
 def pool(kind, size, stride):
     init, f = {"max": (-jnp.inf, lax.max), "sum": (0.0, lax.add), "min": (jnp.inf, lax.min)}[kind]
-    return lambda x: lax.reduce_window(x, init, f, (1, size, size, 1), (1, stride, stride, 1), "VALID")
+    return lambda x: lax.reduce_window(
+        x, init, f, (1, size, size, 1), (1, stride, stride, 1), "VALID"
+    )
 
 
 def block(x, w1, w2):
@@ -88,7 +96,9 @@ def harris(x):
     gx, gy = (x[1:-1, 2:] - x[1:-1, :-2]) / 2, (x[2:, 1:-1] - x[:-2, 1:-1]) / 2
 
     def box(a):
-        return sum(a[i : a.shape[0] - 2 + i, j : a.shape[1] - 2 + j] for i in range(3) for j in range(3))
+        return sum(
+            a[i : a.shape[0] - 2 + i, j : a.shape[1] - 2 + j] for i in range(3) for j in range(3)
+        )
 
     a, b, c = box(gx * gx), box(gx * gy), box(gy * gy)
     return a * c - b * b - 0.05 * (a + c) ** 2
@@ -115,10 +125,16 @@ CASES = {
     "depthwise_7": (conv(groups=96), "f32[2,56,56,96]", "f32[7,7,1,96]"),
     "grouped": (conv(groups=4), "f32[4,28,28,64]", "f32[3,3,16,64]"),
     "nchw": (conv(layout=("NCHW", "OIHW", "NCHW")), "f32[4,64,28,28]", "f32[64,64,3,3]"),
-    "nchw_stem": (conv(strides=(2, 2), layout=("NCHW", "OIHW", "NCHW")), "f32[2,3,112,112]", "f32[32,3,3,3]"),
+    "nchw_stem": (
+        conv(strides=(2, 2), layout=("NCHW", "OIHW", "NCHW")),
+        "f32[2,3,112,112]",
+        "f32[32,3,3,3]",
+    ),
     "bf16": (conv(), "bf16[4,32,32,64]", "bf16[3,3,64,64]"),
     "1d": (
-        lambda x, w: lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")),
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        ),
         "f32[8,1000,32]",
         "f32[5,32,64]",
     ),
@@ -130,7 +146,9 @@ CASES = {
         "f32[4,1,128]",
     ),
     "3d": (
-        lambda x, w: lax.conv_general_dilated(x, w, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")),
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
+        ),
         "f32[1,16,32,32,8]",
         "f32[3,3,3,8,16]",
     ),
@@ -141,8 +159,16 @@ CASES = {
     ),
     "block": (block, "f32[2,28,28,64]", "f32[3,3,64,64]", "f32[3,3,64,64]"),
     "batch_norm": (batch_norm, "f32[4,32,32,32]", "f32[3,3,32,32]", "f32[32]", "f32[32]"),
-    "gradient": (jax.grad(lambda w, x: (conv()(x, w) ** 2).sum()), "f32[3,3,32,32]", "f32[4,28,28,32]"),
-    "gradient_input": (jax.grad(lambda x, w: (conv()(x, w) ** 2).sum()), "f32[4,28,28,32]", "f32[3,3,32,32]"),
+    "gradient": (
+        jax.grad(lambda w, x: (conv()(x, w) ** 2).sum()),
+        "f32[3,3,32,32]",
+        "f32[4,28,28,32]",
+    ),
+    "gradient_input": (
+        jax.grad(lambda x, w: (conv()(x, w) ** 2).sum()),
+        "f32[4,28,28,32]",
+        "f32[3,3,32,32]",
+    ),
     "max_pool": (pool("max", 2, 2), "f32[8,112,112,32]"),
     "max_pool_3": (pool("max", 3, 2), "f32[4,112,112,64]"),
     "avg_pool": (pool("sum", 2, 2), "f32[8,112,112,32]"),
@@ -172,19 +198,30 @@ CASES = {
     "resize": (lambda x: jax.image.resize(x, (300, 400), "bilinear"), "f32[200,300]"),
     "resize_rgb": (lambda x: jax.image.resize(x, (224, 224, 3), "bilinear"), "f32[256,320,3]"),
     "patches": (
-        lambda x, w: x.reshape(4, 14, 16, 14, 16, 3).transpose(0, 1, 3, 2, 4, 5).reshape(4, 196, 768) @ w,
+        lambda x, w: (
+            x.reshape(4, 14, 16, 14, 16, 3).transpose(0, 1, 3, 2, 4, 5).reshape(4, 196, 768) @ w
+        ),
         "f32[4,224,224,3]",
         "f32[768,192]",
     ),
     "convolve_1d": (lambda x, k: jnp.convolve(x, k), "f32[100000]", "f32[31]"),
     "moving_mean": (lambda x: jnp.convolve(x, jnp.ones(10) / 10, mode="valid"), "f32[500000]"),
     "integral_image": (lambda x: x.cumsum(0).cumsum(1), "f32[1000,1000]"),
-    "histogram_equal": (lambda x: jnp.interp(x, jnp.linspace(-3, 3, 64), jnp.linspace(0, 1, 64)), "f32[500,500]"),
-    "erosion": (lambda x: lax.reduce_window(x, jnp.inf, lax.min, (3, 3), (1, 1), "SAME"), "f32[1000,1000]"),
+    "histogram_equal": (
+        lambda x: jnp.interp(x, jnp.linspace(-3, 3, 64), jnp.linspace(0, 1, 64)),
+        "f32[500,500]",
+    ),
+    "erosion": (
+        lambda x: lax.reduce_window(x, jnp.inf, lax.min, (3, 3), (1, 1), "SAME"),
+        "f32[1000,1000]",
+    ),
     "blur_channels_first": (lambda x: jax.vmap(box_blur)(x), "f32[3,700,900]"),
     "flip_and_crop": (lambda x: x[:, 16:240, 16:240][:, :, ::-1], "f32[8,256,256,3]"),
     "normalise_u8": (
-        lambda x: (x.astype(jnp.float32) / 255 - jnp.array([0.485, 0.456, 0.406])) / jnp.array([0.229, 0.224, 0.225]),
+        lambda x: (
+            (x.astype(jnp.float32) / 255 - jnp.array([0.485, 0.456, 0.406]))
+            / jnp.array([0.229, 0.224, 0.225])
+        ),
         "u8[8,224,224,3]<255",
     ),
 }

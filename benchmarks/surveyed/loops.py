@@ -76,7 +76,9 @@ def residual_norm(u):
 
 def gradient_descent(steps):
     def f(x, d):
-        return lax.fori_loop(0, steps, lambda _, w: w - 0.1 / x.shape[0] * (x.T @ (x @ w - d)), jnp.zeros(x.shape[1]))
+        return lax.fori_loop(
+            0, steps, lambda _, w: w - 0.1 / x.shape[0] * (x.T @ (x @ w - d)), jnp.zeros(x.shape[1])
+        )
 
     return f
 
@@ -119,7 +121,11 @@ def n_body(x, v):
 def lorenz(p):
     def step(c, _):
         x, y, z = c
-        return (x + 0.01 * 10 * (y - x), y + 0.01 * (x * (28 - z) - y), z + 0.01 * (x * y - 8 / 3 * z)), None
+        return (
+            x + 0.01 * 10 * (y - x),
+            y + 0.01 * (x * (28 - z) - y),
+            z + 0.01 * (x * y - 8 / 3 * z),
+        ), None
 
     return lax.scan(step, (p[0], p[1], p[2]), None, length=200)[0]
 
@@ -174,7 +180,15 @@ def vae_loss(x, w1, wm, ws, w2):
 
 
 D = 128
-BLOCK = (f"f32[{D}]", f"f32[{D}]", *(f"f32[{D},{D}]",) * 4, f"f32[{D}]", f"f32[{D}]", f"f32[{D},512]", f"f32[512,{D}]")
+BLOCK = (
+    f"f32[{D}]",
+    f"f32[{D}]",
+    *(f"f32[{D},{D}]",) * 4,
+    f"f32[{D}]",
+    f"f32[{D}]",
+    f"f32[{D},512]",
+    f"f32[512,{D}]",
+)
 LLAMA = (
     f"f32[{D}]",
     f"f32[{D},{D}]",
@@ -204,7 +218,10 @@ CASES = {
     "variable_heat": (repeat(10, variable_heat), "f32[800,800]", "f32[800,800]"),
     "advect": (repeat(50, advect), "f32[50000]"),
     "residual_norm": (residual_norm, "f32[800,800]"),
-    "scan_jacobi": (lambda u: lax.scan(lambda c, _: (jacobi(c)[0], None), u, None, length=20)[0], "f32[600,600]"),
+    "scan_jacobi": (
+        lambda u: lax.scan(lambda c, _: (jacobi(c)[0], None), u, None, length=20)[0],
+        "f32[600,600]",
+    ),
     "one_step": (jacobi, "f32[2000,2000]"),
     "jacobi_batch": (jax.vmap(repeat(10, jacobi)), "f32[8,200,200]"),
     "descent_10000x200": (gradient_descent(20), "f32[10000,200]", "f32[10000]"),
@@ -221,9 +238,20 @@ CASES = {
     "lstm": (lstm, "f32[30,16,32]", "f32[32,256]", "f32[64,256]"),
     "ssm": (ssm, "f32[200,64]", "f32[64,16]", "f32[64,16]", "f32[64,16]"),
     "gpt_block": (gpt_block, f"f32[256,{D}]", *BLOCK),
-    "gpt_block_gradient": (jax.grad(lambda *a: (gpt_block(*a) ** 2).mean(), argnums=tuple(range(11))), f"f32[128,{D}]", *BLOCK),
+    "gpt_block_gradient": (
+        jax.grad(lambda *a: (gpt_block(*a) ** 2).mean(), argnums=tuple(range(11))),
+        f"f32[128,{D}]",
+        *BLOCK,
+    ),
     "llama_block": (llama_block, f"f32[256,{D}]", *LLAMA),
-    "vit_pool": (vit_pool, "f32[16,196,192]", "f32[192,192]", "f32[192]", "f32[192]", "f32[192,10]"),
+    "vit_pool": (
+        vit_pool,
+        "f32[16,196,192]",
+        "f32[192,192]",
+        "f32[192]",
+        "f32[192]",
+        "f32[192,10]",
+    ),
     "vae_gradient": (
         jax.grad(vae_loss, argnums=(1, 2, 3, 4)),
         "f32[128,784]",
@@ -232,21 +260,31 @@ CASES = {
         "f32[256,20]",
         "f32[20,784]",
     ),
-    "newton_roots": (repeat(10, lambda x: (x - (x**3 - 2 * x - 5) / (3 * x * x - 2),)), "f32[500000]>2"),
+    "newton_roots": (
+        repeat(10, lambda x: (x - (x**3 - 2 * x - 5) / (3 * x * x - 2),)),
+        "f32[500000]>2",
+    ),
     "sinkhorn": (
         lambda c: lax.fori_loop(
             0,
             10,
-            lambda _, f: (lambda g: 0 - jax.nn.logsumexp(g[None] - c, 1))(0 - jax.nn.logsumexp(f[:, None] - c, 0)),
+            lambda _, f: (lambda g: 0 - jax.nn.logsumexp(g[None] - c, 1))(
+                0 - jax.nn.logsumexp(f[:, None] - c, 0)
+            ),
             jnp.zeros(300),
         ),
         "f32[300,300]>0",
     ),
     "monte_carlo_pi": (
-        lambda k: (lambda p: ((p**2).sum(-1) < 1).mean())(jax.random.uniform(jax.random.key(k[0]), (200000, 2))),
+        lambda k: (lambda p: ((p**2).sum(-1) < 1).mean())(
+            jax.random.uniform(jax.random.key(k[0]), (200000, 2))
+        ),
         "i32[1]<9",
     ),
-    "random_walk": (lambda k: jax.random.normal(jax.random.key(k[0]), (100, 1000)).cumsum(1).max(1), "i32[1]<9"),
+    "random_walk": (
+        lambda k: jax.random.normal(jax.random.key(k[0]), (100, 1000)).cumsum(1).max(1),
+        "i32[1]<9",
+    ),
     "power_spectrum": (lambda x: jnp.abs(jnp.fft.rfft(x)) ** 2, "f32[100,1024]"),
     "runge_kutta": (
         lambda x: lax.fori_loop(
@@ -254,9 +292,11 @@ CASES = {
             20,
             lambda _, x: (
                 lambda f: (
-                    lambda a: (lambda b: (lambda c: x + 0.01 / 6 * (a + 2 * b + 2 * c + f(x + 0.01 * c)))(f(x + 0.005 * b)))(
-                        f(x + 0.005 * a)
-                    )
+                    lambda a: (
+                        lambda b: (lambda c: x + 0.01 / 6 * (a + 2 * b + 2 * c + f(x + 0.01 * c)))(
+                            f(x + 0.005 * b)
+                        )
+                    )(f(x + 0.005 * a))
                 )(f(x))
             )(lambda y: jnp.sin(y) - 0.1 * y),
             x,
@@ -269,9 +309,11 @@ CASES = {
         "f32[100,3]",
     ),
     "svd_free_pca": (
-        lambda x: (lambda c: lax.fori_loop(0, 10, lambda _, v: (w := c @ v) / jnp.linalg.norm(w), jnp.ones(x.shape[1])))(
-            ((y := x - x.mean(0)).T @ y) / x.shape[0]
-        ),
+        lambda x: (
+            lambda c: lax.fori_loop(
+                0, 10, lambda _, v: (w := c @ v) / jnp.linalg.norm(w), jnp.ones(x.shape[1])
+            )
+        )(((y := x - x.mean(0)).T @ y) / x.shape[0]),
         "f32[2000,50]",
     ),
 }

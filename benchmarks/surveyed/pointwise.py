@@ -66,12 +66,18 @@ def fake_quantise(x):
 def haversine(a, b):
     la, lb = jnp.deg2rad(a), jnp.deg2rad(b)
     d = lb - la
-    h = jnp.sin(d[:, 0] / 2) ** 2 + jnp.cos(la[:, 0]) * jnp.cos(lb[:, 0]) * jnp.sin(d[:, 1] / 2) ** 2
+    h = (
+        jnp.sin(d[:, 0] / 2) ** 2
+        + jnp.cos(la[:, 0]) * jnp.cos(lb[:, 0]) * jnp.sin(d[:, 1] / 2) ** 2
+    )
     return 2 * 6371 * jnp.arcsin(jnp.sqrt(jnp.clip(h, 0, 1)))
 
 
 CASES = {
-    **{f: (getattr(jnp, f), N + (">0.1" if f in ("log", "log2", "sqrt", "log1p") else "")) for f in UNARY},
+    **{
+        f: (getattr(jnp, f), N + (">0.1" if f in ("log", "log2", "sqrt", "log1p") else ""))
+        for f in UNARY
+    },
     **{f"nn_{f}": (getattr(jax.nn, f), N) for f in NN},
     "erf": (jax.lax.erf, N),
     "lgamma": (jax.lax.lgamma, "f32[300000]>0.1"),
@@ -100,7 +106,11 @@ CASES = {
     "cast_u8": (lambda x: (x * 255).astype(jnp.uint8), "f32[2000000]>0"),
     "bits": (lambda x: (x ^ (x >> 13)) * 5 & 0xFFFF, "u32[2000000]"),
     "popcount": (jax.lax.population_count, "u32[2000000]"),
-    "ten_operations": (lambda x, y: jnp.tanh(x * y + 1) * jnp.exp(-x * x) + jnp.sin(y) / (1 + y * y) - jnp.abs(x), N, N),
+    "ten_operations": (
+        lambda x, y: jnp.tanh(x * y + 1) * jnp.exp(-x * x) + jnp.sin(y) / (1 + y * y) - jnp.abs(x),
+        N,
+        N,
+    ),
     "polynomial": (lambda x: ((x * 0.3 + 0.2) * x - 0.7) * x + 1.1, N),
     "horner_12": (horner, N),
     "power_int": (lambda x: x**7 + x**3, N),
@@ -148,11 +158,18 @@ CASES = {
     "arange": (lambda x: x + jnp.arange(x.shape[0]) * 0.1, N),
     "linspace": (lambda x: x * jnp.linspace(0, 1, x.shape[1]), "f32[1000,1000]"),
     "positional": (
-        lambda x: x + jnp.sin(jnp.arange(x.shape[0])[:, None] / 10000 ** (jnp.arange(x.shape[1]) / x.shape[1])),
+        lambda x: (
+            x
+            + jnp.sin(
+                jnp.arange(x.shape[0])[:, None] / 10000 ** (jnp.arange(x.shape[1]) / x.shape[1])
+            )
+        ),
         "f32[1024,512]",
     ),
     "dropout": (
-        lambda x, k: jnp.where(jax.random.bernoulli(jax.random.key(k[0]), 0.9, x.shape), x / 0.9, 0),
+        lambda x, k: jnp.where(
+            jax.random.bernoulli(jax.random.key(k[0]), 0.9, x.shape), x / 0.9, 0
+        ),
         "f32[1000,500]",
         "i32[1]<5",
     ),
@@ -161,17 +178,33 @@ CASES = {
     "tril": (jnp.tril, "f32[1500,1500]"),
     "eye_add": (lambda x: x + 0.1 * jnp.eye(x.shape[0]), "f32[1500,1500]"),
     "isnan": (lambda x: jnp.nan_to_num(x), N),
-    "bias_gradient": (jax.grad(lambda b, x: (jax.nn.gelu(x + b) ** 2).sum()), "f32[512]", "f32[2000,512]"),
+    "bias_gradient": (
+        jax.grad(lambda b, x: (jax.nn.gelu(x + b) ** 2).sum()),
+        "f32[512]",
+        "f32[2000,512]",
+    ),
     "gelu_gradient": (jax.grad(lambda x: jax.nn.gelu(x).sum()), N),
     "tanh_gradient": (jax.grad(lambda x: (jnp.tanh(x) ** 2).sum()), N),
     "softplus_gradient": (jax.grad(lambda x: jax.nn.softplus(x).sum()), N),
     "complex_multiply": (lambda x, y: x * y, "c64[500000]", "c64[500000]"),
     "complex_abs": (jnp.abs, "c64[500000]"),
-    "select_n": (lambda i, a, b, c: jnp.choose(i, [a, b, c], mode="clip"), "i32[500000]<3", *("f32[500000]",) * 3),
-    "choose_5": (lambda i, *a: jnp.choose(i, list(a), mode="clip"), "i32[200000]<5", *("f32[200000]",) * 5),
+    "select_n": (
+        lambda i, a, b, c: jnp.choose(i, [a, b, c], mode="clip"),
+        "i32[500000]<3",
+        *("f32[500000]",) * 3,
+    ),
+    "choose_5": (
+        lambda i, *a: jnp.choose(i, list(a), mode="clip"),
+        "i32[200000]<5",
+        *("f32[200000]",) * 5,
+    ),
     "one_of_two": (lambda i, a, b: jnp.where(i[0] > 0, a, b), "i32[1]<2", N, N),
     "one_of_four": (lambda i, *a: jnp.stack(a)[i[0]], "i32[1]<4", *(N,) * 4),
-    "poisson": (lambda k, r: (k * jnp.log(r) - r - jax.lax.lgamma(k + 1)).sum(), "f32[500000]>0.1", "f32[500000]>0.1"),
+    "poisson": (
+        lambda k, r: (k * jnp.log(r) - r - jax.lax.lgamma(k + 1)).sum(),
+        "f32[500000]>0.1",
+        "f32[500000]>0.1",
+    ),
     "flip_u8": (lambda x: x[:, :, ::-1], "u8[8,256,256,3]"),
     "piecewise": (lambda x: jnp.select([x < -1, x < 0, x < 1], [-x, x * x, jnp.sin(x)], 1.0), N),
     "bool_logic": (lambda x, y: ((x > 0) & (y > 0)) | (x + y > 2), N, N),
@@ -183,7 +216,11 @@ CASES = {
     ),
     "i64_hash": (lambda x: (x * 2654435761) >> 7, "i64[1000000]"),
     "constant_table": (lambda x: x * np.hanning(1000).astype(np.float32), "f32[1000,1000]"),
-    "dus": (lambda x, y: jax.lax.dynamic_update_slice(x, y, (10, 20)), "f32[1000,1000]", "f32[100,100]"),
+    "dus": (
+        lambda x, y: jax.lax.dynamic_update_slice(x, y, (10, 20)),
+        "f32[1000,1000]",
+        "f32[100,100]",
+    ),
     "at_set": (lambda x: x.at[1:-1, 1:-1].set(0), "f32[1000,1000]"),
     "at_add_row": (lambda x, y: x.at[3].add(y), "f32[1000,1000]", "f32[1000]"),
 }

@@ -115,7 +115,11 @@ CASES = {
     "softmax_f16": (softmax, "f16[500,1000]"),
     "softmax_4d": (softmax, "f32[4,8,128,128]"),
     "softmax_temperature": (lambda x: softmax(x / 0.7), "f32[1000,512]"),
-    "softmax_masked": (lambda x, m: softmax(jnp.where(m, x, -jnp.inf)), "f32[1000,500]", "bool[1000,500]"),
+    "softmax_masked": (
+        lambda x, m: softmax(jnp.where(m, x, -jnp.inf)),
+        "f32[1000,500]",
+        "bool[1000,500]",
+    ),
     "log_softmax": (log_softmax, "f32[2000,1000]"),
     "lse": (lambda x: lse(x, 1), "f32[3000,2000]"),
     "lse_0": (lambda x: lse(x, 0), "f32[2000,1000]"),
@@ -123,7 +127,15 @@ CASES = {
     "softmax_gradient": (gradient(softmax), "f32[1000,1000]"),
     **{
         f"layer_norm_{m}x{n}": (layer_norm, f"f32[{m},{n}]", f"f32[{n}]", f"f32[{n}]")
-        for m, n in ((4096, 1024), (512, 768), (10000, 64), (100, 10000), (3001, 300), (50000, 16), (8, 512))
+        for m, n in (
+            (4096, 1024),
+            (512, 768),
+            (10000, 64),
+            (100, 10000),
+            (3001, 300),
+            (50000, 16),
+            (8, 512),
+        )
     },
     "layer_norm_bf16": (layer_norm, "bf16[2048,1024]", "bf16[1024]", "bf16[1024]"),
     "layer_norm_3d": (layer_norm, "f32[8,128,512]", "f32[512]", "f32[512]"),
@@ -131,10 +143,20 @@ CASES = {
     "rms_norm": (rms_norm, "f32[2048,2048]", "f32[2048]"),
     "rms_norm_odd": (rms_norm, "f32[1001,333]", "f32[333]"),
     "rms_norm_gradient": (gradient(rms_norm, 2), "f32[1000,512]", "f32[512]"),
-    "rms_norm_residual": (lambda x, y, g: ((z := x + y), rms_norm(z, g)), "f32[2048,1024]", "f32[2048,1024]", "f32[1024]"),
+    "rms_norm_residual": (
+        lambda x, y, g: ((z := x + y), rms_norm(z, g)),
+        "f32[2048,1024]",
+        "f32[2048,1024]",
+        "f32[1024]",
+    ),
     "group_norm": (group_norm, "f32[4,32,32,64]", "f32[64]", "f32[64]"),
     "batch_norm": (batch_norm, "f32[10000,128]", "f32[128]", "f32[128]"),
-    "batch_norm_gradient": (gradient(lambda *a: jnp.tanh(batch_norm(*a)), 3), "f32[4000,64]", "f32[64]", "f32[64]"),
+    "batch_norm_gradient": (
+        gradient(lambda *a: jnp.tanh(batch_norm(*a)), 3),
+        "f32[4000,64]",
+        "f32[64]",
+        "f32[64]",
+    ),
     "instance_norm": (instance_norm, "f32[8,56,56,32]"),
     "standardise": (lambda x: (x - x.mean()) / x.std(), "f32[2000,1000]"),
     "standardise_0": (lambda x: (x - x.mean(0)) / x.std(0), "f32[20000,30]"),
@@ -146,7 +168,11 @@ CASES = {
     "cross_entropy_odd": (cross_entropy, "f32[999,12345]", "i32[999]<12345"),
     "cross_entropy_bf16": (cross_entropy, "bf16[1024,8000]", "i32[1024]<8000"),
     "cross_entropy_gradient": (jax.grad(cross_entropy), "f32[1024,4000]", "i32[1024]<4000"),
-    "cross_entropy_value_gradient": (jax.value_and_grad(cross_entropy), "f32[256,10000]", "i32[256]<10000"),
+    "cross_entropy_value_gradient": (
+        jax.value_and_grad(cross_entropy),
+        "f32[256,10000]",
+        "i32[256]<10000",
+    ),
     "one_hot_entropy": (one_hot_entropy, "f32[2048,1000]", "i32[2048]<1000"),
     "smoothed": (smoothed, "f32[2048,1000]", "i32[2048]<1000"),
     "z_loss": (z_loss, "f32[1024,8000]", "i32[1024]<8000"),
@@ -164,7 +190,11 @@ CASES = {
         "f32[1000000]",
         "f32[1000000]",
     ),
-    "bce": (lambda x, y: (jnp.maximum(x, 0) - x * y + jnp.log1p(jnp.exp(-jnp.abs(x)))).mean(), "f32[1000000]", "f32[1000000]"),
+    "bce": (
+        lambda x, y: (jnp.maximum(x, 0) - x * y + jnp.log1p(jnp.exp(-jnp.abs(x)))).mean(),
+        "f32[1000000]",
+        "f32[1000000]",
+    ),
     "hinge": (lambda x, y: jnp.maximum(0, 1 - x * y).mean(), "f32[1000000]", "f32[1000000]"),
     "gaussian_nll": (
         lambda m, s, x: (0.5 * ((x - m) / jnp.exp(s)) ** 2 + s).mean(),
@@ -173,7 +203,10 @@ CASES = {
         "f32[1000000]",
     ),
     **{
-        f"sum_{'_'.join(map(str, s))}_{a}": (lambda x, a=a: x.sum(a), f"f32[{','.join(map(str, s))}]")
+        f"sum_{'_'.join(map(str, s))}_{a}": (
+            lambda x, a=a: x.sum(a),
+            f"f32[{','.join(map(str, s))}]",
+        )
         for s, a in (
             ((5000000,), 0),
             ((2000, 2000), 0),
@@ -208,7 +241,10 @@ CASES = {
     "mean_var": (lambda x: (x.mean(1), x.var(1)), "f32[4000,1000]"),
     "var_0": (lambda x: x.var(0), "f32[5000,400]"),
     "std_all": (jnp.std, "f32[3000000]"),
-    "norms": (lambda x: (jnp.abs(x).sum(1), jnp.sqrt((x * x).sum(1)), jnp.abs(x).max(1)), "f32[3000,1000]"),
+    "norms": (
+        lambda x: (jnp.abs(x).sum(1), jnp.sqrt((x * x).sum(1)), jnp.abs(x).max(1)),
+        "f32[3000,1000]",
+    ),
     "global_norm": (
         lambda *a: jnp.sqrt(sum((x * x).sum() for x in a)),
         "f32[1000,1000]",
@@ -216,7 +252,11 @@ CASES = {
         "f32[1000,500]",
         "f32[300,700]",
     ),
-    "weighted_mean": (lambda x, w: (x * w[:, None]).sum(0) / w.sum(), "f32[20000,30]", "f32[20000]>0.1"),
+    "weighted_mean": (
+        lambda x, w: (x * w[:, None]).sum(0) / w.sum(),
+        "f32[20000,30]",
+        "f32[20000]>0.1",
+    ),
     "nanmean": (jnp.nanmean, "f32[2000000]"),
     "trace": (jnp.trace, "f32[2000,2000]"),
     "frobenius": (jnp.linalg.norm, "f32[2000,2000]"),

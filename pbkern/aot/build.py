@@ -33,7 +33,9 @@ from .library import Library
 EMITTED = ("obj", "asm", "llvm")
 
 
-def build_library(asked: Wanted, options: CompileOptions, make: Callable[[CompileOptions], Function]) -> Library:
+def build_library(
+    asked: Wanted, options: CompileOptions, make: Callable[[CompileOptions], Function]
+) -> Library:
     """Makes a library and writes its files. Nothing is written after an error.
 
     make: the function as it is planned under such options, for one device.
@@ -46,7 +48,9 @@ def build_library(asked: Wanted, options: CompileOptions, make: Callable[[Compil
         parts = [_part(d, options, make, times) for d in devices]
         threads = max(map(lambda d: most_threads(options, d), devices))
         interface = _interface(asked.name, parts, options.user_device_memory, threads)
-        described = metadata_of(interface, options, devices, [p.variant.mlir if p.variant else "" for p in parts])
+        described = metadata_of(
+            interface, options, devices, [p.variant.mlir if p.variant else "" for p in parts]
+        )
         entry = Entry(interface, parts, json.dumps(described))
         kinds = {"obj", *(k for k in asked.files if k in EMITTED)}
         made = _timed(times, "LLVM", emitted, entry, [p.variant for p in parts], devices[0], kinds)
@@ -57,17 +61,24 @@ def build_library(asked: Wanted, options: CompileOptions, make: Callable[[Compil
         record.milliseconds |= times
         stages.report(record)
     header = texts["header"].decode()
-    return Library(asked.name, dict(asked.files), header, described, made["obj"], devices[0], options.openmp)
+    return Library(
+        asked.name, dict(asked.files), header, described, made["obj"], devices[0], options.openmp
+    )
 
 
 def _interface(name: str, parts: Sequence[Part], user_memory: bool, threads: int) -> Interface:
     """Describes what holds for every device: plans may differ in what they read, and in which results replace arguments."""
     functions = [p.function for p in parts]
-    inputs = [dataclasses.replace(of[0], is_used=any(a.is_used for a in of)) for of in zip(*(f.inputs for f in functions))]
+    inputs = [
+        dataclasses.replace(of[0], is_used=any(a.is_used for a in of))
+        for of in zip(*(f.inputs for f in functions))
+    ]
     shared = [pair for pair in functions[0].shared if all(pair in f.shared for f in functions)]
     memory = max(p.memory_bytes(threads) for p in parts)
     devices = [p.device.name for p in parts]
-    return Interface(name, inputs, functions[0].outputs, shared, user_memory, memory, devices, threads)
+    return Interface(
+        name, inputs, functions[0].outputs, shared, user_memory, memory, devices, threads
+    )
 
 
 def _texts(
@@ -79,13 +90,17 @@ def _texts(
         "header": lambda: header_text(of),
         "metadata": lambda: json.dumps(described, indent=1) + "\n",
         "mlir": lambda: "\n".join(p.variant.mlir for p in parts if p.variant),
-        "kernels": lambda: "\n\n".join(k.source() for k in parts[0].function.build.record.kernels) + "\n",
+        "kernels": lambda: (
+            "\n\n".join(k.source() for k in parts[0].function.build.record.kernels) + "\n"
+        ),
         "cmake": lambda: companions.cmake(of, names, options.openmp),
         "pkgconfig": lambda: companions.pkgconfig(of, names, options.openmp, VERSION),
         "cpp": lambda: companions.cpp(of, names),
         "bench": lambda: companions.bench(of, names, options.openmp),
     }
-    return {kind: make().encode() for kind, make in makers.items() if kind in (*asked.files, "header")}
+    return {
+        kind: make().encode() for kind, make in makers.items() if kind in (*asked.files, "header")
+    }
 
 
 def plan_options(options: CompileOptions, device: Device) -> CompileOptions:
@@ -114,7 +129,14 @@ def _part(device: Device, options: CompileOptions, make: Callable, times: dict[s
         return Part(device, function, None)
     threads = most_threads(options, device)
     variant = _timed(
-        times, f"lowering for {device.name}", variant_of, function.program, options, device, threads, options.openmp
+        times,
+        f"lowering for {device.name}",
+        variant_of,
+        function.program,
+        options,
+        device,
+        threads,
+        options.openmp,
     )
     return Part(device, function, variant)
 
@@ -127,9 +149,17 @@ def _timed(times: dict[str, float], what: str, f: Callable, *args: Any) -> Any:
     return result
 
 
-def _write(files: Mapping[str, pathlib.Path], texts: Mapping[str, bytes], device: Device, use_openmp: bool, times) -> None:
+def _write(
+    files: Mapping[str, pathlib.Path],
+    texts: Mapping[str, bytes],
+    device: Device,
+    use_openmp: bool,
+    times,
+) -> None:
     with all_or_none(files) as places, tempfile.TemporaryDirectory() as folder:
-        code = pathlib.Path(folder) / f"{next(iter(files.values())).stem}.o"  # its name is in an archive
+        code = (
+            pathlib.Path(folder) / f"{next(iter(files.values())).stem}.o"
+        )  # its name is in an archive
         code.write_bytes(texts["obj"])
         for kind, place in places.items():
             if kind == "shared":

@@ -25,38 +25,58 @@ from .library import Library
 
 
 def polyblocks_aot_jax(
-    fn: Callable | Kernel | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
-    donate_argnums=None, donate_argnames=None, runtime_args=None,
-    output: str | os.PathLike | None = None, emit: Iterable[str] | None = None,
-) -> Any:  # fmt: skip
+    fn: Callable | Kernel | None = None,
+    *,
+    compile_options=None,
+    static_argnums=None,
+    static_argnames=None,
+    donate_argnums=None,
+    donate_argnames=None,
+    runtime_args=None,
+    output: str | os.PathLike | None = None,
+    emit: Iterable[str] | None = None,
+) -> Any:
     """Compiles a JAX function ahead of time: an object file and a C header that need neither Python nor XLA.
 
         library = polyblocks_aot_jax(compile_options={"aot_name": "unsharp_mask"})(f)(img)
 
-    The call compiles for the types of its arguments, arrays or jax.ShapeDtypeStructs, and runs nothing. It returns a Library:
-    `paths` of its files, `header`, `metadata`, and `load()`, which makes it callable on NumPy arrays.
+    The call compiles for the types of its arguments, arrays or jax.ShapeDtypeStructs, and runs
+    nothing. It returns a Library: `paths` of its files, `header`, `metadata`, and `load()`, which
+    makes it callable on NumPy arrays.
 
-    Args:
-      fn: a function, one that pbkern.jit or pbkern.from_stablehlo made, a pbkern.kernel or a Kernel. Kernels with in_types and
+    Args: fn: a function, one that pbkern.jit or pbkern.from_stablehlo made, a pbkern.kernel or a
+      Kernel. Kernels with in_types and
         StableHLO programs take no arguments.
-      compile_options: see pbkern.CompileOptions; of AOT: aot_name, device, user_device_memory, openmp, num_threads.
+      compile_options: see pbkern.CompileOptions; of AOT: aot_name, device, user_device_memory,
+        openmp, num_threads.
       static_argnums, static_argnames: arguments that are compile-time constants.
       donate_argnums, donate_argnames: arguments that may be the same arrays as results.
       runtime_args: an older name of compile_options.
-      output: a folder, or the name of one file, whose end says what it is to be: .o .h .so .a .s .ll .mlir; None: here.
-      emit: what to write: "obj", "header", "shared", "static", "asm", "llvm", "mlir", "kernels", "metadata", "cmake",
-        "pkgconfig", "cpp", "bench". None: the first two.
-    Raises OptionError for options, names and paths that cannot be; when called, UnsupportedOp for what only XLA or Python could
-    run, TargetError for missing tools, or what JAX raises. Nothing is written then.
+      output: a folder, or the name of one file, whose end says what it is to be: .o .h .so .a .s
+        .ll .mlir; None: here.
+      emit: what to write: "obj", "header", "shared", "static", "asm", "llvm", "mlir", "kernels",
+        "metadata", "cmake", "pkgconfig", "cpp", "bench". None: the first two.
+    Raises OptionError for options, names and paths that cannot be; when called, UnsupportedOp for
+    what only XLA or Python could run, TargetError for missing tools, or what JAX raises. Nothing is
+    written then.
     """
     compile_options = named_once(compile_options, runtime_args)
-    given = {"static_argnums": static_argnums, "static_argnames": static_argnames, "donate_argnums": donate_argnums,
-             "donate_argnames": donate_argnames}  # fmt: skip
+    given = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+    }
     if fn is None:
-        return functools.partial(polyblocks_aot_jax, compile_options=compile_options, output=output, emit=emit, **given)
+        return functools.partial(
+            polyblocks_aot_jax, compile_options=compile_options, output=output, emit=emit, **given
+        )
     if isinstance(fn, type) or not (callable(fn) or isinstance(fn, Kernel)):
-        raise OptionError("polyblocks_aot_jax compiles a function", why=f"given {fn!r}",
-                          hint="polyblocks_aot_jax(compile_options={...})(fn)(*args)")  # fmt: skip
+        raise OptionError(
+            "polyblocks_aot_jax compiles a function",
+            why=f"given {fn!r}",
+            hint="polyblocks_aot_jax(compile_options={...})(fn)(*args)",
+        )
     imported = fn if isinstance(fn, ImportedFunction) else None
     fn = fn if imported is None else imported.jitted
     if isinstance(fn, JitFunction):
@@ -69,14 +89,18 @@ def polyblocks_aot_jax(
     return compiled if imported is None else functools.partial(_of_imported, imported, compiled)
 
 
-def _of_imported(program: ImportedFunction, compiled: Callable[..., Library], /, *args: Any, **kwargs: Any) -> Library:
+def _of_imported(
+    program: ImportedFunction, compiled: Callable[..., Library], /, *args: Any, **kwargs: Any
+) -> Library:
     """A StableHLO program brings its types along."""
     given, named = (args, kwargs) if args or kwargs else program.example
     with program.types_kept():
         return compiled(*given, **named)
 
 
-def compile_library(fn, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any) -> Library:
+def compile_library(
+    fn, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any
+) -> Library:
     """The library of a function for arguments like these."""
     from .build import build_library  # with all that lowers, which `import pbkern` does not need
 
@@ -90,14 +114,25 @@ def compile_library(fn, options: CompileOptions, output, emit, /, *args: Any, **
         JitFunction(fn, options, {})  # which looks at the marked arguments as jax.jit does
     except ValueError as e:
         marked = {k: v for k, v in options.differing().items() if k in ARGUMENT_OPTIONS}
-        raise OptionError(f"`{own_name}` has no such arguments", why=f"{marked}: {str(e).splitlines()[0]}") from None
+        raise OptionError(
+            f"`{own_name}` has no such arguments", why=f"{marked}: {str(e).splitlines()[0]}"
+        ) from None
     traced = call.trace(fn, static, donated, args, kwargs)
     _refuse_refs(traced)
-    paths = argument_paths(fn, args, kwargs, lambda of: of in static.positions or of in static.names)
+    paths = argument_paths(
+        fn, args, kwargs, lambda of: of in static.positions or of in static.names
+    )
 
     def make(planned: CompileOptions) -> Function:
-        return function_of(traced.closed, own_name, planned, paths, result_paths(traced.results),
-                           traced.held[: traced.constants], traced.donated)  # fmt: skip
+        return function_of(
+            traced.closed,
+            own_name,
+            planned,
+            paths,
+            result_paths(traced.results),
+            traced.held[: traced.constants],
+            traced.donated,
+        )
 
     return build_library(asked, options, make)
 
@@ -105,12 +140,19 @@ def compile_library(fn, options: CompileOptions, output, emit, /, *args: Any, **
 def _of_kernel(fn: Kernel | KernelFunction, args: tuple, options: CompileOptions) -> Function:
     kernel = fn if isinstance(fn, Kernel) else fn.trace(*args)
     count = len(kernel.in_types)
-    names = parameter_names(fn.body, count) if isinstance(fn, KernelFunction) else [f"in{n}" for n in range(count)]
+    names = (
+        parameter_names(fn.body, count)
+        if isinstance(fn, KernelFunction)
+        else [f"in{n}" for n in range(count)]
+    )
     return function_of_kernel(kernel, options, names)
 
 
 def _refuse_refs(traced: call.Traced) -> None:
     for operand in traced.closed.in_avals:
         if isinstance(operand, jax.ref.AbstractRef):
-            raise UnsupportedOp("a library takes no Refs", why=f"an argument or a value of its scope is {operand.str_short()}",
-                                hint="take the array and return the new one")  # fmt: skip
+            raise UnsupportedOp(
+                "a library takes no Refs",
+                why=f"an argument or a value of its scope is {operand.str_short()}",
+                hint="take the array and return the new one",
+            )

@@ -1,7 +1,8 @@
 """A jaxpr whose arrays without elements are constants: libraries have nobody to compute with them, and need not.
 
-What makes none but empty arrays becomes constants, what reads none but empty arrays is computed now, and empty parts of a
-concatenation go. Jaxprs without empty arrays stay as they are, so that their plans are those of the JIT.
+What makes none but empty arrays becomes constants, what reads none but empty arrays is computed
+now, and empty parts of a concatenation go. Jaxprs without empty arrays stay as they are, so that
+their plans are those of the JIT.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def computed_now(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _is_empty(aval) -> bool:
-    if not isinstance(getattr(aval, "dtype", None), np.dtype) or not all(isinstance(n, int) for n in aval.shape):
+    if not isinstance(getattr(aval, "dtype", None), np.dtype) or not all(
+        isinstance(n, int) for n in aval.shape
+    ):
         return False
     return math.prod(aval.shape) == 0
 

@@ -16,11 +16,23 @@ from .interface.names import check_function_name
 
 # What can be asked for, and the ends of its files' names.
 KINDS = {
-    "obj": ".o", "header": ".h", "shared": ".so", "static": ".a", "asm": ".s", "llvm": ".ll", "mlir": ".mlir", "kernels": ".py",
-    "metadata": ".json", "cmake": "-config.cmake", "pkgconfig": ".pc", "cpp": ".hpp", "bench": "_bench.c",
-}  # fmt: skip
+    "obj": ".o",
+    "header": ".h",
+    "shared": ".so",
+    "static": ".a",
+    "asm": ".s",
+    "llvm": ".ll",
+    "mlir": ".mlir",
+    "kernels": ".py",
+    "metadata": ".json",
+    "cmake": "-config.cmake",
+    "pkgconfig": ".pc",
+    "cpp": ".hpp",
+    "bench": "_bench.c",
+}
 DEFAULT_KINDS = ("obj", "header")
-# What programs can be linked with; all of it needs the header. And what needs one of them beside it.
+# What programs can be linked with; all of it needs the header. And what needs one of them beside
+# it.
 LINKED, NEEDING = ("obj", "shared", "static"), ("cmake", "pkgconfig", "cpp", "bench")
 # Most bytes of a file's name on Linux and macOS (NAME_MAX).
 LONGEST_NAME = 255
@@ -37,16 +49,28 @@ class Wanted:
 
 def _is_folder(path: pathlib.Path, output: str | os.PathLike | None) -> bool:
     """Whether an output names a folder: one that there is, or one to be made, whose name has no end or a slash behind it."""
-    new = not path.exists() and not path.name.endswith(tuple(KINDS.values())) and (not path.suffix or str(output).endswith("/"))
+    new = (
+        not path.exists()
+        and not path.name.endswith(tuple(KINDS.values()))
+        and (not path.suffix or str(output).endswith("/"))
+    )
     return path.is_dir() or new
 
 
-def wanted(own_name: str, options: CompileOptions, output: str | os.PathLike | None, kinds: Iterable[str] | None) -> Wanted:
-    """Chooses the files to make. Raises OptionError for names that C does not allow, kinds that there are not, and places where
+def wanted(
+    own_name: str,
+    options: CompileOptions,
+    output: str | os.PathLike | None,
+    kinds: Iterable[str] | None,
+) -> Wanted:
+    """Chooses the files to make.
+
+    Raises OptionError for names that C does not allow, kinds that there are not, and places where
     nothing can be written.
 
-    own_name: of the function in Python. output: a folder, which is made if there is none, or the name of one file, whose end
-    says what it is; None: the folder in which the process runs. kinds: of KINDS.
+    own_name: of the function in Python. output: a folder, which is made if there is none, or the
+    name of one file, whose end says what it is; None: the folder in which the process runs. kinds:
+    of KINDS.
     """
     given = options.aot_name != DEFAULT_NAME
     name = check_function_name(options.aot_name if given else own_name, given)
@@ -54,7 +78,11 @@ def wanted(own_name: str, options: CompileOptions, output: str | os.PathLike | N
     chosen = None if kinds is None else dict.fromkeys(kinds)
     for kind in chosen or ():
         if kind not in KINDS:
-            raise OptionError(f"there is no `{kind}` to emit", why=f"there are {', '.join(KINDS)}", hint=nearest(kind, KINDS))
+            raise OptionError(
+                f"there is no `{kind}` to emit",
+                why=f"there are {', '.join(KINDS)}",
+                hint=nearest(kind, KINDS),
+            )
     makes_folder = _is_folder(path, output)
     if makes_folder:
         stem, own = path / (name if given else DEFAULT_NAME), dict[str, pathlib.Path]()
@@ -73,10 +101,15 @@ def wanted(own_name: str, options: CompileOptions, output: str | os.PathLike | N
 
 def _named(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, pathlib.Path]]:
     """(name without its end, {kind: path}) of one file."""
-    kind = next((k for k, end in KINDS.items() if path.name.endswith(end) and path.name != end), None)
+    kind = next(
+        (k for k, end in KINDS.items() if path.name.endswith(end) and path.name != end), None
+    )
     if kind is None:
-        raise OptionError(f"what {path.name or path} is to be is not known", why="its end is none of a file's; it is no folder",
-                          hint=f"an existing folder, or an end of {', '.join(KINDS.values())}")  # fmt: skip
+        raise OptionError(
+            f"what {path.name or path} is to be is not known",
+            why="its end is none of a file's; it is no folder",
+            hint=f"an existing folder, or an end of {', '.join(KINDS.values())}",
+        )
     return path.with_name(path.name.removesuffix(KINDS[kind])), {kind: path}
 
 
@@ -92,16 +125,28 @@ def check_places(files: Mapping[str, pathlib.Path], made: pathlib.Path | None = 
         if folder == made:
             folder = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
         if not folder.is_dir():
-            raise OptionError(f"there is no folder {folder}", why="files would go there", hint=f"mkdir -p {folder}")
+            raise OptionError(
+                f"there is no folder {folder}",
+                why="files would go there",
+                hint=f"mkdir -p {folder}",
+            )
         if not os.access(folder, os.W_OK):
-            raise OptionError(f"nothing can be written to {folder}", why="files of the library would go there")
+            raise OptionError(
+                f"nothing can be written to {folder}", why="files of the library would go there"
+            )
     for path in files.values():
         if len(os.fsencode(path.name)) > LONGEST_NAME:
             why = f"{path.name[:40]}... has {len(path.name)} characters"
             longest = LONGEST_NAME - max(map(len, KINDS.values())) - len("lib")
-            raise OptionError("the name of a file would be too long", why=why, hint=f"aot_name: at most {longest} characters")
+            raise OptionError(
+                "the name of a file would be too long",
+                why=why,
+                hint=f"aot_name: at most {longest} characters",
+            )
         if path.is_dir():
-            raise OptionError(f"{path} is a folder", why="a file has this name", hint="another name, or remove it")
+            raise OptionError(
+                f"{path} is a folder", why="a file has this name", hint="another name, or remove it"
+            )
 
 
 @contextlib.contextmanager
@@ -116,7 +161,9 @@ def all_or_none(files: Mapping[str, pathlib.Path]) -> Iterator[dict[str, pathlib
         check_places(files)
         places = {}
         for kind, path in files.items():
-            beside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".pbkern-", dir=path.parent))
+            beside = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix=".pbkern-", dir=path.parent)
+            )
             places[kind] = pathlib.Path(beside) / path.name
         yield places
         for kind, path in files.items():

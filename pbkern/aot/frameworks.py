@@ -1,7 +1,7 @@
 """Functions of TensorFlow and modules of PyTorch -> libraries, by the same code as JAX functions.
 
-What a module or function keeps between calls, parameters and variables, are inputs of the library behind the user's; constants
-are in it.
+What a module or function keeps between calls, parameters and variables, are inputs of the library
+behind the user's; constants are in it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ from .library import Library
 
 
 def polyblocks_aot_tf(
-    fn: Callable | None = None, *, input_signature: Sequence[Any] | None = None, compile_options=None, runtime_args=None,
-    output: str | os.PathLike | None = None, emit: Iterable[str] | None = None,
-) -> Any:  # fmt: skip
+    fn: Callable | None = None,
+    *,
+    input_signature: Sequence[Any] | None = None,
+    compile_options=None,
+    runtime_args=None,
+    output: str | os.PathLike | None = None,
+    emit: Iterable[str] | None = None,
+) -> Any:
     """Compiles a TensorFlow function ahead of time, as polyblocks_aot_jax does JAX functions.
 
         library = polyblocks_aot_tf(compile_options={"aot_name": "blur"})(f)(img)
@@ -48,33 +53,45 @@ def polyblocks_aot_tf(
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
-        return functools.partial(polyblocks_aot_tf, input_signature=input_signature, compile_options=compile_options,
-                                 output=output, emit=emit)  # fmt: skip
+        return functools.partial(
+            polyblocks_aot_tf,
+            input_signature=input_signature,
+            compile_options=compile_options,
+            output=output,
+            emit=emit,
+        )
     _needed("tensorflow", "tf", "polyblocks_aot_tf")
     options = _options(fn, compile_options, "polyblocks_aot_tf")
     return functools.partial(_tf_library, fn, input_signature, options, output, emit)
 
 
 def polyblocks_aot_torch(
-    fn: Callable | None = None, *, compile_options=None, runtime_args=None,
-    output: str | os.PathLike | None = None, emit: Iterable[str] | None = None,
-) -> Any:  # fmt: skip
+    fn: Callable | None = None,
+    *,
+    compile_options=None,
+    runtime_args=None,
+    output: str | os.PathLike | None = None,
+    emit: Iterable[str] | None = None,
+) -> Any:
     """Compiles a PyTorch module or function ahead of time, as polyblocks_aot_jax does JAX functions.
 
         library = polyblocks_aot_torch(compile_options={"aot_name": "net"})(model.eval())(img)
 
-    torch.export captures it. Parameters and buffers are inputs behind the module's own, in the order of its state_dict.
+    torch.export captures it. Parameters and buffers are inputs behind the module's own, in the
+    order of its state_dict.
 
     Args:
       fn: a module, a function, or what torch.export.export returned, which takes no arguments.
       compile_options, output, emit: as of polyblocks_aot_jax.
       runtime_args: an older name of compile_options.
-    Raises what polyblocks_aot_jax raises; UnsupportedOp, which names all operators that are not compiled, and for modules that
-    change their buffers. Nothing is written then.
+    Raises what polyblocks_aot_jax raises; UnsupportedOp, which names all operators that are not
+    compiled, and for modules that change their buffers. Nothing is written then.
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
-        return functools.partial(polyblocks_aot_torch, compile_options=compile_options, output=output, emit=emit)
+        return functools.partial(
+            polyblocks_aot_torch, compile_options=compile_options, output=output, emit=emit
+        )
     torch = _needed("torch", "torch", "polyblocks_aot_torch")
     given = fn.module() if isinstance(fn, torch.export.ExportedProgram) else fn
     options = _options(given, compile_options, "polyblocks_aot_torch")
@@ -86,19 +103,29 @@ def _needed(module: str, extra: str, by: str) -> Any:
         return __import__(module)
     except ImportError:
         name = {"torch": "PyTorch", "tensorflow": "TensorFlow"}[module]
-        raise TargetError(f"{name} is not installed", why=f"{by} compiles its functions",
-                          hint=f"pip install 'pbkern[{extra}]'") from None  # fmt: skip
+        raise TargetError(
+            f"{name} is not installed",
+            why=f"{by} compiles its functions",
+            hint=f"pip install 'pbkern[{extra}]'",
+        ) from None
 
 
 def _options(fn: Any, compile_options: Any, by: str) -> CompileOptions:
     if isinstance(fn, type) or not callable(fn):
-        raise OptionError(f"{by} compiles a function", why=f"given {fn!r}", hint=f"{by}(compile_options={{...}})(fn)(*args)")
+        raise OptionError(
+            f"{by} compiles a function",
+            why=f"given {fn!r}",
+            hint=f"{by}(compile_options={{...}})(fn)(*args)",
+        )
     options = CompileOptions.from_dict(merged(compile_options, {}))
     check_for("polyblocks_aot_jax", options)
     for name in ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"):
         if getattr(options, name):
-            raise OptionError(f"compile option `{name}` concerns functions of JAX arrays", why="it would have no effect here",
-                              hint="leave it out: what is no tensor is a constant already")  # fmt: skip
+            raise OptionError(
+                f"compile option `{name}` concerns functions of JAX arrays",
+                why="it would have no effect here",
+                hint="leave it out: what is no tensor is a constant already",
+            )
     return options
 
 
@@ -107,9 +134,15 @@ def _numbered(name: str, count: int) -> list[str]:
 
 
 def _library(
-    jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, output: Any, emit: Iterable[str] | None,
-    in_names: Sequence[str], out_names: Sequence[str], held: Sequence[np.ndarray] = (),
-) -> Library:  # fmt: skip
+    jaxpr: jex.ClosedJaxpr,
+    name: str,
+    options: CompileOptions,
+    output: Any,
+    emit: Iterable[str] | None,
+    in_names: Sequence[str],
+    out_names: Sequence[str],
+    held: Sequence[np.ndarray] = (),
+) -> Library:
     """A library of a jaxpr, whose last operands are `held`, constants of the library."""
     from .build import build_library  # with all that lowers, which `import pbkern` does not need
 
@@ -117,7 +150,9 @@ def _library(
     run = jex.jaxpr_as_fun(jaxpr)
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
     with jax.enable_x64(True):
-        turned = jax.make_jaxpr(lambda *x: run(*x[len(held) :], *x[: len(held)]))(*types[count:], *types[:count])
+        turned = jax.make_jaxpr(lambda *x: run(*x[len(held) :], *x[: len(held)]))(
+            *types[count:], *types[:count]
+        )
         closed = _jax.hoist_constants(turned)
     constants = [*turned.consts, *held]
 
@@ -128,7 +163,9 @@ def _library(
     return build_library(wanted(identifier(name), options, output, emit), options, make)
 
 
-def _tf_library(fn, signature, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any) -> Library:
+def _tf_library(
+    fn, signature, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any
+) -> Library:
     import tensorflow as tf
 
     from pbkern.frontends.stablehlo.importer import import_program
@@ -139,21 +176,33 @@ def _tf_library(fn, signature, options: CompileOptions, output, emit, /, *args: 
     name = getattr(fn, "__name__", type(fn).__name__)
     if signature is not None:
         args = (
-            arguments.by_signature(signature, args, kwargs) if args else tuple(tf.nest.map_structure(_zeros, list(signature)))
+            arguments.by_signature(signature, args, kwargs)
+            if args
+            else tuple(tf.nest.map_structure(_zeros, list(signature)))
         )
     given = arguments.arguments(args, kwargs)
     captured = capture(fn, given)
     if captured.assigned:
         assigned = ", ".join(v.name for _, v in captured.assigned)
-        raise UnsupportedOp(f"a library of `{name}` would assign variables", why=assigned, hint="return the new values")
+        raise UnsupportedOp(
+            f"a library of `{name}` would assign variables",
+            why=assigned,
+            hint="return the new values",
+        )
     imported = import_program(parse(captured.program, f"`{name}`", captured.places))
     variables = [c for c in captured.captures if isinstance(c, tf.Variable)]
     held = [c.numpy() for c in captured.captures if not isinstance(c, tf.Variable)]
-    jaxpr = _with_held_last(imported.jaxpr, len(given.tensors), [isinstance(c, tf.Variable) for c in captured.captures])
+    jaxpr = _with_held_last(
+        imported.jaxpr, len(given.tensors), [isinstance(c, tf.Variable) for c in captured.captures]
+    )
     single = len(given.tensors) == len(args) and not kwargs
-    own = parameter_names(fn, len(args)) if single else [f"in{k}" for k in range(len(given.tensors))]
+    own = (
+        parameter_names(fn, len(args)) if single else [f"in{k}" for k in range(len(given.tensors))]
+    )
     names = [*own, *(v.name.partition(":")[0] for v in variables)]
-    return _library(jaxpr, name, options, output, emit, names, _numbered("out", captured.count), held)
+    return _library(
+        jaxpr, name, options, output, emit, names, _numbered("out", captured.count), held
+    )
 
 
 def _zeros(spec: Any) -> Any:
@@ -161,38 +210,75 @@ def _zeros(spec: Any) -> Any:
 
     if not spec.shape.is_fully_defined():
         raise ArgumentError(
-            "a library is made for known shapes", why=f"the input signature has {spec}", hint="call it with arguments"
+            "a library is made for known shapes",
+            why=f"the input signature has {spec}",
+            hint="call it with arguments",
         )
     return tf.zeros(spec.shape, spec.dtype)
 
 
-def _with_held_last(jaxpr: jex.ClosedJaxpr, inputs: int, is_variable: Sequence[bool]) -> jex.ClosedJaxpr:
+def _with_held_last(
+    jaxpr: jex.ClosedJaxpr, inputs: int, is_variable: Sequence[bool]
+) -> jex.ClosedJaxpr:
     """The jaxpr with its operands in this order: inputs, variables, constants."""
-    order = [inputs + k for k, v in enumerate(is_variable) if v] + [inputs + k for k, v in enumerate(is_variable) if not v]
+    order = [inputs + k for k, v in enumerate(is_variable) if v] + [
+        inputs + k for k, v in enumerate(is_variable) if not v
+    ]
     order = [*range(inputs), *order]
     if order == list(range(len(order))):
         return jaxpr
-    run, types = jex.jaxpr_as_fun(jaxpr), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
+    run, types = (
+        jex.jaxpr_as_fun(jaxpr),
+        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals],
+    )
     places = [order.index(k) for k in range(len(order))]
     with jax.enable_x64(True):
         return jax.make_jaxpr(lambda *x: run(*[x[p] for p in places]))(*[types[k] for k in order])
 
 
-def _torch_library_of_call(fn, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any) -> Library:
+def _torch_library_of_call(
+    fn, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any
+) -> Library:
     import torch
 
     if isinstance(fn, torch.export.ExportedProgram) and (args or kwargs):
-        raise ArgumentError("an exported program takes no arguments here", why="it has its types", hint="call it with none")
-    return _torch_library(fn, options, output, emit, _snake_case(getattr(fn, "__name__", type(fn).__name__)), args, kwargs)
+        raise ArgumentError(
+            "an exported program takes no arguments here",
+            why="it has its types",
+            hint="call it with none",
+        )
+    return _torch_library(
+        fn,
+        options,
+        output,
+        emit,
+        _snake_case(getattr(fn, "__name__", type(fn).__name__)),
+        args,
+        kwargs,
+    )
 
 
 def _torch_library(
-    fn, options: CompileOptions, output, emit, name: str, args: tuple = (), kwargs: dict | None = None
+    fn,
+    options: CompileOptions,
+    output,
+    emit,
+    name: str,
+    args: tuple = (),
+    kwargs: dict | None = None,
 ) -> Library:
     from pbkern.frontends.torch.exported import exported
 
     found = exported(fn, args, kwargs or {})
-    return _library(found.jaxpr, name, options, output, emit, found.in_names, _numbered("output", len(found.jaxpr.out_avals)))
+    return _library(
+        found.jaxpr,
+        name,
+        options,
+        output,
+        emit,
+        found.in_names,
+        _numbered("output", len(found.jaxpr.out_avals)),
+    )
 
 
 def _snake_case(name: str) -> str:
@@ -200,15 +286,27 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def library_of_torch_file(path: str, options: CompileOptions, output: Any, emit: Iterable[str] | None) -> Library:
+def library_of_torch_file(
+    path: str, options: CompileOptions, output: Any, emit: Iterable[str] | None
+) -> Library:
     """The library of a program that torch.export.save wrote."""
     torch = _needed("torch", "torch", "compile")
     check_for("polyblocks_aot_jax", options)
-    why = None if zipfile.is_zipfile(path) else "it is no archive" if pathlib.Path(path).exists() else "there is no such file"
+    why = (
+        None
+        if zipfile.is_zipfile(path)
+        else "it is no archive"
+        if pathlib.Path(path).exists()
+        else "there is no such file"
+    )
     try:  # Torch would print a traceback of its own
         program = torch.export.load(path) if why is None else None
     except Exception as e:
         why = f"{type(e).__name__}: {str(e).splitlines()[0]}"
     if why is not None:
-        raise ArgumentError(f"`{path}` is no program of torch.export", why=why, hint="a file that torch.export.save wrote")
+        raise ArgumentError(
+            f"`{path}` is no program of torch.export",
+            why=why,
+            hint="a file that torch.export.save wrote",
+        )
     return _torch_library(program, options, output, emit, pathlib.Path(path).stem)

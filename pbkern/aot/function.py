@@ -1,7 +1,8 @@
 """A planned function, or a kernel -> Function: the arrays of its C interface, and the one program that works on them.
 
-Inputs come in the user's order, then outputs. Results that are arguments, constants or repeats are copies behind the program;
-arguments that nothing reads keep their place. Arrays that the function takes from its scope are constants of the library.
+Inputs come in the user's order, then outputs. Results that are arguments, constants or repeats are
+copies behind the program; arguments that nothing reads keep their place. Arrays that the function
+takes from its scope are constants of the library.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from .empty_arrays import computed_now
 from .interface.arguments import Argument
 from .interface.names import distinct
 
-# Arrays of a function's scope beyond this would make the library, its compilation and its loading slow.
+# Arrays of a function's scope beyond this would make the library, its compilation and its loading
+# slow.
 CONSTANT_BYTES = 64 << 20
 PRINTS = ("debug_callback", "debug_print")
 
@@ -106,18 +108,25 @@ def _words(x, aval) -> np.ndarray:
 
 
 def function_of(
-    closed: jex.ClosedJaxpr, name: str, options: CompileOptions, in_paths: Sequence[str], out_paths: Sequence[str],
-    held: Sequence = (), donated: Sequence[bool] = (),
-) -> Function:  # fmt: skip
+    closed: jex.ClosedJaxpr,
+    name: str,
+    options: CompileOptions,
+    in_paths: Sequence[str],
+    out_paths: Sequence[str],
+    held: Sequence = (),
+    donated: Sequence[bool] = (),
+) -> Function:
     """The function of a jaxpr.
 
-    Args:
-      closed: without constants of its own; its first operands are `held`, arrays of the function's scope.
-      in_paths, out_paths: names of its further operands, and of its results.
+    Args: closed: without constants of its own; its first operands are `held`, arrays of the
+      function's scope. in_paths, out_paths: names of its further operands, and of its results.
       donated: a flag per operand.
-    Raises UnsupportedOp for what is left to XLA, and for checks and prints; OptionError for constants that are too large.
+    Raises UnsupportedOp for what is left to XLA, and for checks and prints; OptionError for
+    constants that are too large.
     """
-    build = current_plan(computed_now(closed), name, options, tuple(donated) or (False,) * len(closed.in_avals))
+    build = current_plan(
+        computed_now(closed), name, options, tuple(donated) or (False,) * len(closed.in_avals)
+    )
     plan = build.fused
     _refuse_leftovers(plan)
     for kernel in plan.kernels():
@@ -129,17 +138,31 @@ def function_of(
             values.outputs.setdefault(v, k)
     read = [v for s in plan.segments for v in s.reads]
     buffers = tuple(map(values.source, (*read, *made)))
-    copies = tuple((k, values.source(v)) for k, v in enumerate(results)
-                   if isinstance(v, jex.Literal) or values.source(v) != Source("output", k))  # fmt: skip
+    copies = tuple(
+        (k, values.source(v))
+        for k, v in enumerate(results)
+        if isinstance(v, jex.Literal) or values.source(v) != Source("output", k)
+    )
     _refuse_large(values.constants, name)
     (program,) = plan.programs() or (None,)
     used = {s.n for s in (*buffers, *(c for _, c in copies)) if s.kind == "input"}
-    arguments = _arguments((*in_paths, *out_paths), [_type_of(v) for v in (*values.inputs, *results)])
-    inputs = tuple(dataclasses.replace(a, is_used=n in used) for n, a in enumerate(arguments[: len(in_paths)]))
+    arguments = _arguments(
+        (*in_paths, *out_paths), [_type_of(v) for v in (*values.inputs, *results)]
+    )
+    inputs = tuple(
+        dataclasses.replace(a, is_used=n in used) for n, a in enumerate(arguments[: len(in_paths)])
+    )
     return Function(
-        name, inputs, arguments[len(in_paths) :], tuple(values.constants), program and repeated(program, options.num_iters),
-        buffers, copies, _shared(program, buffers) if program else (), build,
-    )  # fmt: skip
+        name,
+        inputs,
+        arguments[len(in_paths) :],
+        tuple(values.constants),
+        program and repeated(program, options.num_iters),
+        buffers,
+        copies,
+        _shared(program, buffers) if program else (),
+        build,
+    )
 
 
 def _arguments(paths: Sequence[str], types: Sequence[ArrayType]) -> tuple[Argument, ...]:
@@ -148,28 +171,48 @@ def _arguments(paths: Sequence[str], types: Sequence[ArrayType]) -> tuple[Argume
 
 def _shared(program: HostProgram, buffers: Sequence[Source]) -> tuple[tuple[int, int], ...]:
     """(input, output) pairs of the function that share an array in its program."""
-    pairs = [(buffers[i], buffers[len(program.inputs) + o]) for i, o in program.shared_arrays().items()]
+    pairs = [
+        (buffers[i], buffers[len(program.inputs) + o]) for i, o in program.shared_arrays().items()
+    ]
     return tuple((a.n, b.n) for a, b in pairs if a.kind == "input")
 
 
-def function_of_kernel(kernel: Kernel, options: CompileOptions, in_paths: Sequence[str]) -> Function:
+def function_of_kernel(
+    kernel: Kernel, options: CompileOptions, in_paths: Sequence[str]
+) -> Function:
     """The function of a hand-written kernel."""
     for stage in kernel.stages:
         _refuse_effects(stage)
     build = build_kernel(kernel)
     (program,) = build.programs
-    outs = ["out"] if len(kernel.out_types) == 1 else [f"out{n}" for n in range(len(kernel.out_types))]
+    outs = (
+        ["out"] if len(kernel.out_types) == 1 else [f"out{n}" for n in range(len(kernel.out_types))]
+    )
     given = _arguments((*in_paths, *outs), (*kernel.in_types, *kernel.out_types))
     count = len(kernel.in_types)
-    buffers = (*(Source("input", n) for n in range(count)), *(Source("output", n) for n in range(len(outs))))
-    return Function(kernel.name, given[:count], given[count:], (), repeated(program, options.num_iters),
-                    buffers, (), kernel.shared, build)  # fmt: skip
+    buffers = (
+        *(Source("input", n) for n in range(count)),
+        *(Source("output", n) for n in range(len(outs))),
+    )
+    return Function(
+        kernel.name,
+        given[:count],
+        given[count:],
+        (),
+        repeated(program, options.num_iters),
+        buffers,
+        (),
+        kernel.shared,
+        build,
+    )
 
 
 def _type_of(v) -> ArrayType:
     aval = array_aval(v)
     if not all(isinstance(n, int) for n in aval.shape):
-        raise UnsupportedOp("a library is made for fixed sizes", why=f"one array is {aval.str_short()}")
+        raise UnsupportedOp(
+            "a library is made for fixed sizes", why=f"one array is {aval.str_short()}"
+        )
     return ArrayType(tuple(aval.shape), np.dtype(aval.dtype))
 
 
@@ -178,24 +221,30 @@ def _refuse_leftovers(plan) -> None:
     if left:
         ops = "; ".join(f"{x.op} at {x.at or 'an unknown line'} ({x.why})" for x in left)
         raise UnsupportedOp(
-            f"`{plan.name}` cannot become a library: {len(left)} operation(s) need XLA", at=left[0].at, why=ops,
+            f"`{plan.name}` cannot become a library: {len(left)} operation(s) need XLA",
+            at=left[0].at,
+            why=ops,
             hint="rewrite these operations, or compute them outside the function and pass their results",
-        )  # fmt: skip
+        )
 
 
 def _refuse_effects(kernel: Kernel) -> None:
     """Checks and prints call Python, which a library does without."""
     if checks.can_fail(kernel):
         raise UnsupportedOp(
-            f"kernel `{kernel.name}` cannot become part of a library: it has checks", at=kernel.defined_at or None,
-            why="a failed check raises an error in Python", hint="leave the checks out, or return what they test as a result",
-        )  # fmt: skip
+            f"kernel `{kernel.name}` cannot become part of a library: it has checks",
+            at=kernel.defined_at or None,
+            why="a failed check raises an error in Python",
+            hint="leave the checks out, or return what they test as a result",
+        )
     for eqn in equations(kernel.body.jaxpr):
         if eqn.primitive.name in PRINTS:
             raise UnsupportedOp(
-                f"kernel `{kernel.name}` cannot become part of a library: it prints", at=_jax.user_line(eqn),
-                why="what jax.debug.print shows is printed by Python", hint="return the values as a result",
-            )  # fmt: skip
+                f"kernel `{kernel.name}` cannot become part of a library: it prints",
+                at=_jax.user_line(eqn),
+                why="what jax.debug.print shows is printed by Python",
+                hint="return the values as a result",
+            )
 
 
 def _refuse_large(constants: Sequence[np.ndarray], name: str) -> None:
@@ -204,5 +253,6 @@ def _refuse_large(constants: Sequence[np.ndarray], name: str) -> None:
         largest = max(constants, key=lambda c: c.nbytes)
         raise OptionError(
             f"`{name}` takes {total >> 20} MB of arrays from its scope; a library holds {CONSTANT_BYTES >> 20} at most",
-            why=f"the largest is {largest.dtype}{list(largest.shape)}", hint="pass it as an argument",
-        )  # fmt: skip
+            why=f"the largest is {largest.dtype}{list(largest.shape)}",
+            hint="pass it as an argument",
+        )

@@ -38,7 +38,10 @@ class Library:
         if "shared" in self.paths:
             return LoadedLibrary(self.paths["shared"], self.metadata)
         with tempfile.TemporaryDirectory() as folder:
-            made, code = pathlib.Path(folder) / f"{self.name}.so", pathlib.Path(folder) / f"{self.name}.o"
+            made, code = (
+                pathlib.Path(folder) / f"{self.name}.so",
+                pathlib.Path(folder) / f"{self.name}.o",
+            )
             code.write_bytes(self.code)
             link.link(made, [code], self.device, self.use_openmp)
             return LoadedLibrary(made, self.metadata)

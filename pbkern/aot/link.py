@@ -15,13 +15,17 @@ from pbkern.targets.cpu.devices import Device
 COMPILERS = ("cc", "gcc", "clang")
 # (whether x86-64, system) -> as zig calls it.
 ZIG_TARGETS = {
-    (True, "linux"): "x86_64-linux-gnu", (True, "macos"): "x86_64-macos",
-    (False, "linux"): "aarch64-linux-gnu", (False, "macos"): "aarch64-macos",
-}  # fmt: skip
+    (True, "linux"): "x86_64-linux-gnu",
+    (True, "macos"): "x86_64-macos",
+    (False, "linux"): "aarch64-linux-gnu",
+    (False, "macos"): "aarch64-macos",
+}
 HINT = "install a C compiler, or pip install ziglang; an object file (.o) needs neither"
 
 
-def link(made: pathlib.Path, objects: Sequence[pathlib.Path], device: Device, use_openmp: bool) -> None:
+def link(
+    made: pathlib.Path, objects: Sequence[pathlib.Path], device: Device, use_openmp: bool
+) -> None:
     """Makes the shared library `made`. Raises TargetError without a linker, or with what it says."""
     compiler = _compiler(device)
     command = [*compiler, "-shared", "-o", str(made), *map(str, objects)]
@@ -32,8 +36,9 @@ def link(made: pathlib.Path, objects: Sequence[pathlib.Path], device: Device, us
         if not device.is_here:
             raise TargetError(
                 f"a shared library with OpenMP cannot be linked for {device.triple} here",
-                why="that system's libgomp is not at hand", hint="an object file (.o), or openmp=False",
-            )  # fmt: skip
+                why="that system's libgomp is not at hand",
+                hint="an object file (.o), or openmp=False",
+            )
         command.append("-lgomp")
     _run([*command, *(["-lm"] if device.system == "linux" else [])], "link")
 
@@ -55,8 +60,11 @@ def _compiler(device: Device) -> list[str]:
 
 def _zig(what: str) -> list[str]:
     if importlib.util.find_spec("ziglang") is None:
-        raise TargetError(f"nothing is installed that could {what} the library", why=f"no {', '.join(COMPILERS)}, no ziglang",
-                          hint=HINT)  # fmt: skip
+        raise TargetError(
+            f"nothing is installed that could {what} the library",
+            why=f"no {', '.join(COMPILERS)}, no ziglang",
+            hint=HINT,
+        )
     return [sys.executable, "-m", "ziglang"]
 
 
@@ -64,4 +72,8 @@ def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-1000:]
-        raise TargetError(f"the library could not be made: {what}ing failed", why=said, hint=f"try: {' '.join(command)}")
+        raise TargetError(
+            f"the library could not be made: {what}ing failed",
+            why=said,
+            hint=f"try: {' '.join(command)}",
+        )

@@ -51,23 +51,35 @@ class LoadedLibrary:
             self._library = ctypes.CDLL(os.fspath(self.path))
             self._call = getattr(self._library, f"{metadata['name']}_try")
         except (OSError, AttributeError) as e:
-            raise TargetError(f"{self.path} cannot be loaded", why=str(e), hint="a shared library that pbkern made for this "
-                              "computer") from None  # fmt: skip
+            raise TargetError(
+                f"{self.path} cannot be loaded",
+                why=str(e),
+                hint="a shared library that pbkern made for this computer",
+            ) from None
         self._call.restype = ctypes.c_int
         self._pool: np.ndarray | None = None
 
-    def __call__(self, *arrays: np.ndarray, out: np.ndarray | Sequence[np.ndarray] | None = None) -> Any:
+    def __call__(
+        self, *arrays: np.ndarray, out: np.ndarray | Sequence[np.ndarray] | None = None
+    ) -> Any:
         """Raises KernelError for arrays of other types, shapes or layouts; TargetError for what the library refuses."""
         inputs, outputs = self.metadata["inputs"], self.metadata["outputs"]
         if len(arrays) != len(inputs):
             names = ", ".join(a["name"] for a in inputs)
-            raise KernelError(f"`{self.metadata['name']}` takes {len(inputs)} arrays", why=f"given {len(arrays)}", hint=names)
+            raise KernelError(
+                f"`{self.metadata['name']}` takes {len(inputs)} arrays",
+                why=f"given {len(arrays)}",
+                hint=names,
+            )
         if out is None:
             results = [np.empty(a["shape"], dtype_of(a["dtype"])) for a in outputs]
         else:
             results = [out] if isinstance(out, np.ndarray) else list(out)
             if len(results) != len(outputs):
-                raise KernelError(f"`{self.metadata['name']}` has {len(outputs)} results", why=f"out holds {len(results)}")
+                raise KernelError(
+                    f"`{self.metadata['name']}` has {len(outputs)} results",
+                    why=f"out holds {len(results)}",
+                )
         for a, x in zip((*inputs, *outputs), (*arrays, *results)):
             self._check(a, x)
         if any(not x.flags.writeable for x in results):
@@ -75,26 +87,39 @@ class LoadedLibrary:
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (*arrays, *results)]
         code = self._call(*pointers, *self._memory())
         if code:
-            raise TargetError(f"`{self.metadata['name']}` did not run", why=dict(CODES.values()).get(code, f"code {code}"))
+            raise TargetError(
+                f"`{self.metadata['name']}` did not run",
+                why=dict(CODES.values()).get(code, f"code {code}"),
+            )
         return results[0] if len(results) == 1 else tuple(results)
 
     def _check(self, argument: Mapping[str, Any], x: Any) -> None:
         shape, dtype, name = tuple(argument["shape"]), dtype_of(argument["dtype"]), argument["name"]
         wanted = f"{argument['dtype']}{list(shape)}"
         if not isinstance(x, np.ndarray):
-            raise KernelError(f"`{name}` is not a NumPy array", why=f"{type(x).__name__}; it is {wanted}", hint="np.asarray(x)")
+            raise KernelError(
+                f"`{name}` is not a NumPy array",
+                why=f"{type(x).__name__}; it is {wanted}",
+                hint="np.asarray(x)",
+            )
         if x.dtype != dtype or x.shape != shape:
-            raise KernelError(f"`{name}` has another type", why=f"{x.dtype}{list(x.shape)}; it is {wanted}",
-                              hint="the library is made for one type of each argument")  # fmt: skip
+            raise KernelError(
+                f"`{name}` has another type",
+                why=f"{x.dtype}{list(x.shape)}; it is {wanted}",
+                hint="the library is made for one type of each argument",
+            )
         if not x.flags.c_contiguous or not x.flags.aligned:
-            raise KernelError(f"`{name}` is not contiguous", why=f"strides {x.strides} of {wanted}",
-                              hint="np.ascontiguousarray(x)")  # fmt: skip
+            raise KernelError(
+                f"`{name}` is not contiguous",
+                why=f"strides {x.strides} of {wanted}",
+                hint="np.ascontiguousarray(x)",
+            )
 
     def _memory(self) -> list:
         if not self.metadata["user_device_memory"]:
             return []
-        pool = np.empty(self.metadata["memory_bytes"], np.uint8)  # one per call: calls may run at the same time
+        pool = np.empty(
+            self.metadata["memory_bytes"], np.uint8
+        )  # one per call: calls may run at the same time
         self._pool = pool
         return [ctypes.c_void_p(pool.ctypes.data if pool.size else None), ctypes.c_void_p(None)]
-
-

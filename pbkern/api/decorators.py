@@ -1,6 +1,7 @@
 """The decorators, and what they return: functions as jax.jit makes them, which can be looked into.
 
-How such a function is compiled is api/pipeline.py, where its large results are is api/result_pool.py.
+How such a function is compiled is api/pipeline.py, where its large results are is
+api/result_pool.py.
 """
 
 from __future__ import annotations
@@ -40,47 +41,78 @@ R = TypeVar("R")
 
 @overload
 def polyblocks_jit_jax(
-    fn: Callable[P, R], *, compile_options: Any = ..., static_argnums: Any = ..., static_argnames: Any = ...,
-    donate_argnums: Any = ..., donate_argnames: Any = ..., runtime_args: Any = ..., **jit_kw: Any,
-) -> JitFunction[P, R]: ...  # fmt: skip
+    fn: Callable[P, R],
+    *,
+    compile_options: Any = ...,
+    static_argnums: Any = ...,
+    static_argnames: Any = ...,
+    donate_argnums: Any = ...,
+    donate_argnames: Any = ...,
+    runtime_args: Any = ...,
+    **jit_kw: Any,
+) -> JitFunction[P, R]: ...
 
 
 @overload
 def polyblocks_jit_jax(
-    fn: None = None, *, compile_options: Any = ..., static_argnums: Any = ..., static_argnames: Any = ...,
-    donate_argnums: Any = ..., donate_argnames: Any = ..., runtime_args: Any = ..., **jit_kw: Any,
-) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...  # fmt: skip
+    fn: None = None,
+    *,
+    compile_options: Any = ...,
+    static_argnums: Any = ...,
+    static_argnames: Any = ...,
+    donate_argnums: Any = ...,
+    donate_argnames: Any = ...,
+    runtime_args: Any = ...,
+    **jit_kw: Any,
+) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 
 
 def polyblocks_jit_jax(
-    fn: Callable | None = None, *, compile_options=None, static_argnums=None, static_argnames=None,
-    donate_argnums=None, donate_argnames=None, runtime_args=None, **jit_kw: Any,
-) -> Any:  # fmt: skip
+    fn: Callable | None = None,
+    *,
+    compile_options=None,
+    static_argnums=None,
+    static_argnames=None,
+    donate_argnums=None,
+    donate_argnames=None,
+    runtime_args=None,
+    **jit_kw: Any,
+) -> Any:
     """Compiles a JAX function with pbkern when it is called; a decorator, with or without arguments.
 
-    The result is what `jax.jit` makes: it composes with grad, vmap, scan, remat, shard_map and other jits, has
-    `.lower`, `.trace` and `.eval_shape`, and caches by types. It has besides
+    The result is what `jax.jit` makes: it composes with grad, vmap, scan, remat, shard_map and
+    other jits, has `.lower`, `.trace` and `.eval_shape`, and caches by types. It has besides
 
       .explain(*args)         what was fused and why, `str()` is a report; with measure=True, kernels are timed
       .kernels(*args)         the fused kernels; `.source()` of each is a program that rebuilds it
       .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"; "nests:pack" after a pass
       .memory_analysis(*args) bytes of arguments, results, temporaries and code
 
-    Args:
-      compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the outermost decides.
-      static_argnums, static_argnames: arguments that are compile-time constants; also accepted in compile_options.
-      donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of those of
-        equal type: at once where a kernel makes them of the argument by elementwise arithmetic, else by a copy of XLA's.
+    Args: compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators,
+      the outermost decides. static_argnums, static_argnames: arguments that are compile-time
+      constants; also accepted in compile_options. donate_argnums, donate_argnames: arguments that
+      the caller gives up. Results take the place of those of
+        equal type: at once where a kernel makes them of the argument by elementwise arithmetic,
+          else by a copy of XLA's.
       runtime_args: an older name of compile_options.
       jit_kw: passed on to jax.jit.
-    Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp or what JAX raises.
+    Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp
+    or what JAX raises.
     """
     compile_options = named_once(compile_options, runtime_args)
-    arguments = dict(zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames)))
+    arguments = dict(
+        zip(ARGUMENT_OPTIONS, (static_argnums, static_argnames, donate_argnums, donate_argnames))
+    )
     if fn is None:
-        return functools.partial(polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw)
+        return functools.partial(
+            polyblocks_jit_jax, compile_options=compile_options, **arguments, **jit_kw
+        )
     if isinstance(fn, type) or not callable(fn):
-        hint = "decorate its methods or __call__" if isinstance(fn, type) else "@polyblocks_jit_jax(compile_options={...})"
+        hint = (
+            "decorate its methods or __call__"
+            if isinstance(fn, type)
+            else "@polyblocks_jit_jax(compile_options={...})"
+        )
         raise OptionError("polyblocks_jit_jax decorates a function", why=f"given {fn!r}", hint=hint)
     given = merged(compile_options, arguments)
     options = CompileOptions.from_dict(given)
@@ -91,18 +123,25 @@ def polyblocks_jit_jax(
 
 def _refuse_options(jit_kw: dict) -> None:
     """Refuses options of pbkern that are given as if they were jax.jit's."""
-    options = {f.name for f in dataclasses.fields(CompileOptions)} - {*inspect.signature(jax.jit).parameters}
+    options = {f.name for f in dataclasses.fields(CompileOptions)} - {
+        *inspect.signature(jax.jit).parameters
+    }
     for name in (n for n in jit_kw if n in options):
         why, option = f"given {name}={jit_kw[name]!r}", f"{{{name!r}: {jit_kw[name]!r}}}"
-        raise OptionError(f"`{name}` is a compile option, not an argument of polyblocks_jit_jax", why=why,
-                          hint=f"polyblocks_jit_jax(f, compile_options={option})")  # fmt: skip
+        raise OptionError(
+            f"`{name}` is a compile option, not an argument of polyblocks_jit_jax",
+            why=why,
+            hint=f"polyblocks_jit_jax(f, compile_options={option})",
+        )
 
 
 def merged(compile_options, arguments: dict) -> dict:
     """compile_options with the decorator's own arguments and the environment's defaults."""
     if isinstance(compile_options, CompileOptions):
         compile_options = compile_options.differing()
-    CompileOptions.from_dict(compile_options)  # unknown names and bad values are reported before anything else
+    CompileOptions.from_dict(
+        compile_options
+    )  # unknown names and bad values are reported before anything else
     given = dict(compile_options or {})
     for name, value in arguments.items():
         default = getattr(CompileOptions(), name)
@@ -133,22 +172,27 @@ def polymage_jit_jax(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
-def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtime_args=None, **kw: Any) -> Any:
+def polymage_jit_jax(
+    fn: Callable | None = None, *, compile_options=None, runtime_args=None, **kw: Any
+) -> Any:
     """Runs a JAX function on the backend that compile_options["execution_backend"] names, to compare them.
 
     "std": plain JAX, op by op. "xla": jax.jit. "polyblocks", the default: polyblocks_jit_jax.
 
-    Args:
-      compile_options: as of polyblocks_jit_jax; with "std" and "xla", those alone that can act there.
-      runtime_args: an older name of compile_options.
-      kw: passed on to jax.jit; none with "std".
+    Args: compile_options: as of polyblocks_jit_jax; with "std" and "xla", those alone that can act
+      there. runtime_args: an older name of compile_options. kw: passed on to jax.jit; none with
+      "std".
     Raises OptionError for options that the backend cannot obey.
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
         return functools.partial(polymage_jit_jax, compile_options=compile_options, **kw)
     if isinstance(fn, type):
-        raise OptionError("polymage_jit_jax decorates a function", why=f"given {fn!r}", hint="decorate its methods or __call__")
+        raise OptionError(
+            "polymage_jit_jax decorates a function",
+            why=f"given {fn!r}",
+            hint="decorate its methods or __call__",
+        )
     options = CompileOptions.from_dict(compile_options)
     check_for_backend(options)
     given = options.differing()
@@ -160,7 +204,11 @@ def polymage_jit_jax(fn: Callable | None = None, *, compile_options=None, runtim
     without_effect = kw.keys() - OTHER_BACKENDS["std"]
     if without_effect:
         why = "plain JAX runs the function op by op"
-        raise OptionError(f"`{min(without_effect)}` cannot act with execution_backend 'std'", why=why, hint="leave it out")
+        raise OptionError(
+            f"`{min(without_effect)}` cannot act with execution_backend 'std'",
+            why=why,
+            hint="leave it out",
+        )
     return fn
 
 
@@ -168,19 +216,25 @@ def named_once(compile_options, runtime_args):
     """The options under either name."""
     if compile_options is not None and runtime_args is not None:
         both = f"compile_options={compile_options!r}, runtime_args={runtime_args!r}"
-        raise OptionError("compile options are given twice", why=both, hint="runtime_args is an older name: give one")
+        raise OptionError(
+            "compile options are given twice",
+            why=both,
+            hint="runtime_args is an older name: give one",
+        )
     return runtime_args if compile_options is None else compile_options
 
 
 class JitFunction(PickledByName, Generic[P, R]):
     """A decorated function; it has the attributes of jax.jit's functions besides its own.
 
-    Each is of a class of its own, whose `__call__` is jax.jit's function itself as long as no result is worth a pool: a
-    method in Python would add 0.7 us to the 6 us of a small call.
+    Each is of a class of its own, whose `__call__` is jax.jit's function itself as long as no
+    result is worth a pool: a method in Python would add 0.7 us to the 6 us of a small call.
     """
 
     def __new__(cls, *args, **kwargs):
-        return super().__new__(type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__}))
+        return super().__new__(
+            type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+        )
 
     def __init__(self, fn: Callable, options: CompileOptions, jit_kw: dict):
         functools.update_wrapper(self, fn)
@@ -235,12 +289,15 @@ class JitFunction(PickledByName, Generic[P, R]):
     def __getattr__(self, name: str):
         if name != "_jitted" and hasattr(self._jitted, name):
             return getattr(self._jitted, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
 
     def __repr__(self) -> str:
         return f"<pbkern.jit of {self.__wrapped__!r}>"
 
-    # Methods, not attributes of the instance, which functools.wraps would copy to what is made of the function.
+    # Methods, not attributes of the instance, which functools.wraps would copy to what is made of
+    # the function.
 
     @_jax.hides_own_frames
     def lower(self, *args, **kwargs) -> jax.stages.Lowered:
@@ -262,24 +319,36 @@ class JitFunction(PickledByName, Generic[P, R]):
         self._dispatch.known.clear()
 
     @_jax.hides_own_frames
-    def explain(self, *args, measure: bool = False, verbose: bool = False, **kwargs) -> fuse.Explanation:
+    def explain(
+        self, *args, measure: bool = False, verbose: bool = False, **kwargs
+    ) -> fuse.Explanation:
         """Reports what was fused for arguments like these, what was not, at which price, and what XLA keeps.
 
-        Args:
-          measure: compiles each fused kernel and runs it alone on random operands of its sizes, a fraction of a second
-            each; the report then has the measured times beside the predicted ones. Default: nothing is compiled or run.
+        Args: measure: compiles each fused kernel and runs it alone on random operands of its sizes,
+          a fraction of a second
+            each; the report then has the measured times beside the predicted ones. Default: nothing
+            is compiled or run.
           verbose: lists every fusion in place of counting them.
-          args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are given by position.
+          args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are
+            given by position.
         """
         build, options = self.build(args, kwargs)
         native = _jax.has_cpu_lowering("pallas_call")
         name = get_target(options.target).name
-        found = explain_handwritten.explained(build.fused.explanation, build.fused.jaxpr, name, native)
+        found = explain_handwritten.explained(
+            build.fused.explanation, build.fused.jaxpr, name, native
+        )
         found = dataclasses.replace(found, verbose=verbose)
         if not measure:
             return found
         reported = {k.name for k in found.kernels}
-        return found.with_times({k.name: kernel_seconds(k, options) for k in build.fused.kernels() if k.name in reported})
+        return found.with_times(
+            {
+                k.name: kernel_seconds(k, options)
+                for k in build.fused.kernels()
+                if k.name in reported
+            }
+        )
 
     @_jax.hides_own_frames
     def kernels(self, *args, **kwargs) -> list[Kernel]:
@@ -288,8 +357,10 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
-        """Text of what one stage of compilation makes for arguments like these; after one of its passes: "jaxpr:simplify",
-        "nests:merge nests". Raises OptionError for an unknown stage or pass."""
+        """Text of what one stage of compilation makes for arguments like these; after one of its
+        passes: "jaxpr:simplify", "nests:merge nests". Raises OptionError for an unknown stage or
+        pass.
+        """
         build, options = self.build(args, kwargs)
         if stage.partition(":")[0] not in build.record.texts:
             compile_programs(build, options)
@@ -297,12 +368,17 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def memory_analysis(self, *args, **kwargs) -> stages.MemoryAnalysis:
-        """Bytes that one call on arguments like these needs: arrays, temporaries, code. Compiles, runs nothing."""
+        """Bytes that one call on arguments like these needs: arrays, temporaries, code.
+
+        Compiles, runs nothing.
+        """
         build, options = self.build(args, kwargs)
         target = get_target(options.target)
         compiled = compile_programs(build, options).compiled.values()
         arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
-        return stages.MemoryAnalysis.of(self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code)
+        return stages.MemoryAnalysis.of(
+            self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code
+        )
 
     @_jax.hides_own_frames
     def dump(self, folder: str | os.PathLike, *args, **kwargs) -> pathlib.Path:
@@ -312,7 +388,11 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     def undonated(self) -> JitFunction:
         """The function again, with nothing compiled yet, that leaves its arguments alone."""
-        return JitFunction(self.__wrapped__, dataclasses.replace(self._options, donate_argnums=(), donate_argnames=()), {})
+        return JitFunction(
+            self.__wrapped__,
+            dataclasses.replace(self._options, donate_argnums=(), donate_argnames=()),
+            {},
+        )
 
     def call_of(self, *args, **kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:
         """(jaxpr, name, options) of what is compiled for arguments like these."""
@@ -326,7 +406,9 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     def _call(self, args, kwargs) -> dict:
         """Parameters of the primitive that is bound for arguments like these."""
-        with jax.disable_jit(False):  # what is compiled is asked for, whether or not calls compile now
+        with jax.disable_jit(
+            False
+        ):  # what is compiled is asked for, whether or not calls compile now
             traced = self.trace(*args, **kwargs)
         return next(e.params for e in equations(traced.jaxpr.jaxpr) if e.primitive is call.call_p)
 
@@ -334,7 +416,9 @@ class JitFunction(PickledByName, Generic[P, R]):
         """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
         build, options = self.build(args, kwargs)
         compiled = compile_programs(build, options).compiled
-        return result_pool.into_buffers(self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target))
+        return result_pool.into_buffers(
+            self.trace(*args, **kwargs), build.fused, compiled, get_target(options.target)
+        )
 
 
 def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
@@ -370,5 +454,12 @@ def name_of(fn: Callable) -> str:
 
 def _largest(results: Any) -> int:
     """Bytes of the largest array of numbers of known size."""
-    types = [t for t in map(jax.typeof, jax.tree.leaves(results)) if all(isinstance(n, int) for n in t.shape)]
-    return max((math.prod(t.shape) * t.dtype.itemsize for t in types if isinstance(t.dtype, np.dtype)), default=0)
+    types = [
+        t
+        for t in map(jax.typeof, jax.tree.leaves(results))
+        if all(isinstance(n, int) for n in t.shape)
+    ]
+    return max(
+        (math.prod(t.shape) * t.dtype.itemsize for t in types if isinstance(t.dtype, np.dtype)),
+        default=0,
+    )

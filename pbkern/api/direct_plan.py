@@ -1,7 +1,8 @@
 """A Plan on a framework's arrays: its programs are called with addresses, what XLA keeps gets JAX's arrays.
 
-A call through JAX costs 60 to 160 us for its arrays alone; a call with addresses 2 to 3 (docs/decisions/044-direct-calls.md).
-What a framework's arrays are, an adapter says: frontends/torch/memory.py, frontends/tf/memory.py.
+A call through JAX costs 60 to 160 us for its arrays alone; a call with addresses 2 to 3
+(docs/decisions/044-direct-calls.md). What a framework's arrays are, an adapter says:
+frontends/torch/memory.py, frontends/tf/memory.py.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Device(Protocol):
 class Memory(Protocol):
     """Services that a call with addresses asks of a framework's arrays.
 
-    Attributes:
-      device: on which the arrays are; None: they are in this computer's memory.
-      openmp: file of a library that is the OpenMP runtime whose threads programs run on, or is linked to it; None: calls go
+    Attributes: device: on which the arrays are; None: they are in this computer's memory. openmp:
+      file of a library that is the OpenMP runtime whose threads programs run on, or is linked to
+      it; None: calls go
         through JAX, on XLA's threads.
       address: of an array's first element.
       before_call: is called in the calling thread before a program runs; None: nothing is.
@@ -77,18 +78,33 @@ class Memory(Protocol):
 
 
 class DirectPlan:
-    """One compiled jaxpr as a function of a framework's arrays, to a list of new ones. Raises what compiling raises.
+    """One compiled jaxpr as a function of a framework's arrays, to a list of new ones.
 
-    checks: per check of a range in the jaxpr, in order, what it checks. A call whose numbers are out of it raises.
+    Raises what compiling raises.
+
+    checks: per check of a range in the jaxpr, in order, what it checks. A call whose numbers are
+      out of it raises.
 
     Attributes:
       run: the function; calling the plan is the same, and 0.1 us slower.
     """
 
-    def __init__(self, jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, memory: Memory, checks: Sequence[str] = ()):
+    def __init__(
+        self,
+        jaxpr: jex.ClosedJaxpr,
+        name: str,
+        options: CompileOptions,
+        memory: Memory,
+        checks: Sequence[str] = (),
+    ):
         with jax.enable_x64(True), _jax.types_kept(jaxpr):
             self.build: Build = compile_programs(current_plan(jaxpr, name, options), options)
-        self.jaxpr, self._memory, self._target, plan = jaxpr, memory, options.target, self.build.fused
+        self.jaxpr, self._memory, self._target, plan = (
+            jaxpr,
+            memory,
+            options.target,
+            self.build.fused,
+        )
         self._steps: list[Callable[[Values], Values]] = []
         self._constants: Values = []
         self._results: list[tuple[int, bool]] = []
@@ -130,16 +146,28 @@ class DirectPlan:
         in_order = [k - first for k, _ in self._results] == list(range(len(self._results)))
         if len(self._steps) != 1 or not in_order or any(copied for _, copied in self._results):
             return None
-        (step,), constants, operands, made = self._steps, self._constants, self._operands, self._made
+        (step,), constants, operands, made = (
+            self._steps,
+            self._constants,
+            self._operands,
+            self._made,
+        )
         if any(make is not None for make in made):
-            return lambda arrays: [make(a) for make, a in zip(made, step(operands(arrays) + constants))]  # type: ignore[misc]
+            return lambda arrays: [
+                make(a) for make, a in zip(made, step(operands(arrays) + constants))
+            ]  # type: ignore[misc]
         if constants:
             return lambda arrays: step(operands(arrays) + constants)
         return lambda arrays: step(operands(arrays))
 
-    def _checked(self, run: Callable[[Sequence[Any]], Values], names: Sequence[str]) -> Callable[[Sequence[Any]], Values]:
-        """`run`, which raises where a number is out of its range. That some is, which costs nothing, programs count for the
-        whole process; whose and which it was is asked of the arguments of calls that have seen the count change."""
+    def _checked(
+        self, run: Callable[[Sequence[Any]], Values], names: Sequence[str]
+    ) -> Callable[[Sequence[Any]], Values]:
+        """`run`, which raises where a number is out of its range.
+
+        That some is, which costs nothing, programs count for the whole process; whose and which it
+        was is asked of the arguments of calls that have seen the count change.
+        """
         counted, ranges = reports(), in_range.Ranges(self.jaxpr, names)
         to_jax, operands = self._memory.to_jax, self._operands
 
@@ -156,16 +184,26 @@ class DirectPlan:
     def _link(self, plan: Plan) -> None:
         """Gives every value of the plan its place in the list that a call fills."""
         inputs = list(plan.jaxpr.invars)
-        constants = [(v, self._constant(c, v.aval)) for v, c in zip(plan.jaxpr.constvars, plan.consts)]
+        constants = [
+            (v, self._constant(c, v.aval)) for v, c in zip(plan.jaxpr.constvars, plan.consts)
+        ]
         outputs = plan.jaxpr.outvars
-        literals = [(k, self._constant(literal(v), v.aval)) for k, v in enumerate(outputs) if isinstance(v, jex.Literal)]
-        places: dict[Any, int] = {v: k for k, v in enumerate([*inputs, *(v for v, _ in constants + literals)])}
+        literals = [
+            (k, self._constant(literal(v), v.aval))
+            for k, v in enumerate(outputs)
+            if isinstance(v, jex.Literal)
+        ]
+        places: dict[Any, int] = {
+            v: k for k, v in enumerate([*inputs, *(v for v, _ in constants + literals)])
+        }
         self._constants = [c for _, c in constants + literals]
         seen, filled = set(places.values()), len(places)
         for segment in plan.segments:
             reads = [places[v] for v in segment.reads]
             program = self._program if self._target == "cpu" else self._launches
-            self._steps.append(program(segment, reads) if segment.is_ours else self._xla_step(segment, reads))
+            self._steps.append(
+                program(segment, reads) if segment.is_ours else self._xla_step(segment, reads)
+            )
             places |= {v: filled + k for k, v in enumerate(segment.makes)}
             filled += len(segment.makes)
         for k, v in enumerate(outputs):
@@ -179,7 +217,11 @@ class DirectPlan:
         outputs = [(tuple(b.type.shape), b.type.dtype) for b in compiled.program.outputs]
         makers = [memory.empty(*output) for output in outputs]
         addresses = struct.Struct(f"{len(reads) + len(outputs)}P").pack
-        large = [(k, b.type.nbytes) for k, b in enumerate(compiled.program.outputs) if b.type.nbytes >= direct.HUGE_BYTES]
+        large = [
+            (k, b.type.nbytes)
+            for k, b in enumerate(compiled.program.outputs)
+            if b.type.nbytes >= direct.HUGE_BYTES
+        ]
         address, before = memory.address, memory.before_call
 
         def step(values: Values) -> Values:
@@ -209,7 +251,10 @@ class DirectPlan:
         def step(values: Values) -> Values:
             with device.entered():
                 made, held = [make() for make in makers], arena()
-                read = [v if not address(v) % n else memory.copy(v) for v, n in zip((values[k] for k in reads), multiples)]
+                read = [
+                    v if not address(v) % n else memory.copy(v)
+                    for v, n in zip((values[k] for k in reads), multiples)
+                ]
                 call(addresses(*map(address, (*read, *made))), address(held), device.stream())
             return made
 
@@ -240,4 +285,6 @@ class DirectPlan:
         return run
 
     def _constant(self, value: Any, aval: Any) -> Any:
-        return self._memory.constant(np.array(np.broadcast_to(np.asarray(value, aval.dtype), aval.shape), order="C"))
+        return self._memory.constant(
+            np.array(np.broadcast_to(np.asarray(value, aval.dtype), aval.shape), order="C")
+        )

@@ -1,6 +1,7 @@
 """Reports of the kernels in a function that fusion did not make: hand-written ones and Pallas calls.
 
-For each: where it is from, and for each dimension of its grid whether programs run in parallel or in order, and why.
+For each: where it is from, and for each dimension of its grid whether programs run in parallel or
+in order, and why.
 """
 
 from __future__ import annotations
@@ -27,17 +28,23 @@ if TYPE_CHECKING:
 PALLAS = "pallas_call"
 
 
-def explained(explanation: Explanation, jaxpr: jex.Jaxpr, target_name: str, pallas_is_native: bool) -> Explanation:
+def explained(
+    explanation: Explanation, jaxpr: jex.Jaxpr, target_name: str, pallas_is_native: bool
+) -> Explanation:
     """The explanation with an entry for each hand-written kernel and each Pallas call of the function `jaxpr`.
 
-    Args:
-      pallas_is_native: whether pbkern.pallas.install() is in force; otherwise XLA gets what JAX makes of the call.
+    Args: pallas_is_native: whether pbkern.pallas.install() is in force; otherwise XLA gets what JAX
+      makes of the call.
     """
     written = tuple(_report(e, target_name, pallas_is_native) for e in _calls(jaxpr))
     left = explanation.left
     if pallas_is_native:  # XLA calls it, but it is a kernel
-        left = tuple(dataclasses.replace(x, why="a Pallas kernel, which is compiled by itself") if x.op == PALLAS else x
-                     for x in left)  # fmt: skip
+        left = tuple(
+            dataclasses.replace(x, why="a Pallas kernel, which is compiled by itself")
+            if x.op == PALLAS
+            else x
+            for x in left
+        )
     return dataclasses.replace(explanation, written=written, left=left)
 
 
@@ -57,17 +64,25 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
     at = _jax.user_line(eqn)
     if eqn.primitive is kernel_p:
         kernel = eqn.params["kernel"]
-        return HandWrittenKernel(kernel.name, "written by hand", at, kernel.grid, _grid_lines(kernel, target_name))
+        return HandWrittenKernel(
+            kernel.name, "written by hand", at, kernel.grid, _grid_lines(kernel, target_name)
+        )
     name = eqn.params["name"] or "pallas_call"
     grid = tuple(eqn.params["grid_mapping"].grid)
     if eqn.params["interpret"]:
-        return HandWrittenKernel(name, "Pallas", at, grid, ("runs in JAX's interpreter, as interpret= asks for",))
+        return HandWrittenKernel(
+            name, "Pallas", at, grid, ("runs in JAX's interpreter, as interpret= asks for",)
+        )
     if not pallas_is_native:
-        return HandWrittenKernel(name, "Pallas", at, grid, ("is JAX's: pbkern.pallas.install() compiles it",))
+        return HandWrittenKernel(
+            name, "Pallas", at, grid, ("is JAX's: pbkern.pallas.install() compiles it",)
+        )
     from pbkern.frontends.pallas.call import import_call
 
     try:
-        kernel = import_call(**{k: v for k, v in eqn.params.items() if k != "interpret"}, target=target_name).kernel
+        kernel = import_call(
+            **{k: v for k, v in eqn.params.items() if k != "interpret"}, target=target_name
+        ).kernel
     except UnsupportedOp as e:
         return HandWrittenKernel(name, "Pallas", at, grid, (f"cannot be compiled: {e.what}",))
     return HandWrittenKernel(kernel.name, "Pallas", at, grid, _grid_lines(kernel, target_name))
@@ -76,4 +91,8 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
 def _grid_lines(kernel: Kernel, target_name: str) -> tuple[str, ...]:
     options = get_target(target_name).backend.build_options(kernel, CompileOptions())
     lines = tuple(map(str, grid_dimensions(kernel, options)))
-    return lines if kernel.finish is None else (*lines, f"last stage: {kernel.finish.name}, once all programs are done")
+    return (
+        lines
+        if kernel.finish is None
+        else (*lines, f"last stage: {kernel.finish.name}, once all programs are done")
+    )

@@ -1,7 +1,8 @@
 """Kernels and functions -> measured seconds: the least of several calls, those that are compared taking turns.
 
-A kernel is measured alone, as a program of one launch on operands of its real sizes, called through XLA with its threads.
-A call makes its results, which are new arrays, and costs some microseconds of XLA's own.
+A kernel is measured alone, as a program of one launch on operands of its real sizes, called through
+XLA with its threads. A call makes its results, which are new arrays, and costs some microseconds of
+XLA's own.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     function --trace--> pbkern_call(jaxpr) --fuse.plan--> Plan --target.compile--> code
 
-`build_plan` and `compile_programs` are that line; the lowering rule of `pbkern_call` runs them while jax.jit compiles,
-and what decorated functions show of themselves (api/decorators.py) on request. Tracing and transformations are
-frontends/jax/call.py; what XLA keeps is the fuser's decision.
+`build_plan` and `compile_programs` are that line; the lowering rule of `pbkern_call` runs them
+while jax.jit compiles, and what decorated functions show of themselves (api/decorators.py) on
+request. Tracing and transformations are frontends/jax/call.py; what XLA keeps is the fuser's
+decision.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from pbkern.targets.target import Target
 
 from . import stages, tuned_choices
 
-# --- the pipeline ---------------------------------------------------------------------------------------------------
+# --- the pipeline
+# ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,17 @@ class Build:
 
 @_jax.cached_by_jaxpr
 def build_plan(
-    jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, _settings: config.Config,
-    choices: tuple[fuse.Choice, ...] = (), donated: tuple[bool, ...] = (),
-) -> Build:  # fmt: skip
-    """Fuses a jaxpr for its target. `choices`: what tuning found for it (api/tuned_choices.py); `donated`: operands given
-    up."""
+    jaxpr: jex.ClosedJaxpr,
+    name: str,
+    options: CompileOptions,
+    _settings: config.Config,
+    choices: tuple[fuse.Choice, ...] = (),
+    donated: tuple[bool, ...] = (),
+) -> Build:
+    """Fuses a jaxpr for its target.
+
+    `choices`: what tuning found for it (api/tuned_choices.py); `donated`: operands given up.
+    """
     target, record = get_target(options.target, options.device), stages.Record(name)
 
     def verified(plan: fuse.Plan) -> None:
@@ -83,10 +91,17 @@ def build_plan(
         assert held is not None, name
         check_precision(held, options.mm_conv_precision_mode)
         return fuse.plan(
-            held, name=name, options=options, machine=target.costs(options.device), supports=target.supports,
-            params_for=lambda semantics, **chosen: target.fused_params(semantics, options, **chosen), choices=choices,
+            held,
+            name=name,
+            options=options,
+            machine=target.costs(options.device),
+            supports=target.supports,
+            params_for=lambda semantics, **chosen: target.fused_params(
+                semantics, options, **chosen
+            ),
+            choices=choices,
             donated=donated,
-        )  # fmt: skip
+        )
 
     with gc_pause.paused(), recursion.headroom(), fallback.strictly(options.strict_target):
         try:
@@ -103,10 +118,19 @@ def build_plan(
     return Build(tuple(plan.programs()), record, plan)
 
 
-def current_plan(jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...] = ()) -> Build:
+def current_plan(
+    jaxpr: jex.ClosedJaxpr, name: str, options: CompileOptions, donated: tuple[bool, ...] = ()
+) -> Build:
     """The plan under the present configuration and what tuning has found for this program."""
     with _jax.types_kept(jaxpr):
-        return build_plan(jaxpr, name, options, config.current(), tuned_choices.choices_for(jaxpr, options), donated)
+        return build_plan(
+            jaxpr,
+            name,
+            options,
+            config.current(),
+            tuned_choices.choices_for(jaxpr, options),
+            donated,
+        )
 
 
 def build_kernel(kernel: Kernel) -> Build:
@@ -125,7 +149,12 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     for program in build.programs:
         try:
             fallback.enter("machine code")
-            compiled = record.run(f"compile {program.name}", target.compile, repeated(program, options.num_iters), options)
+            compiled = record.run(
+                f"compile {program.name}",
+                target.compile,
+                repeated(program, options.num_iters),
+                options,
+            )
         except Exception as e:
             if build.plan is None or not _leaves(program, e):
                 raise
@@ -133,10 +162,14 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
             build.plan.leave(program)
             continue
         build.compiled[program.name] = compiled
-        record.milliseconds |= {f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()}
+        record.milliseconds |= {
+            f"  {stage} of {program.name}": ms for stage, ms in compiled.times.items()
+        }
     for stage in target.STAGES:
         record.texts[stage] = functools.partial(_text, target, build, stage)
-    record.again["nests"] = lambda: [target.lower_again(c) for c in dict.fromkeys(build.compiled.values())]
+    record.again["nests"] = lambda: [
+        target.lower_again(c) for c in dict.fromkeys(build.compiled.values())
+    ]
     if options.debug:
         stages.report(record)
     folder = config.current().dump
@@ -148,7 +181,9 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
 def _leaves(program: HostProgram, error: Exception) -> bool:
     """Whether XLA can run a program that failed to compile: no kernel of the user's, and no mistake of theirs."""
     by_hand = any(k.defined_at for k in program.kernels())
-    unsupported = isinstance(error, UnsupportedOp) and config.current().fallback and not fallback.is_strict()
+    unsupported = (
+        isinstance(error, UnsupportedOp) and config.current().fallback and not fallback.is_strict()
+    )
     return not by_hand and (unsupported or fallback.catches(error))
 
 
@@ -162,15 +197,20 @@ def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:
     if mode not in ("int32", "mixed_int8_int32"):
         return
     for eqn in equations(jaxpr.jaxpr):
-        if eqn.primitive.name in ("dot_general", "conv_general_dilated") and eqn.invars[0].aval.dtype.kind not in "iu":
+        if (
+            eqn.primitive.name in ("dot_general", "conv_general_dilated")
+            and eqn.invars[0].aval.dtype.kind not in "iu"
+        ):
             raise OptionError(
-                f"mm_conv_precision_mode {mode!r} takes integer operands", at=_jax.user_line(eqn),
+                f"mm_conv_precision_mode {mode!r} takes integer operands",
+                at=_jax.user_line(eqn),
                 why=f"{eqn.primitive.name} of {' and '.join(a.aval.str_short() for a in eqn.invars)}",
                 hint="convert the operands to integers in the function, or choose a float mode",
-            )  # fmt: skip
+            )
 
 
-# --- lowering rules -------------------------------------------------------------------------------------------------
+# --- lowering rules
+# -------------------------------------------------------------------------------------------------
 
 
 def _lower_call(ctx, *operands, jaxpr, name, options, donated):
@@ -187,20 +227,27 @@ def _lower_call(ctx, *operands, jaxpr, name, options, donated):
         target = get_target(options.target)
 
         def run(program: HostProgram, operands) -> list:
-            return checks.after(program.kernels(), target.call(build.compiled[program.name], *operands))
+            return checks.after(
+                program.kernels(), target.call(build.compiled[program.name], *operands)
+            )
 
         if tuple(platforms) != (target.platform,):
             raise TargetError(
                 f"`{name}` is compiled for target `{target.name}` but its arguments are on {', '.join(platforms)}",
-                why="compiled kernels run where their target is", hint=elsewhere(target.platform),
-            )  # fmt: skip
+                why="compiled kernels run where their target is",
+                hint=elsewhere(target.platform),
+            )
         devices = _jax.partitioned_over(ctx)
         if devices > 1:
             leave_to_partitioner(name, devices, options.strict_target)
             return jex.jaxpr_as_fun(jaxpr)(*args)
         with _jax.untyped_manual_axes():
-            with (progress.compiling(name), gc_pause.paused(), recursion.headroom(),
-                  fallback.strictly(options.strict_target)):
+            with (
+                progress.compiling(name),
+                gc_pause.paused(),
+                recursion.headroom(),
+                fallback.strictly(options.strict_target),
+            ):
                 build = compile_programs(current_plan(jaxpr, name, options, donated), options)
                 _jax.keep_with_executable(ctx, list(build.compiled.values()))
             return build.plan.evaluate(args, run)
@@ -213,10 +260,14 @@ def elsewhere(platform: str) -> str:
     if _jax.has_devices(platform):
         return f"jax.device_put(x, jax.devices('{platform}')[0]), or jax.jit for other devices"
     if platform == "cuda":
-        return ("jax finds no CUDA device here: pbkern.simulate(f, *args), or PBKERN_GPU_DRIVER=simulator in the environment, "
-                "runs the kernels on arrays of the CPU; f.as_text(*args, stage='ptx') shows their code")
-    return (f"jax finds no device of platform '{platform}' here: f.as_text(*args, stage='asm') shows the kernels' code; target "
-            "'cpu' runs the same function")
+        return (
+            "jax finds no CUDA device here: pbkern.simulate(f, *args), or PBKERN_GPU_DRIVER=simulator in the environment, "
+            "runs the kernels on arrays of the CPU; f.as_text(*args, stage='ptx') shows their code"
+        )
+    return (
+        f"jax finds no device of platform '{platform}' here: f.as_text(*args, stage='asm') shows the kernels' code; target "
+        "'cpu' runs the same function"
+    )
 
 
 def warn_of_export(name: str) -> None:
@@ -231,14 +282,20 @@ def warn_of_export(name: str) -> None:
 def leave_to_partitioner(name: str, devices: int, strict: bool) -> None:
     """Warns, or raises UnsupportedOp where `strict`, that XLA runs a function whose arguments are spread over devices.
 
-    XLA divides operations among devices as the arguments are divided. It cannot divide compiled programs: they would run
-    whole on each device, on operands that are gathered there.
+    XLA divides operations among devices as the arguments are divided. It cannot divide compiled
+    programs: they would run whole on each device, on operands that are gathered there.
     """
     what = f"XLA runs `{name}`, whose arguments are spread over {devices} devices"
     hint = "jax.shard_map divides the work, and each device compiles kernels for its own part"
     if strict:
-        raise UnsupportedOp(what, why="strict_target: kernels are compiled for whole arrays on one device", hint=hint)
-    warnings.warn(f"{what}: kernels are compiled for whole arrays on one device. {hint}", stacklevel=2)
+        raise UnsupportedOp(
+            what,
+            why="strict_target: kernels are compiled for whole arrays on one device",
+            hint=hint,
+        )
+    warnings.warn(
+        f"{what}: kernels are compiled for whole arrays on one device. {hint}", stacklevel=2
+    )
 
 
 def warn_of_gathering(kernel: Kernel, devices: int) -> None:
@@ -256,16 +313,19 @@ def warn_of_gathering(kernel: Kernel, devices: int) -> None:
 def _lower_kernel(ctx, *operands, kernel: Kernel, target: str):
     if _jax.is_for_export(ctx):
         raise TargetError(
-            f"kernel `{kernel.name}` cannot be exported", at=kernel.defined_at or None,
+            f"kernel `{kernel.name}` cannot be exported",
+            at=kernel.defined_at or None,
             why="its machine code belongs to this process, and it has no equations that XLA could run instead",
             hint="export a function without hand-written kernels",
-        )  # fmt: skip
+        )
 
     warn_of_gathering(kernel, _jax.partitioned_over(ctx))
 
     def traced(*args):
         with _jax.untyped_manual_axes(), jax.enable_x64(True):  # all types are explicit
-            (compiled,) = compile_programs(build_kernel(kernel), CompileOptions(target=target)).compiled.values()
+            (compiled,) = compile_programs(
+                build_kernel(kernel), CompileOptions(target=target)
+            ).compiled.values()
             _jax.keep_with_executable(ctx, compiled)
             return checks.after([kernel], get_target(target).call(compiled, *args))
 
@@ -274,4 +334,6 @@ def _lower_kernel(ctx, *operands, kernel: Kernel, target: str):
 
 mlir.register_lowering(call.call_p, _lower_call)
 for _platform, _target in (("cpu", "cpu"), ("cuda", "nvgpu"), ("rocm", "amdgpu")):
-    mlir.register_lowering(kernel_p, functools.partial(_lower_kernel, target=_target), platform=_platform)
+    mlir.register_lowering(
+        kernel_p, functools.partial(_lower_kernel, target=_target), platform=_platform
+    )

@@ -1,12 +1,15 @@
 """Eager calls with large results: memory that is used again in place of new pages.
 
-XLA takes arrays from malloc, and glibc's malloc maps arrays above 32 MB (DEFAULT_MMAP_THRESHOLD_MAX) again each time and
-unmaps them when they are freed: every call of a function with such a result touches fresh pages first, which costs more
-than computing many of them (decision 012). Here such results are in memory of a pool. A result is an ordinary jax.Array
-over it; when its last reference goes, the memory returns to the pool, which keeps up to PBKERN_POOL_MEGABYTES unused.
+XLA takes arrays from malloc, and glibc's malloc maps arrays above 32 MB
+(DEFAULT_MMAP_THRESHOLD_MAX) again each time and unmaps them when they are freed: every call of a
+function with such a result touches fresh pages first, which costs more than computing many of them
+(decision 012). Here such results are in memory of a pool. A result is an ordinary jax.Array over
+it; when its last reference goes, the memory returns to the pool, which keeps up to
+PBKERN_POOL_MEGABYTES unused.
 
-`Dispatch` decides per types of arguments, once. Calls under a transformation, with donated arguments, over several devices,
-or of functions that XLA keeps a part of run as any other; so do small ones, at the cost of one test.
+`Dispatch` decides per types of arguments, once. Calls under a transformation, with donated
+arguments, over several devices, or of functions that XLA keeps a part of run as any other; so do
+small ones, at the cost of one test.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ class Pool:
 
     def __init__(self) -> None:
         self.unused: deque[Memory] = deque()
-        self.lock = threading.RLock()  # reentrant: garbage collection may return memory while this thread takes some
+        self.lock = (
+            threading.RLock()
+        )  # reentrant: garbage collection may return memory while this thread takes some
 
     def array(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         """An array of any values in memory of the pool."""
@@ -82,7 +87,10 @@ class Pool:
     def give(self, memory: Memory) -> None:
         with self.lock:
             self.unused.append(memory)
-            while self.unused and sum(m.size for m in self.unused) > config.current().pool_megabytes << 20:
+            while (
+                self.unused
+                and sum(m.size for m in self.unused) > config.current().pool_megabytes << 20
+            ):
                 self.unused.popleft()
 
 
@@ -104,15 +112,21 @@ class IntoBuffers:
     structure: Any
 
     def __call__(self, leaves: Sequence, device: jax.Device | None) -> Any:
-        arrays = {n: jax.device_put(POOL.array(t.shape, t.dtype), device) for n, t in self.places.items()}
+        arrays = {
+            n: jax.device_put(POOL.array(t.shape, t.dtype), device) for n, t in self.places.items()
+        }
         others, done = self.run(leaves, list(arrays.values()))
         jax.block_until_ready(done)
         given = iter(others)
         count = len(arrays) + len(others)
-        return jax.tree.unflatten(self.structure, [arrays[n] if n in arrays else next(given) for n in range(count)])
+        return jax.tree.unflatten(
+            self.structure, [arrays[n] if n in arrays else next(given) for n in range(count)]
+        )
 
 
-def into_buffers(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: Target) -> IntoBuffers | None:
+def into_buffers(
+    traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target: Target
+) -> IntoBuffers | None:
     """A function, traced by jax.jit and planned, so compiled that its large results go to places.
 
     None where kernels of one program do not make every large result once, or write to operands.
@@ -125,7 +139,9 @@ def into_buffers(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target:
         return None
     outputs = zip(plan.segments[0].makes, programs[0].outputs)
     large = {v: b.type for v, b in outputs if b.type.nbytes >= target.POOLED_BYTES}
-    at = {n: large[v] for v in large for n, r in enumerate(results) if r is v}  # in the order of the program's outputs
+    at = {
+        n: large[v] for v in large for n, r in enumerate(results) if r is v
+    }  # in the order of the program's outputs
     if len(at) != len(large) or not at or any(call.outvars[n].aval.weak_type for n in at):
         return None
 
@@ -137,7 +153,10 @@ def into_buffers(traced: Any, plan: fuse.Plan, compiled: dict[str, Any], target:
             others, end = target.call_into(compiled[program.name], operands, places)
             ends.append(end)
             placed, small = iter(places), iter(others)
-            return [next(placed if b.type.nbytes >= target.POOLED_BYTES else small) for b in program.outputs]
+            return [
+                next(placed if b.type.nbytes >= target.POOLED_BYTES else small)
+                for b in program.outputs
+            ]
 
         operands = [a.val if isinstance(a, jex.Literal) else env[a] for a in call.invars]
         with _jax.types_kept(traced.jaxpr):

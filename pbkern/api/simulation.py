@@ -47,28 +47,36 @@ class Simulation:
     counts: Counts = field(default_factory=Counts)
 
 
-def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool = True, **kwargs) -> Simulation:
+def simulate(
+    f: Callable | Kernel, *args, device: str | None = None, check: bool = True, **kwargs
+) -> Simulation:
     """Runs a function or a kernel as the code of an NVIDIA GPU, on NumPy, without a GPU.
 
-    Args:
-      f: a decorated or a plain function of JAX arrays, a `pbkern.kernel`, or a traced Kernel.
-      device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100". Default: that of a decorated
+    Args: f: a decorated or a plain function of JAX arrays, a `pbkern.kernel`, or a traced Kernel.
+      device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100".
+      Default: that of a decorated
         function's compile_options, else "sm_90a".
       check: races, and reads of shared memory before a store, are found. Default True.
-    Raises SimulationError where threads race, wait for ever, are not together, or leave their arrays; UnsupportedOp,
-    OptionError.
+    Raises SimulationError where threads race, wait for ever, are not together, or leave their
+    arrays; UnsupportedOp, OptionError.
     """
     options = CompileOptions(target="nvgpu", device=device or DEFAULT_DEVICE)
     if not callable(f) and not isinstance(f, Kernel):
-        raise KernelError("what is simulated is neither a function nor a kernel", why=f"{type(f).__name__}: {f!r:.80}",
-                          hint="pbkern.simulate(f, *args); pbkern.simulate_ptx(text, grid, block, arrays) runs PTX")
+        raise KernelError(
+            "what is simulated is neither a function nor a kernel",
+            why=f"{type(f).__name__}: {f!r:.80}",
+            hint="pbkern.simulate(f, *args); pbkern.simulate_ptx(text, grid, block, arrays) runs PTX",
+        )
     if isinstance(f, KernelFunction):
         f = f.trace(*args, **kwargs)
     if isinstance(f, Kernel):
         return _kernel(f, args, options, check)
     if isinstance(f, JitFunction):
         of_function = f._options.device if f._options.target == "nvgpu" else None
-        given = f._options.differing() | {"target": "nvgpu", "device": device or of_function or DEFAULT_DEVICE}
+        given = f._options.differing() | {
+            "target": "nvgpu",
+            "device": device or of_function or DEFAULT_DEVICE,
+        }
         f, options = f.__wrapped__, CompileOptions(**given)
     traced: JitFunction = JitFunction(f, options, {})
     with fallback.strictly(True):  # what XLA would run in a kernel's place is not simulated
@@ -84,17 +92,26 @@ def simulate(f: Callable | Kernel, *args, device: str | None = None, check: bool
         return found
 
     flat = traced.trace(*args, **kwargs)
-    leaves = [np.asarray(a) if not jax.dtypes.issubdtype(jax.typeof(a).dtype, jax.dtypes.extended) else a
-              for a in jax.tree.leaves(_dynamic(options, args, kwargs))]
+    leaves = [
+        np.asarray(a) if not jax.dtypes.issubdtype(jax.typeof(a).dtype, jax.dtypes.extended) else a
+        for a in jax.tree.leaves(_dynamic(options, args, kwargs))
+    ]
     results = _evaluated(flat.jaxpr, leaves, lambda operands: build.fused.evaluate(operands, run))
     tree = jax.tree.structure(flat.out_info)
     compiled = list(build.compiled.values())
-    return Simulation(jax.tree.unflatten(tree, results), build.fused.kernels(), _texts(compiled), sum(counts, Counts()))
+    return Simulation(
+        jax.tree.unflatten(tree, results),
+        build.fused.kernels(),
+        _texts(compiled),
+        sum(counts, Counts()),
+    )
 
 
 def _evaluated(traced: jex.ClosedJaxpr, leaves: list, call: Callable[[list], list]) -> list:
     """Results of a traced function, which binds our primitive once: arrays that the function closes over are operands, too."""
-    env = dict(zip(traced.jaxpr.invars, leaves)) | dict(zip(traced.jaxpr.constvars, map(np.asarray, traced.consts)))
+    env = dict(zip(traced.jaxpr.invars, leaves)) | dict(
+        zip(traced.jaxpr.constvars, map(np.asarray, traced.consts))
+    )
 
     def value(a: Any) -> Any:
         return literal_value(a) if isinstance(a, jex.Literal) else env[a]
@@ -109,8 +126,9 @@ def _evaluated(traced: jex.ClosedJaxpr, leaves: list, call: Callable[[list], lis
 def _dynamic(options: CompileOptions, args: tuple, kwargs: dict) -> tuple:
     """Arguments without those that are compile-time constants."""
     positions = {p % len(args) for p in options.static_argnums} if args else set()
-    return [a for k, a in enumerate(args) if k not in positions], {n: v for n, v in kwargs.items()
-                                                                   if n not in options.static_argnames}
+    return [a for k, a in enumerate(args) if k not in positions], {
+        n: v for n, v in kwargs.items() if n not in options.static_argnames
+    }
 
 
 def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -> Simulation:

@@ -24,22 +24,26 @@ WIDE = tuple(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 def from_stablehlo(source: Any, *, compile_options: Any = None) -> ImportedFunction:
     """A StableHLO program as a function of JAX arrays, compiled by pbkern when it is called.
 
-    It takes the arrays that the program's function `main` takes, one positional argument each, and returns its result, or a
-    tuple of several. What jax.export wrote keeps the structure of arguments and results of the function that it exported.
-    It is like a function that pbkern.jit decorates: `.explain`, `.kernels`, `.as_text` and JAX's transformations work.
+    It takes the arrays that the program's function `main` takes, one positional argument each, and
+    returns its result, or a tuple of several. What jax.export wrote keeps the structure of
+    arguments and results of the function that it exported. It is like a function that pbkern.jit
+    decorates: `.explain`, `.kernels`, `.as_text` and JAX's transformations work.
 
-    Args:
-      source: a path; bytes (MLIR's bytecode, a portable artefact, what jax.export.Exported.serialize gives); the program's
+    Args: source: a path; bytes (MLIR's bytecode, a portable artefact, what
+      jax.export.Exported.serialize gives); the program's
         text; a jax.export.Exported.
       compile_options: as of pbkern.jit, without static arguments.
-    Raises ArgumentError for what is no StableHLO program, UnsupportedOp, which names all operations that cannot be imported,
-    OptionError; when called, ArgumentError for arguments of other types than the program's.
+    Raises ArgumentError for what is no StableHLO program, UnsupportedOp, which names all operations
+    that cannot be imported, OptionError; when called, ArgumentError for arguments of other types
+    than the program's.
     """
     options = CompileOptions.from_dict(compile_options)
     for name in ("static_argnums", "static_argnames", "donate_argnames"):
         if getattr(options, name):
             why = "arguments of a program are arrays, by position"
-            raise OptionError(f"compile option `{name}` concerns Python functions", why=why, hint="leave it out")
+            raise OptionError(
+                f"compile option `{name}` concerns Python functions", why=why, hint="leave it out"
+            )
     return ImportedFunction(parse(source), compile_options)
 
 
@@ -113,7 +117,9 @@ def _function(source: Source, imported: Imported, in_avals: tuple[Any, ...]):
 
     def program(*args, **kwargs):
         leaves = _flat(source, imported.name, len(in_avals), args, kwargs)
-        arrays = [_checked(x, a, k, imported.name) for k, (x, a) in enumerate(zip(leaves, in_avals))]
+        arrays = [
+            _checked(x, a, k, imported.name) for k, (x, a) in enumerate(zip(leaves, in_avals))
+        ]
         results = run(*[arrays[k] for k in kept])
         if exported:
             return jax.tree.unflatten(exported.out_tree, results)
@@ -124,21 +130,36 @@ def _function(source: Source, imported: Imported, in_avals: tuple[Any, ...]):
 
 
 def _flat(source: Source, name: str, count: int, args: tuple, kwargs: dict) -> list:
-    """The arrays among arguments. Raises ArgumentError where they are built otherwise than the program's."""
+    """The arrays among arguments.
+
+    Raises ArgumentError where they are built otherwise than the program's.
+    """
     leaves, found = jax.tree.flatten((args, kwargs))
-    expected = source.exported.in_tree if source.exported else jax.tree.structure(((0,) * count, {}))
+    expected = (
+        source.exported.in_tree if source.exported else jax.tree.structure(((0,) * count, {}))
+    )
     if found != expected:  # type: ignore[operator]
-        raise ArgumentError(f"`{name}` is called with other arguments than it has", why=f"given {found}, it takes {expected}",
-                            hint="arguments of the structure that was exported")  # fmt: skip
+        raise ArgumentError(
+            f"`{name}` is called with other arguments than it has",
+            why=f"given {found}, it takes {expected}",
+            hint="arguments of the structure that was exported",
+        )
     return leaves
 
 
 def _checked(x: Any, expected: Any, k: int, name: str) -> jax.Array:
     found = jax.typeof(x)
-    if found.shape == expected.shape and found.weak_type and jnp.result_type(x, expected.dtype) == expected.dtype:
+    if (
+        found.shape == expected.shape
+        and found.weak_type
+        and jnp.result_type(x, expected.dtype) == expected.dtype
+    ):
         return jnp.asarray(x, expected.dtype)  # Python's numbers
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         types = f"given {found.str_short()}, it takes {expected.str_short()}"
-        raise ArgumentError(f"argument {k} of `{name}` has another type than the program's", why=types,
-                            hint="convert it, or export again")  # fmt: skip
+        raise ArgumentError(
+            f"argument {k} of `{name}` has another type than the program's",
+            why=types,
+            hint="convert it, or export again",
+        )
     return x

@@ -1,9 +1,10 @@
 """Named stages of one compilation: run, verified, timed, and written as numbered files on request.
 
-A Record collects the stages of one decorated function. Texts are made when somebody looks, because printing costs more
-than many stages. PBKERN_DUMP=<folder> writes every record to a folder of its own there, with a script that rebuilds
-the kernels and compares each, compiled, with the interpreter, and, in `passes/`, what each pass (core/passes.py) has made.
-MemoryAnalysis is what a compiled function needs to run.
+A Record collects the stages of one decorated function. Texts are made when somebody looks, because
+printing costs more than many stages. PBKERN_DUMP=<folder> writes every record to a folder of its
+own there, with a script that rebuilds the kernels and compares each, compiled, with the
+interpreter, and, in `passes/`, what each pass (core/passes.py) has made. MemoryAnalysis is what a
+compiled function needs to run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from pbkern.core.process import progress
 from pbkern.dsl.kernel import Kernel
 
 # In the order of compilation, with the suffix of a dumped file.
-STAGES = {"jaxpr": "txt", "plan": "txt", "kernels": "py", "nests": "txt", "mlir": "mlir", "llvm": "mlir", "asm": "s"}
+STAGES = {
+    "jaxpr": "txt",
+    "plan": "txt",
+    "kernels": "py",
+    "nests": "txt",
+    "mlir": "mlir",
+    "llvm": "mlir",
+    "asm": "s",
+}
 
 
 @dataclass
@@ -44,7 +53,9 @@ class Record:
     milliseconds: dict[str, float] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
 
-    def run(self, what: str, make: Callable, *args, verify: Callable[[Any], None] | None = None) -> Any:
+    def run(
+        self, what: str, make: Callable, *args, verify: Callable[[Any], None] | None = None
+    ) -> Any:
         """make(*args), timed; then `verify` of the result, which raises where it is not well-formed."""
         progress.step(what)
         start = time.perf_counter()
@@ -59,8 +70,10 @@ class Record:
         self.texts["kernels"] = lambda: "\n\n".join(k.source() for k in kernels)
 
     def text(self, stage: str) -> str:
-        """One stage's text; "nests:merge nests" is that of a stage after one of its passes. Raises OptionError for a stage or a
-        pass that there is not."""
+        """One stage's text; "nests:merge nests" is that of a stage after one of its passes.
+
+        Raises OptionError for a stage or a pass that there is not.
+        """
         of, _, name = stage.partition(":")
         if name and of in self.again:
             runs = self.passes(of)
@@ -68,7 +81,9 @@ class Record:
             if found:
                 return "\n\n".join(found)
             hint = f"one of {', '.join(dict.fromkeys(r.name for r in runs))}"
-            raise OptionError(f"no pass `{name}` ran in stage `{of}`", why=f"of `{self.name}`", hint=hint)
+            raise OptionError(
+                f"no pass `{name}` ran in stage `{of}`", why=f"of `{self.name}`", hint=hint
+            )
         if stage not in self.texts:
             hint = f"one of {', '.join(self.texts)}"
             raise OptionError(f"there is no stage `{stage}`", why=f"of `{self.name}`", hint=hint)
@@ -88,13 +103,15 @@ class Record:
 class MemoryAnalysis:
     """Memory of one call, in bytes. Names are those of XLA's memory_analysis() where it has them.
 
-    Attributes:
-      argument_size_in_bytes, output_size_in_bytes: arrays that the caller holds before and after.
-      alias_size_in_bytes: the part of the results that is in donated arguments.
-      arena_size_in_bytes: what compiled programs hold for temporaries between kernels and for scratch of all threads;
+    Attributes: argument_size_in_bytes, output_size_in_bytes: arrays that the caller holds before
+      and after. alias_size_in_bytes: the part of the results that is in donated arguments.
+      arena_size_in_bytes: what compiled programs hold for temporaries between kernels and for
+      scratch of all threads;
         calls that run at the same time have one each. Programs keep their arenas from call to call.
-      temp_size_in_bytes: the arenas, and what XLA allocates between programs and for operations left to it.
-      peak_memory_in_bytes: arguments, results and temporaries together; what is aliased counts once.
+      temp_size_in_bytes: the arenas, and what XLA allocates between programs and for operations
+        left to it.
+      peak_memory_in_bytes: arguments, results and temporaries together; what is aliased counts
+        once.
       generated_code_size_in_bytes: object files of the compiled programs.
     """
 
@@ -108,8 +125,14 @@ class MemoryAnalysis:
     @classmethod
     def of(cls, xla: Any, arenas: int, code: int) -> MemoryAnalysis:
         """From the statistics of XLA's executable, which knows nothing of arenas."""
-        return cls(xla.argument_size_in_bytes, xla.output_size_in_bytes, xla.alias_size_in_bytes, arenas,
-                   xla.temp_size_in_bytes + arenas, xla.generated_code_size_in_bytes + code)  # fmt: skip
+        return cls(
+            xla.argument_size_in_bytes,
+            xla.output_size_in_bytes,
+            xla.alias_size_in_bytes,
+            arenas,
+            xla.temp_size_in_bytes + arenas,
+            xla.generated_code_size_in_bytes + code,
+        )
 
     @property
     def peak_memory_in_bytes(self) -> int:
@@ -117,10 +140,15 @@ class MemoryAnalysis:
         return held + self.temp_size_in_bytes
 
     def __str__(self) -> str:
-        rows = {"arguments": self.argument_size_in_bytes, "results": self.output_size_in_bytes,
-                "of them aliased": self.alias_size_in_bytes, "temporaries": self.temp_size_in_bytes,
-                "of them arenas": self.arena_size_in_bytes, "peak": self.peak_memory_in_bytes,
-                "code": self.generated_code_size_in_bytes}  # fmt: skip
+        rows = {
+            "arguments": self.argument_size_in_bytes,
+            "results": self.output_size_in_bytes,
+            "of them aliased": self.alias_size_in_bytes,
+            "temporaries": self.temp_size_in_bytes,
+            "of them arenas": self.arena_size_in_bytes,
+            "peak": self.peak_memory_in_bytes,
+            "code": self.generated_code_size_in_bytes,
+        }
         return "\n".join(f"{name:16} {n / 2**20:10.3f} MB" for name, n in rows.items())
 
 
@@ -128,9 +156,8 @@ class MemoryAnalysis:
 class Costs:
     """Knowledge of a function's plan that XLA lacks, about one call.
 
-    Attributes:
-      programs: custom calls; XLA counts each as -1.
-      flops, nbytes, seconds: operations, compulsory bytes, predicted time of all fused kernels; None where it depends on
+    Attributes: programs: custom calls; XLA counts each as -1. flops, nbytes, seconds: operations,
+      compulsory bytes, predicted time of all fused kernels; None where it depends on
         values how often one runs.
     """
 
@@ -143,8 +170,10 @@ class Costs:
     def of(cls, explanation: Any, programs: int) -> Costs:
         if any(k.runs is None for k in explanation.kernels):
             return cls(programs, None, None, None)
-        totals = [sum(k.runs * figure(k.cost) for k in explanation.kernels)
-                  for figure in (lambda c: c.flops, lambda c: c.bytes_moved, lambda c: c.seconds)]  # fmt: skip
+        totals = [
+            sum(k.runs * figure(k.cost) for k in explanation.kernels)
+            for figure in (lambda c: c.flops, lambda c: c.bytes_moved, lambda c: c.seconds)
+        ]
         return cls(programs, *map(float, totals))
 
     def added_to(self, xla: dict[str, float] | None) -> dict[str, float] | None:
@@ -152,7 +181,11 @@ class Costs:
         if not isinstance(xla, dict):
             return xla
         found = dict(xla)
-        for key, own in (("flops", self.flops), ("bytes accessed", self.nbytes), ("optimal_seconds", self.seconds)):
+        for key, own in (
+            ("flops", self.flops),
+            ("bytes accessed", self.nbytes),
+            ("optimal_seconds", self.seconds),
+        ):
             if self.programs and key in xla:
                 others = xla[key] + self.programs  # -1 again where XLA calls libraries
                 if own is None:
@@ -220,9 +253,13 @@ def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
         runs = record.passes(stage)
         for of in dict.fromkeys(r.of for r in runs):
             name = re.sub(r"\W+", "_", of).strip("_")
-            (at / "passes" / f"{stage}_{name}.txt").write_text(shown([r for r in runs if r.of == of]))
+            (at / "passes" / f"{stage}_{name}.txt").write_text(
+                shown([r for r in runs if r.of == of])
+            )
         for name in dict.fromkeys(r.name for r in runs):
-            record.milliseconds[f"  {stage}: {name}"] = sum(r.milliseconds for r in runs if r.name == name)
+            record.milliseconds[f"  {stage}: {name}"] = sum(
+                r.milliseconds for r in runs if r.name == name
+            )
     (at / "times.txt").write_text(record.times() + "\n")
     for number, kernel in enumerate(record.kernels):
         (at / "kernels" / f"{number}_{kernel.name}.py").write_text(kernel.source())
@@ -234,7 +271,9 @@ def shown(runs: list[Ran]) -> str:
     """Text of what passes made one after the other of one thing."""
     parts, before = [], None
     for r in runs:
-        parts.append(f"--- {r.name} ({r.milliseconds:.2f} ms)\n{'unchanged' if r.text == before else r.text}\n")
+        parts.append(
+            f"--- {r.name} ({r.milliseconds:.2f} ms)\n{'unchanged' if r.text == before else r.text}\n"
+        )
         before = r.text
     return "\n".join(parts)
 

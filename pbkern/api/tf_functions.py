@@ -1,6 +1,7 @@
 """polyblocks_jit_tf, polymage_jit_tf: TensorFlow functions, by way of StableHLO.
 
-Needs the extra `tf`; nothing else of pbkern imports TensorFlow, and this only when a function is decorated.
+Needs the extra `tf`; nothing else of pbkern imports TensorFlow, and this only when a function is
+decorated.
 """
 
 from __future__ import annotations
@@ -25,24 +26,31 @@ from .direct_plan import DirectPlan
 
 
 def polyblocks_jit_tf(
-    fn: Any = None, *, input_signature: Sequence[Any] | None = None, compile_options: Any = None, runtime_args: Any = None
+    fn: Any = None,
+    *,
+    input_signature: Sequence[Any] | None = None,
+    compile_options: Any = None,
+    runtime_args: Any = None,
 ) -> Any:
     """Compiles a TensorFlow function when it is called; a decorator, with or without arguments.
 
-    The function is traced as tf.function traces it, for each combination of types and shapes of its tensors and of values of
-    its other arguments. Variables are read at each call, and assigned. Results are tensors in the function's structure.
-    `.explain(*args)` tells what became of it.
+    The function is traced as tf.function traces it, for each combination of types and shapes of its
+    tensors and of values of its other arguments. Variables are read at each call, and assigned.
+    Results are tensors in the function's structure. `.explain(*args)` tells what became of it.
 
     Args:
       input_signature: as tf.function's: arguments are converted to these types, which are checked.
       compile_options: as of polyblocks_jit_jax, without static and donated arguments.
       runtime_args: an older name of compile_options.
-    Raises OptionError; TargetError where TensorFlow is not installed; when called, ArgumentError for arguments that do not
-    match the signature, UnsupportedOp for operations that XLA does not have and tensors that kernels cannot read.
+    Raises OptionError; TargetError where TensorFlow is not installed; when called, ArgumentError
+    for arguments that do not match the signature, UnsupportedOp for operations that XLA does not
+    have and tensors that kernels cannot read.
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
-        return functools.partial(polyblocks_jit_tf, input_signature=input_signature, compile_options=compile_options)
+        return functools.partial(
+            polyblocks_jit_tf, input_signature=input_signature, compile_options=compile_options
+        )
     if isinstance(fn, type) or not callable(fn):
         hint = "@polyblocks_jit_tf(compile_options={...})"
         raise OptionError("polyblocks_jit_tf decorates a function", why=f"given {fn!r}", hint=hint)
@@ -53,20 +61,28 @@ def polyblocks_jit_tf(
 
 
 def polymage_jit_tf(
-    fn: Any = None, *, input_signature: Sequence[Any] | None = None, compile_options: Any = None, runtime_args: Any = None
+    fn: Any = None,
+    *,
+    input_signature: Sequence[Any] | None = None,
+    compile_options: Any = None,
+    runtime_args: Any = None,
 ) -> Any:
     """Runs a TensorFlow function on the backend that compile_options["execution_backend"] names, to compare them.
 
-    "std": tf.function. "xla": tf.function with jit_compile=True. "polyblocks", the default: polyblocks_jit_tf.
-    Raises OptionError for options that the backend cannot obey.
+    "std": tf.function. "xla": tf.function with jit_compile=True. "polyblocks", the default:
+    polyblocks_jit_tf. Raises OptionError for options that the backend cannot obey.
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
-        return functools.partial(polymage_jit_tf, input_signature=input_signature, compile_options=compile_options)
+        return functools.partial(
+            polymage_jit_tf, input_signature=input_signature, compile_options=compile_options
+        )
     options = CompileOptions.from_dict(compile_options)
     backend = options.execution_backend
     if backend == "polyblocks":
-        return polyblocks_jit_tf(fn, input_signature=input_signature, compile_options=options.differing())
+        return polyblocks_jit_tf(
+            fn, input_signature=input_signature, compile_options=options.differing()
+        )
     check_for("polyblocks_jit_tf", dataclasses.replace(options, execution_backend="polyblocks"))
     check_for_backend(options)
     return _tensorflow().function(fn, input_signature=input_signature, jit_compile=backend == "xla")
@@ -90,7 +106,11 @@ class TfFunction:
             if compiled is not None:
                 return compiled(args)
         compiled, tensors = self._for(args, kwargs)
-        if not kwargs and self.input_signature is None and all(type(a) is self._tensor for a in args):
+        if (
+            not kwargs
+            and self.input_signature is None
+            and all(type(a) is self._tensor for a in args)
+        ):
             self._of_tensors[tuple([(t.shape, t.dtype) for t in tensors])] = compiled
         return compiled(tensors)
 
@@ -165,14 +185,18 @@ def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
     program.__name__ = name
     types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in imported.jaxpr.in_avals)
     call: JitFunction = JitFunction(program, options, {})
-    return _Compiled(captured, call, types, DirectPlan(imported.jaxpr, name, options, TfMemory()).run)
+    return _Compiled(
+        captured, call, types, DirectPlan(imported.jaxpr, name, options, TfMemory()).run
+    )
 
 
 def _tensorflow() -> Any:
     try:
         import tensorflow
     except ImportError:
-        raise TargetError("TensorFlow is not installed", why="polyblocks_jit_tf compiles its functions",
-                          hint="pip install 'pbkern[tf]'") from None  # fmt: skip
+        raise TargetError(
+            "TensorFlow is not installed",
+            why="polyblocks_jit_tf compiles its functions",
+            hint="pip install 'pbkern[tf]'",
+        ) from None
     return tensorflow
-

@@ -29,7 +29,8 @@ from .direct_plan import DirectPlan
 class TorchExplanation:
     """Report of what became of a function's graphs; its text is a line per graph and kernel.
 
-    graphs: in order of capture. sparse: a sparse argument of calls that ran in Torch, if there was one.
+    graphs: in order of capture. sparse: a sparse argument of calls that ran in Torch, if there was
+      one.
     """
 
     graphs: tuple[captured.Graph, ...]
@@ -39,8 +40,10 @@ class TorchExplanation:
         lines = [f"calls with sparse arguments run in Torch: {what}" for what in self.sparse]
         for g in self.graphs:
             kernels, left = g.kernels(), g.left_to_xla()
-            lines.append(f"graph {g.number} ({g.kind}): {len(kernels)} kernel(s), {len(left)} operation(s) left to XLA, "
-                         f"{len(g.in_torch)} run in Torch")  # fmt: skip
+            lines.append(
+                f"graph {g.number} ({g.kind}): {len(kernels)} kernel(s), {len(left)} operation(s) left to XLA, "
+                f"{len(g.in_torch)} run in Torch"
+            )
             lines += [f"  kernel {k.name}: grid {list(k.grid)}" for k in kernels]
             lines += [f"  XLA: {x.op}{f' at {x.at}' if x.at else ''}: {x.why}" for x in left]
             lines += [f"  Torch: {what}" for what in g.in_torch]
@@ -135,22 +138,32 @@ def _captured(fn: Any, with_backend: Callable) -> Any:
 
 def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
     """A backend of torch.compile for these options; it notes what it captures in `graphs`."""
-    selected, filtered = options.torch_polyblocks_select_graphs, options.torch_polyblocks_filter_graphs
+    selected, filtered = (
+        options.torch_polyblocks_select_graphs,
+        options.torch_polyblocks_filter_graphs,
+    )
 
     def choose(number: int) -> bool:
         return (not selected or number in selected) and number not in filtered
 
-    rounds = options.emulate_precision_casts  # by operators of Torch, each of which is several of JAX
+    rounds = (
+        options.emulate_precision_casts
+    )  # by operators of Torch, each of which is several of JAX
     plain = dataclasses.replace(
-        options, torch_polyblocks_select_graphs=(), torch_polyblocks_filter_graphs=(), emulate_precision_casts=False,
+        options,
+        torch_polyblocks_select_graphs=(),
+        torch_polyblocks_filter_graphs=(),
+        emulate_precision_casts=False,
         polyblocks_disable_unsafe_math_canonicalizations=options.disable_unsafe_math_canonicalizations,
-    )  # fmt: skip
+    )
 
     def compile_jaxpr(found: Captured, name: str, device: torch.device) -> DirectPlan:
         return DirectPlan(found.jaxpr, name, plain, _memory(plain.target, device), found.checks)
 
     checked = plain.target == "cpu"  # on GPUs, eager Torch has no error at the call, either
-    return captured.backend(compile_jaxpr, choose, graphs, options.strict_target, _place(options), rounds, checked)
+    return captured.backend(
+        compile_jaxpr, choose, graphs, options.strict_target, _place(options), rounds, checked
+    )
 
 
 def _place(options: CompileOptions) -> str:
@@ -165,8 +178,10 @@ def _memory(target: str, device: torch.device) -> TorchMemory:
 
 
 def _is_for_torch(args: tuple, kwargs: dict, options: CompileOptions, sparse: list[str]) -> bool:
-    """Whether Torch runs a call: one with sparse tensors, with one warning for a function, unless strict. TorchDynamo would
-    give up the function for all calls. Raises UnsupportedOp for other tensors that kernels cannot read.
+    """Whether Torch runs a call: one with sparse tensors, with one warning for a function, unless strict.
+
+    TorchDynamo would give up the function for all calls. Raises UnsupportedOp for other tensors
+    that kernels cannot read.
 
     sparse: what has been warned of.
     """
@@ -174,7 +189,11 @@ def _is_for_torch(args: tuple, kwargs: dict, options: CompileOptions, sparse: li
         place = _place(options)
         for name, value in (*enumerate(args), *kwargs.items()):
             if isinstance(value, torch.Tensor):
-                check_tensor(value, f"argument {name}" if isinstance(name, int) else f"argument `{name}`", place)
+                check_tensor(
+                    value,
+                    f"argument {name}" if isinstance(name, int) else f"argument `{name}`",
+                    place,
+                )
         return False
     found, strict = False, options.strict_target
     for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):

@@ -21,20 +21,24 @@ from pbkern.core.options import CompileOptions
 from .decorators import merged, named_once
 
 
-def polyblocks_jit_torch(fn: Any = None, *, compile_options: Any = None, runtime_args: Any = None) -> Any:
+def polyblocks_jit_torch(
+    fn: Any = None, *, compile_options: Any = None, runtime_args: Any = None
+) -> Any:
     """Compiles a PyTorch function, method or nn.Module when it is called; a decorator, with or without arguments.
 
-    TorchDynamo captures graphs, AOTAutograd makes a forward and a backward one of each; both become kernels. What the table
-    of operators lacks runs in Torch between them. What it returns has beside the function's own attributes
+    TorchDynamo captures graphs, AOTAutograd makes a forward and a backward one of each; both become
+    kernels. What the table of operators lacks runs in Torch between them. What it returns has
+    beside the function's own attributes
 
       .explain(*args)         makes a call, and shows the graphs captured so far: kernels, what runs in Torch or XLA, with lines
 
-    Args:
-      compile_options: dictionary of options, see pbkern.CompileOptions; `torch_polyblocks_select_graphs` and
+    Args: compile_options: dictionary of options, see pbkern.CompileOptions;
+      `torch_polyblocks_select_graphs` and
         `torch_polyblocks_filter_graphs` choose graphs by number, in order of capture.
       runtime_args: an older name of compile_options.
-    Raises OptionError for options that mean nothing here; TargetError where Torch is not installed. A call raises UnsupportedOp
-    for tensors that kernels cannot read, and with strict_target for operators that are not compiled.
+    Raises OptionError for options that mean nothing here; TargetError where Torch is not installed.
+    A call raises UnsupportedOp for tensors that kernels cannot read, and with strict_target for
+    operators that are not compiled.
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -42,16 +46,21 @@ def polyblocks_jit_torch(fn: Any = None, *, compile_options: Any = None, runtime
     options = CompileOptions.from_dict(merged(compile_options, {}))
     check_for("polyblocks_jit_torch", options)
     if isinstance(fn, type) or not callable(fn):
-        raise OptionError("polyblocks_jit_torch compiles a function, a method or an nn.Module", why=f"given {fn!r}",
-                          hint="decorate `forward`, or the module that a class makes")  # fmt: skip
+        raise OptionError(
+            "polyblocks_jit_torch compiles a function, a method or an nn.Module",
+            why=f"given {fn!r}",
+            hint="decorate `forward`, or the module that a class makes",
+        )
     return _calls().compiled(fn, options)
 
 
-def polymage_jit_torch(fn: Any = None, *, compile_options: Any = None, runtime_args: Any = None) -> Any:
+def polymage_jit_torch(
+    fn: Any = None, *, compile_options: Any = None, runtime_args: Any = None
+) -> Any:
     """Runs a PyTorch function or module on the backend that compile_options["execution_backend"] names, to compare them.
 
-    "std": Torch, operator by operator. "polyblocks", the default: polyblocks_jit_torch. Torch has no "xla".
-    Raises OptionError for options that the backend cannot obey.
+    "std": Torch, operator by operator. "polyblocks", the default: polyblocks_jit_torch. Torch has
+    no "xla". Raises OptionError for options that the backend cannot obey.
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -59,14 +68,19 @@ def polymage_jit_torch(fn: Any = None, *, compile_options: Any = None, runtime_a
     given = CompileOptions.from_dict(compile_options).differing()
     backend = given.pop("execution_backend", "polyblocks")
     if backend == "xla":
-        raise OptionError("functions of PyTorch have no execution_backend 'xla'", why="XLA takes none of them by itself",
-                          hint="'std' or 'polyblocks'")  # fmt: skip
+        raise OptionError(
+            "functions of PyTorch have no execution_backend 'xla'",
+            why="XLA takes none of them by itself",
+            hint="'std' or 'polyblocks'",
+        )
     if backend == "polyblocks":
         return polyblocks_jit_torch(fn, compile_options=given)
     for name, value in given.items():
-        raise OptionError(f"compile option `{name}` cannot act with execution_backend 'std'",
-                          why=f"{name}={value!r}; Torch runs the function operator by operator",
-                          hint="leave it out, or execution_backend 'polyblocks'")  # fmt: skip
+        raise OptionError(
+            f"compile option `{name}` cannot act with execution_backend 'std'",
+            why=f"{name}={value!r}; Torch runs the function operator by operator",
+            hint="leave it out, or execution_backend 'polyblocks'",
+        )
     return fn
 
 
@@ -92,8 +106,11 @@ def _calls() -> ModuleType:
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise TargetError("PyTorch is not installed", why="polyblocks_jit_torch compiles its functions",
-                          hint="pip install 'pbkern[torch]'") from None  # fmt: skip
+        raise TargetError(
+            "PyTorch is not installed",
+            why="polyblocks_jit_torch compiles its functions",
+            hint="pip install 'pbkern[torch]'",
+        ) from None
     from . import torch_calls
 
     return torch_calls

@@ -1,12 +1,14 @@
 """`tune(f, *args, budget=seconds)`: schedules searched with measured times, and kept for later compilations.
 
-Each fused kernel is tried alone, on random operands of its sizes: first other blocks, cheapest first by the model, then
-the target's variations (prefetched steps, threads) of the best. Every candidate's results are compared with the model's
-choice. The best few are measured twice more, with alternating calls, and have to gain both times. At last the whole function
-runs with all that was chosen beside the function as it was, likewise: what is not faster then is not kept.
+Each fused kernel is tried alone, on random operands of its sizes: first other blocks, cheapest
+first by the model, then the target's variations (prefetched steps, threads) of the best. Every
+candidate's results are compared with the model's choice. The best few are measured twice more, with
+alternating calls, and have to gain both times. At last the whole function runs with all that was
+chosen beside the function as it was, likewise: what is not faster then is not kept.
 
-Fusion itself is not searched: which operations share a kernel stays the cost model's decision. Groups of the function and
-their candidates are fuse/emit/choices.py; what was found is kept by api/tuned_choices.py.
+Fusion itself is not searched: which operations share a kernel stays the cost model's decision.
+Groups of the function and their candidates are fuse/emit/choices.py; what was found is kept by
+api/tuned_choices.py.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ if TYPE_CHECKING:
     from pbkern.fuse import Choice
     from pbkern.fuse.graph import Node
 
-# Candidates of blocks per kernel, finalists that are measured again, and what these must gain over the model's choice.
+# Candidates of blocks per kernel, finalists that are measured again, and what these must gain over
+# the model's choice.
 CANDIDATES, FINALISTS, GAIN = 16, 3, 0.97
 # What the whole function must gain. Comparisons are made in so many parts.
 WHOLE_GAIN, ROUNDS = 0.99, 2
-# Parts of the budget: for kernels, and for the whole function at the end. A candidate's own part of its kernel's.
+# Parts of the budget: for kernels, and for the whole function at the end. A candidate's own part of
+# its kernel's.
 KERNELS_SHARE, WHOLE_SHARE, CANDIDATE_SHARE = 0.75, 0.2, 0.03
 FINAL_PAUSES = 2  # a finalist is measured for so many times as long as a candidate
 
@@ -55,7 +59,9 @@ class TunedKernel:
     differing: int = 0
 
     def __str__(self) -> str:
-        gain = f"{self.before * 1e6:.1f} us" + (f" before, {self.after * 1e6:.1f} us" if self.choice != fuse.Choice() else "")
+        gain = f"{self.before * 1e6:.1f} us" + (
+            f" before, {self.after * 1e6:.1f} us" if self.choice != fuse.Choice() else ""
+        )
         refused = f", {self.differing} with other results" if self.differing else ""
         return f"{self.name}: {self.choice}; {gain}; {self.tried} candidate(s){refused}"
 
@@ -64,9 +70,9 @@ class TunedKernel:
 class Tuning:
     """Results of `tune`.
 
-    Attributes:
-      kernels: each fused kernel alone. A kernel that the budget did not reach has tried 0 candidates.
-      before, after: seconds of the whole function, least of alternating calls, with the model's choices and with the
+    Attributes: kernels: each fused kernel alone. A kernel that the budget did not reach has tried 0
+      candidates. before, after: seconds of the whole function, least of alternating calls, with the
+      model's choices and with the
         kernels' best.
       kept: whether the kernels' best are now the function's; otherwise the model's choices stay.
       seconds: that tuning took.
@@ -83,7 +89,9 @@ class Tuning:
         better = any(k.choice != fuse.Choice() for k in self.kernels)
         why = "not faster as a whole" if better else "nothing better"
         verdict = "kept" if self.kept else f"{why}: the model's choices stay"
-        times = f"{self.before * 1e3:.3f} ms" + (f" before, {self.after * 1e3:.3f} ms tuned" if better else "")
+        times = f"{self.before * 1e3:.3f} ms" + (
+            f" before, {self.after * 1e3:.3f} ms tuned" if better else ""
+        )
         head = f"{self.name}: {times}, {verdict}; {self.seconds:.1f} s"
         return "\n".join([head, *(f"  {k}" for k in self.kernels)])
 
@@ -91,18 +99,20 @@ class Tuning:
 def tune(f: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning:
     """Searches schedules of f's kernels for arguments like these, prints what it chose, and keeps it.
 
-    Later compilations of the same program, in this process and in others on the same kind of machine, use what was
-    found; `pbkern cache clear` forgets it. A result is never kept that was measured to be slower than the default.
+    Later compilations of the same program, in this process and in others on the same kind of
+    machine, use what was found; `pbkern cache clear` forgets it. A result is never kept that was
+    measured to be slower than the default.
 
-    Args:
-      f: a function decorated with pbkern.jit, or a plain one.
-      args, kwargs: its arguments. Types in place of arrays stand for random arrays; give arrays where values decide how
+    Args: f: a function decorated with pbkern.jit, or a plain one. args, kwargs: its arguments.
+      Types in place of arrays stand for random arrays; give arrays where values decide how
         long the function takes.
       budget: seconds that the search may take, about; compiling a candidate is not interrupted.
     Raises OptionError for a budget that is not above 0.
     """
     if not budget > 0:
-        raise OptionError("the budget of tuning must be positive", why=f"budget={budget!r}", hint="30: seconds")
+        raise OptionError(
+            "the budget of tuning must be positive", why=f"budget={budget!r}", hint="30: seconds"
+        )
     begin = time.monotonic()
     jitted: Any = f if hasattr(f, "explain") else decorators.jit(f)
     args, kwargs = _arrays((args, kwargs))
@@ -132,7 +142,8 @@ def _arrays(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-# --- kernels --------------------------------------------------------------------------------------------------------
+# --- kernels
+# --------------------------------------------------------------------------------------------------------
 
 
 def _tune_kernels(nodes: list[Node], options: CompileOptions, end: float) -> list[TunedKernel]:
@@ -162,7 +173,9 @@ class _Search:
     def run(self) -> TunedKernel:
         self.target = get_target(self.options.target)
         self.pause = max(0.005, CANDIDATE_SHARE * (self.end - time.monotonic()))
-        self.last = self.end - self.pause * FINAL_PAUSES * (FINALISTS + 1)  # the rest is for the finalists
+        self.last = self.end - self.pause * FINAL_PAUSES * (
+            FINALISTS + 1
+        )  # the rest is for the finalists
         default = self.kernel(fuse.Choice())
         self.operands = random_operands(default.in_types)
         self.want = [np.asarray(a) for a in kernel_call(default, self.options)(*self.operands)]
@@ -214,17 +227,24 @@ class _Search:
 
     def final(self) -> tuple[Choice, float, float]:
         """(best, seconds of the default, seconds of the best): the fastest few again, calls alternating with the default's."""
-        ranked = sorted((c for c in self.times if c != fuse.Choice()), key=self.times.__getitem__)[:FINALISTS]
+        ranked = sorted((c for c in self.times if c != fuse.Choice()), key=self.times.__getitem__)[
+            :FINALISTS
+        ]
         ranked = [fuse.Choice(), *ranked]
-        seconds, faster = compared([self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN)
+        seconds, faster = compared(
+            [self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN
+        )
         best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
         return ranked[best], seconds[0], seconds[best]
 
 
-def compared(calls: Sequence[Callable[[], Any]], seconds: float, gain: float) -> tuple[list[float], list[bool]]:
+def compared(
+    calls: Sequence[Callable[[], Any]], seconds: float, gain: float
+) -> tuple[list[float], list[bool]]:
     """(least time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
 
-    Measured in ROUNDS parts: what is faster must be so in each, or other work on the machine decides.
+    Measured in ROUNDS parts: what is faster must be so in each, or other work on the machine
+      decides.
     """
     parts = [least_seconds(calls, seconds / ROUNDS) for _ in range(ROUNDS)]
     faster = [all(p[n] <= gain * p[0] for p in parts) for n in range(len(calls))]
@@ -237,15 +257,24 @@ def agree(got, want) -> bool:
     if not jnp.issubdtype(want.dtype, jnp.inexact):
         return bool(np.array_equal(got, want))
     tolerance = float(jnp.finfo(want.dtype).eps) ** 0.5
-    got, want = (a.astype(np.complex128 if a.dtype.kind == "c" else np.float64) for a in (got, want))
+    got, want = (
+        a.astype(np.complex128 if a.dtype.kind == "c" else np.float64) for a in (got, want)
+    )
     finite = np.abs(want[np.isfinite(want)])
-    return bool(np.allclose(got, want, rtol=tolerance, atol=tolerance * finite.max(initial=0.0), equal_nan=True))
+    return bool(
+        np.allclose(
+            got, want, rtol=tolerance, atol=tolerance * finite.max(initial=0.0), equal_nan=True
+        )
+    )
 
 
-# --- the whole function ---------------------------------------------------------------------------------------------
+# --- the whole function
+# ---------------------------------------------------------------------------------------------
 
 
-def _whole(both: list[Callable], arguments: tuple, chosen: tuple, seconds: float) -> tuple[float, float, bool]:
+def _whole(
+    both: list[Callable], arguments: tuple, chosen: tuple, seconds: float
+) -> tuple[float, float, bool]:
     """(seconds of the first, of the second, whether that is faster with equal results): one function, two sets of choices."""
     args, kwargs = arguments
     results = []
@@ -253,5 +282,7 @@ def _whole(both: list[Callable], arguments: tuple, chosen: tuple, seconds: float
         with tuned_choices.trial(c):
             results.append(jax.tree.leaves(f(*args, **kwargs)))  # compiled here
     same = all(map(agree, *results))
-    times, faster = compared([functools.partial(f, *args, **kwargs) for f in both], seconds, WHOLE_GAIN)
+    times, faster = compared(
+        [functools.partial(f, *args, **kwargs) for f in both], seconds, WHOLE_GAIN
+    )
     return times[0], times[1], same and faster[1]

@@ -1,7 +1,9 @@
-"""Choices that tuning found, by program and machine: in this process, and on disk (core/process/disk_cache.py, kind "tuned").
+"""Choices that tuning found, by program and machine: in this process, and on disk
+(core/process/disk_cache.py, kind "tuned").
 
-The key is made of the function's jaxpr, its options, the threads that may be used, the target's identity and the sources
-of fusion, whose groups the choices are for. Names do not count: equal functions share what was found.
+The key is made of the function's jaxpr, its options, the threads that may be used, the target's
+identity and the sources of fusion, whose groups the choices are for. Names do not count: equal
+functions share what was found.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ def remember(jaxpr: jex.ClosedJaxpr, options: CompileOptions, choices: Choices) 
     _found[key] = choices
     store = disk_cache.current()
     if store is not None:
-        store.put(KIND, key, json.dumps([{"blocks": c.blocks, "params": dict(c.params)} for c in choices]).encode())
+        store.put(
+            KIND,
+            key,
+            json.dumps([{"blocks": c.blocks, "params": dict(c.params)} for c in choices]).encode(),
+        )
 
 
 def trial(choices: Choices) -> AbstractContextManager:
@@ -65,7 +71,15 @@ def trial(choices: Choices) -> AbstractContextManager:
 
 def key_of(jaxpr: jex.ClosedJaxpr, options: CompileOptions) -> str:
     target = get_target(options.target, options.device)
-    return disk_cache.digest((fingerprint(jaxpr), repr(options), config.num_threads(), target.identity(), fusion_sources()))
+    return disk_cache.digest(
+        (
+            fingerprint(jaxpr),
+            repr(options),
+            config.num_threads(),
+            target.identity(),
+            fusion_sources(),
+        )
+    )
 
 
 @functools.cache
@@ -80,6 +94,8 @@ def fusion_sources(package: pathlib.Path = PACKAGE) -> str:
 def _unpacked(payload: bytes) -> Choices:
     def choice(entry: dict) -> Choice:
         blocks = entry["blocks"]
-        return fuse.Choice(None if blocks is None else tuple(blocks), tuple(sorted(entry["params"].items())))
+        return fuse.Choice(
+            None if blocks is None else tuple(blocks), tuple(sorted(entry["params"].items()))
+        )
 
     return tuple(map(choice, json.loads(payload)))

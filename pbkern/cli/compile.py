@@ -14,9 +14,15 @@ from . import functions, option_flags
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
-    parser.add_argument("-o", "--output", metavar="PATH",
-                        help="a file whose end says what it is to be, or a folder, which takes all; default: .o and .h, here")
-    parser.add_argument("--emit", metavar="KINDS", help=f"what to write, with commas: {', '.join(KINDS)}")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="PATH",
+        help="a file whose end says what it is to be, or a folder, which takes all; default: .o and .h, here",
+    )
+    parser.add_argument(
+        "--emit", metavar="KINDS", help=f"what to write, with commas: {', '.join(KINDS)}"
+    )
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -30,11 +36,15 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.function.endswith(".pt2"):
         from pbkern.aot.frameworks import library_of_torch_file
 
-        library = library_of_torch_file(parsed.function, CompileOptions.from_dict(options), parsed.output, kinds)
+        library = library_of_torch_file(
+            parsed.function, CompileOptions.from_dict(options), parsed.output, kinds
+        )
     else:
         fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
         with functions.explained(parsed.function, f"`{parsed.function}` cannot be traced"):
-            library = polyblocks_aot_jax(compile_options=options, output=parsed.output, emit=kinds)(fn)(*args)
+            library = polyblocks_aot_jax(compile_options=options, output=parsed.output, emit=kinds)(
+                fn
+            )(*args)
     for path in library.paths.values():
         print(path)
 

@@ -1,7 +1,7 @@
 """`make demo`: image filters on a photograph, a transformer block and a hand-written matmul, each beside jax.jit.
 
-Everything is checked against jax.jit and timed in turn with it; the pictures go to demo_output/. The exit status is 1
-if any result disagrees.
+Everything is checked against jax.jit and timed in turn with it; the pictures go to demo_output/.
+The exit status is 1 if any result disagrees.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ HEIGHT, WIDTH = 1080, 1920
 ROUNDS, SECONDS = 25, 2.5
 BINOMIAL = np.array([1, 4, 6, 4, 1], np.float32) / 16
 
-# --- what is compiled -----------------------------------------------------------------------------------------------
+# --- what is compiled
+# -----------------------------------------------------------------------------------------------
 
 
 def blur_x_blur_y(planes):
@@ -56,7 +57,10 @@ def harris_corners(image):
 
     def sobel(a):
         h, _ = a.shape
-        return sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1))) / 12
+        return (
+            sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1)))
+            / 12
+        )
 
     ix, iy = sobel(image), sobel(image.T).T
     xx, yy, xy = box(ix * ix), box(iy * iy), box(ix * iy)
@@ -77,7 +81,11 @@ def attention(q, k, v):
 def transformer_block(p, x, heads=8):
     """float32[tokens, width] -> the same: layer norm, attention and MLP, each with a residual."""
     tokens, width = x.shape
-    q, k, v = (layer_norm(x, *p["norm1"]) @ p["qkv"]).reshape(tokens, 3, heads, width // heads).transpose(1, 2, 0, 3)
+    q, k, v = (
+        (layer_norm(x, *p["norm1"]) @ p["qkv"])
+        .reshape(tokens, 3, heads, width // heads)
+        .transpose(1, 2, 0, 3)
+    )
     x = x + attention(q, k, v).transpose(1, 0, 2).reshape(tokens, width) @ p["out"]
     hidden = jax.nn.gelu(layer_norm(x, *p["norm2"]) @ p["up"] + p["up_bias"])
     return x + hidden @ p["down"] + p["down_bias"]
@@ -89,7 +97,12 @@ def transformer_parameters(key, width=512):
     p = {n: jax.random.normal(keys[n], (width, size)) / np.sqrt(width) for n, size in names.items()}
     p["down"] = jax.random.normal(keys["down"], (4 * width, width)) / np.sqrt(4 * width)
     ones, zeros = jnp.ones(width), jnp.zeros(width)
-    return p | {"norm1": (ones, zeros), "norm2": (ones, zeros), "up_bias": jnp.zeros(4 * width), "down_bias": zeros}
+    return p | {
+        "norm1": (ones, zeros),
+        "norm2": (ones, zeros),
+        "up_bias": jnp.zeros(4 * width),
+        "down_bias": zeros,
+    }
 
 
 N, TILE = 1024, 256
@@ -104,7 +117,9 @@ N, TILE = 1024, 256
     out_specs=pbkern.BlockSpec((TILE, TILE), lambda i, j, k: (i, j)),
     out_shape=jax.ShapeDtypeStruct((N, N), jnp.float32),
     scratch_shapes=[pbkern.Scratch((TILE, TILE), jnp.float32)],
-    compiler_params=pbkern.cpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    compiler_params=pbkern.cpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "arbitrary")
+    ),
 )
 def tiled_matmul(a, b, out, accumulator):
     """A block of `out` gathers its products over the last grid dimension in scratch memory."""
@@ -120,7 +135,8 @@ def tiled_matmul(a, b, out, accumulator):
         out[...] = accumulator[...]
 
 
-# --- the photograph -------------------------------------------------------------------------------------------------
+# --- the photograph
+# -------------------------------------------------------------------------------------------------
 
 
 def photograph() -> np.ndarray:
@@ -139,8 +155,11 @@ def _skimage(module: str) -> Any:
     try:
         return importlib.import_module(f"skimage.{module}")
     except ImportError as e:
-        raise TargetError("scikit-image is not installed", why=f"the demo filters one of its photographs ({e})",
-                          hint="pip install 'pbkern[demo]'") from None  # fmt: skip
+        raise TargetError(
+            "scikit-image is not installed",
+            why=f"the demo filters one of its photographs ({e})",
+            hint="pip install 'pbkern[demo]'",
+        ) from None
 
 
 def save(name: str, image: np.ndarray) -> None:
@@ -153,7 +172,9 @@ def mark_corners(image: np.ndarray, response: np.ndarray, count: int = 250) -> n
     """The picture, darkened, with a square around each of the strongest corners."""
     marked = np.array(image) * 0.6
     cells = response[: response.shape[0] // 24 * 24, : response.shape[1] // 24 * 24]
-    blocks = cells.reshape(cells.shape[0] // 24, 24, -1, 24).transpose(0, 2, 1, 3).reshape(-1, 24 * 24)
+    blocks = (
+        cells.reshape(cells.shape[0] // 24, 24, -1, 24).transpose(0, 2, 1, 3).reshape(-1, 24 * 24)
+    )
     across = cells.shape[1] // 24
     for block in np.argsort(blocks.max(1))[-count:]:
         row, column = divmod(int(blocks[block].argmax()), 24)
@@ -166,7 +187,8 @@ def mark_corners(image: np.ndarray, response: np.ndarray, count: int = 250) -> n
     return marked
 
 
-# --- measuring ------------------------------------------------------------------------------------------------------
+# --- measuring
+# ------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +239,9 @@ def fused(title: str, function: Callable, arguments: tuple, tolerance: float) ->
 def cases(image: np.ndarray) -> Iterator[Case]:
     pixels = jax.device_put(image)
     grey = jax.device_put(image @ np.array([0.299, 0.587, 0.114], np.float32))
-    yield fused("blur_x, blur_y", blur_x_blur_y, (jax.device_put(image.transpose(2, 0, 1).copy()),), 1e-5)
+    yield fused(
+        "blur_x, blur_y", blur_x_blur_y, (jax.device_put(image.transpose(2, 0, 1).copy()),), 1e-5
+    )
     yield fused("unsharp mask", unsharp_mask, (pixels,), 1e-5)
     yield fused("Harris corners", harris_corners, (grey,), 1e-4)
     key = jax.random.key(0)
@@ -227,7 +251,8 @@ def cases(image: np.ndarray) -> Iterator[Case]:
     yield Case("matmul by hand", jax.jit(tiled_matmul), jax.jit(jnp.matmul), (a, b), 1e-4, 1)
 
 
-# --- the terminal ---------------------------------------------------------------------------------------------------
+# --- the terminal
+# ---------------------------------------------------------------------------------------------------
 
 COLOUR = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
@@ -262,11 +287,15 @@ def show_progress(text: str) -> None:
 
 def main() -> int:
     machine = pbkern.cpu.machine()
-    print(f"{styled('pbkern', '1')} on {machine.source.split(';')[0]}, {machine.cores} cores, "
-          f"{machine.vector_bits}-bit vectors; jax {jax.__version__}")  # fmt: skip
+    print(
+        f"{styled('pbkern', '1')} on {machine.source.split(';')[0]}, {machine.cores} cores, "
+        f"{machine.vector_bits}-bit vectors; jax {jax.__version__}"
+    )
     FOLDER.mkdir(exist_ok=True)
     image = photograph()
-    heading(f"Photograph {HEIGHT} x {WIDTH} x 3, transformer block 512 x 512 with 8 heads, matmul {N} x {N}")
+    heading(
+        f"Photograph {HEIGHT} x {WIDTH} x 3, transformer block 512 x 512 with 8 heads, matmul {N} x {N}"
+    )
     print(styled(COLUMNS, "2"))
     print(styled(f"{'':37}{'min / median ms':>18}{'min / median ms':>18}", "2"))
     results, wrong = {}, []

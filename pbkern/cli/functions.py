@@ -19,14 +19,30 @@ HELP = """FILE.py:FUNCTION, or a file of StableHLO or of jax.export. Arguments c
 `function.example_args`, or from the example_args of the file: a tuple, or a function that returns one. The file is run, as
 Python would run it."""
 DTYPES = {
-    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
-    "i16": "int16", "i8": "int8", "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8", "bool": "bool",
-    "c64": "complex64", "c128": "complex128",
-}  # fmt: skip
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "i64": "int64",
+    "i32": "int32",
+    "i16": "int16",
+    "i8": "int8",
+    "u64": "uint64",
+    "u32": "uint32",
+    "u16": "uint16",
+    "u8": "uint8",
+    "bool": "bool",
+    "c64": "complex64",
+    "c128": "complex128",
+}
 
 
-def load(where: str, types: Sequence[str] | None, sizes: Mapping[str, int] | None = None) -> tuple[Any, tuple]:
-    """(function, arguments) from FILE.py:FUNCTION. Raises OptionError, and FunctionError where the file's code fails.
+def load(
+    where: str, types: Sequence[str] | None, sizes: Mapping[str, int] | None = None
+) -> tuple[Any, tuple]:
+    """(function, arguments) from FILE.py:FUNCTION.
+
+    Raises OptionError, and FunctionError where the file's code fails.
 
     types: of the arguments, as texts; sizes: what names in them stand for.
     """
@@ -42,7 +58,10 @@ def load(where: str, types: Sequence[str] | None, sizes: Mapping[str, int] | Non
         fn = getattr(fn, part, None)
     if not callable(fn) and not isinstance(fn, Kernel):
         decorated = [n for n, v in vars(module).items() if hasattr(v, "explain")]
-        raise OptionError(f"{path} has no function `{name}`", hint=f"decorated there: {', '.join(decorated) or 'none'}")
+        raise OptionError(
+            f"{path} has no function `{name}`",
+            hint=f"decorated there: {', '.join(decorated) or 'none'}",
+        )
     with explained(path, f"the example arguments of {path} cannot be made"):
         args = arguments_of(fn, module, types, sizes or {})
     _check_count(name, fn, args, types)
@@ -65,7 +84,9 @@ def decorated(fn: Any, options: Mapping[str, Any]) -> Any:
     except PbkernError:
         raise
     except ValueError as e:  # of marked arguments that the function does not have
-        raise OptionError("the options do not suit the function", why=str(e).splitlines()[0]) from None
+        raise OptionError(
+            "the options do not suit the function", why=str(e).splitlines()[0]
+        ) from None
 
 
 def _load_program(path: str, types: Sequence[str] | None) -> tuple[Any, tuple]:
@@ -73,12 +94,19 @@ def _load_program(path: str, types: Sequence[str] | None) -> tuple[Any, tuple]:
     from pbkern.api.stablehlo_functions import from_stablehlo
 
     if types is not None:
-        raise OptionError("a program has types of its own", why=f"--args {' '.join(types)}", hint="leave --args out")
+        raise OptionError(
+            "a program has types of its own",
+            why=f"--args {' '.join(types)}",
+            hint="leave --args out",
+        )
     program = from_stablehlo(path)
     args, named = program.example
     if named:
-        raise OptionError("a program with keywords is called from Python", why=", ".join(named),
-                          hint="pbkern.from_stablehlo(path)")  # fmt: skip
+        raise OptionError(
+            "a program with keywords is called from Python",
+            why=", ".join(named),
+            hint="pbkern.from_stablehlo(path)",
+        )
     return program, args
 
 
@@ -91,9 +119,13 @@ def explained(where: str, what: str) -> Iterator[None]:
     except PbkernError:
         raise
     except SystemExit as e:
-        raise FunctionError(what, at=path, why=f"it ended the program with status {e.code}") from None
+        raise FunctionError(
+            what, at=path, why=f"it ended the program with status {e.code}"
+        ) from None
     except Exception as e:
-        lines = [frame for frame in _frames(e) if pathlib.Path(frame[0]).name == pathlib.Path(path).name]
+        lines = [
+            frame for frame in _frames(e) if pathlib.Path(frame[0]).name == pathlib.Path(path).name
+        ]
         if isinstance(e, SyntaxError) and e.filename and not lines:
             lines = [(e.filename, e.lineno or 0, "")]
         if not lines:
@@ -133,7 +165,11 @@ def _check_count(name: str, fn, args: tuple, types: Sequence[str] | None) -> Non
 
 
 def _type_of(x) -> str:
-    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") and hasattr(x, "shape") else type(x).__name__
+    return (
+        f"{x.dtype}{list(x.shape)}"
+        if hasattr(x, "dtype") and hasattr(x, "shape")
+        else type(x).__name__
+    )
 
 
 def _run_file(path: pathlib.Path):
@@ -153,35 +189,52 @@ def arguments_of(fn, module, types: Sequence[str] | None, sizes: Mapping[str, in
     used = {word for text in types or () for word in re.findall(r"\w+", text.partition("[")[2])}
     if unused := [name for name in sizes if name not in used]:
         why = f"-D {unused[0]}={sizes[unused[0]]}"
-        raise OptionError(f"no type of an argument has the size `{unused[0]}`", why=why, hint=f"--args 'f32[{unused[0]}]' ...")
+        raise OptionError(
+            f"no type of an argument has the size `{unused[0]}`",
+            why=why,
+            hint=f"--args 'f32[{unused[0]}]' ...",
+        )
     if types is not None:
         return tuple(parse_type(t, sizes) for t in types)
     if isinstance(fn, Kernel) or (isinstance(fn, KernelFunction) and fn.in_types is not None):
         return ()
     example = getattr(fn, "example_args", None) or getattr(module, "example_args", None)
     if example is None:
-        raise OptionError("the function's arguments are not known",
-                          hint="--args 'f32[1080,1920]' ..., or define example_args() in the file")  # fmt: skip
+        raise OptionError(
+            "the function's arguments are not known",
+            hint="--args 'f32[1080,1920]' ..., or define example_args() in the file",
+        )
     example = example() if callable(example) else example
     return tuple(example) if isinstance(example, (tuple, list)) else (example,)
 
 
 def parse_type(text: str, sizes: Mapping[str, int] | None = None):
-    """jax.ShapeDtypeStruct of a text such as f32[1080,1920,3], bfloat16[N] or i32[]. Raises OptionError."""
+    """jax.ShapeDtypeStruct of a text such as f32[1080,1920,3], bfloat16[N] or i32[].
+
+    Raises OptionError.
+    """
     import jax
 
     found = re.fullmatch(r"\s*(\w+)\s*\[([\w\s,]*)\]\s*", text)
     dtype = DTYPES.get(found[1], found[1]) if found else None
     words = [n.strip() for n in found[2].split(",") if n.strip()] if found else []
-    if found is None or dtype not in DTYPES.values() or not all(n.isdigit() or n.isidentifier() for n in words):
+    if (
+        found is None
+        or dtype not in DTYPES.values()
+        or not all(n.isdigit() or n.isidentifier() for n in words)
+    ):
         hint = f"DTYPE[SIZES] with {', '.join(DTYPES)}, e.g. f32[8,128]"
         if len(several := re.findall(r"\w+\s*\[[^\]]*\]", text)) > 1:
             hint = f"a word for each argument: --args {' '.join(map(repr, several))}"
         raise OptionError("a type is not understood", why=f"{text!r}", hint=hint)
     missing = [n for n in words if not n.isdigit() and n not in (sizes or {})]
     if missing:
-        raise OptionError(f"the size `{missing[0]}` has no value", why=f"{text!r}", hint=f"-D {missing[0]}=1080")
-    return jax.ShapeDtypeStruct(tuple(int(n) if n.isdigit() else (sizes or {})[n] for n in words), dtype)
+        raise OptionError(
+            f"the size `{missing[0]}` has no value", why=f"{text!r}", hint=f"-D {missing[0]}=1080"
+        )
+    return jax.ShapeDtypeStruct(
+        tuple(int(n) if n.isdigit() else (sizes or {})[n] for n in words), dtype
+    )
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, int]:

@@ -51,7 +51,9 @@ def targets(parsed: argparse.Namespace) -> None:
             print(f"{name}: {e.why}")
             continue
         machine = target.machine()
-        print(f"{name}: {machine.cores} cores, {machine.vector_bits}-bit vectors ({machine.source})")
+        print(
+            f"{name}: {machine.cores} cores, {machine.vector_bits}-bit vectors ({machine.source})"
+        )
         for family, primitives in target.coverage().items() if parsed.coverage else ():
             print(f"  {family}: {', '.join(primitives)}")
     if parsed.devices:
@@ -85,4 +87,6 @@ def cache(parsed: argparse.Namespace) -> None:
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("pbkern_dump"), metavar="FOLDER"
+    )

@@ -1,6 +1,8 @@
-"""The `pbkern` command: libraries of functions, functions on each backend, what was fused and why, targets, benchmarks, cache.
+"""The `pbkern` command: libraries of functions, functions on each backend, what was fused and why,
+targets, benchmarks, cache.
 
-`pbkern --help` and the help of each command show examples, from EXAMPLES below. Each command is a function of cli/.
+`pbkern --help` and the help of each command show examples, from EXAMPLES below. Each command is a
+function of cli/.
 """
 
 from __future__ import annotations
@@ -19,30 +21,43 @@ from pbkern.core.errors import OptionError, PbkernError
 from . import compile, functions, look, option_flags, run
 
 EXAMPLES = {
-    "compile": ("pbkern compile model.py:loss -o build/ --emit=obj,header,shared",
-                "pbkern compile image.py:blur --args 'f32[H,W]' -D H=1080 -D W=1920 -aot-name blur -device x86-64-v3,x86-64-v4",
-                "pbkern image.py:blur -aot -aot-name blur", "pbkern compile model.mlir -o libmodel.so",
-                "pbkern compile model.pt2 -aot-name model"),
+    "compile": (
+        "pbkern compile model.py:loss -o build/ --emit=obj,header,shared",
+        "pbkern compile image.py:blur --args 'f32[H,W]' -D H=1080 -D W=1920 -aot-name blur -device x86-64-v3,x86-64-v4",
+        "pbkern image.py:blur -aot -aot-name blur",
+        "pbkern compile model.mlir -o libmodel.so",
+        "pbkern compile model.pt2 -aot-name model",
+    ),
     "run": ("pbkern run model.py:loss -num-iters 10 -skip-std", "pbkern run libblur.so image.npy"),
-    "explain": ("pbkern explain model.py:loss", "pbkern explain model.py:blur --args 'f32[1080,1920]' 'f32[5]' --measure"),
+    "explain": (
+        "pbkern explain model.py:loss",
+        "pbkern explain model.py:blur --args 'f32[1080,1920]' 'f32[5]' --measure",
+    ),
     "dump": ("pbkern dump model.py:loss --out stages",),
     "tune": ("pbkern tune model.py:loss --budget 30",),
     "targets": ("pbkern targets --coverage", "pbkern targets --devices"),
     "cache": ("pbkern cache size",),
     "bench": ("pbkern bench softmax --quick",),
-}  # fmt: skip
+}
 OTHER_FILES = {"run": "|LIBRARY.so", "compile": "|PROGRAM"}
 BROKEN_PIPE = 141  # as of programs that the signal ends
 COMMANDS = {
-    "compile": compile.run, "run": run.run, "explain": look.explain, "dump": look.dump, "tune": look.tune,
-    "targets": look.targets, "cache": look.cache,
-}  # fmt: skip
+    "compile": compile.run,
+    "run": run.run,
+    "explain": look.explain,
+    "dump": look.dump,
+    "tune": look.tune,
+    "targets": look.targets,
+    "cache": look.cache,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, that of the benchmarks, or 2 after an error explained on stderr."""
     parser = _parser()
-    options, rest = parser.parse_known_args(normalised(sys.argv[1:] if arguments is None else arguments))
+    options, rest = parser.parse_known_args(
+        normalised(sys.argv[1:] if arguments is None else arguments)
+    )
     if rest and options.command != "bench":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -62,12 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def normalised(arguments: Sequence[str]) -> list[str]:
     """The arguments as the parser knows them: long options with two hyphens, and a command in front.
 
-    `pbkern FILE.py:FUNCTION -aot ...`, as the document writes it, is `compile`; without -aot, `run`.
+    `pbkern FILE.py:FUNCTION -aot ...`, as the document writes it, is `compile`; without -aot,
+    `run`.
     """
     found = list(arguments)
     if found[:1] == ["bench"]:
         return found
-    found = [option_flags.as_switch(f"-{a}" if re.match(r"-[a-z][a-z0-9-]+(=|$)", a) else a) for a in found]
+    found = [
+        option_flags.as_switch(f"-{a}" if re.match(r"-[a-z][a-z0-9-]+(=|$)", a) else a)
+        for a in found
+    ]
     if found and found[0] not in EXAMPLES and any(re.search(r"\.py:\w", a) for a in found):
         return ["compile" if "--aot" in found else "run", *found]
     return found
@@ -75,17 +94,24 @@ def normalised(arguments: Sequence[str]) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="pbkern", description="Make libraries of functions, and look at what pbkern makes of them.",
-        epilog=_examples(*EXAMPLES), formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        prog="pbkern",
+        description="Make libraries of functions, and look at what pbkern makes of them.",
+        epilog=_examples(*EXAMPLES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, what: str, **options: Any) -> argparse.ArgumentParser:
         return commands.add_parser(
-            name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_examples(name), allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter, **options,
-        )  # fmt: skip
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            epilog=_examples(name),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
+        )
 
     of_functions = {
         "compile": command("compile", "make a C library of a function"),
@@ -96,23 +122,47 @@ def _parser() -> argparse.ArgumentParser:
     }
     for name, of_function in of_functions.items():
         of_function.add_argument("function", metavar="FILE.py:FUNCTION" + OTHER_FILES.get(name, ""))
-        of_function.add_argument("--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'")
-        of_function.add_argument("-D", dest="sizes", action="append", default=[], metavar="NAME=SIZE",
-                                 help="what a name in --args stands for")  # fmt: skip
+        of_function.add_argument(
+            "--args", nargs="+", metavar="TYPE", help="argument types, e.g. 'f32[1080,1920,3]'"
+        )
+        of_function.add_argument(
+            "-D",
+            dest="sizes",
+            action="append",
+            default=[],
+            metavar="NAME=SIZE",
+            help="what a name in --args stands for",
+        )
         of_function.epilog = f"{functions.HELP}\n\n{of_function.epilog}"
         option_flags.add(of_function)
     compile.add(of_functions["compile"])
     run.add(of_functions["run"])
-    of_functions["explain"].add_argument("--measure", action="store_true", help="run each kernel alone and print its time")
+    of_functions["explain"].add_argument(
+        "--measure", action="store_true", help="run each kernel alone and print its time"
+    )
     of_functions["explain"].add_argument("--verbose", action="store_true", help="list every fusion")
     look.add_out(of_functions["dump"])
-    of_functions["tune"].add_argument("--budget", type=float, default=30.0, metavar="SECONDS", help="default %(default)s")
+    of_functions["tune"].add_argument(
+        "--budget", type=float, default=30.0, metavar="SECONDS", help="default %(default)s"
+    )
     targets = command("targets", "targets of this installation")
-    targets.add_argument("--coverage", action="store_true", help="list the primitives that kernels may contain")
-    targets.add_argument("--devices", action="store_true", help="list the processors that libraries can be made for")
+    targets.add_argument(
+        "--coverage", action="store_true", help="list the primitives that kernels may contain"
+    )
+    targets.add_argument(
+        "--devices", action="store_true", help="list the processors that libraries can be made for"
+    )
     kept = command("cache", "compiled programs and tuned schedules on disk")
-    kept.add_argument("action", choices=look.CACHE_ACTIONS, help="print the folder, count what is in it, or empty it")
-    command("bench", "time workloads beside their peers, from a checkout of the repository", add_help=False)
+    kept.add_argument(
+        "action",
+        choices=look.CACHE_ACTIONS,
+        help="print the folder, count what is in it, or empty it",
+    )
+    command(
+        "bench",
+        "time workloads beside their peers, from a checkout of the repository",
+        add_help=False,
+    )
     return parser
 
 
@@ -133,7 +183,9 @@ class _Version(argparse.Action):
         from pbkern import __version__
 
         python = ".".join(map(str, sys.version_info[:3]))
-        print(f"pbkern {__version__} (jax {jax.__version__}, jaxlib {jaxlib.__version__}, Python {python})")
+        print(
+            f"pbkern {__version__} (jax {jax.__version__}, jaxlib {jaxlib.__version__}, Python {python})"
+        )
         parser.exit()
 
 
@@ -141,7 +193,10 @@ def _bench(arguments: Sequence[str]) -> int:
     """Hands the arguments to benchmarks/run.py, which is beside the package in a checkout and is not installed."""
     checkout = pathlib.Path(__file__).parents[2]
     if not (checkout / "benchmarks" / "run.py").exists():
-        raise OptionError("the benchmarks are not installed", why=f"there is no folder `benchmarks` in {checkout}",
-                          hint="clone the repository and run `make bench` there")  # fmt: skip
+        raise OptionError(
+            "the benchmarks are not installed",
+            why=f"there is no folder `benchmarks` in {checkout}",
+            hint="clone the repository and run `make bench` there",
+        )
     sys.path.insert(0, str(checkout))
     return importlib.import_module("benchmarks.run").main(arguments)

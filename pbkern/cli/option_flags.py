@@ -18,22 +18,30 @@ PREFIX = "option_"
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds them. What is not given is not in the result of `given`."""
-    group = parser.add_argument_group("compile options", "as in compile_options={...}; one hyphen in front will do")
+    group = parser.add_argument_group(
+        "compile options", "as in compile_options={...}; one hyphen in front will do"
+    )
     for f in dataclasses.fields(CompileOptions):
         name, dest, kind = f.name.replace("_", "-"), PREFIX + f.name, str(f.type)
         help = _help(f.name)
         if kind == "bool":
             group.add_argument(f"--{name}", dest=dest, action="store_true", default=None, help=help)
-            group.add_argument(f"--no-{name}", dest=dest, action="store_false", help=f"as --{name}=false")
+            group.add_argument(
+                f"--no-{name}", dest=dest, action="store_false", help=f"as --{name}=false"
+            )
         else:
-            group.add_argument(f"--{name}", dest=dest, type=_parser(kind), metavar=_metavar(kind), help=help)
+            group.add_argument(
+                f"--{name}", dest=dest, type=_parser(kind), metavar=_metavar(kind), help=help
+            )
 
 
 def as_switch(argument: str) -> str:
     """`--openmp=false` -> `--no-openmp`, `--openmp=true` -> `--openmp`; other arguments stay as they are."""
     option, equals, value = argument.partition("=")
     name = option.removeprefix("--").replace("-", "_")
-    if not equals or not any(f.name == name and str(f.type) == "bool" for f in dataclasses.fields(CompileOptions)):
+    if not equals or not any(
+        f.name == name and str(f.type) == "bool" for f in dataclasses.fields(CompileOptions)
+    ):
         return argument
     if value.lower() in ("true", "1", "on", "yes"):
         return option
@@ -42,14 +50,18 @@ def as_switch(argument: str) -> str:
 
 def given(parsed: argparse.Namespace) -> dict[str, Any]:
     """Options that were given, as compile_options."""
-    values = {name.removeprefix(PREFIX): v for name, v in vars(parsed).items() if name.startswith(PREFIX)}
+    values = {
+        name.removeprefix(PREFIX): v for name, v in vars(parsed).items() if name.startswith(PREFIX)
+    }
     return {name: v for name, v in values.items() if v is not None}
 
 
 def _parser(kind: str) -> Callable[[str], Any]:
     """Parser of a value; a text that is no number stays one, which CompileOptions refuses with its reason."""
     if kind.startswith("tuple"):
-        return lambda text: tuple(_number(part) if "int" in kind else part for part in text.split(",") if part)
+        return lambda text: tuple(
+            _number(part) if "int" in kind else part for part in text.split(",") if part
+        )
     return _number if kind.startswith("int") else str
 
 
@@ -58,7 +70,15 @@ def _number(text: str) -> int | str:
 
 
 def _metavar(kind: str) -> str:
-    return "N" if kind.startswith("int") else "N,N" if kind == "tuple[int, ...]" else "A,B" if kind.startswith("tuple") else "X"
+    return (
+        "N"
+        if kind.startswith("int")
+        else "N,N"
+        if kind == "tuple[int, ...]"
+        else "A,B"
+        if kind.startswith("tuple")
+        else "X"
+    )
 
 
 def _help(name: str) -> str:

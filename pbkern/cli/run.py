@@ -21,12 +21,24 @@ from . import functions, option_flags
 SECONDS, CALLS = 2.0, 20
 SEED = 0
 # Largest difference between backends, relative to the largest result, that rounding explains.
-TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "complex64": 1e-3, "float64": 1e-9, "complex128": 1e-9}
+TOLERANCES = {
+    "float16": 2e-2,
+    "bfloat16": 5e-2,
+    "float32": 1e-3,
+    "complex64": 1e-3,
+    "float64": 1e-9,
+    "complex128": 1e-9,
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
-    parser.add_argument("arrays", nargs="*", metavar="ARRAY.npy", help="inputs of a library; random ones where there are none")
+    parser.add_argument(
+        "arrays",
+        nargs="*",
+        metavar="ARRAY.npy",
+        help="inputs of a library; random ones where there are none",
+    )
     parser.add_argument("--skip-std", action="store_true", help="without plain JAX, op by op")
     parser.add_argument("--skip-xla", action="store_true", help="without jax.jit")
 
@@ -39,14 +51,19 @@ def run(parsed: argparse.Namespace) -> None:
         _run_function(parsed)
 
 
-# --- functions ------------------------------------------------------------------------------------------------------
+# --- functions
+# ------------------------------------------------------------------------------------------------------
 
 
 def _run_function(parsed: argparse.Namespace) -> None:
     import jax
 
     if parsed.arrays:
-        raise OptionError("arrays are inputs of libraries", why=" ".join(parsed.arrays), hint="--args TYPES, or example_args")
+        raise OptionError(
+            "arrays are inputs of libraries",
+            why=" ".join(parsed.arrays),
+            hint="--args TYPES, or example_args",
+        )
     options = option_flags.given(parsed)
     calls = options.pop("num_iters", None)
     fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
@@ -60,7 +77,10 @@ def _run_function(parsed: argparse.Namespace) -> None:
     backends |= {} if parsed.skip_std else {"std": plain}
     expected = None
     for name, backend in reversed(backends.items()):
-        with kept(), functions.explained(parsed.function, f"`{parsed.function}` failed on backend `{name}`"):
+        with (
+            kept(),
+            functions.explained(parsed.function, f"`{parsed.function}` failed on backend `{name}`"),
+        ):
             start = time.perf_counter()
             results = _awaited(backend, args)
             first = time.perf_counter() - start
@@ -81,7 +101,11 @@ def _drawn(x: Any) -> Any:
     """A random array of a type; others as they are."""
     import jax
 
-    return jax.numpy.asarray(_random(x.shape, np.dtype(x.dtype))) if isinstance(x, jax.ShapeDtypeStruct) else x
+    return (
+        jax.numpy.asarray(_random(x.shape, np.dtype(x.dtype)))
+        if isinstance(x, jax.ShapeDtypeStruct)
+        else x
+    )
 
 
 def _random(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -98,7 +122,9 @@ def _timed(call: Callable[[], Any], calls: int | None) -> list[float]:
     """Seconds of each call."""
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < (calls or CALLS) and (calls or time.perf_counter() - began < SECONDS or not times):
+    while len(times) < (calls or CALLS) and (
+        calls or time.perf_counter() - began < SECONDS or not times
+    ):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
@@ -110,7 +136,10 @@ def _shown(times: Sequence[float]) -> str:
 
 
 def _compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
-    """Says how far results are from the first backend's. Raises TargetError where rounding does not explain it."""
+    """Says how far results are from the first backend's.
+
+    Raises TargetError where rounding does not explain it.
+    """
     worst = 0.0
     for k, (a, b) in enumerate(zip(found, expected, strict=True)):
         if a.size == 0 or np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"):
@@ -119,14 +148,20 @@ def _compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> st
         x, y = a.astype(wide), b.astype(wide)
         scale = max(float(np.nanmax(np.abs(y), initial=0.0)), 1e-30)
         error = float(np.nanmax(np.abs(x - y), initial=0.0)) / scale
-        if not error <= TOLERANCES.get(a.dtype.name, 0.0) or not np.array_equal(np.isnan(x), np.isnan(y)):
-            raise TargetError(f"result {k} differs between backends", why=f"by {error:.3g} of its largest element",
-                              hint="--mlir-disable-fast-math rounds as XLA does")  # fmt: skip
+        if not error <= TOLERANCES.get(a.dtype.name, 0.0) or not np.array_equal(
+            np.isnan(x), np.isnan(y)
+        ):
+            raise TargetError(
+                f"result {k} differs between backends",
+                why=f"by {error:.3g} of its largest element",
+                hint="--mlir-disable-fast-math rounds as XLA does",
+            )
         worst = max(worst, error)
     return f"differs by {worst:.1e} of the largest element" if worst else "equal"
 
 
-# --- libraries ------------------------------------------------------------------------------------------------------
+# --- libraries
+# ------------------------------------------------------------------------------------------------------
 
 
 def _run_library(parsed: argparse.Namespace) -> None:
@@ -138,17 +173,26 @@ def _run_library(parsed: argparse.Namespace) -> None:
     others = {k: v for k, v in option_flags.given(parsed).items() if k != "num_iters"}
     if others or parsed.args:
         name = next(iter(others), "args")
-        raise OptionError(f"`{name}` concerns functions", why=f"{path} is compiled already", hint="pbkern compile")
+        raise OptionError(
+            f"`{name}` concerns functions", why=f"{path} is compiled already", hint="pbkern compile"
+        )
     metadata = read_metadata(path)
     loaded = LoadedLibrary(path.resolve(), metadata)
     inputs = metadata["inputs"]
     if parsed.arrays and len(parsed.arrays) != len(inputs):
-        raise OptionError(f"{path} takes {len(inputs)} arrays", why=f"given {len(parsed.arrays)}",
-                          hint=", ".join(f"{a['name']} {a['memref']}" for a in inputs))  # fmt: skip
-    arrays = [_read(p) for p in parsed.arrays] or [_random(a["shape"], dtype_of(a["dtype"])) for a in inputs]
+        raise OptionError(
+            f"{path} takes {len(inputs)} arrays",
+            why=f"given {len(parsed.arrays)}",
+            hint=", ".join(f"{a['name']} {a['memref']}" for a in inputs),
+        )
+    arrays = [_read(p) for p in parsed.arrays] or [
+        _random(a["shape"], dtype_of(a["dtype"])) for a in inputs
+    ]
     results = loaded(*arrays)
     results = results if isinstance(results, tuple) else (results,)
-    times = _timed(lambda: loaded(*arrays, out=results), option_flags.given(parsed).get("num_iters"))
+    times = _timed(
+        lambda: loaded(*arrays, out=results), option_flags.given(parsed).get("num_iters")
+    )
     print(f"{metadata['name']}  {_shown(times)}")
     for a, x in zip(metadata["outputs"], results):
         print(f"{a['name']} {a['memref']}  checksum {zlib.crc32(x.tobytes()):08x}")
@@ -160,7 +204,11 @@ def read_metadata(path: pathlib.Path) -> Mapping[str, Any]:
 
     found = metadata_in(path.read_bytes())
     if found is None:
-        raise OptionError(f"{path} is no library of pbkern's", why="it holds no metadata", hint="pbkern compile -o NAME.so")
+        raise OptionError(
+            f"{path} is no library of pbkern's",
+            why="it holds no metadata",
+            hint="pbkern compile -o NAME.so",
+        )
     return found
 
 
@@ -168,4 +216,6 @@ def _read(path: str) -> np.ndarray:
     try:
         return np.load(path)
     except (OSError, ValueError) as e:
-        raise OptionError(f"{path} cannot be read", why=str(e), hint="an array that numpy.save wrote") from None
+        raise OptionError(
+            f"{path} cannot be read", why=str(e), hint="an array that numpy.save wrote"
+        ) from None

@@ -1,1 +1,4 @@
-"""Tools of every stage: jaxprs, affine expressions, rules, machine, options, errors. Imports no other stage."""
+"""Tools of every stage: jaxprs, affine expressions, rules, machine, options, errors.
+
+Imports no other stage.
+"""

@@ -1,6 +1,7 @@
 """Affine integer expressions over named symbols: sum(coefficient * symbol) + constant.
 
-Symbols are any hashable: grid axes (`Affine[int]`) in index maps, names of dimensions (`Affine[str]`) in loop nests.
+Symbols are any hashable: grid axes (`Affine[int]`) in index maps, names of dimensions
+(`Affine[str]`) in loop nests.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ class Affine(Generic[S]):
         out: Affine[S] = Affine((), self.const)
         for s, c in self.terms:
             r = f(s)
-            out = out + (Affine.symbol(s) if r is None else r if isinstance(r, Affine) else Affine((), r)) * c
+            out = (
+                out
+                + (Affine.symbol(s) if r is None else r if isinstance(r, Affine) else Affine((), r))
+                * c
+            )
         return out
 
     def evaluate(self, values: Mapping[S, int]) -> int:

@@ -4,8 +4,8 @@
     budget.spend(lines)          raises Declined where one is used up
     with budget.at_most(30_000): the same for a part; what the part used stays used
 
-Special ways of lowering multiply text: tiles repeat a body for each of their points. A plainer way has less of it
-(core/fallback.py).
+Special ways of lowering multiply text: tiles repeat a body for each of their points. A plainer way
+has less of it (core/fallback.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ class Budget:
 
     def __init__(self, lines: float = math.inf, seconds: float = math.inf):
         self.spent = 0
-        self._limit, self._seconds, self._start, self._next = lines, seconds, time.monotonic(), CHECKED
+        self._limit, self._seconds, self._start, self._next = (
+            lines,
+            seconds,
+            time.monotonic(),
+            CHECKED,
+        )
 
     def spend(self, lines: int = 1) -> None:
         self.spent += lines

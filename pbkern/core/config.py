@@ -1,7 +1,8 @@
 """Environment variables: every one that pbkern reads, with type, default and meaning.
 
-They are read at first use; an empty one counts as not set. A variable that starts with PBKERN_ and is not one of these is
-an error, and so is a bad value. Tests set values for the length of a block with `override(num_threads=1)`.
+They are read at first use; an empty one counts as not set. A variable that starts with PBKERN_ and
+is not one of these is an error, and so is a bad value. Tests set values for the length of a block
+with `override(num_threads=1)`.
 """
 
 from __future__ import annotations
@@ -75,23 +76,86 @@ def _seconds(text: str) -> float:
 
 
 VARIABLES = (
-    Variable("PBKERN_DUMP", None, pathlib.Path, "a folder", "write the numbered stages of every compilation there"),
-    Variable("PBKERN_NUM_THREADS", None, _positive, "an integer of at least 1", "most threads of one kernel"),
-    Variable("PBKERN_TARGET", "cpu", _target, ", ".join(TARGETS), "target of decorators that name none"),
-    Variable("PBKERN_DEBUG", False, _flag, "0 or 1", "as compile_options={'debug': True} for every decorator"),
-    Variable("PBKERN_CACHE", True, _flag, "0 or 1", "whether compiled programs and tuned schedules are kept on disk"),
-    Variable("PBKERN_CACHE_DIR", None, pathlib.Path, "a folder", "where; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern"),
-    Variable("PBKERN_CACHE_SHARED", (), _folders, f"folders, separated by {os.pathsep!r}",
-             "more folders that are looked in, and never written to; they belong to root or to the user"),
-    Variable("PBKERN_CACHE_MEGABYTES", 512, _positive, "an integer of at least 1", "most megabytes (2**20 bytes) kept there"),
-    Variable("PBKERN_POOL_MEGABYTES", 512, _count, "an integer, 0 for no pool",
-             "most megabytes of memory for large results that are kept unused"),
-    Variable("PBKERN_FALLBACK", True, _flag, "0 or 1",
-             "whether what fails in the compiler takes a plainer way, with a warning"),
-    Variable("PBKERN_GPU_DRIVER", None, _driver, "simulator",
-             "what launches kernels for GPUs: `simulator` runs them on arrays of the CPU, slowly, and checks them"),
-    Variable("PBKERN_PROGRESS", 2.0, _seconds, "seconds, 0 for never",
-             "compilations that take longer print what they are at on stderr"),
+    Variable(
+        "PBKERN_DUMP",
+        None,
+        pathlib.Path,
+        "a folder",
+        "write the numbered stages of every compilation there",
+    ),
+    Variable(
+        "PBKERN_NUM_THREADS",
+        None,
+        _positive,
+        "an integer of at least 1",
+        "most threads of one kernel",
+    ),
+    Variable(
+        "PBKERN_TARGET", "cpu", _target, ", ".join(TARGETS), "target of decorators that name none"
+    ),
+    Variable(
+        "PBKERN_DEBUG",
+        False,
+        _flag,
+        "0 or 1",
+        "as compile_options={'debug': True} for every decorator",
+    ),
+    Variable(
+        "PBKERN_CACHE",
+        True,
+        _flag,
+        "0 or 1",
+        "whether compiled programs and tuned schedules are kept on disk",
+    ),
+    Variable(
+        "PBKERN_CACHE_DIR",
+        None,
+        pathlib.Path,
+        "a folder",
+        "where; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern",
+    ),
+    Variable(
+        "PBKERN_CACHE_SHARED",
+        (),
+        _folders,
+        f"folders, separated by {os.pathsep!r}",
+        "more folders that are looked in, and never written to; they belong to root or to the user",
+    ),
+    Variable(
+        "PBKERN_CACHE_MEGABYTES",
+        512,
+        _positive,
+        "an integer of at least 1",
+        "most megabytes (2**20 bytes) kept there",
+    ),
+    Variable(
+        "PBKERN_POOL_MEGABYTES",
+        512,
+        _count,
+        "an integer, 0 for no pool",
+        "most megabytes of memory for large results that are kept unused",
+    ),
+    Variable(
+        "PBKERN_FALLBACK",
+        True,
+        _flag,
+        "0 or 1",
+        "whether what fails in the compiler takes a plainer way, with a warning",
+    ),
+    Variable(
+        "PBKERN_GPU_DRIVER",
+        None,
+        _driver,
+        "simulator",
+        "what launches kernels for GPUs: `simulator` runs them on arrays of the CPU, slowly, and checks them",
+    ),
+    Variable(
+        "PBKERN_PROGRESS",
+        2.0,
+        _seconds,
+        "seconds, 0 for never",
+        "compilations that take longer print what they are at on stderr",
+    ),
 )
 
 
@@ -122,10 +186,15 @@ def read(environment) -> Config:
             continue
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            raise OptionError(f"unknown environment variable {name}", why=f"the variables are {', '.join(known)}",
-                              hint=f"did you mean {close[0]}?" if close else None)  # fmt: skip
+            raise OptionError(
+                f"unknown environment variable {name}",
+                why=f"the variables are {', '.join(known)}",
+                hint=f"did you mean {close[0]}?" if close else None,
+            )
         if text:
-            values[_setting(name)] = _parsed(known[name], text, f"environment variable {name}", f"{name}={text!r}")
+            values[_setting(name)] = _parsed(
+                known[name], text, f"environment variable {name}", f"{name}={text!r}"
+            )
     return Config(**values)
 
 
@@ -144,12 +213,18 @@ def _parsed(variable: Variable, text: str, what: str, given: str) -> Any:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value of a setting, given as Python writes it. Raises OptionError for unknown names and bad values."""
+    """The value of a setting, given as Python writes it.
+
+    Raises OptionError for unknown names and bad values.
+    """
     known = {_setting(v.name): v for v in VARIABLES}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
-        raise OptionError(f"unknown setting {name}", why=f"the settings are {', '.join(known)}",
-                          hint=f"did you mean {close[0]}?" if close else None)  # fmt: skip
+        raise OptionError(
+            f"unknown setting {name}",
+            why=f"the settings are {', '.join(known)}",
+            hint=f"did you mean {close[0]}?" if close else None,
+        )
     if value is None and known[name].default is None:
         return None
     text = os.pathsep.join(map(str, value)) if isinstance(value, tuple | list) else str(value)
@@ -177,7 +252,8 @@ def num_threads() -> int | None:
 def override(**values: Any) -> Iterator[Config]:
     """Sets values for the length of a `with` block, in every thread. Names are those of Config.
 
-    Raises OptionError for unknown names and for values that the environment variable would not take.
+    Raises OptionError for unknown names and for values that the environment variable would not
+    take.
     """
     global _overridden
     checked = {name: _checked(name, value) for name, value in values.items()}

@@ -5,8 +5,8 @@
       why  array float32[512,1024], block_shape (128,)
       try  one entry per dimension, e.g. (1, 128); None squeezes one
 
-A kernel that fails once it is traced adds a row "file" with a program that fails the same way (dsl/text/repro.py).
-Raise sites pass values; the layout lives here.
+A kernel that fails once it is traced adds a row "file" with a program that fails the same way
+(dsl/text/repro.py). Raise sites pass values; the layout lives here.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ class PbkernError(Exception):
 
     repro: pathlib.Path | None = None
 
-    def __init__(self, what: str, *, at: str | None = None, why: str | None = None, hint: str | None = None):
+    def __init__(
+        self, what: str, *, at: str | None = None, why: str | None = None, hint: str | None = None
+    ):
         self.what, self.at, self.why, self.hint = what, at, why, hint
         rows = [what]
-        rows += [f"  {label:4} {text}" for label, text in (("at", at), ("why", why), ("try", hint)) if text]
+        rows += [
+            f"  {label:4} {text}"
+            for label, text in (("at", at), ("why", why), ("try", hint))
+            if text
+        ]
         super().__init__("\n".join(rows))
 
 
@@ -116,7 +122,10 @@ class InternalError(PbkernError):
     """A bug in pbkern itself."""
 
     def __init__(self, what: str, **kw):
-        kw.setdefault("hint", "set PBKERN_DUMP=<folder>, run again and report the numbered stages written there")
+        kw.setdefault(
+            "hint",
+            "set PBKERN_DUMP=<folder>, run again and report the numbered stages written there",
+        )
         super().__init__(what, **kw)
 
 

@@ -5,9 +5,9 @@
     scheduling or emission raises   the kernel is built again the plain way: no optional pass, scalar loops
     that raises, or the plan does   the kernel's operations stay with XLA
 
-Errors that explain a mistake of the user's (PbkernError but InternalError) are never caught here. `PBKERN_FALLBACK=0` and
-strict_target turn failures into errors. A way that gives up on purpose, because its text would be too long for example,
-raises `Declined`: no defect, no warning.
+Errors that explain a mistake of the user's (PbkernError but InternalError) are never caught here.
+`PBKERN_FALLBACK=0` and strict_target turn failures into errors. A way that gives up on purpose,
+because its text would be too long for example, raises `Declined`: no defect, no warning.
 """
 
 from __future__ import annotations
@@ -80,11 +80,20 @@ def catches(error: Exception) -> bool:
 
 
 def warn(what: str, error: BaseException | None, instead: str, at: str | None = None) -> None:
-    """One FallbackWarning: what failed, at whose line, why, what is done instead. Nothing for what declined on purpose."""
+    """One FallbackWarning: what failed, at whose line, why, what is done instead.
+
+    Nothing for what declined on purpose.
+    """
     if isinstance(error, Declined):
         return
     reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    rows = [f"{what}; {instead}", *([f"  at   {at}"] if at else []), f"  why  {reason}",
-            "  try  PBKERN_FALLBACK=0 makes this the error it is; please report it with that"]  # fmt: skip
+    rows = [
+        f"{what}; {instead}",
+        *([f"  at   {at}"] if at else []),
+        f"  why  {reason}",
+        "  try  PBKERN_FALLBACK=0 makes this the error it is; please report it with that",
+    ]
     repro = getattr(error, "repro", None)
-    warnings.warn("\n".join([*rows, *([f"  file {repro}"] if repro else [])]), FallbackWarning, stacklevel=2)
+    warnings.warn(
+        "\n".join([*rows, *([f"  file {repro}"] if repro else [])]), FallbackWarning, stacklevel=2
+    )

@@ -11,5 +11,8 @@ Atom = jex.Var | jex.Literal
 
 
 def array_aval(atom: Atom) -> ShapedArray:
-    """The type of an atom that is an array. The hints call it AbstractValue, which has neither shape nor dtype."""
+    """The type of an atom that is an array.
+
+    The hints call it AbstractValue, which has neither shape nor dtype.
+    """
     return cast(ShapedArray, atom.aval)

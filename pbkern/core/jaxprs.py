@@ -1,7 +1,7 @@
 """Walking and re-tracing jaxprs: the only jaxpr surgery in pbkern.
 
-Jaxprs are never built by hand: `inline` re-traces through calls with `primitive.bind`, which renames variables
-(JAX shares inner jaxprs between call sites) and type-checks the result.
+Jaxprs are never built by hand: `inline` re-traces through calls with `primitive.bind`, which
+renames variables (JAX shares inner jaxprs between call sites) and type-checks the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ CALLS = {
 }
 
 
-# Primitives of jax 0.11 that are functions of others: what they are elsewhere. Factors of 1 - x^2 keep its digits near 1.
+# Primitives of jax 0.11 that are functions of others: what they are elsewhere. Factors of 1 - x^2
+# keep its digits near 1.
 EXPANSIONS: Mapping[str, Callable] = {
     "one_minus_square": lambda x: (1 + x) * (1 - x),
     "log2": lambda x: jax.lax.log(x) / np.asarray(np.log(2.0), x.dtype),
@@ -135,22 +136,26 @@ def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def literal_value(atom: jex.Literal) -> np.generic:
     """A literal's value as a NumPy scalar of the literal's exact type."""
-    return cast(np.generic, np.asarray(atom.val).astype(array_aval(atom).dtype)[()])  # NumPy's hint says array
+    return cast(
+        np.generic, np.asarray(atom.val).astype(array_aval(atom).dtype)[()]
+    )  # NumPy's hint says array
 
 
 Rewrite = Callable[..., "list | None"]
 
-# Each pass removes equations that died in the one before (a loop's unused carry, say); two are usual.
+# Each pass removes equations that died in the one before (a loop's unused carry, say); two are
+# usual.
 MAX_PASSES = 8
 
 
 def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.ClosedJaxpr:
     """Rewrites a function to canonical form, Ref effects in order.
 
-    Calls are inlined at every depth, weak types are erased, scalar constants become literals, uniform array
-    constants become broadcasts, equations without use or effect are gone, and control flow is what
-    `lax.scan`, `lax.while_loop`, `lax.cond` and `lax.switch` make of it (so that printed control flow rebuilds).
-    `rewrite(eqn, *operands)` may return an equation's results, or None to keep the equation.
+    Calls are inlined at every depth, weak types are erased, scalar constants become literals,
+    uniform array constants become broadcasts, equations without use or effect are gone, and control
+    flow is what `lax.scan`, `lax.while_loop`, `lax.cond` and `lax.switch` make of it (so that
+    printed control flow rebuilds). `rewrite(eqn, *operands)` may return an equation's results, or
+    None to keep the equation.
     """
     for _ in range(MAX_PASSES):
         avals = [fresh_aval(v.aval) for v in closed.jaxpr.invars]
@@ -163,7 +168,11 @@ def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.Clos
 
 
 def retrace_into(
-    jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, rewrite: Rewrite, constant: Callable = lambda x: x
+    jaxpr: jex.Jaxpr,
+    consts: Sequence,
+    args: Sequence,
+    rewrite: Rewrite,
+    constant: Callable = lambda x: x,
 ) -> list:
     """Like `retrace`, into the trace that is being made: equations are bound on `args`; results are returned.
 
@@ -173,7 +182,8 @@ def retrace_into(
 
 
 def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
-    """The carries of loops side by side, as vmap makes them: each stands still once its own element of the predicate is false.
+    """The carries of loops side by side, as vmap makes them: each stands still once its own element
+      of the predicate is false.
 
     `goes_on(carries)` is bool[*loops], each carry has shape [*loops, ...], or is a pytree of such.
     """
@@ -190,7 +200,9 @@ def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
 
 
 def _chosen(running, new, old):
-    return jax.lax.select(jax.lax.broadcast_in_dim(running, new.shape, range(running.ndim)), new, old)
+    return jax.lax.select(
+        jax.lax.broadcast_in_dim(running, new.shape, range(running.ndim)), new, old
+    )
 
 
 class _Retrace:
@@ -198,12 +210,16 @@ class _Retrace:
         self.rewrite, self.constant = rewrite, constant
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
-        env = {v: _constant(self.constant(c)) for v, c in zip(jaxpr.constvars, consts)} | dict(zip(jaxpr.invars, args))
+        env = {v: _constant(self.constant(c)) for v, c in zip(jaxpr.constvars, consts)} | dict(
+            zip(jaxpr.invars, args)
+        )
         live, producers = live_equations(jaxpr), {v: e for e in jaxpr.eqns for v in e.outvars}
         wanted = _read_variables(jaxpr, live)
 
         def read(atom):
-            return self.constant(literal_value(atom)) if isinstance(atom, jex.Literal) else env[atom]
+            return (
+                self.constant(literal_value(atom)) if isinstance(atom, jex.Literal) else env[atom]
+            )
 
         for eqn, used in zip(jaxpr.eqns, live):
             if used:
@@ -230,7 +246,9 @@ class _Retrace:
             return operands
         if eqn.primitive.name == "convert_element_type":
             return [_convert(eqn, operands[0])]
-        if eqn.primitive.name == "broadcast_to":  # of Ref indices; broadcast_in_dim has rules everywhere
+        if (
+            eqn.primitive.name == "broadcast_to"
+        ):  # of Ref indices; broadcast_in_dim has rules everywhere
             shape = eqn.params["shape"]
             return [
                 jax.lax.broadcast_in_dim(
@@ -238,7 +256,12 @@ class _Retrace:
                 )
             ]
         if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
-            return [jax.lax.reshape(jax.lax.transpose(operands[0], eqn.params["dimensions"]), eqn.params["new_sizes"])]
+            return [
+                jax.lax.reshape(
+                    jax.lax.transpose(operands[0], eqn.params["dimensions"]),
+                    eqn.params["new_sizes"],
+                )
+            ]
         return bind_again(eqn, operands)
 
     def scan(self, eqn, operands: list, wanted: set) -> Sequence:
@@ -254,10 +277,17 @@ class _Retrace:
 
         def step(carry, x):
             out = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *x])
-            return tuple(out[: p["num_carry"]]), tuple(y for y, kept in zip(out[p["num_carry"] :], stacked) if kept)
+            return tuple(out[: p["num_carry"]]), tuple(
+                y for y, kept in zip(out[p["num_carry"] :], stacked) if kept
+            )
 
         carry, ys = jax.lax.scan(
-            step, tuple(init), tuple(xs), length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
+            step,
+            tuple(init),
+            tuple(xs),
+            length=p["length"],
+            reverse=p["reverse"],
+            unroll=p["unroll"],
         )
         kept = iter(ys)
         return [*carry, *(next(kept) if used else None for used in stacked)]
@@ -279,7 +309,9 @@ class _Retrace:
 
     def cond(self, eqn, kind: str, selected, read) -> Sequence:
         operands = [read(a) for a in eqn.invars[1:]]
-        branches = [lambda b=b: tuple(self.run(b.jaxpr, b.consts, operands)) for b in eqn.params["branches"]]
+        branches = [
+            lambda b=b: tuple(self.run(b.jaxpr, b.consts, operands)) for b in eqn.params["branches"]
+        ]
         choice = read(selected)
         if isinstance(choice, (np.generic, bool, int)):
             return branches[min(max(int(choice), 0), len(branches) - 1)]()
@@ -291,8 +323,8 @@ class _Retrace:
 def selector(eqn, producers: dict) -> tuple[str, Atom]:
     """Finds what a `cond` equation selects by: ("pred", bool atom) for lax.cond, ("index", int atom) for lax.switch.
 
-    lax.cond converts its predicate and lax.switch clamps its index first; seen through here, so that both print
-    as written.
+    lax.cond converts its predicate and lax.switch clamps its index first; seen through here, so
+    that both print as written.
     """
     made_by = producers.get(eqn.invars[0]) if isinstance(eqn.invars[0], jex.Var) else None
     if (
@@ -304,7 +336,9 @@ def selector(eqn, producers: dict) -> tuple[str, Atom]:
             return "pred", made_by.invars[0]
     if made_by is not None and made_by.primitive.name == "clamp":
         low, index, high = made_by.invars
-        bounds = [int(literal_value(a)) if isinstance(a, jex.Literal) else None for a in (low, high)]
+        bounds = [
+            int(literal_value(a)) if isinstance(a, jex.Literal) else None for a in (low, high)
+        ]
         if bounds == [0, len(eqn.params["branches"]) - 1]:
             return "index", index
     return "index", eqn.invars[0]
@@ -333,21 +367,33 @@ def _read_variables(jaxpr: jex.Jaxpr, live: Sequence[bool]) -> set:
 
 
 def _acts(eqn) -> bool:
-    """Whether an equation does more than to give results. Some of Pallas's primitives do not tell what their jaxprs do."""
-    return not only_reads(eqn) or any(_acts(e) for inner in inner_jaxprs(eqn) for e in inner.jaxpr.eqns)
+    """Whether an equation does more than to give results.
+
+    Some of Pallas's primitives do not tell what their jaxprs do.
+    """
+    return not only_reads(eqn) or any(
+        _acts(e) for inner in inner_jaxprs(eqn) for e in inner.jaxpr.eqns
+    )
 
 
 def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
-    """Whether retracing would drop something, at any depth. The index that a cond makes for itself is not dead."""
+    """Whether retracing would drop something, at any depth.
+
+    The index that a cond makes for itself is not dead.
+    """
     selecting = {
-        e.invars[0] for e in jaxpr.eqns if e.primitive.name == "cond" and isinstance(e.invars[0], jex.Var)
+        e.invars[0]
+        for e in jaxpr.eqns
+        if e.primitive.name == "cond" and isinstance(e.invars[0], jex.Var)
     }
     live = live_equations(jaxpr)
     wanted = _read_variables(jaxpr, live)
     for eqn, used in zip(jaxpr.eqns, live):
         if not used and not any(v in selecting for v in eqn.outvars):
             return True
-        if eqn.primitive.name == "scan" and not wanted.issuperset(eqn.outvars[params_of(eqn)["num_carry"] :]):
+        if eqn.primitive.name == "scan" and not wanted.issuperset(
+            eqn.outvars[params_of(eqn)["num_carry"] :]
+        ):
             return True
         if any(_has_dead_equations(inner.jaxpr) for inner in inner_jaxprs(eqn)):
             return True
@@ -357,9 +403,18 @@ def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
 # Equations that only mean something to transformations of the caller.
 IDENTITIES = ("stop_gradient", "copy", "copy_p")
 
-# Equations that do nothing if this parameter is empty or, for a shape, what the operand has already.
-_NEUTRAL_IF_EMPTY = {"squeeze": "dimensions", "rev": "dimensions", "reduce_sum": "axes", "reduce_max": "axes",
-                     "reduce_min": "axes", "reduce_prod": "axes", "reduce_and": "axes", "reduce_or": "axes"}  # fmt: skip
+# Equations that do nothing if this parameter is empty or, for a shape, what the operand has
+# already.
+_NEUTRAL_IF_EMPTY = {
+    "squeeze": "dimensions",
+    "rev": "dimensions",
+    "reduce_sum": "axes",
+    "reduce_max": "axes",
+    "reduce_min": "axes",
+    "reduce_prod": "axes",
+    "reduce_and": "axes",
+    "reduce_or": "axes",
+}
 
 
 def _keeps_value(eqn) -> bool:
@@ -377,7 +432,11 @@ def _keeps_value(eqn) -> bool:
 
 def _constant(value):
     """A constant as retracing keeps it: scalar literal, broadcast of one, or the array."""
-    if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype") or not hasattr(value, "shape"):
+    if (
+        isinstance(value, jax.core.Tracer)
+        or not hasattr(value, "dtype")
+        or not hasattr(value, "shape")
+    ):
         return value
     if value.shape == ():
         return np.asarray(value)[()]
@@ -403,7 +462,9 @@ def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     producers = {v: (eqn, n) for eqn in closed.jaxpr.eqns for n, v in enumerate(eqn.outvars)}
 
     def run(*args):
-        env = dict(zip(closed.jaxpr.invars, args)) | dict(zip(closed.jaxpr.constvars, closed.consts))
+        env = dict(zip(closed.jaxpr.invars, args)) | dict(
+            zip(closed.jaxpr.constvars, closed.consts)
+        )
 
         def value(atom):
             if isinstance(atom, jex.Literal):

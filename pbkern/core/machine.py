@@ -1,4 +1,6 @@
-"""Machine: what the cost model and schedules know about a target. Types here, values with each target.
+"""Machine: what the cost model and schedules know about a target.
+
+Types here, values with each target.
 
 Bandwidths and peaks are sustained figures of all cores together, so that a kernel's limit is
 max(flops / peak, bytes / bandwidth). `op_cycles` prices one element of an elementwise primitive.
@@ -11,13 +13,52 @@ from dataclasses import dataclass, field
 
 # Vector instructions per vector of f32 results; a target replaces them by measured figures.
 DEFAULT_OP_CYCLES: Mapping[str, float] = {
-    "exp": 8, "exp2": 7, "expm1": 12, "log": 12, "log1p": 14, "tanh": 14, "logistic": 12, "erf": 16, "erfc": 30,
-    "erf_inv": 30, "sin": 18, "cos": 18, "tan": 30, "asin": 25, "acos": 25, "atan": 25, "atan2": 35, "sinh": 20,
-    "cosh": 20, "asinh": 30, "acosh": 30, "atanh": 30, "pow": 30, "sqrt": 8, "rsqrt": 8, "cbrt": 25, "div": 5,
-    "rem": 16, "lgamma": 30, "digamma": 30, "nextafter": 6, "threefry2x32": 90, "gather": 8,
-    "dynamic_slice": 4, "cumsum": 4, "cumprod": 4, "cummax": 4, "cummin": 4, "cumlogsumexp": 30, "transpose": 2,
-    "argmax": 3, "argmin": 3, "rev": 2, "population_count": 2, "clz": 2,
-}  # fmt: skip
+    "exp": 8,
+    "exp2": 7,
+    "expm1": 12,
+    "log": 12,
+    "log1p": 14,
+    "tanh": 14,
+    "logistic": 12,
+    "erf": 16,
+    "erfc": 30,
+    "erf_inv": 30,
+    "sin": 18,
+    "cos": 18,
+    "tan": 30,
+    "asin": 25,
+    "acos": 25,
+    "atan": 25,
+    "atan2": 35,
+    "sinh": 20,
+    "cosh": 20,
+    "asinh": 30,
+    "acosh": 30,
+    "atanh": 30,
+    "pow": 30,
+    "sqrt": 8,
+    "rsqrt": 8,
+    "cbrt": 25,
+    "div": 5,
+    "rem": 16,
+    "lgamma": 30,
+    "digamma": 30,
+    "nextafter": 6,
+    "threefry2x32": 90,
+    "gather": 8,
+    "dynamic_slice": 4,
+    "cumsum": 4,
+    "cumprod": 4,
+    "cummax": 4,
+    "cummin": 4,
+    "cumlogsumexp": 30,
+    "transpose": 2,
+    "argmax": 3,
+    "argmin": 3,
+    "rev": 2,
+    "population_count": 2,
+    "clz": 2,
+}
 
 
 @dataclass(frozen=True)

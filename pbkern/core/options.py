@@ -1,7 +1,7 @@
 """CompileOptions: every option of the `compile_options` dictionary, typed, documented and validated.
 
-An option either does what its entry says or is refused with a reason; none is ignored. core/option_uses.py has the table of
-which decorator takes which.
+An option either does what its entry says or is refused with a reason; none is ignored.
+core/option_uses.py has the table of which decorator takes which.
 """
 
 from __future__ import annotations
@@ -27,45 +27,53 @@ class CompileOptions:
     Attributes:
       target: "cpu" | "nvgpu" | "amdgpu", default "cpu". The hardware to compile for.
       mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None:
-        the precision that operand and result types dictate. Otherwise operands of every matmul and convolution are
-        converted to the first type, sums are of the last, and the result is converted back to the type it had: with
-        "fp16", a sum beyond 65504 is infinite and others have 11 bits. The CPU, which has no sums of float16, adds in
-        float32 and rounds once at the end; never is a sum less exact than its type. Integer modes take integer operands.
-      mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions such as exp are
-        never approximated. NaN, infinities and signed zeros are right either way.
-      emulate_precision_casts: bool, default False. Every operation on float16 and bfloat16 rounds its result to that type, as
-        it does where it runs by itself: fused kernels otherwise keep float32 precision and range until a value is stored.
-        Rewrites that may change rounding are left out. In functions of PyTorch an operation is an operator of Torch.
-      num_iters: int, default 1. Each call runs the compiled kernels this many times on the same inputs, for timing;
-        what XLA keeps runs once.
-      polyblocks_disable_affine_fusion: bool, default False. Every operation becomes a kernel of its own.
-      polyblocks_disable_reduce_reduce_fusion: bool, default False. Chains of reductions (matmul, softmax, matmul)
-        are not made one kernel.
-      polyblocks_disable_unsafe_math_canonicalizations: bool, default False. Omits rewrites that may change rounding,
-        such as x / c to x * (1 / c).
-      strict_target: bool, default False. Operations that no kernel can contain raise UnsupportedOp in place of
-        being left to XLA.
+        the precision that operand and result types dictate. Otherwise operands of every matmul and
+        convolution are converted to the first type, sums are of the last, and the result is
+        converted back to the type it had: with "fp16", a sum beyond 65504 is infinite and others
+        have 11 bits. The CPU, which has no sums of float16, adds in float32 and rounds once at the
+        end; never is a sum less exact than its type. Integer modes take integer operands.
+      mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions
+        such as exp are never approximated. NaN, infinities and signed zeros are right either way.
+      emulate_precision_casts: bool, default False. Every operation on float16 and bfloat16 rounds
+        its result to that type, as it does where it runs by itself: fused kernels otherwise keep
+        float32 precision and range until a value is stored. Rewrites that may change rounding are
+        left out. In functions of PyTorch an operation is an operator of Torch.
+      num_iters: int, default 1. Each call runs the compiled kernels this many times on the same
+        inputs, for timing; what XLA keeps runs once.
+      polyblocks_disable_affine_fusion: bool, default False. Every operation becomes a kernel of its
+        own.
+      polyblocks_disable_reduce_reduce_fusion: bool, default False. Chains of reductions (matmul,
+        softmax, matmul) are not made one kernel.
+      polyblocks_disable_unsafe_math_canonicalizations: bool, default False. Omits rewrites that may
+        change rounding, such as x / c to x * (1 / c).
+      strict_target: bool, default False. Operations that no kernel can contain raise UnsupportedOp
+        in place of being left to XLA.
       debug: bool, default False. Writes the plan and the time of each compilation stage to stderr.
       static_argnums, static_argnames: arguments that are compile-time constants, as for jax.jit.
-      donate_argnums, donate_argnames: arguments whose memory may be reused for results, as for jax.jit.
+      donate_argnums, donate_argnames: arguments whose memory may be reused for results, as for
+        jax.jit.
       execution_backend: "std" | "xla" | "polyblocks", for polymage_jit_* only, default "polyblocks": run op by op,
         under jax.jit, or compiled by pbkern.
-      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. No code uses them so far, either way.
-      device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often it is launched. False is
-        refused: programs have no code that loads a kernel again.
+      polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. No code uses
+        them so far, either way.
+      device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often
+        it is launched. False is refused: programs have no code that loads a kernel again.
       on_gpu_tensors: bool, default False. AOT for GPUs: inputs and outputs are on the GPU.
-      user_device_memory: bool, default False. AOT: the caller provides the memory of a call, and a stream, as the last two
-        arguments. On CPUs it is memory of the process, and the stream is not used.
+      user_device_memory: bool, default False. AOT: the caller provides the memory of a call, and a
+        stream, as the last two arguments. On CPUs it is memory of the process, and the stream is
+        not used.
       aot: bool, default False. AOT: make a library.
-      aot_name: str, default "polyblocks_mlir_artifact". AOT: name of its function and prefix of its files. At the default, the
-        function has the name that it has in Python.
-      device: str or None, default None. AOT: the device to cross-compile for, such as "x86-64-v3", "neoverse-n1" or
-        "apple-m1/macos"; several with commas make one library. None: the processor at hand ("native"). GPU targets: the
-        device to compile for.
-      openmp: bool, default True. AOT for CPUs: kernels run on OpenMP's threads; False: on the caller's alone.
-      num_threads: int or None, default None. AOT for CPUs: the most threads of a call; memory is reserved for each. None:
-        those of the device.
-      torch_polyblocks_select_graphs, torch_polyblocks_filter_graphs: tuples of graph numbers, default (). Torch only.
+      aot_name: str, default "polyblocks_mlir_artifact". AOT: name of its function and prefix of its
+        files. At the default, the function has the name that it has in Python.
+      device: str or None, default None. AOT: the device to cross-compile for, such as "x86-64-v3",
+        "neoverse-n1" or "apple-m1/macos"; several with commas make one library. None: the processor
+        at hand ("native"). GPU targets: the device to compile for.
+      openmp: bool, default True. AOT for CPUs: kernels run on OpenMP's threads; False: on the
+        caller's alone.
+      num_threads: int or None, default None. AOT for CPUs: the most threads of a call; memory is
+        reserved for each. None: those of the device.
+      torch_polyblocks_select_graphs, torch_polyblocks_filter_graphs: tuples of graph numbers,
+        default (). Torch only.
     """
 
     target: str = "cpu"
@@ -107,12 +115,17 @@ class CompileOptions:
         if isinstance(given, CompileOptions):
             return given
         if not isinstance(given or {}, Mapping):
-            raise OptionError("compile_options is not a dictionary", why=f"{given!r}", hint="{'target': 'cpu'}")
+            raise OptionError(
+                "compile_options is not a dictionary", why=f"{given!r}", hint="{'target': 'cpu'}"
+            )
         names = [f.name for f in dataclasses.fields(cls)]
         for name in given or {}:
             if name not in names:
-                raise OptionError(f"unknown compile option `{name}`", why=f"the options are {', '.join(sorted(names))}",
-                                  hint=nearest(str(name), names))  # fmt: skip
+                raise OptionError(
+                    f"unknown compile option `{name}`",
+                    why=f"the options are {', '.join(sorted(names))}",
+                    hint=nearest(str(name), names),
+                )
         return cls(**(given or {}))
 
     # What fusion reads.
@@ -134,16 +147,25 @@ class CompileOptions:
 
     def differing(self) -> dict[str, Any]:
         """The options that are not at their defaults."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
 
 
 def nearest(name: str, names) -> str:
-    """A hint: the name that was probably meant, or all of them. Another dtype than was asked for was not meant."""
+    """A hint: the name that was probably meant, or all of them.
+
+    Another dtype than was asked for was not meant.
+    """
     types = _dtypes_in(name)
     names = list(names)
     alike = [n for n in names if not types or _dtypes_in(n) == types]
     close = difflib.get_close_matches(name.replace("-", "_"), alike, n=1, cutoff=0.5)
-    return f"did you mean `{close[0]}`?" if close else f"one of {', '.join(map(str, sorted(names)))}"
+    return (
+        f"did you mean `{close[0]}`?" if close else f"one of {', '.join(map(str, sorted(names)))}"
+    )
 
 
 def _dtypes_in(name: str) -> list[tuple[str, str]]:
@@ -151,7 +173,8 @@ def _dtypes_in(name: str) -> list[tuple[str, str]]:
     return re.findall(r"(bf|f|u|i)[a-z]*?_?(\d+)", name.lower())
 
 
-# --- values ---------------------------------------------------------------------------------------------------------
+# --- values
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _bad(name: str, value: Any, allowed: str, hint: str | None = None):
@@ -164,7 +187,11 @@ def _bool(name: str, value: Any) -> bool:
 
 
 def _str(name: str, value: Any) -> str:
-    return value if isinstance(value, str) and value.isidentifier() else _bad(name, value, "an identifier")
+    return (
+        value
+        if isinstance(value, str) and value.isidentifier()
+        else _bad(name, value, "an identifier")
+    )
 
 
 def _choice(*choices: str | None) -> Callable:
@@ -178,7 +205,11 @@ def _choice(*choices: str | None) -> Callable:
 
 
 def _optional_str(name: str, value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else _bad(name, value, "a device name or None")
+    return (
+        value
+        if value is None or isinstance(value, str)
+        else _bad(name, value, "a device name or None")
+    )
 
 
 def _count(name: str, value: Any) -> int:
@@ -189,7 +220,9 @@ def _count(name: str, value: Any) -> int:
 def _tuple_of(kind: type, words: str) -> Callable:
     def check(name: str, value: Any) -> tuple:
         value = (value,) if isinstance(value, kind) else value
-        good = isinstance(value, (tuple, list)) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value)
+        good = isinstance(value, (tuple, list)) and all(
+            isinstance(v, kind) and not isinstance(v, bool) for v in value
+        )
         return tuple(value) if good else _bad(name, value, f"{words} or a sequence of them")
 
     return check

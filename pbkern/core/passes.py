@@ -70,11 +70,20 @@ def _raise(p: Pass, error: Exception) -> None:
     raise fallback.PassFailed(p.name) from error
 
 
-def run_passes(stage: str, passes: Sequence[Pass], value: T, *context: Any, of: str = "", show: Callable[[T], str] = str,
-               verify: Callable[[T], None] | None = None, failed: Callable[[Pass, Exception], None] = _raise) -> T:
+def run_passes(
+    stage: str,
+    passes: Sequence[Pass],
+    value: T,
+    *context: Any,
+    of: str = "",
+    show: Callable[[T], str] = str,
+    verify: Callable[[T], None] | None = None,
+    failed: Callable[[Pass, Exception], None] = _raise,
+) -> T:
     """The value after all passes that `context` does not turn off; `verify` raises where a watched one broke its form.
 
-    failed(pass, error) is called for an error behind which the value goes on as it was (core/fallback.py); it may raise.
+    failed(pass, error) is called for an error behind which the value goes on as it was
+    (core/fallback.py); it may raise.
     """
     runs = _watch.get()
     for p in passes:

@@ -37,7 +37,10 @@ class RuleTable(Generic[F]):
         return iter(sorted(self._rules))
 
     def lookup(self, name: str, *, operands: str = "", at: str | None = None) -> F:
-        """The rule for `name`. Raises UnsupportedOp, naming operand types, user line and covered primitives."""
+        """The rule for `name`.
+
+        Raises UnsupportedOp, naming operand types, user line and covered primitives.
+        """
         rule = self._rules.get(name)
         if rule is None:
             raise UnsupportedOp(

@@ -12,7 +12,18 @@ from pbkern.dsl.primitives.atomics import (
     atomic_xor,
 )
 from pbkern.dsl.primitives.breakpoint import breakpoint
-from pbkern.dsl.primitives.grid import cdiv, ds, in_bounds, load, loop, multiple_of, num_programs, program_id, store, when
+from pbkern.dsl.primitives.grid import (
+    cdiv,
+    ds,
+    in_bounds,
+    load,
+    loop,
+    multiple_of,
+    num_programs,
+    program_id,
+    store,
+    when,
+)
 from pbkern.dsl.primitives.ref_access import Gather, Point, Range, RefAccess, ref_access
 from pbkern.dsl.text.spelling import bind
 

@@ -25,7 +25,11 @@ def batch(primitive, args, dims, k: Kernel):
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
     sizes = [operand for _, operand in k.dynamic_grid]
     has_finish_of_its_own = k.finish and (k.finish.num_scalar_prefetch or k.finish.dynamic_grid)
-    if any(batched[: k.num_scalar_prefetch]) or any(batched[n] for n in sizes) or has_finish_of_its_own:
+    if (
+        any(batched[: k.num_scalar_prefetch])
+        or any(batched[n] for n in sizes)
+        or has_finish_of_its_own
+    ):
         # Index maps or grids differ per element: one launch each.
         rest = [a for a, b in zip(args, batched) if b]
 
@@ -71,7 +75,8 @@ def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
         outputs=outputs,
         body=body,
         compiler_params={t: _batched_params(p) for t, p in k.compiler_params.items()},
-        finish=k.finish and batched_kernel(k.finish, (True,) * len(k.outputs) + batched[len(k.inputs) :], size),
+        finish=k.finish
+        and batched_kernel(k.finish, (True,) * len(k.outputs) + batched[len(k.inputs) :], size),
     )
 
 
@@ -82,7 +87,9 @@ def _batched_mapping(m: BlockMapping, size: int, batched: bool) -> BlockMapping:
 
     avals = [_jax.fresh_aval(v.aval) for v in m.index_map.jaxpr.invars]
     with jax.enable_x64(False):
-        shifted = retrace(jax.make_jaxpr(index_map)(jax.core.ShapedArray((), np.dtype("int32")), *avals))
+        shifted = retrace(
+            jax.make_jaxpr(index_map)(jax.core.ShapedArray((), np.dtype("int32")), *avals)
+        )
     if not batched:
         return dataclasses.replace(m, index_map=shifted)
     array = ArrayType((size, *m.array.shape), m.array.dtype)
@@ -95,7 +102,9 @@ def _batched_params(params: Any) -> Any:
     if semantics is None:
         return params
     if not dataclasses.is_dataclass(params) or isinstance(params, type):
-        raise UnsupportedOp("vmap of a kernel whose compiler_params are no dataclass", why=f"{params!r}")
+        raise UnsupportedOp(
+            "vmap of a kernel whose compiler_params are no dataclass", why=f"{params!r}"
+        )
     return dataclasses.replace(params, dimension_semantics=("parallel", *semantics))
 
 

@@ -1,5 +1,6 @@
 """Kernels -> HostPrograms that are not fusion's: of one launch, of many runs, and with launches of their own for last stages
-and for results that start as zeros."""
+and for results that start as zeros.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,18 @@ from pbkern import _jax
 
 from .body_checks.parallel_stores import check_parallel_stores
 from .conditional_results import unsure_results
-from .host_program import Buffer, BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
+from .host_program import (
+    Buffer,
+    BufferKind,
+    Cond,
+    Copy,
+    HostProgram,
+    Launch,
+    Loop,
+    Step,
+    View,
+    While,
+)
 from .kernel import ArrayType, Kernel
 from .specs import BlockSpec
 from .trace import trace_kernel
@@ -24,10 +36,18 @@ BLOCK_BYTES = 16 << 10
 
 def kernel_program(kernel: Kernel) -> HostProgram:
     """The HostProgram of one launch."""
-    sides = ((kernel.in_types, BufferKind.INPUT, "in"), (kernel.out_types, BufferKind.OUTPUT, "out"))
-    buffers = [[Buffer(f"{stem}{n}", t, kind, n) for n, t in enumerate(types)] for types, kind, stem in sides]
+    sides = (
+        (kernel.in_types, BufferKind.INPUT, "in"),
+        (kernel.out_types, BufferKind.OUTPUT, "out"),
+    )
+    buffers = [
+        [Buffer(f"{stem}{n}", t, kind, n) for n, t in enumerate(types)]
+        for types, kind, stem in sides
+    ]
     operands, results = (tuple(View(b.name, b.type) for b in side) for side in buffers)
-    return HostProgram(kernel.name, (*buffers[0], *buffers[1]), (Launch(kernel, operands, results),))
+    return HostProgram(
+        kernel.name, (*buffers[0], *buffers[1]), (Launch(kernel, operands, results),)
+    )
 
 
 def repeated(program: HostProgram, times: int) -> HostProgram:
@@ -40,8 +60,9 @@ def repeated(program: HostProgram, times: int) -> HostProgram:
 def in_stages(program: HostProgram) -> HostProgram:
     """Makes a program for targets, which know no last stages: each is a launch that follows that of its kernel's programs.
 
-    What is between them is temporary; launches share its storage. Results that values may leave unwritten are filled with
-    zeros by a launch that comes first. Raises KernelError for programs in parallel that write the same elements.
+    What is between them is temporary; launches share its storage. Results that values may leave
+    unwritten are filled with zeros by a launch that comes first. Raises KernelError for programs in
+    parallel that write the same elements.
     """
     for kernel in program.kernels():
         check_parallel_stores(kernel)
@@ -82,14 +103,18 @@ class _Stages:
             return
         count, (finish,) = len(programs.inputs), last
         shared = dict(finish.aliases)
-        between = tuple(launch.results[shared[n]] if n in shared else self.temporary(n, t)
-                        for n, t in enumerate(programs.out_types))  # fmt: skip
+        between = tuple(
+            launch.results[shared[n]] if n in shared else self.temporary(n, t)
+            for n, t in enumerate(programs.out_types)
+        )
         yield from _filled(Launch(programs, launch.operands[:count], between))
         yield from _filled(Launch(finish, between + launch.operands[count:], launch.results))
 
     def temporary(self, n: int, array: ArrayType) -> View:
         name = f"between{len(self.buffers)}"
-        b = self.buffers.setdefault((n, array), Buffer(name, array, BufferKind.TEMP, slot=self.first_slot + n))
+        b = self.buffers.setdefault(
+            (n, array), Buffer(name, array, BufferKind.TEMP, slot=self.first_slot + n)
+        )
         return View(b.name, b.type)
 
 
@@ -114,7 +139,9 @@ def zeros(array: ArrayType) -> Kernel:
         o[...] = jnp.zeros(o.shape, o.dtype)
 
     spec = BlockSpec(tuple(block), lambda *index: index)
-    return trace_kernel(body, in_types=(), out_types=(array,), grid=grid, out_specs=[spec], name="zeros", source="")
+    return trace_kernel(
+        body, in_types=(), out_types=(array,), grid=grid, out_specs=[spec], name="zeros", source=""
+    )
 
 
 _jax.on_clear_caches(zeros.cache_clear)

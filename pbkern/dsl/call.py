@@ -1,7 +1,7 @@
 """Kernel, arrays -> arrays: inside and outside JAX transformations.
 
-A call binds the primitive `pbkern_kernel` (param: kernel), whose lowering each target registers; `interpret=True` binds
-`pbkern_interpret` instead, which runs interpret.py in a callback.
+A call binds the primitive `pbkern_kernel` (param: kernel), whose lowering each target registers;
+`interpret=True` binds `pbkern_interpret` instead, which runs interpret.py in a callback.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
             hint="trace it again for these, or convert the arrays",
         )
     if interpret and not any(isinstance(a, jax.core.Tracer) for a in operands):
-        return [jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, operands))]  # errors arrive as they are
-    return checks.called(k, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=k))
+        return [
+            jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, operands))
+        ]  # errors arrive as they are
+    return checks.called(
+        k, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=k)
+    )
 
 
 def checked_arrays(arrays: Sequence, at: str | None) -> list[jax.Array]:
@@ -73,9 +77,11 @@ def _no_target(ctx, *_, kernel: Kernel):
 def derivative_error(name: str, at: str | None) -> UnsupportedKernel:
     """Makes the error of a kernel that is differentiated."""
     return UnsupportedKernel(
-        f"derivative of kernel `{name}`", at=at, why="a body that writes Refs is not differentiated",
+        f"derivative of kernel `{name}`",
+        at=at,
+        why="a body that writes Refs is not differentiated",
         hint="wrap the call in jax.custom_vjp with a kernel for the backward pass",
-    )  # fmt: skip
+    )
 
 
 def _no_derivative(primals, tangents, *, kernel: Kernel):
@@ -87,7 +93,9 @@ for _p in (kernel_p, interpret_p):
     _p.def_abstract_eval(_result_types)
     _jax.set_eager_rule(_p)
     ad.primitive_jvps[_p] = _no_derivative
-    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: batch(p, args, dims, kernel)
+    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: batch(
+        p, args, dims, kernel
+    )
 
 mlir.register_lowering(kernel_p, _no_target)
 mlir.register_lowering(interpret_p, mlir.lower_fun(_run_in_callback, multiple_results=True))

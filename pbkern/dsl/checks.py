@@ -1,7 +1,8 @@
 """Run-time checks in bodies: `check` and `fail`, and how a failed one reaches the caller.
 
-The interpreter raises CheckError on the spot. Native code cannot stop: the program that fails reports, the others go on, and
-`after`, which follows the call wherever a kernel with checks is called, raises once the results are there.
+The interpreter raises CheckError on the spot. Native code cannot stop: the program that fails
+reports, the others go on, and `after`, which follows the call wherever a kernel with checks is
+called, raises once the results are there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from pbkern.dsl.text.repro import attach
 
 from .kernel import Kernel
 
-fail_p = jex.Primitive("check_failed")  # *values ->; params: message, names (None for those that the message numbers)
+fail_p = jex.Primitive(
+    "check_failed"
+)  # *values ->; params: message, names (None for those that the message numbers)
 fail_p.multiple_results = True
 
 
@@ -40,14 +43,17 @@ def check(condition, message: str, *values, **named) -> None:
       message: format string, e.g. "{} rows of {n}".
       values, named: arrays or numbers that it shows.
 
-    Interpreted, the call ends there. Compiled, every program runs to its end and the error is raised after the call: as
-    CheckError where the kernel is called by itself; a jitted function raises what JAX makes of it, with the same text.
-    The error names a file in which the kernel, with the operands that it had, fails the same way; for its sake, a compiled
-    kernel with checks copies operands that it updates in place before it starts.
+    Interpreted, the call ends there. Compiled, every program runs to its end and the error is
+    raised after the call: as CheckError where the kernel is called by itself; a jitted function
+    raises what JAX makes of it, with the same text. The error names a file in which the kernel,
+    with the operands that it had, fails the same way; for its sake, a compiled kernel with checks
+    copies operands that it updates in place before it starts.
     """
     if np.shape(condition) != ():
         raise KernelError(
-            "a check takes one condition", why=f"its shape is {np.shape(condition)}", hint="jnp.all(condition)"
+            "a check takes one condition",
+            why=f"its shape is {np.shape(condition)}",
+            hint="jnp.all(condition)",
         )
     if not isinstance(condition, jax.core.Tracer):
         condition = jnp.asarray(condition, bool)
@@ -87,7 +93,9 @@ def can_fail(kernel: Kernel) -> bool:
     return any(messages(stage.body.jaxpr) for stage in kernel.stages)
 
 
-# --- native code ---------------------------------------------------------------------------------------------------
+# --- native code
+# ---------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Report:
@@ -103,13 +111,18 @@ _last: deque[CheckError] = deque(maxlen=1)  # what a call raised through XLA
 
 
 def report(failed: CheckError, kernel: Kernel, operands: Callable[[], list]) -> None:
-    """Called while a kernel runs, on any thread; `operands` reads them. The first failure of a kernel is the one to raise."""
+    """Called while a kernel runs, on any thread; `operands` reads them.
+
+    The first failure of a kernel is the one to raise.
+    """
     if not any(r.kernel is kernel for r in list(_reported)):
         _reported.append(Report(failed, kernel, operands()))
 
 
 def after(kernels: Iterable[Kernel], results: Sequence) -> list:
-    """The results of a call that ran these kernels. If one of their checks failed, the call raises once they are there.
+    """The results of a call that ran these kernels.
+
+    If one of their checks failed, the call raises once they are there.
 
     Traceable; costs nothing unless a kernel has checks.
     """
@@ -128,7 +141,9 @@ def raise_failed(kernels: Iterable[Kernel]) -> None:
 
 
 def _known(kernels: Iterable[Kernel]) -> frozenset[tuple[str, str]]:
-    return frozenset((s.name, message) for k in kernels for s in k.stages for message in messages(s.body.jaxpr))
+    return frozenset(
+        (s.name, message) for k in kernels for s in k.stages for message in messages(s.body.jaxpr)
+    )
 
 
 def _raise_first(known: frozenset[tuple[str, str]]) -> None:
@@ -144,13 +159,20 @@ def _raise_first(known: frozenset[tuple[str, str]]) -> None:
 
 
 def called(kernel: Kernel, call: Callable[[], list]) -> list:
-    """call(), waited for if it is eager and the kernel has checks. Raises CheckError if one of them failed."""
+    """call(), waited for if it is eager and the kernel has checks.
+
+    Raises CheckError if one of them failed.
+    """
     if not can_fail(kernel):
         return call()
     _last.clear()
     try:
         results = call()
-        return results if any(isinstance(r, jax.core.Tracer) for r in results) else jax.block_until_ready(results)
+        return (
+            results
+            if any(isinstance(r, jax.core.Tracer) for r in results)
+            else jax.block_until_ready(results)
+        )
     except Exception:  # XLA's, a JaxRuntimeError or a ValueError
         if not _last:
             raise

@@ -5,9 +5,9 @@
 
     pbkern.store(o, ..., x[...], mask=x[...] > 0)
 
-Otherwise a caller would read whatever was in memory. Stores that depend on nothing but the program's place in the grid, and
-stores at computed places, are the author's to get right: no fill is paid for there. What no program can write is an error
-(body_checks/unwritten_results.py).
+Otherwise a caller would read whatever was in memory. Stores that depend on nothing but the
+program's place in the grid, and stores at computed places, are the author's to get right: no fill
+is paid for there. What no program can write is an error (body_checks/unwritten_results.py).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .kernel import BlockMapping, Kernel
 def unsure_results(k: Kernel) -> tuple[int, ...]:
     """Numbers of results that start as zeros, because values decide whether all of them are written.
 
-    These are results of grids whose size an operand gives, of index maps that read operands, and those that are stored to
-    under conditions or masks of values alone. Results that share memory with an operand keep what that has. Kernels of the
-    fuser write all of their results.
+    These are results of grids whose size an operand gives, of index maps that read operands, and
+    those that are stored to under conditions or masks of values alone. Results that share memory
+    with an operand keep what that has. Kernels of the fuser write all of their results.
     """
     if not k.defined_at:
         return ()
@@ -35,7 +35,9 @@ def unsure_results(k: Kernel) -> tuple[int, ...]:
     for n, m in enumerate(k.outputs):
         ref = k.body.jaxpr.invars[len(k.inputs) + n]
         if n not in aliased and (
-            k.dynamic_grid or _moves_with_values(k, m) or not _is_stored(k.body.jaxpr, ref, set(constants))
+            k.dynamic_grid
+            or _moves_with_values(k, m)
+            or not _is_stored(k.body.jaxpr, ref, set(constants))
         ):
             found.append(n)
     return tuple(found)
@@ -48,10 +50,13 @@ def _moves_with_values(k: Kernel, m: BlockMapping) -> bool:
     return any(v in read or v in jaxpr.outvars for v in jaxpr.invars[len(k.grid) :])
 
 
-def _is_stored(jaxpr: jex.Jaxpr, ref: jex.Var, places: set[jex.Var], judges_masks: bool = True) -> bool:
+def _is_stored(
+    jaxpr: jex.Jaxpr, ref: jex.Var, places: set[jex.Var], judges_masks: bool = True
+) -> bool:
     """Whether the body stores to a Ref under no condition or mask, or under one of the place in the grid alone.
 
-    places: operands that are known from the place in the grid; those that equations make of them join.
+    places: operands that are known from the place in the grid; those that equations make of them
+      join.
     judges_masks: False where places are not known, as in loops: masks get the benefit of the doubt.
     """
 
@@ -68,7 +73,9 @@ def _is_stored(jaxpr: jex.Jaxpr, ref: jex.Var, places: set[jex.Var], judges_mask
         elif ref in eqn.invars:
             if name == "cond" and _branches_store(eqn, ref, places, judges_masks):
                 return True
-            if name not in ("cond", "while") and any(_inner_is_stored(eqn, inner.jaxpr, ref) for inner in inner_jaxprs(eqn)):
+            if name not in ("cond", "while") and any(
+                _inner_is_stored(eqn, inner.jaxpr, ref) for inner in inner_jaxprs(eqn)
+            ):
                 return True
         elif all(map(is_by_place, eqn.invars)):  # of no operands: program_id, num_programs, iota
             places.update(eqn.outvars)
@@ -80,7 +87,11 @@ def _branches_store(eqn, ref: jex.Var, places: set[jex.Var], judges_masks: bool)
     stores = []
     for branch in eqn.params["branches"]:
         inner = dict(zip(operands, branch.jaxpr.invars))
-        known = {v for a, v in zip(operands, branch.jaxpr.invars) if isinstance(a, jex.Literal) or a in places}
+        known = {
+            v
+            for a, v in zip(operands, branch.jaxpr.invars)
+            if isinstance(a, jex.Literal) or a in places
+        }
         stores.append(_is_stored(branch.jaxpr, inner[ref], known, judges_masks))
     is_by_place = isinstance(condition, jex.Literal) or condition in places
     return any(stores) if is_by_place else all(stores)

@@ -1,8 +1,10 @@
-"""HostProgram: kernels in launch order over buffers with lifetimes. One native function, one call from XLA.
+"""HostProgram: kernels in launch order over buffers with lifetimes.
 
-Buffers are whole contiguous arrays; a View is a buffer from an element offset that is affine in loop counters.
-Fusion builds these (fuse/emit/group_kernel.py), `targets/cpu/codegen/host.py` compiles them; the AOT library's entry point is
-one of them.
+One native function, one call from XLA.
+
+Buffers are whole contiguous arrays; a View is a buffer from an element offset that is affine in
+loop counters. Fusion builds these (fuse/emit/group_kernel.py), `targets/cpu/codegen/host.py`
+compiles them; the AOT library's entry point is one of them.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ class BufferKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One array. `position` is its place among inputs or outputs; `slot` the temporary storage it shares
-    (fuse/emit/buffer_reuse.py)."""
+    """One array.
+
+    `position` is its place among inputs or outputs; `slot` the temporary storage it shares
+    (fuse/emit/buffer_reuse.py).
+    """
 
     name: str
     type: ArrayType
@@ -114,7 +119,9 @@ class HostProgram:
 
     def shared_arrays(self) -> dict[int, int]:
         """{input: output} that kernels alias: results take the place of operands."""
-        inputs, outputs = ({b.name: b.position for b in buffers} for buffers in (self.inputs, self.outputs))
+        inputs, outputs = (
+            {b.name: b.position for b in buffers} for buffers in (self.inputs, self.outputs)
+        )
         return {
             inputs[launch.operands[i].buffer]: outputs[launch.results[o].buffer]
             for launch in self.launches()

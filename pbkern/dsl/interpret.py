@@ -1,15 +1,18 @@
 """Kernel on NumPy arrays: the oracle that every target is tested against.
 
-Grid, blocks, Refs, bounds and control flow are NumPy and Python; the other equations run one at a time, the common
-elementwise and shape ones in NumPy, the rest through JAX's eager `bind` on the CPU.
+Grid, blocks, Refs, bounds and control flow are NumPy and Python; the other equations run one at a
+time, the common elementwise and shape ones in NumPy, the rest through JAX's eager `bind` on the
+CPU.
 
-What is unspecified elsewhere shows here as poison (NaN, the smallest signed and largest unsigned integer, True):
-reads outside the array in edge blocks and padding, scratch and results before they are written. Stores outside the
-array are dropped. An index outside the *block* raises OutOfBoundsError, a failed check CheckError. Programs run in
-row-major order; if CompilerParams declare grid dimensions parallel, two programs that differ there and write one element
-of a result raise RaceError, and scratch is poisoned between them.
+What is unspecified elsewhere shows here as poison (NaN, the smallest signed and largest unsigned
+integer, True): reads outside the array in edge blocks and padding, scratch and results before they
+are written. Stores outside the array are dropped. An index outside the *block* raises
+OutOfBoundsError, a failed check CheckError. Programs run in row-major order; if CompilerParams
+declare grid dimensions parallel, two programs that differ there and write one element of a result
+raise RaceError, and scratch is poisoned between them.
 
-An aliased operand and result are one array. Blocks are read when a program starts and written when it ends.
+An aliased operand and result are one array. Blocks are read when a program starts and written when
+it ends.
 """
 
 from __future__ import annotations
@@ -28,7 +31,14 @@ from pbkern.core.errors import KernelError, OutOfBoundsError, RaceError
 from pbkern.core.jaxprs import called_jaxpr, literal_value
 from pbkern.dsl.primitives.breakpoint import stop
 from pbkern.dsl.primitives.grid import NUMPY as GRID_RULES
-from pbkern.dsl.primitives.ref_access import Gather, Point, Range, RefAccess, is_ref_access, value_access
+from pbkern.dsl.primitives.ref_access import (
+    Gather,
+    Point,
+    Range,
+    RefAccess,
+    is_ref_access,
+    value_access,
+)
 from pbkern.dsl.text.repro import attach
 
 from . import checks
@@ -39,8 +49,8 @@ from .kernel import Blocked, BlockMapping, Kernel, Squeezed
 def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndarray]:
     """Runs every program of `kernel` in order and returns its results.
 
-    Raises OutOfBoundsError for an index outside a block and, with `check_races`, RaceError for two parallel
-    programs that write one element.
+    Raises OutOfBoundsError for an index outside a block and, with `check_races`, RaceError for two
+    parallel programs that write one element.
     """
     programs, *last = kernel.stages
     results = _interpret_stage(programs, arrays[: len(programs.inputs)], check_races)
@@ -54,10 +64,14 @@ def _interpret_stage(kernel: Kernel, arrays: Sequence, check_races: bool) -> lis
     for n, (a, t) in enumerate(zip(inputs, kernel.in_types)):
         if a.shape != t.shape or a.dtype != t.dtype:
             raise KernelError(
-                f"operand {n} of kernel `{kernel.name}`", why=f"is {a.dtype}{list(a.shape)}, takes {t}"
+                f"operand {n} of kernel `{kernel.name}`",
+                why=f"is {a.dtype}{list(a.shape)}, takes {t}",
             )
     unsure = unsure_results(kernel)
-    outputs = [np.full(t.shape, 0 if n in unsure else poison(t.dtype), t.dtype) for n, t in enumerate(kernel.out_types)]
+    outputs = [
+        np.full(t.shape, 0 if n in unsure else poison(t.dtype), t.dtype)
+        for n, t in enumerate(kernel.out_types)
+    ]
     for i, o in kernel.aliases:
         outputs[o] = inputs[i]
     cpu = jax.local_devices(backend="cpu")[0]
@@ -88,11 +102,14 @@ def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
     found: set[int] = set()
     for params in kernel.compiler_params.values():
         semantics = getattr(params, "dimension_semantics", None) or ()
-        found |= {n for n, s in enumerate(semantics) if str(getattr(s, "value", s)).lower() == "parallel"}
+        found |= {
+            n for n, s in enumerate(semantics) if str(getattr(s, "value", s)).lower() == "parallel"
+        }
     return tuple(sorted(found))
 
 
-# --- one program -------------------------------------------------------------------------------------------------
+# --- one program
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -139,7 +156,8 @@ def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...])
             for n, (m, a, w) in enumerate(zip(k.inputs + k.outputs, inputs + outputs, windows))
         ]
         refs = buffers + [
-            Buffer(f"scratch {n}", s, tuple(slice(0, d) for d in s.shape)) for n, s in enumerate(scratch)
+            Buffer(f"scratch {n}", s, tuple(slice(0, d) for d in s.shape))
+            for n, s in enumerate(scratch)
         ]
         _run(k.body.jaxpr, k.body.consts, refs, Program(index, grid, tuple(refs), k.name))
         for n in range(len(outputs)):
@@ -159,9 +177,15 @@ class Window:
 
 def _window(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> Window:
     array, block = [], []
-    for n, (d, extent, start) in enumerate(zip(m.dims, m.array.shape, block_starts(m, index, prefetched))):
+    for n, (d, extent, start) in enumerate(
+        zip(m.dims, m.array.shape, block_starts(m, index, prefetched))
+    ):
         low, high = min(max(start, 0), extent), max(min(start + d.size, extent), 0)
-        if isinstance(d, (Blocked, Squeezed)) and start < 0 or (isinstance(d, Squeezed) and start >= extent):
+        if (
+            isinstance(d, (Blocked, Squeezed))
+            and start < 0
+            or (isinstance(d, Squeezed) and start >= extent)
+        ):
             raise OutOfBoundsError(
                 f"index map of {m.origin} leaves the array in program {index}",
                 why=f"array {m.array}, dimension {n}: first element {start}",
@@ -198,7 +222,9 @@ def _write_block(array: np.ndarray, buffer: Buffer, w: Window) -> None:
     array[w.array] = buffer.data[buffer.inside].reshape(array[w.array].shape)
 
 
-def _check_race(k: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarray, index, parallel) -> None:
+def _check_race(
+    k: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarray, index, parallel
+) -> None:
     """Marks what this program wrote by its number; an element of another parallel coordinate's program is a race."""
     view = writers[w.array]
     assert buffer.written is not None, "recorded where races are looked for"
@@ -219,7 +245,8 @@ def _check_race(k: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarra
     view[written] = np.ravel_multi_index(index, k.grid)
 
 
-# --- equations ---------------------------------------------------------------------------------------------------
+# --- equations
+# ---------------------------------------------------------------------------------------------------
 
 
 def _run(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, program: Program) -> list:
@@ -278,7 +305,9 @@ def _slice(p, x):
 
 
 def _reshape(p, x):
-    return np.reshape(x if p["dimensions"] is None else np.transpose(x, p["dimensions"]), p["new_sizes"])
+    return np.reshape(
+        x if p["dimensions"] is None else np.transpose(x, p["dimensions"]), p["new_sizes"]
+    )
 
 
 # Equations whose NumPy meaning is exactly JAX's, for speed: no compilation per shape.
@@ -289,13 +318,29 @@ NUMPY_RULES: dict[str, Callable] = {
     },
     **{
         n: _binary(f)
-        for n, f in (("ne", np.not_equal), ("lt", np.less), ("le", np.less_equal), ("gt", np.greater))
+        for n, f in (
+            ("ne", np.not_equal),
+            ("lt", np.less),
+            ("le", np.less_equal),
+            ("gt", np.greater),
+        )
     },
-    **{n: _binary(f) for n, f in (("ge", np.greater_equal), ("and", np.bitwise_and), ("or", np.bitwise_or))},
-    **{n: _binary(f) for n, f in (("max", np.maximum), ("min", np.minimum), ("xor", np.bitwise_xor))},
+    **{
+        n: _binary(f)
+        for n, f in (("ge", np.greater_equal), ("and", np.bitwise_and), ("or", np.bitwise_or))
+    },
+    **{
+        n: _binary(f)
+        for n, f in (("max", np.maximum), ("min", np.minimum), ("xor", np.bitwise_xor))
+    },
     **{
         n: _unary(f)
-        for n, f in (("neg", np.negative), ("abs", np.abs), ("not", np.bitwise_not), ("sqrt", np.sqrt))
+        for n, f in (
+            ("neg", np.negative),
+            ("abs", np.abs),
+            ("not", np.bitwise_not),
+            ("sqrt", np.sqrt),
+        )
     },
     "select_n": lambda p, which, *cases: (
         np.choose(which, cases) if len(cases) > 2 else np.where(which, cases[1], cases[0])
@@ -311,7 +356,8 @@ NUMPY_RULES: dict[str, Callable] = {
 }
 
 
-# --- control flow ------------------------------------------------------------------------------------------------
+# --- control flow
+# ------------------------------------------------------------------------------------------------
 
 
 def _cond(eqn, operands: list, program: Program) -> Sequence:
@@ -337,7 +383,11 @@ def _while(eqn, operands: list, program: Program) -> Sequence:
 def _scan(eqn, operands: list, program: Program) -> Sequence:
     p = _jax.params_of(eqn)
     body, first = p["jaxpr"], p["num_consts"] + p["num_carry"]
-    consts, carry, xs = operands[: p["num_consts"]], operands[p["num_consts"] : first], operands[first:]
+    consts, carry, xs = (
+        operands[: p["num_consts"]],
+        operands[p["num_consts"] : first],
+        operands[first:],
+    )
     steps = range(p["length"])
     stacked = [np.empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars[p["num_carry"] :]]
     for i in reversed(steps) if p["reverse"] else steps:
@@ -350,7 +400,8 @@ def _scan(eqn, operands: list, program: Program) -> Sequence:
 
 CONTROL_FLOW = {"cond": _cond, "while": _while, "scan": _scan}
 
-# --- Ref accesses ------------------------------------------------------------------------------------------------
+# --- Ref accesses
+# ------------------------------------------------------------------------------------------------
 
 
 def _access(eqn, a: RefAccess, program: Program) -> Sequence:
@@ -383,7 +434,9 @@ def _plain(a: RefAccess, buffer: Buffer, where: tuple) -> Sequence:
     return [before] if a.kind == "store" else []
 
 
-def _subscript(eqn, indices: tuple, buffer: Buffer, mask: np.ndarray | None, program: Program) -> tuple:
+def _subscript(
+    eqn, indices: tuple, buffer: Buffer, mask: np.ndarray | None, program: Program
+) -> tuple:
     """NumPy subscript of an access after its bounds check: slices and arrays, or with `mask` arrays only.
 
     Masked-off positions may be anywhere; they are replaced by 0.
@@ -392,9 +445,13 @@ def _subscript(eqn, indices: tuple, buffer: Buffer, mask: np.ndarray | None, pro
     if mask is None and not any(isinstance(i, Gather) for i in indices):
         for d, i in enumerate(indices):
             first, last = (
-                (i.at, i.at) if isinstance(i, Point) else (i.start, i.start + (i.size - 1) * i.stride)
+                (i.at, i.at)
+                if isinstance(i, Point)
+                else (i.start, i.start + (i.size - 1) * i.stride)
             )
-            if not (0 <= int(first) and int(last) < shape[d]) and not (isinstance(i, Range) and i.size == 0):
+            if not (0 <= int(first) and int(last) < shape[d]) and not (
+                isinstance(i, Range) and i.size == 0
+            ):
                 raise _out_of_bounds(eqn, buffer, d, int(first), int(last), program)
         return tuple(
             int(i.at)
@@ -421,7 +478,9 @@ def _positions(indices: tuple) -> list[np.ndarray]:
     advanced = [d for d, i in enumerate(indices) if not isinstance(i, Range)]
     gathered = np.broadcast_shapes(*(np.shape(indices[d].at) for d in advanced)) if advanced else ()
     together = not advanced or advanced == list(range(advanced[0], advanced[-1] + 1))
-    ranges_before = sum(isinstance(i, Range) for i in indices[: advanced[0]]) if advanced and together else 0
+    ranges_before = (
+        sum(isinstance(i, Range) for i in indices[: advanced[0]]) if advanced and together else 0
+    )
     rank = len(gathered) + len(indices) - len(advanced)
     found, seen = [], 0
     for i in indices:
@@ -436,7 +495,9 @@ def _positions(indices: tuple) -> list[np.ndarray]:
     return found
 
 
-def _out_of_bounds(eqn, buffer: Buffer, d: int, first: int, last: int, program: Program) -> OutOfBoundsError:
+def _out_of_bounds(
+    eqn, buffer: Buffer, d: int, first: int, last: int, program: Program
+) -> OutOfBoundsError:
     touched = f"index {first}" if first == last else f"indices {first} to {last}"
     return OutOfBoundsError(
         f"access outside the block of {buffer.name}",

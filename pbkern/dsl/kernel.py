@@ -1,7 +1,10 @@
-"""Kernel: grid, block mappings, scratch and a body jaxpr over Refs. Where fused, hand-written and adopted kernels meet.
+"""Kernel: grid, block mappings, scratch and a body jaxpr over Refs.
 
-A Kernel is canonical and frozen: what the user wrote (`BlockSpec`, specs.py) is resolved against array shapes.
-Tracing is trace.py, checking verify.py, printing printer.py, running on NumPy interpret.py.
+Where fused, hand-written and adopted kernels meet.
+
+A Kernel is canonical and frozen: what the user wrote (`BlockSpec`, specs.py) is resolved against
+array shapes. Tracing is trace.py, checking verify.py, printing printer.py, running on NumPy
+interpret.py.
 """
 
 from __future__ import annotations
@@ -53,8 +56,9 @@ class Squeezed:
 class Element:
     """`size` elements starting at index itself (halos, overlapping blocks).
 
-    `padding` = (low, high) elements may be outside the array: start may be as low as -low, and start + size as
-    high as extent + high. What a read returns there is unspecified (NaN in interpret mode); stores are dropped.
+    `padding` = (low, high) elements may be outside the array: start may be as low as -low, and
+    start + size as high as extent + high. What a read returns there is unspecified (NaN in
+    interpret mode); stores are dropped.
     """
 
     size: int
@@ -68,12 +72,10 @@ BlockDim = Blocked | Squeezed | Element
 class BlockMapping:
     """Which block of one array each program sees.
 
-    Attributes:
-      origin: how messages call it, e.g. "input 0 (`x_ref`)".
-      array: type of the whole array.
-      dims: one BlockDim per array dimension.
-      index_map: closed jaxpr from i32 grid indices (then scalar-prefetch Refs) to one i32 index per dimension.
-      memory_space: "any" (the target chooses) or a space that the target names.
+    Attributes: origin: how messages call it, e.g. "input 0 (`x_ref`)". array: type of the whole
+      array. dims: one BlockDim per array dimension. index_map: closed jaxpr from i32 grid indices
+      (then scalar-prefetch Refs) to one i32 index per dimension. memory_space: "any" (the target
+      chooses) or a space that the target names.
     """
 
     origin: str
@@ -98,12 +100,16 @@ class BlockMapping:
             for i, d in zip(indices, self.dims)
         )
 
-
     def moves_apart(self, axis: int) -> bool:
-        """Whether blocks of two programs that differ in a grid axis never overlap: some dimension moves with that axis
-        alone, by a block or more."""
+        """Whether blocks of two programs that differ in a grid axis never overlap: some dimension
+        moves with that axis alone, by a block or more.
+        """
         for start, block in zip(self.starts, self.dims):
-            if start is not None and start.symbols == {axis} and abs(start.coefficient(axis)) >= block.size:
+            if (
+                start is not None
+                and start.symbols == {axis}
+                and abs(start.coefficient(axis)) >= block.size
+            ):
                 return True
         return False
 
@@ -137,9 +143,10 @@ class Kernel:
       dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that i32[] operand, and its
         entry in `grid` only an upper bound.
       defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
-      finish: the last stage, a kernel that runs once all programs are done. Its first operands are the programs' results,
-        the others are further operands of this kernel; its results are this kernel's. What the programs write is
-        private to the kernel, unless the last stage has a result that shares its array.
+      finish: the last stage, a kernel that runs once all programs are done. Its first operands are
+        the programs' results, the others are further operands of this kernel; its results are this
+        kernel's. What the programs write is private to the kernel, unless the last stage has a
+        result that shares its array.
     """
 
     name: str
@@ -164,12 +171,18 @@ class Kernel:
     @property
     def out_types(self) -> tuple[ArrayType, ...]:
         """Types that a call returns."""
-        return tuple(m.array for m in self.outputs) if self.finish is None else self.finish.out_types
+        return (
+            tuple(m.array for m in self.outputs) if self.finish is None else self.finish.out_types
+        )
 
     @cached_property
     def stages(self) -> tuple[Kernel, ...]:
         """Kernels without last stages that do the same together: the programs, then the last stage if there is one."""
-        return (self,) if self.finish is None else (dataclasses.replace(self, finish=None), self.finish)
+        return (
+            (self,)
+            if self.finish is None
+            else (dataclasses.replace(self, finish=None), self.finish)
+        )
 
     @cached_property
     def shared(self) -> tuple[tuple[int, int], ...]:
@@ -178,7 +191,9 @@ class Kernel:
             return self.aliases
         results, further = dict(self.finish.aliases), len(self.inputs) - len(self.outputs)
         through = tuple((i, results[o]) for i, o in self.aliases if o in results)
-        return through + tuple((i + further, r) for i, r in self.finish.aliases if i >= len(self.outputs))
+        return through + tuple(
+            (i + further, r) for i, r in self.finish.aliases if i >= len(self.outputs)
+        )
 
     @property
     def num_programs(self) -> int:
@@ -186,10 +201,25 @@ class Kernel:
 
     @cached_property
     def content(self) -> tuple:
-        """Equal for kernels that do the same. Names and what targets take of compiler_params are not in it."""
-        mappings = tuple((m.array, m.dims, m.memory_space, fingerprint(m.index_map)) for m in (*self.inputs, *self.outputs))
-        return (self.grid, self.dynamic_grid, len(self.inputs), mappings, self.scratch, self.aliases,
-                self.num_scalar_prefetch, fingerprint(self.body), self.finish and self.finish.content)  # fmt: skip
+        """Equal for kernels that do the same.
+
+        Names and what targets take of compiler_params are not in it.
+        """
+        mappings = tuple(
+            (m.array, m.dims, m.memory_space, fingerprint(m.index_map))
+            for m in (*self.inputs, *self.outputs)
+        )
+        return (
+            self.grid,
+            self.dynamic_grid,
+            len(self.inputs),
+            mappings,
+            self.scratch,
+            self.aliases,
+            self.num_scalar_prefetch,
+            fingerprint(self.body),
+            self.finish and self.finish.content,
+        )
 
     def source(self) -> str:
         """DSL source that rebuilds the kernel."""

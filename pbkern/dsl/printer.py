@@ -1,7 +1,8 @@
 """Kernel -> DSL source that rebuilds it, and back. Fused, hand-written and adopted kernels all print this way.
 
-One line per equation (dsl/text/spelling.py); Ref accesses as subscripts; control flow as nested functions. Running the text
-traces a Kernel whose jaxprs are the same (jaxprs.same): the text is the kernel.
+One line per equation (dsl/text/spelling.py); Ref accesses as subscripts; control flow as nested
+functions. Running the text traces a Kernel whose jaxprs are the same (jaxprs.same): the text is the
+kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from pbkern.core.errors import KernelError
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, same, selector
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
-from pbkern.dsl.text.spelling import Expr, Scope, dtype_name, plain_number, spell, spell_param, typed_literal
+from pbkern.dsl.text.spelling import (
+    Expr,
+    Scope,
+    dtype_name,
+    plain_number,
+    spell,
+    spell_param,
+    typed_literal,
+)
 
 from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed, print_as_source
 from .trace import KernelFunction, body_dtypes, needs_x64
@@ -72,7 +81,9 @@ def rebuild(text: str) -> Kernel:
     exec(compile(text, filename, "exec"), namespace)  # noqa: S102
     found = [v for v in namespace.values() if isinstance(v, KernelFunction)]
     if not found:
-        raise KernelError("the source defines no kernel", hint="a function under @pbkern.kernel(...)")
+        raise KernelError(
+            "the source defines no kernel", hint="a function under @pbkern.kernel(...)"
+        )
     return found[-1].trace()
 
 
@@ -81,18 +92,30 @@ def same_kernel(a: Kernel, b: Kernel) -> bool:
 
     def plain(k: Kernel) -> tuple:
         mappings = [(m.array, m.dims, m.memory_space) for m in k.inputs + k.outputs]
-        return k.name, k.grid, mappings, k.scratch, k.aliases, dict(k.compiler_params), k.num_scalar_prefetch, k.dynamic_grid
+        return (
+            k.name,
+            k.grid,
+            mappings,
+            k.scratch,
+            k.aliases,
+            dict(k.compiler_params),
+            k.num_scalar_prefetch,
+            k.dynamic_grid,
+        )
 
     index_maps = zip(a.inputs + a.outputs, b.inputs + b.outputs)
     return (
         plain(a) == plain(b)
         and same(a.body, b.body)
         and all(same(m.index_map, n.index_map) for m, n in index_maps)
-        and (a.finish is b.finish or bool(a.finish and b.finish and same_kernel(a.finish, b.finish)))
+        and (
+            a.finish is b.finish or bool(a.finish and b.finish and same_kernel(a.finish, b.finish))
+        )
     )
 
 
-# --- the decorator -----------------------------------------------------------------------------------------------
+# --- the decorator
+# -----------------------------------------------------------------------------------------------
 
 
 def _x64(k: Kernel) -> bool:
@@ -201,7 +224,11 @@ def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | 
     uses.update(a for a in jaxpr.outvars if isinstance(a, jex.Var))
     scope = Scope({v: Expr(n) for v, n in zip(jaxpr.invars, names)})
     for eqn in jaxpr.eqns:
-        if len(eqn.outvars) != 1 or uses[eqn.outvars[0]] != 1 or any(True for _ in inner_jaxprs(eqn)):
+        if (
+            len(eqn.outvars) != 1
+            or uses[eqn.outvars[0]] != 1
+            or any(True for _ in inner_jaxprs(eqn))
+        ):
             return None
         if eqn.primitive.name == "get":
             scope.names[eqn.outvars[0]] = Expr(_subscripted(eqn, scope))
@@ -214,7 +241,10 @@ def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | 
 
 
 def _indices(atoms: Sequence, scope: Scope) -> str:
-    shown = [plain_number(literal_value(a)) if isinstance(a, jex.Literal) else scope.text(a) for a in atoms]
+    shown = [
+        plain_number(literal_value(a)) if isinstance(a, jex.Literal) else scope.text(a)
+        for a in atoms
+    ]
     return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"
 
 
@@ -223,7 +253,8 @@ def _names(letters: str, reserved: set[str], count: int | None = None) -> Iterat
     return itertools.islice((c for c in candidates if c not in reserved), count)
 
 
-# --- the body ----------------------------------------------------------------------------------------------------
+# --- the body
+# ----------------------------------------------------------------------------------------------------
 
 
 def _results(atoms: Sequence, scope: Scope) -> str:
@@ -238,12 +269,17 @@ class _Printer:
         self.scope = Scope(x64=x64)
         self.imports = self.scope.imports
         self._fresh = _names("abcdefghijklmnopqrstuvwxyz", reserved)
-        self.carry = next(n for n in ("carry", "carry_", "carry__", "carry___") if n not in reserved)
+        self.carry = next(
+            n for n in ("carry", "carry_", "carry__", "carry___") if n not in reserved
+        )
         self.xs = next(n for n in ("xs", "xs_", "xs__", "xs___") if n not in reserved)
         self._functions = itertools.count()
 
     def function(self, name, params, jaxpr, bound, unpack=(), result=_results) -> list[str]:
-        """Lines of `def name(params)`. `bound`: names of (some) inputs; `unpack`: lines before the equations."""
+        """Lines of `def name(params)`.
+
+        `bound`: names of (some) inputs; `unpack`: lines before the equations.
+        """
         self.scope.names |= {v: Expr(n) for v, n in bound.items()}
         lines = [*unpack, *self.equations(jaxpr)]
         if returned := result(jaxpr.outvars, self.scope):
@@ -293,11 +329,15 @@ class _Printer:
             masked = f"pbkern.load({ref}, {index}, mask={scope.text(a.mask)}, other={scope.text(a.other)})"
             return self.assign(eqn.outvars, masked, False)
         if name == "masked_store":
-            return [f"pbkern.store({ref}, {index}, {scope.text(a.value)}, mask={scope.text(a.mask)})"]
+            return [
+                f"pbkern.store({ref}, {index}, {scope.text(a.value)}, mask={scope.text(a.mask)})"
+            ]
         if name == "addupdate":
             return [f"jax.ref.addupdate({ref}, {index}, {scope.text(a.value)})"]
         if eqn.outvars[0] in used:
-            return self.assign(eqn.outvars, f"jax.ref.swap({ref}, {index}, {scope.text(a.value)})", False)
+            return self.assign(
+                eqn.outvars, f"jax.ref.swap({ref}, {index}, {scope.text(a.value)})", False
+            )
         return [f"{_subscripted(eqn, scope)} = {_stored(a.value, scope)}"]
 
     # Control flow: inner functions see the outer names of what their jaxprs take as constants.
@@ -319,7 +359,9 @@ class _Printer:
             lines = self.function("_", (), branches[1].jaxpr, {})
             return [f"@pbkern.when({self.scope.text(selected)})", *lines]
         names = [self.function_name("branch") for _ in branches]
-        lines = [line for n, b in zip(names, branches) for line in self.function(n, (), b.jaxpr, {})]
+        lines = [
+            line for n, b in zip(names, branches) for line in self.function(n, (), b.jaxpr, {})
+        ]
         if kind == "pred":
             call = f"lax.cond({self.scope.text(selected)}, {names[1]}, {names[0]})"
         else:
@@ -336,9 +378,13 @@ class _Printer:
         init = self.tuple(eqn.invars[first:])
         lines = [
             *self.carrying(names[0], (self.carry,), cond, [cond.invars[nc:]]),
-            *self.carrying(names[1], (self.carry,), body, [body.invars[first - nc :]], result=_tuple_of),
+            *self.carrying(
+                names[1], (self.carry,), body, [body.invars[first - nc :]], result=_tuple_of
+            ),
         ]
-        return lines + self.assign(eqn.outvars, f"lax.while_loop({names[0]}, {names[1]}, {init})", True)
+        return lines + self.assign(
+            eqn.outvars, f"lax.while_loop({names[0]}, {names[1]}, {init})", True
+        )
 
     def scan(self, eqn) -> list[str]:
         p, body = _jax.params_of(eqn), eqn.params["jaxpr"].jaxpr
@@ -353,7 +399,11 @@ class _Printer:
 
         name = self.function_name("step")
         lines = self.carrying(
-            name, (self.carry, self.xs), body, [body.invars[consts:carries], body.invars[carries:]], result
+            name,
+            (self.carry, self.xs),
+            body,
+            [body.invars[consts:carries], body.invars[carries:]],
+            result,
         )
         init, xs = self.tuple(eqn.invars[consts:carries]), self.tuple(eqn.invars[carries:])
         options = f"length={p['length']}"
@@ -373,7 +423,9 @@ class _Printer:
         increment, *rest = body.eqns
         counter = self.name(body.invars[consts])
         inner = body.replace(
-            eqns=rest, outvars=body.outvars[1:], debug_info=body.debug_info._replace(result_paths=None)
+            eqns=rest,
+            outvars=body.outvars[1:],
+            debug_info=body.debug_info._replace(result_paths=None),
         )
         carries = body.invars[consts + 1 :]
         if not carries:
@@ -406,7 +458,11 @@ def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
     """(lower, upper) of a scan that lax.fori_loop makes: no xs, and a first carry that only counts up from a literal."""
     p, body = _jax.params_of(eqn), eqn.params["jaxpr"].jaxpr
     consts = p["num_consts"]
-    if len(eqn.invars) != consts + p["num_carry"] or p["num_carry"] != len(eqn.outvars) or not p["num_carry"]:
+    if (
+        len(eqn.invars) != consts + p["num_carry"]
+        or p["num_carry"] != len(eqn.outvars)
+        or not p["num_carry"]
+    ):
         return None
     start, i = eqn.invars[consts], body.invars[consts]
     if (
@@ -419,7 +475,9 @@ def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
         return None
     first = body.eqns[0]
     counts = (
-        first.primitive.name == "add" and first.invars[0] is i and isinstance(first.invars[1], jex.Literal)
+        first.primitive.name == "add"
+        and first.invars[0] is i
+        and isinstance(first.invars[1], jex.Literal)
     )
     if (
         not counts
@@ -435,7 +493,8 @@ def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
     return lower, lower + p["length"]
 
 
-# --- Ref indices -------------------------------------------------------------------------------------------------
+# --- Ref indices
+# -------------------------------------------------------------------------------------------------
 
 
 def _subscripted(eqn, scope: Scope) -> str:

@@ -1,7 +1,7 @@
 """A user's words about blocks (BlockSpec, GridSpec, scratch) -> BlockMapping and Scratch.
 
-Index maps are traced here, to closed jaxprs from i32 grid indices to i32 block indices. What is checked here is
-what tracing needs; verify.py checks the canonical result.
+Index maps are traced here, to closed jaxprs from i32 grid indices to i32 block indices. What is
+checked here is what tracing needs; verify.py checks the canonical result.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from .kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Scratch
 class BlockSpec:
     """Which block of an array each program sees.
 
-    Args:
-      block_shape: one entry per array dimension: an int (or Blocked(n)): the index map counts in blocks of n;
-        None (or Squeezed()): one element, and the Ref lacks the dimension; Element(n, padding=(low, high)): n
-        elements, and the index map counts in elements; BoundedSlice(n): at most n elements, and the index map returns
-        pbkern.ds(start, size), in elements. None for the whole array.
+    Args: block_shape: one entry per array dimension: an int (or Blocked(n)): the index map counts
+      in blocks of n;
+        None (or Squeezed()): one element, and the Ref lacks the dimension; Element(n, padding=(low,
+        high)): n elements, and the index map counts in elements; BoundedSlice(n): at most n
+        elements, and the index map returns pbkern.ds(start, size), in elements. None for the whole
+        array.
       index_map: grid indices -> one index per array dimension; None: all zeros.
       memory_space: "any", or a space that the target names.
     """
@@ -52,8 +53,8 @@ class BlockSpec:
 class GridSpec:
     """Grid, block specs and scratch of a kernel in one object.
 
-    The first `num_scalar_prefetch` operands are whole arrays, which index maps receive too (as Refs, after the grid
-    indices) and which `in_specs` leaves out.
+    The first `num_scalar_prefetch` operands are whole arrays, which index maps receive too (as
+    Refs, after the grid indices) and which `in_specs` leaves out.
     """
 
     grid: int | Sequence[int] = ()
@@ -78,9 +79,11 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
         found = ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
         if not found.dtype.isnative:
             raise KernelError(
-                f"{what} has the bytes of its elements in another order than this machine", at=at, why=f"dtype {x.dtype.str}",
+                f"{what} has the bytes of its elements in another order than this machine",
+                at=at,
+                why=f"dtype {x.dtype.str}",
                 hint="x.astype(x.dtype.newbyteorder('='))",
-            )  # fmt: skip
+            )
         return found
     except TypeError:
         raise KernelError(
@@ -96,7 +99,9 @@ def scratch(x, n: int, at: str | None = None) -> Scratch:
     if isinstance(x, tuple) and len(x) == 2:
         x = Scratch(*x)
     t = array_type(x, f"scratch {n}", at)
-    return Scratch(t.shape, t.dtype, getattr(x, "memory_space", None) or "any", getattr(x, "scoped", False))
+    return Scratch(
+        t.shape, t.dtype, getattr(x, "memory_space", None) or "any", getattr(x, "scoped", False)
+    )
 
 
 def block_mapping(
@@ -116,7 +121,10 @@ def block_mapping(
     spec = BlockSpec() if spec is None else spec
     if not isinstance(spec, BlockSpec):
         raise KernelError(
-            f"{origin} has no BlockSpec", at=at, why=f"{spec!r}", hint="pbkern.BlockSpec((8, 128), ...)"
+            f"{origin} has no BlockSpec",
+            at=at,
+            why=f"{spec!r}",
+            hint="pbkern.BlockSpec((8, 128), ...)",
         )
     if spec.block_shape is not None and len(spec.block_shape) != len(array.shape):
         raise KernelError(
@@ -197,7 +205,8 @@ def _trace_index_map(f, origin, array, grid, prefetch, at):
 def canonical_index_map(closed: jex.ClosedJaxpr, grid: Sequence[int | None]) -> jex.ClosedJaxpr:
     """An index map's jaxpr in the form that BlockMapping.index_map has: flat, in the order in which it prints.
 
-    Raises KernelError, at the user's line, for program_id, and num_programs of a dimension whose size is not known yet.
+    Raises KernelError, at the user's line, for program_id, and num_programs of a dimension whose
+    size is not known yet.
     """
 
     def rewrite(eqn, *operands) -> list | None:
@@ -207,10 +216,11 @@ def canonical_index_map(closed: jex.ClosedJaxpr, grid: Sequence[int | None]) -> 
         if eqn.primitive.name == "num_programs" and axis < len(grid) and grid[axis] is not None:
             return [np.int32(grid[axis])]
         raise KernelError(
-            f"{eqn.primitive.name}({axis}) in an index map", at=_jax.user_line(eqn),
+            f"{eqn.primitive.name}({axis}) in an index map",
+            at=_jax.user_line(eqn),
             why=f"grid ({', '.join('dynamic' if n is None else str(n) for n in grid)})",
             hint="grid indices are the map's arguments; num_programs gives sizes that are constants",
-        )  # fmt: skip
+        )
 
     return in_demand_order(retrace(closed, rewrite)) if closed.jaxpr.eqns else closed
 
@@ -258,5 +268,7 @@ def definition_line(f) -> str | None:
     code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
     if code is None:
         return None
-    column = next((p[2] for p in code.co_positions() if p[0] == code.co_firstlineno and p[2] is not None), 0)
+    column = next(
+        (p[2] for p in code.co_positions() if p[0] == code.co_firstlineno and p[2] is not None), 0
+    )
     return f"{code.co_filename}:{code.co_firstlineno}:{column} ({code.co_name})"

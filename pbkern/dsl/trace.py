@@ -1,9 +1,10 @@
 """Python function over Refs -> Kernel.
 
-`kernel(...)` is the decorator that people write, `trace_kernel` what it and other front ends use; calls are call.py.
+`kernel(...)` is the decorator that people write, `trace_kernel` what it and other front ends use;
+calls are call.py.
 
-Types in a body never depend on jax_enable_x64: it is traced in 64-bit mode if a block or scratch has a 64-bit
-dtype (or x64=True says so), in 32-bit mode otherwise. Weak types are erased.
+Types in a body never depend on jax_enable_x64: it is traced in 64-bit mode if a block or scratch
+has a 64-bit dtype (or x64=True says so), in 32-bit mode otherwise. Weak types are erased.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from .call import call_kernel, checked_arrays
 from .kernel import ArrayType, Kernel
 from .specs import BlockSpec, GridSpec, array_type, block_mapping, definition_line, scratch
 
-# --- the decorator -----------------------------------------------------------------------------------------------
+# --- the decorator
+# -----------------------------------------------------------------------------------------------
 
 
 @overload
@@ -48,7 +50,9 @@ def kernel(body: Callable[..., None], *, out_shape: Any, **options: Any) -> Kern
 
 
 @overload
-def kernel(body: None = None, *, out_shape: Any, **options: Any) -> Callable[[Callable[..., None]], KernelFunction]: ...
+def kernel(
+    body: None = None, *, out_shape: Any, **options: Any
+) -> Callable[[Callable[..., None]], KernelFunction]: ...
 
 
 def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
@@ -72,33 +76,33 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
 ) -> Any:
     """Makes a kernel of a function over Refs; a decorator, or a call `kernel(body, ...)`.
 
-    The body is called as body(*in_refs, *out_refs, *scratch_refs) once per point of `grid`, in row-major order
-    unless CompilerParams declare a dimension parallel. The result takes arrays and returns `out_shape`'s pytree.
+    The body is called as body(*in_refs, *out_refs, *scratch_refs) once per point of `grid`, in
+    row-major order unless CompilerParams declare a dimension parallel. The result takes arrays and
+    returns `out_shape`'s pytree.
 
-    Args:
-      out_shape: pytree of jax.ShapeDtypeStruct.
-      grid: size of each grid dimension; () runs one program.
-      in_specs: one BlockSpec per operand after the prefetched ones; None: whole arrays.
-      out_specs: BlockSpecs in the structure of out_shape; None: whole arrays.
-      grid_spec: a GridSpec in place of grid, in_specs, out_specs, scratch_shapes and num_scalar_prefetch.
-      scratch_shapes: pbkern.Scratch(shape, dtype), jax.ShapeDtypeStruct or (shape, dtype) each.
-      input_output_aliases: {operand number: result number} that share memory.
-      compiler_params: a target's CompilerParams, a sequence of them, or {target name: CompilerParams}.
-      name: identifier for messages and generated code; default: the body's.
-      interpret: run in the NumPy interpreter, with bounds and races checked.
-      num_scalar_prefetch: how many leading operands index maps read, see GridSpec.
-      dynamic_grid: {grid dimension: number of the i32[] operand that is its size}; a size above that in `grid` counts as that.
-      in_types: operand types, so that .trace() needs no arrays.
-      x64: whether Python and index arithmetic in the body is 64-bit; None: if any block is.
-      finish: the last stage, another kernel, usually of one program, that runs once all programs are done, e.g. to add up
-        what they found. `out_shape` are then the programs' results, which are its first operands; a call takes the
-        operands of the programs, then the further ones of the last stage, and returns what that makes. To
-        return a result of the programs as well, the last stage gives it one of its results to share
-        (input_output_aliases), and need not touch it.
+    Args: out_shape: pytree of jax.ShapeDtypeStruct. grid: size of each grid dimension; () runs one
+      program. in_specs: one BlockSpec per operand after the prefetched ones; None: whole arrays.
+      out_specs: BlockSpecs in the structure of out_shape; None: whole arrays. grid_spec: a GridSpec
+      in place of grid, in_specs, out_specs, scratch_shapes and num_scalar_prefetch. scratch_shapes:
+      pbkern.Scratch(shape, dtype), jax.ShapeDtypeStruct or (shape, dtype) each.
+      input_output_aliases: {operand number: result number} that share memory. compiler_params: a
+      target's CompilerParams, a sequence of them, or {target name: CompilerParams}. name:
+      identifier for messages and generated code; default: the body's. interpret: run in the NumPy
+      interpreter, with bounds and races checked. num_scalar_prefetch: how many leading operands
+      index maps read, see GridSpec. dynamic_grid: {grid dimension: number of the i32[] operand that
+      is its size}; a size above that in `grid` counts as that. in_types: operand types, so that
+      .trace() needs no arrays. x64: whether Python and index arithmetic in the body is 64-bit;
+      None: if any block is. finish: the last stage, another kernel, usually of one program, that
+      runs once all programs are done, e.g. to add up
+        what they found. `out_shape` are then the programs' results, which are its first operands; a
+        call takes the operands of the programs, then the further ones of the last stage, and
+        returns what that makes. To return a result of the programs as well, the last stage gives it
+        one of its results to share (input_output_aliases), and need not touch it.
 
-    Results that values at run time decide to store are zero where nothing is stored: under conditions and masks of loaded
-    values, in grids of dynamic size, in blocks that prefetched operands choose. What the place in the grid decides is not
-    filled: elements that no program stores to are what was in memory.
+    Results that values at run time decide to store are zero where nothing is stored: under
+    conditions and masks of loaded values, in grids of dynamic size, in blocks that prefetched
+    operands choose. What the place in the grid decides is not filled: elements that no program
+    stores to are what was in memory.
 
     Raises KernelError, at the body's line, when called or traced.
     """
@@ -107,11 +111,22 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     def decorate(f: Callable) -> KernelFunction:
         if isinstance(f, type) or not callable(f):
             hint = "@pbkern.kernel(out_shape=...)"
-            raise KernelError("a kernel's body is a function over Refs", why=f"given {f!r}", hint=hint)
+            raise KernelError(
+                "a kernel's body is a function over Refs", why=f"given {f!r}", hint=hint
+            )
         return KernelFunction(
-            f, out_shape, spec, input_output_aliases or {}, compiler_params, name, interpret, in_types, x64,
-            tuple(sorted((dynamic_grid or {}).items())), finish,
-        )  # fmt: skip
+            f,
+            out_shape,
+            spec,
+            input_output_aliases or {},
+            compiler_params,
+            name,
+            interpret,
+            in_types,
+            x64,
+            tuple(sorted((dynamic_grid or {}).items())),
+            finish,
+        )
 
     return decorate if body is None else decorate(body)
 
@@ -120,19 +135,40 @@ class KernelFunction(PickledByName):
     """A kernel as `pbkern.kernel` returns it: traces to a Kernel per operand types, and runs it."""
 
     def __init__(
-        self, body, out_shape, grid_spec, aliases, compiler_params, name, interpret, in_types, x64, dynamic_grid, finish,
-    ) -> None:  # fmt: skip
+        self,
+        body,
+        out_shape,
+        grid_spec,
+        aliases,
+        compiler_params,
+        name,
+        interpret,
+        in_types,
+        x64,
+        dynamic_grid,
+        finish,
+    ) -> None:
         self.__name__, self.__doc__ = getattr(body, "__name__", "kernel"), body.__doc__
-        self.__module__, self.__qualname__ = body.__module__, getattr(body, "__qualname__", self.__name__)
+        self.__module__, self.__qualname__ = (
+            body.__module__,
+            getattr(body, "__qualname__", self.__name__),
+        )
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
         self._at = definition_line(body)
         leaves, self._out_tree = jax.tree.flatten(out_shape)
         self._out_types = [array_type(x, f"out_shape {n}", self._at) for n, x in enumerate(leaves)]
         if not isinstance(finish, KernelFunction | None):
             why = f"finish={finish!r}"
-            raise KernelError("the last stage is not a kernel", at=self._at, why=why, hint="a function that pbkern.kernel made")
+            raise KernelError(
+                "the last stage is not a kernel",
+                at=self._at,
+                why=why,
+                hint="a function that pbkern.kernel made",
+            )
         self._finish = finish
-        self._in_types = None if in_types is None else [array_type(x, "in_types", self._at) for x in in_types]
+        self._in_types = (
+            None if in_types is None else [array_type(x, "in_types", self._at) for x in in_types]
+        )
         self._options: dict[str, Any] = {
             "aliases": tuple(sorted(aliases.items())),
             "compiler_params": compiler_params,
@@ -162,7 +198,11 @@ class KernelFunction(PickledByName):
             types = tuple(self._in_types)
         if types not in self._traced:
             own = types if self._finish is None else types[: self._operand_count()]
-            finish = None if self._finish is None else self._finish.trace(*self._out_types, *types[len(own) :])
+            finish = (
+                None
+                if self._finish is None
+                else self._finish.trace(*self._out_types, *types[len(own) :])
+            )
             self._traced[types] = trace_kernel(
                 self.body,
                 grid=self.grid_spec.grid,
@@ -178,16 +218,23 @@ class KernelFunction(PickledByName):
         return self._traced[types]
 
     def _operand_count(self) -> int:
-        """Operands of the programs. Raises KernelError where neither in_specs nor the body's parameters tell."""
+        """Operands of the programs.
+
+        Raises KernelError where neither in_specs nor the body's parameters tell.
+        """
         if self.grid_spec.in_specs is not None:
             specs = self.grid_spec.in_specs
-            return self.grid_spec.num_scalar_prefetch + (1 if isinstance(specs, BlockSpec) else len(specs))
+            return self.grid_spec.num_scalar_prefetch + (
+                1 if isinstance(specs, BlockSpec) else len(specs)
+            )
         parameters = inspect.signature(self.body).parameters.values()
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             raise KernelError(
-                f"kernel `{self.__name__}` does not say how many operands its programs have", at=self._at,
-                why="its body takes any number of Refs, and its last stage may have operands of its own", hint="in_specs=[...]",
-            )  # fmt: skip
+                f"kernel `{self.__name__}` does not say how many operands its programs have",
+                at=self._at,
+                why="its body takes any number of Refs, and its last stage may have operands of its own",
+                hint="in_specs=[...]",
+            )
         return len(parameters) - len(self._out_types) - len(self.grid_spec.scratch_shapes)
 
     @property
@@ -206,7 +253,9 @@ class KernelFunction(PickledByName):
     def __call__(self, *args) -> Any:
         arrays = checked_arrays(args, self._at)
         interpret = self.interpret or (self._finish is not None and self._finish.interpret)
-        return self._results.unflatten(call_kernel(self.trace(*arrays), *arrays, interpret=interpret))
+        return self._results.unflatten(
+            call_kernel(self.trace(*arrays), *arrays, interpret=interpret)
+        )
 
     def __repr__(self) -> str:
         return f"<pbkern kernel {self._options['name'] or self.__name__}>"
@@ -218,7 +267,8 @@ def _remade(state: dict) -> KernelFunction:
     return made
 
 
-# --- tracing -----------------------------------------------------------------------------------------------------
+# --- tracing
+# -----------------------------------------------------------------------------------------------------
 
 
 def trace_kernel(
@@ -239,7 +289,10 @@ def trace_kernel(
     source: str | None = None,
     finish: Kernel | None = None,
 ) -> Kernel:
-    """Traces `body` over Refs of block shapes. Arguments as for `kernel`, with flat lists; raises KernelError."""
+    """Traces `body` over Refs of block shapes.
+
+    Arguments as for `kernel`, with flat lists; raises KernelError.
+    """
     at = source if source is not None else definition_line(body)
     grid = check_grid(grid, at)
     in_types = [array_type(t, f"operand {n}", at) for n, t in enumerate(in_types)]
@@ -288,15 +341,24 @@ def _no_body() -> jex.ClosedJaxpr:
     return jax.make_jaxpr(lambda: ())()
 
 
-def _without_slices(specs: list, labels: Sequence[str], at: str | None) -> tuple[list, dict[int, Callable]]:
+def _without_slices(
+    specs: list, labels: Sequence[str], at: str | None
+) -> tuple[list, dict[int, Callable]]:
     """(specs without BoundedSlice dimensions, number of each that had some -> its index map for sizes)."""
     plain: list = list(specs)
     sizes: dict[int, Callable] = {}
     for n, (spec, label) in enumerate(zip(specs, labels)):
-        if isinstance(spec, BlockSpec) and spec.block_shape and bounded_slices.is_bounded(spec.block_shape):
-            starts, sizes[n] = bounded_slices.split_index_map(spec.index_map, spec.block_shape, label, at)
+        if (
+            isinstance(spec, BlockSpec)
+            and spec.block_shape
+            and bounded_slices.is_bounded(spec.block_shape)
+        ):
+            starts, sizes[n] = bounded_slices.split_index_map(
+                spec.index_map, spec.block_shape, label, at
+            )
             shape = [
-                bounded_slices.element_of(d) if isinstance(d, bounded_slices.BoundedSlice) else d for d in spec.block_shape
+                bounded_slices.element_of(d) if isinstance(d, bounded_slices.BoundedSlice) else d
+                for d in spec.block_shape
             ]
             plain[n] = BlockSpec(shape, starts, memory_space=spec.memory_space)
     return plain, sizes
@@ -304,7 +366,9 @@ def _without_slices(specs: list, labels: Sequence[str], at: str | None) -> tuple
 
 def limits_of(k: Kernel, sizes: Mapping[int, Callable], refs: Sequence) -> bounded_slices.Limits:
     """This program's sizes of BoundedSlice dimensions; `sizes`: number of a Ref -> index map for sizes."""
-    args = [primitives.program_id(d) for d in range(len(k.grid))] + list(refs[: k.num_scalar_prefetch])
+    args = [primitives.program_id(d) for d in range(len(k.grid))] + list(
+        refs[: k.num_scalar_prefetch]
+    )
     return {id(refs[n]): f(*args) for n, f in sizes.items()}
 
 
@@ -340,7 +404,10 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
 
 
 def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJaxpr:
-    """A Ref jaxpr in the form that Kernel.body promises (jaxprs.retrace). Raises KernelError if it has constants."""
+    """A Ref jaxpr in the form that Kernel.body promises (jaxprs.retrace).
+
+    Raises KernelError if it has constants.
+    """
     with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
         closed = retrace(closed, _rewrite)
     for var in closed.jaxpr.constvars:
@@ -357,9 +424,11 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
 def _rewrite(eqn, *operands) -> list | None:
     if eqn.primitive.name == "new_ref":
         raise UnsupportedOp(
-            "a Ref made in a body", at=_jax.user_line(eqn), why=f"{eqn.outvars[0].aval}",
+            "a Ref made in a body",
+            at=_jax.user_line(eqn),
+            why=f"{eqn.outvars[0].aval}",
             hint="scratch_shapes=[pbkern.Scratch(shape, dtype)] gives the body one",
-        )  # fmt: skip
+        )
     found = refs.rewrite(eqn, *operands)
     if found is None:
         found = prng_keys.rewrite(eqn, operands, _translated, functools.partial(_bind, eqn))
@@ -394,7 +463,9 @@ def check_grid(grid, at: str | None) -> tuple[int, ...]:
         sizes = tuple(grid)
     except TypeError:
         sizes = (None,)
-    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0 for n in sizes):
+    if not all(
+        isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0 for n in sizes
+    ):
         raise KernelError(
             "a grid has a size that is not a non-negative integer",
             at=at,
@@ -466,11 +537,15 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
 def _check_params(target, params: Any, at: str | None) -> None:
     if target not in TARGETS:
         raise KernelError(
-            f"compiler_params for a target that there is not, `{target}`", at=at, why=f"the targets are {', '.join(TARGETS)}",
+            f"compiler_params for a target that there is not, `{target}`",
+            at=at,
+            why=f"the targets are {', '.join(TARGETS)}",
             hint=nearest(str(target), TARGETS),
-        )  # fmt: skip
+        )
     if getattr(params, "target_name", None) != target:
         raise KernelError(
-            f"compiler_params for target `{target}` are not that target's CompilerParams", at=at, why=f"{params!r}",
+            f"compiler_params for target `{target}` are not that target's CompilerParams",
+            at=at,
+            why=f"{params!r}",
             hint=f"{{'{target}': pbkern.{target}.CompilerParams(...)}}",
-        )  # fmt: skip
+        )

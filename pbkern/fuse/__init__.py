@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from .pipeline import left_whole, plan
 
-__all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "choices", "groups_of", "left_whole", "plan"]
+__all__ = [
+    "Choice",
+    "Explanation",
+    "Left",
+    "Plan",
+    "Segment",
+    "choices",
+    "groups_of",
+    "left_whole",
+    "plan",
+]
 
 
 def __getattr__(name: str):

@@ -16,11 +16,9 @@ from pbkern.fuse.tiling.block_search import Schedule
 class Node:
     """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or left to XLA.
 
-    Attributes:
-      outputs: values that others may read.
-      schedule: of a group. Outputs that only `finish` reads are not among the node's.
-      kernel: name of its kernel.
-      finish: the kernel's last stage (fuse/partition/final_reductions.py); its outputs are the node's as well.
+    Attributes: outputs: values that others may read. schedule: of a group. Outputs that only
+      `finish` reads are not among the node's. kernel: name of its kernel. finish: the kernel's last
+      stage (fuse/partition/final_reductions.py); its outputs are the node's as well.
     """
 
     kind: str  # "group", "alias", "kernel", "control", "xla"
@@ -43,11 +41,18 @@ class Node:
         return any(e.primitive.name in SCATTERS for e in self.eqns)
 
     def reads(self) -> frozenset:
-        """Values that others make. Memoised: asked far more often than `eqns`, a list that is replaced, changes."""
+        """Values that others make.
+
+        Memoised: asked far more often than `eqns`, a list that is replaced, changes.
+        """
         if self._found[0] is not self.eqns or self._found[1] is not self.finish:
             eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
             made = {v for e in eqns for v in e.outvars}
-            self._found = self.eqns, self.finish, frozenset(a for e in eqns for a in atoms(e) if a not in made)
+            self._found = (
+                self.eqns,
+                self.finish,
+                frozenset(a for e in eqns for a in atoms(e) if a not in made),
+            )
         return self._found[2]
 
 
@@ -55,9 +60,9 @@ class Node:
 class Edge:
     """One decision: was `producer` fused into its consumers, and what did the model say?
 
-    Attributes:
-      before, after: predicted seconds of the kernels apart and of one kernel in their place; 0 where there is no such kernel.
-      superseded: a refusal that a later decision has taken back: the producer ended in the kernels of all its consumers.
+    Attributes: before, after: predicted seconds of the kernels apart and of one kernel in their
+      place; 0 where there is no such kernel. superseded: a refusal that a later decision has taken
+      back: the producer ended in the kernels of all its consumers.
     """
 
     producer: jex.JaxprEqn

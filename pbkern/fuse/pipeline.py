@@ -28,7 +28,15 @@ from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.emit.choices import Choice, apply, groups_of
 from pbkern.fuse.emit.explain import Explanation, explain
 from pbkern.fuse.emit.host_program import build_program
-from pbkern.fuse.emit.plan import Left, Plan, Segment, as_arrays, order_nodes, read_later, xla_segment
+from pbkern.fuse.emit.plan import (
+    Left,
+    Plan,
+    Segment,
+    as_arrays,
+    order_nodes,
+    read_later,
+    xla_segment,
+)
 from pbkern.fuse.graph import Node
 from pbkern.fuse.indexing.gather_hoisting import hoist_gathers
 from pbkern.fuse.indexing.gather_to_select import gathers_to_selects
@@ -60,13 +68,10 @@ __all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "lef
 class FuseOptions:
     """Facts that passes over the jaxpr may know.
 
-    Attributes:
-      machine: sizes and prices of the target.
-      platform: its name, by which functions choose between implementations.
-      unsafe: rewrites may change rounding and drop NaNs as compile_options say; fast: sums may be reassociated.
-      unrolls: loops may be written out.
-      precision: mm_conv_precision_mode.
-      rounds: each operation on 16-bit floats rounds its result.
+    Attributes: machine: sizes and prices of the target. platform: its name, by which functions
+      choose between implementations. unsafe: rewrites may change rounding and drop NaNs as
+      compile_options say; fast: sums may be reassociated. unrolls: loops may be written out.
+      precision: mm_conv_precision_mode. rounds: each operation on 16-bit floats rounds its result.
     """
 
     machine: CostModel
@@ -81,15 +86,19 @@ class FuseOptions:
     def of(cls, options: object, machine: CostModel) -> FuseOptions:
         """From any object; see `plan`."""
         return cls(
-            machine, machine.name, unsafe=not getattr(options, "disable_unsafe_math_canonicalizations", False),
+            machine,
+            machine.name,
+            unsafe=not getattr(options, "disable_unsafe_math_canonicalizations", False),
             fast=not getattr(options, "mlir_disable_fast_math", False),
             unrolls=not getattr(options, "disable_affine_fusion", False),
             precision=getattr(options, "mm_conv_precision_mode", None),
             rounds=getattr(options, "emulate_precision_casts", False),
-        )  # fmt: skip
+        )
 
 
-def _of_jaxpr(f: Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]) -> Callable[[jex.ClosedJaxpr, FuseOptions], jex.ClosedJaxpr]:
+def _of_jaxpr(
+    f: Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr],
+) -> Callable[[jex.ClosedJaxpr, FuseOptions], jex.ClosedJaxpr]:
     """A pass that needs no options."""
     return lambda closed, options: f(closed)
 
@@ -108,45 +117,124 @@ def _fast_and_unsafe(o: FuseOptions) -> bool:
 
 # ClosedJaxpr, FuseOptions -> ClosedJaxpr. Groups are made of what the last one leaves.
 FUSE_PASSES = (
-    Pass("keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True),
-    Pass("complex as pairs", _of_jaxpr(complex_as_pairs), "no later pass meets complex numbers, but at the ends",
-         required=True),
-    Pass("round operations", _of_jaxpr(round_operations), "16-bit floats are rounded after each operation of the function",
-         when=lambda o: o.rounds, required=True),
-    Pass("drop proved ranges", _of_jaxpr(drop_proved_ranges), "places that a program computes for itself are not checked"),
-    Pass("hoist constants", _of_jaxpr(hoist_constants_of_bodies), "bodies of loops and branches read operands alone"),
+    Pass(
+        "keys as words", _of_jaxpr(keys_as_words), "no later pass meets typed keys", required=True
+    ),
+    Pass(
+        "complex as pairs",
+        _of_jaxpr(complex_as_pairs),
+        "no later pass meets complex numbers, but at the ends",
+        required=True,
+    ),
+    Pass(
+        "round operations",
+        _of_jaxpr(round_operations),
+        "16-bit floats are rounded after each operation of the function",
+        when=lambda o: o.rounds,
+        required=True,
+    ),
+    Pass(
+        "drop proved ranges",
+        _of_jaxpr(drop_proved_ranges),
+        "places that a program computes for itself are not checked",
+    ),
+    Pass(
+        "hoist constants",
+        _of_jaxpr(hoist_constants_of_bodies),
+        "bodies of loops and branches read operands alone",
+    ),
     Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
-    Pass("simplify", lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
-         "calls are inlined, so that later passes see every equation", required=True),
+    Pass(
+        "simplify",
+        lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
+        "calls are inlined, so that later passes see every equation",
+        required=True,
+    ),
     Pass("undo exponentials", _of_jaxpr(cancel_log_of_exp), "log(exp(x)) is x", when=_unsafe),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
     Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
     Pass("sink masks", _of_jaxpr(sink_masks), "masks are made where they are read, inside loops"),
-    Pass("place updates", _of_jaxpr(updates_to_selects), "updates at known places are selects, which fuse"),
+    Pass(
+        "place updates",
+        _of_jaxpr(updates_to_selects),
+        "updates at known places are selects, which fuse",
+    ),
     Pass("repeat first", _of_jaxpr(repeats_to_broadcasts), "repeats are broadcasts, which fuse"),
-    Pass("choose pieces", _of_jaxpr(gathers_to_selects), "gathers of few pieces are selects, which fuse"),
+    Pass(
+        "choose pieces",
+        _of_jaxpr(gathers_to_selects),
+        "gathers of few pieces are selects, which fuse",
+    ),
     Pass("drop dead carries", _of_jaxpr(drop_dead_carries), "loops carry what somebody reads"),
-    Pass("write out loops", _of_jaxpr(unroll_loops), "short loops fuse with what is around them", when=lambda o: o.unrolls),
-    Pass("walk counters", _of_jaxpr(walk_counters), "carries that count follow from the loop's counter"),
-    Pass("hoist invariants", lambda c, o: hoist_invariants(c, o.machine), "what no turn changes is made once"),
-    Pass("set precision", lambda c, o: set_precision(c, o.precision), "contractions have their operands' types", required=True),
-    Pass("multiply outer", _of_jaxpr(multiply_outer), "contractions without sums are products, which fuse"),
+    Pass(
+        "write out loops",
+        _of_jaxpr(unroll_loops),
+        "short loops fuse with what is around them",
+        when=lambda o: o.unrolls,
+    ),
+    Pass(
+        "walk counters",
+        _of_jaxpr(walk_counters),
+        "carries that count follow from the loop's counter",
+    ),
+    Pass(
+        "hoist invariants",
+        lambda c, o: hoist_invariants(c, o.machine),
+        "what no turn changes is made once",
+    ),
+    Pass(
+        "set precision",
+        lambda c, o: set_precision(c, o.precision),
+        "contractions have their operands' types",
+        required=True,
+    ),
+    Pass(
+        "multiply outer",
+        _of_jaxpr(multiply_outer),
+        "contractions without sums are products, which fuse",
+    ),
     Pass("pick early", _of_jaxpr(hoist_gathers), "arithmetic runs on what gathers have picked"),
-    Pass("divide late", _of_jaxpr(delay_normalisation), "softmax divides its result, not its weights", when=_fast_and_unsafe),
-    Pass("sum results", _of_jaxpr(sums_of_results), "row sums ride on contractions", when=_fast_and_unsafe),
-    Pass("fold transposes", _of_jaxpr(fold_transposes), "contractions know how their operands are stored"),
-    Pass("split reductions", lambda c, o: split_reductions(c, o.machine), "narrow reductions keep all cores busy", when=_fast),
-    Pass("operands as equations", _of_jaxpr(operands_as_equations), "literals are values that groups can read; last",
-         required=True),
+    Pass(
+        "divide late",
+        _of_jaxpr(delay_normalisation),
+        "softmax divides its result, not its weights",
+        when=_fast_and_unsafe,
+    ),
+    Pass(
+        "sum results",
+        _of_jaxpr(sums_of_results),
+        "row sums ride on contractions",
+        when=_fast_and_unsafe,
+    ),
+    Pass(
+        "fold transposes",
+        _of_jaxpr(fold_transposes),
+        "contractions know how their operands are stored",
+    ),
+    Pass(
+        "split reductions",
+        lambda c, o: split_reductions(c, o.machine),
+        "narrow reductions keep all cores busy",
+        when=_fast,
+    ),
+    Pass(
+        "operands as equations",
+        _of_jaxpr(operands_as_equations),
+        "literals are values that groups can read; last",
+        required=True,
+    ),
 )
 
 
 def _passed_over(name: str) -> Callable[[Pass, Exception], None]:
     """Lets the function `name` go on behind a failed pass: with a warning, and the jaxpr as it was."""
+
     def failed(p: Pass, error: Exception) -> None:
         if p.required:
             raise error
-        fallback.warn(f"the pass `{p.name}` failed on `{name}`", error, "the function is compiled without it")
+        fallback.warn(
+            f"the pass `{p.name}` failed on `{name}`", error, "the function is compiled without it"
+        )
 
     return failed
 
@@ -166,8 +254,8 @@ def plan(
 
     Args:
       options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
-        disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode, emulate_precision_casts,
-        strict_target.
+        disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode,
+        emulate_precision_casts, strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
       params_for: grid semantics of a fused kernel, and chosen fields by name -> its compiler_params.
       choices: one per fused kernel, in the order of choices.groups_of; (): the model's.
@@ -204,7 +292,9 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
             continue
         made = {v for node in run for v in node.outputs}
         read = {v for node in run for v in node.reads()} - made
-        reads = tuple(v for v in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if v in read)
+        reads = tuple(
+            v for v in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if v in read
+        )
         makes = tuple(v for node in run for v in node.outputs if v in needed)
         suffix = "" if len(runs) == 1 else f"_{n}"
         segments.append(_compiled_segment(name + suffix, run, reads, makes, params_for))
@@ -218,15 +308,23 @@ def left_whole(closed: jex.ClosedJaxpr, name: str) -> Plan:
     return made
 
 
-def _compiled_segment(name: str, run: list[Node], reads: tuple, makes: tuple, params_for) -> Segment:
+def _compiled_segment(
+    name: str, run: list[Node], reads: tuple, makes: tuple, params_for
+) -> Segment:
     """A HostProgram of ours; XLA's where its kernels cannot be made."""
     try:
         fallback.enter("kernels")
-        return Segment(build_program(name, run, reads, makes, params_for), reads, makes, run=tuple(run))
+        return Segment(
+            build_program(name, run, reads, makes, params_for), reads, makes, run=tuple(run)
+        )
     except Exception as e:
         if not fallback.catches(e):
             raise
-        fallback.warn(f"no kernels could be made of {len(run)} group(s) of `{name}`", e, "XLA runs their operations")
+        fallback.warn(
+            f"no kernels could be made of {len(run)} group(s) of `{name}`",
+            e,
+            "XLA runs their operations",
+        )
         return xla_segment(run, set(makes))
 
 
@@ -240,5 +338,7 @@ def refuse_leftovers(name: str, segments) -> None:
         ops = "; ".join(f"{x.op} at {x.at or 'an unknown line'} ({x.why})" for x in left)
         raise UnsupportedOp(
             f"`{name}` leaves {len(left)} operation(s) to XLA, and strict_target forbids it",
-            at=left[0].at, why=ops, hint="drop strict_target, or rewrite these operations",
-        )  # fmt: skip
+            at=left[0].at,
+            why=ops,
+            hint="drop strict_target, or rewrite these operations",
+        )

@@ -1,4 +1,5 @@
 """Kernel -> loop nests, for every target; typed SSA values and elementwise functions from which targets emit MLIR.
 
-In: a `dsl.Kernel`. Out: statements of `lower/nest/ir.py`, before anything is decided about threads, vectors or memories.
+In: a `dsl.Kernel`. Out: statements of `lower/nest/ir.py`, before anything is decided about threads,
+vectors or memories.
 """

@@ -1,9 +1,9 @@
 """Body jaxpr over Refs -> statements of nests (lower/nest/ir.py).
 
-Equations are read in order. Elementwise operations and index maps become lazy values; what must be in memory is
-decided by who asks for it (`lower/values/materialise.py`); Ref effects, control flow and loops become statements in program
-order. Before a statement writes a buffer, values that still have to be read from it are stored elsewhere
-(`lower/values/store_hazards.py`).
+Equations are read in order. Elementwise operations and index maps become lazy values; what must be
+in memory is decided by who asks for it (`lower/values/materialise.py`); Ref effects, control flow
+and loops become statements in program order. Before a statement writes a buffer, values that still
+have to be read from it are stored elsewhere (`lower/values/store_hazards.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,18 @@ from pbkern.lower.values.dynamic_strides import Steps
 from pbkern.lower.values.items import ControlItem, Item, LetItem, StoreItem
 from pbkern.lower.values.pending_reads import PendingReads
 from pbkern.lower.values.scalar_evolution import bounds_of, known, known_bounds, known_index
-from pbkern.lower.values.values import ZERO, Contract, Index, Joined, Lazy, Literal, Opaque, Stored, Value, dims_index
+from pbkern.lower.values.values import (
+    ZERO,
+    Contract,
+    Index,
+    Joined,
+    Lazy,
+    Literal,
+    Opaque,
+    Stored,
+    Value,
+    dims_index,
+)
 
 
 class BodyBuilder:
@@ -54,7 +65,9 @@ class BodyBuilder:
         self.operands: tuple[Buf, ...] = ()  # the kernel's, as they were when it was launched
         self.grid: tuple[Value, ...] = ()
         self.grid_sizes: tuple[Value, ...] = ()
-        self.rows: dict[int, Steps] = {}  # id of an index array -> how its rows move (lower/values/affine_index_arrays.py)
+        self.rows: dict[
+            int, Steps
+        ] = {}  # id of an index array -> how its rows move (lower/values/affine_index_arrays.py)
         self.unstored: set[int] = set()  # ids of values that are not stored for it
         self.shared_products: frozenset = frozenset()  # variables of the body that are rounded once
         self._stored: dict[int, Stored] = {}
@@ -62,12 +75,15 @@ class BodyBuilder:
         self._over: dict[int, Value] = {}  # id of a value -> what it may be stored over
         self._kept: list = []
         self._order: dict[int, tuple] = {}
-        self._named_indices: dict[tuple[int, int | None], str] = {}  # (id of a scalar, clamp) -> its name in this region
+        self._named_indices: dict[
+            tuple[int, int | None], str
+        ] = {}  # (id of a scalar, clamp) -> its name in this region
         self.now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
         self.pending_reads = PendingReads(self.resolve, lambda v: self._order.get(id(v), ()))
 
-    # ---------------------------------------------------------------- small makers used by the rules
+    # ---------------------------------------------------------------- small makers used by the
+    # rules
 
     def line(self, eqn) -> str | None:
         return _jax.user_line(eqn)
@@ -90,7 +106,9 @@ class BodyBuilder:
         return self.context.clamped(e, limit)
 
     def cast(self, value: Value, dtype: np.dtype) -> Value:
-        if value.dtype == dtype or (dtype == np.float32 and value.dtype.name in ("float16", "bfloat16")):
+        if value.dtype == dtype or (
+            dtype == np.float32 and value.dtype.name in ("float16", "bfloat16")
+        ):
             return value  # half precision is carried in float32 registers
 
         def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
@@ -110,9 +128,12 @@ class BodyBuilder:
 
     def pad(self, value: Value, fill, config) -> Value:
         """lax.pad of a value, through its rule."""
-        out = [max(n + lo + hi + max(n - 1, 0) * i, 0) for n, (lo, hi, i) in zip(value.shape, config)]
+        out = [
+            max(n + lo + hi + max(n - 1, 0) * i, 0) for n, (lo, hi, i) in zip(value.shape, config)
+        ]
         eqn = jax.make_jaxpr(lambda x, f: jax.lax.pad(x, f, config))(
-            jax.ShapeDtypeStruct(value.shape, value.dtype), jax.ShapeDtypeStruct((), value.dtype)).jaxpr.eqns[0]
+            jax.ShapeDtypeStruct(value.shape, value.dtype), jax.ShapeDtypeStruct((), value.dtype)
+        ).jaxpr.eqns[0]
         assert tuple(eqn.outvars[0].aval.shape) == tuple(out)
         return self.new(VIEWS.lookup("pad")(self, eqn, [value, Literal((), value.dtype, fill)]))
 
@@ -181,22 +202,33 @@ class BodyBuilder:
             elif name in ("debug_print", "check_failed", "breakpoint"):
                 trace(self, eqn, env)
             elif name == "in_bounds":
-                env[eqn.outvars[0]] = ref_effects.in_bounds(self, self.refs[eqn.invars[0]], eqn.params["axis"])
+                env[eqn.outvars[0]] = ref_effects.in_bounds(
+                    self, self.refs[eqn.invars[0]], eqn.params["axis"]
+                )
             elif name in ("scan", "while", "cond"):
                 control_flow.RULES.lookup(name)(self, eqn, env)
             elif name == "sort":
                 ins = [self.read(env, a) for a in eqn.invars]
-                env.update(zip(eqn.outvars, sorted_values(self, eqn, ins, elements_read(jaxpr, eqn))))
+                env.update(
+                    zip(eqn.outvars, sorted_values(self, eqn, ins, elements_read(jaxpr, eqn)))
+                )
             else:
                 value = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
-                env[eqn.outvars[0]] = self.rounded(value) if eqn.outvars[0] in self.shared_products else value
+                env[eqn.outvars[0]] = (
+                    self.rounded(value) if eqn.outvars[0] in self.shared_products else value
+                )
 
     def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:
-        local = {v: Literal((), np.dtype(c.dtype), c) if np.ndim(c) == 0 else None
-                 for v, c in zip(inner.jaxpr.constvars, map(np.asarray, inner.consts))}
+        local = {
+            v: Literal((), np.dtype(c.dtype), c) if np.ndim(c) == 0 else None
+            for v, c in zip(inner.jaxpr.constvars, map(np.asarray, inner.consts))
+        }
         if any(v is None for v in local.values()):
-            raise UnsupportedOp("a kernel body captures an array constant", at=self.line(eqn),
-                                hint="pass the array to the kernel as an input")
+            raise UnsupportedOp(
+                "a kernel body captures an array constant",
+                at=self.line(eqn),
+                hint="pass the array to the kernel as an input",
+            )
         for v, a in zip(inner.jaxpr.invars, eqn.invars):
             if not isinstance(a, jex.Literal) and a in self.refs:
                 self.refs[v] = self.refs[a]
@@ -221,7 +253,9 @@ class BodyBuilder:
 
     # ---------------------------------------------------------------- running a region
 
-    def region(self, jaxpr: jex.Jaxpr, env: dict, finish: Callable[[dict], None] | None = None) -> list[Stmt]:
+    def region(
+        self, jaxpr: jex.Jaxpr, env: dict, finish: Callable[[dict], None] | None = None
+    ) -> list[Stmt]:
         """Statements of a jaxpr whose inputs are in `env`; `finish(env)` may add items after the last equation."""
         outer = self.items, self.stmts, self._prefix, self._named_indices
         self.items, self.stmts, self._prefix, self._named_indices = [], [], self.now, {}
@@ -274,7 +308,14 @@ class BodyBuilder:
         self.keep(v)
         self.pending_reads.record(v)
 
-    def pull(self, v: Value, ix: Index, nest: Nest | None = None, guard: bool = False, memo: dict | None = None) -> Expr:
+    def pull(
+        self,
+        v: Value,
+        ix: Index,
+        nest: Nest | None = None,
+        guard: bool = False,
+        memo: dict | None = None,
+    ) -> Expr:
         """The expression of v at an index; contractions decided to be inlined add their reduction to `nest`."""
         memo = {} if memo is None else memo
         key = (id(v), ix, guard)
@@ -294,7 +335,9 @@ class BodyBuilder:
             return self.pull(*part, nest, guard, memo)
         if isinstance(v, Contract) and nest is not None:
             return self._inline_contract(v, ix, nest, guard)
-        if isinstance(v, (Contract, Opaque)):  # a scalar outside any nest, or decided too late to inline
+        if isinstance(
+            v, (Contract, Opaque)
+        ):  # a scalar outside any nest, or decided too late to inline
             return self.force(v).at(self.pool, ix, guard)
         raise AssertionError(type(v))
 
@@ -318,8 +361,10 @@ class BodyBuilder:
 
     def _reduce(self, v: Contract, nest: Nest, rename: dict, guard: bool = False) -> Expr:
         memo: dict = {}
-        args = [self.pull(o, tuple(i.substitute(rename.get) for i in r), None, guard, memo)
-                for o, r in zip(v.operands, v.routes)]
+        args = [
+            self.pull(o, tuple(i.substitute(rename.get) for i in r), None, guard, memo)
+            for o, r in zip(v.operands, v.routes)
+        ]
         if v.op in ("argmax", "argmin"):
             args.append(self.pool.make("index", v.dtype, v.index_arg.substitute(rename.get)))
         nest.reductions.append(Reduction(v.op, tuple(args), v.acc_dtype))
@@ -333,16 +378,26 @@ class BodyBuilder:
         if id(v) in self._stored:
             return self._stored[id(v)]
         target = into or self._buffer_for(v)
-        if into is None and target.buf.shape == v.shape and not (steps := row_steps(self, v)).choices:
+        if (
+            into is None
+            and target.buf.shape == v.shape
+            and not (steps := row_steps(self, v)).choices
+        ):
             target.buf.step = steps.step
         if isinstance(v, Contract):
             dims = {d: n for d, n in v.dims}
             nest = Nest(dims, v.rdims, ordered=v.ordered, at=v.at_line)
             acc = self._reduce(v, nest, {})
-            nest.writes.append(Write(target.buf, target.place(v.out), acc, inner=v.ordered, guard=target.guard))
+            nest.writes.append(
+                Write(target.buf, target.place(v.out), acc, inner=v.ordered, guard=target.guard)
+            )
             self.stmts.append(nest)
         else:
-            self.stmts.append(self._store_nest(StoreItem(target.buf, v.shape, target.place, v, guard=target.guard)))
+            self.stmts.append(
+                self._store_nest(
+                    StoreItem(target.buf, v.shape, target.place, v, guard=target.guard)
+                )
+            )
         self._note_storage(v, target)
         return target
 
@@ -350,7 +405,12 @@ class BodyBuilder:
         """Scratch for a value, its axes in the order that its readers walk them."""
         order = self._layouts.get(id(v))
         before = self.resolve(self._over[id(v)]) if id(v) in self._over else None
-        if isinstance(before, Stored) and before.buf.arena and before.buf.shape == v.shape and before.dtype == v.dtype:
+        if (
+            isinstance(before, Stored)
+            and before.buf.arena
+            and before.buf.shape == v.shape
+            and before.dtype == v.dtype
+        ):
             return self.whole(before.buf)
         if order is None:
             return self.new_buffer(v.shape, v.dtype)
@@ -386,21 +446,39 @@ class BodyBuilder:
             src = self.resolve(v.operands[0])
             if isinstance(src, (Stored, Lazy)) and (isinstance(src, Stored) or src.is_view):
                 inner = self.in_memory(src)
-                stored = Stored(v.shape, v.dtype, inner.buf, lambda ix: inner.place(tuple(v.route(ix)[0])),
-                                inner.guard or v.guard)
+                stored = Stored(
+                    v.shape,
+                    v.dtype,
+                    inner.buf,
+                    lambda ix: inner.place(tuple(v.route(ix)[0])),
+                    inner.guard or v.guard,
+                )
                 self.keep(stored)
                 return stored
         return self.materialise(v)
 
-    def store_value(self, target: Stored, v: Value, place, guard: bool = False, broadcast=None) -> None:
+    def store_value(
+        self, target: Stored, v: Value, place, guard: bool = False, broadcast=None
+    ) -> None:
         """Appends a nest that writes v into `target` at place(index of v)."""
         shape = tuple(broadcast) if broadcast is not None else v.shape
         if broadcast is not None and v.shape != shape:
             src = v
-            v = Lazy(shape, v.dtype, (src,), lambda ix: ((),), lambda pool, ix, xs: xs[0], is_view=True)
+            v = Lazy(
+                shape, v.dtype, (src,), lambda ix: ((),), lambda pool, ix, xs: xs[0], is_view=True
+            )
             self.keep(v)
-        self.stmts.append(self._store_nest(
-            StoreItem(target.buf, shape, lambda ix: target.place(place(ix)), v, guard=guard or target.guard)))
+        self.stmts.append(
+            self._store_nest(
+                StoreItem(
+                    target.buf,
+                    shape,
+                    lambda ix: target.place(place(ix)),
+                    v,
+                    guard=guard or target.guard,
+                )
+            )
+        )
 
     def _store_nest(self, item: StoreItem) -> Nest:
         value = self.resolve(item.value)
@@ -420,7 +498,9 @@ class BodyBuilder:
             self.keep(found)
             return found
         probe = dims_index([(f"@{k}", max(n, 2)) for k, n in enumerate(stored.shape)])
-        contiguous = not stored.guard and stored.buf.shape == stored.shape and stored.place(probe) == probe
+        contiguous = (
+            not stored.guard and stored.buf.shape == stored.shape and stored.place(probe) == probe
+        )
         if not contiguous:
             target = self.new_buffer(stored.shape, stored.dtype)
             self.store_value(target, stored, lambda ix: ix)
@@ -428,16 +508,25 @@ class BodyBuilder:
         buf = Buf(self.names("%r"), shape, stored.dtype, stored.buf.root.arena, storage=stored.buf)
         return self.whole(buf)
 
-    def gather_expr(self, operand: Stored, axes: list[Affine], starts: dict[int, Expr], sizes, fill) -> Expr:
+    def gather_expr(
+        self, operand: Stored, axes: list[Affine], starts: dict[int, Expr], sizes, fill
+    ) -> Expr:
         """operand[axes + starts], each start clamped so that its window of `sizes` fits, or `fill` outside."""
         inside = None
         tokens, index = {}, list(axes)
         for k, start in starts.items():
             limit = operand.shape[k] - sizes[k]
             if fill is not None:
-                test = self.op("le", BOOL, start, self.const(min(limit, np.iinfo(start.dtype).max), start.dtype))
+                test = self.op(
+                    "le",
+                    BOOL,
+                    start,
+                    self.const(min(limit, np.iinfo(start.dtype).max), start.dtype),
+                )
                 if start.dtype.kind == "i":
-                    test = self.op("and", BOOL, test, self.op("ge", BOOL, start, self.const(0, start.dtype)))
+                    test = self.op(
+                        "and", BOOL, test, self.op("ge", BOOL, start, self.const(0, start.dtype))
+                    )
                 inside = test if inside is None else self.op("and", BOOL, inside, test)
             tokens[f"@{k}"] = self.clamped(start, max(limit, 0))
             index[k] = index[k] + Affine.symbol(f"@{k}")
@@ -464,7 +553,9 @@ class BodyBuilder:
             total = self.pool.make("index", dtype, rest)
         for s, c in i.terms:
             if s in tokens:
-                part = self.op("convert_element_type", dtype, tokens[s], params={"new_dtype": dtype})
+                part = self.op(
+                    "convert_element_type", dtype, tokens[s], params={"new_dtype": dtype}
+                )
                 part = part if c == 1 else self.op("mul", dtype, part, self.const(c, dtype))
                 total = part if total is None else self.op("add", dtype, total, part)
         assert total is not None, i

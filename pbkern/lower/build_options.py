@@ -1,4 +1,7 @@
-"""BuildOptions: what a target decides before there is a nest. Defaults suit any device; a target gives its own."""
+"""BuildOptions: what a target decides before there is a nest.
+
+Defaults suit any device; a target gives its own.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,34 @@ import numpy as np
 
 
 class SortScratch(Protocol):
-    """Scratch that a target's Sort statements need beside their operands. Its repr is part of the keys of the disk cache."""
+    """Scratch that a target's Sort statements need beside their operands.
 
-    def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
-        """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys` operands; the
-        first `first` elements are read."""
+    Its repr is part of the keys of the disk cache.
+    """
+
+    def __call__(
+        self, length: int, dtypes: Sequence, keys: int, first: int
+    ) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys`
+        operands; the first `first` elements are read.
+        """
 
 
 @dataclass(frozen=True)
 class NoScratch:
     """Scratch of targets that sort in place."""
 
-    def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+    def __call__(
+        self, length: int, dtypes: Sequence, keys: int, first: int
+    ) -> list[tuple[tuple[int, ...], np.dtype]]:
         return []
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Facts of a target for building nests and the shared passes. Plain data: it is part of the keys of the disk cache.
+    """Facts of a target for building nests and the shared passes.
+
+    Plain data: it is part of the keys of the disk cache.
 
     Attributes:
       semantics: dimension_semantics of the kernel for this target; None: derived (lower/grid/parallelism.py).
@@ -38,15 +51,17 @@ class BuildOptions:
       short_line: lines of up to this many elements are sorted in registers, by a network of exchanges;
         short_line_operations: if that takes no more operations than this.
       sort_scratch: what other lines need beside themselves to be sorted.
-      scatter_strip: updates of one element that are made together before they are combined one by one; 0: each by itself.
-      fetch_ahead: updates between one and the window that it asks for by a Fetch; 0: there are none.
+      scatter_strip: updates of one element that are made together before they are combined one by
+        one; 0: each by itself.
+      fetch_ahead: updates between one and the window that it asks for by a Fetch; 0: there are
+        none.
       fetch_bytes: results of a scatter from this size on are asked for.
-      cut_bytes: long rows are cut at index tests in multiples of this, so that parts between tests start at one; 1: where
-        the test is.
-      may_shift: the last block of a ragged dimension may be moved back (lower/grid/block_shift.py), so that some elements are
-        computed twice, and none under a mask.
-      plain: no pass is run that is not required, and emission takes the way that always works: what is left when a special
-        way has failed (core/fallback.py).
+      cut_bytes: long rows are cut at index tests in multiples of this, so that parts between tests
+        start at one; 1: where the test is.
+      may_shift: the last block of a ragged dimension may be moved back (lower/grid/block_shift.py),
+        so that some elements are computed twice, and none under a mask.
+      plain: no pass is run that is not required, and emission takes the way that always works: what
+        is left when a special way has failed (core/fallback.py).
     """
 
     semantics: tuple[str, ...] | None = None
@@ -67,7 +82,10 @@ class BuildOptions:
     def sorts_in_registers(self, length: int, keys: int, operands: int) -> bool:
         """Whether lines of so many elements are: neighbours compare keys, and exchange all operands."""
         exchanges = length * (length - 1) // 2
-        return length <= self.short_line and exchanges * (7 * keys + 2 * operands) <= self.short_line_operations
+        return (
+            length <= self.short_line
+            and exchanges * (7 * keys + 2 * operands) <= self.short_line_operations
+        )
 
     def op_cost(self, primitive: str) -> float:
         return self.op_costs.get(primitive, 1.0)

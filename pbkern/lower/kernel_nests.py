@@ -1,8 +1,9 @@
 """Kernel -> KernelNests: all of a kernel that every target shares, before threads, vectors, memories are chosen.
 
-A body is lowered for one case or for several; each program finds its own (lower/grid/edge_variants.py): for blocks
-that are inside their arrays, without masks, and for those at the ends. Where blocks do not divide an array, the last block is
-moved back if the body allows it (lower/grid/block_shift.py).
+A body is lowered for one case or for several; each program finds its own
+(lower/grid/edge_variants.py): for blocks that are inside their arrays, without masks, and for those
+at the ends. Where blocks do not divide an array, the last block is moved back if the body allows it
+(lower/grid/block_shift.py).
 """
 
 from __future__ import annotations
@@ -53,10 +54,9 @@ def grid_symbol(dim: int) -> str:
 class Operand:
     """One array of the kernel.
 
-    Attributes:
-      buf: the whole array. Nests index it by absolute places: `starts` and the place in the block.
-      mapping: which block of it each program sees.
-      starts: first element of the block per array axis, affine in grid symbols, starts of shifted blocks, and names that
+    Attributes: buf: the whole array. Nests index it by absolute places: `starts` and the place in
+      the block. mapping: which block of it each program sees. starts: first element of the block
+      per array axis, affine in grid symbols, starts of shifted blocks, and names that
         the prologue defines.
       aliased: of a result, the operand whose memory it takes; else None.
     """
@@ -98,19 +98,24 @@ class Case(Section):
 
 @dataclass(frozen=True)
 class KernelNests:
-    """A kernel without last stage, as nests over whole arrays and scratch. No text, no place in memory, no schedule.
+    """A kernel without last stage, as nests over whole arrays and scratch.
 
-    Attributes:
-      grid: per dimension, whether its programs are parallel and why. A target maps parallel ones to tasks or to blocks of
+    No text, no place in memory, no schedule.
+
+    Attributes: grid: per dimension, whether its programs are parallel and why. A target maps
+      parallel ones to tasks or to blocks of
         threads; the others are loops inside, in order.
       shifts: dimension -> where its blocks start: at symbol `block_shift.symbol(dimension)`, which is
         min(grid index * block, limit).
       prologue: scalars of index maps that are not affine, before any case.
-      operands: inputs, then outputs. scratch: as the kernel has it; kept along dimensions that are not parallel.
+      operands: inputs, then outputs. scratch: as the kernel has it; kept along dimensions that are
+        not parallel.
       copies: operand -> buffer that holds what it was when the kernel was launched: failed checks show it.
       ragged: grid dimensions at whose last index a case of its own runs.
-      crossing: extents by which two cases differ: the first is for programs where all of them are inside.
-      cases: at least one, unless the grid has no programs; `case_of` tells which holds for a program.
+      crossing: extents by which two cases differ: the first is for programs where all of them are
+        inside.
+      cases: at least one, unless the grid has no programs; `case_of` tells which holds for a
+        program.
     """
 
     kernel: Kernel
@@ -144,24 +149,43 @@ class KernelNests:
 
     def after(self, passes: Sequence[Pass]) -> KernelNests:
         """The nests after passes over statements, (statements, context) -> statements: all of them on the prologue, then all
-        on each case."""
+        on each case.
+        """
 
         def passed(s: Any, what: str, symbols: frozenset[str]) -> Any:
             if not s.statements:
                 return s
-            found = run_passes("nests", passes, list(s.statements), s.context, of=f"{self.kernel.name}{what}", show=ir.show,
-                               verify=lambda stmts: verify(stmts, symbols))
+            found = run_passes(
+                "nests",
+                passes,
+                list(s.statements),
+                s.context,
+                of=f"{self.kernel.name}{what}",
+                show=ir.show,
+                verify=lambda stmts: verify(stmts, symbols),
+            )
             return replace(s, statements=tuple(found))
 
         prologue = passed(self.prologue, ", prologue", self._symbols())
         known = replace(self, prologue=prologue)._symbols(inside=True)
-        titles = [f", {title.strip(':')}" if (title := c.variant.title.strip()) else "" for c in self.cases]
-        return replace(self, prologue=prologue, cases=tuple(passed(c, t, known) for c, t in zip(self.cases, titles)))
+        titles = [
+            f", {title.strip(':')}" if (title := c.variant.title.strip()) else ""
+            for c in self.cases
+        ]
+        return replace(
+            self,
+            prologue=prologue,
+            cases=tuple(passed(c, t, known) for c, t in zip(self.cases, titles)),
+        )
 
     def _symbols(self, inside: bool = False) -> frozenset[str]:
         """Symbols that statements know: those of the prologue, or those of cases (`inside`)."""
-        symbols = {grid_symbol(d) for d in range(len(self.kernel.grid))} | set(map(block_shift.symbol, self.shifts))
-        return frozenset(symbols | {s.name for s in self.prologue.statements if inside and isinstance(s, Let)})
+        symbols = {grid_symbol(d) for d in range(len(self.kernel.grid))} | set(
+            map(block_shift.symbol, self.shifts)
+        )
+        return frozenset(
+            symbols | {s.name for s in self.prologue.statements if inside and isinstance(s, Let)}
+        )
 
     def verify(self) -> None:
         """Checks ranks, known symbols and static bounds of accesses. Raises InternalError."""
@@ -172,18 +196,26 @@ class KernelNests:
     def interpret(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs every program in order on NumPy arrays, one per input; the results.
 
-        The oracle between the kernel's body (dsl/interpret.py) and what a target emits. Scratch is poisoned where programs that
-        may run at the same time follow one another. Raises InternalError for accesses outside buffers.
+        The oracle between the kernel's body (dsl/interpret.py) and what a target emits. Scratch is
+        poisoned where programs that may run at the same time follow one another. Raises
+        InternalError for accesses outside buffers.
         """
         return _Run(self, arrays).results()
 
     def __str__(self) -> str:
         rows = [f"{self.kernel.name}:", *map(str, self.grid)]
-        rows += [f"block of grid dimension {d} starts at {block_shift.symbol(d)} = min({grid_symbol(d)} * {s.block}, {s.limit})"
-                 for d, s in self.shifts.items()]
+        rows += [
+            f"block of grid dimension {d} starts at {block_shift.symbol(d)} = min({grid_symbol(d)} * {s.block}, {s.limit})"
+            for d, s in self.shifts.items()
+        ]
         for o in self.operands:
-            block = ", ".join(f"{start} .. + {d.size}" for start, d in zip(o.starts, o.mapping.dims))
-            rows.append(f"{o.buf}, block [{block}]" + ("" if o.aliased is None else f", in place of %a{o.aliased}"))
+            block = ", ".join(
+                f"{start} .. + {d.size}" for start, d in zip(o.starts, o.mapping.dims)
+            )
+            rows.append(
+                f"{o.buf}, block [{block}]"
+                + ("" if o.aliased is None else f", in place of %a{o.aliased}")
+            )
         rows += [f"scratch {b}" for b in self.scratch]
         rows += [ir.show(list(self.prologue.statements))] if self.prologue.statements else []
         return "\n".join([*rows, *map(str, self.cases)])
@@ -196,7 +228,9 @@ def kernel_nests(kernel: Kernel, options: BuildOptions) -> KernelNests:
     """
     check_dtypes(kernel)
     try:
-        return _Building(kernel, options, block_shift.find(kernel) if options.may_shift else {}).nests()
+        return _Building(
+            kernel, options, block_shift.find(kernel) if options.may_shift else {}
+        ).nests()
     except block_shift.CannotShift:
         return _Building(kernel, options, {}).nests()
 
@@ -210,15 +244,23 @@ class _Run:
         kept = {o.buf: np.array(a).reshape(-1) for o, a in zip(nests.operands, arrays)}
         kept |= {buf: kept[nests.operands[i].buf].copy() for i, buf in nests.copies.items()}
         unsure = {nests.operands[count + n].buf for n in unsure_results(nests.kernel)}
-        kept |= {o.buf: np.full(o.buf.size, 0 if o.buf in unsure else poison(o.buf.dtype), o.buf.dtype)
-                 for o in self.outputs if o.aliased is None}  # fmt: skip
+        kept |= {
+            o.buf: np.full(o.buf.size, 0 if o.buf in unsure else poison(o.buf.dtype), o.buf.dtype)
+            for o in self.outputs
+            if o.aliased is None
+        }
         self.whole = Memory(kept)
 
     def results(self) -> list[np.ndarray]:
         kernel, parallel = self.nests.kernel, self.nests.parallel
-        sizes = {d: min(int(self.whole.read(self.nests.operands[k].buf)), kernel.grid[d]) for d, k in kernel.dynamic_grid}
+        sizes = {
+            d: min(int(self.whole.read(self.nests.operands[k].buf)), kernel.grid[d])
+            for d, k in kernel.dynamic_grid
+        }
         together, scratch = None, Memory()
-        for index in itertools.product(*(range(sizes.get(d, n)) for d, n in enumerate(kernel.grid))):
+        for index in itertools.product(
+            *(range(sizes.get(d, n)) for d, n in enumerate(kernel.grid))
+        ):
             if together != (together := tuple(index[d] for d in parallel)):
                 scratch = Memory()
             kept = {b: scratch.flat(b) for b in self.nests.scratch}
@@ -228,7 +270,9 @@ class _Run:
     def _program(self, memory: Memory, index: tuple[int, ...]) -> None:
         nests = self.nests
         symbols = {grid_symbol(d): i for d, i in enumerate(index)}
-        symbols |= {block_shift.symbol(d): min(index[d] * s.block, s.limit) for d, s in nests.shifts.items()}
+        symbols |= {
+            block_shift.symbol(d): min(index[d] * s.block, s.limit) for d, s in nests.shifts.items()
+        }
         interpret.run(nests.prologue.statements, memory, symbols, self._trace)
         interpret.run(nests.case_of(symbols).statements, memory, symbols, self._trace)
 
@@ -244,14 +288,24 @@ class _Building:
     def __init__(self, kernel: Kernel, options: BuildOptions, shifts: dict[int, block_shift.Shift]):
         self.kernel, self.options, self.shifts = kernel, options, shifts
         self.names = Names()
-        self.bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate((*kernel.inputs, *kernel.outputs))]
+        self.bufs = [
+            Buf(f"%a{k}", m.array.shape, m.array.dtype)
+            for k, m in enumerate((*kernel.inputs, *kernel.outputs))
+        ]
         for i, o in kernel.aliases:
             self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
-        # What failed checks hand over; of operands that the kernel updates, the copy that the launch makes before.
+        # What failed checks hand over; of operands that the kernel updates, the copy that the
+        # launch makes before.
         handed = kernel.in_types if debug_callbacks.hands_over_operands(kernel) else ()
-        self.copies = {i: Buf(f"%before{i}", handed[i].shape, handed[i].dtype) for i, _ in kernel.aliases if handed}
+        self.copies = {
+            i: Buf(f"%before{i}", handed[i].shape, handed[i].dtype)
+            for i, _ in kernel.aliases
+            if handed
+        }
         self.handed = tuple(self.copies.get(i, self.bufs[i]) for i in range(len(handed)))
-        self.scratch = tuple(Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch)
+        self.scratch = tuple(
+            Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch
+        )
 
     def nests(self) -> KernelNests:
         kernel = self.kernel
@@ -270,7 +324,18 @@ class _Building:
                 variants = [Variant(_inside(blocks, bounds), False), Variant(bounds, True)]
         scratch, cases = self._cases(operands, [] if 0 in kernel.grid else variants)
         grid = grid_dimensions(kernel, self.options)
-        return KernelNests(kernel, grid, self.shifts, prologue, operands, scratch, self.copies, ragged, crossing, cases)
+        return KernelNests(
+            kernel,
+            grid,
+            self.shifts,
+            prologue,
+            operands,
+            scratch,
+            self.copies,
+            ragged,
+            crossing,
+            cases,
+        )
 
     # ---------------------------------------------------------------- where blocks start
 
@@ -284,19 +349,29 @@ class _Building:
             found.append(Operand(buf, m, starts, aliased.get(k - len(self.kernel.inputs))))
         return tuple(found), Section(tuple(statements), context)
 
-    def _starts(self, m: BlockMapping, context: NestContext, statements: list[Stmt]) -> tuple[Affine, ...]:
+    def _starts(
+        self, m: BlockMapping, context: NestContext, statements: list[Stmt]
+    ) -> tuple[Affine, ...]:
         """First element per array axis, affine in grid symbols; other index maps become statements that compute scalars."""
         if all(s is not None for s in m.starts):
             starts = (block_shift.moved(s, self.shifts) for s in m.starts)
-            return tuple(s.substitute(lambda g: Affine.symbol(grid_symbol(g)) if isinstance(g, int) else None) for s in starts)
+            return tuple(
+                s.substitute(
+                    lambda g: Affine.symbol(grid_symbol(g)) if isinstance(g, int) else None
+                )
+                for s in starts
+            )
         builder = BodyBuilder(context)
         jaxpr, rank = m.index_map.jaxpr, len(self.kernel.grid)
         env = {v: self._grid_value(builder, d) for d, v in enumerate(jaxpr.invars[:rank])}
         for k, v in enumerate(jaxpr.invars[rank:]):
             builder.refs[v] = _whole(self.bufs[k])
         found: list[Affine] = []
-        statements += builder.region(jaxpr, env, lambda e: found.extend(
-            builder.index_symbol(builder.read(e, o)) for o in jaxpr.outvars))
+        statements += builder.region(
+            jaxpr,
+            env,
+            lambda e: found.extend(builder.index_symbol(builder.read(e, o)) for o in jaxpr.outvars),
+        )
         return tuple(i * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(found, m.dims))
 
     def _context(self) -> NestContext:
@@ -314,7 +389,9 @@ class _Building:
 
     # ---------------------------------------------------------------- the body
 
-    def _cases(self, operands: Sequence[Operand], variants: list[Variant]) -> tuple[tuple[Buf, ...], tuple[Case, ...]]:
+    def _cases(
+        self, operands: Sequence[Operand], variants: list[Variant]
+    ) -> tuple[tuple[Buf, ...], tuple[Case, ...]]:
         """The scratch, and the body for each variant; they agree about uniform scratch, which all of them use."""
         built = [self._build(operands, v) for v in variants]
         axes = uniform_axes([stmts for _, stmts in built])
@@ -322,12 +399,18 @@ class _Building:
         scratch = tuple(made.get(b, b) for b in self.scratch)
         narrowed = [narrow(stmts, axes, made, context.pool) for context, stmts in built]
         if any(v.guarded for v in variants):
-            narrowed = trim([Body(stmts, context.pool, context.bounds, self._handed_on(v, made))
-                             for (context, _), stmts, v in zip(built, narrowed, variants)])
+            narrowed = trim(
+                [
+                    Body(stmts, context.pool, context.bounds, self._handed_on(v, made))
+                    for (context, _), stmts, v in zip(built, narrowed, variants)
+                ]
+            )
         for (context, _), v in zip(built, variants):
             context.kept = frozenset(scratch)
             context.bounds.update(v.bounds)
-        return scratch, tuple(Case(tuple(stmts), c, v) for (c, _), stmts, v in zip(built, narrowed, variants))
+        return scratch, tuple(
+            Case(tuple(stmts), c, v) for (c, _), stmts, v in zip(built, narrowed, variants)
+        )
 
     def _handed_on(self, variant: Variant, made: Mapping[Buf, Buf]) -> dict[Buf, tuple]:
         """Scratch -> what is equal for cases whose programs may hand it to each other: their place before its dimension."""
@@ -337,17 +420,30 @@ class _Building:
             found[made.get(buf, buf)] = (n, frozenset(d for d in variant.last if d < first))
         return found
 
-    def _build(self, operands: Sequence[Operand], variant: Variant) -> tuple[NestContext, list[Stmt]]:
+    def _build(
+        self, operands: Sequence[Operand], variant: Variant
+    ) -> tuple[NestContext, list[Stmt]]:
         context = self._context()
         context.bounds.update(variant.bounds)
         builder = BodyBuilder(context)
         builder.kernel, builder.operands = self.kernel, self.handed
         builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
         dynamic = dict(self.kernel.dynamic_grid)
-        builder.grid_sizes = tuple(self._dynamic_size(builder, dynamic[d], n) if d in dynamic else Literal((), INT32, n)
-                                   for d, n in enumerate(self.kernel.grid))  # fmt: skip
-        refs = [RefView(o.buf, o.mapping.ref_shape, o.mapping.array.dtype, o.starts, o.axes,
-                        variant.guarded and any(not e.is_in_bounds(variant.bounds) for e in o.extents)) for o in operands]
+        builder.grid_sizes = tuple(
+            self._dynamic_size(builder, dynamic[d], n) if d in dynamic else Literal((), INT32, n)
+            for d, n in enumerate(self.kernel.grid)
+        )
+        refs = [
+            RefView(
+                o.buf,
+                o.mapping.ref_shape,
+                o.mapping.array.dtype,
+                o.starts,
+                o.axes,
+                variant.guarded and any(not e.is_in_bounds(variant.bounds) for e in o.extents),
+            )
+            for o in operands
+        ]
         refs += map(_whole, self.scratch)
         jaxpr = self.kernel.body.jaxpr
         builder.refs = dict(zip(jaxpr.invars, refs))
@@ -374,22 +470,32 @@ def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
         if len(e.start.terms) == 1 and e.start.terms[0][1] > 0 and e.start.terms[0][0] in found:
             symbol, c = e.start.terms[0]
             low, high = found[symbol]
-            found[symbol] = (max(low, -(e.start.const // c)), min(high, (e.length - e.size - e.start.const) // c))
+            found[symbol] = (
+                max(low, -(e.start.const // c)),
+                min(high, (e.length - e.size - e.start.const) // c),
+            )
     return found
 
 
 def check_dtypes(kernel: Kernel) -> None:
     """Raises UnsupportedKernel for blocks and scratch whose dtype has no register type, and operands of less than a byte."""
     arrays = [(m.origin, m.array) for m in (*kernel.inputs, *kernel.outputs)]
-    found = arrays + [(f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)]
+    found = arrays + [
+        (f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)
+    ]
     for what, array in found:
         if array.dtype.name not in ELEMENTS:
             raise UnsupportedKernel(
-                f"{what} of kernel `{kernel.name}` has a dtype that this target lacks", at=kernel.defined_at or None,
+                f"{what} of kernel `{kernel.name}` has a dtype that this target lacks",
+                at=kernel.defined_at or None,
                 why=f"{array}; covered: {', '.join(ELEMENTS)}",
                 hint="convert it outside the kernel (a complex array: pass real and imaginary parts)",
-            )  # fmt: skip
+            )
     for what, array in arrays:
         if array.dtype.name in SUB_BYTE:
-            raise UnsupportedKernel(f"{what} of kernel `{kernel.name}` has elements smaller than a byte",
-                                at=kernel.defined_at or None, why=str(array), hint="pass int8 and convert in the body")
+            raise UnsupportedKernel(
+                f"{what} of kernel `{kernel.name}` has elements smaller than a byte",
+                at=kernel.defined_at or None,
+                why=str(array),
+                hint="pass int8 and convert in the body",
+            )

@@ -1,7 +1,8 @@
 """KernelNests -> MLIR text, as far as every target writes it alike: loops over sequential grid dimensions, where blocks
 start, which case of the body holds, branches and loops of statements.
 
-How statements, nests and scratch are written is a target's own: it derives its class from ProgramText.
+How statements, nests and scratch are written is a target's own: it derives its class from
+ProgramText.
 """
 
 from __future__ import annotations
@@ -57,9 +58,13 @@ class ProgramText:
             return
         operand = dict(self.kernel.dynamic_grid).get(dims[0])
         size: int | str = self.kernel.grid[dims[0]]
-        if operand is not None:  # a size above the bound would reach programs whose blocks no array has
+        if (
+            operand is not None
+        ):  # a size above the bound would reach programs whose blocks no array has
             bound = self.text.index(self.kernel.grid[dims[0]])
-            size = self.text.put(block, f"arith.minsi {self.dynamic_size(block, operand)}, {bound} : index")
+            size = self.text.put(
+                block, f"arith.minsi {self.dynamic_size(block, operand)}, {bound} : index"
+            )
 
         def fill(inner: Block, _: object) -> list:
             self.in_order(inner, dims[1:], program)
@@ -75,13 +80,17 @@ class ProgramText:
         for d, s in nests.shifts.items():
             _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
             limit = self.text.index(s.limit)
-            block.values[block_shift.symbol(d)] = self.text.put(block, f"arith.minsi {start}, {limit} : index")
+            block.values[block_shift.symbol(d)] = self.text.put(
+                block, f"arith.minsi {start}, {limit} : index"
+            )
         self.statements(block, list(nests.prologue.statements))
         self.before_body(block)
         if nests.crossing:
             inside, guarded = nests.cases
             condition = self._all_inside(block, nests.crossing)
-            self.text.when(block, condition, lambda b: self.body(b, inside), lambda b: self.body(b, guarded))
+            self.text.when(
+                block, condition, lambda b: self.body(b, inside), lambda b: self.body(b, guarded)
+            )
         else:
             self._choose(block, nests.ragged, nests.cases)
 
@@ -93,9 +102,18 @@ class ProgramText:
             return
         d, *rest = ragged
         last = self.text.index(self.kernel.grid[d] - 1)
-        test = self.text.put(block, f"arith.cmpi ult, {self.named(block.lookup(f'%g{d}')[1])}, {last} : index")
-        before, at_end = ([c for c in cases if (d in c.variant.last) is end] for end in (False, True))
-        self.text.when(block, test, lambda b: self._choose(b, rest, before), lambda b: self._choose(b, rest, at_end))
+        test = self.text.put(
+            block, f"arith.cmpi ult, {self.named(block.lookup(f'%g{d}')[1])}, {last} : index"
+        )
+        before, at_end = (
+            [c for c in cases if (d in c.variant.last) is end] for end in (False, True)
+        )
+        self.text.when(
+            block,
+            test,
+            lambda b: self._choose(b, rest, before),
+            lambda b: self._choose(b, rest, at_end),
+        )
 
     def _all_inside(self, block: Block, blocks: Sequence[Extent]) -> str:
         """Whether these are inside their arrays."""
@@ -103,7 +121,9 @@ class ProgramText:
         for e in blocks:
             _, name = self.text.affine(block, e.start)
             a = self.text.put(block, f"arith.cmpi sge, {name}, {self.text.index(0)} : index")
-            b = self.text.put(block, f"arith.cmpi sle, {name}, {self.text.index(e.length - e.size)} : index")
+            b = self.text.put(
+                block, f"arith.cmpi sle, {name}, {self.text.index(e.length - e.size)} : index"
+            )
             tests.append(self.text.put(block, f"arith.andi {a}, {b} : i1"))
         condition, *rest = dict.fromkeys(tests)
         for t in rest:
@@ -123,13 +143,19 @@ class ProgramText:
             if k == len(s.branches) - 1:
                 self.statements(b, s.branches[k])
                 return
-            test = self.text.put(b, f"arith.cmpi eq, {self.named(value)}, {self.text.index(k)} : index")
-            self.text.when(b, test, lambda x: self.statements(x, s.branches[k]), lambda x: chain(x, k + 1))
+            test = self.text.put(
+                b, f"arith.cmpi eq, {self.named(value)}, {self.text.index(k)} : index"
+            )
+            self.text.when(
+                b, test, lambda x: self.statements(x, s.branches[k]), lambda x: chain(x, k + 1)
+            )
 
         chain(block, 0)
 
     def trips(self, block: Block, loop: For) -> int | str:
-        return loop.trips if isinstance(loop.trips, int) else self.named(block.lookup(loop.trips)[1])
+        return (
+            loop.trips if isinstance(loop.trips, int) else self.named(block.lookup(loop.trips)[1])
+        )
 
     def counted_loop(self, block: Block, loop: For) -> None:
         def fill(inner: Block, _: object) -> list:
@@ -142,7 +168,11 @@ class ProgramText:
         before, after = Block(block), Block(block)
         self.statements(before, s.condition)
         predicate = s.predicate
-        value = self.named(before.lookup(predicate)[1]) if predicate.startswith("%") else self.text.index(int(predicate))
+        value = (
+            self.named(before.lookup(predicate)[1])
+            if predicate.startswith("%")
+            else self.text.index(int(predicate))
+        )
         test = self.text.put(before, f"arith.cmpi ne, {value}, {self.text.index(0)} : index")
         self.statements(after, s.body)
         before.add(f"scf.condition({test})")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SECTOR = 32  # bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
+SECTOR = (
+    32  # bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
+)
 BANKS, WORD = 32, 4  # of shared memory. Source: CUDA C++ Programming Guide, shared memory
 WARP = 32
 
@@ -16,9 +18,8 @@ WARP = 32
 class Counts:
     """Counts of one launch or of several.
 
-    Attributes:
-      instructions: of warps. barriers: that blocks have passed.
-      global_bytes: that lanes loaded and stored. sectors: of 32 bytes that warps asked for at a time; fewest_sectors: those
+    Attributes: instructions: of warps. barriers: that blocks have passed. global_bytes: that lanes
+      loaded and stored. sectors: of 32 bytes that warps asked for at a time; fewest_sectors: those
         that so many different bytes take.
       shared_accesses: of warps, in passes of 32 banks. bank_conflicts: passes beyond the fewest.
     """
@@ -34,14 +35,23 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, n) + getattr(other, n) for n in self.__dataclass_fields__))
 
-    def add_global(self, addresses: np.ndarray, mask: np.ndarray | None, size: int, repeats: int, memo: Memo) -> None:
-        """One access of `size` bytes per lane at int64 addresses [rows, lanes], `repeats` times. `memo`: of the instruction."""
-        lanes, sectors, different = memo.get(addresses, mask, SECTOR, lambda: _traffic(addresses, mask, size))
+    def add_global(
+        self, addresses: np.ndarray, mask: np.ndarray | None, size: int, repeats: int, memo: Memo
+    ) -> None:
+        """One access of `size` bytes per lane at int64 addresses [rows, lanes], `repeats` times.
+
+        `memo`: of the instruction.
+        """
+        lanes, sectors, different = memo.get(
+            addresses, mask, SECTOR, lambda: _traffic(addresses, mask, size)
+        )
         self.global_bytes += lanes * size * repeats
         self.sectors += sectors * repeats
         self.fewest_sectors += different * repeats
 
-    def add_shared(self, offsets: np.ndarray, mask: np.ndarray | None, size: int, memo: Memo) -> None:
+    def add_shared(
+        self, offsets: np.ndarray, mask: np.ndarray | None, size: int, memo: Memo
+    ) -> None:
         """One access of `size` bytes per lane at offsets in a block's memory [rows, lanes]."""
         passes, fewest = memo.get(offsets, mask, BANKS * WORD, lambda: _passes(offsets, mask, size))
         self.shared_accesses += fewest
@@ -54,13 +64,28 @@ class Memo:
     def __init__(self) -> None:
         self.known: dict[int, tuple] = {}
 
-    def get(self, addresses: np.ndarray, mask: np.ndarray | None, period: int, count: Callable[[], tuple]) -> tuple:
+    def get(
+        self,
+        addresses: np.ndarray,
+        mask: np.ndarray | None,
+        period: int,
+        count: Callable[[], tuple],
+    ) -> tuple:
         taking = addresses if mask is None else addresses[mask]
         first = int(taking.flat[0])
         distances = taking - first
         before = self.known.get(first % period)
-        if before is not None and before[0].shape == distances.shape and (before[0] == distances).all():
-            if before[1] is mask or before[1] is not None and mask is not None and (before[1] == mask).all():
+        if (
+            before is not None
+            and before[0].shape == distances.shape
+            and (before[0] == distances).all()
+        ):
+            if (
+                before[1] is mask
+                or before[1] is not None
+                and mask is not None
+                and (before[1] == mask).all()
+            ):
                 return before[2]
         found = count()
         self.known[first % period] = distances, mask, found
@@ -69,7 +94,9 @@ class Memo:
 
 def _traffic(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int, int]:
     """(lanes, sectors that they touch, those that as many different bytes would take)."""
-    return addresses.size if mask is None else int(np.count_nonzero(mask)), *_distinct(addresses, mask, size)
+    return addresses.size if mask is None else int(np.count_nonzero(mask)), *_distinct(
+        addresses, mask, size
+    )
 
 
 def _warps(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
@@ -77,7 +104,11 @@ def _warps(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     rows, lanes = values.shape
     if lanes % WARP:
         values = np.concatenate([values, np.repeat(values[:, -1:], -lanes % WARP, 1)], 1)
-        mask = None if mask is None else np.concatenate([mask, np.zeros((rows, -lanes % WARP), bool)], 1)
+        mask = (
+            None
+            if mask is None
+            else np.concatenate([mask, np.zeros((rows, -lanes % WARP), bool)], 1)
+        )
     values = np.ascontiguousarray(values).reshape(-1, WARP)
     if mask is None:
         return values
@@ -101,12 +132,19 @@ def _distinct(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tupl
 
 
 def _passes(offsets: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int]:
-    """(passes that warps take, the fewest for so many different words). Lanes of 8 (16) bytes come in halves (quarters)."""
+    """(passes that warps take, the fewest for so many different words).
+
+    Lanes of 8 (16) bytes come in halves (quarters).
+    """
     a = _warps(offsets, mask)
     share = max(size // WORD, 1)
-    words = np.sort((a // WORD if share == 1 else a // size).reshape(-1, WARP // min(share, WARP)), 1)
+    words = np.sort(
+        (a // WORD if share == 1 else a // size).reshape(-1, WARP // min(share, WARP)), 1
+    )
     fresh = np.concatenate([np.ones((len(words), 1), bool), words[:, 1:] != words[:, :-1]], 1)
     banks = words % (BANKS // min(share, BANKS))
     rows = np.repeat(np.arange(len(words)), words.shape[1]).reshape(words.shape)
-    tally = np.bincount((rows * BANKS + banks)[fresh], minlength=len(words) * BANKS).reshape(-1, BANKS)
+    tally = np.bincount((rows * BANKS + banks)[fresh], minlength=len(words) * BANKS).reshape(
+        -1, BANKS
+    )
     return int(tally.max(1).sum()), len(words)

@@ -25,12 +25,18 @@ _VECTOR = {"v2": 2, "v4": 4, "v8": 8}
 
 
 def compiled(program: Program, c: Instruction) -> Step:
-    """An instruction as a function of a gang and the lanes that take part. Raises InternalError for unknown ones."""
+    """An instruction as a function of a gang and the lanes that take part.
+
+    Raises InternalError for unknown ones.
+    """
     try:
         return _MAKERS.get(c.op[0], _table)(program, c)
     except (ops.Unknown, KeyError, IndexError) as e:
-        raise InternalError(f"PTX instruction `{'.'.join(c.op)}` is not simulated", why=f"line {c.line}: {c.text} ({e})",
-                            hint="add it to the table in simulate/ops.py") from None
+        raise InternalError(
+            f"PTX instruction `{'.'.join(c.op)}` is not simulated",
+            why=f"line {c.line}: {c.text} ({e})",
+            hint="add it to the table in simulate/ops.py",
+        ) from None
 
 
 # ---------------------------------------------------------------- computing
@@ -49,8 +55,13 @@ def _table(program: Program, c: Instruction) -> Step:
         return _packed(program, c, t)
     f, dst = ops.TABLE[name](c.op, t), c.operands[0]
     counts = ops.COUNTS.get(name, set())
-    wide = np.dtype(f"{'int' if t.kind == 'i' else 'uint'}{16 * t.itemsize}") if "wide" in c.op else t
-    types = [ops.TYPES["u32"] if k in counts else wide if k == 2 else t for k in range(len(c.operands) - 1)]
+    wide = (
+        np.dtype(f"{'int' if t.kind == 'i' else 'uint'}{16 * t.itemsize}") if "wide" in c.op else t
+    )
+    types = [
+        ops.TYPES["u32"] if k in counts else wide if k == 2 else t
+        for k in range(len(c.operands) - 1)
+    ]
     read = [operand(program, o, u) for o, u in zip(c.operands[1:], types)]
     missing = ops.missing(c.op, t)
     if missing:
@@ -74,7 +85,10 @@ def _halves(program: Program, c: Instruction) -> Step:
 
     def step(g: Any, mask: Mask) -> None:
         words = [r(g) for r in read]
-        halves = [f(*((w >> np.uint32(shift)).astype(np.uint16).view(t) for w in words)) for shift in (0, 16)]
+        halves = [
+            f(*((w >> np.uint32(shift)).astype(np.uint16).view(t) for w in words))
+            for shift in (0, 16)
+        ]
         low, high = (np.ascontiguousarray(h).view(np.uint16).astype(np.uint32) for h in halves)
         g.put(dst, low | high << np.uint32(16), mask)
 
@@ -115,7 +129,11 @@ def _packed(program: Program, c: Instruction, t: np.dtype) -> Step:
 def _setp(program: Program, c: Instruction) -> Step:
     t = ops.TYPES[c.op[-1]]
     f = ops.comparison(c.op[1], t)
-    x, y, dst = operand(program, c.operands[1], t), operand(program, c.operands[2], t), c.operands[0]
+    x, y, dst = (
+        operand(program, c.operands[1], t),
+        operand(program, c.operands[2], t),
+        c.operands[0],
+    )
     if "|" in dst or len(c.operands) > 3 or c.op[2] in ("and", "or", "xor"):
         return _setp_and(program, c, f, t)
     return lambda g, mask: g.put(dst, f(x(g), y(g)), mask)
@@ -162,7 +180,11 @@ def _cvt_pair(program: Program, c: Instruction) -> Step:
     if not any(m in c.op for m in ("f16x2", "bf16x2")):
         raise ops.Unknown("two operands")
     to, source, f = ops.conversion(tuple(m.removesuffix("x2") for m in c.op))
-    high, low, dst = operand(program, c.operands[1], source), operand(program, c.operands[2], source), c.operands[0]
+    high, low, dst = (
+        operand(program, c.operands[1], source),
+        operand(program, c.operands[2], source),
+        c.operands[0],
+    )
 
     def step(g: Any, mask: Mask) -> None:
         words = [f(x(g)).view(np.uint16).astype(np.uint32) for x in (high, low)]
@@ -237,13 +259,19 @@ def _load(program: Program, c: Instruction) -> Step:
         if mask is None:
             a = a if space == "global" and not _is_watched(g, a) else np.broadcast_to(a, g.shape)
             found = _widened(read(g, a, None, space, dtype, count, memo), signed)
-            parts = [found] if count == 1 else [np.ascontiguousarray(found[..., k]) for k in range(count)]
+            parts = (
+                [found]
+                if count == 1
+                else [np.ascontiguousarray(found[..., k]) for k in range(count)]
+            )
             for n, p in zip(names, parts):
                 g.put(n, p, None)
             return
         if not mask.any():
             return
-        found = _widened(read(g, np.broadcast_to(a, g.shape), mask, space, dtype, count, memo), signed)
+        found = _widened(
+            read(g, np.broadcast_to(a, g.shape), mask, space, dtype, count, memo), signed
+        )
         for k, n in enumerate(names):
             whole = np.zeros(g.shape, found.dtype)
             whole[mask] = found if count == 1 else found[..., k]
@@ -262,7 +290,9 @@ def _is_watched(g: Any, addresses: np.ndarray) -> bool:
     return bool(g.launch.arrays.shadows)
 
 
-def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int, memo: Memo) -> np.ndarray:
+def read(
+    g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int, memo: Memo
+) -> np.ndarray:
     """Elements at addresses, flat if there is a mask; rows of `count`. Raises Fault."""
     size = dtype.itemsize * count
     a = addresses if mask is None else addresses[mask]
@@ -276,19 +306,34 @@ def read(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype,
     if space == "global":
         number, offsets = g.launch.arrays.find(a, size)
         every = np.broadcast_to(addresses, (len(addresses), g.threads))
-        g.counts.add_global(every, mask, size, g.blocks // len(addresses) if mask is None else 1, memo)
+        g.counts.add_global(
+            every, mask, size, g.blocks // len(addresses) if mask is None else 1, memo
+        )
         shadow = g.launch.arrays.shadows.get(number)
         if shadow is not None:
-            _note(g, shadow, np.broadcast_to(addresses, g.shape) - Arrays.address(number), mask, size, store=False)
+            _note(
+                g,
+                shadow,
+                np.broadcast_to(addresses, g.shape) - Arrays.address(number),
+                mask,
+                size,
+                store=False,
+            )
         view = g.launch.arrays.view(number, dtype, count)
         return view.take(offsets // size, 0, mode="clip")
     memory: BlockMemory = g.shared if space == "shared" else g.local
-    rows = (g.rows if space == "shared" else g.lanes) if mask is None else (g.rows if space == "shared" else g.lanes)[mask]
+    rows = (
+        (g.rows if space == "shared" else g.lanes)
+        if mask is None
+        else (g.rows if space == "shared" else g.lanes)[mask]
+    )
     places = memory.find(_offsets(a, space), rows, size)
     if space == "shared":
         g.counts.add_shared(addresses, mask, size, memo)
         if memory.shadow is not None:
-            cells = _note(g, memory.shadow, addresses + g.rows * memory.stride, mask, size, store=False)
+            cells = _note(
+                g, memory.shadow, addresses + g.rows * memory.stride, mask, size, store=False
+            )
             if not g.launch.unwritten:
                 memory.check_written(cells)
     return memory.view(dtype, count).take(places // size, 0, mode="clip")
@@ -304,7 +349,11 @@ def _space_at(addresses: np.ndarray, space: str) -> str:
 
 def _offsets(addresses: np.ndarray, space: str) -> np.ndarray:
     """In shared or local memory."""
-    return np.where(addresses >= LOCAL, addresses - LOCAL, addresses) if space == "local" else addresses
+    return (
+        np.where(addresses >= LOCAL, addresses - LOCAL, addresses)
+        if space == "local"
+        else addresses
+    )
 
 
 def _are_apart(addresses: np.ndarray, space: str) -> bool:
@@ -320,7 +369,9 @@ def _home(addresses: Any) -> Any:
     return np.where((numbers < 0) & (addresses >= LOCAL), -2, numbers)
 
 
-def _parts(g: Any, addresses: np.ndarray, mask: Mask, space: str) -> Iterator[tuple[np.ndarray, str]]:
+def _parts(
+    g: Any, addresses: np.ndarray, mask: Mask, space: str
+) -> Iterator[tuple[np.ndarray, str]]:
     """(lanes of one array or memory, its space), one after the other."""
     lanes = np.ones(g.shape, bool) if mask is None else mask
     homes = _home(addresses)
@@ -328,7 +379,9 @@ def _parts(g: Any, addresses: np.ndarray, mask: Mask, space: str) -> Iterator[tu
         yield lanes & (homes == n), space if space == "generic" else "global"
 
 
-def _note(g: Any, shadow: Any, offsets: np.ndarray, mask: Mask, size: int, *, store: bool) -> np.ndarray:
+def _note(
+    g: Any, shadow: Any, offsets: np.ndarray, mask: Mask, size: int, *, store: bool
+) -> np.ndarray:
     """Marks the cells of an access. Returns them."""
     pick = (lambda v: v.reshape(-1)) if mask is None else (lambda v: v[mask])
     cells, base, marks = pick(offsets) // shadow.size, pick(g.base), pick(g.mark)
@@ -352,8 +405,15 @@ def _store(program: Program, c: Instruction) -> Step:
     return step
 
 
-def write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, values: list[np.ndarray],
-          memo: Memo) -> None:
+def write(
+    g: Any,
+    addresses: np.ndarray,
+    mask: Mask,
+    space: str,
+    dtype: np.dtype,
+    values: list[np.ndarray],
+    memo: Memo,
+) -> None:
     """Stores rows of values, flat. Raises Fault."""
     if _are_apart(addresses if mask is None else addresses[mask], space):
         for part, its in _parts(g, addresses, mask, space):
@@ -367,7 +427,9 @@ def write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype
         view[places // size] = np.stack(values, -1)
 
 
-def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int, memo: Memo):
+def _view_to_write(
+    g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype: np.dtype, count: int, memo: Memo
+):
     """(memory, places in bytes, bytes of an access), checked, counted and marked."""
     size = dtype.itemsize * count
     a = addresses.reshape(-1) if mask is None else addresses[mask]
@@ -391,13 +453,22 @@ def _view_to_write(g: Any, addresses: np.ndarray, mask: Mask, space: str, dtype:
 
 # ---------------------------------------------------------------- atomics
 
-_ATOMICS: dict[str, Callable] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-                                 "or": np.bitwise_or,
-                                 "xor": np.bitwise_xor, "exch": lambda old, new: new}  # fmt: skip
+_ATOMICS: dict[str, Callable] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "exch": lambda old, new: new,
+}
 
 
 def _atomic(program: Program, c: Instruction) -> Step:
-    """atom and red: lanes one after the other, in the order of their numbers. Atomic accesses do not race with each other."""
+    """atom and red: lanes one after the other, in the order of their numbers.
+
+    Atomic accesses do not race with each other.
+    """
     t, space, returns = ops.TYPES[c.op[-1]], space_of(c), c.op[0] == "atom"
     kind = next((m for m in c.op[1:] if m in (*_ATOMICS, "cas")), None)
     if kind is None:
@@ -446,9 +517,16 @@ def _shfl(program: Program, c: Instruction) -> Step:
         low = lane & segment
         top = low | (high & ~segment)
         lane, b, low, top = (v.astype(np.int64) for v in (lane, b & np.uint32(31), low, top))
-        other = {"bfly": lane ^ b, "up": lane - b, "down": lane + b, "idx": low | (b & ~segment.astype(np.int64))}[kind]
+        other = {
+            "bfly": lane ^ b,
+            "up": lane - b,
+            "down": lane + b,
+            "idx": low | (b & ~segment.astype(np.int64)),
+        }[kind]
         inside = other >= top if kind == "up" else other <= top
-        source = np.where(inside, other, lane) + (g.tid.astype(np.int64) - g.tid.astype(np.int64) % WARP)
+        source = np.where(inside, other, lane) + (
+            g.tid.astype(np.int64) - g.tid.astype(np.int64) % WARP
+        )
         source, inside = (np.broadcast_to(v, g.shape) for v in (source, inside))
         _check_present(g, mask, source)
         v = np.broadcast_to(value(g), g.shape)
@@ -462,14 +540,19 @@ def _shfl(program: Program, c: Instruction) -> Step:
 def _check_present(g: Any, mask: Mask, source: np.ndarray) -> None:
     """Raises Fault where a lane asks one that does not take part."""
     if int(source.max()) >= g.threads:
-        raise Fault("divergence", "a lane asks for the register of a thread that the block does not have")
+        raise Fault(
+            "divergence", "a lane asks for the register of a thread that the block does not have"
+        )
     if mask is None:
         return
     absent = mask & ~np.take_along_axis(np.broadcast_to(mask, g.shape), source, 1)
     if absent.any():
         block, thread = (int(k) for k in np.argwhere(absent)[0])
-        raise Fault("divergence", f"thread {thread} of block {g.numbers[block]} asks for the register of thread "
-                    f"{int(source[block, thread])}, which does not take part")
+        raise Fault(
+            "divergence",
+            f"thread {thread} of block {g.numbers[block]} asks for the register of thread "
+            f"{int(source[block, thread])}, which does not take part",
+        )
 
 
 def _vote(program: Program, c: Instruction) -> Step:
@@ -482,7 +565,9 @@ def _vote(program: Program, c: Instruction) -> Step:
         lanes, votes = g._by_warp(here), g._by_warp(v & here)
         some, every = votes.any(-1, keepdims=True), (votes | ~lanes).all(-1, keepdims=True)
         if kind == "ballot":
-            bits = (votes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(-1, keepdims=True, dtype=np.uint32)
+            bits = (votes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(
+                -1, keepdims=True, dtype=np.uint32
+            )
         else:
             bits = {"any": some, "all": every, "uni": every | ~some}[kind]
         g.put(dst, np.broadcast_to(bits, lanes.shape).reshape(g.blocks, -1)[:, : g.threads], mask)
@@ -493,15 +578,30 @@ def _vote(program: Program, c: Instruction) -> Step:
 def _activemask(program: Program, c: Instruction) -> Step:
     def step(g: Any, mask: Mask) -> None:
         lanes = g._by_warp(np.ones(g.shape, bool) if mask is None else mask)
-        bits = (lanes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(-1, keepdims=True, dtype=np.uint32)
-        g.put(c.operands[0], np.broadcast_to(bits, lanes.shape).reshape(g.blocks, -1)[:, : g.threads], mask)
+        bits = (lanes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(
+            -1, keepdims=True, dtype=np.uint32
+        )
+        g.put(
+            c.operands[0],
+            np.broadcast_to(bits, lanes.shape).reshape(g.blocks, -1)[:, : g.threads],
+            mask,
+        )
 
     return step
 
 
 _MAKERS: dict[str, Callable[[Program, Instruction], Step]] = {
-    "setp": _setp, "selp": _selp, "cvt": _cvt, "cvta": _cvta, "ld": _load, "ldu": _load,
-    "st": _store, "atom": _atomic, "red": _atomic,
-    "shfl": _shfl, "vote": _vote, "activemask": _activemask,
+    "setp": _setp,
+    "selp": _selp,
+    "cvt": _cvt,
+    "cvta": _cvta,
+    "ld": _load,
+    "ldu": _load,
+    "st": _store,
+    "atom": _atomic,
+    "red": _atomic,
+    "shfl": _shfl,
+    "vote": _vote,
+    "activemask": _activemask,
     **dict.fromkeys(("membar", "fence", "prefetch", "prefetchu", "nanosleep", "pragma"), _nothing),
-}  # fmt: skip
+}

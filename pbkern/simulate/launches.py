@@ -20,31 +20,44 @@ _REGISTER = re.compile(r"%[\w$]+")
 _parsed = functools.lru_cache(maxsize=256)(parse)
 
 
-def simulate_ptx(text: str, grid: int, block: int, arrays: Sequence[np.ndarray], *, shared_bytes: int = 0,
-                 check: bool = True, unwritten: bool = False) -> Counts:
+def simulate_ptx(
+    text: str,
+    grid: int,
+    block: int,
+    arrays: Sequence[np.ndarray],
+    *,
+    shared_bytes: int = 0,
+    check: bool = True,
+    unwritten: bool = False,
+) -> Counts:
     """Runs the one kernel of a PTX text on NumPy arrays, which it updates.
 
-    Args:
-      grid, block: number of blocks, and of threads in each.
-      arrays: per parameter an array, which must be contiguous, or a NumPy scalar.
-      shared_bytes: shared memory that the launch adds to what the text declares.
-      unwritten: shared memory may be read before a store: what is read there is not used.
-      check: races and reads of shared memory before a store are found. Accesses outside of memory, threads that are not
+    Args: grid, block: number of blocks, and of threads in each. arrays: per parameter an array,
+      which must be contiguous, or a NumPy scalar. shared_bytes: shared memory that the launch adds
+      to what the text declares. unwritten: shared memory may be read before a store: what is read
+      there is not used. check: races and reads of shared memory before a store are found. Accesses
+      outside of memory, threads that are not
         together and waits without end always are.
-    Returns what it has cost. Raises SimulationError; KernelError for arguments that do not fit; InternalError for
-    instructions that are not simulated.
+    Returns what it has cost. Raises SimulationError; KernelError for arguments that do not fit;
+    InternalError for instructions that are not simulated.
     """
     program = _parsed(text)
     values, held = _arguments(program, arrays)
     if not 1 <= block <= MOST_THREADS or program.threads not in (None, block):
-        raise KernelError(f"kernel `{program.name}` cannot run with {block} threads in a block",
-                          why=f"it takes {program.threads or f'1 to {MOST_THREADS}'}")
+        raise KernelError(
+            f"kernel `{program.name}` cannot run with {block} threads in a block",
+            why=f"it takes {program.threads or f'1 to {MOST_THREADS}'}",
+        )
     if grid <= 0:
         return Counts()
-    numbers = {values.index(Arrays.address(k)): k for k in range(len(held))}  # position of a parameter -> array
+    numbers = {
+        values.index(Arrays.address(k)): k for k in range(len(held))
+    }  # position of a parameter -> array
     stored = {numbers[p] for p in written_parameters(program) if p in numbers}
     memory = Arrays(held, stored, check, smallest_access(program, "global"))
-    launch = Launch(program, grid, block, values, memory, _shared(program, shared_bytes), check, unwritten)
+    launch = Launch(
+        program, grid, block, values, memory, _shared(program, shared_bytes), check, unwritten
+    )
     launch.run()
     return launch.counts
 
@@ -53,10 +66,15 @@ def _shared(program: Program, dynamic: int) -> int:
     return (-(-program.shared_bytes // 16) * 16 if dynamic else program.shared_bytes) + dynamic
 
 
-def _arguments(program: Program, arrays: Sequence[np.ndarray]) -> tuple[list[int], list[np.ndarray]]:
+def _arguments(
+    program: Program, arrays: Sequence[np.ndarray]
+) -> tuple[list[int], list[np.ndarray]]:
     """(bits per parameter, arrays by number)."""
     if len(arrays) != len(program.parameters):
-        raise KernelError(f"kernel `{program.name}` takes {len(program.parameters)} arguments", why=f"{len(arrays)} are given")
+        raise KernelError(
+            f"kernel `{program.name}` takes {len(program.parameters)} arguments",
+            why=f"{len(arrays)} are given",
+        )
     values: list[int] = []
     held: list[np.ndarray] = []
     for k, a in enumerate(arrays):
@@ -64,8 +82,11 @@ def _arguments(program: Program, arrays: Sequence[np.ndarray]) -> tuple[list[int
             values.append(int(a.view(f"uint{8 * a.itemsize}")))
             continue
         if not isinstance(a, np.ndarray) or not a.flags.c_contiguous:
-            raise KernelError(f"argument {k} of kernel `{program.name}` is no contiguous NumPy array", why=str(type(a)),
-                              hint="numpy.ascontiguousarray")
+            raise KernelError(
+                f"argument {k} of kernel `{program.name}` is no contiguous NumPy array",
+                why=str(type(a)),
+                hint="numpy.ascontiguousarray",
+            )
         values.append(Arrays.address(len(held)))
         held.append(a)
     return values, held

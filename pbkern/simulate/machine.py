@@ -1,8 +1,9 @@
 """Runs a Program: many blocks at a time, a lane per thread, the lowest place of the text first.
 
-Registers are arrays [blocks, threads], with length 1 where a value is the same for all: NumPy broadcasts. Lanes at one place
-go on together. Instructions that lanes do together (`.sync`, `.aligned`) wait until all the lanes that they name are there;
-when no lane can go on, what waits is judged: complete, or an error. A block's clock counts the instructions of its warps.
+Registers are arrays [blocks, threads], with length 1 where a value is the same for all: NumPy
+broadcasts. Lanes at one place go on together. Instructions that lanes do together (`.sync`,
+`.aligned`) wait until all the lanes that they name are there; when no lane can go on, what waits is
+judged: complete, or an error. A block's clock counts the instructions of its warps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .parse import SIZES, Instruction, Program
 
 # Lanes that run at a time: their registers stay in the caches of a CPU core.
 LANES = 1 << 15
-# How often blocks that branch apart go on as gangs of their own: many small ones take longer than few with masks.
+# How often blocks that branch apart go on as gangs of their own: many small ones take longer than
+# few with masks.
 MOST_FORKS = 3
 # Steps after which a launch is taken to loop for ever.
 MOST_STEPS = 20_000_000
@@ -38,10 +40,9 @@ _EXCHANGES = ("shfl", "vote", "redux", "match", "activemask")
 class Launch:
     """One launch.
 
-    Attributes:
-      arguments: per parameter its bits, an address for arrays. written: which arrays the kernel may store to.
-      check, unwritten: see simulate_ptx.
-      clocked: places of instructions that read a clock. elapsed: what the clocks of blocks that have ended show at most.
+    Attributes: arguments: per parameter its bits, an address for arrays. written: which arrays the
+      kernel may store to. check, unwritten: see simulate_ptx. clocked: places of instructions that
+      read a clock. elapsed: what the clocks of blocks that have ended show at most.
     """
 
     program: Program
@@ -59,9 +60,13 @@ class Launch:
 
     def run(self) -> None:
         """All blocks. Raises SimulationError."""
-        self.steps = [None if c.op[0] in (*_JUMPS, *_MEETS) else instructions.compiled(self.program, c)
-                      for c in self.program.code]
-        self.clocked = frozenset(k for k, c in enumerate(self.program.code) if c.operands and c.operands[-1] in CLOCKS)
+        self.steps = [
+            None if c.op[0] in (*_JUMPS, *_MEETS) else instructions.compiled(self.program, c)
+            for c in self.program.code
+        ]
+        self.clocked = frozenset(
+            k for k, c in enumerate(self.program.code) if c.operands and c.operands[-1] in CLOCKS
+        )
         at_once = max(1, LANES // self.block)
         with np.errstate(all="ignore"):
             for first in range(0, self.grid, at_once):
@@ -112,12 +117,18 @@ class Gang:
             count = self._straight(groups, place, mask)
             steps += count
             if steps > MOST_STEPS:
-                raise SimulationError(f"kernel `{self.program.name}` does not end", kind="deadlock",
-                                      why=f"{MOST_STEPS} instructions were run")
+                raise SimulationError(
+                    f"kernel `{self.program.name}` does not end",
+                    kind="deadlock",
+                    why=f"{MOST_STEPS} instructions were run",
+                )
         self.launch.elapsed = max(self.launch.elapsed, int(self.clock.max()))
 
     def _straight(self, groups: dict[int, Mask], place: int, mask: Mask) -> int:
-        """Runs lanes from a place until they branch, wait, or meet others. The number of instructions."""
+        """Runs lanes from a place until they branch, wait, or meet others.
+
+        The number of instructions.
+        """
         code, steps, start = self.program.code, self.launch.steps, place
         clocked, seen = self.launch.clocked, place
         while True:
@@ -149,7 +160,9 @@ class Gang:
     def _tick(self, count: int, mask: Mask) -> None:
         """The clock of a block counts the instructions of its warps."""
         lanes = self._by_warp(np.ones(self.shape, bool) if mask is None else mask)
-        self.clock = self.clock + np.uint64(count) * lanes.any(-1).sum(1, keepdims=True).astype(np.uint64)
+        self.clock = self.clock + np.uint64(count) * lanes.any(-1).sum(1, keepdims=True).astype(
+            np.uint64
+        )
 
     def _warps(self, mask: Mask) -> int:
         if mask is None:
@@ -205,9 +218,18 @@ class Gang:
                 self._release(groups, place, c)
 
     def _fork(self, taking: np.ndarray, place: int, target: int) -> bool:
-        """Lets blocks that branch as a whole go on as gangs of their own, which need no masks. Whether they did."""
+        """Lets blocks that branch as a whole go on as gangs of their own, which need no masks.
+
+        Whether they did.
+        """
         rows: np.ndarray = np.asarray(taking.any(1))
-        if not self.forks or self.waiting or rows.all() or not rows.any() or (rows != taking.all(1)).any():
+        if (
+            not self.forks
+            or self.waiting
+            or rows.all()
+            or not rows.any()
+            or (rows != taking.all(1)).any()
+        ):
             return False
         for at, mine in ((target, rows), (place, ~rows)):
             part = Gang(self.launch, self.numbers[mine])
@@ -265,12 +287,17 @@ class Gang:
 
     def _named(self, c: Instruction) -> np.ndarray:
         """Lanes [blocks, warps, 32] that an instruction's mask of members names, of those that there are."""
-        members = np.broadcast_to(operand(self.program, c.operands[-1], ops.TYPES["u32"])(self), self.shape)
+        members = np.broadcast_to(
+            operand(self.program, c.operands[-1], ops.TYPES["u32"])(self), self.shape
+        )
         bits = members >> (self.tid % np.uint32(WARP)) & np.uint32(1)
         return self._by_warp(bits.astype(bool))
 
     def judge(self) -> dict[int, Mask]:
-        """Finds what can go on when every lane waits or has ended. Raises SimulationError if nothing can."""
+        """Finds what can go on when every lane waits or has ended.
+
+        Raises SimulationError if nothing can.
+        """
         groups: dict[int, Mask] = {}
         for place in sorted(self.waiting):
             c = self.program.code[place]
@@ -287,7 +314,9 @@ class Gang:
         by_warp = self._by_warp(here)
         some, missing = by_warp.any(-1, keepdims=True), self._named(c) & ~by_warp
         ready = some & ~missing.any(-1, keepdims=True)
-        lanes = here & np.broadcast_to(ready, by_warp.shape).reshape(self.blocks, -1)[:, : self.threads]
+        lanes = (
+            here & np.broadcast_to(ready, by_warp.shape).reshape(self.blocks, -1)[:, : self.threads]
+        )
         if lanes.any():
             step = self.launch.steps[place]
             assert step is not None
@@ -303,7 +332,9 @@ class Gang:
             done = np.asarray(together.all(1, keepdims=True))
             for p in mine:
                 by_warp = self._by_warp(self.waiting[p])
-                split = by_warp.any(-1) & ~(by_warp | ~self._by_warp(np.ones(self.shape, bool))).all(-1)
+                split = by_warp.any(-1) & ~(
+                    by_warp | ~self._by_warp(np.ones(self.shape, bool))
+                ).all(-1)
                 done = done & ~split.any(-1, keepdims=True)
             if done.any():
                 self._passed(np.asarray(done))
@@ -322,13 +353,21 @@ class Gang:
                 continue
             c = self.program.code[place]
             by_warp = self._by_warp(lanes)
-            named = self._named(c) if c.op[0] not in _MEETS else self._by_warp(np.ones(self.shape, bool))
+            named = (
+                self._named(c)
+                if c.op[0] not in _MEETS
+                else self._by_warp(np.ones(self.shape, bool))
+            )
             absent = by_warp.any(-1, keepdims=True) & named & ~by_warp
             if absent.any():
                 block, warp, lane = (int(k) for k in np.argwhere(absent)[0])
                 where = self._whereabouts(block, warp * WARP + lane)
-                raise self.error(c, "divergence", f"lanes of a warp wait here, but not thread {warp * WARP + lane} of block "
-                                 f"{self.numbers[block]}, which {where}")
+                raise self.error(
+                    c,
+                    "divergence",
+                    f"lanes of a warp wait here, but not thread {warp * WARP + lane} of block "
+                    f"{self.numbers[block]}, which {where}",
+                )
 
     def _stuck(self) -> None:
         """Raises the error that says why nothing goes on."""
@@ -337,9 +376,12 @@ class Gang:
         block = int(np.argmax(lanes.any(1)))
         absent = np.flatnonzero(~lanes[block])
         where = self._whereabouts(block, int(absent[0]))
-        raise self.error(self.program.code[place], "deadlock",
-                         f"{int(lanes[block].sum())} threads of block {self.numbers[block]} wait "
-                         f"here for {len(absent)} others, of which thread {int(absent[0])} {where}")
+        raise self.error(
+            self.program.code[place],
+            "deadlock",
+            f"{int(lanes[block].sum())} threads of block {self.numbers[block]} wait "
+            f"here for {len(absent)} others, of which thread {int(absent[0])} {where}",
+        )
 
     def _whereabouts(self, block: int, thread: int) -> str:
         for place, lanes in self.waiting.items():
@@ -348,8 +390,13 @@ class Gang:
         return "has gone on" if self.live[block, thread] else "has ended"
 
     def error(self, c: Instruction, kind: str, what: str, hint: str = "") -> SimulationError:
-        found = SimulationError(f"{_TITLES[kind]} in kernel `{self.program.name}`", kind=kind, at=c.at or None,
-                                why=f"{what}; PTX line {c.line}: {c.text}", hint=hint or _HINTS[kind])
+        found = SimulationError(
+            f"{_TITLES[kind]} in kernel `{self.program.name}`",
+            kind=kind,
+            at=c.at or None,
+            why=f"{what}; PTX line {c.line}: {c.text}",
+            hint=hint or _HINTS[kind],
+        )
         return found
 
     # ---------------------------------------------------------------- registers
@@ -368,13 +415,20 @@ class Gang:
         self.registers[name] = value
 
 
-_TITLES = {"race": "threads race", "bounds": "an access outside of memory",
-           "uninitialised": "memory is read before it is written",
-           "divergence": "threads of a warp are not together", "deadlock": "threads wait for ever"}  # fmt: skip
-_HINTS = {"race": "a barrier between the two", "bounds": "mask the threads that have no element",
-          "uninitialised": "store it first, or wait for the threads that do",
-          "divergence": "take the instruction out of the branch, or name only the lanes that run it",
-          "deadlock": "let every thread of the block reach the barrier"}  # fmt: skip
+_TITLES = {
+    "race": "threads race",
+    "bounds": "an access outside of memory",
+    "uninitialised": "memory is read before it is written",
+    "divergence": "threads of a warp are not together",
+    "deadlock": "threads wait for ever",
+}
+_HINTS = {
+    "race": "a barrier between the two",
+    "bounds": "mask the threads that have no element",
+    "uninitialised": "store it first, or wait for the threads that do",
+    "divergence": "take the instruction out of the branch, or name only the lanes that run it",
+    "deadlock": "let every thread of the block reach the barrier",
+}
 
 
 _ACCESSES = ("ld", "ldu", "st", "atom", "red")
@@ -382,6 +436,9 @@ _ACCESSES = ("ld", "ldu", "st", "atom", "red")
 
 def smallest_access(program: Program, space: str) -> int:
     """Bytes of the smallest access to a memory, also by generic addresses: who touches what is noted for so many at a time."""
-    sizes = [SIZES.get(c.op[-1], 4) for c in program.code
-             if c.op[0] in _ACCESSES and instructions.space_of(c) in (space, "generic")]
+    sizes = [
+        SIZES.get(c.op[-1], 4)
+        for c in program.code
+        if c.op[0] in _ACCESSES and instructions.space_of(c) in (space, "generic")
+    ]
     return min(sizes, default=4)

@@ -1,8 +1,9 @@
 """Memory of a launch: arrays at addresses far apart, shared and local memory of blocks, and who has touched what.
 
-Each cell of memory that a kernel writes to has two marks: who wrote it last, and who has read it since. A mark is block,
-number of barriers that the block had passed, thread. Two accesses, of which one is a store, race if different threads of one
-block make them with no barrier between, or different blocks.
+Each cell of memory that a kernel writes to has two marks: who wrote it last, and who has read it
+since. A mark is block, number of barriers that the block had passed, thread. Two accesses, of which
+one is a store, race if different threads of one block make them with no barrier between, or
+different blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-# Bits of an address below its array's number; an array begins in the middle, so that places before it are seen as well.
+# Bits of an address below its array's number; an array begins in the middle, so that places before
+# it are seen as well.
 ARRAY_BITS = 40
 MIDDLE = 1 << (ARRAY_BITS - 1)
 LOCAL = 1 << (ARRAY_BITS - 2)  # generic addresses of local memory begin here
@@ -41,7 +43,10 @@ class Shadow:
         self.written, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
 
     def store(self, cells: np.ndarray, base: np.ndarray, marks: np.ndarray) -> None:
-        """Raises Fault if another has touched a cell. `base`: marks of thread 0 of the lanes' blocks at this time."""
+        """Raises Fault if another has touched a cell.
+
+        `base`: marks of thread 0 of the lanes' blocks at this time.
+        """
         for before, deed in ((self.written[cells], "wrote"), (self.read[cells], "read")):
             _check(before, base, marks, f"stores what another {deed}")
         self.written[cells] = marks
@@ -50,8 +55,11 @@ class Shadow:
             k = int(np.argmax(lost))
             mine, other = marks.ravel()[k], self.written[cells].ravel()[k]
             apart = mine >> BLOCK_SHIFT != other >> BLOCK_SHIFT
-            raise Fault("race", f"threads {_thread(mine)} and {_thread(other)} store to one element at the same time",
-                        OF_BLOCKS if apart else "")
+            raise Fault(
+                "race",
+                f"threads {_thread(mine)} and {_thread(other)} store to one element at the same time",
+                OF_BLOCKS if apart else "",
+            )
 
     def load(self, cells: np.ndarray, base: np.ndarray, marks: np.ndarray) -> None:
         """Raises Fault if another has written a cell."""
@@ -64,7 +72,11 @@ class Shadow:
         self.read[cells] = new
         lost = self.read[cells] != new  # several lanes, one cell
         if lost.any():
-            both = np.where((self.read[cells] >> BLOCK_SHIFT) != (new >> BLOCK_SHIFT), MANY_BLOCKS, base + MANY_THREADS)
+            both = np.where(
+                (self.read[cells] >> BLOCK_SHIFT) != (new >> BLOCK_SHIFT),
+                MANY_BLOCKS,
+                base + MANY_THREADS,
+            )
             self.read[cells[lost]] = both[lost]
 
 
@@ -93,7 +105,11 @@ class Arrays:
     def __init__(self, arrays: Sequence[np.ndarray], written: set[int], check: bool, smallest: int):
         self.flat = [a.reshape(-1).view(np.uint8) for a in arrays]
         self.views: dict[tuple[int, np.dtype, int], np.ndarray] = {}
-        cells = {k: max(min(a.itemsize, smallest), 1) for k, a in enumerate(arrays) if check and k in written}
+        cells = {
+            k: max(min(a.itemsize, smallest), 1)
+            for k, a in enumerate(arrays)
+            if check and k in written
+        }
         self.shadows = {k: Shadow(arrays[k].nbytes // size + 1, size) for k, size in cells.items()}
 
     @staticmethod
@@ -107,7 +123,10 @@ class Arrays:
         return (address >> ARRAY_BITS) - 1
 
     def find(self, addresses: np.ndarray, size: int) -> tuple[int, np.ndarray]:
-        """(number of the array that all of the addresses are in, their offsets in bytes). Raises Fault."""
+        """(number of the array that all of the addresses are in, their offsets in bytes).
+
+        Raises Fault.
+        """
         low, high = int(addresses.min()), int(addresses.max())
         number = self.number(low)
         if not 0 <= number < len(self.flat):
@@ -115,7 +134,9 @@ class Arrays:
         start = self.address(number)
         if low < start or high + size > start + len(self.flat[number]):
             at = low - start if low < start else high - start
-            raise Fault("bounds", f"byte {at} of array {number}, which has {len(self.flat[number])}")
+            raise Fault(
+                "bounds", f"byte {at} of array {number}, which has {len(self.flat[number])}"
+            )
         offsets = addresses - start
         _check_alignment(offsets, size)
         return number, offsets
@@ -148,7 +169,10 @@ class BlockMemory:
         """Places in bytes. Raises Fault."""
         low, high = int(offsets.min()), int(offsets.max())
         if low < 0 or high + size > self.size:
-            raise Fault("bounds", f"byte {low if low < 0 else high} of {self.what} memory, which has {self.size}")
+            raise Fault(
+                "bounds",
+                f"byte {low if low < 0 else high} of {self.what} memory, which has {self.size}",
+            )
         _check_alignment(offsets, size)
         return offsets + rows * self.stride
 
@@ -163,11 +187,17 @@ class BlockMemory:
         return found
 
     def view(self, dtype: np.dtype, count: int) -> np.ndarray:
-        flat = self.flat.view(dtype) if len(self.flat) % dtype.itemsize == 0 else self.flat[:0].view(dtype)
+        flat = (
+            self.flat.view(dtype)
+            if len(self.flat) % dtype.itemsize == 0
+            else self.flat[:0].view(dtype)
+        )
         return flat.reshape(-1, count) if count > 1 else flat
 
     def check_written(self, cells: np.ndarray) -> None:
         """Raises Fault for cells that nobody has written."""
         assert self.shadow is not None
         if (self.shadow.written[cells] == 0).any():
-            raise Fault("uninitialised", f"{self.what} memory is read before anything is stored there")
+            raise Fault(
+                "uninitialised", f"{self.what} memory is read before anything is stored there"
+            )

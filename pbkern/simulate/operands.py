@@ -31,6 +31,7 @@ def operand(program: Program, text: str, t: np.dtype) -> Callable[[Any], np.ndar
     if special is not None:
         return lambda g: as_type(special(g), t)
     if text.startswith("%"):
+
         def register(g: Any) -> np.ndarray:
             v = g.registers.get(text)
             if v is None:
@@ -52,7 +53,11 @@ def _number(program: Program, text: str, t: np.dtype):
     if text[:2].lower() in ("0f", "0d"):
         bits = 32 if text[1] in "fF" else 64
         pattern = int(text[2:], 16)
-        return np.array(pattern, f"uint{bits}").view(f"float{bits}").astype(t) if ops.is_float(t) else pattern
+        return (
+            np.array(pattern, f"uint{bits}").view(f"float{bits}").astype(t)
+            if ops.is_float(t)
+            else pattern
+        )
     try:
         n = int(text.rstrip("U"), 0)
     except ValueError:
@@ -67,11 +72,15 @@ def _constant(n: int) -> Callable[[Any], np.ndarray]:
 
 
 _SPECIAL: Mapping[str, Callable[[Any], np.ndarray]] = {
-    "%tid.x": lambda g: g.tid, "%ctaid.x": lambda g: g.ctaid,
-    "%ntid.x": lambda g: np.full((1, 1), g.threads, np.uint32), "%nctaid.x": lambda g: np.full((1, 1), g.launch.grid,
-                                                                                               np.uint32),
+    "%tid.x": lambda g: g.tid,
+    "%ctaid.x": lambda g: g.ctaid,
+    "%ntid.x": lambda g: np.full((1, 1), g.threads, np.uint32),
+    "%nctaid.x": lambda g: np.full((1, 1), g.launch.grid, np.uint32),
     **{f"%{n}.{d}": _constant(0) for n in ("tid", "ctaid") for d in "yz"},
     **{f"%{n}.{d}": _constant(1) for n in ("ntid", "nctaid") for d in "yz"},
-    "%clock64": lambda g: g.clock, "%globaltimer": lambda g: g.clock, "%smid": lambda g: g.ctaid,
-    "%laneid": lambda g: g.tid % np.uint32(WARP), "WARP_SZ": _constant(WARP),
-}  # fmt: skip
+    "%clock64": lambda g: g.clock,
+    "%globaltimer": lambda g: g.clock,
+    "%smid": lambda g: g.ctaid,
+    "%laneid": lambda g: g.tid % np.uint32(WARP),
+    "WARP_SZ": _constant(WARP),
+}

@@ -12,10 +12,17 @@ import ml_dtypes
 import numpy as np
 
 TYPES = {
-    **{f"{kind}{n}": np.dtype(f"{'int' if kind == 's' else 'uint'}{n}") for kind in "sub" for n in (8, 16, 32, 64)},
-    "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
+    **{
+        f"{kind}{n}": np.dtype(f"{'int' if kind == 's' else 'uint'}{n}")
+        for kind in "sub"
+        for n in (8, 16, 32, 64)
+    },
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
     "pred": np.dtype(bool),
-}  # fmt: skip
+}
 Function = Callable[..., np.ndarray]
 
 
@@ -38,8 +45,8 @@ def _wide(t: np.dtype) -> np.dtype:
 # ---------------------------------------------------------------- arithmetic
 
 
-# Types whose subnormal numbers .ftz makes zeros, and those whose results hold one NaN, whatever the operands hold (PTX ISA,
-# half precision instructions); of single precision the ISA leaves it open.
+# Types whose subnormal numbers .ftz makes zeros, and those whose results hold one NaN, whatever the
+# operands hold (PTX ISA, half precision instructions); of single precision the ISA leaves it open.
 _FLUSHED = (TYPES["f16"], TYPES["f32"])
 _ONE_NAN = (TYPES["f16"], TYPES["bf16"])
 _NAN16 = np.uint16(0x7FFF)
@@ -88,11 +95,16 @@ def missing(op: tuple[str, ...], t: np.dtype) -> str:
 
 
 def fma(t: np.dtype) -> Function:
-    """x * y + z, rounded once. In float64 products of float32 are exact; of ties, what their sum with z loses decides."""
+    """x * y + z, rounded once.
+
+    In float64 products of float32 are exact; of ties, what their sum with z loses decides.
+    """
     if t == np.float64:
         return _fma64
     if t.itemsize == 2:
-        return lambda x, y, z: (x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)).astype(t)
+        return lambda x, y, z: (
+            x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)
+        ).astype(t)
 
     def single(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         p = np.multiply(x, y, dtype=np.float64)
@@ -111,7 +123,9 @@ def _untied(p: np.ndarray, z: np.ndarray, s: np.ndarray, ties: np.ndarray) -> np
     """s = p + z moved off the middle between two float32, to the side on which the exact sum lies."""
     t = s - p
     lost = (p - (s - t)) + (z - t)
-    return np.where(ties & (lost != 0) & np.isfinite(s), np.nextafter(s, np.where(lost > 0, np.inf, -np.inf)), s)
+    return np.where(
+        ties & (lost != 0) & np.isfinite(s), np.nextafter(s, np.where(lost > 0, np.inf, -np.inf)), s
+    )
 
 
 def _fma64(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -169,7 +183,7 @@ def _div(op: tuple[str, ...], t: np.dtype) -> Function:
 
     def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         safe = np.where(y == 0, t.type(1), y)
-        q = (x // safe)
+        q = x // safe
         q = q + ((x % safe != 0) & ((x < 0) != (safe < 0))) if t.kind == "i" else q
         return np.where(y == 0, t.type(-1) if t.kind == "i" else np.iinfo(t).max, q).astype(t)
 
@@ -232,7 +246,11 @@ def _funnel(op: tuple[str, ...], t: np.dtype) -> Function:
     def shift(low: np.ndarray, high: np.ndarray, n: np.ndarray) -> np.ndarray:
         n = np.minimum(n, 32) if "clamp" in op else n & 31
         both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
-        found = both >> n.astype(np.uint64) if "r" in op else (both << n.astype(np.uint64)) >> np.uint64(32)
+        found = (
+            both >> n.astype(np.uint64)
+            if "r" in op
+            else (both << n.astype(np.uint64)) >> np.uint64(32)
+        )
         return found.astype(np.uint32)
 
     return shift
@@ -272,7 +290,9 @@ def _bfe(op: tuple[str, ...], t: np.dtype) -> Function:
         room = np.minimum(length, bits - start)
         up = np.clip(bits - start - room, 0, bits - 1).astype(t)
         down = np.clip(bits - room, 0, bits - 1).astype(t)
-        beyond = np.where(length == 0, t.type(0), x >> t.type(bits - 1)) if t.kind == "i" else t.type(0)
+        beyond = (
+            np.where(length == 0, t.type(0), x >> t.type(bits - 1)) if t.kind == "i" else t.type(0)
+        )
         return np.where(room == 0, beyond, x << up >> down)
 
     return extract
@@ -285,7 +305,11 @@ def _bfi(op: tuple[str, ...], t: np.dtype) -> Function:
         start, length = (np.minimum(v.astype(np.int64) & 255, bits) for v in (start, length))
         room = np.minimum(length, bits - start)
         whole = (1 << bits) - 1
-        mask = np.where(room >= bits, t.type(whole), (t.type(1) << np.minimum(room, bits - 1).astype(t)) - t.type(1))
+        mask = np.where(
+            room >= bits,
+            t.type(whole),
+            (t.type(1) << np.minimum(room, bits - 1).astype(t)) - t.type(1),
+        )
         at = np.minimum(start, bits - 1).astype(t)
         return np.where(room == 0, b, b & ~(mask << at) | (a & mask) << at)
 
@@ -301,8 +325,14 @@ def _prmt(op: tuple[str, ...], t: np.dtype) -> Function:
         found = a & np.uint32(0)
         for k in range(4):
             which = selector >> np.uint32(4 * k)
-            byte = (both >> (np.uint64(8) * (which & np.uint32(7)).astype(np.uint64))).astype(np.uint32) & np.uint32(255)
-            byte = np.where(which & np.uint32(8), np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0)), byte)
+            byte = (both >> (np.uint64(8) * (which & np.uint32(7)).astype(np.uint64))).astype(
+                np.uint32
+            ) & np.uint32(255)
+            byte = np.where(
+                which & np.uint32(8),
+                np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0)),
+                byte,
+            )
             found = found | byte << np.uint32(8 * k)
         return found
 
@@ -322,13 +352,26 @@ def _lop3(op: tuple[str, ...], t: np.dtype) -> Function:
 
 # ---------------------------------------------------------------- comparison
 
-_COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-            "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}  # fmt: skip
+_COMPARE = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+}
 _ORDERED = {"eq", "lt", "le", "gt", "ge"}
 
 
 def comparison(name: str, t: np.dtype) -> Function:
-    """Makes the comparison of setp and set. Ordered ones are false with NaN; those that end in u are true."""
+    """Makes the comparison of setp and set.
+
+    Ordered ones are false with NaN; those that end in u are true.
+    """
     if name == "num":
         return lambda x, y: ~(np.isnan(x) | np.isnan(y))
     if name == "nan":
@@ -376,10 +419,16 @@ def conversion(op: tuple[str, ...]) -> tuple[np.dtype, np.dtype, Function]:
 
 
 def _saturated(x: np.ndarray, to: np.dtype, source: np.dtype) -> np.ndarray:
-    """Rounded numbers of a type as integers. NaN becomes the highest bit where either type has 64 bits, else 0 (PTX, cvt)."""
+    """Rounded numbers of a type as integers.
+
+    NaN becomes the highest bit where either type has 64 bits, else 0 (PTX, cvt).
+    """
     info = np.iinfo(to)
-    inside = np.clip(np.nan_to_num(x, nan=0.0), float(info.min), np.nextafter(float(info.max), 0)
-                     if to.itemsize == 8 else info.max)
+    inside = np.clip(
+        np.nan_to_num(x, nan=0.0),
+        float(info.min),
+        np.nextafter(float(info.max), 0) if to.itemsize == 8 else info.max,
+    )
     found = inside.astype(to)
     found = np.where(x >= float(info.max), info.max, found).astype(to)
     if source.itemsize < 8 and to.itemsize < 8:
@@ -390,7 +439,9 @@ def _saturated(x: np.ndarray, to: np.dtype, source: np.dtype) -> np.ndarray:
 
 def _toward_zero(x: np.ndarray, to: np.dtype) -> np.ndarray:
     y = x.astype(to)
-    return np.where(np.abs(y.astype(np.float64)) > np.abs(x), np.nextafter(y, to.type(0)), y).astype(to)
+    return np.where(
+        np.abs(y.astype(np.float64)) > np.abs(x), np.nextafter(y, to.type(0)), y
+    ).astype(to)
 
 
 # ---------------------------------------------------------------- the table
@@ -404,18 +455,43 @@ def _plain(f: Function) -> Maker:
 
 TABLE: dict[str, Maker] = {
     "mov": _plain(lambda x: x),
-    "add": _plain(np.add), "sub": _plain(np.subtract), "mul": _mul, "mad": _mad, "fma": _mad, "div": _div, "rem": _rem,
-    "abs": _plain(np.abs), "neg": _plain(np.negative), "max": _extreme(np.fmax, np.maximum),
+    "add": _plain(np.add),
+    "sub": _plain(np.subtract),
+    "mul": _mul,
+    "mad": _mad,
+    "fma": _mad,
+    "div": _div,
+    "rem": _rem,
+    "abs": _plain(np.abs),
+    "neg": _plain(np.negative),
+    "max": _extreme(np.fmax, np.maximum),
     "min": _extreme(np.fmin, np.minimum),
-    "sqrt": _unary(np.sqrt), "rsqrt": _unary(lambda x: 1 / np.sqrt(x)), "rcp": _unary(lambda x: 1 / x), "sin": _unary(np.sin),
-    "cos": _unary(np.cos), "ex2": _unary(np.exp2), "lg2": _unary(np.log2), "tanh": _unary(np.tanh),
+    "sqrt": _unary(np.sqrt),
+    "rsqrt": _unary(lambda x: 1 / np.sqrt(x)),
+    "rcp": _unary(lambda x: 1 / x),
+    "sin": _unary(np.sin),
+    "cos": _unary(np.cos),
+    "ex2": _unary(np.exp2),
+    "lg2": _unary(np.log2),
+    "tanh": _unary(np.tanh),
     "copysign": lambda op, t: lambda sign, x: np.copysign(x, sign),
-    "and": _plain(np.bitwise_and), "or": _plain(np.bitwise_or), "xor": _plain(np.bitwise_xor), "not": _plain(np.invert),
+    "and": _plain(np.bitwise_and),
+    "or": _plain(np.bitwise_or),
+    "xor": _plain(np.bitwise_xor),
+    "not": _plain(np.invert),
     "cnot": lambda op, t: lambda x: np.where(x == 0, t.type(1), t.type(0)),
-    "shl": _shift(True), "shr": _shift(False), "shf": _funnel, "popc": lambda op, t: _popc, "clz": _clz, "brev": _brev,
-    "bfe": _bfe, "bfi": _bfi, "prmt": _prmt, "lop3": _lop3,
+    "shl": _shift(True),
+    "shr": _shift(False),
+    "shf": _funnel,
+    "popc": lambda op, t: _popc,
+    "clz": _clz,
+    "brev": _brev,
+    "bfe": _bfe,
+    "bfi": _bfi,
+    "prmt": _prmt,
+    "lop3": _lop3,
     "sad": lambda op, t: lambda x, y, z: np.where(x > y, x - y, y - x) + z,
-}  # fmt: skip
+}
 # Which operands, counted from the first source, have a type of their own.
 COUNTS = {"shl": {1}, "shr": {1}, "bfe": {1, 2}, "bfi": {2, 3}, "shf": {2}}
 # Instructions whose result has 32 bits whatever the operands have.

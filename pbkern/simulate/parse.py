@@ -11,24 +11,30 @@ from pbkern.core.errors import InternalError
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)\s*([^{]*)\{", re.DOTALL)
 _PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+[^,]*?([\w$]+)(\[\d+\])?\s*$")
-_VARIABLE = re.compile(r"\.(shared|local|const|global)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?")
+_VARIABLE = re.compile(
+    r"\.(shared|local|const|global)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?"
+)
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?')
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
 _LABEL = re.compile(r"([\w$]+):")
 _INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _OPERAND = re.compile(r"\[[^\]]*\]|\{[^}]*\}|[^,\s]+")
 _TARGETS = re.compile(r"\$?[\w$]+")
-SIZES = {**{f"{kind}{n}": n // 8 for kind in "bsuf" for n in (8, 16, 32, 64)}, "bf16": 2, "pred": 1, "b128": 16}
+SIZES = {
+    **{f"{kind}{n}": n // 8 for kind in "bsuf" for n in (8, 16, 32, 64)},
+    "bf16": 2,
+    "pred": 1,
+    "b128": 16,
+}
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One instruction.
 
-    Attributes:
-      op: its name and modifiers, split at dots. operands: as they are written.
-      predicate: register that decides whether a lane takes part, or None; `negated`: those where it is false do.
-      line: of the text, from 1. at: the user's line, or "".
+    Attributes: op: its name and modifiers, split at dots. operands: as they are written. predicate:
+      register that decides whether a lane takes part, or None; `negated`: those where it is false
+      do. line: of the text, from 1. at: the user's line, or "".
     """
 
     op: tuple[str, ...]
@@ -69,7 +75,9 @@ def parse(text: str) -> Program:
     blank = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
     entries = list(_ENTRY.finditer(blank))
     if len(entries) != 1:
-        raise InternalError(f"PTX with {len(entries)} kernels cannot be run", why="one text, one kernel")
+        raise InternalError(
+            f"PTX with {len(entries)} kernels cannot be run", why="one text, one kernel"
+        )
     (entry,) = entries
     program = Program(entry[1])
     for position, parameter in enumerate(filter(None, (p.strip() for p in entry[2].split(",")))):
@@ -89,12 +97,19 @@ def parse(text: str) -> Program:
 def _variable(program: Program, found: re.Match) -> None:
     space, align, kind, name, count = found.groups()
     if space in ("const", "global"):
-        raise InternalError(f"PTX has a variable `{name}` in {space} memory", why="the simulator does not have such memory")
+        raise InternalError(
+            f"PTX has a variable `{name}` in {space} memory",
+            why="the simulator does not have such memory",
+        )
     if count == "":
         program.dynamic_shared = name
         return
     size, step = SIZES[kind] * int(count or 1), int(align or SIZES[kind])
-    places, used = (program.shared, program.shared_bytes) if space == "shared" else (program.local, program.local_bytes)
+    places, used = (
+        (program.shared, program.shared_bytes)
+        if space == "shared"
+        else (program.local, program.local_bytes)
+    )
     places[name] = -(-used // step) * step
     if space == "shared":
         program.shared_bytes = places[name] + size
@@ -114,12 +129,16 @@ def _body(program: Program, text: str, start: int, files: dict[str, str]) -> Non
             continue
         if found := _LOC.match(statement):
             name = files.get(found[1], "")
-            at = f"{name}:{found[2]}:{found[3]}" if name not in ("", "-") and found[2] != "0" else ""
+            at = (
+                f"{name}:{found[2]}:{found[3]}" if name not in ("", "-") and found[2] != "0" else ""
+            )
             continue
         while label := _LABEL.match(statement):
             rest = statement[label.end() :].strip()
             if rest.startswith(".branchtargets"):
-                program.tables[label[1]] = tuple(_TARGETS.findall(rest.removeprefix(".branchtargets")))
+                program.tables[label[1]] = tuple(
+                    _TARGETS.findall(rest.removeprefix(".branchtargets"))
+                )
                 rest = ""
             program.labels[label[1]] = len(program.code)
             statement = rest
@@ -127,10 +146,16 @@ def _body(program: Program, text: str, start: int, files: dict[str, str]) -> Non
             continue
         found = _INSTRUCTION.match(statement)
         if found is None:
-            raise InternalError("an instruction of PTX was not understood", why=f"line {line}: {statement}")
+            raise InternalError(
+                "an instruction of PTX was not understood", why=f"line {line}: {statement}"
+            )
         operands = tuple(_OPERAND.findall(found[4]))
         shown = re.sub(r"\s+", " ", statement)
-        program.code.append(Instruction(tuple(found[3].split(".")), operands, found[2], bool(found[1]), shown, line, at))
+        program.code.append(
+            Instruction(
+                tuple(found[3].split(".")), operands, found[2], bool(found[1]), shown, line, at
+            )
+        )
 
 
 def _statements(text: str, start: int) -> Iterator[tuple[str, int]]:
@@ -143,7 +168,9 @@ def _statements(text: str, start: int) -> Iterator[tuple[str, int]]:
         mark = found[0]
         opens = piece.count("{") > piece.count("}")
         if mark == "\n":
-            if stripped.startswith((".loc", ".file", ".reg")) or (stripped.endswith(":") and not stripped.startswith("{")):
+            if stripped.startswith((".loc", ".file", ".reg")) or (
+                stripped.endswith(":") and not stripped.startswith("{")
+            ):
                 yield stripped.rstrip(";"), end + len(piece) - len(piece.lstrip())
                 end = at + 1
             continue

@@ -3,9 +3,10 @@
     Kernel --lower.kernel_nests(kernel, build_options)--> KernelNests --SHARED_PASSES, the target's own--> KernelNests
            --emit--> DeviceFunction; HostProgram, DeviceFunctions --emit_host--> HostFunction
 
-What every target calls is in `lower/`: kernel_nests.py makes the nests and interprets them, passes/shared.py begins to improve
-them, nest/scratch.py places scratch, mlir/ and math/ write values and functions as MLIR. A target may give functions of its own
-by a MathTable (lower/mlir/math_table.py).
+What every target calls is in `lower/`: kernel_nests.py makes the nests and interprets them,
+passes/shared.py begins to improve them, nest/scratch.py places scratch, mlir/ and math/ write
+values and functions as MLIR. A target may give functions of its own by a MathTable
+(lower/mlir/math_table.py).
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from pbkern.lower.passes.shared import SHARED_PASSES
 class DeviceFunction(Protocol):
     """One kernel's code, and what its launch needs to know, as the target's own attributes.
 
-    Attributes:
-      name: of the function. text: MLIR. nests: readable, as they were emitted.
-      is_shared: whether launches of equal kernels may use it: those with numbers of print sites are not.
+    Attributes: name: of the function. text: MLIR. nests: readable, as they were emitted. is_shared:
+      whether launches of equal kernels may use it: those with numbers of print sites are not.
     """
 
     @property
@@ -65,21 +65,25 @@ Host = TypeVar("Host", bound=HostFunction, covariant=True)
 class KernelBackend(Protocol[Made]):
     """One target's half of lowering a kernel.
 
-    Attributes:
-      passes: the target's own over nests, after SHARED_PASSES: caches and vectors on CPUs, staging and threads on GPUs.
+    Attributes: passes: the target's own over nests, after SHARED_PASSES: caches and vectors on
+      CPUs, staging and threads on GPUs.
     """
 
     passes: tuple[Pass, ...]
 
-    def build_options(self, kernel: Kernel, options: Any, program: HostProgram | None = None) -> BuildOptions:
+    def build_options(
+        self, kernel: Kernel, options: Any, program: HostProgram | None = None
+    ) -> BuildOptions:
         """Options of lowering that follow from the kernel's CompilerParams for this target, compile options and the device.
 
         `program`: where it is launched, if that is known.
         """
 
     def emit(self, nests: KernelNests, name: str) -> Made:
-        """The function of nests that have gone through all passes. Raises ScheduleError where CompilerParams ask for what the
-        device does not have."""
+        """The function of nests that have gone through all passes.
+
+        Raises ScheduleError where CompilerParams ask for what the device does not have.
+        """
 
 
 class ProgramBackend(KernelBackend[Device], Protocol[Device, Host]):
@@ -90,11 +94,16 @@ class ProgramBackend(KernelBackend[Device], Protocol[Device, Host]):
 
 
 def device_function(
-    kernel: Kernel, options: BuildOptions, passes: Sequence[Pass], emit: Callable[[KernelNests, str], Device], name: str
+    kernel: Kernel,
+    options: BuildOptions,
+    passes: Sequence[Pass],
+    emit: Callable[[KernelNests, str], Device],
+    name: str,
 ) -> Device:
     """A kernel's function; where a pass or the emission fails, what is made without it, at last the plain way.
 
-    Raises what lowering raises where even that fails, and for errors that core/fallback.py does not catch.
+    Raises what lowering raises where even that fails, and for errors that core/fallback.py does not
+    catch.
     """
     used = [*SHARED_PASSES, *passes]
     while True:
@@ -118,17 +127,25 @@ def _warn(kernel: Kernel, what: str, error: Exception, instead: str) -> None:
     if not isinstance(error, fallback.Declined):
         repro.attach(error, kernel)
     lines = (user_line(e) for e in kernel.body.jaxpr.eqns)
-    fallback.warn(f"{what} failed on kernel `{kernel.name}`", error, instead,
-                  kernel.defined_at or next((at for at in lines if at), None))
+    fallback.warn(
+        f"{what} failed on kernel `{kernel.name}`",
+        error,
+        instead,
+        kernel.defined_at or next((at for at in lines if at), None),
+    )
 
 
 def device_functions(
-    program: HostProgram, options_of: Callable[[Kernel], BuildOptions], passes: Sequence[Pass],
-    emit: Callable[[KernelNests, str], Device], ready: Callable[[Device], None] = lambda function: None,
-) -> dict[int, Device]:  # fmt: skip
+    program: HostProgram,
+    options_of: Callable[[Kernel], BuildOptions],
+    passes: Sequence[Pass],
+    emit: Callable[[KernelNests, str], Device],
+    ready: Callable[[Device], None] = lambda function: None,
+) -> dict[int, Device]:
     """id of a kernel -> its function. Equal kernels, those of equal layers for example, are lowered once.
 
-    `ready` is called with each function before the next is made. Raises what lowering raises, with a file that repeats it.
+    `ready` is called with each function before the next is made. Raises what lowering raises, with
+    a file that repeats it.
     """
     found: dict[int, Device] = {}
     made: dict[tuple, Device] = {}
@@ -149,7 +166,12 @@ def device_functions(
 
 
 def lowered(program: HostProgram, backend: ProgramBackend[Any, Host], options: Any) -> Host:
-    """A whole program, kernels and host. Raises UnsupportedOp where a kernel body cannot be lowered."""
+    """A whole program, kernels and host.
+
+    Raises UnsupportedOp where a kernel body cannot be lowered.
+    """
     program = in_stages(program)
-    kernels = device_functions(program, lambda k: backend.build_options(k, options, program), backend.passes, backend.emit)
+    kernels = device_functions(
+        program, lambda k: backend.build_options(k, options, program), backend.passes, backend.emit
+    )
     return backend.emit_host(program, kernels)

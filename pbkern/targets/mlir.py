@@ -1,11 +1,12 @@
 """MLIR's Python bindings: found once, loaded on first compile. Text -> passes -> LLVM dialect -> object file.
 
-A real `mlir` package is preferred; otherwise the bindings inside the torch-mlir wheel are used, which is upstream
-MLIR and needs no torch. Nothing else in pbkern imports either.
+A real `mlir` package is preferred; otherwise the bindings inside the torch-mlir wheel are used,
+which is upstream MLIR and needs no torch. Nothing else in pbkern imports either.
 
-Several threads may compile. What takes long, passes and code generation, is called through ctypes, which lets other Python
-threads run meanwhile; the bindings' own methods do not. Whatever uses the context takes turns: parsers and passes load
-dialects into it. Code generation has an LLVM context of its own and takes no turn.
+Several threads may compile. What takes long, passes and code generation, is called through ctypes,
+which lets other Python threads run meanwhile; the bindings' own methods do not. Whatever uses the
+context takes turns: parsers and passes load dialects into it. Code generation has an LLVM context
+of its own and takes no turn.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from types import SimpleNamespace
 from pbkern.core.errors import InternalError, TargetError
 
 PACKAGES = ("mlir", "torch_mlir")
-# Passes that are nested in functions run on several of them at a time. Blocks need no simplification: lowering makes none
-# that are equal or unreachable.
+# Passes that are nested in functions run on several of them at a time. Blocks need no
+# simplification: lowering makes none that are equal or unreachable.
 CANONICALIZE = "canonicalize{region-simplify=disabled},cse"
 KERNEL_PASSES = (
     f"func.func({CANONICALIZE},convert-scf-to-cf,convert-vector-to-llvm{{reassociate-fp-reductions=1}},"
@@ -44,7 +45,10 @@ _turn = threading.RLock()
 
 @functools.cache
 def bindings() -> SimpleNamespace:
-    """Modules ir, passmanager, execution_engine and registration. Raises TargetError if neither package is there."""
+    """Modules ir, passmanager, execution_engine and registration.
+
+    Raises TargetError if neither package is there.
+    """
     for package in PACKAGES:
         try:
             with _own_symbols():
@@ -52,23 +56,30 @@ def bindings() -> SimpleNamespace:
                     ir=importlib.import_module(f"{package}.ir"),
                     passmanager=importlib.import_module(f"{package}.passmanager"),
                     engine=importlib.import_module(f"{package}.execution_engine"),
-                    register=importlib.import_module(f"{package}._mlir_libs._mlirRegisterEverything"),
+                    register=importlib.import_module(
+                        f"{package}._mlir_libs._mlirRegisterEverything"
+                    ),
                 )
         except ImportError:
             continue
-    raise TargetError("MLIR's Python bindings are not installed", why="neither `mlir` nor `torch_mlir` can be imported",
-                      hint="pip install torch-mlir==20261001 (MLIR only; torch is not needed)")
+    raise TargetError(
+        "MLIR's Python bindings are not installed",
+        why="neither `mlir` nor `torch_mlir` can be imported",
+        hint="pip install torch-mlir==20261001 (MLIR only; torch is not needed)",
+    )
 
 
 @contextlib.contextmanager
 def _own_symbols() -> Iterator[None]:
     """Libraries that are loaded inside find their own symbols first, and show them to no others.
 
-    TensorFlow's library exports the LLVM that it contains: bindings that found it would register LLVM's command line options in
-    it once more, which ends the process.
+    TensorFlow's library exports the LLVM that it contains: bindings that found it would register
+    LLVM's command line options in it once more, which ends the process.
     """
     before = sys.getdlopenflags()
-    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_LOCAL | getattr(os, "RTLD_DEEPBIND", 0))  # glibc has the last
+    sys.setdlopenflags(
+        os.RTLD_NOW | os.RTLD_LOCAL | getattr(os, "RTLD_DEEPBIND", 0)
+    )  # glibc has the last
     try:
         yield
     finally:
@@ -82,7 +93,9 @@ def installed() -> tuple:
         for folder in spec.submodule_search_locations or () if spec else ():
             libraries = sorted((pathlib.Path(folder) / "_mlir_libs").glob("*.so*"))
             if libraries:
-                return package, tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in libraries)
+                return package, tuple(
+                    (p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in libraries
+                )
     return ()
 
 
@@ -127,7 +140,10 @@ def _c() -> ctypes.CDLL:
 def _handle(value) -> int:
     """The C handle of a bindings' object, for as long as that lives."""
     capsule, api = value._CAPIPtr, ctypes.pythonapi
-    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, (ctypes.py_object,)
+    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = (
+        ctypes.c_char_p,
+        (ctypes.py_object,),
+    )
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
     return api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
@@ -146,7 +162,8 @@ def parse(text: str):
 def run_passes(module, passes: str):
     """Runs a pass list in place. Raises InternalError; the diagnostics of a pass are on stderr.
 
-    The module is verified once, at the end: verification after each pass takes nearly as long as the passes themselves.
+    The module is verified once, at the end: verification after each pass takes nearly as long as
+      the passes themselves.
     """
     m = bindings()
     with _turn, context():
@@ -157,7 +174,9 @@ def run_passes(module, passes: str):
                 raise InternalError("a pass failed", why="MLIR's messages are on stderr")
             module.operation.verify()
         except m.ir.MLIRError as e:
-            raise InternalError("passes made a module that is not well-formed", why=str(e)[:2000]) from None
+            raise InternalError(
+                "passes made a module that is not well-formed", why=str(e)[:2000]
+            ) from None
     return module
 
 
@@ -165,14 +184,21 @@ def join(module, other) -> None:
     """Moves the definitions of `other` into `module`; declarations that `module` defines are dropped."""
     m = bindings()
     with _turn, context(), m.ir.Location.unknown():
-        have = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
+        have = {
+            op.attributes["sym_name"].value
+            for op in module.body.operations
+            if "sym_name" in op.attributes
+        }
         for op in list(other.body.operations):
             if op.attributes["sym_name"].value not in have:
                 module.body.append(op.detach_from_parent())
 
 
 def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
-    """Translation of anything but LLVM dialect, and a device's own, can end the process: look first. Raises InternalError."""
+    """Translation of anything but LLVM dialect, and a device's own, can end the process: look first.
+
+    Raises InternalError.
+    """
 
     def check(op) -> None:
         if not op.name.startswith(dialects):
@@ -189,7 +215,9 @@ def check_lowered(module, dialects: tuple[str, ...] = ("llvm.",)) -> None:
 
 def llvm_ir(module) -> str:
     """Text of LLVM IR, as this MLIR's LLVM prints it, of a module that `check_lowered` has accepted."""
-    translate = importlib.import_module(f"{bindings().ir.__name__.rpartition('.')[0]}.dialects.llvm").translate_module_to_llvmir
+    translate = importlib.import_module(
+        f"{bindings().ir.__name__.rpartition('.')[0]}.dialects.llvm"
+    ).translate_module_to_llvmir
     with _turn, context():
         return translate(module.operation)
 
@@ -197,9 +225,9 @@ def llvm_ir(module) -> str:
 def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int]) -> bytes:
     """The module's ELF object file.
 
-    Args:
-      function: one that the module defines: looking it up makes the engine compile.
-      symbols: addresses of the functions that the module declares, which the engine wants to know beforehand.
+    Args: function: one that the module defines: looking it up makes the engine compile. symbols:
+      addresses of the functions that the module declares, which the engine wants to know
+      beforehand.
     """
     m, c = bindings(), _c()
     with _turn, context():

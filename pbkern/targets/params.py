@@ -16,7 +16,10 @@ SEMANTICS = ("parallel", "arbitrary", "sequential")
 
 @dataclass(frozen=True)
 class CheckedParams:
-    """A frozen dataclass that names unknown fields and bad values. `target_name`: that of the target it is for."""
+    """A frozen dataclass that names unknown fields and bad values.
+
+    `target_name`: that of the target it is for.
+    """
 
     target_name: ClassVar[str]
 
@@ -25,9 +28,11 @@ class CheckedParams:
         for name in fields:
             if name not in known:
                 raise OptionError(
-                    f"{cls.target_name}.CompilerParams has no field `{name}`", at=current_line(),
-                    why=f"{name}={fields[name]!r}; the fields are {', '.join(known)}", hint=nearest(name, known),
-                )  # fmt: skip
+                    f"{cls.target_name}.CompilerParams has no field `{name}`",
+                    at=current_line(),
+                    why=f"{name}={fields[name]!r}; the fields are {', '.join(known)}",
+                    hint=nearest(name, known),
+                )
         return super().__new__(cls)
 
     def replace(self, **changes: Any) -> Self:
@@ -36,8 +41,12 @@ class CheckedParams:
 
     def _check(self, name: str, good: bool, allowed: str) -> None:
         if not good:
-            raise OptionError(f"{self.target_name}.CompilerParams field `{name}` has a bad value", at=current_line(),
-                              why=f"{name}={getattr(self, name)!r}", hint=allowed)
+            raise OptionError(
+                f"{self.target_name}.CompilerParams field `{name}` has a bad value",
+                at=current_line(),
+                why=f"{name}={getattr(self, name)!r}",
+                hint=allowed,
+            )
 
     def _check_flags(self, *names: str) -> None:
         for name in names:
@@ -48,7 +57,11 @@ class CheckedParams:
         value = getattr(self, name)
         if value is None:
             return
-        self._check(name, isinstance(value, Sequence) and not isinstance(value, str) and all(map(good, value)), allowed)
+        self._check(
+            name,
+            isinstance(value, Sequence) and not isinstance(value, str) and all(map(good, value)),
+            allowed,
+        )
         object.__setattr__(self, name, tuple(value))
 
     def _check_semantics(self) -> None:

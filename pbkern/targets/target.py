@@ -59,13 +59,17 @@ class Target(Protocol):
         """Differs between devices, and between versions of what makes code for them."""
 
     def compile(self, program: HostProgram, options) -> Any:
-        """Machine code of a program, for as long as it is referred to or XLA may call it. Equal programs share it."""
+        """Machine code of a program, for as long as it is referred to or XLA may call it.
+
+        Equal programs share it.
+        """
 
     def call(self, compiled: Any, *operands) -> list:
         """Runs compiled code as a JAX operation (traceable)."""
 
     def call_into(self, compiled: Any, operands, places) -> tuple[list, Any]:
-        """`call` that overwrites `places`, one array per result of POOLED_BYTES and more, in their order, in place of new ones.
+        """`call` that overwrites `places`, one array per result of POOLED_BYTES and more, in their
+        order, in place of new ones.
 
         Returns (the other results, an array that is there when all is written).
         """

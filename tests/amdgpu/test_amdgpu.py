@@ -36,7 +36,11 @@ def codes(f, *types, device=None):
     """Code of a function's kernels."""
     build, _ = pbkern.jit(f, compile_options=GPU).build(types, {})
     options = CompileOptions(target="amdgpu", device=device)
-    return [c for p in build.plan.programs() for c in get_target("amdgpu").compile(p, options).distinct()]
+    return [
+        c
+        for p in build.plan.programs()
+        for c in get_target("amdgpu").compile(p, options).distinct()
+    ]
 
 
 def types(shapes):
@@ -45,8 +49,10 @@ def types(shapes):
 
 @pytest.mark.sampled(3)
 @needs_lld
-@pytest.mark.parametrize("name", [n if k % 4 == 0 else pytest.param(n, marks=pytest.mark.slow)
-                                  for k, n in enumerate(FUNCTIONS)])
+@pytest.mark.parametrize(
+    "name",
+    [n if k % 4 == 0 else pytest.param(n, marks=pytest.mark.slow) for k, n in enumerate(FUNCTIONS)],
+)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_functions_become_code_objects(name, architecture):
     f, shapes = FUNCTIONS[name]
@@ -55,16 +61,26 @@ def test_functions_become_code_objects(name, architecture):
     for code in made:
         a = code.assembled
         assert a.image[:4] == b"\x7fELF" and a.spill_bytes == 0 and 0 < a.registers <= 256
-        assert f'amdgcn-amd-amdhsa--{architecture}' in a.text and f".amdhsa_kernel {code.function.name}" in a.text
+        assert (
+            f"amdgcn-amd-amdhsa--{architecture}" in a.text
+            and f".amdhsa_kernel {code.function.name}" in a.text
+        )
 
 
 @needs_lld
-@pytest.mark.parametrize("dtype", [d if d in ("bfloat16", "int8", "bool") else pytest.param(d, marks=pytest.mark.slow)
-                                   for d in DTYPES])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        d if d in ("bfloat16", "int8", "bool") else pytest.param(d, marks=pytest.mark.slow)
+        for d in DTYPES
+    ],
+)
 def test_every_dtype(dtype):
     with jax.enable_x64(True):
         t = jax.ShapeDtypeStruct((7, 40), jnp.dtype(dtype))
-        for code in codes(lambda x: (x ^ x[::-1] if dtype == "bool" else x * x + x[::-1], x.max(1)), t):
+        for code in codes(
+            lambda x: (x ^ x[::-1] if dtype == "bool" else x * x + x[::-1], x.max(1)), t
+        ):
             assert code.assembled.image
 
 
@@ -76,24 +92,37 @@ def test_every_dtype(dtype):
 ], ids=["scalar", "one element", "one of many", "product"])  # fmt: skip
 def test_values_that_are_the_same_in_all_lanes_are_rounded(f, shape, architecture):
     made = codes(f, *types([shape]), device=architecture)
-    assert made and all(c.assembled.image and not re.search(r"call .*arithmetic\.fence", c.llvm) for c in made)
+    assert made and all(
+        c.assembled.image and not re.search(r"call .*arithmetic\.fence", c.llvm) for c in made
+    )
 
 
 @needs_lld
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_product_that_several_read_is_rounded_for_each(dtype):
     """It stays a product: with the sums that read it, it does not become fused multiply-adds."""
+
     def f(x, y):
         product = x * y
         return product, product + x, product - y
 
     with jax.enable_x64(True):
-        build, _ = pbkern.jit(f, compile_options=GPU).build([jax.ShapeDtypeStruct((70,), jnp.dtype(dtype))] * 2, {})
-        made = [c for p in build.plan.programs() for c in
-                get_target("amdgpu").compile(p, CompileOptions(target="amdgpu", device="gfx90a")).distinct()]
+        build, _ = pbkern.jit(f, compile_options=GPU).build(
+            [jax.ShapeDtypeStruct((70,), jnp.dtype(dtype))] * 2, {}
+        )
+        made = [
+            c
+            for p in build.plan.programs()
+            for c in get_target("amdgpu")
+            .compile(p, CompileOptions(target="amdgpu", device="gfx90a"))
+            .distinct()
+        ]
     text = "".join(c.assembled.text for c in made)
     assert "v_mul_f" in text and not re.search(r"v_(fma|fmac|mad|mac)_f", text)
-    assert "v_fma" in codes(lambda x: x * x + x[::-1], *types([(70,)]), device="gfx90a")[0].assembled.text
+    assert (
+        "v_fma"
+        in codes(lambda x: x * x + x[::-1], *types([(70,)]), device="gfx90a")[0].assembled.text
+    )
 
 
 @needs_lld
@@ -108,7 +137,9 @@ def test_barriers_order_memory():
     (code,) = codes(lambda x: jnp.sort(x, -1), *types([(3, 50)]))
     assert "rocdl.s.barrier" in code.function.text
     text = re.sub(r"\s*\.loc[^\n]*", "", code.assembled.text)
-    assert len(re.findall(r"s_waitcnt [^\n]*lgkmcnt\(0\)[^\n]*\s*s_barrier", text)) > 3  # stores to LDS have arrived
+    assert (
+        len(re.findall(r"s_waitcnt [^\n]*lgkmcnt\(0\)[^\n]*\s*s_barrier", text)) > 3
+    )  # stores to LDS have arrived
 
 
 @needs_lld
@@ -122,8 +153,12 @@ def test_calls_of_functions_that_no_device_has_are_errors():
 @needs_lld
 def test_stages_of_text():
     f = pbkern.jit(lambda x: x + 1, compile_options=GPU)
-    for stage, words in {"nests": "nest [", "mlir": "rocdl.workitem.id.x", "llvm": "amdgpu_kernel",
-                         "asm": ".amdhsa_kernel"}.items():
+    for stage, words in {
+        "nests": "nest [",
+        "mlir": "rocdl.workitem.id.x",
+        "llvm": "amdgpu_kernel",
+        "asm": ".amdhsa_kernel",
+    }.items():
         assert words in f.as_text(np.zeros(10, "f4"), stage=stage)
 
 
@@ -131,10 +166,16 @@ def test_stages_of_text():
 def test_calls_without_a_device_say_what_is_missing():
     """JAX has no platform "rocm" here; where it has, the driver is what is missing."""
     f = pbkern.jit(lambda x: x + 1, compile_options=GPU)
-    with pytest.raises(TargetError, match="compiled for target `amdgpu` but its arguments are on cpu") as e:
+    with pytest.raises(
+        TargetError, match="compiled for target `amdgpu` but its arguments are on cpu"
+    ) as e:
         f(jnp.zeros(8))
-    assert "jax finds no device of platform 'rocm'" in e.value.hint and "stage='asm'" in e.value.hint
-    absent = type("Absent", (driver.HipDriver,), {"library_name": "libamdhip64_that_is_not_there.so"})()
+    assert (
+        "jax finds no device of platform 'rocm'" in e.value.hint and "stage='asm'" in e.value.hint
+    )
+    absent = type(
+        "Absent", (driver.HipDriver,), {"library_name": "libamdhip64_that_is_not_there.so"}
+    )()
     with pytest.raises(TargetError, match="no program can be launched on an AMD GPU") as e:
         absent.open()
     assert "libamdhip64_that_is_not_there" in str(e.value) and "rocminfo" in str(e.value)
@@ -156,9 +197,13 @@ def test_devices_by_name():
 
 
 def test_params_are_checked_and_printed():
-    with pytest.raises(OptionError, match="amdgpu.CompilerParams has no field `max_concurrent_steps`"):
+    with pytest.raises(
+        OptionError, match="amdgpu.CompilerParams has no field `max_concurrent_steps`"
+    ):
         pbkern.amdgpu.CompilerParams(max_concurrent_steps=2)
-    with pytest.raises(OptionError, match="amdgpu.CompilerParams field `num_warps` has a bad value"):
+    with pytest.raises(
+        OptionError, match="amdgpu.CompilerParams field `num_warps` has a bad value"
+    ):
         pbkern.amdgpu.CompilerParams(num_warps=5)
 
     wide = pbkern.amdgpu.CompilerParams(num_warps=32)
@@ -173,7 +218,13 @@ def test_params_are_checked_and_printed():
     with pytest.raises(ScheduleError, match="asks for num_warps=32") as e:
         backend.build_options(made, CompileOptions(target="amdgpu"))
     assert "2048 threads of 64" in str(e.value) and "num_warps=16" in str(e.value)
-    assert get_target("amdgpu").backend_of("gfx1100").build_options(made, CompileOptions(target="amdgpu")).threads == 1024
+    assert (
+        get_target("amdgpu")
+        .backend_of("gfx1100")
+        .build_options(made, CompileOptions(target="amdgpu"))
+        .threads
+        == 1024
+    )
 
 
 @needs_lld
@@ -181,7 +232,10 @@ def test_another_process_finds_the_code_on_disk(tmp_path, monkeypatch):
     build, _ = pbkern.jit(lambda x: x * 1.875, compile_options=GPU).build(types([(7, 5)]), {})
     (program,) = build.plan.programs()
     with config.override(cache_dir=tmp_path, cache=True):
-        made = [AmdgpuTarget().compile(program, CompileOptions(target="amdgpu")).distinct()[0] for _ in range(2)]
+        made = [
+            AmdgpuTarget().compile(program, CompileOptions(target="amdgpu")).distinct()[0]
+            for _ in range(2)
+        ]
         monkeypatch.setattr(codegen, "assemble", None)  # what is found is not made
         made.append(AmdgpuTarget().compile(program, CompileOptions(target="amdgpu")).distinct()[0])
     assert made[0].image[:4] == b"\x7fELF" and made[0].image == made[1].image == made[2].image
@@ -192,4 +246,7 @@ def test_a_linker_in_path_is_found(monkeypatch, tmp_path):
     (tmp_path / "ld.lld").write_text("")
     monkeypatch.setattr(codegen.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(codegen.shutil, "which", lambda name: str(tmp_path / name))
-    assert codegen.lld.__wrapped__() in [(str(tmp_path / "ld.lld"),), ("/opt/rocm/llvm/bin/ld.lld",)]
+    assert codegen.lld.__wrapped__() in [
+        (str(tmp_path / "ld.lld"),),
+        ("/opt/rocm/llvm/bin/ld.lld",),
+    ]

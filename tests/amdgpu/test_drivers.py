@@ -38,8 +38,12 @@ def hip(tmp_path, request):
 
 
 def compiled(device, factor=3.0):
-    build, _ = pbkern.jit(lambda x: x * factor, compile_options=GPU | {"device": device}).build((X,), {})
-    return get_target("amdgpu").compile(build.plan.programs()[0], CompileOptions(target="amdgpu", device=device))
+    build, _ = pbkern.jit(lambda x: x * factor, compile_options=GPU | {"device": device}).build(
+        (X,), {}
+    )
+    return get_target("amdgpu").compile(
+        build.plan.programs()[0], CompileOptions(target="amdgpu", device=device)
+    )
 
 
 def test_a_module_is_loaded_on_every_device(hip):
@@ -59,8 +63,12 @@ def test_a_module_is_loaded_on_every_device(hip):
         t.start()
     for t in threads:
         t.join()
-    assert failures == [None] * 24 and sorted(hip.calls("hipModuleLoadData")) == [f"hipModuleLoadData {d}" for d in range(3)]
-    assert sorted((d, s) for d, _, s in hip.launches) == sorted(((n + k) % 3, n) for n in range(1, 5) for k in range(6))
+    assert failures == [None] * 24 and sorted(hip.calls("hipModuleLoadData")) == [
+        f"hipModuleLoadData {d}" for d in range(3)
+    ]
+    assert sorted((d, s) for d, _, s in hip.launches) == sorted(
+        ((n + k) % 3, n) for n in range(1, 5) for k in range(6)
+    )
 
 
 def test_code_objects_have_version_5():
@@ -79,7 +87,10 @@ def test_devices_of_several_architectures(hip):
     assert found[0] is None and found[1] is None and [d for d, _, _ in hip.launches] == [1, 0, 1]
     for device in (2, 3):
         assert f"device {device} takes no code of kernel `k0_" in found[device]
-        assert "code object for gfx942: hipErrorNoBinaryForGpu no kernel image is available" in found[device]
+        assert (
+            "code object for gfx942: hipErrorNoBinaryForGpu no kernel image is available"
+            in found[device]
+        )
     assert "there is no code for AMD devices of architecture gfx803" in found[3]
 
 
@@ -150,5 +161,7 @@ def test_what_a_handler_reads_and_copies(hip):
 
 
 def test_fences_are_empty_instructions():
-    text = codegen._without_fences("%2 = call <2 x float> @llvm.arithmetic.fence.v2f32(<2 x float> %1)")
+    text = codegen._without_fences(
+        "%2 = call <2 x float> @llvm.arithmetic.fence.v2f32(<2 x float> %1)"
+    )
     assert text == '%2 = call <2 x float> asm "", "=v,0"(<2 x float> %1)'

@@ -18,7 +18,9 @@ def check(seed: int) -> None:
         made = codes(graph.function, *types, device=architecture)
         assert all(c.assembled.image[:4] == b"\x7fELF" for c in made)
     except Exception as e:
-        raise AssertionError(f"{type(e).__name__}: {e}\nseed {seed} for {architecture}\n" + "\n".join(graph.lines)) from e
+        raise AssertionError(
+            f"{type(e).__name__}: {e}\nseed {seed} for {architecture}\n" + "\n".join(graph.lines)
+        ) from e
 
 
 @pytest.mark.parametrize("seed", [3, 1111, 1402])

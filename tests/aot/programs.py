@@ -58,12 +58,20 @@ def mlp_gradient(params, x, y):
 
 @pbkern.kernel(
     grid=(4, 3, 4),
-    in_specs=[pbkern.BlockSpec((64, 32), lambda i, j, k: (i, k)), pbkern.BlockSpec((32, 64), lambda i, j, k: (k, j))],
+    in_specs=[
+        pbkern.BlockSpec((64, 32), lambda i, j, k: (i, k)),
+        pbkern.BlockSpec((32, 64), lambda i, j, k: (k, j)),
+    ],
     out_specs=pbkern.BlockSpec((64, 64), lambda i, j, k: (i, j)),
     out_shape=jax.ShapeDtypeStruct((200, 150), jnp.float32),
-    in_types=[jax.ShapeDtypeStruct((200, 100), jnp.float32), jax.ShapeDtypeStruct((100, 150), jnp.float32)],
+    in_types=[
+        jax.ShapeDtypeStruct((200, 100), jnp.float32),
+        jax.ShapeDtypeStruct((100, 150), jnp.float32),
+    ],
     scratch_shapes=[pbkern.Scratch((64, 64), jnp.float32)],
-    compiler_params=pbkern.cpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+    compiler_params=pbkern.cpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "arbitrary")
+    ),
 )
 def matmul_kernel(a, b, out, total):
     @pbkern.when(pbkern.program_id(2) == 0)
@@ -107,14 +115,23 @@ CASES = {
     "unsharp": (unsharp, (numbers(270, 333, 3),)),
     "attention": (attention, tuple(numbers(4, 200, 64) for _ in range(3))),
     "softmax": (softmax, (numbers(300, 1000),)),
-    "conv_bias_relu": (conv_bias_relu, (numbers(2, 28, 28, 32), numbers(3, 3, 32, 64), numbers(64))),
+    "conv_bias_relu": (
+        conv_bias_relu,
+        (numbers(2, 28, 28, 32), numbers(3, 3, 32, 64), numbers(64)),
+    ),
     "layer_norm": (layer_norm, (numbers(333, 500), numbers(500), numbers(500))),
     "descent": (descent, (numbers(2000, 50), numbers(2000))),
     "mlp_gradient": (mlp_gradient, (_params(), numbers(300, 64), numbers(300, 10))),
     "cumulative": (cumulative, (numbers(50, 77),)),
     "sorted": (sort_rows, (numbers(20, 300),)),
-    "matmul_bf16": (matmul_bf16, (numbers(64, 96).astype(jnp.bfloat16), numbers(96, 80).astype(jnp.bfloat16))),
-    "integers": (integers, (RNG.integers(-1000, 1000, (30, 41), np.int32), RNG.integers(1, 50, (30, 41), np.int32))),
+    "matmul_bf16": (
+        matmul_bf16,
+        (numbers(64, 96).astype(jnp.bfloat16), numbers(96, 80).astype(jnp.bfloat16)),
+    ),
+    "integers": (
+        integers,
+        (RNG.integers(-1000, 1000, (30, 41), np.int32), RNG.integers(1, 50, (30, 41), np.int32)),
+    ),
     "matmul_kernel": (matmul_kernel, (numbers(200, 100), numbers(100, 150))),
 }
 
@@ -122,7 +139,9 @@ CASES = {
 def library(name: str, folder: pathlib.Path, emit=("obj", "header", "shared"), **options):
     """(library, arguments as flat arrays, results just in time as flat arrays) of a case."""
     fn, args = CASES[name]
-    made = pbkern.polyblocks_aot_jax(compile_options={"aot_name": name, **options}, output=folder, emit=emit)(fn)(*args)
+    made = pbkern.polyblocks_aot_jax(
+        compile_options={"aot_name": name, **options}, output=folder, emit=emit
+    )(fn)(*args)
     return made, jax.tree.leaves(args), expected(name)
 
 
@@ -133,12 +152,26 @@ def expected(name: str) -> list:
     return [np.asarray(x) for x in jax.tree.leaves(jitted(*args))]
 
 
-def compile_c(source: str, folder: pathlib.Path, *extra, compiler=("gcc", "-std=c99"), name="program") -> pathlib.Path:
+def compile_c(
+    source: str, folder: pathlib.Path, *extra, compiler=("gcc", "-std=c99"), name="program"
+) -> pathlib.Path:
     """A C program that was compiled without a warning."""
     suffix = ".cpp" if "++" in compiler[0] else ".c"
     path, program = folder / f"{name}{suffix}", folder / name
     path.write_text(source)
-    command = [*compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic", f"-I{folder}", path, *extra, "-o", program]
+    command = [
+        *compiler,
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pedantic",
+        f"-I{folder}",
+        path,
+        *extra,
+        "-o",
+        program,
+    ]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
@@ -189,7 +222,9 @@ def calling_program(made, at: int = 0, guarded: bool = False) -> str:
     if guarded:
         head = "#define _GNU_SOURCE\n#include <string.h>\n" + head + GUARDED
     lines = [head, "int main(void) {"]
-    place = lambda path, size: f"guarded({path}, {size})" if guarded else f"array({path}, {size}, {at})"
+    place = lambda path, size: (
+        f"guarded({path}, {size})" if guarded else f"array({path}, {size}, {at})"
+    )
     arguments = [*made.metadata["inputs"], *made.metadata["outputs"]]
     for k, a in enumerate(arguments):
         path = f'"{a["name"]}.bin"' if k < len(made.metadata["inputs"]) else "NULL"
@@ -208,7 +243,9 @@ def run_c(program, made, inputs, folder, environment=None, before=()) -> list:
     """Results of a program of `calling_program`."""
     for a, x in zip(made.metadata["inputs"], inputs):
         (folder / f"{a['name']}.bin").write_bytes(np.ascontiguousarray(x).tobytes())
-    done = subprocess.run([*before, program], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*before, program], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, (done.returncode, done.stderr)
     return [np.frombuffer((folder / f"{a['name']}.bin").read_bytes(), dtype_of(a["dtype"])).reshape(a["shape"])
             for a in made.metadata["outputs"]]  # fmt: skip

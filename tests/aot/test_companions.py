@@ -26,7 +26,11 @@ def made(tmp_path_factory):
         return jnp.sort(x, axis=-1), y * 2
 
     args = programs.numbers(9, 333), np.zeros((4, 3), np.complex64)
-    return folder, args, pbkern.polyblocks_aot_jax(compile_options=options, output=folder, emit=KINDS)(mixed)(*args)
+    return (
+        folder,
+        args,
+        pbkern.polyblocks_aot_jax(compile_options=options, output=folder, emit=KINDS)(mixed)(*args),
+    )
 
 
 @needs_gcc
@@ -39,11 +43,15 @@ def test_the_program_that_times_a_library(made):
     source = library.paths["bench"].read_text()
     assert "libmixed.a" in source.split("*/")[0] and "-lgomp" not in source
     program = programs.compile_c(source, folder, library.paths["static"], name="timed")
-    done = subprocess.run([program, "3", "x.npy", "y.npy"], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [program, "3", "x.npy", "y.npy"], cwd=folder, capture_output=True, text=True, check=True
+    )
     first, *rows = done.stdout.splitlines()
     assert first.startswith("mixed  ") and first.endswith(" ms at best of 3")
     wanted = {"out0": np.sort(x, axis=-1), "out1": y * 2}
-    assert dict(row.split() for row in rows) == {k: f"{zlib.crc32(v.tobytes()):08x}" for k, v in wanted.items()}
+    assert dict(row.split() for row in rows) == {
+        k: f"{zlib.crc32(v.tobytes()):08x}" for k, v in wanted.items()
+    }
     done = subprocess.run([program, "1", "y.npy"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 2 and "y.npy holds 96 bytes, not 11988" in done.stderr
     assert subprocess.run([program], cwd=folder, capture_output=True).returncode == 0
@@ -68,7 +76,9 @@ int main() {
   return sorted[0] == -1.0f && twice[2] == std::complex<float>(2.0f, 4.0f) ? 0 : 2;
 }
 """
-    program = programs.compile_c(source, folder, library.paths["obj"], compiler=("g++", "-std=c++20"), name="spans")
+    program = programs.compile_c(
+        source, folder, library.paths["obj"], compiler=("g++", "-std=c++20"), name="spans"
+    )
     assert subprocess.run([program]).returncode == 0
 
 
@@ -95,7 +105,10 @@ def test_cmake(tmp_path):
         "cmake_minimum_required(VERSION 3.16)\nproject(program C)\nfind_package(softmax REQUIRED PATHS ../library)\n"
         "add_executable(program main.c)\ntarget_link_libraries(program softmax::softmax)\n"
     )
-    for command in (["cmake", "-S", folder, "-B", folder / "build"], ["cmake", "--build", folder / "build"]):
+    for command in (
+        ["cmake", "-S", folder, "-B", folder / "build"],
+        ["cmake", "--build", folder / "build"],
+    ):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "build" / "program").exists()

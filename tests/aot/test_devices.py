@@ -20,7 +20,9 @@ QEMU_X86, QEMU_ARM = shutil.which("qemu-x86_64-static"), shutil.which("qemu-aarc
 has_zig = importlib.util.find_spec("ziglang") is not None
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 needs_qemu_x86 = pytest.mark.skipif(QEMU_X86 is None, reason="there is no qemu-x86_64-static")
-needs_arm = pytest.mark.skipif(QEMU_ARM is None or not has_zig, reason="there is no qemu-aarch64-static or no ziglang")
+needs_arm = pytest.mark.skipif(
+    QEMU_ARM is None or not has_zig, reason="there is no qemu-aarch64-static or no ziglang"
+)
 # qemu has no AVX-512.
 WITHOUT_AVX512 = (QEMU_X86, "-cpu", "max")
 
@@ -39,7 +41,10 @@ def test_every_device_is_described():
         assert d.system == ("macos" if name.startswith("apple") else "linux")
         assert set(d.features) <= set(d.needs) and d.is_here == d.is_x86
     assert devices.device_of("neoverse-n1/macos").triple.startswith("arm64-apple")
-    assert not devices.device_of("haswell").machine.avx512 and devices.device_of("znver4").machine.bf16_pairs
+    assert (
+        not devices.device_of("haswell").machine.avx512
+        and devices.device_of("znver4").machine.bf16_pairs
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,9 @@ def test_a_part_of_avx512_is_not_used_in_native_libraries(monkeypatch):
     flags = "avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512cd"
     monkeypatch.setattr(devices, "cpuinfo", lambda: f"flags : {flags}\n")
     found = devices._native("linux")
-    assert found.cpu == "x86-64-v3" and found.machine.vector_bits == 256 and not found.machine.avx512
+    assert (
+        found.cpu == "x86-64-v3" and found.machine.vector_bits == 256 and not found.machine.avx512
+    )
     assert not any(f.startswith("avx512") for f in found.needs)
 
 
@@ -82,7 +89,11 @@ def test_avx2_computes_the_same(name, tmp_path):
 
 
 def test_vectors_know_their_registers():
-    assert VectorBits(256, 16) == 256 and registers_of(VectorBits(256, 16)) == 16 and registers_of(512) == 32
+    assert (
+        VectorBits(256, 16) == 256
+        and registers_of(VectorBits(256, 16)) == 16
+        and registers_of(512) == 32
+    )
     assert repr(VectorBits(256, 16)) != repr(VectorBits(256, 32)) and f"{VectorBits(128)}" == "128"
 
 
@@ -90,7 +101,9 @@ def test_sixteen_registers_are_enough_for_avx2(tmp_path):
     """The innermost loop of a matrix product spills nothing."""
     x = np.zeros((256, 256), np.float32)
     options = {"aot_name": "product", "device": "x86-64-v3"}
-    made = pbkern.polyblocks_aot_jax(compile_options=options, output=tmp_path, emit=["asm"])(lambda a, b: a @ b)(x, x)
+    made = pbkern.polyblocks_aot_jax(compile_options=options, output=tmp_path, emit=["asm"])(
+        lambda a, b: a @ b
+    )(x, x)
     text = made.paths["asm"].read_text()
     assert "%zmm" not in text and "%ymm16" not in text
     multiply = [line for line in text.splitlines() if "vfmadd" in line]
@@ -103,7 +116,9 @@ def test_a_library_for_two_processors_takes_the_half_that_suits(tmp_path):
     made, inputs, expected = programs.library("attention", tmp_path, ["obj", "header"], device="x86-64-v3,x86-64-v4",
                                                num_threads=2)  # fmt: skip
     assert made.metadata["devices"] == ["x86-64-v4", "x86-64-v3"]
-    program = programs.compile_c(programs.calling_program(made), tmp_path, made.paths["obj"], "-lgomp", "-static")
+    program = programs.compile_c(
+        programs.calling_program(made), tmp_path, made.paths["obj"], "-lgomp", "-static"
+    )
     close(programs.run_c(program, made, inputs, tmp_path, before=WITHOUT_AVX512), expected)
     close(programs.run_c(program, made, inputs, tmp_path), expected)
 
@@ -111,11 +126,17 @@ def test_a_library_for_two_processors_takes_the_half_that_suits(tmp_path):
 @needs_gcc
 @needs_qemu_x86
 def test_a_library_says_what_the_processor_lacks(tmp_path):
-    made, inputs, _ = programs.library("softmax", tmp_path, ["obj", "header"], device="x86-64-v4", openmp=False)
-    program = programs.compile_c(programs.calling_program(made), tmp_path, made.paths["obj"], "-static")
+    made, inputs, _ = programs.library(
+        "softmax", tmp_path, ["obj", "header"], device="x86-64-v4", openmp=False
+    )
+    program = programs.compile_c(
+        programs.calling_program(made), tmp_path, made.paths["obj"], "-static"
+    )
     for a, x in zip(made.metadata["inputs"], inputs):
         (tmp_path / f"{a['name']}.bin").write_bytes(x.tobytes())
-    done = subprocess.run([*WITHOUT_AVX512, program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*WITHOUT_AVX512, program], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode != 0
     lacking = "avx512f avx512bw avx512cd avx512dq avx512vl"
     assert done.stderr.startswith(f"softmax: made for x86-64-v4; this processor lacks {lacking}\n")
@@ -160,9 +181,16 @@ def freestanding_program(made) -> str:
     inputs = len(made.metadata["inputs"])
     arrays = [f"static _Alignas(64) char p{k}[{a['bytes']}];" for k, a in enumerate(arguments)]
     arrays.append(f"static _Alignas(64) char pool[{made.name.upper()}_MEMORY_BYTES + 1];")
-    moves = [f'  transfer("{a["name"]}.bin", p{k}, {a["bytes"]}, {int(k >= inputs)});' for k, a in enumerate(arguments)]
+    moves = [
+        f'  transfer("{a["name"]}.bin", p{k}, {a["bytes"]}, {int(k >= inputs)});'
+        for k, a in enumerate(arguments)
+    ]
     passed = ", ".join([*(f"(void *)p{k}" for k in range(len(arguments))), "(void *)pool", "0"])
-    body = [*moves[:inputs], f"  if ({made.name}_try({passed})) call(94, 7, 0, 0, 0);", *moves[inputs:]]
+    body = [
+        *moves[:inputs],
+        f"  if ({made.name}_try({passed})) call(94, 7, 0, 0, 0);",
+        *moves[inputs:],
+    ]
     return FREESTANDING.format(name=made.name, arrays="\n".join(arrays), body="\n".join(body))
 
 
@@ -170,10 +198,27 @@ def linked_for_arm(source: str, made, folder):
     """A static program for AArch64 Linux."""
     (folder / "program.c").write_text(source)
     zig, program = [sys.executable, "-m", "ziglang"], folder / "program"
-    target = ["-target", "aarch64-linux-none", "-O1", "-ffreestanding", "-fno-sanitize=all", "-fno-stack-protector"]
+    target = [
+        "-target",
+        "aarch64-linux-none",
+        "-O1",
+        "-ffreestanding",
+        "-fno-sanitize=all",
+        "-fno-stack-protector",
+    ]
     for command in (
         [*zig, "cc", *target, f"-I{folder}", "-c", folder / "program.c", "-o", folder / "main.o"],
-        [*zig, "ld.lld", "-static", "-e", "_start", folder / "main.o", made.paths["obj"], "-o", program],
+        [
+            *zig,
+            "ld.lld",
+            "-static",
+            "-e",
+            "_start",
+            folder / "main.o",
+            made.paths["obj"],
+            "-o",
+            program,
+        ],
     ):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -198,7 +243,9 @@ def test_aarch64_computes_the_same(name, tmp_path):
 MACHO = b"\xcf\xfa\xed\xfe"
 
 
-@pytest.mark.parametrize("device, end", [("apple-m1", MACHO), ("neoverse-v2", b"\x7fELF"), ("x86-64-v3/macos", MACHO)])
+@pytest.mark.parametrize(
+    "device, end", [("apple-m1", MACHO), ("neoverse-v2", b"\x7fELF"), ("x86-64-v3/macos", MACHO)]
+)
 def test_objects_for_other_systems(device, end, tmp_path):
     made, _, _ = programs.library("softmax", tmp_path, ["obj", "header", "asm"], device=device)
     assert made.paths["obj"].read_bytes().startswith(end)
@@ -219,5 +266,7 @@ def test_every_workload_of_the_benchmarks_compiles(device, tmp_path):
     for w in WORKLOADS:
         types = [jax.ShapeDtypeStruct(s.shape, np.int32 if s.high else s.dtype) for s in w.full]
         options = {"aot_name": f"w_{w.name}", "device": device}
-        made = pbkern.polyblocks_aot_jax(compile_options=options, output=tmp_path, emit=["obj", "header"])(w.function)(*types)
+        made = pbkern.polyblocks_aot_jax(
+            compile_options=options, output=tmp_path, emit=["obj", "header"]
+        )(w.function)(*types)
         assert made.paths["obj"].stat().st_size > 1000

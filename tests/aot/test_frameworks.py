@@ -31,7 +31,9 @@ def net(torch):
 
 
 def weights(model):
-    return [t.detach().numpy() for n, t in model.state_dict().items() if n != "norm.num_batches_tracked"]
+    return [
+        t.detach().numpy() for n, t in model.state_dict().items() if n != "norm.num_batches_tracked"
+    ]
 
 
 def test_a_module(tmp_path):
@@ -40,10 +42,19 @@ def test_a_module(tmp_path):
     library = pbkern.polyblocks_aot_torch(output=tmp_path)(model)(x)
     assert library.name == "conv_bias_add_relu" and set(library.paths) == {"obj", "header"}
     names = [a["name"] for a in library.metadata["inputs"]]
-    own = ["conv_weight", "conv_bias", "norm_weight", "norm_bias", "norm_running_mean", "norm_running_var"]
+    own = [
+        "conv_weight",
+        "conv_bias",
+        "norm_weight",
+        "norm_bias",
+        "norm_running_mean",
+        "norm_running_var",
+    ]
     assert names == ["input", *own]
     want = model(x).detach().numpy()
-    np.testing.assert_allclose(library.load()(x.numpy(), *weights(model)), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        library.load()(x.numpy(), *weights(model)), want, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_an_exported_program_and_its_file(tmp_path, capsys):
@@ -52,10 +63,15 @@ def test_an_exported_program_and_its_file(tmp_path, capsys):
     program = torch.export.export(model, (x,))
     want = model(x).detach().numpy()
     library = pbkern.polyblocks_aot_torch(program, output=tmp_path)()
-    np.testing.assert_allclose(library.load()(x.numpy(), *weights(model)), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        library.load()(x.numpy(), *weights(model)), want, rtol=1e-4, atol=1e-5
+    )
     torch.export.save(program, tmp_path / "net.pt2")
     assert main(["compile", str(tmp_path / "net.pt2"), "-o", str(tmp_path / "libnet.so")]) == 0
-    assert capsys.readouterr().out.split() == [str(tmp_path / "libnet.h"), str(tmp_path / "libnet.so")]
+    assert capsys.readouterr().out.split() == [
+        str(tmp_path / "libnet.h"),
+        str(tmp_path / "libnet.so"),
+    ]
     (tmp_path / "no.pt2").write_text("nothing")
     assert main(["compile", str(tmp_path / "no.pt2")]) == 2
     said = capsys.readouterr().err
@@ -71,7 +87,9 @@ def test_a_function_of_several_types(tmp_path):
         return x.to(torch.float64) * n, x.argmax(1), x
 
     x, n = torch.from_numpy(uniform(4, 5)), torch.arange(5)
-    library = pbkern.polyblocks_aot_torch(compile_options={"aot_name": "several"}, output=tmp_path)(f)(x, n)
+    library = pbkern.polyblocks_aot_torch(compile_options={"aot_name": "several"}, output=tmp_path)(
+        f
+    )(x, n)
     for got, want in zip(library.load()(x.numpy(), n.numpy()), f(x, n), strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-12)
         assert got.dtype == want.numpy().dtype
@@ -93,12 +111,16 @@ def test_a_librarys_arrays_are_row_major(tmp_path):
 def test_what_torch_modules_may_not_do(tmp_path):
     torch = pytest.importorskip("torch")
     x = torch.from_numpy(uniform(2, 3, 9, 9))
-    with pytest.raises(UnsupportedOp, match="the module changes what it keeps\n.*norm.running_mean"):
+    with pytest.raises(
+        UnsupportedOp, match="the module changes what it keeps\n.*norm.running_mean"
+    ):
         pbkern.polyblocks_aot_torch(output=tmp_path)(net(torch).train())(x)
     with pytest.raises(UnsupportedOp, match="operator is not compiled\n.*fft_r2c"):
         pbkern.polyblocks_aot_torch(output=tmp_path)(lambda x: torch.fft.rfft(x).abs())(x)
     with pytest.raises(UnsupportedOp, match="draws random numbers\n.*\n.*model.eval"):
-        pbkern.polyblocks_aot_torch(output=tmp_path)(lambda x: torch.nn.functional.dropout(x, 0.5))(x)
+        pbkern.polyblocks_aot_torch(output=tmp_path)(lambda x: torch.nn.functional.dropout(x, 0.5))(
+            x
+        )
     with pytest.raises(UnsupportedOp, match="torch.export cannot capture"):
         pbkern.polyblocks_aot_torch(output=tmp_path)(lambda x: x * float(x.sum()))(x)
     with pytest.raises(OptionError, match="`static_argnums` concerns functions of JAX arrays"):
@@ -131,9 +153,13 @@ def test_what_tensorflow_functions_may_not_do(tmp_path):
     tf = pytest.importorskip("tensorflow")
     v = tf.Variable(1.0, name="total")
     with pytest.raises(UnsupportedOp, match="would assign variables\n.*total"):
-        pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: v.assign_add(tf.reduce_sum(x)))(uniform(3))
+        pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: v.assign_add(tf.reduce_sum(x)))(
+            uniform(3)
+        )
     with pytest.raises(ArgumentError, match="made for known shapes"):
-        pbkern.polyblocks_aot_tf(input_signature=[tf.TensorSpec((None,))], output=tmp_path)(lambda x: x)()
+        pbkern.polyblocks_aot_tf(input_signature=[tf.TensorSpec((None,))], output=tmp_path)(
+            lambda x: x
+        )()
     with pytest.raises(UnsupportedOp, match="fft"):
         pbkern.polyblocks_aot_tf(output=tmp_path)(lambda x: tf.abs(tf.signal.rfft(x)))(uniform(8))
     assert not list(tmp_path.iterdir())

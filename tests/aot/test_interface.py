@@ -33,7 +33,9 @@ def made(tmp_path):
     """made(f, *args): a library of f, loaded, beside the library itself."""
 
     def make(f, *args, options=None, **decorator):
-        library = aot(compile_options={"aot_name": "f", **(options or {})}, output=tmp_path, **decorator)(f)(*args)
+        library = aot(
+            compile_options={"aot_name": "f", **(options or {})}, output=tmp_path, **decorator
+        )(f)(*args)
         return library, library.load()
 
     return make
@@ -42,7 +44,9 @@ def made(tmp_path):
 def test_arrays_of_the_scope_are_in_the_library(made):
     weights, bias = programs.numbers(33, 5), jnp.arange(5.0)
     library, f = made(lambda x: jax.nn.relu(x @ weights + bias), X)
-    np.testing.assert_allclose(f(X), np.maximum(X @ weights + np.arange(5), 0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        f(X), np.maximum(X @ weights + np.arange(5), 0), rtol=1e-5, atol=1e-5
+    )
     assert [a["name"] for a in library.metadata["inputs"]] == ["x"]
     weights[...] = 0  # what was compiled stays as it was
     assert np.abs(f(X)).max() > 1
@@ -51,15 +55,32 @@ def test_arrays_of_the_scope_are_in_the_library(made):
 def test_results_that_are_arguments_constants_and_repeats(made):
     def f(x, unused):
         y = x + 1
-        return {"same": x, "y": y, "again": y, "number": jnp.float32(3), "words": np.arange(4, dtype=np.int16)}
+        return {
+            "same": x,
+            "y": y,
+            "again": y,
+            "number": jnp.float32(3),
+            "words": np.arange(4, dtype=np.int16),
+        }
 
     library, call = made(f, X, np.zeros((3,), np.float32))
     again, number, same, words, y = call(X, np.zeros((3,), np.float32))
     np.testing.assert_array_equal(same, X)
     np.testing.assert_array_equal(y, X + 1)
     np.testing.assert_array_equal(again, y)
-    assert number == 3 and number.shape == () and words.tolist() == [0, 1, 2, 3] and words.dtype == np.int16
-    assert [a["name"] for a in library.metadata["outputs"]] == ["out_again", "out_number", "out_same", "out_words", "out_y"]
+    assert (
+        number == 3
+        and number.shape == ()
+        and words.tolist() == [0, 1, 2, 3]
+        and words.dtype == np.int16
+    )
+    assert [a["name"] for a in library.metadata["outputs"]] == [
+        "out_again",
+        "out_number",
+        "out_same",
+        "out_words",
+        "out_y",
+    ]
     assert "unused is memref<3xf32>; it is not used." in library.header
     assert not library.metadata["inputs"][1]["used"]
 
@@ -96,7 +117,9 @@ def test_every_type(made):
 def test_wide_types(made):
     with jax.enable_x64(True):
         x = np.arange(12, dtype=np.float64)
-        _, f = made(lambda x, n, z: (x / 4, n * 2, z * z), x, x.astype(np.int64), x.astype(np.complex128))
+        _, f = made(
+            lambda x, n, z: (x / 4, n * 2, z * z), x, x.astype(np.int64), x.astype(np.complex128)
+        )
     a, b, c = f(x, x.astype(np.int64), x.astype(np.complex128))
     np.testing.assert_array_equal(a, x / 4)
     np.testing.assert_array_equal(b, x.astype(np.int64) * 2)
@@ -140,16 +163,24 @@ def test_donated_arguments_may_be_the_results(made):
 def test_static_arguments_and_keywords(tmp_path):
     f = lambda x, n, *, scale: x * n + scale["a"]  # noqa: E731
     scale = {"a": programs.numbers(33)}
-    library = aot(compile_options={"aot_name": "f"}, static_argnums=1, output=tmp_path)(f)(X, 3, scale=scale)
+    library = aot(compile_options={"aot_name": "f"}, static_argnums=1, output=tmp_path)(f)(
+        X, 3, scale=scale
+    )
     assert [a["name"] for a in library.metadata["inputs"]] == ["x", "scale_a"]
-    np.testing.assert_allclose(library.load()(X, scale["a"]), X * 3 + scale["a"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        library.load()(X, scale["a"]), X * 3 + scale["a"], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_keys_of_random_numbers_are_words(made):
     key = jax.random.key(7)
     library, f = made(lambda key: jax.random.uniform(key, (100,)), key)
-    assert library.metadata["inputs"][0]["dtype"] == "uint32" and library.metadata["inputs"][0]["shape"] == [2]
-    np.testing.assert_array_equal(f(np.asarray(jax.random.key_data(key))), jax.random.uniform(key, (100,)))
+    assert library.metadata["inputs"][0]["dtype"] == "uint32" and library.metadata["inputs"][0][
+        "shape"
+    ] == [2]
+    np.testing.assert_array_equal(
+        f(np.asarray(jax.random.key_data(key))), jax.random.uniform(key, (100,))
+    )
 
 
 @pytest.mark.slow
@@ -157,7 +188,10 @@ def test_keys_of_random_numbers_are_words(made):
 def test_functions_of_every_kind_have_the_bits_of_the_jit(name, made):
     f = {**FUNCTIONS, **MORE}[name]
     _, call = made(f, FIFTY_X, FIFTY_Y)
-    found, expected = call(np.asarray(FIFTY_X), np.asarray(FIFTY_Y)), jax.tree.leaves(pbkern.jit(f)(FIFTY_X, FIFTY_Y))
+    found, expected = (
+        call(np.asarray(FIFTY_X), np.asarray(FIFTY_Y)),
+        jax.tree.leaves(pbkern.jit(f)(FIFTY_X, FIFTY_Y)),
+    )
     for a, b in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -165,9 +199,15 @@ def test_functions_of_every_kind_have_the_bits_of_the_jit(name, made):
 def test_repeated_bytes(made):
     """LLVM would not come back from this, see targets/cpu/codegen/llvm_repairs.py."""
     x = np.arange(96, dtype=np.uint8).reshape(8, 12)
-    _, f = made(lambda x: (jnp.repeat(jnp.minimum(x, 3), 2, axis=1), jnp.repeat(x + 7, 3, axis=0)), x)
-    np.testing.assert_array_equal(pbkern.jit(lambda x: jnp.repeat(jnp.minimum(x, 3), 2, axis=1))(x), f(x)[0])
-    for found, expected in zip(f(x), (np.repeat(np.minimum(x, 3), 2, axis=1), np.repeat(x + 7, 3, axis=0)), strict=True):
+    _, f = made(
+        lambda x: (jnp.repeat(jnp.minimum(x, 3), 2, axis=1), jnp.repeat(x + 7, 3, axis=0)), x
+    )
+    np.testing.assert_array_equal(
+        pbkern.jit(lambda x: jnp.repeat(jnp.minimum(x, 3), 2, axis=1))(x), f(x)[0]
+    )
+    for found, expected in zip(
+        f(x), (np.repeat(np.minimum(x, 3), 2, axis=1), np.repeat(x + 7, 3, axis=0)), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -178,7 +218,9 @@ def test_num_iters_computes_the_same(made):
 
 def test_options_of_fusion_act(tmp_path):
     def kernels(**options):
-        made = aot(compile_options={"aot_name": "g", **options}, output=tmp_path, emit=["kernels"])(programs.softmax)(X)
+        made = aot(compile_options={"aot_name": "g", **options}, output=tmp_path, emit=["kernels"])(
+            programs.softmax
+        )(X)
         return made.paths["kernels"].read_text().count("@pbkern.kernel")
 
     assert kernels(polyblocks_disable_affine_fusion=True) > kernels()
@@ -186,7 +228,10 @@ def test_options_of_fusion_act(tmp_path):
 
 def test_files_have_the_default_name_and_the_function_its_own(tmp_path):
     made = aot(output=tmp_path)(programs.softmax)(X)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["polyblocks_mlir_artifact.h", "polyblocks_mlir_artifact.o"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "polyblocks_mlir_artifact.h",
+        "polyblocks_mlir_artifact.o",
+    ]
     assert made.name == "softmax" and "void softmax(const float *x, float *out);" in made.header
     assert made.paths["header"].read_text() == made.header
 
@@ -197,13 +242,16 @@ def test_the_end_of_a_path_says_what_is_made(tmp_path):
         folder.mkdir()
         aot(output=folder / f"x{end}")(programs.softmax)(X)
         assert {p.suffix for p in folder.iterdir()} == {end, *others}
-    assert json.loads((tmp_path / "json" / "x.json").read_text())["inputs"][0]["memref"] == "memref<7x33xf32>"
+    assert (
+        json.loads((tmp_path / "json" / "x.json").read_text())["inputs"][0]["memref"]
+        == "memref<7x33xf32>"
+    )
 
 
 def test_the_document_s_header_with_memory(tmp_path):
-    made = aot(compile_options={"aot_name": "attention", "user_device_memory": True}, output=tmp_path)(programs.attention)(
-        *programs.CASES["attention"][1]
-    )
+    made = aot(
+        compile_options={"aot_name": "attention", "user_device_memory": True}, output=tmp_path
+    )(programs.attention)(*programs.CASES["attention"][1])
     size = made.metadata["memory_bytes"]
     for line in (
         "/// Signature of the PolyBlocks-generated function.",
@@ -221,7 +269,9 @@ def test_the_document_s_header_with_memory(tmp_path):
 
 def test_options_with_the_decorator_s_own(tmp_path):
     """A function that is decorated already brings its options along; those of the library win."""
-    f = pbkern.jit(lambda x, n: x * n, static_argnums=1, compile_options={"mlir_disable_fast_math": True})
+    f = pbkern.jit(
+        lambda x, n: x * n, static_argnums=1, compile_options={"mlir_disable_fast_math": True}
+    )
     made = aot(compile_options={"aot_name": "thrice"}, output=tmp_path)(f)(X, 3)
     assert len(made.metadata["inputs"]) == 1
     np.testing.assert_array_equal(made.load()(X), X * 3)
@@ -256,7 +306,9 @@ def test_calls_from_many_threads_beside_jitted_functions(tmp_path):
 
     def work():
         for _ in range(5):
-            if not np.array_equal(call(*args), expected) or not np.array_equal(jitted(*args), expected):
+            if not np.array_equal(call(*args), expected) or not np.array_equal(
+                jitted(*args), expected
+            ):
                 wrong.append(1)
 
     workers = [threading.Thread(target=work) for _ in range(8)]
@@ -295,22 +347,76 @@ REFUSED = {
     "eigh": (lambda x: jnp.linalg.eigh(x @ x.T)[0], (X,), {}, UnsupportedOp, "need XLA"),
     "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (X,), {}, UnsupportedOp, "need XLA"),
     "callback": (lambda x: jax.pure_callback(np.sin, x, x), (X,), {}, UnsupportedOp, "need XLA"),
-    "large constant": (lambda x: x + np.zeros((1 << 24) + 1, np.float32), (X[0, :1],), {}, OptionError, "as an argument"),
+    "large constant": (
+        lambda x: x + np.zeros((1 << 24) + 1, np.float32),
+        (X[0, :1],),
+        {},
+        OptionError,
+        "as an argument",
+    ),
     "target": (lambda x: x, (X,), {"target": "nvgpu"}, TargetError, "are not made yet"),
-    "on_gpu_tensors": (lambda x: x, (X,), {"on_gpu_tensors": True}, OptionError, "concerns the targets nvgpu and amdgpu"),
-    "no_tensor_core": (lambda x: x, (X,), {"polyblocks_gpu_no_tensor_core": True}, OptionError, "concerns the targets"),
-    "torch": (lambda x: x, (X,), {"torch_polyblocks_select_graphs": 1}, OptionError, "the PyTorch front end"),
+    "on_gpu_tensors": (
+        lambda x: x,
+        (X,),
+        {"on_gpu_tensors": True},
+        OptionError,
+        "concerns the targets nvgpu and amdgpu",
+    ),
+    "no_tensor_core": (
+        lambda x: x,
+        (X,),
+        {"polyblocks_gpu_no_tensor_core": True},
+        OptionError,
+        "concerns the targets",
+    ),
+    "torch": (
+        lambda x: x,
+        (X,),
+        {"torch_polyblocks_select_graphs": 1},
+        OptionError,
+        "the PyTorch front end",
+    ),
     "backend": (lambda x: x, (X,), {"execution_backend": "xla"}, OptionError, "polymage_jit_jax"),
-    "threads": (lambda x: x, (X,), {"openmp": False, "num_threads": 2}, OptionError, "without OpenMP"),
+    "threads": (
+        lambda x: x,
+        (X,),
+        {"openmp": False, "num_threads": 2},
+        OptionError,
+        "without OpenMP",
+    ),
     "name": (lambda x: x, (X,), {"aot_name": "double"}, OptionError, "keyword of C"),
     "libc": (lambda x: x, (X,), {"aot_name": "exp"}, OptionError, "a name of the C library"),
-    "a function of POSIX": (lambda x: x, (X,), {"aot_name": "select"}, OptionError, "a name of the C library"),
-    "an older function": (lambda x: x, (X,), {"aot_name": "gamma"}, OptionError, "a name of the C library"),
+    "a function of POSIX": (
+        lambda x: x,
+        (X,),
+        {"aot_name": "select"},
+        OptionError,
+        "a name of the C library",
+    ),
+    "an older function": (
+        lambda x: x,
+        (X,),
+        {"aot_name": "gamma"},
+        OptionError,
+        "a name of the C library",
+    ),
     "a type": (lambda x: x, (X,), {"aot_name": "uint16_t"}, OptionError, "a type of C"),
-    "OpenMP": (lambda x: x, (X,), {"aot_name": "omp_get_wtime"}, OptionError, "a name of the OpenMP runtime"),
+    "OpenMP": (
+        lambda x: x,
+        (X,),
+        {"aot_name": "omp_get_wtime"},
+        OptionError,
+        "a name of the OpenMP runtime",
+    ),
     "long": (lambda x: x, (X,), {"aot_name": "a" * 254}, OptionError, "would be too long"),
     "reserved": (lambda x: x, (X,), {"aot_name": "__x"}, OptionError, "reserved to C compilers"),
-    "unicode": (lambda x: x, (X,), {"aot_name": "größe"}, OptionError, "no name of a function in C"),
+    "unicode": (
+        lambda x: x,
+        (X,),
+        {"aot_name": "größe"},
+        OptionError,
+        "no name of a function in C",
+    ),
 }
 
 
@@ -323,7 +429,9 @@ def test_what_a_library_cannot_hold(case, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path):
-    made = aot(compile_options={"aot_name": "soft"}, output=tmp_path / "build" / "lib")(programs.softmax)(X)
+    made = aot(compile_options={"aot_name": "soft"}, output=tmp_path / "build" / "lib")(
+        programs.softmax
+    )(X)
     assert sorted(p.name for p in (tmp_path / "build" / "lib").iterdir()) == ["soft.h", "soft.o"]
     assert made.paths["obj"].parent == tmp_path / "build" / "lib"
     aot(output=f"{tmp_path}/1.5/")(programs.softmax)(X)
@@ -350,7 +458,9 @@ def test_what_is_no_function_or_no_place_for_a_file(tmp_path):
     (tmp_path / "f.o").mkdir()
     with pytest.raises(OptionError, match="f.o is a folder"):
         aot(compile_options={"aot_name": "f"}, output=tmp_path)(programs.softmax)(X)
-    with pytest.raises(UnsupportedOp, match="cannot be an array in C\n  why  its elements are int4"):
+    with pytest.raises(
+        UnsupportedOp, match="cannot be an array in C\n  why  its elements are int4"
+    ):
         aot(output=tmp_path)(lambda x: x)(jax.ShapeDtypeStruct((4,), jnp.int4))
     assert [p.name for p in tmp_path.iterdir()] == ["f.o"]
 
@@ -376,7 +486,9 @@ def test_checks_and_prints_in_kernels_are_refused(tmp_path):
 
 def test_refs_are_refused(tmp_path):
     with pytest.raises(UnsupportedOp, match="takes no Refs"):
-        aot(compile_options={"aot_name": "f"}, output=tmp_path)(lambda r: r[...] + 1)(jax.new_ref(jnp.ones(3)))
+        aot(compile_options={"aot_name": "f"}, output=tmp_path)(lambda r: r[...] + 1)(
+            jax.new_ref(jnp.ones(3))
+        )
 
 
 def test_the_document_s_python_runs(tmp_path, monkeypatch, capsys):
@@ -400,7 +512,9 @@ def test_without_llvmlite_the_error_says_how_to_get_it(monkeypatch, tmp_path):
     from pbkern.targets.llvm import process
 
     find = process.importlib.util.find_spec
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name))
+    monkeypatch.setattr(
+        process.importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name)
+    )
     with pytest.raises(TargetError, match="llvmlite is not installed") as e:
         aot(output=tmp_path)(programs.softmax)(X)
     assert "pip install 'pbkern[aot]'" in e.value.hint and not list(tmp_path.iterdir())
@@ -411,7 +525,9 @@ def test_without_a_linker_the_error_says_what_to_do(monkeypatch, tmp_path):
 
     monkeypatch.setattr(link, "COMPILERS", ("no_such_compiler",))
     find = link.importlib.util.find_spec
-    monkeypatch.setattr(link.importlib.util, "find_spec", lambda name: None if name == "ziglang" else find(name))
+    monkeypatch.setattr(
+        link.importlib.util, "find_spec", lambda name: None if name == "ziglang" else find(name)
+    )
     with pytest.raises(TargetError, match="nothing is installed that could link") as e:
         aot(output=tmp_path, emit=["shared"])(programs.softmax)(X)
     assert "pip install ziglang" in e.value.hint and not list(tmp_path.iterdir())
@@ -441,7 +557,9 @@ def test_zig_links_where_there_is_no_compiler(monkeypatch, tmp_path):
     made = aot(compile_options=options, output=tmp_path, emit=["shared"])(programs.softmax)(X)
     np.testing.assert_allclose(made.load()(X).sum(1), np.ones(7), rtol=1e-5)
     for device, start in (("apple-m1", b"\xcf\xfa\xed\xfe"), ("neoverse-n1", b"\x7fELF")):
-        made = aot(compile_options={**options, "device": device}, output=tmp_path, emit=["shared"])(programs.softmax)(X)
+        made = aot(compile_options={**options, "device": device}, output=tmp_path, emit=["shared"])(
+            programs.softmax
+        )(X)
         assert made.paths["shared"].read_bytes().startswith(start)
 
 
@@ -451,7 +569,12 @@ def test_other_processes_make_the_same_bytes(tmp_path):
     for seed in ("1", "2"):
         code = "import pbkern; from tests.aot import programs; f, args = programs.CASES['mlp_gradient']\n"
         code += f"pbkern.polyblocks_aot_jax(output={str(tmp_path)!r})(f)(*args)"
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True, timeout=120)
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            timeout=120,
+        )
         contents.append((tmp_path / "polyblocks_mlir_artifact.o").read_bytes())
     assert contents[0] == contents[1]
 
@@ -468,7 +591,10 @@ def test_llvm_that_fails_or_hangs_is_an_error(monkeypatch, tmp_path):
     assert "LLVM ERROR: no" in e.value.why
     child.write_text("import time; time.sleep(60)")
     monkeypatch.setattr(process, "SECONDS", 0.5)
-    with pytest.raises(pbkern.errors.InternalError, match="LLVM made no code of a library\n.*it was stopped after 0.5 s"):
+    with pytest.raises(
+        pbkern.errors.InternalError,
+        match="LLVM made no code of a library\n.*it was stopped after 0.5 s",
+    ):
         aot(output=tmp_path)(programs.softmax)(X)
     assert [p.name for p in tmp_path.iterdir()] == ["child.py"]
     process.end_idle()
@@ -481,4 +607,6 @@ def test_unsharp_mask_compiles_in_two_and_a_half_seconds(tmp_path):
     code += f"pbkern.polyblocks_aot_jax(output={str(tmp_path)!r})(programs.unsharp)(np.zeros((1080, 1920, 3), 'f'))"
     start = time.perf_counter()
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-    assert time.perf_counter() - start < 10  # of a busy machine; docs/aot.md has the figures of a quiet one
+    assert (
+        time.perf_counter() - start < 10
+    )  # of a busy machine; docs/aot.md has the figures of a quiet one

@@ -80,7 +80,9 @@ CHILD = """
 def child(folder, **environment):
     env = os.environ | {"PBKERN_CACHE_DIR": str(folder)} | environment
     command = [sys.executable, "-c", textwrap.dedent(CHILD)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -124,7 +126,9 @@ def checked(x, kernel_name):
         pbkern.check(x_ref[0, 0] < 100.0, "{} is too much", x_ref[0, 0])
         o_ref[...] = x_ref[...] * 2
 
-    return pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), name=kernel_name)(x)
+    return pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), name=kernel_name)(
+        x
+    )
 
 
 def test_names_count_only_where_code_tells_them(store):
@@ -255,7 +259,10 @@ def write_and_read(folder, seed, failures, barrier):
 def test_processes_do_not_disturb_each_other(tmp_path):
     context = multiprocessing.get_context("spawn")
     failures, barrier = context.Queue(), context.Barrier(2)
-    workers = [context.Process(target=write_and_read, args=(tmp_path, n, failures, barrier)) for n in range(2)]
+    workers = [
+        context.Process(target=write_and_read, args=(tmp_path, n, failures, barrier))
+        for n in range(2)
+    ]
     for w in workers:
         w.start()
     for w in workers:
@@ -267,8 +274,12 @@ def test_processes_do_not_disturb_each_other(tmp_path):
 def test_two_processes_may_compile_the_same_at_once(tmp_path):
     env = os.environ | {"PBKERN_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", textwrap.dedent(CHILD)]
-    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    results = [json.loads(p.communicate(timeout=300)[0].splitlines()[-1])["results"] for p in running]
+    running = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    results = [
+        json.loads(p.communicate(timeout=300)[0].splitlines()[-1])["results"] for p in running
+    ]
     assert results[0] == results[1]
     assert child(tmp_path)["from_disk"]
 
@@ -323,7 +334,10 @@ def test_entries_that_others_may_have_written_are_not_loaded(store, monkeypatch,
         os.chown(path, 65534, -1)
     reader = disk_cache.Store(store.folder, store.limit)
     with pytest.warns(UserWarning, match="other users may have written its entry") as caught:
-        assert [reader.get("code", path.stem.removeprefix("code-")) for _ in range(2)] == [None, None]
+        assert [reader.get("code", path.stem.removeprefix("code-")) for _ in range(2)] == [
+            None,
+            None,
+        ]
     assert len(caught) == 1 and "chmod go-w" in str(caught[0].message)
 
 
@@ -344,7 +358,9 @@ def test_shared_folders_are_read_and_never_changed(tmp_path):
         want = compiled(norm, X)(X)[0]
     (tmp_path / "empty").mkdir()
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in filled.iterdir()}
-    with config.override(cache_dir=own, cache=True, cache_shared=(tmp_path / "empty", tmp_path / "missing", filled)):
+    with config.override(
+        cache_dir=own, cache=True, cache_shared=(tmp_path / "empty", tmp_path / "missing", filled)
+    ):
         again = compiled(norm, X)
         assert again.from_disk
         np.testing.assert_array_equal(again(X)[0], want)
@@ -353,7 +369,9 @@ def test_shared_folders_are_read_and_never_changed(tmp_path):
         shared.remove("code", "a")
         assert not shared.put("code", "a", b"x")
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in filled.iterdir()} == before
-    assert len(code_files(disk_cache.Store(own, 1))) == 1  # the second function; the first is not copied
+    assert (
+        len(code_files(disk_cache.Store(own, 1))) == 1
+    )  # the second function; the first is not copied
 
 
 def test_a_damaged_entry_of_a_shared_folder_stays_there_and_is_made_again(tmp_path):
@@ -361,7 +379,9 @@ def test_a_damaged_entry_of_a_shared_folder_stays_there_and_is_made_again(tmp_pa
     filled.put("code", "a", b"x")
     (path,) = code_files(filled)
     path.write_bytes(b"damaged")
-    reader = disk_cache.Store(tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),))
+    reader = disk_cache.Store(
+        tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),)
+    )
     assert reader.get("code", "a") is None and path.read_bytes() == b"damaged"
 
 
@@ -369,7 +389,9 @@ def test_a_shared_folder_that_others_may_write_to_is_not_read(tmp_path):
     filled = disk_cache.Store(tmp_path / "image", 1 << 20)
     filled.put("code", "a", b"x")
     filled.folder.chmod(0o775)
-    reader = disk_cache.Store(tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),))
+    reader = disk_cache.Store(
+        tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),)
+    )
     with pytest.warns(UserWarning, match="PBKERN_CACHE_SHARED names another folder"):
         assert reader.get("code", "a") is None
     assert reader.put("code", "a", b"y") and reader.get("code", "a") == b"y"
@@ -412,7 +434,9 @@ print(calls > 0, len(texts), any("kept from an earlier process" in t for t in te
 def test_a_failure_to_compile_is_remembered(tmp_path):
     def child(**environment):
         env = os.environ | {"PBKERN_CACHE_DIR": str(tmp_path), "PBKERN_FALLBACK": "1"} | environment
-        run = subprocess.run([sys.executable, "-c", FAILS], env=env, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", FAILS], env=env, capture_output=True, text=True, check=True
+        )
         return run.stdout.strip()
 
     assert child() == "True 1 False"
@@ -483,7 +507,9 @@ def test_the_readme_names_every_variable():
 
 def test_the_command_counts_and_clears(store, capsys):
     compiled(norm, X)
-    assert main.main(["cache", "where"]) == 0 and capsys.readouterr().out.strip() == str(store.folder)
+    assert main.main(["cache", "where"]) == 0 and capsys.readouterr().out.strip() == str(
+        store.folder
+    )
     assert main.main(["cache", "size"]) == 0 and " code" in capsys.readouterr().out
     assert main.main(["cache", "clear"]) == 0 and "removed" in capsys.readouterr().out
     assert store.size() == 0
@@ -497,7 +523,13 @@ def test_objects_that_nobody_completes_are_refused(store):
     (code,) = compiled(norm, X).code.objects
     with pytest.raises(InternalError, match="which nothing defines"):
         elf_loader.Image(code, {})
-    for damaged in (b"", b"\x7fELF", code[:64], code[: len(code) // 2], code[:18] + b"\x07" + code[19:]):
+    for damaged in (
+        b"",
+        b"\x7fELF",
+        code[:64],
+        code[: len(code) // 2],
+        code[:18] + b"\x07" + code[19:],
+    ):
         with pytest.raises(InternalError):
             elf_loader.Image(damaged, compile.runtime_symbols())
 
@@ -513,6 +545,8 @@ def test_a_changed_byte_in_any_stage_changes_the_keys(tmp_path):
         path, layer = max(folder.glob("*.py")), (*folder.relative_to(copy).parts, "top")[0]
         content = path.read_bytes()
         path.write_bytes(content + b"#")
-        assert (cache_key.sources(copy) != code) is (layer in ("top", "core", "dsl", "lower", "targets")), path
+        assert (cache_key.sources(copy) != code) is (
+            layer in ("top", "core", "dsl", "lower", "targets")
+        ), path
         assert (fused(copy) != choices) is (layer == "fuse"), path
         path.write_bytes(content)

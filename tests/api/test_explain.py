@@ -39,7 +39,9 @@ def test_rejected_fusions_come_before_the_count_of_accepted_ones():
     number = int(lines[count].split()[1])
     full = str(mlp.explain(*TYPES, verbose=True)).splitlines()
     assert sum(line.startswith("  fused: ") for line in full) == number > 1
-    assert [line for line in full if line.startswith("  not fused: ")] == [lines[n] for n in rejected]
+    assert [line for line in full if line.startswith("  not fused: ")] == [
+        lines[n] for n in rejected
+    ]
 
 
 def attention_layer(x, ws):
@@ -67,7 +69,10 @@ def gated(x, g):
 LAYERS = [(f32(64, 64), f32(64, 64), f32(64, 64), f32(64, 256), f32(256, 64))] * 2
 EXPLAINED = {
     "training step": (jax.grad(attention_layer, (0, 1)), (f32(128, 64), LAYERS)),
-    "gradient of layers": (jax.grad(lambda x, ws: softmax_layers(x, ws).sum(), 1), (f32(512, 256), [f32(256, 256)] * 3)),
+    "gradient of layers": (
+        jax.grad(lambda x, ws: softmax_layers(x, ws).sum(), 1),
+        (f32(512, 256), [f32(256, 256)] * 3),
+    ),
     "one kernel": (softmax_layers, (f32(256, 256), [f32(256, 256)] * 2)),
     "two results": (gated, (f32(4096, 512), f32(512))),
 }
@@ -79,7 +84,9 @@ def test_refusals_agree_with_their_figures_and_with_the_kernels(name):
     with on():
         build, _ = pbkern.jit(f).build(types, {})
         found = pbkern.jit(f).explain(*types)
-    groups = [{id(e) for e in (*n.eqns, *(n.finish.eqns if n.finish else ()))} for n in build.plan.nodes]
+    groups = [
+        {id(e) for e in (*n.eqns, *(n.finish.eqns if n.finish else ()))} for n in build.plan.nodes
+    ]
     for edge in found.edges:
         if edge.fused:
             continue
@@ -115,7 +122,9 @@ def test_measured_times_stand_beside_the_predicted_ones():
     for k in found.kernels:
         # 134 Mflop and 67 Mflop: neither a microsecond nor a second on any machine.
         assert 1e-6 < k.measured < 1.0
-        assert f"{k.cost.seconds * 1e6:.1f} us predicted, {k.measured * 1e6:.1f} us measured" in str(k)
+        assert (
+            f"{k.cost.seconds * 1e6:.1f} us predicted, {k.measured * 1e6:.1f} us measured" in str(k)
+        )
     assert mlp.explain(*TYPES).kernels[0].measured is None
 
 
@@ -126,7 +135,9 @@ def test_larger_kernels_take_longer():
 
 
 def test_the_command_measures(tmp_path, capsys):
-    (tmp_path / "model.py").write_text("import jax.numpy as jnp\ndef f(x):\n    return jnp.exp(x) * 2 + x\n")
+    (tmp_path / "model.py").write_text(
+        "import jax.numpy as jnp\ndef f(x):\n    return jnp.exp(x) * 2 + x\n"
+    )
     where = f"{tmp_path}/model.py:f"
     assert main.main(["explain", where, "--args", "f32[64,64]", "--measure", "--verbose"]) == 0
     out = capsys.readouterr().out
@@ -198,9 +209,14 @@ def test_kernels_in_loops_show_how_often_they_run():
     assert {60, 1} <= {k.runs for k in found.kernels}
     inner = next(k for k in found.kernels if k.runs == 60)
     total = 60 * inner.cost.seconds * 1e6
-    assert f"run 60 times in {total:.1f} us, each time {inner.cost.seconds * 1e6:.1f} us predicted" in str(found)
+    assert (
+        f"run 60 times in {total:.1f} us, each time {inner.cost.seconds * 1e6:.1f} us predicted"
+        in str(found)
+    )
 
-    found = pbkern.jit(lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ x, x)).explain(f32(64, 64))
+    found = pbkern.jit(
+        lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ x, x)
+    ).explain(f32(64, 64))
     assert all(k.runs is None for k in found.kernels) and "run as often as values say" in str(found)
 
 
@@ -220,7 +236,9 @@ def test_cost_analysis_counts_kernels(case):
         assert ours["bytes accessed"] > 0
     compiled = pbkern.jit(COSTS[case]).lower(x).compile()
     assert compiled.cost_analysis()["flops"] > 2 * 64**3 - 1
-    assert isinstance(compiled, jax.stages.Compiled) and jnp.allclose(compiled(x), jax.jit(COSTS[case])(x), rtol=1e-4)
+    assert isinstance(compiled, jax.stages.Compiled) and jnp.allclose(
+        compiled(x), jax.jit(COSTS[case])(x), rtol=1e-4
+    )
 
 
 def test_cost_analysis_multiplies_loops_and_leaves_out_what_values_decide():
@@ -229,7 +247,9 @@ def test_cost_analysis_multiplies_loops_and_leaves_out_what_values_decide():
     ten = pbkern.jit(lambda c: jax.lax.fori_loop(0, 10, step, c)).lower(x).cost_analysis()
     one = pbkern.jit(lambda c: step(0, c)).lower(x).cost_analysis()
     assert ten["flops"] == pytest.approx(10 * one["flops"])
-    unknown = pbkern.jit(lambda c: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: step(0, c), c)).lower(x)
+    unknown = pbkern.jit(
+        lambda c: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: step(0, c), c)
+    ).lower(x)
     assert "flops" not in unknown.cost_analysis()
 
 

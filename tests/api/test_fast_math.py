@@ -21,14 +21,20 @@ def test_sums_are_in_order():
     f = pbkern.jit(lambda x: x.sum(), compile_options=STRICT)
     assert f(x) == in_order(x)
     rows = x[:1000].reshape(10, 100)
-    np.testing.assert_array_equal(pbkern.jit(lambda x: x.sum(1), compile_options=STRICT)(rows), [in_order(r) for r in rows])
+    np.testing.assert_array_equal(
+        pbkern.jit(lambda x: x.sum(1), compile_options=STRICT)(rows), [in_order(r) for r in rows]
+    )
 
 
 def test_products_are_rounded_before_they_are_added():
     a, b = (rng.standard_normal((5, 7)).astype(np.float32) for _ in range(2))
     want = [[in_order(a[i] * b[j]) for j in range(5)] for i in range(5)]
-    np.testing.assert_array_equal(pbkern.jit(lambda a, b: a @ b.T, compile_options=STRICT)(a, b), want)
-    np.testing.assert_array_equal(pbkern.jit(lambda a, b: a * b + a, compile_options=STRICT)(a, b), a * b + a)
+    np.testing.assert_array_equal(
+        pbkern.jit(lambda a, b: a @ b.T, compile_options=STRICT)(a, b), want
+    )
+    np.testing.assert_array_equal(
+        pbkern.jit(lambda a, b: a * b + a, compile_options=STRICT)(a, b), a * b + a
+    )
 
 
 def test_nothing_in_the_code_is_marked_fast():

@@ -59,7 +59,12 @@ class Layer:
 @pytest.mark.parametrize("jit", [jax.jit, pbkern.jit])
 def test_names_and_signatures_are_the_functions(jit):
     f = jit(scaled)
-    assert (f.__name__, f.__qualname__, f.__module__, f.__doc__) == ("scaled", "scaled", __name__, scaled.__doc__)
+    assert (f.__name__, f.__qualname__, f.__module__, f.__doc__) == (
+        "scaled",
+        "scaled",
+        __name__,
+        scaled.__doc__,
+    )
     assert f.__wrapped__ is scaled and inspect.signature(f) == inspect.signature(scaled)
     assert inspect.getsource(f) == inspect.getsource(scaled)
     assert "scaled" in repr(f) and hash(f) == hash(f) and f == f != jit(scaled)
@@ -95,13 +100,17 @@ def test_methods_are_bound():
     assert layer.apply == layer.apply and Layer.apply is Layer.__dict__["apply"]
 
 
-@pytest.mark.parametrize("f", [decorated, doubled, Layer.apply], ids=["function", "kernel", "method"])
+@pytest.mark.parametrize(
+    "f", [decorated, doubled, Layer.apply], ids=["function", "kernel", "method"]
+)
 def test_what_a_module_holds_is_pickled_by_name(f):
     assert pickle.loads(pickle.dumps(f)) is f
 
 
 def test_others_are_pickled_with_their_options():
-    f = pbkern.jit(scaled, static_argnames=("by",), compile_options={"mlir_disable_fast_math": True})
+    f = pbkern.jit(
+        scaled, static_argnames=("by",), compile_options={"mlir_disable_fast_math": True}
+    )
     g = pickle.loads(pickle.dumps(f))
     np.testing.assert_array_equal(g(X, by=5), X * 5)
     assert g.call_of(X, by=5)[2] == f.call_of(X, by=5)[2]
@@ -114,9 +123,14 @@ def test_kernels_are_pickled_without_their_traces():
 
 
 def test_another_process_runs_what_is_pickled(tmp_path):
-    (tmp_path / "calls.py").write_text("import pbkern\n\n@pbkern.jit\ndef f(x):\n    return x + 1\n")
+    (tmp_path / "calls.py").write_text(
+        "import pbkern\n\n@pbkern.jit\ndef f(x):\n    return x + 1\n"
+    )
     made = tmp_path / "f"
-    for program in ("open(path, 'wb').write(pickle.dumps(calls.f))", "print(pickle.loads(open(path, 'rb').read())(1.0))"):
+    for program in (
+        "open(path, 'wb').write(pickle.dumps(calls.f))",
+        "print(pickle.loads(open(path, 'rb').read())(1.0))",
+    ):
         run = subprocess.run(
             [sys.executable, "-c", f"import pickle, calls; path = {str(made)!r}; {program}"],
             env={"PYTHONPATH": f"{pbkern.__path__[0]}/..:{tmp_path}", "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
@@ -125,7 +139,9 @@ def test_another_process_runs_what_is_pickled(tmp_path):
     assert run.stdout.strip() == "2.0"
 
 
-@pytest.mark.parametrize("f", [pbkern.jit(scaled), decorated, doubled], ids=["made", "function", "kernel"])
+@pytest.mark.parametrize(
+    "f", [pbkern.jit(scaled), decorated, doubled], ids=["made", "function", "kernel"]
+)
 def test_copies_are_the_function(f):
     f(X)
     assert copy.copy(f) is f and copy.deepcopy({"f": f})["f"] is f

@@ -25,8 +25,16 @@ def repeat(x, times, mode="tile"):
     return jnp.concatenate([x] * times) if mode == "tile" else x * times
 
 
-CALLS = [lambda f: f(X, 3, "scale"), lambda f: f(X, 3, mode="scale"), lambda f: f(X, times=3, mode="scale")]
-STATIC = [{"static_argnums": (1, 2)}, {"static_argnames": ("times", "mode")}, {"static_argnums": (-2, -1)}]
+CALLS = [
+    lambda f: f(X, 3, "scale"),
+    lambda f: f(X, 3, mode="scale"),
+    lambda f: f(X, times=3, mode="scale"),
+]
+STATIC = [
+    {"static_argnums": (1, 2)},
+    {"static_argnames": ("times", "mode")},
+    {"static_argnums": (-2, -1)},
+]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -49,7 +57,10 @@ def test_a_function_without_a_signature():
 
 
 def test_only_functions_are_decorated():
-    with pytest.raises(OptionError, match=r"(?s)polyblocks_jit_jax decorates a function.*given 3.*@polyblocks_jit_jax"):
+    with pytest.raises(
+        OptionError,
+        match=r"(?s)polyblocks_jit_jax decorates a function.*given 3.*@polyblocks_jit_jax",
+    ):
         pj(3)
 
 
@@ -59,16 +70,27 @@ class Doubles:
 
 
 def test_classes_are_refused_and_their_objects_decorated():
-    aot, kernel = pbkern.polyblocks_aot_jax, lambda c: pbkern.kernel(c, out_shape=jax.ShapeDtypeStruct((3,), "f4"))
+    aot, kernel = (
+        pbkern.polyblocks_aot_jax,
+        lambda c: pbkern.kernel(c, out_shape=jax.ShapeDtypeStruct((3,), "f4")),
+    )
     for decorate in (pj, pbkern.polymage_jit_jax, aot, kernel):
-        with pytest.raises((OptionError, pbkern.errors.KernelError), match=r"(?s)function.*given <class .*Doubles'>"):
+        with pytest.raises(
+            (OptionError, pbkern.errors.KernelError),
+            match=r"(?s)function.*given <class .*Doubles'>",
+        ):
             decorate(Doubles)
     np.testing.assert_array_equal(pj(Doubles())(X), X * 2)
 
 
 def test_types_of_results_without_a_call():
-    found = pj(lambda x: {"sum": x.sum(0), "int": x.astype("int32")}).eval_shape(jax.ShapeDtypeStruct((3, 4), jnp.float32))
-    assert {k: (v.shape, v.dtype) for k, v in found.items()} == {"sum": ((4,), "float32"), "int": ((3, 4), "int32")}
+    found = pj(lambda x: {"sum": x.sum(0), "int": x.astype("int32")}).eval_shape(
+        jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    )
+    assert {k: (v.shape, v.dtype) for k, v in found.items()} == {
+        "sum": ((4,), "float32"),
+        "int": ((3, 4), "int32"),
+    }
 
 
 def test_an_argument_given_twice_is_an_error():
@@ -79,7 +101,9 @@ def test_an_argument_given_twice_is_an_error():
 def test_an_option_that_is_given_as_an_argument_is_an_error():
     with pytest.raises(OptionError, match="`target` is a compile option") as raised:
         pj(repeat, target="nvgpu")
-    assert "given target='nvgpu'" in str(raised.value) and "compile_options={'target': 'nvgpu'}" in str(raised.value)
+    assert "given target='nvgpu'" in str(
+        raised.value
+    ) and "compile_options={'target': 'nvgpu'}" in str(raised.value)
     with pytest.raises(TypeError, match="no_such"):  # jax.jit's error
         pj(repeat, no_such=1)
 
@@ -113,7 +137,9 @@ def test_lower_and_compile():
     lowered = f.lower(X)
     assert "pbkern" in lowered.as_text()
     np.testing.assert_allclose(lowered.compile()(X), X * 2 + 1, rtol=1e-6)
-    np.testing.assert_allclose(f.lower(jax.ShapeDtypeStruct((3, 4), "float32")).compile()(X), X * 2 + 1, rtol=1e-6)
+    np.testing.assert_allclose(
+        f.lower(jax.ShapeDtypeStruct((3, 4), "float32")).compile()(X), X * 2 + 1, rtol=1e-6
+    )
 
 
 def test_export_inlines():
@@ -168,7 +194,9 @@ def test_dispatch_costs_what_jit_costs():
     ours(x), theirs(x)
     ratios = []
     for _ in range(5):
-        ratios.append(median_call_seconds(ours, x, rounds=3) / median_call_seconds(theirs, x, rounds=3))
+        ratios.append(
+            median_call_seconds(ours, x, rounds=3) / median_call_seconds(theirs, x, rounds=3)
+        )
     assert min(ratios) < 1.5, ratios
 
 

@@ -38,7 +38,9 @@ def test_a_hand_written_kernel_runs_eagerly_and_under_jit(params):
     kernel = make(twice, compiler_params=params)
     for f in (kernel, jax.jit(kernel), pbkern.jit(kernel)):
         np.testing.assert_array_equal(f(X), X * 2)
-    np.testing.assert_array_equal(jax.vmap(kernel)(jnp.stack([X, X + 1])), jnp.stack([X, X + 1]) * 2)
+    np.testing.assert_array_equal(
+        jax.vmap(kernel)(jnp.stack([X, X + 1])), jnp.stack([X, X + 1]) * 2
+    )
     with jax.disable_jit():
         np.testing.assert_array_equal(kernel(X), X * 2)
 
@@ -90,8 +92,13 @@ def test_every_stage_can_be_read(stage, text):
 
 def test_each_pass_can_be_read():
     f = pbkern.jit(normalise)
-    assert f.as_text(X, stage="nests:pack").partition("\n")[2] == f.as_text(X, stage="nests").partition("\n")[2]
-    first = f.as_text(X, stage="nests:unroll small dimensions")  # of the whole block; the machine's caches come later
+    assert (
+        f.as_text(X, stage="nests:pack").partition("\n")[2]
+        == f.as_text(X, stage="nests").partition("\n")[2]
+    )
+    first = f.as_text(
+        X, stage="nests:unroll small dimensions"
+    )  # of the whole block; the machine's caches come later
     assert "nest [d0<64, d1<128*]" in first
     assert f.as_text(X, stage="jaxpr:operands as equations").endswith(f.as_text(X, stage="jaxpr"))
 
@@ -100,7 +107,9 @@ def test_an_unknown_stage_is_explained():
     f = pbkern.jit(normalise)
     with pytest.raises(OptionError, match="no stage `hlo`"):
         f.as_text(X, stage="hlo")
-    with pytest.raises(OptionError, match="no pass `pak` ran in stage `nests`(.|\n)*merge nests, (.|\n)*pack"):
+    with pytest.raises(
+        OptionError, match="no pass `pak` ran in stage `nests`(.|\n)*merge nests, (.|\n)*pack"
+    ):
         f.as_text(X, stage="nests:pak")
     with pytest.raises(OptionError, match="no stage `plan:pack`"):
         f.as_text(X, stage="plan:pack")
@@ -110,11 +119,23 @@ def test_dumped_kernels_rebuild_and_agree(tmp_path):
     with config.override(dump=tmp_path):
         pbkern.jit(normalise)(X)
     (folder,) = tmp_path.iterdir()
-    names = {"1_jaxpr.txt", "2_plan.txt", "3_kernels.py", "4_nests.txt", "5_mlir.mlir", "6_llvm.mlir", "times.txt"}
+    names = {
+        "1_jaxpr.txt",
+        "2_plan.txt",
+        "3_kernels.py",
+        "4_nests.txt",
+        "5_mlir.mlir",
+        "6_llvm.mlir",
+        "times.txt",
+    }
     assert {p.name for p in folder.iterdir()} >= names
     passes = {p.name: p.read_text() for p in (folder / "passes").iterdir()}
-    assert any(n.startswith("jaxpr_") for n in passes) and any(n.startswith("nests_") for n in passes)
-    assert all("--- " in text and " ms)" in text and "unchanged" in text for text in passes.values())
+    assert any(n.startswith("jaxpr_") for n in passes) and any(
+        n.startswith("nests_") for n in passes
+    )
+    assert all(
+        "--- " in text and " ms)" in text and "unchanged" in text for text in passes.values()
+    )
     assert "nests: merge nests" in (folder / "times.txt").read_text()
     run = subprocess.run([sys.executable, folder / "repro.py"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -176,11 +197,15 @@ def test_command_errors(script, capsys, where, args, message):
 
 def test_shardings_over_an_empty_mesh_are_dropped():
     """Derivatives leave them in parameters; they say nothing, and have no place in printed source."""
-    nowhere = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((), ()), jax.sharding.PartitionSpec(None))
+    nowhere = jax.sharding.NamedSharding(
+        jax.sharding.AbstractMesh((), ()), jax.sharding.PartitionSpec(None)
+    )
 
     def f(x):
         convert = jax.lax.convert_element_type_p
-        return convert.bind(x * 2, new_dtype=np.dtype(np.int32), weak_type=False, sharding=nowhere) + 1
+        return (
+            convert.bind(x * 2, new_dtype=np.dtype(np.int32), weak_type=False, sharding=nowhere) + 1
+        )
 
     x = jnp.arange(4.0)
     np.testing.assert_array_equal(pbkern.jit(f)(x), [1, 3, 5, 7])

@@ -81,7 +81,9 @@ def test_executables_outlive_what_python_knows_of_them(programs):
     lifetime._waiting.remove(image)
 
 
-@pytest.mark.parametrize("size", [pytest.param(64, marks=pytest.mark.slow), 4096], ids=["small", "pooled"])
+@pytest.mark.parametrize(
+    "size", [pytest.param(64, marks=pytest.mark.slow), 4096], ids=["small", "pooled"]
+)
 def test_clear_caches_frees_the_code_of_living_functions(programs, size):
     f, x = pbkern.jit(lambda x: x * 3 + 1), np.ones((size, size), "f4")
     for _ in range(3):
@@ -99,8 +101,14 @@ def test_code_of_kernels_and_gradients_goes_too(programs):
         o[...] = x[...] * 2
 
     f = function(4.5)
+
     def uses(kernel, f):
-        return kernel(X), jax.jit(lambda x: kernel(x) + 1)(X), jax.grad(lambda x: f(x).sum())(X), jax.vmap(f)(X[None])
+        return (
+            kernel(X),
+            jax.jit(lambda x: kernel(x) + 1)(X),
+            jax.grad(lambda x: f(x).sum())(X),
+            jax.vmap(f)(X[None]),
+        )
 
     jax.block_until_ready(uses(doubled, f))
     assert len(programs()) >= 3
@@ -123,7 +131,11 @@ def test_texts_and_nests_are_made_when_they_are_asked_for():
     collect()
     assert len(nests()) == len(before)
     text = f.as_text(X, stage="nests")
-    assert "dot=" in text and f.as_text(X, stage="nests") == text and "func.func" in f.as_text(X, stage="mlir")
+    assert (
+        "dot=" in text
+        and f.as_text(X, stage="nests") == text
+        and "func.func" in f.as_text(X, stage="mlir")
+    )
 
 
 def test_arenas_are_given_back(monkeypatch):
@@ -132,7 +144,10 @@ def test_arenas_are_given_back(monkeypatch):
     collect()
     free = lifetime.free
     monkeypatch.setattr(lifetime, "free", lambda address: (freed.append(address), free(address)))
-    f = pbkern.jit(lambda x: jnp.sort(x @ x, axis=0).sum(), compile_options={"polyblocks_disable_affine_fusion": True})
+    f = pbkern.jit(
+        lambda x: jnp.sort(x @ x, axis=0).sum(),
+        compile_options={"polyblocks_disable_affine_fusion": True},
+    )
     assert f.memory_analysis(X).arena_size_in_bytes > 0
     f(X)
     assert not freed

@@ -23,7 +23,9 @@ def detected(monkeypatch):
 
     def detect(text):
         read = machine._read
-        monkeypatch.setattr(machine, "_read", lambda path: text if path == machine.CPUINFO else read(path))
+        monkeypatch.setattr(
+            machine, "_read", lambda path: text if path == machine.CPUINFO else read(path)
+        )
         monkeypatch.setattr(machine, "usable_cores", lambda: (2, "two"))
         return machine.detected_machine.__wrapped__()
 
@@ -43,7 +45,10 @@ def test_peaks_follow_what_the_processor_executes(detected, text, bits, share):
     assert ("halves" in found.source) == (text == ZEN4)
 
 
-@pytest.mark.parametrize("text, registers", [(ZEN5, 32), (ZEN3, 16), (INTEL, 32), ("", 16), ("Features : fp asimd\n", 32)])
+@pytest.mark.parametrize(
+    "text, registers",
+    [(ZEN5, 32), (ZEN3, 16), (INTEL, 32), ("", 16), ("Features : fp asimd\n", 32)],
+)
 def test_registers_are_the_processor_s(detected, text, registers):
     """Source: Intel's manual volume 1, 15.1; Arm's Architecture Reference Manual, A1.4."""
     found = detected(text)

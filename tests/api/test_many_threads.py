@@ -44,7 +44,11 @@ def test_a_value_is_made_once_for_all_who_ask():
         return object()
 
     found = together(lambda n: once.get(n % 2, make))
-    assert len(made) == 2 and len({*map(id, found)}) == 2 and [*map(id, found[2:])] == [*map(id, found[:-2])]
+    assert (
+        len(made) == 2
+        and len({*map(id, found)}) == 2
+        and [*map(id, found[2:])] == [*map(id, found[:-2])]
+    )
     assert once.get(0, make) is found[0] and set(kept) == {0, 1}
 
 
@@ -64,7 +68,10 @@ def test_after_a_failure_the_next_one_makes_the_value():
         except ValueError as e:
             return str(e)
 
-    assert sorted(together(work, 4)) == ["the first fails", "value", "value", "value"] and len(tries) == 2
+    assert (
+        sorted(together(work, 4)) == ["the first fails", "value", "value", "value"]
+        and len(tries) == 2
+    )
 
 
 def layer(x, w):
@@ -91,7 +98,9 @@ def test_equal_programs_of_several_functions_are_compiled_once(monkeypatch):
 def test_results_of_many_threads_are_those_of_one():
     rng = np.random.default_rng(2)
     shapes = [(7, 5), (64, 64), (300, 200), (513, 100)]
-    data = [(rng.normal(size=s).astype("f"), rng.normal(size=(s[1], s[1])).astype("f")) for s in shapes]
+    data = [
+        (rng.normal(size=s).astype("f"), rng.normal(size=(s[1], s[1])).astype("f")) for s in shapes
+    ]
     f = pbkern.jit(layer)
     want = [np.asarray(f(*args)) for args in data]
 
@@ -152,7 +161,9 @@ print(np.median([tail / jax_tail for (_, jax_tail), (_, tail) in rounds]))
 def test_eight_callers_are_served_as_well_as_by_jit():
     """Calls per second and the 99th percentile of their times. Small calls do not wait here, so that more of the eight callers
     are at large ones: with equal throughput, large ones wait longer than with jax.jit (decision 069)."""
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(FAIR)], capture_output=True, text=True, timeout=600)
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FAIR)], capture_output=True, text=True, timeout=600
+    )
     assert run.returncode == 0, run.stderr
     throughput, tail = map(float, run.stdout.split())
     assert throughput > 0.95 and tail < 1.25, run.stderr

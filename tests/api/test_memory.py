@@ -19,13 +19,18 @@ def types(*shapes, dtype=jnp.float32):
 
 
 def test_an_elementwise_function_needs_its_arrays_and_no_temporaries():
-    m = pbkern.jit(lambda x, y: (jnp.sin(x) * y, x.sum(1))).memory_analysis(*types((256, 128), (256, 128)))
+    m = pbkern.jit(lambda x, y: (jnp.sin(x) * y, x.sum(1))).memory_analysis(
+        *types((256, 128), (256, 128))
+    )
     assert m.argument_size_in_bytes == 2 * 256 * 128 * F32
     # XLA's output size includes the table of pointers of the tuple of results.
     assert 0 <= m.output_size_in_bytes - (256 * 128 + 256) * F32 <= 64
     assert m.alias_size_in_bytes == 0
     # So do its temporaries: of the results of the call, to which an empty one belongs (pbkern/_jax.py).
-    assert 0 <= m.temp_size_in_bytes - m.arena_size_in_bytes <= 64 and m.arena_size_in_bytes < 256 * 128 * F32 / 4
+    assert (
+        0 <= m.temp_size_in_bytes - m.arena_size_in_bytes <= 64
+        and m.arena_size_in_bytes < 256 * 128 * F32 / 4
+    )
     assert m.generated_code_size_in_bytes > 500
 
 
@@ -36,7 +41,9 @@ def test_results_have_the_element_sizes_of_their_types():
 
 def test_values_between_kernels_are_in_the_arena():
     """Three products in a row, as kernels of their own: two values lie between, and each is as large as a result."""
-    f = pbkern.jit(lambda x, w: ((x @ w) @ w) @ w, compile_options={"polyblocks_disable_affine_fusion": True})
+    f = pbkern.jit(
+        lambda x, w: ((x @ w) @ w) @ w, compile_options={"polyblocks_disable_affine_fusion": True}
+    )
     args = types((256, 256), (256, 256))
     one = 256 * 256 * F32
     assert len(f.kernels(*args)) == 3
@@ -60,7 +67,10 @@ def test_scratch_counts_once_per_thread():
             scratch_shapes=[pbkern.Scratch((64, 512), "float32", scoped=True)], compiler_params=params,
         )  # fmt: skip
 
-    found = [pbkern.jit(kernel(n)).memory_analysis(*types((4096, 512))).arena_size_in_bytes for n in (1, 2)]
+    found = [
+        pbkern.jit(kernel(n)).memory_analysis(*types((4096, 512))).arena_size_in_bytes
+        for n in (1, 2)
+    ]
     assert found[0] >= 64 * 512 * F32
     assert found[1] == 2 * found[0]
 
@@ -68,7 +78,9 @@ def test_scratch_counts_once_per_thread():
 def test_donated_arguments_are_aliased():
     args = types((1 << 16,))
     f = lambda x: x * 2 + 1
-    plain, donated = (pbkern.jit(f, **kw).memory_analysis(*args) for kw in ({}, {"donate_argnums": 0}))
+    plain, donated = (
+        pbkern.jit(f, **kw).memory_analysis(*args) for kw in ({}, {"donate_argnums": 0})
+    )
     assert (plain.alias_size_in_bytes, donated.alias_size_in_bytes) == (0, (1 << 16) * F32)
 
 
@@ -119,6 +131,12 @@ def test_a_call_without_memory_for_temporaries_names_the_array_and_the_process_g
     run = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, env=env)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
-    assert len(lines) == 4 and [line.split()[0] for line in lines] == ["JaxRuntimeError", "MemoryError"] * 2, lines
+    assert (
+        len(lines) == 4
+        and [line.split()[0] for line in lines] == ["JaxRuntimeError", "MemoryError"] * 2
+    ), lines
     for line in lines:
-        assert "out of memory: `f` needs 32" in line and "float32[9000,9000] (324.0 MB), which kernel `f_" in line
+        assert (
+            "out of memory: `f` needs 32" in line
+            and "float32[9000,9000] (324.0 MB), which kernel `f_" in line
+        )

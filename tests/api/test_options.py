@@ -59,9 +59,14 @@ def test_options_without_effect_here_are_refused(name):
 @pytest.mark.parametrize("make", [pj, pbkern.polymage_jit_jax], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("backend", ["std", "xla", "polyblocks"])
 def test_every_option_may_be_given_at_its_default(make, backend):
-    defaults = dataclasses.asdict(CompileOptions()) | ({"execution_backend": backend} if make is not pj else {})
+    defaults = dataclasses.asdict(CompileOptions()) | (
+        {"execution_backend": backend} if make is not pj else {}
+    )
     np.testing.assert_array_equal(make(lambda x: x * 2, compile_options=defaults)(A), A * 2)
-    assert pj(lambda x, n: x * n, static_argnums=1, compile_options={"static_argnums": ()})(A, 2) is not None
+    assert (
+        pj(lambda x, n: x * n, static_argnums=1, compile_options={"static_argnums": ()})(A, 2)
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,11 +80,17 @@ def test_other_backends_refuse_what_they_cannot_do(given):
     for backend in ("std", "xla"):
         if backend == "xla" and name == "donate_argnums":
             continue
-        with pytest.raises(OptionError, match=f"`{name}` cannot act with execution_backend '{backend}'") as e:
-            pbkern.polymage_jit_jax(lambda x: x, compile_options={"execution_backend": backend} | given)
+        with pytest.raises(
+            OptionError, match=f"`{name}` cannot act with execution_backend '{backend}'"
+        ) as e:
+            pbkern.polymage_jit_jax(
+                lambda x: x, compile_options={"execution_backend": backend} | given
+            )
         assert f"{name}=" in e.value.why and "leave it out" in e.value.hint
     with pytest.raises(OptionError, match="`inline` cannot act with execution_backend 'std'"):
-        pbkern.polymage_jit_jax(lambda x: x, compile_options={"execution_backend": "std"}, inline=True)
+        pbkern.polymage_jit_jax(
+            lambda x: x, compile_options={"execution_backend": "std"}, inline=True
+        )
 
 
 @pytest.mark.parametrize("make", [pj, pbkern.polymage_jit_jax], ids=lambda f: f.__name__)
@@ -92,7 +103,10 @@ def test_runtime_args_is_an_older_name(make):
         make(lambda x: x, runtime_args={"zzz": 1})
 
 
-@pytest.mark.parametrize("mode", ["bf16", "bfloat16", "fp64", "int8", "int16", "mixed_bf16_fp32", "mixed_int4_int32", "fp8"])
+@pytest.mark.parametrize(
+    "mode",
+    ["bf16", "bfloat16", "fp64", "int8", "int16", "mixed_bf16_fp32", "mixed_int4_int32", "fp8"],
+)
 def test_no_other_dtype_is_proposed(mode):
     with pytest.raises(OptionError) as e:
         pj(lambda x: x, compile_options={"mm_conv_precision_mode": mode})
@@ -126,17 +140,24 @@ def matmul(a, b):
     return a @ b
 
 
-@pytest.mark.parametrize("mode, multiply", [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")])
+@pytest.mark.parametrize(
+    "mode, multiply", [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")]
+)
 def test_float_precision_modes(mode, multiply):
     f = pj(matmul, compile_options={"mm_conv_precision_mode": mode})
     got = f(A, B)
     want = np.asarray(A, multiply).astype(float) @ np.asarray(B, multiply).astype(float)
     assert got.dtype == np.float32
-    np.testing.assert_allclose(got, want, rtol=1e-2 if mode == "fp16" else 1e-5, atol=2e-2 if mode == "fp16" else 1e-5)
+    np.testing.assert_allclose(
+        got, want, rtol=1e-2 if mode == "fp16" else 1e-5, atol=2e-2 if mode == "fp16" else 1e-5
+    )
 
 
 def test_sums_of_the_mode_fp16_have_its_range_and_are_no_less_exact():
-    fp16, mixed = (pj(matmul, compile_options={"mm_conv_precision_mode": m}) for m in ("fp16", "mixed_fp16_fp32"))
+    fp16, mixed = (
+        pj(matmul, compile_options={"mm_conv_precision_mode": m})
+        for m in ("fp16", "mixed_fp16_fp32")
+    )
     a, b = jnp.full((4, 4096), 4.0), jnp.full((4096, 4), 4.0)
     assert np.isinf(fp16(a, b)).all() and (mixed(a, b) == 65536).all()  # float16 ends at 65504
     a, b = (RNG.normal(size=s).astype("f2").astype("f4") for s in ((8, 512), (512, 8)))
@@ -240,7 +261,9 @@ def test_compiler_params_replace():
 
 def test_machine_says_where_its_numbers_come_from():
     machine = pbkern.cpu.machine()
-    assert machine.cores >= 1 and machine.vector_bits in (128, 256, 512) and "cores:" in machine.source
+    assert (
+        machine.cores >= 1 and machine.vector_bits in (128, 256, 512) and "cores:" in machine.source
+    )
 
 
 # --- environment
@@ -251,7 +274,9 @@ def test_environment_variables_are_typed():
     assert config.read({}) == config.read({v.name: "" for v in config.VARIABLES}) == config.Config()
     found = config.read({"PBKERN_POOL_MEGABYTES": "0", "PBKERN_TARGET": "nvgpu", "PBKERN_GPU_DRIVER": "simulator",
                          "PBKERN_PROGRESS": "0.5", "PBKERN_CACHE": "0"})  # fmt: skip
-    assert found == config.Config(pool_megabytes=0, target="nvgpu", gpu_driver="simulator", progress=0.5, cache=False)
+    assert found == config.Config(
+        pool_megabytes=0, target="nvgpu", gpu_driver="simulator", progress=0.5, cache=False
+    )
 
 
 @pytest.mark.parametrize("name, text, message", [
@@ -291,14 +316,22 @@ def test_wrong_settings_are_explained(settings, message):
 
 
 def test_settings_are_given_as_python_writes_them(tmp_path):
-    with config.override(cache=False, cache_shared=(tmp_path, tmp_path / "b"), cache_dir=str(tmp_path), num_threads=None) as made:
+    with config.override(
+        cache=False,
+        cache_shared=(tmp_path, tmp_path / "b"),
+        cache_dir=str(tmp_path),
+        num_threads=None,
+    ) as made:
         assert made.cache is False and made.num_threads is None
         assert made.cache_shared == (tmp_path, tmp_path / "b") and made.cache_dir == tmp_path
 
 
 def test_a_file_is_no_folder_for_stages(tmp_path):
     (tmp_path / "file").write_text("")
-    with config.override(dump=tmp_path / "file"), pytest.raises(OptionError, match="PBKERN_DUMP names a folder"):
+    with (
+        config.override(dump=tmp_path / "file"),
+        pytest.raises(OptionError, match="PBKERN_DUMP names a folder"),
+    ):
         pj(lambda x: x * 3)(A)
 
 

@@ -44,7 +44,10 @@ def test_inner_compilations_belong_to_the_outer_one(seconds, capsys):
     progress.step("outside")
     err = capsys.readouterr().err
     assert "inner" not in err and "next" not in err and "outside" not in err
-    assert err.splitlines() == ["pbkern: compiling `outer`: 5.0 s, a stage", "pbkern: compiling `outer`: done after 5.0 s"]
+    assert err.splitlines() == [
+        "pbkern: compiling `outer`: 5.0 s, a stage",
+        "pbkern: compiling `outer`: done after 5.0 s",
+    ]
 
 
 def test_failures_leave_nothing_behind(seconds, capsys):
@@ -61,14 +64,25 @@ def compile_something(monkeypatch, limit):
     now = iter(range(10_000))
     monkeypatch.setattr(progress, "clock", lambda: float(next(now)))
     with config.override(progress=limit, cache=False):
-        slow = pbkern.jit(lambda x: jnp.tanh(x @ x) @ x, compile_options={"polyblocks_disable_affine_fusion": True})
+        slow = pbkern.jit(
+            lambda x: jnp.tanh(x @ x) @ x,
+            compile_options={"polyblocks_disable_affine_fusion": True},
+        )
         slow(X + limit)
 
 
 def test_kernels_and_stages_are_named(monkeypatch, capsys):
     compile_something(monkeypatch, 1.0)
     err = capsys.readouterr().err
-    for part in ("plan", "kernel 1 of 3", "kernel 3 of 3", "lowering", "MLIR passes", "LLVM code generation", "done after"):
+    for part in (
+        "plan",
+        "kernel 1 of 3",
+        "kernel 3 of 3",
+        "lowering",
+        "MLIR passes",
+        "LLVM code generation",
+        "done after",
+    ):
         assert part in err, err
 
 

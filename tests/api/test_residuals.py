@@ -22,7 +22,11 @@ X, W = rand(64, 128), rand(128, 32, seed=1)
 def saved_shapes(f, *args):
     """Shapes of what the forward call returns beside the function's own results."""
     _, back = jax.vjp(pbkern.jit(f), *args)
-    return sorted(x.shape for x in jax.tree.leaves(back) if not any(x.shape == a.shape and (x == a).all() for a in args))
+    return sorted(
+        x.shape
+        for x in jax.tree.leaves(back)
+        if not any(x.shape == a.shape and (x == a).all() for a in args)
+    )
 
 
 def check(f, *args):
@@ -59,7 +63,9 @@ def test_reverse_over_reverse():
     f = lambda x: (jax.nn.softmax(x * 2) ** 2).sum()
     grad_norm = lambda h: lambda x: (jax.grad(h)(x) ** 2).sum()
     x = X[:4, :5]
-    np.testing.assert_allclose(jax.grad(grad_norm(pbkern.jit(f)))(x), jax.grad(grad_norm(f))(x), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(grad_norm(pbkern.jit(f)))(x), jax.grad(grad_norm(f))(x), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_random_bits_are_drawn_once():
@@ -67,7 +73,9 @@ def test_random_bits_are_drawn_once():
         return (jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0) ** 2).sum()
 
     key = jax.random.key(0)
-    np.testing.assert_allclose(jax.grad(pbkern.jit(dropout))(X, key), jax.grad(dropout)(X, key), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(pbkern.jit(dropout))(X, key), jax.grad(dropout)(X, key), rtol=1e-6
+    )
 
 
 def test_prints_are_made_once(capfd):
@@ -98,6 +106,13 @@ def test_long_functions_are_cut_quickly():
 
 def test_maximum_flow_finds_the_bottleneck():
     flow = Flow()
-    for a, b, capacity in ((SOURCE, 1, 9), (SOURCE, 2, 9), (1, 3, 9), (2, 3, 9), (3, 4, 2), (4, SINK, 9)):
+    for a, b, capacity in (
+        (SOURCE, 1, 9),
+        (SOURCE, 2, 9),
+        (1, 3, 9),
+        (2, 3, 9),
+        (3, 4, 2),
+        (4, SINK, 9),
+    ):
         flow.add(a, b, capacity)
     assert flow.saturate() == {SOURCE, 1, 2, 3}

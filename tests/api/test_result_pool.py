@@ -69,7 +69,13 @@ def test_results_that_are_held_keep_their_values(pool, x):
 def test_large_and_small_results_keep_their_places(pool, x):
     @pbkern.jit
     def f(x, y):
-        return {"sum": x.sum(1), "both": (x + y, y), "one": 1.0, "double": (x * 2).astype(jnp.float16), "twice": x * 2}
+        return {
+            "sum": x.sum(1),
+            "both": (x + y, y),
+            "one": 1.0,
+            "double": (x * 2).astype(jnp.float16),
+            "twice": x * 2,
+        }
 
     y = jnp.arange(4096.0)
     for _ in range(3):
@@ -104,7 +110,9 @@ def test_transformations_and_calls_inside_others_are_as_ever(pool, x):
     f = pbkern.jit(lambda x, s: x * s)
     f(x, 2.0)
     f(x, 2.0)
-    np.testing.assert_array_equal(jax.grad(lambda x: f(x, 3.0).sum())(x), np.full(SHAPE, 3, "float32"))
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: f(x, 3.0).sum())(x), np.full(SHAPE, 3, "float32")
+    )
     np.testing.assert_array_equal(jax.vmap(f, (0, None))(x, 2.0), np.asarray(x) * 2)
     np.testing.assert_array_equal(jax.jit(f)(x, 2.0), np.asarray(x) * 2)
     staged = jax.make_jaxpr(lambda s: f(x, 2.0) * s)(1.0)  # concrete arguments, but inside a trace
@@ -133,7 +141,10 @@ def test_results_are_committed_as_their_arguments(pool, x):
 def test_donation_of_a_pooled_result(pool, x):
     f = pbkern.jit(lambda x: x + 1)
     f(x)
-    for g in (jax.jit(lambda y: y * 2, donate_argnums=0), pbkern.jit(lambda y: y * 2, donate_argnums=0)):
+    for g in (
+        jax.jit(lambda y: y * 2, donate_argnums=0),
+        pbkern.jit(lambda y: y * 2, donate_argnums=0),
+    ):
         y = f(x)
         z = g(y)
         assert y.is_deleted()

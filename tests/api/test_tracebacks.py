@@ -46,7 +46,9 @@ def lines(tmp_path):
 
 def _lines(file, call, environment) -> list[str]:
     file.write_text(textwrap.dedent(PROGRAM) + call)
-    run = subprocess.run([sys.executable, file], capture_output=True, text=True, env=os.environ | environment)
+    run = subprocess.run(
+        [sys.executable, file], capture_output=True, text=True, env=os.environ | environment
+    )
     assert run.returncode == 1, run.stdout + run.stderr
     return run.stderr.splitlines()
 
@@ -64,13 +66,17 @@ def test_errors_of_kernels_show_the_bodys_frames_and_no_other_error(lines, f, ca
     found = lines(call.format(f=f))
     assert len(found) <= 24 and sum(line.startswith("Traceback") for line in found) == 1
     assert not any("/pbkern/" in line or "contextlib" in line for line in found)
-    assert any(f"in {f}" in line for line in found) and any(line.startswith("pbkern.errors.KernelError: ") for line in found)
+    assert any(f"in {f}" in line for line in found) and any(
+        line.startswith("pbkern.errors.KernelError: ") for line in found
+    )
     assert f == "kernel_body" or any("in helper" in line for line in found)
 
 
 def test_the_unfiltered_traceback_has_the_cause(lines):
     found = lines("pbkern.kernel(kernel_body, out_shape=out)(x)", JAX_TRACEBACK_FILTERING="off")
-    assert any("direct cause" in line for line in found) and any("/pbkern/" in line for line in found)
+    assert any("direct cause" in line for line in found) and any(
+        "/pbkern/" in line for line in found
+    )
 
 
 @pytest.mark.parametrize("name", pbkern.errors.__all__)
@@ -145,7 +151,10 @@ def test_debug_nans_names_the_operation_and_the_users_line(way):
 
 
 def test_debug_infs_names_the_operation():
-    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"\(inf\) encountered in div"):
+    with (
+        jax.debug_infs(True),
+        pytest.raises(FloatingPointError, match=r"\(inf\) encountered in div"),
+    ):
         quotient(jnp.ones(3))
 
 
@@ -154,7 +163,9 @@ def test_debug_nans_lets_numbers_pass():
         np.testing.assert_allclose(roots(np.full(3, 2.0, "f")), 3)
 
 
-@pytest.mark.parametrize("setting", [jax.debug_nans(True), jax.disable_jit()], ids=["debug_nans", "disable_jit"])
+@pytest.mark.parametrize(
+    "setting", [jax.debug_nans(True), jax.disable_jit()], ids=["debug_nans", "disable_jit"]
+)
 def test_explain_works_whatever_calls_do(setting):
     with setting:
         assert len(roots.explain(np.ones(3, "f")).kernels) == 1

@@ -76,7 +76,9 @@ def test_grad_agrees_with_differences_in_float64():
     points = [(np.eye(7)[i] * step) for i in range(7)]
     g = lambda v: float(np.sum(v**3 / (1 + v * v)))
     differences = [(g(x + d) - g(x - d)) / (2 * step) for d in points]
-    np.testing.assert_allclose(jax.grad(pj(f))(jnp.asarray(x, "f")), differences, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        jax.grad(pj(f))(jnp.asarray(x, "f")), differences, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_jvp_and_linearize():
@@ -89,7 +91,11 @@ def test_jacobians_and_hessian():
     f, plain = lambda x: jitted(PARAMS, x)["y"], lambda x: layer(PARAMS, x)["y"]
     same(jax.jacfwd(f)(X), jax.jacfwd(plain)(X))
     same(jax.jacrev(f)(X), jax.jacrev(plain)(X))
-    same(jax.hessian(lambda x: loss(PARAMS, x))(X), jax.hessian(lambda x: plain_loss(PARAMS, x))(X), 1e-4)
+    same(
+        jax.hessian(lambda x: loss(PARAMS, x))(X),
+        jax.hessian(lambda x: plain_loss(PARAMS, x))(X),
+        1e-4,
+    )
 
 
 def test_vmap():
@@ -221,7 +227,12 @@ def test_ordered_effects_keep_their_order(capfd):
 
 
 def test_callbacks_stay_with_xla():
-    f = lambda x: jax.pure_callback(lambda a: np.asarray(a) * 3, jax.ShapeDtypeStruct((3, 4), "float32"), x * 2) + 1
+    f = lambda x: (
+        jax.pure_callback(
+            lambda a: np.asarray(a) * 3, jax.ShapeDtypeStruct((3, 4), "float32"), x * 2
+        )
+        + 1
+    )
     same(pj(f)(X), f(X))
 
 
@@ -268,7 +279,9 @@ def test_constant_and_forwarded_results_keep_their_types():
 
 
 def test_control_flow_inside():
-    count = lambda x: jax.lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+    count = lambda x: jax.lax.while_loop(
+        lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * 2), (0, x)
+    )[1]
     same(pj(count)(X), X * 32)
     choose = lambda x: jax.lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * x, x).sum()
     same(jax.value_and_grad(pj(choose))(X), jax.value_and_grad(choose)(X))
@@ -333,6 +346,10 @@ def test_calls_that_are_the_whole_body_of_a_loop(kind):
 
         with pbkern.pallas.installed():
             square = pl.pallas_call(kernel, out_shape=(shape, shape))
-            got = jax.jit(lambda x: lax.while_loop(lambda c: c[0][0, 2] <= 8, lambda c: tuple(square(*c)), (x, x)))(x)
+            got = jax.jit(
+                lambda x: lax.while_loop(
+                    lambda c: c[0][0, 2] <= 8, lambda c: tuple(square(*c)), (x, x)
+                )
+            )(x)
     np.testing.assert_allclose(got[0], x**4, rtol=1e-6)
     np.testing.assert_allclose(got[1], 4 * x**4, rtol=1e-6)

@@ -73,7 +73,9 @@ def test_candidates_are_distinct_and_all_compute_the_same():
     assert found[0] == Choice() and len({c.blocks for c in found}) == len(found) == 6
     grids = set()
     for c in found:
-        kernel = choices.kernel_at(node, c, machine, lambda s, **kw: target.fused_params(s, pbkern.CompileOptions(), **kw))
+        kernel = choices.kernel_at(
+            node, c, machine, lambda s, **kw: target.fused_params(s, pbkern.CompileOptions(), **kw)
+        )
         grids.add(kernel.grid)
         (got,) = measure.kernel_call(kernel, pbkern.CompileOptions())(X)
         np.testing.assert_allclose(got, softmax(X), rtol=1e-5, atol=1e-7)
@@ -86,7 +88,10 @@ def test_choices_reach_the_kernels():
     with tuned_choices.trial((chosen,)):
         (kernel,) = f.kernels(X)
     assert kernel.grid == (32,)
-    assert kernel.compiler_params["cpu"].max_concurrent_steps == 3 and kernel.compiler_params["cpu"].num_threads == 1
+    assert (
+        kernel.compiler_params["cpu"].max_concurrent_steps == 3
+        and kernel.compiler_params["cpu"].num_threads == 1
+    )
     assert f.kernels(X)[0].compiler_params["cpu"].max_concurrent_steps == 1
 
 
@@ -122,15 +127,21 @@ def test_what_is_faster_is_kept_and_used(monkeypatch):
     assert (kernel.grid, p.max_concurrent_steps, p.num_threads) != (default, 1, None)
     assert dict(result.kernels[0].choice.params).get("num_threads") == p.num_threads
     np.testing.assert_allclose(f(X), softmax(X), rtol=1e-5, atol=1e-7)
-    assert pbkern.jit(lambda x: jax.nn.softmax(x * 2)).kernels(X)[0].grid == kernel.grid  # equal programs share it
-    assert pbkern.jit(softmax).kernels(X[:256])[0].compiler_params["cpu"].max_concurrent_steps == 1  # others do not
+    assert (
+        pbkern.jit(lambda x: jax.nn.softmax(x * 2)).kernels(X)[0].grid == kernel.grid
+    )  # equal programs share it
+    assert (
+        pbkern.jit(softmax).kernels(X[:256])[0].compiler_params["cpu"].max_concurrent_steps == 1
+    )  # others do not
 
 
 def test_kernels_that_are_faster_alone_but_not_together_are_not_kept(monkeypatch):
     f = pbkern.jit(softmax)
     before = f.kernels(X)[0].source()
 
-    def seconds_of(turn, calls):  # of two, the second is slower: the last comparison, of the whole function
+    def seconds_of(
+        turn, calls
+    ):  # of two, the second is slower: the last comparison, of the whole function
         return [1.0, 2.0] if len(calls) == 2 else later_is_faster(turn, calls)
 
     timed_by(monkeypatch, seconds_of)
@@ -150,7 +161,9 @@ def test_what_is_faster_only_now_and_then_is_not_kept(monkeypatch):
 def test_equal_times_keep_the_models_choice(monkeypatch):
     timed_by(monkeypatch, lambda turn, calls: [1.0] * len(calls))
     result = tune(pbkern.jit(softmax), X, budget=10.0)
-    assert not result.kept and result.kernels[0].choice == Choice() and "nothing better" in str(result)
+    assert (
+        not result.kept and result.kernels[0].choice == Choice() and "nothing better" in str(result)
+    )
 
 
 def test_candidates_with_other_results_are_refused(monkeypatch):
@@ -179,7 +192,9 @@ def test_donated_arguments_survive():
 
 
 def test_the_command_tunes(tmp_path, capsys):
-    (tmp_path / "model.py").write_text("import jax.numpy as jnp\ndef f(x):\n    return jnp.exp(x) * 2 + x\n")
+    (tmp_path / "model.py").write_text(
+        "import jax.numpy as jnp\ndef f(x):\n    return jnp.exp(x) * 2 + x\n"
+    )
     where = f"{tmp_path}/model.py:f"
     assert main.main(["tune", where, "--args", "f32[256,256]", "--budget", "1"]) == 0
     assert capsys.readouterr().out.startswith("f: ")

@@ -46,8 +46,12 @@ def run(*arguments, **options):
 
 def test_a_reader_that_stops_reading_ends_the_command_quietly(model):
     """More than a pipe holds, of which one line is read."""
-    command = f"{sys.executable} -m pbkern explain {model}:many --args 'f32[16,16]' --verbose | head -1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=300)
+    command = (
+        f"{sys.executable} -m pbkern explain {model}:many --args 'f32[16,16]' --verbose | head -1"
+    )
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=300
+    )
     assert done.stdout.startswith("many: ") and done.stdout.count("\n") == 1
     assert not done.stderr and done.returncode in (0, main.BROKEN_PIPE)
 
@@ -64,13 +68,27 @@ def test_a_closed_pipe_is_no_traceback(model):
 @pytest.mark.parametrize(
     "function, types, why",
     [
-        ("loss", ["f32[8,8]"], "loss(x, w, scale=2.0), given f32[8,8]: missing a required argument: 'w'"),
-        ("plain", ["f32[8]", "f32[8]"], "plain(x), given f32[8] f32[8]: too many positional arguments"),
-        ("loss", None, "loss(x, w, scale=2.0), given float32[8, 8]: missing a required argument: 'w'"),
+        (
+            "loss",
+            ["f32[8,8]"],
+            "loss(x, w, scale=2.0), given f32[8,8]: missing a required argument: 'w'",
+        ),
+        (
+            "plain",
+            ["f32[8]", "f32[8]"],
+            "plain(x), given f32[8] f32[8]: too many positional arguments",
+        ),
+        (
+            "loss",
+            None,
+            "loss(x, w, scale=2.0), given float32[8, 8]: missing a required argument: 'w'",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "dump", "tune"])
-def test_a_wrong_number_of_arguments_is_explained(model, capsys, monkeypatch, command, function, types, why):
+def test_a_wrong_number_of_arguments_is_explained(
+    model, capsys, monkeypatch, command, function, types, why
+):
     monkeypatch.chdir(model.parent)
     assert main.main([command, f"{model}:{function}", *(["--args", *types] if types else [])]) == 2
     err = capsys.readouterr().err
@@ -102,7 +120,9 @@ def test_versions(capsys):
     with pytest.raises(SystemExit) as e:
         main.main(["--version"])
     assert e.value.code == 0
-    assert capsys.readouterr().out.startswith(f"pbkern {pbkern.__version__} (jax {jax.__version__}, jaxlib ")
+    assert capsys.readouterr().out.startswith(
+        f"pbkern {pbkern.__version__} (jax {jax.__version__}, jaxlib "
+    )
 
 
 def test_help_shows_examples(capsys):
@@ -111,7 +131,11 @@ def test_help_shows_examples(capsys):
             main.main([*arguments, "--help"])
         out = capsys.readouterr().out
         assert e.value.code == 0 and "examples:\n  pbkern " in out
-        for line in main.EXAMPLES[arguments[0]] if arguments else (lines[0] for lines in main.EXAMPLES.values()):
+        for line in (
+            main.EXAMPLES[arguments[0]]
+            if arguments
+            else (lines[0] for lines in main.EXAMPLES.values())
+        ):
             assert line in out
 
 
@@ -125,7 +149,9 @@ def test_examples_are_commands(line):
 def test_the_package_shows_its_public_names_alone():
     assert dir(pbkern) == sorted([*pbkern.__all__, "__version__"])
     assert all(hasattr(pbkern, name) for name in dir(pbkern))
-    assert not {"api", "core", "dsl", "fuse", "lower", "targets", "frontends", "_jax"} & set(dir(pbkern))
+    assert not {"api", "core", "dsl", "fuse", "lower", "targets", "frontends", "_jax"} & set(
+        dir(pbkern)
+    )
     assert pathlib.Path(pbkern.__file__).with_name("py.typed").exists()
 
 

@@ -80,7 +80,17 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
 
 
 def test_compile_with_sizes_by_name(model, capsys, tmp_path):
-    arguments = ["--args", "f32[H,W]", "-D", "H=20", "-D", "W=30", "-aot-name", "blur_lines", "--num-threads=1"]
+    arguments = [
+        "--args",
+        "f32[H,W]",
+        "-D",
+        "H=20",
+        "-D",
+        "W=30",
+        "-aot-name",
+        "blur_lines",
+        "--num-threads=1",
+    ]
     status, out, _ = run(capsys, "compile", f"{model}:blur", *arguments)
     assert status == 0 and out.splitlines() == ["blur_lines.o", "blur_lines.h"]
     text = (tmp_path / "work" / "blur_lines.h").read_text()
@@ -88,25 +98,55 @@ def test_compile_with_sizes_by_name(model, capsys, tmp_path):
 
 
 def test_the_document_s_form(model, capsys, tmp_path):
-    status, out, _ = run(capsys, f"{model}:softmax", "-aot", "-aot-name", "polyblocks", "--args", "f32[4,5]")
-    assert status == 0 and {p.name for p in (tmp_path / "work").iterdir()} == {"polyblocks.o", "polyblocks.h"}
-    status, out, _ = run(capsys, f"{model}:softmax", "--args", "f32[4,5]", "-num-iters", "2", "-skip-std", "-skip-xla")
-    assert status == 0 and out.startswith("polyblocks") and "median of 2" in out and "xla" not in out
+    status, out, _ = run(
+        capsys, f"{model}:softmax", "-aot", "-aot-name", "polyblocks", "--args", "f32[4,5]"
+    )
+    assert status == 0 and {p.name for p in (tmp_path / "work").iterdir()} == {
+        "polyblocks.o",
+        "polyblocks.h",
+    }
+    status, out, _ = run(
+        capsys,
+        f"{model}:softmax",
+        "--args",
+        "f32[4,5]",
+        "-num-iters",
+        "2",
+        "-skip-std",
+        "-skip-xla",
+    )
+    assert (
+        status == 0 and out.startswith("polyblocks") and "median of 2" in out and "xla" not in out
+    )
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_a_folder_takes_all_and_a_library_runs(model, capsys, tmp_path):
     types = ["--args", "f32[100]", "f32[100]"]
-    status, out, _ = run(capsys, "compile", f"{model}:two", *types, "-o", tmp_path, "-aot-name", "add_up")
+    status, out, _ = run(
+        capsys, "compile", f"{model}:two", *types, "-o", tmp_path, "-aot-name", "add_up"
+    )
     made = [line.rsplit("/")[-1] for line in out.splitlines()]
     assert status == 0
-    assert {"add_up.o", "add_up.h", "libadd_up.so", "libadd_up.a", "add_up.s", "add_up.ll", "add_up.mlir"} < set(made)
+    assert {
+        "add_up.o",
+        "add_up.h",
+        "libadd_up.so",
+        "libadd_up.a",
+        "add_up.s",
+        "add_up.ll",
+        "add_up.mlir",
+    } < set(made)
     status, out, _ = run(capsys, "run", tmp_path / "libadd_up.so", "-num-iters", "3")
     assert status == 0 and out.startswith("add_up") and "out memref<100xf32>  checksum " in out
     for name in "xy":
         np.save(tmp_path / f"{name}.npy", np.full(100, 1.5, np.float32))
-    status, out, _ = run(capsys, "run", tmp_path / "libadd_up.so", tmp_path / "x.npy", tmp_path / "y.npy")
-    assert status == 0 and f"checksum {zlib.crc32(np.full(100, 3, np.float32).tobytes()):08x}" in out
+    status, out, _ = run(
+        capsys, "run", tmp_path / "libadd_up.so", tmp_path / "x.npy", tmp_path / "y.npy"
+    )
+    assert (
+        status == 0 and f"checksum {zlib.crc32(np.full(100, 3, np.float32).tobytes()):08x}" in out
+    )
     status, _, err = run(capsys, "run", tmp_path / "libadd_up.so", tmp_path / "x.npy")
     assert status == 2 and "takes 2 arrays" in err
     status, _, err = run(capsys, "run", tmp_path / "libadd_up.so", "--args", "f32[3]")
@@ -119,7 +159,9 @@ def test_a_folder_takes_all_and_a_library_runs(model, capsys, tmp_path):
 
 
 def test_run_compares_the_backends(model, capsys):
-    status, out, _ = run(capsys, "run", f"{model}:softmax", "--args", "f32[30,50]", "-num-iters", "2")
+    status, out, _ = run(
+        capsys, "run", f"{model}:softmax", "--args", "f32[30,50]", "-num-iters", "2"
+    )
     rows = out.splitlines()
     assert status == 0 and [r.split()[0] for r in rows] == ["std", "xla", "polyblocks"]
     assert all("equal" in r or "differs by" in r for r in rows[1:])
@@ -148,14 +190,25 @@ def test_kernels_take_no_arguments(model, capsys):
 
 def test_every_compile_option_is_an_option_of_every_command(model, capsys, monkeypatch):
     """Accepted, and planned and lowered with or refused with a reason, with one hyphen and with two."""
-    monkeypatch.setattr("pbkern.aot.build.emitted", lambda *_: {"obj": b""})  # which takes longest and knows of no options
-    values = {"str": "cpu_x", "int": "2", "int | None": "2", "str | None": "x86-64-v3", "tuple[int, ...]": "0"}
+    monkeypatch.setattr(
+        "pbkern.aot.build.emitted", lambda *_: {"obj": b""}
+    )  # which takes longest and knows of no options
+    values = {
+        "str": "cpu_x",
+        "int": "2",
+        "int | None": "2",
+        "str | None": "x86-64-v3",
+        "tuple[int, ...]": "0",
+    }
     special = {"target": "cpu", "execution_backend": "polyblocks", "mm_conv_precision_mode": "fp32", "static_argnums": "1",
                "static_argnames": "axis", "donate_argnums": "0", "donate_argnames": "x", "debug": None}  # fmt: skip
     refused = {"on_gpu_tensors", "polyblocks_gpu_no_tensor_core", "torch_polyblocks_select_graphs",
                "torch_polyblocks_filter_graphs"}  # fmt: skip
     for k, f in enumerate(dataclasses.fields(pbkern.CompileOptions)):
-        name, value = f"{'-' * (1 + k % 2)}{f.name.replace('_', '-')}", special.get(f.name, values.get(str(f.type)))
+        name, value = (
+            f"{'-' * (1 + k % 2)}{f.name.replace('_', '-')}",
+            special.get(f.name, values.get(str(f.type))),
+        )
         given = [name] if f.type == "bool" else [f"{name}={value}"] if k % 3 else [name, value]
         status, _, err = run(capsys, "compile", f"{model}:softmax", "--args", "f32[4,5]", *given)
         assert status == (2 if f.name in refused else 0), (name, err)
@@ -165,11 +218,24 @@ def test_every_compile_option_is_an_option_of_every_command(model, capsys, monke
 
 
 def test_options_act(model, capsys):
-    kernels = lambda *given: run(capsys, "explain", f"{model}:softmax", "--args", "f32[40,50]", *given)[1].count("softmax_")  # noqa: E731
+    kernels = lambda *given: run(
+        capsys, "explain", f"{model}:softmax", "--args", "f32[40,50]", *given
+    )[1].count("softmax_")  # noqa: E731
     assert kernels("-polyblocks-disable-affine-fusion") > kernels()
-    status, _, err = run(capsys, "compile", f"{model}:softmax", "--args", "f32[4,5]", "--mm-conv-precision-mode=f16")
+    status, _, err = run(
+        capsys, "compile", f"{model}:softmax", "--args", "f32[4,5]", "--mm-conv-precision-mode=f16"
+    )
     assert status == 2 and "did you mean `fp16`" in err
-    status, out, _ = run(capsys, "compile", f"{model}:softmax", "--args", "f32[4,5]", "-emit", "metadata", "--no-openmp")
+    status, out, _ = run(
+        capsys,
+        "compile",
+        f"{model}:softmax",
+        "--args",
+        "f32[4,5]",
+        "-emit",
+        "metadata",
+        "--no-openmp",
+    )
     assert status == 0 and out == "polyblocks_mlir_artifact.json\n"
 
 
@@ -180,12 +246,18 @@ MISUSES = {
     "a number": ([":number"], "has no function `number`"),
     "no types": ([":blur"], "the function's arguments are not known"),
     "a bad type": ([":blur", "--args", "f33[2]"], "a type is not understood"),
-    "a size that no type has": ([":blur", "--args", "f32[H,3]", "-D", "H=4", "-D", "W=4"], "has the size `W`"),
+    "a size that no type has": (
+        [":blur", "--args", "f32[H,3]", "-D", "H=4", "-D", "W=4"],
+        "has the size `W`",
+    ),
     "a size beside arguments of the file": ([":blur", "-D", "H=4"], "has the size `H`"),
     "a size without value": ([":blur", "--args", "f32[H,3]"], "the size `H` has no value"),
     "a bad size": ([":blur", "--args", "f32[H,3]", "-D", "H=x"], "a size is not understood"),
     "too few arguments": ([":two", "--args", "f32[2]"], "missing a required argument: 'y'"),
-    "too many arguments": ([":blur", "--args", "f32[2]", "f32[2]"], "too many positional arguments"),
+    "too many arguments": (
+        [":blur", "--args", "f32[2]", "f32[2]"],
+        "too many positional arguments",
+    ),
     "shapes that do not fit": ([":shapes", "--args", "f32[4,5]"], "Incompatible shapes"),
     "a branch on a value": ([":branches", "--args", "f32[4]"], "TracerBoolConversionError"),
     "XLA's operations": ([":eigen", "--args", "f32[4,4]"], "1 operation(s) need XLA"),
@@ -193,18 +265,42 @@ MISUSES = {
     "a large constant": ([":constant", "--args", "f32[4]"], "pass it as an argument"),
     "a keyword": ([":blur", "--args", "f32[9]", "-aot-name", "double"], "a keyword of C or C++"),
     "no identifier": ([":blur", "--args", "f32[9]", "-aot-name", "a-b"], "bad value"),
-    "a function of C": ([":blur", "--args", "f32[9]", "-aot-name", "malloc"], "a name of the C library"),
-    "no device": ([":blur", "--args", "f32[9]", "-device", "pentium"], "there is no device `pentium`"),
-    "a device without FMA": ([":blur", "--args", "f32[9]", "-device", "x86-64-v2"], "no libraries are made for"),
-    "two systems": ([":blur", "--args", "f32[9]", "-device", "native,apple-m1"], "one kind of processor and one system"),
+    "a function of C": (
+        [":blur", "--args", "f32[9]", "-aot-name", "malloc"],
+        "a name of the C library",
+    ),
+    "no device": (
+        [":blur", "--args", "f32[9]", "-device", "pentium"],
+        "there is no device `pentium`",
+    ),
+    "a device without FMA": (
+        [":blur", "--args", "f32[9]", "-device", "x86-64-v2"],
+        "no libraries are made for",
+    ),
+    "two systems": (
+        [":blur", "--args", "f32[9]", "-device", "native,apple-m1"],
+        "one kind of processor and one system",
+    ),
     "a GPU": ([":blur", "--args", "f32[9]", "-target", "nvgpu"], "are not made yet"),
     "no folder": ([":blur", "--args", "f32[9]", "-o", "absent/x.o"], "there is no folder absent"),
     "no suffix": ([":blur", "--args", "f32[9]", "-o", "x.exe"], "what x.exe is to be is not known"),
     "no kind": ([":blur", "--args", "f32[9]", "--emit", "obj,exe"], "there is no `exe` to emit"),
-    "no option": ([":blur", "--args", "f32[9]", "-aot-nam", "x"], "unrecognized arguments: --aot-nam"),
-    "OpenMP elsewhere": ([":blur", "--args", "f32[9]", "-device", "neoverse-n1", "--emit", "shared"], "cannot be linked"),
-    "no such argument": ([":blur", "--args", "f32[9]", "-static-argnums", "4"], "`blur` has no such arguments"),
-    "a bad number": ([":blur", "--args", "f32[9]", "-num-threads", "many"], "an integer of at least 1"),
+    "no option": (
+        [":blur", "--args", "f32[9]", "-aot-nam", "x"],
+        "unrecognized arguments: --aot-nam",
+    ),
+    "OpenMP elsewhere": (
+        [":blur", "--args", "f32[9]", "-device", "neoverse-n1", "--emit", "shared"],
+        "cannot be linked",
+    ),
+    "no such argument": (
+        [":blur", "--args", "f32[9]", "-static-argnums", "4"],
+        "`blur` has no such arguments",
+    ),
+    "a bad number": (
+        [":blur", "--args", "f32[9]", "-num-threads", "many"],
+        "an integer of at least 1",
+    ),
 }
 
 
@@ -228,7 +324,9 @@ def test_what_the_file_raises_is_explained_at_its_line(body, message, capsys, tm
     path.write_text(body)
     for command in ("compile", "explain", "run"):
         status, _, err = run(capsys, command, f"{path}:f", "--args", "f32[3]")
-        assert status == 2 and message in err and "broken_file.py:" in err and "FunctionError" in err, err
+        assert (
+            status == 2 and message in err and "broken_file.py:" in err and "FunctionError" in err
+        ), err
 
 
 def test_a_file_that_ends_the_program_is_explained(capsys, tmp_path):
@@ -239,10 +337,19 @@ def test_a_file_that_ends_the_program_is_explained(capsys, tmp_path):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_arrays_that_do_not_suit_a_library(model, capsys, tmp_path):
-    assert run(capsys, "compile", f"{model}:blur", "--args", "f32[9]", "-o", tmp_path / "libblur.so")[0] == 0
+    assert (
+        run(capsys, "compile", f"{model}:blur", "--args", "f32[9]", "-o", tmp_path / "libblur.so")[
+            0
+        ]
+        == 0
+    )
     np.save(tmp_path / "wide.npy", np.zeros(9))
     (tmp_path / "text.npy").write_text("text")
-    for name, message in (("wide.npy", "has another type"), ("absent.npy", "cannot be read"), ("text.npy", "cannot be read")):
+    for name, message in (
+        ("wide.npy", "has another type"),
+        ("absent.npy", "cannot be read"),
+        ("text.npy", "cannot be read"),
+    ):
         status, _, err = run(capsys, "run", tmp_path / "libblur.so", tmp_path / name)
         assert status == 2 and message in err and "Traceback" not in err
 
@@ -258,7 +365,9 @@ def test_a_folder_that_cannot_be_written(model, capsys, tmp_path, monkeypatch):
     folder.mkdir()
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
-    status, _, err = run(capsys, "compile", f"{model}:blur", "--args", "f32[9]", "-o", folder / "x.o")
+    status, _, err = run(
+        capsys, "compile", f"{model}:blur", "--args", "f32[9]", "-o", folder / "x.o"
+    )
     assert status == 2 and "nothing can be written to" in err
 
 
@@ -278,7 +387,9 @@ def test_programs_of_stablehlo_and_of_jax_export(capsys, tmp_path, monkeypatch):
     (tmp_path / "text.mlir").write_text(f.lower(*types).as_text())
     (tmp_path / "exported.bin").write_bytes(jax.export.export(f)(*types).serialize())
     for name in ("text.mlir", "exported.bin"):
-        status, out, err = run(capsys, "compile", name, "-aot-name", "tanh_product", "--emit", "header,shared")
+        status, out, err = run(
+            capsys, "compile", name, "-aot-name", "tanh_product", "--emit", "header,shared"
+        )
         assert status == 0, err
         text = (tmp_path / "tanh_product.h").read_text()
         assert "memref<5x6xf32>" in text and "memref<5x7xf32>" in text

@@ -14,9 +14,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = ("pbkern", "pyproject.toml", "README.md", "LICENSE")
-BUILD = "import sys, setuptools.build_meta as b; print(getattr(b, f'build_{sys.argv[1]}')(sys.argv[2]))"
+BUILD = (
+    "import sys, setuptools.build_meta as b; print(getattr(b, f'build_{sys.argv[1]}')(sys.argv[2]))"
+)
 
-PROGRAM = '''
+PROGRAM = """
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,12 +84,16 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-'''
+"""
 
 
 def run(*command, cwd) -> str:
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # this checkout is not what is tried
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
+    env = {
+        k: v for k, v in os.environ.items() if k != "PYTHONPATH"
+    }  # this checkout is not what is tried
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -116,8 +122,12 @@ def environment(built):
     python = built / "environment" / "bin" / "python"
     (wheel,) = (built / "dist").glob("*.whl")
     run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel, cwd=built)
-    site = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=built).strip()
-    (pathlib.Path(site) / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")  # after its own
+    site = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=built
+    ).strip()
+    (pathlib.Path(site) / "others.pth").write_text(
+        sysconfig.get_paths()["purelib"] + "\n"
+    )  # after its own
     return python
 
 
@@ -136,12 +146,23 @@ def test_an_installed_package_works(built, environment):
     assert "did you mean `target`?" in out and str(built / "environment") in out
     command = environment.with_name("pbkern")
     assert run(command, "--version", cwd=built).startswith("pbkern ")
-    assert "kernel softmax" in run(command, "explain", "user.py:softmax", "--args", "f32[64,128]", cwd=built)
+    assert "kernel softmax" in run(
+        command, "explain", "user.py:softmax", "--args", "f32[64,128]", cwd=built
+    )
 
 
 @pytest.mark.slow
 def test_mypy_strict_accepts_a_users_program(built, environment):
     pytest.importorskip("mypy")
     (built / "user.py").write_text(textwrap.dedent(PROGRAM))
-    found = run(sys.executable, "-m", "mypy", "--strict", "--python-executable", environment, "user.py", cwd=built)
+    found = run(
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        environment,
+        "user.py",
+        cwd=built,
+    )
     assert "no issues found" in found

@@ -9,7 +9,11 @@ import pbkern
 from pbkern.core.errors import KernelError, OutOfBoundsError
 
 RNG = np.random.default_rng(0)
-AT, VALUES, START = RNG.integers(0, 10, 128).astype("i4"), RNG.integers(1, 255, 128).astype("i4"), np.full(10, 77, "i4")
+AT, VALUES, START = (
+    RNG.integers(0, 10, 128).astype("i4"),
+    RNG.integers(1, 255, 128).astype("i4"),
+    np.full(10, 77, "i4"),
+)
 PARALLEL = pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))
 BLOCK, WHOLE = pbkern.BlockSpec((16,), lambda i: (i,)), pbkern.BlockSpec()
 COMBINE = {
@@ -26,7 +30,10 @@ def both(kernel, *args):
     """Results of native code after comparing them with the interpreter's and with the printed source's."""
     traced = kernel.trace(*args)
     got = jax.tree.leaves(kernel(*args))
-    for other in (pbkern.interpret(traced, *args), pbkern.call_kernel(pbkern.rebuild(traced.source()), *args)):
+    for other in (
+        pbkern.interpret(traced, *args),
+        pbkern.call_kernel(pbkern.rebuild(traced.source()), *args),
+    ):
         for a, b in zip(got, other, strict=True):
             np.testing.assert_array_equal(a, b)
     return got
@@ -48,7 +55,9 @@ def test_array_indices_update_each_element_in_turn(atomic, params):
 
     want = START.copy()
     COMBINE[atomic].at(want, AT, VALUES)
-    np.testing.assert_array_equal(both(over_all(body, compiler_params=params), AT, VALUES, START)[0], want)
+    np.testing.assert_array_equal(
+        both(over_all(body, compiler_params=params), AT, VALUES, START)[0], want
+    )
 
 
 def test_masked_updates_return_what_was_there():
@@ -88,8 +97,14 @@ def test_array_indices_beside_slices():
     def body(at, x, start, result):
         pbkern.atomic_add(result, (slice(1, 3), at[...]), x[...])
 
-    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((4, 5), "f4"), input_output_aliases={2: 0})
-    at, x, start = np.array([1, 1, 4], "i4"), RNG.integers(0, 9, (2, 3)).astype("f4"), np.zeros((4, 5), "f4")
+    kernel = pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct((4, 5), "f4"), input_output_aliases={2: 0}
+    )
+    at, x, start = (
+        np.array([1, 1, 4], "i4"),
+        RNG.integers(0, 9, (2, 3)).astype("f4"),
+        np.zeros((4, 5), "f4"),
+    )
     want = start.copy()
     np.add.at(want[1:3], (slice(None), at), x)
     np.testing.assert_array_equal(both(kernel, at, x, start)[0], want)
@@ -136,6 +151,9 @@ def test_only_dimensions_with_blocks_of_their_own_stay_parallel():
 
 
 def test_bitwise_updates_take_integers():
-    kernel = pbkern.kernel(lambda o: pbkern.atomic_or(o, 0, 1) and None, out_shape=jax.ShapeDtypeStruct((4,), jnp.float32))
+    kernel = pbkern.kernel(
+        lambda o: pbkern.atomic_or(o, 0, 1) and None,
+        out_shape=jax.ShapeDtypeStruct((4,), jnp.float32),
+    )
     with pytest.raises(KernelError, match="atomic_or takes integers"):
         kernel.trace()

@@ -29,7 +29,10 @@ def make(body, specs=(SPEC,), out_specs=SPEC, out_shape=(16, 4), **options):
 def both(kernel, *args):
     traced = kernel.trace(*args)
     got = np.asarray(kernel(*args))
-    for other in (pbkern.interpret(traced, *args), pbkern.call_kernel(pbkern.rebuild(traced.source()), *args)):
+    for other in (
+        pbkern.interpret(traced, *args),
+        pbkern.call_kernel(pbkern.rebuild(traced.source()), *args),
+    ):
         np.testing.assert_allclose(got, other[0], rtol=1e-6)
     return got
 
@@ -48,7 +51,13 @@ def test_reductions_know_where_the_slice_ends():
     def body(parts, x, o):
         o[...] = jnp.where(pbkern.in_bounds(x, 0)[:, None], x[...], 0).sum(0)
 
-    got = both(make(body, out_specs=pbkern.BlockSpec((None, 4), lambda i, parts: (i, 0)), out_shape=(5, 4)), PARTS, X)
+    got = both(
+        make(
+            body, out_specs=pbkern.BlockSpec((None, 4), lambda i, parts: (i, 0)), out_shape=(5, 4)
+        ),
+        PARTS,
+        X,
+    )
     np.testing.assert_allclose(got, [X[low:high].sum(0) for low, high in PARTS], rtol=1e-5)
 
 
@@ -108,7 +117,10 @@ def test_index_maps_that_do_not_fit_are_refused():
     with pytest.raises(KernelError, match="only a dimension that is pbkern.BoundedSlice"):
         make(body, [wrong]).trace(PARTS, X)
     wrong = pbkern.BlockSpec((pbkern.BoundedSlice(8), 4))
-    with pytest.raises(KernelError, match=r"input 1 \(`x`\) has a BoundedSlice but no index map[\s\S]*test_bounded_slices.py"):
+    with pytest.raises(
+        KernelError,
+        match=r"input 1 \(`x`\) has a BoundedSlice but no index map[\s\S]*test_bounded_slices.py",
+    ):
         make(body, [wrong]).trace(PARTS, X)
 
 

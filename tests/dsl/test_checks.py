@@ -43,7 +43,10 @@ def ways(kernel):
 
 @pytest.mark.parametrize("way", ways(below(20.0)))
 def test_a_failed_check_is_a_check_error(way):
-    with pytest.raises(CheckError, match=FAILURE if way != "native" else r"is not below 20.0\n  at   .*test_checks.py"):
+    with pytest.raises(
+        CheckError,
+        match=FAILURE if way != "native" else r"is not below 20.0\n  at   .*test_checks.py",
+    ):
         ways(below(20.0))[way](X)
     np.testing.assert_array_equal(ways(below(99.0))[way](X), X * 2)
 
@@ -70,7 +73,9 @@ def test_a_check_among_several_kernels_leaves_a_file_of_its_kernel_and_operands(
     def f(x):
         return below(24.5, "second")(below(99.0, "first")(x + 1) - 1)
 
-    with pytest.raises(FROM_JAX, match=r"31.0 is not below 24.5\n  at   .*test_checks.py[\s\S]*program \(1,\)") as e:
+    with pytest.raises(
+        FROM_JAX, match=r"31.0 is not below 24.5\n  at   .*test_checks.py[\s\S]*program \(1,\)"
+    ) as e:
         jax.block_until_ready(jit(f)(X))
     names, again = repeated(e, "second")
     np.testing.assert_array_equal(names["ARGS"][0], (X + 1) * 2 - 1)
@@ -133,7 +138,13 @@ def test_checks_run_under_vmap_and_in_control_flow():
 
         o_ref[...] = x_ref[...]
 
-    kernel = pbkern.kernel(body, grid=(4,), in_specs=[ROWS], out_specs=ROWS, out_shape=jax.ShapeDtypeStruct((32,), "f4"))
+    kernel = pbkern.kernel(
+        body,
+        grid=(4,),
+        in_specs=[ROWS],
+        out_specs=ROWS,
+        out_shape=jax.ShapeDtypeStruct((32,), "f4"),
+    )
     assert same_kernel(pbkern.rebuild(kernel.trace(X).source()), kernel.trace(X))
     for call in (kernel, lambda x: pbkern.interpret(kernel.trace(x), x)):
         with pytest.raises(CheckError, match=r"found 13.0 at 5[\s\S]*program \(1,\)"):

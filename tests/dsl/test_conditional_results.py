@@ -49,7 +49,11 @@ def test_sizes_end_at_the_grids_bound(size):
     before = np.full(1 << 20, 7.0, "f")  # memory that a result may be given again
     del before
     operands = jnp.int32(size), x
-    for got in (dynamic(*operands), jax.jit(dynamic)(*operands), *pbkern.interpret(dynamic.trace(*operands), *operands)):
+    for got in (
+        dynamic(*operands),
+        jax.jit(dynamic)(*operands),
+        *pbkern.interpret(dynamic.trace(*operands), *operands),
+    ):
         np.testing.assert_array_equal(got, expected(size, x))
 
 
@@ -187,7 +191,9 @@ def test_blocks_that_operands_choose_leave_zeros_elsewhere():
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f2", "bfloat16", "i1", "u8", "?", "f8"])
-@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (7, 5), (3, BLOCK_BYTES // 4 + 1), (2, 3, 5, 7)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (0, 3), (7, 5), (3, BLOCK_BYTES // 4 + 1), (2, 3, 5, 7)]
+)
 def test_zeros(shape, dtype):
     (got,) = compiled(zeros(ArrayType(shape, jnp.dtype(dtype))))()
     assert got.shape == shape and got.dtype == jnp.dtype(dtype) and not np.asarray(got, "f8").any()
@@ -216,8 +222,14 @@ def test_parallel_programs_that_write_one_block_are_refused(way):
     if way == "traced":
         kernel.trace(x)  # the interpreter shows the race
         return
-    call = {"called": kernel, "jitted": jax.jit(kernel), "decorated": pbkern.jit(lambda x: kernel(x) + 1)}[way]
-    with pytest.raises(KernelError, match="run in parallel write the same elements of output 0") as e:
+    call = {
+        "called": kernel,
+        "jitted": jax.jit(kernel),
+        "decorated": pbkern.jit(lambda x: kernel(x) + 1),
+    }[way]
+    with pytest.raises(
+        KernelError, match="run in parallel write the same elements of output 0"
+    ) as e:
         call(x)
     assert "dimension 0" in e.value.why and __file__ in e.value.at and '"arbitrary"' in e.value.hint
 

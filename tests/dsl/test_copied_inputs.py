@@ -34,7 +34,12 @@ def test_a_block_that_is_written_is_a_copy(aliases):
         o_ref[...] = jnp.where(pbkern.in_bounds(x_ref, 0), x_ref[...] * 2, 0)
 
     kernel = pbkern.kernel(
-        body, grid=(4,), in_specs=[ROWS, ROWS], out_specs=ROWS, out_shape=SHAPE, input_output_aliases=aliases
+        body,
+        grid=(4,),
+        in_specs=[ROWS, ROWS],
+        out_specs=ROWS,
+        out_shape=SHAPE,
+        input_output_aliases=aliases,
     )
     x = np.arange(30, dtype="f4")
     want = (x + 1) * 2
@@ -51,8 +56,18 @@ def test_prefetched_operands_keep_their_state(word):
     block = pbkern.BlockSpec((8,), lambda i, state: (i,))
     params = pbkern.cpu.CompilerParams(dimension_semantics=(word,))
     kernel = pbkern.kernel(
-        body, grid=(4,), in_specs=[block], out_specs=block, out_shape=SHAPE, num_scalar_prefetch=1, compiler_params=params
+        body,
+        grid=(4,),
+        in_specs=[block],
+        out_specs=block,
+        out_shape=SHAPE,
+        num_scalar_prefetch=1,
+        compiler_params=params,
     )
     x = np.arange(30, dtype="f4")
-    added = [7, 9, 11, 13] if word == "arbitrary" else [7] * 4  # parallel programs each begin with the operand's value
-    np.testing.assert_array_equal(both(kernel, np.array([5], "i4"), x), x + np.repeat(added, 8)[:30])
+    added = (
+        [7, 9, 11, 13] if word == "arbitrary" else [7] * 4
+    )  # parallel programs each begin with the operand's value
+    np.testing.assert_array_equal(
+        both(kernel, np.array([5], "i4"), x), x + np.repeat(added, 8)[:30]
+    )

@@ -23,7 +23,12 @@ ROOT = pathlib.Path(pbkern.__file__).parents[1]
 
 
 def make(body, x=X, **options):
-    specs = {"grid": (4,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": jax.ShapeDtypeStruct(x.shape, x.dtype)}
+    specs = {
+        "grid": (4,),
+        "in_specs": [ROWS],
+        "out_specs": ROWS,
+        "out_shape": jax.ShapeDtypeStruct(x.shape, x.dtype),
+    }
     return pbkern.kernel(body, **(specs | options))
 
 
@@ -55,7 +60,9 @@ def stops(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("call", [lambda k: pbkern.interpret(k.trace(X), X), lambda k: make(stopping, interpret=True)(X)])
+@pytest.mark.parametrize(
+    "call", [lambda k: pbkern.interpret(k.trace(X), X), lambda k: make(stopping, interpret=True)(X)]
+)
 def test_a_breakpoint_shows_program_refs_and_values(stops, call):
     call(make(stopping))
     (seen,) = stops
@@ -66,7 +73,9 @@ def test_a_breakpoint_shows_program_refs_and_values(stops, call):
 
 
 def test_refs_can_be_changed_at_a_breakpoint(monkeypatch):
-    monkeypatch.setattr(sys, "breakpointhook", lambda: sys._getframe(1).f_locals["refs"]["o_ref"].fill(5))
+    monkeypatch.setattr(
+        sys, "breakpointhook", lambda: sys._getframe(1).f_locals["refs"]["o_ref"].fill(5)
+    )
     (got,) = pbkern.interpret(make(stopping).trace(X), X)
     np.testing.assert_array_equal(got[16:24], [6, 5, 5, 5, 5, 5, 5, 5])
 
@@ -74,7 +83,9 @@ def test_refs_can_be_changed_at_a_breakpoint(monkeypatch):
 def test_a_breakpoint_prints_and_is_refused_by_the_compiler():
     kernel = make(stopping)
     assert same_kernel(pbkern.rebuild(kernel.trace(X).source()), kernel.trace(X))
-    with pytest.raises(UnsupportedOp, match=r"pbkern.breakpoint in a compiled kernel\n  at   .*test_debugging.py"):
+    with pytest.raises(
+        UnsupportedOp, match=r"pbkern.breakpoint in a compiled kernel\n  at   .*test_debugging.py"
+    ):
         kernel(X)
 
 
@@ -105,7 +116,12 @@ def unsupported(x_ref, o_ref):
 
 PARALLEL = pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))
 SAME = {"out_specs": pbkern.BlockSpec(), "compiler_params": PARALLEL}
-SQUARE = {"grid": (), "in_specs": None, "out_specs": None, "out_shape": jax.ShapeDtypeStruct((4, 4), "f4")}
+SQUARE = {
+    "grid": (),
+    "in_specs": None,
+    "out_specs": None,
+    "out_shape": jax.ShapeDtypeStruct((4, 4), "f4"),
+}
 
 
 def interpreted(kernel, x):
@@ -122,7 +138,12 @@ FAILURES = {
     "check": (make(failing), X, interpreted, CheckError),
     "native check": (make(failing), X, native, CheckError),
     "64 bits": (make(failing, X.astype("f8")), X.astype("f8"), interpreted, CheckError),
-    "bfloat16": (make(failing, jnp.asarray(X, jnp.bfloat16)), jnp.asarray(X, jnp.bfloat16), native, CheckError),
+    "bfloat16": (
+        make(failing, jnp.asarray(X, jnp.bfloat16)),
+        jnp.asarray(X, jnp.bfloat16),
+        native,
+        CheckError,
+    ),
     "compilation": (make(unsupported, **SQUARE), np.eye(4, dtype="f4"), native, UnsupportedOp),
     "breakpoint": (make(stopping), X, native, UnsupportedOp),
 }
@@ -137,7 +158,14 @@ def test_the_file_fails_the_same_way(name, tmp_path):
     path = re.search(r"\n  file (\S+\.py)$", str(raised.value))[1]
     assert path == str(raised.value.repro) and pathlib.Path(path).parent == tmp_path / "dump"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PBKERN_DUMP": str(tmp_path / "again")}
-    done = subprocess.run([sys.executable, path], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, path],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 1
     assert f"{kind.__name__}: {raised.value.what.splitlines()[0]}" in done.stderr
 
@@ -164,7 +192,10 @@ def test_a_failure_of_code_generation_is_traced_to_its_kernel(tmp_path, monkeypa
 
     monkeypatch.setattr(compile.mlir, "run_passes", run_passes)
     fine, culprit = make(colliding, name="fine"), make(doubling, name="culprit")
-    with config.override(dump=tmp_path, cache=False), pytest.raises(ValueError, match="a pass failed") as raised:
+    with (
+        config.override(dump=tmp_path, cache=False),
+        pytest.raises(ValueError, match="a pass failed") as raised,
+    ):
         pbkern.jit(lambda x: culprit(fine(x)))(X)
     assert "def culprit(" in raised.value.repro.read_text()
 
@@ -182,4 +213,4 @@ def test_large_operands_are_drawn_anew(tmp_path, monkeypatch):
     with config.override(dump=tmp_path), pytest.raises(CheckError) as raised:
         interpreted(make(failing), X)
     text = raised.value.repro.read_text()
-    assert "too large, so these are random" in text and "packed(\"" not in text
+    assert "too large, so these are random" in text and 'packed("' not in text

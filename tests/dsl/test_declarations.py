@@ -71,7 +71,9 @@ def test_declarations(case):
 
 
 def traced(**options):
-    return pbkern.kernel(copy, **{"grid": (2,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": X} | options).trace(X)
+    return pbkern.kernel(
+        copy, **{"grid": (2,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": X} | options
+    ).trace(X)
 
 
 def maps(k, **changes):
@@ -135,13 +137,32 @@ def masked(**operands):
 
 
 CALLS = {
-    "axis": (lambda x, o: pbkern.program_id("x"), "program_id takes the number of a grid dimension", "axis='x'"),
-    "in_bounds": (lambda x, o: pbkern.in_bounds(x, 2), "in_bounds takes a dimension of the Ref", "axis=2, Ref shape (16, 8)"),
+    "axis": (
+        lambda x, o: pbkern.program_id("x"),
+        "program_id takes the number of a grid dimension",
+        "axis='x'",
+    ),
+    "in_bounds": (
+        lambda x, o: pbkern.in_bounds(x, 2),
+        "in_bounds takes a dimension of the Ref",
+        "axis=2, Ref shape (16, 8)",
+    ),
     "other without a mask": (masked(other=1.0), "load has `other` but no `mask`", "drop other"),
-    "step": (lambda x, o: pbkern.loop(0, 4, step=0)(print), "loop takes a positive constant step", "step=0"),
-    "value of a loop": (lambda x, o: pbkern.loop(0, 4)(lambda i: x[i, 0]), "under `when` or `loop` returns a value",
-        "lax.cond"),
-    "multiple": (lambda x, o: pbkern.multiple_of(12, (4, 8)), "multiple_of does not hold", "12 is not a multiple of (4, 8)"),
+    "step": (
+        lambda x, o: pbkern.loop(0, 4, step=0)(print),
+        "loop takes a positive constant step",
+        "step=0",
+    ),
+    "value of a loop": (
+        lambda x, o: pbkern.loop(0, 4)(lambda i: x[i, 0]),
+        "under `when` or `loop` returns a value",
+        "lax.cond",
+    ),
+    "multiple": (
+        lambda x, o: pbkern.multiple_of(12, (4, 8)),
+        "multiple_of does not hold",
+        "12 is not a multiple of (4, 8)",
+    ),
 }
 
 
@@ -154,8 +175,12 @@ def test_calls(case):
 
 def test_a_mask_that_does_not_fit():
     """The shape of a mask is that of what is accessed, once it is broadcast; the equation itself takes nothing else."""
-    assert "`mask` does not fit ref[idx]" in error(lambda x, o: _bound(x, jnp.ones((16, 8), bool)[:4], x[...]))
-    assert "`other` does not fit ref[idx]" in error(lambda x, o: _bound(x, jnp.ones((16, 8), bool), x[...].astype(jnp.int32)))
+    assert "`mask` does not fit ref[idx]" in error(
+        lambda x, o: _bound(x, jnp.ones((16, 8), bool)[:4], x[...])
+    )
+    assert "`other` does not fit ref[idx]" in error(
+        lambda x, o: _bound(x, jnp.ones((16, 8), bool), x[...].astype(jnp.int32))
+    )
 
 
 def _bound(ref, mask, other):
@@ -186,4 +211,6 @@ def test_vmap_of_parameters_that_are_no_dataclass():
 
     k = dataclasses.replace(traced(), compiler_params={"cpu": Params()})
     with pytest.raises(UnsupportedOp, match="compiler_params are no dataclass"):
-        jax.eval_shape(jax.vmap(lambda x: pbkern.call_kernel(k, x)), jax.ShapeDtypeStruct((3, 16, 8), F32))
+        jax.eval_shape(
+            jax.vmap(lambda x: pbkern.call_kernel(k, x)), jax.ShapeDtypeStruct((3, 16, 8), F32)
+        )

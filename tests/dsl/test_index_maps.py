@@ -27,7 +27,9 @@ def test_the_size_of_the_grid_is_a_number_there():
     np.testing.assert_array_equal(pbkern.interpret(f.trace(X), X)[0], f(X))
 
 
-@pytest.mark.parametrize("index_map", [lambda i: (pbkern.program_id(0),), lambda i: (pbkern.num_programs(1),)])
+@pytest.mark.parametrize(
+    "index_map", [lambda i: (pbkern.program_id(0),), lambda i: (pbkern.num_programs(1),)]
+)
 def test_what_is_not_known_there_is_named_with_its_line(index_map):
     with pytest.raises(KernelError, match=r"in an index map[\s\S]*test_index_maps.py"):
         copy(index_map)(X)
@@ -38,5 +40,7 @@ def test_a_ref_made_in_a_body_is_refused_with_advice():
         total = jax.new_ref(x_ref[...])
         o_ref[...] = total[...]
 
-    with pytest.raises(UnsupportedOp, match=r"a Ref made in a body[\s\S]*test_index_maps.py[\s\S]*scratch_shapes"):
+    with pytest.raises(
+        UnsupportedOp, match=r"a Ref made in a body[\s\S]*test_index_maps.py[\s\S]*scratch_shapes"
+    ):
         pbkern.kernel(body, out_shape=STRUCT)(X)

@@ -101,7 +101,9 @@ def test_softmax_of_rows_ragged_in_both_dimensions():
 def test_halo_stencil_reads_padding_as_out_of_bounds():
     @pbkern.kernel(
         grid=(3,),
-        in_specs=[pbkern.BlockSpec((pbkern.Element(10, padding=(1, 1)), 16), lambda i: (i * 8 - 1, 0))],
+        in_specs=[
+            pbkern.BlockSpec((pbkern.Element(10, padding=(1, 1)), 16), lambda i: (i * 8 - 1, 0))
+        ],
         out_specs=rows,
         out_shape=s((24, 16)),
     )
@@ -186,7 +188,9 @@ def test_loops_over_refs():
         def result(i, carry):
             return carry + x[i, 0]
 
-        total[...] = lax.while_loop(lambda c: c < 100.0, lambda c: c * 2 + x[0, 0] ** 2, result**2 + 1)
+        total[...] = lax.while_loop(
+            lambda c: c < 100.0, lambda c: c * 2 + x[0, 0] ** 2, result**2 + 1
+        )
 
     x = f32(8, 4)
     o, total = run(loops, x, np.int32(5))
@@ -201,7 +205,10 @@ def test_loops_over_refs():
 
 def test_conditions():
     @pbkern.kernel(
-        grid=(4,), in_specs=None, out_specs=pbkern.BlockSpec((None, 4), lambda i: (i, 0)), out_shape=s((4, 4))
+        grid=(4,),
+        in_specs=None,
+        out_specs=pbkern.BlockSpec((None, 4), lambda i: (i, 0)),
+        out_shape=s((4, 4)),
     )
     def choose(x, o):
         i = pbkern.program_id(0)
@@ -248,7 +255,9 @@ def test_names_in_the_body_do_not_capture_refs():
         def step(c, v):
             return c + carry[0], xs[0] * v
 
-        b[...] = lax.scan(step, 0.0, a[...])[1] + lax.fori_loop(0, 3, lambda i, c: c + carry[i], 0.0)
+        b[...] = lax.scan(step, 0.0, a[...])[1] + lax.fori_loop(
+            0, 3, lambda i, c: c + carry[i], 0.0
+        )
 
     x, c, a = f32(4), f32(4), f32(4)
     np.testing.assert_allclose(run(shadow, x, c, a), x[0] * a + c[:3].sum(), rtol=1e-5)
@@ -288,7 +297,11 @@ def test_aliased_operand_and_result_are_one_array():
     first = pbkern.BlockSpec((8,), lambda i: (i,))
 
     @pbkern.kernel(
-        grid=(2,), in_specs=[first], out_specs=first, out_shape=s((24,)), input_output_aliases={0: 0}
+        grid=(2,),
+        in_specs=[first],
+        out_specs=first,
+        out_shape=s((24,)),
+        input_output_aliases={0: 0},
     )
     def double(x, o):
         o[...] = x[...] * 2
@@ -475,7 +488,10 @@ def test_equations_keep_the_users_line():
     line = lined.body.__code__.co_firstlineno
     eqns = lined.trace(s((4,))).body.jaxpr.eqns
     lines = {e.primitive.name: _jax.user_line(e) for e in eqns}
-    assert f"test_kernels.py:{line + 2}:" in lines["exp"] and f"test_kernels.py:{line + 2}:" in lines["get"]
+    assert (
+        f"test_kernels.py:{line + 2}:" in lines["exp"]
+        and f"test_kernels.py:{line + 2}:" in lines["get"]
+    )
     assert f"test_kernels.py:{line + 3}:" in lines["masked_store"]
 
 
@@ -518,7 +534,9 @@ def test_accesses_have_one_canonical_view():
         o.at[1:3].at[pbkern.ds(n[...], 1)][...] = jnp.ones((1, 4))
 
     k = accesses.trace(s((8, 8)), s((), I32))
-    found = [ref_access(e) for e in k.body.jaxpr.eqns if e.primitive.name in ("get", "swap", "addupdate")]
+    found = [
+        ref_access(e) for e in k.body.jaxpr.eqns if e.primitive.name in ("get", "swap", "addupdate")
+    ]
     kinds = [a.kind for a in found]
     assert kinds == ["load", "load", "store", "load", "add", "load", "store"]
     assert found[1].indices[0] == Range(0, 4) and isinstance(found[1].indices[1], Point)

@@ -82,7 +82,9 @@ def test_operands_of_its_own_and_results_that_the_programs_made():
     np.testing.assert_array_equal(doubled, 2 * x)
 
 
-@pytest.mark.parametrize("f, args", [(sum_of_squares(100), (f32(100),)), (doubled_and_total, (f32(100), f32(1)))])
+@pytest.mark.parametrize(
+    "f, args", [(sum_of_squares(100), (f32(100),)), (doubled_and_total, (f32(100), f32(1)))]
+)
 def test_the_text_rebuilds_both_stages(f, args):
     k = f.trace(*args)
     again = pbkern.rebuild(k.source())
@@ -90,7 +92,11 @@ def test_the_text_rebuilds_both_stages(f, args):
     for a, b in zip(pbkern.interpret(k, *args), pbkern.interpret(again, *args), strict=True):
         np.testing.assert_array_equal(a, b)
     other = dataclasses.replace(k, finish=dataclasses.replace(k.finish, name="another"))
-    assert not same_kernel(k, other) and not same_kernel(k, k.stages[0]) and k.content != k.stages[0].content
+    assert (
+        not same_kernel(k, other)
+        and not same_kernel(k, k.stages[0])
+        and k.content != k.stages[0].content
+    )
 
 
 def test_aliases_lead_through_the_last_stage():
@@ -150,14 +156,18 @@ def test_races_and_failed_checks_are_found():
 def test_wrong_last_stages():
     x = f32(100)
 
-    wrong_type = pbkern.kernel(lambda p, o: o.__setitem__(..., p[0]), out_shape=s(), in_types=[s(7)], name="seven").trace()
+    wrong_type = pbkern.kernel(
+        lambda p, o: o.__setitem__(..., p[0]), out_shape=s(), in_types=[s(7)], name="seven"
+    ).trace()
     with pytest.raises(KernelError, match="does not take what its programs make"):
         verify(dataclasses.replace(sum_of_squares(100).trace(x), finish=wrong_type))
     with pytest.raises(KernelError, match="is not a kernel"):
         sum_of_squares(100, finish=lambda parts, out: None)
     with pytest.raises(KernelError, match="have one name"):
         sum_of_squares(100, name="total").trace(x)
-    twice = pbkern.kernel(lambda t, o: o.__setitem__(..., t[0]), out_shape=s(), finish=total, name="twice")
+    twice = pbkern.kernel(
+        lambda t, o: o.__setitem__(..., t[0]), out_shape=s(), finish=total, name="twice"
+    )
     with pytest.raises(KernelError, match="has a last stage"):
         sum_of_squares(100, finish=twice).trace(x)
 

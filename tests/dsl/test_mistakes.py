@@ -99,9 +99,17 @@ def fractional_index(x, o):
 
 
 LINES = {
-    wrong_shape: (r"a store of a value whose shape .*`wrong_shape`", r"\(16, 8\).*\(4, 8\)", "broadcast_to"),
+    wrong_shape: (
+        r"a store of a value whose shape .*`wrong_shape`",
+        r"\(16, 8\).*\(4, 8\)",
+        "broadcast_to",
+    ),
     wrong_dtype: ("a store of a value of another dtype", "float32.*int32", "astype"),
-    arithmetic_on_a_ref: ("arithmetic on a Ref, in kernel `arithmetic_on_a_ref`", "AbstractRef", r"x_ref\[...\]"),
+    arithmetic_on_a_ref: (
+        "arithmetic on a Ref, in kernel `arithmetic_on_a_ref`",
+        "AbstractRef",
+        r"x_ref\[...\]",
+    ),
     function_of_a_ref: ("a Ref, or what is no array", "exp", r"x_ref\[...\]"),
     numpy_of_a_ref: ("a NumPy function on a Ref", "Ref{float32", "jax.numpy"),
     numpy_of_a_value: ("a NumPy function on a value", r"float32\[16,8\]", "jax.numpy"),
@@ -109,7 +117,11 @@ LINES = {
     python_and: ("Python control flow", "truth value", "& and |"),
     python_float: ("a Python number", r"float32\[\]", "astype"),
     python_range: ("a Python integer", r"int32\[\]", "pbkern.loop"),
-    too_many_indices: ("more indices than the Ref has dimensions", r"\(0, 0, 0\)", "one index per dimension"),
+    too_many_indices: (
+        "more indices than the Ref has dimensions",
+        r"\(0, 0, 0\)",
+        "one index per dimension",
+    ),
     index_beyond: ("lies outside it", "index 16 along axis 0, which has 16 elements", "-16 to 15"),
     index_before: ("lies outside it", "index -17 along axis 0", "-16 to 15"),
     index_in_an_array: ("lies outside it", "index 99 along axis 0", "-16 to 15"),
@@ -211,9 +223,14 @@ def test_a_result_that_is_left_unwritten(case):
     body, options, text = UNWRITTEN[case]
     found = error(body, **options)
     assert re.search(text, str(found)), found
-    assert found.at.startswith(f"{__file__}:{body.__code__.co_firstlineno}:") and "input_output_aliases" in found.hint
+    assert (
+        found.at.startswith(f"{__file__}:{body.__code__.co_firstlineno}:")
+        and "input_output_aliases" in found.hint
+    )
     options |= {"input_output_aliases": {0: 0}}
-    pbkern.kernel(body, out_shape=X, **options).trace(X)  # a result that shares an operand's memory may stay as it was
+    pbkern.kernel(body, out_shape=X, **options).trace(
+        X
+    )  # a result that shares an operand's memory may stay as it was
 
 
 @pytest.mark.parametrize(
@@ -243,7 +260,10 @@ def test_unknown_fields_of_compiler_params():
     line = inspect.currentframe().f_lineno + 2
     with pytest.raises(OptionError, match="no field `dimension_semantic`") as e:
         pbkern.cpu.CompilerParams(dimension_semantic=("parallel",))
-    assert e.value.at.startswith(f"{__file__}:{line}:") and "did you mean `dimension_semantics`?" in e.value.hint
+    assert (
+        e.value.at.startswith(f"{__file__}:{line}:")
+        and "did you mean `dimension_semantics`?" in e.value.hint
+    )
 
 
 def test_bad_values_of_compiler_params_have_a_line():
@@ -256,22 +276,37 @@ def test_targets_of_compiler_params():
     params = pbkern.cpu.CompilerParams()
     found = error(copy, compiler_params={"gpu": params})
     assert "a target that there is not, `gpu`" in found.what and "cpu, nvgpu, amdgpu" in found.why
-    assert found.at.startswith(f"{__file__}:{copy.__code__.co_firstlineno}:") and "did you mean `nvgpu`?" in found.hint
+    assert (
+        found.at.startswith(f"{__file__}:{copy.__code__.co_firstlineno}:")
+        and "did you mean `nvgpu`?" in found.hint
+    )
     for wrong in ({"approx_math": True}, 5, None):
-        assert "are not that target's CompilerParams" in error(copy, compiler_params={"cpu": wrong}).what
-    assert "are not that target's CompilerParams" in error(copy, compiler_params={"nvgpu": params}).what
+        assert (
+            "are not that target's CompilerParams"
+            in error(copy, compiler_params={"cpu": wrong}).what
+        )
+    assert (
+        "are not that target's CompilerParams"
+        in error(copy, compiler_params={"nvgpu": params}).what
+    )
 
 
 def test_the_number_of_dimension_semantics():
     params = pbkern.cpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
     found = error(copy, grid=(2,), in_specs=[ROWS], out_specs=ROWS, compiler_params=params)
-    assert "`copy`" in found.what and "grid=(2,)" in found.why and "one entry per grid dimension" in found.hint
+    assert (
+        "`copy`" in found.what
+        and "grid=(2,)" in found.why
+        and "one entry per grid dimension" in found.hint
+    )
 
 
 # ---- where kernels are called ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", [lambda f: f, jax.jit, pbkern.jit, jax.vmap], ids=["eager", "jit", "pbkern.jit", "vmap"])
+@pytest.mark.parametrize(
+    "call", [lambda f: f, jax.jit, pbkern.jit, jax.vmap], ids=["eager", "jit", "pbkern.jit", "vmap"]
+)
 @pytest.mark.parametrize("function", [pbkern.program_id, pbkern.num_programs])
 def test_grid_functions_outside_of_kernels(call, function):
     def f(x):
@@ -285,7 +320,9 @@ def test_grid_functions_outside_of_kernels(call, function):
 def test_complex_arguments():
     z = jax.ShapeDtypeStruct((4,), jnp.complex64)
     kernel = pbkern.kernel(copy, out_shape=z)
-    with pytest.raises(KernelError, match="input 0 .* of kernel `copy` has a dtype that this target lacks") as e:
+    with pytest.raises(
+        KernelError, match="input 0 .* of kernel `copy` has a dtype that this target lacks"
+    ) as e:
         kernel(jnp.ones(4, jnp.complex64))
     assert e.value.at.startswith(f"{__file__}:") and "real and imaginary" in e.value.hint
     (found,) = pbkern.interpret(kernel.trace(z), np.full(4, 2j, "c8"))
@@ -296,14 +333,20 @@ def doubled(x_ref, o_ref):
     o_ref[...] = x_ref[...] * 2
 
 
-@pytest.mark.parametrize("around", [lambda f: f, jax.jit, pbkern.jit], ids=["eager", "jit", "pbkern.jit"])
+@pytest.mark.parametrize(
+    "around", [lambda f: f, jax.jit, pbkern.jit], ids=["eager", "jit", "pbkern.jit"]
+)
 def test_a_pallas_call_without_a_derivative(around):
     x = jnp.ones((8, 8))
     call = pl.pallas_call(doubled, out_shape=jax.ShapeDtypeStruct((8, 8), F32))
     with pbkern.pallas.installed():
         with pytest.raises(UnsupportedKernel, match="derivative of kernel `doubled`") as e:
             jax.grad(lambda x: around(call)(x).sum())(x)
-        assert isinstance(e.value, KernelError) and "jax.custom_vjp" in e.value.hint and __file__ in e.value.at
+        assert (
+            isinstance(e.value, KernelError)
+            and "jax.custom_vjp" in e.value.hint
+            and __file__ in e.value.at
+        )
         value, tangent = jax.jvp(around(call), (x,), (x * 3,))  # JAX's rule
         np.testing.assert_array_equal(value, x * 2)
         np.testing.assert_array_equal(tangent, x * 6)
@@ -312,8 +355,13 @@ def test_a_pallas_call_without_a_derivative(around):
 
 
 def test_a_pallas_call_with_aliases_has_no_tangents_either():
-    call = pl.pallas_call(doubled, out_shape=jax.ShapeDtypeStruct((8, 8), F32), input_output_aliases={0: 0})
-    with pbkern.pallas.installed(), pytest.raises(UnsupportedKernel, match="derivative of kernel `doubled`"):
+    call = pl.pallas_call(
+        doubled, out_shape=jax.ShapeDtypeStruct((8, 8), F32), input_output_aliases={0: 0}
+    )
+    with (
+        pbkern.pallas.installed(),
+        pytest.raises(UnsupportedKernel, match="derivative of kernel `doubled`"),
+    ):
         jax.jvp(call, (jnp.ones((8, 8)),), (jnp.ones((8, 8)),))
 
 
@@ -324,8 +372,12 @@ def test_tracer_errors_name_the_users_function():
     for jit in (jax.jit, pbkern.jit):
         with pytest.raises(jax.errors.TracerBoolConversionError) as e:
             jit(branching)(jnp.ones(3), 2.0, factor=3.0)
-        assert f"function branching at {__file__}:{branching.__code__.co_firstlineno}" in str(e.value)
-        assert "the arguments rows and limit" in str(e.value) or "argument rows" in str(e.value), str(e.value)
+        assert f"function branching at {__file__}:{branching.__code__.co_firstlineno}" in str(
+            e.value
+        )
+        assert "the arguments rows and limit" in str(e.value) or "argument rows" in str(e.value), (
+            str(e.value)
+        )
 
     kept = []
     pbkern.jit(lambda x: kept.append(x * 2) or x)(1.0)

@@ -28,7 +28,13 @@ UNARY = {
     "pad": lambda x: jnp.pad(x, ((1, 0), (0, 2)))[1:, 2:] + x,
     "program": lambda x: x + pbkern.program_id(0).astype(x.dtype),
 }
-BINARY = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "max": jnp.maximum, "select": None}
+BINARY = {
+    "add": jnp.add,
+    "sub": jnp.subtract,
+    "mul": jnp.multiply,
+    "max": jnp.maximum,
+    "select": None,
+}
 CONTROL = ["none", "cond", "switch", "fori", "while", "scan", "when"]
 
 step = st.tuples(
@@ -61,7 +67,9 @@ def under_control(kind: str, f, values: list, x_ref, o_ref, literal):
                 x_ref[0, 1].astype(jnp.int32), [lambda: f(values), lambda: x_ref[...], lambda: like]
             )
         case "fori":
-            return lax.fori_loop(1, 3, lambda i, c: f([c, *values[1:]]) + x_ref[pbkern.ds(i, 1)], like)
+            return lax.fori_loop(
+                1, 3, lambda i, c: f([c, *values[1:]]) + x_ref[pbkern.ds(i, 1)], like
+            )
         case "while":
             body = lambda c: (c[0] + 1, f([c[1], *values[1:]]))  # noqa: E731
             return lax.while_loop(lambda c: c[0] < 2, body, (0, like))[1]
@@ -80,12 +88,20 @@ def under_control(kind: str, f, values: list, x_ref, o_ref, literal):
 
 @pytest.mark.parametrize("examples", [30, pytest.param(500, marks=pytest.mark.slow)])
 def test_random_bodies_rebuild(examples):
-    drawn = given(st.sampled_from(DTYPES), st.lists(step, min_size=1, max_size=5), st.booleans(), st.integers(0, 2**32 - 1))
-    settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))(drawn(rebuilds_and_agrees))()
+    drawn = given(
+        st.sampled_from(DTYPES),
+        st.lists(step, min_size=1, max_size=5),
+        st.booleans(),
+        st.integers(0, 2**32 - 1),
+    )
+    settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))(
+        drawn(rebuilds_and_agrees)
+    )()
 
 
 def rebuilds_and_agrees(dtype, steps, x64, seed):
     """A kernel's text makes the kernel again, and its machine code computes what the interpreter does."""
+
     def body(x_ref, y_ref, o_ref):
         o_ref[...] = jnp.zeros(SHAPE, dtype)
         values = [x_ref[...], y_ref[...]]
@@ -96,7 +112,13 @@ def rebuilds_and_agrees(dtype, steps, x64, seed):
 
     spec = pbkern.BlockSpec(SHAPE, lambda i: (i, 0))
     array = jax.ShapeDtypeStruct((8, 6), dtype)
-    options = {"grid": (2,), "in_specs": [spec, spec], "out_specs": spec, "out_shape": array, "x64": x64}
+    options = {
+        "grid": (2,),
+        "in_specs": [spec, spec],
+        "out_specs": spec,
+        "out_shape": array,
+        "x64": x64,
+    }
     k = pbkern.kernel(body, **options).trace(array, array)
     text = str(k)
     again = pbkern.rebuild(text)
@@ -112,4 +134,6 @@ def rebuilds_and_agrees(dtype, steps, x64, seed):
         native = pbkern.call_kernel(k, *arrays)
     for a, b in zip(want, native if isinstance(native, list | tuple) else [native]):
         rtol = 2e-2 if a.dtype.itemsize == 2 else 1e-5
-        np.testing.assert_allclose(np.asarray(b, np.float64), a.astype(np.float64), rtol=rtol, atol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(b, np.float64), a.astype(np.float64), rtol=rtol, atol=1e-5
+        )

@@ -58,7 +58,9 @@ def test_dropout_of_each_program():
     x = np.random.default_rng(0).normal(size=(512, 40)).astype("f4")
     rows = pbkern.BlockSpec((64, 40), lambda i: (i, 0))
     out = jax.ShapeDtypeStruct(x.shape, "f4")
-    dropout = pbkern.kernel(body, grid=(8,), in_specs=[pbkern.BlockSpec(), rows], out_specs=rows, out_shape=out)
+    dropout = pbkern.kernel(
+        body, grid=(8,), in_specs=[pbkern.BlockSpec(), rows], out_specs=rows, out_shape=out
+    )
     got = np.asarray(pbkern.jit(lambda w, x: dropout(w, x * 2) / 2)(WORDS, x))
     keys = [jax.random.fold_in(wrapped(WORDS), i) for i in range(8)]
     kept = np.concatenate([jax.random.bernoulli(k, 0.75, (64, 40)) for k in keys])

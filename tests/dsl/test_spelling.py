@@ -146,12 +146,16 @@ def test_equation(case):
 @pytest.mark.parametrize("name", "sum max min prod".split())
 @pytest.mark.parametrize("dtype", [F32, BF16, I32, U8])
 def test_reduction(name, dtype):
-    text = assert_rebuilds(kernel_of(lambda x: getattr(lax, f"reduce_{name}")(x, (1,)), s((4, 8), dtype)))
+    text = assert_rebuilds(
+        kernel_of(lambda x: getattr(lax, f"reduce_{name}")(x, (1,)), s((4, 8), dtype))
+    )
     assert "bind(" not in text
     assert_rebuilds(kernel_of(lambda x: getattr(jnp, name)(x, axis=0), s((4, 8), dtype)))
 
 
-@pytest.mark.parametrize("name", "any all argmax argmin cumsum cumprod cummax cummin cumlogsumexp".split())
+@pytest.mark.parametrize(
+    "name", "any all argmax argmin cumsum cumprod cummax cummin cumlogsumexp".split()
+)
 def test_reduction_of_other_kinds(name):
     f = getattr(jnp, name, None) or getattr(lax, name)
     x = s((4, 8), BOOL) if name in ("any", "all") else s((4, 8))
@@ -159,7 +163,9 @@ def test_reduction_of_other_kinds(name):
 
 
 def test_parameters_that_functions_cannot_say_are_bound():
-    text = assert_rebuilds(kernel_of(lambda x: lax.exp(x, accuracy=lax.AccuracyMode.HIGHEST), s((4,))))
+    text = assert_rebuilds(
+        kernel_of(lambda x: lax.exp(x, accuracy=lax.AccuracyMode.HIGHEST), s((4,)))
+    )
     assert "pbkern.bind('exp'" in text
 
 

@@ -39,7 +39,9 @@ class FakeDriver:
 
     def devices(self, *names: str) -> None:
         """One device per name: "9.0" of NVIDIA's, "gfx942:xnack-" of AMD's."""
-        self.library.fake_devices(len(names), (ctypes.c_char_p * len(names))(*(n.encode() for n in names)))
+        self.library.fake_devices(
+            len(names), (ctypes.c_char_p * len(names))(*(n.encode() for n in names))
+        )
 
     def current(self, device: int) -> None:
         """Does what a framework does before it launches: the calling thread is on a device; -1: on none."""
@@ -54,8 +56,12 @@ class FakeDriver:
         self.library.fake_break(device, error)
 
     def calls(self, symbol: str = "") -> list[str]:
-        """"symbol device" of the calls so far."""
-        return [line for line in self.library.fake_log().decode().splitlines() if line.startswith(symbol)]
+        """ "symbol device" of the calls so far."""
+        return [
+            line
+            for line in self.library.fake_log().decode().splitlines()
+            if line.startswith(symbol)
+        ]
 
 
 @functools.cache

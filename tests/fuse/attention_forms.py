@@ -9,7 +9,10 @@ from jax import lax
 
 from .checking import ints, rand
 
-EQUATIONS = {"bhsd": ("bhqd,bhkd->bhqk", "bhqk,bhkd->bhqd"), "bshd": ("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd")}
+EQUATIONS = {
+    "bhsd": ("bhqd,bhkd->bhqk", "bhqk,bhkd->bhqd"),
+    "bshd": ("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"),
+}
 
 
 def attend(q, k, v, bias=None, mask=None, fill=-jnp.inf, cap=None, layout="bhsd", statistics=False):
@@ -61,7 +64,9 @@ def repeated(q, k, v):
 
 def broadcast(q, k, v):
     (b, h, s, d), g = k.shape, q.shape[1] // k.shape[1]
-    k, v = (jnp.broadcast_to(x[:, :, None], (b, h, g, s, d)).reshape(b, h * g, s, d) for x in (k, v))
+    k, v = (
+        jnp.broadcast_to(x[:, :, None], (b, h, g, s, d)).reshape(b, h * g, s, d) for x in (k, v)
+    )
     return attend(q, k, v)
 
 
@@ -79,16 +84,24 @@ def grouped_bhsd(q, k, v):
 
 def jax_nn(*names, **fixed):
     """jax.nn.dot_product_attention with further arguments by name."""
-    return lambda q, k, v, *rest: jax.nn.dot_product_attention(q, k, v, **dict(zip(names, rest)), **fixed)
+    return lambda q, k, v, *rest: jax.nn.dot_product_attention(
+        q, k, v, **dict(zip(names, rest)), **fixed
+    )
 
 
-def operands(q=17, k=17, heads=3, key_heads=None, width=8, value_width=None, layout="bhsd", dtype="float32"):
+def operands(
+    q=17, k=17, heads=3, key_heads=None, width=8, value_width=None, layout="bhsd", dtype="float32"
+):
     def one(length, heads, width, seed):
         sizes = {"b": 2, "h": heads, "s": length, "d": width}
         return rand(*(sizes[c] for c in layout), dtype=dtype, seed=seed)
 
     key_heads = key_heads or heads
-    return one(q, heads, width, 1), one(k, key_heads, width, 2), one(k, key_heads, value_width or width, 3)
+    return (
+        one(q, heads, width, 1),
+        one(k, key_heads, width, 2),
+        one(k, key_heads, value_width or width, 3),
+    )
 
 
 def bshd(**sizes):

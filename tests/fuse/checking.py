@@ -69,7 +69,8 @@ def random_blocks(seed):
     def descend(at, options, target):
         for _ in range(12):
             blocks = [
-                rng.choice([1, o[-1], rng.randint(1, max(1, o[-1]))]) if len(o) > 1 else o[0] for o in options
+                rng.choice([1, o[-1], rng.randint(1, max(1, o[-1]))]) if len(o) > 1 else o[0]
+                for o in options
             ]
             found = at(blocks)
             if found is not None:

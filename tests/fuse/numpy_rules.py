@@ -39,7 +39,9 @@ def _converted(p, x):
     """Floats to integers are left out, whose results NumPy does not specify outside of the range, and what rounds twice."""
     x, dtype = np.asarray(x), np.dtype(p["new_dtype"])
     whole = dtype.kind in "iu" and x.dtype.kind in "biu"
-    return x.astype(dtype) if whole or dtype.kind == "b" or dtype in (np.float32, np.float64) else None
+    return (
+        x.astype(dtype) if whole or dtype.kind == "b" or dtype in (np.float32, np.float64) else None
+    )
 
 
 # --- shapes ---------------------------------------------------------------------------------------------------------
@@ -56,12 +58,19 @@ def _iota(p):
 def _pad(p, x, value):
     """Interior padding first, then margins, of which negative ones cut off."""
     config = p["padding_config"]
-    spread = np.full([n + max(n - 1, 0) * between for n, (*_, between) in zip(x.shape, config)], value, x.dtype)
+    spread = np.full(
+        [n + max(n - 1, 0) * between for n, (*_, between) in zip(x.shape, config)], value, x.dtype
+    )
     spread[tuple(slice(None, None, between + 1) for *_, between in config)] = x
-    out = np.full([max(n + low + high, 0) for n, (low, high, _) in zip(spread.shape, config)], value, x.dtype)
+    out = np.full(
+        [max(n + low + high, 0) for n, (low, high, _) in zip(spread.shape, config)], value, x.dtype
+    )
     target = tuple(slice(max(low, 0), max(low, 0) + max(n + min(low, 0) + min(high, 0), 0))
                    for n, (low, high, _) in zip(spread.shape, config))  # fmt: skip
-    source = tuple(slice(max(-low, 0), max(n - max(-high, 0), max(-low, 0))) for n, (low, high, _) in zip(spread.shape, config))
+    source = tuple(
+        slice(max(-low, 0), max(n - max(-high, 0), max(-low, 0)))
+        for n, (low, high, _) in zip(spread.shape, config)
+    )
     out[target] = spread[source]
     return out
 
@@ -96,7 +105,9 @@ def _extreme(f: np.ufunc, largest: bool) -> Callable:
 
 def _sum(p, x):
     """Floats are added in float64: the result is rounded once."""
-    return np.add.reduce(x, axis=tuple(p["axes"]), dtype=np.float64 if x.dtype.kind == "f" else x.dtype)
+    return np.add.reduce(
+        x, axis=tuple(p["axes"]), dtype=np.float64 if x.dtype.kind == "f" else x.dtype
+    )
 
 
 def _dot_general(p, x, y):
@@ -107,15 +118,22 @@ def _dot_general(p, x, y):
     for i, j in (*zip(xc, yc), *zip(xb, yb)):
         right[j] = left[i]
     batch = [left[i] for i in xb]
-    free = [n for i, n in enumerate(left) if i not in (*xc, *xb)] + [n for j, n in enumerate(right) if j not in (*yc, *yb)]
-    wide = np.float64 if np.result_type(x, y).kind == "f" else p["preferred_element_type"] or x.dtype
+    free = [n for i, n in enumerate(left) if i not in (*xc, *xb)] + [
+        n for j, n in enumerate(right) if j not in (*yc, *yb)
+    ]
+    wide = (
+        np.float64 if np.result_type(x, y).kind == "f" else p["preferred_element_type"] or x.dtype
+    )
     text = f"{''.join(left)},{''.join(right)}->{''.join(batch + free)}"
     return np.einsum(text, np.asarray(x, wide), np.asarray(y, wide), optimize=True)
 
 
 RULES: dict[str, Callable] = {
     **NUMPY_RULES,
-    **{n: _unary(getattr(np, n)) for n in "floor ceil square exp exp2 log log1p expm1 tanh sin cos".split()},
+    **{
+        n: _unary(getattr(np, n))
+        for n in "floor ceil square exp exp2 log log1p expm1 tanh sin cos".split()
+    },
     "is_finite": _unary(np.isfinite),
     "logistic": _unary(lambda x: 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x, np.float64))),
     "rsqrt": _unary(lambda x: 1 / np.sqrt(np.asarray(x, np.float64))),

@@ -28,7 +28,9 @@ def garbage(dtype):
 
 def starts(mapping, ids):
     indices = jex.jaxpr_as_fun(mapping.index_map)(*map(np.int32, ids))
-    return [int(i) * (1 if isinstance(d, Element) else d.size) for i, d in zip(indices, mapping.dims)]
+    return [
+        int(i) * (1 if isinstance(d, Element) else d.size) for i, d in zip(indices, mapping.dims)
+    ]
 
 
 def window(mapping, start):
@@ -84,7 +86,9 @@ def run_kernel(kernel, *arrays):
             inside, block = window(m, starts(m, ids))
             b[block] = a[inside]
             blocks.append(b.reshape(m.ref_shape))
-        cells = [np.full(m.ref_shape, garbage(m.array.dtype), m.array.dtype) for m in kernel.outputs]
+        cells = [
+            np.full(m.ref_shape, garbage(m.array.dtype), m.array.dtype) for m in kernel.outputs
+        ]
         for i, o in kernel.aliases:
             cells[o][...] = blocks[i]
         run_body(kernel, ids, blocks, cells)
@@ -114,7 +118,10 @@ def run_program(program, inputs):
         size = int(np.prod(v.type.shape))
         held = memory[v.buffer].view(v.type.dtype)
         assert 0 <= start and start + size <= held.size
-        assert memory[v.buffer].dtype in (v.type.dtype, np.result_type(v.type.dtype, np.complex64))  # or parts of numbers
+        assert memory[v.buffer].dtype in (
+            v.type.dtype,
+            np.result_type(v.type.dtype, np.complex64),
+        )  # or parts of numbers
         return held[start : start + size].reshape(v.type.shape)
 
     def scribble(written):

@@ -77,10 +77,16 @@ def averaged(f):
 
 
 ROWS, FULL_ROWS = (rand(37, 51),), (f32(4096, 1024),)
-IMAGES, FULL_IMAGES = (rand(2, 9, 9, 12), rand(12), rand(12)), (f32(8, 56, 56, 64), f32(64), f32(64))
+IMAGES, FULL_IMAGES = (
+    (rand(2, 9, 9, 12), rand(12), rand(12)),
+    (f32(8, 56, 56, 64), f32(64), f32(64)),
+)
 FIRST, FULL_FIRST = (rand(2, 12, 9, 9), rand(12), rand(12)), (f32(8, 64, 56, 56), f32(64), f32(64))
 LOGITS, FULL_LOGITS = (rand(13, 57), ints(13, high=57)), (f32(8192, 8000), i32(8192))
-MASKED, FULL_MASKED = (rand(37, 51), rand(37, 51) > -0.5), (f32(4096, 1024), jax.ShapeDtypeStruct((4096, 1024), bool))
+MASKED, FULL_MASKED = (
+    (rand(37, 51), rand(37, 51) > -0.5),
+    (f32(4096, 1024), jax.ShapeDtypeStruct((4096, 1024), bool)),
+)
 CUBE, FULL_CUBE = (rand(11, 13, 17),), (f32(64, 128, 512),)
 SOFT = {"softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax, "logsumexp": jax.nn.logsumexp}
 

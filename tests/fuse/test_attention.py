@@ -43,7 +43,14 @@ def test_flax(form):
         "causal": {"mask": nn.make_causal_mask(jnp.ones((2, 17)))},
         "dropout off": {"dropout_rate": 0.1, "deterministic": True},
     }.get(form, {})
-    check(lambda q, k, v: nn.dot_product_attention(q, k, v, **further), q, k, v, kernels=1, tolerance=1e-5)
+    check(
+        lambda q, k, v: nn.dot_product_attention(q, k, v, **further),
+        q,
+        k,
+        v,
+        kernels=1,
+        tolerance=1e-5,
+    )
 
 
 def test_flax_module_core():
@@ -78,7 +85,10 @@ def _float64(q, k, v):
     return np.einsum("bhqk,bhkd->bhqd", p / p.sum(-1, keepdims=True), v)
 
 
-@pytest.mark.parametrize("name", ["repeated heads", "broadcast heads", "grouped heads, bhsd", "segments", "log-sum-exp, bshd"])
+@pytest.mark.parametrize(
+    "name",
+    ["repeated heads", "broadcast heads", "grouped heads, bhsd", "segments", "log-sum-exp, bshd"],
+)
 def test_equals_jax_at_odd_blocks(name, monkeypatch):
     f, args = FORMS[name]
     check_blocks(monkeypatch, f, *args, tolerance=1e-5)
@@ -99,7 +109,11 @@ SHORT = [(1, 1, 64, 64), (2, 8, 128, 64), (1, 8, 256, 128), (1, 2, 512, 16), (1,
 def test_short_sequences_are_one_kernel(shape, masked):
     def attention(q, k, v):
         scores = q @ k.swapaxes(-1, -2) / shape[-1] ** 0.5
-        scores = jnp.where(jnp.tril(jnp.ones(shape[2:3] * 2, bool)), scores, -jnp.inf) if masked else scores
+        scores = (
+            jnp.where(jnp.tril(jnp.ones(shape[2:3] * 2, bool)), scores, -jnp.inf)
+            if masked
+            else scores
+        )
         return jax.nn.softmax(scores) @ v
 
     assert len(planned(attention, *[jax.ShapeDtypeStruct(shape, jnp.float32)] * 3).kernels()) == 1

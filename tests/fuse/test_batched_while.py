@@ -64,5 +64,9 @@ def test_in_a_body():
 
 def test_samples_by_rejection_stay_with_xla():
     """Its keys are made again of their words. Nothing is run: XLA compiles these loops for seconds."""
-    plan = pbkern.jit(lambda key: jax.random.gamma(key, jnp.asarray([0.5, 2.0, 9.0]), (4, 3)) + 1).explain(jax.random.key(0))
-    assert [x.op for x in plan.left if x.why != LAYOUT and x.op != "random_wrap"] == ["random_gamma"] and len(plan.kernels) == 1
+    plan = pbkern.jit(
+        lambda key: jax.random.gamma(key, jnp.asarray([0.5, 2.0, 9.0]), (4, 3)) + 1
+    ).explain(jax.random.key(0))
+    assert [x.op for x in plan.left if x.why != LAYOUT and x.op != "random_wrap"] == [
+        "random_gamma"
+    ] and len(plan.kernels) == 1

@@ -24,25 +24,37 @@ def scanned(x):
 
 
 def until(x):
-    return lax.while_loop(lambda c: jnp.abs(c).sum() + jnp.abs(wrapped(c)).sum() < 300, lambda c: c * 1.5 + 1, x)
+    return lax.while_loop(
+        lambda c: jnp.abs(c).sum() + jnp.abs(wrapped(c)).sum() < 300, lambda c: c * 1.5 + 1, x
+    )
 
 
 def branches(x):
-    return lax.cond(x[0, 0] > 0, deeper, lambda x: wrapped(x) - 1, x) + lax.cond(x[0, 0] > 9, deeper, wrapped, x)
+    return lax.cond(x[0, 0] > 0, deeper, lambda x: wrapped(x) - 1, x) + lax.cond(
+        x[0, 0] > 9, deeper, wrapped, x
+    )
 
 
 def nested(x):
-    return lax.fori_loop(0, 3, lambda i, x: lax.fori_loop(0, 2, lambda j, x: deeper(x) + j, wrapped(x)), x) + deeper(x)
+    return lax.fori_loop(
+        0, 3, lambda i, x: lax.fori_loop(0, 2, lambda j, x: deeper(x) + j, wrapped(x)), x
+    ) + deeper(x)
 
 
 def derived(x):
     return jax.grad(lambda x: (counted(x) ** 2).sum())(x)
 
 
-@pytest.mark.parametrize("f", [counted, scanned, until, branches, nested, derived], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [counted, scanned, until, branches, nested, derived], ids=lambda f: f.__name__
+)
 def test_bodies_read_constants_of_jitted_functions(f):
     compiled = pbkern.jit(f)
-    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5), compiled(X), jax.jit(f)(X))
+    jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5),
+        compiled(X),
+        jax.jit(f)(X),
+    )
     assert not any("constants" in left.why for left in compiled.explain(X).left)
 
 

@@ -24,7 +24,9 @@ def rand(*shape):
 @pytest.mark.parametrize("size", [(5, 7), (8, 8), (1, 1)])
 def test_transposed_convolution(steps, taps, pads, size):
     def f(x, w):
-        return lax.conv_general_dilated(x, w, (1, 1), pads, lhs_dilation=steps, dimension_numbers=NUMBERS)
+        return lax.conv_general_dilated(
+            x, w, (1, 1), pads, lhs_dilation=steps, dimension_numbers=NUMBERS
+        )
 
     args = rand(2, *size, 3), rand(*taps, 3, 8)
     if 0 in jax.eval_shape(f, *args).shape:
@@ -35,7 +37,9 @@ def test_transposed_convolution(steps, taps, pads, size):
 @pytest.mark.parametrize("groups", [1, 4])
 def test_channels_first_and_groups(groups):
     def f(x, w):
-        return lax.conv_general_dilated(x, w, (1, 1), ((2, 1), (1, 2)), lhs_dilation=(2, 2), feature_group_count=groups)
+        return lax.conv_general_dilated(
+            x, w, (1, 1), ((2, 1), (1, 2)), lhs_dilation=(2, 2), feature_group_count=groups
+        )
 
     args = rand(2, 8, 6, 5), rand(16, 8 // groups, 3, 3)
     np.testing.assert_allclose(pbkern.jit(f)(*args), jax.jit(f)(*args), atol=1e-4)
@@ -43,7 +47,10 @@ def test_channels_first_and_groups(groups):
 
 def test_one_kernel_without_the_zeros():
     f = pbkern.jit(lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"))
-    x, w = jax.ShapeDtypeStruct((4, 32, 32, 64), jnp.float32), jax.ShapeDtypeStruct((4, 4, 64, 64), jnp.float32)
+    x, w = (
+        jax.ShapeDtypeStruct((4, 32, 32, 64), jnp.float32),
+        jax.ShapeDtypeStruct((4, 4, 64, 64), jnp.float32),
+    )
     (kernel,) = f.explain(x, w).kernels
     assert kernel.cost.flops < 1.1 * 2 * 4 * 64 * 64 * 64 * 64 * 2 * 2
 
@@ -64,7 +71,9 @@ def test_gradients_of_strides_longer_than_the_kernel(taps, stride, groups):
     """Phases that no tap reaches are zeros: also where another operand is infinite, and nothing is left to XLA."""
 
     def f(x, w):
-        y = lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=NUMBERS, feature_group_count=groups)
+        y = lax.conv_general_dilated(
+            x, w, (stride, stride), "VALID", dimension_numbers=NUMBERS, feature_group_count=groups
+        )
         return (y * y).sum()
 
     args = rand(2, 7, 8, 4), rand(taps, taps, 4 // groups, 8)

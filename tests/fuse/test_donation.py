@@ -15,7 +15,9 @@ def step(x, g):
 
 
 def stencil(x, g):
-    return x.at[1:-1, 1:-1].set(0.25 * (x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:])) + g
+    return (
+        x.at[1:-1, 1:-1].set(0.25 * (x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:])) + g
+    )
 
 
 def two_results(x, g):

@@ -70,7 +70,9 @@ def test_numbers_of_indices_that_are_dear_are_stored():
         kept = jax.random.bernoulli(jax.random.key(0), 0.5, x.shape)
         return jnp.where(kept, x, 0) @ y, jnp.where(kept, x, 1).T @ x
 
-    plan = planned(f, rand(700, 700), rand(700, 700, seed=1))  # of less data, a copy is cheaper than a store
+    plan = planned(
+        f, rand(700, 700), rand(700, 700, seed=1)
+    )  # of less data, a copy is cheaper than a store
     assert sum("^" in k.source() for k in plan.kernels()) == 1
     check(f, rand(64, 64), rand(64, 64, seed=1), tolerance=1e-5)
 
@@ -90,7 +92,9 @@ def scanned(x, weights):
 def test_masks_of_loops_are_made_in_their_bodies():
     made = planned(scanned, jnp.zeros((2, 256, 64)), jnp.zeros((3, 64, 192)))
     (attention,) = [k for k in made.kernels() if "exp" in k.source()]
-    assert "iota" in attention.source() and all(t.shape[-2:] != (256, 256) for t in attention.in_types)
+    assert "iota" in attention.source() and all(
+        t.shape[-2:] != (256, 256) for t in attention.in_types
+    )
 
 
 def test_masked_loops_equal_jax():
@@ -100,7 +104,9 @@ def test_masked_loops_equal_jax():
 def test_masks_of_loops_in_loops():
     def f(x):
         mask = jnp.tril(jnp.ones((40, 50), bool))
-        inner = lambda x: jax.lax.fori_loop(0, 2, lambda _, y: jnp.where(mask, jnp.sin(y), y.T[:1, :1]), x)  # noqa: E731
+        inner = lambda x: jax.lax.fori_loop(
+            0, 2, lambda _, y: jnp.where(mask, jnp.sin(y), y.T[:1, :1]), x
+        )  # noqa: E731
         return jax.lax.fori_loop(0, 3, lambda _, y: inner(y) + mask, x)
 
     check(f, rand(40, 50), tolerance=1e-5)

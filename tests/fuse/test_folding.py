@@ -32,8 +32,15 @@ def values(dtype):
 def operations(dtype):
     """(function, number of operands)"""
     if dtype == "bool":
-        return [(f, 2) for f in (lax.bitwise_and, lax.bitwise_or, *COMPARISONS)] + [(lax.bitwise_not, 1)]
-    binary = [*ARITHMETIC, lax.div, *COMPARISONS, *(() if dtype in FLOATS else (lax.bitwise_and, lax.bitwise_or))]
+        return [(f, 2) for f in (lax.bitwise_and, lax.bitwise_or, *COMPARISONS)] + [
+            (lax.bitwise_not, 1)
+        ]
+    binary = [
+        *ARITHMETIC,
+        lax.div,
+        *COMPARISONS,
+        *(() if dtype in FLOATS else (lax.bitwise_and, lax.bitwise_or)),
+    ]
     unary = [lax.neg, lax.floor, lax.ceil] if dtype in FLOATS else [lax.neg, lax.bitwise_not]
     return [(f, 2) for f in binary] + [(f, 1) for f in unary]
 
@@ -42,13 +49,21 @@ def operations(dtype):
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool"])
 def test_constants_are_folded_as_xla_computes_them(dtype):
     for f, count in operations(dtype):
-        for operands in itertools.product([jnp.asarray(v, dtype) for v in values(dtype)], repeat=count):
+        for operands in itertools.product(
+            [jnp.asarray(v, dtype) for v in values(dtype)], repeat=count
+        ):
             scalars = [np.asarray(x) for x in operands]
             closed = jax.make_jaxpr(lambda f=f, scalars=scalars: f(*scalars))()
             if not closed.jaxpr.eqns:
                 continue  # evaluated by JAX while it was traced
             simple = simplify(closed)
-            if f in (lax.max, lax.min) and not any(scalars) or f in (lax.div, lax.rem) and dtype in INTEGERS and not scalars[1]:
+            if (
+                f in (lax.max, lax.min)
+                and not any(scalars)
+                or f in (lax.div, lax.rem)
+                and dtype in INTEGERS
+                and not scalars[1]
+            ):
                 assert simple.jaxpr.eqns  # left alone
                 continue
             assert not simple.jaxpr.eqns, simple
@@ -73,7 +88,11 @@ def test_arrays_of_one_constant_are_scalars():
     closed = jax.make_jaxpr(f)(jnp.zeros((40, 30), jnp.int32))
     simple = simplify(closed)
     text = str(simple.jaxpr)
-    assert "rem a 500:i32[]" in text and "full" not in text and "f32[2,3] = broadcast_in_dim 8.0:f32[]" in text, text
+    assert (
+        "rem a 500:i32[]" in text
+        and "full" not in text
+        and "f32[2,3] = broadcast_in_dim 8.0:f32[]" in text
+    ), text
     x = jnp.arange(-600, 600, dtype=jnp.int32).reshape(40, 30)
     for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
         np.testing.assert_array_equal(got, want)
@@ -89,11 +108,18 @@ def test_known_places_are_slices():
 
     def f(x):
         k = jnp.clip(jnp.floor(jnp.float32(2.5)), 0, 3).astype(int)
-        return x[k], x[jnp.asarray(9)], lax.dynamic_slice(x, (k, jnp.int32(7)), (2, 2)), x.at[7].get(mode="fill", fill_value=2)
+        return (
+            x[k],
+            x[jnp.asarray(9)],
+            lax.dynamic_slice(x, (k, jnp.int32(7)), (2, 2)),
+            x.at[7].get(mode="fill", fill_value=2),
+        )
 
     x = jnp.arange(20.0).reshape(4, 5)
     simple = updates_to_selects(simplify(jax.make_jaxpr(f)(x)))
-    assert [e.primitive.name for e in simple.jaxpr.eqns if "slice" in e.primitive.name] == ["slice"] * 3
+    assert [e.primitive.name for e in simple.jaxpr.eqns if "slice" in e.primitive.name] == [
+        "slice"
+    ] * 3
     for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -105,7 +131,10 @@ def test_planning_compiles_nothing_with_xla():
         if event.endswith("backend_compile_duration"):
             compiled.append(event)
 
-    two, three = np.int16(2), np.int16(3)  # a type that no other test here uses: nothing is compiled already
+    two, three = (
+        np.int16(2),
+        np.int16(3),
+    )  # a type that no other test here uses: nothing is compiled already
 
     def f(x):
         k = lax.div(lax.sub(lax.mul(two, three), lax.neg(two)), lax.max(two, three))
@@ -122,8 +151,12 @@ def test_planning_compiles_nothing_with_xla():
 
 
 BRANCHES = {
-    "the platform's branch": lambda x: lax.platform_dependent(x, cpu=lambda x: x + 1, default=lambda x: x * 3),
-    "the default branch": lambda x: lax.platform_dependent(x, tpu=lambda x: x + 1, default=lambda x: x * 3),
+    "the platform's branch": lambda x: lax.platform_dependent(
+        x, cpu=lambda x: x + 1, default=lambda x: x * 3
+    ),
+    "the default branch": lambda x: lax.platform_dependent(
+        x, tpu=lambda x: x + 1, default=lambda x: x * 3
+    ),
     "diagonal": lambda x: jnp.diagonal(x, 1) * 2,
     "a known branch": lambda x: lax.cond(False, lambda x: x + 1, lambda x: x * 3, x),
     "past the last branch": lambda x: lax.switch(7, [lambda x: x + 1, lambda x: x * 3], x),
@@ -140,7 +173,9 @@ def test_numbers_that_follow_each_other_in_products_are_one():
     """Steps of a linspace are whole numbers, as XLA's are, so that rounding them down finds the pixel that is meant."""
     steps = lambda x: jnp.floor(jnp.linspace(0.0, 100.0, 101)) + x
     assert list(pbkern.jit(steps)(jnp.zeros(()))) == list(range(101))
-    products = lambda f: [e.primitive.name for e in simplify(jax.make_jaxpr(f)(jnp.ones(5))).jaxpr.eqns].count("mul")
+    products = lambda f: [
+        e.primitive.name for e in simplify(jax.make_jaxpr(f)(jnp.ones(5))).jaxpr.eqns
+    ].count("mul")
     assert products(lambda x: 3.0 * (x / 7.0) * 5.0) == 1
     assert products(lambda x: jnp.stack([x / 7.0 * 3.0, x / 7.0])) == 2
 
@@ -148,7 +183,10 @@ def test_numbers_that_follow_each_other_in_products_are_one():
 def test_numbers_in_products_keep_what_overflows():
     x = jnp.array([1e10, -1e-10, jnp.inf, jnp.nan, -0.0], jnp.float32)
     f = lambda x: (x * 1e30 * 1e-30, x * 1e-30 * 1e-30, x * 1e-30 * 1e30, x * 0.0 * 2.0, x * -0.0)
-    for got, want in zip(pbkern.jit(f)(x), [x.at[0].set(jnp.inf), jnp.where(jnp.isinf(x), x, x * 0), x, x * 0.0, x * -0.0]):
+    for got, want in zip(
+        pbkern.jit(f)(x),
+        [x.at[0].set(jnp.inf), jnp.where(jnp.isinf(x), x, x * 0), x, x * 0.0, x * -0.0],
+    ):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-38)
         assert (np.signbit(got) == np.signbit(want))[[0, 1, 4]].all()
 

@@ -36,12 +36,19 @@ def newton(x):
 
 def nested(x):
     """A short loop inside the turns of a long one."""
-    return lax.fori_loop(0, 50, lambda i, y: jnp.roll(lax.fori_loop(0, 3, lambda k, z: z * 0.9 + k, y), 1), x)
+    return lax.fori_loop(
+        0, 50, lambda i, y: jnp.roll(lax.fori_loop(0, 3, lambda k, z: z * 0.9 + k, y), 1), x
+    )
 
 
 @pytest.mark.parametrize(
     ("f", "args"),
-    [(polynomial, (X,)), (backwards, (X, rand(4, 3000), rand())), (newton, (X,)), (polynomial, (rand(),))],
+    [
+        (polynomial, (X,)),
+        (backwards, (X, rand(4, 3000), rand())),
+        (newton, (X,)),
+        (polynomial, (rand(),)),
+    ],
 )
 def test_short_loops_are_one_kernel(f, args):
     plan = planned(f, *args)
@@ -63,9 +70,13 @@ def test_a_short_loop_in_a_long_one():
 @pytest.mark.parametrize(
     "f",
     [
-        pytest.param(lambda x: lax.fori_loop(0, 5, lambda i, y: jnp.roll(y, 1) * 0.5 + y, x), id="neighbours"),
+        pytest.param(
+            lambda x: lax.fori_loop(0, 5, lambda i, y: jnp.roll(y, 1) * 0.5 + y, x), id="neighbours"
+        ),
         pytest.param(lambda x: lax.fori_loop(0, 500, lambda i, y: y * 0.5 + x, x), id="long"),
-        pytest.param(lambda x: lax.scan(lambda y, _: (y * 0.5, y), x, None, length=3), id="stacked results"),
+        pytest.param(
+            lambda x: lax.scan(lambda y, _: (y * 0.5, y), x, None, length=3), id="stacked results"
+        ),
     ],
 )
 def test_other_loops_stay(f):

@@ -28,7 +28,9 @@ def rows(x, i):
 
 
 def columns(x, i):
-    return jnp.take((x * 2 + jnp.arange(x.shape[0])[:, None]) / (1 + x.std(1, keepdims=True)), i, axis=1)
+    return jnp.take(
+        (x * 2 + jnp.arange(x.shape[0])[:, None]) / (1 + x.std(1, keepdims=True)), i, axis=1
+    )
 
 
 def scalars(x, i):
@@ -48,8 +50,14 @@ def clipped(x, i):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("f", [cross_entropy, rows, columns, scalars, with_integers, filled, clipped], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("low,high", [(0, 9), (-9, 9), (-40, 60)], ids=["inside", "negative", "outside"])
+@pytest.mark.parametrize(
+    "f",
+    [cross_entropy, rows, columns, scalars, with_integers, filled, clipped],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize(
+    "low,high", [(0, 9), (-9, 9), (-40, 60)], ids=["inside", "negative", "outside"]
+)
 def test_as_jax(f, low, high):
     x, i = rand(31, 17), ints(31 if f is cross_entropy else 7, low=low, high=high)
     got, want = np.asarray(pbkern.jit(f)(x, i)), np.asarray(jax.jit(f)(x, i))
@@ -59,7 +67,9 @@ def test_as_jax(f, low, high):
 def test_only_what_is_picked_is_computed():
     x, i = jax.ShapeDtypeStruct((4096, 4096), jnp.float32), jax.ShapeDtypeStruct((4096,), jnp.int32)
     nests = pbkern.jit(cross_entropy).as_text(x, i, stage="nests")
-    assert not any("log(" in line and "4096" in line for line in nests.splitlines())  # no pass over all log-probabilities
+    assert not any(
+        "log(" in line and "4096" in line for line in nests.splitlines()
+    )  # no pass over all log-probabilities
     pbkern.testing.assert_kernels(cross_entropy, (x, i), 1)
 
 
@@ -92,7 +102,9 @@ def test_readers_join_the_maker_of_a_large_value():
     stored = pbkern.jit(picked_from_sums).memory_analysis(x, i)
     assert stored.temp_size_in_bytes < 1 << 20
     x, i = rand(700, 900), ints(700, low=0, high=900)
-    want = np.take_along_axis(np.cumsum(np.asarray(x, np.float64), 1), np.asarray(i)[:, None], 1).mean()
+    want = np.take_along_axis(
+        np.cumsum(np.asarray(x, np.float64), 1), np.asarray(i)[:, None], 1
+    ).mean()
     np.testing.assert_allclose(pbkern.jit(picked_from_sums)(x, i), want, rtol=1e-4)
 
 
@@ -104,7 +116,9 @@ def test_sums_of_few_partial_results_are_repeated():
 
 
 def again(mode, fill=None):
-    return lambda x, i, j: x.at[i].get(mode=mode, fill_value=fill).at[:, j].get(mode=mode, fill_value=fill)
+    return lambda x, i, j: (
+        x.at[i].get(mode=mode, fill_value=fill).at[:, j].get(mode=mode, fill_value=fill)
+    )
 
 
 TWICE = {
@@ -114,7 +128,9 @@ TWICE = {
     "three": lambda x, i, j: x[i][:, j][..., jnp.array([1, 0, 4])],
     "clipped": again("clip"),
     "filled": again("fill", 3),
-    "filled in two ways": lambda x, i, j: again("fill", 3)(x, i, j) + x.at[i].get(mode="fill", fill_value=3)[:, j],
+    "filled in two ways": lambda x, i, j: (
+        again("fill", 3)(x, i, j) + x.at[i].get(mode="fill", fill_value=3)[:, j]
+    ),
     "arithmetic first": lambda x, i, j: jnp.tanh(x)[i][:, j],
     "integers": lambda x, i, j: x.astype(jnp.int32)[i][:, j],
     "unsigned": lambda x, i, j: x[abs(i).astype(jnp.uint32) % 60][:, j],

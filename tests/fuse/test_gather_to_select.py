@@ -27,7 +27,9 @@ def places(*shape, low, high, dtype="int32"):
 def agree(f, *args):
     got, want = pbkern.jit(f)(*args), jax.jit(f)(*args)
     assert got.shape == want.shape and got.dtype == want.dtype
-    got, want = (np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x) for x in (got, want))
+    got, want = (
+        np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x) for x in (got, want)
+    )
     np.testing.assert_array_equal(got, want)
 
 
@@ -48,7 +50,9 @@ def beside(mode):
 
 
 @pytest.mark.sampled(9)
-@pytest.mark.parametrize("shape", [(1,), (37,), (1003,), (5, 7), (3, 1, 129), (0,), (4, 0)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1,), (37,), (1003,), (5, 7), (3, 1, 129), (0,), (4, 0)], ids=str
+)
 @pytest.mark.parametrize("mode", ["clip", "wrap"])
 @pytest.mark.parametrize("count", [2, 3, 5, 12])
 def test_choose(shape, mode, count):
@@ -58,7 +62,9 @@ def test_choose(shape, mode, count):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "complex64"]
+)
 @pytest.mark.parametrize("where", [(0, 4), (-4, 4), (-30, 30)], ids=str)
 def test_element_types(dtype, where):
     low, high = where
@@ -104,7 +110,9 @@ def test_vectorized_lookups():
 
 
 def test_turned_and_repeated_pieces():
-    turned = lambda i, a, b: jnp.stack([a, b]).transpose(1, 2, 0)[jnp.arange(6)[:, None], jnp.arange(9), i]  # noqa: E731
+    turned = lambda i, a, b: jnp.stack([a, b]).transpose(1, 2, 0)[
+        jnp.arange(6)[:, None], jnp.arange(9), i
+    ]  # noqa: E731
     crossed = lambda i, a, b: jnp.stack([a, b])[i, jnp.arange(9), jnp.arange(6)[:, None]]  # noqa: E731
     repeated = lambda i, a, b: jnp.take_along_axis(jnp.stack([a[0], b[0]]), i, 0)  # noqa: E731
     numbers = lambda i, a, b: jnp.stack([a[0, 0], b[1, 1], a[2, 2]])[i]  # noqa: E731
@@ -118,9 +126,13 @@ def test_what_is_not_in_step_stays():
     x = pieces(3, 40)
     i = places(40, low=-40, high=40)
     backwards = lambda i, *a: jnp.stack(a)[i % 3, 39 - jnp.arange(40)]  # noqa: E731
-    diagonal = lambda i, *a: jnp.stack([x[:9].reshape(3, 3) for x in a])[i[:3] % 3, jnp.arange(3), jnp.arange(3)]  # noqa: E731
+    diagonal = lambda i, *a: jnp.stack([x[:9].reshape(3, 3) for x in a])[
+        i[:3] % 3, jnp.arange(3), jnp.arange(3)
+    ]  # noqa: E731
     looked_up = lambda i, *a: jnp.stack(a)[i % 3, i]  # noqa: E731
-    pairs = lambda i, *a: jnp.concatenate([a[0].reshape(2, 20), a[1].reshape(2, 20)])[i[:20] % 4, jnp.arange(20)]  # noqa: E731
+    pairs = lambda i, *a: jnp.concatenate([a[0].reshape(2, 20), a[1].reshape(2, 20)])[
+        i[:20] % 4, jnp.arange(20)
+    ]  # noqa: E731
     rows = lambda i, *a: jnp.stack(a)[i % 3]  # noqa: E731
     for f in (backwards, diagonal, looked_up, pairs, rows):
         agree(f, i, *x)
@@ -146,4 +158,6 @@ def test_inside_of_loops():
 
 
 def test_nothing_is_stored_in_between():
-    pbkern.testing.assert_kernels(choose("clip"), (places(500_000, low=0, high=3), *pieces(3, 500_000)), 1)
+    pbkern.testing.assert_kernels(
+        choose("clip"), (places(500_000, low=0, high=3), *pieces(3, 500_000)), 1
+    )

@@ -85,7 +85,9 @@ def test_half_precision():
     half = jax.ShapeDtypeStruct((4096, 32000), jnp.bfloat16)
     assert_kernels(labels, (half, i32(4096)), 1)
     x, y = operands(True, "bfloat16")
-    np.testing.assert_allclose(pbkern.jit(labels)(x, y), labels(x.astype(jnp.float32), y), rtol=1e-2)
+    np.testing.assert_allclose(
+        pbkern.jit(labels)(x, y), labels(x.astype(jnp.float32), y), rtol=1e-2
+    )
 
 
 def test_machine_code_agrees_with_float64():
@@ -156,16 +158,24 @@ def test_what_stays_a_kernel_of_its_own():
     x = f32(4096, 2048)
     between = planned(lambda x: x.max(1).sum() + jnp.sort(x.max(1))[0], x)
     assert all(k.finish is None or "sort" not in k.source() for k in between.kernels())
-    sorted_rows = planned(lambda x: jnp.sort(x.max(1)), f32(1 << 18, 256))  # too much for one thread beside a launch
+    sorted_rows = planned(
+        lambda x: jnp.sort(x.max(1)), f32(1 << 18, 256)
+    )  # too much for one thread beside a launch
     assert len(sorted_rows.kernels()) == 2 and not any(k.finish for k in sorted_rows.kernels())
     for option in ("disable_affine_fusion", "disable_reduce_reduce_fusion"):
         assert not any(k.finish for k in planned(jnp.mean, x, **{option: True}).kernels())
-    left = planned(lambda x: x.sum() + lax.tan(x[0, 0]), x, supports=lambda e: "no" if e.primitive is lax.tan_p else None)
+    left = planned(
+        lambda x: x.sum() + lax.tan(x[0, 0]),
+        x,
+        supports=lambda e: "no" if e.primitive is lax.tan_p else None,
+    )
     assert left.left_to_xla() and not any(k.finish for k in left.kernels())
 
 
 def test_the_report_tells_the_last_stage():
     explanation = planned(jnp.mean, f32(4096, 2048)).explanation
     (kernel,) = explanation.kernels
-    assert [op for op, _ in kernel.ops] == ["partial_reduce"] and [op for op, _ in kernel.finish] == ["reduce_sum", "mul"]
+    assert [op for op, _ in kernel.ops] == ["partial_reduce"] and [
+        op for op, _ in kernel.finish
+    ] == ["reduce_sum", "mul"]
     assert "last stage: reduce_sum, mul" in str(explanation) and "not fused" not in str(explanation)

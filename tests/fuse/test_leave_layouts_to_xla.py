@@ -49,7 +49,11 @@ def turned_operands(a, b):
     return linalg.solve_triangular(a.T, b.T[::-1].T, lower=True)
 
 
-CASES = {"solved": (solved, 2), "turned_factor": (turned_factor, 1), "turned_operands": (turned_operands, 2)}
+CASES = {
+    "solved": (solved, 2),
+    "turned_factor": (turned_factor, 1),
+    "turned_operands": (turned_operands, 2),
+}
 
 
 @pytest.mark.sampled(3)
@@ -69,7 +73,9 @@ def test_arithmetic_is_ours():
         return jnp.linalg.cholesky((a + a.T).T).T * 2.0
 
     plan = planned(f, definite(16))
-    assert REASON not in reasons(f, definite(16)) and len(plan.kernels()) == 2, str(plan.explanation)
+    assert REASON not in reasons(f, definite(16)) and len(plan.kernels()) == 2, str(
+        plan.explanation
+    )
 
 
 @pytest.mark.parametrize("f", [lambda a: a.T[::-1], lambda a: jnp.tril(a).T], ids=["views", "mask"])
@@ -98,7 +104,9 @@ def test_views_between_operations_of_xla_are_no_copies():
 
 def test_report_says_why():
     f = pbkern.jit(turned_factor)
-    assert f"XLA: transpose at {__file__}" in str(f.explain(definite(8))) and REASON in str(f.explain(definite(8)))
+    assert f"XLA: transpose at {__file__}" in str(f.explain(definite(8))) and REASON in str(
+        f.explain(definite(8))
+    )
 
 
 def test_strict_targets_keep_them():

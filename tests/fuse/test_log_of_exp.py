@@ -77,10 +77,14 @@ def expected(f, x):
 def test_exponents(f, dtype):
     with jax.enable_x64(True):
         for x in (jnp.asarray(SPECIAL, dtype), jnp.asarray([200.0], dtype), jnp.zeros(0, dtype)):
-            for got, want in zip(jax.tree.leaves(pbkern.jit(f)(x)), expected(f, np.asarray(x)), strict=True):
+            for got, want in zip(
+                jax.tree.leaves(pbkern.jit(f)(x)), expected(f, np.asarray(x)), strict=True
+            ):
                 assert got.shape == want.shape and got.dtype == want.dtype
                 np.testing.assert_allclose(got, want, rtol=8 * jnp.finfo(dtype).eps, atol=0)
-                np.testing.assert_array_equal(*(np.signbit(np.asarray(v)[~np.isnan(v)]) for v in (got, want)))
+                np.testing.assert_array_equal(
+                    *(np.signbit(np.asarray(v)[~np.isnan(v)]) for v in (got, want))
+                )
 
 
 def test_nothing_is_computed():
@@ -92,7 +96,9 @@ def test_nothing_is_computed():
 def test_what_is_rounded_in_between_stays():
     assert {"exp", "log"} <= set(names(plain, rand(40).astype(jnp.bfloat16)))
     x = jnp.asarray([200.0, 3.3], jnp.bfloat16)
-    np.testing.assert_array_equal(*(np.asarray(jit(plain)(x), np.float32) for jit in (pbkern.jit, jax.jit)))
+    np.testing.assert_array_equal(
+        *(np.asarray(jit(plain)(x), np.float32) for jit in (pbkern.jit, jax.jit))
+    )
 
 
 def test_stays_where_rounding_may_not_change():

@@ -18,6 +18,7 @@ from .test_attention import TOLERANCE
 @pytest.fixture
 def runs(monkeypatch):
     """runs(columns): so many columns to a run, wherever reductions are in L2."""
+
     def set_columns(columns: int) -> None:
         monkeypatch.setattr(pbkern.fuse.tiling.online_analysis, "COLUMNS", columns)
         monkeypatch.setattr(pbkern.fuse.tiling.block_search, "NEAR", 0.0)
@@ -90,7 +91,11 @@ def chosen(q, k, v):
 def test_exponentials_of_other_kinds(f, runs):
     runs(6)
     args = operands(q=20, k=40)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), pbkern.jit(f)(*args), jax.jit(f)(*args))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        pbkern.jit(f)(*args),
+        jax.jit(f)(*args),
+    )
 
 
 def test_results_may_need_what_runs_count(runs):
@@ -98,7 +103,9 @@ def test_results_may_need_what_runs_count(runs):
     runs(8)
 
     def f(q, k, v, queries, keys):
-        return jax.nn.dot_product_attention(q, k, v, query_seq_lengths=queries, key_value_seq_lengths=keys)
+        return jax.nn.dot_product_attention(
+            q, k, v, query_seq_lengths=queries, key_value_seq_lengths=keys
+        )
 
     args = [rand(1, 50, 2, 16, seed=n) for n in range(3)]
     lengths = jnp.array([43]), jnp.array([29])
@@ -111,7 +118,9 @@ def test_infinite_scores(large, runs):
     runs(8)
     q, k, v = operands(q=6, k=40)
     k = k.at[:, :, 13, 0].set(large)
-    np.testing.assert_array_equal(np.isnan(pbkern.jit(attend)(q, k, v)), np.isnan(jax.jit(attend)(q, k, v)))
+    np.testing.assert_array_equal(
+        np.isnan(pbkern.jit(attend)(q, k, v)), np.isnan(jax.jit(attend)(q, k, v))
+    )
 
 
 def unnormalised(q, k, v):
@@ -194,9 +203,16 @@ def test_gradients_of_long_sequences_store_no_scores(name, loss):
     def gradient(*args):
         return jax.grad(lambda *args: loss(f(*args)), (0, 1, 2))(*args)
 
-    buffers = [b for p in planned(gradient, *args).programs() for b in p.buffers if b.kind is BufferKind.TEMP]
+    buffers = [
+        b
+        for p in planned(gradient, *args).programs()
+        for b in p.buffers
+        if b.kind is BufferKind.TEMP
+    ]
     sizes = [int(np.prod(b.type.shape)) * b.type.dtype.itemsize for b in buffers]
-    assert max(sizes, default=0) <= 4096 * 4096 + 1  # a mask of bytes may be turned; a head's scores take four times that
+    assert (
+        max(sizes, default=0) <= 4096 * 4096 + 1
+    )  # a mask of bytes may be turned; a head's scores take four times that
     assert sum(sizes) < 16 * 4 * 4096 * 64 * 4
 
 
@@ -236,13 +252,24 @@ def test_without_fast_math_sums_keep_their_order():
 def test_a_window_of_counted_positions_is_a_mask_of_indices():
     """jax.nn closes over np.arange: read from memory, it could not tell which keys a window leaves out."""
     x = jax.ShapeDtypeStruct((1, 2048, 2, 64), jnp.float32)
-    f = pbkern.jit(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=(64, 0)))
+    f = pbkern.jit(
+        lambda q, k, v: jax.nn.dot_product_attention(
+            q, k, v, is_causal=True, local_window_size=(64, 0)
+        )
+    )
     (kernel,) = f.kernels(x, x, x)
     assert len(kernel.inputs) == 3
 
 
 @pytest.mark.parametrize(
-    "counted", [np.arange(7), np.arange(9, -5, -2), np.arange(5, dtype=np.uint8) * 60, np.arange(3) + 2**31 - 3], ids=str
+    "counted",
+    [
+        np.arange(7),
+        np.arange(9, -5, -2),
+        np.arange(5, dtype=np.uint8) * 60,
+        np.arange(3) + 2**31 - 3,
+    ],
+    ids=str,
 )
 def test_counted_constants(counted):
     counted = counted.astype(np.int32) if counted.dtype == np.int64 else counted
@@ -250,7 +277,9 @@ def test_counted_constants(counted):
     np.testing.assert_array_equal(pbkern.jit(f)(jnp.arange(4)), jax.jit(f)(jnp.arange(4)))
 
 
-@pytest.mark.parametrize("constant", [np.array([1, 2, 4]), np.array([5, 5, 5]), np.array([7]), np.arange(3.0)])
+@pytest.mark.parametrize(
+    "constant", [np.array([1, 2, 4]), np.array([5, 5, 5]), np.array([7]), np.arange(3.0)]
+)
 def test_other_constants_stay(constant):
     f = lambda x: x[:, None] + constant  # noqa: E731
     np.testing.assert_array_equal(pbkern.jit(f)(jnp.arange(4)), jax.jit(f)(jnp.arange(4)))

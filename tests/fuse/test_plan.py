@@ -35,8 +35,16 @@ LOOPS = {
         (X,),
         Loop,
     ),
-    "scan_constant": (lambda x, w: lax.scan(lambda c, a: (c @ w + a, ()), x[0], x)[0], (X, rand(9, 9)), Loop),
-    "scan_swaps": (lambda x: lax.scan(lambda c, a: ((c[1], c[0] + a), c[0]), (x[0], x[1]), x), (X,), Loop),
+    "scan_constant": (
+        lambda x, w: lax.scan(lambda c, a: (c @ w + a, ()), x[0], x)[0],
+        (X, rand(9, 9)),
+        Loop,
+    ),
+    "scan_swaps": (
+        lambda x: lax.scan(lambda c, a: ((c[1], c[0] + a), c[0]), (x[0], x[1]), x),
+        (X,),
+        Loop,
+    ),
     "scan_nested": (
         lambda x: lax.scan(
             lambda c, a: lax.scan(lambda d, b: (d * 0.5 + b, d), c, a), x[0, 0], x.reshape(3, 2, 9)
@@ -44,15 +52,27 @@ LOOPS = {
         (X.reshape(3, 2, 9),),
         Loop,
     ),
-    "fori": (lambda x: lax.fori_loop(0, 5, lambda i, c: jnp.roll(jnp.sin(c), 1) + i, x), (X,), Loop),
+    "fori": (
+        lambda x: lax.fori_loop(0, 5, lambda i, c: jnp.roll(jnp.sin(c), 1) + i, x),
+        (X,),
+        Loop,
+    ),
     "while": (
-        lambda x: lax.while_loop(lambda c: c[0].sum() < 100.0, lambda c: (c[0] * 1.5 + 1, c[1] + 1), (x, 0)),
+        lambda x: lax.while_loop(
+            lambda c: c[0].sum() < 100.0, lambda c: (c[0] * 1.5 + 1, c[1] + 1), (x, 0)
+        ),
         (X,),
         While,
     ),
-    "cond": (lambda x: lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.max() - x, x), (X,), Cond),
+    "cond": (
+        lambda x: lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.max() - x, x),
+        (X,),
+        Cond,
+    ),
     "switch": (
-        lambda x: lax.switch(jnp.int32(x[0, 0] * 0 + 1), [jnp.sin, lambda x: x, lambda x: 0 * x + 2], x),
+        lambda x: lax.switch(
+            jnp.int32(x[0, 0] * 0 + 1), [jnp.sin, lambda x: x, lambda x: 0 * x + 2], x
+        ),
         (X,),
         Cond,
     ),
@@ -77,14 +97,18 @@ def test_a_loop_with_an_op_of_xlas_is_left_as_a_whole():
 
 
 def test_segments_keep_order_around_xla():
-    plan = check(lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(6)).sum(0) * 2 + x[:, 0], X, left=True)
+    plan = check(
+        lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(6)).sum(0) * 2 + x[:, 0], X, left=True
+    )
     assert [s.is_ours for s in plan.segments] == [True, False, True]
 
 
 def test_target_says_what_it_cannot_do():
     refused = "no tanh here"
     plan = planned(
-        lambda x: jnp.tanh(x) + 1, X, supports=lambda e: refused if e.primitive.name == "tanh" else None
+        lambda x: jnp.tanh(x) + 1,
+        X,
+        supports=lambda e: refused if e.primitive.name == "tanh" else None,
     )
     (left,) = plan.left_to_xla()
     assert (left.op, left.why) == ("tanh", refused) and "test_plan.py" in left.at
@@ -140,7 +164,13 @@ def test_division_by_a_constant_keeps_its_rounding_on_request():
 
 def test_explanation_names_kernels_lines_and_prices():
     explanation = planned(lambda x: jnp.fft.fft(jax.nn.softmax(x)).real, X).explanation
-    for part in ("kernel(s)", "test_plan.py", "us predicted", "operation(s), which saves", "XLA: fft"):
+    for part in (
+        "kernel(s)",
+        "test_plan.py",
+        "us predicted",
+        "operation(s), which saves",
+        "XLA: fft",
+    ):
         assert part in str(explanation)
     assert "fused: exp" not in str(explanation)
     assert "fused: exp at" in str(dataclasses.replace(explanation, verbose=True))
@@ -199,7 +229,9 @@ def test_carries_of_other_shapes_alternate():
         return lax.fori_loop(0, 5, lambda _, a: jnp.cumsum(a[None] * 0.5, 2)[0], x)
 
     program = check(sums, rand(70, 80), kernels=1).programs()[0]
-    assert not any(isinstance(s, Copy) for step in program.steps for s in getattr(step, "steps", (step,)))
+    assert not any(
+        isinstance(s, Copy) for step in program.steps for s in getattr(step, "steps", (step,))
+    )
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -215,8 +247,12 @@ def test_two_carries_that_are_one_array_are_copied(twice):
 
 
 STENCILS = {
-    "zero boundary": lambda a: 0.25 * sum(jnp.roll(jnp.pad(a, 1), s, d)[1:-1, 1:-1] for d in (0, 1) for s in (1, -1)),
-    "fixed boundary": lambda a: a.at[1:-1, 1:-1].set(0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])),
+    "zero boundary": lambda a: (
+        0.25 * sum(jnp.roll(jnp.pad(a, 1), s, d)[1:-1, 1:-1] for d in (0, 1) for s in (1, -1))
+    ),
+    "fixed boundary": lambda a: a.at[1:-1, 1:-1].set(
+        0.25 * (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])
+    ),
     "periodic": lambda a: a + 0.1 * (jnp.roll(a, 1, 0) + jnp.roll(a, -1, 1) - 2 * a),
     "lines": lambda a: a.at[:, 1:-1].set(0.5 * a[:, 1:-1] + 0.25 * (a[:, 2:] + a[:, :-2])),
 }
@@ -236,11 +272,16 @@ def test_waves_do_several_steps_per_kernel():
         def step(carry, _):
             u, v = carry
             p = jnp.pad(v, 1)
-            return (v, 2 * v - u + c * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:] - 4 * v)), None
+            return (
+                v,
+                2 * v - u + c * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:] - 4 * v),
+            ), None
 
         return lax.scan(step, (u, v), None, length=11)[0]
 
-    plan = check(wavefronts, rand(70, 90), rand(70, 90, seed=1), 0.1 * rand(70, 90) ** 2, tolerance=1e-3)
+    plan = check(
+        wavefronts, rand(70, 90), rand(70, 90, seed=1), 0.1 * rand(70, 90) ** 2, tolerance=1e-3
+    )
     assert len(steps(plan)) < 11
 
 
@@ -270,7 +311,12 @@ def test_hand_written_kernels_are_launched_as_they_are():
     np.testing.assert_allclose(got, np.tanh(2 * (np.asarray(X) + 1)), rtol=1e-5)
 
 
-LONG = [lambda x: x.sum(), lambda x: x + x, lambda x: x[::3].max(), lambda x: lax.fori_loop(0, 3, lambda i, y: y + x[i], 0.0)]
+LONG = [
+    lambda x: x.sum(),
+    lambda x: x + x,
+    lambda x: x[::3].max(),
+    lambda x: lax.fori_loop(0, 3, lambda i, y: y + x[i], 0.0),
+]
 
 
 @pytest.mark.parametrize("f", LONG)
@@ -292,17 +338,29 @@ def test_blocks_of_products_are_searched_from_two_places():
     (kernel,) = planned(lambda a, b: jnp.tanh(a @ b), *types, machine=machine).kernels()
     assert kernel.grid == tall.grid
     sums = jax.make_jaxpr(lambda a: a.sum(1))(types[0])
-    assert tall_blocks(sums.jaxpr.eqns, search(sums.jaxpr.eqns, sums.jaxpr.outvars, machine), machine) is None
+    assert (
+        tall_blocks(sums.jaxpr.eqns, search(sums.jaxpr.eqns, sums.jaxpr.outvars, machine), machine)
+        is None
+    )
 
 
-CHANNELS = st.sampled_from([1, 3, 8, 17, 24, 33, 40, 65, 72, 96, 120, 144, 200, 288, 300, 576, 1000])
+CHANNELS = st.sampled_from(
+    [1, 3, 8, 17, 24, 33, 40, 65, 72, 96, 120, 144, 200, 288, 300, 576, 1000]
+)
 
 
 @settings(max_examples=20, deadline=None)
 @given(
-    st.sampled_from([1, 2, 3, 7, 14]), CHANNELS, CHANNELS, st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]), st.booleans()
+    st.sampled_from([1, 2, 3, 7, 14]),
+    CHANNELS,
+    CHANNELS,
+    st.sampled_from([1, 3, 5]),
+    st.sampled_from([1, 2]),
+    st.booleans(),
 )
-def test_every_convolution_and_its_gradients_have_blocks(size, channels, features, taps, stride, depthwise):
+def test_every_convolution_and_its_gradients_have_blocks(
+    size, channels, features, taps, stride, depthwise
+):
     """Whatever the number of channels: where the usual blocks end far outside of an array, blocks of equal sizes are taken."""
     groups, features = (channels, channels) if depthwise else (1, features)
 

@@ -32,7 +32,9 @@ def block(x, wq, wk, wv, wo, w1, w2):
     return x + jnp.maximum(norm(x) @ w1, 0) @ w2
 
 
-ARGUMENTS = [np.ones(s, np.float32) for s in [(512, 256), *[(256, 256)] * 4, (256, 1024), (1024, 256)]]
+ARGUMENTS = [
+    np.ones(s, np.float32) for s in [(512, 256), *[(256, 256)] * 4, (256, 1024), (1024, 256)]
+]
 
 
 def test_groups_that_stay_apart_are_asked_once(monkeypatch):
@@ -68,7 +70,9 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
     plan = planned(long, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
-    assert equations >= 600 and sum(priced) < 20 * equations  # each alone: half the square of their number
+    assert (
+        equations >= 600 and sum(priced) < 20 * equations
+    )  # each alone: half the square of their number
 
 
 def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
@@ -104,10 +108,17 @@ def test_blocks_of_equations_are_worked_out_once(monkeypatch):
 
 def network(x, w, v):
     """Layers that read what earlier ones made, with gradients: groups grow by copies of what several of them want."""
+
     def loss(w, v):
         y, total = x, 0.0
         for _ in range(3):
-            y = y + jax.nn.gelu((y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5) @ w) @ v
+            y = (
+                y
+                + jax.nn.gelu(
+                    (y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5) @ w
+                )
+                @ v
+            )
             total += jnp.abs(jnp.roll(y, 1, 0)[1:] * y[:-1]).mean()
         return total
 
@@ -124,12 +135,20 @@ def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
         whole = block_search.schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
         assert (made is None) == (whole is None)
         if made is not None:
-            assert made.cost == whole.cost and made.outputs == whole.outputs and made.requests.inputs == whole.requests.inputs
-            assert [(s.eqn, s.out) for s in made.requests.steps] == [(s.eqn, s.out) for s in whole.requests.steps]
+            assert (
+                made.cost == whole.cost
+                and made.outputs == whole.outputs
+                and made.requests.inputs == whole.requests.inputs
+            )
+            assert [(s.eqn, s.out) for s in made.requests.steps] == [
+                (s.eqn, s.out) for s in whole.requests.steps
+            ]
         return made
 
     walked, request = [], block_search.request
-    monkeypatch.setattr(block_search, "request", lambda *args: walked.append(args) or request(*args))
+    monkeypatch.setattr(
+        block_search, "request", lambda *args: walked.append(args) or request(*args)
+    )
     monkeypatch.setattr(partition, "memoised_extension", compared)
     planned(network, *(np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]))
     assert len(parts) > 20 and sum(parts) > 0.8 * len(parts)
@@ -140,7 +159,15 @@ def layers(count):
         def loss(w, v):
             y = x
             for _ in range(count):
-                y = y + jax.nn.gelu((y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5) @ w) @ v
+                y = (
+                    y
+                    + jax.nn.gelu(
+                        (y - y.mean(-1, keepdims=True))
+                        / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5)
+                        @ w
+                    )
+                    @ v
+                )
             return (y * y).mean()
 
         return jax.value_and_grad(loss, (0, 1))(w, v)
@@ -167,7 +194,9 @@ def test_layers_that_are_alike_are_searched_once(name, monkeypatch):
 def test_what_is_found_for_a_group_holds_for_those_like_it(f, monkeypatch):
     remembered = planned(f, *LAYER)
     monkeypatch.setattr(search_memo, "_once", lambda what, eqns, outputs, look, with_runs: look())
-    assert [k.source() for k in planned(f, *LAYER).kernels()] == [k.source() for k in remembered.kernels()]
+    assert [k.source() for k in planned(f, *LAYER).kernels()] == [
+        k.source() for k in remembered.kernels()
+    ]
 
 
 def test_groups_that_differ_in_a_number_are_not_alike():

@@ -115,7 +115,10 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_other_choices_keep_their_check(name):
-    closed = jax.make_jaxpr(lambda i: OTHERWISE[name](in_range(i, -5, 5)))(np.arange(-5, 5, dtype="int32"))
-    checks = [e for e in equations(drop_proved_ranges(closed).jaxpr) if e.primitive.name == "in_range"]
+    closed = jax.make_jaxpr(lambda i: OTHERWISE[name](in_range(i, -5, 5)))(
+        np.arange(-5, 5, dtype="int32")
+    )
+    checks = [
+        e for e in equations(drop_proved_ranges(closed).jaxpr) if e.primitive.name == "in_range"
+    ]
     assert [(e.params["low"], e.params["high"]) for e in checks] == [(-5, 5)]
-

@@ -57,7 +57,8 @@ def movement(rng, xs):
             lambda: jnp.flip(x, d),
             lambda: jnp.concatenate([x, lax.slice_in_dim(x, cut, n, axis=d)], d),
             lambda: jnp.pad(
-                x, [(rng.randrange(3), rng.randrange(3)) if k == d else (0, 0) for k in range(x.ndim)]
+                x,
+                [(rng.randrange(3), rng.randrange(3)) if k == d else (0, 0) for k in range(x.ndim)],
             ),
             lambda: lax.slice_in_dim(x, cut, n, axis=d, stride=rng.choice([1, 2])),
             lambda: x.reshape(-1),
@@ -70,7 +71,11 @@ def movement(rng, xs):
 
 def contraction(rng, xs):
     x = rng.choice([x for x in xs if x.ndim >= 1])
-    return jnp.tensordot(x, x, axes=([0], [0])) * 0.1 if x.ndim < 3 else jnp.einsum("...i,...i->...", x, x)
+    return (
+        jnp.tensordot(x, x, axes=([0], [0])) * 0.1
+        if x.ndim < 3
+        else jnp.einsum("...i,...i->...", x, x)
+    )
 
 
 def cast(rng, xs):

@@ -21,7 +21,9 @@ FUNCTIONS = {
     "one": lambda k: jax.random.normal(k),
     "split": lambda k: [jax.random.normal(q, (9,)) for q in jax.random.split(k, 3)],
     "fold_in": lambda k: jax.random.uniform(jax.random.fold_in(k, 12), (40,)),
-    "each": lambda k: jax.vmap(lambda q, v: jax.random.normal(q, v.shape) + v)(jax.random.split(k, 5), X[:5]),
+    "each": lambda k: jax.vmap(lambda q, v: jax.random.normal(q, v.shape) + v)(
+        jax.random.split(k, 5), X[:5]
+    ),
     "gumbel": lambda k: jax.random.categorical(k, X),
 }
 
@@ -30,7 +32,9 @@ def same(got, want):
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert (g.shape, g.dtype) == (w.shape, w.dtype)
         exact = not jnp.issubdtype(g.dtype, jnp.floating)
-        np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=0 if exact else 2e-6, atol=0 if exact else 3e-6)
+        np.testing.assert_allclose(
+            np.asarray(g), np.asarray(w), rtol=0 if exact else 2e-6, atol=0 if exact else 3e-6
+        )
 
 
 @pytest.mark.sampled(6)
@@ -77,7 +81,9 @@ def test_keys_that_a_loop_carries(key):
 
     (k, got), (want_k, want) = pbkern.jit(f)(KEYS[key]), jax.jit(f)(KEYS[key])
     same(got, want)
-    np.testing.assert_array_equal(*(jax.random.key_data(q) if key == "typed" else q for q in (k, want_k)))
+    np.testing.assert_array_equal(
+        *(jax.random.key_data(q) if key == "typed" else q for q in (k, want_k))
+    )
 
 
 def test_gradient_of_dropout():
@@ -90,7 +96,10 @@ def test_gradient_of_dropout():
 
 def test_64_bits():
     with jax.enable_x64(True):
-        f = lambda k: (jax.random.uniform(k, SHAPE, jnp.float64), jax.random.bits(k, (9,), jnp.uint64))
+        f = lambda k: (
+            jax.random.uniform(k, SHAPE, jnp.float64),
+            jax.random.bits(k, (9,), jnp.uint64),
+        )
         got, want = pbkern.jit(f)(KEYS["typed"]), jax.jit(f)(KEYS["typed"])
         for g, w in zip(got, want):
             np.testing.assert_array_equal(g, w)

@@ -108,7 +108,10 @@ def test_the_product_is_left_out(f):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("f", [by_columns, of_another, weighed, unknown, other_pairs, not_summed, beside_columns, crossed])
+@pytest.mark.parametrize(
+    "f",
+    [by_columns, of_another, weighed, unknown, other_pairs, not_summed, beside_columns, crossed],
+)
 def test_other_sums_stay(f):
     assert not rewritten(f)[-1]
 
@@ -123,13 +126,18 @@ def gradient(*args):
 
 
 def sums_of_rows(jaxpr) -> int:
-    return sum(e.primitive.name == "reduce_sum" and e.invars[0].aval.shape == (2, 50, 50) for e in jaxpr.eqns)
+    return sum(
+        e.primitive.name == "reduce_sum" and e.invars[0].aval.shape == (2, 50, 50)
+        for e in jaxpr.eqns
+    )
 
 
 def test_gradients_of_attention_use_its_result():
     """Of sums over rows of scores, that of softmax is left."""
     args = [rand(2, 50, 8, seed=n) for n in range(3)]
-    simple = delay_normalisation(simplify(jax.make_jaxpr(gradient)(*args), unsafe_math=True, platform="cpu"))
+    simple = delay_normalisation(
+        simplify(jax.make_jaxpr(gradient)(*args), unsafe_math=True, platform="cpu")
+    )
     assert sums_of_rows(simple.jaxpr) == 2 and sums_of_rows(sums_of_results(simple).jaxpr) == 1
     with jax.enable_x64(True):
         want = jax.jit(gradient)(*(np.asarray(a, np.float64) for a in args))

@@ -64,7 +64,9 @@ def test_as_in_float64(shape_and_axes, name, offset):
     shape, axes = shape_and_axes
     x, y = rand(shape, 1, offset), rand(shape, 2, offset)
     with jax.enable_x64(True):
-        want = jax.tree.leaves(FUNCTIONS[name](np.asarray(x, np.float64), np.asarray(y, np.float64), axes))
+        want = jax.tree.leaves(
+            FUNCTIONS[name](np.asarray(x, np.float64), np.asarray(y, np.float64), axes)
+        )
     got = jax.tree.leaves(pbkern.jit(FUNCTIONS[name], static_argnums=2)(x, y, axes))
     n = math.prod(shape[d] for d in axes)
     for g, w in zip(got, want):
@@ -74,7 +76,8 @@ def test_as_in_float64(shape_and_axes, name, offset):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("offset", [pytest.param(0.0, marks=pytest.mark.slow), 1000.0])
 @pytest.mark.parametrize(
-    "shape, axes", [((64, 333), (0, 1)), ((16, 7, 6, 32), (0, 1, 2)), ((2, 4096), (1,)), ((3000, 5), (0,))]
+    "shape, axes",
+    [((64, 333), (0, 1)), ((16, 7, 6, 32), (0, 1, 2)), ((2, 4096), (1,)), ((3000, 5), (0,))],
 )
 def test_variance_errs_no_more_than_twice_what_jax_errs(shape, axes, offset):
     errors = []
@@ -91,7 +94,11 @@ def test_one_pass_reads_what_covariance_needs(runs_as_they_are):
     x = f32(4096, 1024)
     assert_kernels(jnp.var, (x,), 1)
     assert_kernels(lambda x, y: covariance(x, y, (0, 1)) / (x.std() * y.std()), (x, x), 1)
-    assert_kernels(lambda x: (x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2))), (f32(16, 56, 56, 256),), 4)
+    assert_kernels(
+        lambda x: (x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2))),
+        (f32(16, 56, 56, 256),),
+        4,
+    )
 
 
 def test_one_pass_reads_what_logarithms_of_sums_need(runs_as_they_are):
@@ -99,7 +106,9 @@ def test_one_pass_reads_what_logarithms_of_sums_need(runs_as_they_are):
     assert_kernels(jax.nn.logsumexp, (x,), 1)
     assert_kernels(lambda x: jax.nn.logsumexp(x, 0), (f32(100_000, 64),), 1)
     assert_kernels(lambda x: jax.nn.softmax(x, (0, 1)), (x,), 2)
-    assert_kernels(lambda x: jax.nn.softmax(x, 0), (f32(100_000, 64),), 2)  # sums of runs do not wait for the greatest of all
+    assert_kernels(
+        lambda x: jax.nn.softmax(x, 0), (f32(100_000, 64),), 2
+    )  # sums of runs do not wait for the greatest of all
 
 
 INF, NAN = np.inf, np.nan
@@ -107,7 +116,15 @@ INF, NAN = np.inf, np.nan
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "rows", [{0: -INF}, {3: -INF, 4: -200.0}, dict.fromkeys(range(16), -INF), {5: INF}, {2: INF, 3: -INF}, {7: NAN}]
+    "rows",
+    [
+        {0: -INF},
+        {3: -INF, 4: -200.0},
+        dict.fromkeys(range(16), -INF),
+        {5: INF},
+        {2: INF, 3: -INF},
+        {7: NAN},
+    ],
 )
 def test_exponentials_of_what_is_not_finite(rows):
     def f(x):
@@ -117,7 +134,9 @@ def test_exponentials_of_what_is_not_finite(rows):
     for row, value in rows.items():
         x[row] = value
     compiled = pbkern.jit(f)
-    exponentials = [e for e in compiled.build((x,), {})[0].fused.jaxpr.eqns if e.primitive.name == "exp"]
+    exponentials = [
+        e for e in compiled.build((x,), {})[0].fused.jaxpr.eqns if e.primitive.name == "exp"
+    ]
     assert len(exponentials) > 2  # of runs and of what they are less than the greatest
     for got, want in zip(compiled(x), jax.jit(f)(x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4)
@@ -138,9 +157,14 @@ def test_factors_that_are_repeated():
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_half_precision(dtype):
     x = rand((2, 4096), 3).astype(dtype)
-    for f in (lambda x: x.var(), lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0, 1), out_sharding=None)):
+    for f in (
+        lambda x: x.var(),
+        lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0, 1), out_sharding=None),
+    ):
         want = np.asarray(jax.jit(f)(x), np.float64)
-        np.testing.assert_allclose(np.asarray(pbkern.jit(f)(x), np.float64), want, rtol=2e-2, atol=1.0)
+        np.testing.assert_allclose(
+            np.asarray(pbkern.jit(f)(x), np.float64), want, rtol=2e-2, atol=1.0
+        )
 
 
 def test_places_of_extrema_in_narrow_integers_and_of_booleans():
@@ -175,7 +199,11 @@ def test_places_of_extrema(f, name):
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
 def test_places_of_extrema_of_integers(dtype):
     info = np.iinfo(dtype)
-    for x in (np.full(300, info.min, dtype), np.full(300, info.max, dtype), np.arange(300).astype(dtype)):
+    for x in (
+        np.full(300, info.min, dtype),
+        np.full(300, info.max, dtype),
+        np.arange(300).astype(dtype),
+    ):
         for f in (jnp.argmax, jnp.argmin):
             np.testing.assert_array_equal(pbkern.jit(f)(x), f(x))
 
@@ -197,7 +225,9 @@ def test_runs_within_each_index_of_other_dimensions(name, axes):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("f", [jnp.sum, jnp.var, lambda x: jnp.exp(x).max((0, 1, 2))], ids=["sum", "var", "max"])
+@pytest.mark.parametrize(
+    "f", [jnp.sum, jnp.var, lambda x: jnp.exp(x).max((0, 1, 2))], ids=["sum", "var", "max"]
+)
 def test_what_makes_images_is_done_by_the_programs_that_reduce_them(f, dtype, runs_as_they_are):
     plan = planned(lambda x: f(jnp.abs(x)), jax.ShapeDtypeStruct((32, 56, 56, 64), dtype))
     (kernel,) = plan.kernels()
@@ -232,7 +262,12 @@ def test_far_rows_of_batches_are_read_once(shape, runs_as_they_are):
     for f in (lambda x: x.var(1), lambda x: jax.nn.logsumexp(x, 1)):
         plan = planned(f, f32(*shape))
         blocks = [m.ref_shape for k in plan.kernels() for m in k.inputs if m.array.shape == shape]
-        assert len(blocks) == 1 and blocks[0][0] == 1 and blocks[0][1] < shape[1] and blocks[0][2] == shape[2]
+        assert (
+            len(blocks) == 1
+            and blocks[0][0] == 1
+            and blocks[0][1] < shape[1]
+            and blocks[0][2] == shape[2]
+        )
 
 
 @pytest.mark.parametrize("columns", [200, 256])
@@ -242,7 +277,9 @@ def test_sums_of_a_run_are_one_pass_over_it(columns, runs_as_they_are):
     assert "acc2 sum" in text.split("k1_")[0]
 
 
-@pytest.mark.parametrize("shape, rows", [((64, 512, 512), True), ((500, 300, 100), True), ((64, 64, 112 * 112), False)])
+@pytest.mark.parametrize(
+    "shape, rows", [((64, 512, 512), True), ((500, 300, 100), True), ((64, 64, 112 * 112), False)]
+)
 def test_short_rows_that_lie_apart_are_read_one_after_the_other(shape, rows, runs_as_they_are):
     """Long ones are read by a program for each sum."""
     block = first_block(lambda x: x.sum((0, 2)), *shape)

@@ -66,12 +66,20 @@ def is_luck(name: str, offset: float, size: int) -> bool:
     x - mean(x) of numbers that are nearly equal is little but the rounding of the mean: JAX's error is more than twice ours
     about as often as ours is more than twice JAX's, for one draw of numbers in twenty.
     """
-    return name == "layer norm" and offset > 0 or name in ("sum", "mean") and offset == 0 and size > 4097
+    return (
+        name == "layer norm"
+        and offset > 0
+        or name in ("sum", "mean")
+        and offset == 0
+        and size > 4097
+    )
 
 
 def units(got, want, dtype) -> float:
     """Greatest error of a few rows in units in the last place of the greatest result."""
-    error, largest = (float(np.abs(x).max()) for x in (np.asarray(got).astype(want.dtype) - want, want))
+    error, largest = (
+        float(np.abs(x).max()) for x in (np.asarray(got).astype(want.dtype) - want, want)
+    )
     return error / (largest * float(jnp.finfo(dtype).eps)) if error else 0.0
 
 
@@ -81,7 +89,12 @@ def errors(f, exact, draw, dtype, seeds):
     compiled = pbkern.jit(f), jax.jit(f)
     for seed in seeds:
         args = [jnp.asarray(x).astype(dtype) for x in draw(np.random.default_rng(seed))]
-        want = exact(*[np.asarray(x).astype(np.longdouble if dtype == "float64" else np.float64) for x in args])
+        want = exact(
+            *[
+                np.asarray(x).astype(np.longdouble if dtype == "float64" else np.float64)
+                for x in args
+            ]
+        )
         found.append([units(g(*args), want, dtype) for g in compiled])
     return np.transpose(found)
 
@@ -97,7 +110,11 @@ def test_as_accurate_as_jax(name, offset, dtype):
     offset = 8 if offset and dtype == "float16" and name in SQUARES else offset
     with jax.enable_x64(dtype == "float64"):
         for size in SIZES:
-            if dtype == "float16" and name in ("norm", "product") and size * (1 + offset**2) > 60000:
+            if (
+                dtype == "float16"
+                and name in ("norm", "product")
+                and size * (1 + offset**2) > 60000
+            ):
                 continue
             luck = is_luck(name, offset, size)
             draw = lambda rng, n=size: [rng.normal(offset, 1, (3, n))]  # noqa: E731
@@ -145,11 +162,15 @@ DEEP = {
 @pytest.mark.parametrize("offset", (0, 1000))
 def test_long_chains_are_as_accurate_as_jax(name, offset):
     f, shapes = DEEP[name]
-    ours, theirs = errors(f, f, lambda rng: [rng.normal(offset, 1, s) for s in shapes], "float32", range(3))
+    ours, theirs = errors(
+        f, f, lambda rng: [rng.normal(offset, 1, s) for s in shapes], "float32", range(3)
+    )
     assert np.median(ours) <= max(2 * np.median(theirs), 2), (ours, theirs)
 
 
-@pytest.mark.parametrize("shape, axis", [((4, 100001), 1), ((4097, 1031), 0)], ids=["rows", "columns"])
+@pytest.mark.parametrize(
+    "shape, axis", [((4, 100001), 1), ((4097, 1031), 0)], ids=["rows", "columns"]
+)
 def test_infinite_sums(shape, axis):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     first = (slice(None), 0) if axis else (0, slice(None))
@@ -161,7 +182,11 @@ def test_infinite_sums(shape, axis):
     assert np.isposinf(np.asarray(pbkern.jit(lambda x: x.sum(axis))(x))).all()
 
 
-@pytest.mark.parametrize("f", [jnp.sum, jnp.var, lambda x: jax.nn.softmax(x @ x.T)], ids=["sum", "var", "softmax of product"])
+@pytest.mark.parametrize(
+    "f",
+    [jnp.sum, jnp.var, lambda x: jax.nn.softmax(x @ x.T)],
+    ids=["sum", "var", "softmax of product"],
+)
 def test_every_call_gives_the_same_bits(f):
     x, f = rand(301, 2003), pbkern.jit(f)
     first = np.asarray(f(x)).tobytes()
@@ -188,7 +213,12 @@ def test_the_place_in_rows_of_one_element_is_zero(dtype):
         z, u = x @ w, (x * x + 3) @ w
         s = z * 3 - z * u
         places = lax.argmax(z, 1, jnp.int32) + y, lax.argmin(z, 1, jnp.int32) + y
-        return places[0].sum(), places[1].max(), jnp.take_along_axis(s, y[:, None], 1).sum(), (s * z).sum()
+        return (
+            places[0].sum(),
+            places[1].max(),
+            jnp.take_along_axis(s, y[:, None], 1).sum(),
+            (s * z).sum(),
+        )
 
     for got, want in zip(pbkern.jit(f)(x, w, y), jax.jit(f)(x, w, y), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -19,12 +19,17 @@ def causal(q, k, v):
 
 
 def gradient(f):
-    return lambda q, k, v, given, *rest: jax.vjp(lambda q, k, v: f(q, k, v, *rest), q, k, v)[1](given)
+    return lambda q, k, v, given, *rest: jax.vjp(lambda q, k, v: f(q, k, v, *rest), q, k, v)[1](
+        given
+    )
 
 
 def intermediates(plan):
     """Elements of the largest array between kernels."""
-    return max((math.prod(b.type.shape) for p in plan.programs() for b in p.buffers if b.slot >= 0), default=0)
+    return max(
+        (math.prod(b.type.shape) for p in plan.programs() for b in p.buffers if b.slot >= 0),
+        default=0,
+    )
 
 
 @pytest.mark.parametrize("f", [attend, causal])
@@ -52,8 +57,13 @@ ARGS = operands(200, 200, heads=2, width=64)
         (window, ARGS),
         pytest.param(alibi, ARGS, marks=pytest.mark.slow),
         (lambda q, k, v, b: attend(q, k, v, b, cap=5.0), (*ARGS, rand(2, 200, 200))),
-        (lambda q, k, v, m: attend(q, k, v, mask=m, fill=-1e30), (*ARGS, jnp.arange(200)[:, None] != 3)),
-        pytest.param(repeated, operands(200, 150, heads=4, key_heads=2, width=16), marks=pytest.mark.slow),
+        (
+            lambda q, k, v, m: attend(q, k, v, mask=m, fill=-1e30),
+            (*ARGS, jnp.arange(200)[:, None] != 3),
+        ),
+        pytest.param(
+            repeated, operands(200, 150, heads=4, key_heads=2, width=16), marks=pytest.mark.slow
+        ),
     ],
     ids=["plain", "causal", "window", "alibi", "bias and cap", "silent row", "repeated heads"],
 )

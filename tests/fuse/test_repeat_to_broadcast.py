@@ -17,7 +17,9 @@ def numbers(*shape, dtype="float32"):
 
 
 def agree(f, *args):
-    for got, want in zip(jax.tree.leaves(pbkern.jit(f)(*args)), jax.tree.leaves(jax.jit(f)(*args)), strict=True):
+    for got, want in zip(
+        jax.tree.leaves(pbkern.jit(f)(*args)), jax.tree.leaves(jax.jit(f)(*args)), strict=True
+    ):
         assert got.shape == want.shape and got.dtype == want.dtype
         np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64))
 
@@ -28,7 +30,9 @@ def upsampled(x, n=2, m=2):
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "int16"])
-@pytest.mark.parametrize("shape", [(1, 1), (0, 4), (4, 0), (7, 33), (40, 130), (1, 50), (50, 1), (5, 31, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (0, 4), (4, 0), (7, 33), (40, 130), (1, 50), (50, 1), (5, 31, 3)], ids=str
+)
 def test_images(shape, dtype):
     x = numbers(*shape, dtype=dtype)
     agree(upsampled, x)
@@ -60,15 +64,23 @@ def means_of_groups(x):
 
 
 def test_one_nest_writes_the_result():
-    text = pbkern.jit(upsampled).as_text(jax.ShapeDtypeStruct((500, 500), jnp.float32), stage="nests")
+    text = pbkern.jit(upsampled).as_text(
+        jax.ShapeDtypeStruct((500, 500), jnp.float32), stage="nests"
+    )
     assert text.count("nest [") == 1 and "%t" not in text, text
 
 
 def test_small_values_for_arithmetic_stay_small():
     x = numbers(2, 16, 32)
     agree(lambda x: means_of_groups(x).round(3), x)
-    made = [e.outvars[0].aval for e in planned(means_of_groups, x).jaxpr.eqns if e.primitive.name == "reshape"]
-    assert all(aval.size < x.size for aval in made if aval.shape == (2, 32)) and any(aval.shape == (2, 32) for aval in made)
+    made = [
+        e.outvars[0].aval
+        for e in planned(means_of_groups, x).jaxpr.eqns
+        if e.primitive.name == "reshape"
+    ]
+    assert all(aval.size < x.size for aval in made if aval.shape == (2, 32)) and any(
+        aval.shape == (2, 32) for aval in made
+    )
 
 
 @pytest.mark.sampled(9)
@@ -81,5 +93,7 @@ def test_rows_backwards(columns, dtype):
 
 
 def test_ends_of_rows_backwards_are_no_gathers():
-    text = pbkern.jit(lambda x: x[:, ::-1]).as_text(jax.ShapeDtypeStruct((64, 1000), jnp.float32), stage="mlir")
+    text = pbkern.jit(lambda x: x[:, ::-1]).as_text(
+        jax.ShapeDtypeStruct((64, 1000), jnp.float32), stage="mlir"
+    )
     assert "vector.gather" not in text

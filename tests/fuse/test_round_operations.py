@@ -24,7 +24,9 @@ def check_bits(made, expected) -> None:
 
 def inputs(dtype, shape=(37, 70)):
     rng = np.random.default_rng(5)
-    return [(rng.normal(size=shape) * scale).astype(np.float32).astype(dtype) for scale in (300, 40)]
+    return [
+        (rng.normal(size=shape) * scale).astype(np.float32).astype(dtype) for scale in (300, 40)
+    ]
 
 
 def chain(m, x, y):
@@ -59,7 +61,9 @@ def test_functions_and_control_flow_are_those_of_eager_jax(dtype):
         return lax.tanh(c * y) + lax.exp(-lax.abs(c))
 
     def f(x):
-        return lax.fori_loop(0, 3, body, x), lax.cond(x[0, 0] > 0, lambda x: lax.sin(x) * x, lambda x: lax.cos(x) - x, x)
+        return lax.fori_loop(0, 3, body, x), lax.cond(
+            x[0, 0] > 0, lambda x: lax.sin(x) * x, lambda x: lax.cos(x) - x, x
+        )
 
     def one_by_one(x):
         for k in range(3):
@@ -80,7 +84,6 @@ def test_float32_and_what_moves_elements_stay():
     x, h = np.ones((4, 5), np.float32), np.ones((4, 5), np.float16)
     text = str(pbkern.jit(f, compile_options=OPTIONS).as_text(x, h, stage="jaxpr"))
     assert "convert_element_type" not in text
-
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -37,30 +37,70 @@ CASES = {
     "least rows": (lambda x, i, v: x.at[i].min(v), X, IDS, V),
     "greatest rows": (lambda x, i, v: x.at[i].max(v), X, IDS, V),
     "clipped": (lambda x, i, v: x.at[i].add(v, mode="clip"), X, IDS, V),
-    "clipped below": (lambda x, i, v: x.at[i].add(v, mode="clip", wrap_negative_indices=False), X, IDS, V),
+    "clipped below": (
+        lambda x, i, v: x.at[i].add(v, mode="clip", wrap_negative_indices=False),
+        X,
+        IDS,
+        V,
+    ),
     "promised": (lambda x, i, v: x.at[i].add(v, mode="promise_in_bounds"), X, IDS % 20, V),
     "columns": (lambda x, i, v: x.at[:, i].add(v), X, IDS, rand(20, 40)),
     "points": (at_points, X, IDS, ints(40, high=30, seed=2), rand(40)),
     "points of a grid": (at_points, X, IDS[:5, None], ints(1, 7, high=33, seed=2), rand(5, 7)),
-    "points, clipped": (lambda x, i, j, v: x.at[i, j].add(v, mode="clip"), X, IDS, ints(40, high=40, seed=2), rand(40)),
-    "planes of a middle dimension": (lambda x, i, v: x.at[:, i].set(v), rand(4, 20, 6), IDS, rand(4, 40, 6)),
+    "points, clipped": (
+        lambda x, i, j, v: x.at[i, j].add(v, mode="clip"),
+        X,
+        IDS,
+        ints(40, high=40, seed=2),
+        rand(40),
+    ),
+    "planes of a middle dimension": (
+        lambda x, i, v: x.at[:, i].set(v),
+        rand(4, 20, 6),
+        IDS,
+        rand(4, 40, 6),
+    ),
     "windows": (windows, X, ints(9, 2, low=-1, high=25), rand(9, 3, 4)),
     "one number everywhere": (lambda x, i: x.at[i].add(1), ints(20), IDS),
     "truths": (lambda x, i, v: x.at[i].set(v), X > 0, IDS, V > 0),
-    "short numbers": (lambda x, i, v: x.at[i].add(v), rand(20, 30, dtype="bfloat16"), IDS, rand(40, 30, dtype="bfloat16")),
+    "short numbers": (
+        lambda x, i, v: x.at[i].add(v),
+        rand(20, 30, dtype="bfloat16"),
+        IDS,
+        rand(40, 30, dtype="bfloat16"),
+    ),
     "short indices": (lambda x, i, v: x.at[i].add(v), X, IDS.astype("int8"), V),
     "unsigned indices": (lambda x, i, v: x.at[i].add(v), X, IDS.astype("uint32"), V),
-    "batches": (jax.vmap(lambda x, i, v: x.at[i].add(v)), rand(3, 20, 6), ints(3, 9, high=22), rand(3, 9, 6)),
+    "batches": (
+        jax.vmap(lambda x, i, v: x.at[i].add(v)),
+        rand(3, 20, 6),
+        ints(3, 9, high=22),
+        rand(3, 9, 6),
+    ),
     "gradient of a lookup": (gradient_of_lookup, X, IDS % 20),
     "gradient of take_along_axis": (
-        jax.grad(lambda x, i: (jnp.take_along_axis(x, i, 0) ** 2).sum()), X, ints(7, 30, high=20)),
+        jax.grad(lambda x, i: (jnp.take_along_axis(x, i, 0) ** 2).sum()),
+        X,
+        ints(7, 30, high=20),
+    ),
     "gradient of a gather of windows": (
-        jax.grad(lambda x, i: (jax.vmap(lambda k: lax.dynamic_slice(x, (k, 0), (3, 30)))(i) ** 2).sum()), X, IDS),
+        jax.grad(
+            lambda x, i: (jax.vmap(lambda k: lax.dynamic_slice(x, (k, 0), (3, 30)))(i) ** 2).sum()
+        ),
+        X,
+        IDS,
+    ),
     "segment_sum": (lambda x, i: jax.ops.segment_sum(x, i, 20), V, IDS),
     "segment_max": (lambda x, i: jax.ops.segment_max(x, i, 20), V, IDS),
     "bincount": (lambda i: jnp.bincount(i, length=25), ints(50, high=30)),
-    "gradient of overlapping max pooling": (jax.grad(lambda x: (lax.reduce_window(
-        x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME") ** 2).sum()), rand(2, 9, 10, 3)),
+    "gradient of overlapping max pooling": (
+        jax.grad(
+            lambda x: (
+                lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME") ** 2
+            ).sum()
+        ),
+        rand(2, 9, 10, 3),
+    ),
     "updates from sums": (lambda x, i, v: x.at[i].add(v.sum(1, keepdims=True) * v), X, IDS, V),
     "indices from arithmetic": (lambda x, i, v: x.at[i * 3 % 20].add(v), X, IDS, V),
     "read afterwards": (lambda x, i, v: jnp.tanh(x.at[i].add(v)) * 2, X, IDS, V),
@@ -76,7 +116,9 @@ def test_scatter(name, monkeypatch):
     check_blocks(monkeypatch, f, *args, seeds=range(3))
 
 
-@pytest.mark.parametrize("name", ["gradient of a lookup", "segment_sum", "points", "bincount", "set rows"])
+@pytest.mark.parametrize(
+    "name", ["gradient of a lookup", "segment_sum", "points", "bincount", "set rows"]
+)
 def test_one_kernel(name):
     f, *args = CASES[name]
     check(f, *args, kernels=1)
@@ -85,11 +127,27 @@ def test_one_kernel(name):
 MANY = {
     "histogram": (lambda i: jnp.zeros(50, jnp.int32).at[i].add(1), ints(100_003, high=60)),
     "least": (lambda i, v: jnp.full(40, 2.0).at[i].min(v), ints(60_000, high=60), rand(60_000)),
-    "differences": (lambda i, v: rand(30, seed=3).at[i].subtract(v, mode="clip"), ints(50_000, high=60), rand(50_000)),
-    "products": (lambda i, v: jax.ops.segment_prod(v, i, 7), ints(60_000, high=9), 1 + 1e-3 * rand(60_000)),
+    "differences": (
+        lambda i, v: rand(30, seed=3).at[i].subtract(v, mode="clip"),
+        ints(50_000, high=60),
+        rand(50_000),
+    ),
+    "products": (
+        lambda i, v: jax.ops.segment_prod(v, i, 7),
+        ints(60_000, high=9),
+        1 + 1e-3 * rand(60_000),
+    ),
     "rows": (lambda i, v: jax.ops.segment_sum(v, i, 11), ints(40_009, high=12), rand(40_009, 5)),
-    "batches": (jax.vmap(lambda i, v: jnp.zeros(20).at[i].add(v)), ints(3, 30_000, high=20), rand(3, 30_000)),
-    "points of a grid": (lambda i, j: jnp.zeros((5, 6)).at[i, j].add(1.0), ints(50_000, high=5), ints(50_000, high=7)),
+    "batches": (
+        jax.vmap(lambda i, v: jnp.zeros(20).at[i].add(v)),
+        ints(3, 30_000, high=20),
+        rand(3, 30_000),
+    ),
+    "points of a grid": (
+        lambda i, j: jnp.zeros((5, 6)).at[i, j].add(1.0),
+        ints(50_000, high=5),
+        ints(50_000, high=7),
+    ),
 }
 
 
@@ -119,7 +177,9 @@ def test_no_updates():
 def test_what_stays_with_xla_says_why():
     i = IDS[:3]
     plan = check(lambda x, i: x.at[i].apply(jnp.sin) + 1, X, i, left=True, supports=_cpu())
-    assert [x.why for x in plan.left_to_xla() if x.why != BESIDE] == ["it applies a function of its own to the elements"]
+    assert [x.why for x in plan.left_to_xla() if x.why != BESIDE] == [
+        "it applies a function of its own to the elements"
+    ]
     plan = check(lambda x: x.at[0].apply(jnp.sin), X, left=True, supports=_cpu())
     assert plan.left_to_xla()
 
@@ -181,7 +241,8 @@ COMBINED = {
 @pytest.mark.parametrize("count", [(), (1,), (3,), (2, 2), (0,)])
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
-    ("shape", "inserted"), [((), ()), ((5,), ()), ((5,), (0,)), ((3, 4), (0,)), ((2, 3), (0, 1)), ((2, 3, 4), (1,))]
+    ("shape", "inserted"),
+    [((), ()), ((5,), ()), ((5,), (0,)), ((3, 4), (0,)), ((2, 3), (0, 1)), ((2, 3, 4), (1,))],
 )
 def test_scatters_without_an_index(shape, inserted, count, op):
     window = [n for d, n in enumerate(shape) if d not in inserted]
@@ -189,7 +250,10 @@ def test_scatters_without_an_index(shape, inserted, count, op):
     updates = np.random.default_rng(0).integers(2, 9, (*count, *window)).astype("f")
     numbers = lax.ScatterDimensionNumbers(tuple(range(len(count), updates.ndim)), inserted, ())
     f = pbkern.jit(lambda x, v: op(x * 2, jnp.zeros((*count, 0), jnp.int32), v, numbers) + 1)
-    want, place = np.array(x * 2), tuple(0 if d in inserted else slice(None) for d in range(len(shape)))
+    want, place = (
+        np.array(x * 2),
+        tuple(0 if d in inserted else slice(None) for d in range(len(shape))),
+    )
     for update in updates.reshape(-1, *window):
         want[place] = COMBINED[op](want[place], update)
     np.testing.assert_array_equal(f(x, updates), want + 1)

@@ -29,7 +29,9 @@ def test_conjugate_gradients_are_ours():
     b = rand(40, 56)
     plan = planned(conjugate_gradients, b)
     assert not plan.left_to_xla()
-    assert not any(e.primitive.name in ("custom_linear_solve", "device_put") for e in equations(plan.jaxpr))
+    assert not any(
+        e.primitive.name in ("custom_linear_solve", "device_put") for e in equations(plan.jaxpr)
+    )
     solution = np.asarray(pbkern.jit(conjugate_gradients)(b), np.float64)
     p = np.pad(solution, 1)
     product = 4.5 * solution - (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:])
@@ -52,7 +54,11 @@ def test_direct_solutions_stay_with_lapack():
     a = np.eye(9, dtype=np.float32) * 9 + rand(9, 9)
     plan = planned(jnp.linalg.solve, a, rand(9, seed=1))
     assert {"lu", "triangular_solve"} <= {x.op for x in plan.left_to_xla()}
-    np.testing.assert_allclose(pbkern.jit(jnp.linalg.solve)(a, rand(9, seed=1)), np.linalg.solve(a, rand(9, seed=1)), rtol=1e-5)
+    np.testing.assert_allclose(
+        pbkern.jit(jnp.linalg.solve)(a, rand(9, seed=1)),
+        np.linalg.solve(a, rand(9, seed=1)),
+        rtol=1e-5,
+    )
 
 
 def relaxed(count: int):
@@ -64,7 +70,9 @@ def relaxed(count: int):
             new = 0.2 * (4.5 * u - laplacian(u)) + 0.1 * jnp.cumsum(u, 1) / u.shape[1]
             return new, jnp.abs(new - u).max(), k + 1
 
-        return jax.lax.while_loop(lambda s: (s[1] > 0) & (s[2] < count), step, (u, jnp.float32(1), 0))
+        return jax.lax.while_loop(
+            lambda s: (s[1] > 0) & (s[2] < count), step, (u, jnp.float32(1), 0)
+        )
 
     return run
 
@@ -79,9 +87,13 @@ def test_large_carries_of_while_loops_alternate(count):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     (loop,) = (s for s in plan.programs()[0].steps if isinstance(s, While))
     *turn, second = loop.steps
-    assert isinstance(second, Cond) and not any(isinstance(s, Copy) for s in (*turn, *second.branches[1]))
+    assert isinstance(second, Cond) and not any(
+        isinstance(s, Copy) for s in (*turn, *second.branches[1])
+    )
 
 
 def test_small_carries_are_copied():
-    (loop,) = (s for s in planned(relaxed(3), rand(5, 6)).programs()[0].steps if isinstance(s, While))
+    (loop,) = (
+        s for s in planned(relaxed(3), rand(5, 6)).programs()[0].steps if isinstance(s, While)
+    )
     assert not any(isinstance(s, Cond) for s in loop.steps)

@@ -19,8 +19,16 @@ DEEP = {
     "ragged runs": (lambda x, y: x.T @ y, (397, 5), (397, 3)),
     "rows": (lambda x, y: x @ y, (3, 401), (401, 2)),
     "vectors": (lambda x, y: x @ y, (501,), (501,)),
-    "three dimensions turned": (lambda x, y: jnp.einsum("abk,kc->abc", x.transpose(1, 2, 0), y), (397, 2, 3), (397, 3)),
-    "columns before rows": (lambda x, y: jnp.einsum("bak,kc->bac", x.transpose(2, 1, 0), y), (397, 2, 3), (397, 3)),
+    "three dimensions turned": (
+        lambda x, y: jnp.einsum("abk,kc->abc", x.transpose(1, 2, 0), y),
+        (397, 2, 3),
+        (397, 3),
+    ),
+    "columns before rows": (
+        lambda x, y: jnp.einsum("bak,kc->bac", x.transpose(2, 1, 0), y),
+        (397, 2, 3),
+        (397, 3),
+    ),
     "producers": (lambda x, y: (jnp.tanh(x) * 2).T @ jnp.exp(-y * y), (397, 5), (397, 3)),
     "two products": (lambda x, w: x.T @ (x @ w), (397, 6), (6,)),
     "gradient descent": (descent, (397, 6), (397,), (6,)),

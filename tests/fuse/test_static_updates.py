@@ -86,7 +86,9 @@ def test_places_are_known_inside_loops_that_are_given_them(name):
 
 
 def test_one_body_that_is_given_different_places():
-    repeat = jax.jit(lambda at, x: lax.scan(lambda a, _: (a.at[at].set(a[0] + 1.0), None), x, None, length=2)[0])
+    repeat = jax.jit(
+        lambda at, x: lax.scan(lambda a, _: (a.at[at].set(a[0] + 1.0), None), x, None, length=2)[0]
+    )
     check(lambda x: repeat(jnp.array([7]), repeat(jnp.array([3]), x)), X)
 
 
@@ -104,7 +106,9 @@ def test_top_k():
     check(lambda x: lax.top_k(jnp.exp(x), 5), rand(3000), kernels=1)
     check(lambda x: lax.top_k(x, 4), rand(40, 7, 300).swapaxes(0, 2).astype(jnp.bfloat16))
     check(lambda x: [v * 2 for v in lax.top_k(x * 3, 7)], rand(2, 7))
-    check(lambda x: lax.top_k(x * 2 + 1, 9), rand(20, 300).astype(jnp.bfloat16))  # rounded before it is compared
+    check(
+        lambda x: lax.top_k(x * 2 + 1, 9), rand(20, 300).astype(jnp.bfloat16)
+    )  # rounded before it is compared
     check(lambda x: lax.scan(lambda c, r: (c, lax.top_k(r + c, 2)), x[0], x)[1], X)
 
 
@@ -130,7 +134,10 @@ def test_gradient_of_max_pooling(name, monkeypatch):
     shape, window, strides, padding = POOLS[name]
 
     def pool(x):
-        return (lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding) * slopes).sum()
+        return (
+            lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)
+            * slopes
+        ).sum()
 
     slopes = 1 + rand(*jax.eval_shape(lambda: lax.reduce_window(
         jnp.zeros(shape), -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), padding)).shape)  # fmt: skip

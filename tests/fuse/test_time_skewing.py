@@ -35,7 +35,12 @@ def varying(c, v):
 
     def step(u):
         flux = 0.5 * (c[1:] + c[:-1]) * (u[1:] - u[:-1])
-        return u + 0.2 * jnp.pad(flux, ((0, 1), (0, 0))) - 0.2 * jnp.pad(flux, ((1, 0), (0, 0))) + 0.01 * v[:, None]
+        return (
+            u
+            + 0.2 * jnp.pad(flux, ((0, 1), (0, 0)))
+            - 0.2 * jnp.pad(flux, ((1, 0), (0, 0)))
+            + 0.01 * v[:, None]
+        )
 
     return step
 
@@ -71,7 +76,13 @@ def fronts(monkeypatch):
 
     def choose(k: int, l2_bytes: int = 1 << 20) -> None:
         def only(body, counts, periodic, length, machine):
-            return islice(every(body, counts, periodic, length, dataclasses.replace(machine, l2_bytes=l2_bytes)), k, k + 1)
+            return islice(
+                every(
+                    body, counts, periodic, length, dataclasses.replace(machine, l2_bytes=l2_bytes)
+                ),
+                k,
+                k + 1,
+            )
 
         monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.wavefronts", only)
 
@@ -97,7 +108,9 @@ def native(f, *args):
     got, want = jax.tree.leaves(compiled(*args)), jax.tree.leaves(jax.jit(f)(*args))
     for g, w in zip(got, want, strict=True):
         assert g.dtype == w.dtype
-        np.testing.assert_allclose(np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=1e-5, atol=1e-5
+        )
     return compiled.explain(*args)
 
 
@@ -120,7 +133,9 @@ def test_fronts_agree(name, k, l2_bytes, shape, fronts):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OF_SEVERAL_SHAPES)
-@pytest.mark.parametrize("k, l2_bytes, shape", [(0, 1 << 20, (41, 52)), (1, 1 << 20, (102, 67)), (1, 1 << 16, (101, 39))])
+@pytest.mark.parametrize(
+    "k, l2_bytes, shape", [(0, 1 << 20, (41, 52)), (1, 1 << 20, (102, 67)), (1, 1 << 16, (101, 39))]
+)
 def test_carries_of_several_shapes_agree(name, k, l2_bytes, shape, fronts):
     step, less = OF_SEVERAL_SHAPES[name]
     state = [0.1 * rand(*(n + d for n, d in zip(shape, by))) for by in less]
@@ -146,8 +161,16 @@ def test_steps_that_read_rows_of_other_arrays_agree(fronts):
     native(lambda c, v, u: by_fori(varying(c, v), 9)(u), c, v, u)
     native(lambda c, u: by_fori(lambda s: rolled(s) + 0.1 * jnp.roll(c, 1, 0), 9)(u), c, u)
     native(lambda u, xs: lax.scan(lambda s, x: (padded(s) + x, None), u, xs)[0], u, rand(9))
-    native(lambda u, xs: lax.scan(lambda s, x: (padded(s) + x[:, None], None), u, xs)[0], u, rand(9, 67))
-    native(lambda u, xs: lax.scan(lambda s, x: (rolled(s) + jnp.roll(x, 1, 0), None), u, xs)[0], u, rand(9, 67, 45))
+    native(
+        lambda u, xs: lax.scan(lambda s, x: (padded(s) + x[:, None], None), u, xs)[0],
+        u,
+        rand(9, 67),
+    )
+    native(
+        lambda u, xs: lax.scan(lambda s, x: (rolled(s) + jnp.roll(x, 1, 0), None), u, xs)[0],
+        u,
+        rand(9, 67, 45),
+    )
     native(lambda u: lax.fori_loop(0, 9, lambda i, s: padded(s) + jnp.sin(0.1 * i), u), u)
 
 
@@ -157,7 +180,9 @@ def test_every_type_agrees(dtype, fronts):
     fronts(1)
     step = lambda u: jnp.where(jnp.roll(u, 1, 0) > u, jnp.roll(u, -2, 1), u)  # noqa: E731
     with jax.enable_x64(dtype == "float64"):
-        native(by_fori(step, 9), jnp.asarray(np.random.default_rng(0).integers(0, 9, (37, 150)), dtype))
+        native(
+            by_fori(step, 9), jnp.asarray(np.random.default_rng(0).integers(0, 9, (37, 150)), dtype)
+        )
 
 
 def in_space(u):
@@ -167,7 +192,9 @@ def in_space(u):
 
 
 def in_rolled_space(u):
-    return sum(jnp.roll(u, s, d) for d in range(3) for s in (1, -1)) / 6 + 0.01 * jnp.roll(u, (1, 1), (1, 2))
+    return sum(jnp.roll(u, s, d) for d in range(3) for s in (1, -1)) / 6 + 0.01 * jnp.roll(
+        u, (1, 1), (1, 2)
+    )
 
 
 @pytest.mark.sampled(3)
@@ -239,5 +266,7 @@ def test_a_convolved_image_goes_through_memory_once():
 
 def test_reach_and_lag():
     body = jax.make_jaxpr(asymmetric)(f32(64, 64))
-    wave, _ = next(time_skewing.wavefronts(simplify(body), (0, 1), [set()], 8, CpuCosts.of(DEFAULT_MACHINE)))
+    wave, _ = next(
+        time_skewing.wavefronts(simplify(body), (0, 1), [set()], 8, CpuCosts.of(DEFAULT_MACHINE))
+    )
     assert wave.reach == (-2, 1) and wave.lag == 3

@@ -112,7 +112,9 @@ LOOPS = {"fori": by_fori, "scan": by_scan, "while": by_while}
 
 def random_like(types, seed=0):
     """Positive numbers near 1."""
-    make = lambda t: jnp.asarray(1 + 0.1 * np.random.default_rng(seed).normal(size=t.shape), t.dtype)  # noqa: E731
+    make = lambda t: jnp.asarray(
+        1 + 0.1 * np.random.default_rng(seed).normal(size=t.shape), t.dtype
+    )  # noqa: E731
     return jax.tree.map(make, types)
 
 
@@ -135,7 +137,10 @@ SYSTEMS = {
     "wave": (wave, (f32(1024, 1024),) * 2),
     "Gray-Scott": (gray_scott, (f32(1024, 1024),) * 2),
     "lattice Boltzmann": (lattice_boltzmann, f32(9, 1024, 1024)),
-    "reduce_window": (lambda u: lax.reduce_window(u, 0.0, lax.add, (3, 3), (1, 1), "SAME") / 9, f32(1024, 1024)),
+    "reduce_window": (
+        lambda u: lax.reduce_window(u, 0.0, lax.add, (3, 3), (1, 1), "SAME") / 9,
+        f32(1024, 1024),
+    ),
     "heat, 1-D": (heat, f32(1 << 20)),
 }
 
@@ -197,7 +202,10 @@ def test_several_steps_with_periodic_borders_share_a_kernel(name, tiles):
     plan = planned(by_fori(step, 40), types)
     assert len(plan.kernels()) == 1 and not plan.left_to_xla(), str(plan.explanation)
     rolls = [op for op, _ in plan.explanation.kernels[0].ops].count("roll")
-    once = [e.primitive.name for e in with_periodic_halos(simplify(jax.make_jaxpr(step)(types))).jaxpr.eqns].count("roll")
+    once = [
+        e.primitive.name
+        for e in with_periodic_halos(simplify(jax.make_jaxpr(step)(types))).jaxpr.eqns
+    ].count("roll")
     assert rolls >= 2 * once > 0
 
 
@@ -246,16 +254,26 @@ def test_rolls_of_what_depends_on_the_place(always_blocked):
     row = jnp.arange(90.0)[:, None] / 90
     mask = np.random.default_rng(1).random((90, 70)) < 0.5
     steps = {
-        "iota along the rolled dimension": lambda u: jnp.roll(u * lax.broadcasted_iota(jnp.float32, u.shape, 0), 1, 0) / 90,
-        "iota along the other": lambda u: jnp.roll(u * lax.broadcasted_iota(jnp.float32, u.shape, 1), 1, 0) / 70,
-        "an array that is not carried": lambda u: jnp.where(mask, jnp.roll(u, 1, 0), jnp.roll(u, 1, 1)) * row,
+        "iota along the rolled dimension": lambda u: (
+            jnp.roll(u * lax.broadcasted_iota(jnp.float32, u.shape, 0), 1, 0) / 90
+        ),
+        "iota along the other": lambda u: (
+            jnp.roll(u * lax.broadcasted_iota(jnp.float32, u.shape, 1), 1, 0) / 70
+        ),
+        "an array that is not carried": lambda u: (
+            jnp.where(mask, jnp.roll(u, 1, 0), jnp.roll(u, 1, 1)) * row
+        ),
         "reversed": lambda u: 0.5 * (jnp.roll(u, 1, 0) + u[::-1]),
         "border set": lambda u: rolled(u).at[0].set(1.0),
         "walls and rolls along one": lambda u: 0.5 * (jnp.roll(padded(u), 1, 0) + u),
         "far": lambda u: 0.5 * (jnp.roll(u, 45, 0) + u),
         "twice": lambda u: 0.5 * jnp.roll(jnp.roll(u, 89, 0) + u, (1, -3), (0, 1)),
-        "swapped": lambda u: jnp.concatenate([u[45:], u[:45]]) + 0.1 * jnp.concatenate([u[:45], u[:45]]),
-        "transposed": lambda u: 0.5 * jnp.roll(u, 1, 0) + 0.1 * jnp.pad(u[:70].T, ((0, 20), (0, 0))),
+        "swapped": lambda u: (
+            jnp.concatenate([u[45:], u[:45]]) + 0.1 * jnp.concatenate([u[:45], u[:45]])
+        ),
+        "transposed": lambda u: (
+            0.5 * jnp.roll(u, 1, 0) + 0.1 * jnp.pad(u[:70].T, ((0, 20), (0, 0)))
+        ),
     }
     for step in steps.values():
         for n in (1, 9):
@@ -264,7 +282,11 @@ def test_rolls_of_what_depends_on_the_place(always_blocked):
 
 def test_periodic_steps_with_sources(always_blocked):
     sources = rand(5, 21, 37)
-    check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + jnp.roll(x, 1, 0), None), u, v)[0], rand(21, 37), sources)
+    check(
+        lambda u, v: lax.scan(lambda s, x: (rolled(s) + jnp.roll(x, 1, 0), None), u, v)[0],
+        rand(21, 37),
+        sources,
+    )
     check(lambda u, v: lax.scan(lambda s, x: (rolled(s) + x, None), u, v)[0], rand(21, 37), rand(5))
 
 
@@ -273,7 +295,9 @@ def test_periodic_steps_with_sources(always_blocked):
 @pytest.mark.parametrize("window, dilation", [((3, 3), 1), ((1, 4), 2), ((2, 9), 1), ((12, 12), 1)])
 def test_steps_of_windows_agree(reducer, window, dilation, always_blocked):
     first = {lax.add: 0.0, lax.max: -np.inf, lax.min: np.inf}[reducer]
-    step = lambda u: 0.1 * lax.reduce_window(u, first, reducer, window, (1, 1), "SAME", None, (dilation,) * 2)  # noqa: E731
+    step = lambda u: (
+        0.1 * lax.reduce_window(u, first, reducer, window, (1, 1), "SAME", None, (dilation,) * 2)
+    )  # noqa: E731
     check(by_fori(step, 6), rand(41, 67))
 
 
@@ -307,7 +331,9 @@ def test_sources_that_depend_on_the_step_agree(n):
     check(functools.partial(with_source, n), u, jnp.float32(0.3))
     check(functools.partial(with_point_source, n), u)
     check(with_list_of_sources, u, rand(n))
-    check(lambda u, v: lax.scan(lambda s, v: (padded(s) + v, None), u, v, reverse=True)[0], u, rand(n))
+    check(
+        lambda u, v: lax.scan(lambda s, v: (padded(s) + v, None), u, v, reverse=True)[0], u, rand(n)
+    )
 
 
 # name -> (condition, next counter, first counter)
@@ -322,7 +348,9 @@ COUNTERS = {
 
 
 @pytest.mark.parametrize(
-    "name, dtype", [(n, t) for n in COUNTERS for t in ("int32", "int8")] + [("up", "uint8"), ("mirrored", "uint8")]
+    "name, dtype",
+    [(n, t) for n in COUNTERS for t in ("int32", "int8")]
+    + [("up", "uint8"), ("mirrored", "uint8")],
 )
 def test_counters_of_while_loops(name, dtype):
     condition, following, first = COUNTERS[name]
@@ -341,7 +369,9 @@ def test_loops_that_do_not_count_stay_as_they_are():
     endless = lambda x: lax.while_loop(lambda s: s[0] <= jnp.int8(127), wraps, (jnp.int8(0), x))[1]  # noqa: E731
     for f in (
         lambda x: lax.while_loop(lambda s: s[0] < 50, lambda s: (s[0] * 2, s[1] + 1), (1, x))[1],
-        lambda x: lax.while_loop(lambda s: (s[0] < 5) & (s[1].sum() < 9), lambda s: (s[0] + 1, s[1] + 1), (0, x))[1],
+        lambda x: lax.while_loop(
+            lambda s: (s[0] < 5) & (s[1].sum() < 9), lambda s: (s[0] + 1, s[1] + 1), (0, x)
+        )[1],
         lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + 1), (0, x))[1],
     ):
         check(f, x)
@@ -350,14 +380,21 @@ def test_loops_that_do_not_count_stay_as_they_are():
 
 def test_counted_loops_inside_others():
     def inner(x):
-        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.sin(s[1]) + s[0]), (0, x))[1]
+        return lax.while_loop(
+            lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.sin(s[1]) + s[0]), (0, x)
+        )[1]
 
     check(lambda x: lax.fori_loop(0, 4, lambda i, a: inner(a) + i, x), rand(5, 7))
-    check(lambda x: lax.while_loop(lambda s: s[0] < 4, lambda s: (s[0] + 1, inner(s[1])), (0, x)), rand(5, 7))
+    check(
+        lambda x: lax.while_loop(lambda s: s[0] < 4, lambda s: (s[0] + 1, inner(s[1])), (0, x)),
+        rand(5, 7),
+    )
 
 
 def test_counters_as_results_and_in_gradients():
-    check(lambda x: lax.fori_loop(2, 9, lambda i, s: (s[0] + 2, s[1] * i + s[0]), (5, x)), rand(5, 7))
+    check(
+        lambda x: lax.fori_loop(2, 9, lambda i, s: (s[0] + 2, s[1] * i + s[0]), (5, x)), rand(5, 7)
+    )
 
     @pbkern.jit
     def f(x):

@@ -29,7 +29,9 @@ def single_channels(image, k):
 
 
 def other_numbers(x, w):
-    y = lax.conv_general_dilated(x.transpose(3, 1, 2, 0), w, (1, 2), "SAME", dimension_numbers=("CHWN", "OIHW", "HWNC"))
+    y = lax.conv_general_dilated(
+        x.transpose(3, 1, 2, 0), w, (1, 2), "SAME", dimension_numbers=("CHWN", "OIHW", "HWNC")
+    )
     return y.transpose(2, 0, 1, 3)
 
 

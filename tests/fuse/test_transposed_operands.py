@@ -25,7 +25,10 @@ def test_transposes_of_matrices_are_folded(left, right):
 
     closed = folded(f, (5, 3) if left else (3, 5), (4, 5) if right else (5, 4))
     assert names(closed) == ["dot_general"]
-    assert closed.jaxpr.eqns[0].params["dimension_numbers"][0] == ((0 if left else 1,), (1 if right else 0,))
+    assert closed.jaxpr.eqns[0].params["dimension_numbers"][0] == (
+        (0 if left else 1,),
+        (1 if right else 0,),
+    )
 
 
 def test_what_others_read_stays():

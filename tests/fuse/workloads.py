@@ -44,7 +44,10 @@ def harris_slices(x):
 
     def sobel(a):
         h, w = a.shape
-        return sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1))) / 12
+        return (
+            sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1)))
+            / 12
+        )
 
     ix, iy = sobel(x), sobel(x.T).T
     xx, yy, xy = box(ix * ix), box(iy * iy), box(ix * iy)
@@ -53,7 +56,9 @@ def harris_slices(x):
 
 def harris_convs(x):
     def conv(a, k):
-        return lax.conv_general_dilated(a[None, None], jnp.asarray(k, "f")[None, None], (1, 1), "SAME")[0, 0]
+        return lax.conv_general_dilated(
+            a[None, None], jnp.asarray(k, "f")[None, None], (1, 1), "SAME"
+        )[0, 0]
 
     sx, one = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]]), np.ones((3, 3))
     ix, iy = conv(x, sx), conv(x, sx.T)
@@ -185,8 +190,18 @@ WORKLOADS = {
         1,
     ),
     "log_softmax": (log_softmax, (rand(37, 51),), (f32(4096, 1024),), 1),
-    "cross_entropy": (cross_entropy, (rand(13, 57), ints(13, high=57)), (f32(8192, 32000), i32(8192)), 1),
-    "attention": (attention, (rand(2, 17, 8), rand(2, 19, 8), rand(2, 19, 8)), (f32(16, 1024, 64),) * 3, 1),
+    "cross_entropy": (
+        cross_entropy,
+        (rand(13, 57), ints(13, high=57)),
+        (f32(8192, 32000), i32(8192)),
+        1,
+    ),
+    "attention": (
+        attention,
+        (rand(2, 17, 8), rand(2, 19, 8), rand(2, 19, 8)),
+        (f32(16, 1024, 64),) * 3,
+        1,
+    ),
     "causal_attention": (
         causal_attention,
         (rand(2, 17, 8), rand(2, 17, 8), rand(2, 17, 8)),

@@ -194,7 +194,11 @@ def sinc_p(z):
 def cotangent_q(z):
     """(1 / d - pi cot(pi d)) / d, z = d**2."""
     d = mp.sqrt(z)
-    return 2 * (mp.zeta(2) + mp.zeta(4) * z) if z < 1e-15 else (1 / d - mp.pi * mp.cospi(d) / mp.sinpi(d)) / d
+    return (
+        2 * (mp.zeta(2) + mp.zeta(4) * z)
+        if z < 1e-15
+        else (1 / d - mp.pi * mp.cospi(d) / mp.sinpi(d)) / d
+    )
 
 
 def tangent_p(z):
@@ -223,8 +227,22 @@ FITS = {
     "exp_by_table_f64": (exp_q, -R / 8, R / 8, lambda x: x * x / mp.exp(x), None, 5),
     "exp2_by_table_f32": (exp2_p, -mp.mpf("0.0313"), mp.mpf("0.0313"), lambda x: x / 2**x, 2, None),
     "exp2_by_table_f64": (exp2_p, -mp.mpf("0.0626"), mp.mpf("0.0626"), lambda x: x / 2**x, None, 6),
-    "log": (log_p, 1 / SQ - 1, SQ - 1, lambda x: x**3 / mp.log1p(x) if abs(x) > 1e-9 else x * x, 7, None),
-    "log_by_table_f32": (log_q, -mp.mpf(1) / 16, mp.mpf(1) / 8, lambda x: x * x / mp.log1p(x) if x else x, 4, None),
+    "log": (
+        log_p,
+        1 / SQ - 1,
+        SQ - 1,
+        lambda x: x**3 / mp.log1p(x) if abs(x) > 1e-9 else x * x,
+        7,
+        None,
+    ),
+    "log_by_table_f32": (
+        log_q,
+        -mp.mpf(1) / 16,
+        mp.mpf(1) / 8,
+        lambda x: x * x / mp.log1p(x) if x else x,
+        4,
+        None,
+    ),
     "atanh": (atanh_p, 0, S2, lambda z: z, None, 6),
     "atanh_rest": (atanh_rest, 0, S2, lambda z: z * z, None, 7),
     "log2": (log2_atanh, 0, S2, lambda z: 1, None, 5),  # for pow in f32, which computes in f64
@@ -243,9 +261,30 @@ FITS = {
     "erf_inv_1": (lambda v: erfinv_w((v + 3.25) ** 2), -0.75, 0.75, lambda w: 1, None, 20),
     "erf_inv_2": (lambda v: erfinv_w((v + 5) ** 2), -1, 1.01, lambda w: 1, None, 19),
     "lgamma": (lgamma_2, -0.72, 0.28, lambda d: 1 / lgamma_2(d), 9, 19),
-    "stirling": (stirling, 0, mp.mpf("3.27") ** -2, at_root(lambda x: 1 / (x * mp.loggamma(x))), 2, 9),
-    "digamma": (digamma_near_zero, 0.99 - DIGAMMA_ZERO, 2.01 - DIGAMMA_ZERO, lambda t: 1 / digamma_near_zero(t), 10, 22),
-    "digamma_tail": (digamma_tail, 0, mp.mpf(1) / 9, at_root(lambda x: 1 / (x * x * mp.digamma(x))), 2, 10),
+    "stirling": (
+        stirling,
+        0,
+        mp.mpf("3.27") ** -2,
+        at_root(lambda x: 1 / (x * mp.loggamma(x))),
+        2,
+        9,
+    ),
+    "digamma": (
+        digamma_near_zero,
+        0.99 - DIGAMMA_ZERO,
+        2.01 - DIGAMMA_ZERO,
+        lambda t: 1 / digamma_near_zero(t),
+        10,
+        22,
+    ),
+    "digamma_tail": (
+        digamma_tail,
+        0,
+        mp.mpf(1) / 9,
+        at_root(lambda x: 1 / (x * x * mp.digamma(x))),
+        2,
+        10,
+    ),
     "cotangent": (cotangent_q, 0, 0.0626, lambda z: z, 3, 8),
     "tangent": (tangent_p, 0, 0.0626, lambda z: 1 / tangent_p(z), 7, 15),
     "sinc": (sinc_p, 0, 0.25, lambda z: z / mp.sincpi(mp.sqrt(z)), 3, 7),
@@ -288,7 +327,9 @@ def piece(f, low, high, degree):
     def rest(t):
         return mp.diff(f, point) if abs(t) < 1e-15 else (f(point + t) - value) / t
 
-    c, worst = minimax(rest, low - point - pad, high - point + pad, degree - 1, lambda t: t / f(point + t))
+    c, worst = minimax(
+        rest, low - point - pad, high - point + pad, degree - 1, lambda t: t / f(point + t)
+    )
     return point, [value, *c], worst
 
 
@@ -299,9 +340,17 @@ def first_piece(f, high, degree, slope, own):
         return x / f(x) if x else 1 / slope
 
     if own:
-        c, worst = minimax(lambda x: f(x) / x - 1 if x > 1e-20 else slope - 1, 0, high, degree - 1, weight)
+        c, worst = minimax(
+            lambda x: f(x) / x - 1 if x > 1e-20 else slope - 1, 0, high, degree - 1, weight
+        )
         return 0, [0, *c], worst
-    c, worst = minimax(lambda x: (f(x) - x) / x**2 if x > 1e-12 else 0, 0, high, degree - 2, lambda x: x * weight(x))
+    c, worst = minimax(
+        lambda x: (f(x) - x) / x**2 if x > 1e-12 else 0,
+        0,
+        high,
+        degree - 2,
+        lambda x: x * weight(x),
+    )
     return 0, [0, 1, *c], worst
 
 
@@ -312,10 +361,18 @@ def pieces(name, f, degree, slope=None):
     """
     p = PIECES[name]
     start, end = bits(p.offset) >> p.shift, bits(p.offset + p.last) >> p.shift
-    edges = [0, *(from_bits(k << p.shift) - p.offset for k in range(start + 1, end + 1)), mp.mpf(p.last)]
+    edges = [
+        0,
+        *(from_bits(k << p.shift) - p.offset for k in range(start + 1, end + 1)),
+        mp.mpf(p.last),
+    ]
     columns, errors = [[0] * (degree + 2)] * 16, []
     for k, (low, high) in enumerate(zip(edges, edges[1:])):
-        point, c, worst = first_piece(f, high, degree, slope, p.own) if slope and not k else piece(f, low, high, degree)
+        point, c, worst = (
+            first_piece(f, high, degree, slope, p.own)
+            if slope and not k
+            else piece(f, low, high, degree)
+        )
         columns[(start + k) % 16] = [point, *c]
         errors.append(worst)
     assert len(errors) <= 16 and p.own in (None, edges[1])

@@ -17,7 +17,12 @@ from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.mlir import bindings
 
 found = bindings()
-ir, passmanager, register, ExecutionEngine = found.ir, found.passmanager, found.register, found.engine.ExecutionEngine
+ir, passmanager, register, ExecutionEngine = (
+    found.ir,
+    found.passmanager,
+    found.register,
+    found.engine.ExecutionEngine,
+)
 
 PASSES = (
     "canonicalize,cse,convert-vector-to-scf,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
@@ -36,7 +41,9 @@ def context():
     return ctx
 
 
-def loop_text(expression, in_dtypes, out_dtype, lanes: int, *, avx512: bool = False, **options) -> str:
+def loop_text(
+    expression, in_dtypes, out_dtype, lanes: int, *, avx512: bool = False, **options
+) -> str:
     """A function that applies `expression(builder, *values)` to n elements, n a multiple of the lanes."""
     body, constants = [], {}
 
@@ -65,7 +72,9 @@ def loop_text(expression, in_dtypes, out_dtype, lanes: int, *, avx512: bool = Fa
         else f"memref.store {out.name}, %out[%i] : memref<1073741824x{mlir_type(out.el)}>"
     )
     names = [f"%a{i}" for i in range(len(in_dtypes))] + ["%out"]
-    arguments = ", ".join(f"{n}: memref<1073741824x{mlir_type(el)}>" for n, el in zip(names, elements))
+    arguments = ", ".join(
+        f"{n}: memref<1073741824x{mlir_type(el)}>" for n, el in zip(names, elements)
+    )
     hoisted = "\n".join(f"{name} = {text}" for text, name in constants.items())
     lines = "\n".join(body)
     return f"""func.func @loop({arguments}, %n: index) {{
@@ -103,7 +112,9 @@ class Compiled:
         packed = (ctypes.c_void_p * 1)(ctypes.addressof(address))
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.raw_lookup("address"))(packed)
         count = len(in_dtypes) + 1
-        self.function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count, ctypes.c_int64)(address.value)
+        self.function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count, ctypes.c_int64)(
+            address.value
+        )
 
     def __call__(self, *arrays):
         n = len(arrays[0])

@@ -45,12 +45,15 @@ def test_shared_parts_are_looked_at_once():
 def test_networks_of_minima_and_maxima_compile():
     """Rows of 16, sorted by a network, of which two elements are read: what they depend on is one half of the network."""
     x = np.random.default_rng(0).standard_normal((2000, 16)).astype(np.float32)
-    got = pbkern.jit(lambda x: lax.sort((x, lax.broadcasted_iota(jnp.int32, x.shape, 1)), num_keys=1)[1][:, :2])(x)
+    got = pbkern.jit(
+        lambda x: lax.sort((x, lax.broadcasted_iota(jnp.int32, x.shape, 1)), num_keys=1)[1][:, :2]
+    )(x)
     np.testing.assert_array_equal(got, np.argsort(x, 1, kind="stable")[:, :2])
 
 
 def test_differences_of_networks_compile():
     """Whether a difference is of scaled numbers is asked of each part once, too."""
+
     def f(x):
         a, b = x, 2 * x
         for _ in range(60):

@@ -29,7 +29,9 @@ def specials(dtype) -> np.ndarray:
         return np.array([False, True])
     if dtype.kind in "iu":
         i = np.iinfo(dtype)
-        return np.unique(np.array([0, 1, 2, 3, 7, i.min, i.min + 1, i.max, i.max - 1, i.max // 2], dtype))
+        return np.unique(
+            np.array([0, 1, 2, 3, 7, i.min, i.min + 1, i.max, i.max - 1, i.max // 2], dtype)
+        )
     i = ml_dtypes.finfo(dtype)
     numbers = [
         0,
@@ -96,7 +98,9 @@ def check(primitive, in_dtypes, function, arrays=None, expected=None, **params):
     assert supports(primitive, in_dtypes, expected.dtype)
     eqn = EqnInfo(primitive, params, in_dtypes, expected.dtype)
     for lanes in (0, 16):
-        level = 2 if lanes else 0  # the same operations at both levels of optimisation, and half the time
+        level = (
+            2 if lanes else 0
+        )  # the same operations at both levels of optimisation, and half the time
         result = Compiled(bound(eqn), in_dtypes, expected.dtype, lanes, level)(*arrays)
         flushed = np.logical_or.reduce([subnormal(a) for a in (*arrays, result)])
         bad = np.flatnonzero(~same(result, expected) & ~flushed)
@@ -107,7 +111,11 @@ def check(primitive, in_dtypes, function, arrays=None, expected=None, **params):
 
 
 def cases(table):
-    return [pytest.param(name, d, id=f"{name}-{d.name}") for name, dtypes in table.items() for d in dtypes]
+    return [
+        pytest.param(name, d, id=f"{name}-{d.name}")
+        for name, dtypes in table.items()
+        for d in dtypes
+    ]
 
 
 UNARY = {
@@ -154,13 +162,17 @@ def test_binary(name, dtype):
     check(name, [dtype, dtype], None, expected=jax_results(2, dtype)[name])
 
 
-@pytest.mark.parametrize("name, dtype", cases(dict.fromkeys(("eq_to", "le_to", "lt_to"), FLOATS + INTEGERS)))
+@pytest.mark.parametrize(
+    "name, dtype", cases(dict.fromkeys(("eq_to", "le_to", "lt_to"), FLOATS + INTEGERS))
+)
 def test_total_order(name, dtype):
     check(name, [dtype, dtype], getattr(lax_internal, f"{name}_p").bind)
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7, -1, -3])
-@pytest.mark.parametrize("dtype", [np.dtype("float64"), np.dtype("float32"), np.dtype("int32")], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [np.dtype("float64"), np.dtype("float32"), np.dtype("int32")], ids=str
+)
 def test_integer_pow(dtype, exponent):
     if dtype.kind == "i" and exponent < 0:
         pytest.skip("JAX has no negative powers of integers")
@@ -192,7 +204,11 @@ def test_convert(source):
 def test_bitcast(dtype):
     for target in NUMBERS:
         if target.itemsize == dtype.itemsize:
-            check("bitcast_convert_type", [dtype], lambda x, to=target: lax.bitcast_convert_type(x, to))
+            check(
+                "bitcast_convert_type",
+                [dtype],
+                lambda x, to=target: lax.bitcast_convert_type(x, to),
+            )
 
 
 @pytest.mark.parametrize("bits", [(8, 7), (5, 10), (4, 3), (8, 23), (11, 52), (5, 2)], ids=str)
@@ -248,7 +264,8 @@ def test_other_lane_counts(lanes):
     eqn = EqnInfo("add", {}, (np.dtype("float32"),) * 2, np.dtype("float32"))
     with np.errstate(all="ignore"):
         assert same(
-            Compiled(bound(eqn), eqn.in_dtypes, eqn.out_dtype, lanes)(*arrays), arrays[0] + arrays[1]
+            Compiled(bound(eqn), eqn.in_dtypes, eqn.out_dtype, lanes)(*arrays),
+            arrays[0] + arrays[1],
         ).all()
 
 

@@ -36,15 +36,26 @@ def with_residual(a, b, c):
     return jax.nn.silu(a @ b + c) * jnp.sin(c)
 
 
-SHAPES = [(256, 64, 512), (37, 19, 65), (9, 5, 48), (1, 8, 100), (2, 8, 16), (3, 8, 16), (5, 40, 20), (64, 640, 17),
-          (301, 77, 333)]
+SHAPES = [
+    (256, 64, 512),
+    (37, 19, 65),
+    (9, 5, 48),
+    (1, 8, 100),
+    (2, 8, 16),
+    (3, 8, 16),
+    (5, 40, 20),
+    (64, 640, 17),
+    (301, 77, 333),
+]
 
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("m, k, n", SHAPES)
 @pytest.mark.parametrize("f, more", [(gelu, ""), (scaled_by_rows, "m"), (with_residual, "mn")])
 def test_products_with_long_epilogues(f, more, m, k, n):
-    args = [drawn(m, k), drawn(k, n)] + ([drawn(*({"m": m, "n": n}[d] for d in more))] if more else [])
+    args = [drawn(m, k), drawn(k, n)] + (
+        [drawn(*({"m": m, "n": n}[d] for d in more))] if more else []
+    )
     want = wide(f, *args)
     np.testing.assert_allclose(pbkern.jit(f)(*args), want, rtol=2e-5, atol=2e-5)
 
@@ -59,7 +70,9 @@ def test_other_types(dtype, tolerance):
 
 def test_convolution_with_a_mask():
     def f(x, w, keep):
-        y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
         return jnp.where(keep, jax.nn.gelu(y), jnp.tanh(y))
 
     x, w = drawn(2, 11, 13, 24), drawn(3, 3, 24, 40)

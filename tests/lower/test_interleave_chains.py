@@ -13,13 +13,19 @@ from pbkern.targets.cpu.emit.interleave_chains import GROUP, LONG_CHAIN, MOST_LI
 
 def interleaved(points: list[list[str]]) -> list[str]:
     """The same of lines."""
-    return [op.text for op in interleave_chains.interleaved([list(map(Operation, lines)) for lines in points])]
+    return [
+        op.text
+        for op in interleave_chains.interleaved([list(map(Operation, lines)) for lines in points])
+    ]
 
 
 def chain(name: str, length: int, first: str = "") -> list[str]:
     """A point of `length` operations, each on the one before."""
     lines = [f"%{name}0 = vector.load %a[%i] : memref<64xf32>, vector<16xf32>"]
-    lines += [f"%{name}{k} = arith.addf %{name}{k - 1}, %{first or name + '0'} : vector<16xf32>" for k in range(1, length - 1)]
+    lines += [
+        f"%{name}{k} = arith.addf %{name}{k - 1}, %{first or name + '0'} : vector<16xf32>"
+        for k in range(1, length - 1)
+    ]
     return [*lines, f"vector.store %{name}{length - 2}, %b[%i] : memref<64xf32>, vector<16xf32>"]
 
 
@@ -33,7 +39,10 @@ def test_short_points_stay_one_after_the_other():
     assert interleaved([a, b]) == a + b
 
 
-@pytest.mark.parametrize("line", ["%c = scf.if %t -> (vector<16xf32>) {\nscf.yield\n}", "scf.if %t {", "func.call @print()"])
+@pytest.mark.parametrize(
+    "line",
+    ["%c = scf.if %t -> (vector<16xf32>) {\nscf.yield\n}", "scf.if %t {", "func.call @print()"],
+)
 def test_branches_and_calls_keep_all_in_order(line):
     points = [[*chain(name, LONG_CHAIN), line] for name in "ab"]
     assert interleaved(points) == points[0] + points[1]
@@ -52,19 +61,34 @@ def test_what_a_point_takes_from_another_comes_before():
 
 def test_groups_shrink_where_registers_are_few():
     """Values that all live to the end of a point: fewer points share the registers."""
+
     def wide(name: str) -> list[str]:
-        loads = [f"%{name}{k} = vector.load %x[%i] : memref<64xf32>, vector<16xf32>" for k in range(MOST_LIVE // 3)]
-        return loads + [f"%{name}s{k} = arith.negf %{name}{k} : vector<16xf32>" for k in range(len(loads))]
+        loads = [
+            f"%{name}{k} = vector.load %x[%i] : memref<64xf32>, vector<16xf32>"
+            for k in range(MOST_LIVE // 3)
+        ]
+        return loads + [
+            f"%{name}s{k} = arith.negf %{name}{k} : vector<16xf32>" for k in range(len(loads))
+        ]
 
     points = [wide(name) for name in "abcd"]
     lines = interleaved(points)
-    assert len(points) == GROUP and lines.index("%c0 = vector.load %x[%i] : memref<64xf32>, vector<16xf32>") == len(lines) // 2
+    assert (
+        len(points) == GROUP
+        and lines.index("%c0 = vector.load %x[%i] : memref<64xf32>, vector<16xf32>")
+        == len(lines) // 2
+    )
 
 
 def test_points_that_fill_the_registers_alone_stay_one_after_the_other():
     def wide(name: str) -> list[str]:
-        loads = [f"%{name}{k} = vector.load %x[%i] : memref<64xf32>, vector<16xf32>" for k in range(MOST_LIVE)]
-        return loads + [f"%{name}s{k} = arith.negf %{name}{k} : vector<16xf32>" for k in range(len(loads))]
+        loads = [
+            f"%{name}{k} = vector.load %x[%i] : memref<64xf32>, vector<16xf32>"
+            for k in range(MOST_LIVE)
+        ]
+        return loads + [
+            f"%{name}s{k} = arith.negf %{name}{k} : vector<16xf32>" for k in range(len(loads))
+        ]
 
     points = [wide(name) for name in "ab"]
     assert interleaved(points) == points[0] + points[1]
@@ -74,6 +98,7 @@ def test_points_that_fill_the_registers_alone_stay_one_after_the_other():
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 63, 64, 65, 1000, 4097])
 def test_long_chains_of_all_lengths(n):
     """Whole steps, a rest of several vectors, and a last partial one."""
+
     def f(x):
         for _ in range(6):
             x = x - (x**3 - 2 * x - 5) / (3 * x * x - 2)

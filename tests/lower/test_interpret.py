@@ -9,7 +9,19 @@ from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.nest import interpret, reductions
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.interpret import Memory
-from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Reduction, Sort, Trace, While, Write
+from pbkern.lower.nest.ir import (
+    Buf,
+    Fetch,
+    For,
+    If,
+    Let,
+    Nest,
+    Reduction,
+    Sort,
+    Trace,
+    While,
+    Write,
+)
 
 F32, I32, BOOL = np.dtype("f"), np.dtype("i4"), np.dtype(bool)
 I, J, K = (Affine.symbol(s) for s in "ijk")
@@ -25,7 +37,9 @@ class Small:
         self.traced: list = []
 
     def load(self, name: str, *index: Affine, guard: bool = False):
-        return self.context.pool.make("load", self.bufs[name].dtype, (self.bufs[name], index, guard))
+        return self.context.pool.make(
+            "load", self.bufs[name].dtype, (self.bufs[name], index, guard)
+        )
 
     def index(self, a: Affine, dtype=I32):
         return self.context.pool.make("index", dtype, a)
@@ -40,7 +54,9 @@ class Small:
         return Write(self.bufs[name], index, value, **others)
 
     def run(self, *stmts, **symbols) -> dict[str, int]:
-        interpret.run(stmts, self.memory, symbols, lambda site, values: self.traced.append((site, values)))
+        interpret.run(
+            stmts, self.memory, symbols, lambda site, values: self.traced.append((site, values))
+        )
         return symbols
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -90,7 +106,9 @@ def test_masks_and_ranges():
     s = Small(x=numbers(8), y=np.zeros(8, "f"))
     inside = s.context.pool.make("range", BOOL, (I, 2, 5))
     s.run(Nest({"i": 8}, writes=[s.write("y", (I,), s.load("x", I), mask=inside)]))
-    np.testing.assert_array_equal(s["y"], np.where((np.arange(8) >= 2) & (np.arange(8) < 5), s["x"], 0))
+    np.testing.assert_array_equal(
+        s["y"], np.where((np.arange(8) >= 2) & (np.arange(8) < 5), s["x"], 0)
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -124,7 +142,9 @@ def test_scratch_is_poison_before_it_is_written():
 
 
 def test_gathers_are_clamped_and_values_are_moved():
-    s = Small(x=numbers(4, 3), p=np.array([-5, 1, 9], "i4"), y=np.zeros((3, 3), "f"), z=np.zeros(2, "f"))
+    s = Small(
+        x=numbers(4, 3), p=np.array([-5, 1, 9], "i4"), y=np.zeros((3, 3), "f"), z=np.zeros(2, "f")
+    )
     row = s.context.pool.make("gather", F32, (s.bufs["x"], (None, J)), (s.load("p", I),))
     s.run(Nest({"i": 3, "j": 3}, writes=[s.write("y", (I, J), row)]))
     np.testing.assert_array_equal(s["y"], s["x"][[0, 1, 3]])
@@ -158,19 +178,34 @@ def test_reductions(op, nan):
     s = Small(x=x, y=np.zeros(5, I32 if search else F32))
     dtype = I32 if search else F32
     args = (s.load("x", I, K), s.index(K)) if search else (s.load("x", I, K),)
-    s.run(Nest({"i": 5, "k": 7}, ("k",), [Reduction(op, args, dtype)],
-               [s.write("y", (I,), s.acc(dtype=dtype), inner=False)]))
+    s.run(
+        Nest(
+            {"i": 5, "k": 7},
+            ("k",),
+            [Reduction(op, args, dtype)],
+            [s.write("y", (I,), s.acc(dtype=dtype), inner=False)],
+        )
+    )
     want = np.array([SUMS[op](row.astype("d")) for row in x])
     np.testing.assert_allclose(s["y"], want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("op, want", [("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor), ("sum", np.add)])
+@pytest.mark.parametrize(
+    "op, want",
+    [("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor), ("sum", np.add)],
+)
 @pytest.mark.parametrize("dtype", ["u1", "i4", "?"])
 def test_reductions_of_integers_and_bools(op, want, dtype):
     x = (numbers(4, 9, dtype="i4") & 3).astype(dtype)
     s = Small(x=x, y=np.zeros(4, dtype))
-    s.run(Nest({"i": 4, "k": 9}, ("k",), [Reduction(op, (s.load("x", I, K),), x.dtype)],
-               [s.write("y", (I,), s.acc(dtype=x.dtype), inner=False)]))
+    s.run(
+        Nest(
+            {"i": 4, "k": 9},
+            ("k",),
+            [Reduction(op, (s.load("x", I, K),), x.dtype)],
+            [s.write("y", (I,), s.acc(dtype=x.dtype), inner=False)],
+        )
+    )
     np.testing.assert_array_equal(s["y"], want.reduce(x, axis=1, dtype=dtype))
 
 
@@ -181,8 +216,14 @@ def test_products(dtype, depth):
     x, y = numbers(3, depth, dtype=dtype), numbers(depth, 4, dtype=dtype)
     s = Small(x=x, y=y, z=np.ones((3, 4), dtype))
     dot = Reduction("dot", (s.load("x", I, K), s.load("y", K, J)), x.dtype)
-    s.run(Nest({"i": 3, "j": 4, "k": depth, "l": 2}, ("k", "l"), [dot],
-               [s.write("z", (I, J), s.acc(dtype=x.dtype), inner=False)]))
+    s.run(
+        Nest(
+            {"i": 3, "j": 4, "k": depth, "l": 2},
+            ("k", "l"),
+            [dot],
+            [s.write("z", (I, J), s.acc(dtype=x.dtype), inner=False)],
+        )
+    )
     np.testing.assert_array_equal(s["z"], (2 * (x.astype("i8") @ y.astype("i8"))).astype(dtype))
 
 
@@ -192,24 +233,47 @@ def test_reductions_start_with_their_identity():
             s = Small(x=np.zeros((2, 0), "i4"), y=np.full(2, 77, "i4"))
             if op == "logaddexp":
                 continue
-            s.run(Nest({"i": 2, "k": 0}, ("k",), [Reduction(op, (s.load("x", I, K),), I32)],
-                       [s.write("y", (I,), s.acc(dtype=I32), inner=False)]))
+            s.run(
+                Nest(
+                    {"i": 2, "k": 0},
+                    ("k",),
+                    [Reduction(op, (s.load("x", I, K),), I32)],
+                    [s.write("y", (I,), s.acc(dtype=I32), inner=False)],
+                )
+            )
             np.testing.assert_array_equal(s["y"], [start(I32)] * 2, err_msg=op)
 
 
-@pytest.mark.parametrize("op, want", [("sum", np.add), ("prod", np.multiply), ("max", np.maximum), ("logaddexp", np.logaddexp)])
+@pytest.mark.parametrize(
+    "op, want",
+    [("sum", np.add), ("prod", np.multiply), ("max", np.maximum), ("logaddexp", np.logaddexp)],
+)
 def test_cumulative_operations(op, want):
     s = Small(x=numbers(3, 6) / 4, y=np.zeros((3, 6), "f"))
-    s.run(Nest({"i": 3, "k": 6}, ("k",), [Reduction(op, (s.load("x", I, K),), F32)],
-               [s.write("y", (I, K), s.acc())], ordered=True))
+    s.run(
+        Nest(
+            {"i": 3, "k": 6},
+            ("k",),
+            [Reduction(op, (s.load("x", I, K),), F32)],
+            [s.write("y", (I, K), s.acc())],
+            ordered=True,
+        )
+    )
     np.testing.assert_allclose(s["y"], want.accumulate(s["x"].astype("d"), axis=1), rtol=1e-6)
 
 
 def test_cumulative_sum_in_place_of_what_it_reads():
     s = Small(x=numbers(3, 6))
     before = s["x"]
-    s.run(Nest({"i": 3, "k": 6}, ("k",), [Reduction("sum", (s.load("x", I, K),), F32)],
-               [s.write("x", (I, K), s.acc())], ordered=True))
+    s.run(
+        Nest(
+            {"i": 3, "k": 6},
+            ("k",),
+            [Reduction("sum", (s.load("x", I, K),), F32)],
+            [s.write("x", (I, K), s.acc())],
+            ordered=True,
+        )
+    )
     np.testing.assert_array_equal(s["x"], before.cumsum(1))
 
 
@@ -227,17 +291,26 @@ def test_half_precision_is_rounded_where_it_is_stored():
 def test_reductions_of_one_target_are_errors():
     s = Small(x=numbers(2, 2, dtype="i4"), y=np.zeros(2, "i4"))
     with pytest.raises(InternalError, match="no reduction `dot_i8`"):
-        s.run(Nest({"i": 2, "k": 2}, ("k",), [Reduction("dot_i8", (s.load("x", I, K), s.load("x", I, K)), I32)],
-                   [s.write("y", (I,), s.acc(dtype=I32), inner=False)]))
+        s.run(
+            Nest(
+                {"i": 2, "k": 2},
+                ("k",),
+                [Reduction("dot_i8", (s.load("x", I, K), s.load("x", I, K)), I32)],
+                [s.write("y", (I,), s.acc(dtype=I32), inner=False)],
+            )
+        )
 
 
 # ---- control flow
+
 
 def test_lets_branches_and_loops():
     s = Small(n=np.array([3], "i4"), y=np.zeros(8, "f"))
     at = Affine.symbol("%c")
     loop = For("%c", "%n", [Nest({}, writes=[s.write("y", (at,), s.const(1.0))])])
-    branch = If("%n", [[], [Nest({}, writes=[s.write("y", (Affine((), 7),), s.const(5.0))])]])  # 3 is the last branch
+    branch = If(
+        "%n", [[], [Nest({}, writes=[s.write("y", (Affine((), 7),), s.const(5.0))])]]
+    )  # 3 is the last branch
     symbols = s.run(Let("%n", s.load("n", Affine())), loop, branch)
     np.testing.assert_array_equal(s["y"], [1, 1, 1, 0, 0, 0, 0, 5])
     assert symbols["%n"] == 3
@@ -245,7 +318,10 @@ def test_lets_branches_and_loops():
 
 def test_unsigned_numbers_and_bools_are_indices():
     s = Small(n=np.array([200], "u1"), b=np.array([True]))
-    assert s.run(Let("%n", s.load("n", Affine())), Let("%b", s.load("b", Affine()))) == {"%n": 200, "%b": 1}
+    assert s.run(Let("%n", s.load("n", Affine())), Let("%b", s.load("b", Affine()))) == {
+        "%n": 200,
+        "%b": 1,
+    }
 
 
 @pytest.mark.parametrize("start, left", [(5, 0), (0, 0), (-3, -3)])
@@ -288,13 +364,27 @@ def test_steps_that_read_what_steps_before_stored(dtype, op):
     join = np.maximum if op == "max" else np.logical_or if dtype == BOOL else np.add
     for k in range(5):
         wanted[:, k + 1] = join.reduce(wanted[:, : k + 1], axis=1)
-    s.run(Nest({"i": 3, "k": 5}, ("k",), [Reduction(op, (s.load("x", I, K),), dtype)],
-               [s.write("x", (I, K + 1), s.acc(dtype=dtype))], ordered=True))
+    s.run(
+        Nest(
+            {"i": 3, "k": 5},
+            ("k",),
+            [Reduction(op, (s.load("x", I, K),), dtype)],
+            [s.write("x", (I, K + 1), s.acc(dtype=dtype))],
+            ordered=True,
+        )
+    )
     np.testing.assert_array_equal(s["x"], wanted)
 
 
 def test_searches_whose_steps_depend_on_each_other_are_errors():
     s = Small(x=numbers(6))
     with pytest.raises(InternalError, match="a search whose points depend on each other"):
-        s.run(Nest({"k": 5}, ("k",), [Reduction("argmax", (s.load("x", K), s.index(K)), F32)],
-                   [s.write("x", (K + 1,), s.acc())], ordered=True))
+        s.run(
+            Nest(
+                {"k": 5},
+                ("k",),
+                [Reduction("argmax", (s.load("x", K), s.index(K)), F32)],
+                [s.write("x", (K + 1,), s.acc())],
+                ordered=True,
+            )
+        )

@@ -81,7 +81,17 @@ NATIVE = ["bodies", "contractions", "edges", "fused", "index_arrays", "last_stag
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NATIVE)
 def test_the_tests_of_machine_code_pass_with_nests(name):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "--engine", "nests", f"tests/native/test_{name}.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        "--engine",
+        "nests",
+        f"tests/native/test_{name}.py",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
 
@@ -91,7 +101,9 @@ def test_the_tests_of_machine_code_pass_with_nests(name):
 
 def traced(body, grid, in_specs, out_spec, shape, *arrays, **others):
     out = jax.ShapeDtypeStruct(shape, arrays[0].dtype)
-    return pbkern.kernel(body, grid=grid, in_specs=in_specs, out_specs=out_spec, out_shape=out, **others).trace(*arrays)
+    return pbkern.kernel(
+        body, grid=grid, in_specs=in_specs, out_specs=out_spec, out_shape=out, **others
+    ).trace(*arrays)
 
 
 def double(x, o):
@@ -103,13 +115,23 @@ def double(x, o):
 def test_ragged_blocks(rows, columns, may_shift):
     x = np.arange(rows * columns, dtype="f").reshape(rows, columns)
     spec = pbkern.BlockSpec((4, 3), lambda i, j: (i, j))
-    kernel = traced(double, (pbkern.cdiv(rows, 4), pbkern.cdiv(columns, 3)), [spec], spec, x.shape, x)
+    kernel = traced(
+        double, (pbkern.cdiv(rows, 4), pbkern.cdiv(columns, 3)), [spec], spec, x.shape, x
+    )
     options = BuildOptions(may_shift=may_shift)
     check(kernel, x, options=options)
     nests = kernel_nests(kernel, options)
-    shifted = {d for d, (n, size) in enumerate(((rows, 4), (columns, 3))) if n > size and n % size} if may_shift else set()
+    shifted = (
+        {d for d, (n, size) in enumerate(((rows, 4), (columns, 3))) if n > size and n % size}
+        if may_shift
+        else set()
+    )
     assert set(nests.shifts) == shifted
-    assert not nests.ragged if may_shift and rows > 4 and columns > 3 else len(nests.cases) == 2 ** len(nests.ragged)
+    assert (
+        not nests.ragged
+        if may_shift and rows > 4 and columns > 3
+        else len(nests.cases) == 2 ** len(nests.ragged)
+    )
     assert all(block_shift.symbol(d) in str(nests) for d in shifted)
 
 
@@ -124,7 +146,13 @@ def test_blocks_of_halos_have_a_case_inside_and_one_with_guards():
     check(kernel, x)
     nests = kernel_nests(kernel, PLAIN)
     assert len(nests.cases) == 2 and nests.crossing
-    assert [nests.case_of({"%g0": i}).variant.guarded for i in range(5)] == [True, False, False, False, True]
+    assert [nests.case_of({"%g0": i}).variant.guarded for i in range(5)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_scratch_is_kept_in_order_and_poisoned_between_parallel_programs():
@@ -138,7 +166,9 @@ def test_scratch_is_kept_in_order_and_poisoned_between_parallel_programs():
 
     x = np.arange(24, dtype="f").reshape(4, 6)
     spec = pbkern.BlockSpec((2, 2), lambda i, j: (i, j))
-    kernel = traced(body, (2, 3), [spec], spec, x.shape, x, scratch_shapes=[pbkern.Scratch((2, 2), "f")])
+    kernel = traced(
+        body, (2, 3), [spec], spec, x.shape, x, scratch_shapes=[pbkern.Scratch((2, 2), "f")]
+    )
     check(kernel, x)
     assert kernel_nests(kernel, PLAIN).parallel == (0,)
 
@@ -146,7 +176,9 @@ def test_scratch_is_kept_in_order_and_poisoned_between_parallel_programs():
         o[...] = t[...]
         t[...] = x[...]
 
-    kernel = traced(leaks, (2, 3), [spec], spec, x.shape, x, scratch_shapes=[pbkern.Scratch((2, 2), "f")])
+    kernel = traced(
+        leaks, (2, 3), [spec], spec, x.shape, x, scratch_shapes=[pbkern.Scratch((2, 2), "f")]
+    )
     declared = kernel_nests(kernel, BuildOptions(semantics=("parallel", "arbitrary")))
     (got,) = declared.interpret(x)
     assert np.isnan(got[2:, :2]).all() and not np.isnan(got[:, 2:]).any()
@@ -159,7 +191,9 @@ def test_index_maps_that_read_operands():
     order, x = np.array([2, 0, 1], "i4"), np.arange(12, dtype="f").reshape(3, 4)
     grid = pbkern.GridSpec(grid=(3,), in_specs=[pbkern.BlockSpec((1, 4), lambda i, order: (order[i], 0))],
                            out_specs=pbkern.BlockSpec((1, 4), lambda i, order: (i, 0)), num_scalar_prefetch=1)  # fmt: skip
-    kernel = pbkern.kernel(body, grid_spec=grid, out_shape=jax.ShapeDtypeStruct((3, 4), "f")).trace(order, x)
+    kernel = pbkern.kernel(body, grid_spec=grid, out_shape=jax.ShapeDtypeStruct((3, 4), "f")).trace(
+        order, x
+    )
     nests = kernel_nests(kernel, PLAIN)
     assert nests.prologue.statements and "let" in str(nests)
     np.testing.assert_array_equal(nests.interpret(order, x)[0], x[order] * 2)
@@ -194,7 +228,14 @@ def test_prints_and_checks_reach_the_process(capsys):
         o[...] = x[...]
 
     x = np.arange(3, dtype="f")
-    kernel = traced(body, (), [pbkern.BlockSpec((3,), lambda: (0,))], pbkern.BlockSpec((3,), lambda: (0,)), (3,), x)
+    kernel = traced(
+        body,
+        (),
+        [pbkern.BlockSpec((3,), lambda: (0,))],
+        pbkern.BlockSpec((3,), lambda: (0,)),
+        (3,),
+        x,
+    )
     kernel_nests(kernel, PLAIN).interpret(x)
     assert "first 0.0" in capsys.readouterr().out
 
@@ -209,18 +250,26 @@ def test_dtypes_without_a_register_type():
         kernel_nests(traced(double, (), [spec], spec, (4,), x), PLAIN)
     x = np.zeros(4, jnp.int4)
     with pytest.raises(UnsupportedOp, match="has elements smaller than a byte"):
-        kernel_nests(traced(lambda x, o: o.__setitem__(..., x[...]), (), [spec], spec, (4,), x), PLAIN)
+        kernel_nests(
+            traced(lambda x, o: o.__setitem__(..., x[...]), (), [spec], spec, (4,), x), PLAIN
+        )
 
 
 def test_passes_are_watched_and_can_be_turned_off():
     x = np.zeros((9, 5), "f")
     spec = pbkern.BlockSpec((4, 5), lambda i: (i, 0))
-    nests = kernel_nests(traced(double, (3,), [spec], spec, x.shape, x), BuildOptions(may_shift=False))
+    nests = kernel_nests(
+        traced(double, (3,), [spec], spec, x.shape, x), BuildOptions(may_shift=False)
+    )
     never = Pass("never", lambda stmts, context: [], "it is turned off", when=lambda context: False)
     with watched() as runs:
         nests.after((*SHARED_PASSES, never))
-    assert [r.name for r in runs] == [p.name for p in SHARED_PASSES] * 2 and len({r.of for r in runs}) == 2
-    assert all(r.stage == "nests" and r.text.startswith("nest [") and r.milliseconds >= 0 for r in runs)
+    assert [r.name for r in runs] == [p.name for p in SHARED_PASSES] * 2 and len(
+        {r.of for r in runs}
+    ) == 2
+    assert all(
+        r.stage == "nests" and r.text.startswith("nest [") and r.milliseconds >= 0 for r in runs
+    )
     with watched() as runs:
         pass
     assert not runs

@@ -43,7 +43,9 @@ def values(dtype) -> np.ndarray:
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         return np.array([info.min, info.max, 0, 1, 2, 3, 7, info.max - 1, info.max // 2 + 1], dtype)
-    return np.array([0.0, -0.0, 1, -1, 0.5, 2.5, -3.5, 100, np.inf, -np.inf, np.nan, 1 / 3], np.float64).astype(dtype)
+    return np.array(
+        [0.0, -0.0, 1, -1, 0.5, 2.5, -3.5, 100, np.inf, -np.inf, np.nan, 1 / 3], np.float64
+    ).astype(dtype)
 
 
 def same(got, want, dtype) -> None:
@@ -83,7 +85,9 @@ def test_operations_on_two(name, dtype):
 def test_operations_on_one(name, dtype):
     x = values(dtype)
     want = np.asarray(UNARY[name](x))
-    if name in ("exp", "rsqrt") and dtype.itemsize < 4:  # rounded once in float32, here after each step
+    if (
+        name in ("exp", "rsqrt") and dtype.itemsize < 4
+    ):  # rounded once in float32, here after each step
         np.testing.assert_allclose(run(name, [x], dtype), want.astype("f"), rtol=2e-2)
     else:
         same(run(name, [x], want.dtype), want, want.dtype)
@@ -94,11 +98,16 @@ def test_operations_on_one(name, dtype):
 @pytest.mark.parametrize("target", (*FLOATS, *INTS, np.bool_), ids=lambda d: np.dtype(d).name)
 def test_conversions(source, target):
     x = values(source)
-    want = np.asarray(jax.jit(lambda x: lax.convert_element_type(x, target))(x))  # eagerly, jax 0.11 leaves it to NumPy
+    want = np.asarray(
+        jax.jit(lambda x: lax.convert_element_type(x, target))(x)
+    )  # eagerly, jax 0.11 leaves it to NumPy
     same(run("convert_element_type", [x], target, new_dtype=np.dtype(target)), want, target)
 
 
-@pytest.mark.parametrize("source, target", [(np.float32, np.int32), (np.uint16, ml_dtypes.bfloat16), (np.float16, np.int16)])
+@pytest.mark.parametrize(
+    "source, target",
+    [(np.float32, np.int32), (np.uint16, ml_dtypes.bfloat16), (np.float16, np.int16)],
+)
 def test_bits(source, target):
     x = values(source)
     want = np.asarray(lax.bitcast_convert_type(x, target))
@@ -109,14 +118,20 @@ def test_bits(source, target):
 def test_choices_of_many():
     which, cases = np.array([0, 1, 2, 1], np.int32), [np.full(4, k, "f") for k in range(3)]
     np.testing.assert_array_equal(run("select_n", [which, *cases], "f"), [0, 1, 2, 1])
-    np.testing.assert_array_equal(run("select_n", [which == 1, cases[0], cases[2]], "f"), [0, 2, 0, 2])
+    np.testing.assert_array_equal(
+        run("select_n", [which == 1, cases[0], cases[2]], "f"), [0, 2, 0, 2]
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: np.dtype(d).name)
 def test_total_order(dtype):
     """-NaN < -inf < ... < -0 < 0 < ... < inf < NaN."""
-    ascending = np.array([-np.nan, -np.inf, -3.5, -1, -0.0, 0.0, 0.5, 100, np.inf, np.nan], np.float64)
-    ascending = np.where(np.isnan(ascending), np.copysign(np.nan, [-1] + [1] * 9), ascending).astype(dtype)
+    ascending = np.array(
+        [-np.nan, -np.inf, -3.5, -1, -0.0, 0.0, 0.5, 100, np.inf, np.nan], np.float64
+    )
+    ascending = np.where(
+        np.isnan(ascending), np.copysign(np.nan, [-1] + [1] * 9), ascending
+    ).astype(dtype)
     place = np.arange(len(ascending))
     for name, order in (("eq_to", np.equal), ("le_to", np.less_equal), ("lt_to", np.less)):
         got = run(name, list(np.meshgrid(ascending, ascending)), bool)

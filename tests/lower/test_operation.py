@@ -40,7 +40,12 @@ def test_regions_print_between_braces():
     head, *body = loop.lines()
     assert head.startswith("scf.for %v") and head.endswith(" {")
     assert body == ["scf.if %test {", "first.op %x", "} else {", "second.op %x", "}", "}"]
-    assert loop.size == 7 and [op.name for op in walk([loop])] == ["scf.for", "scf.if", "first.op", "second.op"]
+    assert loop.size == 7 and [op.name for op in walk([loop])] == [
+        "scf.for",
+        "scf.if",
+        "first.op",
+        "second.op",
+    ]
 
 
 def test_operations_are_renamed_and_replaced_within_regions():

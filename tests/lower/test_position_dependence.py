@@ -22,7 +22,9 @@ def row():
 
 def in_turn(x):
     """A sum along the rows, in a loop."""
-    return lax.fori_loop(0, BLOCK, lambda k, t: t.at[k].set(x[k] + jnp.where(k > 0, t[k - 1], 0)), jnp.zeros_like(x))
+    return lax.fori_loop(
+        0, BLOCK, lambda k, t: t.at[k].set(x[k] + jnp.where(k > 0, t[k - 1], 0)), jnp.zeros_like(x)
+    )
 
 
 # name -> body of a block, whether it is a function of places in the array
@@ -67,7 +69,10 @@ def test_blocks_with_halos_do_not_overlap():
         p = jnp.pad(a * b, ((3, 3), (0, 0)))
         return p[:-2] + b.sum() * 0.3 + p[2:] * 1.7
 
-    a, b = (jnp.asarray(np.random.default_rng(k).normal(size=(331, 1003)), jnp.float32) for k in range(2))
+    a, b = (
+        jnp.asarray(np.random.default_rng(k).normal(size=(331, 1003)), jnp.float32)
+        for k in range(2)
+    )
     g = pbkern.jit(f)
     assert "%h0" not in g.as_text(a, b, stage="nests")
     first = np.asarray(g(a, b)).tobytes()
@@ -82,7 +87,9 @@ def test_masks_of_moved_blocks_stay():
     rows = pbkern.BlockSpec((64, 128), lambda i: (i, 0))
     shape = jax.ShapeDtypeStruct((500, 128), "float32")
     call = pbkern.kernel(body, out_shape=shape, grid=(8,), in_specs=[rows] * 2, out_specs=rows)
-    x, y = (jnp.asarray(np.random.default_rng(k).normal(size=(500, 128)), jnp.float32) for k in range(2))
+    x, y = (
+        jnp.asarray(np.random.default_rng(k).normal(size=(500, 128)), jnp.float32) for k in range(2)
+    )
     want = np.where(np.arange(500)[:, None] < 440, np.float64(x) * np.float64(y), 0) + np.float64(y)
     np.testing.assert_allclose(call(x, y), want, rtol=1e-6, atol=1e-6)
     text = pbkern.jit(lambda *a: call(*a)).as_text(x, y, stage="nests")

@@ -125,10 +125,15 @@ def test_quotients_by_zero_are_left_to_run():
 
     k = traced(body, grid=(6,))
     got = native(k, X)[0]
-    np.testing.assert_array_equal(got[1:], (X + (6 // np.maximum(np.arange(6), 1) > 1)[:, None])[1:])
+    np.testing.assert_array_equal(
+        got[1:], (X + (6 // np.maximum(np.arange(6), 1) > 1)[:, None])[1:]
+    )
 
 
-@pytest.mark.parametrize("shift, moved", [(lax.shift_left, lambda i: i << 2), (lax.shift_right_arithmetic, lambda i: i >> 2)])
+@pytest.mark.parametrize(
+    "shift, moved",
+    [(lax.shift_left, lambda i: i << 2), (lax.shift_right_arithmetic, lambda i: i >> 2)],
+)
 def test_shifts(shift, moved):
     def body(x, o):
         i = pbkern.program_id(0)

@@ -53,7 +53,10 @@ def reversed_rows(x, o):
 
 def halves(x, o):
     i = pbkern.program_id(0)
-    o[i, pbkern.ds(0, 32)], o[i, pbkern.ds(32, 32)] = x[i, pbkern.ds(32, 32)], x[i, pbkern.ds(0, 32)]
+    o[i, pbkern.ds(0, 32)], o[i, pbkern.ds(32, 32)] = (
+        x[i, pbkern.ds(32, 32)],
+        x[i, pbkern.ds(0, 32)],
+    )
 
 
 def quotients(x, o):
@@ -67,7 +70,9 @@ def remainders(x, o):
 
 def blocks_in_loops(x, o):
     def turn(n, _):
-        o[pbkern.program_id(0), n * 16 + jnp.arange(16)] = x[pbkern.program_id(0), n * 16 + jnp.arange(16)]
+        o[pbkern.program_id(0), n * 16 + jnp.arange(16)] = x[
+            pbkern.program_id(0), n * 16 + jnp.arange(16)
+        ]
         return 0
 
     lax.fori_loop(0, 4, turn, 0)
@@ -109,7 +114,11 @@ def traced(body, grid):
 def test_one_dimension(body, programs, apart):
     (found,) = grid_dimensions(traced(body, (programs,)), LowerOptions())
     assert found.parallel is apart
-    assert "proved: its programs write disjoint elements" in str(found) if apart else "in order" in str(found)
+    assert (
+        "proved: its programs write disjoint elements" in str(found)
+        if apart
+        else "in order" in str(found)
+    )
 
 
 @pytest.mark.parametrize("body, programs", [(body, n) for body, n, apart in BODIES if apart])
@@ -142,7 +151,9 @@ def test_more_programs_than_are_tried():
     n = 70_000
 
     def body(x, o):
-        o[pbkern.program_id(0) * 2 + jnp.arange(2)] = x[pbkern.program_id(0) * 2 + jnp.arange(2)] + 1
+        o[pbkern.program_id(0) * 2 + jnp.arange(2)] = (
+            x[pbkern.program_id(0) * 2 + jnp.arange(2)] + 1
+        )
 
     x = np.arange(2 * n, dtype="f")
     k = pbkern.kernel(body, grid=(n,), in_specs=[pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec()],
@@ -152,4 +163,6 @@ def test_more_programs_than_are_tried():
 
 
 def test_what_the_author_says_comes_first():
-    assert not grid_dimensions(traced(rows, (12,)), LowerOptions(semantics=("arbitrary",)))[0].parallel
+    assert not grid_dimensions(traced(rows, (12,)), LowerOptions(semantics=("arbitrary",)))[
+        0
+    ].parallel

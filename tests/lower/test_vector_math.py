@@ -49,7 +49,9 @@ SPECIALS = np.concatenate([SPECIALS, -SPECIALS])
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="needs a long double wider than f64"),
+    pytest.mark.skipif(
+        np.finfo(np.longdouble).nmant < 63, reason="needs a long double wider than f64"
+    ),
 ]
 
 
@@ -123,7 +125,9 @@ def errors(result, expected, least=0.0) -> tuple[np.ndarray, np.ndarray]:
     finite = np.isfinite(rounded) & np.isfinite(result)
     size = np.maximum(abs(np.where(finite, rounded, 1)), np.where(finite, least, 0).astype(dtype))
     unit = np.spacing(size).astype(expected.dtype)
-    ulp = np.where(finite, abs(result.astype(expected.dtype) - np.where(finite, expected, 0)) / unit, 0)
+    ulp = np.where(
+        finite, abs(result.astype(expected.dtype) - np.where(finite, expected, 0)) / unit, 0
+    )
     both_zero = (result == 0) & (rounded == 0)
     special = ~finite | both_zero
     return ulp, special & ~same(result, rounded)
@@ -138,12 +142,18 @@ def check(name, dtype, arrays, expected, **options):
     rows = [(*(a[i] for a in arrays), result[i], expected[i]) for i in np.flatnonzero(wrong)[:5]]
     assert not rows, rows
     worst = int(np.argmax(ulp))
-    assert ulp[worst] <= ERROR_ULP[name, el], ([a[worst] for a in arrays], result[worst], expected[worst])
+    assert ulp[worst] <= ERROR_ULP[name, el], (
+        [a[worst] for a in arrays],
+        result[worst],
+        expected[worst],
+    )
     assert "call" not in kernel.assembly()
     return kernel, result
 
 
-has_avx512 = pytest.mark.skipif(detected_machine().vector_bits < 512, reason="the processor has no AVX-512")
+has_avx512 = pytest.mark.skipif(
+    detected_machine().vector_bits < 512, reason="the processor has no AVX-512"
+)
 ERROR_FUNCTIONS = ("erf", "erfc", "erf_inv")
 
 
@@ -153,7 +163,9 @@ def test_f32_bound_and_specials(name):
     check(name, F32, [x], reference(name, x))
 
 
-@pytest.mark.parametrize("name", [n for n in UNARY if n not in (*ERROR_FUNCTIONS, *GAMMA_FUNCTIONS)])
+@pytest.mark.parametrize(
+    "name", [n for n in UNARY if n not in (*ERROR_FUNCTIONS, *GAMMA_FUNCTIONS)]
+)
 def test_f64_bound_and_specials(name):
     x = inputs(F64, 100_000)
     check(name, F64, [x], reference(name, x))
@@ -165,7 +177,10 @@ def test_f64_error_functions(name):
     mp.mp.dps = 30
     rng = np.random.default_rng(3)
     x = np.concatenate(
-        [rng.uniform(-1, 1, 300), rng.uniform(-7, 7, 300) if name == "erf" else rng.uniform(-1, 1, 300)]
+        [
+            rng.uniform(-1, 1, 300),
+            rng.uniform(-7, 7, 300) if name == "erf" else rng.uniform(-1, 1, 300),
+        ]
     )
     if name == "erfc":
         x = np.concatenate([x, rng.uniform(-6, 26.5, 600)])
@@ -173,7 +188,9 @@ def test_f64_error_functions(name):
         x = np.concatenate([x, 1 - 2.0 ** rng.uniform(-52, -1, 300)])
     function = {"erf_inv": mp.erfinv}.get(name) or getattr(mp, name)
     exact = [function(mp.mpf(float(v))) for v in x]
-    expected = np.array([np.longdouble(float(e)) + np.longdouble(float(e - mp.mpf(float(e)))) for e in exact])
+    expected = np.array(
+        [np.longdouble(float(e)) + np.longdouble(float(e - mp.mpf(float(e)))) for e in exact]
+    )
     for avx512 in {False, detected_machine().vector_bits >= 512}:
         check(name, F64, [x], expected, avx512=avx512)
     special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, -2, 28, 1e300])
@@ -192,10 +209,30 @@ def near(points, reach) -> np.ndarray:
 def gamma_inputs() -> np.ndarray:
     """Where the functions vanish, where the code changes its way, near poles, everywhere else."""
     rng = np.random.default_rng(4)
-    points = [0.3, 1, 1.3, 1.4616321449683622, 2, 2.3, 3, 3.3, *(-k for k in range(9)), -0.5040830083, -2.4570247382, -2.74768]
+    points = [
+        0.3,
+        1,
+        1.3,
+        1.4616321449683622,
+        2,
+        2.3,
+        3,
+        3.3,
+        *(-k for k in range(9)),
+        -0.5040830083,
+        -2.4570247382,
+        -2.74768,
+    ]
     sizes = 10.0 ** rng.uniform(-300, 300, 200)
     large = -(10.0 ** rng.uniform(0, 17, 100))
-    parts = [near(points, 0.2), rng.uniform(-1, 4, 800), rng.uniform(-30, 60, 400), sizes, -sizes, large]
+    parts = [
+        near(points, 0.2),
+        rng.uniform(-1, 4, 800),
+        rng.uniform(-30, 60, 400),
+        sizes,
+        -sizes,
+        large,
+    ]
     return np.concatenate([*parts, 1 / np.float64([1e307, -1e307]), [2.5e305, 2.6e305]])
 
 
@@ -264,7 +301,10 @@ def test_exponentials_by_table(name, dtype, lanes):
 def test_exponentials_by_table_have_the_same_bits_in_any_lanes(name, approx):
     for dtype in (F32, F64):
         x = inputs(dtype, 20_000)
-        results = [Compiled(UNARY[name], [dtype], dtype, n, approx=approx, avx512=True)(x) for n in (0, 2, 8, 16, 32, 48)]
+        results = [
+            Compiled(UNARY[name], [dtype], dtype, n, approx=approx, avx512=True)(x)
+            for n in (0, 2, 8, 16, 32, 48)
+        ]
         assert all(same(results[0], r).all() for r in results[1:])
 
 
@@ -276,7 +316,9 @@ IN_F32 = ("log", "log1p", "tanh", "erf", "erfc")
 def test_functions_by_table(name):
     """Also around the places where a piece may begin."""
     steps = np.outer(2.0 ** np.arange(-4, 4), 1 + np.arange(32) / 32).ravel()
-    edges = np.concatenate([steps - offset for offset in (0, *(p.offset for p in PIECES.values()))]).astype(F32)
+    edges = np.concatenate(
+        [steps - offset for offset in (0, *(p.offset for p in PIECES.values()))]
+    ).astype(F32)
     near = (edges.view(np.int32)[:, None] + np.arange(-4, 5, dtype=np.int32)).ravel().view(F32)
     x = np.concatenate([inputs(F32, 1_000_000), near, -near])
     x = x[: len(x) // 16 * 16]
@@ -362,7 +404,8 @@ def test_narrow_floats(name, dtype):
     close = same(result, expected)
     near = abs(result.view(np.int16).astype(int) - expected.view(np.int16).astype(int)) <= 1
     assert (close | near).all(), [
-        (*(a[i] for a in arrays), result[i], expected[i]) for i in np.flatnonzero(~(close | near))[:5]
+        (*(a[i] for a in arrays), result[i], expected[i])
+        for i in np.flatnonzero(~(close | near))[:5]
     ]
 
 

@@ -42,9 +42,15 @@ def compiled(kernel: Kernel):
         return functools.partial(stub.run, kernel)
     ins = [Buffer(f"in{n}", t, BufferKind.INPUT, n) for n, t in enumerate(kernel.in_types)]
     outs = [Buffer(f"out{n}", t, BufferKind.OUTPUT, n) for n, t in enumerate(kernel.out_types)]
-    launch = Launch(kernel, tuple(View(b.name, b.type) for b in ins), tuple(View(b.name, b.type) for b in outs))
+    launch = Launch(
+        kernel, tuple(View(b.name, b.type) for b in ins), tuple(View(b.name, b.type) for b in outs)
+    )
     program = HostProgram(kernel.name, (*ins, *outs), (launch,))
-    return library(program) if engine[0].startswith("library") else compile_program(program, options_of=semantics)
+    return (
+        library(program)
+        if engine[0].startswith("library")
+        else compile_program(program, options_of=semantics)
+    )
 
 
 def native(kernel: Kernel, *arrays):
@@ -63,11 +69,16 @@ def library(program: HostProgram):
     device = engine[0].partition(":")[2] or None
     inputs, outputs = (tuple(Argument(f"{stem}{n}", stem, b.type) for n, b in enumerate(side))
                        for stem, side in (("in", program.inputs), ("out", program.outputs)))  # fmt: skip
-    buffers = (*(Source("input", n) for n in range(len(inputs))), *(Source("output", n) for n in range(len(outputs))))
+    buffers = (
+        *(Source("input", n) for n in range(len(inputs))),
+        *(Source("output", n) for n in range(len(outputs))),
+    )
     function = Function(program.name, inputs, outputs, (), program, buffers, (), (), None)
     with tempfile.TemporaryDirectory() as folder:
         files = {"shared": pathlib.Path(folder) / "program.so"}
-        made = build_library(Wanted("program", files), CompileOptions(device=device), lambda options: function).load()
+        made = build_library(
+            Wanted("program", files), CompileOptions(device=device), lambda options: function
+        ).load()
 
     def call(*operands) -> list:
         arrays = [np.ascontiguousarray(x).reshape(np.shape(x)) for x in operands]

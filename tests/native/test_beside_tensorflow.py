@@ -29,11 +29,17 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("order", [pytest.param("tensorflow first", marks=pytest.mark.slow), "second tensorflow third"])
+@pytest.mark.parametrize(
+    "order", [pytest.param("tensorflow first", marks=pytest.mark.slow), "second tensorflow third"]
+)
 def test_both_load(order):
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("tensorflow is not installed")
-    env = os.environ | {"PBKERN_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | {
+        "PBKERN_CACHE": "0",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *order.split()]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "both" in done.stdout, done.stderr[-3000:]

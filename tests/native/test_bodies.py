@@ -36,7 +36,13 @@ def random_kernel(seed: int):
     dtype = r.choice(make.DTYPES)
     names = [n for n in (*make.UNARY, *make.BINARY, "literal") if n != "tanh" or dtype != "uint8"]
     steps = [
-        (r.choice(names), r.randint(0, 5), r.randint(0, 5), r.choice([0, 1, 2, 3, 0.5, 100]), r.choice(make.CONTROL))
+        (
+            r.choice(names),
+            r.randint(0, 5),
+            r.randint(0, 5),
+            r.choice([0, 1, 2, 3, 0.5, 100]),
+            r.choice(make.CONTROL),
+        )
         for _ in range(r.randint(1, 5))
     ]
 
@@ -45,7 +51,9 @@ def random_kernel(seed: int):
         values = [x_ref[...], y_ref[...]]
         for name, i, j, literal, control in steps:
             f = lambda vs: make.apply(vs, name, i, j, literal)  # noqa: B023, E731
-            values.append(make.under_control(control, f, values, x_ref, o_ref, literal).astype(dtype))
+            values.append(
+                make.under_control(control, f, values, x_ref, o_ref, literal).astype(dtype)
+            )
         o_ref[...] = values[-1]
 
     spec = pbkern.BlockSpec(make.SHAPE, lambda i: (i, 0))
@@ -76,10 +84,17 @@ def run_native(kf, *arrays):
 
 
 # What only the interpreter does, or what runs nothing.
-NOT_NATIVE = {"test_unwritten_results_and_scratch_are_poison", "test_compiler_params_print_with_their_import"}
+NOT_NATIVE = {
+    "test_unwritten_results_and_scratch_are_poison",
+    "test_compiler_params_print_with_their_import",
+}
 HANDWRITTEN = [
-    n for n, f in vars(test_kernels).items()
-    if n.startswith("test_") and n not in NOT_NATIVE and "run(" in inspect.getsource(f) and not f.__code__.co_argcount
+    n
+    for n, f in vars(test_kernels).items()
+    if n.startswith("test_")
+    and n not in NOT_NATIVE
+    and "run(" in inspect.getsource(f)
+    and not f.__code__.co_argcount
 ]
 
 
@@ -108,7 +123,9 @@ def test_reshapes_of_permuted_dimensions():
 
     x = np.arange(120, dtype="f4").reshape(4, 5, 6)
     kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((6, 20), "f4"))
-    np.testing.assert_array_equal(native(kernel.trace(x), x)[0], x.transpose(2, 0, 1).reshape(6, 20))
+    np.testing.assert_array_equal(
+        native(kernel.trace(x), x)[0], x.transpose(2, 0, 1).reshape(6, 20)
+    )
 
 
 def updating(value, mask=None, store=False):
@@ -140,7 +157,11 @@ UPDATES = {
     "masked by rows reversed": (lambda t, a, b: t + a @ b, lambda t: t[::-1] > 1),
     "masked store": (lambda t, a, b: t + a @ b, lambda t: t > 1, True),
     "store masked by rows reversed": (lambda t, a, b: t + a @ b, lambda t: t[::-1] > 1, True),
-    "store of another value masked by rows reversed": (lambda t, a, b: a @ b, lambda t: t[::-1] > 1, True),
+    "store of another value masked by rows reversed": (
+        lambda t, a, b: a @ b,
+        lambda t: t[::-1] > 1,
+        True,
+    ),
 }
 
 
@@ -190,7 +211,10 @@ def test_nests_over_transposed_spaces_stay_apart():
         copied[...] = x[...] * 2
         most[...] = y[...].max(1)
 
-    x, y = (np.random.default_rng(s).normal(size=shape).astype("f") for s, shape in enumerate([(192, 80), (80, 192)]))
+    x, y = (
+        np.random.default_rng(s).normal(size=shape).astype("f")
+        for s, shape in enumerate([(192, 80), (80, 192)])
+    )
     shapes = [jax.ShapeDtypeStruct((192, 80), "f"), jax.ShapeDtypeStruct((80,), "f")]
     kernel = pbkern.kernel(body, out_shape=shapes).trace(x, y)
     assert lower_kernel(kernel, "k").nests.count("nest") == 2

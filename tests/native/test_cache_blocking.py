@@ -40,14 +40,18 @@ def in_float64(f, x):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("f", [softmax, layer_norm, logsumexp, row_then_column], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [softmax, layer_norm, logsumexp, row_then_column], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("shape", [(64, 4096), (37, 5001), (129, 1000), (1, 40000), (3, 7, 2048)])
 def test_rows(f, shape):
     if f is row_then_column:
         shape = shape[-2:]
     x = jnp.asarray(np.random.default_rng(5).normal(size=shape) * 3, jnp.float32)
     want = in_float64(f, x)
-    np.testing.assert_allclose(np.asarray(pbkern.jit(f)(x)), want, rtol=3e-5, atol=3e-6 * np.abs(want).max())
+    np.testing.assert_allclose(
+        np.asarray(pbkern.jit(f)(x)), want, rtol=3e-5, atol=3e-6 * np.abs(want).max()
+    )
 
 
 def test_special_rows():
@@ -62,6 +66,7 @@ def test_special_rows():
 @pytest.mark.parametrize("rows", [65, 650])
 def test_sums_of_rows_are_read_once_they_are_whole(rows):
     """What a product of each row is added to is the sum over all rows."""
+
     def f(x):
         return (jnp.full((31, 31), 0.2, x.dtype) @ (x * 0.5).T).T + x + (x * x).sum(0)
 
@@ -116,7 +121,9 @@ def test_columns_of_joined_rows(shape, f):
     """A few whole rows at a time, where several dimensions of rows are reduced."""
     x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
     got = np.asarray(pbkern.jit(lambda x: f(x, axis=(1, 2)))(x))
-    np.testing.assert_allclose(got, np.asarray(f(x.astype(np.float64), axis=(1, 2))), rtol=2e-6, atol=2e-7)
+    np.testing.assert_allclose(
+        got, np.asarray(f(x.astype(np.float64), axis=(1, 2))), rtol=2e-6, atol=2e-7
+    )
 
 
 def test_parts_of_rows_are_fetched():
@@ -128,13 +135,18 @@ def test_parts_of_rows_are_fetched():
 
 def test_sums_of_far_rows_are_made_one_after_the_other():
     """Each sum's rows, a few at a time, before the next one's: their results are all that is kept."""
+
     def f(x):
         return x.reshape(8, 65, 600).sum(1)
 
     x = np.random.default_rng(4).normal(size=(520, 600)).astype(np.float32)
     got = np.asarray(pbkern.jit(f)(x))
     np.testing.assert_allclose(got, f(x.astype(np.float64)), rtol=2e-6, atol=2e-5)
-    loops = [line for line in pbkern.jit(f).as_text(x, stage="nests").splitlines() if line.lstrip().startswith("for ")]
+    loops = [
+        line
+        for line in pbkern.jit(f).as_text(x, stage="nests").splitlines()
+        if line.lstrip().startswith("for ")
+    ]
     assert [len(line) - len(line.lstrip()) for line in loops] == [0, 2]
 
 
@@ -144,11 +156,14 @@ def test_rows_of_a_sum_that_lie_apart(shape, f):
     """What is next in memory is read next, though it belongs to another sum."""
     x = np.random.default_rng(5).normal(size=shape).astype(np.float32)
     want = f(x.astype(np.float64), axis=(0, 2))
-    np.testing.assert_allclose(pbkern.jit(lambda x: f(x, axis=(0, 2)))(x), want, rtol=1e-5, atol=2e-4)
+    np.testing.assert_allclose(
+        pbkern.jit(lambda x: f(x, axis=(0, 2)))(x), want, rtol=1e-5, atol=2e-4
+    )
 
 
 def test_sums_of_normalised_rows_take_a_few_rows_at_a_time():
     """The sums are vectors along the columns, though statistics of rows are contiguous along the rows."""
+
     def f(x, dy):
         d = x - x.mean(1, keepdims=True)
         return (dy * d * jax.lax.rsqrt((d * d).mean(1, keepdims=True) + 1e-5)).sum(0)
@@ -177,7 +192,9 @@ STEPS = {
     "norm": lambda a, b: a / (1 + (b * b).sum(axis=1, keepdims=True)),
     "clear": lambda a, b: jnp.zeros_like(a),
 }
-steps = st.lists(st.tuples(st.sampled_from(list(STEPS)), *[st.integers(0, 2)] * 3), min_size=2, max_size=4)
+steps = st.lists(
+    st.tuples(st.sampled_from(list(STEPS)), *[st.integers(0, 2)] * 3), min_size=2, max_size=4
+)
 part = st.tuples(st.sampled_from(["always", "first", "last", "odd", "loop"]), steps)
 
 
@@ -211,10 +228,20 @@ def test_scratch_keeps_its_values_between_programs_and_branches(parts):
 
     block = pbkern.BlockSpec((rows, columns), lambda i: (i, 0))
     array = jax.ShapeDtypeStruct((programs * rows, columns), jnp.float32)
-    k = pbkern.kernel(body, grid=(programs,), in_specs=[block], out_specs=block, out_shape=array,
-                      scratch_shapes=[jax.ShapeDtypeStruct((rows, columns), jnp.float32)] * 3).trace(array)
+    k = pbkern.kernel(
+        body,
+        grid=(programs,),
+        in_specs=[block],
+        out_specs=block,
+        out_shape=array,
+        scratch_shapes=[jax.ShapeDtypeStruct((rows, columns), jnp.float32)] * 3,
+    ).trace(array)
     x = np.random.default_rng(1).normal(size=array.shape).astype(np.float32)
     (want,) = pbkern.interpret(k, x)
     (got,) = native(k, x)
-    scale = max(np.abs(want).max(), np.abs(x).max())  # results may be differences of numbers as large as x
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-6 * scale)  # sums are taken in another order
+    scale = max(
+        np.abs(want).max(), np.abs(x).max()
+    )  # results may be differences of numbers as large as x
+    np.testing.assert_allclose(
+        got, want, rtol=1e-4, atol=2e-6 * scale
+    )  # sums are taken in another order

@@ -39,7 +39,9 @@ def check(compiled, f, *args):
 def test_equal_kernels_are_lowered_once():
     weights = [X * k for k in (1.0, 0.5, 0.25)]
     made = built(layers, X, *weights)
-    assert len(made.program.kernels()) == 6 and len(made.lowered.lowered) == 2  # a product and a tanh
+    assert (
+        len(made.program.kernels()) == 6 and len(made.lowered.lowered) == 2
+    )  # a product and a tanh
     check(made, layers, X, *weights)
 
 
@@ -48,7 +50,9 @@ def test_kernels_that_differ_are_lowered_each():
         return (x @ w * 2.0) @ w * 3.0 @ w[:, :50]
 
     made = built(f, X, X)
-    assert len(made.lowered.lowered) == len(made.program.kernels()) - 1  # two of three products are equal
+    assert (
+        len(made.lowered.lowered) == len(made.program.kernels()) - 1
+    )  # two of three products are equal
     check(made, f, X, X)
 
 
@@ -77,7 +81,9 @@ def test_pieces_call_long_functions_of_other_parts(monkeypatch, part):
         compiled = compile_program(program)
     (kernel,) = compiled.lowered.lowered
     names = [f.name for f in kernel.pieces]
-    assert any("sin" in name for name in names) and len(names) > 3 and len(compiled.code.objects) > 2
+    assert (
+        any("sin" in name for name in names) and len(names) > 3 and len(compiled.code.objects) > 2
+    )
     (got,) = compiled(x.astype("f"))
     with jax.enable_x64(True):
         want = np.asarray(waves(x))

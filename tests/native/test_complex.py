@@ -26,7 +26,9 @@ def agree(f, *args, tolerance=1e-5):
     for g, w in zip(got, want, strict=True):
         assert g.shape == w.shape and g.dtype == w.dtype
         g, w = np.asarray(g), np.asarray(w)
-        np.testing.assert_allclose(g, w, rtol=0, atol=tolerance * float(np.nanmax(np.abs(w), initial=0)))
+        np.testing.assert_allclose(
+            g, w, rtol=0, atol=tolerance * float(np.nanmax(np.abs(w), initial=0))
+        )
     return compiled
 
 
@@ -34,7 +36,9 @@ def units(got, want):
     """Distances in units in the last place of the modulus, where that is a normal number."""
     info, size = np.finfo(got.dtype), np.abs(want)
     normal = (size < info.max * 0.9) & (size > info.tiny * 4)
-    return (np.abs(got.astype(want.dtype) - want)[normal] / size[normal] / info.eps).astype(np.float64)
+    return (np.abs(got.astype(want.dtype) - want)[normal] / size[normal] / info.eps).astype(
+        np.float64
+    )
 
 
 # ---- functions
@@ -78,8 +82,12 @@ def test_operations_of_two(dtype):
     with jax.enable_x64(True):
         x, y = numbers(1001, dtype=dtype), numbers(1001, seed=1, dtype=dtype)
         got = pbkern.jit(f)(x, y)
-    for n, (g, w) in enumerate(zip(got, f(x.astype(WIDER[dtype]), y.astype(WIDER[dtype])), strict=True)):
-        assert np.max(units(np.asarray(g), w)) < (60 if n in (4, 7) else 5), n  # powers multiply the error of the logarithm
+    for n, (g, w) in enumerate(
+        zip(got, f(x.astype(WIDER[dtype]), y.astype(WIDER[dtype])), strict=True)
+    ):
+        assert np.max(units(np.asarray(g), w)) < (60 if n in (4, 7) else 5), (
+            n
+        )  # powers multiply the error of the logarithm
 
 
 INF, NAN = np.inf, np.nan
@@ -99,25 +107,37 @@ INF, NAN = np.inf, np.nan
 )  # fmt: skip
 def test_special_values(name, z, want):
     got = np.asarray(SPECIAL(np.full(1, z, np.complex64))[name])[0]
-    np.testing.assert_allclose([got.real, got.imag], [np.real(want), np.imag(want)], rtol=1e-6, atol=1e-45)
+    np.testing.assert_allclose(
+        [got.real, got.imag], [np.real(want), np.imag(want)], rtol=1e-6, atol=1e-45
+    )
 
 
 SPECIAL = pbkern.jit(lambda z: {name: getattr(lax, name)(z) for name in FUNCTIONS})
 
 
 def test_division_by_zero_and_infinity():
-    x = np.array([1 + 2j, 1 + 2j, 0, INF, 3e38 + 3e38j, complex(INF, INF), 1e-30 + 1e-30j], np.complex64)
-    y = np.array([0, complex(INF, NAN), complex(INF, INF), 2, 3e38 + 1e38j, 2, 1e-30 - 1e-30j], np.complex64)
+    x = np.array(
+        [1 + 2j, 1 + 2j, 0, INF, 3e38 + 3e38j, complex(INF, INF), 1e-30 + 1e-30j], np.complex64
+    )
+    y = np.array(
+        [0, complex(INF, NAN), complex(INF, INF), 2, 3e38 + 1e38j, 2, 1e-30 - 1e-30j], np.complex64
+    )
     want = [complex(INF, INF), 0, 0, INF, 1.2 + 0.6j, complex(INF, INF), 1j]
     got = np.asarray(pbkern.jit(lax.div)(x, y))
-    np.testing.assert_allclose([got.real, got.imag], [np.real(want), np.imag(want)], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        [got.real, got.imag], [np.real(want), np.imag(want)], rtol=1e-6, atol=1e-6
+    )
 
 
 def test_a_real_operand_has_no_imaginary_part():
     """inf (1 + 2i) is infinite in both parts, while 0 times infinity would be NaN."""
     x = np.array([INF, 2.0], np.float32)
-    np.testing.assert_array_equal(pbkern.jit(lambda x: x * (1 + 2j))(x), [complex(INF, INF), 2 + 4j])
-    np.testing.assert_array_equal(pbkern.jit(lambda x: jnp.exp(1j * x).imag)(x[1:]), pbkern.jit(jnp.sin)(x[1:]))
+    np.testing.assert_array_equal(
+        pbkern.jit(lambda x: x * (1 + 2j))(x), [complex(INF, INF), 2 + 4j]
+    )
+    np.testing.assert_array_equal(
+        pbkern.jit(lambda x: jnp.exp(1j * x).imag)(x[1:]), pbkern.jit(jnp.sin)(x[1:])
+    )
 
 
 def test_numbers_on_one_axis_have_one_part():
@@ -128,8 +148,23 @@ def test_numbers_on_one_axis_have_one_part():
 
     def f(x, y, z, n):
         i, real = 1j * y, x.astype("c8")
-        powers = lax.pow(z, n), lax.integer_pow(i, 2), lax.integer_pow(i, 5), lax.integer_pow(z, 0), lax.integer_pow(z, -3)
-        return *powers, i * i, z / i, real / i, jnp.exp(i), jnp.exp(real), jnp.conj(z).reshape(5, 3), jnp.prod(z[:, :0], 1)
+        powers = (
+            lax.pow(z, n),
+            lax.integer_pow(i, 2),
+            lax.integer_pow(i, 5),
+            lax.integer_pow(z, 0),
+            lax.integer_pow(z, -3),
+        )
+        return (
+            *powers,
+            i * i,
+            z / i,
+            real / i,
+            jnp.exp(i),
+            jnp.exp(real),
+            jnp.conj(z).reshape(5, 3),
+            jnp.prod(z[:, :0], 1),
+        )
 
     wide = [z.astype("c16") ** n, -(y.astype("d") ** 2), 1j * y.astype("d") ** 5, np.ones((3, 5)), 1 / z.astype("c16") ** 3,
             -(y.astype("d") ** 2), z / (1j * y.astype("d")), x / (1j * y.astype("d")), np.exp(1j * y.astype("d")),
@@ -157,7 +192,10 @@ STEPS = {
 
 
 @settings(max_examples=4, deadline=None)
-@given(st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=5), st.sampled_from([1, 2, 17, 1000, 3001]))
+@given(
+    st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=5),
+    st.sampled_from([1, 2, 17, 1000, 3001]),
+)
 def test_chains(steps, size):
     def f(x, y):
         for n, name in enumerate(steps):
@@ -172,20 +210,63 @@ def test_chains(steps, size):
 
 def test_moves_and_sums():
     def f(x, i):
-        moved = [x.T, x[1:, ::2], x[::-1], jnp.pad(x, 1, constant_values=2j), jnp.roll(x, 3), jnp.stack([x, x]), x.ravel()]
-        placed = [x[i], x.at[i].set(1j), x.at[i].add(x[0]), jnp.take(x, i * 3, axis=0, mode="fill"), jnp.split(x, [2, 5])[1]]
-        dynamic = [lax.dynamic_slice(x, (i[0], i[1]), (2, 3)), lax.dynamic_update_slice(x, x[:2, :2], (i[1], i[0]))]
-        sums = [x.sum(0), x.mean(), x.sum(1), jnp.cumsum(x, 1), jnp.prod(x, 0), x.prod(), jnp.cumprod(x, 0), x == x[0], x != 1]
-        return moved, placed, dynamic, sums, jnp.arange(5, dtype="complex64"), x[:0], x[:, :1] * 2j, x[0, 0] * 1j
+        moved = [
+            x.T,
+            x[1:, ::2],
+            x[::-1],
+            jnp.pad(x, 1, constant_values=2j),
+            jnp.roll(x, 3),
+            jnp.stack([x, x]),
+            x.ravel(),
+        ]
+        placed = [
+            x[i],
+            x.at[i].set(1j),
+            x.at[i].add(x[0]),
+            jnp.take(x, i * 3, axis=0, mode="fill"),
+            jnp.split(x, [2, 5])[1],
+        ]
+        dynamic = [
+            lax.dynamic_slice(x, (i[0], i[1]), (2, 3)),
+            lax.dynamic_update_slice(x, x[:2, :2], (i[1], i[0])),
+        ]
+        sums = [
+            x.sum(0),
+            x.mean(),
+            x.sum(1),
+            jnp.cumsum(x, 1),
+            jnp.prod(x, 0),
+            x.prod(),
+            jnp.cumprod(x, 0),
+            x == x[0],
+            x != 1,
+        ]
+        return (
+            moved,
+            placed,
+            dynamic,
+            sums,
+            jnp.arange(5, dtype="complex64"),
+            x[:0],
+            x[:, :1] * 2j,
+            x[0, 0] * 1j,
+        )
 
     compiled = agree(f, numbers(7, 33), np.array([1, 5, 3]))
-    assert all(x.why == "an empty array" for x in compiled.explain(numbers(7, 33), np.array([1, 5, 3])).left)
+    assert all(
+        x.why == "an empty array"
+        for x in compiled.explain(numbers(7, 33), np.array([1, 5, 3])).left
+    )
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(0,), (1,), (), (3, 0), (1, 1, 5), (4099,)])
 def test_shapes(shape):
-    agree(lambda x, y: (x * y, jnp.exp(x).sum(), jnp.abs(y), x), numbers(*shape), numbers(*shape, seed=1))
+    agree(
+        lambda x, y: (x * y, jnp.exp(x).sum(), jnp.abs(y), x),
+        numbers(*shape),
+        numbers(*shape, seed=1),
+    )
 
 
 def test_operands_that_are_not_contiguous():
@@ -201,7 +282,9 @@ def test_large_results():
 def test_donated_operands():
     x = jnp.asarray(numbers(300, 7))
     want = np.asarray(x) * 2j
-    np.testing.assert_array_equal(pbkern.jit(compile_options={"donate_argnums": (0,)})(lambda z: z * 2j)(x), want)
+    np.testing.assert_array_equal(
+        pbkern.jit(compile_options={"donate_argnums": (0,)})(lambda z: z * 2j)(x), want
+    )
 
 
 @pytest.mark.sampled(3)
@@ -217,7 +300,11 @@ def test_donated_operands():
 )  # fmt: skip
 def test_contractions(formula, left, right):
     x, y = numbers(*left), numbers(*right, seed=1)
-    f = pbkern.jit(lambda x, y: [jnp.einsum(formula, a, b) for a, b in ((x, y), (x.conj(), y.real), (x.imag, y))])
+    f = pbkern.jit(
+        lambda x, y: [
+            jnp.einsum(formula, a, b) for a, b in ((x, y), (x.conj(), y.real), (x.imag, y))
+        ]
+    )
     for got, (a, b) in zip(f(x, y), ((x, y), (x.conj(), y.real), (x.imag, y)), strict=True):
         want = np.einsum(formula, a.astype(np.complex128), b.astype(np.complex128))
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.sqrt(max(x.size, y.size)))
@@ -233,9 +320,18 @@ def test_loops():
 
         last, rows = lax.scan(step, y, x)
         back = lax.scan(step, y, x, reverse=True)
-        small = lax.while_loop(lambda s: jnp.abs(s[0]).sum() > 1, lambda s: (s[0] * 0.5j, s[1] + 1), (y, 0))
+        small = lax.while_loop(
+            lambda s: jnp.abs(s[0]).sum() > 1, lambda s: (s[0] * 0.5j, s[1] + 1), (y, 0)
+        )
         powers = lax.fori_loop(0, 3, lambda i, z: z * z, y)
-        return last, rows, back, small, powers, lax.cond(y[0].real > 0, lambda a: a * 2, jnp.conj, y)
+        return (
+            last,
+            rows,
+            back,
+            small,
+            powers,
+            lax.cond(y[0].real > 0, lambda a: a * 2, jnp.conj, y),
+        )
 
     x, y = numbers(7, 33), numbers(33, seed=1)
     assert_fused(agree(f, x, y), (x, y))
@@ -243,7 +339,11 @@ def test_loops():
 
 def test_mandelbrot_of_batched_loops():
     def escape(c):
-        return lax.while_loop(lambda s: (jnp.abs(s[0]) < 2) & (s[1] < 20), lambda s: (s[0] * s[0] + c, s[1] + 1), (c * 0, 0))[1]
+        return lax.while_loop(
+            lambda s: (jnp.abs(s[0]) < 2) & (s[1] < 20),
+            lambda s: (s[0] * s[0] + c, s[1] + 1),
+            (c * 0, 0),
+        )[1]
 
     agree(jax.vmap(escape), numbers(500))
 
@@ -259,20 +359,40 @@ def test_derivatives():
     z = numbers(500)
     agree(jax.grad(lambda z: jnp.sum(jnp.abs(jnp.sin(z) * z) ** 2)), z)
     agree(jax.grad(lambda z: jnp.sum(jnp.exp(z) / (z + 3)), holomorphic=True), z)
-    inside = jax.grad(lambda z: pbkern.jit(lambda z: jnp.sum(jnp.abs(z * jnp.exp(1j * z)) ** 2))(z))(z)
-    np.testing.assert_allclose(inside, jax.grad(lambda z: jnp.sum(jnp.abs(z * jnp.exp(1j * z)) ** 2))(z), rtol=1e-3, atol=1e-3)
+    inside = jax.grad(
+        lambda z: pbkern.jit(lambda z: jnp.sum(jnp.abs(z * jnp.exp(1j * z)) ** 2))(z)
+    )(z)
+    np.testing.assert_allclose(
+        inside,
+        jax.grad(lambda z: jnp.sum(jnp.abs(z * jnp.exp(1j * z)) ** 2))(z),
+        rtol=1e-3,
+        atol=1e-3,
+    )
 
 
 def test_transforms_are_left_and_read_and_write_the_kernels_memory():
-    f = agree(lambda x, h: jnp.abs(jnp.fft.ifft(jnp.fft.fft(x) * h)) ** 2, numbers(8, 64), numbers(64))
-    plan = f.explain(jax.ShapeDtypeStruct((8, 64), jnp.complex64), jax.ShapeDtypeStruct((64,), jnp.complex64))
+    f = agree(
+        lambda x, h: jnp.abs(jnp.fft.ifft(jnp.fft.fft(x) * h)) ** 2, numbers(8, 64), numbers(64)
+    )
+    plan = f.explain(
+        jax.ShapeDtypeStruct((8, 64), jnp.complex64), jax.ShapeDtypeStruct((64,), jnp.complex64)
+    )
     assert [x.op for x in plan.left] == ["fft", "fft"] and len(plan.kernels) == 2
     text = jax.jit(f).lower(numbers(8, 64), numbers(64)).as_text()
-    assert text.count("custom_call") == 2 and "stablehlo.real" not in text and "stablehlo.complex" not in text
+    assert (
+        text.count("custom_call") == 2
+        and "stablehlo.real" not in text
+        and "stablehlo.complex" not in text
+    )
 
 
 def test_loops_around_transforms_stay_whole():
-    f = agree(lambda x: lax.scan(lambda c, _: (jnp.fft.fft(c) * 0.1j, None), jnp.exp(x), None, length=3)[0] * 2, numbers(5, 16))
+    f = agree(
+        lambda x: (
+            lax.scan(lambda c, _: (jnp.fft.fft(c) * 0.1j, None), jnp.exp(x), None, length=3)[0] * 2
+        ),
+        numbers(5, 16),
+    )
     assert [x.op for x in f.explain(numbers(5, 16)).left] == ["scan"]
 
 

@@ -27,13 +27,27 @@ def check(f, args, rtol, reference=None):
     """Against the same function in float64 (integers: int64): relative to the largest result."""
     got = np.asarray(pbkern.jit(f)(*args), np.float64)
     with jax.enable_x64(True):
-        wide = [np.asarray(a, np.float64 if jnp.issubdtype(a.dtype, jnp.floating) else np.int64) for a in args]
+        wide = [
+            np.asarray(a, np.float64 if jnp.issubdtype(a.dtype, jnp.floating) else np.int64)
+            for a in args
+        ]
         want = np.asarray((reference or f)(*wide), np.float64)
     assert got.shape == want.shape
-    np.testing.assert_allclose(got, want, atol=rtol * max(np.abs(want).max(initial=0), 1e-30), rtol=0)
+    np.testing.assert_allclose(
+        got, want, atol=rtol * max(np.abs(want).max(initial=0), 1e-30), rtol=0
+    )
 
 
-SHAPES = [(1, 1, 1), (3, 7, 5), (37, 50, 70), (128, 512, 96), (65, 1024, 130), (200, 31, 1), (1, 300, 200), (4, 2, 500)]
+SHAPES = [
+    (1, 1, 1),
+    (3, 7, 5),
+    (37, 50, 70),
+    (128, 512, 96),
+    (65, 1024, 130),
+    (200, 31, 1),
+    (1, 300, 200),
+    (4, 2, 500),
+]
 
 
 @pytest.mark.sampled(5)
@@ -50,7 +64,9 @@ def test_matmul(m, k, n, transpose):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("m,k,n", [(100, 700, 100), (30, 1500, 9), (300, 1500, 50), (17, 700, 250), (45, 5000, 1)])
+@pytest.mark.parametrize(
+    "m,k,n", [(100, 700, 100), (30, 1500, 9), (300, 1500, 50), (17, 700, 250), (45, 5000, 1)]
+)
 @pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn", "mk,nk->mn"])
 def test_equal_rows_and_columns_give_equal_bits(m, k, n, form):
     """Wherever a row lies in register tiles, its sums are rounded alike: programs whose blocks overlap leave the same bits."""
@@ -66,8 +82,15 @@ def test_equal_rows_and_columns_give_equal_bits(m, k, n, form):
 def test_dtypes(dtype):
     with jax.enable_x64(dtype == "float64"):
         a, b = draw((33, 66), dtype, 1), draw((66, 50), dtype, 2)
-        f = lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32 if dtype == "int8" else None)  # noqa: E731
-        check(f, (a, b), {"float64": 1e-14, "float16": 2e-3, "bfloat16": 8e-3}.get(dtype, 0), jnp.matmul)
+        f = lambda a, b: jnp.matmul(
+            a, b, preferred_element_type=jnp.int32 if dtype == "int8" else None
+        )  # noqa: E731
+        check(
+            f,
+            (a, b),
+            {"float64": 1e-14, "float16": 2e-3, "bfloat16": 8e-3}.get(dtype, 0),
+            jnp.matmul,
+        )
 
 
 @pytest.mark.skipif(not detected_machine().bf16_pairs, reason="the processor has no AVX512-BF16")
@@ -80,9 +103,21 @@ def test_pairs_of_bfloat16_accumulate_in_float32(m, k, n):
 
 
 def test_batched_and_broadcast_operands():
-    check(lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k), (draw((2, 3, 17, 24)), draw((2, 3, 19, 24), seed=3)), 1e-5)
-    check(lambda q, k: jnp.einsum("bqhd,bkd->bhqk", q, k), (draw((2, 17, 3, 24)), draw((2, 19, 24), seed=3)), 1e-5)
-    check(lambda x, w: jnp.einsum("abc,cde->abde", x, w), (draw((2, 5, 24)), draw((24, 3, 33), seed=3)), 1e-5)
+    check(
+        lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k),
+        (draw((2, 3, 17, 24)), draw((2, 3, 19, 24), seed=3)),
+        1e-5,
+    )
+    check(
+        lambda q, k: jnp.einsum("bqhd,bkd->bhqk", q, k),
+        (draw((2, 17, 3, 24)), draw((2, 19, 24), seed=3)),
+        1e-5,
+    )
+    check(
+        lambda x, w: jnp.einsum("abc,cde->abde", x, w),
+        (draw((2, 5, 24)), draw((24, 3, 33), seed=3)),
+        1e-5,
+    )
 
 
 def test_prologue_and_epilogue_are_fused():
@@ -120,10 +155,17 @@ def test_convolution(name, layout, dtype):
 def test_filters_are_read_in_their_order(filters, order, dtype):
     """Of many channels, each filter is read once from beginning to end, not once for each place of the window."""
     shape = {"O": 48, "I": 64, "H": 3, "W": 5}
-    x, w = draw((2, 64, 9, 36), dtype, 1), draw([shape[c] for c in filters], dtype, 2)  # 32 results fill their vectors
-    f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NCHW", filters, "NCHW"))  # noqa: E731
+    x, w = (
+        draw((2, 64, 9, 36), dtype, 1),
+        draw([shape[c] for c in filters], dtype, 2),
+    )  # 32 results fill their vectors
+    f = lambda x, w: lax.conv_general_dilated(
+        x, w, (1, 1), "VALID", dimension_numbers=("NCHW", filters, "NCHW")
+    )  # noqa: E731
     nests = lowered(f, x, w).splitlines()
-    (product,) = (line for line in nests if line.count("*") == 3 and line.strip().startswith("nest"))
+    (product,) = (
+        line for line in nests if line.count("*") == 3 and line.strip().startswith("nest")
+    )
     assert [int(n) for n in re.findall(r"<(\d+)\*", product)] == order
     check(f, (x, w), {"float16": 1e-3, "float32": 1e-5}.get(dtype, 0))
 
@@ -131,7 +173,9 @@ def test_filters_are_read_in_their_order(filters, order, dtype):
 def test_filters_of_bfloat16_are_converted_once():
     """Where channels come first, no words of two features can be read: each element of a filter would be converted anew."""
     x, w = draw((2, 24, 9, 32), "bfloat16", 1), draw((32, 24, 3, 5), "bfloat16", 2)
-    f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))  # noqa: E731
+    f = lambda x, w: lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW")
+    )  # noqa: E731
     nests = lowered(f, x, w)
     (copy,) = re.findall(r"dot= .*(%t\d+)\[d\d+, 5\*k\d+ \+ k\d+ \+ 15\*k\d+\]", nests)
     assert re.search(rf"nest \[d\d+<16, d\d+<360\]\n  {copy}\[", nests)
@@ -147,7 +191,9 @@ def test_few_columns(columns, transposed):
     a = rng.normal(size=(67, 1024)).astype(np.float32)
     b = rng.normal(size=(columns, 1024) if transposed else (1024, columns)).astype(np.float32)
     f = (lambda a, b: a @ b.T) if transposed else (lambda a, b: a @ b)
-    np.testing.assert_allclose(pbkern.jit(f)(a, b), f(a.astype(np.float64), b.astype(np.float64)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        pbkern.jit(f)(a, b), f(a.astype(np.float64), b.astype(np.float64)), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("shape", [(8192, 512), (5003, 600), (4096, 1024)])
@@ -161,12 +207,21 @@ def test_sums_over_far_rows(shape):
 
 
 @pytest.mark.parametrize(
-    "dtype, out", [("float32", "float32"), ("bfloat16", "float32"), ("float16", "float16"), ("int8", "int32")])
+    "dtype, out",
+    [("float32", "float32"), ("bfloat16", "float32"), ("float16", "float16"), ("int8", "int32")],
+)
 def test_nothing_is_summed(dtype, out):
     """A contraction of no dimension, with and without a batch."""
     a, b = draw((30, 5), dtype, 1), draw((30, 7), dtype, 2)
-    outer = lambda a, b, batch: lax.dot_general(a, b, (((), ()), (batch, batch)), preferred_element_type=out)
-    check(lambda a, b: outer(a, b, (0,)) * 2, (a, b), 1e-3, lambda a, b: a[:, :, None] * b[:, None] * 2)
+    outer = lambda a, b, batch: lax.dot_general(
+        a, b, (((), ()), (batch, batch)), preferred_element_type=out
+    )
+    check(
+        lambda a, b: outer(a, b, (0,)) * 2,
+        (a, b),
+        1e-3,
+        lambda a, b: a[:, :, None] * b[:, None] * 2,
+    )
     check(lambda a, b: outer(a, b, ()), (a, b), 1e-3, lambda a, b: jnp.multiply.outer(a, b))
     check(lambda a, b: outer(a[0, 0], b, ()), (a, b), 1e-3, lambda a, b: a[0, 0] * b)
 
@@ -189,10 +244,15 @@ def test_rows_of_a_table():
 @pytest.mark.parametrize("width", [4, 8, 12, 16, 20])
 def test_bfloat16_of_little_depth(width):
     """Pairs are multiplied where the microkernel is, and nowhere else."""
-    q, k = (np.asarray(np.random.default_rng(s).normal(size=(2, 3, 17, width)), jnp.bfloat16) for s in (0, 1))
+    q, k = (
+        np.asarray(np.random.default_rng(s).normal(size=(2, 3, 17, width)), jnp.bfloat16)
+        for s in (0, 1)
+    )
     f = lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k)
     want = f(np.asarray(q, np.float64), np.asarray(k, np.float64))
-    np.testing.assert_allclose(np.asarray(pbkern.jit(f)(q, k), np.float64), want, rtol=2e-2, atol=2e-2)
+    np.testing.assert_allclose(
+        np.asarray(pbkern.jit(f)(q, k), np.float64), want, rtol=2e-2, atol=2e-2
+    )
 
 
 @pytest.mark.parametrize("columns", [2, 3, 12])
@@ -200,7 +260,9 @@ def test_bfloat16_of_few_columns(columns):
     a = np.asarray(np.random.default_rng(0).normal(size=(300, 1024)), jnp.bfloat16)
     b = np.asarray(np.random.default_rng(1).normal(size=(1024, columns)), jnp.bfloat16)
     want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
-    np.testing.assert_allclose(np.asarray(pbkern.jit(lambda a, b: a @ b)(a, b), np.float64), want, rtol=2e-2, atol=0.2)
+    np.testing.assert_allclose(
+        np.asarray(pbkern.jit(lambda a, b: a @ b)(a, b), np.float64), want, rtol=2e-2, atol=0.2
+    )
 
 
 @pytest.mark.parametrize("columns", [1, 3, 8])
@@ -240,7 +302,10 @@ def test_narrow_integers_with_wide_sums(form, dtypes):
     """Every value of the type occurs, and sums of int16 wrap as NumPy's do."""
     rng = np.random.default_rng(2)
     spec, *shapes = NARROW_PRODUCTS[form]
-    a, b = (rng.integers(np.iinfo(d).min, np.iinfo(d).max, s, dtype=d, endpoint=True) for s, d in zip(shapes, dtypes))
+    a, b = (
+        rng.integers(np.iinfo(d).min, np.iinfo(d).max, s, dtype=d, endpoint=True)
+        for s, d in zip(shapes, dtypes)
+    )
     f = pbkern.jit(lambda a, b: jnp.einsum(spec, a, b, preferred_element_type=jnp.int32) * 2 + 1)
     want = np.einsum(spec, a.astype(np.int32), b.astype(np.int32)) * 2 + 1
     np.testing.assert_array_equal(f(a, b), want)
@@ -249,12 +314,16 @@ def test_narrow_integers_with_wide_sums(form, dtypes):
 def test_one_column_behind_panels_of_bfloat16():
     """Instructions for pairs take vectors of four words at least."""
     a, b = draw((12, 65, 64), jnp.bfloat16), draw((12, 65, 64), jnp.bfloat16, 1)
-    f = pbkern.jit(lambda a, b: jnp.einsum("bik,bjk->bij", a, b, preferred_element_type=jnp.float32))
+    f = pbkern.jit(
+        lambda a, b: jnp.einsum("bik,bjk->bij", a, b, preferred_element_type=jnp.float32)
+    )
     want = np.einsum("bik,bjk->bij", np.asarray(a, np.float64), np.asarray(b, np.float64))
     np.testing.assert_allclose(f(a, b), want, rtol=1e-4, atol=1e-4)
 
 
-needs_vnni = pytest.mark.skipif(not detected_machine().vnni, reason="the processor has no AVX512-VNNI")
+needs_vnni = pytest.mark.skipif(
+    not detected_machine().vnni, reason="the processor has no AVX512-VNNI"
+)
 
 
 @pytest.mark.sampled(9)
@@ -264,11 +333,17 @@ needs_vnni = pytest.mark.skipif(not detected_machine().vnni, reason="the process
 def test_depths_that_words_do_not_divide(depth, dtype, turned):
     """What is left over is added to the sums, which an epilogue reads; all values of the type, so that sums are exact."""
     limits, rng = np.iinfo(dtype), np.random.default_rng(depth)
-    a, b = (rng.integers(limits.min, limits.max + 1, s).astype(dtype) for s in ((61, depth), (depth, 75)))
+    a, b = (
+        rng.integers(limits.min, limits.max + 1, s).astype(dtype)
+        for s in ((61, depth), (depth, 75))
+    )
 
     def f(a, b):
         b = b.T if turned else b
-        return jnp.minimum(lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32) + 3, 10**6)
+        return jnp.minimum(
+            lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32) + 3,
+            10**6,
+        )
 
     want = np.minimum((a.astype(np.int64) @ b).astype(np.int32) + np.int32(3), 10**6)
     fused = pbkern.jit(f)
@@ -279,11 +354,14 @@ def test_depths_that_words_do_not_divide(depth, dtype, turned):
 
 
 @needs_vnni
-@pytest.mark.parametrize("dtypes, words, instruction", [
-    (("int8", "int8"), "dot_i8=", "vpdpbusd"),
-    (("uint8", "int8"), "dot_i8=", "vpdpbusd"),
-    (("int8", "int16"), "dot_i16=", "vpdpwssd"),
-])
+@pytest.mark.parametrize(
+    "dtypes, words, instruction",
+    [
+        (("int8", "int8"), "dot_i8=", "vpdpbusd"),
+        (("uint8", "int8"), "dot_i8=", "vpdpbusd"),
+        (("int8", "int16"), "dot_i16=", "vpdpwssd"),
+    ],
+)
 def test_narrow_integers_are_multiplied_in_words(dtypes, words, instruction):
     a, b = (jax.ShapeDtypeStruct((256, 256), d) for d in dtypes)
     f = pbkern.jit(lambda a, b: lax.dot(a.astype(jnp.int32), b.astype(jnp.int32)))
@@ -294,7 +372,9 @@ def test_narrow_integers_are_multiplied_in_words(dtypes, words, instruction):
 @needs_vnni
 def test_unsigned_times_signed_bytes_need_no_copy_of_the_rows():
     a, b = jax.ShapeDtypeStruct((64, 256), jnp.uint8), jax.ShapeDtypeStruct((256, 64), jnp.int8)
-    nests = pbkern.jit(lambda a, b: lax.dot(a, b, preferred_element_type=jnp.int32)).as_text(a, b, stage="nests")
+    nests = pbkern.jit(lambda a, b: lax.dot(a, b, preferred_element_type=jnp.int32)).as_text(
+        a, b, stage="nests"
+    )
     assert "%a0.words" in nests and "xor" not in nests
 
 
@@ -308,13 +388,23 @@ def quantised(x, w, scale):
 def convolution(layout, stride=1):
     dims = {"NHWC": ("NHWC", "HWIO", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}[layout]
     return lambda x, w: lax.conv_general_dilated(
-        x, w, (stride, stride), "SAME", dimension_numbers=dims, preferred_element_type=jnp.int32)
+        x, w, (stride, stride), "SAME", dimension_numbers=dims, preferred_element_type=jnp.int32
+    )
 
 
 NARROW_LAYERS = {
-    "quantised on the way": (quantised, ((40, 64), np.float32), ((64, 48), np.int8), ((48,), np.float32)),
+    "quantised on the way": (
+        quantised,
+        ((40, 64), np.float32),
+        ((64, 48), np.int8),
+        ((48,), np.float32),
+    ),
     "convolution": (convolution("NHWC"), ((2, 9, 11, 16), np.int8), ((3, 3, 16, 24), np.int8)),
-    "convolution with stride": (convolution("NHWC", 2), ((2, 9, 11, 16), np.uint8), ((3, 3, 16, 24), np.uint8)),
+    "convolution with stride": (
+        convolution("NHWC", 2),
+        ((2, 9, 11, 16), np.uint8),
+        ((3, 3, 16, 24), np.uint8),
+    ),
     "channels first": (convolution("NCHW"), ((2, 16, 9, 11), np.int8), ((24, 16, 3, 3), np.int8)),
 }
 
@@ -324,8 +414,12 @@ NARROW_LAYERS = {
 def test_what_is_more_than_a_copy_of_narrow_integers_stays_narrow(name):
     """Padded images and activations that were quantised in the same kernel lie in scratch of 8 bits."""
     f, *operands = NARROW_LAYERS[name]
-    args = [draw(s, d, k) if d == np.float32 else np.random.default_rng(k).integers(-128, 128, s).astype(d)
-            for k, (s, d) in enumerate(operands)]
+    args = [
+        draw(s, d, k)
+        if d == np.float32
+        else np.random.default_rng(k).integers(-128, 128, s).astype(d)
+        for k, (s, d) in enumerate(operands)
+    ]
     f = pbkern.jit(f)
     wide = [a if a.dtype == np.float32 else a.astype(np.int32) for a in args]
     want = NARROW_LAYERS[name][0](*(wide if name != "quantised on the way" else args))
@@ -340,7 +434,10 @@ def test_blocks_of_narrow_integers_are_products_of_words(shape):
     """Operands of one shape are converted in one nest; blocks at the edges are guarded."""
     m, k, n = shape
     rng = np.random.default_rng(0)
-    x, y = rng.integers(-128, 128, (m, k)).astype(np.int8), rng.integers(-128, 128, (k, n)).astype(np.int8)
+    x, y = (
+        rng.integers(-128, 128, (m, k)).astype(np.int8),
+        rng.integers(-128, 128, (k, n)).astype(np.int8),
+    )
 
     def body(x, y, o):
         o[...] = lax.dot(x[...], y[...], preferred_element_type=jnp.int32)
@@ -350,7 +447,9 @@ def test_blocks_of_narrow_integers_are_products_of_words(shape):
         body, out_shape=jax.ShapeDtypeStruct((m, n), "int32"), grid=(-(-m // 32), -(-n // 32)), out_specs=[block],
         in_specs=[pbkern.BlockSpec((32, 32), lambda i, j: (i, 0)), pbkern.BlockSpec((32, 32), lambda i, j: (0, j))],
     ).trace(x, y)  # fmt: skip
-    np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
+    np.testing.assert_array_equal(
+        pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32)
+    )
     nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
     assert "dot_i8" in nests and "dot=" not in nests
 
@@ -370,14 +469,21 @@ def test_operands_at_edges_are_tested_once():
     def body(x, y, o):
         o[...] = x[...] @ y[...]
 
-    x, y = draw((56, 64)), draw((64, 128), seed=1)  # no grid dimension alone tells which block is the last
+    x, y = (
+        draw((56, 64)),
+        draw((64, 128), seed=1),
+    )  # no grid dimension alone tells which block is the last
     kernel = pbkern.kernel(
         body, out_shape=jax.ShapeDtypeStruct((56, 128), "f"), grid=(2, 2), in_specs=[
         pbkern.BlockSpec((16, 64), lambda i, j: (2 * i + j, 0)), pbkern.BlockSpec()],
         out_specs=[pbkern.BlockSpec((16, 128), lambda i, j: (2 * i + j, 0))],
     ).trace(x, y)  # fmt: skip
     np.testing.assert_allclose(pbkern.call_kernel(kernel, x, y)[0], x @ y, rtol=1e-4, atol=1e-4)
-    products = [line for line in lower_kernel(kernel, "k").nests.split("guarded:")[1].splitlines() if "dot=" in line]
+    products = [
+        line
+        for line in lower_kernel(kernel, "k").nests.split("guarded:")[1].splitlines()
+        if "dot=" in line
+    ]
     assert products and not any("]?" in line for line in products)
 
 
@@ -390,9 +496,14 @@ def test_products_of_narrow_integers_in_loops_are_of_words():
         o[...] = lax.fori_loop(0, 3, step, jnp.zeros((16, 32), jnp.int32))
 
     rng = np.random.default_rng(0)
-    x, y = rng.integers(-128, 128, (16, 96)).astype(np.int8), rng.integers(-128, 128, (96, 32)).astype(np.int8)
+    x, y = (
+        rng.integers(-128, 128, (16, 96)).astype(np.int8),
+        rng.integers(-128, 128, (96, 32)).astype(np.int8),
+    )
     kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((16, 32), "int32")).trace(x, y)
-    np.testing.assert_array_equal(pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32))
+    np.testing.assert_array_equal(
+        pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32)
+    )
     nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
     assert "dot_i8" in nests and "dot=" not in nests
 
@@ -422,19 +533,33 @@ def test_filters_gradient_of_bfloat16_whose_padding_is_chosen_from_equal_values(
         return jnp.sin(lax.conv_general_dilated(x, w, **shapes, **layout).astype(jnp.float32)).sum()
 
     got = pbkern.jit(jax.grad(loss))(w.astype(jnp.bfloat16), x.astype(jnp.bfloat16))
-    exact = jax.grad(loss)(w.astype(jnp.bfloat16).astype(jnp.float32), x.astype(jnp.bfloat16).astype(jnp.float32))
-    assert float(jnp.abs(got.astype(jnp.float32) - exact).max()) <= 0.03 * float(jnp.abs(exact).max())
+    exact = jax.grad(loss)(
+        w.astype(jnp.bfloat16).astype(jnp.float32), x.astype(jnp.bfloat16).astype(jnp.float32)
+    )
+    assert float(jnp.abs(got.astype(jnp.float32) - exact).max()) <= 0.03 * float(
+        jnp.abs(exact).max()
+    )
 
 
 def test_one_pair_of_features_is_packed():
     """The gradient of an image with two output features: a reduced dimension of one word."""
     layout = {"padding": [(0, 2), (2, 2), (2, 0)], "dimension_numbers": ("NDHWC", "DHWIO", "NDHWC")}
     rng = np.random.default_rng(0)
-    x, w = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((8, 5, 8, 5, 64), (1, 5, 3, 64, 2)))
+    x, w = (
+        jnp.asarray(rng.standard_normal(s), jnp.bfloat16)
+        for s in ((8, 5, 8, 5, 64), (1, 5, 3, 64, 2))
+    )
 
     def loss(x, w):
-        y = lax.conv_general_dilated(x, w, (3, 1, 1), lhs_dilation=(2, 1, 1), rhs_dilation=(2, 1, 1), **layout)
+        y = lax.conv_general_dilated(
+            x, w, (3, 1, 1), lhs_dilation=(2, 1, 1), rhs_dilation=(2, 1, 1), **layout
+        )
         return jnp.sin(y.astype(jnp.float32)).sum()
 
-    got, exact = pbkern.jit(jax.grad(loss))(x, w), jax.grad(loss)(x.astype(jnp.float32), w.astype(jnp.float32))
-    assert float(jnp.abs(got.astype(jnp.float32) - exact).max()) <= 0.03 * float(jnp.abs(exact).max())
+    got, exact = (
+        pbkern.jit(jax.grad(loss))(x, w),
+        jax.grad(loss)(x.astype(jnp.float32), w.astype(jnp.float32)),
+    )
+    assert float(jnp.abs(got.astype(jnp.float32) - exact).max()) <= 0.03 * float(
+        jnp.abs(exact).max()
+    )

@@ -56,17 +56,26 @@ def test_products(m, n, k, scratch):
     np.testing.assert_allclose(native(kernel, x, y)[0], want, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype, total", [("int8", "int32"), ("int16", "int32"), (jnp.bfloat16, "f")])
+@pytest.mark.parametrize(
+    "dtype, total", [("int8", "int32"), ("int16", "int32"), (jnp.bfloat16, "f")]
+)
 def test_products_of_narrow_elements(dtype, total):
     kernel = product(45, 51, 77, (32, 32, 32), dtype, total)
-    x, y = RNG.integers(-99, 99, (45, 77)).astype(dtype), RNG.integers(-99, 99, (77, 51)).astype(dtype)
+    x, y = (
+        RNG.integers(-99, 99, (45, 77)).astype(dtype),
+        RNG.integers(-99, 99, (77, 51)).astype(dtype),
+    )
     np.testing.assert_allclose(native(kernel, x, y)[0], x.astype("d") @ y.astype("d"), rtol=1e-6)
 
 
 def test_each_case_multiplies_what_lies_inside():
     """116 rows, 44 columns and 60 terms are left of the last blocks; no access is guarded."""
     nests = lower_kernel(product(500, 300, 700, (128, 128, 128)), "k").nests
-    dots = [line for line in nests.splitlines() if line.strip().startswith("nest") and line.count("*") == 1]
+    dots = [
+        line
+        for line in nests.splitlines()
+        if line.strip().startswith("nest") and line.count("*") == 1
+    ]
     sizes = sorted(tuple(int(size.strip("*]")) for size in line.replace(",", "").split("<")[1:3] for size in size.split()[:1])
                    + (int(line.split("<")[3].strip("*]")),) for line in dots)  # fmt: skip
     assert sizes == sorted((m, n, k) for m in (128, 116) for n in (128, 44) for k in (128, 60))
@@ -117,7 +126,9 @@ def test_what_programs_hand_to_others_is_whole(order):
     x = RNG.normal(size=(m, n)).astype("f")
     blocks = np.concatenate([x, np.ones((3, n), "f")]).reshape(-1, block, n)[::order]
     want = np.cumsum(blocks, 0)[::order].reshape(-1, n)[:m]
-    np.testing.assert_allclose(native(running(m, n, block, order), x)[0], want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        native(running(m, n, block, order), x)[0], want, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_masked_operand_alone_ends_no_product():
@@ -140,14 +151,21 @@ def test_a_masked_operand_alone_ends_no_product():
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("rows", [1, 36, 100, 129])
-@pytest.mark.parametrize("cumulative", [jnp.cumsum, lambda x, d: lax.cummax(x, d), lambda x, d: lax.cumsum(x, d, reverse=True)])
+@pytest.mark.parametrize(
+    "cumulative",
+    [jnp.cumsum, lambda x, d: lax.cummax(x, d), lambda x, d: lax.cumsum(x, d, reverse=True)],
+)
 def test_cumulative_rows_that_are_all_alike(rows, cumulative):
     """What the last block of rows has no place for is left out, although nothing that is read tells rows apart."""
     row, x = RNG.standard_normal(257).astype("f"), RNG.standard_normal((rows, 257)).astype("f")
 
     def f(row, x):
         alike = jnp.broadcast_to(row, x.shape)
-        return cumulative(alike, 1) * 0.5, cumulative(alike, 0)[:, :40] * x[:, :40], cumulative(jnp.sin(x), 1)[:, :3] * 2
+        return (
+            cumulative(alike, 1) * 0.5,
+            cumulative(alike, 0)[:, :40] * x[:, :40],
+            cumulative(jnp.sin(x), 1)[:, :3] * 2,
+        )
 
     for got, want in zip(pbkern.jit(f)(row, x), jax.jit(f)(row, x)):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

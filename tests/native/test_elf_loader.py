@@ -16,7 +16,9 @@ CALLS = "declare i32 @other(i32)\ndefine i32 @f(i32 %x) {\n  %y = call i32 @othe
 def made(text: str, reloc="static", codemodel="small") -> bytes:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    machine = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(reloc=reloc, codemodel=codemodel)
+    machine = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
+        reloc=reloc, codemodel=codemodel
+    )
     return machine.emit_object(llvm.parse_assembly(text))
 
 
@@ -45,7 +47,9 @@ define double @g(double %x) {
     image = Image(code, {})
     f = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(image.address("f"))
     assert [f(0), f(1), f(2)] == [5, 14, 33]
-    assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(image.address("g"))(27.0) == pytest.approx(3)
+    assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(image.address("g"))(
+        27.0
+    ) == pytest.approx(3)
     assert set(image.functions()) >= {"f", "g"}
 
 
@@ -61,7 +65,9 @@ def test_what_the_loader_does_not_know(text, message):
 
 
 def test_relocations_of_other_kinds_and_out_of_reach():
-    with pytest.raises(InternalError, match="a relocation of kind 4[12]"):  # through a table of addresses
+    with pytest.raises(
+        InternalError, match="a relocation of kind 4[12]"
+    ):  # through a table of addresses
         text = "@v = external global i32\ndefine i32 @f() {\n  %x = load i32, ptr @v\n  ret i32 %x\n}\n"
         Image(made(text, reloc="pic"), {"v": 8})
     with pytest.raises(InternalError, match="`other` is too far away for its relocation") as e:

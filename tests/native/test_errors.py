@@ -16,7 +16,11 @@ def test_dtype_without_registers():
     with pytest.raises(UnsupportedOp) as e:
         turn(jnp.ones(4, jnp.complex64))
     assert "input 0 (`x_ref`) of kernel `turn` has a dtype that this target lacks" in str(e.value)
-    assert "complex64[4]" in e.value.why and "test_errors.py" in e.value.at and "real and imaginary" in e.value.hint
+    assert (
+        "complex64[4]" in e.value.why
+        and "test_errors.py" in e.value.at
+        and "real and imaginary" in e.value.hint
+    )
 
 
 def test_store_outside_the_block_in_interpret_mode():

@@ -27,17 +27,26 @@ def compared(f, *arrays, dtype):
 ])  # fmt: skip
 def test_products(rows, depth, columns, dtype):
     r = np.random.default_rng(depth)
-    got, (x, w) = compared(jnp.matmul, r.normal(size=(rows, depth)), r.normal(size=(depth, columns)), dtype=dtype)
+    got, (x, w) = compared(
+        jnp.matmul, r.normal(size=(rows, depth)), r.normal(size=(depth, columns)), dtype=dtype
+    )
     np.testing.assert_allclose(got, x @ w, rtol=0, atol=ERRORS[dtype] * np.abs(x @ w).max())
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ERRORS)
-@pytest.mark.parametrize("shape", [(5, 33, 1024, 8), (3, 70, 515, 2), (1, 16, 300, 5), (4, 1, 600, 8)])
+@pytest.mark.parametrize(
+    "shape", [(5, 33, 1024, 8), (3, 70, 515, 2), (1, 16, 300, 5), (4, 1, 600, 8)]
+)
 def test_batches(shape, dtype):
     batch, rows, depth, columns = shape
     r = np.random.default_rng(rows)
-    got, (x, w) = compared(jnp.matmul, r.normal(size=(batch, rows, depth)), r.normal(size=(batch, depth, columns)), dtype=dtype)
+    got, (x, w) = compared(
+        jnp.matmul,
+        r.normal(size=(batch, rows, depth)),
+        r.normal(size=(batch, depth, columns)),
+        dtype=dtype,
+    )
     np.testing.assert_allclose(got, x @ w, rtol=0, atol=ERRORS[dtype] * np.abs(x @ w).max())
 
 

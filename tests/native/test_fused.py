@@ -20,7 +20,9 @@ def compiled():
     planned = checking.planned
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checking, "run_program", native_program)
-        patch.setattr(checking, "planned", lambda f, *a, **k: planned(f, *a, **{**k, "supports": supports}))
+        patch.setattr(
+            checking, "planned", lambda f, *a, **k: planned(f, *a, **{**k, "supports": supports})
+        )
         yield
 
 
@@ -45,7 +47,11 @@ def test_workload(name):
     checking.check(f, *args)
 
 
-@given(seed=st.integers(0, 1 << 30), shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), count=st.integers(1, 12))
+@given(
+    seed=st.integers(0, 1 << 30),
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    count=st.integers(1, 12),
+)
 @settings(max_examples=12, deadline=None, derandomize=True)
 def test_random_graphs(seed, shape, count):
     rng = np.random.default_rng(seed)
@@ -65,12 +71,16 @@ def test_reductions_over_single_elements():
 
 
 def test_padded_gather_stays_inside():
-    checking.check(lambda x, i: jnp.pad(x[i % 4], ((1, 3), (2, 0))), *map(jnp.asarray, (np.eye(4, 5, dtype="f"), np.arange(6))))
+    checking.check(
+        lambda x, i: jnp.pad(x[i % 4], ((1, 3), (2, 0))),
+        *map(jnp.asarray, (np.eye(4, 5, dtype="f"), np.arange(6))),
+    )
 
 
 @pytest.mark.parametrize("at", [[2, 1, 5, 0], [[2] * 9, [0] * 9]], ids=["rows", "elements"])
 def test_gathers_of_what_repeats(at):
     """No element of memory is looked up: all rows are one."""
+
     def f(x, at):
         rows = jnp.repeat(x, 3, 0)
         return rows[at] if at.ndim == 1 else jnp.take_along_axis(rows, at, 0)
@@ -82,6 +92,7 @@ def test_gathers_of_what_repeats(at):
 @pytest.mark.parametrize("reduce", [jnp.mean, jnp.max, jnp.sum], ids=lambda f: f.__name__)
 def test_reductions_of_padded_places_stay_inside(reduce):
     """At places that are padded, nothing is reduced."""
+
     def f(x):
         return jnp.pad(reduce(x[..., 1:], 0), ((2, 0), (0, 3)))
 

@@ -19,7 +19,9 @@ def beta(a, b):
 
 
 def negative_binomial(k, r):
-    return (gammaln(k + r) - gammaln(k + 1) - gammaln(r) + r * jnp.log(0.3) + k * jnp.log(0.7)).sum()
+    return (
+        gammaln(k + r) - gammaln(k + 1) - gammaln(r) + r * jnp.log(0.3) + k * jnp.log(0.7)
+    ).sum()
 
 
 def rows_of_dirichlet(x, a):
@@ -52,7 +54,9 @@ def test_rows():
     x, a = operands(33, 70)
     x /= x.sum(-1, keepdims=True)
     assert_fused(rows_of_dirichlet, (x, a))
-    np.testing.assert_allclose(pbkern.jit(rows_of_dirichlet)(x, a), rows_of_dirichlet(x, a), rtol=1e-4)
+    np.testing.assert_allclose(
+        pbkern.jit(rows_of_dirichlet)(x, a), rows_of_dirichlet(x, a), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("interpret", [False, True])
@@ -71,5 +75,7 @@ def test_types(f, dtype):
     with jax.enable_x64(True):
         x = jnp.linspace(-6.3, 20, 999).astype(dtype)
         got, want = (np.asarray(g(x), np.float64) for g in (pbkern.jit(f), jax.jit(f)))
-        tolerance = (80 if dtype in ("float32", "float64") else 2) * float(jnp.finfo(dtype).eps)  # most of it XLA's
+        tolerance = (80 if dtype in ("float32", "float64") else 2) * float(
+            jnp.finfo(dtype).eps
+        )  # most of it XLA's
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)

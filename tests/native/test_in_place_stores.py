@@ -12,7 +12,10 @@ from tests.lowered import lowered
 
 def updated(fields, writes, height, width):
     """What the kernel does, in NumPy: each write is (field, row, column, [(weight, field, row, column)])."""
-    new = [(f, r, c, sum(w * fields[g][i : i + height, j : j + width] for w, g, i, j in terms)) for f, r, c, terms in writes]
+    new = [
+        (f, r, c, sum(w * fields[g][i : i + height, j : j + width] for w, g, i, j in terms))
+        for f, r, c, terms in writes
+    ]
     fields = [x.copy() for x in fields]
     for f, r, c, value in new:
         fields[f][r : r + height, c : c + width] = value
@@ -24,14 +27,19 @@ def kernel(shape, dtype, count, writes, height, width):
         xs, outs, scratch = refs[:count], refs[count : 2 * count], refs[2 * count :]
         for x, t in zip(xs, scratch):
             t[...] = x[...]
-        new = [sum(dtype(w) * scratch[g][i : i + height, j : j + width] for w, g, i, j in terms) for *_, terms in writes]
+        new = [
+            sum(dtype(w) * scratch[g][i : i + height, j : j + width] for w, g, i, j in terms)
+            for *_, terms in writes
+        ]
         for (f, r, c, _), value in zip(writes, new):
             scratch[f][r : r + height, c : c + width] = value
         for o, t in zip(outs, scratch):
             o[...] = t[...]
 
     types = [jax.ShapeDtypeStruct(shape, dtype)] * count
-    return pbkern.kernel(body, out_shape=types, scratch_shapes=[pbkern.Scratch(shape, dtype)] * count)
+    return pbkern.kernel(
+        body, out_shape=types, scratch_shapes=[pbkern.Scratch(shape, dtype)] * count
+    )
 
 
 def drawn(rng, count):
@@ -71,7 +79,9 @@ def test_rows_follow_each_other_without_a_copy(row, in_place, monkeypatch):
     """A sum of four neighbours, below and beside the element that it is stored to: over the row before or over its own."""
     found, safe = [], walks_ahead
     monkeypatch.setattr(
-        "pbkern.targets.cpu.locality.in_place_stores.walks_ahead", lambda *args: found.append(safe(*args)) or found[-1])
+        "pbkern.targets.cpu.locality.in_place_stores.walks_ahead",
+        lambda *args: found.append(safe(*args)) or found[-1],
+    )
     writes = [(0, row, 16, [(1.0, 0, 0, 16), (1.0, 0, 2, 16), (1.0, 0, 1, 15), (1.0, 0, 1, 17)])]
     x = np.random.default_rng(0).integers(0, 9, (14, 96)).astype(np.float32)
     made = kernel(x.shape, np.float32, 1, writes, 12, 64)

@@ -19,7 +19,9 @@ M = np.random.default_rng(1).normal(size=(9, 20)).astype("f")
 
 
 def traced(body, out_shape, *arrays, **given):
-    return pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(out_shape, "f"), **given).trace(*arrays)
+    return pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(out_shape, "f"), **given).trace(
+        *arrays
+    )
 
 
 def is_vectors(kernel) -> bool:
@@ -84,7 +86,14 @@ def test_blocks_with_masks(block, n, seed):
         v = pbkern.load(x, (at,), mask=inside, other=0.0)
         pbkern.store(o, (at,), v * 2, mask=inside)
 
-    k = traced(body, (n,), x, grid=(-(-n // block),), in_specs=[pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec()])
+    k = traced(
+        body,
+        (n,),
+        x,
+        grid=(-(-n // block),),
+        in_specs=[pbkern.BlockSpec()],
+        out_specs=[pbkern.BlockSpec()],
+    )
     np.testing.assert_array_equal(native(k, x)[0], x * 2)
     assert "gather" not in lower_kernel(k, "k").nests
 
@@ -156,12 +165,16 @@ def test_loops_over_blocks():
 
     def body(x, o):
         def turn(i, total):
-            return total + pbkern.load(x, (i * 32 + jnp.arange(32),), mask=i * 32 + jnp.arange(32) < N, other=0.0)
+            return total + pbkern.load(
+                x, (i * 32 + jnp.arange(32),), mask=i * 32 + jnp.arange(32) < N, other=0.0
+            )
 
         def once(i, total):
             return total + x[i * 32 + jnp.arange(32)]
 
-        o[...] = lax.fori_loop(0, 4, turn, jnp.zeros(32, "f")) + lax.fori_loop(0, 1, once, jnp.zeros(32, "f"))
+        o[...] = lax.fori_loop(0, 4, turn, jnp.zeros(32, "f")) + lax.fori_loop(
+            0, 1, once, jnp.zeros(32, "f")
+        )
 
     k = traced(body, (32,), X)
     want = np.pad(X, (0, 28)).reshape(4, 32).astype("d").sum(0) + X[:32]
@@ -180,11 +193,20 @@ def test_blocks_in_an_order_of_their_own():
         rows = jnp.minimum(blocks - first, group)
         row, column = first + i % (group * blocks) % rows, i % (group * blocks) // rows
         at = row * 8 + jnp.arange(8)[:, None], column * 16 + jnp.arange(16)[None, :]
-        total = lax.fori_loop(0, 3, lambda n, t: t + x[at[0], at[1]] * (n + 1.0), jnp.zeros((8, 16), "f"))
+        total = lax.fori_loop(
+            0, 3, lambda n, t: t + x[at[0], at[1]] * (n + 1.0), jnp.zeros((8, 16), "f")
+        )
         o[at[0], at[1]] = total
 
     x = np.random.default_rng(0).normal(size=(blocks * 8, blocks * 16)).astype("f")
-    k = traced(body, x.shape, x, grid=(blocks * blocks,), in_specs=[pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec()])
+    k = traced(
+        body,
+        x.shape,
+        x,
+        grid=(blocks * blocks,),
+        in_specs=[pbkern.BlockSpec()],
+        out_specs=[pbkern.BlockSpec()],
+    )
     np.testing.assert_allclose(native(k, x)[0], x * 6, rtol=1e-6)
     nests = lower_kernel(k, "k").nests
     assert "gather" not in nests and nests.count("for ") == 1
@@ -203,9 +225,18 @@ def test_neighbours_under_masks(n):
         pbkern.store(o, (at,), total, mask=at < n)
 
     x = X[:n]
-    k = traced(body, (n,), x, grid=(-(-n // 32),), in_specs=[pbkern.BlockSpec()], out_specs=[pbkern.BlockSpec()])
+    k = traced(
+        body,
+        (n,),
+        x,
+        grid=(-(-n // 32),),
+        in_specs=[pbkern.BlockSpec()],
+        out_specs=[pbkern.BlockSpec()],
+    )
     wide = np.pad(x, 2)
-    np.testing.assert_allclose(native(k, x)[0], wide[:n] + wide[2 : n + 2] + wide[3 : n + 3], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        native(k, x)[0], wide[:n] + wide[2 : n + 2] + wide[3 : n + 3], rtol=1e-6, atol=1e-6
+    )
     assert "gather" not in lower_kernel(k, "k").nests
 
 
@@ -223,12 +254,18 @@ def test_rows_whose_stride_is_an_operand(dtype, masked):
         o[...] = x[...]
         pbkern.store(o, (at,), found + found, mask=mask)
 
-    k = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((N,), dtype)).trace(np.zeros(3, np.int32), x)
+    k = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((N,), dtype)).trace(
+        np.zeros(3, np.int32), x
+    )
     assert "case" in lower_kernel(k, "k").nests
     call = compiled(k)
     for stride, start, live in [(30, 5, 21), (21, 0, 20), (4, 10, 21), (0, 40, 3), (-30, 70, 21), (40, -10, 21), (35, 20, 21),
                                 (2**30, 2**31 - 11, 21), (7, -200, 21)]:  # fmt: skip
-        at = np.arange(3, dtype=np.int32)[:, None] * np.int32(stride) + np.int32(start) + np.arange(21, dtype=np.int32)
+        at = (
+            np.arange(3, dtype=np.int32)[:, None] * np.int32(stride)
+            + np.int32(start)
+            + np.arange(21, dtype=np.int32)
+        )
         at = np.clip(np.where(at < 0, at + N, at), 0, N - 1)
         want = np.array(x)
         for i, j in np.ndindex(at.shape):
@@ -253,7 +290,9 @@ def test_indices_that_start_anew():
     call = compiled(k)
     for start in (0, 4, 5, 19, 20, 23, 41, -1, -17, -20, 2**31 - 8):
         at = np.maximum(np.fmod(np.int32(start) + np.arange(16, dtype=np.int32), 20), 0)
-        np.testing.assert_allclose(call(np.array([start], np.int32), M)[0], M[:, at].sum(0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            call(np.array([start], np.int32), M)[0], M[:, at].sum(0), rtol=1e-5, atol=1e-5
+        )
     assert "scf.if" in lower_kernel(k, "k").text
 
 
@@ -262,7 +301,9 @@ def test_indices_that_start_anew():
 
 def along(pick, axis):
     """Elements of x, doubled, along an axis at the places that pick(x) makes of it, one for each place of the others."""
-    return lambda x, axis=axis: jnp.take_along_axis(x * 2, jnp.expand_dims(pick(x, axis), axis), axis)
+    return lambda x, axis=axis: jnp.take_along_axis(
+        x * 2, jnp.expand_dims(pick(x, axis), axis), axis
+    )
 
 
 def counted(x, axis):
@@ -279,7 +320,9 @@ def rounded_mean(x, axis):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("pick", [jnp.argmax, jnp.argmin, counted, truth, rounded_mean], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "pick", [jnp.argmax, jnp.argmin, counted, truth, rounded_mean], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("shape", [(2, 3, 4), (6, 8, 1), (16, 5, 9), (17, 3, 20), (5, 2, 256)])
 def test_elements_at_a_place_that_a_reduction_finds(shape, pick, axis):
     x = np.random.default_rng(0).normal(size=shape).astype("f")
@@ -301,6 +344,10 @@ def test_nan_quantiles_of_few_rows(rows):
     x = np.random.default_rng(rows).normal(size=(rows, 21)).astype("f")
     x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
     x[0] = 1
-    np.testing.assert_allclose(pbkern.jit(lambda x: jnp.nanmedian(x, axis=0))(x), np.nanmedian(x, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(
+        pbkern.jit(lambda x: jnp.nanmedian(x, axis=0))(x), np.nanmedian(x, axis=0), rtol=1e-6
+    )
     got = pbkern.jit(lambda x: jnp.nanquantile(x, 0.3, axis=0))(x)
-    np.testing.assert_allclose(got, np.nanquantile(x.astype("f8"), 0.3, axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        got, np.nanquantile(x.astype("f8"), 0.3, axis=0), rtol=1e-5, atol=1e-6
+    )

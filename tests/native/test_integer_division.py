@@ -17,8 +17,20 @@ def operands(dtype, divisor) -> np.ndarray:
     """The ends of the type, multiples of the divisor and their neighbours, and random numbers."""
     info, rng = np.iinfo(dtype), np.random.default_rng(0)
     low, high = int(info.min) // abs(divisor) - 1, int(info.max) // abs(divisor) + 1
-    near = [int(k) * divisor + o for k in rng.integers(max(low, -(2**62)), min(high, 2**62), 200) for o in (-1, 0, 1)]
-    some = [info.min, info.min + 1, 0, 1, info.max - 1, info.max, *map(int, rng.integers(info.min, info.max, 200, dtype=dtype))]
+    near = [
+        int(k) * divisor + o
+        for k in rng.integers(max(low, -(2**62)), min(high, 2**62), 200)
+        for o in (-1, 0, 1)
+    ]
+    some = [
+        info.min,
+        info.min + 1,
+        0,
+        1,
+        info.max - 1,
+        info.max,
+        *map(int, rng.integers(info.min, info.max, 200, dtype=dtype)),
+    ]
     return np.array([n for n in (*near, *some) if info.min <= n <= info.max], dtype)
 
 
@@ -44,7 +56,19 @@ def check(dtype, divisor):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_ends(dtype):
     info = np.iinfo(dtype)
-    for divisor in {1, 2, 3, 7, 13, int(info.max), int(info.max) - 1, int(info.max) // 2, int(info.min) or 5, -1, -7}:
+    for divisor in {
+        1,
+        2,
+        3,
+        7,
+        13,
+        int(info.max),
+        int(info.max) - 1,
+        int(info.max) // 2,
+        int(info.min) or 5,
+        -1,
+        -7,
+    }:
         if info.min <= divisor:
             check(dtype, divisor)
 

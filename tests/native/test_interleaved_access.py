@@ -14,13 +14,18 @@ def same(f, *args, tolerance=1e-6):
     """Compares with plain JAX, computed in float64 where operands are floats."""
     got = jax.tree.leaves(pbkern.jit(f)(*args))
     with jax.enable_x64(True):
-        wide = [jnp.asarray(np.asarray(a, np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a) for a in args]
+        wide = [
+            jnp.asarray(np.asarray(a, np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a)
+            for a in args
+        ]
         want = jax.tree.leaves(jax.jit(f)(*wide))
     for g, x in zip(got, want, strict=True):
         assert g.shape == x.shape
         if x.size:
             x = np.asarray(x, np.float64)
-            np.testing.assert_allclose(np.asarray(g, np.float64), x, rtol=0, atol=tolerance * max(np.abs(x).max(), 1))
+            np.testing.assert_allclose(
+                np.asarray(g, np.float64), x, rtol=0, atol=tolerance * max(np.abs(x).max(), 1)
+            )
 
 
 def numbers(shape, dtype):
@@ -35,12 +40,18 @@ def channels_turned(x):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int32", "int16", "uint8"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "bfloat16", "float16", "int32", "int16", "uint8"]
+)
 def test_components(dtype):
-    xs = [np.asarray(numbers(shape, "int32") % 17) for shape in [(1, 3), (37, 2), (1000, 3), (333, 5)]]
+    xs = [
+        np.asarray(numbers(shape, "int32") % 17) for shape in [(1, 3), (37, 2), (1000, 3), (333, 5)]
+    ]
     with jax.enable_x64(True):
         args = [jnp.asarray(x, dtype) for x in xs]
-        got, want = (jit(lambda *xs: [*map(channels_turned, xs)])(*args) for jit in (pbkern.jit, jax.jit))
+        got, want = (
+            jit(lambda *xs: [*map(channels_turned, xs)])(*args) for jit in (pbkern.jit, jax.jit)
+        )
     for g, x in zip(got, want, strict=True):
         assert g.dtype == x.dtype
         np.testing.assert_array_equal(np.asarray(g, np.float64), np.asarray(x, np.float64))
@@ -51,11 +62,19 @@ def test_many_components(step):
     same(channels_turned, numbers((65, step), "float32"))
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 3), (1, 1, 3), (3, 31, 1), (3, 31, 2), (40, 101, 4), (40, 101, 7)])
+@pytest.mark.parametrize(
+    "shape", [(0, 5, 3), (1, 1, 3), (3, 31, 1), (3, 31, 2), (40, 101, 4), (40, 101, 7)]
+)
 def test_an_operand_without_channels(shape):
     *size, channels = shape
-    a, b, m = numbers((*size, channels), "uint8"), numbers((*size, channels), "uint8"), numbers((*size, 1), "uint8")
-    got = pbkern.jit(lambda a, b, m: (a * m.astype(jnp.uint16) + b * (255 - m.astype(jnp.uint16))) // 255)(a, b, m)
+    a, b, m = (
+        numbers((*size, channels), "uint8"),
+        numbers((*size, channels), "uint8"),
+        numbers((*size, 1), "uint8"),
+    )
+    got = pbkern.jit(
+        lambda a, b, m: (a * m.astype(jnp.uint16) + b * (255 - m.astype(jnp.uint16))) // 255
+    )(a, b, m)
     a, b, m = (np.asarray(v, np.int64) for v in (a, b, m))
     np.testing.assert_array_equal(got, (a * m + b * (255 - m)) // 255)
 
@@ -75,7 +94,14 @@ def test_only_some_components_are_written():
 
 def lorenz(y):
     def f(y):
-        return jnp.stack([10 * (y[:, 1] - y[:, 0]), y[:, 0] * (28 - y[:, 2]) - y[:, 1], y[:, 0] * y[:, 1] - y[:, 2]], 1)
+        return jnp.stack(
+            [
+                10 * (y[:, 1] - y[:, 0]),
+                y[:, 0] * (28 - y[:, 2]) - y[:, 1],
+                y[:, 0] * y[:, 1] - y[:, 2],
+            ],
+            1,
+        )
 
     return jax.lax.fori_loop(0, 2, lambda _, y: y + 0.01 * f(y + 0.005 * f(y)), y)
 
@@ -97,8 +123,16 @@ def test_sums_over_components(width):
 
 
 def test_sums_over_components_keep_nan_infinities_and_signed_zeros():
-    x = jnp.asarray([[np.nan, 1, 2], [np.inf, -np.inf, 0], [-0.0, -0.0, -0.0], [0.0, -0.0, -1]] * 20, jnp.float32)
-    for f in (lambda x: x.sum(1), lambda x: x.max(1), lambda x: x.min(1), lambda x: jnp.concatenate([x[:, 1:], x[:, :1]], 1)):
+    x = jnp.asarray(
+        [[np.nan, 1, 2], [np.inf, -np.inf, 0], [-0.0, -0.0, -0.0], [0.0, -0.0, -1]] * 20,
+        jnp.float32,
+    )
+    for f in (
+        lambda x: x.sum(1),
+        lambda x: x.max(1),
+        lambda x: x.min(1),
+        lambda x: jnp.concatenate([x[:, 1:], x[:, :1]], 1),
+    ):
         got, want = np.asarray(pbkern.jit(f)(x)), np.asarray(jax.jit(f)(x))
         np.testing.assert_array_equal(got, want)
         np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
@@ -109,10 +143,16 @@ def test_indices_of_points_need_no_memory():
 
     def bilinear(a, y, x):
         i, j = jnp.floor(y).astype(int), jnp.floor(x).astype(int)
-        return sum(a[i + p, j + q] * abs(1 - p - (y - i)) * abs(1 - q - (x - j)) for p in (0, 1) for q in (0, 1))
+        return sum(
+            a[i + p, j + q] * abs(1 - p - (y - i)) * abs(1 - q - (x - j))
+            for p in (0, 1)
+            for q in (0, 1)
+        )
 
     a = numbers((50, 60), "float32")
-    y, x = (jnp.asarray(np.random.default_rng(k).uniform(0, 40, (70, 33)), jnp.float32) for k in (1, 2))
+    y, x = (
+        jnp.asarray(np.random.default_rng(k).uniform(0, 40, (70, 33)), jnp.float32) for k in (1, 2)
+    )
     np.testing.assert_allclose(pbkern.jit(bilinear)(a, y, x), jax.jit(bilinear)(a, y, x), rtol=1e-5)
     text = pbkern.jit(bilinear).as_text(a, y, x, stage="nests")
     assert text.count("nest [") == 1, text

@@ -13,7 +13,9 @@ DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int16", "uint8"
 
 def numbers(shape, dtype="float32"):
     found = np.random.default_rng(5).integers(-100, 100, shape)
-    return array(found > 0 if dtype == "bool" else found % 100 if dtype == "uint8" else found, dtype)
+    return array(
+        found > 0 if dtype == "bool" else found % 100 if dtype == "uint8" else found, dtype
+    )
 
 
 def same(f, *args):

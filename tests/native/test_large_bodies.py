@@ -76,7 +76,12 @@ def ordered(n, x, o):
 
 
 INDEX = np.random.default_rng(1).integers(0, 8, 8).astype(np.int32)
-BODIES = {"chain": (chain, X), "stores": (stores, X), "sums": (sums, X), "indices": (indices, INDEX, X)}
+BODIES = {
+    "chain": (chain, X),
+    "stores": (stores, X),
+    "sums": (sums, X),
+    "indices": (indices, INDEX, X),
+}
 
 
 def made(name, n):
@@ -85,7 +90,9 @@ def made(name, n):
 
 
 def check(k, *arrays):
-    np.testing.assert_allclose(native(k, *arrays)[0], pbkern.interpret(k, *arrays)[0], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(
+        native(k, *arrays)[0], pbkern.interpret(k, *arrays)[0], rtol=2e-5, atol=2e-5
+    )
 
 
 @pytest.mark.sampled(2)
@@ -127,7 +134,9 @@ def test_what_a_store_looks_at_is_in_proportion(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    "owner, function", [(strip_mining, "accesses"), (uniform_axes, "_contradicted"), (merge_nests, "merge")])
+    "owner, function",
+    [(strip_mining, "accesses"), (uniform_axes, "_contradicted"), (merge_nests, "merge")],
+)
 def test_what_nests_look_at_is_in_proportion(monkeypatch, owner, function):
     short, long = calls(monkeypatch, owner, function, "sums")
     assert 0 < long < 5 * short
@@ -161,7 +170,10 @@ def test_scalar_loops_are_apart(monkeypatch):
     monkeypatch.setattr(outlining, "SHORT", 20)
     k = kernel(ordered, 40, X)
     lowered = lower_kernel(k, "k")
-    assert {f.has_scalar_loops for f in lowered.pieces} == {False, True} and not lowered.main.has_scalar_loops
+    assert {f.has_scalar_loops for f in lowered.pieces} == {
+        False,
+        True,
+    } and not lowered.main.has_scalar_loops
     check(k, X)
 
 
@@ -221,7 +233,9 @@ def test_what_statements_touch_is_looked_at_in_proportion_to_their_number(monkey
                 lax.fori_loop(0, n[0], lambda i, _, k=k: o.__setitem__(k, o[k] + x[i]), None)
 
         shape = jax.ShapeDtypeStruct((2 * times, 256), "float32")
-        kernel = pbkern.kernel(body, out_shape=shape).trace(jax.ShapeDtypeStruct((1,), "int32"), shape)
+        kernel = pbkern.kernel(body, out_shape=shape).trace(
+            jax.ShapeDtypeStruct((1,), "int32"), shape
+        )
         seen, touched = [], scratch.touched
         with monkeypatch.context() as m:
             m.setattr(scratch, "touched", lambda stmts: seen.append(len(stmts)) or touched(stmts))

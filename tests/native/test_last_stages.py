@@ -68,13 +68,18 @@ def test_an_updated_operand_is_the_callers_only_if_it_is_given_up():
 def test_vmap():
     x, bias = f32(3, N), f32(3)
     close(jax.vmap(mean_and_half)(x, bias), in_double(x, bias))
-    close(jax.vmap(mean_and_half, (None, 0))(x[0], bias), (in_double(x[0], bias)[0], np.stack([x[0] / 2] * 3)))
+    close(
+        jax.vmap(mean_and_half, (None, 0))(x[0], bias),
+        (in_double(x[0], bias)[0], np.stack([x[0] / 2] * 3)),
+    )
 
 
 def test_in_a_fused_function_and_its_control_flow():
     def f(x, bias, flag):
         bias, x = lax.fori_loop(0, 3, lambda _, c: mean_and_half(c[1], c[0]), (bias, x))
-        means, _ = lax.scan(lambda c, y: (c + mean_and_half(y, c)[0], None), bias, jnp.stack([x, 2 * x]))
+        means, _ = lax.scan(
+            lambda c, y: (c + mean_and_half(y, c)[0], None), bias, jnp.stack([x, 2 * x])
+        )
         return lax.cond(flag, lambda: mean_and_half(x, means)[0], lambda: means), x
 
     x, bias = f32(N), np.float32(1)

@@ -11,7 +11,10 @@ T = "vector<64xi8>"
 
 
 def test_operands_of_shuffles_of_64_bytes_are_held_within_loops():
-    loop = Operation("scf.for %i = %a to %b step %c", (Region([Operation(f"%v = vector.shuffle %x, %y [0, 64] : {T}, {T}")]),))
+    loop = Operation(
+        "scf.for %i = %a to %b step %c",
+        (Region([Operation(f"%v = vector.shuffle %x, %y [0, 64] : {T}, {T}")]),),
+    )
     assert list(lines(repaired([loop])))[1:-1] == [
         f'%v_of0 = llvm.inline_asm "", "=v,0" %x : ({T}) -> {T}', f'%v_of1 = llvm.inline_asm "", "=v,0" %y : ({T}) -> {T}',
         f"%v = vector.shuffle %v_of0, %v_of1 [0, 64] : {T}, {T}"]  # fmt: skip
@@ -19,7 +22,9 @@ def test_operands_of_shuffles_of_64_bytes_are_held_within_loops():
 
 def test_an_operand_that_comes_twice_is_held_once():
     found = list(lines(repaired([Operation(f"%v = vector.shuffle %x, %x [1, 0] : {T}, {T}")])))
-    assert found[1:] == [f"%v = vector.shuffle %v_of0, %v_of0 [1, 0] : {T}, {T}"] and len(found) == 2
+    assert (
+        found[1:] == [f"%v = vector.shuffle %v_of0, %v_of0 [1, 0] : {T}, {T}"] and len(found) == 2
+    )
 
 
 def test_other_operations_stay():

@@ -14,7 +14,12 @@ def test_parallel_launches_in_half_a_million_steps():
     """The list of a launch's operands is written in a place of its own: one per step would fill the stack."""
     block = pbkern.BlockSpec((SIZE // 2,), lambda i: (i,))
 
-    @pbkern.kernel(grid=(2,), in_specs=[block], out_specs=[block], out_shape=jax.ShapeDtypeStruct((SIZE,), "float32"))
+    @pbkern.kernel(
+        grid=(2,),
+        in_specs=[block],
+        out_specs=[block],
+        out_shape=jax.ShapeDtypeStruct((SIZE,), "float32"),
+    )
     def step(x, o):
         o[...] = x[...] + 1
 

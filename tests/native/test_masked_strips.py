@@ -53,14 +53,18 @@ def operands(rows, columns, width=16, dtype=jnp.float32):
 
 def in_float64(q, k, v, mask, fill):
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    scores = np.where(np.asarray(mask(q.shape[1], k.shape[1])), np.einsum("hqd,hkd->hqk", q, k) * 0.25, fill)
+    scores = np.where(
+        np.asarray(mask(q.shape[1], k.shape[1])), np.einsum("hqd,hkd->hqk", q, k) * 0.25, fill
+    )
     with np.errstate(invalid="ignore"):
         p = np.exp(scores - scores.max(-1, keepdims=True))
         return np.einsum("hqk,hkd->hqd", p / p.sum(-1, keepdims=True), v)
 
 
 def is_cut(f, *args) -> bool:
-    return any(line.lstrip().startswith("let ") for line in f.as_text(*args, stage="nests").splitlines())
+    return any(
+        line.lstrip().startswith("let ") for line in f.as_text(*args, stage="nests").splitlines()
+    )
 
 
 @pytest.mark.sampled(10)
@@ -78,14 +82,18 @@ def test_masked_attention(mask, fill, rows, columns):
 @pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.__name__)
 def test_strips_are_skipped(mask):
     """The mechanism is at work at these shapes, not only the plain nests."""
-    assert is_cut(pbkern.jit(lambda q, k, v: attention(q, k, v, mask, -jnp.inf)), *operands(2048, 2048, 64))
+    assert is_cut(
+        pbkern.jit(lambda q, k, v: attention(q, k, v, mask, -jnp.inf)), *operands(2048, 2048, 64)
+    )
 
 
 def test_low_precision():
     args = operands(1024, 1024, 64, jnp.bfloat16)
     f = lambda q, k, v: attention(q, k, v, causal, -jnp.inf)
     want = in_float64(*args, causal, -np.inf)
-    ours, jaxs = (np.abs(np.asarray(g(*args), np.float64) - want).max() for g in (pbkern.jit(f), jax.jit(f)))
+    ours, jaxs = (
+        np.abs(np.asarray(g(*args), np.float64) - want).max() for g in (pbkern.jit(f), jax.jit(f))
+    )
     assert ours <= 2 * jaxs
 
 
@@ -109,7 +117,10 @@ def test_masked_row_sums():
         return kept @ w, kept.sum(1)
 
     rng = np.random.default_rng(3)
-    x, w = jnp.asarray(rng.normal(size=(1500, 1500)), jnp.float32), jnp.asarray(rng.normal(size=(1500, 24)), jnp.float32)
+    x, w = (
+        jnp.asarray(rng.normal(size=(1500, 1500)), jnp.float32),
+        jnp.asarray(rng.normal(size=(1500, 24)), jnp.float32),
+    )
     kept = np.tril(np.exp(np.asarray(x, np.float64)))
     for got, want in zip(pbkern.jit(f)(x, w), (kept @ np.asarray(w, np.float64), kept.sum(1))):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
@@ -120,7 +131,9 @@ def for_keys(mask, fill, given):
     q, k, v = given
 
     def f(m, total, g):
-        scores = jnp.where(mask(q.shape[1], k.shape[1]), jnp.einsum("hqd,hkd->hqk", q, k) * 0.25, fill)
+        scores = jnp.where(
+            mask(q.shape[1], k.shape[1]), jnp.einsum("hqd,hkd->hqk", q, k) * 0.25, fill
+        )
         p = jnp.exp(scores - m[..., None]) / total[..., None]
         change = jnp.where(mask(q.shape[1], k.shape[1]), p * jnp.einsum("hqd,hkd->hqk", g, v), 0)
         return jnp.einsum("hqk,hqd->hkd", p, g), jnp.einsum("hqk,hqd->hkd", change, q)

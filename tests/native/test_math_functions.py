@@ -38,7 +38,10 @@ def test_calls_give_the_same_numbers(name, dtype, monkeypatch):
     monkeypatch.setattr(math_functions, "REPEATED", 1)
     x = np.linspace(0.1, 40, 213).astype(jnp.dtype(dtype))
     scales = [2.0 ** (k - 3) for k in range(6)]
-    many, alone = pbkern.jit(lambda x: [FUNCTIONS[name](x * s) for s in scales]), pbkern.jit(FUNCTIONS[name])
+    many, alone = (
+        pbkern.jit(lambda x: [FUNCTIONS[name](x * s) for s in scales]),
+        pbkern.jit(FUNCTIONS[name]),
+    )
     assert "func.call @k0_" in many.as_text(x, stage="mlir").split("func.func @pbk_main")[0]
     for s, got in zip(scales, many(x)):
         np.testing.assert_array_equal(got, alone(x * np.asarray(s, x.dtype)))

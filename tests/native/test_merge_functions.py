@@ -23,7 +23,10 @@ def products(tiles, size):
         for i in range(tiles):
             for j in range(tiles):
                 rows, columns = slice(i * size, i * size + size), slice(j * size, j * size + size)
-                parts = [x[rows, k * size : k * size + size] @ y[k * size : k * size + size, columns] for k in range(tiles)]
+                parts = [
+                    x[rows, k * size : k * size + size] @ y[k * size : k * size + size, columns]
+                    for k in range(tiles)
+                ]
                 o[rows, columns] = sum(jnp.tanh(p * 0.01) * (k + 1.0) for k, p in enumerate(parts))
 
     n = tiles * size
@@ -46,7 +49,9 @@ def test_unrolled_products_are_right():
 
 @pytest.mark.slow
 def test_text_grows_less_than_the_body():
-    few, many = (lower_kernel(products(n, 32)[0], "k").text.count("\n") for n in (3, 6))  # 27 and 216 products
+    few, many = (
+        lower_kernel(products(n, 32)[0], "k").text.count("\n") for n in (3, 6)
+    )  # 27 and 216 products
     assert many < 3 * few
 
 
@@ -69,16 +74,27 @@ def test_calls_of_copies_and_of_none_give_the_same(monkeypatch, shortest):
     made = pbkern.kernel(kernel, out_shape=out, scratch_shapes=scratch)
     rows = [x[a * 40 : a * 40 + 40].astype("f8") * (i % 2 + 1) for i, a in enumerate(index)]
     want = [np.cumsum(r) if i % 3 else r + r.sum() for i, r in enumerate(rows)]
-    np.testing.assert_allclose(native(made.trace(index, x), index, x)[0], want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        native(made.trace(index, x), index, x)[0], want, rtol=1e-5, atol=1e-5
+    )
 
 
-CONSTANTS = {"%c4": "arith.constant 4 : index", "%c8": "arith.constant 8 : index", "%k": "arith.constant 4.0 : f32"}
+CONSTANTS = {
+    "%c4": "arith.constant 4 : index",
+    "%c8": "arith.constant 8 : index",
+    "%k": "arith.constant 4.0 : f32",
+}
 VIEWS = {"%t1": "memref<64xf32>", "%t2": "memref<64xf32>", "%t3": "memref<9xf32>"}
 
 
 def made(start, view, bound="%c4", value="%v1"):
-    body = [f"{value}0 = arith.addi {value}, {start} : index", f"memref.store %k, {view}[{value}0] : {VIEWS[view]}"]
-    loop = Operation(f"scf.for {value} = %c4 to {bound} step %c4", (Region(list(map(Operation, body))),))
+    body = [
+        f"{value}0 = arith.addi {value}, {start} : index",
+        f"memref.store %k, {view}[{value}0] : {VIEWS[view]}",
+    ]
+    loop = Operation(
+        f"scf.for {value} = %c4 to {bound} step %c4", (Region(list(map(Operation, body))),)
+    )
     return form([loop], CONSTANTS, VIEWS, ["%a0"])
 
 
@@ -86,7 +102,11 @@ def test_twins_differ_in_places_and_scratch_buffers():
     first, second = made("%c4", "%t1"), made("%c8", "%t2", value="%v7")
     assert first.common == second.common
     found = differences([first, second], {"%t1": 64, "%t2": 512})
-    assert len(found.places) == 1 and list(found.views) == ["%t1"] and found.values == ((4, 64), (8, 512))
+    assert (
+        len(found.places) == 1
+        and list(found.views) == ["%t1"]
+        and found.values == ((4, 64), (8, 512))
+    )
 
 
 def test_bounds_and_types_are_not_places():

@@ -79,7 +79,12 @@ def test_filters_of_interleaved_results_are_moved_apart():
     """Each phase of a transposed convolution takes every second place of its windows, of filters 8 KB apart."""
     x, w = draw((1, 128, 14, 14), "float32", 1), draw((64, 128, 4, 4), "float32", 2)
     f = lambda x, w: lax.conv_general_dilated(  # noqa: E731
-        x, w, (1, 1), ((1, 2), (1, 2)), lhs_dilation=(2, 2), dimension_numbers=("NCHW", "OIHW", "NCHW")
+        x,
+        w,
+        (1, 1),
+        ((1, 2), (1, 2)),
+        lhs_dilation=(2, 2),
+        dimension_numbers=("NCHW", "OIHW", "NCHW"),
     )
     nests = pbkern.jit(f).as_text(x, w, stage="nests")
     assert re.search(r"dot= ", nests) and not re.search(r"dot= .*%a\d+\[", nests)

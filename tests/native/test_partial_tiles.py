@@ -23,8 +23,15 @@ def product(rows: int, columns: int, depth: int, dtype=np.float32) -> Nest:
     i, j, k = map(Affine.symbol, "ijk")
     left = pool.make("load", dtype, (Buf("left", (rows, depth), dtype), (i, k), False))
     right = pool.make("load", dtype, (Buf("right", (depth, columns), dtype), (k, j), False))
-    write = Write(Buf("out", (rows, columns), dtype), (i, j), pool.make("acc", dtype, 0), inner=False)
-    return Nest({"i": rows, "j": columns, "k": depth}, ("k",), [Reduction("dot", (left, right), dtype)], [write])
+    write = Write(
+        Buf("out", (rows, columns), dtype), (i, j), pool.make("acc", dtype, 0), inner=False
+    )
+    return Nest(
+        {"i": rows, "j": columns, "k": depth},
+        ("k",),
+        [Reduction("dot", (left, right), dtype)],
+        [write],
+    )
 
 
 @pytest.mark.parametrize("columns,tail", [(20, 4), (24, 8), (40, 8), (63, 15)])
@@ -46,6 +53,7 @@ def test_a_partial_vector_leaves_registers_for_its_zeros(columns):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_nothing_is_stored_behind_a_partial_vector(columns, dtype):
     """Of results whose rows follow each other, with what is added behind the product."""
+
     def f(x, w, bias, residual):
         return jax.nn.gelu(x @ w + bias) + residual
 
@@ -61,7 +69,9 @@ def test_nothing_is_stored_behind_a_partial_vector(columns, dtype):
 @pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.argmin])
 def test_columns_of_a_partial_vector(reduce):
     x = draw((300, 41), "float32", 1)
-    np.testing.assert_allclose(pbkern.jit(lambda x: reduce(x, 0))(x), reduce(np.float64(x), 0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        pbkern.jit(lambda x: reduce(x, 0))(x), reduce(np.float64(x), 0), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("depth", [512, 1024, 4096])

@@ -27,7 +27,10 @@ DEMO = {
     "blur_x_blur_y": (demo.blur_x_blur_y, (rng(3, 19, 37),)),
     "unsharp_mask": (demo.unsharp_mask, (rng(19, 37, 3),)),
     "harris_corners": (demo.harris_corners, (rng(29, 37),)),
-    "transformer_block": (demo.transformer_block, (demo.transformer_parameters(jax.random.key(0), 64), rng(24, 64))),
+    "transformer_block": (
+        demo.transformer_block,
+        (demo.transformer_parameters(jax.random.key(0), 64), rng(24, 64)),
+    ),
 }
 CASES = {**{n: (f, args) for n, (f, args, *_) in workloads.WORKLOADS.items()}, **DEMO}
 
@@ -60,7 +63,9 @@ def rebuilt(program: HostProgram) -> HostProgram:
 def test_printed_kernels_give_the_same_result(name, monkeypatch):
     f, args = CASES[name]
     f = inspect.unwrap(f)
-    monkeypatch.setattr(checking, "run_program", lambda program, inputs: native_program(rebuilt(program), inputs))
+    monkeypatch.setattr(
+        checking, "run_program", lambda program, inputs: native_program(rebuilt(program), inputs)
+    )
     plan = checking.planned(f, *args, supports=supports)
     assert not plan.left_to_xla()
     checking.compare(plan, f, args, 1e-4)

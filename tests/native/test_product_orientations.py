@@ -27,7 +27,10 @@ def operands(form, m, k, n, dtype="float32"):
 
 def shapes_of(form, m, k, n):
     sizes = dict(m=m, k=k, n=n)
-    return [jax.ShapeDtypeStruct(tuple(sizes[d] for d in letters), "float32") for letters in form.split("->")[0].split(",")]
+    return [
+        jax.ShapeDtypeStruct(tuple(sizes[d] for d in letters), "float32")
+        for letters in form.split("->")[0].split(",")
+    ]
 
 
 def einsum(form):
@@ -62,7 +65,9 @@ def test_numbers(form, m, k, n, dtype):
 def test_deep_and_odd(form):
     """19,997 is a prime: the last run is shorter."""
     check(einsum(form), operands(form, 37, 19_997, 53), 2e-6)
-    check(lambda x, w: jnp.tanh(jnp.einsum(form, x, w) / 50) + 1, operands(form, 37, 19_997, 53), 2e-6)
+    check(
+        lambda x, w: jnp.tanh(jnp.einsum(form, x, w) / 50) + 1, operands(form, 37, 19_997, 53), 2e-6
+    )
 
 
 @pytest.mark.sampled(2)
@@ -144,7 +149,9 @@ def test_a_result_in_place_of_an_operand_holds_no_sums():
         o[...] = x[...] @ w[...]
 
     x, w = operands("mk,kn->mn", 5, 1033, 1033)
-    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(x.shape, "float32"), input_output_aliases={0: 0})
+    kernel = pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct(x.shape, "float32"), input_output_aliases={0: 0}
+    )
     got = np.asarray(pbkern.call_kernel(kernel.trace(x, w), x, w)[0], np.float64)
     want = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())

@@ -37,7 +37,9 @@ def test_sums_of_floats_keep_their_order():
 
 COUNTED = {
     "index": lambda x: x + jnp.arange(300, dtype=jnp.uint32).reshape(60, 5),
-    "random numbers": lambda x: x ^ jax.random.bits(jax.random.wrap_key_data(jnp.uint32([1, 2])), (60, 5)),
+    "random numbers": lambda x: (
+        x ^ jax.random.bits(jax.random.wrap_key_data(jnp.uint32([1, 2])), (60, 5))
+    ),
 }
 
 

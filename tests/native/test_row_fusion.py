@@ -35,12 +35,19 @@ def operands(rows, columns, dtype):
 
 def loops_over_rows(text: str) -> list[int]:
     """Rows of loops that add a product with each row to a sum."""
-    return [int(n) for n in re.findall(r"for %i\d+ < (\d+):\n(?:(?! *for ).*\n)*? .* = add\(%t\d+\[[^+]*?, mul\(%a0\[", text)]
+    return [
+        int(n)
+        for n in re.findall(
+            r"for %i\d+ < (\d+):\n(?:(?! *for ).*\n)*? .* = add\(%t\d+\[[^+]*?, mul\(%a0\[", text
+        )
+    ]
 
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("rows, columns", [(10000, 200), (5000, 256), (10007, 130), (997, 97), (1, 300)])
+@pytest.mark.parametrize(
+    "rows, columns", [(10000, 200), (5000, 256), (10007, 130), (997, 97), (1, 300)]
+)
 @pytest.mark.parametrize("f", [least_squares, logistic], ids=lambda f: f.__name__)
 def test_gradients(f, rows, columns, dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -73,6 +80,7 @@ def test_wide_rows_are_not():
 
 def sums(size, trips, dtype=jnp.float32):
     """Kernel: adds each row of x, times its first element, to a sum in scratch, which starts with y."""
+
     def body(x, y, out, total):
         total[...] = y[...]
 
@@ -86,7 +94,9 @@ def sums(size, trips, dtype=jnp.float32):
 
     operands = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((max(trips, 1), size), (size,)))
     scratch = [pbkern.Scratch((size,), dtype)]
-    return pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((size,), dtype), scratch_shapes=scratch).trace(*operands)
+    return pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct((size,), dtype), scratch_shapes=scratch
+    ).trace(*operands)
 
 
 @pytest.mark.parametrize("size", [1, 5, 40, 256, 257])

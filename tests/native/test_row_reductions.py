@@ -31,22 +31,33 @@ def test_extremes(dtype, length, rng):
         want = by_sign[:, pick]
         want = np.where(np.isnan(by_sign[:, -1]), np.nan, want)
         np.testing.assert_array_equal(np.asarray(got, np.float64), want)
-    for got, sign in zip(pbkern.jit(f)(x[20:40]), (np.min, np.max)):  # a negative sign is the larger sign bit
+    for got, sign in zip(
+        pbkern.jit(f)(x[20:40]), (np.min, np.max)
+    ):  # a negative sign is the larger sign bit
         if x.dtype.kind not in "iu":
-            np.testing.assert_array_equal(np.signbit(np.asarray(got, np.float64)), sign(np.signbit(x[20:40].astype(float)), -1))
+            np.testing.assert_array_equal(
+                np.signbit(np.asarray(got, np.float64)),
+                sign(np.signbit(x[20:40].astype(float)), -1),
+            )
 
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8", "int64"])
 def test_products(dtype, length, rng):
-    x = rng.integers(1, 7, (50, length)) if "int" in dtype else np.exp(rng.uniform(-0.5, 0.5, (50, length)))
+    x = (
+        rng.integers(1, 7, (50, length))
+        if "int" in dtype
+        else np.exp(rng.uniform(-0.5, 0.5, (50, length)))
+    )
     x = x.astype(dtype)
     got = pbkern.jit(lambda x: x.prod(-1))(x)
     if "int" in dtype:
         np.testing.assert_array_equal(got, x.prod(-1, dtype=got.dtype))
     else:
-        np.testing.assert_allclose(got, x.astype(np.float64).prod(-1), rtol=length * np.finfo(dtype).eps)
+        np.testing.assert_allclose(
+            got, x.astype(np.float64).prod(-1), rtol=length * np.finfo(dtype).eps
+        )
     assert pbkern.jit(lambda x: x.prod(-1))(x[:, :0]).tolist() == [1] * 50
 
 
@@ -58,21 +69,33 @@ def test_products_in_order_without_fast_math(rng):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "bool", "int8", "uint32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "uint16", "bool", "int8", "uint32", "float64", "bfloat16"]
+)
 @pytest.mark.parametrize("length", [3, 7, 17, 40])
 def test_places_of_extremes(dtype, length, rng):
     x = rng.integers(0, 2 if dtype == "bool" else 250, (30, length)).astype(dtype)
     for f, want in ((jnp.argmax, np.argmax), (jnp.argmin, np.argmin)):
-        np.testing.assert_array_equal(pbkern.jit(lambda x, f=f: f(x, -1))(x), want(x.astype(np.float64), -1))
-        np.testing.assert_array_equal(pbkern.jit(lambda x, f=f: f(x, -1))(x[0]), want(x[0].astype(np.float64)))
+        np.testing.assert_array_equal(
+            pbkern.jit(lambda x, f=f: f(x, -1))(x), want(x.astype(np.float64), -1)
+        )
+        np.testing.assert_array_equal(
+            pbkern.jit(lambda x, f=f: f(x, -1))(x[0]), want(x[0].astype(np.float64))
+        )
 
 
 def test_functions_before_sums_along_rows_are_computed_in_vectors(rng):
     """The sums go from one element to the next."""
     x = rng.standard_normal((30, 70))
     f = lambda x: jnp.cumsum(jnp.tanh(x) * jnp.exp(x), 1)  # noqa: E731
-    np.testing.assert_allclose(pbkern.jit(f)(x), np.cumsum(np.tanh(x) * np.exp(x), 1), rtol=1e-12, atol=1e-12)
-    (ordered,) = (nest for nest in pbkern.jit(f).as_text(x, stage="nests").split("nest ") if "] ordered" in nest)
+    np.testing.assert_allclose(
+        pbkern.jit(f)(x), np.cumsum(np.tanh(x) * np.exp(x), 1), rtol=1e-12, atol=1e-12
+    )
+    (ordered,) = (
+        nest
+        for nest in pbkern.jit(f).as_text(x, stage="nests").split("nest ")
+        if "] ordered" in nest
+    )
     assert "tanh" not in ordered and "exp" not in ordered
     cheap = pbkern.jit(lambda x: jnp.cumsum(x * 2 + 1, 1)).as_text(x, stage="nests")
     assert cheap.count("nest [") == 1
@@ -97,8 +120,12 @@ def test_short_rows_before_a_sum_over_all_points(length, rng):
     shifted = x - x.max(1, keepdims=True)
     want = (np.log(np.exp(shifted).sum(1)) - shifted[np.arange(500), labels]).mean()
     np.testing.assert_allclose(got, want, rtol=1e-12)
-    counted = lambda s: jnp.sqrt(lax.broadcasted_iota(jnp.float64, (500, length), 1).sum(1) + s).sum()  # noqa: E731
-    np.testing.assert_allclose(pbkern.jit(counted)(1.0), 500 * np.sqrt(length * (length - 1) / 2 + 1), rtol=1e-12)
+    counted = lambda s: jnp.sqrt(
+        lax.broadcasted_iota(jnp.float64, (500, length), 1).sum(1) + s
+    ).sum()  # noqa: E731
+    np.testing.assert_allclose(
+        pbkern.jit(counted)(1.0), 500 * np.sqrt(length * (length - 1) / 2 + 1), rtol=1e-12
+    )
 
 
 @pytest.mark.sampled(3)

@@ -43,8 +43,14 @@ def test_what_rows_share_is_computed_once(rng):
         pytest.param(lambda x, y: x * y, [(3000, 3), (3000, 1)], id="shared along rows"),
         pytest.param(lambda x, y: x + y, [(3000, 16), (16,)], id="whole vectors"),
         pytest.param(lambda x, y: x + y, [(40, 3), (3,)], id="few rows"),
-        pytest.param(lambda x, y: x.T + y[:, None], [(3000, 3), (3,)], id="columns of a transposed array"),
-        pytest.param(lambda x, y: x + y[:, None], [(40, 300, 3), (40, 3)], id="different from one outer place to the next"),
+        pytest.param(
+            lambda x, y: x.T + y[:, None], [(3000, 3), (3,)], id="columns of a transposed array"
+        ),
+        pytest.param(
+            lambda x, y: x + y[:, None],
+            [(40, 300, 3), (40, 3)],
+            id="different from one outer place to the next",
+        ),
     ],
 )
 def test_others_stay(f, shapes, rng):

@@ -58,8 +58,14 @@ FUNCTIONS = [
     logsumexp, softmax, log_softmax, cross_entropy, gradient, softmax_gradient, one_hot_loss, greatest_and_sum, weighed,
     products_of_exponentials,
 ]  # fmt: skip
-KINDS = ["normal", "far", "rising", "peak at the end", "first elements apart",
-         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wide", "falling", "steps"))]
+KINDS = [
+    "normal",
+    "far",
+    "rising",
+    "peak at the end",
+    "first elements apart",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wide", "falling", "steps")),
+]
 NAMES = [f.__name__ for f in FUNCTIONS]
 
 
@@ -130,7 +136,9 @@ def test_other_types(dtype, shape):
             want = jax.tree.leaves(f(x.astype(jnp.float64)))
             for g, w in zip(jax.tree.leaves(pbkern.jit(f)(x)), want):
                 assert g.dtype == dtype
-                np.testing.assert_allclose(np.asarray(g, np.float64), w, rtol=20 * eps, atol=4 * eps * np.abs(w).max())
+                np.testing.assert_allclose(
+                    np.asarray(g, np.float64), w, rtol=20 * eps, atol=4 * eps * np.abs(w).max()
+                )
 
 
 def special_rows(n: int) -> np.ndarray:
@@ -160,7 +168,9 @@ def test_special_values(f, n):
     x = special_rows(n)
     if f is weighed:
         x = x[np.abs(x).max(-1) < 1e30]  # squares that overflow are not what this is about
-    for g, w in zip(jax.tree.leaves(pbkern.jit(f)(x)), jax.tree.leaves(f(x))):  # XLA's fused maxima pass over NaN
+    for g, w in zip(
+        jax.tree.leaves(pbkern.jit(f)(x)), jax.tree.leaves(f(x))
+    ):  # XLA's fused maxima pass over NaN
         np.testing.assert_allclose(g, w, rtol=2e-5, atol=1e-6)
 
 
@@ -178,7 +188,9 @@ def test_masked_rows(n):
     ]
     for f in functions:
         assert is_leveled(f, *(jax.ShapeDtypeStruct((512, n), t) for t in (jnp.float32, bool)))
-        np.testing.assert_allclose(pbkern.jit(f)(x, mask), jax.jit(f)(x, mask), rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            pbkern.jit(f)(x, mask), jax.jit(f)(x, mask), rtol=2e-5, atol=1e-6
+        )
 
 
 def test_exponentials_that_only_some_elements_take_part_in_stay_in_range():

@@ -47,7 +47,9 @@ def run(f, *args):
     for g, w in zip(got, map(np.asarray, jax.tree.leaves(f(*args)))):
         assert g.dtype == w.dtype and g.shape == w.shape
         tolerance = 5e-2 if g.dtype.itemsize == 2 else 2e-3
-        np.testing.assert_allclose(g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance
+        )
     return got
 
 
@@ -60,7 +62,9 @@ def test_points_are_made_in_strips(count, rows):
     i, v = rng.integers(-rows, rows // 2 + 9, count), rng.normal(size=count).astype(np.float32)
 
     def f(i, v):
-        return jnp.zeros(rows).at[2 * i].add(jnp.exp(v), mode="drop"), jnp.zeros(rows).at[i + 1].set(v * v, mode="drop")
+        return jnp.zeros(rows).at[2 * i].add(jnp.exp(v), mode="drop"), jnp.zeros(rows).at[
+            i + 1
+        ].set(v * v, mode="drop")
 
     run(f, jnp.asarray(i, jnp.int32), v)
 
@@ -118,19 +122,27 @@ def test_any_dimension_numbers(data):
     kinds = [data.draw(st.sampled_from(["window", "chosen", "batch"])) for _ in range(rank)]
     batches = [d for d in range(rank) if kinds[d] == "batch"]
     windows = [d for d in range(rank) if kinds[d] == "window"]
-    chosen = [d for d in range(rank) if kinds[d] == "chosen"] + [d for d in windows if data.draw(st.booleans())]
+    chosen = [d for d in range(rank) if kinds[d] == "chosen"] + [
+        d for d in windows if data.draw(st.booleans())
+    ]
     assume(chosen)  # arrays of no index stay with XLA
-    loops = [shape[d] for d in batches] + [data.draw(st.integers(1, 5)) for _ in range(data.draw(st.integers(0, 2)))]
+    loops = [shape[d] for d in batches] + [
+        data.draw(st.integers(1, 5)) for _ in range(data.draw(st.integers(0, 2)))
+    ]
     order = data.draw(st.permutations(range(len(loops))))
     sizes = [data.draw(st.integers(1, shape[d])) for d in windows]
     at = sorted(data.draw(st.permutations(range(len(loops) + len(windows))))[: len(windows)])
     extents, rest = iter(sizes), iter([loops[k] for k in order])
-    updates = tuple(next(extents) if d in at else next(rest) for d in range(len(loops) + len(windows)))
+    updates = tuple(
+        next(extents) if d in at else next(rest) for d in range(len(loops) + len(windows))
+    )
     numbers = lax.ScatterDimensionNumbers(
         tuple(at), tuple(d for d in range(rank) if kinds[d] == "chosen"), tuple(chosen), tuple(batches),
         tuple(order.index(k) for k in range(len(batches))))  # fmt: skip
     mode = data.draw(st.sampled_from(["drop", "clip"]))
-    scatter = data.draw(st.sampled_from([lax.scatter, lax.scatter_add, lax.scatter_mul, lax.scatter_max]))
+    scatter = data.draw(
+        st.sampled_from([lax.scatter, lax.scatter_add, lax.scatter_mul, lax.scatter_max])
+    )
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 20)))
     x, v = (jnp.asarray(rng.integers(1, 5, size=n), jnp.float32) for n in (shape, updates))
     starts = rng.integers(-2, 8, size=(*(loops[k] for k in order), len(chosen)))
@@ -151,4 +163,11 @@ def test_wide_and_unsigned_indices(monkeypatch):
             for mode in ("drop", "clip"):
                 for dtype in ("int64", "uint64", "uint32"):
                     index = jnp.asarray(far.astype(dtype))
-                    run(lambda x, i, v, mode=mode: x.at[i].add(v, mode=mode, wrap_negative_indices=False), x, index, v)
+                    run(
+                        lambda x, i, v, mode=mode: x.at[i].add(
+                            v, mode=mode, wrap_negative_indices=False
+                        ),
+                        x,
+                        index,
+                        v,
+                    )

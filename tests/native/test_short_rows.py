@@ -30,22 +30,47 @@ def test_every_lane_ends_with_the_sum_of_its_row(lanes, block):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_sums_extremes_and_places(rows, length, rng):
     x = rng.standard_normal((rows, length)).astype(np.float32)
-    f = pbkern.jit(lambda x: (x.sum(-1), x.max(-1), x.min(-1), x.argmax(-1), x.argmin(-1), jnp.sqrt((x * x).sum(-1)) + 1))
+    f = pbkern.jit(
+        lambda x: (
+            x.sum(-1),
+            x.max(-1),
+            x.min(-1),
+            x.argmax(-1),
+            x.argmin(-1),
+            jnp.sqrt((x * x).sum(-1)) + 1,
+        )
+    )
     wide = x.astype(np.float64)
-    want = wide.sum(-1), x.max(-1), x.min(-1), x.argmax(-1), x.argmin(-1), np.sqrt((wide * wide).sum(-1)) + 1
+    want = (
+        wide.sum(-1),
+        x.max(-1),
+        x.min(-1),
+        x.argmax(-1),
+        x.argmin(-1),
+        np.sqrt((wide * wide).sum(-1)) + 1,
+    )
     for got, w in zip(f(x), want):
         np.testing.assert_allclose(got, w, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16", "int32", "int64", "uint8", "int8", "int16", "uint32"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float64", "bfloat16", "float16", "int32", "int64", "uint8", "int8", "int16", "uint32"],
+)
 @pytest.mark.parametrize("rows", [5, 16, 37])
 def test_types(dtype, rows, rng):
     x = rng.integers(0, 100, (rows, 24)).astype(jnp.dtype(dtype))
     exact = x.astype(np.float64 if x.dtype.kind not in "iu" else x.dtype)
     tolerance = {"rtol": 0.01 if dtype in ("bfloat16", "float16") else 1e-6}
-    for f, want in ((jnp.sum, exact.sum(-1)), (jnp.max, exact.max(-1)), (jnp.argmin, exact.argmin(-1))):
-        np.testing.assert_allclose(np.asarray(pbkern.jit(lambda x, f=f: f(x, -1))(x), np.float64), want, **tolerance)
+    for f, want in (
+        (jnp.sum, exact.sum(-1)),
+        (jnp.max, exact.max(-1)),
+        (jnp.argmin, exact.argmin(-1)),
+    ):
+        np.testing.assert_allclose(
+            np.asarray(pbkern.jit(lambda x, f=f: f(x, -1))(x), np.float64), want, **tolerance
+        )
     if x.dtype.kind in "iu":
         for f in (np.bitwise_and, np.bitwise_or, np.bitwise_xor):
             got = pbkern.jit(lambda x, f=f: getattr(jnp, f.__name__).reduce(x, -1))(x)
@@ -65,13 +90,18 @@ def test_nan_and_signed_zeros_in_extremes():
 @pytest.mark.parametrize("rows", [4, 16, 50])
 def test_products_with_a_shared_operand(rows, rng):
     x, y = rng.standard_normal((7, rows, 40)), rng.standard_normal((7, 40))
-    np.testing.assert_allclose(pbkern.jit(lambda x, y: jnp.einsum("bij,bj->bi", x, y))(x, y), np.einsum("bij,bj->bi", x, y))
+    np.testing.assert_allclose(
+        pbkern.jit(lambda x, y: jnp.einsum("bij,bj->bi", x, y))(x, y), np.einsum("bij,bj->bi", x, y)
+    )
     np.testing.assert_allclose(pbkern.jit(lambda x, v: x @ v)(x[0], y[0]), x[0] @ y[0])
 
 
 def test_what_follows_is_computed_in_vectors(rng):
     """Also what is read beside the sums, and stores of which some lanes are masked by the end of the rows."""
-    x, scale = rng.standard_normal((203, 32)).astype(np.float32), rng.standard_normal(203).astype(np.float32)
+    x, scale = (
+        rng.standard_normal((203, 32)).astype(np.float32),
+        rng.standard_normal(203).astype(np.float32),
+    )
     f = pbkern.jit(lambda x, scale: jnp.tanh(x.var(-1) * scale) + jnp.arange(203))
     text = f.as_text(x, scale, stage="mlir")
     assert "vector.reduction" not in text and "vector.shuffle" in text

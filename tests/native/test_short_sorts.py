@@ -13,7 +13,9 @@ SPECIAL = [1.0, 2.0, -3.0, np.nan, 0.0, -0.0, np.inf, -np.inf]
 
 
 def same(f, *args):
-    for got, want in zip(*(jax.tree.leaves(jit(f)(*args)) for jit in (pbkern.jit, jax.jit)), strict=True):
+    for got, want in zip(
+        *(jax.tree.leaves(jit(f)(*args)) for jit in (pbkern.jit, jax.jit)), strict=True
+    ):
         assert got.dtype == want.dtype
         got, want = (np.asarray(v, np.float64) for v in (got, want))
         np.testing.assert_array_equal(got, want)
@@ -51,7 +53,9 @@ def test_medians_are_expressions():
     x = jnp.asarray(np.random.default_rng(2).integers(0, 255, (40, 50)), jnp.uint8)
 
     def median(x):
-        return jnp.median(jnp.stack([x[i : 38 + i, j : 48 + j] for i in range(3) for j in range(3)]), 0)
+        return jnp.median(
+            jnp.stack([x[i : 38 + i, j : 48 + j] for i in range(3) for j in range(3)]), 0
+        )
 
     same(median, x)
     text = pbkern.jit(median).as_text(x, stage="nests")
@@ -64,7 +68,9 @@ def test_few_lines_of_several_keys_are_sorted_once(length, keys):
     k, l = jnp.asarray(np.random.default_rng(4).integers(0, 3, (2, 14, length)), jnp.float32)
 
     def f(k, l):
-        return lax.sort((k, l, lax.broadcasted_iota(jnp.int32, k.shape, 1)), dimension=1, num_keys=keys)
+        return lax.sort(
+            (k, l, lax.broadcasted_iota(jnp.int32, k.shape, 1)), dimension=1, num_keys=keys
+        )
 
     (kernel,) = pbkern.jit(f).kernels(k, l)
     assert lower_kernel(kernel, "k").nests.count("nest [") <= 2

@@ -35,7 +35,9 @@ def iterate(step, steps):
 
 
 @pytest.mark.sampled(10)
-@pytest.mark.parametrize("step", [five_points, inner_nine_points, far_neighbours, transport], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "step", [five_points, inner_nine_points, far_neighbours, transport], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("shape", [(300, 517), (64, 1000), (129, 33), (260, 272)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dynamic_strides(step, shape, dtype):
@@ -44,14 +46,20 @@ def test_dynamic_strides(step, shape, dtype):
         want = np.asarray(iterate(step, 8)(jnp.asarray(x)))
         got = np.asarray(pbkern.jit(iterate(step, 8))(jnp.asarray(x, dtype)))
     assert got.dtype == dtype
-    np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * (1e-6 if dtype == "float32" else 1e-14))
+    np.testing.assert_allclose(
+        got, want, rtol=0, atol=np.abs(want).max() * (1e-6 if dtype == "float32" else 1e-14)
+    )
 
 
 @pytest.mark.parametrize("shape", [(5000,), (40, 30, 70)])
 def test_other_ranks(shape):
     def step(a):
         inner = tuple(slice(1, -1) for _ in shape)
-        around = [a[inner[:k] + (s,) + inner[k + 1 :]] for k in range(a.ndim) for s in (slice(None, -2), slice(2, None))]
+        around = [
+            a[inner[:k] + (s,) + inner[k + 1 :]]
+            for k in range(a.ndim)
+            for s in (slice(None, -2), slice(2, None))
+        ]
         return a.at[inner].set(sum(around) / len(around))
 
     x = np.random.default_rng(4).normal(size=shape)
@@ -67,7 +75,9 @@ def test_integers():
     np.testing.assert_array_equal(pbkern.jit(iterate(step, 5))(x), jax.jit(iterate(step, 5))(x))
 
 
-@pytest.mark.skipif(pbkern.cpu.machine().vector_bits < 512, reason="narrower vectors straddle fewer lines")
+@pytest.mark.skipif(
+    pbkern.cpu.machine().vector_bits < 512, reason="narrower vectors straddle fewer lines"
+)
 def test_mechanism_is_at_work():
     x = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
     assert "vector.shuffle" in pbkern.jit(iterate(five_points, 50)).as_text(x, stage="mlir")
@@ -117,13 +127,18 @@ def test_pipelines(shape, drawn, seed):
         want = np.asarray(jax.jit(pipeline)(x))
     got = np.asarray(pbkern.jit(pipeline)(jnp.asarray(x, jnp.float32)))
     wrong = abs(got - want) > 1e-5 * np.abs(want).max()
-    assert wrong.sum() <= (20 if compared else 0)  # a comparison of nearly equal sides may go the other way
+    assert wrong.sum() <= (
+        20 if compared else 0
+    )  # a comparison of nearly equal sides may go the other way
 
 
 @pytest.mark.parametrize("rows", [60, 694, 700, 1019, 1024])
 def test_rows_past_the_end_of_a_stage(rows):
     """Masks hold where the last block's points lie, not where its stage is taken three rows further."""
-    stages = [weighted(offsets, [0.5, 0.625]) for offsets in ([(0, 0), (2, 0)], [(0, 0), (3, 0)], [(3, 2)])]
+    stages = [
+        weighted(offsets, [0.5, 0.625])
+        for offsets in ([(0, 0), (2, 0)], [(0, 0), (3, 0)], [(3, 2)])
+    ]
 
     def pipeline(a):
         a = jnp.pad(a, 2)
@@ -131,7 +146,9 @@ def test_rows_past_the_end_of_a_stage(rows):
             a = stage(a)
         return a
 
-    whole = np.full((rows + 40, 1003), 1e30, np.float32)  # what is read beyond the rows does not go unnoticed
+    whole = np.full(
+        (rows + 40, 1003), 1e30, np.float32
+    )  # what is read beyond the rows does not go unnoticed
     whole[:rows] = np.random.default_rng(0).normal(size=(rows, 1003))
     x = np.asarray(whole[:rows], np.float64)
     with jax.enable_x64(True):
@@ -146,7 +163,9 @@ def blur_colours(a):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("shape", [(1080, 640, 3), (601, 1021, 1), (5, 200_000, 3), (300_000, 5, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1080, 640, 3), (601, 1021, 1), (5, 200_000, 3), (300_000, 5, 1)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_interleaved_colours(shape, dtype):
     x = np.random.default_rng(7).integers(-50, 50, shape).astype(np.float64)
@@ -154,7 +173,9 @@ def test_interleaved_colours(shape, dtype):
     two = (lambda a: step(a)[:, 1:] - 2 * step(a)[:, :-1]) if dtype == "int32" else step
     want = two(x)
     got = np.asarray(pbkern.jit(two)(jnp.asarray(x, dtype))).astype(np.float64)
-    np.testing.assert_allclose(got, want, rtol=0, atol={"float32": 1e-4, "bfloat16": 0.6, "int32": 0}[dtype])
+    np.testing.assert_allclose(
+        got, want, rtol=0, atol={"float32": 1e-4, "bfloat16": 0.6, "int32": 0}[dtype]
+    )
 
 
 def test_stages_share_a_loop():
@@ -189,7 +210,9 @@ def test_loops_over_stencils_of_scratch():
         o[...] = t[...]
 
     scratch = [pbkern.Scratch((96,), jnp.float32), pbkern.Scratch((96,), jnp.float32)]
-    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((96,), jnp.float32), scratch_shapes=scratch)
+    kernel = pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct((96,), jnp.float32), scratch_shapes=scratch
+    )
     x = np.random.default_rng(11).normal(size=96).astype(np.float32)
     t, s = x.astype(np.float64), np.zeros(96)
     for _ in range(4):

@@ -11,9 +11,7 @@ from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.sorting import digit_bits
 
 pytestmark = pytest.mark.usefixtures("wide_types")
-DTYPES = (
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 bfloat16 float16 float32 float64 int4 uint4".split()
-)
+DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 bfloat16 float16 float32 float64 int4 uint4".split()
 # In registers, by ranks, by digits of several widths.
 LENGTHS = (1, 2, 9, 17, 33, 70, 300, 3001, 40000)
 
@@ -30,7 +28,10 @@ def keys_of(dtype: str, shape, rng) -> np.ndarray:
         wide = rng.integers(int(info.min), int(info.max), shape, dtype=kind, endpoint=True)
         return np.where(rng.random(shape) < 0.4, few, wide.astype(dt)).astype(dt)
     x = (rng.standard_normal(shape) * np.exp(rng.uniform(-6, 6, shape))).astype(dt)
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.0, np.finfo(np.float32).tiny / 4], np.float64).astype(dt)
+    special = np.array(
+        [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.0, np.finfo(np.float32).tiny / 4],
+        np.float64,
+    ).astype(dt)
     return np.where(rng.random(shape) < 0.3, special[rng.integers(0, len(special), shape)], x)
 
 
@@ -40,7 +41,9 @@ def order(keys: list[np.ndarray]) -> np.ndarray:
     def plain(k):
         if k.dtype.kind in "biu":
             return k
-        least = 0.0 if k.dtype == np.float16 else float(ml_dtypes.finfo(k.dtype).tiny)  # f16 is compared as f32
+        least = (
+            0.0 if k.dtype == np.float16 else float(ml_dtypes.finfo(k.dtype).tiny)
+        )  # f16 is compared as f32
         return np.where(np.abs(k.astype(np.float64)) < least, 0.0, k.astype(np.float64)) + 0.0
 
     return np.lexsort([plain(k) for k in reversed(keys)], axis=-1)
@@ -58,7 +61,9 @@ def check(keys, others, axis=-1):
     moved = [np.moveaxis(x, axis, -1) for x in operands]
     places = order(moved[: len(keys)])
     for g, x in zip(got, moved, strict=True):
-        np.testing.assert_array_equal(bits(np.moveaxis(np.asarray(g), axis, -1)), bits(np.take_along_axis(x, places, -1)))
+        np.testing.assert_array_equal(
+            bits(np.moveaxis(np.asarray(g), axis, -1)), bits(np.take_along_axis(x, places, -1))
+        )
 
 
 @pytest.mark.sampled(15)
@@ -78,7 +83,8 @@ def test_keys_alone_and_with_a_companion(dtype, length, rng):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [5, 40, 500])
 @pytest.mark.parametrize(
-    "names", [("int8", "float32"), ("float64", "int32"), ("bool", "uint16", "float16"), ("int64", "int64")]
+    "names",
+    [("int8", "float32"), ("float64", "int32"), ("bool", "uint16", "float16"), ("int64", "int64")],
 )
 def test_several_keys(names, length, rng):
     keys = [keys_of(n, (4, length), rng) for n in names]
@@ -87,13 +93,19 @@ def test_several_keys(names, length, rng):
     check(keys, [rng.standard_normal((4, length)).astype(np.float32), places.astype(np.int16)])
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((40, 7), 0), ((3, 300, 5), 1), ((0, 30), 1), ((30, 0), 0), ((2000,), 0)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((40, 7), 0), ((3, 300, 5), 1), ((0, 30), 1), ((30, 0), 0), ((2000,), 0)]
+)
 def test_along_other_axes(shape, axis, rng):
     x = keys_of("float32", shape, rng)
     check([x], [np.arange(x.size, dtype=np.int32).reshape(shape)], axis)
 
 
-@pytest.mark.parametrize("x", [np.zeros(5000, np.int32), np.arange(5000, dtype=np.int32)[::-1] << 16], ids=["equal", "few"])
+@pytest.mark.parametrize(
+    "x",
+    [np.zeros(5000, np.int32), np.arange(5000, dtype=np.int32)[::-1] << 16],
+    ids=["equal", "few"],
+)
 def test_digits_that_all_share_take_no_pass(x):
     check([x], [])
     check([x], [np.arange(x.size, dtype=np.int32)])
@@ -101,7 +113,11 @@ def test_digits_that_all_share_take_no_pass(x):
 
 def test_every_way_of_sorting_is_met():
     in_registers = LowerOptions().sorts_in_registers
-    ways = {"registers" if in_registers(n, 1, 1) else digit_bits(n, b) for n in LENGTHS for b in (1, 8, 16, 32, 64)}
+    ways = {
+        "registers" if in_registers(n, 1, 1) else digit_bits(n, b)
+        for n in LENGTHS
+        for b in (1, 8, 16, 32, 64)
+    }
     assert {"registers", None} < ways and len(ways) > 4
 
 

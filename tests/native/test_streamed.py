@@ -18,7 +18,9 @@ def test_streamed_result(shape, dtype):
     with jax.enable_x64(True):
         x = np.asarray(np.random.default_rng(1).integers(-9, 9, shape), dtype)
         (kernel,) = pbkern.jit(lambda x: x * 2 + 1).kernels(jnp.asarray(x))
-        compiled = compile_program(kernel_program(kernel), options_of=lambda k: LowerOptions(stream_bytes=0))
+        compiled = compile_program(
+            kernel_program(kernel), options_of=lambda k: LowerOptions(stream_bytes=0)
+        )
         (got,) = compiled(x)
     np.testing.assert_array_equal(got, x * 2 + 1)
 
@@ -38,7 +40,9 @@ def test_results_that_hold_partial_sums_stay():
     """A deep product adds to its result run by run; a shallow one stores each element once."""
     rows = TABLE.l3_bytes // 2 // 8192
     left, right = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 9000), (9000, 2048)))
-    assert "add(%a2[" in lowered(jnp.matmul, left, right) and "nontemporal" not in text(jnp.matmul, left, right)
+    assert "add(%a2[" in lowered(jnp.matmul, left, right) and "nontemporal" not in text(
+        jnp.matmul, left, right
+    )
     shallow = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 512), (512, 2048))]
     assert "nontemporal" in text(jnp.matmul, *shallow)
 
@@ -56,8 +60,14 @@ def test_results_of_kernels_with_scratch_unless_they_are_read_again():
     array = jax.ShapeDtypeStruct((TABLE.l3_bytes // 16384 + 64, 4096), jnp.float32)
 
     def made(body):
-        types = {"in_types": [array], "out_shape": [array], "scratch_shapes": [jax.ShapeDtypeStruct((16, 4096), jnp.float32)]}
-        return pbkern.kernel(body, grid=(array.shape[0] // 16,), in_specs=[blocks], out_specs=[blocks], **types)
+        types = {
+            "in_types": [array],
+            "out_shape": [array],
+            "scratch_shapes": [jax.ShapeDtypeStruct((16, 4096), jnp.float32)],
+        }
+        return pbkern.kernel(
+            body, grid=(array.shape[0] // 16,), in_specs=[blocks], out_specs=[blocks], **types
+        )
 
     def stores(x, y, rows):
         rows[...] = x[...] + 1

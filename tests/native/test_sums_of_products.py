@@ -56,19 +56,26 @@ def test_shifted_products(flat, bias, size):
     x, w = draw((2, rows, columns, channels), 1), draw((3, 3, channels, features), 2)
     (got,) = native(convolve(x, w, flat, bias=bias), x, w)
     want = convolution(x, w)
-    np.testing.assert_allclose(got, np.maximum(want + 1, 0) if bias else want, atol=1e-4 * np.abs(want).max(), rtol=0)
+    np.testing.assert_allclose(
+        got, np.maximum(want + 1, 0) if bias else want, atol=1e-4 * np.abs(want).max(), rtol=0
+    )
 
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_their_sum_lies_in_one_place(flat):
-    nests = lower_kernel(convolve(draw((1, 22, 23, 32), 1), draw((3, 3, 32, 32), 2), flat), "k").nests
+    nests = lower_kernel(
+        convolve(draw((1, 22, 23, 32), 1), draw((3, 3, 32, 32), 2), flat), "k"
+    ).nests
     sums = set(re.findall(r"(%\w+)\[[^\]]*\] = add\(.*acc0\)  \(after\)", nests))
     assert nests.count(" dot= ") == nests.count("acc0)  (after)") == 9
     assert len([s for s in sums if s.startswith("%t")]) == 1
 
 
 def test_of_narrow_sums():
-    x, w = (jnp.asarray(draw(s, k), jnp.bfloat16) for k, s in enumerate([(1, 12, 12, 16), (3, 3, 16, 16)]))
+    x, w = (
+        jnp.asarray(draw(s, k), jnp.bfloat16)
+        for k, s in enumerate([(1, 12, 12, 16), (3, 3, 16, 16)])
+    )
     (got,) = native(convolve(x, w, False, jnp.bfloat16), x, w)
     want = convolution(x, w)
     np.testing.assert_allclose(np.float64(got), want, atol=3e-2 * np.abs(want).max(), rtol=0)
@@ -89,7 +96,9 @@ def test_partial_sums_that_are_read_again():
     got = native(pbkern.kernel(body, out_shape=[shape, shape]).trace(x, w), x, w)
     products = np.float64(x) @ np.float64(w)
     np.testing.assert_allclose(got[0], products.sum(0) + 1, atol=1e-4)
-    np.testing.assert_allclose(got[1], (products[0] + 1 + products[1]) * (products[0] + 1), atol=1e-3)
+    np.testing.assert_allclose(
+        got[1], (products[0] + 1 + products[1]) * (products[0] + 1), atol=1e-3
+    )
 
 
 def test_partial_sums_seen_elsewhere():
@@ -102,6 +111,8 @@ def test_partial_sums_seen_elsewhere():
         o_ref[...] = total + x_ref[...] @ w_ref[3]
 
     x, w = draw((24, 20), 1), draw((4, 20, 24), 2)
-    (got,) = native(pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((24, 24), jnp.float32)).trace(x, w), x, w)
+    (got,) = native(
+        pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((24, 24), jnp.float32)).trace(x, w), x, w
+    )
     p = np.float64(x) @ np.float64(w)
     np.testing.assert_allclose(got, ((p[0] + 1).T + p[1])[::-1] + p[2] + p[3], atol=1e-4)

@@ -51,14 +51,24 @@ WINDOWS = {"same": {}, "strided": {"window_strides": (2, 2)}, "dilated": {"rhs_d
 def test_channels_fill_vectors_that_rows_of_images_do_not(dtype, params):
     """131 channels: panels are cut into runs of unequal length. 40 results: the last panel is narrower."""
     with jax.enable_x64(dtype == "float64"):
-        x, w, f = draw((2, 131, 7, 7), dtype, 1), draw((40, 131, 3, 3), dtype, 2), convolution(**params)
+        x, w, f = (
+            draw((2, 131, 7, 7), dtype, 1),
+            draw((40, 131, 3, 3), dtype, 2),
+            convolution(**params),
+        )
         lengths = {[*sizes.values()][-1] for sizes in products(f, x, w)}
-        assert dtype == "float64" or all(n % 8 == 0 for n in lengths)  # 7 of 8 lanes of float64 may stay
+        assert dtype == "float64" or all(
+            n % 8 == 0 for n in lengths
+        )  # 7 of 8 lanes of float64 may stay
         check(f, x, w)
 
 
 def test_groups_are_turned_one_by_one():
-    x, w, f = draw((2, 96, 7, 7), "float32", 1), draw((96, 32, 3, 3), "float32", 2), convolution(feature_group_count=3)
+    x, w, f = (
+        draw((2, 96, 7, 7), "float32", 1),
+        draw((96, 32, 3, 3), "float32", 2),
+        convolution(feature_group_count=3),
+    )
     assert {[*sizes.values()][-1] for sizes in products(f, x, w)} == {32}
     check(f, x, w)
 
@@ -92,8 +102,16 @@ def test_fast_math_off_adds_in_order():
 def test_vectors_do_not_run_along_short_windows():
     """A row of a 5 x 5 window is contiguous in image and filter, but its lanes are few, and added to one another."""
     pool, at = Pool(), {d: Affine.symbol(d) for d in "oyxihw"}
-    f32, dims, reduced = np.dtype(np.float32), {"o": 64, "y": 14, "x": 14}, {"i": 64, "h": 5, "w": 5}
-    image, filters, out = Buf("image", (64, 18, 18), f32), Buf("filters", (64, 64, 5, 5), f32), Buf("out", (64, 14, 14), f32)
+    f32, dims, reduced = (
+        np.dtype(np.float32),
+        {"o": 64, "y": 14, "x": 14},
+        {"i": 64, "h": 5, "w": 5},
+    )
+    image, filters, out = (
+        Buf("image", (64, 18, 18), f32),
+        Buf("filters", (64, 64, 5, 5), f32),
+        Buf("out", (64, 14, 14), f32),
+    )
     left = pool.make("load", f32, (image, (at["i"], at["y"] + at["h"], at["x"] + at["w"]), False))
     right = pool.make("load", f32, (filters, tuple(at[d] for d in "oihw"), False))
     write = Write(out, tuple(at[d] for d in "oyx"), pool.make("acc", f32, 0), inner=False)
@@ -121,5 +139,8 @@ def test_small_images_share_what_is_made_of_filters():
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
 def test_integers_wrap(dtype):
-    x, w = (jnp.asarray(np.random.default_rng(0).integers(0, 100, s), dtype) for s in ((2, 40, 7, 7), (33, 40, 3, 3)))
+    x, w = (
+        jnp.asarray(np.random.default_rng(0).integers(0, 100, s), dtype)
+        for s in ((2, 40, 7, 7), (33, 40, 3, 3))
+    )
     np.testing.assert_array_equal(pbkern.jit(convolution())(x, w), convolution()(x, w))

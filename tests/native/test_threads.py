@@ -37,13 +37,19 @@ def test_each_program_runs_once(programs, task_ns, monkeypatch):
     get_target("cpu")._compiled.clear()  # which does not know of such numbers
     with config.override(cache=False):
         kernel = jax.jit(lambda x: lax.fori_loop(0, 20, lambda _, s: counted(programs)(s), x))
-        assert "pbk_parallel" in pbkern.jit(counted(programs)).as_text(jnp.zeros(programs, "i4"), stage="mlir")
+        assert "pbk_parallel" in pbkern.jit(counted(programs)).as_text(
+            jnp.zeros(programs, "i4"), stage="mlir"
+        )
         for turn in range(20):
-            np.testing.assert_array_equal(kernel(jnp.full(programs, turn, "i4")), np.full(programs, turn + 20))
+            np.testing.assert_array_equal(
+                kernel(jnp.full(programs, turn, "i4")), np.full(programs, turn + 20)
+            )
     get_target("cpu")._compiled.clear()
 
 
-@pytest.mark.skipif(get_target("cpu").machine().vector_bits < 512, reason="looks for the names of wide registers")
+@pytest.mark.skipif(
+    get_target("cpu").machine().vector_bits < 512, reason="looks for the names of wide registers"
+)
 def test_spilled_vectors_do_not_cross_cache_lines():
     def f(x, y):
         def step(_, state):

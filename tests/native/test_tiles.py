@@ -22,9 +22,16 @@ def weight_gradient(vector_last: bool) -> Nest:
     image, out = Buf("image", (8, 30, 30), F32), Buf("out", tuple(dims.values()), F32)
     change = Buf("change", (8, 28, 28, 32) if vector_last else (8, 32, 28, 28), F32)
     left = pool.make("load", F32, (image, (at["n"], at["h"] + at["y"], at["w"] + at["x"]), False))
-    right = pool.make("load", F32, (change, tuple(at[d] for d in ("nyxc" if vector_last else "ncyx")), False))
+    right = pool.make(
+        "load", F32, (change, tuple(at[d] for d in ("nyxc" if vector_last else "ncyx")), False)
+    )
     write = Write(out, tuple(at[d] for d in dims), pool.make("acc", F32, 0), inner=False)
-    return Nest(dims | {"y": 28, "x": 28, "n": 8}, ("y", "x", "n"), [Reduction("dot", (left, right), F32)], [write])
+    return Nest(
+        dims | {"y": 28, "x": 28, "n": 8},
+        ("y", "x", "n"),
+        [Reduction("dot", (left, right), F32)],
+        [write],
+    )
 
 
 def test_all_places_of_a_window_share_the_vectors():
@@ -40,10 +47,15 @@ def test_tiles_along_the_reduction_have_points_on_both_sides():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_weights(layout):
     def f(x, w, y):
-        conv = lambda w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[layout])  # noqa: E731
+        conv = lambda w: lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[layout]
+        )  # noqa: E731
         return jax.vjp(conv, w)[1](y)[0]
 
     rng = np.random.default_rng(0)
-    shapes = {"NHWC": ((2, 9, 11, 5), (3, 3, 5, 21), (2, 9, 11, 21)), "NCHW": ((2, 5, 9, 11), (7, 5, 3, 3), (2, 7, 9, 11))}
+    shapes = {
+        "NHWC": ((2, 9, 11, 5), (3, 3, 5, 21), (2, 9, 11, 21)),
+        "NCHW": ((2, 5, 9, 11), (7, 5, 3, 3), (2, 7, 9, 11)),
+    }
     x, w, y = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in shapes[layout])
     np.testing.assert_allclose(pbkern.jit(f)(x, w, y), f(x, w, y), rtol=1e-4, atol=1e-4)

@@ -50,13 +50,25 @@ def test_top_of_random_lines(length, k):
 @pytest.mark.parametrize("name", ["rising", "falling", "equal", "few", "integers"])
 def test_orders_and_ties(name):
     n = np.arange(1500.0)
-    x = {"rising": n, "falling": -n, "equal": n * 0, "few": n % 7, "integers": (n * 7919 % 1499).astype(np.int32)}[name]
+    x = {
+        "rising": n,
+        "falling": -n,
+        "equal": n * 0,
+        "few": n % 7,
+        "integers": (n * 7919 % 1499).astype(np.int32),
+    }[name]
     x = x if name == "integers" else x.astype("f")
     check(np.stack([x, x[::-1]]), 8)
 
 
 def test_bfloat16_and_nan():
-    x = jnp.asarray(RNG.standard_normal((2, 600)), jnp.bfloat16).at[0, 300].set(jnp.nan).at[1, 5].set(-jnp.inf)
+    x = (
+        jnp.asarray(RNG.standard_normal((2, 600)), jnp.bfloat16)
+        .at[0, 300]
+        .set(jnp.nan)
+        .at[1, 5]
+        .set(-jnp.inf)
+    )
     got, want = top(9)(x), lax.top_k(x, 9)
     for a, b in zip(got, want):
         np.testing.assert_array_equal(np.asarray(a, "f4"), np.asarray(b, "f4"))
@@ -70,17 +82,24 @@ def sorted_slices(parts):
         for o, (which, low, high) in zip(out, parts):
             o[...] = lines[which][:, low:high]
 
-    out = [jax.ShapeDtypeStruct((4, high - low), np.float32 if w == 2 else np.int32) for w, low, high in parts]
+    out = [
+        jax.ShapeDtypeStruct((4, high - low), np.float32 if w == 2 else np.int32)
+        for w, low, high in parts
+    ]
     keys = [RNG.integers(0, 9, (4, 700)).astype(np.int32) for _ in range(2)]
     return pbkern.kernel(kernel, out_shape=out), [*keys, RNG.standard_normal((4, 700)).astype("f")]
 
 
-@pytest.mark.parametrize("parts", [[(2, 0, 5)], [(0, 0, 20), (2, 3, 40), (1, 7, 8)], [(1, 690, 700)]])
+@pytest.mark.parametrize(
+    "parts", [[(2, 0, 5)], [(0, 0, 20), (2, 3, 40), (1, 7, 8)], [(1, 690, 700)]]
+)
 def test_slices_of_sorted_lines(parts):
     kernel, arrays = sorted_slices(parts)
     order = np.lexsort((arrays[1], arrays[0]), axis=-1)  # stable
     for got, (which, low, high) in zip(native(kernel.trace(*arrays), *arrays), parts):
-        np.testing.assert_array_equal(got, np.take_along_axis(arrays[which], order, -1)[:, low:high])
+        np.testing.assert_array_equal(
+            got, np.take_along_axis(arrays[which], order, -1)[:, low:high]
+        )
 
 
 def test_lines_that_are_read_whole_are_sorted_whole():

@@ -7,14 +7,37 @@ import pytest
 import pbkern
 
 pytestmark = pytest.mark.usefixtures("wide_types")
-SHAPES = ((1, 1), (4, 5), (16, 16), (17, 40), (40, 17), (33, 100), (128, 3), (3, 128), (70, 70), (300, 513))
+SHAPES = (
+    (1, 1),
+    (4, 5),
+    (16, 16),
+    (17, 40),
+    (40, 17),
+    (33, 100),
+    (128, 3),
+    (3, 128),
+    (70, 70),
+    (300, 513),
+)
 CASES = {
-    "trace of a product": (lambda a, b: jnp.einsum("ij,ji->", a, b), lambda a, b: np.einsum("ij,ji->", a, b)),
-    "diagonal of a product": (lambda a, b: jnp.einsum("ij,ji->i", a, b), lambda a, b: np.einsum("ij,ji->i", a, b)),
-    "of the other product": (lambda a, b: jnp.einsum("ij,ji->j", a, b), lambda a, b: np.einsum("ij,ji->j", a, b)),
+    "trace of a product": (
+        lambda a, b: jnp.einsum("ij,ji->", a, b),
+        lambda a, b: np.einsum("ij,ji->", a, b),
+    ),
+    "diagonal of a product": (
+        lambda a, b: jnp.einsum("ij,ji->i", a, b),
+        lambda a, b: np.einsum("ij,ji->i", a, b),
+    ),
+    "of the other product": (
+        lambda a, b: jnp.einsum("ij,ji->j", a, b),
+        lambda a, b: np.einsum("ij,ji->j", a, b),
+    ),
     "distance": (lambda a, b: jnp.abs(a - b.T).sum(), lambda a, b: np.abs(a - b.T).sum()),
     "rows": (lambda a, b: (a - b.T).max(1), lambda a, b: (a - b.T).max(1)),
-    "columns": (lambda a, b: jnp.sqrt(((a + b.T) ** 2).sum(0)), lambda a, b: np.sqrt(((a + b.T) ** 2).sum(0))),
+    "columns": (
+        lambda a, b: jnp.sqrt(((a + b.T) ** 2).sum(0)),
+        lambda a, b: np.sqrt(((a + b.T) ** 2).sum(0)),
+    ),
     "places": (lambda a, b: (a * b.T).argmin(1), lambda a, b: (a * b.T).argmin(1)),
 }
 
@@ -26,8 +49,13 @@ def test_each_element_meets_its_own(case, shape, rng):
     f, of = CASES[case]
     a, b = rng.standard_normal(shape), rng.standard_normal(shape[::-1])
     np.testing.assert_allclose(pbkern.jit(f)(a, b), of(a, b), rtol=1e-12, atol=1e-12)
-    a, b = np.round(a * 20).astype(np.float32), np.round(b * 20).astype(np.float32)  # exact in floats of either size
-    np.testing.assert_allclose(pbkern.jit(f)(a, b), of(a.astype(np.float64), b.astype(np.float64)), rtol=1e-6)
+    a, b = (
+        np.round(a * 20).astype(np.float32),
+        np.round(b * 20).astype(np.float32),
+    )  # exact in floats of either size
+    np.testing.assert_allclose(
+        pbkern.jit(f)(a, b), of(a.astype(np.float64), b.astype(np.float64)), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "int64", "uint8", "int16"])
@@ -35,16 +63,23 @@ def test_types(dtype, rng):
     a, b = (rng.integers(0, 7, s).astype(jnp.dtype(dtype)) for s in ((50, 90), (90, 50)))
     for f in (lambda a, b: (a + b.T).sum(1), lambda a, b: (a + b.T).max()):
         got, want = pbkern.jit(f)(a, b), f(a.astype(np.int64), b.astype(np.int64))
-        np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0.01 if "float" in dtype else 0)
+        np.testing.assert_allclose(
+            np.asarray(got, np.float64), want, rtol=0.01 if "float" in dtype else 0
+        )
 
 
 def test_every_second_element_and_batches(rng):
     a, b = rng.standard_normal((5, 40, 66)), rng.standard_normal((5, 66, 80))
     f = lambda a, b: (a * jnp.swapaxes(b, 1, 2)[:, ::2]).sum((1, 2))  # noqa: E731
-    np.testing.assert_allclose(pbkern.jit(f)(a, b), (a * b.swapaxes(1, 2)[:, ::2]).sum((1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(
+        pbkern.jit(f)(a, b), (a * b.swapaxes(1, 2)[:, ::2]).sum((1, 2)), rtol=1e-12
+    )
 
 
 def test_no_element_is_loaded_by_itself(rng):
-    a, b = rng.standard_normal((160, 320)).astype(np.float32), rng.standard_normal((320, 160)).astype(np.float32)
+    a, b = (
+        rng.standard_normal((160, 320)).astype(np.float32),
+        rng.standard_normal((320, 160)).astype(np.float32),
+    )
     text = pbkern.jit(lambda a, b: jnp.abs(a - b.T).sum()).as_text(a, b, stage="mlir")
     assert "vector.shuffle" in text and "memref.load" not in text and "vector.gather" not in text

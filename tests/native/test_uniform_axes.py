@@ -114,7 +114,15 @@ def accumulates(x, a, b):
     a[...] = jnp.cumsum(a[...], axis=1) * (0.5 / a.shape[1])
 
 
-VARYING = [numbers_lanes, in_one_branch, stores_one_lane, stores_some_lanes, takes_columns, adds_products, accumulates]
+VARYING = [
+    numbers_lanes,
+    in_one_branch,
+    stores_one_lane,
+    stores_some_lanes,
+    takes_columns,
+    adds_products,
+    accumulates,
+]
 
 
 def kernel_of(steps, rows: int, lanes: int, columns: int) -> Kernel:
@@ -149,8 +157,14 @@ def check(kernel: Kernel) -> None:
 def narrow_scratch(kernel: Kernel) -> set[str]:
     """Which of the kernel's scratch buffers is only accessed at lane 0."""
     nests = lower_kernel(kernel, "k").nests
-    lanes = {name: set(re.findall(rf"%{name}(?:\.j\d+)?\[([^\]]*)\]", nests)) for name in ("t0", "t1")}
-    return {name for name, found in lanes.items() if found and all(re.search(r"(^|, )0$", ix) for ix in found)}
+    lanes = {
+        name: set(re.findall(rf"%{name}(?:\.j\d+)?\[([^\]]*)\]", nests)) for name in ("t0", "t1")
+    }
+    return {
+        name
+        for name, found in lanes.items()
+        if found and all(re.search(r"(^|, )0$", ix) for ix in found)
+    }
 
 
 @pytest.mark.sampled(3)

@@ -42,7 +42,9 @@ def test_by_what_the_same_kernel_computes(arrays):
     a, b, *_ = arrays
     f = lambda x, a, b: jnp.where(jnp.sin(x) > 0, a, b) * 3  # noqa: E731
     for x in (1.0, 4.0, np.nan):
-        np.testing.assert_allclose(pbkern.jit(f)(x, a, b), (a if np.sin(x) > 0 else b) * np.float32(3))
+        np.testing.assert_allclose(
+            pbkern.jit(f)(x, a, b), (a if np.sin(x) > 0 else b) * np.float32(3)
+        )
 
 
 def test_several_flags(arrays):
@@ -50,7 +52,9 @@ def test_several_flags(arrays):
     f = lambda p, q, a, b, c, d: jnp.where(p, a, b) + jnp.where(q, c, d)  # noqa: E731
     for p in (False, True):
         for q in (False, True):
-            np.testing.assert_array_equal(pbkern.jit(f)(p, q, a, b, c, d), (a if p else b) + (c if q else d))
+            np.testing.assert_array_equal(
+                pbkern.jit(f)(p, q, a, b, c, d), (a if p else b) + (c if q else d)
+            )
 
 
 def test_the_code_does_not_grow_without_bound(arrays):

@@ -88,7 +88,9 @@ def test_what_is_written_after_the_sum_reads_the_state_before():
 
     x = np.random.default_rng(0).standard_normal((16, 48)).astype(np.float32)
     scratch = [pbkern.Scratch((16, 48), "f4")]
-    kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((16,), jnp.float32), scratch_shapes=scratch).trace(x)
+    kernel = pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct((16,), jnp.float32), scratch_shapes=scratch
+    ).trace(x)
     (got,) = native(kernel, x)
     np.testing.assert_allclose(got, 3 * np.float64(x).sum(1) + x[:, 0], atol=1e-4)
 
@@ -97,7 +99,10 @@ def test_what_is_written_after_the_sum_reads_the_state_before():
 def test_what_an_update_overwrites_is_not_computed_anew_behind_a_maximum(shape):
     """One element: the update and the maximum over its result have equal dimensions, all of size 1."""
 
-    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct(shape, jnp.float32), scratch_shapes=[pbkern.Scratch(shape, jnp.float32)])
+    @pbkern.kernel(
+        out_shape=jax.ShapeDtypeStruct(shape, jnp.float32),
+        scratch_shapes=[pbkern.Scratch(shape, jnp.float32)],
+    )
     def body(x, o, t):
         t[...] = x[...]
         t[...] = t[...] * x[...] + t[...]

@@ -35,13 +35,28 @@ def without_a_carry(x, y):
     """Not the upper half: what the lower product carries is left out."""
     xh, xl, yh, yl = x >> 16, x & M, y >> 16, y & M
     a, b = xh * yl, xl * yh
-    return xh * yh + (a >> 16) + (b >> 16) + (((a & M) + (b & M)) >> 16), (a << 16) + (b << 16) + xl * yl
+    return xh * yh + (a >> 16) + (b >> 16) + (((a & M) + (b & M)) >> 16), (a << 16) + (
+        b << 16
+    ) + xl * yl
 
 
 @pytest.mark.parametrize("second", [None, 0xCD9E8D57, 0xFFFFFFFF, 65537])
-@pytest.mark.parametrize("halves, is_product", [(by_carry, True), (in_steps, True), (without_a_carry, False)])
+@pytest.mark.parametrize(
+    "halves, is_product", [(by_carry, True), (in_steps, True), (without_a_carry, False)]
+)
 def test_upper_and_lower_halves(halves, is_product, second):
-    ends = [0, 1, 0xFFFF, 0x10000, 0x10001, 0x7FFFFFFF, 0x80000000, 0xFFFF0000, 0xFFFFFFFE, 0xFFFFFFFF]
+    ends = [
+        0,
+        1,
+        0xFFFF,
+        0x10000,
+        0x10001,
+        0x7FFFFFFF,
+        0x80000000,
+        0xFFFF0000,
+        0xFFFFFFFE,
+        0xFFFFFFFF,
+    ]
     x, y = (v.ravel().astype(np.uint32) for v in np.meshgrid(ends, ends))
     rng = np.random.default_rng(0)
     x, y = (np.concatenate([v, rng.integers(0, 2**32, 301, np.uint32)]) for v in (x, y))
@@ -75,4 +90,7 @@ def test_what_chooses_the_instruction_of_products_stays_constant():
     text = lower_kernel(k, "k", LowerOptions(avx512=True)).text
     constants = dict(re.findall(r"(%v\d+) = arith.constant (dense<.*>) : vector<\d+xi64>", text))
     kept = re.findall(r'inline_asm has_side_effects "", "=v,0" (%v\d+)', text)
-    assert set(constants.values()) >= {"dense<32>", "dense<4294967295>"} and not set(kept) & constants.keys()
+    assert (
+        set(constants.values()) >= {"dense<32>", "dense<4294967295>"}
+        and not set(kept) & constants.keys()
+    )

@@ -14,6 +14,7 @@ from tests.arrays import array
 
 def crops(size):
     """`size` windows of each image: starts that would leave the image are moved into it."""
+
     def crop(image, start):
         return lax.dynamic_slice(image, (*start, *(0,) * (image.ndim - start.size)), size)
 
@@ -29,9 +30,17 @@ def starts(*shape, low=-9, high=60):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("shape, size", [((6, 40, 50, 3), (31, 29, 3)), ((5, 33, 41, 2), (20, 41, 2)),
-                                         ((3, 64, 64, 1), (56, 56, 1)), ((4, 30, 30, 3), (30, 30, 3)),
-                                         ((7, 9, 31, 40, 3), (4, 16, 18, 3)), ((4, 90, 3), (70, 3))])
+@pytest.mark.parametrize(
+    "shape, size",
+    [
+        ((6, 40, 50, 3), (31, 29, 3)),
+        ((5, 33, 41, 2), (20, 41, 2)),
+        ((3, 64, 64, 1), (56, 56, 1)),
+        ((4, 30, 30, 3), (30, 30, 3)),
+        ((7, 9, 31, 40, 3), (4, 16, 18, 3)),
+        ((4, 90, 3), (70, 3)),
+    ],
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, jnp.bfloat16])
 def test_crops(shape, size, dtype):
     x, at = images(*shape, dtype=dtype), starts(shape[0], len(size) - 1)
@@ -40,8 +49,12 @@ def test_crops(shape, size, dtype):
 
 
 def test_a_crop_is_a_loop_over_images_with_rows_and_channels_in_one():
-    text = pbkern.jit(crops((56, 56, 3))).as_text(images(16, 64, 64, 3), starts(16, 2), stage="nests")
-    assert re.search(r"for %w\d+ < \d+:\n  let .*\n  let .*\n  nest \[d\d+<56, d\d+<168\]", text), text
+    text = pbkern.jit(crops((56, 56, 3))).as_text(
+        images(16, 64, 64, 3), starts(16, 2), stage="nests"
+    )
+    assert re.search(r"for %w\d+ < \d+:\n  let .*\n  let .*\n  nest \[d\d+<56, d\d+<168\]", text), (
+        text
+    )
 
 
 def test_crops_that_are_cast_scaled_and_summed():
@@ -60,4 +73,6 @@ def test_windows_of_two_images_and_starts_of_both_dimensions():
         return one(a, at) + one(b, at[:, ::-1])
 
     a, b, at = images(5, 40, 44, 3), images(5, 64, 64, 3), starts(5, 2)
-    np.testing.assert_array_equal(np.asarray(pbkern.jit(f)(a, b, at)), np.asarray(jax.jit(f)(a, b, at)))
+    np.testing.assert_array_equal(
+        np.asarray(pbkern.jit(f)(a, b, at)), np.asarray(jax.jit(f)(a, b, at))
+    )

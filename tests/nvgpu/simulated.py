@@ -26,7 +26,9 @@ ON_DEVICE = os.environ.get("TESTS_ON_DEVICE") == "1"
 
 def compiled(program, *_, options=GPU, **__):
     """A program for the GPU; it is called with NumPy arrays."""
-    return _Called(get_target("nvgpu").compile(program, dataclasses.replace(options, target="nvgpu")))
+    return _Called(
+        get_target("nvgpu").compile(program, dataclasses.replace(options, target="nvgpu"))
+    )
 
 
 class _Called:
@@ -38,13 +40,19 @@ class _Called:
     def __call__(self, *arrays):
         if not ON_DEVICE:
             return self.made.simulated([np.asarray(a) for a in arrays])[0]
-        held = jax.device_put([np.asarray(a) for a in arrays], jax.devices(get_target("nvgpu").platform)[0])
-        return [np.asarray(x) for x in jax.jit(lambda *operands: call(None, self, *operands))(*held)]
+        held = jax.device_put(
+            [np.asarray(a) for a in arrays], jax.devices(get_target("nvgpu").platform)[0]
+        )
+        return [
+            np.asarray(x) for x in jax.jit(lambda *operands: call(None, self, *operands))(*held)
+        ]
 
 
 def call(self, made, *operands):
     """The program as a JAX operation."""
-    return launched_call(made.made, operands, get_target("nvgpu").driver() if ON_DEVICE else driver("simulator"))
+    return launched_call(
+        made.made, operands, get_target("nvgpu").driver() if ON_DEVICE else driver("simulator")
+    )
 
 
 @contextlib.contextmanager
@@ -52,11 +60,17 @@ def gpu():
     """What is compiled in the block runs in the simulator."""
     jax.clear_caches()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(CpuTarget, "compile", lambda _, p, options: compiled(p, options=options)))
+        stack.enter_context(
+            mock.patch.object(
+                CpuTarget, "compile", lambda _, p, options: compiled(p, options=options)
+            )
+        )
         stack.enter_context(mock.patch.object(CpuTarget, "call", call))
         stack.enter_context(mock.patch.object(CpuTarget, "POOLED_BYTES", 1 << 62))
         if ON_DEVICE:
-            stack.enter_context(mock.patch.object(CpuTarget, "platform", get_target("nvgpu").platform))
+            stack.enter_context(
+                mock.patch.object(CpuTarget, "platform", get_target("nvgpu").platform)
+            )
         stack.enter_context(mock.patch("tests.native.running.compile_program", compiled))
         yield
     jax.clear_caches()
@@ -73,7 +87,9 @@ def reading(code, error: int) -> tuple[CudaDriver, int, list]:
 
     cuda = CudaDriver()
     cuda._library = types.SimpleNamespace(  # type: ignore[assignment]
-        cuMemcpyDtoHAsync_v2=read, cuStreamSynchronize=lambda s: calls.append("waits") or 0,
-        cuGetErrorName=lambda error, text: 1, cuGetErrorString=lambda error, text: 1,
+        cuMemcpyDtoHAsync_v2=read,
+        cuStreamSynchronize=lambda s: calls.append("waits") or 0,
+        cuGetErrorName=lambda error, text: 1,
+        cuGetErrorString=lambda error, text: 1,
     )
     return cuda, cuda.load(code, ()), calls

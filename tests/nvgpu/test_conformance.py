@@ -21,16 +21,30 @@ NATIVE = pathlib.Path(__file__).parents[1] / "native"
 # Modules about the CPU's code generator and its threads.
 OWN = {"test_beside_tensorflow", "test_compile_units", "test_merge_functions", "test_threads"}
 LOOKS_INTO_CODE = {"lowered", "as_text", "compile_program", "LowerOptions", "kernel_nests"}
-FIXTURES = {"rng": lambda mp: np.random.default_rng(5), "wide_types": lambda mp: None, "monkeypatch": lambda mp: mp}
+FIXTURES = {
+    "rng": lambda mp: np.random.default_rng(5),
+    "wide_types": lambda mp: None,
+    "monkeypatch": lambda mp: mp,
+}
 # Of random bodies, those that truncate a result whose last bit differs between targets: tanh(9) is 1, or the float before it.
 TRUNCATING = {642}
 # Kernels that carry parameters of a class that tests invent for another target.
 FOREIGN = {"test_tiled_matmul_accumulates_in_scratch"}
 # Minutes in the simulator.
-LONG = {"test_deep_products_are_packed_in_runs", "test_matmul", "test_products", "test_bfloat16_of_few_columns",
-        "test_masked_attention", "test_equal_rows_and_columns_give_equal_bits", "test_special_values_of_live_keys",
-        "test_keys_alone_and_with_a_companion", "test_vectors", "test_dynamic_strides", "test_private_results",
-        "test_many_random_bodies"}
+LONG = {
+    "test_deep_products_are_packed_in_runs",
+    "test_matmul",
+    "test_products",
+    "test_bfloat16_of_few_columns",
+    "test_masked_attention",
+    "test_equal_rows_and_columns_give_equal_bits",
+    "test_special_values_of_live_keys",
+    "test_keys_alone_and_with_a_companion",
+    "test_vectors",
+    "test_dynamic_strides",
+    "test_private_results",
+    "test_many_random_bodies",
+}
 EVERY = 40
 
 
@@ -44,8 +58,13 @@ def cases():
             if not n.startswith("test_") or not inspect.isfunction(f):
                 continue
             if not names_of(f, set()) & LOOKS_INTO_CODE:
-                marks = [*(around if isinstance(around, list) else [around]), *getattr(f, "pytestmark", ())]
-                yield from ((path.stem, n, f, values, is_wide(f, marks)) for values in parameters(f, marks))
+                marks = [
+                    *(around if isinstance(around, list) else [around]),
+                    *getattr(f, "pytestmark", ()),
+                ]
+                yield from (
+                    (path.stem, n, f, values, is_wide(f, marks)) for values in parameters(f, marks)
+                )
 
 
 def names_of(f, seen) -> set[str]:
@@ -59,7 +78,13 @@ def names_of(f, seen) -> set[str]:
         found |= set(code.co_names)
         codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
     inner = [f.__globals__.get(n) for n in found]
-    return found.union(*(names_of(g, seen) for g in inner if inspect.isfunction(g) and g.__module__ == f.__module__))
+    return found.union(
+        *(
+            names_of(g, seen)
+            for g in inner
+            if inspect.isfunction(g) and g.__module__ == f.__module__
+        )
+    )
 
 
 def is_wide(f, marks) -> bool:
@@ -76,7 +101,11 @@ def parameters(f, marks) -> list[dict]:
     for m in marks:
         if m.name != "parametrize":
             continue
-        names = [n.strip() for n in m.args[0].split(",")] if isinstance(m.args[0], str) else list(m.args[0])
+        names = (
+            [n.strip() for n in m.args[0].split(",")]
+            if isinstance(m.args[0], str)
+            else list(m.args[0])
+        )
         rows = []
         for v in m.args[1]:
             of_param = hasattr(v, "values") and hasattr(v, "marks")
@@ -93,15 +122,24 @@ def is_sample(n: int) -> bool:
     return n % EVERY == 0 and ALL[n][1] not in LONG
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=f"{c[0]}-{c[1]}-{n}", marks=() if is_sample(n) else pytest.mark.slow)
-                                  for n, c in enumerate(ALL)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, id=f"{c[0]}-{c[1]}-{n}", marks=() if is_sample(n) else pytest.mark.slow)
+        for n, c in enumerate(ALL)
+    ],
+)
 def test_case_of_the_cpu(case, monkeypatch):
     _, _, f, values, wide = case
     if set(map(str, values.values())) & FOREIGN:
         pytest.skip("its compiler_params are of another class")
-    given = {n: make(monkeypatch) for n, make in FIXTURES.items() if n in inspect.signature(f).parameters}
+    given = {
+        n: make(monkeypatch) for n, make in FIXTURES.items() if n in inspect.signature(f).parameters
+    }
     random_body = test_bodies.test_random_body
-    monkeypatch.setattr(test_bodies, "test_random_body", lambda seed: seed in TRUNCATING or random_body(seed))
+    monkeypatch.setattr(
+        test_bodies, "test_random_body", lambda seed: seed in TRUNCATING or random_body(seed)
+    )
     with gpu(), jax.enable_x64(True) if wide else contextlib.nullcontext():
         f(**values, **given)
 

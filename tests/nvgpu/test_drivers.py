@@ -47,7 +47,10 @@ class Cuda:
         assert parse(text).name == name
         sizes = next(k.sizes for k in self.driver.kernels.values() if k.function.name == name)
         places = [ctypes.c_void_p.from_address(arguments[k]).value for k in range(len(sizes))]
-        arrays = [np.ctypeslib.as_array((ctypes.c_uint8 * max(n, 1)).from_address(p)) for p, n in zip(places, sizes)]
+        arrays = [
+            np.ctypeslib.as_array((ctypes.c_uint8 * max(n, 1)).from_address(p))
+            for p, n in zip(places, sizes)
+        ]
         pbkern.simulate_ptx(text, blocks, threads, arrays, shared_bytes=shared)
         return 0
 
@@ -63,7 +66,9 @@ def cuda(tmp_path, monkeypatch):
 
 def compiled(f, x, **options):
     build, _ = pbkern.jit(f, compile_options=GPU).build((x,), {})
-    return get_target("nvgpu").compile(build.plan.programs()[0], CompileOptions(target="nvgpu", **options))
+    return get_target("nvgpu").compile(
+        build.plan.programs()[0], CompileOptions(target="nvgpu", **options)
+    )
 
 
 def entry(made, found) -> tuple:
@@ -110,18 +115,29 @@ def test_kernels_run_that_the_library_assembles_from_their_text(cuda):
         out = np.zeros_like(x)
         assert call(x, out) is None
         np.testing.assert_array_equal(out, 2 * x[:, ::-1])
-    assert len(cuda.calls("cuLibraryLoadData")) == len(cuda.calls("cuInit")) == len(cuda.calls("cuKernelSetAttribute")) == 1
+    assert (
+        len(cuda.calls("cuLibraryLoadData"))
+        == len(cuda.calls("cuInit"))
+        == len(cuda.calls("cuKernelSetAttribute"))
+        == 1
+    )
     assert [(d, s) for d, _, s in cuda.launches] == [(0, 0xABC)] * 2
 
 
 def test_machine_code_that_the_driver_refuses_is_replaced_by_its_text(cuda, monkeypatch):
     monkeypatch.setattr(ptxas, "find", lambda: "ptxas")
-    monkeypatch.setattr(ptxas, "assemble", lambda text, architecture: ptxas.Assembled(b"\x7fELF of " + text.encode(), 8, 0, 0))
+    monkeypatch.setattr(
+        ptxas,
+        "assemble",
+        lambda text, architecture: ptxas.Assembled(b"\x7fELF of " + text.encode(), 8, 0, 0),
+    )
     cuda.library.fake_refuse_machine_code(1)
     call, out = entry(compiled(lambda x: x * 2.25, X), cuda.driver), np.zeros_like(X)
     assert call(X, out) is None and call(X, out) is None
     np.testing.assert_array_equal(out, X * 2.25)
-    assert len(cuda.calls("cuLibraryLoadData")) == 2  # machine code, the text; no more in the second call
+    assert (
+        len(cuda.calls("cuLibraryLoadData")) == 2
+    )  # machine code, the text; no more in the second call
 
 
 def test_a_ptxas_that_does_not_know_the_text_leaves_it_to_the_driver(cuda, monkeypatch):
@@ -134,8 +150,11 @@ def test_a_ptxas_that_does_not_know_the_text_leaves_it_to_the_driver(cuda, monke
     assert entry(made, cuda.driver)(X, out) is None
     np.testing.assert_array_equal(out, X * 2.75)
     cuda.fail("cuLibraryLoadData", 218)
-    assert re.search(r"takes no code of kernel `k0_\w+`(?s:.*)ptxas rejects a kernel: unsupported .version 8.0; PTX for "
-                     "sm_90a: error 218", entry(made, cuda.driver)(X, out))
+    assert re.search(
+        r"takes no code of kernel `k0_\w+`(?s:.*)ptxas rejects a kernel: unsupported .version 8.0; PTX for "
+        "sm_90a: error 218",
+        entry(made, cuda.driver)(X, out),
+    )
 
 
 def test_devices_of_several_kinds(cuda):
@@ -148,9 +167,19 @@ def test_devices_of_several_kinds(cuda):
         errors[device] = call(X, out)
         if device != 3:
             np.testing.assert_array_equal(out, X * 2)
-    assert [d for d in errors if errors[d]] == [3] and [d for d, _, _ in cuda.launches] == [0, 1, 2, 4, 1]
-    for words in ("device 3 takes no code of kernel `k0_", "PTX for sm_90a: CUDA_ERROR_NO_BINARY_FOR_GPU",
-                  "compute capability 7.5", "compile_options={'device': ...}"):
+    assert [d for d in errors if errors[d]] == [3] and [d for d, _, _ in cuda.launches] == [
+        0,
+        1,
+        2,
+        4,
+        1,
+    ]
+    for words in (
+        "device 3 takes no code of kernel `k0_",
+        "PTX for sm_90a: CUDA_ERROR_NO_BINARY_FOR_GPU",
+        "compute capability 7.5",
+        "compile_options={'device': ...}",
+    ):
         assert words in errors[3]
     texts = {d: next(k for k in cuda.driver.kernels.values()).handles[d] for d in range(5)}
     assert all(texts[d] for d in (0, 1, 2, 4)) and not texts[3]
@@ -213,7 +242,10 @@ def test_what_is_missing_is_said_by_the_call(cuda, tmp_path):
     missing = Cuda(tmp_path)
     type(missing.driver).library_name = "libcuda_that_is_not_there.so"
     text = doubled(missing)(X, out)
-    assert re.search("no program can be launched on an NVIDIA GPU\n.*libcuda_that_is_not_there(?s:.*)nvidia-smi", text)
+    assert re.search(
+        "no program can be launched on an NVIDIA GPU\n.*libcuda_that_is_not_there(?s:.*)nvidia-smi",
+        text,
+    )
     other = Cuda(tmp_path, "hip.c")
     other.driver.initialise = "hipInit"
     assert "the driver of the NVIDIA GPU has no function cuLaunchKernel" in doubled(other)(X, out)
@@ -224,7 +256,10 @@ def test_an_error_without_a_text_is_an_error(cuda, monkeypatch):
     monkeypatch.setattr(type(cuda.driver), "error_texts", ("cuGetErrorPoem",))
     call, out = doubled(cuda), np.zeros_like(X)
     cuda.fail("cuLaunchKernel", 321)
-    assert "error 321 of the driver" in (text := call(X, out)) and "has no function cuGetErrorPoem" in text
+    assert (
+        "error 321 of the driver" in (text := call(X, out))
+        and "has no function cuGetErrorPoem" in text
+    )
     cuda.fail("cuLaunchKernel", 0)
 
     def interrupted(*_):
@@ -248,7 +283,9 @@ def test_devices_beyond_those_that_have_a_place(cuda):
 # ---------------------------------------------------------------- failures of kernels
 
 
-@pytest.mark.parametrize("error, text", [(700, ADDRESS), (719, "CUDA_ERROR_LAUNCH_FAILED unspecified launch failure")])
+@pytest.mark.parametrize(
+    "error, text", [(700, ADDRESS), (719, "CUDA_ERROR_LAUNCH_FAILED unspecified launch failure")]
+)
 def test_a_kernel_that_failed_is_named_once_and_the_process_goes_on(cuda, error, text):
     first, second = doubled(cuda), entry(compiled(lambda x: x + 3, X), cuda.driver)
     out = np.zeros_like(X)
@@ -256,9 +293,15 @@ def test_a_kernel_that_failed_is_named_once_and_the_process_goes_on(cuda, error,
     cuda.break_device(0, error)
     (name,) = {k.function.name for k in cuda.driver.kernels.values() if k.handles[0]}
     found = second(X, out)
-    assert f"kernel `{name}` failed on device 0 while it ran: {text}" in found and "pbkern.simulate" in found
+    assert (
+        f"kernel `{name}` failed on device 0 while it ran: {text}" in found
+        and "pbkern.simulate" in found
+    )
     again = [second(X, out), first(X, out)]
-    assert all(f"device 0 has failed before (kernel `{name}`): {text}" in t and "while it ran" not in t for t in again)
+    assert all(
+        f"device 0 has failed before (kernel `{name}`): {text}" in t and "while it ran" not in t
+        for t in again
+    )
     cuda.devices("9.0", "9.0")
     cuda.current(1)
     assert first(X, out) is None  # another device
@@ -280,8 +323,10 @@ def test_of_several_launches_all_that_may_have_failed_are_named(cuda):
     for k in (2, *[0, 1] * RECENT):
         assert calls[k](X, out) is None
     cuda.break_device(0, 700)
-    assert re.match(r"one of kernels `k0_second_\w+`, `k0_first_\w+`, the last launches first failed on device 0 while it ran",
-                    calls[3](X, out))
+    assert re.match(
+        r"one of kernels `k0_second_\w+`, `k0_first_\w+`, the last launches first failed on device 0 while it ran",
+        calls[3](X, out),
+    )
 
 
 def counts(x):
@@ -321,8 +366,14 @@ def test_what_the_library_refuses_is_an_error_of_the_call(cuda, symbol, what):
 
 def test_copies_that_fail(cuda):
     """An aliased result that is another array starts as a copy."""
-    @pbkern.kernel(grid=(2,), in_specs=[pbkern.BlockSpec((1, 40), lambda i: (i, 0))], out_shape=X,
-                   out_specs=pbkern.BlockSpec((1, 40), lambda i: (i, 0)), input_output_aliases={0: 0})
+
+    @pbkern.kernel(
+        grid=(2,),
+        in_specs=[pbkern.BlockSpec((1, 40), lambda i: (i, 0))],
+        out_shape=X,
+        out_specs=pbkern.BlockSpec((1, 40), lambda i: (i, 0)),
+        input_output_aliases={0: 0},
+    )
     def adds(x, o):
         o[...] = x[...] + 1
 
@@ -335,8 +386,12 @@ def test_copies_that_fail(cuda):
 
 
 def test_reports_and_their_failures(cuda, capfd):
-    @pbkern.kernel(grid=(2,), in_specs=[pbkern.BlockSpec((1, 40), lambda i: (i, 0))], out_shape=X,
-                   out_specs=pbkern.BlockSpec((1, 40), lambda i: (i, 0)))
+    @pbkern.kernel(
+        grid=(2,),
+        in_specs=[pbkern.BlockSpec((1, 40), lambda i: (i, 0))],
+        out_shape=X,
+        out_specs=pbkern.BlockSpec((1, 40), lambda i: (i, 0)),
+    )
     def says(x, o):
         o[...] = x[...] * 3
         jax.debug.print("block {}", pbkern.program_id(0))
@@ -354,7 +409,9 @@ def test_reports_and_their_failures(cuda, capfd):
 
 def test_traces_that_cannot_be_written(cuda, monkeypatch, tmp_path):
     params = pbkern.nvgpu.CompilerParams(profile_space=4, profile_dir=str(tmp_path / "traces"))
-    body = pbkern.kernel(lambda x, o: o.__setitem__(..., x[...] - 1), out_shape=X, compiler_params=params)
+    body = pbkern.kernel(
+        lambda x, o: o.__setitem__(..., x[...] - 1), out_shape=X, compiler_params=params
+    )
     call, out = by_hand(body, cuda), np.zeros_like(X)
     assert call(X, out) is None and len(list((tmp_path / "traces").iterdir())) == 1
 
@@ -362,7 +419,9 @@ def test_traces_that_cannot_be_written(cuda, monkeypatch, tmp_path):
         raise OSError("disk full")
 
     monkeypatch.setattr(trace, "write", full)
-    assert re.fullmatch("what kernel `k0_.*` has recorded could not be written: disk full", call(X, out))
+    assert re.fullmatch(
+        "what kernel `k0_.*` has recorded could not be written: disk full", call(X, out)
+    )
 
 
 # ---------------------------------------------------------------- devices
@@ -372,18 +431,38 @@ def test_the_device_that_is_there_is_compiled_for(cuda, monkeypatch):
     monkeypatch.setattr(driver, "present_capability", driver.present_capability.__wrapped__)
     monkeypatch.setattr(driver, "driver", lambda name: cuda.driver)
     with config.override(gpu_driver=None):
-        for capability, kind in (("12.0", "sm_120"), ("8.7", "sm_86"), ("10.3", "sm_100"), ("9.0", "sm_90a")):
+        for capability, kind in (
+            ("12.0", "sm_120"),
+            ("8.7", "sm_86"),
+            ("10.3", "sm_100"),
+            ("9.0", "sm_90a"),
+        ):
             cuda.devices(capability)
             assert get_target("nvgpu").backend_of(None).kind.architecture == kind
         cuda.fail("cuDeviceGetAttribute", 100)
-        assert get_target("nvgpu").backend_of(None).kind.architecture == "sm_90a"  # no device: the default
+        assert (
+            get_target("nvgpu").backend_of(None).kind.architecture == "sm_90a"
+        )  # no device: the default
 
 
 def test_capabilities_take_the_newest_code_of_their_major_version():
-    names = {c: devices.of_capability(*c).architecture for c in ((8, 0), (8, 6), (8, 8), (8, 9), (10, 0), (10, 1), (12, 2))}
-    assert list(names.values()) == ["sm_80", "sm_86", "sm_86", "sm_89", "sm_100", "sm_100", "sm_120"]
+    names = {
+        c: devices.of_capability(*c).architecture
+        for c in ((8, 0), (8, 6), (8, 8), (8, 9), (10, 0), (10, 1), (12, 2))
+    }
+    assert list(names.values()) == [
+        "sm_80",
+        "sm_86",
+        "sm_86",
+        "sm_89",
+        "sm_100",
+        "sm_100",
+        "sm_120",
+    ]
     for capability in ((7, 5), (11, 0), (13, 0)):
-        with pytest.raises(pbkern.errors.OptionError, match=f"compute capability {capability[0]}.{capability[1]}"):
+        with pytest.raises(
+            pbkern.errors.OptionError, match=f"compute capability {capability[0]}.{capability[1]}"
+        ):
             devices.of_capability(*capability)
 
 
@@ -408,21 +487,38 @@ def test_every_device_that_was_used_is_waited_for_from_any_thread(cuda, monkeypa
         t.join()
         return errors[-1]
 
-    assert from_a_new_thread() is None and cuda.calls("cuCtxSynchronize") == ["cuCtxSynchronize 1", "cuCtxSynchronize 3"]
+    assert from_a_new_thread() is None and cuda.calls("cuCtxSynchronize") == [
+        "cuCtxSynchronize 1",
+        "cuCtxSynchronize 3",
+    ]
     cuda.current(1)
     assert call(X, out) is None
     cuda.break_device(1, 700)
     (name,) = {k.function.name for k in cuda.driver.kernels.values()}
     assert f"kernel `{name}` failed on device 1 while it ran" in from_a_new_thread()
-    assert cuda.calls("cuCtxSynchronize")[2:] == ["cuCtxSynchronize 1", "cuCtxSynchronize 3"]  # the others were waited for
+    assert cuda.calls("cuCtxSynchronize")[2:] == [
+        "cuCtxSynchronize 1",
+        "cuCtxSynchronize 3",
+    ]  # the others were waited for
     assert "device 1 has failed before" in from_a_new_thread()
     assert [cuda.library.fake_retained(n) for n in range(4)] == [0] * 4
     number = ctypes.c_int()
-    assert not cuda.library.cuCtxGetDevice(ctypes.byref(number)) and number.value == 1  # this thread's device is as before
+    assert (
+        not cuda.library.cuCtxGetDevice(ctypes.byref(number)) and number.value == 1
+    )  # this thread's device is as before
 
 
-@pytest.mark.parametrize("symbol", ["cuDeviceGetCount", "cuDeviceGet", "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain",
-                                    "cuCtxPushCurrent_v2", "cuCtxSynchronize"])
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "cuDeviceGetCount",
+        "cuDeviceGet",
+        "cuDevicePrimaryCtxGetState",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxPushCurrent_v2",
+        "cuCtxSynchronize",
+    ],
+)
 def test_waiting_that_fails(cuda, symbol):
     cuda.library.fake_active(0, 1)
     cuda.fail(symbol, 321)
@@ -448,7 +544,11 @@ def test_every_function_that_is_called_stands_in_the_fake_library_and_in_these_t
 
 def test_what_the_simulator_cannot_run_is_an_exception_with_its_traceback(monkeypatch):
     plain = codegen.ptx
-    monkeypatch.setattr(codegen, "ptx", lambda ir, kind: plain(ir, kind).replace("ret;", "frobnicate.b32 %r1, %r1;\nret;"))
+    monkeypatch.setattr(
+        codegen,
+        "ptx",
+        lambda ir, kind: plain(ir, kind).replace("ret;", "frobnicate.b32 %r1, %r1;\nret;"),
+    )
     with config.override(gpu_driver="simulator"):
         f = pbkern.jit(lambda x: x * 2.375, compile_options=GPU)
         with pytest.raises(Exception, match="kernel `k0_.*` failed: Traceback") as e:
@@ -463,4 +563,6 @@ def test_empty_operands_of_a_launch():
 
     x = np.arange(40, dtype="f4")
     with config.override(gpu_driver="simulator"):
-        np.testing.assert_array_equal(pbkern.jit(lambda x, y: body(x, y), compile_options=GPU)(x, x[:0]), x)
+        np.testing.assert_array_equal(
+            pbkern.jit(lambda x, y: body(x, y), compile_options=GPU)(x, x[:0]), x
+        )

@@ -17,7 +17,11 @@ GPU = {"target": "nvgpu"}
 
 def kernel_code(f, *types):
     build, _ = pbkern.jit(f, compile_options=GPU).build(types, {})
-    return [c for p in build.plan.programs() for c in get_target("nvgpu").compile(p, CompileOptions(target="nvgpu")).distinct()]
+    return [
+        c
+        for p in build.plan.programs()
+        for c in get_target("nvgpu").compile(p, CompileOptions(target="nvgpu")).distinct()
+    ]
 
 
 def test_reductions():
@@ -42,8 +46,12 @@ def test_reductions():
         "log of sums": sums, "from the end": ends[:, ::-1],
     }  # fmt: skip
     found = pbkern.simulate(f, x, n, flags).results
-    for name, got in zip(sorted(want), found if isinstance(found, list | tuple) else found.values()):
-        np.testing.assert_allclose(np.asarray(got, "f8"), want[name].astype("f8"), rtol=2e-5, atol=1e-5, err_msg=name)
+    for name, got in zip(
+        sorted(want), found if isinstance(found, list | tuple) else found.values()
+    ):
+        np.testing.assert_allclose(
+            np.asarray(got, "f8"), want[name].astype("f8"), rtol=2e-5, atol=1e-5, err_msg=name
+        )
 
 
 def test_places_of_64_bits():
@@ -52,6 +60,7 @@ def test_places_of_64_bits():
     i = np.array([0, 49, 50, -1, 1 << 32, (1 << 32) + 7, -(1 << 33) + 3, 20])
 
     with jax.enable_x64(True):
+
         @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((8,), jnp.int64))
         def far(i, o):
             o[...] = lax.iota(jnp.int64, 1 << 33)[:: 1 << 30] + i[...]
@@ -83,8 +92,13 @@ def wide_scratch(x):
     """Every block has 300 kB of its own in the device's memory."""
     spec = BlockSpec((1, x.shape[1]), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(x.shape[0],), out_shape=x, in_specs=[spec], out_specs=spec,
-                   scratch_shapes=[Scratch((1, x.shape[1]), jnp.float32)])
+    @pbkern.kernel(
+        grid=(x.shape[0],),
+        out_shape=x,
+        in_specs=[spec],
+        out_specs=spec,
+        scratch_shapes=[Scratch((1, x.shape[1]), jnp.float32)],
+    )
     def body(x_ref, o_ref, t_ref):
         t_ref[...] = x_ref[...] * 2
         o_ref[...] = t_ref[...][:, ::-1]
@@ -94,9 +108,14 @@ def wide_scratch(x):
 
 def test_empty_arrays():
     """Whatever is read of them is the value for places outside, and nothing is stored."""
+
     def f(x, none, i):
-        return (jnp.pad(none, (4, 3), constant_values=2.0) * x, x.at[i].add(none.sum()),
-                none.at[i].add(x, mode="drop") * 2, jnp.concatenate([none, x, none]) + 1)
+        return (
+            jnp.pad(none, (4, 3), constant_values=2.0) * x,
+            x.at[i].add(none.sum()),
+            none.at[i].add(x, mode="drop") * 2,
+            jnp.concatenate([none, x, none]) + 1,
+        )
 
     x, i = RNG.standard_normal(7).astype("f4"), np.arange(7, dtype="i4") - 2
     found = pbkern.simulate(f, x, x[:0], i).results

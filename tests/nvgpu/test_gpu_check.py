@@ -28,7 +28,12 @@ def test_rows_of_the_table_of_bandwidths(capsys):
     with pbkern.config.override(gpu_driver="simulator"):
         assert benchmarks.gpu.on_device(["softmax", "cross_entropy"], full=False, calls=1) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [r.split(" | ")[0] for r in rows] == ["| workload", "| ---", "| softmax", "| cross_entropy"]
+    assert [r.split(" | ")[0] for r in rows] == [
+        "| workload",
+        "| ---",
+        "| softmax",
+        "| cross_entropy",
+    ]
 
 
 def test_wrong_results_are_counted(monkeypatch, capsys):
@@ -40,18 +45,37 @@ def test_wrong_results_are_counted(monkeypatch, capsys):
 
 def test_the_document_has_all_parts_and_failures_count(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_check, "device", lambda: "NVIDIA Test")
-    for name, found in (("conformance", (True, "9 passed")), ("sanitizer", (False, "racecheck found errors")),
-                        ("bandwidth", (True, "| softmax |"))):
+    for name, found in (
+        ("conformance", (True, "9 passed")),
+        ("sanitizer", (False, "racecheck found errors")),
+        ("bandwidth", (True, "| softmax |")),
+    ):
         monkeypatch.setattr(gpu_check, name, lambda *_, found=found: found)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "gpu.md")])
     assert gpu_check.main() == 1
     text = (tmp_path / "gpu.md").read_text()
-    assert "Measured on NVIDIA Test" in text and "## compute-sanitizer: FAILED" in text and "9 passed" in text
+    assert (
+        "Measured on NVIDIA Test" in text
+        and "## compute-sanitizer: FAILED" in text
+        and "9 passed" in text
+    )
 
 
 @pytest.mark.slow
 def test_conformance_runs_through_the_driver():
     environment = os.environ | {"TESTS_ON_DEVICE": "1", "PBKERN_GPU_DRIVER": "simulator"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-m", "slow or not slow",
-               "tests/nvgpu/test_conformance.py", "-k", "integer_division or edges"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:xdist",
+        "-m",
+        "slow or not slow",
+        "tests/nvgpu/test_conformance.py",
+        "-k",
+        "integer_division or edges",
+    ]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)

@@ -26,16 +26,23 @@ def in_order(*semantics):
 
 
 def close(got, want, tolerance=1e-5):
-    np.testing.assert_allclose(np.asarray(got, "f8"), np.asarray(want, "f8"), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        np.asarray(got, "f8"), np.asarray(want, "f8"), rtol=tolerance, atol=tolerance
+    )
 
 
 def test_softmax_in_ragged_chunks():
     """At the end one row is left to a block: every thread, or the whole block, computes its numbers."""
     rows = BlockSpec((4,), lambda i, k: (i,))
 
-    @pbkern.kernel(grid=(3, 3), in_specs=[BlockSpec((4, 32), lambda i, k: (i, k))], out_specs=[rows, rows],
-                   out_shape=[shape(9), shape(9)], scratch_shapes=[Scratch((4,), jnp.float32)] * 2,
-                   compiler_params=in_order("parallel", "sequential"))
+    @pbkern.kernel(
+        grid=(3, 3),
+        in_specs=[BlockSpec((4, 32), lambda i, k: (i, k))],
+        out_specs=[rows, rows],
+        out_shape=[shape(9), shape(9)],
+        scratch_shapes=[Scratch((4,), jnp.float32)] * 2,
+        compiler_params=in_order("parallel", "sequential"),
+    )
     def kernel(x, largest_out, total_out, largest, total):
         @pbkern.when(pbkern.program_id(1) == 0)
         def _():
@@ -57,12 +64,18 @@ def test_softmax_in_ragged_chunks():
 def test_newton_until_it_converges():
     rows = BlockSpec((1, 33), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(5,), in_specs=[rows], out_specs=[rows, BlockSpec((1,), lambda i: (i,))],
-                   out_shape=[shape(5, 33), shape(5, dtype=jnp.int32)])
+    @pbkern.kernel(
+        grid=(5,),
+        in_specs=[rows],
+        out_specs=[rows, BlockSpec((1,), lambda i: (i,))],
+        out_shape=[shape(5, 33), shape(5, dtype=jnp.int32)],
+    )
     def kernel(a, root, count):
         x = a[...]
         going = lambda s: (jnp.abs(s[0] * s[0] - x).max() > 1e-4 * x.max()) & (s[1] < 50)  # noqa: E731
-        root[...], n = lax.while_loop(going, lambda s: (0.5 * (s[0] + x / s[0]), s[1] + 1), (jnp.ones_like(x), jnp.int32(0)))
+        root[...], n = lax.while_loop(
+            going, lambda s: (0.5 * (s[0] + x / s[0]), s[1] + 1), (jnp.ones_like(x), jnp.int32(0))
+        )
         count[...] = n[None]
 
     a = (RNG.uniform(0.5, 4, (5, 33)) * 10.0 ** np.arange(5)[:, None]).astype("f4")
@@ -72,13 +85,20 @@ def test_newton_until_it_converges():
 
 
 def test_counts_by_atomics():
-    @pbkern.kernel(grid=(4,), in_specs=[BlockSpec((100,), lambda i: (i,)), BlockSpec()], out_specs=BlockSpec(),
-                   out_shape=shape(10, dtype=jnp.int32), input_output_aliases={1: 0})
+    @pbkern.kernel(
+        grid=(4,),
+        in_specs=[BlockSpec((100,), lambda i: (i,)), BlockSpec()],
+        out_specs=BlockSpec(),
+        out_shape=shape(10, dtype=jnp.int32),
+        input_output_aliases={1: 0},
+    )
     def kernel(x, zeros, o):
         pbkern.atomic_add(o, (x[...],), jnp.ones((100,), jnp.int32))
 
     x = RNG.integers(0, 10, 400).astype("i4")
-    np.testing.assert_array_equal(pbkern.simulate(kernel, x, np.zeros(10, "i4")).results[0], np.bincount(x, minlength=10))
+    np.testing.assert_array_equal(
+        pbkern.simulate(kernel, x, np.zeros(10, "i4")).results[0], np.bincount(x, minlength=10)
+    )
 
 
 def test_rows_from_computed_places():
@@ -99,7 +119,9 @@ def test_positive_elements_are_compacted():
     """A counter that decides where the next element goes."""
     rows = BlockSpec((1, 50), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(3,), in_specs=[rows], out_specs=rows, out_shape=shape(3, 50, dtype=jnp.int32))
+    @pbkern.kernel(
+        grid=(3,), in_specs=[rows], out_specs=rows, out_shape=shape(3, 50, dtype=jnp.int32)
+    )
     def kernel(x, o):
         o[...] = jnp.full((1, 50), -1, jnp.int32)
 
@@ -141,8 +163,14 @@ def test_scalars_are_read_anew_behind_a_store():
 def test_a_carry_from_block_to_block():
     line = BlockSpec((64,), lambda i: (i,))
 
-    @pbkern.kernel(grid=(4,), in_specs=[line], out_specs=line, out_shape=shape(230),
-                   scratch_shapes=[Scratch((1,), jnp.float32)], compiler_params=in_order("sequential"))
+    @pbkern.kernel(
+        grid=(4,),
+        in_specs=[line],
+        out_specs=line,
+        out_shape=shape(230),
+        scratch_shapes=[Scratch((1,), jnp.float32)],
+        compiler_params=in_order("sequential"),
+    )
     def kernel(x, o, carry):
         @pbkern.when(pbkern.program_id(0) == 0)
         def _():
@@ -158,9 +186,15 @@ def test_a_carry_from_block_to_block():
 
 def test_compensated_sums_of_doubles():
     with jax.enable_x64(True):
-        @pbkern.kernel(grid=(3,), in_specs=[BlockSpec((50,), lambda i: (i,))], out_specs=BlockSpec((1,), lambda i: (0,)),
-                       out_shape=shape(1, dtype=jnp.float64), scratch_shapes=[Scratch((2,), jnp.float64)],
-                       compiler_params=in_order("arbitrary"))
+
+        @pbkern.kernel(
+            grid=(3,),
+            in_specs=[BlockSpec((50,), lambda i: (i,))],
+            out_specs=BlockSpec((1,), lambda i: (0,)),
+            out_shape=shape(1, dtype=jnp.float64),
+            scratch_shapes=[Scratch((2,), jnp.float64)],
+            compiler_params=in_order("arbitrary"),
+        )
         def kernel(x, o, t):
             @pbkern.when(pbkern.program_id(0) == 0)
             def _():
@@ -185,7 +219,9 @@ def test_hashes_of_64_bits():
                 h = (h ^ (h >> np.uint64(33))) * factor
             return h // np.uint64(7) + h % np.uint64(11)
 
-        @pbkern.kernel(grid=(3,), in_specs=[line], out_specs=line, out_shape=shape(100, dtype=jnp.uint64))
+        @pbkern.kernel(
+            grid=(3,), in_specs=[line], out_specs=line, out_shape=shape(100, dtype=jnp.uint64)
+        )
         def kernel(x, o):
             o[...] = mixed(x[...])
 
@@ -196,8 +232,12 @@ def test_hashes_of_64_bits():
 def test_halves_at_ragged_ends():
     rows = BlockSpec((5, 17), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(3,), in_specs=[rows, rows], out_specs=[rows, BlockSpec((5,), lambda i: (i,))],
-                   out_shape=[shape(13, 17, dtype=jnp.bfloat16), shape(13, dtype=jnp.float16)])
+    @pbkern.kernel(
+        grid=(3,),
+        in_specs=[rows, rows],
+        out_specs=[rows, BlockSpec((5,), lambda i: (i,))],
+        out_shape=[shape(13, 17, dtype=jnp.bfloat16), shape(13, dtype=jnp.float16)],
+    )
     def kernel(x, y, product, total):
         product[...] = (x[...].astype(jnp.float32) * y[...]).astype(jnp.bfloat16)
         total[...] = x[...].sum(1).astype(jnp.float16)
@@ -210,8 +250,11 @@ def test_halves_at_ragged_ends():
 
 def test_one_buffer_turned_and_one_as_it_is():
     """Shared memory for what other threads read, registers for what they do not, in one kernel."""
-    @pbkern.kernel(out_shape=[shape(24, 40), shape(40, 24)],
-                   scratch_shapes=[Scratch((40, 24), jnp.float32), Scratch((24, 40), jnp.float32)])
+
+    @pbkern.kernel(
+        out_shape=[shape(24, 40), shape(40, 24)],
+        scratch_shapes=[Scratch((40, 24), jnp.float32), Scratch((24, 40), jnp.float32)],
+    )
     def kernel(x, plain, turned, t, u):
         t[...] = x[...].T
         u[...] = x[...] * 2
@@ -229,9 +272,14 @@ def test_one_buffer_turned_and_one_as_it_is():
 def test_two_sequential_dimensions_with_ragged_ends():
     block = BlockSpec((1, 4, 8), lambda b, i, j: (b, i, j))
 
-    @pbkern.kernel(grid=(2, 3, 2), in_specs=[block], out_specs=BlockSpec((1, 4, 8), lambda b, i, j: (b, 0, 0)),
-                   out_shape=shape(2, 4, 8), scratch_shapes=[Scratch((1, 4, 8), jnp.float32)],
-                   compiler_params=in_order("parallel", "arbitrary", "arbitrary"))
+    @pbkern.kernel(
+        grid=(2, 3, 2),
+        in_specs=[block],
+        out_specs=BlockSpec((1, 4, 8), lambda b, i, j: (b, 0, 0)),
+        out_shape=shape(2, 4, 8),
+        scratch_shapes=[Scratch((1, 4, 8), jnp.float32)],
+        compiler_params=in_order("parallel", "arbitrary", "arbitrary"),
+    )
     def kernel(x, o, total):
         @pbkern.when((pbkern.program_id(1) == 0) & (pbkern.program_id(2) == 0))
         def _():
@@ -251,7 +299,9 @@ def test_two_sequential_dimensions_with_ragged_ends():
 def test_branches_on_data_and_flags(seed):
     rows = BlockSpec((1, 19), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(4,), in_specs=[rows, rows], out_specs=rows, out_shape=shape(4, 19, dtype=jnp.bool_))
+    @pbkern.kernel(
+        grid=(4,), in_specs=[rows, rows], out_specs=rows, out_shape=shape(4, 19, dtype=jnp.bool_)
+    )
     def kernel(x, flags, o):
         o[...] = lax.cond(x[...].sum() > 0, lambda: flags[...] ^ (x[...] > 0), lambda: ~flags[...])
 
@@ -262,10 +312,21 @@ def test_branches_on_data_and_flags(seed):
 
 
 def test_products_of_bytes():
-    @pbkern.kernel(grid=(2, 2), in_specs=[BlockSpec((20, 33), lambda i, j: (i, 0)), BlockSpec((19, 33), lambda i, j: (j, 0))],
-                   out_specs=BlockSpec((20, 19), lambda i, j: (i, j)), out_shape=shape(37, 30, dtype=jnp.int32))
+    @pbkern.kernel(
+        grid=(2, 2),
+        in_specs=[
+            BlockSpec((20, 33), lambda i, j: (i, 0)),
+            BlockSpec((19, 33), lambda i, j: (j, 0)),
+        ],
+        out_specs=BlockSpec((20, 19), lambda i, j: (i, j)),
+        out_shape=shape(37, 30, dtype=jnp.int32),
+    )
     def kernel(a, b, o):
-        o[...] = lax.dot_general(a[...], b[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+        o[...] = lax.dot_general(
+            a[...], b[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+        )
 
     a, b = (RNG.integers(-100, 100, (n, 33)).astype("i1") for n in (37, 30))
-    np.testing.assert_array_equal(pbkern.simulate(kernel, a, b).results[0], a.astype("i4") @ b.T.astype("i4"))
+    np.testing.assert_array_equal(
+        pbkern.simulate(kernel, a, b).results[0], a.astype("i4") @ b.T.astype("i4")
+    )

@@ -27,7 +27,9 @@ def folder(tmp_path):
 def lowerings(monkeypatch):
     """Kernels that were lowered, by name."""
     found, plain = [], simt.device_function
-    monkeypatch.setattr(simt, "device_function", lambda *args: (found.append(args[-1]), plain(*args))[1])
+    monkeypatch.setattr(
+        simt, "device_function", lambda *args: (found.append(args[-1]), plain(*args))[1]
+    )
     return found
 
 
@@ -102,7 +104,12 @@ def assemblies(monkeypatch):
 def test_machine_code_is_kept_by_text_architecture_and_version(folder, assemblies, monkeypatch):
     (code,) = compiled(softmax).distinct()
     first, again = code.assembled, ptxas.assemble(code.ptx, "sm_90a")
-    assert first == again and first.cubin.startswith(b"\x7fELF") and first.registers > 0 and len(assemblies) == 1
+    assert (
+        first == again
+        and first.cubin.startswith(b"\x7fELF")
+        and first.registers > 0
+        and len(assemblies) == 1
+    )
     (path,) = folder.glob("cubin-*.pbk")
     ptxas.assemble(code.ptx.replace("sm_90a", "sm_80"), "sm_80")
     monkeypatch.setattr(ptxas, "_version", lambda tool: "another")

@@ -21,7 +21,9 @@ def blur(x, w):
 
 def layer_norm(x, scale, bias):
     centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) * scale + bias
+    return (
+        centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) * scale + bias
+    )
 
 
 def attention(q, k, v):
@@ -44,10 +46,16 @@ FUNCTIONS = {
     "short_sort": (lambda x: jnp.sort(x, -1), [(40, 20)]),
     "top_k": (lambda x: jax.lax.top_k(x, 3)[0], [(5, 40)]),
     "transpose": (lambda x: x.T + 1, [(33, 50)]),
-    "convolution": (lambda x, w: jax.nn.relu(jax.lax.conv(x, w, (1, 1), "SAME")), [(1, 3, 9, 10), (4, 3, 3, 3)]),
+    "convolution": (
+        lambda x, w: jax.nn.relu(jax.lax.conv(x, w, (1, 1), "SAME")),
+        [(1, 3, 9, 10), (4, 3, 3, 3)],
+    ),
     "gather": (lambda x, i: x[jnp.abs(i * 3).astype(int)], [(20, 8), (11,)]),
     "scatter": (lambda x, i: x.at[jnp.abs(i * 3).astype(int)].add(1.0), [(20, 8), (11,)]),
-    "scan": (lambda x: jax.lax.scan(lambda c, r: (c * 0.5 + r, c.sum()), jnp.zeros(8), x), [(6, 8)]),
+    "scan": (
+        lambda x: jax.lax.scan(lambda c, r: (c * 0.5 + r, c.sum()), jnp.zeros(8), x),
+        [(6, 8)],
+    ),
 }
 
 
@@ -78,8 +86,13 @@ def test_arrays_that_a_function_closes_over_are_operands():
 def turned(n):
     spec = pbkern.BlockSpec((1, n), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(2,), out_shape=jax.ShapeDtypeStruct((2, n), jnp.float32), in_specs=[spec], out_specs=spec,
-                   scratch_shapes=[pbkern.Scratch((1, n), jnp.float32)])
+    @pbkern.kernel(
+        grid=(2,),
+        out_shape=jax.ShapeDtypeStruct((2, n), jnp.float32),
+        in_specs=[spec],
+        out_specs=spec,
+        scratch_shapes=[pbkern.Scratch((1, n), jnp.float32)],
+    )
     def body(x_ref, o_ref, t_ref):
         t_ref[...] = x_ref[...] * 2
         o_ref[...] = t_ref[...][:, ::-1]
@@ -93,15 +106,30 @@ def test_scratch_lies_in_shared_memory_as_far_as_that_reaches(n, memory):
     found = pbkern.simulate(turned(n), x)
     np.testing.assert_array_equal(found.results[0], 2 * x[:, ::-1])
     assert (found.counts.shared_accesses == 0) is (memory == "global")
-    assert (".extern .shared" in found.ptx[0]) is (memory == "dynamic")  # its size is asked for at the launch
+    assert (".extern .shared" in found.ptx[0]) is (
+        memory == "dynamic"
+    )  # its size is asked for at the launch
     if memory != "shared":
         with pbkern.config.override(gpu_driver="simulator"):
             f = pbkern.jit(lambda x: turned(n)(x), compile_options={"target": "nvgpu"})
             np.testing.assert_array_equal(f(x), 2 * x[:, ::-1])
 
 
-DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
-          "uint64", "bool"]
+DTYPES = [
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "bool",
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -115,7 +143,9 @@ def test_every_dtype(dtype):
 
         for got, want in zip(pbkern.simulate(f, x).results, f(jnp.asarray(x))):
             assert got.dtype == want.dtype
-            np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=1e-2)
+            np.testing.assert_allclose(
+                np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=1e-2
+            )
 
 
 def test_aligned_rows_are_whole_vectors_and_every_sector_is_needed():
@@ -127,8 +157,11 @@ def test_aligned_rows_are_whole_vectors_and_every_sector_is_needed():
 
 
 def test_a_removed_barrier_is_found_at_the_users_line():
-    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((300,), jnp.float32), scratch_shapes=[pbkern.Scratch((300,), jnp.float32)],
-                   compiler_params=pbkern.nvgpu.CompilerParams(unsafe_no_auto_barriers=True))
+    @pbkern.kernel(
+        out_shape=jax.ShapeDtypeStruct((300,), jnp.float32),
+        scratch_shapes=[pbkern.Scratch((300,), jnp.float32)],
+        compiler_params=pbkern.nvgpu.CompilerParams(unsafe_no_auto_barriers=True),
+    )
     def reversed_twice(x_ref, o_ref, t_ref):
         t_ref[...] = jnp.exp(x_ref[...])
         o_ref[...] = t_ref[...][::-1] + t_ref[...]
@@ -141,7 +174,12 @@ def test_a_removed_barrier_is_found_at_the_users_line():
 def test_handwritten_kernel_in_blocks():
     spec = pbkern.BlockSpec((8, 16), lambda i, j: (i, j))
 
-    @pbkern.kernel(grid=(3, 2), in_specs=[spec], out_specs=spec, out_shape=jax.ShapeDtypeStruct((20, 30), jnp.float32))
+    @pbkern.kernel(
+        grid=(3, 2),
+        in_specs=[spec],
+        out_specs=spec,
+        out_shape=jax.ShapeDtypeStruct((20, 30), jnp.float32),
+    )
     def doubled(x_ref, o_ref):
         o_ref[...] = x_ref[...] * 2
 
@@ -167,7 +205,9 @@ def test_calls_of_functions_that_no_device_has_are_errors():
 
 def test_a_launch_that_fails_is_an_exception_with_the_reason(monkeypatch):
     plain = codegen.ptx
-    monkeypatch.setattr(codegen, "ptx", lambda ir, kind: plain(ir, kind).replace("bar.sync", "membar.cta; //"))
+    monkeypatch.setattr(
+        codegen, "ptx", lambda ir, kind: plain(ir, kind).replace("bar.sync", "membar.cta; //")
+    )
     with pbkern.config.override(gpu_driver="simulator"):
         f = pbkern.jit(lambda x: jax.nn.softmax(x * 3, -1), compile_options={"target": "nvgpu"})
         with pytest.raises(Exception, match="threads race"):
@@ -177,17 +217,28 @@ def test_a_launch_that_fails_is_an_exception_with_the_reason(monkeypatch):
 def test_stages_of_text():
     f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu"})
     x = arrays([(10,)])[0]
-    for stage, words in {"nests": "nest [", "mlir": "nvvm.read.ptx.sreg.tid.x", "llvm": "ptx_kernel",
-                         "ptx": ".visible .entry"}.items():
+    for stage, words in {
+        "nests": "nest [",
+        "mlir": "nvvm.read.ptx.sreg.tid.x",
+        "llvm": "ptx_kernel",
+        "ptx": ".visible .entry",
+    }.items():
         assert words in f.as_text(x, stage=stage)
     assert CompileOptions(target="nvgpu").target == "nvgpu"
 
 
 def test_loops_and_branches_of_the_host():
     """Their conditions are read back between launches."""
+
     def f(x, n):
-        grown, count = jax.lax.while_loop(lambda c: c[0].sum() < 500, lambda c: (c[0] @ c[0].T * 0.1 + 1, c[1] + 1), (x, 0))
-        return grown, count, jax.lax.switch(n, [lambda: jnp.sort(x), lambda: x @ x, lambda: x.T[::-1] @ x])
+        grown, count = jax.lax.while_loop(
+            lambda c: c[0].sum() < 500, lambda c: (c[0] @ c[0].T * 0.1 + 1, c[1] + 1), (x, 0)
+        )
+        return (
+            grown,
+            count,
+            jax.lax.switch(n, [lambda: jnp.sort(x), lambda: x @ x, lambda: x.T[::-1] @ x]),
+        )
 
     x = np.abs(arrays([(9, 9)])[0])
     for n in (-1, 1, 7):

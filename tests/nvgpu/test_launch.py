@@ -33,7 +33,9 @@ def three_kernels_and_a_loop(x):
 
 def both(f, *args, **options):
     """Results on the GPU, and of jax.jit."""
-    return jax.tree.leaves(pbkern.jit(f, compile_options=GPU, **options)(*args)), jax.tree.leaves(jax.jit(f)(*args))
+    return jax.tree.leaves(pbkern.jit(f, compile_options=GPU, **options)(*args)), jax.tree.leaves(
+        jax.jit(f)(*args)
+    )
 
 
 @pytest.mark.parametrize("f", [
@@ -53,13 +55,17 @@ def test_programs(f):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint32", "bool"])
 def test_types(dtype):
     x = (X > 0 if dtype == "bool" else (X * 3).astype("i4")).astype(jnp.dtype(dtype))
-    for got, want in zip(*both(lambda x: (jnp.where(x > 0, x, ~x if dtype == "bool" else -x), x[::-1]), x)):
+    for got, want in zip(
+        *both(lambda x: (jnp.where(x > 0, x, ~x if dtype == "bool" else -x), x[::-1]), x)
+    ):
         np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(want, "f4"))
 
 
 def test_64_bits():
     with jax.enable_x64(True):
-        for got, want in zip(*both(lambda x: (x * 2 + 1, (x * 1e6).astype("int64").sum()), X.astype("f8"))):
+        for got, want in zip(
+            *both(lambda x: (x * 2 + 1, (x * 1e6).astype("int64").sum()), X.astype("f8"))
+        ):
             assert got.dtype == want.dtype
             np.testing.assert_allclose(got, want, rtol=1e-12)
 
@@ -68,7 +74,9 @@ def test_transformations():
     f = pbkern.jit(lambda x: (jnp.tanh(x @ x) ** 2).sum(), compile_options=GPU)
     plain = lambda x: (jnp.tanh(x @ x) ** 2).sum()  # noqa: E731
     np.testing.assert_allclose(jax.grad(f)(X), jax.grad(plain)(X), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(jax.vmap(f)(X[None] * [[[1]], [[2]]]), jax.vmap(plain)(X[None] * [[[1]], [[2]]]), rtol=1e-3)
+    np.testing.assert_allclose(
+        jax.vmap(f)(X[None] * [[[1]], [[2]]]), jax.vmap(plain)(X[None] * [[[1]], [[2]]]), rtol=1e-3
+    )
 
 
 def test_donated_arrays():
@@ -81,23 +89,34 @@ def test_donated_arrays():
 def test_kernels_by_hand():
     block = pbkern.BlockSpec((8, 24), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(3,), in_specs=[block], out_specs=[block], out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))
+    @pbkern.kernel(
+        grid=(3,),
+        in_specs=[block],
+        out_specs=[block],
+        out_shape=jax.ShapeDtypeStruct(X.shape, "float32"),
+    )
     def centred(x, o):
         o[...] = x[...] - x[...].mean(1, keepdims=True)
 
     f = pbkern.jit(lambda x: centred(x * 2) + 1, compile_options=GPU)
-    np.testing.assert_allclose(f(X), X * 2 - (X * 2).mean(1, keepdims=True) + 1, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        f(X), X * 2 - (X * 2).mean(1, keepdims=True) + 1, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_failed_launch_is_an_exception_with_kernel_kind_and_line(monkeypatch):
     plain = codegen.ptx
-    monkeypatch.setattr(codegen, "ptx", lambda ir, kind: plain(ir, kind).replace("bar.sync", "membar.cta; //"))
+    monkeypatch.setattr(
+        codegen, "ptx", lambda ir, kind: plain(ir, kind).replace("bar.sync", "membar.cta; //")
+    )
     f = pbkern.jit(lambda x: jax.nn.softmax(x * 7, -1) @ x, compile_options=GPU)
     with pytest.raises(Exception, match="kernel `k0_.*` failed: .*\n?.*test_launch.py:") as e:
         jax.block_until_ready(f(X))
     assert "race" in str(e.value)
     monkeypatch.undo()
-    np.testing.assert_allclose(pbkern.jit(lambda x: x + 3, compile_options=GPU)(X), X + 3)  # the process goes on
+    np.testing.assert_allclose(
+        pbkern.jit(lambda x: x + 3, compile_options=GPU)(X), X + 3
+    )  # the process goes on
 
 
 class WithStreams(driver.SimulatorDriver):
@@ -116,7 +135,9 @@ class WithStreams(driver.SimulatorDriver):
 
 def frame(arrays, stream):
     """A call frame of XLA FFI API 0.3 whose table gives this stream; and what keeps it alive."""
-    get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64))(lambda a: a.__setitem__(3, stream))
+    get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64))(
+        lambda a: a.__setitem__(3, stream)
+    )
     api = (ctypes.c_uint64 * 40)()
     api[10] = ctypes.cast(get, ctypes.c_void_p).value
     buffers = [(ctypes.c_uint64 * 8)(*[0] * 3, a.ctypes.data) for a in arrays]
@@ -135,14 +156,21 @@ def test_the_handler_for_cuda_takes_its_stream_from_xla():
     image, temporaries = handler(compiled, streams)
     result = np.zeros_like(X)
     made, kept = frame([X, result, np.zeros(max(temporaries, 1), np.uint8)], 0xABC)
-    assert ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(image.address("pbk_handler"))(ctypes.addressof(made)) is None
+    assert (
+        ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(image.address("pbk_handler"))(
+            ctypes.addressof(made)
+        )
+        is None
+    )
     np.testing.assert_allclose(result, X * 2 + 1, rtol=1e-6)
     assert streams.streams == [0xABC] and kept
 
 
 def test_functions_are_lowered_for_cuda_without_a_driver(monkeypatch):
     """The custom call stands in the text, as a machine with a GPU would run it, and nothing is loaded."""
-    absent = type("Absent", (driver.CudaDriver,), {"library_name": "libcuda_that_is_not_there.so"})()
+    absent = type(
+        "Absent", (driver.CudaDriver,), {"library_name": "libcuda_that_is_not_there.so"}
+    )()
     monkeypatch.setattr(driver, "driver", lambda name: absent)
     monkeypatch.setattr(driver, "present_capability", lambda: None)
     with config.override(gpu_driver=None):
@@ -163,27 +191,45 @@ def test_kernels_by_hand_outside_of_decorated_functions(monkeypatch, platform, t
             pytest.skip(str(e))
     block = pbkern.BlockSpec((8, 24), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(3,), in_specs=[block], out_specs=[block], out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))
+    @pbkern.kernel(
+        grid=(3,),
+        in_specs=[block],
+        out_specs=[block],
+        out_shape=jax.ShapeDtypeStruct(X.shape, "float32"),
+    )
     def thirds(x, o):
         o[...] = x[...] / 3
 
     traced = jax.jit(lambda x: thirds(x)).trace(jax.ShapeDtypeStruct(X.shape, "float32"))
     with config.override(gpu_driver=None):
         if there:
-            assert "custom_call @pbkern_gpu_" in traced.lower(lowering_platforms=(platform,)).as_text()
+            assert (
+                "custom_call @pbkern_gpu_" in traced.lower(lowering_platforms=(platform,)).as_text()
+            )
         else:
-            with pytest.raises(TargetError, match=f"no target compiles kernel `thirds` for {platform}"):
+            with pytest.raises(
+                TargetError, match=f"no target compiles kernel `thirds` for {platform}"
+            ):
                 traced.lower(lowering_platforms=(platform,))
 
 
 def test_without_a_gpu_the_error_names_the_simulator():
-    with config.override(gpu_driver=None), pytest.raises(TargetError, match="`three_kernels_and_a_loop` is compiled for") as e:
+    with (
+        config.override(gpu_driver=None),
+        pytest.raises(TargetError, match="`three_kernels_and_a_loop` is compiled for") as e,
+    ):
         pbkern.jit(three_kernels_and_a_loop, compile_options=GPU)(X)
     assert "its arguments are on cpu" in str(e.value) and "device_put" not in str(e.value)
-    assert "pbkern.simulate(f, *args)" in e.value.hint and "PBKERN_GPU_DRIVER=simulator" in e.value.hint
+    assert (
+        "pbkern.simulate(f, *args)" in e.value.hint
+        and "PBKERN_GPU_DRIVER=simulator" in e.value.hint
+    )
 
 
 def test_where_there_is_a_gpu_the_error_says_how_arrays_get_there(monkeypatch):
     monkeypatch.setattr("pbkern._jax.has_devices", lambda platform: True)
-    with config.override(gpu_driver=None), pytest.raises(TargetError, match=r"jax.device_put\(x, jax.devices\('cuda'\)\[0\]\)"):
+    with (
+        config.override(gpu_driver=None),
+        pytest.raises(TargetError, match=r"jax.device_put\(x, jax.devices\('cuda'\)\[0\]\)"),
+    ):
         pbkern.jit(lambda x: x * 3 + 1, compile_options=GPU)(X)

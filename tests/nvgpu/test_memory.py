@@ -31,15 +31,25 @@ SMALLER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [n if n in ("softmax", "transpose", "unsharp") else pytest.param(n, marks=pytest.mark.slow)
-                                  for n in SMALLER])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("softmax", "transpose", "unsharp") else pytest.param(n, marks=pytest.mark.slow)
+        for n in SMALLER
+    ],
+)
 def test_blocks_ask_memory_for_little_more_than_they_need(name):
     counted = benchmarks.gpu.COUNTED[name]
     args = arrays(SMALLER[name])
     found = pbkern.simulate(counted.function, *args)
-    for got, want in zip(jax.tree.leaves(found.results), jax.tree.leaves(counted.function(*map(jnp.asarray, args)))):
+    for got, want in zip(
+        jax.tree.leaves(found.results), jax.tree.leaves(counted.function(*map(jnp.asarray, args)))
+    ):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    c, needed = found.counts, sum(np.asarray(a).nbytes for a in (*args, *jax.tree.leaves(found.results)))
+    c, needed = (
+        found.counts,
+        sum(np.asarray(a).nbytes for a in (*args, *jax.tree.leaves(found.results))),
+    )
     assert c.sectors <= 1.1 * c.fewest_sectors
     if name not in ("blur", "unsharp"):  # small images have small blocks with large halos
         assert c.sectors * 32 <= counted.most_bytes * needed
@@ -55,18 +65,26 @@ def test_the_table_of_counts():
 FUNCTIONS = {
     "rows again": (lambda x: x / x.sum(-1, keepdims=True), [(37, 70)]),
     "long rows": (lambda x: jax.nn.softmax(x, -1), [(3, 17000)]),
-    "many rows": (lambda x: (x - x.mean(-1, keepdims=True)) * x.max(-1, keepdims=True), [(2000, 129)]),
+    "many rows": (
+        lambda x: (x - x.mean(-1, keepdims=True)) * x.max(-1, keepdims=True),
+        [(2000, 129)],
+    ),
     "turned": (lambda x: x.T * 2, [(130, 67)]),
     "turned thrice": (lambda x: jnp.transpose(x, (2, 0, 1)) + 1, [(5, 33, 40)]),
     "turned halves": (lambda x: x.astype(jnp.bfloat16).T, [(65, 70)]),
-    "window": (lambda x: sum(x[k : k + 60, j : j + 30] for k in range(3) for j in range(3)), [(62, 32)]),
+    "window": (
+        lambda x: sum(x[k : k + 60, j : j + 30] for k in range(3) for j in range(3)),
+        [(62, 32)],
+    ),
     "columns": (lambda x: (x - x.mean(0)) / (x.std(0) + 1), [(150, 33)]),
     "itself turned": (lambda x: x + x.T, [(70, 70)]),
 }
 
 
 def kernels(f, shapes):
-    return pbkern.jit(f, compile_options=GPU).kernels(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    return pbkern.jit(f, compile_options=GPU).kernels(
+        *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -83,7 +101,9 @@ def test_passes_change_no_result(name):
         plain, ours = nests.after(SHARED_PASSES), nests.after([*SHARED_PASSES, *THREAD_PASSES])
         ours.verify()
         for a, b in zip(plain.interpret(*ins), ours.interpret(*ins)):
-            np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6)
+            np.testing.assert_allclose(
+                np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6
+            )
 
 
 @pytest.mark.parametrize("name", ["long rows", "turned", "window"])
@@ -118,7 +138,9 @@ def test_blocks_that_shared_memory_does_not_hold_are_cut_into_strips_of_rows(row
     loops = [s for s in every(list(nests.cases[0].statements)) if isinstance(s, For)]
     assert loops, str(nests)
     found = pbkern.simulate(kernel, x)
-    np.testing.assert_allclose(found.results[0], x / np.linalg.norm(x.astype("f8"), axis=1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.results[0], x / np.linalg.norm(x.astype("f8"), axis=1, keepdims=True), rtol=1e-5
+    )
     assert found.counts.sectors * 32 == passes * x.nbytes
 
 

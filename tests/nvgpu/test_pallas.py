@@ -11,8 +11,15 @@ from .simulated import gpu
 from .test_conformance import FIXTURES, LOOKS_INTO_CODE, names_of, parameters
 
 SAMPLE = {"test_pipelines_of_whole_and_ragged_blocks", "test_copies_of_dynamic_size"}
-MODULES = ("test_bitcasts", "test_copies", "test_masked_views", "test_meshes", "test_refs_made_in_bodies",
-           "test_reorder_transforms", "test_transposed_operands")
+MODULES = (
+    "test_bitcasts",
+    "test_copies",
+    "test_masked_views",
+    "test_meshes",
+    "test_refs_made_in_bodies",
+    "test_reorder_transforms",
+    "test_transposed_operands",
+)
 
 
 def cases():
@@ -22,7 +29,9 @@ def cases():
             if not n.startswith("test_") or not inspect.isfunction(f):
                 continue
             if not names_of(f, set()) & (LOOKS_INTO_CODE | {"explain", "lower"}):
-                yield from ((n, f, values) for values in parameters(f, getattr(f, "pytestmark", ())))
+                yield from (
+                    (n, f, values) for values in parameters(f, getattr(f, "pytestmark", ()))
+                )
 
 
 ALL = list(cases())
@@ -34,6 +43,8 @@ FIRST = {n: next(k for k, c in enumerate(ALL) if c[0] == n) for n in SAMPLE}
 ])  # fmt: skip
 def test_case_of_pallas(case, monkeypatch):
     _, f, values = case
-    given = {n: make(monkeypatch) for n, make in FIXTURES.items() if n in inspect.signature(f).parameters}
+    given = {
+        n: make(monkeypatch) for n, make in FIXTURES.items() if n in inspect.signature(f).parameters
+    }
     with gpu(), pbkern.pallas.installed():
         f(**values, **given)

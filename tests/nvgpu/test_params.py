@@ -32,14 +32,19 @@ def test_unknown_fields_are_named():
 
 
 def kernel(**params):
-    @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((8,), jnp.float32), compiler_params=pbkern.nvgpu.CompilerParams(**params))
+    @pbkern.kernel(
+        out_shape=jax.ShapeDtypeStruct((8,), jnp.float32),
+        compiler_params=pbkern.nvgpu.CompilerParams(**params),
+    )
     def plus_one(x_ref, o_ref):
         o_ref[...] = x_ref[...] + 1
 
     return plus_one
 
 
-@pytest.mark.parametrize("params", [{"max_concurrent_steps": 2}, {"lowering_semantics": "Warpgroup"}])
+@pytest.mark.parametrize(
+    "params", [{"max_concurrent_steps": 2}, {"lowering_semantics": "Warpgroup"}]
+)
 def test_what_is_not_done_is_refused(params):
     with pytest.raises(ScheduleError, match=f"asks for {next(iter(params))}"):
         pbkern.simulate(kernel(**params), np.zeros(8, np.float32))
@@ -69,7 +74,10 @@ def test_code_and_prices_are_for_the_device_that_is_named_or_there(monkeypatch):
     f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device": "a100"})
     assert ".target sm_80" in f.as_text(x, stage="ptx")
     monkeypatch.setattr(driver, "present_capability", lambda: (8, 9))
-    assert target.backend.kind.architecture == "sm_89" and target.backend_of("b200").kind.architecture == "sm_100"
+    assert (
+        target.backend.kind.architecture == "sm_89"
+        and target.backend_of("b200").kind.architecture == "sm_100"
+    )
     with pbkern.config.override(gpu_driver="simulator"):
         assert target.backend.kind.architecture == "sm_90a"
     monkeypatch.setattr(driver, "present_capability", lambda: (7, 5))
@@ -81,16 +89,23 @@ def test_simulations_take_the_device_of_the_function(monkeypatch):
     monkeypatch.setattr(driver, "present_capability", lambda: (8, 9))
     x = np.zeros(8, np.float32)
     f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device": "a100"})
-    for found, text in ((pbkern.simulate(f, x), "sm_80"), (pbkern.simulate(f, x, device="b200"), "sm_100"),
-                        (pbkern.simulate(lambda x: x + 1, x), "sm_90a")):
+    for found, text in (
+        (pbkern.simulate(f, x), "sm_80"),
+        (pbkern.simulate(f, x, device="b200"), "sm_100"),
+        (pbkern.simulate(lambda x: x + 1, x), "sm_90a"),
+    ):
         assert f".target {text}" in found.ptx[0]
 
 
 def test_kernels_are_loaded_once():
-    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device_one_time_load": False})
+    f = pbkern.jit(
+        lambda x: x + 1, compile_options={"target": "nvgpu", "device_one_time_load": False}
+    )
     with pytest.raises(OptionError, match="loads a kernel once"):
         f.as_text(np.zeros(8, np.float32), stage="ptx")
-    f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "polyblocks_gpu_no_tensor_core": True})
+    f = pbkern.jit(
+        lambda x: x + 1, compile_options={"target": "nvgpu", "polyblocks_gpu_no_tensor_core": True}
+    )
     assert "mma" not in f.as_text(np.zeros(8, np.float32), stage="ptx")
 
 
@@ -101,7 +116,9 @@ def test_params_of_another_class_are_refused():
     def body(x_ref, o_ref):
         o_ref[...] = x_ref[...]
 
-    made = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct((8,), jnp.float32), compiler_params=Other())
+    made = pbkern.kernel(
+        body, out_shape=jax.ShapeDtypeStruct((8,), jnp.float32), compiler_params=Other()
+    )
     with pytest.raises(OptionError, match="of another class"):
         pbkern.simulate(made, np.zeros(8, np.float32))
 
@@ -114,6 +131,7 @@ def test_calls_say_what_is_missing():
 
 def test_semantics_for_another_target_hold():
     """Programs that add to one element in order stay in order where only the CPU's parameters say so."""
+
     def body(x_ref, o_ref):
         @pbkern.when(pbkern.program_id(0) == 0)
         def _():
@@ -138,7 +156,10 @@ def pallas_matmul(a, b, **params):
 
         o_ref[...] += a_ref[...] @ b_ref[...]
 
-    specs = [pl.BlockSpec((16, 16), lambda i, j, k: (i, k)), pl.BlockSpec((16, 16), lambda i, j, k: (k, j))]
+    specs = [
+        pl.BlockSpec((16, 16), lambda i, j, k: (i, k)),
+        pl.BlockSpec((16, 16), lambda i, j, k: (k, j)),
+    ]
     return pl.pallas_call(
         body, grid=(2, 2, 2), in_specs=specs,
         out_specs=pl.BlockSpec((16, 16), lambda i, j, k: (i, j)), out_shape=jax.ShapeDtypeStruct((32, 32), jnp.float32),
@@ -155,11 +176,21 @@ def test_pallas_kernels_run_with_their_params():
 
 
 def test_fields_of_pallas_become_those_of_the_same_name():
-    given = dict(approx_math=True, max_concurrent_steps=4, unsafe_no_auto_barriers=True, profile_space=7, profile_dir="x",
-                 lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
-    is_default = plgpu.CompilerParams().lowering_semantics is plgpu.LoweringSemantics.Warpgroup  # of jax 0.11: asks for nothing
+    given = dict(
+        approx_math=True,
+        max_concurrent_steps=4,
+        unsafe_no_auto_barriers=True,
+        profile_space=7,
+        profile_dir="x",
+        lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+    )
+    is_default = (
+        plgpu.CompilerParams().lowering_semantics is plgpu.LoweringSemantics.Warpgroup
+    )  # of jax 0.11: asks for nothing
     made = nvidia_params(plgpu.CompilerParams(**given), ("parallel",))["nvgpu"]
-    assert made == pbkern.nvgpu.CompilerParams(**given | {"lowering_semantics": "Lane" if is_default else "Warpgroup"})
+    assert made == pbkern.nvgpu.CompilerParams(
+        **given | {"lowering_semantics": "Lane" if is_default else "Warpgroup"}
+    )
     assert nvidia_params(plt.CompilerParams(num_warps=8), None)["nvgpu"].num_warps == 8
     assert nvidia_params(plgpu.CompilerParams(), None) == {}
     own = pbkern.nvgpu.CompilerParams(num_warps=2)

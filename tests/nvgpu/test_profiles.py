@@ -26,13 +26,21 @@ X = np.random.default_rng(0).standard_normal((6, 40)).astype("f4")
 
 def running_sum(folder, space, name="running_sum"):
     """3 blocks of 2 x 4 steps; a step of the last column does more."""
-    params = pbkern.nvgpu.CompilerParams(dimension_semantics=("parallel", "sequential", "sequential"), profile_space=space,
-                                         profile_dir=str(folder))
+    params = pbkern.nvgpu.CompilerParams(
+        dimension_semantics=("parallel", "sequential", "sequential"),
+        profile_space=space,
+        profile_dir=str(folder),
+    )
 
-    @pbkern.kernel(grid=(3, 2, 4), in_specs=[pbkern.BlockSpec((1, 10), lambda i, j, k: (2 * i + j, k))],
-                   out_specs=pbkern.BlockSpec((1, 10), lambda i, j, k: (2 * i + j, k)), name=name,
-                   out_shape=jax.ShapeDtypeStruct((6, 40), jnp.float32), scratch_shapes=[pbkern.Scratch((1, 1), jnp.float32)],
-                   compiler_params=params)
+    @pbkern.kernel(
+        grid=(3, 2, 4),
+        in_specs=[pbkern.BlockSpec((1, 10), lambda i, j, k: (2 * i + j, k))],
+        out_specs=pbkern.BlockSpec((1, 10), lambda i, j, k: (2 * i + j, k)),
+        name=name,
+        out_shape=jax.ShapeDtypeStruct((6, 40), jnp.float32),
+        scratch_shapes=[pbkern.Scratch((1, 1), jnp.float32)],
+        compiler_params=params,
+    )
     def body(x, o, total):
         @pbkern.when((pbkern.program_id(1) == 0) & (pbkern.program_id(2) == 0))
         def _():
@@ -119,8 +127,12 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(OSError):
         pbkern.simulate(kernel, X)
     with pbkern.config.override(gpu_driver="simulator"):
-        with pytest.raises(Exception, match="running_sum` has recorded could not be written.*Not a directory"):
-            jax.block_until_ready(pbkern.jit(lambda x: kernel(x), compile_options={"target": "nvgpu"})(X))
+        with pytest.raises(
+            Exception, match="running_sum` has recorded could not be written.*Not a directory"
+        ):
+            jax.block_until_ready(
+                pbkern.jit(lambda x: kernel(x), compile_options={"target": "nvgpu"})(X)
+            )
 
 
 @pytest.mark.parametrize("error", [0, 321])
@@ -138,14 +150,23 @@ def test_what_a_device_has_recorded_is_read_back(tmp_path, error):
 
 
 def test_dynamic_grids_record_the_steps_that_they_take(tmp_path):
-    params = pbkern.nvgpu.CompilerParams(dimension_semantics=("sequential",), profile_space=9, profile_dir=str(tmp_path))
+    params = pbkern.nvgpu.CompilerParams(
+        dimension_semantics=("sequential",), profile_space=9, profile_dir=str(tmp_path)
+    )
 
-    @pbkern.kernel(grid=(4,), dynamic_grid={0: 1}, in_specs=[pbkern.BlockSpec(), pbkern.BlockSpec()],
-                   out_shape=jax.ShapeDtypeStruct((4,), jnp.float32), compiler_params=params)
+    @pbkern.kernel(
+        grid=(4,),
+        dynamic_grid={0: 1},
+        in_specs=[pbkern.BlockSpec(), pbkern.BlockSpec()],
+        out_shape=jax.ShapeDtypeStruct((4,), jnp.float32),
+        compiler_params=params,
+    )
     def body(x, count, o):
         o[...] = x[...] + count[...]
 
-    np.testing.assert_array_equal(pbkern.simulate(body, X[0, :4], np.int32(3)).results[0], X[0, :4] + 3)
+    np.testing.assert_array_equal(
+        pbkern.simulate(body, X[0, :4], np.int32(3)).results[0], X[0, :4] + 3
+    )
     (path,) = tmp_path.glob("*.trace.json")
     ((_, *steps),) = tracks(path).values()
     assert [e["name"] for e in steps] == [f"step program_id(0) = {k}" for k in range(3)]

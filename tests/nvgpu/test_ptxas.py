@@ -24,7 +24,11 @@ def tool(folder, name="ptxas", text="exit 0"):
 def found(tmp_path, monkeypatch):
     """Looks for a tool, on a machine that has none but those in this folder."""
     wheels = types.SimpleNamespace(submodule_search_locations=[str(tmp_path / "nvidia")])
-    monkeypatch.setattr(ptxas, "importlib", types.SimpleNamespace(util=types.SimpleNamespace(find_spec=lambda name: wheels)))
+    monkeypatch.setattr(
+        ptxas,
+        "importlib",
+        types.SimpleNamespace(util=types.SimpleNamespace(find_spec=lambda name: wheels)),
+    )
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "path"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -46,16 +50,24 @@ def test_a_wheels_tool_comes_first_then_a_toolkits_then_that_in_path(found, tmp_
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(ptxas, "find", lambda: None)
     monkeypatch.setattr(ptxas, "_find", lambda name: None)
-    with pytest.raises(TargetError, match="ptxas was not found.*\n?.*CUDA_HOME.*\n?.*pip install nvidia-cuda-nvcc"):
+    with pytest.raises(
+        TargetError, match="ptxas was not found.*\n?.*CUDA_HOME.*\n?.*pip install nvidia-cuda-nvcc"
+    ):
         ptxas.assemble("", "sm_90a")
     with pytest.raises(TargetError, match="cannot be disassembled.*\n?.*nvdisasm was not found"):
         ptxas.disassembled(b"")
 
 
 def test_a_text_that_is_rejected_is_an_error_with_the_reason(tmp_path, monkeypatch):
-    path = tool(tmp_path, text='[ "$1" = --version ] && echo 1.0 && exit 0\necho "line 3: syntax error" >&2\nexit 255')
+    path = tool(
+        tmp_path,
+        text='[ "$1" = --version ] && echo 1.0 && exit 0\necho "line 3: syntax error" >&2\nexit 255',
+    )
     monkeypatch.setattr(ptxas, "find", lambda: path)
-    with pytest.raises(TargetError, match="ptxas rejects a kernel.*\n?.*line 3: syntax error.*\n?.*ptxas -arch=sm_90a"):
+    with pytest.raises(
+        TargetError,
+        match="ptxas rejects a kernel.*\n?.*line 3: syntax error.*\n?.*ptxas -arch=sm_90a",
+    ):
         ptxas.assemble("wrong", "sm_90a")
 
 

@@ -19,7 +19,9 @@ def check(seed: int) -> None:
         raise AssertionError(f"{type(e).__name__}: {e}\n{text}") from e
     for g, w in zip(got, want):
         g, w = np.asarray(g).astype(np.float64), np.asarray(w).astype(np.float64)
-        np.testing.assert_allclose(g, w, rtol=1e-5 if graph.rounds else 0, atol=1e-6 if graph.rounds else 0, err_msg=text)
+        np.testing.assert_allclose(
+            g, w, rtol=1e-5 if graph.rounds else 0, atol=1e-6 if graph.rounds else 0, err_msg=text
+        )
 
 
 @pytest.mark.parametrize("seed", [1, 1023, 1407])

@@ -16,9 +16,17 @@ DTYPES = ["float32", "float32", "float32", "int32", "float16", "int8"]
 # How a buffer lies: as the block, a value per row, turned, a single value.
 LAYOUTS = {
     "same": (lambda m, n: (m, n), lambda a, shape: a, lambda v: v),
-    "row": (lambda m, n: (m,), lambda a, shape: jnp.broadcast_to(a[:, None], shape), lambda v: v.max(1)),
+    "row": (
+        lambda m, n: (m,),
+        lambda a, shape: jnp.broadcast_to(a[:, None], shape),
+        lambda v: v.max(1),
+    ),
     "turned": (lambda m, n: (n, m), lambda a, shape: a.T, lambda v: v.T),
-    "one": (lambda m, n: (1, 1), lambda a, shape: jnp.broadcast_to(a, shape), lambda v: v.max(keepdims=True)),
+    "one": (
+        lambda m, n: (1, 1),
+        lambda a, shape: jnp.broadcast_to(a, shape),
+        lambda v: v.max(keepdims=True),
+    ),
 }
 
 
@@ -48,10 +56,22 @@ def drawn(seed):
     programs, steps = r.choice([1, 2, 3]), r.choice([1, 2, 4])
     rows = max(m * programs - r.choice([0, 0, m > 1, m // 2]), m)
     columns = max(n * steps - r.choice([0, 0, n // 3]), n)
-    dtype, layouts = r.choice(DTYPES), [LAYOUTS[r.choice(["same", "same", *LAYOUTS])] for _ in range(r.randint(1, 3))]
-    text = [(r.choice(list(STEPS)), r.choice(CONTROL), r.randrange(len(layouts)), r.randrange(len(layouts)))
-            for _ in range(r.randint(2, 7))]
-    params = pbkern.nvgpu.CompilerParams(dimension_semantics=("parallel", "sequential"), num_warps=r.choice([None, 1, 2, 8]))
+    dtype, layouts = (
+        r.choice(DTYPES),
+        [LAYOUTS[r.choice(["same", "same", *LAYOUTS])] for _ in range(r.randint(1, 3))],
+    )
+    text = [
+        (
+            r.choice(list(STEPS)),
+            r.choice(CONTROL),
+            r.randrange(len(layouts)),
+            r.randrange(len(layouts)),
+        )
+        for _ in range(r.randint(2, 7))
+    ]
+    params = pbkern.nvgpu.CompilerParams(
+        dimension_semantics=("parallel", "sequential"), num_warps=r.choice([None, 1, 2, 8])
+    )
 
     def body(x, w, o, *scratch):
         @pbkern.when(pbkern.program_id(1) == 0)
@@ -63,13 +83,16 @@ def drawn(seed):
         value = lambda k: layouts[k][1](scratch[k][...], shape)  # noqa: E731
 
         def step(name, i, j):
-            scratch[i][...] = layouts[i][2](STEPS[name](value(i), value(j), v, w[...])).astype(dtype)
+            scratch[i][...] = layouts[i][2](STEPS[name](value(i), value(j), v, w[...])).astype(
+                dtype
+            )
 
         for name, control, i, j in text:
             if control == "when":
                 pbkern.when(value(j).max() > 3)(lambda: step(name, i, j))  # noqa: B023
             else:
-                lax.fori_loop(0, 2 if control == "loop" else 1, lambda _, c: (step(name, i, j), c)[1], 0)  # noqa: B023
+                turn = lambda _, c: (step(name, i, j), c)[1]  # noqa: B023
+                lax.fori_loop(0, 2 if control == "loop" else 1, turn, 0)
 
         @pbkern.when(pbkern.program_id(1) == steps - 1)
         def _():
@@ -81,11 +104,16 @@ def drawn(seed):
         scratch_shapes=[pbkern.Scratch(of(m, n), jnp.dtype(dtype)) for of, *_ in layouts], compiler_params=params,
     )  # fmt: skip
     rng = np.random.default_rng(seed)
-    x, w = rng.integers(-3, 4, (rows, columns)).astype(dtype), rng.integers(-2, 3, (n, n)).astype(dtype)
+    x, w = (
+        rng.integers(-3, 4, (rows, columns)).astype(dtype),
+        rng.integers(-2, 3, (n, n)).astype(dtype),
+    )
     return kernel.trace(x, w), x, w
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s % 80 == 0 else pytest.mark.slow) for s in range(400)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=() if s % 80 == 0 else pytest.mark.slow) for s in range(400)]
+)
 def test_random_scratch(seed):
     kernel, x, w = drawn(seed)
     (want,), found = pbkern.interpret(kernel, x, w), pbkern.simulate(kernel, x, w)

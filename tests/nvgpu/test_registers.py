@@ -42,7 +42,11 @@ def matmul(blocks, sizes, dtype=jnp.float32, warps=None):
 
 def shared_bytes(text: str) -> int:
     """Of a block, static."""
-    return sum(int(row.split("[")[1].split("]")[0]) for row in text.splitlines() if ".shared" in row and ".b8" in row)
+    return sum(
+        int(row.split("[")[1].split("]")[0])
+        for row in text.splitlines()
+        if ".shared" in row and ".b8" in row
+    )
 
 
 @pytest.mark.parametrize("blocks, sizes, dtype, warps, operands", [
@@ -54,7 +58,10 @@ def shared_bytes(text: str) -> int:
 def test_sums_along_a_sequential_dimension_stay_in_registers(blocks, sizes, dtype, warps, operands):
     with jax.enable_x64(dtype == "float64"):
         rng = np.random.default_rng(0)
-        a, b = (rng.integers(-9, 9, s).astype(dtype) for s in ((sizes[0], sizes[2]), (sizes[2], sizes[1])))
+        a, b = (
+            rng.integers(-9, 9, s).astype(dtype)
+            for s in ((sizes[0], sizes[2]), (sizes[2], sizes[1]))
+        )
         found = pbkern.simulate(matmul(blocks, sizes, jnp.dtype(dtype), warps), a, b)
     np.testing.assert_array_equal(found.results[0], a @ b)
     assert shared_bytes(found.ptx[0]) <= operands  # copies of blocks of the operands alone
@@ -66,10 +73,14 @@ def test_sums_along_a_sequential_dimension_stay_in_registers(blocks, sizes, dtyp
 def test_what_lies_in_registers_needs_no_barrier():
     spec = pbkern.BlockSpec((1, 300), lambda i, k: (k, i))
 
-    @pbkern.kernel(grid=(2, 5), in_specs=[spec], out_specs=pbkern.BlockSpec((1, 300), lambda i, k: (0, i)),
-                   out_shape=jax.ShapeDtypeStruct((1, 600), jnp.float32),
-                   scratch_shapes=[pbkern.Scratch((1, 300), jnp.float32)],
-                   compiler_params=params("parallel", "sequential"))
+    @pbkern.kernel(
+        grid=(2, 5),
+        in_specs=[spec],
+        out_specs=pbkern.BlockSpec((1, 300), lambda i, k: (0, i)),
+        out_shape=jax.ShapeDtypeStruct((1, 600), jnp.float32),
+        scratch_shapes=[pbkern.Scratch((1, 300), jnp.float32)],
+        compiler_params=params("parallel", "sequential"),
+    )
     def geometric(x, o, t):
         @pbkern.when(pbkern.program_id(1) == 0)
         def _():
@@ -88,11 +99,14 @@ def test_what_lies_in_registers_needs_no_barrier():
     found = pbkern.simulate(geometric, x)
     np.testing.assert_allclose(found.results[0][0], want, rtol=1e-5)
     assert found.counts.shared_accesses == 0 and ".shared" not in found.ptx[0]
-    assert found.counts.barriers == 2  # once a block: the result may have been stored by the step before
+    assert (
+        found.counts.barriers == 2
+    )  # once a block: the result may have been stored by the step before
 
 
 def test_a_scalar_that_a_loop_turns_on_is_computed_by_every_thread():
     """While with a trip count that depends on data: the counter and the test need no memory; sums over the block do."""
+
     @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((200,), jnp.int32))
     def collatz(x, o):
         def step(state):
@@ -113,19 +127,33 @@ def test_long_rows_exchange_only_through_the_slots_of_reductions():
     x = np.random.default_rng(0).standard_normal((3, 5000)).astype("f4")
     spec = pbkern.BlockSpec((1, 5000), lambda i: (i, 0))
 
-    @pbkern.kernel(grid=(3,), in_specs=[spec], out_specs=spec, out_shape=jax.ShapeDtypeStruct((3, 5000), jnp.float32))
+    @pbkern.kernel(
+        grid=(3,),
+        in_specs=[spec],
+        out_specs=spec,
+        out_shape=jax.ShapeDtypeStruct((3, 5000), jnp.float32),
+    )
     def centred(x, o):
         o[...] = x[...] - x[...].mean(-1, keepdims=True)
 
     found = pbkern.simulate(centred, x)
-    np.testing.assert_allclose(found.results[0], x - x.mean(-1, keepdims=True, dtype="f8"), atol=1e-5)
-    assert found.counts.barriers == 3 * 3  # a block: the copy is there; warps have stored; slots are free again
+    np.testing.assert_allclose(
+        found.results[0], x - x.mean(-1, keepdims=True, dtype="f8"), atol=1e-5
+    )
+    assert (
+        found.counts.barriers == 3 * 3
+    )  # a block: the copy is there; warps have stored; slots are free again
 
 
 def neighbours(store_first):
     """Reads elements of other threads, or before anything is stored: memory of the block."""
-    @pbkern.kernel(grid=(2,), out_shape=jax.ShapeDtypeStruct((256,), jnp.float32),
-                   scratch_shapes=[pbkern.Scratch((256,), jnp.float32)], compiler_params=params("sequential"))
+
+    @pbkern.kernel(
+        grid=(2,),
+        out_shape=jax.ShapeDtypeStruct((256,), jnp.float32),
+        scratch_shapes=[pbkern.Scratch((256,), jnp.float32)],
+        compiler_params=params("sequential"),
+    )
     def kernel(x, o, t):
         if store_first:
             t[...] = x[...] * 2

@@ -23,15 +23,24 @@ from .simulated import gpu, reading
 
 X = np.arange(32, dtype="f4")
 ROWS = pbkern.BlockSpec((8,), lambda i: (i,))
-CHECKS = [f for n, f in vars(test_checks).items() if n.startswith("test_") and inspect.isfunction(f)]
+CHECKS = [
+    f for n, f in vars(test_checks).items() if n.startswith("test_") and inspect.isfunction(f)
+]
 
 
 def made(body, x=X, **options):
-    given = {"grid": (4,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": jax.ShapeDtypeStruct(x.shape, x.dtype)}
+    given = {
+        "grid": (4,),
+        "in_specs": [ROWS],
+        "out_specs": ROWS,
+        "out_shape": jax.ShapeDtypeStruct(x.shape, x.dtype),
+    }
     return pbkern.kernel(body, **(given | options))
 
 
-@pytest.mark.parametrize("f", [f for f in CHECKS if not inspect.signature(f).parameters], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [f for f in CHECKS if not inspect.signature(f).parameters], ids=lambda f: f.__name__
+)
 def test_checks_of_the_cpu(f):
     with gpu():
         f()
@@ -51,14 +60,19 @@ def prints(x_ref, o_ref):
     jax.debug.print("{} holds {}, at first {first}", pbkern.program_id(0), x, first=x[0])
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32", "uint64", "float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "int8", "uint16", "int32", "uint64", "float16", "bfloat16", "float32", "float64"],
+)
 def test_prints_are_shown_block_after_block(dtype, capfd):
     with jax.enable_x64(True):
         x = np.asarray(jnp.arange(32).astype(dtype) if dtype != "bool" else jnp.arange(32) % 3 == 0)
         result = pbkern.simulate(made(prints, x), x).results[0]
     np.testing.assert_array_equal(result, x + x)
     rows = x.reshape(4, 8)
-    assert capfd.readouterr().out == "".join(f"{n} holds {row}, at first {row[0]}\n" for n, row in enumerate(rows))
+    assert capfd.readouterr().out == "".join(
+        f"{n} holds {row}, at first {row[0]}\n" for n, row in enumerate(rows)
+    )
 
 
 def test_prints_in_control_flow_and_without_values(capfd):
@@ -102,7 +116,9 @@ def test_prints_that_do_not_fit_are_counted_and_checks_are_found_all_the_same(ca
     with pytest.raises(CheckError, match="24.0 is too large"):
         pbkern.simulate(made(body), X)
     shown = capfd.readouterr()
-    assert len(shown.out.splitlines()) == 2 and all("holds" in line for line in shown.out.splitlines())
+    assert len(shown.out.splitlines()) == 2 and all(
+        "holds" in line for line in shown.out.splitlines()
+    )
     assert "printed 256 bytes in one launch; 160 are kept" in shown.err
 
 
@@ -134,7 +150,11 @@ def checked(x_ref, o_ref):
 
 def test_code_that_prints_is_made_anew():
     """Its sites are numbers of this process."""
-    first, second, other = compiled(checked), compiled(checked), compiled(lambda x, o: o.__setitem__(..., x[...]))
+    first, second, other = (
+        compiled(checked),
+        compiled(checked),
+        compiled(lambda x, o: o.__setitem__(..., x[...])),
+    )
     assert not first.function.is_shared and other.function.is_shared
     assert first.function.reports.checks != second.function.reports.checks
 
@@ -149,7 +169,9 @@ def test_what_a_device_has_stored_is_read_back(error):
     device[at + 1 :].view(np.float32)[:1] = 24
     cuda, row, calls = reading(code, error)
     operands = (ctypes.c_void_p * 1)(X.ctypes.data)
-    assert cuda._callbacks["report"](row, device.ctypes.data, operands, 0xABC) == (NOTED if error else 0)
+    assert cuda._callbacks["report"](row, device.ctypes.data, operands, 0xABC) == (
+        NOTED if error else 0
+    )
     assert not error or f"error {error}" in cuda.described(row, NOTED, 0)
     assert calls == ([0xABC] if error else [0xABC, "waits"] * 2)
     if not error:

@@ -65,7 +65,10 @@ def test_what_tuning_varies(warps):
 @pytest.mark.parametrize("stage", [*(p.name for p in THREAD_PASSES), "emission"])
 def test_results_stay_right_where_a_stage_fails(stage):
     f = pbkern.jit(lambda x: (x - x.mean(0)).T, compile_options=GPU)
-    with config.override(fallback=True, cache=False, gpu_driver="simulator"), fallback.failing(stage):
+    with (
+        config.override(fallback=True, cache=False, gpu_driver="simulator"),
+        fallback.failing(stage),
+    ):
         with pytest.warns(FallbackWarning, match=stage):
             found = f(X)
     np.testing.assert_allclose(found, (X - X.mean(0, dtype="f8")).T, atol=1e-6)
@@ -76,7 +79,10 @@ def test_errors_of_the_back_end_come_with_a_file_of_the_kernel(tmp_path, monkeyp
         raise InternalError("no code")
 
     monkeypatch.setattr(codegen, "ptx", fails)
-    with config.override(dump=tmp_path, cache=False), pytest.raises(InternalError, match="no code\n.*\n  file ") as e:
+    with (
+        config.override(dump=tmp_path, cache=False),
+        pytest.raises(InternalError, match="no code\n.*\n  file ") as e,
+    ):
         pbkern.simulate(lambda x: x * 1.625, X)
     (path,) = tmp_path.glob("pbkern_repro_*.py")
     assert str(path) in str(e.value) and "1.625" in path.read_text()
@@ -95,7 +101,10 @@ def test_without_llvmlite_the_error_says_what_to_install(monkeypatch):
 
 
 def test_text_that_llvm_does_not_read_is_an_error():
-    with pytest.raises(InternalError, match="made no code of a text for nvptx64.*\n.*does not parse: .*\n.*expected top-level"):
+    with pytest.raises(
+        InternalError,
+        match="made no code of a text for nvptx64.*\n.*does not parse: .*\n.*expected top-level",
+    ):
         llvm.code("nonsense", codegen.TRIPLE, ["asm"], cpu="sm_80")
 
 
@@ -108,7 +117,10 @@ def test_where_llvm_ends_its_process_the_error_names_the_kernel(monkeypatch):
     def thirds(x_ref, o_ref):
         o_ref[...] = x_ref[...] / 3
 
-    with config.override(cache=False), pytest.raises(InternalError, match="made no code of kernel `k0_thirds` for nvp") as e:
+    with (
+        config.override(cache=False),
+        pytest.raises(InternalError, match="made no code of kernel `k0_thirds` for nvp") as e,
+    ):
         pbkern.simulate(thirds, np.ones(8, "f4"))
     assert e.match("(?s)its process ended with .*Cannot select")
     monkeypatch.undo()

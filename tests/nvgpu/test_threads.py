@@ -25,7 +25,9 @@ def copy(source: Buf, index, target: Buf, place, dims) -> Nest:
     ((i, j), True), ((i * 4 + j,), True), ((i * 3 + j,), False), ((i,), False), ((i + j, i), True), ((i * 0 + 2, i + j), False),
 ])  # fmt: skip
 def test_indices_that_tell_points_apart(index, is_one):
-    places = {tuple(a.evaluate({"i": x, "j": y}) for a in index) for x in range(5) for y in range(4)}
+    places = {
+        tuple(a.evaluate({"i": x, "j": y}) for a in index) for x in range(5) for y in range(4)
+    }
     assert (len(places) == 20) or not is_one
     assert is_one_to_one(index, {"i": 5, "j": 4}) is is_one
 
@@ -41,14 +43,26 @@ def test_points_that_read_what_others_store_run_in_order():
 def test_lanes_run_along_neighbours():
     a, b = Buf("%a", (30, 50), F32), Buf("%b", (50, 30), F32)
     assert deal(copy(a, (i, j), a, (i, j), {"j": 50, "i": 30}), 128, 32).free[-1][0] == "j"
-    assert deal(copy(a, (i, Affine()), b, (Affine(), i), {"j": 1, "i": 30}), 128, 32).free[-1][0] == "i"
+    assert (
+        deal(copy(a, (i, Affine()), b, (Affine(), i), {"j": 1, "i": 30}), 128, 32).free[-1][0]
+        == "i"
+    )
 
 
 def test_places_of_a_tile():
     far, near = Tile("i", 10, 4), Tile("i", 8, 4, beside=True)
-    assert far.steps == 3 and [far.may_lie_outside(u) for u in range(4)] == [False, False, False, True]
-    assert sorted(far.place(u).evaluate({"i": k}) for u in range(4) for k in range(3)) == list(range(12))
-    assert sorted(near.place(u).evaluate({"i": k}) for u in range(4) for k in range(2)) == list(range(8))
+    assert far.steps == 3 and [far.may_lie_outside(u) for u in range(4)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert sorted(far.place(u).evaluate({"i": k}) for u in range(4) for k in range(3)) == list(
+        range(12)
+    )
+    assert sorted(near.place(u).evaluate({"i": k}) for u in range(4) for k in range(2)) == list(
+        range(8)
+    )
 
 
 def planned(stmts) -> list[bool]:
@@ -88,7 +102,11 @@ def test_which_tiles_a_nest_accepts():
     assert accepts(plain, [far], kept) and accepts(plain, [near], kept)
     assert not accepts(dataclasses.replace(plain, ordered=True), [far], kept)
     over = copy(A, (i, j), A, (i, j), ROWS)
-    assert not accepts(over, [far], kept) and accepts(over, [Tile("i", 10, 5)], kept) and accepts(over, [far], A)
+    assert (
+        not accepts(over, [far], kept)
+        and accepts(over, [Tile("i", 10, 5)], kept)
+        and accepts(over, [far], A)
+    )
     assert not accepts(plain, [Tile("j", 12, 6, beside=True)], kept)  # more than 16 bytes
     assert not accepts(copy(A, (i, j), B, (j, i), ROWS), [near], kept)  # no vector
 
@@ -100,7 +118,9 @@ def test_which_tiles_a_nest_accepts():
 def test_whole_vectors_are_those_at_multiples_of_their_size(source, place, vectors):
     a, b = Buf("%a", (40, 64), F32), Buf("%b", (40, 64), F32)
     nest = copy(a, source, b, place, {"i": 40, "j": 24})
-    assert tiles(nest, {"i": 40, "j": 24}, 128) == ((Tile("j", 24, 4, beside=True),) if vectors else ())
+    assert tiles(nest, {"i": 40, "j": 24}, 128) == (
+        (Tile("j", 24, 4, beside=True),) if vectors else ()
+    )
     assert tiles(dataclasses.replace(nest, ordered=True), {"i": 40, "j": 24}, 128) == ()
 
 
@@ -108,23 +128,58 @@ def test_terms_that_a_thread_loads_as_vectors():
     total = lambda index, guard=False: Nest(  # noqa: E731
         ROWS, ("j",), [Reduction("sum", (Pool().make("load", F32, (A, index, guard)),), F32)],
         [Write(B, (i, Affine()), Pool().make("acc", F32, 0), inner=False)])  # fmt: skip
-    assert [whole_terms(total(index), "j") for index in ((i, j), (i, j + 1), (i, Affine()))] == [4, 1, 1]
+    assert [whole_terms(total(index), "j") for index in ((i, j), (i, j + 1), (i, Affine()))] == [
+        4,
+        1,
+        1,
+    ]
     assert whole_terms(total((i, j), True), "j") == 1 and whole_terms(total((j, i)), "j") == 1
 
 
 WALKS = {
-    "what was written": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 10, "l": 12})], "i",
-                         {0: "i", 1: "k"}),
-    "what was written, turned": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 10, "l": 12})], "j",
-                                 {0: "j", 1: "l"}),
-    "what both read": ([copy(A, (i, j), B, (i, j), ROWS), copy(A, (k, l), C, (k, l), {"k": 10, "l": 12})], "i",
-                       {0: "i", 1: "k"}),
-    "nothing": ([copy(A, (i, j), B, (i, j), ROWS), copy(C, (k, l), Buf("%d", (10, 12), F32), (k, l), {"k": 10, "l": 12})], "i",
-                None),
-    "another size": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 9, "l": 12})], "i", None),
-    "the next row": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (k + 1, l), C, (k, l), {"k": 10, "l": 12})], "i", None),
-    "every second row": ([copy(A, (i, j), B, (i * 2, j), ROWS), copy(B, (k * 2, l), C, (k, l), {"k": 10, "l": 12})], "i", None),
-    "one row for all": ([copy(A, (i, j), B, (i, j), ROWS), copy(B, (Affine(), l), C, (k, l), {"k": 10, "l": 12})], "i", None),
+    "what was written": (
+        [copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 10, "l": 12})],
+        "i",
+        {0: "i", 1: "k"},
+    ),
+    "what was written, turned": (
+        [copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 10, "l": 12})],
+        "j",
+        {0: "j", 1: "l"},
+    ),
+    "what both read": (
+        [copy(A, (i, j), B, (i, j), ROWS), copy(A, (k, l), C, (k, l), {"k": 10, "l": 12})],
+        "i",
+        {0: "i", 1: "k"},
+    ),
+    "nothing": (
+        [
+            copy(A, (i, j), B, (i, j), ROWS),
+            copy(C, (k, l), Buf("%d", (10, 12), F32), (k, l), {"k": 10, "l": 12}),
+        ],
+        "i",
+        None,
+    ),
+    "another size": (
+        [copy(A, (i, j), B, (i, j), ROWS), copy(B, (k, l), C, (k, l), {"k": 9, "l": 12})],
+        "i",
+        None,
+    ),
+    "the next row": (
+        [copy(A, (i, j), B, (i, j), ROWS), copy(B, (k + 1, l), C, (k, l), {"k": 10, "l": 12})],
+        "i",
+        None,
+    ),
+    "every second row": (
+        [copy(A, (i, j), B, (i * 2, j), ROWS), copy(B, (k * 2, l), C, (k, l), {"k": 10, "l": 12})],
+        "i",
+        None,
+    ),
+    "one row for all": (
+        [copy(A, (i, j), B, (i, j), ROWS), copy(B, (Affine(), l), C, (k, l), {"k": 10, "l": 12})],
+        "i",
+        None,
+    ),
 }
 
 

@@ -34,7 +34,9 @@ def scattered(x, y):
 
 def convolved(x, y):
     image, w = x[None, None, :, :32], y[:2, :9].reshape(2, 1, 3, 3)
-    return jax.nn.relu(lax.conv_general_dilated(image, w, (1, 1), "SAME")), (x.T @ y).astype(jnp.bfloat16)
+    return jax.nn.relu(lax.conv_general_dilated(image, w, (1, 1), "SAME")), (x.T @ y).astype(
+        jnp.bfloat16
+    )
 
 
 FUNCTIONS = {f.__name__: f for f in (attention, stencil, loop, layer_norm, scattered, convolved)}
@@ -76,7 +78,9 @@ MORE = {
     "cosine": lambda x, y: jnp.cos(x) ** 2 + jnp.sin(y) ** 2,
     "cross_entropy": lambda x, y: -(jax.nn.log_softmax(x) * jax.nn.softmax(y)).sum(1),
     "moments": lambda x, y: (x.mean(), x.std(0)),
-    "jacobi": lambda x, y: lax.fori_loop(0, 3, lambda i, u: u.at[1:-1, 1:-1].set((u[:-2, 1:-1] + u[2:, 1:-1]) / 2), x),
+    "jacobi": lambda x, y: lax.fori_loop(
+        0, 3, lambda i, u: u.at[1:-1, 1:-1].set((u[:-2, 1:-1] + u[2:, 1:-1]) / 2), x
+    ),
     "histogram": lambda x, y: jnp.zeros(5).at[jnp.clip(x + 2, 0, 4).astype(jnp.int32)].add(y),
     "half": lambda x, y: x.astype(jnp.float16) @ y.T.astype(jnp.float16),
     "erf": lambda x, y: jax.scipy.special.erf(x) * y,

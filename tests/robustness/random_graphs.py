@@ -32,7 +32,9 @@ def small(x: jax.Array) -> jax.Array:
     """Values within LIMIT; of unsigned integers those from 0."""
     if x.dtype == bool:
         return x
-    return jnp.clip(x, jnp.asarray(0 if x.dtype.kind == "u" else -LIMIT, x.dtype), jnp.asarray(LIMIT, x.dtype))
+    return jnp.clip(
+        x, jnp.asarray(0 if x.dtype.kind == "u" else -LIMIT, x.dtype), jnp.asarray(LIMIT, x.dtype)
+    )
 
 
 def _columns(r, x):
@@ -48,13 +50,21 @@ def _slice(r, x):
 
 
 def _reduction(r, x):
-    name, axis, keep = str(r.choice(["sum", "max", "min", "argmax", "argmin"])), int(r.integers(x.ndim)), bool(r.integers(2))
-    return (lambda x: getattr(jnp, name)(x, axis=axis, keepdims=keep).astype(x.dtype)), f"{name}(axis={axis}, keepdims={keep})"
+    name, axis, keep = (
+        str(r.choice(["sum", "max", "min", "argmax", "argmin"])),
+        int(r.integers(x.ndim)),
+        bool(r.integers(2)),
+    )
+    return (
+        lambda x: getattr(jnp, name)(x, axis=axis, keepdims=keep).astype(x.dtype)
+    ), f"{name}(axis={axis}, keepdims={keep})"
 
 
 def _median(r, x):
     axis = int(r.integers(x.ndim))
-    return (lambda x: jnp.sort(x, axis=axis).take(x.shape[axis] // 2, axis=axis)), f"median along {axis}"
+    return (
+        lambda x: jnp.sort(x, axis=axis).take(x.shape[axis] // 2, axis=axis)
+    ), f"median along {axis}"
 
 
 def _along(name, f):
@@ -106,7 +116,9 @@ def draw(seed: int) -> Graph:
     r = np.random.default_rng(seed)
     dtype = jnp.dtype(str(r.choice(DTYPES)))
     rows, columns = int(r.choice([1, 2, 3, 5, 7, 16, 17, 40, 100])), int(r.integers(2, 34))
-    shapes = [(rows, columns), (columns, int(r.integers(1, 18))), (rows, 1), (columns,)][: int(r.integers(2, 5))]
+    shapes = [(rows, columns), (columns, int(r.integers(1, 18))), (rows, 1), (columns,)][
+        : int(r.integers(2, 5))
+    ]
     low = 0 if dtype.kind == "u" else -LIMIT
     args = tuple(r.integers(low, LIMIT + 1, s).astype("f4").astype(dtype) for s in shapes)
     steps: list[Callable] = []
@@ -149,4 +161,6 @@ def draw(seed: int) -> Graph:
         return [values[k] for k in wanted]
 
     head = [f"v{n}: {a.dtype}{list(a.shape)}" for n, a in enumerate(args)]
-    return Graph(function, args, (*head, *lines, f"return {', '.join(f'v{k}' for k in wanted)}"), rounds)
+    return Graph(
+        function, args, (*head, *lines, f"return {', '.join(f'v{k}' for k in wanted)}"), rounds
+    )

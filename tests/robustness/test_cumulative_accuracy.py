@@ -14,7 +14,14 @@ def worst(got, want):
     return np.abs(np.asarray(got, np.float64) - want).max()
 
 
-SHAPES = [((20000,), 0), ((1 << 20,), 0), ((5000, 16), 0), ((16, 5000), 1), ((700, 3, 2), 0), ((3, 131), 1)]
+SHAPES = [
+    ((20000,), 0),
+    ((1 << 20,), 0),
+    ((5000, 16), 0),
+    ((16, 5000), 1),
+    ((700, 3, 2), 0),
+    ((3, 131), 1),
+]
 
 
 @pytest.mark.sampled(3)
@@ -23,7 +30,9 @@ SHAPES = [((20000,), 0), ((1 << 20,), 0), ((5000, 16), 0), ((16, 5000), 1), ((70
 def test_cumsum(kind, shape, axis):
     x = getattr(RNG, kind)(size=shape).astype("f4")
     want = np.cumsum(x.astype(np.float64), axis)
-    ours, xla = (worst(j(lambda x: lax.cumsum(x, axis=axis))(x), want) for j in (pbkern.jit, jax.jit))
+    ours, xla = (
+        worst(j(lambda x: lax.cumsum(x, axis=axis))(x), want) for j in (pbkern.jit, jax.jit)
+    )
     assert ours <= 3 * xla
 
 
@@ -34,7 +43,10 @@ def test_cumlogsumexp(shape, axis, reverse):
     x = RNG.normal(size=shape).astype("f4")
     flip = (lambda a: np.flip(a, axis)) if reverse else (lambda a: a)
     want = flip(np.logaddexp.accumulate(flip(x.astype(np.float64)), axis))
-    ours, xla = (worst(j(lambda x: lax.cumlogsumexp(x, axis=axis, reverse=reverse))(x), want) for j in (pbkern.jit, jax.jit))
+    ours, xla = (
+        worst(j(lambda x: lax.cumlogsumexp(x, axis=axis, reverse=reverse))(x), want)
+        for j in (pbkern.jit, jax.jit)
+    )
     assert ours <= 4 * xla
 
 
@@ -52,4 +64,6 @@ def test_infinities_and_nan_stay(special, at):
 def test_lengths_around_runs(length, dtype):
     x = RNG.integers(-2, 3, (5, length)).astype("f4").astype(jax.numpy.dtype(dtype))
     want = np.cumsum(x.astype(np.int64), 1)
-    np.testing.assert_array_equal(np.asarray(pbkern.jit(lambda x: lax.cumsum(x, axis=1))(x), np.int64), want)
+    np.testing.assert_array_equal(
+        np.asarray(pbkern.jit(lambda x: lax.cumsum(x, axis=1))(x), np.int64), want
+    )

@@ -30,7 +30,9 @@ def deep(frames, f):
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("length", [400, pytest.param(2000, marks=SLOW), pytest.param(20000, marks=SLOW)])
+@pytest.mark.parametrize(
+    "length", [400, pytest.param(2000, marks=SLOW), pytest.param(20000, marks=SLOW)]
+)
 def test_chains(length):
     f = alternating(length)
     np.testing.assert_allclose(pbkern.jit(f)(X), jax.jit(f)(X), rtol=1e-4)

@@ -29,7 +29,11 @@ def reference(name):
 def compiled(name, stage, **options):
     """Results with a stage that fails, and the warnings."""
     f = (FUNCTIONS | MORE)[name]
-    with config.override(fallback=True, cache=False), fallback.failing(stage), warnings.catch_warnings(record=True) as seen:
+    with (
+        config.override(fallback=True, cache=False),
+        fallback.failing(stage),
+        warnings.catch_warnings(record=True) as seen,
+    ):
         warnings.simplefilter("always")
         got = jax.tree.leaves(pbkern.jit(lambda x, y: f(x, y), compile_options=options)(X, Y))
     return got, [str(w.message) for w in seen if issubclass(w.category, FallbackWarning)]
@@ -37,28 +41,44 @@ def compiled(name, stage, **options):
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("stage", [*STAGES, *PASSES])
-@pytest.mark.parametrize("name", [*FUNCTIONS, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
+@pytest.mark.parametrize(
+    "name", [*FUNCTIONS, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)]
+)
 def test_results_stay_right(name, stage):
     got, seen = compiled(name, stage)
     for g, w in zip(got, reference(name)):
         rtol = 2e-2 if g.dtype.itemsize == 2 else 2e-5
-        np.testing.assert_allclose(np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=rtol, atol=1e-5)
-    assert len(seen) == len(set(seen)) and all(f"`{stage}` was made to fail" in text for text in seen)
+        np.testing.assert_allclose(
+            np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=rtol, atol=1e-5
+        )
+    assert len(seen) == len(set(seen)) and all(
+        f"`{stage}` was made to fail" in text for text in seen
+    )
     if stage in ("plan", "emission", "machine code"):
         assert seen
 
 
-@pytest.mark.parametrize("stage", ["plan", "emission", "machine code", "merge nests", "pack", "simplify", "pick early"])
+@pytest.mark.parametrize(
+    "stage", ["plan", "emission", "machine code", "merge nests", "pack", "simplify", "pick early"]
+)
 def test_strict_target_and_the_variable_make_it_an_error(stage):
     with pytest.raises((fallback.InjectedFailure, fallback.PassFailed)):
         compiled("attention", stage, strict_target=True)
-    with config.override(fallback=False, cache=False), fallback.failing(stage), pytest.raises(fallback.InjectedFailure):
+    with (
+        config.override(fallback=False, cache=False),
+        fallback.failing(stage),
+        pytest.raises(fallback.InjectedFailure),
+    ):
         pbkern.jit(lambda x, y: attention(x, y))(X, Y)
 
 
 def test_the_warning_names_kernel_line_and_file():
     _, (text, *_) = compiled("attention", "emission")
-    assert text.startswith("emission failed on kernel `") and "fifty_functions.py:" in text and "repro" in text
+    assert (
+        text.startswith("emission failed on kernel `")
+        and "fifty_functions.py:" in text
+        and "repro" in text
+    )
     assert "the plain way" in text and "PBKERN_FALLBACK=0" in text
 
 
@@ -76,11 +96,20 @@ def test_all_kernels_the_plain_way():
     """Emission fails for every kernel, of hand-written ones too."""
     block = pbkern.BlockSpec((8,), lambda i: (i,))
 
-    @pbkern.kernel(grid=(4,), in_specs=[block], out_specs=[block], out_shape=jax.ShapeDtypeStruct((30,), "float32"))
+    @pbkern.kernel(
+        grid=(4,),
+        in_specs=[block],
+        out_specs=[block],
+        out_shape=jax.ShapeDtypeStruct((30,), "float32"),
+    )
     def doubled(x, o):
         o[...] = x[...] * 2 + x[...].sum() * 0
 
     x = np.arange(30, dtype=np.float32)
-    with config.override(fallback=True, cache=False), fallback.failing("emission"), pytest.warns(FallbackWarning):
+    with (
+        config.override(fallback=True, cache=False),
+        fallback.failing("emission"),
+        pytest.warns(FallbackWarning),
+    ):
         got = np.asarray(doubled(x))
     np.testing.assert_array_equal(got[:24], x[:24] * 2)

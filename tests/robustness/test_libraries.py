@@ -31,7 +31,9 @@ def close(got, want, what):
             np.testing.assert_array_equal(g, w, err_msg=where)
             continue
         scale = np.max(np.abs(w), initial=0.0, where=np.isfinite(w))
-        np.testing.assert_allclose(g, w, rtol=TOLERANCE[g.dtype], atol=TOLERANCE[g.dtype] * scale, err_msg=where)
+        np.testing.assert_allclose(
+            g, w, rtol=TOLERANCE[g.dtype], atol=TOLERANCE[g.dtype] * scale, err_msg=where
+        )
 
 
 def one_number(f):
@@ -39,7 +41,10 @@ def one_number(f):
 
     def weighted(*args):
         floats = [r for r in jax.tree.leaves(f(*args)) if jnp.issubdtype(r.dtype, jnp.floating)]
-        return sum(jnp.sum(r * jnp.cos(jnp.arange(r.size, dtype=r.dtype) + k).reshape(r.shape)) for k, r in enumerate(floats))
+        return sum(
+            jnp.sum(r * jnp.cos(jnp.arange(r.size, dtype=r.dtype) + k).reshape(r.shape))
+            for k, r in enumerate(floats)
+        )
 
     return weighted
 

@@ -25,7 +25,9 @@ def check(seed: int) -> None:
     assert time.perf_counter() - started < SECONDS, text
     for g, w in zip(got, want):
         g, w = np.asarray(g).astype(np.float64), np.asarray(w).astype(np.float64)
-        np.testing.assert_allclose(g, w, rtol=1e-5 if graph.rounds else 0, atol=1e-6 if graph.rounds else 0, err_msg=text)
+        np.testing.assert_allclose(
+            g, w, rtol=1e-5 if graph.rounds else 0, atol=1e-6 if graph.rounds else 0, err_msg=text
+        )
 
 
 @pytest.mark.sampled(6)
@@ -34,7 +36,9 @@ def test_agrees(seed):
     check(seed)
 
 
-@pytest.mark.parametrize("seed", [2884])  # LLVM did not come back from it: shuffled bytes beside scalar loops
+@pytest.mark.parametrize(
+    "seed", [2884]
+)  # LLVM did not come back from it: shuffled bytes beside scalar loops
 def test_what_failed_agrees(seed):
     check(seed)
 

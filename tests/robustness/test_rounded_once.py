@@ -28,7 +28,9 @@ def test_the_greatest_product_less_itself_is_zero(shape, dtype):
 
 
 def test_squares_and_views():
-    got = np.asarray(pbkern.jit(lambda x: (x * x)[::-1][1:] - (x * x)[::-1][:-1])(np.full(1000, 1.1, "f4")))
+    got = np.asarray(
+        pbkern.jit(lambda x: (x * x)[::-1][1:] - (x * x)[::-1][:-1])(np.full(1000, 1.1, "f4"))
+    )
     assert (got == 0).all()
 
 
@@ -54,7 +56,9 @@ def test_loops():
 def test_one_reader_stays_a_multiply_add():
     assert not shared_products(jax.make_jaxpr(lambda x, y: x * y + 1)(X, Y).jaxpr)
     assert not shared_products(jax.make_jaxpr(lambda x, y: (x * y + 1, jnp.sin(x)))(X, Y).jaxpr)
-    assert not shared_products(jax.make_jaxpr(lambda x, y: (x * y + 1, x * y))(X, Y).jaxpr)  # two products, as traced
+    assert not shared_products(
+        jax.make_jaxpr(lambda x, y: (x * y + 1, x * y))(X, Y).jaxpr
+    )  # two products, as traced
 
     def both(x, y):
         p = x * y

@@ -25,7 +25,10 @@ SHAPES = [(m, k) for m in (2, 4, 16, 100, 4096) for k in range(2, 34)]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_agrees(name, shape):
-    f, a = FUNCTIONS[name], np.random.default_rng(shape[0] * shape[1]).normal(size=shape).astype("f4")
+    f, a = (
+        FUNCTIONS[name],
+        np.random.default_rng(shape[0] * shape[1]).normal(size=shape).astype("f4"),
+    )
     started = time.perf_counter()
     got = np.asarray(pbkern.jit(f)(a))
     seconds = time.perf_counter() - started
@@ -38,10 +41,24 @@ def test_agrees(name, shape):
 @pytest.mark.parametrize("rows", [2, 100])
 def test_every_length_lowers_for_wide_vectors(name, rows):
     for length in (2, 3, 5, 8, 13, 16, 17, 31, 32, 33):
-        assert len(lowered(FUNCTIONS[name], jax.ShapeDtypeStruct((rows, length), jnp.float32), stage="mlir")) < 400_000
+        assert (
+            len(
+                lowered(
+                    FUNCTIONS[name], jax.ShapeDtypeStruct((rows, length), jnp.float32), stage="mlir"
+                )
+            )
+            < 400_000
+        )
 
 
 def test_what_follows_sums_is_written_once():
     """A sorting network after a reduction is a graph with shared nodes: its text is as long as the graph, not as its paths."""
-    sizes = [len(lowered(FUNCTIONS["median"], jax.ShapeDtypeStruct((12, k, 35), jnp.float32), stage="mlir")) for k in (4, 8)]
+    sizes = [
+        len(
+            lowered(
+                FUNCTIONS["median"], jax.ShapeDtypeStruct((12, k, 35), jnp.float32), stage="mlir"
+            )
+        )
+        for k in (4, 8)
+    ]
     assert sizes[0] < 100_000 and sizes[1] < 8 * sizes[0]

@@ -17,7 +17,12 @@ SHAPES = list(itertools.product(EXTENTS, EXTENTS, EXTENTS))
 
 
 def draw(shape, dtype):
-    return np.random.default_rng(sum(shape)).integers(-3, 4, shape).astype("f4").astype(jnp.dtype(dtype))
+    return (
+        np.random.default_rng(sum(shape))
+        .integers(-3, 4, shape)
+        .astype("f4")
+        .astype(jnp.dtype(dtype))
+    )
 
 
 def broadcast_rows(a, b):
@@ -30,27 +35,38 @@ def broadcast_rows(a, b):
 @pytest.mark.parametrize("f", [jnp.matmul, broadcast_rows], ids=["matmul", "broadcast"])
 def test_products(f, dtype, shape):
     m, n, k = shape
-    a, b = (draw(s, "uint8" if dtype == "uint16" else dtype).astype(jnp.dtype(dtype)) for s in ((m, k), (k, n)))
+    a, b = (
+        draw(s, "uint8" if dtype == "uint16" else dtype).astype(jnp.dtype(dtype))
+        for s in ((m, k), (k, n))
+    )
     np.testing.assert_array_equal(np.asarray(pbkern.jit(f)(a, b)), np.asarray(jax.jit(f)(a, b)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
 def test_products_lower_for_wide_vectors(dtype):
     for m, n, k in [(42, 2, 1), (16, 2, 1), (1, 1, 1), (17, 3, 2), (3, 17, 1), (64, 3, 1)]:
-        assert "scf.for" in lowered(jnp.matmul, draw((m, k), dtype), draw((k, n), dtype), stage="mlir")
+        assert "scf.for" in lowered(
+            jnp.matmul, draw((m, k), dtype), draw((k, n), dtype), stage="mlir"
+        )
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("channels, results, size", [(1, 1, 1), (1, 2, 3), (3, 1, 16), (2, 16, 5), (17, 3, 7)])
+@pytest.mark.parametrize(
+    "channels, results, size", [(1, 1, 1), (1, 2, 3), (3, 1, 16), (2, 16, 5), (17, 3, 7)]
+)
 def test_convolutions_of_broadcast_operands(channels, results, size, dtype):
     x, w = draw((2, channels, size, size), dtype), draw((results, channels, 3, 3), dtype)
 
     def image(x, w):
-        return lax.conv_general_dilated(jnp.broadcast_to(x[:1, :, :, :1], x.shape), w, (1, 1), "SAME")
+        return lax.conv_general_dilated(
+            jnp.broadcast_to(x[:1, :, :, :1], x.shape), w, (1, 1), "SAME"
+        )
 
     def kernel(x, w):
-        return lax.conv_general_dilated(x, jnp.broadcast_to(w[:, :1, :, :1], w.shape), (1, 1), "SAME")
+        return lax.conv_general_dilated(
+            x, jnp.broadcast_to(w[:, :1, :, :1], w.shape), (1, 1), "SAME"
+        )
 
     for f in (image, kernel):
         np.testing.assert_array_equal(np.asarray(pbkern.jit(f)(x, w)), np.asarray(jax.jit(f)(x, w)))
@@ -66,7 +82,11 @@ BOOLEAN = {
     "batch": (jax.vmap(jnp.matmul), (3, 4, 5), (3, 5, 6)),
     "outer": (lambda a, b: lax.dot_general(a, b, (((), ()), ((), ()))), (5,), (7,)),
     "counted": (lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32), (5, 30), (30, 7)),
-    "convolution": (lambda a, b: lax.conv_general_dilated(a, b, (1, 1), "SAME"), (1, 2, 5, 5), (3, 2, 3, 3)),
+    "convolution": (
+        lambda a, b: lax.conv_general_dilated(a, b, (1, 1), "SAME"),
+        (1, 2, 5, 5),
+        (3, 2, 3, 3),
+    ),
 }
 
 

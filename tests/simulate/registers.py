@@ -9,7 +9,9 @@ import pbkern
 CLASSES = {"p": "pred", "h": "b16", "r": "b32", "d": "b64"}
 
 
-def text(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], extra: str = "") -> str:
+def text(
+    body: str, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], extra: str = ""
+) -> str:
     """Registers are %p.., %h.., %r.., %d..: predicates, and those of 2, 4 and 8 bytes."""
     names = sorted(set(re.findall(r"%[phrd]\w*", body)) | {*inputs, *outputs})
     arrays = {**inputs, **outputs}
@@ -17,7 +19,11 @@ def text(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray
     lines += [".reg .b32 %tid_;", ".reg .b64 %base, %at;", extra, "mov.u32 %tid_, %tid.x;"]
 
     def place(k: int, size: int) -> list[str]:
-        return [f"ld.param.b64 %base, [p{k}];", f"mul.wide.u32 %at, %tid_, {size};", "add.s64 %at, %base, %at;"]
+        return [
+            f"ld.param.b64 %base, [p{k}];",
+            f"mul.wide.u32 %at, %tid_, {size};",
+            "add.s64 %at, %base, %at;",
+        ]
 
     for k, (n, a) in enumerate(inputs.items()):
         lines += [*place(k, a.itemsize), f"ld.global.b{8 * a.itemsize} {n}, [%at];"]
@@ -29,7 +35,9 @@ def text(body: str, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray
                       "ret;", "}", ""])  # fmt: skip
 
 
-def run(body: str, inputs: dict, results: dict, *, blocks: int = 1, extra: str = "") -> dict[str, np.ndarray]:
+def run(
+    body: str, inputs: dict, results: dict, *, blocks: int = 1, extra: str = ""
+) -> dict[str, np.ndarray]:
     """What registers hold in the end, a lane per element, as the types that `results` gives."""
     inputs = {n: np.ascontiguousarray(a) for n, a in inputs.items()}
     threads = len(next(iter(inputs.values())))

@@ -52,13 +52,22 @@ def run(body: str, threads: int = 64, blocks: int = 1):
 def test_neighbours_exchange():
     y, counts = run(STORE + BARRIER + EXCHANGE)
     np.testing.assert_array_equal(y, np.arange(64) ^ 1)
-    assert (counts.barriers, counts.global_bytes, counts.sectors, counts.bank_conflicts) == (1, 512, 16, 0)
+    assert (counts.barriers, counts.global_bytes, counts.sectors, counts.bank_conflicts) == (
+        1,
+        512,
+        16,
+        0,
+    )
 
 
 SHUFFLE = "shfl.sync.bfly.b32 %r5, %r2, 16, 31, {};\n"
 WRONG = {
     "a barrier removed": (STORE + EXCHANGE, "race", "ld.shared.b32 %r4"),
-    "a barrier in a branch": (STORE + only_below(16, BARRIER) + EXCHANGE, "divergence", "bar.sync 0"),
+    "a barrier in a branch": (
+        STORE + only_below(16, BARRIER) + EXCHANGE,
+        "divergence",
+        "bar.sync 0",
+    ),
     "a barrier of half of the warps": (STORE + only_below(32, BARRIER), "deadlock", "bar.sync 0"),
     "nothing stored": (BARRIER + EXCHANGE, "uninitialised", "ld.shared.b32 %r4"),
     "behind shared memory": ("st.shared.b32 [%rd6+4], %r2;\n", "bounds", "st.shared.b32 [%rd6+4]"),
@@ -67,7 +76,11 @@ WRONG = {
     "not aligned": ("ld.global.b32 %r7, [%rd1+2];\n", "bounds", "ld.global.b32 %r7"),
     "no array": ("mov.b64 %rd7, 64;\nld.global.b32 %r7, [%rd7];\n", "bounds", "ld.global.b32 %r7"),
     "absent lanes": (only_below(16, SHUFFLE.format(-1)), "divergence", "shfl.sync.bfly"),
-    "lanes that are not named": (only_below(16, SHUFFLE.format(65535)), "divergence", "shfl.sync.bfly"),
+    "lanes that are not named": (
+        only_below(16, SHUFFLE.format(65535)),
+        "divergence",
+        "shfl.sync.bfly",
+    ),
     "one element for all": ("st.global.b32 [%rd2], %r1;\n", "race", "st.global.b32 [%rd2]"),
     "an unknown register": ("add.s32 %r7, %r8, %r8;\n", "uninitialised", "add.s32 %r7"),
 }
@@ -97,8 +110,12 @@ BY_BLOCK = "mov.u32 %r9, %ctaid.x;\nsetp.eq.u32 %p1, %r9, 0;\n"
     ("st.global.b32 [%rd9], %r2", "ld.global.b32 %r7, [%rd9]", "loads what another wrote"),
     ("ld.global.b32 %r7, [%rd9]", "st.global.b32 [%rd9], %r2", "stores what another read"),
 ])  # fmt: skip
-def test_a_block_that_touches_what_another_has_stored_or_stores_what_it_has_read(first, second, deed):
-    with pytest.raises(SimulationError, match=f"thread 0 of block 1 {deed}: a thread of another block") as e:
+def test_a_block_that_touches_what_another_has_stored_or_stores_what_it_has_read(
+    first, second, deed
+):
+    with pytest.raises(
+        SimulationError, match=f"thread 0 of block 1 {deed}: a thread of another block"
+    ) as e:
         run(f"{BY_BLOCK}@%p1 {first};\n@!%p1 {second};\n", blocks=2)
     assert e.value.kind == "race" and "blocks wait for no others" in str(e.value)
     run(f"{BY_BLOCK}@%p1 {first};\n@%p1 {second};\n", blocks=2)  # of one block alone

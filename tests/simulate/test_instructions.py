@@ -49,7 +49,9 @@ def test_operations_on_halves(instruction, dtype, f):
     rng = np.random.default_rng(1)
     bits = rng.integers(0, 1 << 16, (2, 64)).astype(np.uint16).view(dtype)
     x, y = bits if dtype != np.float16 else rng.normal(size=(2, 64)).astype(dtype)
-    np.testing.assert_array_equal(run(instruction, np.ascontiguousarray(x), np.ascontiguousarray(y)).view(dtype), f(x, y))
+    np.testing.assert_array_equal(
+        run(instruction, np.ascontiguousarray(x), np.ascontiguousarray(y)).view(dtype), f(x, y)
+    )
 
 
 CHOICE = """setp.lt.u32 %p1, %r1, 11;
@@ -73,12 +75,17 @@ ret;
 """
 
 
-@pytest.mark.parametrize("size, space", [(1, "generic"), (2, "generic"), (4, "generic"), (1, "shared"), (2, "shared::cta")])
+@pytest.mark.parametrize(
+    "size, space",
+    [(1, "generic"), (2, "generic"), (4, "generic"), (1, "shared"), (2, "shared::cta")],
+)
 def test_threads_store_to_elements_of_their_own_however_small(size, space):
     """Each its own part of what another access, an address or the array's type, would call one element."""
     shared = "" if space == "generic" else f".{space}"
     to_generic = "cvta.shared.u64 %rd11, %rd11;" if space == "generic" else ""
-    text = HEAD.replace("{\n", "{\n.shared .align 16 .b8 s[64];\n", 1) + f"""mov.u64 %rd11, s;
+    text = (
+        HEAD.replace("{\n", "{\n.shared .align 16 .b8 s[64];\n", 1)
+        + f"""mov.u64 %rd11, s;
 {to_generic}
 mul.wide.u32 %rd4, %r1, {size};
 add.s64 %rd11, %rd11, %rd4;
@@ -89,17 +96,22 @@ st.global.b{8 * size} [%rd7], %r4;
 ret;
 }}
 """
+    )
     x, out = np.arange(100, 116, dtype=np.uint32), np.zeros(16, np.uint32)
     pbkern.simulate_ptx(text, 1, 16, [x, x, out])
     np.testing.assert_array_equal(out.view(f"u{size}")[:16], np.arange(100, 116))
-    race = text.replace(f"mul.wide.u32 %rd4, %r1, {size};", f"and.b32 %r1, %r1, 7; mul.wide.u32 %rd4, %r1, {size};")
+    race = text.replace(
+        f"mul.wide.u32 %rd4, %r1, {size};", f"and.b32 %r1, %r1, 7; mul.wide.u32 %rd4, %r1, {size};"
+    )
     with pytest.raises(SimulationError, match="threads race"):
         pbkern.simulate_ptx(race, 1, 16, [x, x, out])
 
 
 def test_lanes_that_choose_between_arrays_and_memories():
     """Compilers make one access of two branches: each lane goes to its own array, or to shared memory."""
-    head = HEAD.replace(".reg .b32 %r<20>;", ".reg .pred %p<4>; .reg .b32 %r<20>; .shared .align 16 .b8 s[128];")
+    head = HEAD.replace(
+        ".reg .b32 %r<20>;", ".reg .pred %p<4>; .reg .b32 %r<20>; .shared .align 16 .b8 s[128];"
+    )
     lane = np.arange(32)
     x, y, out = (np.arange(32, dtype=np.uint32) + k for k in (1000, 2000, 3000))
     pbkern.simulate_ptx(head + CHOICE, 1, 32, [x, y, out])
@@ -130,7 +142,9 @@ ret;
 
 def test_every_lane_has_local_memory_of_its_own():
     """Which generic addresses reach as well."""
-    head = HEAD.replace(".reg .b32 %r<20>;", ".reg .pred %p<4>; .reg .b32 %r<20>; .local .align 8 .b8 depot[8];")
+    head = HEAD.replace(
+        ".reg .b32 %r<20>;", ".reg .pred %p<4>; .reg .b32 %r<20>; .local .align 8 .b8 depot[8];"
+    )
     lane = np.arange(32)
     x, y, out = (np.arange(32, dtype=np.uint32) + k for k in (1000, 2000, 3000))
     pbkern.simulate_ptx(head + LOCALS, 1, 32, [x, y, out])

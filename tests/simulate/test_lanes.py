@@ -17,7 +17,9 @@ def by_warp(lanes: np.ndarray) -> list[np.ndarray]:
 
 def ballot(lanes: np.ndarray) -> np.ndarray:
     """Per lane the bits of its warp."""
-    return np.concatenate([np.full(len(w), sum(int(v) << k for k, v in enumerate(w)), "u4") for w in by_warp(lanes)])
+    return np.concatenate(
+        [np.full(len(w), sum(int(v) << k for k, v in enumerate(w)), "u4") for w in by_warp(lanes)]
+    )
 
 
 VOTES = """setp.ne.u32 %p1, %r1, 0;
@@ -41,11 +43,24 @@ $END:
 
 def test_votes():
     """Of warps whose lanes agree, and do not; the last one has 8 lanes."""
-    flags = np.concatenate([np.ones(32), np.zeros(32), RNG.integers(0, 2, 32), np.ones(8)]).astype("u4")
+    flags = np.concatenate([np.ones(32), np.zeros(32), RNG.integers(0, 2, 32), np.ones(8)]).astype(
+        "u4"
+    )
     found = run(VOTES, {"%r1": flags}, {f"%r{n}": "u4" for n in "abcdefgh"})
-    set_, per = flags != 0, lambda f: np.concatenate([np.full(len(w), f(w), "u4") for w in by_warp(flags != 0)])
-    want = [ballot(set_), ballot(~set_), per(np.any), per(np.all), per(lambda w: w.all() or not w.any()), ballot(set_ | True),
-            np.where(set_, ballot(set_), 0), np.where(set_, ballot(set_), 0)]
+    set_, per = (
+        flags != 0,
+        lambda f: np.concatenate([np.full(len(w), f(w), "u4") for w in by_warp(flags != 0)]),
+    )
+    want = [
+        ballot(set_),
+        ballot(~set_),
+        per(np.any),
+        per(np.all),
+        per(lambda w: w.all() or not w.any()),
+        ballot(set_ | True),
+        np.where(set_, ballot(set_), 0),
+        np.where(set_, ballot(set_), 0),
+    ]
     for (name, got), w in zip(found.items(), want):
         np.testing.assert_array_equal(got, w, name)
 
@@ -63,7 +78,12 @@ def test_shuffles_say_which_lanes_had_a_source():
     x, lane = RNG.integers(0, 99, 64).astype("u4"), np.arange(64)
     found = run(SHUFFLED, {"%r1": x}, {f"%r{n}": "u4" for n in "abcd"})
     up, down = lane % 32 >= 3, lane % 8 + 5 < 8
-    want = [x[np.where(up, lane - 3, lane)], x[np.where(down, np.minimum(lane + 5, 63), lane)], up, down]
+    want = [
+        x[np.where(up, lane - 3, lane)],
+        x[np.where(down, np.minimum(lane + 5, 63), lane)],
+        up,
+        down,
+    ]
     for (name, got), w in zip(found.items(), want):
         np.testing.assert_array_equal(got, w, name)
 
@@ -76,7 +96,11 @@ def test_shuffles_say_which_lanes_had_a_source():
 def test_shuffles_take_five_bits_of_their_operand(kind, by, source):
     x, last = RNG.integers(0, 99, 64).astype("u4"), 0 if kind == "up" else 31
     for operand, inputs in ((str(by), {}), ("%r2", {"%r2": np.full(64, by, "u4")})):
-        found = run(f"shfl.sync.{kind}.b32 %ra, %r1, {operand}, {last}, -1;", {"%r1": x} | inputs, {"%ra": "u4"})
+        found = run(
+            f"shfl.sync.{kind}.b32 %ra, %r1, {operand}, {last}, -1;",
+            {"%r1": x} | inputs,
+            {"%ra": "u4"},
+        )
         np.testing.assert_array_equal(found["%ra"], x[source(np.arange(64))])
 
 
@@ -104,7 +128,11 @@ def test_atomics_return_what_was_there():
     found = run(body, {"%rq": held, "%r1": x, "%rm": m}, {f"%r{n}": "u4" for n in names})
     memory = [int(c) for c in cells]
     want = {n: [] for n in names}
-    steps = {"a": (0, lambda old, v: (old + v) % 2**32), "c": (3, lambda old, v: old & v), "d": (4, lambda old, v: old ^ v)}
+    steps = {
+        "a": (0, lambda old, v: (old + v) % 2**32),
+        "c": (3, lambda old, v: old & v),
+        "d": (4, lambda old, v: old ^ v),
+    }
     for v, compared in zip(x.tolist(), m.tolist()):
         for n, (k, f) in steps.items():
             want[n].append(memory[k])
@@ -201,7 +229,9 @@ def test_blocks_go_on_while_others_wait_for_their_warps():
     """The second block's last warp takes a longer way to the barrier. Results of one block at a time."""
     x = RNG.integers(0, 99, 64).astype("u4")
     for block in (0, 1):
-        found = run(LATE.format(block=block), {"%r1": x, "%rt": T64}, {"%ra": "u4"}, extra=SHARED, blocks=2)
+        found = run(
+            LATE.format(block=block), {"%r1": x, "%rt": T64}, {"%ra": "u4"}, extra=SHARED, blocks=2
+        )
         there = x + np.where((T64 >= 32) & (block == 1), 500, 0)
         np.testing.assert_array_equal(found["%ra"], there[T64 ^ 32])
 

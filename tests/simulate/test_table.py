@@ -10,7 +10,10 @@ from pbkern.errors import InternalError
 from .registers import run, text
 
 RNG = np.random.default_rng(0)
-EDGES = {n: np.array([0, 1, 2, (1 << n - 1) - 1, 1 << n - 1, (1 << n) - 1, (1 << n) - 2], f"u{n // 8}") for n in (16, 32, 64)}
+EDGES = {
+    n: np.array([0, 1, 2, (1 << n - 1) - 1, 1 << n - 1, (1 << n) - 1, (1 << n) - 2], f"u{n // 8}")
+    for n in (16, 32, 64)
+}
 
 
 def bits(n: int, turn: int) -> np.ndarray:
@@ -22,7 +25,10 @@ def bits(n: int, turn: int) -> np.ndarray:
 
 A32, B32, C32 = bits(32, 0), bits(32, 1), RNG.integers(0, 1 << 32, 97, "u4")
 A64, B64 = bits(64, 0), bits(64, 1)
-START, LENGTH = np.tile(np.array([0, 5, 31, 32, 40, 63, 64, 70], "u4"), 13)[:97], RNG.permutation(97).astype("u4")
+START, LENGTH = (
+    np.tile(np.array([0, 5, 31, 32, 40, 63, 64, 70], "u4"), 13)[:97],
+    RNG.permutation(97).astype("u4"),
+)
 WHOLE = {"%r1": A32, "%r2": B32, "%r3": C32, "%r4": START, "%r5": LENGTH, "%d1": A64, "%d2": B64}
 
 
@@ -39,7 +45,9 @@ def extracted(a: int, start: int, length: int, n: int, sign: bool) -> int:
     """As the PTX ISA writes bfe, bit by bit."""
     start, length = start & 255, length & 255
     fill = a >> min(start + length - 1, n - 1) & 1 if sign and length else 0
-    return sum((a >> start + k & 1 if k < length and start + k < n else fill) << k for k in range(n))
+    return sum(
+        (a >> start + k & 1 if k < length and start + k < n else fill) << k for k in range(n)
+    )
 
 
 def inserted(a: int, b: int, start: int, length: int, n: int) -> int:
@@ -50,7 +58,9 @@ def inserted(a: int, b: int, start: int, length: int, n: int) -> int:
 
 
 def chosen(a: int, b: int, c: int, table: int) -> int:
-    return sum((table >> ((a >> k & 1) * 4 + (b >> k & 1) * 2 + (c >> k & 1)) & 1) << k for k in range(32))
+    return sum(
+        (table >> ((a >> k & 1) * 4 + (b >> k & 1) * 2 + (c >> k & 1)) & 1) << k for k in range(32)
+    )
 
 
 def picked(a: int, b: int, selector: int) -> int:
@@ -80,9 +90,19 @@ INTEGERS = [
     *both_signs("rem", 64, lambda a, b: a - quotient(a, b) * b if b else None, "%d1", "%d2"),
     *both_signs("sad", 32, lambda a, b, c: abs(a - b) + c, "%r1", "%r2", "%r3"),
     *both_signs("max", 64, max, "%d1", "%d2"),
-    ("shf.l.wrap.b32", ("%r1", "%r2", "%r4"), 32, lambda a, b, n: ((b << 32 | a) << (n & 31)) >> 32),
+    (
+        "shf.l.wrap.b32",
+        ("%r1", "%r2", "%r4"),
+        32,
+        lambda a, b, n: ((b << 32 | a) << (n & 31)) >> 32,
+    ),
     ("shf.r.wrap.b32", ("%r1", "%r2", "%r4"), 32, lambda a, b, n: (b << 32 | a) >> (n & 31)),
-    ("shf.l.clamp.b32", ("%r1", "%r2", "%r4"), 32, lambda a, b, n: ((b << 32 | a) << min(n, 32)) >> 32),
+    (
+        "shf.l.clamp.b32",
+        ("%r1", "%r2", "%r4"),
+        32,
+        lambda a, b, n: ((b << 32 | a) << min(n, 32)) >> 32,
+    ),
     ("shf.r.clamp.b32", ("%r1", "%r2", "%r4"), 32, lambda a, b, n: (b << 32 | a) >> min(n, 32)),
     ("popc.b32", ("%r1",), 32, int.bit_count),
     ("popc.b64", ("%d1",), 32, int.bit_count),
@@ -98,7 +118,10 @@ INTEGERS = [
     ("bfi.b32", ("%r1", "%r2", "%r4", "%r5"), 32, lambda a, b, s, n: inserted(a, b, s, n, 32)),
     ("bfi.b64", ("%d1", "%d2", "%r4", "%r5"), 64, lambda a, b, s, n: inserted(a, b, s, n, 64)),
     ("prmt.b32", ("%r1", "%r2", "%r3"), 32, picked),
-    *((f"lop3.b32 {t}", ("%r1", "%r2", "%r3"), 32, lambda a, b, c, t=t: chosen(a, b, c, t)) for t in (0x96, 0xE8, 0x1B)),
+    *(
+        (f"lop3.b32 {t}", ("%r1", "%r2", "%r3"), 32, lambda a, b, c, t=t: chosen(a, b, c, t))
+        for t in (0x96, 0xE8, 0x1B)
+    ),
     ("cvt.sat.s8.s32", ("%r1",), 32, lambda a: min(max(signed(a, 32), -128), 127)),
     ("cvt.sat.u16.s32", ("%r1",), 32, lambda a: min(max(signed(a, 32), 0), 65535)),
     ("cvt.sat.s32.u64", ("%d1",), 32, lambda a: min(a, (1 << 31) - 1)),
@@ -115,14 +138,40 @@ def test_integers():
     found = run("\n".join(lines), WHOLE, results)
     for (name, registers, width, f), got in zip(INTEGERS, found.values()):
         want = [f(*v) for v in zip(*(WHOLE[r].tolist() for r in registers))]
-        wrong = [(k, int(g), w) for k, (g, w) in enumerate(zip(got, want)) if w is not None and int(g) != w % (1 << width)]
+        wrong = [
+            (k, int(g), w)
+            for k, (g, w) in enumerate(zip(got, want))
+            if w is not None and int(g) != w % (1 << width)
+        ]
         assert not wrong, (name, wrong[0], [hex(WHOLE[r][wrong[0][0]]) for r in registers])
 
 
 TINY = np.finfo(np.float32).tiny
-X = np.array([0.0, -0.0, 1.5, -2.25, TINY, -TINY / 2, TINY / 4, 3e38, -3e38, np.inf, -np.inf, np.nan, 0.75, 1e-3, 65519, 0.1],
-             "f4")
-Y = np.array([-0.0, 3.0, np.nan, 0.5, 0.5, 2.0, 1.0, 3.0, -1.0, -np.inf, 1.0, 0.0, 0.5, 1e-40, 1e-8, -7.3], "f4")
+X = np.array(
+    [
+        0.0,
+        -0.0,
+        1.5,
+        -2.25,
+        TINY,
+        -TINY / 2,
+        TINY / 4,
+        3e38,
+        -3e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+        0.75,
+        1e-3,
+        65519,
+        0.1,
+    ],
+    "f4",
+)
+Y = np.array(
+    [-0.0, 3.0, np.nan, 0.5, 0.5, 2.0, 1.0, 3.0, -1.0, -np.inf, 1.0, 0.0, 0.5, 1e-40, 1e-8, -7.3],
+    "f4",
+)
 Z = np.roll(Y, 3)
 
 
@@ -145,31 +194,95 @@ def toward_zero(x, dtype):
 
 
 H = np.concatenate([np.linspace(-3, 3, 12), [1e-7, 60000, np.inf, np.nan]])
-FLOATS = {"%r1": X, "%r2": Y, "%r3": Z, "%d1": X.astype("f8") * 1.1, "%h1": H.astype("f2"), "%h2": H[::-1].astype("f2"),
-          "%h3": np.roll(H, 5).astype("f2"), "%h4": H.astype(ml_dtypes.bfloat16), "%h5": H[::-1].astype(ml_dtypes.bfloat16)}
+FLOATS = {
+    "%r1": X,
+    "%r2": Y,
+    "%r3": Z,
+    "%d1": X.astype("f8") * 1.1,
+    "%h1": H.astype("f2"),
+    "%h2": H[::-1].astype("f2"),
+    "%h3": np.roll(H, 5).astype("f2"),
+    "%h4": H.astype(ml_dtypes.bfloat16),
+    "%h5": H[::-1].astype(ml_dtypes.bfloat16),
+}
 REALS = [
     ("add.rn.ftz.f32 %ra, %r1, %r2", "f4", near(np.add), "%r1", "%r2"),
-    ("mul.rn.ftz.sat.f32 %rb, %r1, %r2", "f4", lambda x, y: limited(near(np.multiply)(x, y)), "%r1", "%r2"),
-    ("fma.rn.ftz.f32 %rc, %r1, %r2, %r3", "f4", near(lambda x, y, z: x * y + z), "%r1", "%r2", "%r3"),
+    (
+        "mul.rn.ftz.sat.f32 %rb, %r1, %r2",
+        "f4",
+        lambda x, y: limited(near(np.multiply)(x, y)),
+        "%r1",
+        "%r2",
+    ),
+    (
+        "fma.rn.ftz.f32 %rc, %r1, %r2, %r3",
+        "f4",
+        near(lambda x, y, z: x * y + z),
+        "%r1",
+        "%r2",
+        "%r3",
+    ),
     ("add.sat.f32 %rd, %r1, %r2", "f4", lambda x, y: limited(x + y), "%r1", "%r2"),
-    ("fma.rn.f16 %ha, %h1, %h2, %h3", "f2", lambda x, y, z: (x * y + z).astype("f2"), "%h1", "%h2", "%h3"),
-    ("fma.rn.bf16 %hb, %h4, %h5, %h4", ml_dtypes.bfloat16, lambda x, y: (x * y + x).astype(ml_dtypes.bfloat16), "%h4", "%h5"),
+    (
+        "fma.rn.f16 %ha, %h1, %h2, %h3",
+        "f2",
+        lambda x, y, z: (x * y + z).astype("f2"),
+        "%h1",
+        "%h2",
+        "%h3",
+    ),
+    (
+        "fma.rn.bf16 %hb, %h4, %h5, %h4",
+        ml_dtypes.bfloat16,
+        lambda x, y: (x * y + x).astype(ml_dtypes.bfloat16),
+        "%h4",
+        "%h5",
+    ),
     ("cvt.rz.f32.f64 %re, %d1", "f4", lambda x: toward_zero(x, np.float32), "%d1"),
     ("cvt.rz.f16.f32 %hc, %r1", "f2", lambda x: toward_zero(x, np.float16), "%r1"),
     ("cvt.rn.sat.f16.f32 %hd, %r1", "f2", lambda x: limited(x).astype("f2"), "%r1"),
     ("copysign.f32 %rf, %r1, %r2", "f4", lambda sign, x: np.copysign(x, sign), "%r1", "%r2"),
-    ("setp.num.f32 %p1, %r1, %r2; selp.b32 %rg, 1, 0, %p1", "u4", lambda x, y: ~(np.isnan(x) | np.isnan(y)), "%r1", "%r2"),
-    ("setp.nan.f32 %p2, %r1, %r2; selp.b32 %rh, 1, 0, %p2", "u4", lambda x, y: np.isnan(x) | np.isnan(y), "%r1", "%r2"),
+    (
+        "setp.num.f32 %p1, %r1, %r2; selp.b32 %rg, 1, 0, %p1",
+        "u4",
+        lambda x, y: ~(np.isnan(x) | np.isnan(y)),
+        "%r1",
+        "%r2",
+    ),
+    (
+        "setp.nan.f32 %p2, %r1, %r2; selp.b32 %rh, 1, 0, %p2",
+        "u4",
+        lambda x, y: np.isnan(x) | np.isnan(y),
+        "%r1",
+        "%r2",
+    ),
 ]
 
 
 def test_floats():
     with np.errstate(all="ignore"):
-        outputs = ["%ra", "%rb", "%rc", "%rd", "%ha", "%hb", "%re", "%hc", "%hd", "%rf", "%rg", "%rh"]
-        found = run("".join(f"{r[0]};\n" for r in REALS), FLOATS, dict(zip(outputs, (r[1] for r in REALS))))
+        outputs = [
+            "%ra",
+            "%rb",
+            "%rc",
+            "%rd",
+            "%ha",
+            "%hb",
+            "%re",
+            "%hc",
+            "%hd",
+            "%rf",
+            "%rg",
+            "%rh",
+        ]
+        found = run(
+            "".join(f"{r[0]};\n" for r in REALS), FLOATS, dict(zip(outputs, (r[1] for r in REALS)))
+        )
         for (name, dtype, f, *registers), got in zip(REALS, found.values()):
             exact = "ftz" not in name
-            want = f(*(FLOATS[r].astype("f8") if exact else FLOATS[r] for r in registers)).astype(dtype)
+            want = f(*(FLOATS[r].astype("f8") if exact else FLOATS[r] for r in registers)).astype(
+                dtype
+            )
             np.testing.assert_array_equal(got.astype("f8"), want.astype("f8"), name)
             zero = (want == 0) & (".sat" not in name)  # what sign a saturated zero has is not said
             np.testing.assert_array_equal(np.signbit(got)[zero], np.signbit(want)[zero], name)
@@ -184,7 +297,9 @@ def test_integers_of_nan_and_of_what_is_out_of_range(source, width):
     register = f"%{letters[width]}1"
     kinds = [f"{sign}{bits}" for sign in "su" for bits in (16, 32, 64)]
     sizes = [int(k[1:]) // 8 for k in kinds]
-    results = {f"%{letters[n]}o{k}": f"{'i' if k[0] == 's' else 'u'}{n}" for k, n in zip(kinds, sizes)}
+    results = {
+        f"%{letters[n]}o{k}": f"{'i' if k[0] == 's' else 'u'}{n}" for k, n in zip(kinds, sizes)
+    }
     body = "\n".join(f"cvt.rzi.{k}.{source} {name}, {register};" for k, name in zip(kinds, results))
     for kind, got in zip(kinds, run(body, {register: x}, results).values()):
         bits, low = int(kind[1:]), -(1 << int(kind[1:]) - 1) if kind[0] == "s" else 0
@@ -208,16 +323,34 @@ def test_results_of_16_bits_hold_one_nan():
     half = np.array([0x7C01, 0xFE13, 0x7FFE, 0x3C00], np.uint16)
     pairs = NANS.astype("u4") << 16 | NANS[::-1].astype("u4")
     singles = np.array([0x7F800001, 0xFFC00123, 0x7FFFFFFF, 0x3F800000], "u4")
-    found = run("""add.rn.f16 %ha, %h1, %h1; mul.rn.bf16 %hb, %h2, %h2; fma.rn.bf16x2 %ra, %r1, %r1, %r1;
+    found = run(
+        """add.rn.f16 %ha, %h1, %h1; mul.rn.bf16 %hb, %h2, %h2; fma.rn.bf16x2 %ra, %r1, %r1, %r1;
         max.bf16x2 %rb, %r1, %r1; min.NaN.f16 %hc, %h1, %h1; cvt.rn.bf16.f32 %hd, %r2; cvt.rn.f16.f32 %he, %r2;
         cvt.rn.bf16x2.f32 %rc, %r2, %r2; neg.bf16x2 %rd, %r1; abs.f16 %hf, %h1; fma.rn.relu.bf16x2 %re, %r1, %r1, %r3;""",
-        {"%h1": half, "%h2": NANS, "%r1": pairs, "%r2": singles, "%r3": np.full(4, 0xC000C000, "u4")},
-        {n: "u2" for n in ("%ha", "%hb", "%hc", "%hd", "%he", "%hf")} | {n: "u4" for n in ("%ra", "%rb", "%rc", "%rd", "%re")})
+        {
+            "%h1": half,
+            "%h2": NANS,
+            "%r1": pairs,
+            "%r2": singles,
+            "%r3": np.full(4, 0xC000C000, "u4"),
+        },
+        {n: "u2" for n in ("%ha", "%hb", "%hc", "%hd", "%he", "%hf")}
+        | {n: "u4" for n in ("%ra", "%rb", "%rc", "%rd", "%re")},
+    )
     nan, same = [0x7FFF] * 3, lambda one: np.array([0x7FFF, 0x7FFF, 0x7FFF, one])
     assert found["%ha"].tolist() == [*nan, 0x4000] and found["%hb"].tolist() == [*nan, 0x3F80]
     assert found["%hc"].tolist() == [*nan, 0x3C00] and found["%hd"].tolist() == [*nan, 0x3F80]
-    assert found["%he"].tolist() == [*nan, 0x3C00] and found["%hf"].tolist() == [0x7C01, 0x7E13, 0x7FFE, 0x3C00]
-    for name, one in {"%ra": 0x4000, "%rb": 0x3F80, "%re": 0}.items():  # 1 * 1 + 1, 1, 1 - 2 without what is negative
+    assert found["%he"].tolist() == [*nan, 0x3C00] and found["%hf"].tolist() == [
+        0x7C01,
+        0x7E13,
+        0x7FFE,
+        0x3C00,
+    ]
+    for name, one in {
+        "%ra": 0x4000,
+        "%rb": 0x3F80,
+        "%re": 0,
+    }.items():  # 1 * 1 + 1, 1, 1 - 2 without what is negative
         np.testing.assert_array_equal(found[name] >> 16, same(one), name)
         np.testing.assert_array_equal(found[name] & 0xFFFF, same(one)[::-1], name)
     np.testing.assert_array_equal(found["%rc"] >> 16, same(0x3F80))
@@ -251,5 +384,7 @@ def test_comparisons_with_two_results_or_joined_to_a_predicate():
 ])  # fmt: skip
 def test_what_the_table_does_not_do_is_said(instruction, why):
     x = np.zeros(32, "u4")
-    with pytest.raises(InternalError, match=f"`{instruction.split()[0]}` is not simulated.*\n?.*{why}"):
+    with pytest.raises(
+        InternalError, match=f"`{instruction.split()[0]}` is not simulated.*\n?.*{why}"
+    ):
         pbkern.simulate_ptx(text(instruction + ";", {"%r1": x}, {}), 1, 32, [x])

@@ -14,7 +14,17 @@ import numpy as np
 from pbkern.core.options import CompileOptions
 from pbkern.core.passes import Pass
 from pbkern.dsl.build_programs import kernel_program
-from pbkern.dsl.host_program import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
+from pbkern.dsl.host_program import (
+    BufferKind,
+    Cond,
+    Copy,
+    HostProgram,
+    Launch,
+    Loop,
+    Step,
+    View,
+    While,
+)
 from pbkern.dsl.interpret import poison
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.build_options import BuildOptions
@@ -46,16 +56,25 @@ class StubProgram:
     arena_bytes: int = 0
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        memory = {b.name: np.full(math.prod(b.type.shape), poison(b.type.dtype), b.type.dtype) for b in self.program.buffers}
+        memory = {
+            b.name: np.full(math.prod(b.type.shape), poison(b.type.dtype), b.type.dtype)
+            for b in self.program.buffers
+        }
         for b in self.program.of_kind(BufferKind.INPUT):
             memory[b.name][:] = np.asarray(arrays[b.position]).reshape(-1)
         self._run(self.program.steps, memory, {})
         return [memory[b.name].reshape(b.type.shape) for b in self.program.outputs]
 
-    def _run(self, steps: tuple[Step, ...], memory: dict[str, np.ndarray], counters: dict[str, int]) -> None:
+    def _run(
+        self, steps: tuple[Step, ...], memory: dict[str, np.ndarray], counters: dict[str, int]
+    ) -> None:
         def at(v: View) -> np.ndarray:
             start = v.offset.evaluate(counters)
-            return memory[v.buffer].view(v.type.dtype)[start : start + math.prod(v.type.shape)].reshape(v.type.shape)
+            return (
+                memory[v.buffer]
+                .view(v.type.dtype)[start : start + math.prod(v.type.shape)]
+                .reshape(v.type.shape)
+            )
 
         for step in steps:
             match step:
@@ -74,7 +93,9 @@ class StubProgram:
                         self._run(inner, memory, counters)
                         self._run(condition, memory, counters)
                 case Cond(index=index, branches=branches):
-                    self._run(branches[min(max(int(at(index)), 0), len(branches) - 1)], memory, counters)
+                    self._run(
+                        branches[min(max(int(at(index)), 0), len(branches) - 1)], memory, counters
+                    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,9 @@ class StubBackend:
     passes: tuple[Pass, ...] = ()
     options: BuildOptions = BuildOptions()
 
-    def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> BuildOptions:
+    def build_options(
+        self, kernel: Kernel, options, program: HostProgram | None = None
+    ) -> BuildOptions:
         return self.options
 
     def emit(self, nests: KernelNests, name: str) -> StubFunction:
@@ -95,7 +118,9 @@ class StubBackend:
         return StubProgram(program, kernels)
 
 
-def run(program: HostProgram | Kernel, *arrays: np.ndarray, backend: StubBackend = StubBackend()) -> list[np.ndarray]:
+def run(
+    program: HostProgram | Kernel, *arrays: np.ndarray, backend: StubBackend = StubBackend()
+) -> list[np.ndarray]:
     """Results of a program or of one kernel."""
     program = kernel_program(program) if isinstance(program, Kernel) else program
     return lowered(program, backend, CompileOptions())(*arrays)

@@ -11,7 +11,9 @@ llvm = pytest.importorskip("llvmlite.binding")
 from pbkern.targets.llvm import child  # noqa: E402
 
 MAIN = "declare i32 @helper(i32)\ndefine i32 @pbk_main(i32 %x) {\n  %y = call i32 @helper(i32 %x)\n  ret i32 %y\n}\n"
-PLUS = "@unused = global i32 7\ndefine i32 @helper(i32 %x) {\n  %y = add i32 %x, 40\n  ret i32 %y\n}\n"
+PLUS = (
+    "@unused = global i32 7\ndefine i32 @helper(i32 %x) {\n  %y = add i32 %x, 40\n  ret i32 %y\n}\n"
+)
 TIMES = "define i32 @helper(i32 %x) {\n  %y = mul i32 %x, 3\n  ret i32 %y\n}\n"
 ENTRY = """declare i32 @first(i32)
 declare i32 @second(i32)
@@ -33,7 +35,9 @@ def native():
 def answered(request: dict, texts: list) -> dict:
     """Results that the child writes for one request."""
     request = request | {"sizes": [[len(t) for t in module] for module in texts]}
-    sent = io.BytesIO((json.dumps(request) + "\n" + "".join(t for module in texts for t in module)).encode())
+    sent = io.BytesIO(
+        (json.dumps(request) + "\n" + "".join(t for module in texts for t in module)).encode()
+    )
     answer = io.BytesIO()
     assert child.serve(sent, answer) and not child.serve(sent, answer)
     head, _, rest = answer.getvalue().partition(b"\n")
@@ -49,8 +53,18 @@ def answered(request: dict, texts: list) -> dict:
 
 def made(kinds):
     """Two variants, in modules of which one is optimised, and what calls both."""
-    library = {"scalar": [[False, True], [True, False], [False]], "names": ["first", "second", None], "keep": ["both"]}
-    request = {"triple": llvm.get_default_triple(), "level": 2, "machine": MACHINE, "kinds": kinds, "library": library}
+    library = {
+        "scalar": [[False, True], [True, False], [False]],
+        "names": ["first", "second", None],
+        "keep": ["both"],
+    }
+    request = {
+        "triple": llvm.get_default_triple(),
+        "level": 2,
+        "machine": MACHINE,
+        "kinds": kinds,
+        "library": library,
+    }
     found = answered(request, [[MAIN, PLUS], [MAIN, TIMES], [ENTRY]])
     assert set(found) == set(kinds)
     return found
@@ -67,7 +81,9 @@ def test_variants_are_joined_and_only_what_is_kept_is_global():
 
 
 def test_the_object_computes():
-    machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small", jit=True)
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        reloc="pic", codemodel="small", jit=True
+    )
     with llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine) as engine:
         engine.add_object_file(llvm.ObjectFileRef.from_data(made(["obj"])["obj"]))
         engine.finalize_object()
@@ -76,6 +92,12 @@ def test_the_object_computes():
 
 
 def test_one_text_is_made_by_itself():
-    request = {"triple": llvm.get_default_triple(), "level": 2, "machine": MACHINE, "kinds": ["asm"], "library": None}
+    request = {
+        "triple": llvm.get_default_triple(),
+        "level": 2,
+        "machine": MACHINE,
+        "kinds": ["asm"],
+        "library": None,
+    }
     assert b"helper" in answered(request, [[TIMES]])["asm"]
     assert "expected top-level entity" in answered(request, [["nonsense"]])["error"]

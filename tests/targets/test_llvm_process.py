@@ -50,8 +50,13 @@ def no_children():
     process.end_idle()
 
 
-@pytest.mark.parametrize("text, why", [(EXITS, "exit status 1: .*illegal VGPR to SGPR copy"),
-                                       (ABORTS, f"(?s)signal {int(signal.SIGABRT)}: .*Cannot select")])
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (EXITS, "exit status 1: .*illegal VGPR to SGPR copy"),
+        (ABORTS, f"(?s)signal {int(signal.SIGABRT)}: .*Cannot select"),
+    ],
+)
 def test_where_llvm_ends_its_process_this_one_gets_an_error(text, why):
     with pytest.raises(InternalError, match="LLVM made no code of kernel `k`") as e:
         asked(text)
@@ -61,7 +66,11 @@ def test_where_llvm_ends_its_process_this_one_gets_an_error(text, why):
 
 def test_a_child_serves_every_target_and_stays():
     numbers = []
-    for kind, triple, machine in (UNIFORM, ("ptx_kernel", NVIDIA, {"cpu": "sm_80"}), ("", ARM, {"cpu": "cortex-a76"})):
+    for kind, triple, machine in (
+        UNIFORM,
+        ("ptx_kernel", NVIDIA, {"cpu": "sm_80"}),
+        ("", ARM, {"cpu": "cortex-a76"}),
+    ):
         assert "written" in asked(TEXT.format(kind=kind, name="written", value=7), triple, machine)
         numbers += [c.process.pid for c in process._idle]
     assert len(numbers) == 3 and len(set(numbers)) == 1
@@ -115,7 +124,9 @@ def test_an_interrupt_of_the_wait_ends_the_child(monkeypatch):
 
 def test_a_child_that_nobody_asks_ends(monkeypatch, tmp_path):
     program = tmp_path / "child.py"
-    program.write_text(open(child.__file__).read().replace("IDLE_SECONDS = 60", "IDLE_SECONDS = 0.01"))
+    program.write_text(
+        open(child.__file__).read().replace("IDLE_SECONDS = 60", "IDLE_SECONDS = 0.01")
+    )
     monkeypatch.setattr(process, "CHILD", program)
     process.warm()
     (before,) = process._idle
@@ -135,11 +146,16 @@ def test_threads_ask_children_of_their_own():
         t.start()
     for t in threads:
         t.join()
-    assert all(f"kernel_{n}:" in found[n] for n in range(4)) and 1 <= len(process._idle) <= process.MOST_IDLE
+    assert (
+        all(f"kernel_{n}:" in found[n] for n in range(4))
+        and 1 <= len(process._idle) <= process.MOST_IDLE
+    )
 
 
 def _in_fork(results) -> None:
-    results.put((len(process._idle), "k:" in asked(TEXT.format(kind="amdgpu_kernel", name="k", value=9))))
+    results.put(
+        (len(process._idle), "k:" in asked(TEXT.format(kind="amdgpu_kernel", name="k", value=9)))
+    )
     process.end_idle()
 
 
@@ -154,14 +170,18 @@ def test_a_forked_process_has_children_of_its_own():
     assert results.get() == (0, True)
     forked.join()
     assert process._idle == [before] and before.is_there()
-    assert "k:" in asked(TEXT.format(kind="amdgpu_kernel", name="k", value=9)) and process._idle == [before]
+    assert "k:" in asked(
+        TEXT.format(kind="amdgpu_kernel", name="k", value=9)
+    ) and process._idle == [before]
 
 
 def test_a_program_that_embeds_python_says_which_one_runs_llvm(tmp_path):
     before = multiprocessing.spawn.get_executable()
     multiprocessing.set_executable(str(tmp_path / "no_python"))
     try:
-        with pytest.raises(TargetError, match="cannot be started\n.*no_python.*\n.*multiprocessing.set_executable"):
+        with pytest.raises(
+            TargetError, match="cannot be started\n.*no_python.*\n.*multiprocessing.set_executable"
+        ):
             asked(TEXT.format(kind="amdgpu_kernel", name="k", value=9))
     finally:
         multiprocessing.set_executable(before)
@@ -181,5 +201,8 @@ def test_without_llvmlite_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
     process.warm()  # asks for nothing
     assert not process._idle
-    with pytest.raises(TargetError, match="llvmlite is not installed\n  why  it makes the code of tests\n  try  pip install x"):
+    with pytest.raises(
+        TargetError,
+        match="llvmlite is not installed\n  why  it makes the code of tests\n  try  pip install x",
+    ):
         process.require_llvmlite("tests", "pip install x")

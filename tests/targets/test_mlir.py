@@ -9,7 +9,9 @@ GOOD = "func.func @f(%x: i32) -> i32 {\n  return %x : i32\n}\n"
 
 
 def test_texts_that_do_not_parse():
-    with pytest.raises(InternalError, match="(?s)generated MLIR does not parse.*undeclared SSA value"):
+    with pytest.raises(
+        InternalError, match="(?s)generated MLIR does not parse.*undeclared SSA value"
+    ):
         mlir.parse(GOOD.replace("return %x", "return %y"))
 
 
@@ -22,7 +24,10 @@ def test_modules_that_are_not_lowered():
 
 
 def test_definitions_win_over_declarations():
-    first, second = mlir.parse(GOOD), mlir.parse("func.func private @f(i32) -> i32\nfunc.func @g() {\n  return\n}\n")
+    first, second = (
+        mlir.parse(GOOD),
+        mlir.parse("func.func private @f(i32) -> i32\nfunc.func @g() {\n  return\n}\n"),
+    )
     mlir.join(first, second)
     text = str(first)
     assert text.count("@f") == 1 and "func.func @g" in text and "private" not in text
@@ -31,5 +36,7 @@ def test_definitions_win_over_declarations():
 def test_without_bindings_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(mlir, "PACKAGES", ("no_such_package",))
     assert mlir.installed() == ()
-    with pytest.raises(TargetError, match="(?s)MLIR's Python bindings are not installed.*pip install torch-mlir"):
+    with pytest.raises(
+        TargetError, match="(?s)MLIR's Python bindings are not installed.*pip install torch-mlir"
+    ):
         mlir.bindings.__wrapped__()

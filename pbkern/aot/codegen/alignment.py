@@ -1,7 +1,8 @@
 """Kernels that write past the caches, for arrays that start anywhere: a second function without, chosen by the addresses.
 
-Such stores fault unless they are aligned to a cache line, as XLA's arrays are; those of C and NumPy are aligned to 16 bytes.
-Kernels gain by them, so both ways are kept (docs/decisions/039-results-that-start-anywhere.md).
+Such stores fault unless they are aligned to a cache line, as XLA's arrays are; those of C and NumPy
+are aligned to 16 bytes. Kernels gain by them, so both ways are kept
+(docs/decisions/039-results-that-start-anywhere.md).
 """
 
 from __future__ import annotations
@@ -45,25 +46,43 @@ def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOp
         functions += anywhere.functions
         name = f"{aligned.name}_either"
         texts.append(_choice(name, aligned, anywhere, len(kernel.inputs)))
-        chosen[aligned.name] = dataclasses.replace(aligned, main=dataclasses.replace(aligned.main, name=name))
-    return Kernels({i: chosen.get(k.name, k) for i, k in made.items()}, tuple(functions), "\n".join(texts))
+        chosen[aligned.name] = dataclasses.replace(
+            aligned, main=dataclasses.replace(aligned.main, name=name)
+        )
+    return Kernels(
+        {i: chosen.get(k.name, k) for i, k in made.items()}, tuple(functions), "\n".join(texts)
+    )
 
 
 def _choice(name: str, aligned: LoweredKernel, anywhere: LoweredKernel, inputs: int) -> str:
     """@name: calls the first function if all results start at a cache line, else the second."""
     types = argument_types(aligned)
     assert types == argument_types(anywhere) and aligned.scratch_bytes >= anywhere.scratch_bytes
-    parameters, passed = ", ".join(f"%a{k}: {t}" for k, t in enumerate(types)), ", ".join(f"%a{k}" for k in range(len(types)))
+    parameters, passed = (
+        ", ".join(f"%a{k}: {t}" for k, t in enumerate(types)),
+        ", ".join(f"%a{k}" for k in range(len(types))),
+    )
     lines = [f"func.func private @{f.name}({', '.join(types)})" for f in (aligned, anywhere)]
     lines += [f"func.func @{name}({parameters}) {{", "%past = arith.constant 0 : i64"]
     past = "%past"
     for k in range(inputs, aligned.operand_count):
-        lines += [f"%at{k} = llvm.ptrtoint %a{k} : !llvm.ptr to i64", f"%or{k} = arith.ori {past}, %at{k} : i64"]
+        lines += [
+            f"%at{k} = llvm.ptrtoint %a{k} : !llvm.ptr to i64",
+            f"%or{k} = arith.ori {past}, %at{k} : i64",
+        ]
         past = f"%or{k}"
     call = lambda f: f"func.call @{f.name}({passed}) : ({', '.join(types)}) -> ()"
     lines += [
-        f"%mask = arith.constant {ALIGNMENT - 1} : i64", "%zero = arith.constant 0 : i64",
-        f"%rest = arith.andi {past}, %mask : i64", "%is = arith.cmpi eq, %rest, %zero : i64",
-        "scf.if %is {", call(aligned), "} else {", call(anywhere), "}", "return", "}",
-    ]  # fmt: skip
+        f"%mask = arith.constant {ALIGNMENT - 1} : i64",
+        "%zero = arith.constant 0 : i64",
+        f"%rest = arith.andi {past}, %mask : i64",
+        "%is = arith.cmpi eq, %rest, %zero : i64",
+        "scf.if %is {",
+        call(aligned),
+        "} else {",
+        call(anywhere),
+        "}",
+        "return",
+        "}",
+    ]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """LLVM IR -> object file, assembly or IR of a whole library, by LLVM in a child process (targets/llvm/process.py).
 
-Code is position independent, for the small code model; only the names in `keep` are global, and the same text gives the same
-bytes.
+Code is position independent, for the small code model; only the names in `keep` are global, and the
+same text gives the same bytes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,39 @@ def require_llvmlite() -> None:
     process.require_llvmlite("libraries", "pip install 'pbkern[aot]'")
 
 
-def emitted(entry: Entry, variants: Sequence[Variant | None], device: Device, kinds: Sequence[str]) -> dict[str, bytes]:
-    """The whole library in each of `kinds`: "obj", "asm" or "llvm". Raises InternalError with what LLVM says.
+def emitted(
+    entry: Entry, variants: Sequence[Variant | None], device: Device, kinds: Sequence[str]
+) -> dict[str, bytes]:
+    """The whole library in each of `kinds`: "obj", "asm" or "llvm".
+
+    Raises InternalError with what LLVM says.
 
     device: any of the library's, for the triple.
     """
     require_llvmlite()
     modules: list[tuple[list[str], list[bool], str | None]]
-    modules = [([p.text for p in v.parts], [p.has_scalar_loops for p in v.parts], entry.main(n))
-               for n, v in enumerate(variants) if v is not None]  # fmt: skip
+    modules = [
+        ([p.text for p in v.parts], [p.has_scalar_loops for p in v.parts], entry.main(n))
+        for n, v in enumerate(variants)
+        if v is not None
+    ]
     modules.append(([entry.text()], [False], None))
-    library = {"scalar": [scalar for _, scalar, _ in modules], "names": [name for _, _, name in modules], "keep": entry.keep}
-    machine = {"cpu": "x86-64" if device.is_x86 else "generic", "features": "", "reloc": "pic", "codemodel": "small"}
-    request = {"triple": device.triple, "level": LEVEL, "machine": machine, "kinds": list(kinds), "library": library}
+    library = {
+        "scalar": [scalar for _, scalar, _ in modules],
+        "names": [name for _, _, name in modules],
+        "keep": entry.keep,
+    }
+    machine = {
+        "cpu": "x86-64" if device.is_x86 else "generic",
+        "features": "",
+        "reloc": "pic",
+        "codemodel": "small",
+    }
+    request = {
+        "triple": device.triple,
+        "level": LEVEL,
+        "machine": machine,
+        "kinds": list(kinds),
+        "library": library,
+    }
     return process.code(request, [texts for texts, _, _ in modules], "a library")

@@ -1,9 +1,12 @@
-"""The functions that a library shows: NAME, NAME_try, NAME_memory_bytes, and NAME_metadata. LLVM IR text.
+"""The functions that a library shows: NAME, NAME_try, NAME_memory_bytes, and NAME_metadata.
+
+LLVM IR text.
 
     NAME      calls the same as NAME_try; after an error prints one line and aborts
     NAME_try  null pointers? -> which variant suits the processor -> memory -> arrays of addresses -> @pbk_main -> copies
 
-All are compiled for any processor of the kind: nothing of a variant runs before the processor is known to have what it uses.
+All are compiled for any processor of the kind: nothing of a variant runs before the processor is
+known to have what it uses.
 """
 
 from __future__ import annotations
@@ -92,7 +95,9 @@ class Entry:
     @property
     def _parameters(self) -> str:
         """All parameters of the C function."""
-        return ", ".join(filter(None, [self._arrays, "ptr %memory, ptr %stream" if self.user_memory else ""]))
+        return ", ".join(
+            filter(None, [self._arrays, "ptr %memory, ptr %stream" if self.user_memory else ""])
+        )
 
     def text(self) -> str:
         """The module."""
@@ -106,19 +111,33 @@ class Entry:
         baseline = f'"target-cpu"="{"x86-64" if device.is_x86 else "generic"}"'
         calls_kernel = device.is_x86 and device.system == "linux"
         needs = self._needs
-        return "\n".join([
-            *(f'@{name} = internal constant [{len(data)} x i8] c"{escaped(data)}", align {ALIGNMENT}'
-              for data, name in self.constants.items()),
-            self._string(f"{self.name}_metadata", self.metadata.encode() + b"\0", "constant"),
-            *self.lines, *([features_text(needs, device.is_x86)] if needs else []), messages_text(calls_kernel),
-            "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)", "declare i64 @llvm.umin.i64(i64, i64)",
-            *([] if self.user_memory or not any(p.memory_bytes(1) for p in self.parts) else
-              ["declare ptr @aligned_alloc(i64, i64)", "declare void @free(ptr)"]),
-            *(f"declare void @{self.main(n)}(ptr, ptr, ptr)" for n, p in enumerate(self.parts) if p.variant),
-            f"attributes #0 = {{ nounwind {baseline} }}",
-            f"attributes #1 = {{ noreturn nounwind cold noinline {baseline} }}",
-            "",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                *(
+                    f'@{name} = internal constant [{len(data)} x i8] c"{escaped(data)}", align {ALIGNMENT}'
+                    for data, name in self.constants.items()
+                ),
+                self._string(f"{self.name}_metadata", self.metadata.encode() + b"\0", "constant"),
+                *self.lines,
+                *([features_text(needs, device.is_x86)] if needs else []),
+                messages_text(calls_kernel),
+                "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
+                "declare i64 @llvm.umin.i64(i64, i64)",
+                *(
+                    []
+                    if self.user_memory or not any(p.memory_bytes(1) for p in self.parts)
+                    else ["declare ptr @aligned_alloc(i64, i64)", "declare void @free(ptr)"]
+                ),
+                *(
+                    f"declare void @{self.main(n)}(ptr, ptr, ptr)"
+                    for n, p in enumerate(self.parts)
+                    if p.variant
+                ),
+                f"attributes #0 = {{ nounwind {baseline} }}",
+                f"attributes #1 = {{ noreturn nounwind cold noinline {baseline} }}",
+                "",
+            ]
+        )
 
     def _string(self, name: str, data: bytes, kind: str = "internal constant") -> str:
         return f'@{name} = {kind} [{len(data)} x i8] c"{escaped(data)}", align 1'
@@ -199,8 +218,13 @@ class Entry:
     def _null_test(self, pointer: str, number: int) -> list[str]:
         code = NULL_POINTER | number << ARGUMENT_SHIFT
         label = f"null{number}"
-        return [f"  %is.{label} = icmp eq ptr {pointer}, null", f"  br i1 %is.{label}, label %{label}, label %not.{label}",
-                f"{label}:", f"  ret i32 {code}", f"not.{label}:"]  # fmt: skip
+        return [
+            f"  %is.{label} = icmp eq ptr {pointer}, null",
+            f"  br i1 %is.{label}, label %{label}, label %not.{label}",
+            f"{label}:",
+            f"  ret i32 {code}",
+            f"not.{label}:",
+        ]
 
     def _with_memory(self, n: int, part: Part) -> list[str]:
         """Lines that run one variant with its memory, up to their return."""
@@ -210,24 +234,50 @@ class Entry:
             return [run("null"), "  ret i32 0"]
         if self.user_memory:
             code = NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT
-            return [f"  %none{n} = icmp eq ptr %memory, null", f"  br i1 %none{n}, label %without{n}, label %with{n}",
-                    f"without{n}:", f"  ret i32 {code}", f"with{n}:", run("%memory"), "  ret i32 0"]  # fmt: skip
+            return [
+                f"  %none{n} = icmp eq ptr %memory, null",
+                f"  br i1 %none{n}, label %without{n}, label %with{n}",
+                f"without{n}:",
+                f"  ret i32 {code}",
+                f"with{n}:",
+                run("%memory"),
+                "  ret i32 0",
+            ]
         whole = -(-part.aligned_bytes(self.threads) // ALIGNMENT) * ALIGNMENT
-        return [f"  %memory{n} = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})",
-                f"  %none{n} = icmp eq ptr %memory{n}, null", f"  br i1 %none{n}, label %without{n}, label %with{n}",
-                f"without{n}:", f"  ret i32 {OUT_OF_MEMORY}", f"with{n}:", run(f"%memory{n}"),
-                f"  call void @free(ptr %memory{n})", "  ret i32 0"]  # fmt: skip
+        return [
+            f"  %memory{n} = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})",
+            f"  %none{n} = icmp eq ptr %memory{n}, null",
+            f"  br i1 %none{n}, label %without{n}, label %with{n}",
+            f"without{n}:",
+            f"  ret i32 {OUT_OF_MEMORY}",
+            f"with{n}:",
+            run(f"%memory{n}"),
+            f"  call void @free(ptr %memory{n})",
+            "  ret i32 0",
+        ]
 
     def _shown(self) -> None:
         """NAME and NAME_try."""
         call = f"  %r = call i32 @pbk_call({self._parameters})"
         self.lines += [
-            f"define i32 @{self.name}_try({self._parameters}) #0 {{", call,
-            f"  %code = and i32 %r, {(1 << ARGUMENT_SHIFT) - 1}", "  ret i32 %code", "}", "",
-            f"define void @{self.name}({self._parameters}) #0 {{", call,
-            "  %bad = icmp ne i32 %r, 0", "  br i1 %bad, label %fail, label %done", "fail:", "  call void @pbk_fail(i32 %r)",
-            "  unreachable", "done:", "  ret void", "}", "",
-        ]  # fmt: skip
+            f"define i32 @{self.name}_try({self._parameters}) #0 {{",
+            call,
+            f"  %code = and i32 %r, {(1 << ARGUMENT_SHIFT) - 1}",
+            "  ret i32 %code",
+            "}",
+            "",
+            f"define void @{self.name}({self._parameters}) #0 {{",
+            call,
+            "  %bad = icmp ne i32 %r, 0",
+            "  br i1 %bad, label %fail, label %done",
+            "fail:",
+            "  call void @pbk_fail(i32 %r)",
+            "  unreachable",
+            "done:",
+            "  ret void",
+            "}",
+            "",
+        ]
 
     def _failure(self) -> None:
         """@pbk_fail(what @pbk_call returned): one line on stderr, then the end."""
@@ -236,9 +286,13 @@ class Entry:
             for k, a in enumerate(self._arguments)
         }
         if self.user_memory:
-            said[NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT] = "argument `user_device_memory` is a null pointer\n"
+            said[NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT] = (
+                "argument `user_device_memory` is a null pointer\n"
+            )
         else:
-            said[OUT_OF_MEMORY] = f"{self.interface.memory_bytes} bytes of memory cannot be allocated\n"
+            said[OUT_OF_MEMORY] = (
+                f"{self.interface.memory_bytes} bytes of memory cannot be allocated\n"
+            )
         last = self.parts[-1].device
         if last.asked:
             said[UNSUITABLE_PROCESSOR] = f"made for {last.name}; this processor lacks"
@@ -248,28 +302,52 @@ class Entry:
             strings.append(self._string(f"pbk_said{code}", data))
             cases.append(f"    i32 {code}, label %case{code}")
             end = self._lacking(last) if code == UNSUITABLE_PROCESSOR else ["  br label %end"]
-            blocks += [f"case{code}:", f"  call void @pbk_write(ptr @pbk_said{code}, i64 {len(data)})", *end]
+            blocks += [
+                f"case{code}:",
+                f"  call void @pbk_write(ptr @pbk_said{code}, i64 {len(data)})",
+                *end,
+            ]
         for name in last.asked:
             strings.append(self._string(f"pbk_set_{name}", f" {name}".encode()))
         strings.append(self._string("pbk_newline", b"\n"))
-        self.lines += [*strings, "", "define internal void @pbk_fail(i32 %what) #1 {", "  switch i32 %what, label %end [",
-                       *cases, "  ]", *blocks, "end:", "  call void @pbk_abort()", "  unreachable", "}", ""]  # fmt: skip
+        self.lines += [
+            *strings,
+            "",
+            "define internal void @pbk_fail(i32 %what) #1 {",
+            "  switch i32 %what, label %end [",
+            *cases,
+            "  ]",
+            *blocks,
+            "end:",
+            "  call void @pbk_abort()",
+            "  unreachable",
+            "}",
+            "",
+        ]
 
     def _lacking(self, device: Device) -> list[str]:
         """Lines that name the instruction sets that are not there."""
         lines = ["  %has = call i64 @pbk_features()"]
         for name in device.asked:
             bit = 1 << self._needs.index(name)
-            lines += [f"  %bit.{name} = and i64 %has, {bit}", f"  %there.{name} = icmp ne i64 %bit.{name}, 0",
-                      f"  br i1 %there.{name}, label %after.{name}, label %lacks.{name}", f"lacks.{name}:",
-                      f"  call void @pbk_write(ptr @pbk_set_{name}, i64 {len(name) + 1})", f"  br label %after.{name}",
-                      f"after.{name}:"]  # fmt: skip
+            lines += [
+                f"  %bit.{name} = and i64 %has, {bit}",
+                f"  %there.{name} = icmp ne i64 %bit.{name}, 0",
+                f"  br i1 %there.{name}, label %after.{name}, label %lacks.{name}",
+                f"lacks.{name}:",
+                f"  call void @pbk_write(ptr @pbk_set_{name}, i64 {len(name) + 1})",
+                f"  br label %after.{name}",
+                f"after.{name}:",
+            ]
         return [*lines, "  call void @pbk_write(ptr @pbk_newline, i64 1)", "  br label %end"]
 
     def _memory_bytes(self) -> None:
         """NAME_memory_bytes(threads): for whichever variant runs."""
         cases = {t: max(p.memory_bytes(t) for p in self.parts) for t in range(1, self.threads + 1)}
-        lines = [f"define i64 @{self.name}_memory_bytes(i32 %threads) #0 {{", "  switch i32 %threads, label %most ["]
+        lines = [
+            f"define i64 @{self.name}_memory_bytes(i32 %threads) #0 {{",
+            "  switch i32 %threads, label %most [",
+        ]
         lines += [f"    i32 {t}, label %t{t}" for t in cases if t < self.threads]
         lines += ["  ]"]
         for t, size in cases.items():

@@ -1,7 +1,10 @@
-"""The end of a library's process: @pbk_write(text, length) to stderr, and @pbk_abort(). LLVM IR text.
+"""The end of a library's process: @pbk_write(text, length) to stderr, and @pbk_abort().
 
-On x86-64 Linux they call the kernel themselves, so that a library needs nothing of the C library for it; elsewhere they call
-`write` and `abort`. System calls: Linux, arch/x86/entry/syscalls/syscall_64.tbl.
+LLVM IR text.
+
+On x86-64 Linux they call the kernel themselves, so that a library needs nothing of the C library
+for it; elsewhere they call `write` and `abort`. System calls: Linux,
+arch/x86/entry/syscalls/syscall_64.tbl.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which of the instruction sets that a library uses the processor has: @pbk_features() -> i64, a bit for each. LLVM IR text.
 
-It asks the processor once. The functions are compiled for any processor of the kind. x86-64: cpuid and the state that the
-system saves (Intel's manual volume 2, CPUID and XGETBV). AArch64 Linux: AT_HWCAP
-(arch/arm64/include/uapi/asm/hwcap.h).
+It asks the processor once. The functions are compiled for any processor of the kind. x86-64: cpuid
+and the state that the system saves (Intel's manual volume 2, CPUID and XGETBV). AArch64 Linux:
+AT_HWCAP (arch/arm64/include/uapi/asm/hwcap.h).
 """
 
 from __future__ import annotations
@@ -12,15 +12,29 @@ from collections.abc import Sequence
 # Instruction set -> (leaf, subleaf, register of cpuid's results in the order eax ebx ecx edx, bit, whether it needs the
 # state of AVX or AVX-512).
 CPUID = {
-    "avx2": (7, 0, 1, 5, "avx"), "fma": (1, 0, 2, 12, "avx"), "f16c": (1, 0, 2, 29, "avx"), "bmi": (7, 0, 1, 3, ""),
-    "bmi2": (7, 0, 1, 8, ""), "lzcnt": (0x80000001, 0, 2, 5, ""), "movbe": (1, 0, 2, 22, ""),
+    "avx2": (7, 0, 1, 5, "avx"),
+    "fma": (1, 0, 2, 12, "avx"),
+    "f16c": (1, 0, 2, 29, "avx"),
+    "bmi": (7, 0, 1, 3, ""),
+    "bmi2": (7, 0, 1, 8, ""),
+    "lzcnt": (0x80000001, 0, 2, 5, ""),
+    "movbe": (1, 0, 2, 22, ""),
     "avx512f": (7, 0, 1, 16, "avx512"),
-    "avx512bw": (7, 0, 1, 30, "avx512"), "avx512cd": (7, 0, 1, 28, "avx512"), "avx512dq": (7, 0, 1, 17, "avx512"),
-    "avx512vl": (7, 0, 1, 31, "avx512"), "avx512ifma": (7, 0, 1, 21, "avx512"), "avx512vbmi": (7, 0, 2, 1, "avx512"),
-    "avx512vbmi2": (7, 0, 2, 6, "avx512"), "avx512vnni": (7, 0, 2, 11, "avx512"), "avx512bitalg": (7, 0, 2, 12, "avx512"),
-    "avx512vpopcntdq": (7, 0, 2, 14, "avx512"), "avx512bf16": (7, 1, 0, 5, "avx512"), "avx512fp16": (7, 0, 3, 23, "avx512"),
-    "gfni": (7, 0, 2, 8, "avx"), "avxvnni": (7, 1, 0, 4, "avx"),
-}  # fmt: skip
+    "avx512bw": (7, 0, 1, 30, "avx512"),
+    "avx512cd": (7, 0, 1, 28, "avx512"),
+    "avx512dq": (7, 0, 1, 17, "avx512"),
+    "avx512vl": (7, 0, 1, 31, "avx512"),
+    "avx512ifma": (7, 0, 1, 21, "avx512"),
+    "avx512vbmi": (7, 0, 2, 1, "avx512"),
+    "avx512vbmi2": (7, 0, 2, 6, "avx512"),
+    "avx512vnni": (7, 0, 2, 11, "avx512"),
+    "avx512bitalg": (7, 0, 2, 12, "avx512"),
+    "avx512vpopcntdq": (7, 0, 2, 14, "avx512"),
+    "avx512bf16": (7, 1, 0, 5, "avx512"),
+    "avx512fp16": (7, 0, 3, 23, "avx512"),
+    "gfni": (7, 0, 2, 8, "avx"),
+    "avxvnni": (7, 1, 0, 4, "avx"),
+}
 # Bits of XCR0 that say what the system saves.
 STATE = {"avx": 0x6, "avx512": 0xE6}
 HWCAP = {"lse": 8, "fullfp16": 10, "dotprod": 20}
@@ -73,7 +87,9 @@ ask:
 none:
   ret i64 0
 }
-""".replace("OSXSAVE", str(1 << OSXSAVE)).replace("REGISTERS", "={ax},={bx},={cx},={dx},0,2,~{dirflag},~{fpsr},~{flags}")
+""".replace("OSXSAVE", str(1 << OSXSAVE)).replace(
+    "REGISTERS", "={ax},={bx},={cx},={dx},0,2,~{dirflag},~{fpsr},~{flags}"
+)
 
 
 def bits_of(needs: Sequence[str], all_needs: Sequence[str]) -> int:
@@ -89,17 +105,25 @@ def features_text(needs: Sequence[str], is_x86: bool) -> str:
 def _asked_of_x86(needs: Sequence[str]) -> str:
     lines = ["%saved = call i64 @pbk_saved()"]
     for state, mask in STATE.items():
-        lines += [f"%{state}.part = and i64 %saved, {mask}", f"%{state}.ok = icmp eq i64 %{state}.part, {mask}"]
+        lines += [
+            f"%{state}.part = and i64 %saved, {mask}",
+            f"%{state}.ok = icmp eq i64 %{state}.part, {mask}",
+        ]
     leaves = dict.fromkeys(CPUID[n][:2] for n in needs)
     for k, (leaf, sub) in enumerate(leaves):
         signed = leaf - (1 << 32) if leaf >> 31 else leaf
-        lines.append(f"%leaf{k} = call {{ i32, i32, i32, i32 }} @pbk_cpuid(i32 {signed}, i32 {sub})")
+        lines.append(
+            f"%leaf{k} = call {{ i32, i32, i32, i32 }} @pbk_cpuid(i32 {signed}, i32 {sub})"
+        )
     total = "0"
     for n, name in enumerate(needs):
         leaf, sub, register, bit, state = CPUID[name]
         k = list(leaves).index((leaf, sub))
-        lines += [f"%r{n} = extractvalue {{ i32, i32, i32, i32 }} %leaf{k}, {register}", f"%s{n} = lshr i32 %r{n}, {bit}",
-                  f"%t{n} = trunc i32 %s{n} to i1"]  # fmt: skip
+        lines += [
+            f"%r{n} = extractvalue {{ i32, i32, i32, i32 }} %leaf{k}, {register}",
+            f"%s{n} = lshr i32 %r{n}, {bit}",
+            f"%t{n} = trunc i32 %s{n} to i1",
+        ]
         lines.append(f"%u{n} = and i1 %t{n}, {f'%{state}.ok' if state else 'true'}")
         total = _added(lines, n, total)
     return _function("pbk_ask", lines, total)
@@ -115,9 +139,21 @@ def _asked_of_arm(needs: Sequence[str]) -> str:
 
 
 def _added(lines: list[str], n: int, total: str) -> str:
-    lines += [f"%w{n} = zext i1 %u{n} to i64", f"%x{n} = shl i64 %w{n}, {n}", f"%y{n} = or i64 {total}, %x{n}"]
+    lines += [
+        f"%w{n} = zext i1 %u{n} to i64",
+        f"%x{n} = shl i64 %w{n}, {n}",
+        f"%y{n} = or i64 {total}, %x{n}",
+    ]
     return f"%y{n}"
 
 
 def _function(name: str, lines: list[str], result: str) -> str:
-    return "\n".join([f"define internal i64 @{name}() #0 {{", *(f"  {x}" for x in lines), f"  ret i64 {result}", "}", ""])
+    return "\n".join(
+        [
+            f"define internal i64 @{name}() #0 {{",
+            *(f"  {x}" for x in lines),
+            f"  ret i64 {result}",
+            "}",
+            "",
+        ]
+    )

@@ -33,10 +33,8 @@ class Part:
 class Variant:
     """A program for one kind of processor; its entry is @pbk_main(frame, buffers, memory).
 
-    Attributes:
-      parts: modules that call each other.
-      temporary_bytes: of one call; scratch: (bytes per thread, most threads) of each launch that has some.
-      mlir: kernels and host, for reading.
+    Attributes: parts: modules that call each other. temporary_bytes: of one call; scratch: (bytes
+      per thread, most threads) of each launch that has some. mlir: kernels and host, for reading.
     """
 
     parts: tuple[Part, ...]
@@ -46,11 +44,18 @@ class Variant:
 
     def memory_bytes(self, threads: int) -> int:
         """Bytes beside inputs and outputs, from a cache line's start on, on so many threads."""
-        return self.temporary_bytes + max((size * min(threads, most) for size, most in self.scratch), default=0)
+        return self.temporary_bytes + max(
+            (size * min(threads, most) for size, most in self.scratch), default=0
+        )
 
 
-def variant_of(program: HostProgram, options: CompileOptions, device: Device, threads: int, use_openmp: bool) -> Variant:
-    """Lowers a program. threads: the most that a launch takes. Raises UnsupportedOp or InternalError."""
+def variant_of(
+    program: HostProgram, options: CompileOptions, device: Device, threads: int, use_openmp: bool
+) -> Variant:
+    """Lowers a program. threads: the most that a launch takes.
+
+    Raises UnsupportedOp or InternalError.
+    """
     program, backend = in_stages(program), CpuBackend(device.machine)
     options_of = functools.partial(backend.build_options, options=options, program=program)
 
@@ -67,7 +72,12 @@ def variant_of(program: HostProgram, options: CompileOptions, device: Device, th
     if kernels.choosing:
         parts.append(Part(_llvm_ir(kernels.choosing, mlir.HOST_PASSES, device), False))
     parts.append(Part(_llvm_ir(lowered.host + runtime, mlir.HOST_PASSES, device), False))
-    return Variant(tuple(parts), lowered.temporary_bytes, lowered.scratch, f"{module_text(functions)}\n{lowered.host}")
+    return Variant(
+        tuple(parts),
+        lowered.temporary_bytes,
+        lowered.scratch,
+        f"{module_text(functions)}\n{lowered.host}",
+    )
 
 
 def _llvm_ir(text: str, passes: str, device: Device) -> str:
@@ -77,9 +87,14 @@ def _llvm_ir(text: str, passes: str, device: Device) -> str:
     m = mlir.bindings()
     features = ", ".join(f'"+{f}"' for f in device.features)
     with mlir.context():
-        attributes = {"target_cpu": m.ir.StringAttr.get(device.cpu), "tune_cpu": m.ir.StringAttr.get(device.tune)}
+        attributes = {
+            "target_cpu": m.ir.StringAttr.get(device.cpu),
+            "tune_cpu": m.ir.StringAttr.get(device.tune),
+        }
         if features:
-            attributes["target_features"] = m.ir.Attribute.parse(f"#llvm.target_features<[{features}]>")
+            attributes["target_features"] = m.ir.Attribute.parse(
+                f"#llvm.target_features<[{features}]>"
+            )
         for op in module.body.operations:
             if op.operation.name != "llvm.func" or not op.operation.regions[0].blocks:
                 continue

@@ -12,7 +12,10 @@ CODES = {
     "OK": (OK, "done"),
     "NULL_POINTER": (NULL_POINTER, "an argument is a null pointer"),
     "OUT_OF_MEMORY": (OUT_OF_MEMORY, "memory cannot be allocated"),
-    "UNSUITABLE_PROCESSOR": (UNSUITABLE_PROCESSOR, "the processor lacks instructions that the library uses"),
+    "UNSUITABLE_PROCESSOR": (
+        UNSUITABLE_PROCESSOR,
+        "the processor lacks instructions that the library uses",
+    ),
 }
 
 

@@ -20,44 +20,82 @@ def linked(files: Files) -> str:
 def cmake(of: Interface, files: Files, use_openmp: bool) -> str:
     """find_package(NAME) gives the target NAME::NAME."""
     needs = ["find_package(OpenMP REQUIRED COMPONENTS C)"] if use_openmp else []
-    links = f"${{CMAKE_CURRENT_LIST_DIR}}/{linked(files)}{';OpenMP::OpenMP_C' if use_openmp else ''}"
+    links = (
+        f"${{CMAKE_CURRENT_LIST_DIR}}/{linked(files)}{';OpenMP::OpenMP_C' if use_openmp else ''}"
+    )
     target = f"{of.name}::{of.name}"
-    return "\n".join([
-        f"# find_package({of.name} REQUIRED PATHS <this folder>), then target_link_libraries(program {target}).",
-        *needs, f"if(NOT TARGET {target})", f"  add_library({target} INTERFACE IMPORTED)",
-        f"  set_target_properties({target} PROPERTIES",
-        '    INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}"', f'    INTERFACE_LINK_LIBRARIES "{links}")', "endif()",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# find_package({of.name} REQUIRED PATHS <this folder>), then target_link_libraries(program {target}).",
+            *needs,
+            f"if(NOT TARGET {target})",
+            f"  add_library({target} INTERFACE IMPORTED)",
+            f"  set_target_properties({target} PROPERTIES",
+            '    INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}"',
+            f'    INTERFACE_LINK_LIBRARIES "{links}")',
+            "endif()",
+            "",
+        ]
+    )
 
 
 def pkgconfig(of: Interface, files: Files, use_openmp: bool, version: str) -> str:
     """For `pkg-config --cflags --libs NAME`."""
-    return "\n".join([
-        f"Name: {of.name}", f"Description: {of.name}({', '.join(a.name for a in of.arguments)}), compiled by pbkern",
-        f"Version: {version}", "Cflags: -I${pcfiledir}",
-        f"Libs: ${{pcfiledir}}/{linked(files)}{' -lgomp' if use_openmp else ''}", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"Name: {of.name}",
+            f"Description: {of.name}({', '.join(a.name for a in of.arguments)}), compiled by pbkern",
+            f"Version: {version}",
+            "Cflags: -I${pcfiledir}",
+            f"Libs: ${{pcfiledir}}/{linked(files)}{' -lgomp' if use_openmp else ''}",
+            "",
+        ]
+    )
 
 
 def cpp(of: Interface, files: Files) -> str:
     """pbkern::NAME on spans, whose sizes the compiler checks."""
     guard = f"{of.name.upper()}_HPP"
-    parameters = [f"std::span<{'const ' if a in of.inputs else ''}{_cpp_type(a)}, {_count(a)}> {a.name}" for a in of.arguments]
+    parameters = [
+        f"std::span<{'const ' if a in of.inputs else ''}{_cpp_type(a)}, {_count(a)}> {a.name}"
+        for a in of.arguments
+    ]
     passed = [_cpp_passed(a, a in of.inputs) for a in of.arguments]
     if of.user_memory:
         parameters.append(f"std::span<std::int8_t> {POOL}")
         passed += [f"{POOL}.data()", "nullptr"]
     upper = of.name.upper()
-    test = [f"  if ({POOL}.size() < {upper}_MEMORY_BYTES) return {upper}_OUT_OF_MEMORY;"] if of.user_memory else []
+    test = (
+        [f"  if ({POOL}.size() < {upper}_MEMORY_BYTES) return {upper}_OUT_OF_MEMORY;"]
+        if of.user_memory
+        else []
+    )
     uses_complex = any(a.type.dtype.kind == "c" for a in of.arguments)
-    return "\n".join([
-        f"#ifndef {guard}", f"#define {guard}", "", *(["#include <complex>"] if uses_complex else []), "#include <cstdint>",
-        "#include <span>", "", f'#include "{files["header"]}"', "", "namespace pbkern {", "",
-        f"/// The same as ::{of.name}_try, on spans of the right sizes.",
-        f"[[nodiscard]] inline int {of.name}({', '.join(parameters)}) {{", *test,
-        f"  return ::{of.name}_try({', '.join(passed)});", "}", "", "}  // namespace pbkern", "", f"#endif  // {guard}", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"#ifndef {guard}",
+            f"#define {guard}",
+            "",
+            *(["#include <complex>"] if uses_complex else []),
+            "#include <cstdint>",
+            "#include <span>",
+            "",
+            f'#include "{files["header"]}"',
+            "",
+            "namespace pbkern {",
+            "",
+            f"/// The same as ::{of.name}_try, on spans of the right sizes.",
+            f"[[nodiscard]] inline int {of.name}({', '.join(parameters)}) {{",
+            *test,
+            f"  return ::{of.name}_try({', '.join(passed)});",
+            "}",
+            "",
+            "}  // namespace pbkern",
+            "",
+            f"#endif  // {guard}",
+            "",
+        ]
+    )
 
 
 def _count(a: Argument) -> int:
@@ -78,7 +116,8 @@ def _cpp_passed(a: Argument, is_input: bool) -> str:
     return f"reinterpret_cast<{'const ' if is_input else ''}{element_type(a.type.dtype, a.path).c} *>({a.name}.data())"
 
 
-# --- the program that times a library -------------------------------------------------------------------------------
+# --- the program that times a library
+# -------------------------------------------------------------------------------
 
 _BENCH = r"""/* Times NAME on random inputs or on .npy files, and prints a checksum (CRC-32) of each result.
  *
@@ -182,15 +221,29 @@ def bench(of: Interface, files: Files, use_openmp: bool) -> str:
         lines.append(f"  {c} *p{k} = array({max(a.type.nbytes, 1)});")
         if k < len(of.inputs):
             drawn = next(text for test, text in _DRAWN if test(a.type.dtype.name)).format(c=c)
-            lines += [f"  for (size_t k = 0; k < {elements(a.type)}; k++) p{k}[k] = {drawn};",
-                      f"  if (count > {k + 2}) from_file(words[{k + 2}], p{k}, {a.type.nbytes});"]  # fmt: skip
+            lines += [
+                f"  for (size_t k = 0; k < {elements(a.type)}; k++) p{k}[k] = {drawn};",
+                f"  if (count > {k + 2}) from_file(words[{k + 2}], p{k}, {a.type.nbytes});",
+            ]
         else:
-            results.append(f'  printf("{a.name} %08x\\n", (unsigned)checksum(p{k}, {a.type.nbytes}));')
+            results.append(
+                f'  printf("{a.name} %08x\\n", (unsigned)checksum(p{k}, {a.type.nbytes}));'
+            )
     passed = [f"p{k}" for k in range(len(of.arguments))]
     if of.user_memory:
         lines.append(f"  int8_t *memory = array({max(of.memory_bytes, 1)});")
         passed += ["memory", "NULL"]
-    words = {"BODY": "\n".join(lines), "RESULTS": "\n".join(results), "PASSED": ", ".join(passed), "HEADER": files["header"],
-             "BENCH": files["bench"], "LINKED": linked(files), "FLAGS": "-lgomp" if use_openmp else ""}  # fmt: skip
-    return re.sub(r"\b(BODY|RESULTS|PASSED|HEADER|BENCH|LINKED|FLAGS)\b|NAME(?!_|\w)|NAME(?=_try|_bench)",
-                  lambda m: words.get(m[0], of.name), _BENCH)  # fmt: skip
+    words = {
+        "BODY": "\n".join(lines),
+        "RESULTS": "\n".join(results),
+        "PASSED": ", ".join(passed),
+        "HEADER": files["header"],
+        "BENCH": files["bench"],
+        "LINKED": linked(files),
+        "FLAGS": "-lgomp" if use_openmp else "",
+    }
+    return re.sub(
+        r"\b(BODY|RESULTS|PASSED|HEADER|BENCH|LINKED|FLAGS)\b|NAME(?!_|\w)|NAME(?=_try|_bench)",
+        lambda m: words.get(m[0], of.name),
+        _BENCH,
+    )

@@ -51,33 +51,73 @@ class Interface:
 def header_text(of: Interface) -> str:
     """The whole file."""
     guard, upper = f"{of.name.upper()}_H", of.name.upper()
-    lines = [f"#ifndef {guard}", f"#define {guard}", "", "#include <stddef.h>", "#include <stdint.h>", "",
-             "#ifdef __cplusplus", 'extern "C" {', "#endif", ""]  # fmt: skip
+    lines = [
+        f"#ifndef {guard}",
+        f"#define {guard}",
+        "",
+        "#include <stddef.h>",
+        "#include <stdint.h>",
+        "",
+        "#ifdef __cplusplus",
+        'extern "C" {',
+        "#endif",
+        "",
+    ]
     lines += _described(of)
     lines += [f"void {of.name}({of.declared});", ""]
-    lines += ["/// The same; returns one of the codes below, where the function above prints a line and aborts.",
-              f"int {of.name}_try({of.declared});", ""]  # fmt: skip
-    lines += [f"#define {upper}_{code} {value} /* {meaning} */" for code, (value, meaning) in CODES.items()]
+    lines += [
+        "/// The same; returns one of the codes below, where the function above prints a line and aborts.",
+        f"int {of.name}_try({of.declared});",
+        "",
+    ]
+    lines += [
+        f"#define {upper}_{code} {value} /* {meaning} */"
+        for code, (value, meaning) in CODES.items()
+    ]
     whose = f"the caller provides, as {POOL}" if of.user_memory else "each call allocates and frees"
-    lines += ["", f"/// Bytes of memory that {whose}, at most; on so many threads.",
-              f"#define {upper}_MEMORY_BYTES {of.memory_bytes}", f"size_t {of.name}_memory_bytes(int threads);", "",
-              "/// Arguments, types, sizes, device and version, as JSON.", f"extern const char {of.name}_metadata[];", "",
-              "#ifdef __cplusplus", "}", "#endif", "", f"#endif /* {guard} */", ""]  # fmt: skip
+    lines += [
+        "",
+        f"/// Bytes of memory that {whose}, at most; on so many threads.",
+        f"#define {upper}_MEMORY_BYTES {of.memory_bytes}",
+        f"size_t {of.name}_memory_bytes(int threads);",
+        "",
+        "/// Arguments, types, sizes, device and version, as JSON.",
+        f"extern const char {of.name}_metadata[];",
+        "",
+        "#ifdef __cplusplus",
+        "}",
+        "#endif",
+        "",
+        f"#endif /* {guard} */",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def _described(of: Interface) -> list[str]:
     lines = ["/// Signature of the PolyBlocks-generated function."]
     if of.user_memory:
-        lines += [f"/// Requires {of.memory_bytes} bytes ({of.memory_bytes / 2**20:e} MB) of memory to be supplied via a",
-                  "/// trailing argument."]  # fmt: skip
+        lines += [
+            f"/// Requires {of.memory_bytes} bytes ({of.memory_bytes / 2**20:e} MB) of memory to be supplied via a",
+            "/// trailing argument.",
+        ]
     for a in of.arguments:
         note = element_type(a.type.dtype, a.path).note
         unused = "" if a.is_used else "; it is not used"
-        lines.append(f"/// Type/shape of {a.name} is {memref(a.type, a.path)}{f': {note}' if note else ''}{unused}.")
+        lines.append(
+            f"/// Type/shape of {a.name} is {memref(a.type, a.path)}{f': {note}' if note else ''}{unused}."
+        )
     if of.user_memory:
-        lines += [f"/// Type/shape of {POOL} is memref<{of.memory_bytes}xi8>.", f"/// {STREAM} is not used on this target."]
-    lines += [f"/// {of.inputs[i].name} and {of.outputs[o].name} may be the same array." for i, o in of.shared]
-    lines.append(f"/// Arrays are dense, rows first, and do not overlap. Made for {', '.join(of.devices)}; at most "
-                 f"{of.threads} thread{'s' if of.threads > 1 else ''}.")  # fmt: skip
+        lines += [
+            f"/// Type/shape of {POOL} is memref<{of.memory_bytes}xi8>.",
+            f"/// {STREAM} is not used on this target.",
+        ]
+    lines += [
+        f"/// {of.inputs[i].name} and {of.outputs[o].name} may be the same array."
+        for i, o in of.shared
+    ]
+    lines.append(
+        f"/// Arrays are dense, rows first, and do not overlap. Made for {', '.join(of.devices)}; at most "
+        f"{of.threads} thread{'s' if of.threads > 1 else ''}."
+    )
     return lines

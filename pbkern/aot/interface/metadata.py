@@ -15,8 +15,11 @@ from .c_types import element_type, memref
 from .header import Interface
 
 
-def metadata_of(of: Interface, options: CompileOptions, devices: Sequence[Device], content: Sequence[str]) -> dict[str, Any]:
+def metadata_of(
+    of: Interface, options: CompileOptions, devices: Sequence[Device], content: Sequence[str]
+) -> dict[str, Any]:
     """Makes the content of NAME_metadata."""
+
     def argument(a: Argument) -> dict[str, Any]:
         return {
             "name": a.name,
@@ -31,9 +34,17 @@ def metadata_of(of: Interface, options: CompileOptions, devices: Sequence[Device
 
     return {
         "pbkern": "library",
-        "name": of.name, "inputs": list(map(argument, of.inputs)), "outputs": list(map(argument, of.outputs)),
-        "shared": [list(pair) for pair in of.shared], "user_device_memory": of.user_memory, "memory_bytes": of.memory_bytes,
-        "devices": list(of.devices), "triple": devices[0].triple, "needs": [list(d.needs) for d in devices],
-        "openmp": options.openmp, "threads": of.threads, "version": VERSION,
+        "name": of.name,
+        "inputs": list(map(argument, of.inputs)),
+        "outputs": list(map(argument, of.outputs)),
+        "shared": [list(pair) for pair in of.shared],
+        "user_device_memory": of.user_memory,
+        "memory_bytes": of.memory_bytes,
+        "devices": list(of.devices),
+        "triple": devices[0].triple,
+        "needs": [list(d.needs) for d in devices],
+        "openmp": options.openmp,
+        "threads": of.threads,
+        "version": VERSION,
         "content": hashlib.sha256("\n".join(content).encode()).hexdigest(),
-    }  # fmt: skip
+    }

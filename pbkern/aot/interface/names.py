@@ -13,7 +13,8 @@ import jax
 
 from pbkern.core.errors import OptionError
 
-# Words that no C or C++ program may use as a name. Sources: ISO C17 6.4.1, ISO C++20 [lex.key], [lex.digraph].
+# Words that no C or C++ program may use as a name. Sources: ISO C17 6.4.1, ISO C++20 [lex.key],
+# [lex.digraph].
 KEYWORDS = frozenset(
     """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
@@ -25,8 +26,8 @@ KEYWORDS = frozenset(
     xor_eq
 """.split()
 )
-# Functions of the C library: a library that defined one would take its place. Source: ISO C17 annex B, those in one word that
-# people call functions of arrays, and the entry points of programs.
+# Functions of the C library: a library that defined one would take its place. Source: ISO C17 annex
+# B, those in one word that people call functions of arrays, and the entry points of programs.
 TAKEN = frozenset(
     """
     abort abs acos acosh asin asinh atan atan2 atanh atexit atof atoi bsearch calloc cbrt ceil clock copysign cos cosh
@@ -40,19 +41,28 @@ TAKEN = frozenset(
 )
 
 
-# Types that headers of libraries include. Sources: ISO C17 7.20 (stdint.h), 7.19 (stddef.h), 7.18 (stdbool.h), 7.21 (stdio.h).
+# Types that headers of libraries include. Sources: ISO C17 7.20 (stdint.h), 7.19 (stddef.h), 7.18
+# (stdbool.h), 7.21 (stdio.h).
 TYPES = frozenset(
-    [f"{sign}int{kind}{bits}_t" for sign in ("", "u") for kind in ("", "_least", "_fast") for bits in (8, 16, 32, 64)]
+    [
+        f"{sign}int{kind}{bits}_t"
+        for sign in ("", "u")
+        for kind in ("", "_least", "_fast")
+        for bits in (8, 16, 32, 64)
+    ]
     + "intptr_t uintptr_t intmax_t uintmax_t size_t ptrdiff_t max_align_t ssize_t off_t bool FILE fpos_t time_t clock_t".split()
 )
-# Functions of OpenMP runtimes (GCC's, LLVM's) and of OpenACC's, which libraries call or share a process with.
+# Functions of OpenMP runtimes (GCC's, LLVM's) and of OpenACC's, which libraries call or share a
+# process with.
 RUNTIMES = re.compile(r"(GOMP|GOACC|omp|ompt|ompx|kmp|kmpc|acc)_\w*", re.ASCII)
 # Libraries of a system whose functions programs call without naming them to a linker.
 SYSTEM_LIBRARIES = ("libc.so.6", "libm.so.6", "libSystem.dylib")
 
 
 # What macros of C's headers and of compilers replace, and what a header calls arguments of its own.
-MACROS = frozenset("NULL EOF I NAN INFINITY assert errno linux offsetof stderr stdin stdout unix".split())
+MACROS = frozenset(
+    "NULL EOF I NAN INFINITY assert errno linux offsetof stderr stdin stdout unix".split()
+)
 OWN = ("main", "stream", "user_device_memory")
 
 
@@ -64,9 +74,15 @@ def check_function_name(name: str, given: bool) -> str:
     whose = "aot_name" if given else "the function's own name"
     hint = "aot_name: letters, digits and underscores, such as unsharp_mask"
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise OptionError(f"`{name}` is no name of a function in C", why=f"it is {whose}", hint=hint)
+        raise OptionError(
+            f"`{name}` is no name of a function in C", why=f"it is {whose}", hint=hint
+        )
     if name in KEYWORDS:
-        raise OptionError(f"`{name}` is a keyword of C or C++", why=f"it is {whose}", hint=f"aot_name: {name}_kernel")
+        raise OptionError(
+            f"`{name}` is a keyword of C or C++",
+            why=f"it is {whose}",
+            hint=f"aot_name: {name}_kernel",
+        )
     if name in TYPES:
         why = f"it is {whose}; the library's header, and others, use the type"
         raise OptionError(f"`{name}` is a type of C", why=why, hint=f"aot_name: {name}_kernel")
@@ -75,7 +91,9 @@ def check_function_name(name: str, given: bool) -> str:
         raise OptionError(f"`{name}` is a name of the OpenMP runtime", why=why, hint=hint)
     if name in TAKEN or name in MACROS or _is_exported(name):
         why = f"it is {whose}; programs that link the library would call it in place of their own"
-        raise OptionError(f"`{name}` is a name of the C library", why=why, hint=f"aot_name: {name}_kernel")
+        raise OptionError(
+            f"`{name}` is a name of the C library", why=why, hint=f"aot_name: {name}_kernel"
+        )
     if name.startswith("__") or re.match(r"_[A-Z]", name):
         raise OptionError(f"`{name}` is reserved to C compilers", why=f"it is {whose}", hint=hint)
     return name
@@ -116,12 +134,18 @@ def distinct(names: Iterable[str]) -> list[str]:
     return found
 
 
-def argument_paths(fn: Callable, args: tuple, kwargs: dict, static: Callable[[int | str], bool]) -> list[str]:
+def argument_paths(
+    fn: Callable, args: tuple, kwargs: dict, static: Callable[[int | str], bool]
+) -> list[str]:
     """Names of the arrays among the arguments in Python, flattened as by jax.tree: "img", "params['w']"."""
     names = parameter_names(fn, len(args))
     dynamic = [(names[n], a) for n, a in enumerate(args) if not static(n)]
     dynamic += [(k, kwargs[k]) for k in sorted(kwargs) if not static(k)]
-    return [name + jax.tree_util.keystr(path) for name, a in dynamic for path, _ in jax.tree_util.tree_flatten_with_path(a)[0]]
+    return [
+        name + jax.tree_util.keystr(path)
+        for name, a in dynamic
+        for path, _ in jax.tree_util.tree_flatten_with_path(a)[0]
+    ]
 
 
 def parameter_names(fn: Callable, count: int) -> list[str]:

@@ -11,7 +11,10 @@ def fills(eqn) -> bool:
 
 
 def fill_value(eqn):
-    """Value of a window outside. JAX's default: NaN, the lowest value of signed, the largest of unsigned integers."""
+    """Value of a window outside.
+
+    JAX's default: NaN, the lowest value of signed, the largest of unsigned integers.
+    """
     given, dtype = eqn.params["fill_value"], np.dtype(eqn.outvars[0].aval.dtype)
     if given is not None:
         return np.asarray(given, dtype)[()]
@@ -31,7 +34,17 @@ def batch_dims(eqn) -> list[int]:
 
 def result_dims(eqn) -> dict[int, int]:
     """Dimension of the operand -> dimension of the result, where the operand is not looked up at single places."""
-    dn, rank, batch = eqn.params["dimension_numbers"], len(eqn.invars[0].aval.shape), batch_dims(eqn)
-    window = [k for k in range(rank) if k not in dn.collapsed_slice_dims and k not in dn.operand_batching_dims]
-    batched = {k: batch[d] for k, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims)}
+    dn, rank, batch = (
+        eqn.params["dimension_numbers"],
+        len(eqn.invars[0].aval.shape),
+        batch_dims(eqn),
+    )
+    window = [
+        k
+        for k in range(rank)
+        if k not in dn.collapsed_slice_dims and k not in dn.operand_batching_dims
+    ]
+    batched = {
+        k: batch[d] for k, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims)
+    }
     return dict(zip(window, dn.offset_dims)) | batched

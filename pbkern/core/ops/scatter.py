@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Scatter -> how it makes an element of the old one and an update.
-SCATTERS = {"scatter": "set"} | {f"scatter-{name}": name for name in ("add", "sub", "mul", "min", "max")}
+SCATTERS = {"scatter": "set"} | {
+    f"scatter-{name}": name for name in ("add", "sub", "mul", "min", "max")
+}
 
 
 def scatter_combines(eqn) -> str | None:
@@ -43,7 +45,12 @@ class ScatterForm:
         absent = (*dn.inserted_window_dims, *dn.operand_batching_dims)
         present = (d for d in range(len(operand)) if d not in absent)
         windows = {d: int(w) for d, w in zip(present, dn.update_window_dims)}
-        batch = {int(d): int(k) for d, k in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims)}
+        batch = {
+            int(d): int(k)
+            for d, k in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims)
+        }
         starts = {int(d): k for k, d in enumerate(dn.scatter_dims_to_operand_dims)}
-        limits = {d: n - (updates[windows[d]] if d in windows else 1) for d, n in enumerate(operand)}
+        limits = {
+            d: n - (updates[windows[d]] if d in windows else 1) for d, n in enumerate(operand)
+        }
         return ScatterForm(loops, windows, batch, starts, limits)

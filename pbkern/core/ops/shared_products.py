@@ -1,8 +1,8 @@
 """Products that several sums read: each is rounded once, so that all of them see one number.
 
-A sum may take a product unrounded, as a fused multiply-add does, only where it is the product's one reader in the whole
-function: otherwise `x * y - max(x * y)` is never 0, and `max(x * y, 0) - x * y` may be negative. Recomputing a product in
-several kernels does not change how often it is read.
+A sum may take a product unrounded, as a fused multiply-add does, only where it is the product's one
+reader in the whole function: otherwise `x * y - max(x * y)` is never 0, and `max(x * y, 0) - x * y`
+may be negative. Recomputing a product in several kernels does not change how often it is read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ VIEWS = frozenset(
 
 def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
     """Products of floats with several readers, some of them sums; also those within loops and branches."""
-    found = {v for e in jaxpr.eqns for inner in inner_jaxprs(e) for v in shared_products(inner.jaxpr)}
-    products = {v for e in jaxpr.eqns if e.primitive.name in PRODUCTS for v in e.outvars if _is_float(v)}
+    found = {
+        v for e in jaxpr.eqns for inner in inner_jaxprs(e) for v in shared_products(inner.jaxpr)
+    }
+    products = {
+        v for e in jaxpr.eqns if e.primitive.name in PRODUCTS for v in e.outvars if _is_float(v)
+    }
     if not products:
         return frozenset(found)
-    reads: dict[jex.Var, int] = collections.Counter(v for v in jaxpr.outvars if isinstance(v, jex.Var))
+    reads: dict[jex.Var, int] = collections.Counter(
+        v for v in jaxpr.outvars if isinstance(v, jex.Var)
+    )
     added: set[jex.Var] = set()
     for eqn in reversed(jaxpr.eqns):
         through = eqn.primitive.name in VIEWS

@@ -8,14 +8,18 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-# First elements that are found one after the other, without sorting: at most, of lines of so many elements and of longer ones.
-# Measured on Zen 4: 2 of 64 take a twelfth of the time, 4 of 1000 half of it, 4 of 32000 1.3 times as long.
+# First elements that are found one after the other, without sorting: at most, of lines of so many
+# elements and of longer ones. Measured on Zen 4: 2 of 64 take a twelfth of the time, 4 of 1000 half
+# of it, 4 of 32000 1.3 times as long.
 FEW, SHORT, FEW_OF_LONG = 4, 4096, 2
 
 
 def first_of_sorted(operands, *, dimension: int, num_keys: int, first: int) -> list:
     """The first elements of lines along a dimension, after a stable sort."""
-    return [lax.slice_in_dim(v, 0, first, axis=dimension) for v in lax.sort(operands, dimension=dimension, num_keys=num_keys)]
+    return [
+        lax.slice_in_dim(v, 0, first, axis=dimension)
+        for v in lax.sort(operands, dimension=dimension, num_keys=num_keys)
+    ]
 
 
 def by_sorting(eqn, operands, sort: Callable[..., list] = first_of_sorted) -> list | None:
@@ -44,7 +48,10 @@ def _few_first(keys, count: int, axis: int, of_places) -> tuple:
         places.append(_line(lax.reduce_min(found, (axis,)), keys.shape, axis))
         later = lax.bitwise_and(lax.eq(keys, least[-1]), lax.gt(index, places[-1]))
         behind = lax.bitwise_or(lax.gt(keys, least[-1]), later)
-    first = [lax.concatenate([lax.slice_in_dim(v, 0, 1, axis=axis) for v in values], axis) for values in (least, places)]
+    first = [
+        lax.concatenate([lax.slice_in_dim(v, 0, 1, axis=axis) for v in values], axis)
+        for values in (least, places)
+    ]
     return first[0], first[1]
 
 
@@ -65,11 +72,16 @@ def _of_falling(keys, dtype):
     """The inverse of `_falling`."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return lax.bitwise_not(keys)
-    bits, kept = _without_sign(lax.bitwise_not(keys)), dtype if np.dtype(dtype).itemsize > 1 else np.float32
+    bits, kept = (
+        _without_sign(lax.bitwise_not(keys)),
+        dtype if np.dtype(dtype).itemsize > 1 else np.float32,
+    )
     return lax.convert_element_type(lax.bitcast_convert_type(bits, kept), dtype)
 
 
 def _without_sign(bits):
     """Sign and magnitude to two's complement, and back."""
     sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, 8 * bits.dtype.itemsize - 1))
-    return lax.bitwise_xor(bits, lax.bitwise_and(sign, lax.full_like(bits, np.iinfo(bits.dtype).max)))
+    return lax.bitwise_xor(
+        bits, lax.bitwise_and(sign, lax.full_like(bits, np.iinfo(bits.dtype).max))
+    )

@@ -1,7 +1,8 @@
 """Windows' winners: numbers, one per window, added to the element that won it.
 
-Every element asks the windows that contain it whether it won. For windows s elements apart, elements s q + r are in the same
-windows, counted from q: they are computed together, phase by phase, and the phases are interleaved.
+Every element asks the windows that contain it whether it won. For windows s elements apart,
+elements s q + r are in the same windows, counted from q: they are computed together, phase by
+phase, and the phases are interleaved.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def scatter_to_winners(winner, source, shape, window, strides, padding):
 def _apart(winner, source, shape, window):
     """Windows that touch but do not overlap: a dimension of offsets follows every dimension of windows."""
     apart = tuple(n for pair in zip(source.shape, window) for n in pair)
-    spread = [lax.broadcast_in_dim(v, apart, tuple(range(0, len(apart), 2))) for v in (winner, source)]
+    spread = [
+        lax.broadcast_in_dim(v, apart, tuple(range(0, len(apart), 2))) for v in (winner, source)
+    ]
     won = lax.eq(spread[0], _places(apart, window))
     made = lax.select_n(won, lax.full(apart, 0, source.dtype), spread[1])
     made = lax.reshape(made, tuple(n * w for n, w in zip(source.shape, window)))
@@ -59,7 +62,11 @@ def _phase(winner, source, phase, sizes, window, strides):
         moved = [(j, n - m - j, 0) for j, n, m in zip(back, sizes, source.shape)]
         at = lax.pad(winner, np.asarray(-1, np.int32), moved)
         won = lax.eq(at, lax.full(sizes, place, np.int32))
-        total = total + lax.select_n(won, lax.full(sizes, 0, source.dtype), lax.pad(source, np.zeros((), source.dtype), moved))
+        total = total + lax.select_n(
+            won,
+            lax.full(sizes, 0, source.dtype),
+            lax.pad(source, np.zeros((), source.dtype), moved),
+        )
     return total
 
 
@@ -81,4 +88,7 @@ def _interleave(parts: list, axis: int):
         return parts[0]
     shape = parts[0].shape
     wide = [lax.expand_dims(x, (axis + 1,)) for x in parts]
-    return lax.reshape(lax.concatenate(wide, axis + 1), (*shape[:axis], shape[axis] * len(parts), *shape[axis + 1 :]))
+    return lax.reshape(
+        lax.concatenate(wide, axis + 1),
+        (*shape[:axis], shape[axis] * len(parts), *shape[axis + 1 :]),
+    )

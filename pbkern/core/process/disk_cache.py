@@ -1,15 +1,19 @@
-"""Results that are worth keeping between processes, on disk: compiled programs and tuned schedules. Bytes by content.
+"""Results that are worth keeping between processes, on disk: compiled programs and tuned schedules.
 
-An entry is one file, `<kind>-<key>.pbk`, whose name is a digest of everything that its content depends on. It is written
-beside its place and renamed into it, so that no process ever sees half of one, and begins with a checksum of the rest:
-what does not agree with it is dropped and made again. Entries that were not used for longest go first once all of them
-together exceed the limit. A folder that cannot be written to costs one warning; everything works without.
+Bytes by content.
 
-The folder is PBKERN_CACHE_DIR, else $XDG_CACHE_HOME/pbkern, else ~/.cache/pbkern; PBKERN_CACHE=0 does without.
-PBKERN_CACHE_SHARED names more folders, which are only read: filled by root in a container image, for example.
+An entry is one file, `<kind>-<key>.pbk`, whose name is a digest of everything that its content
+depends on. It is written beside its place and renamed into it, so that no process ever sees half of
+one, and begins with a checksum of the rest: what does not agree with it is dropped and made again.
+Entries that were not used for longest go first once all of them together exceed the limit. A folder
+that cannot be written to costs one warning; everything works without.
 
-Entries hold machine code. A folder and an entry are used only if they belong to this user or to root, and neither a group
-nor others may write to them.
+The folder is PBKERN_CACHE_DIR, else $XDG_CACHE_HOME/pbkern, else ~/.cache/pbkern; PBKERN_CACHE=0
+does without. PBKERN_CACHE_SHARED names more folders, which are only read: filled by root in a
+container image, for example.
+
+Entries hold machine code. A folder and an entry are used only if they belong to this user or to
+root, and neither a group nor others may write to them.
 """
 
 from __future__ import annotations
@@ -30,9 +34,11 @@ from pbkern.core.errors import OptionError
 
 MAGIC = b"pbkern entry 1\n"
 SUFFIX = ".pbk"
-# Others may read entries, as far as the umask lets them: code is no secret, and a shared folder is of use to them.
+# Others may read entries, as far as the umask lets them: code is no secret, and a shared folder is
+# of use to them.
 ENTRY_MODE = 0o644
-# A process looks at the whole folder when it has written this share of the limit, and then makes this much room.
+# A process looks at the whole folder when it has written this share of the limit, and then makes
+# this much room.
 CHECK_SHARE, KEEP_SHARE = 1 / 16, 0.9
 
 
@@ -55,10 +61,14 @@ class Store:
     limit: int
     shared: tuple[Store, ...] = ()
     read_only: bool = False
-    _usable: bool | None = field(default=None, init=False)  # whether entries can be written; None: not tried
+    _usable: bool | None = field(
+        default=None, init=False
+    )  # whether entries can be written; None: not tried
     _trust: bool | None = field(default=None, init=False)  # whether nobody else can write them
     _warned: bool = field(default=False, init=False)
-    _unchecked: int | None = field(default=None, init=False)  # bytes written since the folder was last looked at
+    _unchecked: int | None = field(
+        default=None, init=False
+    )  # bytes written since the folder was last looked at
 
     def get(self, kind: str, key: str) -> bytes | None:
         """The entry's bytes; None where there is none, or none that is whole and safe to run."""
@@ -75,14 +85,17 @@ class Store:
     def _read(self, path: pathlib.Path, kind: str, key: str) -> bytes | None:
         try:
             with path.open("rb") as file:
-                # Of the open file: between a look at a path and its opening, others could put another file there.
+                # Of the open file: between a look at a path and its opening, others could put
+                # another file there.
                 entry, content = os.fstat(file.fileno()), file.read()
         except OSError:
             return None
         if not self._trusted():
             return None
         if not _is_safe(entry):
-            self._distrust(f"other users may have written its entry {path.name} ({_owner_and_mode(entry)})")
+            self._distrust(
+                f"other users may have written its entry {path.name} ({_owner_and_mode(entry)})"
+            )
             return None
         payload = _payload(content, kind, key)
         if payload is None:
@@ -90,7 +103,10 @@ class Store:
         return payload
 
     def put(self, kind: str, key: str, payload: bytes) -> bool:
-        """Writes an entry; whether it could. Of two processes that write the same one, either's file stays."""
+        """Writes an entry; whether it could.
+
+        Of two processes that write the same one, either's file stays.
+        """
         if not self._writable():
             return False
         content = MAGIC + _checksum(kind, key, payload) + payload
@@ -130,7 +146,8 @@ class Store:
             self._drop(path)
         return len(found), sum(s.st_size for _, s in found)
 
-    # ------------------------------------------------------------------------------------------------ within
+    # ------------------------------------------------------------------------------------------------
+    # within
 
     def _path(self, kind: str, key: str) -> pathlib.Path:
         return self.folder / f"{kind}-{key}{SUFFIX}"
@@ -152,7 +169,9 @@ class Store:
         if self._usable is None:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._usable = os.access(self.folder, os.W_OK | os.X_OK) or self._give_up("it may not be written to")
+                self._usable = os.access(self.folder, os.W_OK | os.X_OK) or self._give_up(
+                    "it may not be written to"
+                )
             except OSError as e:
                 self._give_up(str(e))
         return bool(self._usable) and self._trusted()
@@ -175,20 +194,29 @@ class Store:
         self._give_up(f"{why}; `chmod go-w` makes it safe where the owner is right")
 
     def _give_up(self, why: str) -> bool:
-        """False: nothing more is written. Warns, once; what is there is read all the same, if it can be trusted."""
+        """False: nothing more is written.
+
+        Warns, once; what is there is read all the same, if it can be trusted.
+        """
         self._usable = False
         if not self._warned:
             self._warned = True
-            lost = "reads nothing from a shared cache" if self.read_only else "keeps nothing on disk"
+            lost = (
+                "reads nothing from a shared cache" if self.read_only else "keeps nothing on disk"
+            )
             other = "PBKERN_CACHE_SHARED" if self.read_only else "PBKERN_CACHE_DIR"
             warnings.warn(
                 f"pbkern {lost}: {self.folder} cannot be used: {why}. "
-                f"{other} names another folder, PBKERN_CACHE=0 does without", stacklevel=2,
-            )  # fmt: skip
+                f"{other} names another folder, PBKERN_CACHE=0 does without",
+                stacklevel=2,
+            )
         return False
 
     def _keep_within_limit(self, written: int) -> None:
-        """Removes what was not used for longest. The folder is listed at the first entry and then once in a while."""
+        """Removes what was not used for longest.
+
+        The folder is listed at the first entry and then once in a while.
+        """
         if self._unchecked is not None and self._unchecked + written < self.limit * CHECK_SHARE:
             self._unchecked += written
             return
@@ -225,7 +253,8 @@ def _payload(content: bytes, kind: str, key: str) -> bytes | None:
     return payload if good else None
 
 
-# --- the process's own ----------------------------------------------------------------------------------------------
+# --- the process's own
+# ----------------------------------------------------------------------------------------------
 
 
 def folder() -> pathlib.Path:
@@ -235,9 +264,15 @@ def folder() -> pathlib.Path:
         return chosen.expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (pathlib.Path(base) if base and os.path.isabs(base) else pathlib.Path("~/.cache").expanduser()) / "pbkern"
+        return (
+            pathlib.Path(base)
+            if base and os.path.isabs(base)
+            else pathlib.Path("~/.cache").expanduser()
+        ) / "pbkern"
     except RuntimeError as e:
-        raise OptionError("there is no folder for the cache", why=str(e), hint="PBKERN_CACHE_DIR names one") from None
+        raise OptionError(
+            "there is no folder for the cache", why=str(e), hint="PBKERN_CACHE_DIR names one"
+        ) from None
 
 
 def current() -> Store | None:

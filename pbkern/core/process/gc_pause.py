@@ -1,8 +1,9 @@
 """Python's cyclic garbage collector, paused while a compilation runs.
 
-A compilation makes a few hundred thousand small objects that live until it ends, so that the collector, which runs after
-every 700 new ones, finds nothing and walks all that JAX has loaded again and again: a tenth to a fifth of the time of a
-transformer block. What four blocks leave behind in cycles is 25 MB; the collector finds it once it goes on.
+A compilation makes a few hundred thousand small objects that live until it ends, so that the
+collector, which runs after every 700 new ones, finds nothing and walks all that JAX has loaded
+again and again: a tenth to a fifth of the time of a transformer block. What four blocks leave
+behind in cycles is 25 MB; the collector finds it once it goes on.
 """
 
 from __future__ import annotations

@@ -11,12 +11,16 @@ def global_name(x: Any) -> str | None:
     """The qualified name under which `x.__module__` holds x, None where it holds nothing or something else there."""
     module = sys.modules.get(getattr(x, "__module__", None) or "")
     name = getattr(x, "__qualname__", "")
-    found = functools.reduce(lambda outer, part: getattr(outer, part, None), name.split("."), module)
+    found = functools.reduce(
+        lambda outer, part: getattr(outer, part, None), name.split("."), module
+    )
     return name if found is x else None
 
 
 class PickledByName:
-    """Base of what decorators return: one object in each process, as functions are. Copies are the object itself.
+    """Base of what decorators return: one object in each process, as functions are.
+
+    Copies are the object itself.
 
     Others, such as `g = jit(f)`, are pickled as `remade` says.
     """

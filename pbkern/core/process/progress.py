@@ -1,9 +1,10 @@
 """Lines on stderr about compilations that take long: which kernel of how many, and which stage.
 
-`compiling(name)` surrounds a compilation; inner ones belong to the outermost. Each `step(text)` inside prints a line once
-the compilation is older than PBKERN_PROGRESS seconds (default 2; 0: never), a second at most after the last one. A stage
-inside MLIR or LLVM cannot be interrupted: it is announced when it begins, and a last line says how long all of it took.
-Threads that a compilation starts take part in it if they run in a copy of its context (contextvars).
+`compiling(name)` surrounds a compilation; inner ones belong to the outermost. Each `step(text)`
+inside prints a line once the compilation is older than PBKERN_PROGRESS seconds (default 2; 0:
+never), a second at most after the last one. A stage inside MLIR or LLVM cannot be interrupted: it
+is announced when it begins, and a last line says how long all of it took. Threads that a
+compilation starts take part in it if they run in a copy of its context (contextvars).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class _Compilation:
     last: float = float("-inf")  # when a line was printed
 
 
-_current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar("compilation", default=None)
+_current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(
+    "compilation", default=None
+)
 clock = time.monotonic
 
 

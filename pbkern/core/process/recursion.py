@@ -1,7 +1,8 @@
 """Room on Python's stack for a compilation, however deep its caller is.
 
-Expressions have bounded height (lower/nest/ir.py), so walks over them need at most this many frames; walks over whole
-functions, whose depth has no bound, are loops. JAX itself traces and lowers within a few dozen frames of its caller.
+Expressions have bounded height (lower/nest/ir.py), so walks over them need at most this many
+frames; walks over whole functions, whose depth has no bound, are loops. JAX itself traces and
+lowers within a few dozen frames of its caller.
 """
 
 from __future__ import annotations
@@ -19,5 +20,6 @@ def _raise_limit() -> int:
     return before
 
 
-# While the body runs, in any thread, the interpreter's limit is higher; afterwards it is what it was.
+# While the body runs, in any thread, the interpreter's limit is higher; afterwards it is what it
+# was.
 headroom = WhileAny(_raise_limit, sys.setrecursionlimit)

@@ -1,8 +1,8 @@
 """Mistakes found while a body is traced -> KernelError: which kernel, which of its lines, why, and what to write instead.
 
-JAX and NumPy raise errors of many types that speak of tracers. Those raised in their code on behalf of a body are said
-again in terms of kernels; with JAX_TRACEBACK_FILTERING=off the original is shown as the cause. What the user's own code
-raises passes as it is.
+JAX and NumPy raise errors of many types that speak of tracers. Those raised in their code on behalf
+of a body are said again in terms of kernels; with JAX_TRACEBACK_FILTERING=off the original is shown
+as the cause. What the user's own code raises passes as it is.
 """
 
 from __future__ import annotations
@@ -23,31 +23,70 @@ class Mistake(NamedTuple):
     hint: str
 
 
-# Texts are those of jax 0.10 and 0.11; an error that none fits is reported with its own text. The first that fits counts.
+# Texts are those of jax 0.10 and 0.11; an error that none fits is reported with its own text. The
+# first that fits counts.
 MISTAKES = (
-    Mistake(r"'AbstractRef' object has no attribute '_", "arithmetic on a Ref", "read it first: x_ref[...]"),
-    Mistake(r"^TracerArrayConversionError: .*Ref\{", "a NumPy function on a Ref",
-            "read it first, and take the function from jax.numpy: jnp.exp(x_ref[...])"),
-    Mistake(r"^TracerArrayConversionError", "a NumPy function on a value that is known only when the kernel runs",
-            "the function of that name in jax.numpy; NumPy itself works on constants alone"),
-    Mistake(r"^TracerBoolConversionError|truth value", "Python control flow on a value that is known only when the kernel runs",
-            "@pbkern.when(condition) for statements, jnp.where or jax.lax.cond for values, & and | for `and` and `or`"),
-    Mistake(r"^TracerIntegerConversionError|object cannot be interpreted as an integer",
-            "a Python integer of a value that is known only when the kernel runs",
-            "@pbkern.loop(low, high) for range, pbkern.ds(start, size) for slices with a computed start"),
-    Mistake(r"^ConcretizationTypeError|^NonConcreteBooleanIndexError",
-            "a Python number or shape of a value that is known only when the kernel runs",
-            "x.astype(dtype) for int(x) and float(x); shapes are constants; a mask in place of a bool index"),
-    Mistake(r"Cannot store a Ref into another Ref", "a Ref stored into a Ref", "read it first: o_ref[...] = x_ref[...]"),
-    Mistake(r"Tracer.* at position \d+|is not a valid JAX (array )?type|not a valid index|Ref\{.*array",
-            "a Ref, or what is no array, where a value belongs", "read Refs first: x_ref[...]; numbers and arrays are values"),
-    Mistake(r"Invalid shape for `\w+`", "a store of a value whose shape is not that of the place it goes to",
-            "index the part that it fits, or jnp.broadcast_to(value, shape)"),
-    Mistake(r"Invalid dtype for `\w+`", "a store of a value of another dtype than the Ref's", "value.astype(o_ref.dtype)"),
-    Mistake(r"must not be longer than `shape`|[Tt]oo many indices", "more indices than the Ref has dimensions",
-            "one index per dimension; dimensions that a BlockSpec squeezes with None are absent"),
-    Mistake(r"[Oo]ut of bound", "a constant index outside its Ref", "an index inside the block, or a masked pbkern.load"),
-)  # fmt: skip
+    Mistake(
+        r"'AbstractRef' object has no attribute '_",
+        "arithmetic on a Ref",
+        "read it first: x_ref[...]",
+    ),
+    Mistake(
+        r"^TracerArrayConversionError: .*Ref\{",
+        "a NumPy function on a Ref",
+        "read it first, and take the function from jax.numpy: jnp.exp(x_ref[...])",
+    ),
+    Mistake(
+        r"^TracerArrayConversionError",
+        "a NumPy function on a value that is known only when the kernel runs",
+        "the function of that name in jax.numpy; NumPy itself works on constants alone",
+    ),
+    Mistake(
+        r"^TracerBoolConversionError|truth value",
+        "Python control flow on a value that is known only when the kernel runs",
+        "@pbkern.when(condition) for statements, jnp.where or jax.lax.cond for values, & and | for `and` and `or`",
+    ),
+    Mistake(
+        r"^TracerIntegerConversionError|object cannot be interpreted as an integer",
+        "a Python integer of a value that is known only when the kernel runs",
+        "@pbkern.loop(low, high) for range, pbkern.ds(start, size) for slices with a computed start",
+    ),
+    Mistake(
+        r"^ConcretizationTypeError|^NonConcreteBooleanIndexError",
+        "a Python number or shape of a value that is known only when the kernel runs",
+        "x.astype(dtype) for int(x) and float(x); shapes are constants; a mask in place of a bool index",
+    ),
+    Mistake(
+        r"Cannot store a Ref into another Ref",
+        "a Ref stored into a Ref",
+        "read it first: o_ref[...] = x_ref[...]",
+    ),
+    Mistake(
+        r"Tracer.* at position \d+|is not a valid JAX (array )?type|not a valid index|Ref\{.*array",
+        "a Ref, or what is no array, where a value belongs",
+        "read Refs first: x_ref[...]; numbers and arrays are values",
+    ),
+    Mistake(
+        r"Invalid shape for `\w+`",
+        "a store of a value whose shape is not that of the place it goes to",
+        "index the part that it fits, or jnp.broadcast_to(value, shape)",
+    ),
+    Mistake(
+        r"Invalid dtype for `\w+`",
+        "a store of a value of another dtype than the Ref's",
+        "value.astype(o_ref.dtype)",
+    ),
+    Mistake(
+        r"must not be longer than `shape`|[Tt]oo many indices",
+        "more indices than the Ref has dimensions",
+        "one index per dimension; dimensions that a BlockSpec squeezes with None are absent",
+    ),
+    Mistake(
+        r"[Oo]ut of bound",
+        "a constant index outside its Ref",
+        "an index inside the block, or a masked pbkern.load",
+    ),
+)
 
 
 def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> Any:
@@ -63,19 +102,39 @@ def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> A
         if line is None or not (_is_of_library(e) or _speaks_of_tracers(e)):
             raise
         text = _first_sentences(str(e))
-        found = next((m for m in MISTAKES if re.search(m.says, f"{type(e).__name__}: {text}", re.DOTALL)), None)
-        what = f"{found.what}, in kernel `{kernel}`" if found else f"body of kernel `{kernel}` cannot be traced"
-        _raise(KernelError(what, at=line, why=f"{type(e).__name__}: {text}", hint=found and found.hint), e)
+        found = next(
+            (m for m in MISTAKES if re.search(m.says, f"{type(e).__name__}: {text}", re.DOTALL)),
+            None,
+        )
+        what = (
+            f"{found.what}, in kernel `{kernel}`"
+            if found
+            else f"body of kernel `{kernel}` cannot be traced"
+        )
+        _raise(
+            KernelError(
+                what, at=line, why=f"{type(e).__name__}: {text}", hint=found and found.hint
+            ),
+            e,
+        )
 
 
 def _raise(error: PbkernError, cause: BaseException) -> NoReturn:
     """Raises an error in place of the one that it explains, at the same frames; with that one where JAX's frames are shown."""
-    raise error.with_traceback(cause.__traceback__) from (cause if _jax.shows_all_frames() else None)
+    raise error.with_traceback(cause.__traceback__) from (
+        cause if _jax.shows_all_frames() else None
+    )
 
 
 def _first_sentences(text: str) -> str:
     """An error's text without what JAX appends about its own functions and documents."""
-    for end in ("The error occurred while tracing", "The problem arose", "See https://", "This BatchTracer", "\n\n"):
+    for end in (
+        "The error occurred while tracing",
+        "The problem arose",
+        "See https://",
+        "This BatchTracer",
+        "\n\n",
+    ):
         text = text.split(end)[0]
     return " ".join(text.split())
 

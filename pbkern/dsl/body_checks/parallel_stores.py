@@ -1,8 +1,8 @@
 """Kernel -> KernelError where programs along a dimension declared "parallel" all store to the same elements of a result.
 
-Which of them is last is not known: the result is that of any. Seen without running: the result's block does not move with
-the dimension, and the body stores to constant places in it, under no condition or mask. `pbkern.interpret` finds the rest as it
-runs (RaceError).
+Which of them is last is not known: the result is that of any. Seen without running: the result's
+block does not move with the dimension, and the body stores to constant places in it, under no
+condition or mask. `pbkern.interpret` finds the rest as it runs (RaceError).
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ def check_parallel_stores(k: Kernel) -> None:
         if k.grid[axis] == 1:
             continue
         for n, m in enumerate(k.outputs):
-            stays = None not in m.starts and all(axis not in start.symbols for start in m.starts if start is not None)
-            if stays and _stores_to_constant_places(k.body.jaxpr, k.body.jaxpr.invars[len(k.inputs) + n]):
+            stays = None not in m.starts and all(
+                axis not in start.symbols for start in m.starts if start is not None
+            )
+            if stays and _stores_to_constant_places(
+                k.body.jaxpr, k.body.jaxpr.invars[len(k.inputs) + n]
+            ):
                 raise KernelError(
                     f"programs of kernel `{k.name}` that run in parallel write the same elements of {m.origin}",
                     at=k.defined_at,

@@ -1,7 +1,8 @@
 """A body as traced -> KernelError for constant indices that are outside of their Refs.
 
-Only what the user wrote is looked at: in a canonical body, an index of a branch that is never taken may have become a constant.
-Slices end where the Ref does, as NumPy's; masked accesses may reach further.
+Only what the user wrote is looked at: in a canonical body, an index of a branch that is never taken
+may have become a constant. Slices end where the Ref does, as NumPy's; masked accesses may reach
+further.
 """
 
 from __future__ import annotations
@@ -55,12 +56,19 @@ def _check(eqn, index, axis: int, extent: int, kernel: str, defined_at: str) -> 
     index = index.reshape(-1)
     at = _jax.user_line(eqn) or defined_at
     if not jnp.issubdtype(index.dtype, jnp.integer):
-        raise KernelError(f"an index of a Ref in kernel `{kernel}` is no integer", at=at, why=f"{index[0]} along axis {axis}",
-                          hint="integers, slices, pbkern.ds(start, size) or integer arrays")  # fmt: skip
-    outside = index[(index < -extent) | (index >= extent)] if extent else index[:0]  # of nothing, no program has a part
+        raise KernelError(
+            f"an index of a Ref in kernel `{kernel}` is no integer",
+            at=at,
+            why=f"{index[0]} along axis {axis}",
+            hint="integers, slices, pbkern.ds(start, size) or integer arrays",
+        )
+    outside = (
+        index[(index < -extent) | (index >= extent)] if extent else index[:0]
+    )  # of nothing, no program has a part
     if outside.size:
         raise KernelError(
-            f"an index of a Ref in kernel `{kernel}` lies outside it", at=at,
+            f"an index of a Ref in kernel `{kernel}` lies outside it",
+            at=at,
             why=f"index {outside[0]} along axis {axis}, which has {extent} elements",
             hint=f"{-extent} to {extent - 1}: a Ref has the size of a block, not of the array",
-        )  # fmt: skip
+        )

@@ -1,8 +1,9 @@
 """Kernel -> KernelError where a result, or a part of it, is written by no program: the caller would get whatever was in memory.
 
-A result that shares its array with an operand may stay as it is. Where a block is is known from affine index maps, and from
-others by asking them for each program of a small grid; maps that read operands, grids of a size that is known only when
-the kernel runs, and stores at computed places get the benefit of the doubt.
+A result that shares its array with an operand may stay as it is. Where a block is is known from
+affine index maps, and from others by asking them for each program of a small grid; maps that read
+operands, grids of a size that is known only when the kernel runs, and stores at computed places get
+the benefit of the doubt.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ Box = tuple[tuple[int, int], ...]  # (first, end) per dimension
 
 
 def check_written(k: Kernel, bounded: Collection[int] = ()) -> None:
-    """Raises KernelError. `bounded`: numbers of results whose blocks have sizes that programs choose (BoundedSlice)."""
+    """Raises KernelError.
+
+    `bounded`: numbers of results whose blocks have sizes that programs choose (BoundedSlice).
+    """
     aliased = {o for _, o in k.aliases}
     written = _jax.written_inputs(k.body.jaxpr)
     for n, m in enumerate(k.outputs):
@@ -37,20 +41,25 @@ def check_written(k: Kernel, bounded: Collection[int] = ()) -> None:
             continue
         if len(k.inputs) + n not in written:
             raise KernelError(
-                f"{m.origin} of kernel `{k.name}` is never stored to", at=k.defined_at,
+                f"{m.origin} of kernel `{k.name}` is never stored to",
+                at=k.defined_at,
                 why=f"what its {m.array} elements would be is whatever was in memory",
                 hint="o_ref[...] = value in the body; input_output_aliases for a result that may stay as an operand was",
-            )  # fmt: skip
+            )
         if n not in bounded:
             _check_block(k, n, m)
             _check_grid(k, m)
 
 
-# --- within a block ------------------------------------------------------------------------------------------------
+# --- within a block
+# ------------------------------------------------------------------------------------------------
 
 
 def _check_block(k: Kernel, n: int, m: BlockMapping) -> None:
-    """Checks that stores at constant places cover the block. Blocks that overlap may leave edges to each other."""
+    """Checks that stores at constant places cover the block.
+
+    Blocks that overlap may leave edges to each other.
+    """
     size = math.prod(m.ref_shape)
     if size > MOST_MARKED or any(isinstance(d, Element) for d in m.dims):
         return
@@ -63,10 +72,11 @@ def _check_block(k: Kernel, n: int, m: BlockMapping) -> None:
     if not marked.all():
         first = tuple(map(int, np.argwhere(~marked)[0]))
         raise KernelError(
-            f"kernel `{k.name}` leaves a part of each block of {m.origin} unwritten", at=k.defined_at,
+            f"kernel `{k.name}` leaves a part of each block of {m.origin} unwritten",
+            at=k.defined_at,
             why=f"{size - int(marked.sum())} of {size} elements of a block of shape {m.ref_shape}, the first at {first}",
             hint="store to all of o_ref; input_output_aliases for a result that may stay as an operand was",
-        )  # fmt: skip
+        )
 
 
 def _stores(jaxpr: jex.Jaxpr, ref: jex.Var) -> Iterator[tuple[Index, ...] | None]:
@@ -89,7 +99,8 @@ def _positions(index: Index) -> int | slice | None:
     return None
 
 
-# --- over the grid -------------------------------------------------------------------------------------------------
+# --- over the grid
+# -------------------------------------------------------------------------------------------------
 
 
 def _check_grid(k: Kernel, m: BlockMapping) -> None:
@@ -103,7 +114,9 @@ def _check_grid(k: Kernel, m: BlockMapping) -> None:
             _check_dimension(k, m, d)
     blocks = math.prod(-(-n // max(d.size, 1)) for n, d in zip(m.array.shape, m.dims))
     if k.num_programs < blocks:
-        _raise_uncovered(k, m, f"{k.num_programs} programs write a block each, the array has {blocks}")
+        _raise_uncovered(
+            k, m, f"{k.num_programs} programs write a block each, the array has {blocks}"
+        )
     if None in m.starts or _share_axes(m):
         _check_cells(k, m)
 
@@ -115,8 +128,11 @@ def _share_axes(m: BlockMapping) -> bool:
 
 
 def _check_dimension(k: Kernel, m: BlockMapping, d: int) -> None:
-    """Checks that each element of a dimension is in a block. With strides in rising order, the first that leaves a gap after
-    what the smaller ones cover leaves it for good: the next block starts after it."""
+    """Checks that each element of a dimension is in a block.
+
+    With strides in rising order, the first that leaves a gap after what the smaller ones cover
+    leaves it for good: the next block starts after it.
+    """
     start, size, extent = m.starts[d], m.dims[d].size, m.array.shape[d]
     assert start is not None  # it is affine
     first, last = start.bounds(lambda axis: k.grid[axis])
@@ -129,7 +145,11 @@ def _check_dimension(k: Kernel, m: BlockMapping, d: int) -> None:
             covered += stride * (k.grid[axis] - 1)
     if first > 0 or first + covered < extent:
         gap = (0, first) if first > 0 else (first + covered, extent)
-        _raise_uncovered(k, m, f"dimension {d}: blocks of {size} start at {first} to {last}, none has element {gap[0]}")
+        _raise_uncovered(
+            k,
+            m,
+            f"dimension {d}: blocks of {size} start at {first} to {last}, none has element {gap[0]}",
+        )
 
 
 def _check_cells(k: Kernel, m: BlockMapping) -> None:
@@ -137,8 +157,13 @@ def _check_cells(k: Kernel, m: BlockMapping) -> None:
     if len(m.index_map.jaxpr.invars) > len(k.grid) or k.num_programs > MOST_ASKED:
         return
     with jax.ensure_compile_time_eval():
-        boxes = [_box(m, block_starts(m, index, [])) for index in itertools.product(*map(range, k.grid))]
-    cuts = [sorted({0, n, *(min(max(e, 0), n) for b in boxes for e in b[d])}) for d, n in enumerate(m.array.shape)]
+        boxes = [
+            _box(m, block_starts(m, index, [])) for index in itertools.product(*map(range, k.grid))
+        ]
+    cuts = [
+        sorted({0, n, *(min(max(e, 0), n) for b in boxes for e in b[d])})
+        for d, n in enumerate(m.array.shape)
+    ]
     if math.prod(len(c) - 1 for c in cuts) > MOST_MARKED:
         return
     marked = np.zeros([len(c) - 1 for c in cuts], bool)
@@ -154,10 +179,13 @@ def _box(m: BlockMapping, starts: Sequence[int]) -> Box:
 
 
 def _raise_uncovered(k: Kernel, m: BlockMapping, why: str) -> None:
-    sizes = ", ".join(f"pbkern.cdiv({n}, {d.size})" for n, d in zip(m.array.shape, m.dims) if d.size < n)
+    sizes = ", ".join(
+        f"pbkern.cdiv({n}, {d.size})" for n, d in zip(m.array.shape, m.dims) if d.size < n
+    )
     raise KernelError(
-        f"the grid of kernel `{k.name}` leaves a part of {m.origin} unwritten", at=k.defined_at,
+        f"the grid of kernel `{k.name}` leaves a part of {m.origin} unwritten",
+        at=k.defined_at,
         why=f"array {m.array}, grid {k.grid}; {why}",
         hint=f"one program per block, {sizes or 'at least one'}, and an index map that reaches them all; "
         "input_output_aliases for a result that may stay as an operand was",
-    )  # fmt: skip
+    )

@@ -36,7 +36,9 @@ def verify_blocks(k: Kernel) -> None:
         _verify_dtype(k, f"scratch {n}", s.dtype)
         if any(d < 1 for d in s.shape):
             raise KernelError(
-                f"scratch {n} of kernel `{k.name}` is empty", at=k.defined_at, why=f"shape {s.shape}"
+                f"scratch {n} of kernel `{k.name}` is empty",
+                at=k.defined_at,
+                why=f"shape {s.shape}",
             )
     _verify_aliases(k)
     _verify_semantics(k)
@@ -46,7 +48,9 @@ def verify_blocks(k: Kernel) -> None:
 
 def _verify_grid(k: Kernel) -> None:
     if any(n < 0 for n in k.grid):
-        raise KernelError(f"grid of kernel `{k.name}` has a negative size", at=k.defined_at, why=f"grid={k.grid}")
+        raise KernelError(
+            f"grid of kernel `{k.name}` has a negative size", at=k.defined_at, why=f"grid={k.grid}"
+        )
     if not 0 <= k.num_scalar_prefetch <= len(k.inputs):
         raise KernelError(
             f"kernel `{k.name}` prefetches more operands than it has",
@@ -106,13 +110,18 @@ def _verify_index_map(k: Kernel, m: BlockMapping) -> None:
     """Rank, arity and types of the traced index map."""
     jaxpr = m.index_map.jaxpr
     scalars = [v for v in jaxpr.invars if not _jax.is_ref(v.aval)]
-    if len(scalars) != len(k.grid) or len(jaxpr.invars) - len(scalars) not in (0, k.num_scalar_prefetch):
+    if len(scalars) != len(k.grid) or len(jaxpr.invars) - len(scalars) not in (
+        0,
+        k.num_scalar_prefetch,
+    ):
         raise KernelError(
             f"index map of {m.origin} takes {len(scalars)} grid indices, the grid has {len(k.grid)} dimensions",
             at=k.defined_at,
             why=f"grid={k.grid}",
         )
-    if len(jaxpr.outvars) != len(m.array.shape) or any(v.aval.dtype != np.int32 for v in jaxpr.outvars):
+    if len(jaxpr.outvars) != len(m.array.shape) or any(
+        v.aval.dtype != np.int32 for v in jaxpr.outvars
+    ):
         raise KernelError(
             f"index map of {m.origin} does not return one i32 per dimension",
             at=k.defined_at,
@@ -163,7 +172,9 @@ def _verify_start(k: Kernel, m: BlockMapping, n: int) -> None:
     else:
         first, last = 0, max(extent - 1, 0)
         of_blocks = -(-extent // d.size) if isinstance(d, Blocked) and d.size else extent
-        hint = f"dimension {n} has {of_blocks} blocks of {d.size}: make the grid or the index map fit"
+        hint = (
+            f"dimension {n} has {of_blocks} blocks of {d.size}: make the grid or the index map fit"
+        )
     if low < first or high > last:
         raise KernelError(
             f"blocks of {m.origin} of kernel `{k.name}` lie outside the array",
@@ -191,7 +202,9 @@ def _verify_aliases(k: Kernel) -> None:
     for side in zip(*k.aliases):
         if len(set(side)) != len(side):
             raise KernelError(
-                f"kernel `{k.name}` aliases one array twice", at=k.defined_at, why=f"aliases {k.aliases}"
+                f"kernel `{k.name}` aliases one array twice",
+                at=k.defined_at,
+                why=f"aliases {k.aliases}",
             )
 
 
@@ -227,7 +240,9 @@ def _verify_finish(k: Kernel, finish: Kernel) -> None:
         )
     if finish.name == k.name:
         raise KernelError(
-            f"kernel `{k.name}` and its last stage have one name", at=k.defined_at, hint="name=... of either"
+            f"kernel `{k.name}` and its last stage have one name",
+            at=k.defined_at,
+            hint="name=... of either",
         )
     verify(finish)
 
@@ -259,7 +274,9 @@ def _verify_equation(k: Kernel, eqn) -> None:
                 why=f"`{eqn.primitive.name}` gives {v.aval.str_short()}",
                 hint="numbers and bools; jax.random works with the words of a key, jax.random.key_data(key)",
             )
-    if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(k.grid):
+    if eqn.primitive.name in ("program_id", "num_programs") and not 0 <= eqn.params["axis"] < len(
+        k.grid
+    ):
         raise KernelError(
             f"{eqn.primitive.name}({eqn.params['axis']}) in kernel `{k.name}`, whose grid has {len(k.grid)} dimensions",
             at=at,
@@ -282,10 +299,13 @@ def _verify_slices(k: Kernel, eqn, at) -> None:
     for axis, (i, n) in enumerate(zip(ref_access(eqn).indices, shape)):
         if isinstance(i, Range) and i.size and (i.size - 1) * i.stride >= n:
             raise KernelError(
-                f"a slice in kernel `{k.name}` is longer than its Ref", at=at,
-                why=f"{i.size} elements" + (f", {i.stride} apart," if i.stride != 1 else "") + f" of {n} along axis {axis}",
+                f"a slice in kernel `{k.name}` is longer than its Ref",
+                at=at,
+                why=f"{i.size} elements"
+                + (f", {i.stride} apart," if i.stride != 1 else "")
+                + f" of {n} along axis {axis}",
                 hint="a shorter slice, or a masked load",
-            )  # fmt: skip
+            )
 
 
 def _equations(jaxpr: jex.Jaxpr) -> Iterator:

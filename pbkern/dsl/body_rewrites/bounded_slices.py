@@ -1,7 +1,8 @@
 """BoundedSlice: blocks whose place and size an index map gives, resolved while a kernel is traced.
 
-In a traced Kernel such a dimension is an Element of the largest size. The size of a program's slice is computed at the top
-of the body, and masks what the body stores and what `in_bounds` says; so lowering and interpreting know nothing of it.
+In a traced Kernel such a dimension is an Element of the largest size. The size of a program's slice
+is computed at the top of the body, and masks what the body stores and what `in_bounds` says; so
+lowering and interpreting know nothing of it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from pbkern.dsl.primitives.ref_access import Gather, bind_access, compose
 from pbkern.dsl.primitives.ref_access import add_index as add
 from pbkern.dsl.primitives.ref_access import mul_index as mul
 
-Limits = dict[int, dict[int, jax.Array]]  # id of a Ref -> its dimension -> i32 size of this program's slice
+Limits = dict[
+    int, dict[int, jax.Array]
+]  # id of a Ref -> its dimension -> i32 size of this program's slice
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedSlice:
     """At most `size` elements; the index map returns `pbkern.ds(start, size)` for the dimension; both may be traced.
 
-    What a read returns beyond the slice is unspecified; stores there are dropped. `in_bounds` tells which positions it has.
-    The slice may reach beyond the array's end. Slices of size 0 are empty.
+    What a read returns beyond the slice is unspecified; stores there are dropped. `in_bounds` tells
+    which positions it has. The slice may reach beyond the array's end. Slices of size 0 are empty.
     """
 
     size: int
@@ -50,11 +53,18 @@ def is_bounded(block_shape) -> bool:
     return any(isinstance(d, BoundedSlice) for d in block_shape or ())
 
 
-def split_index_map(f: Callable | None, block_shape: Sequence, origin: str, at: str | None) -> tuple[Callable, Callable]:
+def split_index_map(
+    f: Callable | None, block_shape: Sequence, origin: str, at: str | None
+) -> tuple[Callable, Callable]:
     """(index map of starts, map of the same arguments to {dimension of the Ref: size}) of an index map with slices."""
     if f is None:
         hint = "one that returns pbkern.ds(start, size) for that dimension"
-        raise KernelError(f"{origin} has a BoundedSlice but no index map", at=at, why=f"block_shape {block_shape}", hint=hint)
+        raise KernelError(
+            f"{origin} has a BoundedSlice but no index map",
+            at=at,
+            why=f"block_shape {block_shape}",
+            hint=hint,
+        )
     axes = _ref_axes(block_shape)
 
     def indices(*args) -> tuple:
@@ -63,9 +73,11 @@ def split_index_map(f: Callable | None, block_shape: Sequence, origin: str, at: 
         for n, (i, d) in enumerate(zip(found, block_shape)):
             if isinstance(d, BoundedSlice) != _jax.is_slice(i):
                 raise KernelError(
-                    f"index map of {origin} does not fit dimension {n}", at=at, why=f"block dimension {d}, index {i}",
+                    f"index map of {origin} does not fit dimension {n}",
+                    at=at,
+                    why=f"block dimension {d}, index {i}",
                     hint="pbkern.ds(start, size) for a BoundedSlice, an integer for any other",
-                )  # fmt: skip
+                )
         return found
 
     @functools.wraps(f)
@@ -73,7 +85,11 @@ def split_index_map(f: Callable | None, block_shape: Sequence, origin: str, at: 
         return tuple(i.start if _jax.is_slice(i) else i for i in indices(*args))
 
     def sizes(*args) -> dict:
-        return {axes[n]: jnp.asarray(i.size, np.int32) for n, i in enumerate(indices(*args)) if _jax.is_slice(i)}
+        return {
+            axes[n]: jnp.asarray(i.size, np.int32)
+            for n, i in enumerate(indices(*args))
+            if _jax.is_slice(i)
+        }
 
     return starts, sizes
 
@@ -94,7 +110,12 @@ def bound(closed: jex.ClosedJaxpr, limits_of: Callable[[Sequence], Limits]) -> j
 
     def run(*refs):
         limits = limits_of(refs)
-        retrace_into(closed.jaxpr, closed.consts, refs, lambda eqn, *operands: _rewrite(limits, eqn, operands))
+        retrace_into(
+            closed.jaxpr,
+            closed.consts,
+            refs,
+            lambda eqn, *operands: _rewrite(limits, eqn, operands),
+        )
 
     with jax.enable_x64(True):  # every type is explicit by now
         return jax.make_jaxpr(run)(*[_jax.fresh_aval(v.aval) for v in closed.jaxpr.invars])
@@ -132,9 +153,11 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
     if name == "addupdate":
         if any(isinstance(i, Gather) for i in indices):
             raise UnsupportedOp(
-                "+= through array indices into a BoundedSlice", at=_jax.user_line(eqn),
-                why="an element that is named twice is added to twice", hint="pbkern.atomic_add",
-            )  # fmt: skip
+                "+= through array indices into a BoundedSlice",
+                at=_jax.user_line(eqn),
+                why="an element that is named twice is added to twice",
+                hint="pbkern.atomic_add",
+            )
     if name == "addupdate" or (name == "swap" and not _jax.is_dropped(eqn.outvars[0])):
         (old,) = bind_access(_jax.REF_PRIMITIVES["get"], shape, [ref], indices)
     if name == "addupdate":

@@ -1,6 +1,7 @@
 """Masks whose every element is known while a body is traced, such as `arange(64) < 64`: accesses and selects without them.
 
-An access whose place is a value keeps its mask: a slice that reaches over the end of its Ref is moved back where there is none.
+An access whose place is a value keeps its mask: a slice that reaches over the end of its Ref is
+moved back where there is none.
 
 Kernels that pad blocks to powers of two carry such masks for sizes that need no padding.
 """
@@ -21,8 +22,24 @@ from pbkern.dsl.primitives.ref_access import add_index, bind_access, compose, mu
 
 # Larger values are not worth the time; they are computed where they are used.
 LARGEST = 1 << 20
-EVALUATED = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "add", "sub", "mul", "broadcast_in_dim", "reshape",
-             "squeeze", "expand_dims")  # fmt: skip
+EVALUATED = (
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+    "and",
+    "or",
+    "not",
+    "add",
+    "sub",
+    "mul",
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "expand_dims",
+)
 
 
 def fold_constant_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -35,7 +52,9 @@ class _Known:
     """Values of tracers that are constants."""
 
     def __init__(self) -> None:
-        self.values: dict[int, tuple] = {}  # id -> (tracer, so that the id stays its own; NumPy value)
+        self.values: dict[
+            int, tuple
+        ] = {}  # id -> (tracer, so that the id stays its own; NumPy value)
 
     def value(self, x) -> np.ndarray | None:
         if isinstance(x, jax.core.Tracer):
@@ -64,7 +83,9 @@ class _Known:
 
     def plain(self, eqn, name: str, operands: Sequence, leaves: Sequence) -> list | None:
         shape, _ = _jax.ref_type(jax.typeof(operands[0]))
-        indices = compose(shape, _jax.unflatten_indexers(eqn.params["tree"], leaves), add_index, mul_index)
+        indices = compose(
+            shape, _jax.unflatten_indexers(eqn.params["tree"], leaves), add_index, mul_index
+        )
         if not all(map(stays, indices, shape)):
             return None
         return bind_access(_jax.REF_PRIMITIVES[name], shape, operands, indices)
@@ -72,7 +93,10 @@ class _Known:
     def evaluate(self, eqn, operands: Sequence) -> list | None:
         aval = eqn.outvars[0].aval
         values = [self.value(x) for x in operands]
-        if any(v is None or v.dtype.kind not in "biu" for v in values) or int(np.prod(aval.shape)) > LARGEST:
+        if (
+            any(v is None or v.dtype.kind not in "biu" for v in values)
+            or int(np.prod(aval.shape)) > LARGEST
+        ):
             return None
         if eqn.primitive.name == "iota":
             found = np.asarray(np.broadcast_to(_iota(eqn.params), aval.shape))

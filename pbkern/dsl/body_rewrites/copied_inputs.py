@@ -1,8 +1,9 @@
 """Bodies that write to Refs of operands: the writes go to a copy, never to the caller's array.
 
-A block's copy lives for one program. Operands that are prefetched whole keep what programs write to them from one program to
-the next, as on a TPU, whose kernels hold their state there. Along dimensions declared parallel each program starts again, as
-cores do; without declared ones the whole grid runs in order.
+A block's copy lives for one program. Operands that are prefetched whole keep what programs write to
+them from one program to the next, as on a TPU, whose kernels hold their state there. Along
+dimensions declared parallel each program starts again, as cores do; without declared ones the whole
+grid runs in order.
 """
 
 from __future__ import annotations
@@ -23,20 +24,29 @@ from pbkern.dsl.primitives import grid
 def with_private_inputs(k: Kernel, restarting: Collection[int] | None = None) -> Kernel:
     """k with scratch in place of every operand that its body writes to; k itself if there is none.
 
-    Args:
-      restarting: grid dimensions along which each program starts with the caller's values; None: those declared parallel.
+    Args: restarting: grid dimensions along which each program starts with the caller's values;
+      None: those declared parallel.
     """
     restarting = parallel_dims(k) if restarting is None else restarting
     written = sorted(n for n in _jax.written_inputs(k.body.jaxpr) if n < len(k.inputs))
     if not written:
         return k
     kept = [n for n in written if n < k.num_scalar_prefetch]
-    copies = [Scratch(k.inputs[n].ref_shape, k.inputs[n].array.dtype, scoped=n not in kept) for n in written]
-    return dataclasses.replace(k, scratch=(*k.scratch, *copies), body=_with_copies(k, written, kept, copies, restarting))
+    copies = [
+        Scratch(k.inputs[n].ref_shape, k.inputs[n].array.dtype, scoped=n not in kept)
+        for n in written
+    ]
+    return dataclasses.replace(
+        k, scratch=(*k.scratch, *copies), body=_with_copies(k, written, kept, copies, restarting)
+    )
 
 
-def _with_copies(k: Kernel, written: list[int], kept: list[int], copies: list[Scratch], restarting) -> jex.ClosedJaxpr:
-    avals = [_jax.fresh_aval(v.aval) for v in k.body.jaxpr.invars] + [_jax.ref_aval(c.shape, c.dtype) for c in copies]
+def _with_copies(
+    k: Kernel, written: list[int], kept: list[int], copies: list[Scratch], restarting
+) -> jex.ClosedJaxpr:
+    avals = [_jax.fresh_aval(v.aval) for v in k.body.jaxpr.invars] + [
+        _jax.ref_aval(c.shape, c.dtype) for c in copies
+    ]
 
     def run(*refs):
         mine = dict(zip(written, refs[len(refs) - len(copies) :]))
@@ -61,6 +71,7 @@ def _with_copies(k: Kernel, written: list[int], kept: list[int], copies: list[Sc
 
 def _in_first_program(dims: list[int], pairs: list) -> None:
     """The first program along these dimensions copies each (target, source)."""
+
     @grid.when(grid.is_first_program(dims))
     def _():
         for target, source in pairs:

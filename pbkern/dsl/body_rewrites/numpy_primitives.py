@@ -22,7 +22,9 @@ def _stack(eqn, *xs) -> list:
 
 def _unstack(eqn, x) -> list:
     axis = eqn.params["axis"]
-    return [lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), [axis]) for k in range(x.shape[axis])]
+    return [
+        lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=axis), [axis]) for k in range(x.shape[axis])
+    ]
 
 
 def _tile(eqn, x) -> list:
@@ -32,7 +34,12 @@ def _tile(eqn, x) -> list:
     return [lax.reshape(spread, [rep * extent for rep, extent in zip(reps, x.shape)])]
 
 
-SAID_OTHERWISE: dict[str, Callable[..., list]] = {"split": _split, "stack": _stack, "unstack": _unstack, "tile": _tile}
+SAID_OTHERWISE: dict[str, Callable[..., list]] = {
+    "split": _split,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
+}
 
 
 def rewrite(eqn, *operands) -> list | None:

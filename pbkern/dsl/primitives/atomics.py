@@ -1,8 +1,9 @@
 """Atomic updates: element = f(element, value), while programs of a parallel dimension may update the same element.
 
-A program's accesses are loads and stores in a traced Kernel. What makes the updates atomic is order: a dimension of the grid
-whose programs are not proved to write disjoint blocks runs in order in a kernel that has atomics, whatever
-dimension_semantics say (`in_order`). Updates of one access through array indices run one after the other.
+A program's accesses are loads and stores in a traced Kernel. What makes the updates atomic is
+order: a dimension of the grid whose programs are not proved to write disjoint blocks runs in order
+in a kernel that has atomics, whatever dimension_semantics say (`in_order`). Updates of one access
+through array indices run one after the other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ from pbkern.core.jaxprs import inner_jaxprs, retrace
 from pbkern.dsl.kernel import Kernel
 
 from . import grid
-from .ref_access import Gather, Index, Point, Range, add_index, bind_access, compose, mul_index, value_axes
+from .ref_access import (
+    Gather,
+    Index,
+    Point,
+    Range,
+    add_index,
+    bind_access,
+    compose,
+    mul_index,
+    value_axes,
+)
 
 COMBINE: dict[str, Callable] = {
     "xchg": lambda old, new: new,
@@ -37,21 +48,29 @@ COMBINE: dict[str, Callable] = {
     "cas": lambda old, compare, new: lax.select(lax.eq(old, compare), new, old),
 }
 
-update_p = jex.Primitive("atomic_update")  # ref, *values, mask if `masked`, *index operands -> elements before
+update_p = jex.Primitive(
+    "atomic_update"
+)  # ref, *values, mask if `masked`, *index operands -> elements before
 
 
 def _update(kind: str, ref, idx, values: Sequence, mask) -> jax.Array:
     base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
     out = _jax.indexed_type(jax.typeof(base), tree, leaves)
     if kind in ("and", "or", "xor") and out.dtype.kind not in "iub":
-        raise KernelError(f"atomic_{kind} takes integers and bools", why=f"the Ref has dtype {out.dtype}")
+        raise KernelError(
+            f"atomic_{kind} takes integers and bools", why=f"the Ref has dtype {out.dtype}"
+        )
     values = [jnp.broadcast_to(jnp.asarray(v, out.dtype), out.shape) for v in values]
     masks = [] if mask is None else [grid.as_mask(mask, out.shape)]
-    return update_p.bind(base, *values, *masks, *leaves, kind=kind, values=len(values), masked=bool(masks), tree=tree)
+    return update_p.bind(
+        base, *values, *masks, *leaves, kind=kind, values=len(values), masked=bool(masks), tree=tree
+    )
 
 
 def atomic_add(ref, idx, value, *, mask=None) -> jax.Array:
-    """ref[idx] += value; returns what was there. An element that array indices name twice is added to twice.
+    """ref[idx] += value; returns what was there.
+
+    An element that array indices name twice is added to twice.
 
     Args:
       ref: a Ref of a result or of scratch.
@@ -88,7 +107,10 @@ def atomic_xor(ref, idx, value, *, mask=None) -> jax.Array:
 
 
 def atomic_xchg(ref, idx, value, *, mask=None) -> jax.Array:
-    """ref[idx] = value; returns what was there. Of several values for one element the last one stays."""
+    """ref[idx] = value; returns what was there.
+
+    Of several values for one element the last one stays.
+    """
     return _update("xchg", ref, idx, [value], mask)
 
 
@@ -103,7 +125,8 @@ def _update_type(ref, *operands, kind, values, masked, tree):
     return out, {_jax.READ(0), _jax.WRITE(0)}
 
 
-# --- as loads and stores -------------------------------------------------------------------------------------------
+# --- as loads and stores
+# -------------------------------------------------------------------------------------------
 
 
 def expand(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -113,7 +136,10 @@ def expand(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def is_used(jaxpr: jex.Jaxpr) -> bool:
-    return any(e.primitive is update_p or any(is_used(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+    return any(
+        e.primitive is update_p or any(is_used(j.jaxpr) for j in inner_jaxprs(e))
+        for e in jaxpr.eqns
+    )
 
 
 def _rewrite(eqn, *operands) -> list | None:
@@ -173,13 +199,16 @@ def _plus(steps, start):
     return steps if isinstance(start, int) and start == 0 else steps + jnp.asarray(start, np.int32)
 
 
-# --- order ---------------------------------------------------------------------------------------------------------
+# --- order
+# ---------------------------------------------------------------------------------------------------------
 
 
 def in_order(k: Kernel) -> Kernel:
     """k with no dimension declared parallel along which blocks of some result may overlap."""
     apart = [all(m.moves_apart(d) for m in k.outputs) for d in range(len(k.grid))]
-    return dataclasses.replace(k, compiler_params={t: ordered(p, apart) for t, p in k.compiler_params.items()})
+    return dataclasses.replace(
+        k, compiler_params={t: ordered(p, apart) for t, p in k.compiler_params.items()}
+    )
 
 
 def ordered(params: Any, apart: list[bool]) -> Any:
@@ -187,5 +216,8 @@ def ordered(params: Any, apart: list[bool]) -> Any:
     semantics = getattr(params, "dimension_semantics", None)
     if semantics is None:
         return params
-    words = (w if a or str(getattr(w, "value", w)).lower() != "parallel" else "arbitrary" for w, a in zip(semantics, apart))
+    words = (
+        w if a or str(getattr(w, "value", w)).lower() != "parallel" else "arbitrary"
+        for w, a in zip(semantics, apart)
+    )
     return dataclasses.replace(params, dimension_semantics=tuple(words))

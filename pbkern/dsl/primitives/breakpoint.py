@@ -23,10 +23,12 @@ def _breakpoint_type(*_, names):
 def breakpoint(*values, **named) -> None:  # noqa: A001
     """Stops in Python's debugger (builtins.breakpoint, so PYTHONBREAKPOINT applies) when the interpreter gets here.
 
-    There are at hand: `program`, the program's grid indices; `refs`, {name: NumPy array} of every Ref of the body, where
-    writing changes what the kernel sees; `values`, {name or number: value} of the arguments; `at`, the line.
+    There are at hand: `program`, the program's grid indices; `refs`, {name: NumPy array} of every
+    Ref of the body, where writing changes what the kernel sees; `values`, {name or number: value}
+    of the arguments; `at`, the line.
 
-    For kernels with interpret=True and pbkern.interpret. Compiling a kernel with a breakpoint raises UnsupportedOp.
+    For kernels with interpret=True and pbkern.interpret. Compiling a kernel with a breakpoint
+    raises UnsupportedOp.
     """
     arrays = [jnp.asarray(v) for v in (*values, *named.values())]
     breakpoint_p.bind(*arrays, names=(*range(len(values)), *named))

@@ -1,8 +1,9 @@
 """Ref and grid primitives of the DSL: type rule beside NumPy meaning.
 
-Plain Ref indexing is JAX's own get / swap / addupdate. Added here: `program_id`, `num_programs`, `in_bounds` and
-masked accesses as equations, and `when`, `loop`, `ds`, `cdiv`, `multiple_of` as Python over lax.
-How accesses are read by others is ref_access.py; NumPy meaning of Refs themselves is dsl/interpret.py.
+Plain Ref indexing is JAX's own get / swap / addupdate. Added here: `program_id`, `num_programs`,
+`in_bounds` and masked accesses as equations, and `when`, `loop`, `ds`, `cdiv`, `multiple_of` as
+Python over lax. How accesses are read by others is ref_access.py; NumPy meaning of Refs themselves
+is dsl/interpret.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def _check_axis(name: str, axis: int) -> int:
     return int(axis)
 
 
-# --- program_id, num_programs ------------------------------------------------------------------------------------
+# --- program_id, num_programs
+# ------------------------------------------------------------------------------------
 
 program_id_p = Primitive("program_id")
 num_programs_p = Primitive("num_programs")
@@ -58,9 +60,11 @@ def num_programs(axis: int) -> jax.Array:
 
 def _outside(name: str, *_, axis: int):
     raise KernelError(
-        f"{name}({axis}) outside of a kernel", at=_jax.current_line(), why="only the programs of a kernel's grid have numbers",
+        f"{name}({axis}) outside of a kernel",
+        at=_jax.current_line(),
+        why="only the programs of a kernel's grid have numbers",
         hint="call it in the body of a kernel, and not in a function that computes its operands",
-    )  # fmt: skip
+    )
 
 
 for _p in (program_id_p, num_programs_p):
@@ -71,7 +75,8 @@ for _p in (program_id_p, num_programs_p):
 NUMPY["program_id"] = lambda program, *, axis: np.int32(program.index[axis])
 NUMPY["num_programs"] = lambda program, *, axis: np.int32(program.grid[axis])
 
-# --- in_bounds ---------------------------------------------------------------------------------------------------
+# --- in_bounds
+# ---------------------------------------------------------------------------------------------------
 
 in_bounds_p = Primitive("in_bounds")
 
@@ -79,12 +84,14 @@ in_bounds_p = Primitive("in_bounds")
 def in_bounds(ref, axis: int) -> jax.Array:
     """bool[ref.shape[axis]]: which positions of a Ref's dimension are inside the array.
 
-    All true except in blocks that reach over the array's edge. Reductions over such a dimension read
-    `where(in_bounds(x, 1), x[...], identity)`.
+    All true except in blocks that reach over the array's edge. Reductions over such a dimension
+    read `where(in_bounds(x, 1), x[...], identity)`.
     """
     rank = len(ref.shape)
     if not -rank <= axis < rank:
-        raise KernelError("in_bounds takes a dimension of the Ref", why=f"axis={axis}, Ref shape {ref.shape}")
+        raise KernelError(
+            "in_bounds takes a dimension of the Ref", why=f"axis={axis}, Ref shape {ref.shape}"
+        )
     return in_bounds_p.bind(ref, axis=int(axis) % rank)
 
 
@@ -95,7 +102,8 @@ def _in_bounds_type(ref, *, axis):
 
 NUMPY["in_bounds"] = lambda program, ref, *, axis: ref.in_bounds(axis)
 
-# --- masked accesses ---------------------------------------------------------------------------------------------
+# --- masked accesses
+# ---------------------------------------------------------------------------------------------
 
 masked_load_p = Primitive("masked_load")  # ref, mask, other, *index operands -> elements
 masked_store_p = Primitive("masked_store")  # ref, value, mask, *index operands ->
@@ -103,7 +111,9 @@ masked_store_p.multiple_results = True
 
 
 def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
-    """ref[idx] where `mask` holds, `other` (default 0) elsewhere. Positions that are masked off are not touched.
+    """ref[idx] where `mask` holds, `other` (default 0) elsewhere.
+
+    Positions that are masked off are not touched.
 
     Args:
       idx: as in ref[idx].
@@ -126,7 +136,9 @@ def store(ref, idx, value, *, mask=None) -> None:
     """ref[idx] = value where `mask` holds; `value` is broadcast and cast like `ref[idx] = value` would be."""
     base, leaves, tree = _jax.flatten_subscript(ref, idx, mask is not None)
     out = _jax.indexed_type(jax.typeof(base), tree, leaves)
-    value = jnp.broadcast_to(jnp.asarray(value, None if hasattr(value, "dtype") else out.dtype), out.shape)
+    value = jnp.broadcast_to(
+        jnp.asarray(value, None if hasattr(value, "dtype") else out.dtype), out.shape
+    )
     if mask is None:
         _jax.REF_PRIMITIVES["swap"].bind(base, value, *leaves, tree=tree)
     else:
@@ -134,10 +146,15 @@ def store(ref, idx, value, *, mask=None) -> None:
 
 
 def as_mask(mask, shape: tuple[int, ...]) -> jax.Array:
-    """A mask as an access takes it: bool, broadcast to the access's shape. Raises KernelError for other dtypes."""
+    """A mask as an access takes it: bool, broadcast to the access's shape.
+
+    Raises KernelError for other dtypes.
+    """
     mask = jnp.asarray(mask)
     if mask.dtype != bool:
-        raise KernelError("a mask is bool", why=f"mask has dtype {mask.dtype}", hint="compare: mask=(i < n)")
+        raise KernelError(
+            "a mask is bool", why=f"mask has dtype {mask.dtype}", hint="compare: mask=(i < n)"
+        )
     return jnp.broadcast_to(mask, shape)
 
 
@@ -165,7 +182,8 @@ def _check_shapes(name: str, out, **operands) -> None:
             )
 
 
-# --- control flow and helpers ------------------------------------------------------------------------------------
+# --- control flow and helpers
+# ------------------------------------------------------------------------------------
 
 
 def is_first_program(dims: Iterable[int]) -> jax.Array | np.bool_:
@@ -191,7 +209,9 @@ def when(condition) -> Callable[[Callable[[], Any]], None]:
     return decorate
 
 
-def loop(lower, upper, *, step: int = 1, init: Any = None, unroll: int | bool | None = None) -> Callable:
+def loop(
+    lower, upper, *, step: int = 1, init: Any = None, unroll: int | bool | None = None
+) -> Callable:
     """Decorator: runs f(i) for i in range(lower, upper, step); bounds may be traced.
 
     With `init`, f(i, carry) returns the next carry, and the decorated name becomes the last one.
@@ -206,7 +226,9 @@ def loop(lower, upper, *, step: int = 1, init: Any = None, unroll: int | bool | 
         if step == 1:
             return lax.fori_loop(lower, upper, body, init, unroll=unroll)
         trips = cdiv(upper - lower, step)
-        return lax.fori_loop(0, trips, lambda k, carry: body(lower + k * step, carry), init, unroll=unroll)
+        return lax.fori_loop(
+            0, trips, lambda k, carry: body(lower + k * step, carry), init, unroll=unroll
+        )
 
     return decorate
 
@@ -214,7 +236,8 @@ def loop(lower, upper, *, step: int = 1, init: Any = None, unroll: int | bool | 
 def _no_result(result) -> None:
     if result is not None:
         raise KernelError(
-            "a body under `when` or `loop` returns a value", hint="store it in a Ref, or use lax.cond"
+            "a body under `when` or `loop` returns a value",
+            hint="store it in a Ref, or use lax.cond",
         )
 
 
@@ -224,7 +247,12 @@ def cdiv(a: Any, b: Any) -> Any:
 
 
 def multiple_of(x, k: int | tuple[int, ...]):
-    """States that x is divisible by k. Returns x; targets that align accesses find the divisibility themselves."""
-    if isinstance(x, (int, np.integer)) and any(x % n for n in (k if isinstance(k, tuple) else (k,))):
+    """States that x is divisible by k.
+
+    Returns x; targets that align accesses find the divisibility themselves.
+    """
+    if isinstance(x, (int, np.integer)) and any(
+        x % n for n in (k if isinstance(k, tuple) else (k,))
+    ):
         raise KernelError("multiple_of does not hold", why=f"{x} is not a multiple of {k}")
     return x

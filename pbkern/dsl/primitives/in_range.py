@@ -2,9 +2,10 @@
 
     y = in_range(x, low, high)       y is x; where an element is out of its range, the process's count of reports grows
 
-Where low < high, elements must lie in [low, high). Where low > high, they must not lie in [high, low): divisors have
-in_range(x, 1, 0). Who calls what holds such equations compares the count before and after, and then asks which element it
-was (`Ranges`). Machine code counts in a word of its runtime (targets/cpu/codegen/runtime/xla.py), what XLA runs counts here.
+Where low < high, elements must lie in [low, high). Where low > high, they must not lie in [high,
+low): divisors have in_range(x, 1, 0). Who calls what holds such equations compares the count before
+and after, and then asks which element it was (`Ranges`). Machine code counts in a word of its
+runtime (targets/cpu/codegen/runtime/xla.py), what XLA runs counts here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _jax.set_eager_rule(in_range_p)
 
 
 def in_range(x, low: int, high: int):
-    """x, of whose elements those that are out of their range are reported. A range that holds all of x's type asks nothing."""
+    """x, of whose elements those that are out of their range are reported.
+
+    A range that holds all of x's type asks nothing.
+    """
     info = np.iinfo(x.dtype)
     if low < high:
         low, high = max(low, info.min), min(high, info.max + 1)
@@ -102,12 +106,17 @@ class Ranges:
 
     def check(self, operands: Sequence) -> None:
         """Raises IndexOutOfRange or DivisionByZero for the first number of these operands' that is out of its range."""
-        for eqn, name, (is_wrong, value) in zip(self._checks, self._names, jax.device_get(self._found(*operands))):
+        for eqn, name, (is_wrong, value) in zip(
+            self._checks, self._names, jax.device_get(self._found(*operands))
+        ):
             if not is_wrong:
                 continue
             low, high = eqn.params["low"], eqn.params["high"]
             operator, _, line = name.partition(" at ")
             if low > high:
                 raise DivisionByZero(f"integer division by zero in {operator}", at=line or None)
-            raise IndexOutOfRange(f"index {value} is out of range in {operator}", at=line or None,
-                                  why=f"a dimension of {high} elements has indices from {low} to {high - 1}")  # fmt: skip
+            raise IndexOutOfRange(
+                f"index {value} is out of range in {operator}",
+                at=line or None,
+                why=f"a dimension of {high} elements has indices from {low} to {high - 1}",
+            )

@@ -1,7 +1,8 @@
 """jax.random in bodies: typed PRNG keys (jax.random.key) are arrays of the words that their generator works on.
 
-A key array of shape s is uint32[*s, *key_shape]. What moves keys moves each word alike; what a generator does with keys is
-traced as JAX defines it, so that numbers are those that the same call gives outside a kernel.
+A key array of shape s is uint32[*s, *key_shape]. What moves keys moves each word alike; what a
+generator does with keys is traced as JAX defines it, so that numbers are those that the same call
+gives outside a kernel.
 """
 
 from __future__ import annotations
@@ -21,10 +22,26 @@ from pbkern.core.errors import UnsupportedOp
 WORD = np.dtype(np.uint32)
 Run = Callable[[jex.Jaxpr, Sequence, Sequence], list]
 # Equations that move elements and know nothing of their type.
-MOVES = frozenset((
-    "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "dynamic_slice", "dynamic_update_slice", "gather",
-    "transpose", "concatenate", "select_n", "rev", "split", "stack", "unstack", "tile",
-))  # fmt: skip
+MOVES = frozenset(
+    (
+        "reshape",
+        "broadcast_in_dim",
+        "squeeze",
+        "expand_dims",
+        "slice",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "gather",
+        "transpose",
+        "concatenate",
+        "select_n",
+        "rev",
+        "split",
+        "stack",
+        "unstack",
+        "tile",
+    )
+)
 
 
 def is_key(dtype) -> bool:
@@ -48,7 +65,10 @@ def _move(eqn, operands: Sequence, bind: Callable[..., Sequence]) -> list:
     keys = [is_key(v.aval.dtype) for v in eqn.invars]
     words = words_of(eqn.outvars[0].aval.dtype)
     split = [split_words(x, len(words)) if k else None for x, k in zip(operands, keys)]
-    columns = [bind(*(x if s is None else s[n] for x, s in zip(operands, split))) for n in range(math.prod(words))]
+    columns = [
+        bind(*(x if s is None else s[n] for x, s in zip(operands, split)))
+        for n in range(math.prod(words))
+    ]
     return [join_words(column, words) for column in zip(*columns)]
 
 
@@ -65,25 +85,34 @@ def join_words(words: Sequence, shape: tuple[int, ...]):
     return lax.reshape(flat, (*flat.shape[:-1], *shape))
 
 
-# --- what generators do ---------------------------------------------------------------------------------------------
+# --- what generators do
+# ---------------------------------------------------------------------------------------------
 
 
 def _of_each_key(run, eqn, operands: Sequence, f: Callable[..., object], dtype) -> list:
-    """f(key's words, others) of every key of an array, translated. A TPU's own generators take typed keys."""
+    """f(key's words, others) of every key of an array, translated.
+
+    A TPU's own generators take typed keys.
+    """
     impl, keyed = _jax.key_implementation(dtype), [is_key(v.aval.dtype) for v in eqn.invars]
     wraps = _jax.is_tpu_generator(impl) and bool(impl.key_shape)
 
     def one(*args):
-        args = [jax.random.wrap_key_data(a, impl=impl.name) if k and wraps else a for a, k in zip(args, keyed)]
+        args = [
+            jax.random.wrap_key_data(a, impl=impl.name) if k and wraps else a
+            for a, k in zip(args, keyed)
+        ]
         result = f(impl, *args)
         return jax.random.key_data(result) if is_key(result.dtype) else result
 
     rank = max(len(v.aval.shape) for v in eqn.invars)
     if rank and wraps:
         raise UnsupportedOp(
-            f"`{eqn.primitive.name}` of an array of TPU keys", at=_jax.line_of_call(eqn),
-            why="the generator of a core has one state", hint="a loop over the keys",
-        )  # fmt: skip
+            f"`{eqn.primitive.name}` of an array of TPU keys",
+            at=_jax.line_of_call(eqn),
+            why="the generator of a core has one state",
+            hint="a loop over the keys",
+        )
     for _ in range(rank):
         one = jax.vmap(one)
     closed = jax.make_jaxpr(one)(*[jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in operands])
@@ -96,12 +125,17 @@ def _random_seed(run, eqn, seeds) -> list:
 
 def _random_split(run, eqn, keys) -> list:
     shape = eqn.params["shape"]
-    return _of_each_key(run, eqn, [keys], lambda impl, k: impl.split(k, shape), eqn.invars[0].aval.dtype)
+    return _of_each_key(
+        run, eqn, [keys], lambda impl, k: impl.split(k, shape), eqn.invars[0].aval.dtype
+    )
 
 
 def _random_fold_in(run, eqn, keys, numbers) -> list:
     shape, dtype = eqn.outvars[0].aval.shape, eqn.invars[0].aval.dtype
-    keys, numbers = jnp.broadcast_to(keys, (*shape, *words_of(dtype))), jnp.broadcast_to(numbers, shape)
+    keys, numbers = (
+        jnp.broadcast_to(keys, (*shape, *words_of(dtype))),
+        jnp.broadcast_to(numbers, shape),
+    )
     return _of_each_key(run, eqn, [keys, numbers], lambda impl, k, n: impl.fold_in(k, n), dtype)
 
 
@@ -109,16 +143,20 @@ def _random_bits(run, eqn, keys) -> list:
     width, shape = eqn.params["bit_width"], eqn.params["shape"]
 
     def bits(impl, key):  # which are int32 of the TPU's generator
-        return lax.bitcast_convert_type(impl.random_bits(key, width, shape), np.dtype(f"uint{width}"))
+        return lax.bitcast_convert_type(
+            impl.random_bits(key, width, shape), np.dtype(f"uint{width}")
+        )
 
     return _of_each_key(run, eqn, [keys], bits, eqn.invars[0].aval.dtype)
 
 
 def _random_gamma(run, eqn, *operands) -> list:
     raise UnsupportedOp(
-        "samples of a gamma distribution in a body", at=_jax.line_of_call(eqn),
-        why="`random_gamma` rejects samples in loops, which compile long", hint="draw them outside the kernel",
-    )  # fmt: skip
+        "samples of a gamma distribution in a body",
+        at=_jax.line_of_call(eqn),
+        why="`random_gamma` rejects samples in loops, which compile long",
+        hint="draw them outside the kernel",
+    )
 
 
 def _same(run, eqn, x) -> list:
@@ -127,9 +165,11 @@ def _same(run, eqn, x) -> list:
 
 def _rng_bit_generator(run, eqn, *operands) -> list:
     raise UnsupportedOp(
-        "random numbers of XLA's generator in a body", at=_jax.line_of_call(eqn),
-        why="`rng_bit_generator`, which rbg keys need, has no rule", hint='jax.random.key(seed, impl="threefry2x32")',
-    )  # fmt: skip
+        "random numbers of XLA's generator in a body",
+        at=_jax.line_of_call(eqn),
+        why="`rng_bit_generator`, which rbg keys need, has no rule",
+        hint='jax.random.key(seed, impl="threefry2x32")',
+    )
 
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -152,7 +192,9 @@ def iota_2x32(shape: tuple[int, ...]) -> list:
     """High and low halves of the row-major position."""
     low = jnp.zeros(shape, np.uint32)
     for d in range(len(shape)):
-        low = low + lax.broadcasted_iota(np.uint32, shape, d) * np.uint32(np.prod(shape[d + 1 :], dtype=np.int64))
+        low = low + lax.broadcasted_iota(np.uint32, shape, d) * np.uint32(
+            np.prod(shape[d + 1 :], dtype=np.int64)
+        )
     return [jnp.zeros(shape, np.uint32), low]
 
 

@@ -1,8 +1,9 @@
 """Ref access equations -> one canonical view of them, shared by lowering, printing and the interpreter.
 
-Five primitives touch Refs: JAX's get, swap and addupdate, and our masked_load and masked_store. `canonical_access`
-(used while tracing) composes chained indexers (`ref.at[a][b]`) into one index per dimension, so that afterwards
-`ref_access` can say of every equation: which Ref, which elements, which value.
+Five primitives touch Refs: JAX's get, swap and addupdate, and our masked_load and masked_store.
+`canonical_access` (used while tracing) composes chained indexers (`ref.at[a][b]`) into one index
+per dimension, so that afterwards `ref_access` can say of every equation: which Ref, which elements,
+which value.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Positions given by an integer array. All Gathers of an access have one shape and are read together.
+    """Positions given by an integer array.
 
-    Their shape stands in the value where the Gathers and Points stand in the index, or first if a Range is
-    between them (NumPy's rule).
+    All Gathers of an access have one shape and are read together.
+
+    Their shape stands in the value where the Gathers and Points stand in the index, or first if a
+    Range is between them (NumPy's rule).
     """
 
     at: Atom
@@ -58,8 +61,8 @@ Index = Point | Range | Gather
 class RefAccess:
     """An equation's access to a Ref.
 
-    Attributes:
-      kind: "load" (results: the elements), "store" (get's counterpart; `eqn.outvars`, if any and used, are the
+    Attributes: kind: "load" (results: the elements), "store" (get's counterpart; `eqn.outvars`, if
+      any and used, are the
         elements before) or "add" (elements += value).
       ref: the Ref's variable.
       indices: one per dimension of the Ref.
@@ -110,7 +113,13 @@ def value_axes(indices: Sequence[Index]) -> list[tuple[int, ...]]:
     return found
 
 
-KINDS = {"get": "load", "swap": "store", "addupdate": "add", "masked_load": "load", "masked_store": "store"}
+KINDS = {
+    "get": "load",
+    "swap": "store",
+    "addupdate": "add",
+    "masked_load": "load",
+    "masked_store": "store",
+}
 
 
 def is_ref_access(eqn) -> bool:
@@ -120,7 +129,8 @@ def is_ref_access(eqn) -> bool:
 def ref_access(eqn) -> RefAccess:
     """The access of a get, swap, addupdate, masked_load or masked_store equation.
 
-    Raises UnsupportedOp if chained indexers need arithmetic (not in traced kernels: tracing composes them).
+    Raises UnsupportedOp if chained indexers need arithmetic (not in traced kernels: tracing
+    composes them).
     """
     name, operands = eqn.primitive.name, eqn.invars
     shape, _ = _jax.ref_type(operands[0].aval)
@@ -139,8 +149,8 @@ def ref_access(eqn) -> RefAccess:
 def value_access(eqn, operands: Sequence) -> RefAccess:
     """The access of an equation whose operands are known values.
 
-    Indices are arrays here, never numbers: of these, negative ones would count from the end, as those do that are constants in
-    the source. One that a kernel computes is outside.
+    Indices are arrays here, never numbers: of these, negative ones would count from the end, as
+    those do that are constants in the source. One that a kernel computes is outside.
     """
     number = _jax.REF_OPERANDS[eqn.primitive.name]
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
@@ -181,7 +191,11 @@ def as_index(raw, extent: int) -> Index:
     """One entry of JAX's index tuple. Constant negative points count from the end, as in NumPy."""
     if _jax.is_slice(raw):
         return Range(_static(raw.start), int(raw.size), int(raw.stride) if raw.size > 1 else 1)
-    if np.ndim(raw if not isinstance(raw, (jex.Var, jex.Literal)) else np.empty(array_aval(raw).shape, bool)):
+    if np.ndim(
+        raw
+        if not isinstance(raw, (jex.Var, jex.Literal))
+        else np.empty(array_aval(raw).shape, bool)
+    ):
         return Gather(raw)
     at = _static(raw)
     return Point(at + extent if isinstance(at, int) and at < 0 else at)
@@ -195,7 +209,13 @@ def _static(x) -> int | Atom:
 
 def _within(outer: Range, inner: Index, add, mul) -> Index:
     def position(i):
-        scaled = i if outer.stride == 1 else i * outer.stride if isinstance(i, int) else mul(i, outer.stride)
+        scaled = (
+            i
+            if outer.stride == 1
+            else i * outer.stride
+            if isinstance(i, int)
+            else mul(i, outer.stride)
+        )
         if isinstance(outer.start, int) and outer.start == 0:
             return scaled
         if isinstance(scaled, int) and (scaled == 0 or isinstance(outer.start, int)):
@@ -211,7 +231,8 @@ def _within(outer: Range, inner: Index, add, mul) -> Index:
             return Range(position(start), size, stride * outer.stride if size > 1 else 1)
 
 
-# --- while tracing -----------------------------------------------------------------------------------------------
+# --- while tracing
+# -----------------------------------------------------------------------------------------------
 
 
 def canonical_access(eqn, operands: Sequence) -> list:
@@ -219,14 +240,18 @@ def canonical_access(eqn, operands: Sequence) -> list:
     number = _jax.REF_OPERANDS[eqn.primitive.name]
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
     indexers = _jax.unflatten_indexers(eqn.params["tree"], operands[number:])
-    return bind_access(eqn.primitive, shape, operands[:number], compose(shape, indexers, add_index, mul_index))
+    return bind_access(
+        eqn.primitive, shape, operands[:number], compose(shape, indexers, add_index, mul_index)
+    )
 
 
-def bind_access(primitive, shape: tuple[int, ...], operands: Sequence, indices: tuple[Index, ...]) -> list:
+def bind_access(
+    primitive, shape: tuple[int, ...], operands: Sequence, indices: tuple[Index, ...]
+) -> list:
     """Binds a Ref primitive on `operands` with these indices of a Ref of this shape.
 
-    Without a mask, constant indices are kept inside it, as lax.dynamic_slice keeps those that are values: a branch that is
-    never taken may hold one that became a constant.
+    Without a mask, constant indices are kept inside it, as lax.dynamic_slice keeps those that are
+    values: a branch that is never taken may hold one that became a constant.
     """
     masked = primitive.name.startswith("masked")
     indices = indices if masked else tuple(map(_inside, indices, shape))
@@ -235,7 +260,9 @@ def bind_access(primitive, shape: tuple[int, ...], operands: Sequence, indices: 
         tree = _jax.NO_INDICES
     else:
         gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
-        leaves, tree = _jax.flatten_indices(shape, tuple(_raw(i, gathered) for i in indices), masked)
+        leaves, tree = _jax.flatten_indices(
+            shape, tuple(_raw(i, gathered) for i in indices), masked
+        )
     results = primitive.bind(*operands, *leaves, tree=tree)
     return results if primitive.multiple_results else [results]
 

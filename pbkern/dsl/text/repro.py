@@ -1,7 +1,7 @@
 """A kernel that failed -> one Python file that fails the same way: its source, its operands, and the call.
 
-Written to PBKERN_DUMP or the system's folder for temporary files; the error's last row is the path. Files are named by their
-contents, so that the same failure leaves one file.
+Written to PBKERN_DUMP or the system's folder for temporary files; the error's last row is the path.
+Files are named by their contents, so that the same failure leaves one file.
 """
 
 from __future__ import annotations
@@ -51,12 +51,18 @@ ARGS = [
 X64 = 'jax.config.update("jax_enable_x64", True)\n\n'
 
 
-def attach(error: Exception, kernel: Kernel, arrays: Sequence | None = None, interpreted: bool = False, **options: Any) -> None:
+def attach(
+    error: Exception,
+    kernel: Kernel,
+    arrays: Sequence | None = None,
+    interpreted: bool = False,
+    **options: Any,
+) -> None:
     """Writes the file and adds its path to the error, unless it has one already.
 
-    Args:
-      arrays: operands of the failed call; () if they were too large to keep; None if it failed before there were any.
-      interpreted: whether the interpreter failed, with these `options`, or native code.
+    Args: arrays: operands of the failed call; () if they were too large to keep; None if it failed
+      before there were any. interpreted: whether the interpreter failed, with these `options`, or
+      native code.
     """
     if getattr(error, "repro", None) is not None:
         return
@@ -73,19 +79,35 @@ def attach(error: Exception, kernel: Kernel, arrays: Sequence | None = None, int
         error.add_note(f"pbkern: a file that fails the same way: {note}")
 
 
-def write(error: Exception, kernel: Kernel, arrays: Sequence | None, interpreted: bool, **options: Any) -> pathlib.Path:
+def write(
+    error: Exception, kernel: Kernel, arrays: Sequence | None, interpreted: bool, **options: Any
+) -> pathlib.Path:
     """The file of one failure. Raises UnsupportedOp for kernels that do not print, OSError."""
     values = [np.asarray(a) for a in arrays or ()]
-    known = arrays is not None and len(values) == len(kernel.in_types) and sum(v.nbytes for v in values) <= LARGEST
+    known = (
+        arrays is not None
+        and len(values) == len(kernel.in_types)
+        and sum(v.nbytes for v in values) <= LARGEST
+    )
     shown = values if known else [None] * len(kernel.in_types)
     given = "".join(f", {k}={v!r}" for k, v in options.items())
-    call = f"pbkern.interpret({kernel.name}.trace(), *ARGS{given})" if interpreted else f"print({kernel.name}(*ARGS))"
-    why = "Those are random: any will do." if arrays is None else "They were too large, so these are random ones."
+    call = (
+        f"pbkern.interpret({kernel.name}.trace(), *ARGS{given})"
+        if interpreted
+        else f"print({kernel.name}(*ARGS))"
+    )
+    why = (
+        "Those are random: any will do."
+        if arrays is None
+        else "They were too large, so these are random ones."
+    )
     text = FILE.format(
         title=f"{type(error).__name__} in kernel `{kernel.name}`.",
         operands="They are those of the failed call." if known else why,
         source=kernel.source(),
-        x64=X64 if any(t.dtype.itemsize == 8 for t in (*kernel.in_types, *kernel.out_types)) else "",
+        x64=X64
+        if any(t.dtype.itemsize == 8 for t in (*kernel.in_types, *kernel.out_types))
+        else "",
         args="\n".join(f"    {_argument(t, v)}," for t, v in zip(kernel.in_types, shown)),
         call=call,
     )

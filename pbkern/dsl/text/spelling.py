@@ -1,8 +1,9 @@
 """Equation -> Python expression that makes the same equation again: one rule per primitive, beside its name.
 
-Arithmetic is spelled with operators, the rest as calls of jax.lax with every parameter explicit. A rule that
-cannot say an equation's parameters exactly returns None, and `bind("name", ...)`, which binds the primitive as it
-is, says it instead. Statements (Ref accesses, control flow) and names are dsl/printer.py's.
+Arithmetic is spelled with operators, the rest as calls of jax.lax with every parameter explicit. A
+rule that cannot say an equation's parameters exactly returns None, and `bind("name", ...)`, which
+binds the primitive as it is, says it instead. Statements (Ref accesses, control flow) and names are
+dsl/printer.py's.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def spell(scope: Scope, eqn) -> Expr:
     return found if isinstance(found, Expr) else Expr(found)
 
 
-# --- literals and parameters -------------------------------------------------------------------------------------
+# --- literals and parameters
+# -------------------------------------------------------------------------------------
 
 
 def dtype_name(dtype) -> str:
@@ -148,7 +150,9 @@ def spell_param(value: Any, imports: set[str]) -> str:
             return f"{{{', '.join(f'{again(k)}: {again(v)}' for k, v in value.items())}}}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _spell_dataclass(value, imports)
-    raise UnsupportedOp("a parameter that cannot be printed", why=f"{type(value).__name__}: {value!r}")
+    raise UnsupportedOp(
+        "a parameter that cannot be printed", why=f"{type(value).__name__}: {value!r}"
+    )
 
 
 def _spell_dataclass(value: Any, imports: set[str]) -> str:
@@ -171,7 +175,8 @@ def _qualified(cls: type, imports: set[str]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-# --- bind: the last resort ---------------------------------------------------------------------------------------
+# --- bind: the last resort
+# ---------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -220,7 +225,8 @@ def _bound_param(scope: Scope, v: Any) -> str:
     return f"jnp.dtype({scope.param(v)})" if as_dtype(v) else scope.param(v)
 
 
-# --- operators ---------------------------------------------------------------------------------------------------
+# --- operators
+# ---------------------------------------------------------------------------------------------------
 
 NUMBERS, FLOATS, BITWISE = "iufcV", "fcV", "biu"
 
@@ -243,16 +249,22 @@ for _name, _operator, _kinds, _tightness in (
     @rules.register(_name)
     def _infix(scope, eqn, operator=_operator, kinds=_kinds, tightness=_tightness):
         a, b = eqn.invars
-        call = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(eqn.primitive.name)
+        call = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(
+            eqn.primitive.name
+        )
         if any(v is not None for v in eqn.params.values()):
             return None
-        mirrored = isinstance(a, jex.Literal) and operator[0] in "<>=!"  # Python turns 3 < x into x > 3
+        mirrored = (
+            isinstance(a, jex.Literal) and operator[0] in "<>=!"
+        )  # Python turns 3 < x into x > 3
         if a.aval.dtype.kind not in kinds or mirrored:
             return f"lax.{call or eqn.primitive.name}({scope.text(a)}, {scope.text(b)})"
-        # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless they are atoms.
+        # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless
+        # they are atoms.
         left, right = (UNARY, UNARY) if tightness == BITS else (tightness, tightness + 1)
         return Expr(
-            f"{beside(scope, a, b).inside(left)} {operator} {beside(scope, b, a).inside(right)}", tightness
+            f"{beside(scope, a, b).inside(left)} {operator} {beside(scope, b, a).inside(right)}",
+            tightness,
         )
 
 
@@ -272,13 +284,18 @@ def _extremum(scope, eqn):
 
 @rules.register("check_failed")
 def _check_failed(scope, eqn):
-    values = (t if n is None else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"]))
+    values = (
+        t if n is None else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"])
+    )
     return f"pbkern.fail({', '.join([repr(eqn.params['message']), *values])})"
 
 
 @rules.register("breakpoint")
 def _breakpoint(scope, eqn):
-    values = (t if isinstance(n, int) else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"]))
+    values = (
+        t if isinstance(n, int) else f"{n}={t}"
+        for t, n in zip(scope.operands(eqn), eqn.params["names"])
+    )
     return f"pbkern.breakpoint({', '.join(values)})"
 
 
@@ -289,7 +306,8 @@ def _debug_print(scope, eqn):
     return f"jax.debug.print({', '.join(said)})"
 
 
-# --- calls with their parameters ---------------------------------------------------------------------------------
+# --- calls with their parameters
+# ---------------------------------------------------------------------------------
 
 
 def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> None:  # noqa: B006
@@ -300,7 +318,9 @@ def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> 
         if any(v is not None for k, v in eqn.params.items() if k not in arguments):
             return None
         given = [
-            f"{a}={scope.param(eqn.params[p])}" for p, a in arguments.items() if eqn.params.get(p) is not None
+            f"{a}={scope.param(eqn.params[p])}"
+            for p, a in arguments.items()
+            if eqn.params.get(p) is not None
         ]
         return f"{callee}({', '.join([*scope.operands(eqn), *given])})"
 
@@ -369,10 +389,13 @@ register_call(
 
 @rules.register("program_id", "num_programs", "in_bounds")
 def _grid_primitive(scope, eqn):
-    return f"pbkern.{eqn.primitive.name}({', '.join([*scope.operands(eqn), str(eqn.params['axis'])])})"
+    return (
+        f"pbkern.{eqn.primitive.name}({', '.join([*scope.operands(eqn), str(eqn.params['axis'])])})"
+    )
 
 
-# --- shapes, casts, contractions and the rest --------------------------------------------------------------------
+# --- shapes, casts, contractions and the rest
+# --------------------------------------------------------------------
 
 
 @rules.register("convert_element_type")
@@ -427,14 +450,25 @@ def _dot_general(scope, eqn):
     (a, b), p = eqn.invars, eqn.params
     if p.get("out_sharding") is not None:
         return None
-    given = [f"{k}={scope.param(p[k])}" for k in ("precision", "preferred_element_type") if p[k] is not None]
+    given = [
+        f"{k}={scope.param(p[k])}"
+        for k in ("precision", "preferred_element_type")
+        if p[k] is not None
+    ]
     if isinstance(a, jex.Literal) or isinstance(b, jex.Literal):
         return None
-    if len(a.aval.shape) == len(b.aval.shape) == 2 and p["dimension_numbers"] == (((1,), (0,)), ((), ())):
-        natural = a.aval.dtype == b.aval.dtype == eqn.outvars[0].aval.dtype == p["preferred_element_type"]
+    if len(a.aval.shape) == len(b.aval.shape) == 2 and p["dimension_numbers"] == (
+        ((1,), (0,)),
+        ((), ()),
+    ):
+        natural = (
+            a.aval.dtype == b.aval.dtype == eqn.outvars[0].aval.dtype == p["preferred_element_type"]
+        )
         if natural and p["precision"] is None and a.aval.dtype.kind == "f":
             return f"jnp.dot({scope.text(a)}, {scope.text(b)})"
-    dims = scope.param(tuple(tuple(tuple(map(int, d)) for d in pair) for pair in p["dimension_numbers"]))
+    dims = scope.param(
+        tuple(tuple(tuple(map(int, d)) for d in pair) for pair in p["dimension_numbers"])
+    )
     return f"lax.dot_general({', '.join([scope.text(a), scope.text(b), dims, *given])})"
 
 
@@ -455,7 +489,9 @@ def _dynamic_update_slice(scope, eqn):
 
 @rules.register("sort")
 def _sort(scope, eqn):
-    given = ", ".join(f"{k}={scope.param(eqn.params[k])}" for k in ("dimension", "is_stable", "num_keys"))
+    given = ", ".join(
+        f"{k}={scope.param(eqn.params[k])}" for k in ("dimension", "is_stable", "num_keys")
+    )
     return f"lax.sort(({', '.join(scope.operands(eqn))},), {given})"
 
 
@@ -464,17 +500,17 @@ def _reduce_window(scope, eqn):
     dtype, p = eqn.invars[0].aval.dtype, eqn.params
     name = eqn.primitive.name.removeprefix("reduce_window_")
     computation = {"sum": "lax.add", "max": "lax.max", "min": "lax.min"}[name]
-    inits = {"float32": {"sum": "0.0", "max": "-jnp.inf", "min": "jnp.inf"},
-             "int32": {"sum": "0", "max": "jnp.iinfo(jnp.int32).min", "min": "jnp.iinfo(jnp.int32).max"}}  # fmt: skip
+    inits = {
+        "float32": {"sum": "0.0", "max": "-jnp.inf", "min": "jnp.inf"},
+        "int32": {"sum": "0", "max": "jnp.iinfo(jnp.int32).min", "min": "jnp.iinfo(jnp.int32).max"},
+    }
     if (
         dtype.name not in inits or scope.x64
     ):  # lax sees the reduction's kind only in a number of the default type
         return None
     keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
     given = ", ".join(f"{k}={scope.param(p[k])}" for k in keys)
-    return (
-        f"lax.reduce_window({scope.text(eqn.invars[0])}, {inits[dtype.name][name]}, {computation}, {given})"
-    )
+    return f"lax.reduce_window({scope.text(eqn.invars[0])}, {inits[dtype.name][name]}, {computation}, {given})"
 
 
 @rules.register(*SCATTERS)
@@ -483,4 +519,6 @@ def _scatter(scope, eqn):
         return None
     keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
     given = [f"{k}={scope.param(eqn.params[k])}" for k in keys]
-    return f"lax.{eqn.primitive.name.replace('-', '_')}({', '.join([*scope.operands(eqn), *given])})"
+    return (
+        f"lax.{eqn.primitive.name.replace('-', '_')}({', '.join([*scope.operands(eqn), *given])})"
+    )

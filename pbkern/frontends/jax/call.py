@@ -1,10 +1,12 @@
 """Python function on JAX values -> `pbkern_call`, a primitive that carries its jaxpr through transformations.
 
-JAX differentiates, batches and splits the jaxpr; each rule here binds the primitive again on the result, so forward
-and backward reach the compiler whole. What the primitive compiles to is api/pipeline.py. Private JAX is in _jax.py.
+JAX differentiates, batches and splits the jaxpr; each rule here binds the primitive again on the
+result, so forward and backward reach the compiler whole. What the primitive compiles to is
+api/pipeline.py. Private JAX is in _jax.py.
 
-Parameters of the primitive: `jaxpr` (closed, without constants: what the function closes over becomes operands),
-`name`, `options`, and `donated`, one flag per operand, which the decorator sets and every transformation clears.
+Parameters of the primitive: `jaxpr` (closed, without constants: what the function closes over
+becomes operands), `name`, `options`, and `donated`, one flag per operand, which the decorator sets
+and every transformation clears.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def bind(operands: Iterable, jaxpr: jex.ClosedJaxpr, name: str, options, donated
     return call_p.bind(*operands, jaxpr=jaxpr, name=name, options=options, donated=flags)
 
 
-# --- from Python ----------------------------------------------------------------------------------------------------
+# --- from Python
+# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ class Marked:
             parameters = list(inspect.signature(fn).parameters.values())
         except (TypeError, ValueError):
             parameters = []
-        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        named = [
+            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
         found_positions = {n + len(named) if n < 0 else n for n in found_positions}
         keywords = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
         by_position = {named[n] for n in found_positions if n < len(named)} & keywords
@@ -104,7 +109,10 @@ class Marked:
 
     def as_jit(self, verb: str) -> dict[str, tuple]:
         """Arguments of jax.jit: {verb}_argnums and {verb}_argnames."""
-        both = {f"{verb}_argnums": tuple(sorted(self.positions)), f"{verb}_argnames": tuple(sorted(self.names))}
+        both = {
+            f"{verb}_argnums": tuple(sorted(self.positions)),
+            f"{verb}_argnames": tuple(sorted(self.names)),
+        }
         return {k: v for k, v in both.items() if v}
 
 
@@ -112,11 +120,10 @@ class Marked:
 class Traced:
     """A function, traced.
 
-    Attributes:
-      closed: without constants: what the function closes over are its first operands.
-      held: those values, then the leaves of the arguments that are not static. constants: how many of the former there are.
-      donated: one flag per operand.
-      results: the pytree of the results' types.
+    Attributes: closed: without constants: what the function closes over are its first operands.
+      held: those values, then the leaves of the arguments that are not static. constants: how many
+      of the former there are. donated: one flag per operand. results: the pytree of the results'
+      types.
     """
 
     closed: jex.ClosedJaxpr
@@ -136,15 +143,21 @@ def trace(fn: Callable, static: Marked, donated: Marked, args: tuple, kwargs: di
     def of_dynamic(*positional, **keyword):
         return fn(*positional, **(kwargs | keyword))
 
-    closed, results = jax.make_jaxpr(of_dynamic, static_argnums=fixed, return_shape=True)(*args, **named)
+    closed, results = jax.make_jaxpr(of_dynamic, static_argnums=fixed, return_shape=True)(
+        *args, **named
+    )
     closed = count_progressions(_jax.without_refs(closed))
     groups = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
     groups += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
     flags = (False,) * len(closed.consts) + tuple(f for group in groups for f in group)
-    return Traced(_jax.hoist_constants(closed), [*closed.consts, *leaves], len(closed.consts), flags, results)
+    return Traced(
+        _jax.hoist_constants(closed), [*closed.consts, *leaves], len(closed.consts), flags, results
+    )
 
 
-def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict):
+def traced_call(
+    fn: Callable, static: Marked, donated: Marked, name: str, options, args: tuple, kwargs: dict
+):
     """Traces `fn` on `args`, binds the primitive, and returns the function's pytree of results."""
     traced = trace(fn, static, donated, args, kwargs)
     closed, held = traced.closed, traced.held
@@ -156,14 +169,17 @@ def traced_call(fn: Callable, static: Marked, donated: Marked, name: str, option
     return jax.tree.unflatten(jax.tree.structure(traced.results), outs[: len(closed.out_avals)])
 
 
-# --- rules ----------------------------------------------------------------------------------------------------------
+# --- rules
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _jvp(primals, tangents, *, jaxpr, name, options, donated):
     nonzero = [type(t) is not _jax.Zero for t in tangents]
     with _jax.types_kept(jaxpr):
         both, nonzero_out = _jax.jvp_jaxpr(jaxpr, nonzero)
-    results = bind([*primals, *(t for t, nz in zip(tangents, nonzero) if nz)], both, f"{name}_jvp", options)
+    results = bind(
+        [*primals, *(t for t, nz in zip(tangents, nonzero) if nz)], both, f"{name}_jvp", options
+    )
     count = len(jaxpr.out_avals)
     primals_out, given = results[:count], iter(results[count:])
     if any(map(_jax.is_unknown, primals_out)) and not any(map(_jax.is_unknown, primals)):
@@ -194,8 +210,15 @@ def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
     results = bind(known_operands, s.known, f"{name}_fwd", options)
     saved = [*(known_operands[n] for n in s.kept_operands), *(results[n] for n in s.kept_results)]
     operands = [*saved, *(t for t in tracers if not t.is_known())]
-    params = {"jaxpr": s.unknown, "name": f"{name}_bwd", "options": options, "donated": (False,) * len(operands)}
-    staged = iter(_jax.stage_unknown(trace, call_p, operands, s.unknown.out_avals, params, s.unknown.effects))
+    params = {
+        "jaxpr": s.unknown,
+        "name": f"{name}_bwd",
+        "options": options,
+        "donated": (False,) * len(operands),
+    }
+    staged = iter(
+        _jax.stage_unknown(trace, call_p, operands, s.unknown.out_avals, params, s.unknown.effects)
+    )
     known = iter(results)
     return [next(staged) if u else next(known) for u in s.unknown_results]
 
@@ -210,9 +233,14 @@ def _transpose(cotangents, *operands, jaxpr, name, options, donated):
     linear = tuple(map(_jax.is_linear_operand, operands))
     nonzero = tuple(type(ct) is not _jax.Zero for ct in cotangents)
     back, nonzero_out = _transposed(jaxpr, linear, nonzero)
-    given = [x for x, u in zip(operands, linear) if not u] + [ct for ct, nz in zip(cotangents, nonzero) if nz]
+    given = [x for x, u in zip(operands, linear) if not u] + [
+        ct for ct, nz in zip(cotangents, nonzero) if nz
+    ]
     results, found = iter(bind(given, back, name, options)), iter(nonzero_out)
-    return [(next(results) if next(found) else _jax.cotangent_zero(x)) if u else None for x, u in zip(operands, linear)]
+    return [
+        (next(results) if next(found) else _jax.cotangent_zero(x)) if u else None
+        for x, u in zip(operands, linear)
+    ]
 
 
 def _batch(axis_data, operands, dims, *, jaxpr, name, options, donated):
@@ -228,12 +256,19 @@ def _dce(used_results, eqn):
     return _jax.prune_equation(used_results, eqn, keep)
 
 
-def _split_params(unknown_in, staged_in, kept_known, kept_staged, residuals_out, residuals_in, known, staged):
+def _split_params(
+    unknown_in, staged_in, kept_known, kept_staged, residuals_out, residuals_in, known, staged
+):
     return tuple(dict(p, donated=(False,) * len(p["jaxpr"].in_avals)) for p in (known, staged))
 
 
 _jax.set_checkify_rule(call_p, _checked)
 _jax.set_transformation_rules(
-    call_p, jvp=_jvp, partial_eval_rule=_partial_eval, transpose=_transpose, batch=_batch, dce=_dce,
+    call_p,
+    jvp=_jvp,
+    partial_eval_rule=_partial_eval,
+    transpose=_transpose,
+    batch=_batch,
+    dce=_dce,
     params_of_split=_split_params,
-)  # fmt: skip
+)

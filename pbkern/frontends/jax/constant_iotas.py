@@ -1,7 +1,8 @@
 """ClosedJaxpr -> the same with constants such as np.arange(n) as equations.
 
-A mask that compares positions is known from its indices alone where these are counted, not read from an array: then parts that
-it leaves out altogether are not computed (docs/decisions/006-masked-keys-are-skipped.md).
+A mask that compares positions is known from its indices alone where these are counted, not read
+from an array: then parts that it leaves out altogether are not computed
+(docs/decisions/006-masked-keys-are-skipped.md).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         return closed
 
     def counted(*args):
-        consts = [c if f is None else _count(len(c), *f, np.dtype(c.dtype)) for c, f in zip(closed.consts, found)]
+        consts = [
+            c if f is None else _count(len(c), *f, np.dtype(c.dtype))
+            for c, f in zip(closed.consts, found)
+        ]
         return jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*args)
 
     return jax.make_jaxpr(counted)(*closed.in_avals)
@@ -27,7 +31,12 @@ def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _progression(x) -> tuple[int, int] | None:
     """(start, step)."""
-    if isinstance(x, jax.core.Tracer) or getattr(x, "ndim", 0) != 1 or x.shape[0] < 2 or not np.issubdtype(x.dtype, np.integer):
+    if (
+        isinstance(x, jax.core.Tracer)
+        or getattr(x, "ndim", 0) != 1
+        or x.shape[0] < 2
+        or not np.issubdtype(x.dtype, np.integer)
+    ):
         return None
     values = np.asarray(x).astype(object if np.dtype(x.dtype).itemsize == 8 else np.int64)
     step = int(values[1]) - int(values[0])

@@ -1,11 +1,12 @@
 """Split of a jaxpr by what is known -> Residuals: what the forward half saves for the backward one.
 
-JAX saves every value that the second half reads. Here, values that follow from operands, results or other saved values
-by elementwise arithmetic and broadcasts alone are computed again where they are read: in a fused kernel that costs
-less than writing and reading them. Which values to save is a minimum cut: each value costs its bytes, operands and
-results cost nothing because they exist anyway, and most else (reductions, convolutions, random bits) cannot be crossed.
-A product may be computed again too, at the price of its arithmetic: the scores of attention are, from queries, keys and
-the statistics of the rows, and layers of a network are not.
+JAX saves every value that the second half reads. Here, values that follow from operands, results or
+other saved values by elementwise arithmetic and broadcasts alone are computed again where they are
+read: in a fused kernel that costs less than writing and reading them. Which values to save is a
+minimum cut: each value costs its bytes, operands and results cost nothing because they exist
+anyway, and most else (reductions, convolutions, random bits) cannot be crossed. A product may be
+computed again too, at the price of its arithmetic: the scores of attention are, from queries, keys
+and the statistics of the rows, and layers of a network are not.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ RECOMPUTED = frozenset(
     round rsqrt select_n sign sin sinh sqrt square squeeze stop_gradient sub tan tanh transpose xor""".split()
 )
 
-# Arithmetic of a product that costs as much as a saved byte of f32 results: a little more than the time of both says, as
-# what is not saved needs no memory between the two halves either.
+# Arithmetic of a product that costs as much as a saved byte of f32 results: a little more than the
+# time of both says, as what is not saved needs no memory between the two halves either.
 OPERATIONS_PER_BYTE = 96
 
 
@@ -63,11 +64,18 @@ def choose_residuals(split: Split) -> Residuals:
     kept = [*kept_operands, *kept_results, *saved]
     again = part_of(split.known, kept, residuals, equations_between(jaxpr, kept, residuals))
     positions = [*(made[v] for v in kept_results), *range(count, count + len(saved))]
-    return Residuals(known, recomputing(again, split.unknown, split.residuals), split.unknown_results,
-                     tuple(operands[v] for v in kept_operands), tuple(positions))  # fmt: skip
+    return Residuals(
+        known,
+        recomputing(again, split.unknown, split.residuals),
+        split.unknown_results,
+        tuple(operands[v] for v in kept_operands),
+        tuple(positions),
+    )
 
 
-def recomputing(again: jex.ClosedJaxpr, unknown: jex.ClosedJaxpr, residuals: int) -> jex.ClosedJaxpr:
+def recomputing(
+    again: jex.ClosedJaxpr, unknown: jex.ClosedJaxpr, residuals: int
+) -> jex.ClosedJaxpr:
     """The unknown half on kept values: computes its residuals first."""
     kept = len(again.in_avals)
 
@@ -91,10 +99,15 @@ def is_recomputed(eqn) -> bool:
     inner = called_jaxpr(eqn)
     if eqn.effects:
         return False
-    return all(map(is_recomputed, inner.jaxpr.eqns)) if inner is not None else eqn.primitive.name in RECOMPUTED
+    return (
+        all(map(is_recomputed, inner.jaxpr.eqns))
+        if inner is not None
+        else eqn.primitive.name in RECOMPUTED
+    )
 
 
-# --- minimum cut ----------------------------------------------------------------------------------------------------
+# --- minimum cut
+# ----------------------------------------------------------------------------------------------------
 
 SOURCE, SINK = "source", "sink"
 
@@ -102,8 +115,9 @@ SOURCE, SINK = "source", "sink"
 def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var]) -> list[jex.Var]:
     """The cheapest values from which all residuals follow, in the order in which they are made.
 
-    Every value is an edge from (value, 0) to (value, 1) of its price; recomputation leads from (operand, 1) to
-    (result, 0) at no price; values that are not recomputed hang on the source, products by the price of their arithmetic.
+    Every value is an edge from (value, 0) to (value, 1) of its price; recomputation leads from
+    (operand, 1) to (result, 0) at no price; values that are not recomputed hang on the source,
+    products by the price of their arithmetic.
     """
     free = {*jaxpr.invars, *jaxpr.constvars, *results}
     producers = {v: e for e in jaxpr.eqns for v in e.outvars}

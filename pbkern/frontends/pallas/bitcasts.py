@@ -1,7 +1,7 @@
 """Bitcasts of Pallas bodies between types of any width, narrow floats and packed integers among them, as shifts.
 
-A value of a narrow float type is float32 in the body (narrow_floats.py); one of int4 and its like has that type. The lowest
-bits of a wide element are the first narrow one.
+A value of a narrow float type is float32 in the body (narrow_floats.py); one of int4 and its like
+has that type. The lowest bits of a wide element are the first narrow one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,21 @@ def convert(x, old, new):
     bits, wanted = width(old), width(new)
     raw = _raw(x, old)
     if wanted < bits:
-        parts = [lax.expand_dims(raw >> raw.dtype.type(k * wanted), [raw.ndim]) for k in range(bits // wanted)]
+        parts = [
+            lax.expand_dims(raw >> raw.dtype.type(k * wanted), [raw.ndim])
+            for k in range(bits // wanted)
+        ]
         raw = lax.concatenate(parts, raw.ndim)
         raw = raw.astype(_word(wanted)) & _word(wanted).type((1 << wanted) - 1)
     elif wanted > bits:
         word = _word(wanted)
-        parts = [lax.index_in_dim(raw, k, raw.ndim - 1, keepdims=False) for k in range(wanted // bits)]
-        raw = sum((p.astype(word) << word.type(k * bits) for k, p in enumerate(parts[1:], 1)), parts[0].astype(word))
+        parts = [
+            lax.index_in_dim(raw, k, raw.ndim - 1, keepdims=False) for k in range(wanted // bits)
+        ]
+        raw = sum(
+            (p.astype(word) << word.type(k * bits) for k, p in enumerate(parts[1:], 1)),
+            parts[0].astype(word),
+        )
     return _value(raw, new)
 
 

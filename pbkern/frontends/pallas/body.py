@@ -1,7 +1,8 @@
 """Body of a pallas_call -> DSL body: one rule per primitive that Pallas adds to lax.
 
-The body is traced again over fresh Refs; lax equations pass through, Pallas's own become DSL primitives or lax
-equations. Refs allocated in the body (`run_scoped`) become scratch of the kernel, one per allocation site.
+The body is traced again over fresh Refs; lax equations pass through, Pallas's own become DSL
+primitives or lax equations. Refs allocated in the body (`run_scoped`) become scratch of the kernel,
+one per allocation site.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ class Importer:
         """retrace's rewrite rule: results of a Pallas equation, None for any other."""
         if eqn.primitive in _jax.sparse_core_primitives():
             raise UnsupportedOp(
-                f"`{eqn.primitive.name}` of a SparseCore in a Pallas kernel", at=_jax.line_of_call(eqn),
-                why="it has no rule yet", hint="indexing, lax and jnp",
-            )  # fmt: skip
+                f"`{eqn.primitive.name}` of a SparseCore in a Pallas kernel",
+                at=_jax.line_of_call(eqn),
+                why="it has no rule yet",
+                hint="indexing, lax and jnp",
+            )
         rule = RULES.get(eqn.primitive.name)
         found = prng_keys.rewrite(eqn, operands, self.run, partial(rule or _bind, self, eqn))
         if found is not None:
@@ -75,7 +78,9 @@ class Importer:
             return rule(self, eqn, *operands)
         if eqn.primitive.name in NEEDS_HARDWARE:
             raise UnsupportedOp(
-                f"`{eqn.primitive.name}` in a Pallas kernel", at=_jax.line_of_call(eqn), why=NEEDS_HARDWARE[eqn.primitive.name]
+                f"`{eqn.primitive.name}` in a Pallas kernel",
+                at=_jax.line_of_call(eqn),
+                why=NEEDS_HARDWARE[eqn.primitive.name],
             )
         return None if any(inner_jaxprs(eqn)) else calculate(eqn, operands)
 
@@ -89,7 +94,10 @@ def _bind(_importer: Importer, eqn, *operands) -> Sequence:
 
 
 def uses_atomics(jaxpr: jex.Jaxpr) -> bool:
-    return any(e.primitive.name in ATOMICS or any(uses_atomics(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+    return any(
+        e.primitive.name in ATOMICS or any(uses_atomics(j.jaxpr) for j in inner_jaxprs(e))
+        for e in jaxpr.eqns
+    )
 
 
 def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
@@ -107,12 +115,17 @@ def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
 
 
 def allocation(aval, eqn=None) -> Scratch:
-    """Scratch for a Ref type: of the kernel, or of a run_scoped equation. Raises UnsupportedOp for barriers."""
+    """Scratch for a Ref type: of the kernel, or of a run_scoped equation.
+
+    Raises UnsupportedOp for barriers.
+    """
     dtype = aval.inner_aval.dtype if _jax.is_ref(aval) else aval.dtype
     if _jax.is_semaphore(dtype):  # never read: see dma.py
         return Scratch(tuple(aval.shape), np.dtype(np.int32), scoped=True)
     if prng_keys.is_key(dtype):
-        return Scratch(*prng_keys.held(jax.ShapeDtypeStruct(aval.shape, dtype)), scoped=eqn is not None)
+        return Scratch(
+            *prng_keys.held(jax.ShapeDtypeStruct(aval.shape, dtype)), scoped=eqn is not None
+        )
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not isinstance(dtype, np.dtype):
         raise UnsupportedOp(
             f"scratch of type {aval}",
@@ -128,24 +141,36 @@ def held_as(dtype: np.dtype) -> np.dtype:
     name = np.dtype(dtype).name
     if is_narrow_float(dtype):
         return np.dtype(np.uint8)
-    return np.dtype({"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(name, dtype))
+    return np.dtype(
+        {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}.get(name, dtype)
+    )
 
 
 ATOMICS = ("atomic_rmw", "atomic_cas")
 NEEDS_HARDWARE = {
     name: "one device runs the whole kernel; values of semaphores and barriers have no counterpart here"
-    for name in ("semaphore_read", "get_barrier_semaphore", "get_global", "barrier_arrive", "barrier_wait",
-                 "copy_smem_to_gmem", "copy_gmem_to_smem")
-}  # fmt: skip
+    for name in (
+        "semaphore_read",
+        "get_barrier_semaphore",
+        "get_global",
+        "barrier_arrive",
+        "barrier_wait",
+        "copy_smem_to_gmem",
+        "copy_gmem_to_smem",
+    )
+}
 
 
-# --- Refs ----------------------------------------------------------------------------------------------------------
+# --- Refs
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _plain_view(eqn, operands) -> tuple[View, Sequence]:
     """(view, operands before the index) of JAX's own get, swap and addupdate."""
     n = _jax.REF_OPERANDS[eqn.primitive.name]
-    return view(operands[0], eqn.invars[0].aval.dtype, jax.tree.unflatten(eqn.params["tree"], operands[n:])), operands[1:n]
+    return view(
+        operands[0], eqn.invars[0].aval.dtype, jax.tree.unflatten(eqn.params["tree"], operands[n:])
+    ), operands[1:n]
 
 
 @RULES.register("get")
@@ -174,7 +199,10 @@ def _holds_keys(eqn) -> bool:
 def _refuse_keys(eqn) -> None:
     if _holds_keys(eqn):
         raise UnsupportedOp(
-            "PRNG keys under a mask", at=_jax.line_of_call(eqn), why="a key is several words", hint="jnp.where between keys"
+            "PRNG keys under a mask",
+            at=_jax.line_of_call(eqn),
+            why="a key is several words",
+            hint="jnp.where between keys",
         )
 
 
@@ -184,16 +212,25 @@ def _masked_load(importer, eqn, *operands):
     where = view(ref, eqn.invars[0].aval.dtype, transforms)
     if mask is None and (where.stays or _holds_keys(eqn)):
         return [where.load()]
-    mask = np.bool_(True) if mask is None else mask  # what reaches over the end of an array does not move, as get's slices do
+    mask = (
+        np.bool_(True) if mask is None else mask
+    )  # what reaches over the end of an array does not move, as get's slices do
     _refuse_keys(eqn)
     dtype = body_dtype(eqn.outvars[0].aval.dtype)
-    return [where.masked_load(mask, np.zeros((), dtype) if other is None else lax.convert_element_type(other, dtype))]
+    return [
+        where.masked_load(
+            mask, np.zeros((), dtype) if other is None else lax.convert_element_type(other, dtype)
+        )
+    ]
 
 
 @RULES.register("masked_swap")
 def _masked_swap(importer, eqn, *operands):
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
-    where, used = importer.stored_to(view(ref, eqn.invars[0].aval.dtype, transforms)), not _jax.is_dropped(eqn.outvars[0])
+    where, used = (
+        importer.stored_to(view(ref, eqn.invars[0].aval.dtype, transforms)),
+        not _jax.is_dropped(eqn.outvars[0]),
+    )
     if mask is None and (where.stays or _holds_keys(eqn)):
         return [where.swap(value, want_old=used)]
     mask = np.bool_(True) if mask is None else mask
@@ -234,7 +271,11 @@ def _freeze(importer, eqn, ref):
 def _empty(importer, eqn):
     """lax.empty: what it holds is not specified."""
     aval = eqn.outvars[0].aval
-    return [np.int32(0) if _jax.is_semaphore(aval.dtype) else jax.numpy.zeros(aval.shape, body_dtype(aval.dtype))]
+    return [
+        np.int32(0)
+        if _jax.is_semaphore(aval.dtype)
+        else jax.numpy.zeros(aval.shape, body_dtype(aval.dtype))
+    ]
 
 
 @RULES.register("top_k")
@@ -252,12 +293,15 @@ def _parallel_loop(importer, eqn, *operands):
     first = () if jaxpr.constvars else tuple(consts)  # jax 0.11 has them among the arguments
 
     def body(k, values):
-        return importer.run(jaxpr, consts if jaxpr.constvars else (), (*first, lower + k * step, *values))
+        return importer.run(
+            jaxpr, consts if jaxpr.constvars else (), (*first, lower + k * step, *values)
+        )
 
     return lax.fori_loop(np.int32(0), count, body, list(carries))
 
 
-# --- grid and hints ------------------------------------------------------------------------------------------------
+# --- grid and hints
+# ------------------------------------------------------------------------------------------------
 
 
 @RULES.register("program_id")
@@ -276,10 +320,11 @@ def _axis_index(importer, eqn):
     name = eqn.params["axis_name"]
     if name not in importer.axis_names:
         raise UnsupportedOp(
-            f"`axis_index` of `{name}` in a Pallas kernel", at=_jax.line_of_call(eqn),
+            f"`axis_index` of `{name}` in a Pallas kernel",
+            at=_jax.line_of_call(eqn),
             why=f"grid names: {', '.join(map(str, importer.axis_names)) or 'none'}",
             hint="pass the index of a mesh axis as a scalar operand",
-        )  # fmt: skip
+        )
     return [grid.program_id(importer.axis_names.index(name))]
 
 
@@ -300,7 +345,11 @@ def _convert(importer, eqn, x):
     if not is_narrow_float(to):
         return None
     x = to_float32(x)
-    return [x if is_narrow_float(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to else quantise(x, to)]
+    return [
+        x
+        if is_narrow_float(eqn.invars[0].aval.dtype) and eqn.invars[0].aval.dtype == to
+        else quantise(x, to)
+    ]
 
 
 for _name, _rule in VALUE_RULES.items():
@@ -328,7 +377,8 @@ def _prng_join(importer, eqn, *words):
     return [prng_state.join_key(eqn, words)]
 
 
-# --- looking inside ------------------------------------------------------------------------------------------------
+# --- looking inside
+# ------------------------------------------------------------------------------------------------
 
 
 @RULES.register("debug_print")
@@ -350,7 +400,8 @@ def _check(importer, eqn, *operands):
     return []
 
 
-# --- atomics -------------------------------------------------------------------------------------------------------
+# --- atomics
+# -------------------------------------------------------------------------------------------------------
 
 # Programs that could touch one element run in order (`cpu_params`, lower/grid/parallelism.py).
 

@@ -1,8 +1,8 @@
 """Parameters of a pallas_call equation -> dsl.Kernel.
 
-Operands of pallas_call are (*dynamic grid sizes, *scalar prefetch, *inputs); those of the kernel (*scalar prefetch,
-*inputs, *dynamic grid sizes), see `Imported.operands`. Bodies are translated by body.py, CompilerParams by
-params.py.
+Operands of pallas_call are (*dynamic grid sizes, *scalar prefetch, *inputs); those of the kernel
+(*scalar prefetch, *inputs, *dynamic grid sizes), see `Imported.operands`. Bodies are translated by
+body.py, CompilerParams by params.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from pbkern.dsl.body_checks.verify import verify
 from pbkern.dsl.body_rewrites import bounded_slices
 from pbkern.dsl.body_rewrites.constant_masks import fold_constant_masks
 from pbkern.dsl.body_rewrites.copied_inputs import with_private_inputs
-from pbkern.dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch, Squeezed
+from pbkern.dsl.kernel import (
+    ArrayType,
+    BlockDim,
+    Blocked,
+    BlockMapping,
+    Element,
+    Kernel,
+    Scratch,
+    Squeezed,
+)
 from pbkern.dsl.primitives import grid as primitives
 from pbkern.dsl.primitives import prng_keys
 from pbkern.dsl.specs import BlockSpec, block_mapping, canonical_index_map
@@ -45,7 +54,9 @@ class Imported:
     operands: tuple[int, ...]
 
 
-def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, name, target="cpu", **unused) -> Imported:
+def import_call(
+    *, jaxpr, grid_mapping, input_output_aliases, compiler_params, name, target="cpu", **unused
+) -> Imported:
     """The kernel of a pallas_call with these parameters, for a target.
 
     `unused`: debug, mesh, metadata, cost_estimate, out_avals: they say nothing about results.
@@ -53,12 +64,20 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     """
     g = grid_mapping
     at = _defined_at(jaxpr)
-    prefetch = [_array(a.inner_aval if _jax.is_ref(a) else a, at) for a in g.index_map_avals[len(g.grid) :]]
+    prefetch = [
+        _array(a.inner_aval if _jax.is_ref(a) else a, at) for a in g.index_map_avals[len(g.grid) :]
+    ]
     dynamic = [d for d, n in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(n)]
     grid = tuple(MAX_DYNAMIC if d in dynamic else int(n) for d, n in enumerate(g.grid))
-    whole = [block_mapping(BlockSpec(), t, f"prefetched operand {n}", grid, prefetch, at) for n, t in enumerate(prefetch)]
+    whole = [
+        block_mapping(BlockSpec(), t, f"prefetched operand {n}", grid, prefetch, at)
+        for n, t in enumerate(prefetch)
+    ]
     blocks = [_mapping(m, grid, prefetch, at) for m in g.block_mappings]
-    sizes = [block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", grid, prefetch, at) for d in dynamic]
+    sizes = [
+        block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", grid, prefetch, at)
+        for d in dynamic
+    ]
     inputs = (*whole, *blocks[: g.num_inputs], *sizes)
     outputs = tuple(blocks[g.num_inputs :])
     scratch = tuple(allocation(a) for a in g.scratch_avals)
@@ -66,17 +85,32 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     generator = prng_state.allocation(jaxpr)
     if generator is not None:
         scoped[GENERATOR] = (generator,)
-    importer = Importer(tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ())
+    importer = Importer(
+        tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ()
+    )
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
     params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at, target)
-    in_place = {n for n, m in enumerate(g.block_mappings[g.num_inputs :]) if _jax.is_whole_memory(m)}
-    cores = [d for d, w in enumerate((params and params["cpu"].dimension_semantics) or ()) if w == "parallel"]
+    in_place = {
+        n for n, m in enumerate(g.block_mappings[g.num_inputs :]) if _jax.is_whole_memory(m)
+    }
+    cores = [
+        d
+        for d, w in enumerate((params and params["cpu"].dimension_semantics) or ())
+        if w == "parallel"
+    ]
     params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)
-    wide = _wide_outputs(jaxpr, outputs, len(whole) + g.num_inputs, private, {o for _, o in aliases})
-    memory = (*(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)), *scratch)
+    wide = _wide_outputs(
+        jaxpr, outputs, len(whole) + g.num_inputs, private, {o for _, o in aliases}
+    )
+    memory = (
+        *(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)),
+        *scratch,
+    )
     held = (private, wide, {i: o for i, o in aliases if o in in_place and i >= len(prefetch)})
     body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
-    hands_on = generator is not None and not generator.scoped  # a program's draws depend on those before
+    hands_on = (
+        generator is not None and not generator.scoped
+    )  # a program's draws depend on those before
     if backend_of(compiler_params) == "triton":
         params = _in_any_order(params, outputs, grid, g.vmapped_dims, jaxpr)
     params = _in_order(params) if importer.writes_back and in_place or hands_on else params
@@ -89,7 +123,8 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
         scratch=memory + tuple(s for group in scoped.values() for s in group),
         body=body,
         aliases=aliases,
-        compiler_params=params | nvidia_params(compiler_params, params and params["cpu"].dimension_semantics),
+        compiler_params=params
+        | nvidia_params(compiler_params, params and params["cpu"].dimension_semantics),
         num_scalar_prefetch=len(prefetch),
         dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
         defined_at=at,
@@ -103,7 +138,9 @@ def import_call(*, jaxpr, grid_mapping, input_output_aliases, compiler_params, n
     return Imported(kernel, (*range(k, n), *range(k)))
 
 
-GENERATOR = 0  # among allocations in the body, in place of an id: the state of the random number generator
+GENERATOR = (
+    0  # among allocations in the body, in place of an id: the state of the random number generator
+)
 SIZE = ArrayType((), np.dtype(np.int32))
 MAX_DYNAMIC = 2**31 - 1
 
@@ -115,26 +152,40 @@ def _defined_at(jaxpr) -> str:
 def _array(aval, at: str) -> ArrayType:
     shape, dtype = prng_keys.held(aval)
     if not isinstance(dtype, np.dtype):
-        raise UnsupportedOp(f"a Pallas kernel over {aval.str_short()}", at=at, why="elements are numbers, bools or PRNG keys")
+        raise UnsupportedOp(
+            f"a Pallas kernel over {aval.str_short()}",
+            at=at,
+            why="elements are numbers, bools or PRNG keys",
+        )
     return ArrayType(tuple(int(n) for n in shape), held_as(dtype))
 
 
-def _share_safely(params: dict, outputs, aliased: set[int], in_place: set[int]) -> tuple[dict, tuple[int, ...]]:
+def _share_safely(
+    params: dict, outputs, aliased: set[int], in_place: set[int]
+) -> tuple[dict, tuple[int, ...]]:
     """(CompilerParams, outputs to keep privately) such that programs which run at once write no common block.
 
-    On a TPU each core has its own copy of a block, so authors declare dimensions parallel over which one block serves as
-    scratch. Here such a block becomes scratch, and the last program writes it out. A dimension over which another
-    output's blocks stay the same runs in order. Outputs `in_place` have no blocks: cores share them, as threads do here.
+    On a TPU each core has its own copy of a block, so authors declare dimensions parallel over
+    which one block serves as scratch. Here such a block becomes scratch, and the last program
+    writes it out. A dimension over which another output's blocks stay the same runs in order.
+    Outputs `in_place` have no blocks: cores share them, as threads do here.
     """
     semantics = params["cpu"].dimension_semantics if params else None
     if semantics is None or "parallel" not in semantics:
         return params, ()
-    moves = [None if None in m.starts else frozenset().union(*(s.symbols for s in m.starts)) for m in outputs]
+    moves = [
+        None if None in m.starts else frozenset().union(*(s.symbols for s in m.starts))
+        for m in outputs
+    ]
     moves = [None if o in in_place else symbols for o, symbols in enumerate(moves)]
-    private = tuple(o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased)
+    private = tuple(
+        o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased
+    )
     rest = [symbols for o, symbols in enumerate(moves) if o not in private and symbols is not None]
     shared = {d for d in range(len(semantics)) if any(d not in symbols for symbols in rest)}
-    semantics = tuple("arbitrary" if d in shared and w == "parallel" else w for d, w in enumerate(semantics))
+    semantics = tuple(
+        "arbitrary" if d in shared and w == "parallel" else w for d, w in enumerate(semantics)
+    )
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
 
 
@@ -142,17 +193,25 @@ def _share_safely(params: dict, outputs, aliased: set[int], in_place: set[int]) 
 ONE_BY_ONE = {"debug_print", "check", *ATOMICS}
 
 
-def _in_any_order(params: dict, outputs, grid: tuple[int, ...], vmapped: tuple[int, ...], jaxpr) -> dict:
+def _in_any_order(
+    params: dict, outputs, grid: tuple[int, ...], vmapped: tuple[int, ...], jaxpr
+) -> dict:
     """CompilerParams of a kernel for Triton, whose programs have no order: parallel, if blocks of results allow it.
 
-    Of a result that it is given whole, a program chooses what it stores to, which is something else than others do.
+    Of a result that it is given whole, a program chooses what it stores to, which is something else
+    than others do.
     """
     batch = frozenset(vmapped)
 
     def chooses(m) -> bool:
-        return all(d.size == n or s is not None and s.symbols <= batch for d, n, s in zip(m.dims, m.array.shape, m.starts))
+        return all(
+            d.size == n or s is not None and s.symbols <= batch
+            for d, n, s in zip(m.dims, m.array.shape, m.starts)
+        )
 
-    apart = all(m.moves_apart(d) or d not in batch and chooses(m) for m in outputs for d in range(len(grid)))
+    apart = all(
+        m.moves_apart(d) or d not in batch and chooses(m) for m in outputs for d in range(len(grid))
+    )
     if not apart or any(e.primitive.name in ONE_BY_ONE for e in equations(jaxpr)):
         return params
     return params | {"cpu": params["cpu"].replace(dimension_semantics=("parallel",) * len(grid))}
@@ -165,24 +224,37 @@ def _in_order(params: dict) -> dict:
     return params | {"cpu": params["cpu"].replace(dimension_semantics=words)} if words else params
 
 
-def _wide_outputs(jaxpr, outputs, first: int, private: tuple[int, ...], aliased: set[int]) -> tuple[int, ...]:
+def _wide_outputs(
+    jaxpr, outputs, first: int, private: tuple[int, ...], aliased: set[int]
+) -> tuple[int, ...]:
     """Outputs with blocks wider than their arrays that the body reads back: there is no memory for what is outside."""
     read = _jax.read_inputs(jaxpr)
     wide = (any(d.size > n for d, n in zip(m.dims, m.array.shape)) for m in outputs)
-    return tuple(o for o, w in enumerate(wide) if w and first + o in read and o not in private and o not in aliased)
+    return tuple(
+        o
+        for o, w in enumerate(wide)
+        if w and first + o in read and o not in private and o not in aliased
+    )
 
 
-def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, held, rank) -> jex.ClosedJaxpr:
+def _body(
+    jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outputs, scratch, held, rank
+) -> jex.ClosedJaxpr:
     """The translated body over Refs (*inputs, *outputs, *scratch, *scoped allocations).
 
-    `held`: outputs that live in the first scratch buffers, until the last program, and until the end of each program; and
-    {input: output} where both are one array in whole memory, so that what is written through either is seen through both.
+    `held`: outputs that live in the first scratch buffers, until the last program, and until the
+    end of each program; and {input: output} where both are one array in whole memory, so that what
+    is written through either is seen through both.
     """
     num_in, num_blocks = len(inputs), len(inputs) + len(outputs)
     private, wide, same = held
 
     def run(*refs):
-        operands, results, memory = list(refs[: num_in - num_sizes]), list(refs[num_in:num_blocks]), refs[num_blocks:]
+        operands, results, memory = (
+            list(refs[: num_in - num_sizes]),
+            list(refs[num_in:num_blocks]),
+            refs[num_blocks:],
+        )
         for i, o in same.items():
             operands[i] = results[o]
         kept = {o: (results[o], memory[k]) for k, o in enumerate((*private, *wide))}
@@ -193,7 +265,9 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
         if GENERATOR in scoped:
             (importer.generator,) = importer.scoped[GENERATOR]
             if not scoped[GENERATOR][0].scoped:
-                primitives.when(primitives.is_first_program(range(rank)))(partial(prng_state.clear, importer.generator))
+                primitives.when(primitives.is_first_program(range(rank)))(
+                    partial(prng_state.clear, importer.generator)
+                )
         passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
         # Scalars that a pl.kernel closes over are operands, and values in its body.
         importer.run(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed])
@@ -204,7 +278,9 @@ def _body(jaxpr, importer: Importer, scoped: dict, num_sizes: int, inputs, outpu
             _when_last(rank, [kept[o] for o in private])
 
     types = [(m.ref_shape, m.array.dtype) for m in (*inputs, *outputs)]
-    types += [(s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))]
+    types += [
+        (s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))
+    ]
     with jax.enable_x64(True):  # every type is explicit by now
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
     return canonical_body(fold_constant_masks(closed))
@@ -222,14 +298,18 @@ def _when_last(rank: int, pairs) -> None:
             target[...] = source[...]
 
 
-# --- block mappings ------------------------------------------------------------------------------------------------
+# --- block mappings
+# ------------------------------------------------------------------------------------------------
 
 
 def _mapping(m, grid: tuple[int, ...], prefetch: list[ArrayType], at: str) -> BlockMapping:
     origin = str(m.origin)
     if m.transforms:
         raise UnsupportedOp(
-            f"memory transforms of {origin}", at=at, why=f"{m.transforms}", hint="they only mean something on a GPU"
+            f"memory transforms of {origin}",
+            at=at,
+            why=f"{m.transforms}",
+            hint="they only mean something on a GPU",
         )
     array = _array(m.array_aval, at)
     dims = tuple(_dim(d, n, origin, at) for d, n in zip(m.block_shape, array.shape))
@@ -250,7 +330,11 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
             return Blocked(int(n))
         case p.Blocked(block_size=n):  # one block that reaches over the array's end
             return Element(int(n), (0, int(n) - extent))
-    raise UnsupportedOp(f"block dimension {d} of {origin}", at=at, hint="int, None, Blocked, Squeezed, Element or BoundedSlice")
+    raise UnsupportedOp(
+        f"block dimension {d} of {origin}",
+        at=at,
+        hint="int, None, Blocked, Squeezed, Element or BoundedSlice",
+    )
 
 
 def _padding_before(d: BlockDim) -> int:
@@ -265,7 +349,9 @@ def _indices(m, grid: tuple[int, ...], args) -> list:
     return list(jax.tree.unflatten(m.index_map_out_tree, found))
 
 
-def _slice_sizes(g, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes: int) -> dict[int, Callable]:
+def _slice_sizes(
+    g, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes: int
+) -> dict[int, Callable]:
     """Number of a Ref with BoundedSlice dimensions -> function that `trace.limits_of` takes."""
     found = {}
     for n, m in enumerate(g.block_mappings):
@@ -280,14 +366,20 @@ def _slice_sizes(g, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes:
     return found
 
 
-def _index_map(m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: list[ArrayType]) -> jex.ClosedJaxpr:
+def _index_map(
+    m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: list[ArrayType]
+) -> jex.ClosedJaxpr:
     """i32 grid indices and prefetched Refs -> one i32 per dimension."""
-    types = [jax.core.ShapedArray((), np.dtype(np.int32))] * len(grid) + [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
+    types = [jax.core.ShapedArray((), np.dtype(np.int32))] * len(grid) + [
+        _jax.ref_aval(t.shape, t.dtype) for t in prefetch
+    ]
 
     def run(*args):
         found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid, args))
         found = (jax.lax.convert_element_type(i, np.int32) for i in found)
-        found = [i - np.int32(low) if (low := _padding_before(d)) else i for i, d in zip(found, dims)]
+        found = [
+            i - np.int32(low) if (low := _padding_before(d)) else i for i, d in zip(found, dims)
+        ]
         return found + [np.int32(0)] * (len(dims) - len(found))
 
     with jax.enable_x64(True):

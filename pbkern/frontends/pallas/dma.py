@@ -1,11 +1,12 @@
 """Copies and semaphores of TPU kernels on one device: a local copy is done where it starts, and waiting is over at once.
 
-That is one of the orders in which a TPU may do it: a copy may finish at any time between its start and its wait, and what a
-program waits for on its own device it has started or signalled before, or it would wait for ever. So semaphores need no
-value. Copies to other devices, and programs that read a semaphore, are refused.
+That is one of the orders in which a TPU may do it: a copy may finish at any time between its start
+and its wait, and what a program waits for on its own device it has started or signalled before, or
+it would wait for ever. So semaphores need no value. Copies to other devices, and programs that read
+a semaphore, are refused.
 
-A copy whose size is a value goes row by row, and under a mask along its last dimension. It stays inside both arrays: a TPU
-rounds sizes up to its tiles, and has padding there.
+A copy whose size is a value goes row by row, and under a mask along its last dimension. It stays
+inside both arrays: a TPU rounds sizes up to its tiles, and has padding there.
 """
 
 from __future__ import annotations
@@ -23,17 +24,29 @@ from pbkern.frontends.pallas.refs.views import view
 from .body import RULES
 
 
-def _refuse(eqn, what: str, why: str, hint: str = "interpret=pltpu.InterpretParams() simulates several devices"):
+def _refuse(
+    eqn,
+    what: str,
+    why: str,
+    hint: str = "interpret=pltpu.InterpretParams() simulates several devices",
+):
     raise UnsupportedOp(f"{what} in a Pallas kernel", at=_jax.user_line(eqn), why=why, hint=hint)
 
 
 def _ends(eqn, operands) -> tuple[tuple, tuple]:
-    """(Ref, transforms, dtype) of source and destination. Raises UnsupportedOp for a copy to another device."""
+    """(Ref, transforms, dtype) of source and destination.
+
+    Raises UnsupportedOp for a copy to another device.
+    """
     (source, picked), (target, placed), _, _, device = _jax.copy_operands(eqn, operands)
     (source_aval, _), (target_aval, _), *_ = _jax.copy_operands(eqn, [v.aval for v in eqn.invars])
     if jax.tree.leaves(device):
         _refuse(eqn, "a copy to another device", "one device runs the whole kernel")
-    return (source, picked, _jax.ref_type(source_aval)[1]), (target, placed, _jax.ref_type(target_aval)[1])
+    return (source, picked, _jax.ref_type(source_aval)[1]), (
+        target,
+        placed,
+        _jax.ref_type(target_aval)[1],
+    )
 
 
 @RULES.register("dma_start")
@@ -43,7 +56,9 @@ def _dma_start(importer, eqn, *operands):
     if not any(dynamic):
         _copy(importer, source, target, eqn.params["add"])
         return []
-    ends = [DynamicSlices(transforms) for _, transforms, _ in (source, target)] if all(dynamic) else []
+    ends = (
+        [DynamicSlices(transforms) for _, transforms, _ in (source, target)] if all(dynamic) else []
+    )
     if not ends or [d is None for d in ends[0].dims] != [d is None for d in ends[1].dims]:
         why, hint = "their shapes may differ", "give source and destination the same size"
         _refuse(eqn, "a copy between slices of constant and of dynamic size", why, hint)
@@ -64,11 +79,18 @@ def _copy(importer, source: tuple, target: tuple, add: bool, mask=None) -> None:
     where.masked_store(loaded, mask)
 
 
-def _copy_dynamic(importer, source: tuple, target: tuple, ends: list[DynamicSlices], add: bool) -> None:
+def _copy_dynamic(
+    importer, source: tuple, target: tuple, ends: list[DynamicSlices], add: bool
+) -> None:
     """A loop over each dimension of dynamic size but the last, which is copied as a whole under a mask."""
     if is_key(source[-1]):
-        raise UnsupportedOp("a copy of PRNG keys of dynamic size", hint="copy all of them, or their jax.random.key_data")
-    counts = {d: lax.min(*(e.count(d) for e in ends)) for d, i in enumerate(ends[0].dims) if i is not None}
+        raise UnsupportedOp(
+            "a copy of PRNG keys of dynamic size",
+            hint="copy all of them, or their jax.random.key_data",
+        )
+    counts = {
+        d: lax.min(*(e.count(d) for e in ends)) for d, i in enumerate(ends[0].dims) if i is not None
+    }
     last = len(ends[0].dims) - 1
     most = min(e.most(last) for e in ends) if last in counts else 0
 
@@ -76,7 +98,9 @@ def _copy_dynamic(importer, source: tuple, target: tuple, ends: list[DynamicSlic
         d = next((d for d in counts if d not in taken), None)
         if d is None:
             mask = lax.iota(np.int32, most) < counts[last] if last in counts else None
-            parts = [(ref, e.part(taken), dtype) for e, (ref, _, dtype) in zip(ends, (source, target))]
+            parts = [
+                (ref, e.part(taken), dtype) for e, (ref, _, dtype) in zip(ends, (source, target))
+            ]
             _copy(importer, parts[0], parts[1], add, mask)
         elif d == last:
             copy(taken | {d: (0, most)})

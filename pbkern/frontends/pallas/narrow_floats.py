@@ -2,10 +2,11 @@
 
 Calculations round after each operation, as XLA's do.
 
-Two formats of Micikevicius et al. 2022, "FP8 formats for deep learning": e5m2 is the upper half of a float16;
-e4m3fn has no infinity and one NaN. Two of the OCP Microscaling Formats specification, 2023: e2m1fn has neither infinities nor
-NaN: what is larger than its largest value becomes that, and NaN -0, as XLA has it; e8m0fnu is the exponent of a float32,
-without sign, zero and infinity; 255 is NaN.
+Two formats of Micikevicius et al. 2022, "FP8 formats for deep learning": e5m2 is the upper half of
+a float16; e4m3fn has no infinity and one NaN. Two of the OCP Microscaling Formats specification,
+2023: e2m1fn has neither infinities nor NaN: what is larger than its largest value becomes that, and
+NaN -0, as XLA has it; e8m0fnu is the exponent of a float32, without sign, zero and infinity; 255 is
+NaN.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from jax import lax
 
 @dataclass(frozen=True)
 class Format:
-    """Bits of an element and of its mantissa, exponent of the smallest normal, the largest value, what is beyond it, and what
-    NaN becomes."""
+    """Bits of an element and of its mantissa, exponent of the smallest normal, the largest value,
+    what is beyond it, and what NaN becomes.
+    """
 
     bits: int
     mantissa: int
@@ -39,8 +41,22 @@ FORMATS = {
 
 EXPONENTS = "float8_e8m0fnu"
 # Equations whose results are elements of their operands: rounding those would change nothing.
-MOVES = ("select_n", "reshape", "broadcast_in_dim", "transpose", "rev", "slice", "dynamic_slice", "squeeze", "concatenate",
-         "pad", "gather", "copy", "max", "min")  # fmt: skip
+MOVES = (
+    "select_n",
+    "reshape",
+    "broadcast_in_dim",
+    "transpose",
+    "rev",
+    "slice",
+    "dynamic_slice",
+    "squeeze",
+    "concatenate",
+    "pad",
+    "gather",
+    "copy",
+    "max",
+    "min",
+)
 
 
 def is_narrow_float(dtype) -> bool:
@@ -65,7 +81,10 @@ def calculate(eqn, operands) -> list | None:
     params = {k: body_dtype(p) if isinstance(p, np.dtype) else p for k, p in eqn.params.items()}
     found = eqn.primitive.bind(*operands, **params)
     found = found if eqn.primitive.multiple_results else [found]
-    return [quantise(x, t) if _is_small(t) and eqn.primitive.name not in MOVES else x for x, t in zip(found, results)]
+    return [
+        quantise(x, t) if _is_small(t) and eqn.primitive.name not in MOVES else x
+        for x, t in zip(found, results)
+    ]
 
 
 def _is_small(dtype) -> bool:
@@ -75,8 +94,9 @@ def _is_small(dtype) -> bool:
 def to_float32(x):
     """x as float32, such that rounding it once more gives what rounding x itself does.
 
-    What float32 does not hold becomes the neighbour whose last bit is 1: on the same side of every number of fewer bits, and
-    of every middle between two of them. Source: Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums".
+    What float32 does not hold becomes the neighbour whose last bit is 1: on the same side of every
+    number of fewer bits, and of every middle between two of them. Source: Boldo and Melquiond 2008,
+    "Emulation of FMA and correctly rounded sums".
     """
     if x.dtype.kind in "iu" and x.dtype.itemsize >= 4:
         x = _to_float64(x)
@@ -109,18 +129,23 @@ def quantise(x, dtype):
     drop = 23 - f.mantissa
     odd = (bits >> np.uint32(drop)) & np.uint32(1)
     kept = np.uint32(2**32 - 2**drop)
-    normal = lax.bitcast_convert_type((bits + odd + np.uint32(2 ** (drop - 1) - 1)) & kept, np.float32)
+    normal = lax.bitcast_convert_type(
+        (bits + odd + np.uint32(2 ** (drop - 1) - 1)) & kept, np.float32
+    )
     step = np.float32(2.0 ** (f.smallest - f.mantissa))
     subnormal = lax.round(x / step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
     rounded = jnp.where(jnp.abs(x) < np.float32(2.0**f.smallest), subnormal, normal)
-    rounded = jnp.where(jnp.abs(rounded) > np.float32(f.largest), jnp.copysign(np.float32(f.overflow), x), rounded)
+    rounded = jnp.where(
+        jnp.abs(rounded) > np.float32(f.largest), jnp.copysign(np.float32(f.overflow), x), rounded
+    )
     return jnp.where(x != x, x if np.isnan(f.nan) else np.float32(f.nan), rounded)
 
 
 def round_at_random(x, random, dtype):
     """x: float32, rounded up or down to a neighbour among the values of `dtype`, bfloat16 or one of FORMATS.
 
-    Up where the uint32 `random` is below 2**32 times the part of the step that is below x; in size, for either sign.
+    Up where the uint32 `random` is below 2**32 times the part of the step that is below x; in size,
+    for either sign.
     """
     f = FORMATS.get(np.dtype(dtype).name)
     drop = 16 if f is None else 23 - f.mantissa
@@ -132,7 +157,11 @@ def round_at_random(x, random, dtype):
         part = (random >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
         subnormal = jnp.copysign(jnp.floor(jnp.abs(x) / step + part) * step, x)
         rounded = jnp.where(jnp.abs(x) < np.float32(2.0**f.smallest), subnormal, rounded)
-        rounded = jnp.where(jnp.abs(rounded) > np.float32(f.largest), jnp.copysign(np.float32(f.overflow), x), rounded)
+        rounded = jnp.where(
+            jnp.abs(rounded) > np.float32(f.largest),
+            jnp.copysign(np.float32(f.overflow), x),
+            rounded,
+        )
     rounded = jnp.where(jnp.isfinite(x), rounded, x if f is None else quantise(x, dtype))
     return rounded if f is not None else rounded.astype(dtype)
 
@@ -142,12 +171,16 @@ def decode(byte, dtype):
     if np.dtype(dtype).name == EXPONENTS:
         return _decode_exponent(byte)
     if np.dtype(dtype).name == "float8_e5m2":
-        return lax.bitcast_convert_type(byte.astype(np.uint16) << np.uint16(8), np.float16).astype(np.float32)
+        return lax.bitcast_convert_type(byte.astype(np.uint16) << np.uint16(8), np.float16).astype(
+            np.float32
+        )
     f = FORMATS[np.dtype(dtype).name]
     word = byte.astype(np.uint32)
     sign, size = np.uint32(1 << (f.bits - 1)), word & np.uint32((1 << (f.bits - 1)) - 1)
     exponent, mantissa = size >> np.uint32(f.mantissa), size & np.uint32((1 << f.mantissa) - 1)
-    bits = ((exponent + np.uint32(f.smallest + 126)) << np.uint32(23)) | (mantissa << np.uint32(23 - f.mantissa))
+    bits = ((exponent + np.uint32(f.smallest + 126)) << np.uint32(23)) | (
+        mantissa << np.uint32(23 - f.mantissa)
+    )
     subnormal = mantissa.astype(np.float32) * np.float32(2.0 ** (f.smallest - f.mantissa))
     value = jnp.where(exponent == 0, subnormal, lax.bitcast_convert_type(bits, np.float32))
     if np.isnan(f.overflow):
@@ -160,11 +193,15 @@ def encode(x, dtype):
     if np.dtype(dtype).name == EXPONENTS:
         return _encode_exponent(x)
     if np.dtype(dtype).name == "float8_e5m2":
-        return (lax.bitcast_convert_type(x.astype(np.float16), np.uint16) >> np.uint16(8)).astype(np.uint8)
+        return (lax.bitcast_convert_type(x.astype(np.float16), np.uint16) >> np.uint16(8)).astype(
+            np.uint8
+        )
     f = FORMATS[np.dtype(dtype).name]
     bits, high = lax.bitcast_convert_type(x, np.uint32), np.uint32(1 << (f.bits - 1))
     sign, size = (bits >> np.uint32(32 - f.bits)) & high, jnp.abs(x)
-    normal = ((bits & np.uint32(0x7FFFFFFF)) >> np.uint32(23 - f.mantissa)) - np.uint32((f.smallest + 126) << f.mantissa)
+    normal = ((bits & np.uint32(0x7FFFFFFF)) >> np.uint32(23 - f.mantissa)) - np.uint32(
+        (f.smallest + 126) << f.mantissa
+    )
     subnormal = (size * np.float32(2.0 ** (f.mantissa - f.smallest))).astype(np.uint32)
     code = jnp.where(size < np.float32(2.0**f.smallest), subnormal, normal)
     code = jnp.where(x != x, high - np.uint32(1), code) if np.isnan(f.overflow) else code
@@ -176,11 +213,15 @@ def _encode_exponent(x):
     bits = lax.bitcast_convert_type(x, np.uint32)
     # 2**-127 is subnormal: XLA rounds it down, and what is above it up.
     half = jnp.where(bits < np.uint32(1 << 23), np.uint32((1 << 22) - 1), np.uint32(1 << 22))
-    positive = (bits - np.uint32(1)) < np.uint32(0x7F800000)  # `x > 0` may take a subnormal for zero
+    positive = (bits - np.uint32(1)) < np.uint32(
+        0x7F800000
+    )  # `x > 0` may take a subnormal for zero
     return jnp.where(positive, (bits + half) >> np.uint32(23), np.uint32(255)).astype(np.uint8)
 
 
 def _decode_exponent(byte):
     word = byte.astype(np.uint32)
-    power = lax.bitcast_convert_type(jnp.where(word == 0, np.uint32(1 << 22), word << np.uint32(23)), np.float32)
+    power = lax.bitcast_convert_type(
+        jnp.where(word == 0, np.uint32(1 << 22), word << np.uint32(23)), np.float32
+    )
     return jnp.where(word == 255, np.float32(np.nan), power)

@@ -1,7 +1,8 @@
 """CompilerParams of Pallas's back ends -> the CPU target's, by one table that says what becomes of every field.
 
-"used" changes what is compiled, "hint" may be dropped because results and memory stay the same, "refused" raises
-UnsupportedOp unless it has its default value. docs/pallas-compiler-params.md is `markdown()`.
+"used" changes what is compiled, "hint" may be dropped because results and memory stay the same,
+"refused" raises UnsupportedOp unless it has its default value. docs/pallas-compiler-params.md is
+`markdown()`.
 """
 
 from __future__ import annotations
@@ -28,34 +29,74 @@ class Field:
 
 
 TPU = (
-    Field("dimension_semantics", USED, "`parallel`, `core_parallel` and `subcore_parallel` dimensions may run on several "
-          "threads, `arbitrary` ones run in order. Unset: dimensions whose programs provably write disjoint "
-          "blocks or elements run in parallel."),
-    Field("allow_input_fusion", HINT, "A pallas_call is compiled by itself here: nothing is fused into its operands."),
+    Field(
+        "dimension_semantics",
+        USED,
+        "`parallel`, `core_parallel` and `subcore_parallel` dimensions may run on several "
+        "threads, `arbitrary` ones run in order. Unset: dimensions whose programs provably write disjoint "
+        "blocks or elements run in parallel.",
+    ),
+    Field(
+        "allow_input_fusion",
+        HINT,
+        "A pallas_call is compiled by itself here: nothing is fused into its operands.",
+    ),
     Field("vmem_limit_bytes", HINT, "Scratch is ordinary memory; there is no limit to raise."),
-    Field("collective_id", REFUSED, "It names a barrier between devices; kernels here use one device."),
-    Field("has_side_effects", HINT, "It keeps XLA from merging or dropping calls; results are the same either way."),
+    Field(
+        "collective_id", REFUSED, "It names a barrier between devices; kernels here use one device."
+    ),
+    Field(
+        "has_side_effects",
+        HINT,
+        "It keeps XLA from merging or dropping calls; results are the same either way.",
+    ),
     Field("flags", HINT, "Flags of the TPU compiler."),
     Field("internal_scratch_in_bytes", HINT, "Scratch for the TPU compiler's own use."),
     Field("serialization_format", HINT, "Format of the TPU module; none is made."),
-    Field("disable_bounds_checks", HINT, "Accesses at block edges are always masked where they may leave the array."),
+    Field(
+        "disable_bounds_checks",
+        HINT,
+        "Accesses at block edges are always masked where they may leave the array.",
+    ),
     Field("disable_semaphore_checks", HINT, "Kernels with semaphores are refused as such."),
     Field("skip_device_barrier", HINT, "There is one device and no barrier."),
     Field("allow_collective_id_without_custom_barrier", HINT, "See collective_id."),
-    Field("shape_invariant_numerics", HINT, "Reductions are accumulated in several registers whose number depends on the "
-          "shape, whatever this says; the "
-          "error bounds of the math library do not depend on shapes."),
-    Field("use_tc_tiling_on_sc", HINT, "Tiling of arrays in TPU memory; arrays are row-major here."),
+    Field(
+        "shape_invariant_numerics",
+        HINT,
+        "Reductions are accumulated in several registers whose number depends on the "
+        "shape, whatever this says; the "
+        "error bounds of the math library do not depend on shapes.",
+    ),
+    Field(
+        "use_tc_tiling_on_sc", HINT, "Tiling of arrays in TPU memory; arrays are row-major here."
+    ),
     Field("needs_layout_passes", HINT, "Passes of the TPU compiler."),
-    Field("fuse_transposed_lhs_in_matmul", HINT, "Transposed operands of contractions are always read in place or packed."),
+    Field(
+        "fuse_transposed_lhs_in_matmul",
+        HINT,
+        "Transposed operands of contractions are always read in place or packed.",
+    ),
     Field("kernel_type", HINT, "Which core of a TPU runs the kernel."),
     Field("opt_level", HINT, "How much the TPU compiler optimises."),
-)  # fmt: skip
+)
 
 GPU = (
-    Field("approx_math", USED, "Cheaper implementations of functions such as exp, as with `pbkern.cpu.CompilerParams`."),
-    Field("dimension_semantics", USED, "`parallel` dimensions may run on several threads, `sequential` ones run in order."),
-    Field("max_concurrent_steps", USED, "Blocks of the next max_concurrent_steps - 1 sequential steps are prefetched."),
+    Field(
+        "approx_math",
+        USED,
+        "Cheaper implementations of functions such as exp, as with `pbkern.cpu.CompilerParams`.",
+    ),
+    Field(
+        "dimension_semantics",
+        USED,
+        "`parallel` dimensions may run on several threads, `sequential` ones run in order.",
+    ),
+    Field(
+        "max_concurrent_steps",
+        USED,
+        "Blocks of the next max_concurrent_steps - 1 sequential steps are prefetched.",
+    ),
     Field("delay_release", HINT, "Blocks are read in place: there is no buffer to release."),
     Field("unsafe_no_auto_barriers", HINT, "One thread runs a program: no barriers are needed."),
     Field("reduction_scratch_bytes", HINT, "Reductions across lanes stay in registers."),
@@ -64,12 +105,24 @@ GPU = (
     Field("profile_trace_scope", HINT, "See profile_space."),
     Field("profile_bounds_check", HINT, "See profile_space."),
     Field("skip_device_barrier", HINT, "There is one device and no barrier."),
-    Field("lowering_semantics", HINT, "Which threads of a GPU execute an operation; results do not depend on it."),
-)  # fmt: skip
+    Field(
+        "lowering_semantics",
+        HINT,
+        "Which threads of a GPU execute an operation; results do not depend on it.",
+    ),
+)
 
 TRITON = (
-    Field("num_warps", HINT, "Threads of a GPU block; one CPU thread runs a program with vector instructions."),
-    Field("num_stages", HINT, "Stages of software pipelining on a GPU; the CPU's own prefetchers do this."),
+    Field(
+        "num_warps",
+        HINT,
+        "Threads of a GPU block; one CPU thread runs a program with vector instructions.",
+    ),
+    Field(
+        "num_stages",
+        HINT,
+        "Stages of software pipelining on a GPU; the CPU's own prefetchers do this.",
+    ),
 )
 
 ANY_ORDER = (
@@ -86,13 +139,19 @@ TABLES = {
 
 
 def cpu_params(
-    params: Any, grid: tuple[int, ...], vmapped: tuple[int, ...], ordered: bool, at: str, target: str = "cpu"
+    params: Any,
+    grid: tuple[int, ...],
+    vmapped: tuple[int, ...],
+    ordered: bool,
+    at: str,
+    target: str = "cpu",
 ) -> dict[str, CompilerParams]:
     """{"cpu": CompilerParams} with the same meaning.
 
-    `vmapped` grid dimensions, which the author's semantics do not count, are parallel. `ordered`: programs take turns at
-    shared elements (atomics), so that only a proof of disjointness may make dimensions parallel. `target`: that the kernel is
-    for: fields that only NVIDIA's has are left to it.
+    `vmapped` grid dimensions, which the author's semantics do not count, are parallel. `ordered`:
+    programs take turns at shared elements (atomics), so that only a proof of disjointness may make
+    dimensions parallel. `target`: that the kernel is for: fields that only NVIDIA's has are left to
+    it.
     """
     if params is None:
         return {}
@@ -102,35 +161,53 @@ def cpu_params(
         return {}
     if isinstance(params, dict):
         return cpu_params(params.get("cpu"), grid, vmapped, ordered, at, target)
-    given = _given(params, at, NVIDIA.get(backend_of(params) or "", ()) if target == "nvgpu" else ())
+    given = _given(
+        params, at, NVIDIA.get(backend_of(params) or "", ()) if target == "nvgpu" else ()
+    )
     semantics = given.get("dimension_semantics")
     return {
         "cpu": CompilerParams(
             approx_math=bool(given.get("approx_math", False)),
-            dimension_semantics=None if semantics is None or ordered else _semantics(semantics, grid, vmapped, at),
+            dimension_semantics=None
+            if semantics is None or ordered
+            else _semantics(semantics, grid, vmapped, at),
             max_concurrent_steps=max(int(given.get("max_concurrent_steps", 1)), 1),
         )
     }
 
 
-# Fields that pbkern.nvgpu.CompilerParams has under the same name, per back end; the others concern other devices.
+# Fields that pbkern.nvgpu.CompilerParams has under the same name, per back end; the others concern
+# other devices.
 NVIDIA = {
-    "mosaic_gpu": ("approx_math", "dimension_semantics", "max_concurrent_steps", "delay_release", "unsafe_no_auto_barriers",
-                   "profile_space", "profile_dir", "lowering_semantics"),
+    "mosaic_gpu": (
+        "approx_math",
+        "dimension_semantics",
+        "max_concurrent_steps",
+        "delay_release",
+        "unsafe_no_auto_barriers",
+        "profile_space",
+        "profile_dir",
+        "lowering_semantics",
+    ),
     "triton": ("num_warps",),
-}  # fmt: skip
+}
 
 
 def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
-    """{"nvgpu": CompilerParams} with the same fields, where one differs from its default; else {}. That target refuses what it
-    does not do. `semantics`: of all grid dimensions, vmapped ones too, in the CPU's words; None or empty: not known."""
+    """{"nvgpu": CompilerParams} with the same fields, where one differs from its default; else {}.
+
+    That target refuses what it does not do. `semantics`: of all grid dimensions, vmapped ones too,
+    in the CPU's words; None or empty: not known.
+    """
     if isinstance(params, NvidiaParams):
         return {"nvgpu": params}
     names = NVIDIA.get(backend_of(params) or "", ())
     own = {f.name: f.default for f in dataclasses.fields(params)} if names else {}
     given = {n: v for n in names if (v := getattr(params, n, None)) is not None and v != own[n]}
     if "lowering_semantics" in given:
-        given["lowering_semantics"] = getattr(given["lowering_semantics"], "name", given["lowering_semantics"])
+        given["lowering_semantics"] = getattr(
+            given["lowering_semantics"], "name", given["lowering_semantics"]
+        )
     if "dimension_semantics" in given:
         given["dimension_semantics"] = semantics or None
     made = NvidiaParams(**given)
@@ -147,9 +224,11 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
     backend = backend_of(params)
     if backend is None:
         raise UnsupportedOp(
-            f"compiler_params of type {type(params).__name__} on CPU", at=at, why=f"{params!r}",
+            f"compiler_params of type {type(params).__name__} on CPU",
+            at=at,
+            why=f"{params!r}",
             hint="pltpu, plgpu or Triton CompilerParams, or pbkern.cpu.CompilerParams",
-        )  # fmt: skip
+        )
     label, table = TABLES[backend]
     uses = {f.name: f for f in table}
     found = {}
@@ -160,7 +239,9 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
             if value != f.default and f.name not in elsewhere:
                 why = entry.meaning if entry else "this version of pbkern does not know the field"
                 what = f"{label} field `{f.name}` on CPU"
-                raise UnsupportedOp(what, at=at, why=f"{f.name}={value!r}. {why}", hint="leave it out")
+                raise UnsupportedOp(
+                    what, at=at, why=f"{f.name}={value!r}. {why}", hint="leave it out"
+                )
         elif entry.use == USED:
             found[f.name] = value
     return found
@@ -169,29 +250,48 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
 def _semantics(given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str) -> tuple[str, ...]:
     """One of the CPU's words per grid dimension."""
     words = [str(getattr(s, "value", s)).lower() for s in given]
-    words = ["parallel" if w.endswith("parallel") else "arbitrary" if w == "arbitrary" else "sequential" for w in words]
+    words = [
+        "parallel" if w.endswith("parallel") else "arbitrary" if w == "arbitrary" else "sequential"
+        for w in words
+    ]
     if len(words) == len(grid):
         return tuple(words)
     if len(words) != len(grid) - len(vmapped):
         raise UnsupportedOp(
-            "dimension_semantics does not fit the grid", at=at, why=f"dimension_semantics={tuple(given)!r}, grid={grid}",
+            "dimension_semantics does not fit the grid",
+            at=at,
+            why=f"dimension_semantics={tuple(given)!r}, grid={grid}",
             hint="one entry per grid dimension",
-        )  # fmt: skip
+        )
     rest = iter(words)
     return tuple("parallel" if d in vmapped else next(rest) for d in range(len(grid)))
 
 
 def markdown() -> str:
     """The table, for docs/pallas-compiler-params.md."""
-    rows = ["# CompilerParams of Pallas's back ends on CPU", "",
-            "Kernels keep the CompilerParams they were written with. A field is *used*, a *hint* that cannot change results",
-            "here, or *refused* with an error when it is not at its default.", ""]  # fmt: skip
+    rows = [
+        "# CompilerParams of Pallas's back ends on CPU",
+        "",
+        "Kernels keep the CompilerParams they were written with. A field is *used*, a *hint* that cannot change results",
+        "here, or *refused* with an error when it is not at its default.",
+        "",
+    ]
     for label, table in TABLES.values():
         rows += [f"## {label}", ""] + ([ANY_ORDER, ""] if table is TRITON else [])
-        rows += [ "| field | | what it does here |", "|---|---|---|"]
+        rows += ["| field | | what it does here |", "|---|---|---|"]
         rows += [f"| `{f.name}` | {f.use} | {f.meaning} |" for f in table] + [""]
-    rows += ["## On NVIDIA GPUs", "", "For the target `nvgpu` these fields become those of the same name of",
-             "`pbkern.nvgpu.CompilerParams`, which uses them or refuses them at its own table (its docstring); others are",
-             "hints to other devices.", "", "| class | fields |", "|---|---|"]  # fmt: skip
-    rows += [f"| `{TABLES[b][0]}` | {', '.join(f'`{n}`' for n in names)} |" for b, names in NVIDIA.items()] + [""]
+    rows += [
+        "## On NVIDIA GPUs",
+        "",
+        "For the target `nvgpu` these fields become those of the same name of",
+        "`pbkern.nvgpu.CompilerParams`, which uses them or refuses them at its own table (its docstring); others are",
+        "hints to other devices.",
+        "",
+        "| class | fields |",
+        "|---|---|",
+    ]
+    rows += [
+        f"| `{TABLES[b][0]}` | {', '.join(f'`{n}`' for n in names)} |"
+        for b, names in NVIDIA.items()
+    ] + [""]
     return "\n".join(rows)

@@ -1,8 +1,9 @@
 """The random number generator of a TPU's core (pltpu.prng_seed, prng_random_bits): scratch that holds its state.
 
-Numbers are threefry-2x32 of the seed, of how often it was drawn from since, and of their position. A TPU's are others, which
-are not specified; as there, seed, shape and order of draws decide them. Before the first seed of a grid's first program the
-state is zero. Programs that draw before they seed run in order.
+Numbers are threefry-2x32 of the seed, of how often it was drawn from since, and of their position.
+A TPU's are others, which are not specified; as there, seed, shape and order of draws decide them.
+Before the first seed of a grid's first program the state is zero. Programs that draw before they
+seed run in order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.jaxprs import called_jaxpr, inner_jaxprs
 from pbkern.dsl.kernel import Scratch
-from pbkern.dsl.primitives.prng_keys import WORD, iota_2x32, is_key, join_words, split_words, threefry2x32, words_of
+from pbkern.dsl.primitives.prng_keys import (
+    WORD,
+    iota_2x32,
+    is_key,
+    join_words,
+    split_words,
+    threefry2x32,
+    words_of,
+)
 
 # Two words of a key, and the number of draws.
 SIZE = 3
@@ -29,7 +38,9 @@ def allocation(jaxpr: jex.Jaxpr) -> Scratch | None:
 
 def uses(jaxpr: jex.Jaxpr) -> bool:
     """Whether a body seeds the generator or draws from it."""
-    return any(_seeds(e) or _draws(e) or any(uses(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+    return any(
+        _seeds(e) or _draws(e) or any(uses(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns
+    )
 
 
 def seeds_first(jaxpr: jex.Jaxpr) -> bool:
@@ -50,7 +61,11 @@ def _without_calls(jaxpr: jex.Jaxpr) -> Iterator:
 
 def _seeds(eqn) -> bool:
     """Drawing from a key of the TPU's seeds the generator with that key."""
-    return eqn.primitive.name == "prng_seed" or _draws_from_tpu_key(eqn) and bool(words_of(eqn.invars[0].aval.dtype))
+    return (
+        eqn.primitive.name == "prng_seed"
+        or _draws_from_tpu_key(eqn)
+        and bool(words_of(eqn.invars[0].aval.dtype))
+    )
 
 
 def _draws(eqn) -> bool:
@@ -96,4 +111,6 @@ def split_key(key) -> list:
 
 def join_key(eqn, words: Sequence):
     """prng_join"""
-    return join_words([lax.convert_element_type(w, WORD) for w in words], words_of(eqn.outvars[0].aval.dtype))
+    return join_words(
+        [lax.convert_element_type(w, WORD) for w in words], words_of(eqn.outvars[0].aval.dtype)
+    )

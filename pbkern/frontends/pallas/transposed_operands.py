@@ -3,8 +3,9 @@
     q = jnp.swapaxes(x, 1, 2)                    # [batch, heads, length, width] of [batch, length, heads, width]
     pl.pallas_call(..., in_specs=[pl.BlockSpec((None, None, 128, width), lambda b, h, i: (b, h, i, 0))])(q)
 
-The block of q is one of x as well: (1, 128, 1, width) at (b, i, h, 0), without the squeezed dimensions the same Ref. This holds
-where the dimensions that a block keeps are in the order of the Ref, as those of blocks of one head do.
+The block of q is one of x as well: (1, 128, 1, width) at (b, i, h, 0), without the squeezed
+dimensions the same Ref. This holds where the dimensions that a block keeps are in the order of the
+Ref, as those of blocks of one head do.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ class InterleavedLoads:
 
     def order(self) -> tuple[int, ...]:
         """Dimensions as they are in the source, those of the largest strides first."""
-        return tuple(sorted(range(len(self.dims)), key=lambda d: (-self.dims[d][1], self.dims[d][0] != 1)))
+        return tuple(
+            sorted(range(len(self.dims)), key=lambda d: (-self.dims[d][1], self.dims[d][0] != 1))
+        )
 
 
-def in_place(kernel: Kernel, operands: tuple[int, ...], nodes: tuple) -> tuple[Kernel, dict[int, InterleavedLoads]]:
+def in_place(
+    kernel: Kernel, operands: tuple[int, ...], nodes: tuple
+) -> tuple[Kernel, dict[int, InterleavedLoads]]:
     """The kernel that reads transposed operands where they are, and those by their number among `nodes`.
 
     Args:
@@ -44,7 +49,11 @@ def in_place(kernel: Kernel, operands: tuple[int, ...], nodes: tuple) -> tuple[K
     for i in range(kernel.num_scalar_prefetch, len(inputs)):
         view = strided(nodes[operands[i]])
         order = view.order()
-        if i not in aliased and view.source is not nodes[operands[i]] and _reads_alike(inputs[i], view, order):
+        if (
+            i not in aliased
+            and view.source is not nodes[operands[i]]
+            and _reads_alike(inputs[i], view, order)
+        ):
             inputs[i], views[operands[i]] = _permuted(inputs[i], order), view
     return dataclasses.replace(kernel, inputs=tuple(inputs)), views
 
@@ -57,16 +66,24 @@ def strided(node) -> InterleavedLoads:
         return whole
     inner = strided(node.owner.operands[0])
     if name == "stablehlo.transpose":
-        return InterleavedLoads(inner.source, tuple(inner.dims[p] for p in node.owner.attributes["permutation"]))
+        return InterleavedLoads(
+            inner.source, tuple(inner.dims[p] for p in node.owner.attributes["permutation"])
+        )
     dims = _reshaped(inner.dims, tuple(node.type.shape))
     return whole if dims is None else InterleavedLoads(inner.source, dims)
 
 
 def _row_major(shape) -> list[int]:
-    return list(itertools.accumulate(list(shape)[:0:-1], operator.mul, initial=1))[::-1] if shape else []
+    return (
+        list(itertools.accumulate(list(shape)[:0:-1], operator.mul, initial=1))[::-1]
+        if shape
+        else []
+    )
 
 
-def _reshaped(dims: tuple[tuple[int, int], ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
+def _reshaped(
+    dims: tuple[tuple[int, int], ...], shape: tuple[int, ...]
+) -> tuple[tuple[int, int], ...] | None:
     """Strides of the same elements under another shape; None where they are not so."""
     if 0 in shape:
         return None
@@ -95,7 +112,12 @@ def _reads_alike(m: BlockMapping, view: InterleavedLoads, order: tuple[int, ...]
     """Whether a block is the same Ref in the source, made of runs that are long enough."""
     kept = [d for d in order if not isinstance(m.dims[d], Squeezed)]
     plain = all(isinstance(d, (Blocked, Squeezed)) for d in m.dims)
-    if not plain or order == tuple(range(len(order))) or kept != sorted(kept) or math.prod(m.array.shape) == 0:
+    if (
+        not plain
+        or order == tuple(range(len(order)))
+        or kept != sorted(kept)
+        or math.prod(m.array.shape) == 0
+    ):
         return False
     dense = [view.dims[d] for d in order if view.dims[d][0] != 1]
     if [stride for _, stride in dense] != _row_major([size for size, _ in dense]):
@@ -113,4 +135,6 @@ def _permuted(m: BlockMapping, order: tuple[int, ...]) -> BlockMapping:
     jaxpr = m.index_map.jaxpr
     index_map = m.index_map.replace(jaxpr=jaxpr.replace(outvars=[jaxpr.outvars[d] for d in order]))
     array = ArrayType(tuple(m.array.shape[d] for d in order), m.array.dtype)
-    return dataclasses.replace(m, array=array, dims=tuple(m.dims[d] for d in order), index_map=index_map)
+    return dataclasses.replace(
+        m, array=array, dims=tuple(m.dims[d] for d in order), index_map=index_map
+    )

@@ -34,7 +34,11 @@ def _bitcast_convert_type(eqn, x) -> list | None:
 
 def _roll(eqn, x, shift) -> list:
     """x rolled by `shift`; with `stride`, by shift + stride * position along `stride_axis`."""
-    axis, stride, stride_axis = eqn.params["axis"], eqn.params.get("stride"), eqn.params.get("stride_axis")
+    axis, stride, stride_axis = (
+        eqn.params["axis"],
+        eqn.params.get("stride"),
+        eqn.params.get("stride_axis"),
+    )
     n = x.shape[axis]
     if stride is None:
         start = lax.rem(n - lax.rem(jnp.asarray(shift, np.int32), np.int32(n)), np.int32(n))
@@ -57,7 +61,9 @@ def _platform_index(eqn) -> list:
     platforms = eqn.params["platforms"]
     found = next((n for n, names in enumerate(platforms) if names is None or "cpu" in names), None)
     if found is None:
-        raise UnsupportedOp("no branch for the CPU", at=_jax.user_line(eqn), why=f"platforms {platforms}")
+        raise UnsupportedOp(
+            "no branch for the CPU", at=_jax.user_line(eqn), why=f"platforms {platforms}"
+        )
     return [np.int32(found)]
 
 
@@ -65,23 +71,29 @@ def _inline_asm(eqn, *operands) -> list:
     """Only what Pallas itself emits has a meaning on other machines."""
     if "tanh.approx" in eqn.params["asm"]:
         return [lax.tanh(operands[0])]
-    raise UnsupportedOp("inline assembly in a Pallas kernel", at=_jax.user_line(eqn), why=eqn.params["asm"])
+    raise UnsupportedOp(
+        "inline assembly in a Pallas kernel", at=_jax.user_line(eqn), why=eqn.params["asm"]
+    )
 
 
-# --- random numbers ------------------------------------------------------------------------------------------------
+# --- random numbers
+# ------------------------------------------------------------------------------------------------
 
 
 def _stochastic_round(eqn, x, random) -> list:
     to = np.dtype(eqn.params["target_dtype"])
     if to.name not in ("bfloat16", *FORMATS) or x.dtype != np.float32:
         raise UnsupportedOp(
-            "`stochastic_round` in a Pallas kernel", at=_jax.user_line(eqn), why=f"from {x.dtype} to {to}",
+            "`stochastic_round` in a Pallas kernel",
+            at=_jax.user_line(eqn),
+            why=f"from {x.dtype} to {to}",
             hint=f"from float32 to bfloat16, {', '.join(FORMATS)}",
-        )  # fmt: skip
+        )
     return [round_at_random(x, random, to)]
 
 
-# --- packed elements -----------------------------------------------------------------------------------------------
+# --- packed elements
+# -----------------------------------------------------------------------------------------------
 
 
 def _pack(eqn, *xs: jax.Array) -> list:
@@ -102,7 +114,11 @@ def _pack(eqn, *xs: jax.Array) -> list:
 def _unpack(eqn, x) -> list:
     packed, out = np.dtype(eqn.params["packed_dtype"]), np.dtype(eqn.params["unpacked_dtype"])
     word = np.dtype(f"uint{x.dtype.itemsize * 8}")
-    bits = jax.dtypes.itemsize_bits(packed) if hasattr(jax.dtypes, "itemsize_bits") else packed.itemsize * 8
+    bits = (
+        jax.dtypes.itemsize_bits(packed)
+        if hasattr(jax.dtypes, "itemsize_bits")
+        else packed.itemsize * 8
+    )
     part = lax.bitcast_convert_type(x, word) >> word.type(eqn.params["index"] * bits)
     if jnp.issubdtype(packed, jnp.floating):
         return [lax.bitcast_convert_type(part.astype(f"uint{bits}"), packed).astype(out)]
@@ -126,6 +142,21 @@ VALUE_RULES = SAID_OTHERWISE | {
     "unpack_elementwise": _unpack,
 }
 # Hints and placements: the value itself.
-IDENTITIES = ("multiple_of", "max_contiguous", "add_dependency", "layout_cast", "reshard", "optimization_barrier", "pvary")
+IDENTITIES = (
+    "multiple_of",
+    "max_contiguous",
+    "add_dependency",
+    "layout_cast",
+    "reshard",
+    "optimization_barrier",
+    "pvary",
+)
 # Nothing to do on one core that runs its programs in order.
-NOTHING = ("delay", "debug_barrier_p", "set_max_registers_p", "commit_smem", "trace_value", "print_layout")
+NOTHING = (
+    "delay",
+    "debug_barrier_p",
+    "set_max_registers_p",
+    "commit_smem",
+    "trace_value",
+    "print_layout",
+)

@@ -22,7 +22,9 @@ def canonicalise(module: ir.Module, main: str) -> None:
         while calls := [op for op in operations(functions[main]) if op.name == "func.call"]:
             for call in calls:
                 _inline(call, functions[ir.FlatSymbolRefAttr(call.attributes["callee"]).value])
-        if not any(op.name == "stablehlo.composite" for op in operations(functions[main])):  # these name functions, too
+        if not any(
+            op.name == "stablehlo.composite" for op in operations(functions[main])
+        ):  # these name functions, too
             for name, function in functions.items():
                 if name != main:
                     function.erase()
@@ -35,7 +37,11 @@ def canonicalise(module: ir.Module, main: str) -> None:
 
 def functions_of(module: ir.Module) -> dict[str, Any]:
     """A module's functions by name."""
-    return {name_of(f.operation): f.operation for f in module.body.operations if f.operation.name == "func.func"}
+    return {
+        name_of(f.operation): f.operation
+        for f in module.body.operations
+        if f.operation.name == "func.func"
+    }
 
 
 def name_of(function: Any) -> str:

@@ -1,7 +1,8 @@
 """Meaning of small regions: which operation combines two elements, which order a comparator means.
 
-An order is found by trying: a region that only compares, selects and combines truth values can tell apart no more than the
-few kinds of numbers that are tried, so that a region that agrees on all of them agrees everywhere.
+An order is found by trying: a region that only compares, selects and combines truth values can tell
+apart no more than the few kinds of numbers that are tried, so that a region that agrees on all of
+them agrees everywhere.
 """
 
 from __future__ import annotations
@@ -18,9 +19,24 @@ from .constants import constant
 from .operation import Operation, made_by, tensor_type
 
 EXTREMES = {"stablehlo.maximum": np.maximum, "stablehlo.minimum": np.minimum}
-LOGIC = {"stablehlo.and": np.logical_and, "stablehlo.or": np.logical_or, "stablehlo.xor": np.logical_xor}
-COMPARISONS = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
-MOST_SAMPLES = {1: None, 2: 8, 3: 6}  # per key, by number of keys: all combinations of pairs are tried
+LOGIC = {
+    "stablehlo.and": np.logical_and,
+    "stablehlo.or": np.logical_or,
+    "stablehlo.xor": np.logical_xor,
+}
+COMPARISONS = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+MOST_SAMPLES = {
+    1: None,
+    2: 8,
+    3: 6,
+}  # per key, by number of keys: all combinations of pairs are tried
 COMMUTATIVE = ("add", "multiply", "minimum", "maximum", "and", "or", "xor")
 
 
@@ -36,7 +52,10 @@ def combiners(block: Any) -> list[str | None]:
     arguments = list(block.arguments)
     n = len(arguments) // 2
     made = {o.results[0]: o for o in operations if len(o.results) == 1}
-    return [_combiner(made, value, arguments[k], arguments[n + k]) for k, value in enumerate(last.operands)]
+    return [
+        _combiner(made, value, arguments[k], arguments[n + k])
+        for k, value in enumerate(last.operands)
+    ]
 
 
 def _combiner(made: dict, value: Any, x: Any, y: Any) -> str | None:
@@ -51,7 +70,8 @@ def _combiner(made: dict, value: Any, x: Any, y: Any) -> str | None:
     return None
 
 
-# --- orders ---------------------------------------------------------------------------------------------------------
+# --- orders
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _is_logic(block: Any) -> bool:
@@ -100,7 +120,10 @@ def _samples(dtype: np.dtype, constants: Sequence[np.ndarray]) -> np.ndarray:
     for c in given:
         with np.errstate(all="ignore"):
             found.append(
-                np.array([c, np.nextafter(c, dtype.type(np.inf)), np.nextafter(c, dtype.type(-np.inf))], dtype).ravel()
+                np.array(
+                    [c, np.nextafter(c, dtype.type(np.inf)), np.nextafter(c, dtype.type(-np.inf))],
+                    dtype,
+                ).ravel()
             )
     every = np.concatenate(found)
     first = np.unique(every.view(f"int{dtype.itemsize * 8}"), return_index=True)[1]
@@ -136,13 +159,18 @@ def _result(op: Any, given: list[np.ndarray]) -> np.ndarray:
         return COMPARISONS[wrapped.choice("comparison_direction") or ""](*given)
     if op.name == "stablehlo.select":
         return np.where(given[0], given[1], given[2]).astype(given[1].dtype)
-    return np.logical_not(given[0]) if op.name == "stablehlo.not" else (LOGIC | EXTREMES)[op.name](*given)
+    return (
+        np.logical_not(given[0])
+        if op.name == "stablehlo.not"
+        else (LOGIC | EXTREMES)[op.name](*given)
+    )
 
 
 @dataclass(frozen=True)
 class Key:
-    """Part of one array in an order: descending or not, and whether by the total order of its bits, or by value with all
-    NaN after everything else and zeros alike, as lax.sort does."""
+    """Part of one array in an order: descending or not, and whether by the total order of its bits,
+    or by value with all NaN after everything else and zeros alike, as lax.sort does.
+    """
 
     descending: bool
     total: bool
@@ -155,7 +183,9 @@ class Key:
         if self.total:
             return -total_order(x) if self.descending else total_order(x)
         value = -x if self.descending else x
-        value = np.where(value == 0, np.zeros((), x.dtype), np.where(x != x, np.array(np.nan, x.dtype), value))
+        value = np.where(
+            value == 0, np.zeros((), x.dtype), np.where(x != x, np.array(np.nan, x.dtype), value)
+        )
         return total_order(value.astype(x.dtype))
 
 
@@ -180,7 +210,12 @@ def sort_order(block: Any) -> tuple[Key, ...] | None:
 
 def _candidates(count: int, dtypes: Sequence[np.dtype]) -> Iterator[tuple[Key, ...]]:
     kinds = [
-        [Key(d, t) for t in ((False, True) if dtype.kind not in "iub" else (False,)) for d in (False, True)] for dtype in dtypes
+        [
+            Key(d, t)
+            for t in ((False, True) if dtype.kind not in "iub" else (False,))
+            for d in (False, True)
+        ]
+        for dtype in dtypes
     ]
     return itertools.product(*kinds[:count])
 
@@ -193,7 +228,10 @@ def _pairs(samples: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], found: np.ndarray) -> bool:
-    """Whether a comparator's answers are "x before y" by these keys. One that takes no care of NaN leaves its place open."""
+    """Whether a comparator's answers are "x before y" by these keys.
+
+    One that takes no care of NaN leaves its place open.
+    """
     before, equal = np.zeros(found.shape, bool), np.ones(found.shape, bool)
     known = np.ones(found.shape, bool)
     for key, x, y in zip(keys, pairs[::2], pairs[1::2]):
@@ -206,13 +244,15 @@ def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], found: np.ndarray) -> 
     return bool((found == before)[known].all() and not found[~known].any())
 
 
-# --- the place of an extreme ----------------------------------------------------------------------------------------
+# --- the place of an extreme
+# ----------------------------------------------------------------------------------------
 
 
 def extreme(block: Any) -> str | None:
     """Recognises a region (x, i, y, j) -> (an extreme, its least place): "argmax" or "argmin" of lax, NaN beyond all others.
 
-    None if it is neither. Regions that take one of two elements by their order if one is NaN leave that open.
+    None if it is neither. Regions that take one of two elements by their order if one is NaN leave
+    that open.
     """
     arguments = list(block.arguments)
     if len(arguments) != 4 or not _is_logic(block):

@@ -32,7 +32,10 @@ def dense(attribute: Any, dtype: np.dtype | None = None) -> np.ndarray:
 
 
 def constant(op: Any, dtype: np.dtype) -> np.ndarray:
-    """The array of a constant operation. The bindings have no attribute of complex numbers: these are read as text."""
+    """The array of a constant operation.
+
+    The bindings have no attribute of complex numbers: these are read as text.
+    """
     if dtype.kind != "c":
         return dense(op.attributes["value"], dtype)
     shape = tuple(ir.ShapedType(op.results[0].type).shape)
@@ -50,7 +53,11 @@ def _of_text(text: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         found = np.array([_number(word, part) for word in NUMBER.findall(body)], part)
         found = found.view(dtype) if dtype.kind == "c" else found
     size = int(np.prod(shape))
-    return found.reshape(shape) if found.size == size else np.broadcast_to(found.reshape(()), shape).copy()
+    return (
+        found.reshape(shape)
+        if found.size == size
+        else np.broadcast_to(found.reshape(()), shape).copy()
+    )
 
 
 def _number(word: str, dtype: np.dtype) -> Any:

@@ -13,13 +13,20 @@ from .operation import Operation, made_by, tensor_type
 
 COMPARING = ("stablehlo.compare", "stablehlo.constant", "stablehlo.and")
 MOST_STEPS = 2**31 - 1
-HOLDS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}
+HOLDS = {
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "NE": operator.ne,
+}
 
 
 def trip_count(op: Any, given: Sequence[Any]) -> int | None:
-    """Counts a loop `while (i < n) { ..; i = i + s }` of constants n and s, and a start among `given` that is one, in any order
-    of the operands of the comparison and of the sum;
-    of several such comparisons that must all hold, the one that ends first."""
+    """Counts a loop `while (i < n) { ..; i = i + s }` of constants n and s, and a start among
+    `given` that is one, in any order of the operands of the comparison and of the sum; of several
+    such comparisons that must all hold, the one that ends first.
+    """
     test, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
     *operations, last = [o.operation for o in test.operations]
     if any(o.name not in COMPARING for o in operations):
@@ -48,11 +55,20 @@ def _count(compare: Any, test: Any, body: Any, given: Sequence[Any]) -> int | No
     limit = _known(end, test, given)
     start = given[counter]
     step = _step(body, counter)
-    if limit is None or step is None or not isinstance(start, np.ndarray | np.integer) or np.ndim(start):
+    if (
+        limit is None
+        or step is None
+        or not isinstance(start, np.ndarray | np.integer)
+        or np.ndim(start)
+    ):
         return None
     found = _steps(int(start), int(limit), step, direction)
     dtype = tensor_type(test.arguments[counter])[1]
-    if found is None or found > MOST_STEPS or not np.iinfo(dtype).min <= int(start) + found * step <= np.iinfo(dtype).max:
+    if (
+        found is None
+        or found > MOST_STEPS
+        or not np.iinfo(dtype).min <= int(start) + found * step <= np.iinfo(dtype).max
+    ):
         return None
     return found
 
@@ -84,7 +100,9 @@ def _comparison(found: Any, test: Any) -> tuple[int, str, Any] | None:
         return arguments.index(x), direction, y
     if y in arguments and x not in arguments:
         return arguments.index(y), MIRRORED[direction], x
-    if x in arguments and y in arguments:  # the end is a carry that never changes, or the counter is
+    if (
+        x in arguments and y in arguments
+    ):  # the end is a carry that never changes, or the counter is
         return arguments.index(x), direction, y
     return None
 

@@ -1,7 +1,7 @@
 """Source -> Imported: the main function of a program as a ClosedJaxpr, with calls of other functions inlined.
 
-What cannot be imported is found, all of it, before anything is traced. The jaxpr is traced with 64-bit types, which programs
-of TensorFlow and others hold; where it is called does not matter.
+What cannot be imported is found, all of it, before anything is traced. The jaxpr is traced with
+64-bit types, which programs of TensorFlow and others hold; where it is called does not matter.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ def import_program(source: Source) -> Imported:
     """Raises UnsupportedOp, which names all that cannot be imported; ArgumentError for a module without a main function."""
     functions = functions_of(source.module)
     if MAIN not in functions and len(functions) != 1:
-        raise ArgumentError(f"{source.what} has no function `{MAIN}`", why=f"it has {', '.join(functions) or 'none'}",
-                          hint="name the function to import main")  # fmt: skip
+        raise ArgumentError(
+            f"{source.what} has no function `{MAIN}`",
+            why=f"it has {', '.join(functions) or 'none'}",
+            hint="name the function to import main",
+        )
     main = functions.get(MAIN) or next(iter(functions.values()))
     canonicalise(source.module, name_of(main))
     _check(source)
@@ -57,7 +60,9 @@ def import_program(source: Source) -> Imported:
     scope = Scope(functions_of(source.module), {}, source.places)
     block = main.regions[0].blocks[0]
     with jax.enable_x64(True):
-        jaxpr = jax.make_jaxpr(lambda *args: [jnp.asarray(x) for x in scope.run(block, args)])(*types)
+        jaxpr = jax.make_jaxpr(lambda *args: [jnp.asarray(x) for x in scope.run(block, args)])(
+            *types
+        )
     attributes = source.module.operation.attributes
     name = ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else "program"
     return Imported(jaxpr, name.removeprefix("jit_") or "program")
@@ -67,8 +72,11 @@ def _check(source: Source) -> None:
     problems = list(dict.fromkeys(_problems(source.module.operation, source.places)))
     if problems:
         count = f"{len(problems)} operations" if len(problems) > 1 else "an operation"
-        raise UnsupportedOp(f"{source.what} has {count} that cannot be imported", why="; ".join(problems),
-                            hint="compute these outside of the program, or export it with fixed shapes")  # fmt: skip
+        raise UnsupportedOp(
+            f"{source.what} has {count} that cannot be imported",
+            why="; ".join(problems),
+            hint="compute these outside of the program, or export it with fixed shapes",
+        )
 
 
 def _problems(op: Any, places: Places) -> Iterator[str]:
@@ -114,15 +122,22 @@ class Scope:
         """Results of one operation. Raises UnsupportedOp with its place if lax refuses it."""
         try:
             with self.places.context(op):
-                made = RULES.lookup(op.name)(Operation(op, self.run, self.call, self.places), *operands)
+                made = RULES.lookup(op.name)(
+                    Operation(op, self.run, self.call, self.places), *operands
+                )
         except PbkernError:
             raise
         except Exception as e:
             what = f"{described(op, self.places)} is not imported"
-            raise UnsupportedOp(what, why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
-                                hint="check the program with stablehlo-opt") from e  # fmt: skip
+            raise UnsupportedOp(
+                what,
+                why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
+                hint="check the program with stablehlo-opt",
+            ) from e
         return made if isinstance(made, tuple | list) else (made,)
 
     def call(self, name: str, arguments: Sequence[Any]) -> list:
         """Results of a function of the module."""
-        return Scope(self.functions, {}, self.places).run(self.functions[name].regions[0].blocks[0], arguments)
+        return Scope(self.functions, {}, self.places).run(
+            self.functions[name].regions[0].blocks[0], arguments
+        )

@@ -18,12 +18,19 @@ from .places import Places
 
 FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 DTYPES: dict[str, np.dtype] = {
-    "i1": np.dtype(np.bool_), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
-    "bf16": np.dtype(ml_dtypes.bfloat16), "complex<f32>": np.dtype(np.complex64), "complex<f64>": np.dtype(np.complex128),
-    **{f"i{n}": np.dtype(f"int{n}") for n in (8, 16, 32, 64)}, **{f"ui{n}": np.dtype(f"uint{n}") for n in (8, 16, 32, 64)},
-    "i4": np.dtype(ml_dtypes.int4), "ui4": np.dtype(ml_dtypes.uint4),
+    "i1": np.dtype(np.bool_),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "complex<f32>": np.dtype(np.complex64),
+    "complex<f64>": np.dtype(np.complex128),
+    **{f"i{n}": np.dtype(f"int{n}") for n in (8, 16, 32, 64)},
+    **{f"ui{n}": np.dtype(f"uint{n}") for n in (8, 16, 32, 64)},
+    "i4": np.dtype(ml_dtypes.int4),
+    "ui4": np.dtype(ml_dtypes.uint4),
     **{f"f8{n.upper()}": np.dtype(getattr(ml_dtypes, f"float8_{n}")) for n in FLOAT8},
-}  # fmt: skip
+}
 
 
 def type_problem(type_: ir.Type) -> str | None:
@@ -33,7 +40,9 @@ def type_problem(type_: ir.Type) -> str | None:
         return None
     if isinstance(type_, ir.TupleType):
         parts = ir.TupleType(type_)
-        return next(filter(None, (type_problem(parts.get_type(k)) for k in range(parts.num_types))), None)
+        return next(
+            filter(None, (type_problem(parts.get_type(k)) for k in range(parts.num_types))), None
+        )
     if not isinstance(type_, ir.RankedTensorType):
         return f"type {text}"
     tensor = ir.RankedTensorType(type_)
@@ -107,7 +116,9 @@ class Operation:
     def text(self, name: str) -> str:
         """Returns the text of a string, or the name of a symbol."""
         found = self.attribute(name)
-        return (ir.StringAttr if isinstance(found, ir.StringAttr) else ir.FlatSymbolRefAttr)(found).value
+        return (ir.StringAttr if isinstance(found, ir.StringAttr) else ir.FlatSymbolRefAttr)(
+            found
+        ).value
 
     def flag(self, name: str) -> bool:
         found = self.attribute(name)
@@ -136,7 +147,11 @@ class Operation:
     def precision(self) -> tuple[str, ...] | None:
         """Precision of a contraction's operands, in lower case; None for the default."""
         found = self.attribute("precision_config")
-        words = () if found is None else tuple(str(a).rstrip(">").split()[-1].lower() for a in ir.ArrayAttr(found))
+        words = (
+            ()
+            if found is None
+            else tuple(str(a).rstrip(">").split()[-1].lower() for a in ir.ArrayAttr(found))
+        )
         return None if all(w == "default" for w in words) else words
 
     def region(self, k: int) -> Callable[..., list]:
@@ -159,4 +174,8 @@ def described(op: Any, places: Places) -> str:
 
 def refused(op: Operation, why: str) -> UnsupportedOp:
     """The error of one operation that has a rule, which does not cover this case."""
-    return UnsupportedOp(f"{described(op.mlir, op.places)} is not imported", why=why, hint="compute it outside of the program")
+    return UnsupportedOp(
+        f"{described(op.mlir, op.places)} is not imported",
+        why=why,
+        hint="compute it outside of the program",
+    )

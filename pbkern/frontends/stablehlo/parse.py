@@ -28,11 +28,9 @@ LONGEST_PATH = 4096
 class Source:
     """A program that can be imported.
 
-    Attributes:
-      module: its MLIR module.
-      what: words for messages, such as "`model.mlir`".
-      exported: what jax.export made it of, which knows the structure of arguments and results; None for other programs.
-      places: of its operations.
+    Attributes: module: its MLIR module. what: words for messages, such as "`model.mlir`". exported:
+      what jax.export made it of, which knows the structure of arguments and results; None for other
+      programs. places: of its operations.
     """
 
     module: ir.Module
@@ -44,7 +42,8 @@ class Source:
 def parse(given: Any, what: str = "the text", named: Mapping[str, Place] | None = None) -> Source:
     """Reads a program; `what` stands for a text in messages, `named` knows places by the names of operations.
 
-    Raises ArgumentError for what is no StableHLO, TargetError where a package is missing, UnsupportedOp for several devices.
+    Raises ArgumentError for what is no StableHLO, TargetError where a package is missing,
+    UnsupportedOp for several devices.
     """
     if isinstance(given, Source):
         return given
@@ -58,8 +57,9 @@ def parse(given: Any, what: str = "the text", named: Mapping[str, Place] | None 
     if isinstance(given, str):
         return Source(_module(given, what), what, places=Places(named=named or {}))
     forms = "a StableHLO program is a path, bytes, text or a jax.export.Exported"
-    raise ArgumentError(forms, why=f"given {type(given).__name__}",
-                        hint="jax.export.export(jax.jit(f))(*args)")  # fmt: skip
+    raise ArgumentError(
+        forms, why=f"given {type(given).__name__}", hint="jax.export.export(jax.jit(f))(*args)"
+    )
 
 
 def _is_path(text: str) -> bool:
@@ -71,8 +71,11 @@ def _contents(path: pathlib.Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as e:
-        raise ArgumentError(f"`{path}` cannot be read", why=f"{type(e).__name__}: {e.strerror}",
-                          hint="the path of a StableHLO file") from None  # fmt: skip
+        raise ArgumentError(
+            f"`{path}` cannot be read",
+            why=f"{type(e).__name__}: {e.strerror}",
+            hint="the path of a StableHLO file",
+        ) from None
 
 
 def _of_bytes(given: bytes, what: str) -> Source:
@@ -92,22 +95,34 @@ def _of_blob(given: bytes, what: str) -> Source:
     try:
         exported = jax.export.deserialize(bytearray(given))
     except ImportError as e:
-        raise TargetError(f"{what} cannot be read", why=str(e), hint="pip install flatbuffers") from None
+        raise TargetError(
+            f"{what} cannot be read", why=str(e), hint="pip install flatbuffers"
+        ) from None
     except Exception as e:
-        raise _no_program(what, f"neither MLIR's bytecode or text, nor a jax.export artefact: {type(e).__name__}") from None
+        raise _no_program(
+            what, f"neither MLIR's bytecode or text, nor a jax.export artefact: {type(e).__name__}"
+        ) from None
     return _of_exported(exported, what)
 
 
 def _of_exported(exported: jax.export.Exported, what: str) -> Source:
     if exported.nr_devices != 1:
-        raise UnsupportedOp(f"{what} is for {exported.nr_devices} devices", why="kernels run on one",
-                            hint="export it without shardings")  # fmt: skip
+        raise UnsupportedOp(
+            f"{what} is for {exported.nr_devices} devices",
+            why="kernels run on one",
+            hint="export it without shardings",
+        )
     if len(exported.platforms) != 1:
-        raise UnsupportedOp(f"{what} is for several platforms", why=f"{', '.join(exported.platforms)}",
-                            hint="export it for one: platforms=['cpu']")  # fmt: skip
+        raise UnsupportedOp(
+            f"{what} is for several platforms",
+            why=f"{', '.join(exported.platforms)}",
+            hint="export it for one: platforms=['cpu']",
+        )
     if exported.ordered_effects or exported.unordered_effects:
         effects = ", ".join(map(str, (*exported.ordered_effects, *exported.unordered_effects)))
-        raise UnsupportedOp(f"{what} has side effects", why=effects, hint="export it without callbacks and prints")
+        raise UnsupportedOp(
+            f"{what} has side effects", why=effects, hint="export it without callbacks and prints"
+        )
     return Source(_module(exported.mlir_module_serialized, what), what, exported)
 
 
@@ -119,7 +134,9 @@ def _module(given: bytes | str, what: str) -> ir.Module:
         with context:
             return ir.Module.parse(given)
     except Exception as e:
-        raise _no_program(what, str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__) from None
+        raise _no_program(
+            what, str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        ) from None
 
 
 def _no_program(what: str, why: str) -> ArgumentError:

@@ -3,9 +3,9 @@
     @rule("stablehlo.iota")
     def iota(op, ...): ...
 
-A rule gets the Operation and its operands, arrays of JAX or constants of NumPy, and returns one array, or a sequence of
-them if the operation has several results. A check looks at an operation before anything is traced and returns why its rule
-does not cover it, or None.
+A rule gets the Operation and its operands, arrays of JAX or constants of NumPy, and returns one
+array, or a sequence of them if the operation has several results. A check looks at an operation
+before anything is traced and returns why its rule does not cover it, or None.
 """
 
 from __future__ import annotations

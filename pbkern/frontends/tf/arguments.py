@@ -1,7 +1,7 @@
 """Arguments of a call -> its tensors, and what the rest of them is: structure, Python's values, variables.
 
-As tf.function has it: arrays of NumPy are tensors, numbers and other values of Python are constants of the function that is
-traced, and a function is traced anew for other constants, types or shapes.
+As tf.function has it: arrays of NumPy are tensors, numbers and other values of Python are constants
+of the function that is traced, and a function is traced anew for other constants, types or shapes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,22 @@ from pbkern.core.errors import ArgumentError, UnsupportedOp
 
 # Element types that kernels have.
 DTYPES = (
-    tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32,
-    tf.uint64, tf.bool, tf.complex64, tf.complex128,
-)  # fmt: skip
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.int8,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.uint8,
+    tf.uint16,
+    tf.uint32,
+    tf.uint64,
+    tf.bool,
+    tf.complex64,
+    tf.complex128,
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,9 @@ class Arguments:
 
     def rebuilt(self, tensors: Sequence[Any]) -> tuple[tuple, dict]:
         """(args, kwargs) with other tensors in their places."""
-        return tf.nest.map_structure(lambda x: tensors[x.number] if isinstance(x, Place) else x, self.structure)
+        return tf.nest.map_structure(
+            lambda x: tensors[x.number] if isinstance(x, Place) else x, self.structure
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,11 @@ def arguments(args: tuple, kwargs: dict) -> Arguments:
     tensors: list[tf.Tensor] = []
 
     def place(value: Any) -> Any:
-        if isinstance(value, np.ndarray | np.generic) or tf.is_tensor(value) and not isinstance(value, tf.Variable):
+        if (
+            isinstance(value, np.ndarray | np.generic)
+            or tf.is_tensor(value)
+            and not isinstance(value, tf.Variable)
+        ):
             tensors.append(_tensor(value, f"argument {len(tensors)}"))
             return Place(len(tensors) - 1)
         return value
@@ -67,11 +86,17 @@ def arguments(args: tuple, kwargs: dict) -> Arguments:
 
 
 def by_signature(signature: Sequence[Any], args: tuple, kwargs: dict) -> tuple:
-    """Arguments converted to the types of an input signature. Raises ArgumentError for those that do not match it."""
+    """Arguments converted to the types of an input signature.
+
+    Raises ArgumentError for those that do not match it.
+    """
     if kwargs or len(args) != len(signature):
         given = f"{len(args)} arguments" + (f" and {', '.join(kwargs)} by name" if kwargs else "")
-        raise ArgumentError("a call does not match the input signature", why=f"given {given}, it has {len(signature)}",
-                            hint="pass every argument by position")  # fmt: skip
+        raise ArgumentError(
+            "a call does not match the input signature",
+            why=f"given {given}, it has {len(signature)}",
+            hint="pass every argument by position",
+        )
     return tuple(_converted(s, a) for s, a in zip(signature, args))
 
 
@@ -84,8 +109,11 @@ def _converted(spec: Any, value: Any) -> Any:
     else:
         same = isinstance(value, list | tuple) and len(value) == len(spec)
     if not same:
-        raise ArgumentError("a call does not match the input signature", why=f"given {value!r}, it has {spec!r}",
-                            hint="arguments of the structure that the signature has")  # fmt: skip
+        raise ArgumentError(
+            "a call does not match the input signature",
+            why=f"given {value!r}, it has {spec!r}",
+            hint="arguments of the structure that the signature has",
+        )
     if isinstance(spec, dict):
         return {k: _converted(s, value[k]) for k, s in spec.items()}
     return type(spec)(_converted(s, v) for s, v in zip(spec, value))
@@ -103,19 +131,26 @@ def _of_type(spec: tf.TensorSpec, value: Any) -> tf.Tensor:
 
 def _mismatch(spec: tf.TensorSpec, value: Any, why: str) -> ArgumentError:
     return ArgumentError(
-        f"an argument is no {spec.dtype.name} of shape {spec.shape}", why=why, hint="the input signature says so"
+        f"an argument is no {spec.dtype.name} of shape {spec.shape}",
+        why=why,
+        hint="the input signature says so",
     )
 
 
 def _tensor(value: Any, what: str) -> tf.Tensor:
     if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
-        raise UnsupportedOp(f"{what} is a {type(value).__name__}", why="kernels read dense arrays",
-                            hint="tf.sparse.to_dense(x), x.to_tensor()")  # fmt: skip
+        raise UnsupportedOp(
+            f"{what} is a {type(value).__name__}",
+            why="kernels read dense arrays",
+            hint="tf.sparse.to_dense(x), x.to_tensor()",
+        )
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype not in DTYPES:
         names = ", ".join(d.name for d in DTYPES)
         raise UnsupportedOp(
-            f"{what} has dtype {tensor.dtype.name}", why="kernels have no such elements", hint=f"one of {names}"
+            f"{what} has dtype {tensor.dtype.name}",
+            why="kernels have no such elements",
+            hint=f"one of {names}",
         )
     return tensor
 

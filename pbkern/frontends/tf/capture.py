@@ -24,13 +24,12 @@ ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(
 class Captured:
     """A traced function.
 
-    Attributes:
-      program: StableHLO text; its parameters are the call's tensors, then `captures`.
-      captures: what the function reads of its scope: tensors, and variables, which are read at each call.
-      assigned: (number of a result of the program, the variable that gets it).
-      results: the structure of the function's results, with None where it returns None.
-      count: how many results of the program are the function's; they come first.
-      places: the user's lines by names of TensorFlow's operations.
+    Attributes: program: StableHLO text; its parameters are the call's tensors, then `captures`.
+      captures: what the function reads of its scope: tensors, and variables, which are read at each
+      call. assigned: (number of a result of the program, the variable that gets it). results: the
+      structure of the function's results, with None where it returns None. count: how many results
+      of the program are the function's; they come first. places: the user's lines by names of
+      TensorFlow's operations.
     """
 
     program: str
@@ -42,11 +41,16 @@ class Captured:
 
     @functools.cached_property
     def values(self) -> Callable[[], list[tf.Tensor]]:
-        """Gives values of the captures, now. One function of TensorFlow's reads them all: read_value costs 30 us a variable."""
+        """Gives values of the captures, now.
+
+        One function of TensorFlow's reads them all: read_value costs 30 us a variable.
+        """
         captures = self.captures
         if not any(isinstance(c, tf.Variable) for c in captures):
             return lambda: list(captures)
-        read = tf.function(lambda: [c.read_value() if isinstance(c, tf.Variable) else c for c in captures])
+        read = tf.function(
+            lambda: [c.read_value() if isinstance(c, tf.Variable) else c for c in captures]
+        )
         return read.get_concrete_function()
 
     def packed(self, results: Sequence[tf.Tensor]) -> Any:
@@ -57,7 +61,10 @@ class Captured:
 
 
 def capture(fn: Callable, given: Arguments) -> Captured:
-    """Traces a function for arguments like these. Raises UnsupportedOp for operations that XLA does not have."""
+    """Traces a function for arguments like these.
+
+    Raises UnsupportedOp for operations that XLA does not have.
+    """
     rebuilt = tf.autograph.experimental.do_not_convert(given.rebuilt)
 
     def flat(*tensors: Any) -> Any:  # AutoGraph converts fn, which it calls
@@ -71,14 +78,25 @@ def capture(fn: Callable, given: Arguments) -> Captured:
     captures = tuple(_captured(c, variables, name) for c in concrete.captured_inputs)
     text = _stablehlo(traced, specs, name)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
-    return Captured(text, captures, assigned, concrete.structured_outputs, len(concrete.outputs), _places(concrete.graph))
+    return Captured(
+        text,
+        captures,
+        assigned,
+        concrete.structured_outputs,
+        len(concrete.outputs),
+        _places(concrete.graph),
+    )
 
 
 def _places(graph: Any) -> dict[str, Place]:
     """The innermost line of the user's for each operation of a graph."""
     found = {}
     for op in graph.get_operations():
-        users = (f for f in reversed(op.traceback) if _jax.is_user_file(f.filename) and not LIBRARIES.search(f.filename))
+        users = (
+            f
+            for f in reversed(op.traceback)
+            if _jax.is_user_file(f.filename) and not LIBRARIES.search(f.filename)
+        )
         frame = next(users, None)
         if frame is not None:
             found[op.name] = Place(frame.filename, frame.lineno, 0, frame.name)
@@ -89,8 +107,11 @@ def _captured(tensor: tf.Tensor, variables: dict[int, tf.Variable], name: str) -
     if tensor.dtype == tf.resource and id(tensor) in variables:
         return variables[id(tensor)]
     if tensor.dtype not in DTYPES:
-        raise UnsupportedOp(f"`{name}` reads a {tensor.dtype.name} of its scope", why="kernels read arrays of numbers",
-                            hint="pass what it looks up as an argument")  # fmt: skip
+        raise UnsupportedOp(
+            f"`{name}` reads a {tensor.dtype.name} of its scope",
+            why="kernels read arrays of numbers",
+            hint="pass what it looks up as an argument",
+        )
     return tensor
 
 
@@ -100,10 +121,16 @@ def _stablehlo(traced: Any, specs: Sequence[tf.TensorSpec], name: str) -> str:
     except (ValueError, tf.errors.OpError) as e:
         text = str(e)
         if "compile-time constant" in text:
-            raise UnsupportedOp(f"shapes in `{name}` depend on numbers that it is called with", why=_first(text),
-                                hint="pass these as numbers of Python, which are constants") from None  # fmt: skip
-        raise UnsupportedOp(f"`{name}` has operations that XLA does not have", why=_first(text),
-                            hint="leave these to TensorFlow, outside of the function") from None  # fmt: skip
+            raise UnsupportedOp(
+                f"shapes in `{name}` depend on numbers that it is called with",
+                why=_first(text),
+                hint="pass these as numbers of Python, which are constants",
+            ) from None
+        raise UnsupportedOp(
+            f"`{name}` has operations that XLA does not have",
+            why=_first(text),
+            hint="leave these to TensorFlow, outside of the function",
+        ) from None
 
 
 def _first(text: str) -> str:

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-OPENMP = "libgomp.so.1"  # GCC's runtime, which every system with its C++ has; TensorFlow brings none
+OPENMP = (
+    "libgomp.so.1"  # GCC's runtime, which every system with its C++ has; TensorFlow brings none
+)
 WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}  # a user's own choice
 SPINS = "1000"  # some microseconds
 LINE_BYTES = 64  # programs write results that start at cache lines
@@ -23,7 +25,8 @@ LINE_BYTES = 64  # programs write results that start at cache lines
 def _openmp() -> str | None:
     """The runtime, if the system has it; loaded here for the first time, its waiting threads soon sleep.
 
-    By itself it lets them spin for milliseconds: beside another busy process a softmax of 512 x 1024 took 4 ms in place of 0.2.
+    By itself it lets them spin for milliseconds: beside another busy process a softmax of 512 x
+      1024 took 4 ms in place of 0.2.
     """
     waits = {} if WAITING & os.environ.keys() else {"GOMP_SPINCOUNT": SPINS}
     os.environ.update(waits)
@@ -43,7 +46,9 @@ class TfMemory:
     device: Any = None
     before_call: Callable[[], object] | None = None
     openmp = _openmp()
-    address: Callable[[Any], int] = staticmethod(lambda a: np.asarray(a).__array_interface__["data"][0])
+    address: Callable[[Any], int] = staticmethod(
+        lambda a: np.asarray(a).__array_interface__["data"][0]
+    )
 
     def operands(self, dtypes: Sequence[np.dtype]) -> Callable[[Sequence[tf.Tensor]], list[Any]]:
         return list
@@ -65,10 +70,16 @@ class TfMemory:
         return array
 
     def result(self, dtype: np.dtype) -> Callable[[Any], tf.Tensor]:
-        """Makes a tensor of an array's memory. DLPack knows no truth values of TensorFlow's, and NumPy exports no types of
-        others: these pass as integers, truth values are copied."""
+        """Makes a tensor of an array's memory.
+
+        DLPack knows no truth values of TensorFlow's, and NumPy exports no types of others: these
+        pass as integers, truth values are copied.
+        """
         to_tensor: Any = tf.experimental.dlpack.from_dlpack
-        kind, wanted = np.dtype(f"int{dtype.itemsize * 8}") if dtype.kind != "c" else dtype, tf.dtypes.as_dtype(dtype)
+        kind, wanted = (
+            np.dtype(f"int{dtype.itemsize * 8}") if dtype.kind != "c" else dtype,
+            tf.dtypes.as_dtype(dtype),
+        )
         is_known = dtype.isbuiltin == 1
 
         def make(array: Any) -> tf.Tensor:
@@ -76,7 +87,11 @@ class TfMemory:
                 return array
             if dtype.kind == "b":
                 return tf.constant(array)
-            return to_tensor(array.__dlpack__()) if is_known else tf.bitcast(to_tensor(array.view(kind).__dlpack__()), wanted)
+            return (
+                to_tensor(array.__dlpack__())
+                if is_known
+                else tf.bitcast(to_tensor(array.view(kind).__dlpack__()), wanted)
+            )
 
         return make
 
@@ -84,7 +99,15 @@ class TfMemory:
         """Shows the memory to JAX; DLPack has no truth values of TensorFlow's."""
         if isinstance(array, np.ndarray):
             return jax.numpy.asarray(array)
-        return jax.numpy.asarray(array.numpy()) if array.dtype == tf.bool else jax.dlpack.from_dlpack(array)
+        return (
+            jax.numpy.asarray(array.numpy())
+            if array.dtype == tf.bool
+            else jax.dlpack.from_dlpack(array)
+        )
 
     def from_jax(self, array: jax.Array) -> tf.Tensor:
-        return tf.constant(np.asarray(array)) if array.dtype == bool else tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        return (
+            tf.constant(np.asarray(array))
+            if array.dtype == bool
+            else tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        )

@@ -1,7 +1,8 @@
 """Graph of ATen operators -> ClosedJaxpr, by the table of operators.
 
-Types of results are Torch's, node by node. Numbers that the graph is called with become constants; tensors are inputs,
-parameters among them. A graph that draws random numbers has one input more, the seed. Results that are arguments stay those.
+Types of results are Torch's, node by node. Numbers that the graph is called with become constants;
+tensors are inputs, parameters among them. A graph that draws random numbers has one input more, the
+seed. Results that are arguments stay those.
 """
 
 from __future__ import annotations
@@ -68,12 +69,11 @@ class Argument:
 class Captured:
     """A graph as a jaxpr.
 
-    Attributes:
-      jaxpr: of the tensors among the graph's arguments, and the seed if it draws random numbers.
-      results: per result of the graph a Place, an Argument, or what else it is: None or a number.
-      orders: per tensor among the arguments, the order of dimensions in which the jaxpr takes it.
-      draws: whether it takes a seed.
-      checks: per check of a range in the jaxpr, in order, the operator whose indices or divisors they are, with its line.
+    Attributes: jaxpr: of the tensors among the graph's arguments, and the seed if it draws random
+      numbers. results: per result of the graph a Place, an Argument, or what else it is: None or a
+      number. orders: per tensor among the arguments, the order of dimensions in which the jaxpr
+      takes it. draws: whether it takes a seed. checks: per check of a range in the jaxpr, in order,
+      the operator whose indices or divisors they are, with its line.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -98,8 +98,17 @@ def is_supported(node: torch.fx.Node, device: torch.device = CPU) -> bool:
 
 
 # Functions of numbers in graphs whose shapes are symbols, beside those of operator and math.
-OF_NUMBERS = (min, max, torch.sym_max, torch.sym_min, torch.sym_float, torch.sym_int, torch.sym_not, torch.sym_ite,
-              torch.sym_sum)  # fmt: skip
+OF_NUMBERS = (
+    min,
+    max,
+    torch.sym_max,
+    torch.sym_min,
+    torch.sym_float,
+    torch.sym_int,
+    torch.sym_not,
+    torch.sym_ite,
+    torch.sym_sum,
+)
 
 
 def _is_python(target: Any) -> bool:
@@ -109,11 +118,18 @@ def _is_python(target: Any) -> bool:
 
 def _is_number(node: torch.fx.Node) -> bool:
     """Whether a node asks for a number of a shape, such as aten::sym_size."""
-    return name_of(node.target) in ("aten::sym_size", "aten::sym_numel", "aten::sym_stride", "aten::sym_storage_offset")
+    return name_of(node.target) in (
+        "aten::sym_size",
+        "aten::sym_numel",
+        "aten::sym_stride",
+        "aten::sym_storage_offset",
+    )
 
 
 def _has_kernels(v: torch.Tensor, device: torch.device) -> bool:
-    return v.dtype in NUMPY and v.device == device and v.layout is torch.strided and not v.is_quantized
+    return (
+        v.dtype in NUMPY and v.device == device and v.layout is torch.strided and not v.is_quantized
+    )
 
 
 def _values(node: torch.fx.Node) -> list[torch.Tensor]:
@@ -130,7 +146,9 @@ def unsupported(graph: torch.fx.Graph, device: torch.device = CPU) -> list[torch
 
 def described(node: torch.fx.Node) -> str:
     """An operator and the user's line."""
-    lines = [x.strip() for x in (node.stack_trace or "").splitlines() if x.strip().startswith("File ")]
+    lines = [
+        x.strip() for x in (node.stack_trace or "").splitlines() if x.strip().startswith("File ")
+    ]
     at = ""
     if lines:
         file, line, *_ = lines[-1].removeprefix("File ").split(", ")
@@ -138,18 +156,27 @@ def described(node: torch.fx.Node) -> str:
     return f"{name_of(node.target) or node.target}{at}"
 
 
-def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: bool = True, checked: bool = True,
-            rounds: bool = False) -> Captured:  # fmt: skip
+def capture(
+    module: torch.fx.GraphModule,
+    arguments: Sequence[Any],
+    strided: bool = True,
+    checked: bool = True,
+    rounds: bool = False,
+) -> Captured:
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
-    strided: tensors come, and results go, in the orders of dimensions that Torch has in memory; else all are row-major.
-    checked: whether indices and divisors are checked. rounds: whether each operator rounds its 16-bit results.
+    strided: tensors come, and results go, in the orders of dimensions that Torch has in memory;
+      else all are row-major.
+    checked: whether indices and divisors are checked. rounds: whether each operator rounds its
+      16-bit results.
     """
     module = shapes.concrete(module, arguments)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
-    made = list(dict.fromkeys(n for n in returned if isinstance(n, torch.fx.Node) and n not in placeholders))
+    made = list(
+        dict.fromkeys(n for n in returned if isinstance(n, torch.fx.Node) and n not in placeholders)
+    )
     numbers: dict[torch.fx.Node, Any] = {}
     checks: list[str] = []
     draws = any(name_of(n.target) in RANDOM for n in module.graph.nodes)
@@ -159,10 +186,20 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
     types = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in lying]
 
     def run(*arrays: Any) -> list:
-        left = iter([a if order is None else jax.numpy.transpose(a, inverse(order)) for a, order in zip(arrays, orders)])
-        env = {n: next(left) if isinstance(a, torch.Tensor) else a for n, a in zip(placeholders, arguments)}
+        left = iter(
+            [
+                a if order is None else jax.numpy.transpose(a, inverse(order))
+                for a, order in zip(arrays, orders)
+            ]
+        )
+        env = {
+            n: next(left) if isinstance(a, torch.Tensor) else a
+            for n, a in zip(placeholders, arguments)
+        }
         checks.clear()
-        _Interpreter(module, arrays[-1] if draws else None, checks if checked else None, rounds).fill(env)
+        _Interpreter(
+            module, arrays[-1] if draws else None, checks if checked else None, rounds
+        ).fill(env)
         kept: list[Any] = []
         for n in made:
             if not hasattr(env[n], "dtype"):
@@ -177,21 +214,35 @@ def capture(module: torch.fx.GraphModule, arguments: Sequence[Any], strided: boo
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
     jaxpr = _views_apart(jaxpr, numbers) if strided else jaxpr
     numbers |= {n: Argument(k) for k, n in enumerate(placeholders)}
-    return Captured(jaxpr, tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned), orders, draws,
-                    tuple(checks))  # fmt: skip
+    return Captured(
+        jaxpr,
+        tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned),
+        orders,
+        draws,
+        tuple(checks),
+    )
 
 
 def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> jex.ClosedJaxpr:
-    """The jaxpr with results as they were before they got dimensions of one element, which Torch gives them: a kernel can
-    store what it reduced, and use it."""
+    """The jaxpr with results as they were before they got dimensions of one element, which Torch
+    gives them: a kernel can store what it reduced, and use it.
+    """
     outs: list[Any] = list(closed.jaxpr.outvars)
-    before: dict[Any, Any] = {e.outvars[0]: e.invars[0] for e in closed.jaxpr.eqns if e.primitive.name == "broadcast_in_dim"}
+    before: dict[Any, Any] = {
+        e.outvars[0]: e.invars[0]
+        for e in closed.jaxpr.eqns
+        if e.primitive.name == "broadcast_in_dim"
+    }
     for n, place in numbers.items():
         if not isinstance(place, Place) or place.permuted is not None:
             continue
         view = outs[place.number]
         x = None if isinstance(view, jex.Literal) else before.get(view)
-        if isinstance(x, jex.Var) and x not in closed.jaxpr.invars and _type(x).size == _type(view).size:
+        if (
+            isinstance(x, jex.Var)
+            and x not in closed.jaxpr.invars
+            and _type(x).size == _type(view).size
+        ):
             outs[place.number] = x
             numbers[n] = dataclasses.replace(place, shape=_type(view).shape)
     return jex.ClosedJaxpr(closed.jaxpr.replace(outvars=outs), closed.consts)
@@ -204,7 +255,9 @@ def _type(v: jex.Var) -> Any:
 class _Interpreter:
     """Runs a graph on JAX's arrays. checks: gets an entry per check of a range; None: nothing is checked."""
 
-    def __init__(self, module: torch.fx.GraphModule, seed: Any, checks: list[str] | None, rounds: bool):
+    def __init__(
+        self, module: torch.fx.GraphModule, seed: Any, checks: list[str] | None, rounds: bool
+    ):
         self.module, self._checks, self._rounds = module, checks, rounds
         self._key, self._drawn = None if seed is None else jax.random.key(seed), 0
 
@@ -220,7 +273,10 @@ class _Interpreter:
                 env[node] = self._constant(node.target)
             elif node.op == "call_function":
                 read = lambda n: env[n]
-                args, kwargs = torch.fx.map_arg(node.args, read), torch.fx.map_arg(node.kwargs, read)
+                args, kwargs = (
+                    torch.fx.map_arg(node.args, read),
+                    torch.fx.map_arg(node.kwargs, read),
+                )
                 try:
                     env[node] = self._result(node, args, kwargs)
                 except Exception as e:
@@ -242,16 +298,23 @@ class _Interpreter:
                 raise UnsupportedOp("the table has no rule for it")
             return node.target(*args, **kwargs)  # type: ignore[operator]
         placed, named = arguments_of(node.target, args, kwargs)
-        call = dataclasses.replace(_call(node, self.next_key), in_range=functools.partial(self._in_range, node))
+        call = dataclasses.replace(
+            _call(node, self.next_key), in_range=functools.partial(self._in_range, node)
+        )
         check_numbers(node.target, placed, named, call.dtypes[0])
         made = rule(call, *placed, **named)
         if isinstance(value, list | tuple):
-            return [self._typed(m, v) if isinstance(v, torch.Tensor) else m for m, v in zip(made, value, strict=True)]
+            return [
+                self._typed(m, v) if isinstance(v, torch.Tensor) else m
+                for m, v in zip(made, value, strict=True)
+            ]
         return self._typed(made, value) if isinstance(value, torch.Tensor) else made
 
     def _typed(self, made: Any, value: torch.Tensor) -> Any:
         found = typed(made, value)
-        return rounded(found) if self._rounds and found is not None and value.dtype in SHORT else found
+        return (
+            rounded(found) if self._rounds and found is not None and value.dtype in SHORT else found
+        )
 
     def _in_range(self, node: torch.fx.Node, x: Any, low: int, high: int) -> Any:
         """Numbers that are known now are checked now; Torch, which then runs the operator, has an error for wrong ones."""
@@ -271,21 +334,33 @@ def _call(node: torch.fx.Node, next_key: Callable[[], Any]) -> Call:
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     tensors = [v if isinstance(v, torch.Tensor) else None for v in values]
-    used: set[Any] = {u.args[1] for u in node.users if u.target is operator.getitem} if isinstance(value, list | tuple) else {0}
+    used: set[Any] = (
+        {u.args[1] for u in node.users if u.target is operator.getitem}
+        if isinstance(value, list | tuple)
+        else {0}
+    )
     return Call(
-        name_of(node.target) or "", tuple(None if t is None else numpy_dtype(t.dtype) for t in tensors),
-        tuple(None if t is None else tuple(map(int, t.shape)) for t in tensors), frozenset(used), _promoted(node),
-        next_key, all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
-    )  # fmt: skip
+        name_of(node.target) or "",
+        tuple(None if t is None else numpy_dtype(t.dtype) for t in tensors),
+        tuple(None if t is None else tuple(map(int, t.shape)) for t in tensors),
+        frozenset(used),
+        _promoted(node),
+        next_key,
+        all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
+    )
 
 
 def _is_dense(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or (value.is_contiguous() and not value.storage_offset())
+    return not isinstance(value, torch.Tensor) or (
+        value.is_contiguous() and not value.storage_offset()
+    )
 
 
 def _promoted(node: torch.fx.Node) -> np.dtype | None:
     """The type in which Torch compares the first two arguments."""
-    values: list[Any] = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args[:2]]
+    values: list[Any] = [
+        a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args[:2]
+    ]
     values = [v for v in values if isinstance(v, torch.Tensor | bool | int | float | complex)]
     if not any(isinstance(v, torch.Tensor) for v in values):
         return None
@@ -304,9 +379,16 @@ def typed(made: Any, value: torch.Tensor) -> Any:
 
 
 def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:
-    why = f"{error.what}; {error.why}" if isinstance(error, UnsupportedOp) else f"{type(error).__name__}: {error}"
-    found = NotCompiled(f"`{described(node)}` is not compiled with these arguments", why=why.removesuffix("; None"),
-                        hint="without strict_target it runs in Torch")  # fmt: skip
+    why = (
+        f"{error.what}; {error.why}"
+        if isinstance(error, UnsupportedOp)
+        else f"{type(error).__name__}: {error}"
+    )
+    found = NotCompiled(
+        f"`{described(node)}` is not compiled with these arguments",
+        why=why.removesuffix("; None"),
+        hint="without strict_target it runs in Torch",
+    )
     found.node = node
     return found
 
@@ -320,4 +402,14 @@ def array_of(t: torch.Tensor) -> np.ndarray:
         return t.numpy()
 
 
-__all__ = ["CPU", "Argument", "Captured", "NotCompiled", "Place", "capture", "described", "is_supported", "unsupported"]
+__all__ = [
+    "CPU",
+    "Argument",
+    "Captured",
+    "NotCompiled",
+    "Place",
+    "capture",
+    "described",
+    "is_supported",
+    "unsupported",
+]

@@ -1,5 +1,7 @@
-"""Which operators Torch takes apart before the table sees them: its core decompositions, and all of operators that the table
-lacks. Softmax and normalisations are among them, so that what a backward graph needs of them can be computed again in parts."""
+"""Which operators Torch takes apart before the table sees them: its core decompositions, and all of
+operators that the table lacks. Softmax and normalisations are among them, so that what a backward
+graph needs of them can be computed again in parts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def decompositions() -> dict[Any, Callable]:
     found = {k: f for k, f in core.items() if aten.rule_of(k) is None}
     for k, f in decomposition_table.items():
         name = name_of(k)
-        if name is None or aten.rule_of(k) is not None or name.startswith(KEPT) or "scatter" in name:
+        if (
+            name is None
+            or aten.rule_of(k) is not None
+            or name.startswith(KEPT)
+            or "scatter" in name
+        ):
             continue
         if isinstance(k, torch._ops.OpOverload) and k.namespace in ("aten", "prims"):
             found[k] = f

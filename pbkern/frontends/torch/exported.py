@@ -38,8 +38,9 @@ class Exported:
 
 
 def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
-    """Raises UnsupportedOp for what torch.export cannot capture, for operators that are not compiled, which it names, and for
-    modules that change their buffers or draw random numbers."""
+    """Raises UnsupportedOp for what torch.export cannot capture, for operators that are not
+    compiled, which it names, and for modules that change their buffers or draw random numbers.
+    """
     program = fn if isinstance(fn, torch.export.ExportedProgram) else _captured(fn, args, kwargs)
     with torch.no_grad():
         program = program.run_decompositions(decompositions())
@@ -51,13 +52,19 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     _check_sizes(placeholders, examples)
     found = capture(graph, examples, strided=False, checked=False)
     if found.draws:
-        raise UnsupportedOp("the module draws random numbers", why="a library has no generator", hint="model.eval()")
+        raise UnsupportedOp(
+            "the module draws random numbers", why="a library has no generator", hint="model.eval()"
+        )
     specs = program.graph_signature.input_specs
     tensors = [k for k, e in enumerate(examples) if isinstance(e, torch.Tensor)]
     inputs = [k for k in tensors if specs[k].kind is InputKind.USER_INPUT]
-    others = [k for k in tensors if specs[k].kind is not InputKind.USER_INPUT and placeholders[k].users]
+    others = [
+        k for k in tensors if specs[k].kind is not InputKind.USER_INPUT and placeholders[k].users
+    ]
     order = [tensors.index(k) for k in (*inputs, *others)]
-    names = [placeholders[k].name for k in inputs] + [specs[k].target or placeholders[k].name for k in others]
+    names = [placeholders[k].name for k in inputs] + [
+        specs[k].target or placeholders[k].name for k in others
+    ]
     return Exported(_ordered(found, order, tensors), tuple(names))
 
 
@@ -69,9 +76,10 @@ def _check_sizes(placeholders: list, examples: list) -> None:
         if dynamic:
             which = ", ".join(f"dimension {d} ({n})" for d, n in dynamic)
             raise UnsupportedOp(
-                f"input `{node.name}` of the exported program has a dynamic size", why=f"{which} of shape {tuple(sizes)}",
+                f"input `{node.name}` of the exported program has a dynamic size",
+                why=f"{which} of shape {tuple(sizes)}",
                 hint="torch.export.export without dynamic_shapes, a library for each size",
-            )  # fmt: skip
+            )
 
 
 def _captured(fn: Callable, args: tuple, kwargs: dict) -> torch.export.ExportedProgram:
@@ -79,8 +87,11 @@ def _captured(fn: Callable, args: tuple, kwargs: dict) -> torch.export.ExportedP
     try:
         return torch.export.export(module, args, kwargs)
     except Exception as e:
-        raise UnsupportedOp("torch.export cannot capture the function", why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
-                            hint="torch.export.export(module, args) says more") from e  # fmt: skip
+        raise UnsupportedOp(
+            "torch.export cannot capture the function",
+            why=f"{type(e).__name__}: {str(e).splitlines()[0]}",
+            hint="torch.export.export(module, args) says more",
+        ) from e
 
 
 class _Function(torch.nn.Module):
@@ -105,12 +116,19 @@ def _check(program: torch.export.ExportedProgram) -> None:
     missing = unsupported(program.graph_module.graph)
     if missing:
         count = f"{len(missing)} operators are" if len(missing) > 1 else "an operator is"
-        raise UnsupportedOp(f"{count} not compiled", why=", ".join(dict.fromkeys(map(described, missing))),
-                            hint="leave them to Torch, outside of the module")  # fmt: skip
-    changed = [s for s in program.graph_signature.output_specs if s.kind is not OutputKind.USER_OUTPUT]
+        raise UnsupportedOp(
+            f"{count} not compiled",
+            why=", ".join(dict.fromkeys(map(described, missing))),
+            hint="leave them to Torch, outside of the module",
+        )
+    changed = [
+        s for s in program.graph_signature.output_specs if s.kind is not OutputKind.USER_OUTPUT
+    ]
     if changed:
         raise UnsupportedOp(
-            "the module changes what it keeps", why=", ".join(str(s.target) for s in changed), hint="model.eval()"
+            "the module changes what it keeps",
+            why=", ".join(str(s.target) for s in changed),
+            hint="model.eval()",
         )
 
 
@@ -120,10 +138,16 @@ def _ordered(found: Any, order: list[int], tensors: list[int]) -> jex.ClosedJaxp
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in found.jaxpr.in_avals]
 
     def ordered(*arrays: Any) -> list:
-        given = [arrays[order.index(k)] if k in order else jnp.zeros(t.shape, t.dtype) for k, t in enumerate(types)]
+        given = [
+            arrays[order.index(k)] if k in order else jnp.zeros(t.shape, t.dtype)
+            for k, t in enumerate(types)
+        ]
         made = run(*given)
-        return [made[r.number] if isinstance(r, Place) else given[tensors.index(r.number)] for r in found.results
-                if isinstance(r, Place | Argument)]  # fmt: skip
+        return [
+            made[r.number] if isinstance(r, Place) else given[tensors.index(r.number)]
+            for r in found.results
+            if isinstance(r, Place | Argument)
+        ]
 
     with jax.enable_x64(True):
         return jax.make_jaxpr(ordered)(*[types[k] for k in order])

@@ -21,7 +21,17 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from pbkern.core.errors import FallbackWarning, UnsupportedOp
 
 from . import recurrent, shapes
-from .capture import CPU, Argument, Captured, NotCompiled, Place, capture, described, is_supported, unsupported
+from .capture import (
+    CPU,
+    Argument,
+    Captured,
+    NotCompiled,
+    Place,
+    capture,
+    described,
+    is_supported,
+    unsupported,
+)
 from .decompositions import decompositions
 from .dtypes import check_tensor, is_sparse
 from .partition import partition
@@ -35,13 +45,11 @@ SEEDS = 2**62
 class Graph:
     """One captured graph, in order of capture.
 
-    Attributes:
-      number: 0, 1, ... as select_graphs and filter_graphs count; forward and backward of one graph share it.
-      kind: "forward", "backward" or "inference".
-      device: of its tensors.
-      in_torch: operators that are not compiled, with lines; one entry for a graph that was not chosen.
-      compiled: what its parts were compiled to.
-      rounds: whether each operator rounds its 16-bit results. checked: whether indices and divisors are checked.
+    Attributes: number: 0, 1, ... as select_graphs and filter_graphs count; forward and backward of
+      one graph share it. kind: "forward", "backward" or "inference". device: of its tensors.
+      in_torch: operators that are not compiled, with lines; one entry for a graph that was not
+      chosen. compiled: what its parts were compiled to. rounds: whether each operator rounds its
+      16-bit results. checked: whether indices and divisors are checked.
     """
 
     number: int
@@ -61,9 +69,14 @@ class Graph:
 
 
 class Runner:
-    """A graph whose operators the table has, as a function of a list of arguments. It compiles for new shapes and numbers."""
+    """A graph whose operators the table has, as a function of a list of arguments.
 
-    def __init__(self, module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph):
+    It compiles for new shapes and numbers.
+    """
+
+    def __init__(
+        self, module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph
+    ):
         self.module, self.name, self.compile, self.graph = module, name, compile_jaxpr, graph
         self.symbolic = shapes.is_symbolic(module)
         self.captured: Captured | None = None  # of the only shapes, before the first call
@@ -78,11 +91,15 @@ class Runner:
         found = self._made.get(key)
         return (found or self._compiled(key, arguments))(arguments)
 
-    def _compiled(self, key: tuple, arguments: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    def _compiled(
+        self, key: tuple, arguments: Sequence[Any]
+    ) -> Callable[[Sequence[Any]], list[Any]]:
         with self._lock:
             if key in self._made:
                 return self._made[key]
-            captured = self.captured or capture(self.module, arguments, checked=self.graph.checked, rounds=self.graph.rounds)
+            captured = self.captured or capture(
+                self.module, arguments, checked=self.graph.checked, rounds=self.graph.rounds
+            )
             self.captured = None
             compiled = self.compile(captured, self.name, self.graph.device)
             self.graph.compiled.append(compiled)
@@ -92,11 +109,16 @@ class Runner:
 
 
 def _kind(a: Any) -> Any:
-    return (a.shape, a.stride(), a.dtype, a.is_conj(), a.is_neg()) if isinstance(a, torch.Tensor) else a
+    return (
+        (a.shape, a.stride(), a.dtype, a.is_conj(), a.is_neg())
+        if isinstance(a, torch.Tensor)
+        else a
+    )
 
 
-def _linked(captured: Captured, call: Callable, arguments: Sequence[Any],
-            device: torch.device) -> Callable[[Sequence[Any]], list[Any]]:  # fmt: skip
+def _linked(
+    captured: Captured, call: Callable, arguments: Sequence[Any], device: torch.device
+) -> Callable[[Sequence[Any]], list[Any]]:
     """The function of a graph's arguments that `call` is of its tensors."""
     tensors = [k for k, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
     everything = len(tensors) == len(arguments) and not captured.draws and not any(captured.orders)
@@ -104,7 +126,10 @@ def _linked(captured: Captured, call: Callable, arguments: Sequence[Any],
         return call
 
     def run(arguments: Sequence[Any]) -> list[Any]:
-        given = [arguments[k] if order is None else arguments[k].permute(order) for k, order in zip(tensors, captured.orders)]
+        given = [
+            arguments[k] if order is None else arguments[k].permute(order)
+            for k, order in zip(tensors, captured.orders)
+        ]
         if captured.draws:
             given.append(torch.randint(0, SEEDS, (), dtype=torch.int64, device=device))
         made = call(given)
@@ -125,13 +150,25 @@ class _Supported(OperatorSupportBase):
         self.refused, self.device = refused, device
 
     def is_node_supported(self, submodules: Any, node: torch.fx.Node) -> bool:
-        return node.op == "call_function" and is_supported(node, self.device) and node.name not in self.refused
+        return (
+            node.op == "call_function"
+            and is_supported(node, self.device)
+            and node.name not in self.refused
+        )
 
 
-def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: str, compile_jaxpr: Compile, graph: Graph,
-                   strict: bool) -> Callable:  # fmt: skip
-    """A boxed function of a graph; what the table lacks runs in Torch, between compiled parts. If strict, it raises
-    UnsupportedOp."""
+def compiled_graph(
+    module: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    name: str,
+    compile_jaxpr: Compile,
+    graph: Graph,
+    strict: bool,
+) -> Callable:
+    """A boxed function of a graph; what the table lacks runs in Torch, between compiled parts.
+
+    If strict, it raises UnsupportedOp.
+    """
     missing = unsupported(module.graph, graph.device)
     if missing and strict:
         raise _all_of(missing)
@@ -139,7 +176,9 @@ def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: 
         whole = Runner(module, name, compile_jaxpr, graph)
         try:
             if not whole.symbolic:
-                whole.captured = capture(module, examples, checked=graph.checked, rounds=graph.rounds)
+                whole.captured = capture(
+                    module, examples, checked=graph.checked, rounds=graph.rounds
+                )
             return _boxed(whole)
         except NotCompiled:
             if strict:
@@ -152,17 +191,31 @@ def compiled_graph(module: torch.fx.GraphModule, examples: Sequence[Any], name: 
         assert failed.node is not None and failed.node.name not in refused, failed
         refused[failed.node.name] = f": {failed.why}"
     supported = _Supported(refused, graph.device)
-    in_torch = [n for n in module.graph.nodes if n.op == "call_function" and not supported.is_node_supported({}, n)]
+    in_torch = [
+        n
+        for n in module.graph.nodes
+        if n.op == "call_function" and not supported.is_node_supported({}, n)
+    ]
     graph.in_torch = tuple(dict.fromkeys(described(n) + refused.get(n.name, "") for n in in_torch))
     return make_boxed_func(parts.forward)
 
 
-def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, graph: Graph, refused: Collection[str]):
+def _in_parts(
+    module: torch.fx.GraphModule,
+    name: str,
+    compile_jaxpr: Compile,
+    graph: Graph,
+    refused: Collection[str],
+):
     """(the graph as compiled parts and operators of Torch, the error of a node that has to be one of the latter)."""
     copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
-    partitioner = CapabilityBasedPartitioner(copied, _Supported(refused, graph.device), allows_single_node_partition=True)
+    partitioner = CapabilityBasedPartitioner(
+        copied, _Supported(refused, graph.device), allows_single_node_partition=True
+    )
     parts = partitioner.fuse_partitions(partitioner.propose_partitions())
-    compiled = [(child, part) for child, part in parts.named_children() if child.startswith("fused_")]
+    compiled = [
+        (child, part) for child, part in parts.named_children() if child.startswith("fused_")
+    ]
     for child, part in compiled:
         assert isinstance(part, torch.fx.GraphModule)
         run = Runner(part, f"{name}_{child.removeprefix('fused_')}", compile_jaxpr, graph)
@@ -178,8 +231,11 @@ def _in_parts(module: torch.fx.GraphModule, name: str, compile_jaxpr: Compile, g
 
 def _all_of(missing: Sequence[torch.fx.Node]) -> UnsupportedOp:
     listed = list(dict.fromkeys(map(described, missing)))
-    return UnsupportedOp(f"{len(listed)} operator(s) are not compiled", why=", ".join(listed),
-                         hint="without strict_target they run in Torch")  # fmt: skip
+    return UnsupportedOp(
+        f"{len(listed)} operator(s) are not compiled",
+        why=", ".join(listed),
+        hint="without strict_target they run in Torch",
+    )
 
 
 def _unpacked(run: Callable, part: torch.fx.GraphModule) -> Callable:
@@ -198,17 +254,28 @@ def _boxed(run: Any) -> Callable:
     return run
 
 
-def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[Graph], strict: bool,
-            place: str = "cpu", rounds: bool = False, checked: bool = True) -> Callable:  # fmt: skip
+def backend(
+    compile_jaxpr: Compile,
+    choose: Callable[[int], bool],
+    graphs: list[Graph],
+    strict: bool,
+    place: str = "cpu",
+    rounds: bool = False,
+    checked: bool = True,
+) -> Callable:
     """A backend for torch.compile.
 
     choose: number of a graph -> whether it is compiled. graphs: what was captured. place: "cpu" or "cuda", where tensors are.
-    rounds: whether each operator rounds its 16-bit results. checked: whether indices and divisors are checked.
+    rounds: whether each operator rounds its 16-bit results. checked: whether indices and divisors
+      are checked.
     """
+
     def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
         number = 1 + max((g.number for g in graphs), default=-1)
         if not choose(number):
-            graphs.append(Graph(number, "inference", in_torch=("all of it: the graph was not chosen",)))
+            graphs.append(
+                Graph(number, "inference", in_torch=("all of it: the graph was not chosen",))
+            )
             return module.forward
         tensors = [(k, t) for k, t in enumerate(inputs) if isinstance(t, torch.Tensor)]
         sparse = next(((k, t.layout) for k, t in tensors if is_sparse(t)), None)
@@ -225,14 +292,19 @@ def backend(compile_jaxpr: Compile, choose: Callable[[int], bool], graphs: list[
         def compiler(kind: str) -> Callable:
             def compile_one(part: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
                 graphs.append(Graph(number, kind, device, rounds=rounds, checked=checked))
-                return compiled_graph(part, examples, f"graph{number}_{kind}", compile_jaxpr, graphs[-1], strict)
+                return compiled_graph(
+                    part, examples, f"graph{number}_{kind}", compile_jaxpr, graphs[-1], strict
+                )
 
             return compile_one
 
         return aot_autograd(
-            fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
-            decompositions=decompositions(), partition_fn=partition,
-        )(module, inputs)  # fmt: skip
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            decompositions=decompositions(),
+            partition_fn=partition,
+        )(module, inputs)
 
     return compile_graph
 
@@ -241,6 +313,9 @@ def _device(inputs: Sequence[Any], number: int, place: str) -> torch.device:
     """The one device of a graph's inputs. Raises UnsupportedOp."""
     found = list(dict.fromkeys(t.device for t in inputs if isinstance(t, torch.Tensor)))
     if len(found) > 1:
-        raise UnsupportedOp(f"graph {number} has inputs on several devices", why=", ".join(map(str, found)),
-                            hint="x.to(device): a compiled graph works on one")  # fmt: skip
+        raise UnsupportedOp(
+            f"graph {number} has inputs on several devices",
+            why=", ".join(map(str, found)),
+            hint="x.to(device): a compiled graph works on one",
+        )
     return found[0] if found else torch.device(place)

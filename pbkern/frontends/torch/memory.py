@@ -27,17 +27,22 @@ class TorchMemory:
     device: Any = None
     openmp = str(_LIBRARY) if _LIBRARY.exists() else None
     address: Callable[[torch.Tensor], int] = staticmethod(torch.Tensor.data_ptr)
-    # OpenMP's number of threads belongs to the calling thread; in threads that are new to Torch, asking it sets theirs.
+    # OpenMP's number of threads belongs to the calling thread; in threads that are new to Torch,
+    # asking it sets theirs.
     before_call: Callable[[], object] | None = staticmethod(torch.get_num_threads)
 
     def operands(self, dtypes: Sequence[np.dtype]) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
         if any(dtype.kind == "c" for dtype in dtypes):
             return lambda tensors: list(map(_dense, tensors))
-        return lambda tensors: [t if t.is_contiguous() and not t.is_neg() else _dense(t) for t in tensors]
+        return lambda tensors: [
+            t if t.is_contiguous() and not t.is_neg() else _dense(t) for t in tensors
+        ]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], torch.Tensor]:
         strides = tuple(math.prod(max(n, 1) for n in shape[k + 1 :]) for k in range(len(shape)))
-        return functools.partial(torch.empty_strided, shape, strides, dtype=torch_dtype(dtype))  # 0.6 us less than torch.empty
+        return functools.partial(
+            torch.empty_strided, shape, strides, dtype=torch_dtype(dtype)
+        )  # 0.6 us less than torch.empty
 
     def constant(self, value: np.ndarray) -> torch.Tensor:
         if value.dtype.name == "bfloat16":
@@ -79,8 +84,12 @@ class CudaMemory(TorchMemory):
         try:
             return super().to_jax(array)
         except RuntimeError as e:  # a backend that JAX does not have
-            raise TargetError("XLA computes a part of the function, and JAX does not take tensors of "
-                              f"`{self.where}`", why=str(e), hint="pip install 'jax[cuda13]'") from None  # fmt: skip
+            raise TargetError(
+                "XLA computes a part of the function, and JAX does not take tensors of "
+                f"`{self.where}`",
+                why=str(e),
+                hint="pip install 'jax[cuda13]'",
+            ) from None
 
 
 class CudaDevice:

@@ -35,7 +35,9 @@ def _define(library: Any, n: int) -> Callable:
         return _backward(n)(g, x, *config, forward(x, *config)[1])
 
     library.impl(name, in_torch, "CPU")
-    torch.library.register_fake(f"pbkern::{name}", lambda g, x, *config: torch.empty_like(x), lib=library)
+    torch.library.register_fake(
+        f"pbkern::{name}", lambda g, x, *config: torch.empty_like(x), lib=library
+    )
     operator = getattr(torch.ops.pbkern, name).default
 
     def decomposition(g: torch.Tensor, x: torch.Tensor, *config: Any) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """nn.LSTM, nn.GRU and nn.RNN: one loop per layer and direction, where Torch's own decompositions write out every step.
 
-TorchDynamo captures a call of torch.lstm and the like, where torch._dynamo.config.allow_rnn is set. `in_loops` replaces it by
-the functions here: products with the whole input, and an operator of our own for the loop over time, with a gradient. The table
-has both as lax.scan (aten/loops.py).
+TorchDynamo captures a call of torch.lstm and the like, where torch._dynamo.config.allow_rnn is set.
+`in_loops` replaces it by the functions here: products with the whole input, and an operator of our
+own for the loop over time, with a gradient. The table has both as lax.scan (aten/loops.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 Tensor = torch.Tensor
 
 
-def step(kind: str, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(h, c) after one step; x: what the input contributes to the gates. Gates lie in Torch's order."""
+def step(
+    kind: str, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(h, c) after one step; x: what the input contributes to the gates.
+
+    Gates lie in Torch's order.
+    """
     own = F.linear(h, weight, bias)
     if kind == "gru":
         (r, z, n), (own_r, own_z, own_n) = x.chunk(3, -1), own.chunk(3, -1)
@@ -35,7 +40,9 @@ def step(kind: str, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tenso
     return (torch.tanh if kind == "tanh" else torch.relu)(x + own), c
 
 
-def _in_torch(kind: str, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor, reverse: bool):
+def _in_torch(
+    kind: str, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor, reverse: bool
+):
     """The operator where it runs in Torch: gates [time, batch, gates], h and c [batch, size] -> (h of all steps, h, c)."""
     made: list[Any] = [None] * len(gates)
     h, c = h.clone(), c.clone()
@@ -87,8 +94,19 @@ def operators() -> tuple[Any, Any]:
 _kept: list[Any] = []  # a library's operators go with it
 
 
-def _layers(kind: str, x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor], biases: bool, layers: int, dropout: float,
-            train: bool, both: bool, batch_first: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _layers(
+    kind: str,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Sequence[Tensor],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """All layers and directions: x [time, batch, features], h and c [layers * directions, batch, size]."""
     loop, _ = operators()
     x = x.transpose(0, 1) if batch_first else x
@@ -100,7 +118,15 @@ def _layers(kind: str, x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor
             k = layer * directions + d
             wide, weight, *bias = weights[k * per : (k + 1) * per]
             gates = F.linear(x, wide, bias[0] if biases else None)
-            y, *state = loop(kind, gates, h[k], c[k], weight, bias[1] if biases else weight.new_zeros(len(weight)), d == 1)
+            y, *state = loop(
+                kind,
+                gates,
+                h[k],
+                c[k],
+                weight,
+                bias[1] if biases else weight.new_zeros(len(weight)),
+                d == 1,
+            )
             made.append(y)
             last.append(state)
         x = torch.cat(made, -1) if both else made[0]
@@ -110,7 +136,9 @@ def _layers(kind: str, x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor
     return x.transpose(0, 1) if batch_first else x, h, c
 
 
-def lstm(x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor, Tensor]:
+def lstm(
+    x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], *config: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     h, c = state
     return _layers("lstm", x, h, c, weights, *config)
 
@@ -119,24 +147,43 @@ def gru(x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any) -> tuple[
     return _layers("gru", x, h, h, weights, *config)[:2]
 
 
-def rnn_tanh(x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor]:
+def rnn_tanh(
+    x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
+) -> tuple[Tensor, Tensor]:
     return _layers("tanh", x, h, h, weights, *config)[:2]
 
 
-def rnn_relu(x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor]:
+def rnn_relu(
+    x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
+) -> tuple[Tensor, Tensor]:
     return _layers("relu", x, h, h, weights, *config)[:2]
 
 
-REPLACED: dict[Any, Callable] = {torch.lstm: lstm, torch.gru: gru, torch.rnn_tanh: rnn_tanh, torch.rnn_relu: rnn_relu}
+REPLACED: dict[Any, Callable] = {
+    torch.lstm: lstm,
+    torch.gru: gru,
+    torch.rnn_tanh: rnn_tanh,
+    torch.rnn_relu: rnn_relu,
+}
 
 
 def in_loops(module: torch.fx.GraphModule) -> None:
-    """Replaces recurrent layers of a graph of TorchDynamo's. Packed sequences, and LSTMs with projections, stay as they are."""
+    """Replaces recurrent layers of a graph of TorchDynamo's.
+
+    Packed sequences, and LSTMs with projections, stay as they are.
+    """
     found = False
     for node in module.graph.nodes:
-        if node.op == "call_function" and node.target in REPLACED and not node.kwargs and len(node.args) == 9:
+        if (
+            node.op == "call_function"
+            and node.target in REPLACED
+            and not node.kwargs
+            and len(node.args) == 9
+        ):
             _, state, weights, biases, layers, _, _, both, _ = node.args
-            padded = isinstance(state, list | tuple) == (node.target is torch.lstm) and isinstance(weights, list | tuple)
+            padded = isinstance(state, list | tuple) == (node.target is torch.lstm) and isinstance(
+                weights, list | tuple
+            )
             if padded and len(weights) == layers * (2 if both else 1) * (4 if biases else 2):
                 node.target, found = REPLACED[node.target], True
     if found:

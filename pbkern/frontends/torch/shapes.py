@@ -1,7 +1,7 @@
 """Graphs whose shapes are symbols -> graphs of the shapes of one call.
 
-torch.compile makes such graphs once it has seen a second shape (dynamic=True, or its default). Kernels are compiled for shapes,
-so that each new one compiles anew.
+torch.compile makes such graphs once it has seen a second shape (dynamic=True, or its default).
+Kernels are compiled for shapes, so that each new one compiles anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def _is_symbolic(value: Any) -> bool:
 def depends_on_data(node: torch.fx.Node) -> bool:
     """Whether the values of a node's arguments decide the shape of its result."""
     made = _unknown(node.meta.get("val"))
-    return bool(made) and not made <= set().union(*(_unknown(n.meta.get("val")) for n in node.all_input_nodes))
+    return bool(made) and not made <= set().union(
+        *(_unknown(n.meta.get("val")) for n in node.all_input_nodes)
+    )
 
 
 def _unknown(value: Any) -> set:

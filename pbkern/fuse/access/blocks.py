@@ -1,9 +1,10 @@
 """Group, accesses of its outputs -> Requests (the block of every value one program computes) -> body over Refs.
 
-Equations are walked in reverse. Requests for a value with equal linear parts share one block, the hull of their offsets (a
-halo). Different linear parts are different blocks of one array, and so are distant ones. A producer's block is fixed only when
-all its consumers have asked. The body then walks forward, takes each operand as a static slice of its hull block, and binds
-the primitive with parameters at block shape. Rules are rules.py.
+Equations are walked in reverse. Requests for a value with equal linear parts share one block, the
+hull of their offsets (a halo). Different linear parts are different blocks of one array, and so are
+distant ones. A producer's block is fixed only when all its consumers have asked. The body then
+walks forward, takes each operand as a static slice of its hull block, and binds the primitive with
+parameters at block shape. Rules are rules.py.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from .rules import Access, NeedsWhole, Pull, Span, block_shape, pull
 
 # Two requests share a hull if it holds at most this many times the elements that they ask for.
 HULL_SLACK = 1.5
-# Most blocks that a program computes: per equation, and in all. Where borders are mirrored, each stage of a chain asks for more
-# distant blocks of the one before, and their number multiplies.
+# Most blocks that a program computes: per equation, and in all. Where borders are mirrored, each
+# stage of a chain asks for more distant blocks of the one before, and their number multiplies.
 BLOCKS_OF_EACH, FEW_BLOCKS = 4, 64
 
 
@@ -42,12 +43,17 @@ class Unfusable(Exception):
 
 def _hull(a: Access, b: Access, slack: float) -> Access | None:
     """The least block around both, `a` itself if it contains `b`; None if it holds more than `slack` times what they hold."""
-    ends = [(min(x.start.const, y.start.const), max(x.start.const + x.size, y.start.const + y.size)) for x, y in zip(a, b)]
+    ends = [
+        (min(x.start.const, y.start.const), max(x.start.const + x.size, y.start.const + y.size))
+        for x, y in zip(a, b)
+    ]
     if all(first == x.start.const and last == first + x.size for x, (first, last) in zip(a, ends)):
         return a
     if math.prod(last - first for first, last in ends) > slack * (volume(a) + volume(b)):
         return None
-    return tuple(Span(Affine(x.start.terms, first), last - first) for x, (first, last) in zip(a, ends))
+    return tuple(
+        Span(Affine(x.start.terms, first), last - first) for x, (first, last) in zip(a, ends)
+    )
 
 
 def _linear(access: Access) -> tuple:
@@ -71,7 +77,9 @@ class Hulls:
     """The blocks of one value, by linear part."""
 
     by_linear: dict[tuple, list[Access]] = field(default_factory=dict)
-    asked: dict[int, Access] = field(default_factory=dict)  # by id: most consumers ask for one and the same object
+    asked: dict[int, Access] = field(
+        default_factory=dict
+    )  # by id: most consumers ask for one and the same object
 
     @classmethod
     def of(cls, accesses: Iterable[Access]) -> Hulls:
@@ -97,7 +105,9 @@ class Hulls:
         kept.append(merged)
 
     def copy(self) -> Hulls:
-        return Hulls({linear: list(kept) for linear, kept in self.by_linear.items()}, dict(self.asked))
+        return Hulls(
+            {linear: list(kept) for linear, kept in self.by_linear.items()}, dict(self.asked)
+        )
 
     def find(self, access: Access) -> Access:
         return next(h for h in self.by_linear[_linear(access)] if _contains(h, access))
@@ -124,12 +134,17 @@ class Step:
     @functools.cached_property
     def asks(self) -> list[tuple[jex.Var, Access, tuple]]:
         """(operand, block, linear part of the block) of everything it reads."""
-        return [(atom, access, _linear(access)) for atom, access in zip(self.eqn.invars, self.pull.inputs)
-                if access is not None and not isinstance(atom, jex.Literal)]
+        return [
+            (atom, access, _linear(access))
+            for atom, access in zip(self.eqn.invars, self.pull.inputs)
+            if access is not None and not isinstance(atom, jex.Literal)
+        ]
 
 
 class _Remembered:
-    """Memo of one plan's steps. Every attempt to join groups asks for the steps of their equations, mostly for equal blocks.
+    """Memo of one plan's steps.
+
+    Every attempt to join groups asks for the steps of their equations, mostly for equal blocks.
 
     Equal accesses are interned: one object, compared by identity.
     """
@@ -161,11 +176,16 @@ class _Remembered:
         return Step(eqn, self.one(made.out), dataclasses.replace(made.pull, inputs=inputs))
 
 
-_remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar("steps of one plan", default=None)
+_remembered: contextvars.ContextVar[_Remembered | None] = contextvars.ContextVar(
+    "steps of one plan", default=None
+)
 
 
 def steps_memoised() -> AbstractContextManager:
-    """In a `with` block, an equation's step is computed once per block. Machine and equations must stay the same within."""
+    """In a `with` block, an equation's step is computed once per block.
+
+    Machine and equations must stay the same within.
+    """
     return during(_remembered, _Remembered())
 
 
@@ -210,7 +230,10 @@ class LaterRequests(Requests):
 
 
 def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Requests:
-    """Walks `eqns` in reverse from the wanted blocks of `outputs`. Raises NeedsWhole, UnsupportedOp, Unfusable."""
+    """Walks `eqns` in reverse from the wanted blocks of `outputs`.
+
+    Raises NeedsWhole, UnsupportedOp, Unfusable.
+    """
     hulls: dict = {}
     for v, access in outputs:
         hulls.setdefault(v, Hulls()).ask(access)
@@ -218,7 +241,10 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
 
 
 def request_more(eqns: Sequence, found: Requests) -> Requests:
-    """`request` for equations in front of those of `found`, which they do not read. Raises as `request` does."""
+    """`request` for equations in front of those of `found`, which they do not read.
+
+    Raises as `request` does.
+    """
     made = {v for e in eqns for v in e.outvars}
     asked = {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
     hulls = {v: h.copy() if v in asked else h for v, h in found.hulls.items()}
@@ -226,7 +252,10 @@ def request_more(eqns: Sequence, found: Requests) -> Requests:
 
 
 def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> Requests:
-    """Requests after walking `eqns` too. `hulls` so far are changed in place; `steps`, last one first."""
+    """Requests after walking `eqns` too.
+
+    `hulls` so far are changed in place; `steps`, last one first.
+    """
     most = max(BLOCKS_OF_EACH * (len(eqns) + len({id(s.eqn) for s in steps})), FEW_BLOCKS)
     for eqn in reversed(eqns):
         asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
@@ -280,8 +309,11 @@ def literal(atom):
     return np.asarray(atom.val, atom.aval.dtype)
 
 
-# Products that several sums read (core/ops/shared_products.py), in the function whose kernels are being made.
-rounded_products: contextvars.ContextVar[frozenset] = contextvars.ContextVar("products rounded once", default=frozenset())
+# Products that several sums read (core/ops/shared_products.py), in the function whose kernels are
+# being made.
+rounded_products: contextvars.ContextVar[frozenset] = contextvars.ContextVar(
+    "products rounded once", default=frozenset()
+)
 
 
 def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
@@ -316,7 +348,8 @@ def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
 def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> jex.ClosedJaxpr:
     """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last.
 
-    Inputs that nothing asks for are not read. Outputs that are inputs share their arrays and are not written.
+    Inputs that nothing asks for are not read. Outputs that are inputs share their arrays and are
+    not written.
     """
     given = {v for v, _ in requests.inputs}
 

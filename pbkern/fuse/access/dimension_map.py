@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-# Per dimension of a value: the array's dimension; None: the value repeats along it, or has one element.
+# Per dimension of a value: the array's dimension; None: the value repeats along it, or has one
+# element.
 Places = tuple
 # Equations that move dimensions.
 MOVING = ("transpose", "broadcast_in_dim", "squeeze", "reshape")
 
 
 def moved(eqn, places: Places) -> Places | None:
-    """The dimension map of a view, given its operand's. None for a reshape that joins or splits dimensions."""
+    """The dimension map of a view, given its operand's.
+
+    None for a reshape that joins or splits dimensions.
+    """
     p, shape, to = eqn.params, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     match eqn.primitive.name:
         case "transpose":

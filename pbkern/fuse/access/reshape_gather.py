@@ -13,7 +13,18 @@ from jax import lax
 from pbkern.core.affine import Affine
 from pbkern.core.ops.reshape import segments
 
-from .rules import Access, NeedsWhole, Pull, Span, block_shape, is_whole, require_whole, rules, shapes, whole
+from .rules import (
+    Access,
+    NeedsWhole,
+    Pull,
+    Span,
+    block_shape,
+    is_whole,
+    require_whole,
+    rules,
+    shapes,
+    whole,
+)
 
 # ---- reshape
 
@@ -33,7 +44,9 @@ def _flat(spans: Sequence[Span], extents: Sequence[int]) -> tuple[Affine, int] |
     return start, spans[first].size * _strides(extents)[first]
 
 
-def _unflatten(start: Affine, size: int, extents: Sequence[int], programs: Mapping[int, int]) -> list[Span] | None:
+def _unflatten(
+    start: Affine, size: int, extents: Sequence[int], programs: Mapping[int, int]
+) -> list[Span] | None:
     """Spans of dimensions `extents` that cover exactly the run, or None. `programs`: grid axis -> number of programs."""
     if len(extents) == 1:
         return [Span(start, size)]
@@ -77,7 +90,10 @@ def _programs(spans: Sequence[Span], extents: Sequence[int]) -> dict[int, int]:
 
 
 def _split_dimension(eqn, asked: Access, outer: Sequence[int], inner: Sequence[int]) -> Access:
-    """`asked` with `outer` taken whole. Raises NeedsWhole, with the next block size that starts at whole inner runs."""
+    """`asked` with `outer` taken whole.
+
+    Raises NeedsWhole, with the next block size that starts at whole inner runs.
+    """
     multiple = 0
     if len(outer) == 1:
         size, (shape, *_) = asked[outer[0]].size, shapes(eqn)
@@ -110,7 +126,10 @@ def _reshape(eqn, out: Access) -> Pull:
             continue
         for d, s in zip(inner, spans):
             source[d] = s
-    params, inputs = {**eqn.params, "new_sizes": block_shape(asked)}, (tuple(source), *(() for _ in dynamic))
+    params, inputs = (
+        {**eqn.params, "new_sizes": block_shape(asked)},
+        (tuple(source), *(() for _ in dynamic)),
+    )
     if not any(n == 1 < s.size for n, s in zip(extents, out)):
         return Pull(inputs, params, out=tuple(asked))
     repeated = tuple(o if n == 1 else a for n, o, a in zip(extents, out, asked))
@@ -148,9 +167,13 @@ def _gather(eqn, out: Access) -> Pull:
         source[d] = batch[k]
     params = {**p, "slice_sizes": tuple(slice_sizes)}
     if any(d in dn.start_index_map and slice_sizes[d] != sizes[d] for d in range(len(operand))):
-        # The start of a full slice is always clamped to 0; on a block, another start would be in bounds.
+        # The start of a full slice is always clamped to 0; on a block, another start would be in
+        # bounds.
         moving = frozenset(
-            s for o, d in zip(dn.offset_dims, window) if d in dn.start_index_map for s in out[o].start.symbols
+            s
+            for o, d in zip(dn.offset_dims, window)
+            if d in dn.start_index_map
+            for s in out[o].start.symbols
         )
         if moving:
             raise NeedsWhole(moving, "gather moves along this dimension")
@@ -188,5 +211,6 @@ def _dynamic_update_slice(eqn, out: Access) -> Pull:
         part = tuple(whole(update[d]) if d in moved else s for d, s in enumerate(out))
         return Pull((out, part, *(() for _ in operand)), eqn.params, out=out)
     raise NeedsWhole(
-        frozenset(s for d in moved for s in out[d].start.symbols), "the update moves along this dimension"
+        frozenset(s for d in moved for s in out[d].start.symbols),
+        "the update moves along this dimension",
     )

@@ -1,11 +1,13 @@
 """(equation, wanted part of its output) -> the part of each input it needs, and how to compute it.
 
-An access holds one Span per dimension: a start, affine in grid axes (symbols 0, 1, ... count programs), and a size. A whole
-dimension is the span from 0 over its extent. Each rule returns a `Pull`: input accesses together with the computation on blocks
-of just these shapes, so the two cannot disagree. Operands of size 1 are recognised by their *full* shapes. A rule that needs
-more of a dimension than was asked returns a wider `out` where the span is constant, and raises `NeedsWhole` where it moves with
-the grid: the schedule then leaves these grid axes out. Grouping accesses into blocks is blocks.py. Rules for shapes that need
-several dimensions at once are in reshape_gather.py, for windows and contractions in windows_contractions.py.
+An access holds one Span per dimension: a start, affine in grid axes (symbols 0, 1, ... count
+programs), and a size. A whole dimension is the span from 0 over its extent. Each rule returns a
+`Pull`: input accesses together with the computation on blocks of just these shapes, so the two
+cannot disagree. Operands of size 1 are recognised by their *full* shapes. A rule that needs more of
+a dimension than was asked returns a wider `out` where the span is constant, and raises `NeedsWhole`
+where it moves with the grid: the schedule then leaves these grid axes out. Grouping accesses into
+blocks is blocks.py. Rules for shapes that need several dimensions at once are in reshape_gather.py,
+for windows and contractions in windows_contractions.py.
 """
 
 from __future__ import annotations
@@ -108,7 +110,9 @@ MAX_EXTENT = 2**31 - 1
 
 def is_long(eqn) -> bool:
     """Has an operand or result more elements along a dimension than kernels can count?"""
-    return any(n > MAX_EXTENT for v in (*eqn.outvars, *eqn.invars) for n in getattr(v.aval, "shape", ()))
+    return any(
+        n > MAX_EXTENT for v in (*eqn.outvars, *eqn.invars) for n in getattr(v.aval, "shape", ())
+    )
 
 
 def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
@@ -142,7 +146,11 @@ def _elementwise(eqn, out: Access) -> Pull:
     """Rank-0 operands and dimensions of size 1 repeat."""
     extents = eqn.outvars[0].aval.shape
     if eqn.primitive.name == "bitcast_convert_type" and tuple(shapes(eqn)[0]) != tuple(extents):
-        raise UnsupportedOp("a bitcast between widths", at=user_line(eqn), why=f"{eqn.invars[0].aval} to {eqn.outvars[0].aval}")
+        raise UnsupportedOp(
+            "a bitcast between widths",
+            at=user_line(eqn),
+            why=f"{eqn.invars[0].aval} to {eqn.outvars[0].aval}",
+        )
     inputs = []
     for shape in shapes(eqn):
         if shape == extents:
@@ -150,7 +158,9 @@ def _elementwise(eqn, out: Access) -> Pull:
         elif not shape:
             inputs.append(())
         else:
-            inputs.append(tuple(whole(1) if n == 1 != extents[d] else out[d] for d, n in enumerate(shape)))
+            inputs.append(
+                tuple(whole(1) if n == 1 != extents[d] else out[d] for d, n in enumerate(shape))
+            )
     return Pull(tuple(inputs), eqn.params)
 
 
@@ -174,7 +184,8 @@ def _broadcast(eqn, out: Access) -> Pull:
     p = eqn.params
     (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
     source = tuple(
-        whole(1) if n == 1 != extents[d] else out[d] for n, d in zip(shape, p["broadcast_dimensions"])
+        whole(1) if n == 1 != extents[d] else out[d]
+        for n, d in zip(shape, p["broadcast_dimensions"])
     )
     return Pull((source, *(() for _ in dynamic)), {**p, "shape": block_shape(out)})
 
@@ -184,7 +195,9 @@ def _squeeze(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
     gone = {d % len(shape) for d in eqn.params["dimensions"]}
     rest = iter(out)
-    return Pull((tuple(whole(1) if d in gone else next(rest) for d in range(len(shape))),), eqn.params)
+    return Pull(
+        (tuple(whole(1) if d in gone else next(rest) for d in range(len(shape))),), eqn.params
+    )
 
 
 @rules.register("transpose")
@@ -239,7 +252,9 @@ def _slice(eqn, out: Access) -> Pull:
 def _reduce(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
     axes, rest = eqn.params["axes"], iter(out)
-    return Pull((tuple(whole(n) if d in axes else next(rest) for d, n in enumerate(shape)),), eqn.params)
+    return Pull(
+        (tuple(whole(n) if d in axes else next(rest) for d, n in enumerate(shape)),), eqn.params
+    )
 
 
 @rules.register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
@@ -263,7 +278,9 @@ def _index(ctx, access: Access, dim: int):
     return made if access[dim].start == ZERO else made + ctx.affine(access[dim].start, np.int32)
 
 
-def _pad_const(span: Span, extent: int, lo: int, interior: int) -> tuple[Span, tuple[int, int, int]]:
+def _pad_const(
+    span: Span, extent: int, lo: int, interior: int
+) -> tuple[Span, tuple[int, int, int]]:
     """Part of the input under a constant span of the padded dimension, and the padding that turns it into the span."""
     step, first = interior + 1, span.start.const
     begin = min(max(-((lo - first) // step), 0), extent)  # first input element at or after `first`
@@ -279,7 +296,9 @@ def _pad(eqn, out: Access) -> Pull:
     """Moving spans read past the edge and select by index; constant spans pad the block."""
     (shape, _), config = shapes(eqn), eqn.params["padding_config"]
     source, static, moving = [], [], []
-    for d, (s, n, (lo, hi, interior)) in enumerate(zip(out, shape, [tuple(map(int, c)) for c in config])):
+    for d, (s, n, (lo, hi, interior)) in enumerate(
+        zip(out, shape, [tuple(map(int, c)) for c in config])
+    ):
         if (lo, hi, interior) == (0, 0, 0):
             source.append(s)
             static.append((0, 0, 0))
@@ -300,7 +319,8 @@ def _pad(eqn, out: Access) -> Pull:
             x = lax.pad_p.bind(x, value, padding_config=tuple(static))
         inside = None
         for d, lo, n in moving:
-            # One row of indices per dimension: comparisons stay one-dimensional until they are combined.
+            # One row of indices per dimension: comparisons stay one-dimensional until they are
+            # combined.
             line = tuple(s if k == d else whole(1) for k, s in enumerate(out))
             index = _index(ctx, line, d)
             here = lax.ge(index, np.int32(lo)) & lax.lt(index, np.int32(lo + n))
@@ -327,7 +347,9 @@ def _concatenate(eqn, out: Access) -> Pull:
         for a, b in zip(offsets, offsets[1:]):
             first, last = max(a, lo), min(b, hi)
             part = Span(Affine((), first - a), last - first)
-            inputs.append(tuple(part if k == d else s for k, s in enumerate(out)) if last > first else None)
+            inputs.append(
+                tuple(part if k == d else s for k, s in enumerate(out)) if last > first else None
+            )
 
         def join(ctx, *xs):
             xs = [x for x in xs if x is not None]

@@ -1,8 +1,9 @@
 """Access rules of scatters: which programs may share the result of one.
 
-Programs own disjoint blocks of the result. Along batch dimensions, and along window dimensions that an update spans in full, a
-program sees the updates of its own block. Along a dimension in which indices choose one element, it walks all updates and drops
-those of other owners: their indices, counted from its block's start, are out of bounds.
+Programs own disjoint blocks of the result. Along batch dimensions, and along window dimensions that
+an update spans in full, a program sees the updates of its own block. Along a dimension in which
+indices choose one element, it walks all updates and drops those of other owners: their indices,
+counted from its block's start, are out of bounds.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ def share(eqn, out: Access) -> float:
 @rules.register(*SCATTERS)
 def _scatter(eqn, out: Access) -> Pull:
     form, (extents, indices, updates) = ScatterForm.of(eqn), shapes(eqn)
-    full = {d: w for d, w in form.windows.items() if d not in form.starts and updates[w] == extents[d]}
+    full = {
+        d: w for d, w in form.windows.items() if d not in form.starts and updates[w] == extents[d]
+    }
     follows = full | {d: form.loops[k] for d, k in form.batch.items()}
-    out = require_whole(eqn, out, [d for d in range(len(extents)) if d not in follows and d not in owned(eqn)])
+    out = require_whole(
+        eqn, out, [d for d in range(len(extents)) if d not in follows and d not in owned(eqn)]
+    )
     chosen, source = [whole(n) for n in indices], [whole(n) for n in updates]
     for d, k in form.batch.items():
         chosen[k] = out[d]
@@ -58,7 +63,13 @@ def _counted_from(eqn, index, starts: dict):
     if clip or index.dtype.itemsize > 4 or index.dtype == np.uint32:
         largest = np.iinfo(index.dtype).max
         low = 0 if clip or index.dtype.kind == "u" else -1
-        high = _columns(index, {k: np.asarray(min(n if clip else n + 1, largest), index.dtype) for k, n in limits.items()})
+        high = _columns(
+            index,
+            {
+                k: np.asarray(min(n if clip else n + 1, largest), index.dtype)
+                for k, n in limits.items()
+            },
+        )
         index = lax.min(lax.max(index, lax.full(index.shape, low, index.dtype)), high)
     if index.dtype != np.int32:
         index = lax.convert_element_type(index, np.int32)
@@ -71,7 +82,9 @@ def _columns(index, values: dict):
     column = lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1)
     for k, value in values.items():
         spread = lax.broadcast_in_dim(value, index.shape, ())
-        made = spread if index.shape[-1] == 1 else lax.select_n(lax.eq(column, np.int32(k)), made, spread)
+        made = (
+            spread
+            if index.shape[-1] == 1
+            else lax.select_n(lax.eq(column, np.int32(k)), made, spread)
+        )
     return made
-
-

@@ -1,8 +1,8 @@
 """Access rules of windows and contractions: conv_general_dilated, reduce_window, dot_general, partial_reduce.
 
-Windows arrive without padding and input dilation (fuse/simplify/driver.py makes them pads). Contracted dimensions are taken
-whole; batch, row and column dimensions follow the output. `partial_reduce` is the first stage of a reduction that
-fuse/split/two_stage.py splits.
+Windows arrive without padding and input dilation (fuse/simplify/driver.py makes them pads).
+Contracted dimensions are taken whole; batch, row and column dimensions follow the output.
+`partial_reduce` is the first stage of a reduction that fuse/split/two_stage.py splits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def _feature_groups(s: Span, extent: int, groups: int, inner: int) -> tuple[Span
                 s.start.symbols, f"blocks of {s.size} channels do not hold whole groups of {per}"
             )
         return whole(extent), whole(inner * groups), groups
-    start = Affine(tuple((a, c // per * inner) for a, c in s.start.terms), s.start.const // per * inner)
+    start = Affine(
+        tuple((a, c // per * inner) for a, c in s.start.terms), s.start.const // per * inner
+    )
     return s, Span(start, s.size // per * inner), s.size // per
 
 
@@ -100,14 +102,24 @@ REDUCERS = {
 def least(dtype):
     t = np.dtype(dtype)
     return np.asarray(
-        -np.inf if jax.numpy.issubdtype(t, np.floating) else False if t.kind == "b" else np.iinfo(t).min, t
+        -np.inf
+        if jax.numpy.issubdtype(t, np.floating)
+        else False
+        if t.kind == "b"
+        else np.iinfo(t).min,
+        t,
     )
 
 
 def greatest(dtype):
     t = np.dtype(dtype)
     return np.asarray(
-        np.inf if jax.numpy.issubdtype(t, np.floating) else True if t.kind == "b" else np.iinfo(t).max, t
+        np.inf
+        if jax.numpy.issubdtype(t, np.floating)
+        else True
+        if t.kind == "b"
+        else np.iinfo(t).max,
+        t,
     )
 
 
@@ -125,14 +137,18 @@ def run_dimensions(axis: int, axes, outer: int) -> range:
 def _partial_type(x, *, reducer, axis, block, axes, outer, part):
     """f[..., n, ...] -> f[..., ceil(n / block), ...] without the other dimensions of `axes`: reduces chunks along `axis`.
 
-    The `outer` dimensions before `axis` count chunks as well. `part`, (dimension, how many), restricts each chunk to its first
-    elements along a dimension.
+    The `outer` dimensions before `axis` count chunks as well. `part`, (dimension, how many),
+    restricts each chunk to its first elements along a dimension.
     """
-    return jax.core.ShapedArray(_partial_shape(x.shape, axis, -(-x.shape[axis] // block), axes), x.dtype)
+    return jax.core.ShapedArray(
+        _partial_shape(x.shape, axis, -(-x.shape[axis] // block), axes), x.dtype
+    )
 
 
 def _partial_shape(shape, axis: int, runs: int, axes) -> tuple[int, ...]:
-    return tuple(runs if d == axis else n for d, n in enumerate(shape) if d == axis or d not in axes)
+    return tuple(
+        runs if d == axis else n for d, n in enumerate(shape) if d == axis or d not in axes
+    )
 
 
 @partial_reduce_p.def_impl
@@ -154,7 +170,9 @@ def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], 
     x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
     if part is not None:
         x = lax.slice_in_dim(x, 0, part[1], axis=part[0] + (part[0] >= axis))
-    inner = tuple(sorted(d + (d >= axis) for d in axes))  # `axis` itself becomes the inside of its chunks
+    inner = tuple(
+        sorted(d + (d >= axis) for d in axes)
+    )  # `axis` itself becomes the inside of its chunks
     return REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
 
 
@@ -162,7 +180,8 @@ def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], 
 def _partial_reduce(eqn, out: Access) -> Pull:
     """One program reduces one chunk, or all of them; elements past the edge are the identity.
 
-    All chunks of a part of the columns would be narrow parts of far rows, which chunks exist to avoid.
+    All chunks of a part of the columns would be narrow parts of far rows, which chunks exist to
+    avoid.
     """
     p, (shape,), spans = eqn.params, shapes(eqn), iter(out)
     axis, block, axes = p["axis"], p["block"], p["axes"]
@@ -181,7 +200,9 @@ def _partial_reduce(eqn, out: Access) -> Pull:
     def compute(ctx, x):
         _, identity = REDUCERS[p["reducer"]]
         if beyond:
-            x = lax.pad(x, identity(x.dtype), [(0, beyond if d == axis else 0, 0) for d in range(x.ndim)])
+            x = lax.pad(
+                x, identity(x.dtype), [(0, beyond if d == axis else 0, 0) for d in range(x.ndim)]
+            )
         elif shape[axis] % block and not asked.is_const:
             line = tuple(n if d == axis else 1 for d, n in enumerate(x.shape))
             index = lax.broadcasted_iota(np.int32, line, axis)

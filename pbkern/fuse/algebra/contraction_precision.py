@@ -1,7 +1,7 @@
 """mm_conv_precision_mode: the dtype in which contractions multiply and add, as casts around them.
 
-Float modes apply to float contractions, integer modes to integer ones. The result keeps its dtype. None keeps the precision
-that operands and results dictate.
+Float modes apply to float contractions, integer modes to integer ones. The result keeps its dtype.
+None keeps the precision that operands and results dictate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def set_precision(closed: jex.ClosedJaxpr, mode: str | None) -> jex.ClosedJaxpr:
     if mode is None:
         return closed
     if mode not in MODES:
-        raise OptionError(f"mm_conv_precision_mode {mode!r} is unknown", hint=f"one of {', '.join(MODES)}")
+        raise OptionError(
+            f"mm_conv_precision_mode {mode!r} is unknown", hint=f"one of {', '.join(MODES)}"
+        )
     kind, multiply, add = MODES[mode]
 
     def rewrite(eqn, operands):
@@ -46,6 +48,9 @@ def set_precision(closed: jex.ClosedJaxpr, mode: str | None) -> jex.ClosedJaxpr:
 
 def _rounded(result, dtype):
     """The result with the exponent and precision of sums of `dtype`: kernels keep more of a value that they convert at once."""
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).nmant >= jnp.finfo(result.dtype).nmant:
+    if (
+        not jnp.issubdtype(dtype, jnp.floating)
+        or jnp.finfo(dtype).nmant >= jnp.finfo(result.dtype).nmant
+    ):
         return result
     return lax.reduce_precision(result, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)

@@ -20,10 +20,14 @@ from pbkern.fuse.simplify.facts import Notes
 
 def delay_normalisation(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold exponentials, divisions and products. Changes rounding."""
-    if not {"exp", "div", "dot_general", "reduce_max"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
+    if not {"exp", "div", "dot_general", "reduce_max"} <= {
+        e.primitive.name for e in equations(closed.jaxpr)
+    }:
         return closed
     seen = _Quotients()
-    names = "reduce_max broadcast_in_dim sub exp div convert_element_type squeeze transpose dot_general"
+    names = (
+        "reduce_max broadcast_in_dim sub exp div convert_element_type squeeze transpose dot_general"
+    )
     return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names.split()}))
 
 
@@ -54,7 +58,11 @@ class _Quotients:
         return self.notes.bound("negative", eqn, operands) if found[0] is base and beside else None
 
     def exp(self, eqn, operands):
-        return self.notes.bound("at most 1", eqn, operands) if self.notes.find("negative", operands[0]) is not None else None
+        return (
+            self.notes.bound("at most 1", eqn, operands)
+            if self.notes.find("negative", operands[0]) is not None
+            else None
+        )
 
     def div(self, eqn, operands):
         x, y = operands
@@ -73,7 +81,9 @@ class _Quotients:
         if (found := self.notes.find("max", operands[0])) is not None:
             return self.notes.bound("max", eqn, operands, found[0], moved(eqn, found[1]))
         order = eqn.params["permutation"]
-        return self._parts_moved(eqn, operands) or self.notes.bound("transposed", eqn, operands, operands[0], order)
+        return self._parts_moved(eqn, operands) or self.notes.bound(
+            "transposed", eqn, operands, operands[0], order
+        )
 
     def squeeze(self, eqn, operands):
         if (found := self.notes.find("max", operands[0])) is not None:
@@ -83,7 +93,9 @@ class _Quotients:
     def _parts_moved(self, eqn, operands):
         """A view of a quotient (dimensions moved, or dropped if of size 1): the quotient of the same views of its parts."""
         found = self.notes.find("quotient", operands[0])
-        return found and self.notes.bound("quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found))
+        return found and self.notes.bound(
+            "quotient", eqn, operands, *(eqn.primitive.bind(x, **eqn.params) for x in found)
+        )
 
     def dot_general(self, eqn, operands):
         for side in (0, 1):
@@ -97,7 +109,9 @@ def _divided(eqn, operands, side: int, numerator, denominator):
     """The product with the numerator, then divided; None if the denominator varies along a contracted dimension."""
     contracted, batch = (pair[side] for pair in eqn.params["dimension_numbers"])
     rank = operands[side].ndim
-    if any(denominator.shape[d] != 1 for d in contracted) or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+    if any(denominator.shape[d] != 1 for d in contracted) or not jnp.issubdtype(
+        eqn.outvars[0].aval.dtype, jnp.floating
+    ):
         return None
     given = [numerator if k == side else x for k, x in enumerate(operands)]
     product = eqn.primitive.bind(*given, **eqn.params)

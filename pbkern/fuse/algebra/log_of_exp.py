@@ -1,8 +1,8 @@
 """ClosedJaxpr -> the same without logarithms of exponentials: log(exp(x)) -> x, log(exp2(x)) -> log(2) x.
 
-As XLA did until jax 0.10: nothing overflows in between, and neither function is computed. Also through views of the
-exponential, such as one repeated along rows. Storage-only types stay as they are: a bfloat16 exponential is rounded, as
-with XLA.
+As XLA did until jax 0.10: nothing overflows in between, and neither function is computed. Also
+through views of the exponential, such as one repeated along rows. Storage-only types stay as they
+are: a bfloat16 exponential is rounded, as with XLA.
 """
 
 from __future__ import annotations
@@ -21,17 +21,27 @@ VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
 
 
 def cancel_log_of_exp(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites jaxprs that hold exponentials and logarithms. Changes rounding, and keeps what would overflow."""
+    """Rewrites jaxprs that hold exponentials and logarithms.
+
+    Changes rounding, and keeps what would overflow.
+    """
     names = {e.primitive.name for e in equations(closed.jaxpr)}
     if "log" not in names or names.isdisjoint(EXPONENTIALS):
         return closed
     seen = _Exponents()
-    rules = dict.fromkeys(EXPONENTIALS, seen.note) | dict.fromkeys(VIEWS, seen.moved) | {"log": seen.log}
+    rules = (
+        dict.fromkeys(EXPONENTIALS, seen.note)
+        | dict.fromkeys(VIEWS, seen.moved)
+        | {"log": seen.log}
+    )
     return drop_dead(retrace(closed, rules))
 
 
 class _Exponents:
-    """Remembers, by value, exponent and base of exponentials. A view of an exponential is the exponential of the view."""
+    """Remembers, by value, exponent and base of exponentials.
+
+    A view of an exponential is the exponential of the view.
+    """
 
     def __init__(self) -> None:
         self.notes = Notes()

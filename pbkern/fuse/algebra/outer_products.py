@@ -1,6 +1,6 @@
 """Contractions that sum nothing -> products of their operands, which fuse like any elementwise operation.
 
-    dot_general[contracting ((), ())] a:[m] b:[n]   ->   a[:, None] * b[None, :]
+dot_general[contracting ((), ())] a:[m] b:[n]   ->   a[:, None] * b[None, :]
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from pbkern.fuse.simplify.driver import retrace
 
 def multiply_outer(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The jaxpr without contractions that contract no dimension."""
-    return retrace(closed, {"dot_general": _products}) if any(map(_sums_nothing, equations(closed.jaxpr))) else closed
+    return (
+        retrace(closed, {"dot_general": _products})
+        if any(map(_sums_nothing, equations(closed.jaxpr)))
+        else closed
+    )
 
 
 def _sums_nothing(eqn) -> bool:
@@ -29,6 +33,10 @@ def _products(eqn, operands):
     for x, together in zip(operands, batch):
         free = [d for d in range(x.ndim) if d not in together]
         x = lax.transpose(lax.convert_element_type(x, out.dtype), (*together, *free))
-        spread.append(lax.broadcast_in_dim(x, out.shape, (*range(len(together)), *range(first, first + len(free)))))
+        spread.append(
+            lax.broadcast_in_dim(
+                x, out.shape, (*range(len(together)), *range(first, first + len(free)))
+            )
+        )
         first += len(free)
     return [(lax.bitwise_and if out.dtype == bool else lax.mul)(*spread)]

@@ -1,7 +1,7 @@
 """jax.random in functions: typed PRNG keys -> arrays of the words that their generator works on.
 
-Generators are then plain arithmetic and fuse with what reads the numbers: the bits of a mask or of noise are never stored. The
-numbers are those of JAX (dsl/primitives/prng_keys.py).
+Generators are then plain arithmetic and fuse with what reads the numbers: the bits of a mask or of
+noise are never stored. The numbers are those of JAX (dsl/primitives/prng_keys.py).
 """
 
 from __future__ import annotations
@@ -32,15 +32,22 @@ def words_of_keys(values: Sequence) -> list:
 def keys_of_words(values: Sequence, avals: Sequence) -> list:
     """The inverse of `words_of_keys`, for values of these types."""
     return [
-        jax.random.wrap_key_data(x, impl=_jax.key_implementation(a.dtype).name) if is_key(a.dtype) else x
+        jax.random.wrap_key_data(x, impl=_jax.key_implementation(a.dtype).name)
+        if is_key(a.dtype)
+        else x
         for x, a in zip(values, avals)
     ]
 
 
 def _has_keys(jaxpr: jex.Jaxpr) -> bool:
-    if any(is_key(v.aval.dtype) for v in (*jaxpr.invars, *jaxpr.outvars) if hasattr(v.aval, "dtype")):
+    if any(
+        is_key(v.aval.dtype) for v in (*jaxpr.invars, *jaxpr.outvars) if hasattr(v.aval, "dtype")
+    ):
         return True
-    return any(e.primitive.name in RULES or any(_has_keys(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+    return any(
+        e.primitive.name in RULES or any(_has_keys(j.jaxpr) for j in inner_jaxprs(e))
+        for e in jaxpr.eqns
+    )
 
 
 def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
@@ -48,8 +55,12 @@ def _translated(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
 
 
 def _rewrite(eqn, *operands) -> list | None:
-    if eqn.primitive.name == "rng_bit_generator":  # of rbg keys: XLA's own generator, which no kernel has
+    if (
+        eqn.primitive.name == "rng_bit_generator"
+    ):  # of rbg keys: XLA's own generator, which no kernel has
         return None
-    if eqn.primitive.name == "random_gamma":  # its loops take long to compile: XLA's, on keys made from their words
+    if (
+        eqn.primitive.name == "random_gamma"
+    ):  # its loops take long to compile: XLA's, on keys made from their words
         return _jax.bind_again(eqn, keys_of_words(operands, [v.aval for v in eqn.invars]))
     return rewrite(eqn, operands, _translated, lambda *given: _jax.bind_again(eqn, given))

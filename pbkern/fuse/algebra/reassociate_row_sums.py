@@ -2,8 +2,9 @@
 
     sum_k(p[q, k] * dot(g, v)[q, k])  ->  sum_d(g[q, d] * dot(p, v)[q, d])        where dot(p, v) is known
 
-Attention's gradient has such sums: each goes over a row of scores, and becomes one over a row of the result. Two of the
-gradient's products disappear. Source: Dao et al. 2022, "FlashAttention", section B.4.
+Attention's gradient has such sums: each goes over a row of scores, and becomes one over a row of
+the result. Two of the gradient's products disappear. Source: Dao et al. 2022, "FlashAttention",
+section B.4.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SHORTER = 2
 
 def sums_of_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold products of exponentials and sums. Changes rounding."""
-    if not {"exp", "dot_general", "reduce_sum", "mul"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
+    if not {"exp", "dot_general", "reduce_sum", "mul"} <= {
+        e.primitive.name for e in equations(closed.jaxpr)
+    }:
         return closed
     seen, names = _Seen(), ("mul", "div", "transpose", "dot_general", "reduce_sum")
     return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
@@ -34,8 +37,10 @@ def sums_of_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 @dataclass(frozen=True)
 class _Product:
-    """A dot_general: its operands, and a label per dimension of operands and result. Dimensions that are contracted with each
-    other share a label, and so do batch dimensions and the result's.
+    """A dot_general: its operands, and a label per dimension of operands and result.
+
+    Dimensions that are contracted with each other share a label, and so do batch dimensions and the
+    result's.
     """
 
     operands: tuple
@@ -49,8 +54,16 @@ class _Product:
         labels = [[(side, d) for d in range(x.ndim)] for side, x in enumerate(operands)]
         for one, other in (*zip(*contracted), *zip(*batch)):
             labels[1][other] = (0, one)
-        free = [[x for d, x in enumerate(labels[k]) if d not in (*contracted[k], *batch[k])] for k in (0, 1)]
-        return cls(tuple(operands), tuple(map(tuple, labels)), result, (*((0, d) for d in batch[0]), *free[0], *free[1]))
+        free = [
+            [x for d, x in enumerate(labels[k]) if d not in (*contracted[k], *batch[k])]
+            for k in (0, 1)
+        ]
+        return cls(
+            tuple(operands),
+            tuple(map(tuple, labels)),
+            result,
+            (*((0, d) for d in batch[0]), *free[0], *free[1]),
+        )
 
 
 @dataclass(frozen=True)
@@ -79,18 +92,25 @@ class _Seen:
         shape = eqn.outvars[0].aval.shape
         a, b = (self._factors(x, shape) for x in operands)
         made = _Factors(a.whole + b.whole, a.over + b.over, a.under + b.under)
-        return self.notes.bound("factors", eqn, operands, made) if 0 < len(made.whole) <= 2 else None
+        return (
+            self.notes.bound("factors", eqn, operands, made) if 0 < len(made.whole) <= 2 else None
+        )
 
     def div(self, eqn, operands):
         shape = eqn.outvars[0].aval.shape
         a, divisor = self._factors(operands[0], shape), operands[1]
         if jnp.shape(divisor) == shape or not a.whole:
             return None
-        return self.notes.bound("factors", eqn, operands, _Factors(a.whole, a.over, (*a.under, divisor)))
+        return self.notes.bound(
+            "factors", eqn, operands, _Factors(a.whole, a.over, (*a.under, divisor))
+        )
 
     def transpose(self, eqn, operands):
         order = eqn.params["permutation"]
-        x, before = self.notes.find("transposed", operands[0]) or (operands[0], range(operands[0].ndim))
+        x, before = self.notes.find("transposed", operands[0]) or (
+            operands[0],
+            range(operands[0].ndim),
+        )
         return self.notes.bound("transposed", eqn, operands, x, tuple(before[d] for d in order))
 
     def dot_general(self, eqn, operands):
@@ -102,10 +122,17 @@ class _Seen:
     def reduce_sum(self, eqn, operands):
         """The sum of p times a dot_general, if a dot_general of p is known."""
         found = self.notes.find("factors", operands[0])
-        if found is None or len(found[0].whole) != 2 or not jnp.issubdtype(operands[0].dtype, jnp.floating):
+        if (
+            found is None
+            or len(found[0].whole) != 2
+            or not jnp.issubdtype(operands[0].dtype, jnp.floating)
+        ):
             return None
         axes, shape = eqn.params["axes"], operands[0].shape
-        if any(jnp.ndim(x) and any(x.shape[d] != 1 for d in axes) for x in (*found[0].over, *found[0].under)):
+        if any(
+            jnp.ndim(x) and any(x.shape[d] != 1 for d in axes)
+            for x in (*found[0].over, *found[0].under)
+        ):
             return None
         for p, y in (found[0].whole, found[0].whole[::-1]):
             y, order = self.notes.find("transposed", y) or (y, range(len(shape)))
@@ -116,33 +143,51 @@ class _Seen:
                     return [_scaled(made, found[0], axes)]
         return None
 
-    def _over_results(self, p, product: _Product, side: int, order: Sequence[int], axes: Sequence[int]):
+    def _over_results(
+        self, p, product: _Product, side: int, order: Sequence[int], axes: Sequence[int]
+    ):
         """sum(p * y) over axes, for a transpose y of `product`, by a known product with its operand on that side; else None."""
         v, g = product.operands[side], product.operands[1 - side]
         place = {product.of_result[d]: n for n, d in enumerate(order)}  # label -> dimension of p
         of_v = tuple(place.get(x, x) for x in product.labels[side])
         of_g = tuple(place.get(x, x) for x in product.labels[1 - side])
         contracted = [x for x in of_v if not isinstance(x, int)]
-        shorter = SHORTER * math.prod(v.shape[of_v.index(x)] for x in contracted) <= math.prod(p.shape[d] for d in axes)
+        shorter = SHORTER * math.prod(v.shape[of_v.index(x)] for x in contracted) <= math.prod(
+            p.shape[d] for d in axes
+        )
         order = [*(d for d in range(p.ndim) if d not in axes), *contracted]
         if not shorter or not set(axes) <= set(of_v) or not _has(of_g, order):
             return None
         for known in self.products:
             of_known = self._labels_of(known, p, v, of_v)
-            if of_known is not None and _has(of_known, order) and known.result.dtype == g.dtype == p.dtype:
-                a, b = (lax.transpose(x, [labels.index(d) for d in order])
-                        for x, labels in ((g, of_g), (known.result, of_known)))
-                return lax.reduce_sum(lax.mul(a, b), tuple(range(len(order) - len(contracted), len(order))))
+            if (
+                of_known is not None
+                and _has(of_known, order)
+                and known.result.dtype == g.dtype == p.dtype
+            ):
+                a, b = (
+                    lax.transpose(x, [labels.index(d) for d in order])
+                    for x, labels in ((g, of_g), (known.result, of_known))
+                )
+                return lax.reduce_sum(
+                    lax.mul(a, b), tuple(range(len(order) - len(contracted), len(order)))
+                )
         return None
 
     def _labels_of(self, known: _Product, p, v, of_v: tuple) -> tuple | None:
         """Labels of the result of `known`, if it is a product of p and v with these labels; else None."""
         for side in (0, 1):
-            x, order = self.notes.find("transposed", known.operands[side]) or (known.operands[side], range(p.ndim))
+            x, order = self.notes.find("transposed", known.operands[side]) or (
+                known.operands[side],
+                range(p.ndim),
+            )
             if x is not p or known.operands[1 - side] is not v:
                 continue
             name = dict(zip(known.labels[side], order)) | {
-                x: label for x, label in zip(known.labels[1 - side], of_v) if not isinstance(label, int)}
+                x: label
+                for x, label in zip(known.labels[1 - side], of_v)
+                if not isinstance(label, int)
+            }
             if tuple(name.get(x) for x in known.labels[1 - side]) == of_v:
                 return tuple(name.get(x) for x in known.of_result)
         return None
@@ -155,6 +200,7 @@ def _has(labels: Sequence, wanted: Sequence) -> bool:
 
 def _scaled(x, factors: _Factors, axes: Sequence[int]):
     """A sum, times the factors that do not vary along its axes."""
+
     def without(y):
         return lax.squeeze(y, axes) if jnp.ndim(y) else y
 

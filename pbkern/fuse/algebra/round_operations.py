@@ -2,8 +2,9 @@
 
     exp(x * y)  ->  exp(f16(f32(x * y)))
 
-Kernels keep float32 precision and range between operations: a product beyond 65504 that is divided again is finite there, and
-infinite operation by operation. What only moves or chooses elements has nothing to round.
+Kernels keep float32 precision and range between operations: a product beyond 65504 that is divided
+again is finite there, and infinite operation by operation. What only moves or chooses elements has
+nothing to round.
 """
 
 from __future__ import annotations
@@ -19,21 +20,32 @@ from pbkern.fuse.cost.kinds import VIEWS
 from pbkern.fuse.simplify.driver import CONTROL, retrace
 
 # Results are operands' elements, or are rounded already.
-EXACT = {*VIEWS, *CONTROL, *(
-    "abs argmax argmin bitcast_convert_type clamp convert_element_type copy_p cummax cummin dynamic_slice dynamic_update_slice "
-    "expand_dims gather imag max min neg real reduce_max reduce_min reduce_precision reduce_window_max reduce_window_min "
-    "scatter select_and_gather_add select_n sign sort split"
-).split()}  # fmt: skip
+EXACT = {
+    *VIEWS,
+    *CONTROL,
+    *(
+        "abs argmax argmin bitcast_convert_type clamp convert_element_type copy_p cummax cummin dynamic_slice "
+        "dynamic_update_slice expand_dims gather imag max min neg real "
+        "reduce_max reduce_min reduce_precision reduce_window_max reduce_window_min "
+        "scatter select_and_gather_add select_n sign sort split"
+    ).split(),
+}
 
 
 def round_operations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    names = {e.primitive.name for e in equations(closed.jaxpr) if called_jaxpr(e) is None and any(map(_is_short, e.outvars))}
+    names = {
+        e.primitive.name
+        for e in equations(closed.jaxpr)
+        if called_jaxpr(e) is None and any(map(_is_short, e.outvars))
+    }
     return retrace(closed, dict.fromkeys(names - EXACT, _with_rounding))
 
 
 def _is_short(v) -> bool:
     dtype = getattr(v.aval, "dtype", None)
-    return isinstance(dtype, np.dtype) and dtype.itemsize == 2 and jnp.issubdtype(dtype, jnp.floating)
+    return (
+        isinstance(dtype, np.dtype) and dtype.itemsize == 2 and jnp.issubdtype(dtype, jnp.floating)
+    )
 
 
 def _with_rounding(eqn, operands):

@@ -1,9 +1,10 @@
 """Arithmetic and functions of complex numbers as real operations on their two parts.
 
-A part that is None is known to be zero: the imaginary part of a number that was real. It costs nothing and takes no part in
-products, so infinity times 1 + 0i stays infinite, as with the real types of C (ISO C, Annex G). Functions scale their arguments
-where squares would leave the range. Errors are relative to the modulus: a part much smaller than the other is no more exact.
-Equations on arrays of complex numbers are to_pairs.py.
+A part that is None is known to be zero: the imaginary part of a number that was real. It costs
+nothing and takes no part in products, so infinity times 1 + 0i stays infinite, as with the real
+types of C (ISO C, Annex G). Functions scale their arguments where squares would leave the range.
+Errors are relative to the modulus: a part much smaller than the other is no more exact. Equations
+on arrays of complex numbers are to_pairs.py.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Complex:
 
 
 # Operands and results of loops and branches are two arrays.
-jax.tree_util.register_pytree_node(Complex, lambda z: (z.parts, None), lambda _, parts: Complex(*parts))
+jax.tree_util.register_pytree_node(
+    Complex, lambda z: (z.parts, None), lambda _, parts: Complex(*parts)
+)
 
 
 # ---- sums and products of parts that may be None
@@ -77,7 +80,9 @@ def negated(x: Part | None) -> Part | None:
 
 def choose(which: Part, x: Part, y: Part) -> Part:
     """x where `which`, else y; scalars repeat."""
-    return lax.select_n(which, *(lax.broadcast(v, np.shape(which)) if np.ndim(v) == 0 else v for v in (y, x)))
+    return lax.select_n(
+        which, *(lax.broadcast(v, np.shape(which)) if np.ndim(v) == 0 else v for v in (y, x))
+    )
 
 
 def is_negative(x: Part) -> Part:
@@ -102,14 +107,20 @@ def constant(x: float, like: Part) -> np.generic:
 def scaled(a: Part, b: Part) -> tuple[Part, Part, Callable[[Callable], Part]]:
     """(a s, b s, of_scale): s is 1, or an even power of two where squares would leave the range.
 
-    of_scale(f) is f(s). A square that still vanishes is below half a unit in the last place of the other.
+    of_scale(f) is f(s). A square that still vanishes is below half a unit in the last place of the
+    other.
     """
     quarter = np.finfo(a.dtype).maxexp // 4  # 32 of float32
     size = lax.max(lax.abs(a), lax.abs(b))
-    large, small = size > constant(2.0 ** (2 * quarter - 2), a), size < constant(2.0 ** (-quarter - 8), a)
+    large, small = (
+        size > constant(2.0 ** (2 * quarter - 2), a),
+        size < constant(2.0 ** (-quarter - 8), a),
+    )
 
     def of_scale(f: Callable) -> Part:
-        at_large, at_small, else_ = (constant(f(s), a) for s in (2.0 ** (-2 * quarter - 2), 2.0 ** (3 * quarter + 4), 1.0))
+        at_large, at_small, else_ = (
+            constant(f(s), a) for s in (2.0 ** (-2 * quarter - 2), 2.0 ** (3 * quarter + 4), 1.0)
+        )
         return choose(large, at_large, choose(small, at_small, else_))
 
     s = of_scale(lambda s: s)
@@ -143,7 +154,9 @@ def mul(x: Complex, y: Complex) -> Complex:
     """A number times its conjugate is real: the rounded products of its imaginary part would not cancel."""
     if x.mirror is y or y.mirror is x:
         return Complex(plus(times(x.re, x.re), times(x.im, x.im)), None)
-    return Complex(minus(times(x.re, y.re), times(x.im, y.im)), plus(times(x.re, y.im), times(x.im, y.re)))
+    return Complex(
+        minus(times(x.re, y.re), times(x.im, y.im)), plus(times(x.re, y.im), times(x.im, y.re))
+    )
 
 
 def square(x: Complex) -> Complex:
@@ -180,10 +193,13 @@ def div(x: Complex, y: Complex) -> Complex:
     alone = (q == 0) | is_infinite(p)
     ratio = choose(alone, constant(0, p), q / p)
     divisor = choose(alone, p, p + q * ratio)
-    # (a + bi) / (p + qi), or for a steep divisor (b - ai) / (p - qi). Dividing before adding keeps sums from overflowing.
+    # (a + bi) / (p + qi), or for a steep divisor (b - ai) / (p - qi). Dividing before adding keeps
+    # sums from overflowing.
     first, second = choose(steep, b, a) / divisor, choose(steep, -a, b) / divisor
     ratio = choose(steep, -ratio, ratio)
-    return Complex(choose(alone, first, first + second * ratio), choose(alone, second, second - first * ratio))
+    return Complex(
+        choose(alone, first, first + second * ratio), choose(alone, second, second - first * ratio)
+    )
 
 
 def integer_pow(x: Complex, n: int) -> Complex:
@@ -244,7 +260,10 @@ def log1p(x: Complex) -> Complex:
 
 
 def sqrt(x: Complex) -> Complex:
-    """The root in the right half-plane, on its edge the one with im's sign. An infinite imaginary part makes both infinite."""
+    """The root in the right half-plane, on its edge the one with im's sign.
+
+    An infinite imaginary part makes both infinite.
+    """
     re, im = x.parts
     a, b, of_scale = scaled(re, im)
     large = lax.sqrt((lax.abs(a) + lax.sqrt(a * a + b * b)) * 0.5)
@@ -282,7 +301,9 @@ def _exponential(f: Callable, a: Part) -> tuple[Part, Part]:
     """(f(a - k), e^k) for f exp or expm1. k is 0 unless e^a is near or beyond the largest number."""
     k = int(np.log(np.finfo(a.dtype).max)) // 2 - 4
     high = a > 2 * k
-    return f(choose(high, a - k, a)), choose(high, constant(np.exp(constant(k, a)), a), constant(1, a))
+    return f(choose(high, a - k, a)), choose(
+        high, constant(np.exp(constant(k, a)), a), constant(1, a)
+    )
 
 
 def exp(x: Complex) -> Complex:
@@ -322,7 +343,9 @@ def sinh(x: Complex) -> Complex:
 def cosh(x: Complex) -> Complex:
     a, b = x.parts
     nothing = with_sign(with_sign(constant(0, a), a), b)
-    return Complex(lax.cosh(a) * lax.cos(b), choose((a == 0) | (b == 0), nothing, lax.sinh(a) * lax.sin(b)))
+    return Complex(
+        lax.cosh(a) * lax.cos(b), choose((a == 0) | (b == 0), nothing, lax.sinh(a) * lax.sin(b))
+    )
 
 
 def tanh(x: Complex) -> Complex:
@@ -333,7 +356,9 @@ def tanh(x: Complex) -> Complex:
     b = choose(rest == 0, with_sign(constant(0, b), b), b)
     sin, cos = lax.sin(b), lax.cos(b)
     divisor = rise * rise + 4 * rest * cos * cos
-    return Complex(with_sign(rise * (1 + rest) / divisor, a), choose(b == 0, b, 4 * rest * sin * cos / divisor))
+    return Complex(
+        with_sign(rise * (1 + rest) / divisor, a), choose(b == 0, b, 4 * rest * sin * cos / divisor)
+    )
 
 
 def sin(x: Complex) -> Complex:

@@ -1,16 +1,18 @@
 """Contractions of complex arrays as contractions of real ones.
 
-Each number of w, the larger operand, is read once, with its parts interleaved as in memory; o is rearranged. Where w has its
-contracted dimensions last, they and the parts are contracted together, with a table of four numbers for each number of o:
+Each number of w, the larger operand, is read once, with its parts interleaved as in memory; o is
+rearranged. Where w has its contracted dimensions last, they and the parts are contracted together,
+with a table of four numbers for each number of o:
 
     [w_re w_im] [[o_re o_im], [-o_im o_re]] = [w_re o_re - w_im o_im, w_re o_im + w_im o_re]
 
-Else, where sums are long and o has few rows, these are doubled, and the four products of parts are combined afterwards:
+Else, where sums are long and o has few rows, these are doubled, and the four products of parts are
+combined afterwards:
 
     [[o_re], [o_im]] [w_re w_im] = [[o_re w_re, o_re w_im], [o_im w_re, o_im w_im]]
 
-Otherwise there are four contractions. Three would do, but then a small part has the error of a large one. A scalar product is a
-sum of products.
+Otherwise there are four contractions. Three would do, but then a small part has the error of a
+large one. A scalar product is a sum of products.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from . import arithmetic
 from .arithmetic import Complex
 from .views import deinterleave, interleave
 
-# Rows of o are doubled if each sums this many times more elements than there are rows: their products are small beside w.
+# Rows of o are doubled if each sums this many times more elements than there are rows: their
+# products are small beside w.
 ROWS_BELOW = 4
 
 Contract = Callable  # (real lhs, real rhs, dimension numbers) -> real result, as lax.dot_general
@@ -99,32 +102,46 @@ def _of_parts(x: Complex, y: Complex, product: Callable) -> Complex:
     def of(a, b):
         return None if a is None or b is None else product(a, b)
 
-    return Complex(arithmetic.minus(of(x.re, y.re), of(x.im, y.im)), arithmetic.plus(of(x.re, y.im), of(x.im, y.re)))
+    return Complex(
+        arithmetic.minus(of(x.re, y.re), of(x.im, y.im)),
+        arithmetic.plus(of(x.re, y.im), of(x.im, y.re)),
+    )
 
 
 def _sum_of_products(x: Operand, y: Operand) -> Complex:
     axis = len(x.batch)
 
     def aligned(z: Operand) -> Complex:
-        return Complex(*(None if part is None else z.arranged(part, z.contracted, *z.extents(z.contracted))
-                         for part in (z.value.re, z.value.im)))  # fmt: skip
+        return Complex(
+            *(
+                None if part is None else z.arranged(part, z.contracted, *z.extents(z.contracted))
+                for part in (z.value.re, z.value.im)
+            )
+        )
 
     product = arithmetic.mul(aligned(x), aligned(y))
     axes = tuple(range(axis, axis + len(x.contracted)))
-    return Complex(*(None if part is None else lax.reduce_sum(part, axes) for part in (product.re, product.im)))
+    return Complex(
+        *(None if part is None else lax.reduce_sum(part, axes) for part in (product.re, product.im))
+    )
 
 
 def _transposed(x, first: Operand, second: Operand):
     """[*batch, *free of second, *free of first, ...] of [*batch, *free of first, *free of second, ...]."""
     b, m = len(first.batch), len(first.free)
     rest = b + m + len(second.free)
-    return lax.transpose(x, (*range(b), *range(b + m, rest), *range(b, b + m), *range(rest, np.ndim(x))))
+    return lax.transpose(
+        x, (*range(b), *range(b + m, rest), *range(b, b + m), *range(rest, np.ndim(x)))
+    )
 
 
 def _with_table(w: Operand, o: Operand, real_contract: Contract):
     """real[*batch, *free of w, *free of o, 2]."""
     b, k, m, n = len(w.batch), w.count(w.contracted), w.count(w.free), o.count(o.free)
-    rows = [o.arranged(interleave(z), (*o.contracted, *o.free), k, 1, 2 * n) for z in (o.value, arithmetic.times_i(o.value))]
+    rows = [
+        o.arranged(interleave(z), (*o.contracted, *o.free), k, 1, 2 * n)
+        for z in (o.value, arithmetic.times_i(o.value))
+    ]
     table = lax.reshape(lax.concatenate(rows, b + 1), (*o.extents(o.batch), 2 * k, 2 * n))
     lhs = w.arranged(interleave(w.value), (*w.free, *w.contracted), m, 2 * k)
     found = real_contract(lhs, table, (((b + 1,), (b,)), (tuple(range(b)),) * 2))
@@ -138,10 +155,14 @@ def _with_rows(w: Operand, o: Operand, real_contract: Contract) -> tuple:
     parts = [o.arranged(part, (*o.free, *o.contracted), n, 1, k) for part in o.value.parts]
     rows = lax.reshape(lax.concatenate(parts, b + 1), (*batch, 2 * n, k))
     rhs = w.arranged(interleave(w.value), (*w.contracted, *w.free), k, 2 * m)
-    found = lax.reshape(real_contract(rows, rhs, (((b + 1,), (b,)), (tuple(range(b)),) * 2)), (*batch, n, 2, m, 2))
+    found = lax.reshape(
+        real_contract(rows, rhs, (((b + 1,), (b,)), (tuple(range(b)),) * 2)), (*batch, n, 2, m, 2)
+    )
 
     def product(of_o: int, of_w: int):
-        one = lax.index_in_dim(lax.index_in_dim(found, of_w, b + 3, keepdims=False), of_o, b + 1, keepdims=False)
+        one = lax.index_in_dim(
+            lax.index_in_dim(found, of_w, b + 3, keepdims=False), of_o, b + 1, keepdims=False
+        )
         return lax.reshape(one, (*batch, *o.extents(o.free), *w.extents(w.free)))
 
     return product(0, 0) - product(1, 1), product(0, 1) + product(1, 0)

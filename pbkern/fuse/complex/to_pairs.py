@@ -3,10 +3,11 @@
     c:c64[n] = mul a b          p:f32[n,2] = complex_as_reals a     q:f32[n,2] = complex_as_reals b
     d:f32[n] = abs c      ->    re = p[:, 0] q[:, 0] - p[:, 1] q[:, 1]      im = ...      d = sqrt(re^2 + im^2)
 
-A function's arguments and results, and what XLA keeps, stay complex arrays; kernels see them with re and im interleaved
-(views.py). Between fused equations a number is two arrays, also in carries of loops. What a scan reads and stacks is
-interleaved, as in memory, so that neither is copied. Equations without a rule, and loops and branches that contain one, stay as
-they are, on complex arrays.
+A function's arguments and results, and what XLA keeps, stay complex arrays; kernels see them with
+re and im interleaved (views.py). Between fused equations a number is two arrays, also in carries of
+loops. What a scan reads and stacks is interleaved, as in memory, so that neither is copied.
+Equations without a rule, and loops and branches that contain one, stay as they are, on complex
+arrays.
 
 Arithmetic is arithmetic.py, contractions are contractions.py.
 """
@@ -39,10 +40,14 @@ def complex_as_pairs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         return closed
 
     def run(*args):
-        results = jaxprs.retrace_into(closed.jaxpr, closed.consts, list(map(_from_array, args)), _rewrite, _constant)
+        results = jaxprs.retrace_into(
+            closed.jaxpr, closed.consts, list(map(_from_array, args)), _rewrite, _constant
+        )
         return [_to_array(x) for x in results]
 
-    return jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars])
+    return jax.make_jaxpr(run)(
+        *[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    )
 
 
 # ---- complex arrays and pairs
@@ -54,7 +59,9 @@ def is_complex(aval) -> bool:
 
 def _mentions_complex(jaxpr: jex.Jaxpr) -> bool:
     eqns = jaxprs.equations(jaxpr)
-    return any(is_complex(a.aval) for a in (*jaxpr.invars, *jaxpr.outvars)) or any(map(_touches, eqns))
+    return any(is_complex(a.aval) for a in (*jaxpr.invars, *jaxpr.outvars)) or any(
+        map(_touches, eqns)
+    )
 
 
 def _touches(eqn) -> bool:
@@ -69,7 +76,9 @@ def _constant(x):
     if not np.shape(x):
         re, im = re[()], im[()]
     vanishes = [not np.any(part) and not np.any(np.signbit(part)) for part in (re, im)]
-    return Complex(None if vanishes[0] and not vanishes[1] else re, None if vanishes[1] else im, whole=x)
+    return Complex(
+        None if vanishes[0] and not vanishes[1] else re, None if vanishes[1] else im, whole=x
+    )
 
 
 def _from_array(x):
@@ -112,7 +121,10 @@ def _has_rule(eqn) -> bool:
 def _stays(eqn) -> bool:
     """Whether a loop or branch contains an equation on complex arrays without a rule."""
     inner = [e for j in jaxprs.inner_jaxprs(eqn) for e in jaxprs.equations(j.jaxpr) if _touches(e)]
-    return any(e.primitive.name not in CONTROL and not jaxprs.called_jaxpr(e) and not _has_rule(e) for e in inner)
+    return any(
+        e.primitive.name not in CONTROL and not jaxprs.called_jaxpr(e) and not _has_rule(e)
+        for e in inner
+    )
 
 
 def _keep(eqn, operands: Sequence) -> list:
@@ -138,17 +150,28 @@ def _scan(eqn, operands: Sequence) -> list:
     """A scan whose xs and ys have their parts interleaved."""
     p, body = params_of(eqn), eqn.params["jaxpr"]
     first_x = p["num_consts"] + p["num_carry"]
-    consts, init, xs = operands[: p["num_consts"]], operands[p["num_consts"] : first_x], operands[first_x:]
+    consts, init, xs = (
+        operands[: p["num_consts"]],
+        operands[p["num_consts"] : first_x],
+        operands[first_x:],
+    )
     is_pair = [is_complex(v.aval) for v in body.jaxpr.invars[first_x:]]
 
     def step(carry, x):
         x = [deinterleave(v) if c else v for v, c in zip(x, is_pair)]
-        out = jaxprs.retrace_into(body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant)
+        out = jaxprs.retrace_into(
+            body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant
+        )
         return tuple(out[: p["num_carry"]]), tuple(_stored(y) for y in out[p["num_carry"] :])
 
     walked = tuple(map(_stored, xs))
-    carry, ys = lax.scan(step, tuple(init), walked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
-    stacked = [deinterleave(y) if is_complex(v.aval) else y for y, v in zip(ys, eqn.outvars[p["num_carry"] :])]
+    carry, ys = lax.scan(
+        step, tuple(init), walked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
+    )
+    stacked = [
+        deinterleave(y) if is_complex(v.aval) else y
+        for y, v in zip(ys, eqn.outvars[p["num_carry"] :])
+    ]
     return [*carry, *stacked]
 
 
@@ -182,15 +205,36 @@ def _wide(x: Complex, shape: Sequence[int]) -> Complex:
 
 
 for _name, _function in {
-    "add": arithmetic.add, "add_any": arithmetic.add, "sub": arithmetic.sub,
-    "mul": arithmetic.mul, "div": arithmetic.div, "neg": arithmetic.neg,
-    "conj": arithmetic.conj, "sign": arithmetic.sign, "exp": arithmetic.exp, "exp2": arithmetic.exp2, "expm1": arithmetic.expm1,
-    "log": arithmetic.log, "log1p": arithmetic.log1p,
-    "sqrt": arithmetic.sqrt, "rsqrt": arithmetic.rsqrt, "logistic": arithmetic.logistic,
-    "sin": arithmetic.sin, "cos": arithmetic.cos, "tan": arithmetic.tan, "sinh": arithmetic.sinh, "cosh": arithmetic.cosh,
-    "tanh": arithmetic.tanh, "abs": arithmetic.modulus, "square": arithmetic.square,
-}.items():  # fmt: skip
-    rule(_name)(lambda eqn, *operands, f=_function: f(*(_wide(_number(x), eqn.outvars[0].aval.shape) for x in operands)))
+    "add": arithmetic.add,
+    "add_any": arithmetic.add,
+    "sub": arithmetic.sub,
+    "mul": arithmetic.mul,
+    "div": arithmetic.div,
+    "neg": arithmetic.neg,
+    "conj": arithmetic.conj,
+    "sign": arithmetic.sign,
+    "exp": arithmetic.exp,
+    "exp2": arithmetic.exp2,
+    "expm1": arithmetic.expm1,
+    "log": arithmetic.log,
+    "log1p": arithmetic.log1p,
+    "sqrt": arithmetic.sqrt,
+    "rsqrt": arithmetic.rsqrt,
+    "logistic": arithmetic.logistic,
+    "sin": arithmetic.sin,
+    "cos": arithmetic.cos,
+    "tan": arithmetic.tan,
+    "sinh": arithmetic.sinh,
+    "cosh": arithmetic.cosh,
+    "tanh": arithmetic.tanh,
+    "abs": arithmetic.modulus,
+    "square": arithmetic.square,
+}.items():
+    rule(_name)(
+        lambda eqn, *operands, f=_function: f(
+            *(_wide(_number(x), eqn.outvars[0].aval.shape) for x in operands)
+        )
+    )
 
 rule("integer_pow")(lambda eqn, x: arithmetic.integer_pow(x, eqn.params["y"]))
 rule("real")(lambda eqn, x: x.parts[0])
@@ -213,7 +257,9 @@ def _pow(eqn, x, y):
 
 @rule("complex")
 def _complex(eqn, re, im):
-    return Complex(re, None if isinstance(im, np.generic) and im == 0 and not np.signbit(im) else im)
+    return Complex(
+        re, None if isinstance(im, np.generic) and im == 0 and not np.signbit(im) else im
+    )
 
 
 @rule("convert_element_type")
@@ -221,7 +267,9 @@ def _convert(eqn, x):
     """From a real type (imaginary part zero) or another complex type."""
     to = part_type(eqn.params["new_dtype"])
     x = _number(x)
-    return Complex(*(None if part is None else lax.convert_element_type(part, to) for part in (x.re, x.im)))
+    return Complex(
+        *(None if part is None else lax.convert_element_type(part, to) for part in (x.re, x.im))
+    )
 
 
 @rule("iota")
@@ -242,15 +290,34 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
     found = []
     for n in range(2):
         lacking = all((x.im if n else x.re) is None for x in pairs)
-        found.append(None if lacking else bind(n, *(x.parts[n] if isinstance(x, Complex) else x for x in operands)))
+        found.append(
+            None
+            if lacking
+            else bind(n, *(x.parts[n] if isinstance(x, Complex) else x for x in operands))
+        )
     count = len(next(f for f in found if f is not None))
     return [Complex(*(None if f is None else f[k] for f in found)) for k in range(count)]
 
 
 @rule(
-    "broadcast_in_dim", "transpose", "slice", "rev", "concatenate", "select_n", "pad", "split", "dynamic_slice",
-    "dynamic_update_slice", "reduce_sum", "cumsum", "optimization_barrier", "stack", "unstack", "tile", "reduce_window_sum",
-)  # fmt: skip
+    "broadcast_in_dim",
+    "transpose",
+    "slice",
+    "rev",
+    "concatenate",
+    "select_n",
+    "pad",
+    "split",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "reduce_sum",
+    "cumsum",
+    "optimization_barrier",
+    "stack",
+    "unstack",
+    "tile",
+    "reduce_window_sum",
+)
 def _alike(eqn, *operands):
     return _by_part(lambda n, *given: bind_again(eqn, given), operands)
 
@@ -260,14 +327,21 @@ def _reshape(eqn, x):
     """Interleaved parts stay interleaved: nothing moves."""
     if x.mirror is not None:
         return arithmetic.conj(_reshape(eqn, x.mirror))
-    if x.interleaved is None or eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+    if (
+        x.interleaved is None
+        or eqn.primitive.name == "reshape"
+        and eqn.params["dimensions"] is not None
+    ):
         return _alike(eqn, x)[0]
     return deinterleave(lax.reshape(x.interleaved, (*eqn.outvars[0].aval.shape, 2)))
 
 
 @rule("gather")
 def _gather(eqn, x, indices):
-    """Gathers interleaved parts, both at once. Out of bounds is the fill value, NaN by default, which is real."""
+    """Gathers interleaved parts, both at once.
+
+    Out of bounds is the fill value, NaN by default, which is real.
+    """
     p, fill = eqn.params, eqn.params["fill_value"]
     if x.interleaved is not None and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         dn = p["dimension_numbers"]
@@ -284,7 +358,10 @@ def _gather(eqn, x, indices):
 
 @rule("scatter", "scatter-add")
 def _scatter(eqn, *operands):
-    p, add = eqn.params, {"scatter": lax.scatter, "scatter-add": lax.scatter_add}[eqn.primitive.name]
+    p, add = (
+        eqn.params,
+        {"scatter": lax.scatter, "scatter-add": lax.scatter_add}[eqn.primitive.name],
+    )
     kept = {k: p[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
     return _by_part(lambda n, *given: [add(*given, p["dimension_numbers"], **kept)], operands)
 
@@ -323,12 +400,16 @@ def _pad_ones(x: Complex, count: int) -> Complex:
     """x followed by ones, `count` rows."""
     config = [(0, count - 1, 0), *((0, 0, 0) for _ in np.shape(x.some)[1:])]
     re, im = x.parts
-    return Complex(lax.pad(re, np.ones((), re.dtype), config), lax.pad(im, np.zeros((), im.dtype), config))
+    return Complex(
+        lax.pad(re, np.ones((), re.dtype), config), lax.pad(im, np.zeros((), im.dtype), config)
+    )
 
 
 @rule("cumprod")
 def _cumprod(eqn, x):
-    return lax.associative_scan(arithmetic.mul, Complex(*x.parts), reverse=eqn.params["reverse"], axis=eqn.params["axis"])
+    return lax.associative_scan(
+        arithmetic.mul, Complex(*x.parts), reverse=eqn.params["reverse"], axis=eqn.params["axis"]
+    )
 
 
 @rule("dot_general")

@@ -2,7 +2,8 @@
 
     complex_as_reals: complex64[...] -> float32[..., 2]        reals_as_complex: float32[..., 2] -> complex64[...]
 
-Both rename bytes. In a HostProgram they are two types of one buffer. XLA computes those that are left to it: empty arrays.
+Both rename bytes. In a HostProgram they are two types of one buffer. XLA computes those that are
+left to it: empty arrays.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def _complex_type(x):
 
 @as_reals_p.def_impl
 def _reals(z):
-    return lax.concatenate([lax.expand_dims(part(z), [z.ndim]) for part in (lax.real, lax.imag)], z.ndim)
+    return lax.concatenate(
+        [lax.expand_dims(part(z), [z.ndim]) for part in (lax.real, lax.imag)], z.ndim
+    )
 
 
 @as_complex_p.def_impl

@@ -25,10 +25,24 @@ SINGLE_PASS = frozenset(
 # Views whose elements are read where they are needed.
 RENAMED = frozenset(("broadcast_in_dim", "iota", "reshape", "squeeze"))
 # Operations that comparisons of indices, and combinations of those, consist of.
-OF_TESTS = VIEWS | {"iota", "add", "sub", "convert_element_type", "ge", "gt", "le", "lt", "and", "or", "not", "select_n"}
+OF_TESTS = VIEWS | {
+    "iota",
+    "add",
+    "sub",
+    "convert_element_type",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+    "and",
+    "or",
+    "not",
+    "select_n",
+}
 # The part of the shorter of arithmetic and traffic that does not overlap with the longer one.
 UNOVERLAPPED = 0.25
-# A value that costs this many operations per element is heavy: not computed again beyond the limit of the target's costs.
+# A value that costs this many operations per element is heavy: not computed again beyond the limit
+# of the target's costs.
 HEAVY_OPERATIONS = 128
 
 
@@ -54,9 +68,9 @@ def is_heavy(eqn, costs: CostModel) -> bool:
     name = eqn.primitive.name
     if name in SCATTERS:
         return True
-    return (name in CONTRACTIONS or name.startswith("reduce_") or name in ("sort", "first_sorted")) and (
-        costs.operations(eqn) >= HEAVY_OPERATIONS
-    )
+    return (
+        name in CONTRACTIONS or name.startswith("reduce_") or name in ("sort", "first_sorted")
+    ) and (costs.operations(eqn) >= HEAVY_OPERATIONS)
 
 
 def recompute_of(step: Step, programs: int) -> float:

@@ -17,18 +17,14 @@ from .sizes import Sizes
 class Price:
     """Cost of one step for one program, and its kind: most attempts to join groups share their steps.
 
-    Attributes:
-      seconds, packing: all but that of copies for contractions, and that.
-      operations: of all its elements.
-      part: the part of the result.
-      limit: seconds of a contraction's operations at the machine's peak, each done once.
-      block_bytes: of its first result.
-      read: the variables that it reads.
-      of_tests: whether comparisons of indices consist of such.
-      in_place: whether it makes each element of elements at the same place, so that lowering needs no stored operands.
-      light: whether it makes as many elements as it reads, or only renames them.
-      own_updates: the part of a scatter's updates that the program reads; None for all other steps.
-      table: what it looks up or scatters.
+    Attributes: seconds, packing: all but that of copies for contractions, and that. operations: of
+      all its elements. part: the part of the result. limit: seconds of a contraction's operations
+      at the machine's peak, each done once. block_bytes: of its first result. read: the variables
+      that it reads. of_tests: whether comparisons of indices consist of such. in_place: whether it
+      makes each element of elements at the same place, so that lowering needs no stored operands.
+      light: whether it makes as many elements as it reads, or only renames them. own_updates: the
+      part of a scatter's updates that the program reads; None for all other steps. table: what it
+      looks up or scatters.
     """
 
     seconds: float
@@ -78,18 +74,18 @@ class Cost:
 
 
 class CostModel(Protocol):
-    """One device's prices. All times are seconds, sizes bytes, rates per second of all cores together.
+    """One device's prices.
 
-    Attributes:
-      name: of the device's platform.
-      cores: programs that run at the same time: hardware threads of a CPU, multiprocessors of a GPU.
-      near_bytes: memory of one core that is as good as near: what a program holds there costs little to read again.
-      scratch_bytes: values between equations that a program may hold without a look at blocks of another shape.
-      shared_bytes: the last cache, that all cores share.
-      near_bandwidth, shared_bandwidth, memory_bandwidth: of these and of the memory behind them.
-      clock_hz: operations of `lanes` elements per second of one core.
-      launch_seconds: start and end of one kernel on all cores. program_seconds: overhead of one program.
-      sizes: what has been found good for the device, see fuse/cost/sizes.py.
+    All times are seconds, sizes bytes, rates per second of all cores together.
+
+    Attributes: name: of the device's platform. cores: programs that run at the same time: hardware
+      threads of a CPU, multiprocessors of a GPU. near_bytes: memory of one core that is as good as
+      near: what a program holds there costs little to read again. scratch_bytes: values between
+      equations that a program may hold without a look at blocks of another shape. shared_bytes: the
+      last cache, that all cores share. near_bandwidth, shared_bandwidth, memory_bandwidth: of these
+      and of the memory behind them. clock_hz: operations of `lanes` elements per second of one
+      core. launch_seconds: start and end of one kernel on all cores. program_seconds: overhead of
+      one program. sizes: what has been found good for the device, see fuse/cost/sizes.py.
     """
 
     @property
@@ -139,13 +135,17 @@ class CostModel(Protocol):
         """Prices one step of one program."""
 
     def kernel_cost(
-        self, requests: Requests, outputs: Sequence[tuple[object, Access]], grid: Sequence[int],
-        parts: Mapping[object, float] = MappingProxyType({}), repeated_steps: Collection[int] = (),
-    ) -> Cost | None:  # fmt: skip
+        self,
+        requests: Requests,
+        outputs: Sequence[tuple[object, Access]],
+        grid: Sequence[int],
+        parts: Mapping[object, float] = MappingProxyType({}),
+        repeated_steps: Collection[int] = (),
+    ) -> Cost | None:
         """Predicts one kernel; None where it computes a heavy value too often.
 
-        `parts`: how much of its block a program holds at a time, of values that it computes in runs; `repeated_steps`: ids
-        of equations that it computes twice.
+        `parts`: how much of its block a program holds at a time, of values that it computes in
+        runs; `repeated_steps`: ids of equations that it computes twice.
         """
 
 

@@ -1,4 +1,7 @@
-"""Steps of a kernel with their prices: what a program stores, looks up, and reads of its inputs. The same for every target."""
+"""Steps of a kernel with their prices: what a program stores, looks up, and reads of its inputs.
+
+The same for every target.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,11 @@ class PricedSteps:
             share = max([wanted.get(v, 0.0) for v in made], default=1.0) if price.light else 1.0
             shares[id(step)] = share
             for v in price.read:
-                part = share * price.own_updates if price.own_updates is not None and v is step.eqn.invars[2] else share
+                part = (
+                    share * price.own_updates
+                    if price.own_updates is not None and v is step.eqn.invars[2]
+                    else share
+                )
                 if part > wanted.get(v, 0.0):
                     wanted[v] = part
         return shares
@@ -52,11 +59,18 @@ class PricedSteps:
     def stored_values(self, results: set) -> set:
         """Values that a program keeps in scratch.
 
-        Lowering merges equal iteration spaces into one nest: a value is stored only where a consumer reads it in
-        another order or from several places (windows, contractions, reductions, shifted slices).
+        Lowering merges equal iteration spaces into one nest: a value is stored only where a
+        consumer reads it in another order or from several places (windows, contractions,
+        reductions, shifted slices).
         """
         moving = [(step.eqn, price) for step, price in self.steps if not price.in_place]
-        stored = {v for e, price in moving if price.own_updates is not None for v in e.outvars if v not in results}
+        stored = {
+            v
+            for e, price in moving
+            if price.own_updates is not None
+            for v in e.outvars
+            if v not in results
+        }
         if not moving:
             return stored
         makers = {v: step.eqn for step, _ in self.steps for v in step.eqn.outvars}
@@ -99,11 +113,18 @@ def tables(requests: Requests, costs: CostModel) -> set:
 
 
 def elements_read(requests: Requests, v, access: Access, among: Collection) -> int:
-    """Elements of an input that one program reads: of a table that is only looked up, those it finds there. `among`: tables."""
+    """Elements of an input that one program reads: of a table that is only looked up, those it finds there.
+
+    `among`: tables.
+    """
     if v not in among:
         return volume(access)
-    looked_up = [s for s in requests.steps if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v]
-    scattered = [s for s in requests.steps if s.eqn.primitive.name in SCATTERS and s.eqn.invars[2] is v]
+    looked_up = [
+        s for s in requests.steps if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v
+    ]
+    scattered = [
+        s for s in requests.steps if s.eqn.primitive.name in SCATTERS and s.eqn.invars[2] is v
+    ]
     readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
     if scattered and len(scattered) == len(readers):
         return math.ceil(volume(access) * min(1.0, sum(share(s.eqn, s.out) for s in readers)))

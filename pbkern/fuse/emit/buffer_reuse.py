@@ -1,7 +1,7 @@
 """Steps over values -> buffers with lifetimes: which temporaries can share storage.
 
-Temporaries live from the step that writes them to the last that reads them; those that never live together
-share a slot. Inside a loop every temporary lives as long as the loop.
+Temporaries live from the step that writes them to the last that reads them; those that never live
+together share a slot. Inside a loop every temporary lives as long as the loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Choices for the kernels of a partition, made by tuning: candidates for each group, and groups with a choice applied.
 
-A partition's groups come in an order that its jaxpr decides, so that a tuple of choices, one per group, belongs to a jaxpr. The
-search with measured times is api/tune.py: it takes `candidates`, and hands choices to `plan`.
+A partition's groups come in an order that its jaxpr decides, so that a tuple of choices, one per
+group, belongs to a jaxpr. The search with measured times is api/tune.py: it takes `candidates`, and
+hands choices to `plan`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def groups_of(nodes: Iterable[Node]) -> list[Node]:
 def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: CostModel) -> None:
     """Gives each group the schedule that was chosen. Raises ScheduleError where one does not fit."""
     if choices and len(choices) != len(groups):
-        raise ScheduleError("these choices belong to another program", why=f"{len(choices)} for {len(groups)} kernels")
+        raise ScheduleError(
+            "these choices belong to another program",
+            why=f"{len(choices)} for {len(groups)} kernels",
+        )
     for node, choice in zip(groups, choices):
         node.schedule = chosen(node, choice, machine)
 
@@ -57,24 +61,36 @@ def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
     own: Schedule = node.schedule
     made: Schedule | None = own
     if choice.blocks is not None:
-        fits = own.wave is None and len(choice.blocks) == len(own.blocks) and all(b > 0 for b in choice.blocks)
+        fits = (
+            own.wave is None
+            and len(choice.blocks) == len(own.blocks)
+            and all(b > 0 for b in choice.blocks)
+        )
         try:
             outputs = [v for v, _ in node.schedule.outputs]
             made = schedule_at(node.eqns, outputs, choice.blocks, machine) if fits else None
         except (NeedsWhole, Unfusable):
             made = None
     if made is None:
-        raise ScheduleError("a kernel cannot have these blocks", why=f"{choice}; the model's are {node.schedule.blocks}")
+        raise ScheduleError(
+            "a kernel cannot have these blocks",
+            why=f"{choice}; the model's are {node.schedule.blocks}",
+        )
     return dataclasses.replace(made, params=choice.params)
 
 
 def candidates(node: Node, machine: CostModel, count: int) -> list[Choice]:
-    """Up to `count` choices of blocks, the one that the group has first, then by the model's price. Fronts have none."""
+    """Up to `count` choices of blocks, the one that the group has first, then by the model's price.
+
+    Fronts have none.
+    """
     if node.schedule.wave is not None:
         return [Choice()]
     outputs = [v for v, _ in node.schedule.outputs]
     found = alternatives(node.eqns, outputs, node.schedule.blocks, machine, count)
-    return [Choice(), *(Choice(s.blocks) for s in found if s.blocks != node.schedule.blocks)][:count]
+    return [Choice(), *(Choice(s.blocks) for s in found if s.blocks != node.schedule.blocks)][
+        :count
+    ]
 
 
 def kernel_at(node: Node, choice: Choice, machine: CostModel, params_for: Callable) -> Kernel:

@@ -1,9 +1,10 @@
 """scan, while and cond whose whole body is fused -> native Loop, While and Cond steps.
 
-Carries live in the buffers of the results. They are copied in before the loop, and from temporaries at the end of a step, since
-every old value may be read until then. Large carries alternate between two buffers instead (double buffering). Slices of a
-scan's xs and ys are views whose offset is affine in the loop counter: they are never copied. fuse/partition/control_regions.py
-decides which control flow it is.
+Carries live in the buffers of the results. They are copied in before the loop, and from temporaries
+at the end of a step, since every old value may be read until then. Large carries alternate between
+two buffers instead (double buffering). Slices of a scan's xs and ys are views whose offset is
+affine in the loop counter: they are never copied. fuse/partition/control_regions.py decides which
+control flow it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ ALTERNATE_BYTES = 1 << 14
 def control_steps(builder, node: Node) -> list[Step]:
     """Steps of one control-flow equation."""
     (eqn,) = node.eqns
-    return {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name](builder, eqn, node.inner)
+    return {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name](
+        builder, eqn, node.inner
+    )
 
 
 def _operand(builder, atom) -> View:
@@ -80,7 +83,8 @@ def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[Vie
     """(buffers of the carries, copies of their first values)."""
     carries = [builder.place(v) for v in results]
     return carries, [
-        Copy(builder.typed(_operand(builder, a), v.aval), c) for a, v, c in zip(atoms, results, carries)
+        Copy(builder.typed(_operand(builder, a), v.aval), c)
+        for a, v, c in zip(atoms, results, carries)
     ]
 
 
@@ -111,14 +115,21 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     def at_step(wholes, avals, index: Affine) -> list[View]:
         index = index * -1 + (length - 1) if p["reverse"] else index
         sizes = [math.prod(a.shape) for a in avals]
-        return [View(w.buffer, array_type(a), w.offset + index * n) for w, a, n in zip(wholes, avals, sizes)]
+        return [
+            View(w.buffer, array_type(a), w.offset + index * n)
+            for w, a, n in zip(wholes, avals, sizes)
+        ]
 
-    def step(index: Affine | None, old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+    def step(
+        index: Affine | None, old: Sequence[View], new: Sequence[View | None]
+    ) -> tuple[list[Step], list[View]]:
         """One step of the loop, or the remaining ones if the index is None."""
         if index is None:
             done = turns * body.steps
-            ends = [View(w.buffer, array_type(v.aval), w.offset + done * math.prod(v.aval.shape[1:]))
-                    for w, v in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])]
+            ends = [
+                View(w.buffer, array_type(v.aval), w.offset + done * math.prod(v.aval.shape[1:]))
+                for w, v in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
+            ]
             return run_inner(builder, rest, [*consts, *old, *ends], new)
         arguments = [*consts, *old, *at_step(xs, x_types, index)]
         return run_inner(builder, body, arguments, [*new, *at_step(ys, y_types, index)])
@@ -128,7 +139,9 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     kept = in_place(body)
     if not kept and turns and _can_alternate(body, n_consts, n_carry):
         old = [builder.typed(_operand(builder, a), v.aval) for a, v in zip(firsts, carried)]
-        return _alternating(builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step)
+        return _alternating(
+            builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step
+        )
     carries, before = _into_carries(builder, firsts, carried)
 
     def once(index: Affine | None) -> tuple[Step, ...]:
@@ -147,8 +160,10 @@ def _places(body: Inner, carries: Sequence[View], kept: set) -> list[View | None
 def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
     """Is every new carry computed by an equation of its own, so that it can go to another buffer?"""
     made = _made_as(body)
-    news, others = ([made.get(v) for v in vs if not isinstance(v, jex.Literal)]
-                    for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:]))  # fmt: skip
+    news, others = (
+        [made.get(v) for v in vs if not isinstance(v, jex.Literal)]
+        for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:])
+    )
     olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
     bytes_carried = sum(array_type(v.aval).nbytes for v in olds)
     distinct = None not in news and len(set(news)) == n_carry and not set(news) & set(others)
@@ -156,7 +171,13 @@ def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
 
 
 def _alternating(
-    builder, counter: str, turns: int, rest: bool, first: Sequence[View], carries: Sequence[View], step
+    builder,
+    counter: str,
+    turns: int,
+    rest: bool,
+    first: Sequence[View],
+    carries: Sequence[View],
+    step,
 ) -> list[Step]:
     """Steps that alternate between two sets of buffers, without copies: the first reads operands, the last writes results."""
     sets = [list(carries), [builder.temporary(c.type) for c in carries]]
@@ -195,14 +216,21 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
 
     condition, predicate = test(carries)
     if not kept and _can_alternate(body, n_body, len(carries)):
-        # Two steps: the second reads the other buffers, and runs only if the first was not the last.
+        # Two steps: the second reads the other buffers, and runs only if the first was not the
+        # last.
         others = [builder.temporary(c.type) for c in carries]
         first, second = turn(carries, others)[0], turn(others, carries)[0]
         between, again = test(others)
         back = tuple(Copy(other, carry) for other, carry in zip(others, carries))
-        return [*before, While(condition, predicate, (*first, *between, Cond(again, (back, tuple(second)))))]
+        return [
+            *before,
+            While(condition, predicate, (*first, *between, Cond(again, (back, tuple(second))))),
+        ]
     steps, found = turn(carries, _places(body, carries, kept))
-    return [*before, While(condition, predicate, (*steps, *_back_to_carries(builder, found, carries)))]
+    return [
+        *before,
+        While(condition, predicate, (*steps, *_back_to_carries(builder, found, carries))),
+    ]
 
 
 def _cond(builder, eqn, inner: dict[str, Inner]) -> list[Step]:

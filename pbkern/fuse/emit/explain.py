@@ -19,9 +19,10 @@ from pbkern.fuse.graph import Edge, Node, Partition
 class KernelReport:
     """One fused kernel: its ops as (primitive, user line), its grid and the model's figures.
 
-    `finish`: ops of its last stage. `measured`: seconds of one run of the kernel alone, if asked for. `steps`: steps of a loop
-    in it (`ops` are those of one). `run`: columns that online reductions take at a time, or 0. `runs`: how often
-    one call runs it, as in a loop, None if that depends on values. All other figures are of one run.
+    `finish`: ops of its last stage. `measured`: seconds of one run of the kernel alone, if asked
+    for. `steps`: steps of a loop in it (`ops` are those of one). `run`: columns that online
+    reductions take at a time, or 0. `runs`: how often one call runs it, as in a loop, None if that
+    depends on values. All other figures are of one run.
     """
 
     name: str
@@ -36,7 +37,13 @@ class KernelReport:
 
     def __str__(self) -> str:
         c, one = self.cost, self.measured or self.cost.seconds
-        steps = f"{self.steps} steps of a loop, " if self.steps > 1 else f"in runs of {self.run} columns, " if self.run else ""
+        steps = (
+            f"{self.steps} steps of a loop, "
+            if self.steps > 1
+            else f"in runs of {self.run} columns, "
+            if self.run
+            else ""
+        )
         measured = f"{self.measured * 1e6:.1f} us measured, " if self.measured is not None else ""
         head = (
             f"{self.name}: grid {list(self.grid)}, {self._times(one)}{steps}{c.seconds * 1e6:.1f} us predicted, {measured}"
@@ -57,7 +64,10 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class HandWrittenKernel:
-    """A kernel that fusion did not make. `origin` says who wrote it, `lines` how each grid dimension runs, and what follows."""
+    """A kernel that fusion did not make.
+
+    `origin` says who wrote it, `lines` how each grid dimension runs, and what follows.
+    """
 
     name: str
     origin: str
@@ -72,10 +82,12 @@ class HandWrittenKernel:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Report of the fuser's work. `str()` is the text: kernels, then what was not fused, then a count of what was.
+    """Report of the fuser's work.
 
-    `kernels` are the fuser's, `written` the hand-written ones (api/explain_handwritten.py adds them). With `verbose`, fusions
-    are listed too, and what was refused at first and fused later.
+    `str()` is the text: kernels, then what was not fused, then a count of what was.
+
+    `kernels` are the fuser's, `written` the hand-written ones (api/explain_handwritten.py adds
+    them). With `verbose`, fusions are listed too, and what was refused at first and fused later.
     """
 
     name: str
@@ -89,20 +101,28 @@ class Explanation:
         edges = [e for e in self.edges if e.producer.primitive.name not in VIEWS]
         fused = [e for e in edges if e.fused]
         written = f" and {len(self.written)} that you wrote" if self.written else ""
-        out = [f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"]
+        out = [
+            f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"
+        ]
         out += [f"  kernel {k}" for k in (*self.kernels, *self.written)]
-        out += dict.fromkeys(f"  {_edge(e)}" for e in edges if not e.fused and (self.verbose or not e.superseded))
+        out += dict.fromkeys(
+            f"  {_edge(e)}" for e in edges if not e.fused and (self.verbose or not e.superseded)
+        )
         if self.verbose:
             out += [f"  {_edge(e)}" for e in fused]
         elif fused:
             saved = sum(e.bytes_saved for e in fused) / 1e6
-            out.append(f"  fused: {len(fused)} operation(s), which saves {saved:.2f} MB; verbose=True lists them")
+            out.append(
+                f"  fused: {len(fused)} operation(s), which saves {saved:.2f} MB; verbose=True lists them"
+            )
         out += [f"  XLA: {x.op} at {x.at or 'unknown line'}: {x.why}" for x in self.left]
         return "\n".join(out)
 
     def with_times(self, seconds: Mapping[str, float]) -> Explanation:
         """Adds measured times of kernels, by name."""
-        kernels = tuple(dataclasses.replace(k, measured=seconds.get(k.name, k.measured)) for k in self.kernels)
+        kernels = tuple(
+            dataclasses.replace(k, measured=seconds.get(k.name, k.measured)) for k in self.kernels
+        )
         return dataclasses.replace(self, kernels=kernels)
 
 
@@ -125,7 +145,9 @@ def report(name: str, node: Node) -> KernelReport:
     finish = _ops(node.finish) if node.finish else ()
     wave = node.schedule.wave
     run = node.schedule.online.online.run if node.schedule.online else 0
-    return KernelReport(name, node.schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run)
+    return KernelReport(
+        name, node.schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run
+    )
 
 
 def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
@@ -137,9 +159,15 @@ def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
 
 def explain(name: str, parts: Partition, plan) -> Explanation:
     runs = {name: n for program in plan.programs() for name, n in program.runs().items()}
-    kernels = tuple(dataclasses.replace(report(g.kernel, g), runs=runs.get(g.kernel, 1)) for g in reversed(parts.groups()))
+    kernels = tuple(
+        dataclasses.replace(report(g.kernel, g), runs=runs.get(g.kernel, 1))
+        for g in reversed(parts.groups())
+    )
     kernels_of = _Places(parts)
-    edges = (dataclasses.replace(e, superseded=not e.fused and kernels_of.are_shared(e.producer)) for e in parts.edges)
+    edges = (
+        dataclasses.replace(e, superseded=not e.fused and kernels_of.are_shared(e.producer))
+        for e in parts.edges
+    )
     return Explanation(name, kernels, tuple(edges), tuple(plan.left_to_xla()))
 
 

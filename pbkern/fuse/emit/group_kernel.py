@@ -1,7 +1,8 @@
 """Group with a Schedule -> dsl.Kernel: block mappings from accesses, body by re-tracing at block shape.
 
-A span whose start is a multiple of its size becomes a Blocked dimension, any other an Element one with the
-padding that its bounds over the grid need. Choosing blocks is fuse/tiling/block_search.py; the body is fuse/access/blocks.py.
+A span whose start is a multiple of its size becomes a Blocked dimension, any other an Element one
+with the padding that its bounds over the grid need. Choosing blocks is fuse/tiling/block_search.py;
+the body is fuse/access/blocks.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def _block_dim(span: Span, extent: int, grid: Sequence[int]) -> tuple[BlockDim, 
         lo, hi = bounds(span, grid)
         # A block wholly outside the array is a halo as well, and only Element may be outside.
         if lo >= 0 and hi - size < max(extent, 1) and size <= extent:
-            return Blocked(size), Affine(tuple((s, c // size) for s, c in start.terms), start.const // size)
+            return Blocked(size), Affine(
+                tuple((s, c // size) for s, c in start.terms), start.const // size
+            )
     lo, hi = bounds(span, grid)
     return Element(size, (max(0, -lo), max(0, hi - extent))), start
 
@@ -58,7 +61,9 @@ def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(index)(*[jax.ShapeDtypeStruct((), jnp.int32)] * rank)
 
 
-def block_mapping(origin: str, array: ArrayType, access: Access, grid: Sequence[int]) -> BlockMapping:
+def block_mapping(
+    origin: str, array: ArrayType, access: Access, grid: Sequence[int]
+) -> BlockMapping:
     pairs = [_block_dim(s, n, grid) for s, n in zip(access, array.shape)]
     return BlockMapping(
         origin, array, tuple(d for d, _ in pairs), _index_map(tuple(i for _, i in pairs), len(grid))
@@ -75,7 +80,9 @@ def emit_kernel(
     *,
     body: bool = True,
 ) -> Kernel:
-    """The kernel that computes `outputs`. Operands are `requests.inputs` in order; `aliases` pairs some with outputs.
+    """The kernel that computes `outputs`.
+
+    Operands are `requests.inputs` in order; `aliases` pairs some with outputs.
 
     `body`: False leaves the body to the caller.
     """
@@ -87,7 +94,8 @@ def emit_kernel(
             for n, (v, a) in enumerate(requests.inputs)
         ),
         outputs=tuple(
-            block_mapping(f"output {n}", array_type(v.aval), a, grid) for n, (v, a) in enumerate(outputs)
+            block_mapping(f"output {n}", array_type(v.aval), a, grid)
+            for n, (v, a) in enumerate(outputs)
         ),
         scratch=(),
         body=trace_body(requests, outputs) if body else None,
@@ -97,7 +105,12 @@ def emit_kernel(
 
 
 def emit_finish(
-    name: str, requests: Requests, outputs: Sequence[tuple[object, Access]], made: Sequence, kept: Sequence, params: dict
+    name: str,
+    requests: Requests,
+    outputs: Sequence[tuple[object, Access]],
+    made: Sequence,
+    kept: Sequence,
+    params: dict,
 ) -> Kernel:
     """The last stage that computes `outputs`, in the form of Kernel.finish.
 
@@ -110,4 +123,6 @@ def emit_finish(
     further = [(v, a) for v, a in requests.inputs if v not in access]
     asked = dataclasses.replace(requests, hulls=hulls, inputs=[*access.items(), *further])
     aliases = tuple((made.index(v), len(outputs) + n) for n, v in enumerate(kept))
-    return emit_kernel(name, (), asked, [*outputs, *((v, access[v]) for v in kept)], params, aliases)
+    return emit_kernel(
+        name, (), asked, [*outputs, *((v, access[v]) for v in kept)], params, aliases
+    )

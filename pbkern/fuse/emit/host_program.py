@@ -1,7 +1,7 @@
 """Nodes in order -> HostProgram: one launch per group, buffers for values, views for reshapes.
 
-A value that only renames another (alias nodes) shares its buffer. Control flow becomes native steps in
-control_flow.py.
+A value that only renames another (alias nodes) shares its buffer. Control flow becomes native steps
+in control_flow.py.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ class Builder:
     def hand_written(self, eqn) -> list[Step]:
         """A hand-written kernel; an operand that shares its array with a result is copied there first."""
         kernel = eqn.params["kernel"]
-        operands, results = [self.place(a) for a in eqn.invars], [self.place(v) for v in eqn.outvars]
+        operands, results = (
+            [self.place(a) for a in eqn.invars],
+            [self.place(v) for v in eqn.outvars],
+        )
         copies: list[Step] = []
         for i, o in kernel.shared:
             copies.append(Copy(operands[i], results[o]))
@@ -107,7 +110,9 @@ class Builder:
             last = node.finish.schedule
             reads += [v for v, _ in last.requests.inputs if v not in makes]
             makes = [*(v for v, _ in last.outputs), *kept_results(node)]
-        return Launch(self.kernels[id(node)], tuple(map(self.place, reads)), tuple(map(self.place, makes)))
+        return Launch(
+            self.kernels[id(node)], tuple(map(self.place, reads)), tuple(map(self.place, makes))
+        )
 
     def emit(self, node: Node) -> Kernel:
         s = node.schedule
@@ -117,7 +122,14 @@ class Builder:
         if node.finish is None:
             return programs
         last, made = node.finish.schedule, [v for v, _ in s.outputs]
-        finish = emit_finish(f"{name}_finish", last.requests, last.outputs, made, kept_results(node), self.params(last))
+        finish = emit_finish(
+            f"{name}_finish",
+            last.requests,
+            last.outputs,
+            made,
+            kept_results(node),
+            self.params(last),
+        )
         return dataclasses.replace(programs, finish=finish)
 
     def params(self, s: Schedule) -> dict:
@@ -125,7 +137,9 @@ class Builder:
 
     def alias(self, eqn) -> list[Step]:
         (source, *_), (v,) = eqn.invars, eqn.outvars
-        if v in self.views and self.views[v].buffer != self.place(source).buffer:  # a result of its own
+        if (
+            v in self.views and self.views[v].buffer != self.place(source).buffer
+        ):  # a result of its own
             return [Copy(self.typed(self.place(source), v.aval), self.views[v])]
         self.views.setdefault(v, self.typed(self.place(source), v.aval))
         return []
@@ -136,7 +150,9 @@ def emit_scheduled(name: str, s: Schedule, compiler_params: dict) -> Kernel:
     if s.wave is not None:
         return emit_wavefront(name, s.wave, compiler_params)
     if s.online is not None:
-        return emit_online(name, s.grid, s.requests, s.outputs, s.online, compiler_params, s.aliases)
+        return emit_online(
+            name, s.grid, s.requests, s.outputs, s.online, compiler_params, s.aliases
+        )
     return emit_kernel(name, s.grid, s.requests, s.outputs, compiler_params, s.aliases)
 
 
@@ -179,5 +195,10 @@ def share_outputs(b: Builder, nodes: Iterable[Node]) -> None:
     made = {v for n in nodes for v in n.outputs}
     for node in reversed([n for n in nodes if n.kind == "alias"]):
         (source, *_), (v,) = node.eqns[0].invars, node.eqns[0].outvars
-        if v in b.views and not isinstance(source, jex.Literal) and source in made and source not in b.views:
+        if (
+            v in b.views
+            and not isinstance(source, jex.Literal)
+            and source in made
+            and source not in b.views
+        ):
             b.views[source] = b.typed(b.views[v], source.aval)

@@ -24,8 +24,15 @@ from pbkern.fuse.tiling.online_blocks import RUN, Blocks, Pass, Run, moves
 from .group_kernel import emit_kernel
 
 
-def emit_online(name: str, grid: tuple[int, ...], requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks,
-                compiler_params: dict, aliases: tuple[tuple[int, int], ...]) -> Kernel:
+def emit_online(
+    name: str,
+    grid: tuple[int, ...],
+    requests: Requests,
+    outputs: Sequence[tuple[object, Access]],
+    blocks: Blocks,
+    compiler_params: dict,
+    aliases: tuple[tuple[int, int], ...],
+) -> Kernel:
     """Emits an online kernel, with the operands and results of `emit_kernel`."""
     plain = emit_kernel(name, grid, requests, outputs, compiler_params, aliases, body=False)
     kept = [Scratch(block_shape(a), _kept_type(v), scoped=True) for v, a in _reduced(blocks)]
@@ -50,15 +57,24 @@ def _kept_type(v) -> np.dtype:
 class _Body:
     """The body over Refs (*inputs, *outputs, *reductions), as methods that trace its parts."""
 
-    def __init__(self, requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks):
-        self.requests, self.outputs, self.blocks, self.online = requests, outputs, blocks, blocks.online
+    def __init__(
+        self, requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks
+    ):
+        self.requests, self.outputs, self.blocks, self.online = (
+            requests,
+            outputs,
+            blocks,
+            blocks.online,
+        )
         self.reduced = {v for v, _ in _reduced(blocks)}
 
     def __call__(self, *refs) -> None:
         inputs, outputs = len(self.requests.inputs), len(self.outputs)
         self.refs, results = refs[:inputs], refs[inputs : inputs + outputs]
         kept = refs[inputs + outputs :]
-        self.level, self.sums = (kept[:1], kept[1 : len(self.online.first)]) if self.online.first else ((), ())
+        self.level, self.sums = (
+            (kept[:1], kept[1 : len(self.online.first)]) if self.online.first else ((), ())
+        )
         self.totals = kept[len(self.online.first) :]
         found: dict = {}
         if self.blocks.first is not None:
@@ -69,10 +85,14 @@ class _Body:
         if self.blocks.second is not None:
             self.clear(self.totals)
             self.go(self.blocks.second, found, self.add)
-            found |= {(v, a): _as(ref[...], v.aval.dtype)
-                      for v, a, ref in zip(self.online.second, self.blocks.second.kept, self.totals)}
+            found |= {
+                (v, a): _as(ref[...], v.aval.dtype)
+                for v, a, ref in zip(self.online.second, self.blocks.second.kept, self.totals)
+            }
         given = {v for v, _ in self.requests.inputs}
-        get = run_steps(self.blocks.after, found | self.read(self.blocks.after, found, {}), BodyContext())
+        get = run_steps(
+            self.blocks.after, found | self.read(self.blocks.after, found, {}), BodyContext()
+        )
         for (v, access), ref in zip(self.outputs, results):
             if v not in given:
                 ref[...] = get(v, access)
@@ -106,7 +126,10 @@ class _Body:
     def rise(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
         """A chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
         requests, (level, *sums) = run.requests, run.products
-        (m, access), (x, of_x) = (level.eqn.outvars[0], level.out), (level.eqn.invars[0], level.pull.inputs[0])
+        (m, access), (x, of_x) = (
+            (level.eqn.outvars[0], level.out),
+            (level.eqn.invars[0], level.pull.inputs[0]),
+        )
         makers = set(map(id, leading_to([s.eqn for s in steps], {x})))
         makes_x = [s for s in steps if id(s.eqn) in makers]
         found = self.computed(requests, makes_x, found, ids)
@@ -119,7 +142,9 @@ class _Body:
         found = self.computed(requests, [s for s in steps if id(s.eqn) not in makers], found, ids)
         share = getattr(lax, self.online.function)(old - base)
         for step, ref, (_, places) in zip(sums, self.sums, self.online.sums):
-            ref[...] = ref[...] * self.spread(_as(share, ref.dtype), places, ref.shape) + _sum(requests, found, step, ref.dtype)
+            ref[...] = ref[...] * self.spread(_as(share, ref.dtype), places, ref.shape) + _sum(
+                requests, found, step, ref.dtype
+            )
         self.level[0][...] = new
 
     def add(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
@@ -151,16 +176,28 @@ class _Body:
 
     def read(self, requests: Requests, found: dict, ids: dict | None) -> dict:
         """Blocks of operands that are not in `found`: all if `ids` are given, else those that are the same for all chunks."""
-        wanted = [(v, a) for v, a in requests.inputs if (v, a) not in found and v not in self.reduced]
-        return {(v, a): self.block(v, a, ids or {}) for v, a in wanted if ids is not None or not moves(a)}
+        wanted = [
+            (v, a) for v, a in requests.inputs if (v, a) not in found and v not in self.reduced
+        ]
+        return {
+            (v, a): self.block(v, a, ids or {})
+            for v, a in wanted
+            if ids is not None or not moves(a)
+        }
 
     def block(self, v, access: Access, ids: dict):
-        holds = [(n, h) for n, (w, h) in enumerate(self.requests.inputs) if w is v and _covers(h, access)]
+        holds = [
+            (n, h) for n, (w, h) in enumerate(self.requests.inputs) if w is v and _covers(h, access)
+        ]
         assert holds, "a run reads what no block of its operand holds"
         n, hull = holds[0]
         ctx = BodyContext(ids)
-        starts = [s.start.const - h.start.const if not _runs(s) else ctx.affine(s.start - h.start, np.int32)
-                  for s, h in zip(access, hull)]
+        starts = [
+            s.start.const - h.start.const
+            if not _runs(s)
+            else ctx.affine(s.start - h.start, np.int32)
+            for s, h in zip(access, hull)
+        ]
         if access == hull:
             return self.refs[n][...]
         return self.refs[n][tuple(ds(start, s.size) for start, s in zip(starts, access))]
@@ -181,6 +218,7 @@ def _moves(step: Step) -> bool:
 
 def _covers(hull: Access, access: Access) -> bool:
     """Does a block of an operand hold what chunks read of it?"""
+
     def covers(h, s) -> bool:
         if _runs(s):
             return h.is_const and h.start.const == 0
@@ -198,10 +236,14 @@ def _value(requests: Requests, found: dict, atom, access: Access):
 
 def _sum(requests: Requests, found: dict, step: Step, dtype):
     """Returns what a chunk adds to a sum."""
-    operands = [_value(requests, found, a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
+    operands = [
+        _value(requests, found, a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)
+    ]
     if step.eqn.primitive.name == "reduce_sum":
         return step.eqn.primitive.bind(_as(operands[0], dtype), **step.pull.params)
-    return step.eqn.primitive.bind(*operands, **{**step.pull.params, "preferred_element_type": dtype})
+    return step.eqn.primitive.bind(
+        *operands, **{**step.pull.params, "preferred_element_type": dtype}
+    )
 
 
 def _as(x, dtype):

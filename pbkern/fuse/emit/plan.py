@@ -1,7 +1,8 @@
 """Partition -> Plan: an ordered list of segments, each a HostProgram or a ClosedJaxpr left to XLA.
 
-Nodes are sorted so that there are few segments. Within a HostProgram, values are buffers and reshapes are views. Array
-constants become inputs. The Plan itself forwards outputs that are inputs, literals or repeats.
+Nodes are sorted so that there are few segments. Within a HostProgram, values are buffers and
+reshapes are views. Array constants become inputs. The Plan itself forwards outputs that are inputs,
+literals or repeats.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class Segment:
 
 @dataclass
 class Plan:
-    """Order of what runs. `jaxpr` names the values (PRNG keys: their words), `consts` its array constants, `results` the types
-    that the function returns. whole: the function as it was given, if XLA runs all of it.
+    """Order of what runs.
+
+    `jaxpr` names the values (PRNG keys: their words), `consts` its array constants, `results` the
+    types that the function returns. whole: the function as it was given, if XLA runs all of it.
     """
 
     name: str
@@ -64,17 +67,24 @@ class Plan:
         """Runs the plan: `run_program(host_program, inputs) -> outputs` for HostPrograms, JAX for the others. Traceable."""
         if self.whole is not None:
             return jex.jaxpr_as_fun(self.whole)(*args)
-        env = dict(zip(self.jaxpr.invars, words_of_keys(args))) | dict(zip(self.jaxpr.constvars, self.consts))
+        env = dict(zip(self.jaxpr.invars, words_of_keys(args))) | dict(
+            zip(self.jaxpr.constvars, self.consts)
+        )
         for s in self.segments:
             inputs = [env[v] for v in s.reads]
-            results = run_program(s.body, inputs) if s.is_ours else jex.jaxpr_as_fun(s.body)(*inputs)
+            results = (
+                run_program(s.body, inputs) if s.is_ours else jex.jaxpr_as_fun(s.body)(*inputs)
+            )
             env.update(zip(s.makes, results))
         found = [literal(a) if isinstance(a, jex.Literal) else env[a] for a in self.jaxpr.outvars]
         return keys_of_words(found, self.results)
 
     def leave(self, program: HostProgram) -> None:
         """Leaves the operations of one of the programs to XLA."""
-        self.segments = tuple(xla_segment(list(s.run), set(s.makes)) if s.body is program else s for s in self.segments)
+        self.segments = tuple(
+            xla_segment(list(s.run), set(s.makes)) if s.body is program else s
+            for s in self.segments
+        )
 
     def programs(self) -> list[HostProgram]:
         return [s.body for s in self.segments if s.is_ours]
@@ -84,7 +94,10 @@ class Plan:
 
     def left_to_xla(self) -> list[Left]:
         if self.whole is not None:
-            return [Left(e.primitive.name, user_line(e), "planning failed") for e in self.whole.jaxpr.eqns]
+            return [
+                Left(e.primitive.name, user_line(e), "planning failed")
+                for e in self.whole.jaxpr.eqns
+            ]
         return [x for s in self.segments for x in s.left]
 
 
@@ -123,7 +136,11 @@ def without_early_views(run: dict[Node, None], readers: dict, results: set) -> d
     kept: set[Node] = set()
     for node in reversed(run):
         read_by = [r for v in node.outputs for r in readers.get(v, ())]
-        early = read_by and not results & set(node.outputs) and not any(r.kind == "xla" or r in kept for r in read_by)
+        early = (
+            read_by
+            and not results & set(node.outputs)
+            and not any(r.kind == "xla" or r in kept for r in read_by)
+        )
         if node.kind != "alias" or not early:
             kept.add(node)
     return {n: None for n in run if n in kept}
@@ -134,7 +151,9 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
     eqns = [e for n in run for e in n.eqns]
     made = [v for e in eqns for v in e.outvars]
     reads = list(
-        dict.fromkeys(a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made)
+        dict.fromkeys(
+            a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made
+        )
     )
     makes = [v for v in made if v in needed]
 
@@ -146,9 +165,13 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
                 env.update(zip(e.outvars, bind_again(e, operands)))
         return [env[v] for v in makes]
 
-    closed = jax.make_jaxpr(body)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in reads])
+    closed = jax.make_jaxpr(body)(
+        *[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in reads]
+    )
     left = tuple(
-        Left(e.primitive.name, user_line(e), n.reason or "not supported") for n in run for e in n.eqns
+        Left(e.primitive.name, user_line(e), n.reason or "not supported")
+        for n in run
+        for e in n.eqns
     )
     return Segment(closed, tuple(reads), tuple(makes), left)
 

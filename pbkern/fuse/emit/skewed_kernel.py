@@ -1,8 +1,9 @@
 """Wave -> dsl.Kernel: each program moves a wavefront over its rows, with all steps in one scratch buffer per carry.
 
-Rows count from the first that a program reads; a step's rows count from the first row that they need. Row d of a step needs
-rows d, d + 1, ... d + lag of the step before, and replaces row d: elements are stored over what only earlier rows needed. The
-scratch holds the rows between the first step and the last, and as many more; then the wavefront moves back to its start.
+Rows count from the first that a program reads; a step's rows count from the first row that they
+need. Row d of a step needs rows d, d + 1, ... d + lag of the step before, and replaces row d:
+elements are stored over what only earlier rows needed. The scratch holds the rows between the first
+step and the last, and as many more; then the wavefront moves back to its start.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def _operand_type(wave: Wavefront, v) -> ArrayType:
 
 @dataclass(frozen=True)
 class _Ring:
-    """The wavefront's rows of one carry. `first`: the index of its first element, except along the front."""
+    """The wavefront's rows of one carry.
+
+    `first`: the index of its first element, except along the front.
+    """
 
     v: object
     axis: int
@@ -69,7 +73,9 @@ class _Ring:
             size = -(-(low + n + high) // lanes) * lanes if last else low + n + high
             first.append(low)
             shape.append(_rows(wave) if d == axis else size)
-        stride = math.prod(shape[axis + 1 : -1]) * np.dtype(v.aval.dtype).itemsize  # of rows, per element of the last axis
+        stride = (
+            math.prod(shape[axis + 1 : -1]) * np.dtype(v.aval.dtype).itemsize
+        )  # of rows, per element of the last axis
         wider = range(shape[-1], shape[-1] + MOST_LONGER * lanes, lanes)
         shape[-1] = next((n for n in wider if not wave.machine.rows_alias(n * stride)), shape[-1])
         return cls(v, axis, tuple(first), tuple(shape))
@@ -80,8 +86,10 @@ class _Ring:
 
     def at(self, slot, hull: Access) -> tuple:
         """Index of a block whose first row is in `slot`."""
-        return tuple(ds(slot, s.size) if d == self.axis else ds(f + s.start.const, s.size)
-                     for d, (f, s) in enumerate(zip(self.first, hull)))  # fmt: skip
+        return tuple(
+            ds(slot, s.size) if d == self.axis else ds(f + s.start.const, s.size)
+            for d, (f, s) in enumerate(zip(self.first, hull))
+        )
 
     def line(self, slot, count: int, dim: int, start: int, size: int) -> tuple:
         """Index of a part of rows along `dim`, with the margins of the others."""
@@ -90,8 +98,10 @@ class _Ring:
 
     def rows(self, slot, count: int) -> tuple:
         """Index of whole rows, without margins."""
-        return tuple(ds(slot, count) if d == self.axis else ds(f, n)
-                     for d, (f, n) in enumerate(zip(self.first, self.v.aval.shape)))  # fmt: skip
+        return tuple(
+            ds(slot, count) if d == self.axis else ds(f, n)
+            for d, (f, n) in enumerate(zip(self.first, self.v.aval.shape))
+        )
 
 
 def _panel(wave: Wavefront) -> int:
@@ -136,7 +146,10 @@ class _Wavefront:
     # ---------------------------------------------------------------- a turn
 
     def turn(self, n, in_panel) -> None:
-        """Rows enter, each step makes some, rows leave. `n`: turns so far, `in_panel`: since it moved back."""
+        """Rows enter, each step makes some, rows leave.
+
+        `n`: turns so far, `in_panel`: since it moved back.
+        """
         wave, rows = self.wave, self.wave.reads.rows
         behind = wave.lag * wave.steps
         entering, slot = n * I32(rows), in_panel * I32(rows) + I32(behind)
@@ -170,9 +183,12 @@ class _Wavefront:
         wave = self.wave
         far = _panel(wave) * wave.reads.rows
         for ring, scratch in zip(self.rings, self.scratch):
+
             def move(k, ring=ring, scratch=scratch):
                 to, rank = k * I32(wave.lag), len(ring.shape)
-                old, new = (_along(rank, ring.axis, ds(start, wave.lag)) for start in (to + I32(far), to))
+                old, new = (
+                    _along(rank, ring.axis, ds(start, wave.lag)) for start in (to + I32(far), to)
+                )
                 scratch[new] = scratch[old]
 
             _loop(wave.steps, move)
@@ -184,12 +200,19 @@ class _Wavefront:
         wave = self.wave
 
         def read(v, ring, scratch, row, slot, count) -> None:
-            scratch[ring.rows(slot, count)] = self.given[v][_along(v.aval.ndim, wave.axis(v), ds(row, count))]
+            scratch[ring.rows(slot, count)] = self.given[v][
+                _along(v.aval.ndim, wave.axis(v), ds(row, count))
+            ]
             self.wrap(ring, scratch, slot, count)
 
         for v, ring, scratch in zip(wave.carries, self.rings, self.scratch):
             if v in self.given:
-                self.by_rows(row, slot, wave.rows_of(v), lambda *at, v=v, r=ring, s=scratch: read(v, r, s, *at))
+                self.by_rows(
+                    row,
+                    slot,
+                    wave.rows_of(v),
+                    lambda *at, v=v, r=ring, s=scratch: read(v, r, s, *at),
+                )
 
     def leave(self, d, slot) -> None:
         """Writes rows of the last step."""
@@ -197,15 +220,27 @@ class _Wavefront:
         row, own = self.base + d, self.base + I32(wave.height)
 
         def write(result, ring, scratch, row, slot, count) -> None:
-            result[_along(len(ring.shape), ring.axis, ds(row, count))] = scratch[ring.rows(slot, count)]
+            result[_along(len(ring.shape), ring.axis, ds(row, count))] = scratch[
+                ring.rows(slot, count)
+            ]
 
         for ring, scratch, result in zip(self.rings, self.scratch, self.results):
             end = jnp.minimum(own, I32(wave.rows_of(ring.v)))
-            self.by_rows(row, slot, end, lambda *at, r=ring, s=scratch, o=result: write(o, r, s, *at), self.base, wraps=False)
+            self.by_rows(
+                row,
+                slot,
+                end,
+                lambda *at, r=ring, s=scratch, o=result: write(o, r, s, *at),
+                self.base,
+                wraps=False,
+            )
 
     def by_rows(self, row, slot, end, use: Callable, begin=0, wraps: bool = True) -> None:
         """`use(row, slot, count)` for all rows at once if they are in [begin, end), else for each row that is."""
-        rows, inside = self.wave.reads.rows, (row >= begin) & (row + I32(self.wave.reads.rows) <= end)
+        rows, inside = (
+            self.wave.reads.rows,
+            (row >= begin) & (row + I32(self.wave.reads.rows) <= end),
+        )
 
         @when(inside)
         def _():
@@ -235,7 +270,9 @@ class _Wavefront:
             n, first = ring.v.aval.shape[d], ring.first[d]
             for size, to, origin in ((low, first - low, first + n - low), (high, first + n, first)):
                 if size:
-                    scratch[ring.line(slot, count, d, to, size)] = scratch[ring.line(slot, count, d, origin, size)]
+                    scratch[ring.line(slot, count, d, to, size)] = scratch[
+                        ring.line(slot, count, d, origin, size)
+                    ]
 
     # ---------------------------------------------------------------- a step
 
@@ -260,7 +297,9 @@ class _Wavefront:
                     self.store(self.wave.alone, k, self.wrapped(row + b), slot + b, clipped=True)
                     return
                 in_array = (row + b >= 0) & (row + b < self.wave.extent)
-                when(in_array)(lambda: self.store(self.wave.alone, k, row + b, slot + b, clipped=True))
+                when(in_array)(
+                    lambda: self.store(self.wave.alone, k, row + b, slot + b, clipped=True)
+                )
 
             _loop(rows, one)
 
@@ -275,13 +314,21 @@ class _Wavefront:
         return low, high
 
     def has_rows_of_others(self) -> bool:
-        return any(not s.is_const for v in (*self.wave.consts, *self.wave.elements)
-                   for h in self.wave.reads.hulls(v) for s in h)  # fmt: skip
+        return any(
+            not s.is_const
+            for v in (*self.wave.consts, *self.wave.elements)
+            for h in self.wave.reads.hulls(v)
+            for s in h
+        )
 
     def store(self, reads: Reads, k, row, slot, clipped: bool) -> None:
         """Stores rows of a step, from `row` on, into `slot`."""
         wave = self.wave
-        blocks = {(v, h): self.block(v, h, k, row, slot, clipped) for v in wave.operands for h in reads.hulls(v)}
+        blocks = {
+            (v, h): self.block(v, h, k, row, slot, clipped)
+            for v in wave.operands
+            for h in reads.hulls(v)
+        }
         get = run_steps(reads.requests, blocks, BodyContext({0: row}))
         made = [get(a, access) for a, access in zip(wave.body.jaxpr.outvars, reads.results)]
         for ring, scratch, value in zip(self.rings, self.scratch, made):
@@ -303,8 +350,13 @@ class _Wavefront:
         if not clipped:
             index[axis] = ds(row + I32(hull[axis].start.const), hull[axis].size)
             return ref[tuple([*lead, *index])]
-        nearest = [self.nearest(row + I32(hull[axis].start.const + far), v.aval.shape[axis]) for far in range(hull[axis].size)]
-        lines = [ref[tuple([*lead, *index[:axis], ds(at, 1), *index[axis + 1 :]])] for at in nearest]
+        nearest = [
+            self.nearest(row + I32(hull[axis].start.const + far), v.aval.shape[axis])
+            for far in range(hull[axis].size)
+        ]
+        lines = [
+            ref[tuple([*lead, *index[:axis], ds(at, 1), *index[axis + 1 :]])] for at in nearest
+        ]
         return lax.concatenate(lines, axis) if len(lines) > 1 else lines[0]
 
     def nearest(self, row, extent: int):
@@ -321,4 +373,3 @@ def _loop(turns: int, body: Callable) -> None:
     """body(i32 number of a turn), for its effects."""
     if turns:
         lax.fori_loop(I32(0), I32(turns), lambda k, _: body(k), None)
-

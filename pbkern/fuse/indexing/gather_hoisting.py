@@ -17,7 +17,8 @@ from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 
-# Picking at most this part of all elements, from at most so many arrays, is less work than all of the arithmetic.
+# Picking at most this part of all elements, from at most so many arrays, is less work than all of
+# the arithmetic.
 FEW_PICKED, FEW_ARRAYS = 0.5, 4
 
 
@@ -34,11 +35,19 @@ def hoist_gathers(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _only_picked(closed: jex.ClosedJaxpr):
     """Results of arithmetic and gathers that only gathers read, as their operand."""
     jaxpr = closed.jaxpr
-    made = {v for e in jaxpr.eqns if e.primitive.name in (*ELEMENTWISE, "gather") for v in e.outvars}
-    picked = {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "gather"} & made if made else set()
+    made = {
+        v for e in jaxpr.eqns if e.primitive.name in (*ELEMENTWISE, "gather") for v in e.outvars
+    }
+    picked = (
+        {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "gather"} & made if made else set()
+    )
     if picked:
-        others = {a for e in jaxpr.eqns for k, a in enumerate(e.invars)
-                  if not isinstance(a, jex.Literal) and not (e.primitive.name == "gather" and k == 0)}  # fmt: skip
+        others = {
+            a
+            for e in jaxpr.eqns
+            for k, a in enumerate(e.invars)
+            if not isinstance(a, jex.Literal) and not (e.primitive.name == "gather" and k == 0)
+        }
         yield from picked - others - {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
     for e in jaxpr.eqns:
         for inner in inner_jaxprs(e):
@@ -56,7 +65,11 @@ class _Lookups:
         if eqn.primitive.multiple_results or not eqn.outvars[0].aval.shape:
             return None
         value = eqn.primitive.bind(*operands, **eqn.params)
-        self.made[id(value)] = (value, eqn, operands)  # keeps the value alive, so that its id stays unique
+        self.made[id(value)] = (
+            value,
+            eqn,
+            operands,
+        )  # keeps the value alive, so that its id stays unique
         return [value]
 
     def gather(self, eqn, operands):
@@ -81,7 +94,9 @@ def at_once(first, second, x, i, j):
     a, b = (e.params["dimension_numbers"] for e in (first, second))
     taken, dims, again = list(a.start_index_map), result_dims(first), result_dims(second)
     back = {d: k for k, d in dims.items()}
-    if any(not _picks_elements(e) or e.params["mode"] != first.params["mode"] for e in (first, second)):
+    if any(
+        not _picks_elements(e) or e.params["mode"] != first.params["mode"] for e in (first, second)
+    ):
         return None
     if fills(first) and not _same(fill_value(first), fill_value(second)):
         return None
@@ -97,20 +112,27 @@ def at_once(first, second, x, i, j):
     indices = [
         lax.broadcast_in_dim(
             lax.convert_element_type(v, np.promote_types(i.dtype, j.dtype)),
-            [*(out[d] for d in at), v.shape[-1]], [*(at.index(d) for d in own), len(at)],
+            [*(out[d] for d in at), v.shape[-1]],
+            [*(at.index(d) for d in own), len(at)],
         )
         for v, own in ((i, of_i), (j, of_j))
-    ]  # fmt: skip
+    ]
     numbers = lax.GatherDimensionNumbers(tuple(rest), tuple(sorted(taken)), tuple(taken))
     sizes = tuple(1 if k in taken else n for k, n in enumerate(x.shape))
     params = {**second.params, "indices_are_sorted": False, "unique_indices": False}
     indices = lax.concatenate(indices, len(at))
-    return second.primitive.bind(x, indices, **params | {"dimension_numbers": numbers, "slice_sizes": sizes})
+    return second.primitive.bind(
+        x, indices, **params | {"dimension_numbers": numbers, "slice_sizes": sizes}
+    )
 
 
 def _picks_elements(eqn) -> bool:
     """Are single places looked up, and all other dimensions taken whole?"""
-    dn, sizes, shape = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.invars[0].aval.shape
+    dn, sizes, shape = (
+        eqn.params["dimension_numbers"],
+        eqn.params["slice_sizes"],
+        eqn.invars[0].aval.shape,
+    )
     if dn.operand_batching_dims or sorted(dn.start_index_map) != sorted(dn.collapsed_slice_dims):
         return False
     return all(sizes[k] == (1 if k in dn.start_index_map else n) for k, n in enumerate(shape))
@@ -132,7 +154,11 @@ class _Pick:
     def _maker(self, x) -> tuple | None:
         """(equation, operands) of arithmetic that can follow the gather."""
         _, eqn, operands = self.made.get(id(x), (None, None, ()))
-        return (eqn, operands) if eqn is not None and eqn.primitive.name in ELEMENTWISE and x.shape == self.source else None
+        return (
+            (eqn, operands)
+            if eqn is not None and eqn.primitive.name in ELEMENTWISE and x.shape == self.source
+            else None
+        )
 
     def _repeated(self, x) -> tuple | None:
         """(array, its dimensions of the operand) if `x` repeats an array along everything that is looked up."""
@@ -140,12 +166,17 @@ class _Pick:
         array, dims = x, tuple(range(np.ndim(x)))
         if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1:
             (array,), dims = operands, eqn.params["broadcast_dimensions"]
-        sizes, batched = self.eqn.params["slice_sizes"], self.eqn.params["dimension_numbers"].operand_batching_dims
+        sizes, batched = (
+            self.eqn.params["slice_sizes"],
+            self.eqn.params["dimension_numbers"].operand_batching_dims,
+        )
         own = [d for d, n in zip(dims, np.shape(array)) if n > 1]
         kept = {d for d in self.dims if d in batched or sizes[d] == self.source[d]}
         if len(own) == len(self.source) or not kept.issuperset(own):
             return None
-        return lax.squeeze(array, [j for j, n in enumerate(np.shape(array)) if n == 1]), [self.dims[d] for d in own]
+        return lax.squeeze(array, [j for j, n in enumerate(np.shape(array)) if n == 1]), [
+            self.dims[d] for d in own
+        ]
 
     def count(self, x) -> int:
         """Arrays that would be looked up."""
@@ -158,7 +189,9 @@ class _Pick:
             maker = self._maker(x)
             waiting += maker[1] if maker else ()
             if maker is None and self._repeated(x) is None:
-                found += 1 if np.shape(x) == self.source else FEW_ARRAYS + 1  # repeats along a part of it: left alone
+                found += (
+                    1 if np.shape(x) == self.source else FEW_ARRAYS + 1
+                )  # repeats along a part of it: left alone
         return found
 
     def __call__(self, x):
@@ -185,12 +218,20 @@ class _Pick:
         if not fills(self.eqn):
             return values
         sizes = self.eqn.params["slice_sizes"]
-        last = [self.source[k] - sizes[k] for k in self.eqn.params["dimension_numbers"].start_index_map]
+        last = [
+            self.source[k] - sizes[k] for k in self.eqn.params["dimension_numbers"].start_index_map
+        ]
         rank = self.indices.ndim - 1
-        indices = self.indices if self.indices.dtype.itemsize >= 4 else lax.convert_element_type(self.indices, np.int32)
+        indices = (
+            self.indices
+            if self.indices.dtype.itemsize >= 4
+            else lax.convert_element_type(self.indices, np.int32)
+        )
         ok = lax.full(indices.shape[:rank], True)
         for c, limit in enumerate(last):
             i = lax.squeeze(lax.slice_in_dim(indices, c, c + 1, axis=rank), (rank,))
-            ok = lax.bitwise_and(ok, lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.le(i, i.dtype.type(limit))))
+            ok = lax.bitwise_and(
+                ok, lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.le(i, i.dtype.type(limit)))
+            )
         ok = lax.broadcast_in_dim(ok, self.shape, batch_dims(self.eqn))
         return lax.select(ok, values, lax.full(self.shape, fill_value(self.eqn)))

@@ -2,8 +2,9 @@
 
     stack([a, b, c])[i, arange(n)]   ->   select(i >= 2, c, select(i >= 1, b, a))
 
-jnp.choose and take_along_axis of stacked arrays are such gathers. They look up one of a few pieces of size one along a
-dimension, and walk all other dimensions in step with the result. The same values bit by bit.
+jnp.choose and take_along_axis of stacked arrays are such gathers. They look up one of a few pieces
+of size one along a dimension, and walk all other dimensions in step with the result. The same
+values bit by bit.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pbkern.fuse.access.dimension_map import MOVING, moved
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
-# Selects read all pieces, a gather one. On Zen 4 a gather from 12 numbers is as fast as 11 selects, from 16 faster. From
-# arrays, which would have to be stacked, selects are faster for more pieces.
+# Selects read all pieces, a gather one. On Zen 4 a gather from 12 numbers is as fast as 11 selects,
+# from 16 faster. From arrays, which would have to be stacked, selects are faster for more pieces.
 FEW = 12
 
 
@@ -39,15 +40,20 @@ def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _times_read(closed: jex.ClosedJaxpr) -> Counter:
     """Counts how often equations and results read each value, at any depth."""
-    read = Counter(a for e in equations(closed.jaxpr) for a in e.invars if not isinstance(a, jex.Literal))
+    read = Counter(
+        a for e in equations(closed.jaxpr) for a in e.invars if not isinstance(a, jex.Literal)
+    )
     bodies = [closed, *(inner for e in equations(closed.jaxpr) for inner in inner_jaxprs(e))]
-    return read + Counter(a for c in bodies for a in c.jaxpr.outvars if not isinstance(a, jex.Literal))
+    return read + Counter(
+        a for c in bodies for a in c.jaxpr.outvars if not isinstance(a, jex.Literal)
+    )
 
 
 class _Stacks:
     """Remembers, by value: pieces of stacks; along which dimension a value counts; what is never negative or never true.
 
-    jax.numpy adds the size of a dimension to negative indices. For an iota that adds nothing, but hides it.
+    jax.numpy adds the size of a dimension to negative indices. For an iota that adds nothing, but
+    hides it.
     """
 
     def __init__(self, times_read: Counter) -> None:
@@ -131,7 +137,12 @@ class _Stacks:
         dim, pieces = stack
         looked_up = list(eqn.params["dimension_numbers"].start_index_map)
         walked, out = self._walked(eqn, x, indices, dim), eqn.outvars[0].aval.shape
-        if walked is None or dim not in looked_up or eqn.params["slice_sizes"][dim] != 1 or _copies_rows(eqn, walked):
+        if (
+            walked is None
+            or dim not in looked_up
+            or eqn.params["slice_sizes"][dim] != 1
+            or _copies_rows(eqn, walked)
+        ):
             return None
         column = self._column(indices, looked_up.index(dim))
         which = lax.broadcast_in_dim(lax.squeeze(column, (column.ndim - 1,)), out, batch_dims(eqn))
@@ -164,7 +175,11 @@ class _Stacks:
                 if sizes[d] != 1:
                     return None
                 walked[d] = batch[b]
-            elif d in dn.operand_batching_dims or sizes[d] == n and not (d in looked_up and fills(eqn)):
+            elif (
+                d in dn.operand_batching_dims
+                or sizes[d] == n
+                and not (d in looked_up and fills(eqn))
+            ):
                 walked |= {d: int(dims[d])} if d in dims else {}
             else:
                 return None
@@ -186,7 +201,10 @@ def _copies_rows(eqn, walked: dict[int, int]) -> bool:
 
 
 def _walk(piece, walked: dict[int, int], out):
-    """A piece in the result's dimensions. It repeats along dimensions that it lacks, and along those of size one."""
+    """A piece in the result's dimensions.
+
+    It repeats along dimensions that it lacks, and along those of size one.
+    """
     kept = sorted((d for d in walked if piece.shape[d] > 1), key=walked.__getitem__)
     dropped = [d for d in range(piece.ndim) if d not in kept]
     order = sorted(kept)

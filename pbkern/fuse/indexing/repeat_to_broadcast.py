@@ -3,8 +3,9 @@
     reshape(broadcast(reshape(broadcast(x, (n, 2, m)), (2n, m)), (2n, m, 2)), (2n, 2m))
     ->  reshape(broadcast(broadcast(x, (n, 2, m)), (n, 2, m, 2)), (2n, 2m))
 
-A value that is repeated and then reshaped has no affine index, and is stored, unless the reshape comes last. Applies to results
-only: small values that are repeated for arithmetic, such as means of groups, are better stored while they are small.
+A value that is repeated and then reshaped has no affine index, and is stored, unless the reshape
+comes last. Applies to results only: small values that are repeated for arithmetic, such as means of
+groups, are better stored while they are small.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     if not {"broadcast_in_dim", "reshape"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed
     seen = _Repeats(set(_only_moved(closed.jaxpr)))
-    return drop_dead(retrace(closed, {"broadcast_in_dim": seen.broadcast_in_dim, "reshape": seen.reshape}))
+    return drop_dead(
+        retrace(closed, {"broadcast_in_dim": seen.broadcast_in_dim, "reshape": seen.reshape})
+    )
 
 
 def _only_moved(jaxpr: jex.Jaxpr) -> Iterator:
@@ -49,7 +52,12 @@ class _Repeats:
 
     def reshape(self, eqn, operands):
         repeats, joined = (self.notes.find(kind, operands[0]) for kind in ("repeats", "joined"))
-        if len(operands) > 1 or eqn.params["dimensions"] is not None or repeats is None and joined is None:
+        if (
+            len(operands) > 1
+            or eqn.params["dimensions"] is not None
+            or repeats is None
+            and joined is None
+        ):
             return None
         (x,) = joined or operands
         return self._joined(x, eqn.outvars[0].aval.shape)
@@ -64,7 +72,11 @@ class _Repeats:
         found = self.notes.find("joined", x)
         if found is None or sizes or eqn.outvars[0] not in self.only_moved:
             repeats = not sizes and eqn.outvars[0].aval.size > x.size > 1
-            return self.notes.note("repeats", eqn.primitive.bind(*operands, **eqn.params)) if repeats else None
+            return (
+                self.notes.note("repeats", eqn.primitive.bind(*operands, **eqn.params))
+                if repeats
+                else None
+            )
         (source,) = found
         groups = _groups(source.shape, x.shape) or {}
         finer: list[int] = []

@@ -1,7 +1,7 @@
 """The first elements of sorted lines as one equation, which bodies of kernels compute by sorting and slicing.
 
-Apart, a sort and its slices may be two kernels, with whole sorted lines between them. Elements that nothing reads need not
-be sorted, which costs less (targets/cpu/emit/top_k.py).
+Apart, a sort and its slices may be two kernels, with whole sorted lines between them. Elements that
+nothing reads need not be sorted, which costs less (targets/cpu/emit/top_k.py).
 """
 
 from __future__ import annotations
@@ -42,4 +42,9 @@ def _first_sorted(eqn, out: Access) -> Pull:
     d = eqn.params["dimension"]
     access = require_whole(eqn, out, (d,))
     line = tuple(whole(shapes(eqn)[0][d]) if n == d else span for n, span in enumerate(access))
-    return Pull((line,) * len(eqn.invars), {}, lambda ctx, *operands: first_of_sorted(operands, **eqn.params), access)
+    return Pull(
+        (line,) * len(eqn.invars),
+        {},
+        lambda ctx, *operands: first_of_sorted(operands, **eqn.params),
+        access,
+    )

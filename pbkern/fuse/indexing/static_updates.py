@@ -1,9 +1,9 @@
 """Simplified ClosedJaxpr -> the same with updates and slices at known places made of pads, selects and slices.
 
-`x.at[1:-1].set(v)` traces to a scatter whose indices are computed from literals. Where the place is known, or the window is one
-element wide where it is not, the result is a select on index ranges: it can be tiled and fused, and lowering cuts its nests at
-the boundaries. Other scatters stay. A gather of one window at a known place becomes a slice, top_k the first elements of a
-sort.
+`x.at[1:-1].set(v)` traces to a scatter whose indices are computed from literals. Where the place is
+known, or the window is one element wide where it is not, the result is a select on index ranges: it
+can be tiled and fused, and lowering cuts its nests at the boundaries. Other scatters stay. A gather
+of one window at a known place becomes a slice, top_k the first elements of a sort.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ ARITHMETIC: dict[str, Callable] = {
     "lt": lambda p, x, y: x < y,
     "ge": lambda p, x, y: x >= y,
     "clamp": lambda p, low, x, high: np.minimum(np.maximum(x, low), high),
-    "select_n": lambda p, which, *cases: np.choose(which.astype(int), cases) if len(cases) == 2 else None,
+    "select_n": lambda p, which, *cases: (
+        np.choose(which.astype(int), cases) if len(cases) == 2 else None
+    ),
     "convert_element_type": lambda p, x: x.astype(p["new_dtype"]),
     "reshape": lambda p, x: x.reshape(p["new_sizes"]) if p.get("dimensions") is None else None,
     "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
@@ -127,7 +129,11 @@ def _handed_in(eqn) -> Iterator[tuple]:
 def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
     """The value that all share, if there is one."""
     first, *others = [*values] or [None]
-    return first if first is not None and all(x is not None and np.array_equal(first, x) for x in others) else None
+    return (
+        first
+        if first is not None and all(x is not None and np.array_equal(first, x) for x in others)
+        else None
+    )
 
 
 def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -135,7 +141,9 @@ def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
 
     def has_any(c: jex.ClosedJaxpr) -> bool:
-        return any(e.primitive.name in names or any(map(has_any, inner_jaxprs(e))) for e in c.jaxpr.eqns)
+        return any(
+            e.primitive.name in names or any(map(has_any, inner_jaxprs(e))) for e in c.jaxpr.eqns
+        )
 
     if not has_any(closed):
         return closed
@@ -143,14 +151,17 @@ def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     outer = set(map(id, closed.jaxpr.eqns))
 
     def scatter(eqn, operands):
-        # In a loop XLA writes a moving window in place; a select would touch the whole array each step.
+        # In a loop XLA writes a moving window in place; a select would touch the whole array each
+        # step.
         return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
 
     rewrites: dict = dict.fromkeys(SCATTERS, scatter)
     rewrites["top_k"] = lambda eqn, operands: by_sorting(eqn, operands, first_sorted)
     rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
     rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
-    rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(eqn, operands, constants)
+    rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(
+        eqn, operands, constants
+    )
     return retrace(closed, rewrites)
 
 
@@ -178,7 +189,11 @@ def _gather(eqn, operands, constants: Constants):
         starts[d] = int(i)
     if not all(0 <= s <= n - m for s, n, m in zip(starts, x.shape, sizes)):
         return None
-    return [lax.squeeze(lax.slice(x, starts, [s + n for s, n in zip(starts, sizes)]), dn.collapsed_slice_dims)]
+    return [
+        lax.squeeze(
+            lax.slice(x, starts, [s + n for s, n in zip(starts, sizes)]), dn.collapsed_slice_dims
+        )
+    ]
 
 
 def _dynamic_slice(eqn, operands, constants: Constants):
@@ -256,7 +271,9 @@ def _updated(x, update, tests: Sequence, name: str):
         return update if inside is None else lax.select_n(inside, x, update)
     combine, neutral = COMBINE[name]
     if inside is not None:
-        update = lax.select_n(inside, lax.full(x.shape, neutral(np.dtype(x.dtype)), x.dtype), update)
+        update = lax.select_n(
+            inside, lax.full(x.shape, neutral(np.dtype(x.dtype)), x.dtype), update
+        )
     return combine(x, update)
 
 
@@ -274,7 +291,11 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
         return None
     box = _box(x, update, dn, batch)
     constant, mode = constants.value(eqn.invars[1]), str(p["mode"])
-    others = (d for d in range(x.ndim) if d not in dn.scatter_dims_to_operand_dims and box.shape[d] != x.shape[d])
+    others = (
+        d
+        for d in range(x.ndim)
+        if d not in dn.scatter_dims_to_operand_dims and box.shape[d] != x.shape[d]
+    )
     tests: list = [_Range(d, 0) for d in others]
     for k, d in enumerate(dn.scatter_dims_to_operand_dims):
         room = x.shape[d] - box.shape[d]
@@ -316,6 +337,8 @@ def _index_column(indices, k: int, rank: int, batch: dict[int, int]):
     if column.dtype != np.int32:
         column = lax.convert_element_type(column, np.int32)
     kept = list(batch.values())
-    column = lax.squeeze(lax.transpose(column, (*kept, *(d for d in range(column.ndim) if d not in kept))),
-                         range(len(kept), column.ndim))  # fmt: skip
+    column = lax.squeeze(
+        lax.transpose(column, (*kept, *(d for d in range(column.ndim) if d not in kept))),
+        range(len(kept), column.ndim),
+    )
     return lax.expand_dims(column, [d for d in range(rank) if d not in batch])

@@ -1,8 +1,9 @@
 """ClosedJaxpr -> the same with transposes moved past convolutions and what surrounds them, so that they cancel.
 
-Images are often transposed to the layout that a convolution is written for, and back. Each intermediate value would then be
-stored in another order than it is loaded. A convolution takes any layout by its dimension numbers: transposes of its input
-become transposes of its result, pass elementwise operations, pads and slices, and meet their inverses.
+Images are often transposed to the layout that a convolution is written for, and back. Each
+intermediate value would then be stored in another order than it is loaded. A convolution takes any
+layout by its dimension numbers: transposes of its input become transposes of its result, pass
+elementwise operations, pads and slices, and meet their inverses.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def move_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         return closed
     moved = _Transposes()
     rewrites = dict.fromkeys(ELEMENTWISE, moved.elementwise)
-    rewrites |= {name: getattr(moved, name) for name in ("transpose", "pad", "slice", "squeeze", "broadcast_in_dim")}
+    rewrites |= {
+        name: getattr(moved, name)
+        for name in ("transpose", "pad", "slice", "squeeze", "broadcast_in_dim")
+    }
     rewrites["conv_general_dilated"] = moved.convolution
     return retrace(retrace(closed, rewrites), {})
 
@@ -45,7 +49,11 @@ class _Transposes:
         if order == tuple(range(len(order))):
             return [base]
         value = lax.transpose_p.bind(base, permutation=order)
-        self.known[id(value)] = (value, base, order)  # keeps the value alive, so that its id stays unique
+        self.known[id(value)] = (
+            value,
+            base,
+            order,
+        )  # keeps the value alive, so that its id stays unique
         return [value]
 
     def transpose(self, eqn, operands):
@@ -56,7 +64,12 @@ class _Transposes:
         """Before -> after: f(transpose(x), transpose(y), 2) -> transpose(f(x, y, 2))."""
         arrays = [x for x in operands if getattr(x, "ndim", 0)]
         found = [self.find(x) for x in arrays]
-        if eqn.primitive.multiple_results or not found or None in found or len({f[1] for f in found}) > 1:
+        if (
+            eqn.primitive.multiple_results
+            or not found
+            or None in found
+            or len({f[1] for f in found}) > 1
+        ):
             return None
         if eqn.outvars[0].aval.ndim != len(found[0][1]):  # a bitcast to elements of another width
             return None
@@ -114,7 +127,9 @@ class _Transposes:
         numbers = eqn.params["dimension_numbers"]
         layout = tuple(order[d] for d in numbers.lhs_spec)
         transposed = lax.ConvDimensionNumbers(layout, numbers.rhs_spec, layout)
-        result = eqn.primitive.bind(base, operands[1], **{**eqn.params, "dimension_numbers": transposed})
+        result = eqn.primitive.bind(
+            base, operands[1], **{**eqn.params, "dimension_numbers": transposed}
+        )
         place = dict(zip(numbers.out_spec, layout))
         return self.made(result, [place[d] for d in range(len(place))])
 

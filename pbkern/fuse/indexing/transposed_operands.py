@@ -2,8 +2,9 @@
 
     dot(transpose(a), b)  ->  dot_general(a, b) that reduces a's other dimension
 
-A contraction is told by its own equation then in what order its operands are stored, and is priced and packed by that. The
-transpose is left to others that read it. Products with a vector pack nothing: they stay as they are.
+A contraction is told by its own equation then in what order its operands are stored, and is priced
+and packed by that. The transpose is left to others that read it. Products with a vector pack
+nothing: they stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def fold_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     if not {"transpose", "dot_general"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
         return closed
     seen = _Transposed()
-    return drop_dead(retrace(closed, {"transpose": seen.transpose, "dot_general": seen.dot_general}))
+    return drop_dead(
+        retrace(closed, {"transpose": seen.transpose, "dot_general": seen.dot_general})
+    )
 
 
 class _Transposed:
@@ -42,10 +45,17 @@ class _Transposed:
         for side in (0, 1):
             found = self.notes.find("transposed", operands[side])
             if found is not None and _keeps_results(found[1], contracted[side], batch[side]):
-                operands[side], contracted[side] = found[0], tuple(found[1][d] for d in contracted[side])
+                operands[side], contracted[side] = (
+                    found[0],
+                    tuple(found[1][d] for d in contracted[side]),
+                )
         if contracted == list(eqn.params["dimension_numbers"][0]):
             return None
-        return [eqn.primitive.bind(*operands, **eqn.params | {"dimension_numbers": (tuple(contracted), batch)})]
+        return [
+            eqn.primitive.bind(
+                *operands, **eqn.params | {"dimension_numbers": (tuple(contracted), batch)}
+            )
+        ]
 
 
 def _rows(shape: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int, ...]) -> int:
@@ -53,7 +63,9 @@ def _rows(shape: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int,
     return math.prod(n for d, n in enumerate(shape) if d not in contracted and d not in batch)
 
 
-def _keeps_results(order: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+def _keeps_results(
+    order: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int, ...]
+) -> bool:
     """Whether the result keeps its dimensions: batch dimensions stay where they are, free ones in their order."""
     free = [order[d] for d in range(len(order)) if d not in contracted and d not in batch]
     return all(order[d] == d for d in batch) and free == sorted(free)

@@ -10,7 +10,11 @@ from pbkern.fuse.simplify.driver import retrace
 
 def loops_as_one(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites a function so that its while loops have scalar predicates."""
-    return retrace(closed, {"while": _as_one}) if any(map(_is_batched, equations(closed.jaxpr))) else closed
+    return (
+        retrace(closed, {"while": _as_one})
+        if any(map(_is_batched, equations(closed.jaxpr)))
+        else closed
+    )
 
 
 def _is_batched(eqn) -> bool:
@@ -22,5 +26,11 @@ def _as_one(eqn, operands):
         return None
     p, first = eqn.params, eqn.params["cond_nconsts"]
     last = first + p["body_nconsts"]
-    goes_on, step = (jex.jaxpr_as_fun(loops_as_one(p[name])) for name in ("cond_jaxpr", "body_jaxpr"))
-    return while_any(lambda c: goes_on(*operands[:first], *c)[0], lambda c: step(*operands[first:last], *c), operands[last:])
+    goes_on, step = (
+        jex.jaxpr_as_fun(loops_as_one(p[name])) for name in ("cond_jaxpr", "body_jaxpr")
+    )
+    return while_any(
+        lambda c: goes_on(*operands[:first], *c)[0],
+        lambda c: step(*operands[first:last], *c),
+        operands[last:],
+    )

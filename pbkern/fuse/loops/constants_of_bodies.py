@@ -2,7 +2,8 @@
 
     for: x % jit{ constant c in x + c }      ->      c constant; for: x + c
 
-A jitted function that closes over an array, called in a body, is such a constant. Kernels read operands, no constants.
+A jitted function that closes over an array, called in a body, is such a constant. Kernels read
+operands, no constants.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def hoist_constants_of_bodies(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def run(given, *args):
         passed = dict(zip(arrays, given))
-        return retrace_into(closed.jaxpr, closed.consts, args, None, lambda value: passed.get(id(value), value))
+        return retrace_into(
+            closed.jaxpr, closed.consts, args, None, lambda value: passed.get(id(value), value)
+        )
 
     avals = [fresh_aval(v.aval) for v in closed.jaxpr.invars]
     made = jax.make_jaxpr(run)(list(arrays.values()), *avals)

@@ -1,7 +1,7 @@
 """ClosedJaxpr -> the same without dead carries of scans, which only they themselves read, and without unread operands.
 
-The counter of most fori_loops is a dead carry: each step would launch a kernel just to count. Indices of updates at known
-places are unread operands.
+The counter of most fori_loops is a dead carry: each step would launch a kernel just to count.
+Indices of updates at known places are unread operands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ def _live_carries(body: jex.Jaxpr, n_consts: int, n_carry: int, wanted: set[int]
 
 def _needed(body: jex.Jaxpr, n_carry: int, live: set[int]) -> set:
     """Values that live carries and ys need."""
-    read = {a for k, a in enumerate(body.outvars) if (k >= n_carry or k in live) and not isinstance(a, jex.Literal)}
+    read = {
+        a
+        for k, a in enumerate(body.outvars)
+        if (k >= n_carry or k in live) and not isinstance(a, jex.Literal)
+    }
     for eqn in reversed(body.eqns):
         if eqn.effects or any(v in read for v in eqn.outvars):
             read.update(atoms(eqn))
@@ -59,7 +63,9 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
         def slim(*args):
             given = dict(zip(read, args))  # the values of the others do not matter
-            others = {k: jax.numpy.zeros(t.shape, t.dtype) for k, t in enumerate(types) if k not in given}
+            others = {
+                k: jax.numpy.zeros(t.shape, t.dtype) for k, t in enumerate(types) if k not in given
+            }
             results = jex.jaxpr_as_fun(body)(*((given | others)[k] for k in range(len(types))))
             return [results[k] for k in kept] + list(results[n_carry:])
 
@@ -72,5 +78,7 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
             results[k] = x
         return results
 
-    has_scan = any(e.primitive.name == "scan" and "linear" not in e.params for e in closed.jaxpr.eqns)
+    has_scan = any(
+        e.primitive.name == "scan" and "linear" not in e.params for e in closed.jaxpr.eqns
+    )
     return drop_dead(retrace(closed, {"scan": rewrite})) if has_scan else closed

@@ -2,8 +2,8 @@
 
     for c in (3, 2, 1):  y = y * x + c        ->    ((0 * x + 3) * x + 2) * x + 1
 
-Such steps fuse with one another and with their surroundings: one pass over memory. Steps that read neighbours stay a loop,
-which fuse/time_tiling/overlapped.py tiles.
+Such steps fuse with one another and with their surroundings: one pass over memory. Steps that read
+neighbours stay a loop, which fuse/time_tiling/overlapped.py tiles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.rewrites import REWRITES
 
-# Most equations after unrolling. It bounds compile time, as MAX_EQUATIONS of fuse/time_tiling/overlapped.py does.
+# Most equations after unrolling. It bounds compile time, as MAX_EQUATIONS of
+# fuse/time_tiling/overlapped.py does.
 MAX_EQUATIONS = 200
 
 
@@ -30,16 +31,22 @@ def unroll_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _is_short(eqn) -> bool:
     p = params_of(eqn)
     body = p["jaxpr"].jaxpr
-    return p["length"] == 1 and not body.effects or (
-        len(body.outvars) == p["num_carry"]
-        and p["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
-        and all(_is_pointwise(e) for e in body.eqns)
+    return (
+        p["length"] == 1
+        and not body.effects
+        or (
+            len(body.outvars) == p["num_carry"]
+            and p["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
+            and all(_is_pointwise(e) for e in body.eqns)
+        )
     )
 
 
 def _is_pointwise(eqn) -> bool:
     """Does each element depend on the same element of the operands, or on scalars, only?"""
-    repeats = eqn.primitive.name == "broadcast_in_dim" and not getattr(eqn.invars[0].aval, "shape", ())
+    repeats = eqn.primitive.name == "broadcast_in_dim" and not getattr(
+        eqn.invars[0].aval, "shape", ()
+    )
     return eqn.primitive.name in ELEMENTWISE or repeats
 
 
@@ -48,10 +55,17 @@ def _written_out(eqn, operands):
         return None
     p = params_of(eqn)
     end = p["num_consts"] + p["num_carry"]
-    consts, carries, xs = operands[: p["num_consts"]], operands[p["num_consts"] : end], operands[end:]
+    consts, carries, xs = (
+        operands[: p["num_consts"]],
+        operands[p["num_consts"] : end],
+        operands[end:],
+    )
     step = jex.jaxpr_as_fun(p["jaxpr"])
     turns, stacked = range(p["length"]), []
     for k in reversed(turns) if p["reverse"] else turns:
         made = step(*consts, *carries, *(lax.index_in_dim(x, k, keepdims=False) for x in xs))
         carries, stacked = made[: p["num_carry"]], made[p["num_carry"] :]
-    return [*carries, *(lax.expand_dims(y, (0,)) for y in stacked)]  # only scans of one step stack any
+    return [
+        *carries,
+        *(lax.expand_dims(y, (0,)) for y in stacked),
+    ]  # only scans of one step stack any

@@ -62,7 +62,11 @@ def _increment(jaxpr: jex.Jaxpr, old, new) -> int | None:
     x, y = eqn.invars
     if y is old and eqn.primitive.name == "add":
         x, y = y, x
-    step = _constant(np.asarray(y.val, y.aval.dtype)) if x is old and isinstance(y, jex.Literal) else None
+    step = (
+        _constant(np.asarray(y.val, y.aval.dtype))
+        if x is old and isinstance(y, jex.Literal)
+        else None
+    )
     return -step if step is not None and eqn.primitive.name == "sub" else step
 
 
@@ -84,7 +88,11 @@ def _trips(eqn, operands) -> int | None:
     if isinstance(bound, jex.Literal):
         last = _constant(np.asarray(bound.val, bound.aval.dtype))
     else:
-        last = _constant(operands[cond.invars.index(bound)]) if bound in cond.invars[: p["cond_nconsts"]] else None
+        last = (
+            _constant(operands[cond.invars.index(bound)])
+            if bound in cond.invars[: p["cond_nconsts"]]
+            else None
+        )
     first = _constant(operands[p["cond_nconsts"] + p["body_nconsts"] + k])
     step = _increment(body, body.invars[p["body_nconsts"] + k], body.outvars[k])
     sign, behind = CONDITIONS[name]
@@ -92,7 +100,9 @@ def _trips(eqn, operands) -> int | None:
         return None
     trips = max(0, -(-(last + behind - first) // step))
     limits = np.iinfo(counter.aval.dtype)
-    return trips if limits.min <= first + trips * step <= limits.max else None  # otherwise the counter wraps around
+    return (
+        trips if limits.min <= first + trips * step <= limits.max else None
+    )  # otherwise the counter wraps around
 
 
 def _as_scan(eqn, operands):
@@ -108,7 +118,9 @@ def _as_scan(eqn, operands):
 
     def step(carry, _):
         results = jex.jaxpr_as_fun(body)(*consts, *carry)
-        return tuple(lax.convert_element_type(r, v.aval.dtype) for r, v in zip(results, eqn.outvars)), None
+        return tuple(
+            lax.convert_element_type(r, v.aval.dtype) for r, v in zip(results, eqn.outvars)
+        ), None
 
     return list(lax.scan(step, firsts, None, length=trips)[0])
 
@@ -132,16 +144,29 @@ def _over_counters(eqn, operands):
         return (first + step * np.arange(low, high, dtype=np.int64)).astype(olds[k].aval.dtype)
 
     def inner(*args):
-        consts, carry, xs = args[:n_consts], args[n_consts : n_consts + len(kept)], args[n_consts + len(kept) :]
+        consts, carry, xs = (
+            args[:n_consts],
+            args[n_consts : n_consts + len(kept)],
+            args[n_consts + len(kept) :],
+        )
         given = dict(zip(kept, carry)) | dict(zip(found, xs))
-        results = jex.jaxpr_as_fun(body)(*consts, *(given[k] for k in range(n_carry)), *xs[len(found) :])
+        results = jex.jaxpr_as_fun(body)(
+            *consts, *(given[k] for k in range(n_carry)), *xs[len(found) :]
+        )
         return [results[k] for k in kept] + list(results[n_carry:])
 
     ins = [v.aval for v in body.jaxpr.invars]
-    types = ins[:n_consts] + [ins[n_consts + k] for k in (*kept, *found)] + ins[n_consts + n_carry :]
+    types = (
+        ins[:n_consts] + [ins[n_consts + k] for k in (*kept, *found)] + ins[n_consts + n_carry :]
+    )
     made = drop_dead(jax.make_jaxpr(inner)(*types))
     walked = [values(k, 0, length) for k in found]
-    given = [*operands[:n_consts], *(operands[n_consts + k] for k in kept), *walked, *operands[n_consts + n_carry :]]
+    given = [
+        *operands[:n_consts],
+        *(operands[n_consts + k] for k in kept),
+        *walked,
+        *operands[n_consts + n_carry :],
+    ]
     rebound = bind_again(eqn, given, {**p, "jaxpr": made, "num_carry": len(kept)})
     results = dict(zip(kept, rebound)) | {k: values(k, length, length + 1)[0] for k in found}
     return [*(results[k] for k in range(n_carry)), *rebound[len(kept) :]]

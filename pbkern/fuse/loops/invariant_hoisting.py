@@ -2,8 +2,9 @@
 
     for x in xs:  h = exp(dt * -exp(a)) * h + x    ->    b = -exp(a);  for x in xs:  h = exp(dt * b) * h + x
 
-Functions, products and reductions of loop-invariant values move, and what is computed from them without growing. Cheap
-arithmetic and masks stay: computing them is cheaper than reading them in every step.
+Functions, products and reductions of loop-invariant values move, and what is computed from them
+without growing. Cheap arithmetic and masks stay: computing them is cheaper than reading them in
+every step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pbkern.fuse.cost.kinds import CONTRACTIONS, nbytes
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
-# A value of this many vector operations per element is expensive: more than it takes to read it from near memory.
+# A value of this many vector operations per element is expensive: more than it takes to read it
+# from near memory.
 EXPENSIVE_OPERATIONS = 8
 
 
@@ -33,7 +35,9 @@ def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
         if moved is None:
             return None
         given = [*operands[:n], *moved.values(operands[:n]), *operands[n:]]
-        return bind_again(eqn, given, {**p, "jaxpr": moved.body(), "num_consts": n + len(moved.shared)})
+        return bind_again(
+            eqn, given, {**p, "jaxpr": moved.body(), "num_consts": n + len(moved.shared)}
+        )
 
     def loop(eqn, operands):
         p, first, n = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -51,16 +55,27 @@ def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
 
 
 class _Moved:
-    """The invariants of one body. `consts`: number of operands that never change; `shared`: values that become operands."""
+    """The invariants of one body.
+
+    `consts`: number of operands that never change; `shared`: values that become operands.
+    """
 
     def __init__(self, closed: jex.ClosedJaxpr, consts: int, before: set, moved: set, shared: list):
-        self.closed, self.consts, self.before, self.moved, self.shared = closed, consts, before, moved, shared
+        self.closed, self.consts, self.before, self.moved, self.shared = (
+            closed,
+            consts,
+            before,
+            moved,
+            shared,
+        )
 
     @classmethod
     def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: CostModel) -> _Moved | None:
         jaxpr = closed.jaxpr
         fixed, expensive = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
-        limit = max([machine.near_bytes, *(nbytes(v.aval) for v in fixed)])  # what grows is made again where it is used
+        limit = max(
+            [machine.near_bytes, *(nbytes(v.aval) for v in fixed)]
+        )  # what grows is made again where it is used
         before: set = set()  # equations that can be computed before the loop, by id
         moved: set = set()
         for eqn in jaxpr.eqns:
@@ -84,7 +99,9 @@ class _Moved:
         found: dict = {}
 
         def bind(eqn, *operands):
-            results = bind_again(eqn, operands) if id(eqn) in self.before else [None] * len(eqn.outvars)
+            results = (
+                bind_again(eqn, operands) if id(eqn) in self.before else [None] * len(eqn.outvars)
+            )
             found.update(zip(eqn.outvars, results))
             return results
 
@@ -100,7 +117,11 @@ class _Moved:
             given = dict(zip(self.shared, args[n : n + count]))
 
             def bind(eqn, *operands):
-                return [given.get(v) for v in eqn.outvars] if id(eqn) in self.moved else bind_again(eqn, operands)
+                return (
+                    [given.get(v) for v in eqn.outvars]
+                    if id(eqn) in self.moved
+                    else bind_again(eqn, operands)
+                )
 
             return evaluate(jaxpr, self.closed.consts, [*args[:n], *args[n + count :]], bind=bind)
 

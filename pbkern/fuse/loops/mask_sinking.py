@@ -4,7 +4,8 @@
     scan(lambda x, w: layer(x, w, where(m, ...)), ...)
 
 An operand is a matrix of numbers. A test inside the body lets lowering skip what it masks
-(fuse/partition/duplicate_producers.py), or cut code where it changes. This is the opposite of invariant hoisting, on purpose.
+(fuse/partition/duplicate_producers.py), or cut code where it changes. This is the opposite of
+invariant hoisting, on purpose.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def rewrite(eqn, operands):
         body, n = eqn.params["jaxpr"], params_of(eqn)["num_consts"]
-        sunk = {k: made[v] for k, v in enumerate(eqn.invars[:n]) if not isinstance(v, jex.Literal) and v in made}
+        sunk = {
+            k: made[v]
+            for k, v in enumerate(eqn.invars[:n])
+            if not isinstance(v, jex.Literal) and v in made
+        }
         sunk = {k: eqns for k, eqns in sunk.items() if _is_mask(eqn.invars[k].aval, eqns)}
         inner = sink_masks(_with_masks(body, sunk, eqn.invars) if sunk else body)
         if inner is body:
@@ -47,7 +52,9 @@ def _masks(jaxpr: jex.Jaxpr) -> dict:
     """Value -> the few equations, in order, that compute it from indices only."""
     made: dict = {}
     for e in jaxpr.eqns:
-        if e.primitive.name in OF_TESTS and all(isinstance(a, jex.Literal) or a in made for a in e.invars):
+        if e.primitive.name in OF_TESTS and all(
+            isinstance(a, jex.Literal) or a in made for a in e.invars
+        ):
             before = [x for a in e.invars if not isinstance(a, jex.Literal) for x in made[a]]
             eqns = tuple({id(x): x for x in (*before, e)}.values())
             if len(eqns) <= MOST_OF_INDICES:

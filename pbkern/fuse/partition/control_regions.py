@@ -1,6 +1,7 @@
 """Control flow -> a node with the partitions of its bodies, if all that they hold is fused; else a node left to XLA.
 
-Loops over stencils take several steps at once (fuse/time_tiling/overlapped.py). fuse/emit/control_flow.py emits the node.
+Loops over stencils take several steps at once (fuse/time_tiling/overlapped.py).
+fuse/emit/control_flow.py emits the node.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .donation import scatter_into_carries
 # Updating this many elements in place is less work than starting several programs.
 FEW_UPDATES = 1 << 14
 
-# They stand before and after a complex operation that is left to XLA, and become views where there is none.
+# They stand before and after a complex operation that is left to XLA, and become views where there
+# is none.
 MOVES_OF_COMPLEX = frozenset({"real", "imag", "complex", "convert_element_type"})
 
 
@@ -40,7 +42,9 @@ def control_node(parts, eqn, partition: Callable) -> Node:
     """The node of control flow, fused only if all of its body is."""
     found = {}
     for name, closed in named_jaxprs(eqn):
-        closed = operands_as_equations(outputs_as_equations(split_reductions(closed, parts.machine)))
+        closed = operands_as_equations(
+            outputs_as_equations(split_reductions(closed, parts.machine))
+        )
         if closed.consts:
             return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
         inside = partition(closed, parts.machine, parts.supports, parts.options)
@@ -50,7 +54,9 @@ def control_node(parts, eqn, partition: Callable) -> Node:
             return Node("xla", [eqn], list(eqn.outvars), reason=reason)
         found[name] = Inner(closed.jaxpr, inside, order(inside.nodes, closed.jaxpr.invars))
     if not all(_scatters_in_place(parts, eqn, name, inner) for name, inner in found.items()):
-        return Node("xla", [eqn], list(eqn.outvars), reason="a scatter in its body would copy its operand")
+        return Node(
+            "xla", [eqn], list(eqn.outvars), reason="a scatter in its body would copy its operand"
+        )
     if any(isinstance(a, jex.Literal) for a in eqn.invars):
         return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
     return Node("control", [eqn], list(eqn.outvars), inner=found | _time_blocks(parts, eqn, found))
@@ -73,11 +79,17 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
     if any(n.scatters() and n.schedule.aliases for n in nested):
         return False  # that loop starts with a copy
     given = set(inner.jaxpr.invars)
-    groups = [n for n in nodes if n.kind == "group" and any(
-        e.primitive.name in SCATTERS and e.invars[0] in given for e in n.eqns)]  # fmt: skip
+    groups = [
+        n
+        for n in nodes
+        if n.kind == "group"
+        and any(e.primitive.name in SCATTERS and e.invars[0] in given for e in n.eqns)
+    ]
     scatter_into_carries(eqn, name, inner)
     for n in groups:
-        few = all(e.invars[2].aval.size <= FEW_UPDATES for e in n.eqns if e.primitive.name in SCATTERS)
+        few = all(
+            e.invars[2].aval.size <= FEW_UPDATES for e in n.eqns if e.primitive.name in SCATTERS
+        )
         if few and n.schedule.aliases:  # nothing is copied: one program is enough
             made = [v for v, _ in n.schedule.outputs]
             whole = schedule_at(n.eqns, made, made[0].aval.shape, parts.machine)
@@ -96,7 +108,9 @@ def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
     if len(inner.jaxpr.outvars) != p["num_carry"] or walks and p["reverse"]:
         return {}
     body = jex.ClosedJaxpr(inner.jaxpr, ())
-    blocks = tile_time(body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], parts.machine)
+    blocks = tile_time(
+        body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], parts.machine
+    )
     if blocks is None:
         return {}
     return {"jaxpr": blocks.main} | ({"rest": blocks.rest} if blocks.rest else {})

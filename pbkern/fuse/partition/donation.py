@@ -1,9 +1,10 @@
 """Donated operands -> kernels that write their results over such operands (in-place update).
 
-XLA would have the kernel write to other memory and copy that into the donated array. A kernel may write there directly if each
-program reads only the blocks of the operand that it writes: order within a program is lowering's concern. A stencil reads what
-another program may have overwritten, so it keeps the copy. Where more than elementwise arithmetic, or a scatter into it, leads
-from an operand to the results, a program would have to save its block first, so the copy stays too.
+XLA would have the kernel write to other memory and copy that into the donated array. A kernel may
+write there directly if each program reads only the blocks of the operand that it writes: order
+within a program is lowering's concern. A stencil reads what another program may have overwritten,
+so it keeps the copy. Where more than elementwise arithmetic, or a scatter into it, leads from an
+operand to the results, a program would have to save its block first, so the copy stays too.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pbkern.fuse.tiling.block_search import Schedule
 
 
 def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
-    """Sets `aliases` in schedules of groups that may write into donated operands that nothing else reads, or that scatter into
-    the carries of loops.
+    """Sets `aliases` in schedules of groups that may write into donated operands that nothing else
+    reads, or that scatter into the carries of loops.
     """
     _set_aliases(nodes, nodes, jaxpr, _pairs(jaxpr, donated))
     for node in nodes:
@@ -34,12 +35,16 @@ def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]
 def scatter_into_carries(eqn, name: str, inner: Inner) -> None:
     """Sets `aliases` in the body `name` of a loop: if each new carry is the old one with values scattered into it."""
     nodes = inner.partition.nodes
-    _set_aliases([n for n in nodes if n.scatters()], nodes, inner.jaxpr, _carried(eqn, name, inner.jaxpr))
+    _set_aliases(
+        [n for n in nodes if n.scatters()], nodes, inner.jaxpr, _carried(eqn, name, inner.jaxpr)
+    )
 
 
 def in_place(inner: Inner) -> set:
     """Results that kernels of a body write over an operand."""
-    schedules = [n.schedule for n in inner.partition.nodes if n.kind == "group" and n.schedule is not None]
+    schedules = [
+        n.schedule for n in inner.partition.nodes if n.kind == "group" and n.schedule is not None
+    ]
     return {s.outputs[o][0] for s in schedules for _, o in s.aliases}
 
 
@@ -53,14 +58,20 @@ def _carried(eqn, name: str, body: jex.Jaxpr) -> dict:
     return {}
 
 
-def _set_aliases(groups: Sequence[Node], nodes: Sequence[Node], jaxpr: jex.Jaxpr, pairs: dict) -> None:
+def _set_aliases(
+    groups: Sequence[Node], nodes: Sequence[Node], jaxpr: jex.Jaxpr, pairs: dict
+) -> None:
     """`pairs`: result -> operand of the jaxpr that it may overwrite, if no other of `nodes` reads that."""
     readers: dict = {}
     for node in nodes:
         for v in node.reads():
             readers.setdefault(v, []).append(node)
     results = [v for v in jaxpr.outvars if not isinstance(v, jex.Literal)]
-    pairs = {r: v for r, v in pairs.items() if len(readers.get(v, ())) == 1 and v not in results and results.count(r) == 1}
+    pairs = {
+        r: v
+        for r, v in pairs.items()
+        if len(readers.get(v, ())) == 1 and v not in results and results.count(r) == 1
+    }
     for node in groups:
         if node.kind == "group" and node.schedule is not None:
             aliases = tuple(_aliases(node, node.schedule, pairs))
@@ -90,7 +101,12 @@ def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int,
         places = [i for i, (other, _) in enumerate(inputs) if other is v]
         if node.finish is not None and v in node.finish.reads():
             continue
-        if v is not None and len(places) == 1 and inputs[places[0]][1] == access and _stays_in_place(node, v):
+        if (
+            v is not None
+            and len(places) == 1
+            and inputs[places[0]][1] == access
+            and _stays_in_place(node, v)
+        ):
             yield places[0], o
 
 
@@ -98,7 +114,9 @@ def _stays_in_place(node: Node, v) -> bool:
     """Does the node use `v` only for elementwise arithmetic, or to scatter other values into it?"""
     tainted = {v}
     for eqn in node.eqns:
-        at = [k for k, a in enumerate(eqn.invars) if not isinstance(a, jex.Literal) and a in tainted]
+        at = [
+            k for k, a in enumerate(eqn.invars) if not isinstance(a, jex.Literal) and a in tainted
+        ]
         if at:
             scattered = eqn.primitive.name in SCATTERS and at == [0]
             if eqn.primitive.name not in ELEMENTWISE and not scattered:

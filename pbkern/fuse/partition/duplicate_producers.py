@@ -1,16 +1,18 @@
 """Equations that several groups compute -> shared: one group computes them, and groups that wait for it anyway read them.
 
-Groups grow from their results: x1 = x + f(x), as in a residual network, is copied into every group that adds to it before the
-group of f exists, and that group then has to pass on f's result:
+Groups grow from their results: x1 = x + f(x), as in a residual network, is copied into every group
+that adds to it before the group of f exists, and that group then has to pass on f's result:
 
     A: h = f(x), norm(x + h)                       A: x1 = x + f(x), norm(x1)
     B: h2 = g(...), norm(x + h + h2)         ->    B: x2 = x1 + g(...), norm(x2)
     C: h3 = ..., norm(x + h + h2 + h3)             C: x3 = x2 + ..., norm(x3)
 
-Masks and other simple functions of indices are duplicated instead: stored, a mask is a matrix of numbers; as a test, it lets
-lowering skip the dead half of causal attention, and costs nothing elsewhere. So every reader gets a copy.
+Masks and other simple functions of indices are duplicated instead: stored, a mask is a matrix of
+numbers; as a test, it lets lowering skip the dead half of causal attention, and costs nothing
+elsewhere. So every reader gets a copy.
 
-Works on the groups of partitioner.py in program order, so that a shared value is there for the next group.
+Works on the groups of partitioner.py in program order, so that a shared value is there for the next
+group.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pbkern.fuse.cost.kinds import VIEWS, is_heavy
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
-# Most equations of a function of indices that is duplicated, and the readers' modelled time afterwards, relative to before.
+# Most equations of a function of indices that is duplicated, and the readers' modelled time
+# afterwards, relative to before.
 MOST_OF_INDICES, SLACK = 16, 1.25
 SIMPLE = ELEMENTWISE | VIEWS | {"iota"}
 
@@ -40,7 +43,9 @@ def _copy(parts, group: Node) -> None:
     users = [n for n in users if n.kind == "group"]
     for user in users:
         schedule = _schedule(parts, [*made, *user.eqns], user.outputs)
-        if schedule is not None and schedule.cost.seconds <= SLACK * (user.seconds + group.seconds / len(users)):
+        if schedule is not None and schedule.cost.seconds <= SLACK * (
+            user.seconds + group.seconds / len(users)
+        ):
             parts.set_group(user, [*made, *user.eqns], user.outputs, schedule)
     for n in (*reversed(aliases), group):  # readers first
         n.outputs = [v for v in n.outputs if v in parts.results or parts.users(v)]
@@ -62,8 +67,12 @@ def share_duplicates(parts) -> None:
 
 def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     """Lets `readers`, which wait for the maker anyway, read the results of its copy of `eqn`."""
-    changed = [(n, leading_to([e for e in n.eqns if e is not eqn], n.outputs), n.outputs) for n in readers]
-    still_read = {v: {id(n) for n in parts.users(v)} - {id(n) for n in readers} for v in maker.outputs}
+    changed = [
+        (n, leading_to([e for e in n.eqns if e is not eqn], n.outputs), n.outputs) for n in readers
+    ]
+    still_read = {
+        v: {id(n) for n in parts.users(v)} - {id(n) for n in readers} for v in maker.outputs
+    }
     reads = set().union(*(Node("group", eqns).reads() for _, eqns, _ in changed))
     kept = [v for v in maker.outputs if v in parts.results or still_read[v] or v in reads]
     outputs = list(dict.fromkeys([*kept, *eqn.outvars]))
@@ -72,15 +81,24 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     if any(s is None for s in schedules):
         return
     before, after = sum(n.seconds for n, _, _ in changed), sum(s.cost.seconds for s in schedules)
-    why = "one copy for all" if after <= before else "a copy in each kernel is faster than one that is stored"
+    why = (
+        "one copy for all"
+        if after <= before
+        else "a copy in each kernel is faster than one that is stored"
+    )
     parts.edges.append(Edge(eqn, after <= before, why, 0, before, after))
     if after <= before:
         for (n, eqns, outputs), schedule in zip(changed, schedules):
             parts.set_group(n, eqns, outputs, schedule)
 
 
-def _schedule(parts, eqns: list, outputs: list, current: Schedule | None = None, changed=None) -> Schedule | None:
-    """`current`: the group's schedule. `changed`: the equation by which it differs now; a cheap one keeps the blocks."""
+def _schedule(
+    parts, eqns: list, outputs: list, current: Schedule | None = None, changed=None
+) -> Schedule | None:
+    """`current`: the group's schedule.
+
+    `changed`: the equation by which it differs now; a cheap one keeps the blocks.
+    """
     heavy = sum(is_heavy(e, parts.machine) for e in eqns)
     accept = parts.fits_chain if heavy > 1 else None
     return parts.attempt(eqns, outputs, current, changed or eqns[-1], accept)[0] if eqns else None

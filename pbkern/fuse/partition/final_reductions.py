@@ -1,13 +1,14 @@
 """Small groups that read another group's results -> its last stage: one kernel where there were two.
 
-A reduction over everything leaves a few numbers per program, and one program is enough to combine them. It becomes the last
-stage of the kernel that makes them:
+A reduction over everything leaves a few numbers per program, and one program is enough to combine
+them. It becomes the last stage of the kernel that makes them:
 
     A: parts = partial sums of x       A: parts = partial sums of x, then mean = sum(parts) / n
     B: mean = sum(parts) / n      ->
 
-Work that is small neither beside a launch nor beside the programs' work stays apart, where its time is seen. Nothing that
-depends on A may run between A and B: so B joins the last of the groups that it reads from.
+Work that is small neither beside a launch nor beside the programs' work stays apart, where its time
+is seen. Nothing that depends on A may run between A and B: so B joins the last of the groups that
+it reads from.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ def join_last_stages(parts) -> None:
 
 
 def _is_one_program(node: Node) -> bool:
-    return node.kind == "group" and node.schedule is not None and not node.schedule.grid and not node.scatters()
+    return (
+        node.kind == "group"
+        and node.schedule is not None
+        and not node.schedule.grid
+        and not node.scatters()
+    )
 
 
 def _is_small(schedule: Schedule, maker: Node, machine: CostModel) -> bool:
@@ -61,9 +67,13 @@ class _Joining:
     def join(self, node: Node) -> None:
         """Makes a node the last stage of the group that it reads from, or part of that stage."""
         views = self._views(node)
-        read = {v for n in (node, *views) for v in n.reads()} - {v for n in views for v in n.outputs}
+        read = {v for n in (node, *views) for v in n.reads()} - {
+            v for n in views for v in n.outputs
+        }
         makers = [self.makers[v] for v in read if v in self.makers]
-        if not makers or any(n.kind == "xla" for n in makers):  # fused nodes wait for XLA's as late as they can
+        if not makers or any(
+            n.kind == "xla" for n in makers
+        ):  # fused nodes wait for XLA's as late as they can
             return
         maker = max(makers, key=lambda n: self.position[id(n)])
         if maker.kind == "group":
@@ -108,7 +118,9 @@ class _Joining:
 
     def _is_read(self, v, gone: Iterable[Node]) -> bool:
         """Do nodes other than those about to go read a value?"""
-        return v in self.parts.results or any(not any(n is g for g in gone) for n in self.readers.get(v, ()))
+        return v in self.parts.results or any(
+            not any(n is g for g in gone) for n in self.readers.get(v, ())
+        )
 
     def _finish(self, maker: Node, eqns: Iterable, outputs: Iterable) -> Node | None:
         """One program of these equations; None if there is none, or it would be too much work."""
@@ -121,7 +133,9 @@ class _Joining:
             return None
         if schedule is None or not _is_small(schedule, maker, self.parts.machine):
             return None
-        cost = dataclasses.replace(schedule.cost, seconds=schedule.cost.seconds - self.parts.machine.launch_seconds)
+        cost = dataclasses.replace(
+            schedule.cost, seconds=schedule.cost.seconds - self.parts.machine.launch_seconds
+        )
         return Node("group", eqns, outputs, dataclasses.replace(schedule, cost=cost))
 
     def _replace(self, gone: list[Node], maker: Node) -> None:
@@ -136,7 +150,9 @@ class _Joining:
 
     def _forget_refusals(self, maker: Node, gone: list[Node], private: set) -> None:
         """Drops refused edges to the last stage: of private values, or all of the maker's if it has no other reader."""
-        others = any(not any(n is g for g in gone) for v in maker.outputs for n in self.readers.get(v, ()))
+        others = any(
+            not any(n is g for g in gone) for v in maker.outputs for n in self.readers.get(v, ())
+        )
         own = {id(e) for e in maker.eqns if not others or private.issuperset(e.outvars)}
         edges = self.parts.edges
         edges[:] = [e for e in edges if e.fused or id(e.producer) not in own]

@@ -1,7 +1,8 @@
 """Partitioner -> the same with softmax chains (exponentials, their sums, their products, as in attention) in one group.
 
-Sums and products stay groups of their own where the model sees no gain in joining one to the other. Together they no longer
-need the exponentials as a whole (fuse/tiling/online_analysis.py), which no single step of joining shows.
+Sums and products stay groups of their own where the model sees no gain in joining one to the other.
+Together they no longer need the exponentials as a whole (fuse/tiling/online_analysis.py), which no
+single step of joining shows.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from pbkern.fuse.graph import Node
 
-# Scores stay in one kernel up to this multiple of the modelled time. Two kernels against one, measured where the model saw 1.2
-# to 1.25: 64 positions of 1 head 64 and 32 us; 512 of 8 heads, 16 wide, 1873 and 1506; causal 2991 and 1067.
+# Scores stay in one kernel up to this multiple of the modelled time. Two kernels against one,
+# measured where the model saw 1.2 to 1.25: 64 positions of 1 head 64 and 32 us; 512 of 8 heads, 16
+# wide, 1873 and 1506; causal 2991 and 1067.
 SCORES_SLACK = 2.0
 
 
@@ -31,7 +33,13 @@ def are_scores(values: Iterable, eqns: Sequence) -> bool:
         if e.primitive.name in ("exp", "exp2") or reads and _passes(e):
             weights.update(e.outvars)
         elif reads:
-            ended.add("sum" if e.primitive.name == "reduce_sum" else "product" if e.primitive.name in CONTRACTIONS else "other")
+            ended.add(
+                "sum"
+                if e.primitive.name == "reduce_sum"
+                else "product"
+                if e.primitive.name in CONTRACTIONS
+                else "other"
+            )
     leads = set(weights)
     for e in reversed(eqns):
         if _passes(e) and any(v in leads for v in e.outvars):
@@ -50,8 +58,12 @@ def join_softmax(parts: Any) -> None:
         if len(users) < 2 or any(u.kind != "group" for u in users):
             continue
         inside = [group, *aliases, *users]
-        eqns = sorted({id(e): e for n in inside for e in n.eqns}.values(), key=lambda e: parts.order[id(e)])
-        if are_scores(group.outputs, eqns) and not any(_leads_around(parts, u, inside) for u in users):
+        eqns = sorted(
+            {id(e): e for n in inside for e in n.eqns}.values(), key=lambda e: parts.order[id(e)]
+        )
+        if are_scores(group.outputs, eqns) and not any(
+            _leads_around(parts, u, inside) for u in users
+        ):
             _join(parts, inside, eqns)
 
 
@@ -63,7 +75,12 @@ def _leads_around(parts: Any, user: Node, inside: list[Node]) -> bool:
 
 def _join(parts: Any, inside: list[Node], eqns: list) -> None:
     *others, last = inside
-    outputs = [v for n in inside for v in n.outputs if v in parts.results or any(u not in inside for u in parts.users(v))]
+    outputs = [
+        v
+        for n in inside
+        for v in n.outputs
+        if v in parts.results or any(u not in inside for u in parts.users(v))
+    ]
     schedule, why = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain)
     before = sum(n.seconds for n in inside if n.kind == "group")
     ok = schedule is not None and schedule.cost.seconds < before * SCORES_SLACK

@@ -2,9 +2,10 @@
 
     cholesky (XLA); where(lower, L, 0).T (fused); triangular_solve (XLA)  ->  all left to XLA
 
-XLA chooses the layouts of arrays that it hands to LAPACK, which wants columns: many transposes cost it nothing. Two cores of
-Zen 4, 64 to 1024 rows, time relative to transposes that are kernels: solutions of transposed triangular systems .74 to .94, a
-Cholesky factor and its transpose .67 to .85. Others save a call. See docs/decisions/032-layouts-beside-lapack.md.
+XLA chooses the layouts of arrays that it hands to LAPACK, which wants columns: many transposes cost
+it nothing. Two cores of Zen 4, 64 to 1024 rows, time relative to transposes that are kernels:
+solutions of transposed triangular systems .74 to .94, a Cholesky factor and its transpose .67 to
+.85. Others save a call. See docs/decisions/032-layouts-beside-lapack.md.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from jax.extend import core as jex
 from pbkern.fuse.cost.kinds import OF_TESTS, VIEWS, nbytes
 from pbkern.fuse.graph import Node
 
-# Most bytes written by layout operations other than transposes beside LAPACK: kernels write on all cores.
+# Most bytes written by layout operations other than transposes beside LAPACK: kernels write on all
+# cores.
 MOST_MOVED = 1 << 18
-LAPACK = frozenset((
-    "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu qr schur svd triangular_solve"
-    " tridiagonal"
-).split())  # fmt: skip
+LAPACK = frozenset(
+    (
+        "cholesky cholesky_update custom_linear_solve eig eigh hessenberg householder_product lu qr schur svd triangular_solve"
+        " tridiagonal"
+    ).split()
+)
 REASON = "it only moves elements, beside operations that are left to XLA"
 
 
@@ -33,8 +37,11 @@ def leave_layout_ops(nodes: Iterable[Node]) -> None:
     for n in nodes:
         for v in n.reads():
             readers.setdefault(v, []).append(n)
-    beside = {n: [makers[v] for v in n.reads() if v in makers] + [r for v in n.outputs for r in readers.get(v, ())]
-              for n in nodes}  # fmt: skip
+    beside = {
+        n: [makers[v] for v in n.reads() if v in makers]
+        + [r for v in n.outputs for r in readers.get(v, ())]
+        for n in nodes
+    }
 
     found = {n for n in nodes if _moves(n, beside[n])}
     while ours := {n for n in found if any(m.kind != "xla" and m not in found for m in beside[n])}:
@@ -52,7 +59,11 @@ def _moves(node: Node, beside: Iterable[Node]) -> bool:
     if node.kind != "group" or node.finish is not None or not _computes_no_values(node):
         return False
     turns = any(e.primitive.name == "transpose" for e in node.eqns)
-    return turns and any(_is_lapack(n) for n in beside) or sum(nbytes(v.aval) for v in node.outputs) <= MOST_MOVED
+    return (
+        turns
+        and any(_is_lapack(n) for n in beside)
+        or sum(nbytes(v.aval) for v in node.outputs) <= MOST_MOVED
+    )
 
 
 def _is_lapack(node: Node) -> bool:
@@ -64,7 +75,9 @@ def _computes_no_values(node: Node) -> bool:
     indices: set = set()
     for e in node.eqns:
         name = e.primitive.name
-        if all(isinstance(a, jex.Literal) or a in indices for a in e.invars) and (name in VIEWS or name in OF_TESTS):
+        if all(isinstance(a, jex.Literal) or a in indices for a in e.invars) and (
+            name in VIEWS or name in OF_TESTS
+        ):
             indices.update(e.outvars)
         elif name not in VIEWS and name != "select_n":
             return False

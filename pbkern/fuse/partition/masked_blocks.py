@@ -1,7 +1,7 @@
 """Blocks of groups whose scores an index mask cuts, as in causal attention: fewer rows per program, less masked work.
 
-Lowering skips keys that are masked for all rows of a program, strip by strip (dead tiles). The more rows a program takes, the
-more of its work is masked. Works on the final groups of partitioner.py.
+Lowering skips keys that are masked for all rows of a program, strip by strip (dead tiles). The more
+rows a program takes, the more of its work is masked. Works on the final groups of partitioner.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def trim_masked(parts) -> None:
         if g.kind == "group" and overhang(g.schedule.requests, parts.machine.sizes.mask_strip):
             outputs = [v for v, _ in g.schedule.outputs]
             near = alternatives(g.eqns, outputs, g.schedule.blocks, parts.machine, COMPARED)
-            g.schedule = min([g.schedule, *near], key=lambda s: _seconds(s, parts.machine.sizes.mask_strip))
+            g.schedule = min(
+                [g.schedule, *near], key=lambda s: _seconds(s, parts.machine.sizes.mask_strip)
+            )
 
 
 def _seconds(schedule: Schedule, strip: int) -> float:

@@ -1,7 +1,8 @@
 """Whole groups -> one: producers with their only consumer, and siblings that read the same arrays.
 
-After equations have joined the groups of their consumers one by one (partitioner.py), merging lets contractions share a kernel,
-as in attention, and lets one pass over an array serve several reductions.
+After equations have joined the groups of their consumers one by one (partitioner.py), merging lets
+contractions share a kernel, as in attention, and lets one pass over an array serve several
+reductions.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from .join_softmax_chains import SCORES_SLACK, are_scores
 
 # One kernel wins a tie with two.
 TIE = 1.002
-# Two contractions with a large value between them share a kernel up to this multiple of the modelled time, others up to a
-# smaller one: what is not stored cannot fall out of the cache.
+# Two contractions with a large value between them share a kernel up to this multiple of the
+# modelled time, others up to a smaller one: what is not stored cannot fall out of the cache.
 LARGE_SLACK = 1.05
 CHAIN_SLACK = 1.2
-# Without a large value between them, two contractions share their operands: at this part of the time apart.
+# Without a large value between them, two contractions share their operands: at this part of the
+# time apart.
 CLEAR_GAIN = 0.75
 # A group expands its inputs if its results are at least this many times as large.
 EXPANSION = 4
@@ -50,32 +52,49 @@ def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
     """Makes `a`, the reshapes of its results and `b` one group if the model gains."""
     eqns = [*a.eqns, *(e for n in aliases for e in n.eqns), *b.eqns]
     inside = (a, b, *aliases)
-    outputs = b.outputs + [v for v in a.outputs if v in parts.results or any(n not in inside for n in parts.users(v))]
+    outputs = b.outputs + [
+        v for v in a.outputs if v in parts.results or any(n not in inside for n in parts.users(v))
+    ]
     heavy = [e for e in eqns if e.primitive.name in CONTRACTIONS and is_heavy(e, parts.machine)]
     accept = parts.fits_chain if len(heavy) > 1 else None
     schedule, why = parts.attempt(eqns, outputs, None, a.eqns[-1], accept)
     before = a.seconds + b.seconds
     between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
     moved = schedule.cost.bytes_moved if schedule is not None else 0
-    # What is computed from much smaller arrays or from indices, such as a mask, needs hardly any memory when it is fused.
+    # What is computed from much smaller arrays or from indices, such as a mask, needs hardly any
+    # memory when it is fused.
     expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
-    little = are_scores([v for e in a.eqns for v in e.outvars], a.eqns)  # what follows scores is little beside them
+    little = are_scores(
+        [v for e in a.eqns for v in e.outvars], a.eqns
+    )  # what follows scores is little beside them
     slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved or little else TIE
     ok = schedule is not None and schedule.cost.seconds < before * slack
     scores = are_scores(a.outputs, sorted(eqns, key=lambda e: parts.order[id(e)]))
     if schedule is not None and (scores or _chained(parts, a, b)):
-        # Attention gains, two layers of a network do not: writing and reading the value between, or reading what both
-        # read, must outweigh all other traffic.
+        # Attention gains, two layers of a network do not: writing and reading the value between, or
+        # reading what both read, must outweigh all other traffic.
         shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
-        slack = SCORES_SLACK if scores else CHAIN_SLACK if between > moved or shared > 0.5 * moved else 1.0
-        twice = set(map(id, heavy)) & set(map(id, a.eqns)) & set(map(id, b.eqns))  # computed once together
+        slack = (
+            SCORES_SLACK
+            if scores
+            else CHAIN_SLACK
+            if between > moved or shared > 0.5 * moved
+            else 1.0
+        )
+        twice = (
+            set(map(id, heavy)) & set(map(id, a.eqns)) & set(map(id, b.eqns))
+        )  # computed once together
         large = 2 * between > moved or shared > 0.5 * moved or scores or twice
         # If both only stream their operands, as for a single query, no register tile is at stake.
         streams = _streams(parts, a) and _streams(parts, b)
         gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
         slack = max(slack, LARGE_SLACK) if streams else slack
         ok = gains and schedule.cost.seconds < before * slack
-        why = why or ("" if gains else "neither the value between two contractions nor a common operand is large")
+        why = why or (
+            ""
+            if gains
+            else "neither the value between two contractions nor a common operand is large"
+        )
     parts.record(a.eqns[-1], ok, why, before, schedule, slack)
     if ok:
         for n in (a, *aliases):
@@ -87,7 +106,10 @@ def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
 def _streams(parts, group: Node) -> bool:
     """Is it memory-bound: little arithmetic per byte?"""
     c = group.schedule.cost
-    return 2 * c.flops / parts.machine.flops("float32") < c.bytes_moved / parts.machine.memory_bandwidth
+    return (
+        2 * c.flops / parts.machine.flops("float32")
+        < c.bytes_moved / parts.machine.memory_bandwidth
+    )
 
 
 def _chained(parts, a: Node, b: Node) -> bool:
@@ -98,8 +120,9 @@ def _chained(parts, a: Node, b: Node) -> bool:
 
 
 def merge_siblings(parts) -> None:
-    """Merges groups that read the same array with the same root shape, if the array is then read once. One may read results of
-    the other.
+    """Merges groups that read the same array with the same root shape, if the array is then read once.
+
+    One may read results of the other.
     """
     groups = [n for n in parts.nodes if n.kind == "group"]
     for a, b in itertools.combinations(groups, 2):
@@ -111,6 +134,8 @@ def merge_siblings(parts) -> None:
             continue
         if parts.reaches(parts.successors(b), a):
             a, b = b, a
-        if parts.reaches(parts.successors(b), a) or parts.reaches([n for n in parts.successors(a) if n is not b], b):
+        if parts.reaches(parts.successors(b), a) or parts.reaches(
+            [n for n in parts.successors(a) if n is not b], b
+        ):
             continue
         merge(parts, a, b)

@@ -1,13 +1,13 @@
 """Consumer sinking: readers of a large value move into the group that makes it, if a smaller value is left to pass on.
 
-Groups grow from their results. A mean takes the look-up of log-probabilities into its group. It cannot be divided among
-programs as their softmax is, so all of them would be stored for it:
+Groups grow from their results. A mean takes the look-up of log-probabilities into its group. It
+cannot be divided among programs as their softmax is, so all of them would be stored for it:
 
     A: p = log_softmax(x)              A: q = log_softmax(x)[labels]
     B: mean(p[labels])          ->     B: mean(q)
 
-Likewise, what follows from a reduction takes another reduction of the same array into its group, though that need not wait for
-it. Back with the first, one pass over the array is left:
+Likewise, what follows from a reduction takes another reduction of the same array into its group,
+though that need not wait for it. Back with the first, one pass over the array is left:
 
     A: l = maxima of chunks of x                  A: l = maxima of chunks of x, s = sums of exp(x - l)
     B: m = max(l)                            ->   B: m = max(l)
@@ -52,7 +52,12 @@ def _makers(parts, reader: Node) -> list[Node]:
     """Groups whose results a group reads, last first."""
     reads = reader.reads()
     eqns = [parts.makers[v] for v in reads if v in parts.makers]
-    makers = {id(n): n for e in eqns for n in parts.nodes_of.get(id(e), ()) if n.kind == "group" and reads & set(n.outputs)}
+    makers = {
+        id(n): n
+        for e in eqns
+        for n in parts.nodes_of.get(id(e), ())
+        if n.kind == "group" and reads & set(n.outputs)
+    }
     return sorted(makers.values(), key=lambda n: -parts.order[id(n.eqns[-1])])
 
 
@@ -75,7 +80,11 @@ class _Move:
 def _sink_consumer(parts, maker: Node, reader: Node, v) -> None:
     """Tries to move the readers of `v`, and what follows as long as it gets smaller."""
     before = maker.seconds + reader.seconds
-    moves = [m for prefix in _prefixes(reader, v) if (m := _moved(parts, maker, reader, *prefix)) is not None]
+    moves = [
+        m
+        for prefix in _prefixes(reader, v)
+        if (m := _moved(parts, maker, reader, *prefix)) is not None
+    ]
     best = min(moves, key=lambda m: m.seconds, default=None)
     if best is None or best.seconds >= GAIN * before:
         return
@@ -135,8 +144,11 @@ def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move
     moving = set(map(id, moved))
     rest = [e for e in reader.eqns if id(e) not in moving]
     read_later = _read(rest)
-    kept = [w for w in maker.outputs
-            if w in parts.results or w in read_later or any(n is not reader for n in parts.users(w))]  # fmt: skip
+    kept = [
+        w
+        for w in maker.outputs
+        if w in parts.results or w in read_later or any(n is not reader for n in parts.users(w))
+    ]
     eqns, outputs = [*maker.eqns, *moved], list(dict.fromkeys(kept + passed))
     first, _ = parts.attempt(eqns, outputs, None, maker.eqns[-1])
     second, _ = parts.attempt(rest, reader.outputs, None, rest[-1])
@@ -150,8 +162,9 @@ def _read(eqns: Iterable) -> set:
 
 
 def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
-    """(equations, values that they pass on) of ever longer prefixes of a group. Each holds all readers of `v`, and each passes
-    on less than the one before.
+    """(equations, values that they pass on) of ever longer prefixes of a group.
+
+    Each holds all readers of `v`, and each passes on less than the one before.
     """
     makers = {w: e for e in reader.eqns for w in e.outvars}
     moved: dict[int, object] = {}

@@ -1,9 +1,10 @@
 """Simplified jaxpr -> nodes: groups of equations that become one kernel each, and what stays outside them.
 
-Tile the destination, then pull the sources in: equations are visited in reverse and join the group of their consumers while the
-modelled time falls. Then whole producer groups merge with contractions and attention-like chains where storing the value
-between costs more, and siblings that read the same arrays merge (merge_groups.py). Every decision is recorded as an Edge for
-fuse/emit/explain.py. Prices are the target's (fuse/cost/model.py), blocks fuse/tiling/block_search.py, control flow
+Tile the destination, then pull the sources in: equations are visited in reverse and join the group
+of their consumers while the modelled time falls. Then whole producer groups merge with contractions
+and attention-like chains where storing the value between costs more, and siblings that read the
+same arrays merge (merge_groups.py). Every decision is recorded as an Edge for fuse/emit/explain.py.
+Prices are the target's (fuse/cost/model.py), blocks fuse/tiling/block_search.py, control flow
 control_regions.py.
 """
 
@@ -44,7 +45,8 @@ FEW_PROGRAMS, RESHAPED = 0.95, 1.01
 
 # Most equations that join a group at once; if that fails, each is tried alone.
 MANY_ALONG = 64
-# Most operations per element of what is duplicated into several groups, and most bytes where many equations are at once.
+# Most operations per element of what is duplicated into several groups, and most bytes where many
+# equations are at once.
 MOST_COPIED, SMALL_COPY = 16, 1 << 12
 
 
@@ -81,7 +83,12 @@ def alone_seconds(eqn, machine: CostModel) -> float:
     if eqn.primitive.name in CONTRACTIONS:
         compute = work / machine.flops(str(atoms[0].aval.dtype) if atoms else "float32")
     else:
-        compute = work / machine.lanes(eqn.outvars[0].aval.dtype.itemsize) / machine.clock_hz / machine.cores
+        compute = (
+            work
+            / machine.lanes(eqn.outvars[0].aval.dtype.itemsize)
+            / machine.clock_hz
+            / machine.cores
+        )
     return max(far, compute) + machine.launch_seconds
 
 
@@ -123,7 +130,10 @@ class Partitioner:
         return [n for n in self.nodes if n.kind == "group"]
 
     def users(self, v) -> list[Node]:
-        """Nodes that read `v`. A node that computes a copy of the consumer counts, unless it makes `v` as well."""
+        """Nodes that read `v`.
+
+        A node that computes a copy of the consumer counts, unless it makes `v` as well.
+        """
         makers = self.nodes_of.get(id(self.makers.get(v)), ())
         found: dict[int, Node] = {}
         for e in self.consumers.get(v, ()):
@@ -151,7 +161,11 @@ class Partitioner:
         users, aliases, waiting = {}, [], self.successors(group)
         while waiting:
             n = waiting.pop()
-            if n.kind == "alias" and not any(v in self.results for v in n.outputs) and n not in aliases:
+            if (
+                n.kind == "alias"
+                and not any(v in self.results for v in n.outputs)
+                and n not in aliases
+            ):
                 aliases.append(n)
                 waiting += self.successors(n)
             elif n.kind != "alias" or n not in aliases:
@@ -220,7 +234,11 @@ class Partitioner:
             return "control", ""
         if name not in rules and name not in VIEWS_OF_COMPLEX:
             return "xla", "no access rule"
-        if any(math.prod(v.aval.shape) == 0 for v in (*eqn.outvars, *eqn.invars) if hasattr(v.aval, "shape")):
+        if any(
+            math.prod(v.aval.shape) == 0
+            for v in (*eqn.outvars, *eqn.invars)
+            if hasattr(v.aval, "shape")
+        ):
             return "xla", "an empty array"
         if is_long(eqn):
             return "xla", f"more than {MAX_EXTENT} elements along a dimension"
@@ -236,23 +254,36 @@ class Partitioner:
         return ("xla", reason) if reason else None
 
     def rides_along(self, eqn, along: list) -> bool:
-        """Can cheap arithmetic join its group without being priced? Its readers must be cheap arithmetic of the same shape, in
-        one group or in `along`, which will join it. Slices may, such as the neighbours of a stencil. For little data, such as
-        random keys, other parts may too, and several groups may get copies.
+        """Can cheap arithmetic join its group without being priced? Its readers must be cheap
+        arithmetic of the same shape, in one group or in `along`, which will join it. Slices may,
+        such as the neighbours of a stencil. For little data, such as random keys, other parts may
+        too, and several groups may get copies.
 
-        It costs the group what it costs alone, and saves its result. Pricing the whole group for each such equation would be
-        quadratic in the length of a generator's, a polynomial's or a filter's arithmetic.
+        It costs the group what it costs alone, and saves its result. Pricing the whole group for
+        each such equation would be quadratic in the length of a generator's, a polynomial's or a
+        filter's arithmetic.
         """
         if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
             return False
         (v,) = eqn.outvars
         consumers, small = self.consumers.get(v, ()), nbytes(v.aval) <= SMALL_COPY
         if small:
-            like = all(e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS for e in (eqn, *consumers))
+            like = all(
+                e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS
+                for e in (eqn, *consumers)
+            )
         else:
             names = {e.primitive.name for e in (eqn, *consumers)} - {"slice"}
-            like = names <= ELEMENTWISE and all(c.outvars[0].aval.shape == v.aval.shape for c in consumers)
-        if not consumers or not like or v in self.results or is_heavy(eqn, self.machine) or self.options_disable_fusion():
+            like = names <= ELEMENTWISE and all(
+                c.outvars[0].aval.shape == v.aval.shape for c in consumers
+            )
+        if (
+            not consumers
+            or not like
+            or v in self.results
+            or is_heavy(eqn, self.machine)
+            or self.options_disable_fusion()
+        ):
             return False
         found = [self.nodes_of.get(id(c), []) for c in consumers if not any(c is a for a in along)]
         if along:
@@ -272,12 +303,25 @@ class Partitioner:
         """Joins the equations of `along` to their groups at once; one by one if that does not gain."""
         if len(along) > 1:
             groups = list(self.readers_of(along))
-            found = [self.attempt([*along, *g.eqns], g.outputs, g.schedule, along[0])[0] for g in groups]
-            before = sum(g.seconds for g in groups) + sum(self.alone(e) for e in along if not is_alias(e))
+            found = [
+                self.attempt([*along, *g.eqns], g.outputs, g.schedule, along[0])[0] for g in groups
+            ]
+            before = sum(g.seconds for g in groups) + sum(
+                self.alone(e) for e in along if not is_alias(e)
+            )
             schedules = [s for s in found if s is not None]
-            if len(schedules) == len(groups) and sum(s.cost.seconds for s in schedules) <= before * TIE:
+            if (
+                len(schedules) == len(groups)
+                and sum(s.cost.seconds for s in schedules) <= before * TIE
+            ):
                 for e in along:
-                    self.record(e, True, f"copied into {len(groups)} kernels" if len(groups) > 1 else "", before, schedules[0])
+                    self.record(
+                        e,
+                        True,
+                        f"copied into {len(groups)} kernels" if len(groups) > 1 else "",
+                        before,
+                        schedules[0],
+                    )
                 for g, schedule in zip(groups, schedules):
                     self.set_group(g, [*along, *g.eqns], g.outputs, schedule)
                 return
@@ -308,7 +352,9 @@ class Partitioner:
         """Starts a group with this equation."""
         outputs = [v for v in eqn.outvars if v in self.results or self.users(v)]
         try:
-            self.add_node(Node("group", [eqn], outputs, memoised_search([eqn], outputs, self.machine)))
+            self.add_node(
+                Node("group", [eqn], outputs, memoised_search([eqn], outputs, self.machine))
+            )
         except (Unfusable, UnsupportedOp, NotImplementedError) as e:
             self.add_node(Node("xla", [eqn], list(eqn.outvars), reason=str(e)))
 
@@ -358,8 +404,10 @@ class Partitioner:
         return alone_seconds(eqn, self.machine)
 
     def tie(self, eqn, schedule: Schedule) -> float:
-        """The part of the time apart that is accepted together. One kernel wins a tie with two, but not if heavy work would be
-        left with hardly a program per core: it may fuse better with producers. A reshape costs nothing apart, and its producer
+        """The part of the time apart that is accepted together.
+
+        One kernel wins a tie with two, but not if heavy work would be left with hardly a program
+        per core: it may fuse better with producers. A reshape costs nothing apart, and its producer
         can only follow it.
         """
         if is_alias(eqn):
@@ -396,7 +444,14 @@ class Partitioner:
         for g, s in zip(groups, found):
             self.set_group(g, [eqn, *g.eqns], g.outputs, s)
         self.edges.append(
-            Edge(eqn, True, f"copied into {len(groups)} kernels", nbytes(eqn.outvars[0].aval), before, after)
+            Edge(
+                eqn,
+                True,
+                f"copied into {len(groups)} kernels",
+                nbytes(eqn.outvars[0].aval),
+                before,
+                after,
+            )
         )
         return True
 
@@ -424,12 +479,22 @@ class Partitioner:
             self.nodes_of[id(e)].remove(group)
 
     def attempt(
-        self, eqns, outputs, current: Schedule | None, new, accept: Callable[[Cost], bool] | None = None
+        self,
+        eqns,
+        outputs,
+        current: Schedule | None,
+        new,
+        accept: Callable[[Cost], bool] | None = None,
     ) -> tuple[Schedule | None, str]:
-        """(schedule, reason of failure). Cheap equations keep the group's blocks; others search again."""
+        """(schedule, reason of failure).
+
+        Cheap equations keep the group's blocks; others search again.
+        """
         unique = {id(e): e for e in eqns}
         eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
-        if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(eqns):
+        if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(
+            eqns
+        ):
             return None, "reduce-reduce fusion is disabled"
         try:
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
@@ -450,18 +515,19 @@ class Partitioner:
             return None, str(e).splitlines()[0]
 
     def fits_chain(self, cost: Cost) -> bool:
-        """Two contractions share a program only while what is between them, and their operands, stay in
-        cache.
-        """
+        """Two contractions share a program only while what is between them, and their operands, stay in cache."""
         l2 = self.machine.near_bytes
         return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
 
-    def record(self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None, share: float = TIE) -> None:
+    def record(
+        self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None, share: float = TIE
+    ) -> None:
         """Notes a decision. share: part of the time apart that one kernel may take at most."""
         after = schedule.cost.seconds if schedule else 0.0
         text = why or ("the model gains" if ok else _refusal(before, after, share))
-        self.edges.append(Edge(eqn, ok, text, sum(nbytes(v.aval) for v in eqn.outvars), before, after))
-
+        self.edges.append(
+            Edge(eqn, ok, text, sum(nbytes(v.aval) for v in eqn.outvars), before, after)
+        )
 
 
 def _refusal(before: float, after: float, share: float) -> str:
@@ -472,6 +538,8 @@ def _refusal(before: float, after: float, share: float) -> str:
     return f"one kernel gains {gain:.1f} %, and has to gain more than {least:.1f} % here"
 
 
-def partition(closed: jex.ClosedJaxpr, machine: CostModel, supports: Callable, options) -> Partition:
+def partition(
+    closed: jex.ClosedJaxpr, machine: CostModel, supports: Callable, options
+) -> Partition:
     """Groups the equations of a simplified jaxpr."""
     return Partitioner(closed.jaxpr, machine, supports, options).run()

@@ -1,9 +1,10 @@
 """Rematerialisation: large values between groups -> computed again in every reader, where that costs less.
 
-A score matrix that a gradient reads three times is written once and read three times. From its operands, which are much
-smaller, each reader can compute the blocks that it needs while they are in cache. All groups that make or read such values are
-rebuilt from small values (operands, statistics of rows), groups that make the same values are joined, and the result is kept if
-the model prefers it. Works on the groups of partitioner.py, which calls it last.
+A score matrix that a gradient reads three times is written once and read three times. From its
+operands, which are much smaller, each reader can compute the blocks that it needs while they are in
+cache. All groups that make or read such values are rebuilt from small values (operands, statistics
+of rows), groups that make the same values are joined, and the result is kept if the model prefers
+it. Works on the groups of partitioner.py, which calls it last.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from .merge_groups import merge
 SMALLER = 4
 # Values up to this part of the last-level cache stay in it between two kernels.
 CACHED = 0.25
-# The model overestimates chains of products in one kernel, compared with arrays that go to memory: attention's gradient without
-# score matrices, predicted at 1.3 to 1.4 times the time, takes 0.75 to 1.2 times. And it needs no memory: 4 heads of 4096
-# positions, predicted at 1.85 times, take 517 ms instead of 371 (jax.jit 1398), but 2 MB instead of 528.
+# The model overestimates chains of products in one kernel, compared with arrays that go to memory:
+# attention's gradient without score matrices, predicted at 1.3 to 1.4 times the time, takes 0.75 to
+# 1.2 times. And it needs no memory: 4 heads of 4096 positions, predicted at 1.85 times, take 517 ms
+# instead of 371 (jax.jit 1398), but 2 MB instead of 528.
 SLACK = 2.0
 
 
@@ -45,9 +47,13 @@ def rematerialise_large(parts) -> None:
             saved = sum(nbytes(v.aval) for v in values)
             # With only some of them gone, the program still needs the memory.
             if after <= before * (SLACK if len(values) == len(large) else 1.0):
-                parts.edges.append(Edge(eqn, True, "computed again by its readers", saved, before, after))
+                parts.edges.append(
+                    Edge(eqn, True, "computed again by its readers", saved, before, after)
+                )
                 continue
-            parts.edges.append(Edge(eqn, False, "storing is faster than computing again", saved, before, after))
+            parts.edges.append(
+                Edge(eqn, False, "storing is faster than computing again", saved, before, after)
+            )
         state.restore(parts)
 
 
@@ -60,7 +66,11 @@ def _stored(parts) -> Iterator:
     limit = CACHED * parts.machine.shared_bytes
     for node in parts.nodes:
         for v in node.outputs if node.kind == "group" else ():
-            if nbytes(v.aval) > limit and v not in parts.results and all(n.kind == "group" for n in parts.users(v)):
+            if (
+                nbytes(v.aval) > limit
+                and v not in parts.results
+                and all(n.kind == "group" for n in parts.users(v))
+            ):
                 yield v
 
 
@@ -89,15 +99,24 @@ def _rebuild(parts, values: set) -> bool:
     cones = {v: _cone(v, makers, indices) for v in values}
     if any(c is None for c in cones.values()):
         return False
-    touched = [n for n in parts.nodes if n.kind == "group" and (values & n.reads() or values & set(n.outputs))]
+    touched = [
+        n
+        for n in parts.nodes
+        if n.kind == "group" and (values & n.reads() or values & set(n.outputs))
+    ]
     inner = {v for c in cones.values() for e in c for v in e.outvars}
     stops = {a for c in cones.values() for e in c for a in atoms(e)} - inner
     # Equations of each group, and the results that others need.
     wanted = []
     for n in touched:
         made = dict.fromkeys(v for e in n.eqns for v in e.outvars)
-        outputs = [v for v in n.outputs if v not in values] + [v for v in made if v in stops and v not in n.outputs]
-        known = {id(e): e for e in (*n.eqns, *(e for v in values & (n.reads() | made.keys()) for e in cones[v]))}
+        outputs = [v for v in n.outputs if v not in values] + [
+            v for v in made if v in stops and v not in n.outputs
+        ]
+        known = {
+            id(e): e
+            for e in (*n.eqns, *(e for v in values & (n.reads() | made.keys()) for e in cones[v]))
+        }
         wanted.append((n, list(known.values()), outputs))
     wanted = [(n, eqns, _once(n, outputs, wanted)) for n, eqns, outputs in wanted]
     return _apply(parts, wanted)
@@ -113,8 +132,10 @@ def _made_of_indices(parts) -> set:
 
 
 def _cone(v, makers: dict, indices: set) -> list | None:
-    """Backward slice: equations that compute `v` from much smaller values and indices. Products may also combine with values
-    that are in memory anyway, such as biases of scores. None if it needs other large values.
+    """Backward slice: equations that compute `v` from much smaller values and indices.
+
+    Products may also combine with values that are in memory anyway, such as biases of scores. None
+    if it needs other large values.
     """
     limit, waiting, found, given = math.prod(v.aval.shape) / SMALLER, [v], {}, False
     while waiting:
@@ -183,7 +204,9 @@ def _groups(parts, eqns: list, outputs: list) -> list[_Group]:
 def _scheduled(parts, eqns: list, outputs: list) -> _Group | None:
     eqns = _needed(parts, eqns, outputs)
     heavy = sum(is_heavy(e, parts.machine) for e in eqns)
-    schedule, _ = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain if heavy > 1 else lambda cost: True)
+    schedule, _ = parts.attempt(
+        eqns, outputs, None, eqns[-1], parts.fits_chain if heavy > 1 else lambda cost: True
+    )
     return None if schedule is None else (eqns, outputs, schedule)
 
 

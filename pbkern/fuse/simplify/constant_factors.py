@@ -1,7 +1,8 @@
 """Rewrites of products with numbers: (x * c) * d -> x * (c d), also where x * c was written x / (1 / c).
 
-As XLA does it: one operation and one rounding less, and steps of a linspace, i / n * n, are whole numbers where 1 / n * n is 1.
-Not for storage-only types: there the product of c and d would be rounded, but x * c is not.
+As XLA does it: one operation and one rounding less, and steps of a linspace, i / n * n, are whole
+numbers where 1 / n * n is 1. Not for storage-only types: there the product of c and d would be
+rounded, but x * c is not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ TYPES = ("float32", "float64")
 
 
 class Factors:
-    """Remembers, by value, products with a number. Replaces the rewrites of `mul` and `div` that it is given."""
+    """Remembers, by value, products with a number.
+
+    Replaces the rewrites of `mul` and `div` that it is given.
+    """
 
     def __init__(self, mul, div) -> None:
         self.notes = Notes()
@@ -35,7 +39,13 @@ class Factors:
         """A quotient that another rewrite turned into a product counts as a product."""
         found = self.others["div"](eqn, operands)
         x, y = operands
-        if found is None or not _is_number(y) or y == 1 or not jnp.ndim(x) or eqn.outvars[0].aval.dtype.name not in TYPES:
+        if (
+            found is None
+            or not _is_number(y)
+            or y == 1
+            or not jnp.ndim(x)
+            or eqn.outvars[0].aval.dtype.name not in TYPES
+        ):
             return found
         return [self._product(x, np.asarray(1.0 / np.float64(y)).astype(y.dtype))]
 
@@ -46,7 +56,11 @@ class Factors:
         x, c = (x, c) if joint is None else (y, joint)
         key = id(x), c.tobytes(), c.dtype
         if key not in self.made:
-            self.made[key] = x if c == 1 else self.notes.note("product", lax.mul(*((x, c) if side else (c, x))), x, c)[0]
+            self.made[key] = (
+                x
+                if c == 1
+                else self.notes.note("product", lax.mul(*((x, c) if side else (c, x))), x, c)[0]
+            )
         return self.made[key]
 
 

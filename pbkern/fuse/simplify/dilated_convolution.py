@@ -1,6 +1,7 @@
 """Convolutions of a dilated input (transposed, or gradients of strided ones) -> convolutions of the input itself.
 
-Convolving with the zeros between its elements would cost the dilation s times as much, per dimension.
+Convolving with the zeros between its elements would cost the dilation s times as much, per
+dimension.
 
 - No more than s taps along a dimension: no two input elements meet in a result. The taps become output channels of a kernel
   with one tap, whose results are laid side by side: one convolution for all pixels of a patch.
@@ -22,15 +23,23 @@ from pbkern.core.ops.window_winners import interleave
 def undilated(eqn, operands):
     """Results of a convolution with a dilated input; None if the input is not dilated, or if there are strides as well."""
     (x, w), p, shape = operands, eqn.params, eqn.outvars[0].aval.shape
-    plain = all(n == 1 for n in (*p["window_strides"], *p["rhs_dilation"])) and p["batch_group_count"] == 1
+    plain = (
+        all(n == 1 for n in (*p["window_strides"], *p["rhs_dilation"]))
+        and p["batch_group_count"] == 1
+    )
     steps = p["lhs_dilation"]
     if not plain or all(s == 1 for s in steps) or 0 in x.shape or 0 in w.shape or 0 in shape:
         return None
-    apart = [k for k, (s, d) in enumerate(zip(steps, p["dimension_numbers"].rhs_spec[2:])) if 1 < s >= w.shape[d]]
+    apart = [
+        k
+        for k, (s, d) in enumerate(zip(steps, p["dimension_numbers"].rhs_spec[2:]))
+        if 1 < s >= w.shape[d]
+    ]
     return [_disjoint_windows(x, w, p, shape, apart) if apart else _polyphase(x, w, p, shape)]
 
 
-# --- no result meets two elements -----------------------------------------------------------------------------------
+# --- no result meets two elements
+# -----------------------------------------------------------------------------------
 
 
 def _disjoint_windows(x, w, p: dict, shape, apart: list[int]):
@@ -45,11 +54,15 @@ def _disjoint_windows(x, w, p: dict, shape, apart: list[int]):
         "lhs_dilation": tuple(1 if k in apart else s for k, s in enumerate(steps)),
     }
     channel = numbers.out_spec[1]
-    counted = [sizes.get(d, n) * (math.prod(taps) if d == channel else 1) for d, n in enumerate(shape)]
+    counted = [
+        sizes.get(d, n) * (math.prod(taps) if d == channel else 1) for d, n in enumerate(shape)
+    ]
     y = _polyphase(x, _taps_as_channels(w, numbers.rhs_spec[0], at), inner, counted)
     y = _channels_as_taps(y, channel, taps, axes, [steps[k] for k in apart])
     config = [(0, 0, 0)] * y.ndim
-    for k, axis, n in zip(apart, axes, taps):  # of the reversed taps, j of element i is result i s + j + first
+    for k, axis, n in zip(
+        apart, axes, taps
+    ):  # of the reversed taps, j of element i is result i s + j + first
         first = p["padding"][k][0] - (n - 1)
         config[axis] = (first, shape[axis] - first - y.shape[axis], 0)
     return lax.pad_p.bind(y, np.zeros((), y.dtype), padding_config=tuple(config))
@@ -67,31 +80,47 @@ def _taps_as_channels(w, channel: int, at: list[int]):
 def _channels_as_taps(y, channel: int, taps: list[int], axes: list[int], steps: list[int]):
     """[..., channels taps, ..., n, ...] -> [..., channels, ..., n steps, ...]: the taps of an element, and zeros, follow it."""
     shape, count = y.shape, len(taps)
-    y = lax.reshape(y, (*shape[:channel], shape[channel] // math.prod(taps), *taps, *shape[channel + 1 :]))
-    place = {d: d + count * (d > channel) for d in range(len(shape))}  # where a dimension of the result is now
+    y = lax.reshape(
+        y, (*shape[:channel], shape[channel] // math.prod(taps), *taps, *shape[channel + 1 :])
+    )
+    place = {
+        d: d + count * (d > channel) for d in range(len(shape))
+    }  # where a dimension of the result is now
     tap = {axis: channel + 1 + k for k, axis in enumerate(axes)}
     order = [part for d in place for part in ((place[d], tap[d]) if d in tap else (place[d],))]
     y = lax.transpose(y, order)
     pads = dict(zip((tap[a] for a in axes), (s - n for s, n in zip(steps, taps))))
-    y = lax.pad_p.bind(y, np.zeros((), y.dtype), padding_config=tuple((0, pads.get(d, 0), 0) for d in order))
+    y = lax.pad_p.bind(
+        y, np.zeros((), y.dtype), padding_config=tuple((0, pads.get(d, 0), 0) for d in order)
+    )
     wide = dict(zip(axes, steps))
-    return lax.reshape(y, [(shape[d] // (math.prod(taps) if d == channel else 1)) * wide.get(d, 1) for d in place])
+    return lax.reshape(
+        y, [(shape[d] // (math.prod(taps) if d == channel else 1)) * wide.get(d, 1) for d in place]
+    )
 
 
-# --- phases ---------------------------------------------------------------------------------------------------------
+# --- phases
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _polyphase(x, w, p: dict, shape):
     """A convolution of this shape as one per phase; where nothing is dilated, there is one."""
     steps, spatial = p["lhs_dilation"], p["dimension_numbers"].out_spec[2:]
     sizes = [-(-shape[d] // s) for d, s in zip(spatial, steps)]
-    parts = {phase: _phase(x, w, p, phase, sizes) for phase in itertools.product(*map(range, steps))}
+    parts = {
+        phase: _phase(x, w, p, phase, sizes) for phase in itertools.product(*map(range, steps))
+    }
     return lax.slice(interleave(parts, steps, spatial), (0,) * len(shape), shape)
 
 
 def _phase(x, w, p: dict, phase, sizes):
     """Results s q + r, for q below `sizes`."""
-    numbers, starts, limits, strides = p["dimension_numbers"], [0] * w.ndim, list(w.shape), [1] * w.ndim
+    numbers, starts, limits, strides = (
+        p["dimension_numbers"],
+        [0] * w.ndim,
+        list(w.shape),
+        [1] * w.ndim,
+    )
     pads = [(0, 0, 0)] * x.ndim
     for k, (r, s, (low, _)) in enumerate(zip(phase, p["lhs_dilation"], p["padding"])):
         tap, first = numbers.rhs_spec[2 + k], (low - r) % s

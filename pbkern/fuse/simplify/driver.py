@@ -1,8 +1,9 @@
 """ClosedJaxpr -> equivalent ClosedJaxpr that is easier to fuse. Re-traces; never builds jaxprs by hand.
 
-Calls are inlined (also inside control flow), dead code dropped, equal equations merged, identities folded, weak types erased.
-Padding and input dilation of convolutions and windows become `pad`, so that they fuse like any producer; `split` becomes
-slices. The rewrites are in rewrites.py. fuse/loops/dead_carries.py drops dead carries.
+Calls are inlined (also inside control flow), dead code dropped, equal equations merged, identities
+folded, weak types erased. Padding and input dilation of convolutions and windows become `pad`, so
+that they fuse like any producer; `split` becomes slices. The rewrites are in rewrites.py.
+fuse/loops/dead_carries.py drops dead carries.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ CONTROL = ("scan", "while", "cond")
 MANY = 64
 
 
-def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str = "cpu") -> jex.ClosedJaxpr:
-    """Runs the rewrites, then CSE and dead code elimination. `unsafe_math` admits rewrites that may change rounding, except of
-    means. Of branches for several platforms, only the one for `platform` stays.
+def simplify(
+    closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str = "cpu"
+) -> jex.ClosedJaxpr:
+    """Runs the rewrites, then CSE and dead code elimination.
+
+    `unsafe_math` admits rewrites that may change rounding, except of means. Of branches for several
+    platforms, only the one for `platform` stays.
     """
     sums = _long_sums(closed.jaxpr) if unsafe_math else set()
 
@@ -48,7 +53,10 @@ def simplify(closed: jex.ClosedJaxpr, *, unsafe_math: bool = True, platform: str
 
 
 def _long_sums(jaxpr: jex.Jaxpr) -> set:
-    """Sums of MANY elements each, at any depth. Their results are few: dividing these costs nothing, and means stay exact."""
+    """Sums of MANY elements each, at any depth.
+
+    Their results are few: dividing these costs nothing, and means stay exact.
+    """
     found: set = set()
     for e in jaxprs.equations(jaxpr):
         if e.primitive.name == "reduce_sum":
@@ -65,7 +73,9 @@ def _branch_for(platform: str) -> Rewrite:
 
     def rewrite(eqn, operands):
         groups = eqn.params["platforms"]
-        found = next((n for n, names in enumerate(groups) if names is None or platform in names), None)
+        found = next(
+            (n for n, names in enumerate(groups) if names is None or platform in names), None
+        )
         return None if found is None else [np.int32(found)]
 
     return rewrite
@@ -84,7 +94,11 @@ def _strong(aval):
 
 def _unsharded(params: dict) -> dict:
     """`params` without shardings over an empty mesh, which derivatives leave behind and which mean nothing."""
-    empty = [k for k, v in params.items() if k.endswith("sharding") and getattr(getattr(v, "mesh", None), "empty", False)]
+    empty = [
+        k
+        for k, v in params.items()
+        if k.endswith("sharding") and getattr(getattr(v, "mesh", None), "empty", False)
+    ]
     return params | dict.fromkeys(empty) if empty else params
 
 
@@ -123,7 +137,10 @@ def _run(closed: jex.ClosedJaxpr, args, rewrites: dict) -> list:
 
 
 def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
-    """Binds each equation. One without a user line, inside a library's function, carries the line of the call."""
+    """Binds each equation.
+
+    One without a user line, inside a library's function, carries the line of the call.
+    """
     env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
@@ -168,7 +185,9 @@ def _keep_types(results, atoms) -> list:
         kept.append(
             r
             if weak == have
-            else lax.convert_element_type_p.bind(r, new_dtype=a.aval.dtype, weak_type=weak, sharding=None)
+            else lax.convert_element_type_p.bind(
+                r, new_dtype=a.aval.dtype, weak_type=weak, sharding=None
+            )
         )
     return kept
 
@@ -184,7 +203,11 @@ def _key(eqn, operands, params):
         return id(x)
 
     try:
-        key = (eqn.primitive, tuple(map(of, operands)), tuple(sorted(params.items(), key=lambda kv: kv[0])))
+        key = (
+            eqn.primitive,
+            tuple(map(of, operands)),
+            tuple(sorted(params.items(), key=lambda kv: kv[0])),
+        )
         hash(key)
         return key
     except TypeError:

@@ -2,8 +2,8 @@
 
     scatter-add(x[2,4], indices[n,0], updates[n,4])      ->      scatter-add(x[2,4], zeros[n,1], updates[n,4])
 
-XLA on CPUs (jaxlib 0.10.2) takes the updates of an empty index vector for one update of all the operand: several updates count
-once, and rows that no window reaches change.
+XLA on CPUs (jaxlib 0.10.2) takes the updates of an empty index vector for one update of all the
+operand: several updates count once, and rows that no window reaches change.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ def index_first_elements(eqn, operands):
     free = [d for d in range(x.ndim) if d not in numbers.operand_batching_dims]
     if not free:
         return None
-    # A dimension without extent in the windows, where there is one: every place in it is a valid start.
+    # A dimension without extent in the windows, where there is one: every place in it is a valid
+    # start.
     along = next((d for d in numbers.inserted_window_dims if d in free), free[0])
     zeros = jnp.zeros((*indices.shape[:-1], 1), indices.dtype)
-    params = eqn.params | {"dimension_numbers": numbers._replace(scatter_dims_to_operand_dims=(along,))}
+    params = eqn.params | {
+        "dimension_numbers": numbers._replace(scatter_dims_to_operand_dims=(along,))
+    }
     result = eqn.primitive.bind(x, zeros, updates, **params)
     return [lax.reshape(result, ()) if scalar else result]

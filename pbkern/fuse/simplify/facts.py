@@ -11,7 +11,10 @@ class Notes:
 
     def note(self, kind: str, value, *what) -> list:
         """[value], after noting `what` about it under `kind`."""
-        self._kept[kind, id(value)] = (value, *what)  # keeps the value alive, so that its id stays unique
+        self._kept[kind, id(value)] = (
+            value,
+            *what,
+        )  # keeps the value alive, so that its id stays unique
         return [value]
 
     def bound(self, kind: str, eqn, operands, *what) -> list:

@@ -1,6 +1,7 @@
 """Literals that need a buffer (operands and results of control flow, operands of hand-written kernels) -> equations.
 
-A HostProgram moves buffers. A literal that enters a loop, or leaves a branch, must be written to one first.
+A HostProgram moves buffers. A literal that enters a loop, or leaves a branch, must be written to
+one first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     def run(*args):
         results = jex.jaxpr_as_fun(closed)(*args)
         return [
-            _written(x) if isinstance(a, jex.Literal) else x for a, x in zip(closed.jaxpr.outvars, results)
+            _written(x) if isinstance(a, jex.Literal) else x
+            for a, x in zip(closed.jaxpr.outvars, results)
         ]
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
@@ -45,7 +47,8 @@ def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def rewrite(eqn, operands):
         written = [
-            _written(x) if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 else x for x in operands
+            _written(x) if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 else x
+            for x in operands
         ]
         return list(eqn.primitive.bind(*written, **eqn.params))
 

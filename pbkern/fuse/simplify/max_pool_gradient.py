@@ -1,8 +1,8 @@
 """Argmax scatter of max pooling: select_and_scatter_add -> comparisons of strided slices and selects.
 
-Each window's gradient goes to the element that won. The primitive's own chain of comparisons finds the winner's place, so ties
-and NaN go where JAX sends them (core/ops/window_winners.py takes them there). Padding is the smallest number, and wins where a
-window is all padding, as in JAX on CPUs.
+Each window's gradient goes to the element that won. The primitive's own chain of comparisons finds
+the winner's place, so ties and NaN go where JAX sends them (core/ops/window_winners.py takes them
+there). Padding is the smallest number, and wins where a window is all padding, as in JAX on CPUs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ def scatter_to_argmax(eqn, operands):
     """Rewrite of select_and_scatter_add, see rewrites.py."""
     (source, x), p = operands, eqn.params
     window, strides = tuple(p["window_dimensions"]), tuple(p["window_strides"])
-    if math.prod(window) > MAX_WINDOW or 0 in source.shape or min(min(pair) for pair in p["padding"]) < 0:
+    if (
+        math.prod(window) > MAX_WINDOW
+        or 0 in source.shape
+        or min(min(pair) for pair in p["padding"]) < 0
+    ):
         return None
     winner = _winners(x, source.shape, p)
     return [scatter_to_winners(winner, source, x.shape, window, strides, p["padding"])]

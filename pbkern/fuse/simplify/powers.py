@@ -1,6 +1,7 @@
 """Powers whose exponents are small multiples of a half -> products and square roots: x ** 2.5 is |x| ** 2 * sqrt(x).
 
-Zeros, infinities and NaN keep what pow makes of them: pow(-0, 1/2) is 0 where sqrt(-0) is -0, pow(-inf, 1/2) is inf.
+Zeros, infinities and NaN keep what pow makes of them: pow(-0, 1/2) is 0 where sqrt(-0) is -0,
+pow(-inf, 1/2) is inf.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ def write_out(eqn, operands) -> list | None:
     """Rewrite of pow, see rewrites.py."""
     x, y = operands
     known = isinstance(y, (np.ndarray, np.generic)) and y.ndim == 0
-    if not known or not np.issubdtype(eqn.outvars[0].aval.dtype, np.floating) or x.dtype != eqn.outvars[0].aval.dtype:
+    if (
+        not known
+        or not np.issubdtype(eqn.outvars[0].aval.dtype, np.floating)
+        or x.dtype != eqn.outvars[0].aval.dtype
+    ):
         return None
     exponent = float(y)
     if exponent == 0 or not abs(exponent) <= MAX_EXPONENT or 2 * exponent != int(2 * exponent):

@@ -3,10 +3,11 @@
     in_range(iota + 1, 0, n)                                     ->  iota + 1
     j = in_range(i, -n, n); select_n(j < 0, j, j + n)            ->  in_range(select_n(i < 0, i, i + n), 0, n)
 
-Bounds of integers follow from iotas, constants and checks through arithmetic, comparisons, and whatever moves elements. Places
-that a program computes for itself, such as those of windows or of diagonals, thereby stay as plain as they were. Where no index
-is negative, the addition of n is dropped. A check of [0, n) takes one operation less than one of [-n, n), and code generation
-knows that what passed it is an index (lower/nest/context.py).
+Bounds of integers follow from iotas, constants and checks through arithmetic, comparisons, and
+whatever moves elements. Places that a program computes for itself, such as those of windows or of
+diagonals, thereby stay as plain as they were. Where no index is negative, the addition of n is
+dropped. A check of [0, n) takes one operation less than one of [-n, n), and code generation knows
+that what passed it is an index (lower/nest/context.py).
 """
 
 from __future__ import annotations
@@ -26,8 +27,22 @@ from .facts import Notes
 
 Bounds = tuple[int, int]  # the least and the greatest number that may occur
 # Equations whose result holds elements of the first operand.
-MOVES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "copy", "stop_gradient",
-         "dynamic_slice", "reduce_max", "reduce_min", "cummax", "cummin")  # fmt: skip
+MOVES = (
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "transpose",
+    "slice",
+    "rev",
+    "copy",
+    "stop_gradient",
+    "dynamic_slice",
+    "reduce_max",
+    "reduce_min",
+    "cummax",
+    "cummin",
+)
 
 
 def drop_proved_ranges(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -35,7 +50,12 @@ def drop_proved_ranges(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         return closed
     ranges = _Ranges()
     rules = {name: ranges.noted(rule) for name, rule in RULES.items()}
-    rules |= {"in_range": ranges.checked, "select_n": ranges.selected, "lt": ranges.compared, "add": ranges.added}
+    rules |= {
+        "in_range": ranges.checked,
+        "select_n": ranges.selected,
+        "lt": ranges.compared,
+        "add": ranges.added,
+    }
     return retrace(closed, rules)
 
 
@@ -59,7 +79,9 @@ class _Ranges:
             if possible is None:
                 return None
             bounds, (low, high) = rule(eqn, [self.of(x) for x in operands]), possible
-            if bounds is None or bounds == possible or bounds[0] < low or bounds[1] > high:  # it may wrap
+            if (
+                bounds is None or bounds == possible or bounds[0] < low or bounds[1] > high
+            ):  # it may wrap
                 return None
             return self.notes.bound("bounds", eqn, operands, bounds)
 
@@ -90,13 +112,24 @@ class _Ranges:
         return self.noted(RULES["add"])(eqn, operands)
 
     def wrapped(self, which, cases) -> list | None:
-        """The index of [0, n) that an index of [-n, n) stands for, checked as such; None where the choice is none between
-        an index and index + n."""
-        negative, from_end = self.notes.find("negative", which), self.notes.find("from the end", cases[-1])
-        if not negative or not from_end or len(cases) != 2 or not negative[0] is from_end[0] is cases[0]:
+        """The index of [0, n) that an index of [-n, n) stands for, checked as such; None where the
+        choice is none between an index and index + n.
+        """
+        negative, from_end = (
+            self.notes.find("negative", which),
+            self.notes.find("from the end", cases[-1]),
+        )
+        if (
+            not negative
+            or not from_end
+            or len(cases) != 2
+            or not negative[0] is from_end[0] is cases[0]
+        ):
             return None
         index, n = self.notes.find("signed index", cases[0])
-        made = lax.select(lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, n)), index)
+        made = lax.select(
+            lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, n)), index
+        )
         return self.notes.note("bounds", in_range(made, 0, n), (0, n - 1))
 
     def selected(self, eqn, operands):
@@ -120,7 +153,9 @@ def _iota(eqn, of) -> Bounds:
 
 
 def _hull(eqn, of) -> Bounds | None:
-    return None if None in of or not of else (min(low for low, _ in of), max(high for _, high in of))
+    return (
+        None if None in of or not of else (min(low for low, _ in of), max(high for _, high in of))
+    )
 
 
 def _corners(f: Callable[[int, int], int]) -> Callable:

@@ -1,7 +1,7 @@
 """Table of rewrites: (equation, operands) -> cheaper or simpler equations, or None to keep it. Data for driver.py.
 
-REWRITES give the same values bit by bit. UNSAFE ones may change rounding and replace their namesakes. NaN, infinities and
-signed zeros are always kept.
+REWRITES give the same values bit by bit. UNSAFE ones may change rounding and replace their
+namesakes. NaN, infinities and signed zeros are always kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def _convert(eqn, operands):
     same = _same(eqn, operands)
     if same is not None:
         return same
-    return [lax.convert_element_type_p.bind(x, new_dtype=eqn.params["new_dtype"], weak_type=False, sharding=None)]
+    return [
+        lax.convert_element_type_p.bind(
+            x, new_dtype=eqn.params["new_dtype"], weak_type=False, sharding=None
+        )
+    ]
 
 
 def _mul(eqn, operands):
@@ -57,7 +61,9 @@ def _sub_zero(eqn, operands):
     """x - 0 is x, for zeros of both signs; x + 0 is not (-0 + 0 is 0)."""
     x, y = operands
     return (
-        _same(eqn, [x]) if _is_scalar_constant(y, 0) and not np.signbit(np.asarray(y, np.float64)) else None
+        _same(eqn, [x])
+        if _is_scalar_constant(y, 0) and not np.signbit(np.asarray(y, np.float64))
+        else None
     )
 
 
@@ -91,7 +97,9 @@ def _div_unsafe(eqn, operands):
     if exact is not None or not _float_constant(y) or np.ndim(x) == 0:
         return exact
     inverse = np.asarray(1.0 / np.float64(y)).astype(y.dtype)
-    normal = np.isfinite(np.float64(inverse)) and abs(float(inverse)) >= float(jax.numpy.finfo(y.dtype).tiny)
+    normal = np.isfinite(np.float64(inverse)) and abs(float(inverse)) >= float(
+        jax.numpy.finfo(y.dtype).tiny
+    )
     return [lax.mul(x, inverse)] if normal else None
 
 
@@ -136,12 +144,27 @@ def _clamped(low, x, high):
 
 # Primitive -> NumPy function of scalars; a result of None keeps the equation.
 FOLDED = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "rem": _remainder, "neg": np.negative,
-    "max": _extremum(np.maximum), "min": _extremum(np.minimum), "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
-    "floor": np.floor, "ceil": np.ceil,
-    "gt": np.greater, "lt": np.less, "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _quotient,
+    "rem": _remainder,
+    "neg": np.negative,
+    "max": _extremum(np.maximum),
+    "min": _extremum(np.minimum),
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "gt": np.greater,
+    "lt": np.less,
+    "ge": np.greater_equal,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
     "clamp": _clamped,
-}  # fmt: skip
+}
 
 
 def _fold_scalars(eqn, operands):
@@ -226,11 +249,18 @@ def _reduce(eqn, operands):
     return results or None
 
 
-WINDOWS = {"add": lax.reduce_window_sum_p, "max": lax.reduce_window_max_p, "min": lax.reduce_window_min_p}
+WINDOWS = {
+    "add": lax.reduce_window_sum_p,
+    "max": lax.reduce_window_max_p,
+    "min": lax.reduce_window_min_p,
+}
 
 
 def _reduce_window(eqn, operands):
-    """Windows whose body is one operation. The start counts once, as in XLA on CPUs; padding does not count."""
+    """Windows whose body is one operation.
+
+    The start counts once, as in XLA on CPUs; padding does not count.
+    """
     kept = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
     results = []
     for made, x, init in _monoids(eqn, operands) or ():
@@ -247,10 +277,14 @@ def _reduce_window(eqn, operands):
 
 def _padded_windows(primitive, x, params: dict, identity):
     """Windows with padding and input dilation as a pad."""
-    config = tuple((lo, hi, d - 1) for (lo, hi), d in zip(params["padding"], params["base_dilation"]))
+    config = tuple(
+        (lo, hi, d - 1) for (lo, hi), d in zip(params["padding"], params["base_dilation"])
+    )
     if any(c != (0, 0, 0) for c in config):
         x = lax.pad_p.bind(x, identity, padding_config=config)
-    return primitive.bind(x, **{**params, "padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim})
+    return primitive.bind(
+        x, **{**params, "padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim}
+    )
 
 
 def _reduce_units(eqn, operands):
@@ -264,7 +298,11 @@ def _reduce_units(eqn, operands):
 def _arg_units(eqn, operands):
     """Along a dimension of size 1 the first element wins."""
     (out,) = (v.aval for v in eqn.outvars)
-    return [lax.full(out.shape, 0, out.dtype)] if all(operands[0].shape[d] == 1 for d in eqn.params["axes"]) else None
+    return (
+        [lax.full(out.shape, 0, out.dtype)]
+        if all(operands[0].shape[d] == 1 for d in eqn.params["axes"])
+        else None
+    )
 
 
 def _conv(eqn, operands):
@@ -289,7 +327,11 @@ def _conv(eqn, operands):
 def _window(identity: Callable):
     def rewrite(eqn, operands):
         (x,) = operands
-        return None if 0 in x.shape else [_padded_windows(eqn.primitive, x, eqn.params, identity(x.dtype))]
+        return (
+            None
+            if 0 in x.shape
+            else [_padded_windows(eqn.primitive, x, eqn.params, identity(x.dtype))]
+        )
 
     return rewrite
 
@@ -302,8 +344,11 @@ REWRITES: dict[str, Rewrite] = {
     "copy": _same,
     "copy_p": _same,
     "optimization_barrier": lambda eqn, operands: list(operands),
-    "device_put": lambda eqn, operands: None if any(d is not None for d in eqn.params["devices"]) else list(operands),
-    # Inside shard_map: plans have plain types, which do not say over which mesh axes a value varies.
+    "device_put": lambda eqn, operands: (
+        None if any(d is not None for d in eqn.params["devices"]) else list(operands)
+    ),
+    # Inside shard_map: plans have plain types, which do not say over which mesh axes a value
+    # varies.
     "pvary": lambda eqn, operands: list(operands),
     "psum_invariant": lambda eqn, operands: list(lax.psum(tuple(operands), eqn.params["axes"])),
     "mul": _first(_fold_scalars, _mul),
@@ -318,7 +363,8 @@ REWRITES: dict[str, Rewrite] = {
     "select_and_scatter_add": scatter_to_argmax,
     **dict.fromkeys(SCATTERS, index_first_elements),
     **dict.fromkeys(
-        ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"), _reduce_units
+        ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"),
+        _reduce_units,
     ),
     **dict.fromkeys(("argmax", "argmin"), _arg_units),
     "concatenate": _concatenate,

@@ -1,6 +1,6 @@
 """Splat operands: arrays that hold one known scalar everywhere, while equations are bound again (driver.py).
 
-    a = broadcast_in_dim 500 (1, 1)    b = sub a 0    rem x b    ->    rem x 500
+a = broadcast_in_dim 500 (1, 1)    b = sub a 0    rem x b    ->    rem x 500
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from jax import lax
 from .rewrites import FOLDED
 
 # The result holds the operand's scalar.
-SPREADING = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "copy", "copy_p"}
+SPREADING = {
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "transpose",
+    "slice",
+    "rev",
+    "copy",
+    "copy_p",
+}
 # Rewrites compute a scalar from scalars.
 FOLDING = {*FOLDED, "convert_element_type", "select_n"}
 # Results that one such operand decides, whatever the other is: of booleans.
@@ -26,7 +36,12 @@ def _keeps_other(eqn, operands, scalars) -> np.bool_ | None:
     if name in ABSORBING and eqn.outvars[0].aval.dtype == bool:
         decided = any(s is not None and bool(s) == ABSORBING[name] for s in scalars)
         return np.bool_(ABSORBING[name]) if decided else None
-    if name in OF_UNSIGNED and operands[0].dtype.kind == "u" and scalars[1] is not None and scalars[1] == 0:
+    if (
+        name in OF_UNSIGNED
+        and operands[0].dtype.kind == "u"
+        and scalars[1] is not None
+        and scalars[1] == 0
+    ):
         return np.bool_(OF_UNSIGNED[name])
     return None
 
@@ -36,7 +51,9 @@ class Splat:
 
     def __init__(self, rewrites: dict):
         self.rewrites = rewrites
-        self._known: dict[int, tuple[object, np.generic]] = {}  # id -> (value, which keeps its id, scalar)
+        self._known: dict[
+            int, tuple[object, np.generic]
+        ] = {}  # id -> (value, which keeps its id, scalar)
 
     def scalar(self, x) -> np.ndarray | np.generic | None:
         """The scalar that x holds everywhere, if known."""
@@ -76,6 +93,8 @@ class Splat:
         scalars = [self.scalar(x) for x in operands] if name in FOLDED else []
         if all(s is None for s in scalars):
             return operands
-        if any(s is None and x.shape == eqn.outvars[0].aval.shape for s, x in zip(scalars, operands)):
+        if any(
+            s is None and x.shape == eqn.outvars[0].aval.shape for s, x in zip(scalars, operands)
+        ):
             return [x if s is None else s for s, x in zip(scalars, operands)]
         return operands

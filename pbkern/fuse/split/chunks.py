@@ -8,7 +8,9 @@ from jax import lax
 def near_divisor(n: int, block: int) -> int:
     """A divisor of n near `block` (within a factor of two), so that no chunk is ragged; else `block`."""
     found = (
-        [b for b in range(max(1, block // 2), min(n, 2 * block) + 1) if n % b == 0] if block < 1 << 20 else []
+        [b for b in range(max(1, block // 2), min(n, 2 * block) + 1) if n % b == 0]
+        if block < 1 << 20
+        else []
     )
     return min(found, key=lambda b: abs(b - block), default=block)
 

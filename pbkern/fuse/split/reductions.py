@@ -1,18 +1,20 @@
 """Split reductions: reductions of little parallelism -> partial results of chunks, then the rest.
 
-A reduction with few outputs, or whose reduced block outgrows the cache, cannot be tiled by its output alone.
+A reduction with few outputs, or whose reduced block outgrows the cache, cannot be tiled by its
+output alone.
 
     reduce(x, axes)      ->  reduce(partial_reduce(x, axis, block), 0)
     sum((x - c)(y - d))  ->  sum over chunks of sum((x - l)(y - m)) + (l - c) sum(y - m) + (m - d) sum(x - l) + n (l - c)(m - d)
     sum(exp(x - c))      ->  sum over chunks of sum(exp(x - l)) exp(l - c)
     argmax(x)            ->  the index that the first of the greatest chunks has
 
-The first stage is parallel over chunks of `block` elements along one axis and takes the producers of x with it; the second is
-small. For products, l and m are means of the beginnings of chunks of n elements. c and d follow from sums of x and y, as the
-means in variances and covariances do. The first stage needs neither, so that one pass reads x and y; the second merges as
-Welford does. The identity holds for any l, m, c and d, and errs no more than the usual two passes (Chan, Golub, LeVeque 1983).
-For exponentials, l are the maxima of chunks, and c follows from the maximum of x (Milakov, Gimelshein 2018). Sums are
-reassociated.
+The first stage is parallel over chunks of `block` elements along one axis and takes the producers
+of x with it; the second is small. For products, l and m are means of the beginnings of chunks of n
+elements. c and d follow from sums of x and y, as the means in variances and covariances do. The
+first stage needs neither, so that one pass reads x and y; the second merges as Welford does. The
+identity holds for any l, m, c and d, and errs no more than the usual two passes (Chan, Golub,
+LeVeque 1983). For exponentials, l are the maxima of chunks, and c follows from the maximum of x
+(Milakov, Gimelshein 2018). Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.fuse.access.windows_contractions import REDUCERS, greatest, least, partial_reduce_p, reducer_params, run_dimensions
+from pbkern.fuse.access.windows_contractions import (
+    REDUCERS,
+    greatest,
+    least,
+    partial_reduce_p,
+    reducer_params,
+    run_dimensions,
+)
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.simplify.driver import Rewrite
 from pbkern.fuse.simplify.facts import Notes
@@ -35,8 +44,9 @@ from .chunks import in_chunks, near_divisor
 
 # Elements of one program of the first stage: preferred, and fewest.
 RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
-# The mean of this part of a chunk stands for the chunk's mean: finding it brings that part into the nearest cache, and the rest
-# is read once. An outlier in that part adds up to this many times the rounding of its own square.
+# The mean of this part of a chunk stands for the chunk's mean: finding it brings that part into the
+# nearest cache, and the rest is read once. An outlier in that part adds up to this many times the
+# rounding of its own square.
 BEGINNINGS, LEAST_BEGINNING = 8, 16
 # Reduction of x -> kind of its result in the notes; that kind -> kind of x less it.
 STATISTICS = {"reduce_sum": "statistic", "reduce_max": "greatest"}
@@ -66,8 +76,8 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunks:
-    """Cut of an operand: along `axis` into chunks of `block` elements, for each index of the `outer` reduced dimensions
-    before it.
+    """Cut of an operand: along `axis` into chunks of `block` elements, for each index of the
+    `outer` reduced dimensions before it.
     """
 
     axis: int
@@ -96,13 +106,21 @@ class Chunks:
     def cut(self, x, axes, level):
         """x in chunks, less the `level` of each."""
         x, inner = in_chunks(x, self.axis, self.block, np.zeros((), x.dtype)), self._inner(axes)
-        return x - lax.broadcast_in_dim(level, x.shape, [d for d in range(x.ndim) if d not in inner])
+        return x - lax.broadcast_in_dim(
+            level, x.shape, [d for d in range(x.ndim) if d not in inner]
+        )
 
     def sums(self, x, axes):
         """Partial results: sums of each chunk of a cut operand."""
         reduced = (self.axis, *self._inner(axes))  # a chunk is one element along `axis` now
         return partial_reduce_p.bind(
-            x, reducer="reduce_sum", axis=self.axis, block=1, axes=reduced, outer=self.outer, part=None
+            x,
+            reducer="reduce_sum",
+            axis=self.axis,
+            block=1,
+            axes=reduced,
+            outer=self.outer,
+            part=None,
         )
 
     def beginning(self, shape, axes) -> tuple[tuple[int, int], int]:
@@ -123,7 +141,10 @@ class ReductionStages:
 
     def rewrites(self) -> dict[str, Rewrite]:
         """Primitive name -> Rewrite."""
-        noted = {name: self.statistic for name in "mul div reshape squeeze broadcast_in_dim convert_element_type".split()}
+        noted = {
+            name: self.statistic
+            for name in "mul div reshape squeeze broadcast_in_dim convert_element_type".split()
+        }
         noted |= {"sub": self.deviation, "square": self.squared, "integer_pow": self.squared}
         noted |= {"select_n": self.greatest, "max": self.greatest, "exp": self.exponential}
         return noted | dict.fromkeys(REDUCERS, self.split) | dict.fromkeys(ARGS, self.split_arg)
@@ -139,17 +160,33 @@ class ReductionStages:
             return None
         kept = [n for d, n in enumerate(shape) if d not in axes]
         reduced = math.prod(shape[d] for d in axes)
-        # Fewest neighbouring results of one program, and how much of the operand it may read for them.
-        part = min(shape[-1], self.machine.sizes.far_row_bytes // itemsize) if len(shape) - 1 not in axes else 1
+        # Fewest neighbouring results of one program, and how much of the operand it may read for
+        # them.
+        part = (
+            min(shape[-1], self.machine.sizes.far_row_bytes // itemsize)
+            if len(shape) - 1 not in axes
+            else 1
+        )
         near = math.prod(shape) * itemsize <= self.machine.shared_bytes // 2
         width = min(part, self.machine.lanes(itemsize)) if near else part
         again = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in self.reduced_twice
         room = self.machine.near_bytes // 2
-        room = room if near or again else max(room, self.machine.shared_bytes // (4 * self.machine.cores))
-        if math.prod(kept) // width >= 2 * self.machine.cores and reduced * width * itemsize <= room:
-            if near or not _has_short_rows(shape, axes, self.machine.sizes.short_row_bytes // itemsize):
+        room = (
+            room
+            if near or again
+            else max(room, self.machine.shared_bytes // (4 * self.machine.cores))
+        )
+        if (
+            math.prod(kept) // width >= 2 * self.machine.cores
+            and reduced * width * itemsize <= room
+        ):
+            if near or not _has_short_rows(
+                shape, axes, self.machine.sizes.short_row_bytes // itemsize
+            ):
                 return None
-        return next((r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None)
+        return next(
+            (r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None
+        )
 
     def _runs_from(self, low: int, shape, axes, part: int) -> Chunks | None:
         """Chunks from dimension `low` on, with `part` columns per program; None if there would be too few."""
@@ -159,7 +196,9 @@ class ReductionStages:
             inside = math.prod(shape[d] for d in axes if not low <= d <= high)
             return inside * part
 
-        while high + 1 in axes and (math.prod(shape[low : high + 1]) < programs or line() > RUN_ELEMENTS):
+        while high + 1 in axes and (
+            math.prod(shape[low : high + 1]) < programs or line() > RUN_ELEMENTS
+        ):
             high += 1
         size, inner = math.prod(shape[low : high + 1]), shape[high]
         if size < programs:
@@ -168,7 +207,11 @@ class ReductionStages:
         if low == high:
             return Chunks(low, 0, near_divisor(size, block))
         block = next(b for b in range(min(block, inner), 0, -1) if inner % b == 0)
-        return Chunks(high, high - low, block) if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4) else None
+        return (
+            Chunks(high, high - low, block)
+            if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4)
+            else None
+        )
 
     # ---- sums, products, extrema
 
@@ -183,19 +226,28 @@ class ReductionStages:
             return [self._columns_first(eqn, x)] if self.is_narrow(eqn) else None
         name = eqn.primitive.name
         partial = self._partial(name, x, eqn.params["axes"], runs)
-        result = eqn.primitive.bind(partial, **reducer_params(name, runs.counted(eqn.params["axes"])))
+        result = eqn.primitive.bind(
+            partial, **reducer_params(name, runs.counted(eqn.params["axes"]))
+        )
         if name in STATISTICS and x.dtype in (np.float32, np.float64):
             self.notes.note(STATISTICS[name], result, x)
         return [result]
 
     def is_narrow(self, eqn) -> bool:
         """Are few neighbouring elements reduced together, in many such groups, as in a group norm of channels last?"""
-        if eqn.primitive.name not in REDUCERS or eqn.invars[0].aval.dtype.itemsize < 4:  # sums of columns would be rounded
+        if (
+            eqn.primitive.name not in REDUCERS or eqn.invars[0].aval.dtype.itemsize < 4
+        ):  # sums of columns would be rounded
             return False
         shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
         last, lanes = len(shape) - 1, self.machine.lanes(eqn.invars[0].aval.dtype.itemsize)
         outer = math.prod(shape[d] for d in axes if d != last)
-        return last in axes and last - 1 not in axes and 1 < shape[last] <= 2 * lanes and outer >= lanes
+        return (
+            last in axes
+            and last - 1 not in axes
+            and 1 < shape[last] <= 2 * lanes
+            and outer >= lanes
+        )
 
     def _columns_first(self, eqn, x):
         """reduce(x, (1, 3)) -> reduce(reduce(x, 1), 2): whole vectors over the rows, then the few elements."""
@@ -206,7 +258,13 @@ class ReductionStages:
     def _partial(self, name: str, x, axes, runs: Chunks, part: tuple[int, int] | None = None):
         """Partial results. `part`: (dimension, how many of its first elements of each chunk)."""
         return partial_reduce_p.bind(
-            x, reducer=name, axis=runs.axis, block=runs.block, axes=runs.within(axes), outer=runs.outer, part=part
+            x,
+            reducer=name,
+            axis=runs.axis,
+            block=runs.block,
+            axes=runs.within(axes),
+            outer=runs.outer,
+            part=part,
         )
 
     # ---- products of deviations
@@ -234,7 +292,12 @@ class ReductionStages:
         x, c = operands
         kind = "greatest" if self.notes.find("greatest", c) else "statistic"
         found = self.notes.find(kind, c)
-        if found is None or found[0] is not x or np.ndim(c) not in (0, x.ndim) or eqn.outvars[0].aval.shape != x.shape:
+        if (
+            found is None
+            or found[0] is not x
+            or np.ndim(c) not in (0, x.ndim)
+            or eqn.outvars[0].aval.shape != x.shape
+        ):
             return None
         array, dims = self.notes.find("repeated", c) or (c, range(np.ndim(c)))
         part = Deviation(x, array, tuple(dims))
@@ -250,7 +313,9 @@ class ReductionStages:
         found, axes = self.notes.find("product", x), eqn.params["axes"]
         if found is None:
             return None
-        parts: list[Deviation] = [part for factor in found for part in self.notes.find("deviation", factor) or ()]
+        parts: list[Deviation] = [
+            part for factor in found for part in self.notes.find("deviation", factor) or ()
+        ]
         if any(p.x.shape != x.shape for p in parts):  # a factor repeats
             return None
         if not runs.divide(x.shape) or any(p.varies_along(axes) for p in parts):
@@ -263,16 +328,21 @@ class ReductionStages:
 
         # With rounded means, sums of x - l and y - m are not quite zero.
         left = apart[0] * of_runs(around[1]) + apart[1] * of_runs(around[0])
-        within = _sum(of_runs(around[0] * around[1]), runs.counted(axes)) + _sum(left, runs.counted(axes))
+        within = _sum(of_runs(around[0] * around[1]), runs.counted(axes)) + _sum(
+            left, runs.counted(axes)
+        )
         return within + np.asarray(count, x.dtype) * _sum(apart[0] * apart[1], runs.counted(axes))
 
     def _around_runs(self, part: Deviation, axes, runs: Chunks) -> tuple:
         """(x in chunks, less the level of each; levels less c)."""
         beginning, count = runs.beginning(part.x.shape, axes)
         total = self._partial("reduce_sum", part.x, axes, runs, beginning)
-        # Rounded once: as an operand of a fused multiply-add it would be another number in each stage.
+        # Rounded once: as an operand of a fused multiply-add it would be another number in each
+        # stage.
         info = jax.numpy.finfo(part.x.dtype)
-        level = lax.reduce_precision(total * np.asarray(1 / count, part.x.dtype), info.nexp, info.nmant)
+        level = lax.reduce_precision(
+            total * np.asarray(1 / count, part.x.dtype), info.nexp, info.nmant
+        )
         return runs.cut(part.x, axes, level), part.level_less_c(runs, axes, level)
 
     # ---- exponentials
@@ -288,7 +358,8 @@ class ReductionStages:
             return None
         (part,) = found
         level = self._partial("reduce_max", part.x, axes, runs)
-        # A chunk whose maximum is infinite is not shifted: its sum is 0, inf or NaN, and so is exp(l - c).
+        # A chunk whose maximum is infinite is not shifted: its sum is 0, inf or NaN, and so is
+        # exp(l - c).
         finite = lax.select(lax.is_finite(level), level, lax.full_like(level, 0))
         within = runs.sums(lax.exp(runs.cut(part.x, axes, finite)), axes)
         return _sum(within * lax.exp(part.level_less_c(runs, axes, level)), runs.counted(axes))
@@ -306,7 +377,9 @@ class ReductionStages:
         place = eqn.primitive.bind(cut, axes=(axis + 1,), index_dtype=dtype)
         first = eqn.primitive.bind(best, axes=(axis,), index_dtype=dtype)
         run = lax.broadcasted_iota(dtype, place.shape, axis)
-        chosen = lax.eq(run, lax.broadcast_in_dim(first, run.shape, [d for d in range(run.ndim) if d != axis]))
+        chosen = lax.eq(
+            run, lax.broadcast_in_dim(first, run.shape, [d for d in range(run.ndim) if d != axis])
+        )
         at = place + run * np.asarray(runs.block, dtype)
         return [_sum(lax.select(chosen, at, lax.full_like(at, 0)), (axis,))]
 
@@ -340,6 +413,11 @@ def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
         x = e.invars[0] if e.invars else None
         if e.primitive.name == "sub" and not isinstance(x, jex.Literal) and x in statistics:
             twice |= {x, e.outvars[0]} if summed.get(e.outvars[0], False) else set()
-        elif e.primitive.name in SUMMED and not isinstance(x, jex.Literal) and x in twice and summed.get(x, False):
+        elif (
+            e.primitive.name in SUMMED
+            and not isinstance(x, jex.Literal)
+            and x in twice
+            and summed.get(x, False)
+        ):
             twice.add(e.outvars[0])
     return twice

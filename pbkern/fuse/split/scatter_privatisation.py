@@ -1,8 +1,8 @@
 """Privatisation: scatters of many updates into a small result -> private results of chunks, and their sum (product, ...).
 
-Where indices choose every dimension of a result, as in a histogram, all programs would walk all updates, and one program uses
-one core. Instead, chunks of the updates are scattered in parallel, each into an array of its own, and these are combined with
-the operand. Sums are reassociated.
+Where indices choose every dimension of a result, as in a histogram, all programs would walk all
+updates, and one program uses one core. Instead, chunks of the updates are scattered in parallel,
+each into an array of its own, and these are combined with the operand. Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pbkern.fuse.cost.model import CostModel
 
 from .chunks import in_chunks, near_divisor
 
-# A chunk holds at least this many times more updates than results: each chunk stores every result, which is read again.
+# A chunk holds at least this many times more updates than results: each chunk stores every result,
+# which is read again.
 UPDATES_PER_RESULT = 4
 # Cycles of work below which a second kernel does not pay.
 LITTLE_WORK = 200_000
@@ -45,7 +46,9 @@ def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
     batch = math.prod(operand.shape[d] for d in dn.operand_batching_dims)
     free = [d for d in range(indices.ndim - 1) if d not in dn.scatter_indices_batching_dims]
     stays_near = operand.size * operand.dtype.itemsize <= machine.near_bytes // 2
-    wanted = min((4 if stays_near else 1) * machine.cores, count // (UPDATES_PER_RESULT * operand.size))
+    wanted = min(
+        (4 if stays_near else 1) * machine.cores, count // (UPDATES_PER_RESULT * operand.size)
+    )
     if batch >= 2 * machine.cores or wanted < 2 or not free:
         return None
     cut = max(free, key=lambda d: indices.shape[d])
@@ -66,7 +69,10 @@ def split_scatter(eqn, operands, machine: CostModel):
     neutral = identity(np.dtype(operand.dtype))
     private = lax.full((-(-indices.shape[cut] // block), *operand.shape), neutral, operand.dtype)
     # Padding of the last chunk is the identity: it changes nothing wherever it goes.
-    runs = in_chunks(indices, cut, block, np.zeros((), indices.dtype)), in_chunks(updates, along, block, neutral)
+    runs = (
+        in_chunks(indices, cut, block, np.zeros((), indices.dtype)),
+        in_chunks(updates, along, block, neutral),
+    )
     found = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
     return [combine(operand, reduce.bind(found, **reducer_params(reducer, (0,))))]
 

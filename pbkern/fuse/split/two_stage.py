@@ -1,8 +1,9 @@
 """Reductions, contractions and scatters of little parallelism -> two stages: partial results of chunks, then the rest.
 
-Reductions are reductions.py, scatters scatter_privatisation.py. A contraction whose result is small beside its operands becomes
-a batch of contractions over chunks of the contracted axis, and a sum. Where a producer reads the same rows of a matrix, as in
-X^T (X w - y), one pass over it is left. Sums are reassociated.
+Reductions are reductions.py, scatters scatter_privatisation.py. A contraction whose result is small
+beside its operands becomes a batch of contractions over chunks of the contracted axis, and a sum.
+Where a producer reads the same rows of a matrix, as in X^T (X w - y), one pass over it is left.
+Sums are reassociated.
 """
 
 from __future__ import annotations
@@ -31,14 +32,24 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
     if any(map(is_long, closed.jaxpr.eqns)):
         return closed
     reductions = ReductionStages(closed.jaxpr, machine)
-    tests = (reductions.runs_of, reductions.is_narrow, lambda e: _choose_depth(e, machine), lambda e: runs_of(e, machine))
+    tests = (
+        reductions.runs_of,
+        reductions.is_narrow,
+        lambda e: _choose_depth(e, machine),
+        lambda e: runs_of(e, machine),
+    )
     if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
         return closed
 
     transposed = Notes()
 
     def transpose(eqn, operands):
-        return transposed.note("transposed", eqn.primitive.bind(*operands, **eqn.params), *operands, eqn.params["permutation"])
+        return transposed.note(
+            "transposed",
+            eqn.primitive.bind(*operands, **eqn.params),
+            *operands,
+            eqn.params["permutation"],
+        )
 
     def deepen(eqn, operands):
         block, (contracted, _) = _choose_depth(eqn, machine), eqn.params["dimension_numbers"]
@@ -65,10 +76,16 @@ def _choose_depth(eqn, machine: CostModel) -> int | None:
     result_bytes = out.size * max(out.dtype.itemsize, 4)
     wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
     sizes = machine.sizes
-    if operand_bytes < sizes.split_operand_bytes or result_bytes > sizes.split_result_bytes or depth < SPLIT_DEPTH * wide:
+    if (
+        operand_bytes < sizes.split_operand_bytes
+        or result_bytes > sizes.split_result_bytes
+        or depth < SPLIT_DEPTH * wide
+    ):
         return None
     # A run's operands stay in the private cache; partial results are a small part of all traffic.
-    block = max(machine.near_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes)
+    block = max(
+        machine.near_bytes // 4 * depth // operand_bytes, 8 * result_bytes * depth // operand_bytes
+    )
     block = min(block, -(-depth // (4 * machine.cores)))
     return near_divisor(depth, block) if block else None
 
@@ -89,8 +106,18 @@ def _split_contraction(eqn, lhs: tuple, rhs: tuple, block: int):
     lhs, rhs: operand and contracted dimension.
     """
     out = eqn.outvars[0].aval
-    wide = out.dtype if out.dtype.itemsize >= 4 else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
+    wide = (
+        out.dtype
+        if out.dtype.itemsize >= 4
+        else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
+    )
     (a, l), (b, r) = ((in_chunks(z, d, block, np.zeros((), z.dtype)), d) for z, d in (lhs, rhs))
-    params = {**eqn.params, "preferred_element_type": wide, "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,)))}
-    total = lax.reduce_sum_p.bind(eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,)))
+    params = {
+        **eqn.params,
+        "preferred_element_type": wide,
+        "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,))),
+    }
+    total = lax.reduce_sum_p.bind(
+        eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,))
+    )
     return total if wide == out.dtype else lax.convert_element_type(total, out.dtype)

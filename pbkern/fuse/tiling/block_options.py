@@ -15,10 +15,11 @@ OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 SCATTER_BATCHES = (1, 2, 4, 16, 64, 256, 1024)
 # Elements of an outer dimension of a contraction that one program may take together.
 MOST_OUTER = 64
-# Results per image and channel up to which several images share a program's copies of filters. More results only fill its
-# cache: copies are then little work beside their use.
+# Results per image and channel up to which several images share a program's copies of filters. More
+# results only fill its cache: copies are then little work beside their use.
 FEW_PLACES = 64
-# Elements of an outer dimension, such as the fields of a simulation, that one program may take together.
+# Elements of an outer dimension, such as the fields of a simulation, that one program may take
+# together.
 FEW = 32
 
 
@@ -30,7 +31,8 @@ def contraction_roles(eqn) -> list[str]:
         extents, batch = eqn.outvars[0].aval.shape, len(lb)
         rows = len(eqn.invars[0].aval.shape) - len(lc) - batch
         names = ["batch"] * batch + ["outer"] * (rank - batch)
-        # Among several free dimensions of an operand, such as positions and heads, the longest is tiled.
+        # Among several free dimensions of an operand, such as positions and heads, the longest is
+        # tiled.
         if rows:
             names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
         if batch + rows < rank:
@@ -53,7 +55,11 @@ def _contraction_options(extent: int, role: str, sizes: Sizes) -> tuple[list[int
         case "image":  # several share the copies of filters
             return _powers(extent, (1, 4, 16)), 1
         case "outer":  # whole if an operand or the result is contiguous along it
-            return (even_cuts(extent, [1, -(-extent // 8), -(-extent // 2)]) if extent <= MOST_OUTER else [1]), 1
+            return (
+                even_cuts(extent, [1, -(-extent // 8), -(-extent // 2)])
+                if extent <= MOST_OUTER
+                else [1]
+            ), 1
         case "row":
             return even_cuts(extent, sizes.tile_rows), 256
         case "column":
@@ -103,16 +109,32 @@ def options_of(
             options[d] = _powers(n, (64, 256, 512, 1024, 2048)) if n > 128 else [n]
             stage = "rows" if run >= 256 else "lanes"
         elif stage == "lanes":
-            sizes = [max(1, size // run) for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)]
+            sizes = [
+                max(1, size // run)
+                for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+            ]
             options[d], target[d] = _powers(n, sorted(set(sizes))), max(1, 4096 // run)
             run, stage = 4096, "rows"
         elif stage == "rows":
-            options[d], target[d] = _powers(n, (1, 2, 4, 8, 16, 32, 64, 128)), max(1, min(32, 32768 // run))
+            options[d], target[d] = (
+                _powers(n, (1, 2, 4, 8, 16, 32, 64, 128)),
+                max(1, min(32, 32768 // run)),
+            )
             stage = "outer" if run * n > 4096 else "rows"
             run *= n
         else:
-            # One element at a time; but launching programs of little work costs more, and parts of a short one may share work.
-            options[d], target[d] = (_powers(n, (1, 4, 16)) if math.prod(shape) <= SMALL else [1, n] if n <= FEW else [1]), 1
+            # One element at a time; but launching programs of little work costs more, and parts of
+            # a short one may share work.
+            options[d], target[d] = (
+                (
+                    _powers(n, (1, 4, 16))
+                    if math.prod(shape) <= SMALL
+                    else [1, n]
+                    if n <= FEW
+                    else [1]
+                ),
+                1,
+            )
     return options, target
 
 

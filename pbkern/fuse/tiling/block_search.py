@@ -1,8 +1,9 @@
 """Group, CostModel -> Schedule: the block of every output and with it the grid. Never changes meaning.
 
-One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension depend on the role that a probe
-with blocks of one element finds: lanes (contiguous), rows, columns, batch. Coordinate descent in the cost model picks among
-them. Emission is fuse/emit/group_kernel.py, prices are the target's (fuse/cost/model.py), options block_options.py.
+One output, the root, is tiled; the other outputs follow its grid axes. Options per dimension depend
+on the role that a probe with blocks of one element finds: lanes (contiguous), rows, columns, batch.
+Coordinate descent in the cost model picks among them. Emission is fuse/emit/group_kernel.py, prices
+are the target's (fuse/cost/model.py), options block_options.py.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from .online_blocks import Blocks, at
 if TYPE_CHECKING:
     from .time_skewing import Wavefront
 
-# If halos repeat more than this part of the work, or scratch outgrows L2, the descent starts again from square blocks.
+# If halos repeat more than this part of the work, or scratch outgrows L2, the descent starts again
+# from square blocks.
 HALO_RECOMPUTE = 1.1
 SQUARE = 256
-# Rows and columns of blocks from which products are searched a second time (docs/decisions/031-second-block-search.md).
+# Rows and columns of blocks from which products are searched a second time
+# (docs/decisions/031-second-block-search.md).
 TALL, TALL_TILE = {"row": 1024, "column": 128}, 64
 # Programs that touch more than this part of L2 take long reductions in chunks.
 NEAR = 0.5
@@ -73,7 +76,9 @@ class Schedule:
         return ("parallel",) * len(self.grid)
 
 
-def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[int, ...], dict[int, int]]:
+def _tile(
+    shape: Sequence[int], blocks: Sequence[int]
+) -> tuple[Access, tuple[int, ...], dict[int, int]]:
     """(access, grid, grid axis -> dimension) of an array cut into blocks."""
     access, grid, dims = [], [], {}
     for d, (n, b) in enumerate(zip(shape, blocks)):
@@ -86,17 +91,21 @@ def _tile(shape: Sequence[int], blocks: Sequence[int]) -> tuple[Access, tuple[in
     return tuple(access), tuple(grid), dims
 
 
-def _follow(v, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: Requests) -> Access:
+def _follow(
+    v, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: Requests
+) -> Access:
     """Another output's access under the root's grid. Raises Unfusable unless every axis splits it.
 
-    `placed` are the outputs with accesses so far, the root first; `shape_of_axis` is the extent that each axis cuts.
+    `placed` are the outputs with accesses so far, the root first; `shape_of_axis` is the extent
+    that each axis cuts.
     """
     shape = v.aval.shape
     for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
         at = {}
         for d, s in enumerate(hull):
             for axis, n in enumerate(grid):
-                # The hull's own stride cuts this dimension into exactly as many blocks as the grid has.
+                # The hull's own stride cuts this dimension into exactly as many blocks as the grid
+                # has.
                 step = s.start.coefficient(axis)
                 if step > 0 and len(s.start.terms) == 1 and -(-shape[d] // step) == n:
                     at[d] = Span(Affine.symbol(axis, step), step)
@@ -110,7 +119,11 @@ def _follow(v, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, reque
     ]
     if not ways:
         raise Unfusable("an output does not have every grid axis")
-    return min(ways, key=lambda access: _elements(eqns, [*placed, (v, access)])) if len(ways) > 1 else ways[0]
+    return (
+        min(ways, key=lambda access: _elements(eqns, [*placed, (v, access)]))
+        if len(ways) > 1
+        else ways[0]
+    )
 
 
 def _elements(eqns, placed: Sequence) -> float:
@@ -122,9 +135,12 @@ def _elements(eqns, placed: Sequence) -> float:
     return sum(volume(s.out) for s in requests.steps) + sum(volume(h) for _, h in requests.inputs)
 
 
-def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostModel) -> Schedule | None:
-    """The schedule with the given root blocks; None where it repeats heavy work. Raises NeedsWhole (root
-    dimensions).
+def schedule_at(
+    eqns, outputs: Sequence, blocks: Sequence[int], machine: CostModel
+) -> Schedule | None:
+    """The schedule with the given root blocks; None where it repeats heavy work.
+
+    Raises NeedsWhole (root dimensions).
     """
     root = outputs[0]
     access, grid, axes = _tile(root.aval.shape, blocks)
@@ -142,7 +158,8 @@ def schedule_at(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostMod
 
 
 def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
-    """Schedules a group with the blocks that it had before it took in some of `eqns`, all that it has now, like `schedule_at`.
+    """Schedules a group with the blocks that it had before it took in some of `eqns`, all that it
+    has now, like `schedule_at`.
 
     If the new ones only make what the others read, only their part is computed. Raises NeedsWhole.
     """
@@ -155,19 +172,25 @@ def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
 
 
-def _priced(eqns, requests: Requests, placed: Sequence, grid, blocks, machine: CostModel) -> Schedule | None:
+def _priced(
+    eqns, requests: Requests, placed: Sequence, grid, blocks, machine: CostModel
+) -> Schedule | None:
     cost = machine.kernel_cost(requests, placed, grid)
     if cost is None:
         return None
     plain = Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
-    return plain if cost.working_set <= NEAR * machine.near_bytes else _in_runs(eqns, plain, machine)
+    return (
+        plain if cost.working_set <= NEAR * machine.near_bytes else _in_runs(eqns, plain, machine)
+    )
 
 
 def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
     """Schedules long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
     found = find(eqns, [v for v, _ in plain.outputs])
     runs = found and at(found, plain.outputs)
-    cost = runs and machine.kernel_cost(plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated())
+    cost = runs and machine.kernel_cost(
+        plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated()
+    )
     suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.near_bytes)
     return replace(plain, cost=cost, online=runs) if suits else plain
 
@@ -179,7 +202,10 @@ class _Least(dict):
         return {d for d, n in self.items() if n >= shape[d]}
 
     def demand(self, e: NeedsWhole, dims: Iterable[int], shape: Sequence[int]) -> None:
-        """Adds what an equation needs of `dims`. Raises Unfusable if that was known and did not help."""
+        """Adds what an equation needs of `dims`.
+
+        Raises Unfusable if that was known and did not help.
+        """
         news = False
         for d in dims:
             old = self.get(d, 1)
@@ -208,10 +234,15 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
     for step in requests.steps:
         if step.eqn.primitive.name == "partial_reduce":
             # A chunk is one program's work, for each index of the dimensions before it.
-            runs = step.out[: run_dimensions(*(step.eqn.params[k] for k in ("axis", "axes", "outer"))).stop]
+            runs = step.out[
+                : run_dimensions(*(step.eqn.params[k] for k in ("axis", "axes", "outer"))).stop
+            ]
             roles.update({axes[a]: "run" for s in runs for a in s.start.symbols})
         if step.eqn.primitive.name in SCATTERS:
-            for role, among in (("scatter batch", ScatterForm.of(step.eqn).batch), ("owned", owned(step.eqn))):
+            for role, among in (
+                ("scatter batch", ScatterForm.of(step.eqn).batch),
+                ("owned", owned(step.eqn)),
+            ):
                 roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
@@ -224,8 +255,14 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
             break
     if {"owned", "scatter batch"} & set(roles.values()):
         return least, roles, 1
-    moving, looked_up = [(v, h) for v, h in requests.inputs if any(s.start.terms for s in h)], tables(requests, machine)
-    grain = max((min(_own_elements(h), elements_read(requests, v, h, looked_up)) for v, h in moving), default=1)
+    moving, looked_up = (
+        [(v, h) for v, h in requests.inputs if any(s.start.terms for s in h)],
+        tables(requests, machine),
+    )
+    grain = max(
+        (min(_own_elements(h), elements_read(requests, v, h, looked_up)) for v, h in moving),
+        default=1,
+    )
     return least, roles, grain
 
 
@@ -234,9 +271,14 @@ def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Co
     dims = sorted(dims, reverse=True)
     products = any(e.primitive.name in CONTRACTIONS and is_heavy(e, machine) for e in eqns)
     for d in dims if len(dims) > 1 and products else ():
-        access, grid, _ = _tile(root.aval.shape, [root.aval.shape[e] if e == d else b for e, b in enumerate(blocks)])
+        access, grid, _ = _tile(
+            root.aval.shape, [root.aval.shape[e] if e == d else b for e, b in enumerate(blocks)]
+        )
         try:
-            if machine.kernel_cost(request(eqns, [(root, access)]), [(root, access)], grid) is not None:
+            if (
+                machine.kernel_cost(request(eqns, [(root, access)]), [(root, access)], grid)
+                is not None
+            ):
                 return d
         except NeedsWhole:
             continue
@@ -245,7 +287,10 @@ def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Co
 
 def _own_elements(access: Access) -> int:
     """Elements of a block without its halo."""
-    return math.prod(min(s.size, max(abs(c) for _, c in s.start.terms)) if s.start.terms else s.size for s in access)
+    return math.prod(
+        min(s.size, max(abs(c) for _, c in s.start.terms)) if s.start.terms else s.size
+        for s in access
+    )
 
 
 def root_first(outputs: Sequence) -> list:
@@ -272,11 +317,17 @@ def search(
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
     while True:
-        options, target = options_of(root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain)
+        options, target = options_of(
+            root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain
+        )
         options = [multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
         try:
             best = _descend(at, options, target)
-            if best is None or best.cost.recompute > HALO_RECOMPUTE or best.cost.scratch > machine.scratch_bytes:
+            if (
+                best is None
+                or best.cost.recompute > HALO_RECOMPUTE
+                or best.cost.scratch > machine.scratch_bytes
+            ):
                 best = _better(best, _descend(at, options, _squarish(options, target)))
             if best is not None and best.online is not None:
                 best = _better(best, _descend(stored, options, target))
@@ -291,24 +342,33 @@ def search(
         return best
 
 
-def _equal_cuts(at: Callable, options: list[list[int]], shape: Sequence[int], least: _Least) -> Schedule | None:
-    """The best of schedules with blocks of equal sizes, or else one program: where the options leave a last block that is
-    mostly outside of the array, too much of a heavy value is computed for nothing."""
-    even = [multiples(even_cuts(n, o), least.get(d, 1)) for d, (n, o) in enumerate(zip(shape, options))]
+def _equal_cuts(
+    at: Callable, options: list[list[int]], shape: Sequence[int], least: _Least
+) -> Schedule | None:
+    """The best of schedules with blocks of equal sizes, or else one program: where the options
+    leave a last block that is mostly outside of the array, too much of a heavy value is computed
+    for nothing.
+    """
+    even = [
+        multiples(even_cuts(n, o), least.get(d, 1)) for d, (n, o) in enumerate(zip(shape, options))
+    ]
     return _descend(at, even, [o[-1] for o in options]) or at(list(shape))
 
 
 def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     """Another descent for a group with a product, from blocks of many rows and few columns: rows are not copied for those.
 
-    None if the group has no such dimensions, or if the descent ends at columns that do not fill register tiles.
+    None if the group has no such dimensions, or if the descent ends at columns that do not fill
+    register tiles.
     """
     outputs = [v for v, _ in found.outputs]
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
     if not {"row", "column"} <= set(roles.values()) or found.online is not None:
         return None
-    options, target = options_of(root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain)
+    options, target = options_of(
+        root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain
+    )
     options = [multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
     start = [TALL.get(roles.get(d, ""), n) for d, n in enumerate(target)]
     try:
@@ -358,15 +418,20 @@ def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> S
 PRICED_PER_RESULT = 5
 
 
-def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostModel, count: int) -> list[Schedule]:
+def alternatives(
+    eqns, outputs: Sequence, blocks: Sequence[int], machine: CostModel, count: int
+) -> list[Schedule]:
     """Up to `count` schedules, cheapest first by the model, around the one with the given root blocks.
 
-    `outputs` as in Schedule.outputs. From the cheapest schedule seen so far, each dimension goes one option up and down.
+    `outputs` as in Schedule.outputs. From the cheapest schedule seen so far, each dimension goes
+    one option up and down.
     """
     shape = outputs[0].aval.shape
     least, roles, grain = _roles(eqns, outputs[0], machine)
     options, _ = options_of(shape, least.whole(shape), roles, machine.sizes, grain)
-    options = [sorted({*multiples(o, least.get(d, 1)), b}) for d, (o, b) in enumerate(zip(options, blocks))]
+    options = [
+        sorted({*multiples(o, least.get(d, 1)), b}) for d, (o, b) in enumerate(zip(options, blocks))
+    ]
     start = tuple(o.index(b) for o, b in zip(options, blocks))
     known: dict[tuple[int, ...], Schedule] = {}
     waiting, seen = [(0.0, start)], {start}
@@ -388,5 +453,10 @@ def alternatives(eqns, outputs: Sequence, blocks: Sequence[int], machine: CostMo
 
 def _neighbours(place: tuple[int, ...], options: list[list[int]]) -> list[tuple[int, ...]]:
     """The place itself, and those one option away in one dimension."""
-    steps = [(d, step) for d, o in enumerate(options) for step in (1, -1) if 0 <= place[d] + step < len(o)]
+    steps = [
+        (d, step)
+        for d, o in enumerate(options)
+        for step in (1, -1)
+        if 0 <= place[d] + step < len(o)
+    ]
     return [place, *(tuple(k + step * (e == d) for e, k in enumerate(place)) for d, step in steps)]

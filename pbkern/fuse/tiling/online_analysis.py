@@ -2,14 +2,17 @@
 
     m = max(x)   p = exp(x - m)   l = sum(p)   o = dot(p, v)
 
-A chunk of columns may raise the maximum to m'. The sums so far hold a factor exp(-m) and need exp(-m'): they are multiplied by
-exp(m - m'), and so is whatever is linear in p. Neither x nor p is then needed as a whole. Source: Milakov &
-Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention".
+A chunk of columns may raise the maximum to m'. The sums so far hold a factor exp(-m) and need
+exp(-m'): they are multiplied by exp(m - m'), and so is whatever is linear in p. Neither x nor p is
+then needed as a whole. Source: Milakov & Gimelshein 2018, "Online normalizer calculation for
+softmax"; Dao et al. 2022, "FlashAttention".
 
-Sums that need these results, as in gradients, are a second pass over the columns, which computes x and p again. Where maxima
-are given, as for gradients with respect to keys and values, there is only the second pass.
+Sums that need these results, as in gradients, are a second pass over the columns, which computes x
+and p again. Where maxima are given, as for gradients with respect to keys and values, there is only
+the second pass.
 
-This file looks at equations only; online_blocks.py works out their blocks. Emission is fuse/emit/online_kernel.py.
+This file looks at equations only; online_blocks.py works out their blocks. Emission is
+fuse/emit/online_kernel.py.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ COLUMNS = 512
 LEAST = 32
 EXPONENTIALS = ("exp", "exp2")
 
-_allowed: contextvars.ContextVar[bool] = contextvars.ContextVar("sums may be taken in runs", default=True)
+_allowed: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "sums may be taken in runs", default=True
+)
 
 
 def chunks_allowed(allowed: bool) -> AbstractContextManager:
@@ -50,15 +55,12 @@ def runs_are_allowed() -> bool:
 class Online:
     """Reductions in chunks.
 
-    Attributes:
-      columns: number of reduced elements; `run` of them at a time.
-      level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
-      function: "exp", or "exp2".
-      sums: equations linear in exp(x - m), each with the dimension of x per dimension of its result.
-      before: equations that x and the sums' operands need.
-      totals: equations of the second pass.
-      again: equations that the totals' operands need, given m and the sums.
-      after: equations from m, the sums and the totals to the group's results.
+    Attributes: columns: number of reduced elements; `run` of them at a time. level: the equation of
+      the maximum m = reduce_max(x); None: there is no first pass. function: "exp", or "exp2". sums:
+      equations linear in exp(x - m), each with the dimension of x per dimension of its result.
+      before: equations that x and the sums' operands need. totals: equations of the second pass.
+      again: equations that the totals' operands need, given m and the sums. after: equations from
+      m, the sums and the totals to the group's results.
     """
 
     columns: int
@@ -81,7 +83,9 @@ class Online:
         return [e.outvars[0] for e in self.totals]
 
     def places_of_level(self) -> Places:
-        return tuple(d for d in range(self.level.invars[0].aval.ndim) if d not in self.level.params["axes"])
+        return tuple(
+            d for d in range(self.level.invars[0].aval.ndim) if d not in self.level.params["axes"]
+        )
 
 
 def find(eqns: Sequence, outputs: Sequence) -> Online | None:
@@ -94,18 +98,24 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
         linear = _Linear(level)
         sums = tuple(linear.sums(eqns))
         first = {e.outvars[0] for e in (level, *(e for e, _ in sums))}
-        before = leading_to(eqns, {a for e in (level, *(e for e, _ in sums)) for a in atoms(e)}, {level.outvars[0]})
+        before = leading_to(
+            eqns, {a for e in (level, *(e for e, _ in sums)) for a in atoms(e)}, {level.outvars[0]}
+        )
         if not sums or any(v in first for e in before for v in e.outvars):
             continue
         totals = [e for e in _totals(eqns, x).get(axis, ()) if e.outvars[0] not in first]
-        found = _complete(eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals)
+        found = _complete(
+            eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals
+        )
         if found is not None:
             return found
     for root in eqns:
         if root.primitive.name == "dot_general":
             for axis, totals in _totals(eqns, root.outvars[0]).items():
                 columns = root.outvars[0].aval.shape[axis]
-                found = columns >= 2 * COLUMNS and _complete(eqns, outputs, columns, (None, "", (), ()), totals)
+                found = columns >= 2 * COLUMNS and _complete(
+                    eqns, outputs, columns, (None, "", (), ()), totals
+                )
                 if found and any(e.primitive.name in EXPONENTIALS for e in found.again):
                     return found
     return None
@@ -119,18 +129,41 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online 
     totals = [e for e in totals if e.outvars[0] in needed]
     second = {e.outvars[0] for e in totals}
     again = leading_to(eqns, {a for e in totals for a in atoms(e)}, first)
-    products = any(e.primitive.name == "dot_general" for e in (*totals, *again, *before, *(e for e, _ in sums)))
+    products = any(
+        e.primitive.name == "dot_general" for e in (*totals, *again, *before, *(e for e, _ in sums))
+    )
     if not products or any(v in second for e in again for v in e.outvars):
         return None
     after = leading_to(eqns, set(outputs), first | second)
     run = _run_of(columns, totals)
-    return Online(columns, run, level, first_pass[1], sums, tuple(before), tuple(totals), tuple(again), tuple(after))
+    return Online(
+        columns,
+        run,
+        level,
+        first_pass[1],
+        sums,
+        tuple(before),
+        tuple(totals),
+        tuple(again),
+        tuple(after),
+    )
 
 
 def _run_of(columns: int, totals: Sequence) -> int:
     """Columns of a chunk: fewer if sums go over other dimensions as well, such as the queries that share a key."""
-    over = [e.params["dimension_numbers"][0][0] if e.primitive.name == "dot_general" else e.params["axes"] for e in totals]
-    beside = max((math.prod(e.invars[0].aval.shape[d] for d in dims) // columns for e, dims in zip(totals, over)), default=1)
+    over = [
+        e.params["dimension_numbers"][0][0]
+        if e.primitive.name == "dot_general"
+        else e.params["axes"]
+        for e in totals
+    ]
+    beside = max(
+        (
+            math.prod(e.invars[0].aval.shape[d] for d in dims) // columns
+            for e, dims in zip(totals, over)
+        ),
+        default=1,
+    )
     return COLUMNS if beside <= 1 else max(COLUMNS // beside // LEAST * LEAST, min(LEAST, COLUMNS))
 
 
@@ -145,7 +178,11 @@ def _totals(eqns: Sequence, root) -> dict[int, list]:
         if name in MOVING:
             at = moved(e, places[0])
         elif name in ELEMENTWISE and len({p for p in places if p}) == 1:
-            at = next(p for p in places if p) if len(shape) == len(next(p for p in places if p)) else None
+            at = (
+                next(p for p in places if p)
+                if len(shape) == len(next(p for p in places if p))
+                else None
+            )
         else:
             at = None
             for axis in _summed_over(e, places):
@@ -161,7 +198,11 @@ def _summed_over(e, places: Sequence) -> list[int]:
         over = [places[0][d] for d in e.params["axes"] if e.invars[0].aval.shape[d] > 1]
     elif e.primitive.name == "dot_general" and sum(map(bool, places)) == 1:
         side = 0 if places[0] else 1
-        over = [places[side][d] for d in e.params["dimension_numbers"][0][side] if e.invars[side].aval.shape[d] > 1]
+        over = [
+            places[side][d]
+            for d in e.params["dimension_numbers"][0][side]
+            if e.invars[side].aval.shape[d] > 1
+        ]
     else:
         return []
     return [] if None in over else over
@@ -169,17 +210,26 @@ def _summed_over(e, places: Sequence) -> list[int]:
 
 def _is_long(eqn) -> bool:
     """Is the equation a maximum of floats over one dimension of several chunks?"""
-    if eqn.primitive.name != "reduce_max" or len(eqn.params["axes"]) != 1 or isinstance(eqn.invars[0], jex.Literal):
+    if (
+        eqn.primitive.name != "reduce_max"
+        or len(eqn.params["axes"]) != 1
+        or isinstance(eqn.invars[0], jex.Literal)
+    ):
         return False
     aval = eqn.invars[0].aval
-    return jnp.issubdtype(aval.dtype, jnp.floating) and aval.shape[int(eqn.params["axes"][0])] >= 2 * COLUMNS
+    return (
+        jnp.issubdtype(aval.dtype, jnp.floating)
+        and aval.shape[int(eqn.params["axes"][0])] >= 2 * COLUMNS
+    )
 
 
 class _Linear:
     """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with their dimension maps.
 
-    Any other value that depends on the maximum, or on exponentials, is `other`: it changes from chunk to chunk. So is a select
-    between exponentials and zero: in rows that are all -inf it leaves some elements NaN and some not, which sums cannot tell.
+    Any other value that depends on the maximum, or on exponentials, is `other`: it changes from
+      chunk to chunk. So is a select
+    between exponentials and zero: in rows that are all -inf it leaves some elements NaN and some
+      not, which sums cannot tell.
     """
 
     def __init__(self, level):
@@ -205,7 +255,9 @@ class _Linear:
             elif any(a in self.known for a in read):
                 place = self._result(e)
                 if place is None:
-                    self.other.update(e.outvars if any(self.known.get(a, "x")[0] != "x" for a in read) else ())
+                    self.other.update(
+                        e.outvars if any(self.known.get(a, "x")[0] != "x" for a in read) else ()
+                    )
                 elif place[0] == "sum":
                     self.found.append((e, place[1]))
                     ended.update(e.outvars)
@@ -214,33 +266,54 @@ class _Linear:
         return self.found
 
     def _result(self, e) -> tuple[str, Places] | None:
-        name, operands = e.primitive.name, [None if isinstance(a, jex.Literal) else self.known.get(a) for a in e.invars]
+        name, operands = (
+            e.primitive.name,
+            [None if isinstance(a, jex.Literal) else self.known.get(a) for a in e.invars],
+        )
         first = operands[0]
         if name in MOVING and first:
             places = moved(e, first[1])
             return places and (first[0], places)
         if name == "sub" and all(operands):
             (kind, places), (other, levels) = operands
-            return ("difference", places) if (kind, other) == ("x", "level") and self._fits(levels, places) else None
+            return (
+                ("difference", places)
+                if (kind, other) == ("x", "level") and self._fits(levels, places)
+                else None
+            )
         if name in EXPONENTIALS and first[0] == "difference" and self.function in (None, name):
             self.function = name
             return "weight", first[1]
         if not all(o is None or o[0] == "weight" for o in operands):
             return None
-        if name in ("mul", "neg", "convert_element_type", "div") and sum(map(bool, operands)) == 1 and (first or name == "mul"):
+        if (
+            name in ("mul", "neg", "convert_element_type", "div")
+            and sum(map(bool, operands)) == 1
+            and (first or name == "mul")
+        ):
             return "weight", next(o for o in operands if o)[1]
         if name == "reduce_sum":
             return self._summed(first[1], e.params["axes"], e.invars[0].aval.shape)
-        return self._product(e, operands) if name == "dot_general" and sum(map(bool, operands)) == 1 else None
+        return (
+            self._product(e, operands)
+            if name == "dot_general" and sum(map(bool, operands)) == 1
+            else None
+        )
 
     def _fits(self, levels: Places, places: Places) -> bool:
         """Does every element meet the maximum of its own row?"""
         shape = self.level.invars[0].aval.shape
-        return len(levels) == len(places) and all(a == b or a is None or shape[a] == 1 for a, b in zip(levels, places))
+        return len(levels) == len(places) and all(
+            a == b or a is None or shape[a] == 1 for a, b in zip(levels, places)
+        )
 
     def _summed(self, places: Places, axes, shape) -> tuple[str, Places] | None:
         over = [places[d] for d in axes if shape[d] > 1]
-        return ("sum", tuple(p for d, p in enumerate(places) if d not in axes)) if over == [self.axis] else None
+        return (
+            ("sum", tuple(p for d, p in enumerate(places) if d not in axes))
+            if over == [self.axis]
+            else None
+        )
 
     def _product(self, e, operands) -> tuple[str, Places] | None:
         side = next(k for k, o in enumerate(operands) if o)
@@ -251,4 +324,7 @@ class _Linear:
         places = operands[side][1]
         free = [places[d] for d in range(len(places)) if d not in (*contracted, *batch)]
         beside = [None] * (e.outvars[0].aval.ndim - len(batch) - len(free))
-        return "sum", (*(places[d] for d in batch), *(free + beside if side == 0 else beside + free))
+        return "sum", (
+            *(places[d] for d in batch),
+            *(free + beside if side == 0 else beside + free),
+        )

@@ -22,9 +22,8 @@ RUN = 1 << 16
 class Run:
     """One chunk of a pass: what it reads and computes. Spans may count in RUN.
 
-    Attributes:
-      requests: of the equations that the reductions' operands need.
-      products: steps of the reductions on a chunk's columns; in the first pass, the maximum comes first.
+    Attributes: requests: of the equations that the reductions' operands need. products: steps of
+      the reductions on a chunk's columns; in the first pass, the maximum comes first.
     """
 
     requests: Requests
@@ -60,14 +59,25 @@ class Blocks:
     def parts(self) -> dict:
         """Value -> the part of its block that a chunk holds."""
         steps = [s for p in (self.first, self.second) if p for s in p.full.steps()]
-        read = ((a, access) for s in steps for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal))
-        return dict.fromkeys((a for a, access in read if access and moves(access)), self.online.run / self.online.columns)
+        read = (
+            (a, access)
+            for s in steps
+            for a, access in zip(s.eqn.invars, s.pull.inputs)
+            if not isinstance(a, jex.Literal)
+        )
+        return dict.fromkeys(
+            (a for a, access in read if access and moves(access)),
+            self.online.run / self.online.columns,
+        )
 
     def repeated(self) -> set:
         """ids of equations that both passes compute."""
         if self.first is None or self.second is None:
             return set()
-        both = [{id(s.eqn) for s in p.full.requests.steps if moves(s.out)} for p in (self.first, self.second)]
+        both = [
+            {id(s.eqn) for s in p.full.requests.steps if moves(s.out)}
+            for p in (self.first, self.second)
+        ]
         return both[0] & both[1]
 
 
@@ -81,7 +91,9 @@ def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | Non
     try:
         after = request(online.after, outputs)
         asked = [after]
-        second = _pass(online, online.totals, online.again, [_only(asked, v) for v in online.second])
+        second = _pass(
+            online, online.totals, online.again, [_only(asked, v) for v in online.second]
+        )
         first = None
         if second is not None:
             asked.append(second.full.requests)
@@ -95,7 +107,12 @@ def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | Non
     except (NeedsWhole, Unfusable):
         return None
     left = {id(e) for e in online.after}
-    if any(id(s.eqn) in left and _has_rows(s.out, online.run) for p in (first, second) if p for s in p.full.requests.steps):
+    if any(
+        id(s.eqn) in left and _has_rows(s.out, online.run)
+        for p in (first, second)
+        if p
+        for s in p.full.requests.steps
+    ):
         return None
     return Blocks(online, first, second, after)
 
@@ -106,7 +123,10 @@ def _has_rows(access: Access, columns: int) -> bool:
 
 
 def _only(asked: Sequence[Requests], v) -> Access | None:
-    """The block that is asked for of a value; None if nothing asks for it. Raises Unfusable for several blocks."""
+    """The block that is asked for of a value; None if nothing asks for it.
+
+    Raises Unfusable for several blocks.
+    """
     hulls = list(dict.fromkeys(h for r in asked for h in r.hulls.get(v, ())))
     if len(hulls) > 1:
         raise Unfusable("a reduction in runs is needed at several places")
@@ -114,7 +134,12 @@ def _only(asked: Sequence[Requests], v) -> Access | None:
 
 
 def _pass(
-    online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access | None], level=None, of_level: Access | None = None
+    online: Online,
+    sums: Sequence,
+    eqns: Sequence,
+    kept: Sequence[Access | None],
+    level=None,
+    of_level: Access | None = None,
 ) -> Pass | None:
     """The chunks that make these sums, and the maximum. None without sums. Raises Unfusable."""
     if not sums:
@@ -122,17 +147,33 @@ def _pass(
     if None in kept:
         raise Unfusable("a reduction in runs is not needed")
     count, rest = divmod(online.columns, online.run)
-    spans = [Span(Affine.symbol(RUN, online.run), online.run), Span(Affine((), count * online.run), rest)]
-    full, last = (_run(online, sums, eqns, kept, s, level, of_level) if s.size else None for s in spans)
+    spans = [
+        Span(Affine.symbol(RUN, online.run), online.run),
+        Span(Affine((), count * online.run), rest),
+    ]
+    full, last = (
+        _run(online, sums, eqns, kept, s, level, of_level) if s.size else None for s in spans
+    )
     return Pass(full, count, last)
 
 
 def _run(
-    online: Online, sums: Sequence, eqns: Sequence, kept: Sequence[Access], columns: Span, level, of_level: Access | None
+    online: Online,
+    sums: Sequence,
+    eqns: Sequence,
+    kept: Sequence[Access],
+    columns: Span,
+    level,
+    of_level: Access | None,
 ) -> Run:
     """Reads and computations of one chunk."""
     products = [_narrowed(e, access, columns, online.columns) for e, access in zip(sums, kept)]
-    wanted = [(a, access) for s in products for a, access in zip(s.eqn.invars, s.pull.inputs) if not isinstance(a, jex.Literal)]
+    wanted = [
+        (a, access)
+        for s in products
+        for a, access in zip(s.eqn.invars, s.pull.inputs)
+        if not isinstance(a, jex.Literal)
+    ]
     requests = request(eqns, wanted)
     if level is not None:
         inner = _only([requests], level.outvars[0])
@@ -142,12 +183,17 @@ def _run(
         requests = request(eqns, [*wanted, (level.invars[0], products[0].pull.inputs[0])])
         _only([requests], level.outvars[0])
     made = {v for s in requests.steps for v in s.eqn.outvars}
-    read = [(v, h) for v, hulls in requests.hulls.items() if v not in made for h in hulls]  # also by the reductions themselves
+    read = [
+        (v, h) for v, hulls in requests.hulls.items() if v not in made for h in hulls
+    ]  # also by the reductions themselves
     return Run(replace(requests, inputs=read), tuple(products))
 
 
 def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
-    """A reduction's step on some of `total` columns. Raises Unfusable if it does more than bind its operation."""
+    """A reduction's step on some of `total` columns.
+
+    Raises Unfusable if it does more than bind its operation.
+    """
     step = step_of(eqn, out)
     pulled = step.pull
     if pulled.compute is not None or step.out != out:
@@ -169,6 +215,8 @@ def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
 def _check_aligned(level: Access, of_level: Places, access: Access, places: Places) -> None:
     """Raises Unfusable unless each row of a block of sums belongs to one row of the maximum's block."""
     spans = dict(zip(of_level, level))
-    alike = all(p is None or spans[p] == s or s.size == 1 == spans[p].size for p, s in zip(places, access))
+    alike = all(
+        p is None or spans[p] == s or s.size == 1 == spans[p].size for p, s in zip(places, access)
+    )
     if not alike or not all(p in places or spans[p].size == 1 for p in of_level):
         raise Unfusable("sums in runs have other blocks than their maximum")

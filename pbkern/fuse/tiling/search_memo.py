@@ -1,9 +1,10 @@
 """Memoised search: groups of equal structure, such as those of equal layers, are searched once.
 
-The result of a search (block_search.py) depends only on what the equations do, on the types of values, and on which value is
-whose operand. A group that equals an earlier one in these gets its result, and so does a group that tries to take in an
-equation: one in six of the searches for the gradient of eight equal layers remains. Requests are computed again, for the
-group's own values, on first use.
+The result of a search (block_search.py) depends only on what the equations do, on the types of
+values, and on which value is whose operand. A group that equals an earlier one in these gets its
+result, and so does a group that tries to take in an equation: one in six of the searches for the
+gradient of eight equal layers remains. Requests are computed again, for the group's own values, on
+first use.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class _Searches:
         key: list[int] = []
         for e in eqns:
             key.append(self._kind(e))
-            key += [names.setdefault(a, len(names)) for a in e.invars if not isinstance(a, jex.Literal)]
+            key += [
+                names.setdefault(a, len(names)) for a in e.invars if not isinstance(a, jex.Literal)
+            ]
             key += [names.setdefault(v, len(names)) for v in e.outvars]
         return (*key, *(names[v] for v in outputs))
 
@@ -78,7 +81,11 @@ def _description(eqn) -> tuple:
     """Operation, parameters, types and literals; the equation itself if parameters cannot be compared."""
     params = tuple((name, type(value), value) for name, value in sorted(eqn.params.items()))
     types = tuple(v.aval for v in (*eqn.invars, *eqn.outvars))
-    literals = tuple((k, np.asarray(a.val).tobytes()) for k, a in enumerate(eqn.invars) if isinstance(a, jex.Literal))
+    literals = tuple(
+        (k, np.asarray(a.val).tobytes())
+        for k, a in enumerate(eqn.invars)
+        if isinstance(a, jex.Literal)
+    )
     found = (eqn.primitive, params, types, literals)
     try:
         hash(found)
@@ -87,28 +94,46 @@ def _description(eqn) -> tuple:
     return found
 
 
-_current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar("searches of one plan", default=None)
+_current: contextvars.ContextVar[_Searches | None] = contextvars.ContextVar(
+    "searches of one plan", default=None
+)
 
 
 def searches_memoised() -> AbstractContextManager:
-    """In a `with` block, groups of equal structure are searched once. The machine must stay the same within."""
+    """In a `with` block, groups of equal structure are searched once.
+
+    The machine must stay the same within.
+    """
     return during(_current, _Searches())
 
 
 def memoised_search(
-    eqns: Sequence, outputs: Sequence, machine: CostModel, accept: Callable[[Cost], bool] | None = None
+    eqns: Sequence,
+    outputs: Sequence,
+    machine: CostModel,
+    accept: Callable[[Cost], bool] | None = None,
 ) -> Schedule:
     """Memoised `search`; raises as it does. Each `accept` has results of its own."""
     outputs = root_first(outputs)
-    return _once((accept,), eqns, outputs, lambda: search(eqns, outputs, machine, accept),
-                 lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
+    return _once(
+        (accept,),
+        eqns,
+        outputs,
+        lambda: search(eqns, outputs, machine, accept),
+        lambda blocks: schedule_at(eqns, outputs, blocks, machine),
+    )
 
 
 def tall_blocks_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
     """Remembers results of `tall_blocks`."""
     outputs = [v for v, _ in found.outputs]
-    return _once(("tall", found.online is None), eqns, outputs, lambda: tall_blocks(eqns, found, machine),
-                 lambda blocks: schedule_at(eqns, outputs, blocks, machine))  # fmt: skip
+    return _once(
+        ("tall", found.online is None),
+        eqns,
+        outputs,
+        lambda: tall_blocks(eqns, found, machine),
+        lambda blocks: schedule_at(eqns, outputs, blocks, machine),
+    )
 
 
 def memoised_extension(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
@@ -121,11 +146,18 @@ def memoised_extension(eqns: Sequence, found: Schedule, machine: CostModel) -> S
     return _once(("more", found.blocks, accesses), eqns, outputs, look, look)
 
 
-def _once(what: tuple, eqns: Sequence, outputs: Sequence, look: Callable[[], Schedule | None],
-          with_runs: Callable[[tuple], Schedule | None]) -> Schedule | None:
-    """look(), or its result for an earlier group of equal structure. `outputs`: in placement order; `with_runs`: the schedule
-    for known blocks, if reductions are taken in chunks.
-    """  # fmt: skip
+def _once(
+    what: tuple,
+    eqns: Sequence,
+    outputs: Sequence,
+    look: Callable[[], Schedule | None],
+    with_runs: Callable[[tuple], Schedule | None],
+) -> Schedule | None:
+    """look(), or its result for an earlier group of equal structure.
+
+    `outputs`: in placement order; `with_runs`: the schedule for known blocks, if reductions are
+      taken in chunks.
+    """
     searches = _current.get()
     if searches is None:
         return look()

@@ -1,11 +1,13 @@
-"""Time skewing: steps of a stencil as a wavefront, one pass over memory in which each step follows the previous by a few rows.
+"""Time skewing: steps of a stencil as a wavefront, one pass over memory in which each step follows
+the previous by a few rows.
 
     rows of step 1      . . . . . . #              while rows enter the cache, each step computes its next few rows:
     rows of step 2      . . . . #                  the rows of the step before are there already. As every step stores over
     rows of step 3      . . #                      what later rows no longer need, all steps share the same rows of cache
 
-A wavefront takes whole rows, so that only programs that share a border of rows repeat work, and as many steps as the cache
-holds rows for. fuse/emit/skewed_kernel.py emits it; fuse/time_tiling/overlapped.py chooses between it and overlapped tiles.
+A wavefront takes whole rows, so that only programs that share a border of rows repeat work, and as
+many steps as the cache holds rows for. fuse/emit/skewed_kernel.py emits it;
+fuse/time_tiling/overlapped.py chooses between it and overlapped tiles.
 """
 
 from __future__ import annotations
@@ -24,13 +26,17 @@ from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
 from pbkern.fuse.cost.kinds import UNOVERLAPPED, itemsize, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 
-# Rows that a step computes at a time: a register tile takes four; more rows repeat less of what a step stores in between.
+# Rows that a step computes at a time: a register tile takes four; more rows repeat less of what a
+# step stores in between.
 ROWS = (4, 8, 16)
-# The part of near memory that the wavefront may fill: rows on their way from and to memory pass through as well.
+# The part of near memory that the wavefront may fill: rows on their way from and to memory pass
+# through as well.
 NEAR_SHARE = 0.95
-# A wavefront may take as little as this part of the steps that fit, if then no shorter one must follow the last.
+# A wavefront may take as little as this part of the steps that fit, if then no shorter one must
+# follow the last.
 EVEN_SHARE = 0.5
-# Most rows, relative to its own, that a program's first step computes beyond them, as its neighbours do.
+# Most rows, relative to its own, that a program's first step computes beyond them, as its
+# neighbours do.
 REPEATED = 0.5
 # Rows are whole in the last dimension, so wavefronts move along an earlier one.
 ALONG = (2, 3)  # counted from the end
@@ -69,8 +75,10 @@ class Wavefront:
       body: one step, (*consts, *carries, *elements of xs) -> carries; `counts` of consts and carries.
       periodic: per operand of the body, the dimensions along which elements beyond an edge come from the other side.
       along: the dimension of all carries along which the wavefront moves, counted from the end. Carries may differ in
-        length (on staggered grids they do); nothing reads what a step computes beyond a carry's end.
-      height: rows that one program makes. reads: blocks that a few rows of a step read. alone: blocks that one row reads.
+        length (on staggered grids they do); nothing reads what a step computes beyond a carry's
+        end.
+      height: rows that one program makes. reads: blocks that a few rows of a step read. alone:
+        blocks that one row reads.
       machine: for which its rows are placed.
     """
 
@@ -141,8 +149,10 @@ class Wavefront:
     def made_by_program(self, v) -> Access:
         """The part of a new carry that one program makes."""
         axis = self.axis(v)
-        return tuple(Span(Affine.symbol(0, self.height), self.height) if d == axis else whole(n)
-                     for d, n in enumerate(v.aval.shape))  # fmt: skip
+        return tuple(
+            Span(Affine.symbol(0, self.height), self.height) if d == axis else whole(n)
+            for d, n in enumerate(v.aval.shape)
+        )
 
     def margins(self, v) -> list[tuple[int, int]]:
         """Per dimension of a carry, elements before and behind it that a step reads; none along the front."""
@@ -156,7 +166,11 @@ class Wavefront:
 
 
 def wavefronts(
-    body: jex.ClosedJaxpr, counts: tuple[int, int], periodic: Sequence[set], length: int, machine: CostModel
+    body: jex.ClosedJaxpr,
+    counts: tuple[int, int],
+    periodic: Sequence[set],
+    length: int,
+    machine: CostModel,
 ) -> Iterator[tuple[Wavefront, Cost]]:
     """Wavefronts of at most `length` steps, each with its price."""
     for along in ALONG:
@@ -168,20 +182,34 @@ def wavefronts(
                 reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
             except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
                 break
-            wave = Wavefront(body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone, machine)
+            wave = Wavefront(
+                body, counts, tuple(map(frozenset, periodic)), along, 1, rows, reads, alone, machine
+            )
             # Rows that do not depend on others need no wavefront: they are tiles without halos.
-            if wave.lag and all(_is_wavefront(wave, r) for r in (reads, alone)) and _wraps_once(wave):
+            if (
+                wave.lag
+                and all(_is_wavefront(wave, r) for r in (reads, alone))
+                and _wraps_once(wave)
+            ):
                 yield from _sized(wave, length, machine)
 
 
-def _all_have_rows(body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[set], along: int) -> bool:
+def _all_have_rows(
+    body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[set], along: int
+) -> bool:
     """Do all carries have rows along the front, and all wrap around, or none?"""
     carries = body.invars[counts[0] : sum(counts)]
-    if not carries or any(isinstance(v, jex.Literal) or v.aval.ndim < along for v in (*carries, *body.outvars)):
+    if not carries or any(
+        isinstance(v, jex.Literal) or v.aval.ndim < along for v in (*carries, *body.outvars)
+    ):
         return False
     extents = {v.aval.shape[-along] for v in carries}
     wrap = {v.aval.ndim - along in dims for v, dims in zip(carries, periodic[counts[0] :])}
-    return len(wrap) == 1 and (len(extents) == 1 or wrap == {False}) and min(v.aval.size for v in carries) > 0
+    return (
+        len(wrap) == 1
+        and (len(extents) == 1 or wrap == {False})
+        and min(v.aval.size for v in carries) > 0
+    )
 
 
 def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
@@ -194,8 +222,11 @@ def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
                 return False
             if carried and moving != [wave.axis(v)]:
                 return False
-            if not carried and any(not 0 <= s.start.const <= s.start.const + s.size <= n
-                                   for d, (s, n) in enumerate(zip(h, v.aval.shape)) if d not in moving):  # fmt: skip
+            if not carried and any(
+                not 0 <= s.start.const <= s.start.const + s.size <= n
+                for d, (s, n) in enumerate(zip(h, v.aval.shape))
+                if d not in moving
+            ):
                 return False
     return True
 
@@ -238,20 +269,37 @@ def price(wave: Wavefront, machine: CostModel) -> Cost | None:
     None if a step repeats what is too expensive.
     """
     programs = wave.programs
-    one = machine.kernel_cost(wave.reads.requests, _results(wave), (-(-wave.extent // wave.reads.rows),))
+    one = machine.kernel_cost(
+        wave.reads.requests, _results(wave), (-(-wave.extent // wave.reads.rows),)
+    )
     if one is None:
         return None
     shared = programs if wave.wraps else programs - 1
     repeated = 1 + shared * wave.lag * wave.steps / 2 / wave.extent
     idle = machine.cores / min(programs, machine.cores)
-    arithmetic, trips = one.compute, 2 * sum(nbytes(v.aval) for v in wave.carries) / machine.near_bandwidth
+    arithmetic, trips = (
+        one.compute,
+        2 * sum(nbytes(v.aval) for v in wave.carries) / machine.near_bandwidth,
+    )
     compute = _overlapped(arithmetic, trips) * idle * wave.steps * repeated
     moved = sum(nbytes(v.aval) for v in (*wave.operands, *wave.carries))
     memory = sum(3 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in wave.carries)
     seconds = _overlapped(compute, memory) + machine.launch_seconds
-    front = int(sum(_row_bytes(wave, v) for v in wave.carries) * (wave.lag * wave.steps + wave.reads.rows))
-    return Cost(seconds, compute, memory, moved, one.flops * wave.steps * repeated, one.recompute * repeated, front, front,
-                programs, max(one.limit, moved / machine.memory_bandwidth))  # fmt: skip
+    front = int(
+        sum(_row_bytes(wave, v) for v in wave.carries) * (wave.lag * wave.steps + wave.reads.rows)
+    )
+    return Cost(
+        seconds,
+        compute,
+        memory,
+        moved,
+        one.flops * wave.steps * repeated,
+        one.recompute * repeated,
+        front,
+        front,
+        programs,
+        max(one.limit, moved / machine.memory_bandwidth),
+    )
 
 
 def _overlapped(a: float, b: float) -> float:
@@ -260,4 +308,3 @@ def _overlapped(a: float, b: float) -> float:
 
 def _results(wave: Wavefront) -> list[tuple[object, Access]]:
     return list(zip(wave.body.jaxpr.outvars, wave.reads.results))
-

@@ -1,9 +1,10 @@
 """Overlapped (ghost-zone) time tiling: the body of a counted loop -> several steps in one kernel, if the model gains.
 
-A stencil iterated in time moves its arrays once per step. Several steps of one tile fit the cache: the tile's halo grows step
-by step (fuse/access/blocks.py), neighbours compute it again, and `steps` steps take one pass over memory. With periodic
-borders, the arrays are first continued beyond their edges, as far as the halo of all steps (periodic_borders.py).
-fuse/emit/control_flow.py launches the kernel length // steps times, and a shorter one for the rest. A wavefront
+A stencil iterated in time moves its arrays once per step. Several steps of one tile fit the cache:
+the tile's halo grows step by step (fuse/access/blocks.py), neighbours compute it again, and `steps`
+steps take one pass over memory. With periodic borders, the arrays are first continued beyond their
+edges, as far as the halo of all steps (periodic_borders.py). fuse/emit/control_flow.py launches the
+kernel length // steps times, and a shorter one for the rest. A wavefront
 (fuse/tiling/time_skewing.py) may be cheaper.
 """
 
@@ -31,7 +32,8 @@ from pbkern.fuse.tiling.time_skewing import Wavefront, price, wavefronts
 from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos
 from .windows_as_slices import AS_SLICES, is_window
 
-# Steps per kernel that are tried, while each gains this much over the one before: more steps take longer to compile.
+# Steps per kernel that are tried, while each gains this much over the one before: more steps take
+# longer to compile.
 STEPS = (2, 4, 5, 8, 10)
 GAIN = 0.96
 # Bounds code size and compile time.
@@ -64,7 +66,11 @@ def _is_local(eqn) -> bool:
 
 
 def tile_time(
-    body: jex.ClosedJaxpr, parts: Partition, counts: tuple[int, int], length: int, machine: CostModel
+    body: jex.ClosedJaxpr,
+    parts: Partition,
+    counts: tuple[int, int],
+    length: int,
+    machine: CostModel,
 ) -> TimeBlocks | None:
     """The number of steps per kernel that the model prefers; None for one step.
 
@@ -74,8 +80,12 @@ def tile_time(
         return None
     step = _step(body, counts)
     seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
-    fronts = [_Wavefront(*found) for found in wavefronts(step.body, counts, step.periodic, length, machine)]
-    # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is needed.
+    fronts = [
+        _Wavefront(*found)
+        for found in wavefronts(step.body, counts, step.periodic, length, machine)
+    ]
+    # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is
+    # needed.
     tiles = not any(f.wave.steps >= min(length, max(STEPS, default=0)) for f in fronts)
     best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
     for front in fronts:
@@ -91,7 +101,9 @@ def tile_time(
     return TimeBlocks(best.inner(), rest and rest.inner())
 
 
-def _best_tile(step: _Step, length: int, seconds: float, machine: CostModel) -> tuple[_Unrolled | _Wavefront | None, float]:
+def _best_tile(
+    step: _Step, length: int, seconds: float, machine: CostModel
+) -> tuple[_Unrolled | _Wavefront | None, float]:
     """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
     best = None
     for s in (s for s in STEPS if s <= min(length, step.most)):
@@ -102,7 +114,8 @@ def _best_tile(step: _Step, length: int, seconds: float, machine: CostModel) -> 
         turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
         total = turn * (length // s + (1 if length % s else 0))
         if total > seconds * GAIN:
-            # One bad number of steps, such as one that does not divide the length, does not end the search.
+            # One bad number of steps, such as one that does not divide the length, does not end the
+            # search.
             if turn / s > seconds / length:
                 break
             continue
@@ -127,7 +140,12 @@ class _Unrolled:
 
     def inner(self) -> Inner:
         node = Node("group", list(self.jaxpr.eqns), self.outputs, self.schedule)
-        why = Edge(self.jaxpr.eqns[-1], True, "steps in time share a kernel", after=self.schedule.cost.seconds)
+        why = Edge(
+            self.jaxpr.eqns[-1],
+            True,
+            "steps in time share a kernel",
+            after=self.schedule.cost.seconds,
+        )
         return Inner(self.jaxpr, Partition([node], [why]), [node], self.steps)
 
     def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
@@ -157,16 +175,34 @@ class _Wavefront:
 
     def inner(self) -> Inner:
         wave = self.wave
-        shapes = [(wave.steps,) * (v in wave.elements) + v.aval.shape for v in wave.body.jaxpr.invars]
-        avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, wave.body.jaxpr.invars)]
-        jaxpr = jax.make_jaxpr(lambda *args: time_steps_p.bind(*args, body=wave.body, steps=wave.steps))(*avals).jaxpr
+        shapes = [
+            (wave.steps,) * (v in wave.elements) + v.aval.shape for v in wave.body.jaxpr.invars
+        ]
+        avals = [
+            jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, wave.body.jaxpr.invars)
+        ]
+        jaxpr = jax.make_jaxpr(
+            lambda *args: time_steps_p.bind(*args, body=wave.body, steps=wave.steps)
+        )(*avals).jaxpr
         (eqn,) = jaxpr.eqns
         operand = dict(zip(wave.body.jaxpr.invars, jaxpr.invars))
         reads = [(operand[v], tuple(map(whole, operand[v].aval.shape))) for v in wave.operands]
         makes = [(v, wave.made_by_program(v)) for v in eqn.outvars]
-        schedule = Schedule((wave.programs,), (wave.height,), tuple(makes), Requests({}, [], reads), self.cost, wave=wave)
+        schedule = Schedule(
+            (wave.programs,),
+            (wave.height,),
+            tuple(makes),
+            Requests({}, [], reads),
+            self.cost,
+            wave=wave,
+        )
         node = Node("group", [eqn], list(eqn.outvars), schedule)
-        why = Edge(eqn, True, f"{wave.steps} steps in time follow each other in one kernel", after=self.cost.seconds)
+        why = Edge(
+            eqn,
+            True,
+            f"{wave.steps} steps in time follow each other in one kernel",
+            after=self.cost.seconds,
+        )
         return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
 
     def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Wavefront | None:
@@ -190,9 +226,19 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
     rolled = with_periodic_halos(body)
     periodic = periodic_dimensions(rolled.jaxpr, counts)
     if periodic is None or not any(periodic):
-        return _Step(body, counts, [set() for _ in body.jaxpr.invars], MAX_EQUATIONS // max(len(body.jaxpr.eqns), 1))
+        return _Step(
+            body,
+            counts,
+            [set() for _ in body.jaxpr.invars],
+            MAX_EQUATIONS // max(len(body.jaxpr.eqns), 1),
+        )
     extent = min(v.aval.shape[d] for v, dims in zip(rolled.jaxpr.invars, periodic) for d in dims)
-    return _Step(rolled, counts, periodic, min(MAX_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)))
+    return _Step(
+        rolled,
+        counts,
+        periodic,
+        min(MAX_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)),
+    )
 
 
 def _unrolled(one: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
@@ -214,7 +260,9 @@ def _unrolled(one: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
     made = retrace(jax.make_jaxpr(several)(*avals), {})
     jaxpr = made.jaxpr
     computed = {v for e in jaxpr.eqns for v in e.outvars}
-    outputs = list(dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, jex.Literal) and v in computed))
+    outputs = list(
+        dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, jex.Literal) and v in computed)
+    )
     if made.consts or not outputs:
         return None
     try:

@@ -1,9 +1,10 @@
 """Body of a loop with periodic borders -> the same on arrays with a periodic halo, without borders inside.
 
-jnp.roll and jnp.pad(mode="wrap") are concatenations of slices of one array. Here they become `roll`, whose access rule only
-shifts the block: element -1 of a value stands for its last one, and a block may ask for it like for any other. That is right if
-everything between the arrays read and the rolls treats all elements along the rolled dimensions alike, which
-`periodic_dimensions` checks. The arrays read then need a halo of their own elements (`continued`). Only overlapped.py may hold
+jnp.roll and jnp.pad(mode="wrap") are concatenations of slices of one array. Here they become
+`roll`, whose access rule only shifts the block: element -1 of a value stands for its last one, and
+a block may ask for it like for any other. That is right if everything between the arrays read and
+the rolls treats all elements along the rolled dimensions alike, which `periodic_dimensions` checks.
+The arrays read then need a halo of their own elements (`continued`). Only overlapped.py may hold
 such equations: no lowering knows them.
 """
 
@@ -20,7 +21,9 @@ from pbkern.core.affine import Affine
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, pull, rules
 from pbkern.fuse.simplify.driver import retrace
 
-roll_p = jex.Primitive("roll")  # x -> x of the same type; params: starts, of element 0 of the result per dimension
+roll_p = jex.Primitive(
+    "roll"
+)  # x -> x of the same type; params: starts, of element 0 of the result per dimension
 
 
 @roll_p.def_abstract_eval
@@ -50,7 +53,9 @@ class _Windows:
     """Rewrites that know which values are windows of another, and turn windows as large as their base into rolls."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[object, _Window]] = {}  # by identity; keeps the value alive, so that its id stays unique
+        self.known: dict[
+            int, tuple[object, _Window]
+        ] = {}  # by identity; keeps the value alive, so that its id stays unique
 
     def of(self, x) -> _Window:
         return self.known[id(x)][1] if id(x) in self.known else _Window(x, (0,) * x.ndim, x.shape)
@@ -60,7 +65,9 @@ class _Windows:
         base, shape = window.base, window.base.shape
         if window.shape == shape:
             # The shorter way round.
-            starts = tuple((s + n // 2) % n - n // 2 if n else 0 for s, n in zip(window.starts, shape))
+            starts = tuple(
+                (s + n // 2) % n - n // 2 if n else 0 for s, n in zip(window.starts, shape)
+            )
             result = roll_p.bind(base, starts=starts) if any(starts) else base
         else:
             result = eqn.primitive.bind(*operands, **eqn.params)
@@ -86,7 +93,9 @@ class _Windows:
             if any(a != b for k, (a, b) in enumerate(zip(part.starts, first.starts)) if k != d):
                 return None
             at += part.shape[d]
-        return self.made(eqn, operands, _Window(first.base, first.starts, eqn.outvars[0].aval.shape))
+        return self.made(
+            eqn, operands, _Window(first.base, first.starts, eqn.outvars[0].aval.shape)
+        )
 
 
 def with_periodic_halos(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -101,8 +110,8 @@ def with_periodic_halos(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[int]] | None:
     """Per operand of the body, the dimensions along which it is read beyond its edges.
 
-    `counts` as in overlapped.block_time. None if an equation treats elements along such a dimension differently: it cannot be
-    continued.
+    `counts` as in overlapped.block_time. None if an equation treats elements along such a dimension
+    differently: it cannot be continued.
     """
     links: defaultdict = defaultdict(set)
     uneven, found = set(), set()
@@ -111,7 +120,12 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
     except (NeedsWhole, NotImplementedError):
         return None
     carried = zip(body.invars[counts[0] : sum(counts)], body.outvars)
-    joined += [((a, d), (b, d), True) for a, b in carried if not isinstance(b, jex.Literal) for d in range(a.aval.ndim)]
+    joined += [
+        ((a, d), (b, d), True)
+        for a, b in carried
+        if not isinstance(b, jex.Literal)
+        for d in range(a.aval.ndim)
+    ]
     for a, b, alike in joined:
         links[a].add(b)
         links[b].add(a)
@@ -127,7 +141,11 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
         if place not in found:
             found.add(place)
             waiting += links[place]
-    return None if found & uneven else [{d for d in range(v.aval.ndim) if (v, d) in found} for v in body.invars]
+    return (
+        None
+        if found & uneven
+        else [{d for d in range(v.aval.ndim) if (v, d) in found} for v in body.invars]
+    )
 
 
 def _links(eqn) -> Iterator[tuple[tuple, tuple, bool]]:
@@ -156,7 +174,9 @@ def continued(x, dims: Collection[int]):
     return x
 
 
-continued_p = jex.Primitive("continued")  # x, x, x -> x with elements of the first before it and of the last behind it
+continued_p = jex.Primitive(
+    "continued"
+)  # x, x, x -> x with elements of the first before it and of the last behind it
 
 
 @continued_p.def_abstract_eval
@@ -166,10 +186,15 @@ def _continued_type(x, *_, dimension):
 
 @rules.register("continued")
 def _continued(eqn, out: Access) -> Pull:
-    """The middle third of a concatenation. Lines stay whole: if both dimensions of a block move, guards are expensive."""
+    """The middle third of a concatenation.
+
+    Lines stay whole: if both dimensions of a block move, guards are expensive.
+    """
     d = eqn.params["dimension"]
     moving = out[d].start.symbols
     if moving and 0 < d == len(out) - 1:
         raise NeedsWhole(moving, "lines with periodic borders are taken whole")
     n = eqn.outvars[0].aval.shape[d]
-    return rules.lookup("concatenate")(eqn, tuple(s.shifted(n) if k == d else s for k, s in enumerate(out)))
+    return rules.lookup("concatenate")(
+        eqn, tuple(s.shifted(n) if k == d else s for k, s in enumerate(out))
+    )

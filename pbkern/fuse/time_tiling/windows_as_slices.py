@@ -10,24 +10,37 @@ import numpy as np
 from jax import lax
 
 WINDOWS = {"reduce_window_sum": lax.add, "reduce_window_max": lax.max, "reduce_window_min": lax.min}
-# Windows with more elements (sum over dimensions), and convolutions with more in all, stay as they are.
+# Windows with more elements (sum over dimensions), and convolutions with more in all, stay as they
+# are.
 MAX_SLICES = 16
 
 
 def is_window(eqn) -> bool:
     """Does each result depend on elements of one operand around it, with or without weights?"""
-    return eqn.primitive.name in WINDOWS or eqn.primitive.name == "conv_general_dilated" and _keeps_channels_apart(eqn)
+    return (
+        eqn.primitive.name in WINDOWS
+        or eqn.primitive.name == "conv_general_dilated"
+        and _keeps_channels_apart(eqn)
+    )
 
 
 def _keeps_channels_apart(eqn) -> bool:
     (x, w), p = (a.aval for a in eqn.invars), eqn.params
     numbers, channels = p["dimension_numbers"], p["feature_group_count"]
     one_each = channels == w.shape[numbers.rhs_spec[0]] and w.shape[numbers.rhs_spec[1]] == 1
-    steps = all(n == 1 for n in (*p["window_strides"], *p["lhs_dilation"])) and p["batch_group_count"] == 1
+    steps = (
+        all(n == 1 for n in (*p["window_strides"], *p["lhs_dilation"]))
+        and p["batch_group_count"] == 1
+    )
     unpadded = all(pair == (0, 0) for pair in map(tuple, p["padding"]))
-    exact = x.dtype == w.dtype == eqn.outvars[0].aval.dtype and np.dtype(x.dtype).name in ("float32", "float64")
+    exact = x.dtype == w.dtype == eqn.outvars[0].aval.dtype and np.dtype(x.dtype).name in (
+        "float32",
+        "float64",
+    )
     few = math.prod(w.shape[d] for d in numbers.rhs_spec[2:]) <= MAX_SLICES
-    return one_each and steps and unpadded and exact and few and numbers.lhs_spec == numbers.out_spec
+    return (
+        one_each and steps and unpadded and exact and few and numbers.lhs_spec == numbers.out_spec
+    )
 
 
 def window_as_slices(eqn, operands):
@@ -60,4 +73,6 @@ def convolution_as_slices(eqn, operands):
     return [functools.reduce(lax.add, terms)]
 
 
-AS_SLICES = dict.fromkeys(WINDOWS, window_as_slices) | {"conv_general_dilated": convolution_as_slices}
+AS_SLICES = dict.fromkeys(WINDOWS, window_as_slices) | {
+    "conv_general_dilated": convolution_as_slices
+}

@@ -1,13 +1,14 @@
 """Ragged grids without masks: the last block of a dimension is moved back so that it ends at the array's edge.
 
-Programs near the edge then compute some elements that their neighbour computes too, with the same result. That is sound
-only for bodies that are functions of their inputs: whole outputs written once, nothing read back, accumulated or kept; and
-what they store at a place must not depend on where their block starts (position_dependence.py). And both programs must run the
-same code: what rounds differently would make results depend on who stores last. So nothing is moved where a program at the edge
-needs guards anyway, for an operand's halo, and variants without masks (targets/cpu/locality/mask_versioning.py) are not for
-tests of moved blocks. Nor where much would be multiplied twice: the last programs then compute what is inside
-(edge_variants.py). Every use of the grid index g must be a multiple of the block: g * block becomes min(g * block, extent -
-block).
+Programs near the edge then compute some elements that their neighbour computes too, with the same
+result. That is sound only for bodies that are functions of their inputs: whole outputs written
+once, nothing read back, accumulated or kept; and what they store at a place must not depend on
+where their block starts (position_dependence.py). And both programs must run the same code: what
+rounds differently would make results depend on who stores last. So nothing is moved where a program
+at the edge needs guards anyway, for an operand's halo, and variants without masks
+(targets/cpu/locality/mask_versioning.py) are not for tests of moved blocks. Nor where much would be
+multiplied twice: the last programs then compute what is inside (edge_variants.py). Every use of the
+grid index g must be a multiple of the block: g * block becomes min(g * block, extent - block).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Shift:
 
 
 PREFIX = "%h"
-# A part of an extent that bodies with products do not compute twice: their time is that of multiplying.
+# A part of an extent that bodies with products do not compute twice: their time is that of
+# multiplying.
 MOST_TWICE = 1 / 16
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 
@@ -63,7 +65,9 @@ def is_function(kernel: Kernel) -> bool:
     written = []
     for eqn in kernel.body.jaxpr.eqns:
         if not is_ref_access(eqn):
-            if eqn.primitive.name == "in_bounds" or any(a in refs for a in eqn.invars if not hasattr(a, "val")):
+            if eqn.primitive.name == "in_bounds" or any(
+                a in refs for a in eqn.invars if not hasattr(a, "val")
+            ):
                 return False
             continue
         acc = ref_access(eqn)
@@ -71,10 +75,18 @@ def is_function(kernel: Kernel) -> bool:
             return False  # memory of its own
         if acc.kind == "load" and acc.ref not in outputs:
             continue
-        whole = all(isinstance(i, Range) and i.start == 0 and i.stride == 1 and i.size == n
-                    for i, n in zip(acc.indices, _shape(kernel, refs, acc.ref)))
+        whole = all(
+            isinstance(i, Range) and i.start == 0 and i.stride == 1 and i.size == n
+            for i, n in zip(acc.indices, _shape(kernel, refs, acc.ref))
+        )
         read_back = any(v in used for v in eqn.outvars)
-        if acc.kind != "store" or not whole or acc.mask is not None or read_back or acc.ref not in outputs:
+        if (
+            acc.kind != "store"
+            or not whole
+            or acc.mask is not None
+            or read_back
+            or acc.ref not in outputs
+        ):
             return False
         written.append(acc.ref)
     return set(written) == outputs and len(written) == len(outputs)
@@ -98,7 +110,11 @@ def _shift(kernel: Kernel, d: int) -> Shift | None:
         return None
     ((size, extent),) = blocks
     twice = kernel.grid[d] * size - extent
-    if twice <= 0 or twice > extent * MOST_TWICE and any(e.primitive.name in PRODUCTS for e in equations(kernel.body.jaxpr)):
+    if (
+        twice <= 0
+        or twice > extent * MOST_TWICE
+        and any(e.primitive.name in PRODUCTS for e in equations(kernel.body.jaxpr))
+    ):
         return None
     starts = [s for m in (*kernel.inputs, *kernel.outputs) for s in m.starts]
     if any(s is None or s.coefficient(d) % size for s in starts):
@@ -141,7 +157,9 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
 
     def nest(n: Nest) -> Nest:
         writes = [w.mapped(expr, index=tuple(map(affine, w.index))) for w in n.writes]
-        return Nest(n.dims, n.rdims, [r.mapped(expr) for r in n.reductions], writes, n.ordered, n.at)
+        return Nest(
+            n.dims, n.rdims, [r.mapped(expr) for r in n.reductions], writes, n.ordered, n.at
+        )
 
     def all_of(stmts: list[Stmt]) -> list[Stmt]:
         return [one(with_bodies(s, all_of)) for s in stmts]

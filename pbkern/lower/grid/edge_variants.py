@@ -1,10 +1,10 @@
 """Which programs of a kernel reach over the ends of arrays -> variants of its body, each for some of the programs.
 
-Where blocks cross an end only at the last index of grid dimensions, each set of these dimensions is a case of its own: 500
-rows in blocks of 128 by 300 columns in blocks of 128 are 3 x 2 programs that are inside, 2 and 3 at one end, and 1 at both.
-In each it is known when the body is lowered how much of a block is inside, and that alone is computed
-(lower/passes/dead_points.py). Where that is not known, or the body is long, there are two cases: all blocks are inside, or
-accesses are guarded.
+Where blocks cross an end only at the last index of grid dimensions, each set of these dimensions is
+a case of its own: 500 rows in blocks of 128 by 300 columns in blocks of 128 are 3 x 2 programs that
+are inside, 2 and 3 at one end, and 1 at both. In each it is known when the body is lowered how much
+of a block is inside, and that alone is computed (lower/passes/dead_points.py). Where that is not
+known, or the body is long, there are two cases: all blocks are inside, or accesses are guarded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Extent:
 class Variant:
     """A body for the programs with indices in `bounds`; `guarded`: blocks may reach over the ends of arrays.
 
-    last: of the grid dimensions along which variants differ, those at whose last index its programs are.
+    last: of the grid dimensions along which variants differ, those at whose last index its programs
+      are.
     """
 
     bounds: Mapping[str, tuple[int, int]]
@@ -79,16 +80,25 @@ def ragged_dimensions(blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) 
         if d in dynamic or kernel.grid[d] < 2 or not e.is_in_bounds(before):
             return ()
         found.add(d)
-    long = len(found) > 1 and sum(1 for _ in equations(kernel.body.jaxpr)) << len(found) > MOST_EQUATIONS
+    long = (
+        len(found) > 1
+        and sum(1 for _ in equations(kernel.body.jaxpr)) << len(found) > MOST_EQUATIONS
+    )
     return () if long else tuple(sorted(found))
 
 
-def variants(dims: Sequence[int], blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) -> list[Variant]:
+def variants(
+    dims: Sequence[int], blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel
+) -> list[Variant]:
     """One for each set of the ragged dimensions `dims`."""
     found = []
     for count in range(len(dims) + 1):
         for last in map(frozenset, itertools.combinations(dims, count)):
-            own = {f"%g{d}": (n - 1, n - 1) if d in last else (0, n - 2) for d in dims for n in [kernel.grid[d]]}
+            own = {
+                f"%g{d}": (n - 1, n - 1) if d in last else (0, n - 2)
+                for d in dims
+                for n in [kernel.grid[d]]
+            }
             guarded = any(not e.is_in_bounds({**bounds, **own}) for e in blocks)
             found.append(Variant({**bounds, **own}, guarded, last))
     return found

@@ -1,8 +1,9 @@
 """Kernel -> for each grid dimension, whether its programs may run in any order, on several threads, and why.
 
-"parallel" in dimension_semantics is the author's licence. Without one, a dimension counts as parallel when its programs
-provably write disjoint blocks, or elements (store_disjointness.py), pass nothing on in scratch (scratch_resets.py) and read no
-block of an aliased operand but their own. Dimensions of dynamic size run in order.
+"parallel" in dimension_semantics is the author's licence. Without one, a dimension counts as
+parallel when its programs provably write disjoint blocks, or elements (store_disjointness.py), pass
+nothing on in scratch (scratch_resets.py) and read no block of an aliased operand but their own.
+Dimensions of dynamic size run in order.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def grid_dimensions(kernel: Kernel, options: BuildOptions) -> tuple[GridDimensio
         if d in dynamic:
             found.append(GridDimension(d, None, False, "because an operand gives its size"))
         elif semantics is not None:
-            found.append(GridDimension(d, size, semantics[d] == "parallel", f'declared "{semantics[d]}"'))
+            found.append(
+                GridDimension(d, size, semantics[d] == "parallel", f'declared "{semantics[d]}"')
+            )
         elif size == 1:
             found.append(GridDimension(d, size, True, "a single program"))
         else:
@@ -48,7 +51,11 @@ def grid_dimensions(kernel: Kernel, options: BuildOptions) -> tuple[GridDimensio
             proof = "blocks"
             if why is not None and not shared and _apart_in_body(kernel, d, options):
                 why, proof = None, "elements"
-            found.append(GridDimension(d, size, why is None, why or f"proved: its programs write disjoint {proof}"))
+            found.append(
+                GridDimension(
+                    d, size, why is None, why or f"proved: its programs write disjoint {proof}"
+                )
+            )
     return tuple(found)
 
 
@@ -59,8 +66,10 @@ def _shared_memory(kernel: Kernel, dim: int) -> str | None:
             return f"because scratch {n} is kept from program to program"
     for i, o in kernel.aliases:
         if not _same_blocks(kernel, i, o):
-            return (f"because programs may read of {kernel.inputs[i].origin} what others write through "
-                    f"{kernel.outputs[o].origin}")  # fmt: skip
+            return (
+                f"because programs may read of {kernel.inputs[i].origin} what others write through "
+                f"{kernel.outputs[o].origin}"
+            )
     return None
 
 
@@ -78,10 +87,17 @@ def _apart_in_body(kernel: Kernel, dim: int, options: BuildOptions) -> bool:
     """Whether the body keeps programs apart that block mappings do not."""
     from .store_disjointness import moves_apart  # builds bodies: too much for `import pbkern`
 
-    return all(m.moves_apart(dim) or moves_apart(kernel, o, dim, options) for o, m in enumerate(kernel.outputs))
+    return all(
+        m.moves_apart(dim) or moves_apart(kernel, o, dim, options)
+        for o, m in enumerate(kernel.outputs)
+    )
 
 
 def _same_blocks(kernel: Kernel, operand: int, result: int) -> bool:
     """Whether every program reads of an aliased operand exactly the block that it writes."""
     a, b = kernel.inputs[operand], kernel.outputs[result]
-    return a.dims == b.dims and operand >= kernel.num_scalar_prefetch and jaxprs.same(a.index_map, b.index_map)
+    return (
+        a.dims == b.dims
+        and operand >= kernel.num_scalar_prefetch
+        and jaxprs.same(a.index_map, b.index_map)
+    )

@@ -4,8 +4,9 @@
     %a1[%h0 + i] = %a0[%h0 + 9 - i]          turned around within the block: another block stores something else there
     %a1[%h0 + i] = where(i < 2, ...)         so it does here
 
-Only then may blocks overlap (block_shift.py). Seen from a place p = %h0 + i of the array, i is p - %h0: the start must vanish
-from all that a place is made of. Scratch may hold a part of the dimension along one of its axes, and is then seen likewise.
+Only then may blocks overlap (block_shift.py). Seen from a place p = %h0 + i of the array, i is p -
+%h0: the start must vanish from all that a place is made of. Scratch may hold a part of the
+dimension along one of its axes, and is then seen likewise.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ class _Places:
     def _sorts(self, buf: Buf) -> bool:
         """Whether each line of a buffer has one place."""
         axis = self.axes.setdefault(buf.root, None)
-        return axis is None or buf.dtype == buf.root.dtype and math.prod(buf.root.shape[axis + 1 :]) % buf.shape[-1] == 0
+        return (
+            axis is None
+            or buf.dtype == buf.root.dtype
+            and math.prod(buf.root.shape[axis + 1 :]) % buf.shape[-1] == 0
+        )
 
     def _stores(self, w: Write, nest: Nest) -> bool:
         """Whether a write suits its buffer; scratch that depends on the block is given the axis with which it does."""
@@ -78,18 +83,33 @@ class _Places:
             inside = w.index[axis] if w.buf.arena else w.index[axis] - Affine.symbol(self.start)
             whole = {**self.counters, **{d: n for d, n in nest.dims.items() if d not in nest.rdims}}
             (d,) = inside.symbols if len(inside.symbols) == 1 else (None,)
-            if d not in whole or inside != Affine.symbol(d) or w.buf.arena and whole[d] != w.buf.shape[axis]:
+            if (
+                d not in whole
+                or inside != Affine.symbol(d)
+                or w.buf.arena
+                and whole[d] != w.buf.shape[axis]
+            ):
                 return False
             seen = {d: inside - Affine.symbol(self.start)}
         memo: dict[Expr, bool] = {}
-        places = all(self.start not in i.substitute(seen.get).symbols for k, i in enumerate(w.index) if k != axis)
-        return places and all(self._is_free(e, nest, seen, memo) for e in (w.value, w.mask) if e is not None)
+        places = all(
+            self.start not in i.substitute(seen.get).symbols
+            for k, i in enumerate(w.index)
+            if k != axis
+        )
+        return places and all(
+            self._is_free(e, nest, seen, memo) for e in (w.value, w.mask) if e is not None
+        )
 
-    def _is_free(self, e: Expr, nest: Nest, seen: dict[str, Affine], memo: dict[Expr, bool]) -> bool:
+    def _is_free(
+        self, e: Expr, nest: Nest, seen: dict[str, Affine], memo: dict[Expr, bool]
+    ) -> bool:
         """Whether an expression does not depend on the start, with symbols as they are `seen` from a place."""
         if e not in memo:
             inner = nest.reductions[e.info].args if e.kind == "acc" else e.args
-            memo[e] = self._is_free_itself(e, nest, seen) and all(self._is_free(a, nest, seen, memo) for a in inner)
+            memo[e] = self._is_free_itself(e, nest, seen) and all(
+                self._is_free(a, nest, seen, memo) for a in inner
+            )
         return memo[e]
 
     def _is_free_itself(self, e: Expr, nest: Nest, seen: dict[str, Affine]) -> bool:
@@ -102,12 +122,16 @@ class _Places:
                 buf, indices = e.info[0], list(e.info[1])
                 axis = self.axes.setdefault(buf.root, None) if buf.root.arena else None
                 if axis is not None:
-                    if not _is_axis_of_root(buf, axis) or not self._is_inside(indices[axis], buf.shape[axis], nest):
+                    if not _is_axis_of_root(buf, axis) or not self._is_inside(
+                        indices[axis], buf.shape[axis], nest
+                    ):
                         return False
                     indices[axis] += Affine.symbol(self.start)
             case _:
                 return True
-        return all(self.start not in i.substitute(seen.get).symbols for i in indices if i is not None)
+        return all(
+            self.start not in i.substitute(seen.get).symbols for i in indices if i is not None
+        )
 
     def _is_inside(self, index: Affine | None, extent: int, nest: Nest) -> bool:
         """Whether what is read is there in every block: nothing is cut off at its ends."""
@@ -120,4 +144,8 @@ class _Places:
 
 def _is_axis_of_root(buf: Buf, axis: int) -> bool:
     """Whether an axis is that of the buffer whose bytes it reinterprets."""
-    return buf is buf.root or buf.dtype == buf.root.dtype and buf.shape[: axis + 1] == buf.root.shape[: axis + 1]
+    return (
+        buf is buf.root
+        or buf.dtype == buf.root.dtype
+        and buf.shape[: axis + 1] == buf.root.shape[: axis + 1]
+    )

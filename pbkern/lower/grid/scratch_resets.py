@@ -3,8 +3,9 @@
     @pl.when(pl.program_id(2) == 0)
     def _(): sum_ref[...] = jnp.zeros_like(sum_ref)
 
-Every program with index 0 along dimension 2, and so the first one for each pair of indices along dimensions 0 and 1, overwrites
-the scratch before anything reads it: pairs are independent of each other.
+Every program with index 0 along dimension 2, and so the first one for each pair of indices along
+dimensions 0 and 1, overwrites the scratch before anything reads it: pairs are independent of each
+other.
 """
 
 from __future__ import annotations
@@ -38,14 +39,20 @@ def _restart(kernel: Kernel, scratch: int) -> int | None:
         return len(kernel.grid)
     if _overwrites(first, ref, jaxpr):
         return len(kernel.grid)
-    if first.primitive.name != "cond" or len(first.params["branches"]) != 2 or first.invars[0] is ref:
+    if (
+        first.primitive.name != "cond"
+        or len(first.params["branches"]) != 2
+        or first.invars[0] is ref
+    ):
         return None
     made = {v: e for e in jaxpr.eqns for v in e.outvars}
     dims = _dimensions_at_zero(first.invars[0], made)
     branch = first.params["branches"][1].jaxpr
     inner = [v for v, a in zip(branch.invars, first.invars[1:]) if a is ref]
     touched = next((e for e in branch.eqns if inner[0] in _variables(e.invars)), None)
-    starts_anew = dims and len(inner) == 1 and touched is not None and _overwrites(touched, inner[0], branch)
+    starts_anew = (
+        dims and len(inner) == 1 and touched is not None and _overwrites(touched, inner[0], branch)
+    )
     return min(dims) if dims and starts_anew else None
 
 
@@ -60,7 +67,13 @@ def _overwrites(eqn, ref, jaxpr: jex.Jaxpr) -> bool:
     access = ref_access(eqn)
     whole = all(is_whole(i, n) for i, n in zip(access.indices, ref.aval.shape))
     used = {v for e in jaxpr.eqns for v in _variables(e.invars)} | set(_variables(jaxpr.outvars))
-    return access.kind == "store" and access.ref is ref and access.mask is None and whole and not used & set(eqn.outvars)
+    return (
+        access.kind == "store"
+        and access.ref is ref
+        and access.mask is None
+        and whole
+        and not used & set(eqn.outvars)
+    )
 
 
 def _dimensions_at_zero(atom, made: dict) -> set[int]:
@@ -78,5 +91,9 @@ def _dimensions_at_zero(atom, made: dict) -> set[int]:
             index, number = eqn.invars
             of = made.get(index) if isinstance(index, jex.Var) else None
             zero = isinstance(number, jex.Literal) and literal_value(number) == 0
-            return {of.params["axis"]} if zero and of is not None and of.primitive.name == "program_id" else set()
+            return (
+                {of.params["axis"]}
+                if zero and of is not None and of.primitive.name == "program_id"
+                else set()
+            )
     return set()

@@ -1,10 +1,11 @@
 """Whether programs of a kernel access results at elements of their own, as its body tells.
 
-Kernels in the style of Triton are given whole arrays, and choose by program_id what of them they store to: that such programs
-do not meet is not seen from block mappings. Two ways show it for a grid dimension. An index is c times the program's number
-there, and everything else in it covers less than c elements. Or, where programs are few, all of them are tried: arrays are cut
-into cells as large as the largest access, and no cell is touched by two programs that differ in that dimension. Masks are
-not looked at, loads count like stores.
+Kernels in the style of Triton are given whole arrays, and choose by program_id what of them they
+store to: that such programs do not meet is not seen from block mappings. Two ways show it for a
+grid dimension. An index is c times the program's number there, and everything else in it covers
+less than c elements. Or, where programs are few, all of them are tried: arrays are cut into cells
+as large as the largest access, and no cell is touched by two programs that differ in that
+dimension. Masks are not looked at, loads count like stores.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ IN_ORDER = ("debug_print", "check_failed", "breakpoint")
 
 @dataclass(frozen=True)
 class _Access:
-    """Elements `index` of an array; None if they are not affine. `bounds` of symbols other than grid indices."""
+    """Elements `index` of an array; None if they are not affine.
+
+    `bounds` of symbols other than grid indices.
+    """
 
     index: tuple[Affine | None, ...]
     bounds: dict[str, tuple[int, int]]
@@ -63,8 +67,12 @@ def _by_multiples(kernel: Kernel, accesses: list[_Access], dim: int) -> bool:
         factors = {i.coefficient(own) for i in indices}
         if len(factors) > 1 or factors == {0} or any(i.symbols & grid != {own} for i in indices):
             continue
-        rests = [interval(i - Affine.symbol(own, *factors), a.bounds) for i, a in zip(indices, accesses)]
-        if None not in rests and max(r[1] for r in rests) - min(r[0] for r in rests) < abs(*factors):
+        rests = [
+            interval(i - Affine.symbol(own, *factors), a.bounds) for i, a in zip(indices, accesses)
+        ]
+        if None not in rests and max(r[1] for r in rests) - min(r[0] for r in rests) < abs(
+            *factors
+        ):
             return True
     return False
 
@@ -83,7 +91,10 @@ def _by_trying(kernel: Kernel, accesses: list[_Access], lets: list[Let], dim: in
         return False
     owners: dict[tuple, int] = {}
     starts = [min(int(box[axis][0].min()) for box in boxes) for axis in range(len(boxes[0]))]
-    sizes = [max(int((box[axis][1] - box[axis][0]).max()) + 1 for box in boxes) for axis in range(len(boxes[0]))]
+    sizes = [
+        max(int((box[axis][1] - box[axis][0]).max()) + 1 for box in boxes)
+        for axis in range(len(boxes[0]))
+    ]
     for box in boxes:
         first, last = ([(end[k] - s) // n for end, s, n in zip(box, starts, sizes)] for k in (0, 1))
         if any((a != b).any() for a, b in zip(first, last)):
@@ -94,7 +105,9 @@ def _by_trying(kernel: Kernel, accesses: list[_Access], lets: list[Let], dim: in
     return True
 
 
-def _extent(i: Affine, bounds: dict, symbols: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+def _extent(
+    i: Affine, bounds: dict, symbols: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray] | None:
     """(smallest, largest) value of an index for each program."""
     rest = interval(i.substitute(lambda s: 0 if s in symbols else None), bounds)
     if rest is None:
@@ -108,11 +121,16 @@ def _extent(i: Affine, bounds: dict, symbols: dict[str, np.ndarray]) -> tuple[np
 
 
 @functools.lru_cache(maxsize=8)
-def _accesses(kernel: Kernel, options: BuildOptions) -> tuple[dict[int, list[_Access]], list[Let]] | None:
+def _accesses(
+    kernel: Kernel, options: BuildOptions
+) -> tuple[dict[int, list[_Access]], list[Let]] | None:
     """(result -> accesses to it, scalars evaluated on the way) of the body's statements; None where it cannot be told."""
     if any(e.primitive.name in IN_ORDER for e in equations(kernel.body.jaxpr)):
         return None
-    bufs = [Buf(f"%a{k}", m.array.shape, m.array.dtype) for k, m in enumerate((*kernel.inputs, *kernel.outputs))]
+    bufs = [
+        Buf(f"%a{k}", m.array.shape, m.array.dtype)
+        for k, m in enumerate((*kernel.inputs, *kernel.outputs))
+    ]
     for i, o in kernel.aliases:
         bufs[len(kernel.inputs) + o].storage = bufs[i]
     results = {b.root: o for o, b in enumerate(bufs[len(kernel.inputs) :])}
@@ -127,7 +145,9 @@ def _accesses(kernel: Kernel, options: BuildOptions) -> tuple[dict[int, list[_Ac
             return None
         if isinstance(s, Let):
             lets.append(s)
-        bounds = builder.bounds | ({d: (0, n - 1) for d, n in s.dims.items()} if isinstance(s, Nest) else {})
+        bounds = builder.bounds | (
+            {d: (0, n - 1) for d, n in s.dims.items()} if isinstance(s, Nest) else {}
+        )
         for buf, index in _touched(s):
             if buf.root in results:
                 places = index if buf.shape == buf.root.shape else (None,)
@@ -135,34 +155,49 @@ def _accesses(kernel: Kernel, options: BuildOptions) -> tuple[dict[int, list[_Ac
     return found, lets
 
 
-def _built(kernel: Kernel, bufs: list[Buf], options: BuildOptions) -> tuple[BodyBuilder, list[Stmt]]:
+def _built(
+    kernel: Kernel, bufs: list[Buf], options: BuildOptions
+) -> tuple[BodyBuilder, list[Stmt]]:
     builder = BodyBuilder(NestContext(options))
     builder.kernel = kernel
     builder.operands = tuple(bufs[: len(kernel.inputs)])
     symbols = _grid_symbols(kernel)
-    builder.grid = tuple(index_value((), INT32, lambda ix, g=g: Affine.symbol(g), builder) for g in symbols)
+    builder.grid = tuple(
+        index_value((), INT32, lambda ix, g=g: Affine.symbol(g), builder) for g in symbols
+    )
     dynamic = {d for d, _ in kernel.dynamic_grid}
     unknown = Affine.symbol(builder.names("%unknown"))
-    builder.grid_sizes = tuple(index_value((), INT32, lambda ix: unknown, builder) if d in dynamic else Literal((), INT32, n)
-                               for d, n in enumerate(kernel.grid))
+    builder.grid_sizes = tuple(
+        index_value((), INT32, lambda ix: unknown, builder)
+        if d in dynamic
+        else Literal((), INT32, n)
+        for d, n in enumerate(kernel.grid)
+    )
     builder.bounds.update({g: (0, max(n - 1, 0)) for g, n in zip(symbols, kernel.grid)})
     refs = []
     for buf, m in zip(bufs, (*kernel.inputs, *kernel.outputs)):
         starts = [Affine.symbol(builder.names("%unknown")) if s is None else s for s in m.starts]
-        offsets = tuple(s.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None) for s in starts)
+        offsets = tuple(
+            s.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None)
+            for s in starts
+        )
         axes = iter(range(len(m.ref_shape)))
         kept = tuple(None if isinstance(d, Squeezed) else next(axes) for d in m.dims)
         refs.append(RefView(buf, m.ref_shape, m.array.dtype, offsets, kept, True))
     for s in kernel.scratch:
         buf = Buf(builder.names("%t"), s.shape, s.dtype, arena=True)
-        refs.append(RefView(buf, s.shape, s.dtype, (Affine(),) * len(s.shape), tuple(range(len(s.shape)))))
+        refs.append(
+            RefView(buf, s.shape, s.dtype, (Affine(),) * len(s.shape), tuple(range(len(s.shape))))
+        )
     builder.refs = dict(zip(kernel.body.jaxpr.invars, refs))
     return builder, builder.region(kernel.body.jaxpr, {})
 
 
 def _touched(s: Stmt) -> Iterator[tuple[Buf, tuple[Affine | None, ...]]]:
     """(buffer, index) of every load and store of a statement."""
-    expressions = s.expressions() if isinstance(s, Nest) else [s.value] if isinstance(s, Let) else []
+    expressions = (
+        s.expressions() if isinstance(s, Nest) else [s.value] if isinstance(s, Let) else []
+    )
     for e in nodes(expressions):
         if e.kind in ("load", "gather"):
             yield e.info[0], e.info[1]

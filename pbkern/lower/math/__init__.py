@@ -1,4 +1,7 @@
-"""Elementwise equations and functions such as exp on SSA values. The rules register when this package is imported."""
+"""Elementwise equations and functions such as exp on SSA values.
+
+The rules register when this package is imported.
+"""
 
 from . import elementwise
 

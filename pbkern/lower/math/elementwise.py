@@ -1,9 +1,9 @@
 """Rules: one elementwise JAX equation on register values -> one register value.
 
-A rule gets a Builder, the equation's facts and its operands, already broadcast to common lanes. Families
-come first, as data; exceptions after them, as functions. Meanings follow XLA on CPU. Between the operations
-of one expression float16 and bfloat16 keep f32 precision; only convert_element_type and reduce_precision
-round. Functions with polynomials are in functions.py.
+A rule gets a Builder, the equation's facts and its operands, already broadcast to common lanes.
+Families come first, as data; exceptions after them, as functions. Meanings follow XLA on CPU.
+Between the operations of one expression float16 and bfloat16 keep f32 precision; only
+convert_element_type and reduce_precision round. Functions with polynomials are in functions.py.
 """
 
 from __future__ import annotations
@@ -50,8 +50,23 @@ def _kind(dtype) -> str:
 
 
 # What needs no reduction to the width of an integer that is narrower than its register.
-_ON_SUB_BYTE = ("convert_element_type", "select_n", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "copy", "copy_p", "and",
-                "or", "xor")  # fmt: skip
+_ON_SUB_BYTE = (
+    "convert_element_type",
+    "select_n",
+    "max",
+    "min",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "copy",
+    "copy_p",
+    "and",
+    "or",
+    "xor",
+)
 
 
 def register(kinds: str, *names: str):
@@ -88,7 +103,9 @@ for _name, _kinds, _op in (
     ("min", "fiub", "min"),
     ("mulhi", "iu", "mul_high"),
 ):
-    register(_kinds, _name)(lambda b, eqn, x, y, _op=_op: getattr(b, _op)(x, y, unsigned=eqn.unsigned))
+    register(_kinds, _name)(
+        lambda b, eqn, x, y, _op=_op: getattr(b, _op)(x, y, unsigned=eqn.unsigned)
+    )
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     register("fiub", _name)(lambda b, eqn, x, y, _op=_name: b.cmp(_op, x, y, unsigned=eqn.unsigned))
@@ -110,6 +127,7 @@ for _name, _kinds, _op in (
     ("clz", "iu", "count_leading_zeros"),
 ):
     register(_kinds, _name)(lambda b, eqn, x, _op=_op: getattr(b, _op)(x))
+
 
 @register("iu", "in_range")
 def _in_range(b: Builder, eqn: EqnInfo, x: Value) -> Value:
@@ -231,7 +249,9 @@ for _name in ("eq", "le", "lt"):
 @register("f", "is_finite")
 def _is_finite(b: Builder, eqn: EqnInfo, x: Value) -> Value:
     """For float16 and bfloat16: whether rounding to them stays finite."""
-    bound = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}.get(eqn.in_dtypes[0].name, np.inf)
+    bound = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}.get(
+        eqn.in_dtypes[0].name, np.inf
+    )
     return b.cmp("lt", b.abs(x), b.c(bound, x.el))
 
 
@@ -256,7 +276,9 @@ _FORMATS = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat
 def _as_rounded(b: Builder, x: Value) -> Value:
     """x as it is, rounded: what reads a product does not become a fused multiply-add, which would not round it."""
     name = f"llvm.arithmetic.fence.{f'v{x.lanes}' if x.lanes else ''}{x.el}"
-    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({x.name}) : ({x.type}) -> {x.type}'))
+    return x._replace(
+        name=b.emit(f'llvm.call_intrinsic "{name}"({x.name}) : ({x.type}) -> {x.type}')
+    )
 
 
 @register("f", "reduce_precision")
@@ -299,7 +321,9 @@ def _nextafter(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
     size = b.c((1 << (BITS[el] - 1)) - 1, el)
     u, v = (b.bitcast(s, el) for s in stored)
     zero, last = b.c(0, el), b.c(BITS[el] - 1, el)
-    before, after = (b.xor(w, b.and_(b.sar(w, last), size)) for w in (u, v))  # rise as the numbers do
+    before, after = (
+        b.xor(w, b.and_(b.sar(w, last), size)) for w in (u, v)
+    )  # rise as the numbers do
     is_zero = b.cmp("eq", b.and_(u, size), zero)
     equal = b.or_(b.cmp("eq", u, v), b.and_(is_zero, b.cmp("eq", b.and_(v, size), zero)))
     towards_zero = b.xor(b.cmp("gt", after, before), b.cmp("gt", u, zero))

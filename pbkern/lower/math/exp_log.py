@@ -1,9 +1,9 @@
 """exp, log and their relatives on f32 and f64 values.
 
-Each takes a Builder and values and returns a value. No branches, no calls: range reduction, a polynomial
-(coefficients.py), special cases by select. Rounding matters in them, so they emit without contraction.
-Error bounds are in vector_math.ERROR_ULP. Signs of zero, NaN, infinities and subnormals are right unless
-the caller's thread flushes subnormals, as XLA's do.
+Each takes a Builder and values and returns a value. No branches, no calls: range reduction, a
+polynomial (coefficients.py), special cases by select. Rounding matters in them, so they emit
+without contraction. Error bounds are in vector_math.ERROR_ULP. Signs of zero, NaN, infinities and
+subnormals are right unless the caller's thread flushes subnormals, as XLA's do.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def split(high: float, low: float, el: str) -> tuple[float, float]:
 def _exp_reduce(b: Builder, x: Value, shift: int) -> tuple[Value, Value]:
     """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r).
 
-    Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the low bits of the sum.
+    Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the
+    low bits of the sum.
     """
     f = FORMATS[x.el]
     magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - shift), x.el)
@@ -90,13 +91,15 @@ def _exp_tail(b: Builder, r: Value, *, scale: float = 1.0) -> Value:
 def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     """Twice the polynomial times half the power of two, so that 2**128 is reached by rounding to infinity.
 
-    `nonpositive` promises x <= 0 and may save a clamp.
-    `approx`: degree 4, relative error 6e-6 (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
+    `nonpositive` promises x <= 0 and may save a clamp. `approx`: degree 4, relative error 6e-6
+    (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
     """
     b, f = b.strict(), FORMATS[x.el]
     if (own := b.math.lookup("exp", x.el)) is not None:
         return own(b, x)
-    flushed = math.log(2) * (0.51 - f.bias)  # the least argument's scale has exponent field 0: it is zero
+    flushed = math.log(2) * (
+        0.51 - f.bias
+    )  # the least argument's scale has exponent field 0: it is zero
     x = b.at_least(x, flushed if b.approx else f.exp_low)
     if not nonpositive:
         x = b.at_most(x, f.exp_high)
@@ -209,8 +212,8 @@ def _log_split(b: Builder, x: Value) -> tuple[Value, Value]:
 def _log_sum(b: Builder, k: Value, m1: Value) -> Value:
     """k ln 2 + log(1 + m1).
 
-    f32: m1 - m1**2 / 2 + m1**3 P(m1). f64: s = m1 / (2 + m1), 2 atanh(s), arranged so that the leading
-    terms are exact (fdlibm, e_log.c).
+    f32: m1 - m1**2 / 2 + m1**3 P(m1). f64: s = m1 / (2 + m1), 2 atanh(s), arranged so that the
+    leading terms are exact (fdlibm, e_log.c).
     """
     el = m1.el
     high, low = split(*LN2, el)
@@ -233,7 +236,9 @@ def _log_specials(b: Builder, x: Value, y: Value) -> Value:
     """y, but log's values at zero (-inf), below (NaN), at infinity and NaN (themselves)."""
     zero, infinity = b.c(0, x.el), b.c(math.inf, x.el)
     y = b.select(
-        b.cmp("gt", x, zero), y, b.select(b.cmp("eq", x, zero), b.c(-math.inf, x.el), b.c(math.nan, x.el))
+        b.cmp("gt", x, zero),
+        y,
+        b.select(b.cmp("eq", x, zero), b.c(-math.inf, x.el), b.c(math.nan, x.el)),
     )
     return b.select(b.cmp("eq", x, infinity), infinity, y)
 
@@ -321,7 +326,9 @@ def cbrt(b: Builder, x: Value) -> Value:
     small = b.cmp("lt", a, b.c(16 * f.tiny, el))
     up = 3 * (f.mantissa // 3 + 1)
     a = b.select(small, b.mul(a, b.c(2.0**up, el)), a)
-    third = b.float_to_int(b.mul(b.int_to_float(b.bitcast(a, f.int_el), el), b.c(1 / 3, el)), f.int_el)
+    third = b.float_to_int(
+        b.mul(b.int_to_float(b.bitcast(a, f.int_el), el), b.c(1 / 3, el)), f.int_el
+    )
     offset = int((f.bias - f.bias / 3 - 0.03306235651) * 2.0**f.mantissa)
     t = b.bitcast(b.add(third, b.c(offset, f.int_el)), el)
     quarter = b.c(0.25, el)  # of numerator and denominator, which would overflow
@@ -331,7 +338,9 @@ def cbrt(b: Builder, x: Value) -> Value:
         t = b.mul(t, b.div(b.add(cube, b.add(part, part)), b.add(b.add(cube, cube), part)))
     t = b.fma(b.sub(b.div(a, b.mul(t, t)), t), b.c(1 / 3, el), t)
     t = b.select(small, b.mul(t, b.c(2.0 ** (-up // 3), el)), t)
-    odd_ones = b.not_(b.and_(b.cmp("gt", b.abs(x), b.c(0, el)), b.cmp("lt", b.abs(x), b.c(math.inf, el))))
+    odd_ones = b.not_(
+        b.and_(b.cmp("gt", b.abs(x), b.c(0, el)), b.cmp("lt", b.abs(x), b.c(math.inf, el)))
+    )
     return b.select(odd_ones, x, b.copysign(t, x))
 
 
@@ -374,7 +383,9 @@ def _log_double(b: Builder, x: Value) -> tuple[Value, Value]:
     z, z_low = _two_product(b, s, s)
     z_low = b.fma(b.add(s, s), s_low, z_low)
     high, low = _two_product(b, z, b.c(1 / 3, "f64"))
-    low = b.fma(z, b.c(1.850371707708594e-17, "f64"), b.fma(z_low, b.c(1 / 3, "f64"), low))  # 1/3 - fl(1/3)
+    low = b.fma(
+        z, b.c(1.850371707708594e-17, "f64"), b.fma(z_low, b.c(1 / 3, "f64"), low)
+    )  # 1/3 - fl(1/3)
     high, low = _fast_two_sum(b, high, b.fma(b.mul(z, z), fit(b, z, "atanh_rest"), low))
     two_s, two_s_low = b.add(s, s), b.add(s_low, s_low)
     p, p_low = _two_product(b, two_s, high)
@@ -408,7 +419,8 @@ def _pow_f64(b: Builder, a: Value, y: Value) -> Value:
 def pow(b: Builder, x: Value, y: Value) -> Value:
     """exp(y log|x|), then C99's special cases.
 
-    x**0 = 1**y = 1; negative x needs integer y; zeros and infinities go by the sign and parity of y.
+    x**0 = 1**y = 1; negative x needs integer y; zeros and infinities go by the sign and parity of
+    y.
     """
     b = b.strict()
     el = x.el
@@ -440,8 +452,8 @@ def pow(b: Builder, x: Value, y: Value) -> Value:
 def fmod(b: Builder, x: Value, y: Value) -> Value:
     """x - trunc(x / y) y, exact, with the sign of x.
 
-    With q = trunc(r / y) rounded to a float, r - q y is a float again: r loses one mantissa of size per step,
-    exactly. One step nearly always suffices; the loop covers the largest quotient.
+    With q = trunc(r / y) rounded to a float, r - q y is a float again: r loses one mantissa of size
+    per step, exactly. One step nearly always suffices; the loop covers the largest quotient.
     """
     b, f = b.strict(), FORMATS[x.el]
     el = x.el

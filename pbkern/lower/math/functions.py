@@ -16,14 +16,29 @@ from pbkern.lower.mlir.ops import Value
 from . import erf, exp_log, gamma, trig
 
 UNARY: dict[str, Callable[..., Value]] = {
-    **{name: getattr(exp_log, name) for name in (
-        "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sinh", "cosh", "asinh", "acosh", "atanh",
-        "rsqrt", "cbrt",
-    )},
+    **{
+        name: getattr(exp_log, name)
+        for name in (
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log1p",
+            "logistic",
+            "tanh",
+            "sinh",
+            "cosh",
+            "asinh",
+            "acosh",
+            "atanh",
+            "rsqrt",
+            "cbrt",
+        )
+    },
     **{name: getattr(trig, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan")},
     **{name: getattr(erf, name) for name in ("erf", "erfc", "erf_inv")},
     **{name: getattr(gamma, name) for name in ("lgamma", "digamma")},
-}  # fmt: skip
+}
 BINARY: dict[str, Callable[..., Value]] = {
     "pow": exp_log.pow,
     "atan2": trig.atan2,
@@ -32,15 +47,45 @@ BINARY: dict[str, Callable[..., Value]] = {
 
 # name -> (f32, f64)
 _BOUNDS = {
-    "exp": (1.1, 1.1), "exp2": (1.1, 1.1), "expm1": (1.6, 2), "log": (1, 1), "log1p": (1.5, 1.5),
-    "logistic": (2.75, 2.75), "tanh": (2.75, 2.75), "sinh": (1.75, 1.75), "cosh": (1.5, 1.5), "asinh": (2, 2),
+    "exp": (1.1, 1.1),
+    "exp2": (1.1, 1.1),
+    "expm1": (1.6, 2),
+    "log": (1, 1),
+    "log1p": (1.5, 1.5),
+    "logistic": (2.75, 2.75),
+    "tanh": (2.75, 2.75),
+    "sinh": (1.75, 1.75),
+    "cosh": (1.5, 1.5),
+    "asinh": (2, 2),
     "acosh": (2.5, 2.5),
-    "atanh": (2.25, 2.25), "rsqrt": (1.5, 1.5), "cbrt": (0.8, 0.8), "sin": (1.75, 3), "cos": (1.75, 3),
-    "tan": (1.25, 1.25), "asin": (2.5, 2.5), "acos": (1.25, 1.25), "atan": (2, 2), "atan2": (2.5, 2.5),
-    "erf": (1.25, 2.5), "erfc": (4.5, 5), "erf_inv": (3.25, 5), "pow": (0.6, 1.5), "fmod": (0, 0),
-    "lgamma": (4.5, 4.5), "digamma": (6, 6.5),
-}  # fmt: skip
-ERROR_ULP = {(name, el): float(u) for name, pair in _BOUNDS.items() for el, u in zip(("f32", "f64"), pair)}
-_RELATIVE = {"exp": (6e-6, 1e-10), "expm1": (3e-5, 5e-10), "logistic": (6e-6, 1e-10), "tanh": (3e-5, 4e-10)}
+    "atanh": (2.25, 2.25),
+    "rsqrt": (1.5, 1.5),
+    "cbrt": (0.8, 0.8),
+    "sin": (1.75, 3),
+    "cos": (1.75, 3),
+    "tan": (1.25, 1.25),
+    "asin": (2.5, 2.5),
+    "acos": (1.25, 1.25),
+    "atan": (2, 2),
+    "atan2": (2.5, 2.5),
+    "erf": (1.25, 2.5),
+    "erfc": (4.5, 5),
+    "erf_inv": (3.25, 5),
+    "pow": (0.6, 1.5),
+    "fmod": (0, 0),
+    "lgamma": (4.5, 4.5),
+    "digamma": (6, 6.5),
+}
+ERROR_ULP = {
+    (name, el): float(u) for name, pair in _BOUNDS.items() for el, u in zip(("f32", "f64"), pair)
+}
+_RELATIVE = {
+    "exp": (6e-6, 1e-10),
+    "expm1": (3e-5, 5e-10),
+    "logistic": (6e-6, 1e-10),
+    "tanh": (3e-5, 4e-10),
+}
 _RELATIVE |= {"sinh": (8e-6, 1e-10), "cosh": (6e-6, 1e-10), "erfc": (8e-6, 1e-10)}
-APPROX_RELATIVE = {(name, el): r for name, pair in _RELATIVE.items() for el, r in zip(("f32", "f64"), pair)}
+APPROX_RELATIVE = {
+    (name, el): r for name, pair in _RELATIVE.items() for el, r in zip(("f32", "f64"), pair)
+}

@@ -1,8 +1,9 @@
 """lgamma and digamma on f32 and f64 values; conventions as in math_exp.
 
-Arguments above zero go one of two ways, chosen by select, that share one logarithm and one reciprocal: Stirling's series,
-as a polynomial in 1 / x**2 fitted from where it begins (Abramowitz and Stegun, 6.1.41 and 6.3.18), and below that a polynomial
-about the zero, reached by the recurrences lgamma(x + 1) = log(x) + lgamma(x) and digamma(x + 1) = 1 / x + digamma(x) (6.1.15,
+Arguments above zero go one of two ways, chosen by select, that share one logarithm and one
+reciprocal: Stirling's series, as a polynomial in 1 / x**2 fitted from where it begins (Abramowitz
+and Stegun, 6.1.41 and 6.3.18), and below that a polynomial about the zero, reached by the
+recurrences lgamma(x + 1) = log(x) + lgamma(x) and digamma(x + 1) = 1 / x + digamma(x) (6.1.15,
 6.3.5). Arguments below zero are rare: they are reflected in a branch (6.1.17, 6.3.7).
 """
 
@@ -33,11 +34,13 @@ def lgamma(b: Builder, x: Value) -> Value:
 
 
 def _lgamma_positive(b: Builder, a: Value) -> Value:
-    """(a - 1/2) (log(a) - 1) + S(a**-2) / a + a constant from 3.28 on. Below, with a = n + d: d P(d) for lgamma(2 + d), and
-    -log(a (a + 1)), -log(a), 0 or log(a - 1) as n is 0, 1, 2 or 3.
+    """(a - 1/2) (log(a) - 1) + S(a**-2) / a + a constant from 3.28 on.
 
-    d is in [-0.72, 0.28): logarithms that cancel are below 1/4 then and none does where lgamma is least, at 1.46. About 1 both
-    terms are multiples of d, and over half of d remains.
+    Below, with a = n + d: d P(d) for lgamma(2 + d), and -log(a (a + 1)), -log(a), 0 or log(a - 1)
+    as n is 0, 1, 2 or 3.
+
+    d is in [-0.72, 0.28): logarithms that cancel are below 1/4 then and none does where lgamma is
+    least, at 1.46. About 1 both terms are multiples of d, and over half of d remains.
     """
     el = a.el
     one, two = b.c(1, el), b.c(2, el)
@@ -66,7 +69,9 @@ def _lgamma_reflected(b: Builder, a: Value, y: Value) -> Value:
     product = b.mul(b.mul(a, b.abs(d)), sinc)
     reflected = b.sub(b.neg(log(b, product)), y)
     reflected = b.select(b.cmp("lt", a, b.c(2.0 ** (-f.mantissa - 2), el)), y, reflected)
-    integers = b.cmp("ge", a, b.c(2.0**f.mantissa, el))  # nothing else; infinity less infinity is avoided
+    integers = b.cmp(
+        "ge", a, b.c(2.0**f.mantissa, el)
+    )  # nothing else; infinity less infinity is avoided
     return b.select(integers, b.c(math.inf, el), reflected)
 
 
@@ -83,8 +88,10 @@ def digamma(b: Builder, x: Value) -> Value:
 
 
 def _digamma_positive(b: Builder, a: Value) -> Value:
-    """log(a) - 1 / (2 a) - T(a**-2) / a**2 from 3 on. Below, by the distance t of the argument from digamma's zero after
-    it was moved into [1, 2): t P(t), and -1 / a below 1 or 1 / (a - 1) from 2 on.
+    """log(a) - 1 / (2 a) - T(a**-2) / a**2 from 3 on.
+
+    Below, by the distance t of the argument from digamma's zero after it was moved into [1, 2): t
+    P(t), and -1 / a below 1 or 1 / (a - 1) from 2 on.
     """
     el = a.el
     one, two, three = (b.c(k, el) for k in (1, 2, 3))

@@ -38,8 +38,8 @@ TWO_OVER_PI = (
     0x56033046FC7B6BAB,
     0xF0CFBC209AF4361D,
 )
-# Up to here three-term Cody-Waite keeps all digits: n times the third term's error stays below the closest
-# a float comes to a multiple of pi / 2.
+# Up to here three-term Cody-Waite keeps all digits: n times the third term's error stays below the
+# closest a float comes to a multiple of pi / 2.
 CODY_WAITE_MAX = {"f32": 1.0e5, "f64": 2.0**24}
 LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TWO_OVER_PI
 
@@ -57,7 +57,9 @@ def _by_quadrant(b: Builder, x: Value, finish: Callable[[Builder, Value, Value],
     return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x)))
 
 
-def _by_quadrant_with_rest(b: Builder, x: Value, finish: Callable[[Builder, Value, Value, Value], Value]) -> Value:
+def _by_quadrant_with_rest(
+    b: Builder, x: Value, finish: Callable[[Builder, Value, Value, Value], Value]
+) -> Value:
     """finish(builder, n, r, rest): the same, and what the rounding of r took from it."""
     f, el = FORMATS[x.el], x.el
     magic = b.c(1.5 * 2.0**f.mantissa, el)
@@ -79,8 +81,8 @@ def _reduce_far(b: Builder, x: Value, *, with_rest: bool = False) -> tuple[Value
 
     Multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
 
-    x = m 2**e. Bits of 2 / pi above weight 2**(1 - e) contribute multiples of 4 and are skipped; 192 bits
-    from there on times m give n's last two bits and the fraction.
+    x = m 2**e. Bits of 2 / pi above weight 2**(1 - e) contribute multiples of 4 and are skipped;
+    192 bits from there on times m give n's last two bits and the fraction.
     """
     i64 = lambda k: b.c(k, "i64")
     wide = b.float_resize(x, "f64")
@@ -104,7 +106,9 @@ def _reduce_far(b: Builder, x: Value, *, with_rest: bool = False) -> tuple[Value
     low = b.mul(m, second)
     total = b.add(low, carry_in)
     carry = b.int_resize(b.cmp("lt", total, low, unsigned=True), "i64")
-    high = b.add(b.add(b.mul(m, first), b.mul_high(m, second, unsigned=True)), b.and_(carry, i64(1)))
+    high = b.add(
+        b.add(b.mul(m, first), b.mul_high(m, second, unsigned=True)), b.and_(carry, i64(1))
+    )
 
     n = b.shr(b.add(high, i64(1 << 61)), i64(62))
     part = b.sub(high, b.shl(n, i64(62)))
@@ -181,6 +185,7 @@ def _with_rest(b: Builder, large: Value, small: Value) -> tuple[Value, Value]:
 
 def tan(b: Builder, x: Value) -> Value:
     """The quotient of sine and cosine, both with what their rounding took, and that of r: such an error would count twice."""
+
     def finish(b: Builder, n: Value, r: Value, rest: Value) -> Value:
         z, one = b.mul(r, r), b.c(1, r.el)
         half = b.mul(z, b.c(0.5, r.el))
@@ -190,7 +195,9 @@ def tan(b: Builder, x: Value) -> Value:
         cosine = _with_rest(b, near, b.fma(b.mul(z, z), fit(b, z, "cos"), small))
         odd = _odd(b, n)
         (above, above_rest), (below, below_rest) = (
-            [b.select(odd, v, w) for v, w in zip(*pair)] for pair in ((cosine, sine), (sine, cosine)))
+            [b.select(odd, v, w) for v, w in zip(*pair)]
+            for pair in ((cosine, sine), (sine, cosine))
+        )
         inverse = b.div(one, below)
         ratio = b.mul(above, inverse)
         rest = b.add(b.fma(b.neg(ratio), below, above), b.sub(above_rest, b.mul(ratio, below_rest)))
@@ -206,18 +213,23 @@ def tan(b: Builder, x: Value) -> Value:
 def _atan_of_ratio(b: Builder, small: Value, large: Value) -> tuple[Value, Value]:
     """atan(small / large) for 0 <= small <= large -> (multiple of pi / 4, remainder).
 
-    Above tan(pi / 8) it is pi / 4 + atan((small - large) / (small + large)). What rounding takes from numerator, denominator
-    and quotient is added with the terms of the series.
+    Above tan(pi / 8) it is pi / 4 + atan((small - large) / (small + large)). What rounding takes
+    from numerator, denominator and quotient is added with the terms of the series.
     """
     el = small.el
     steep = b.cmp("gt", small, b.mul(large, b.c(math.sqrt(2) - 1, el)))
     zero = b.c(0, el)
-    (less, less_rest), (more, more_rest) = (_with_rest(b, b.neg(large), small), _with_rest(b, large, small))
+    (less, less_rest), (more, more_rest) = (
+        _with_rest(b, b.neg(large), small),
+        _with_rest(b, large, small),
+    )
     top, top_rest = b.select(steep, less, small), b.select(steep, less_rest, zero)
     bottom, bottom_rest = b.select(steep, more, large), b.select(steep, more_rest, zero)
     t = b.div(top, bottom)
     rest = b.add(b.fma(b.neg(t), bottom, top), b.sub(top_rest, b.mul(t, bottom_rest)))
-    rest = b.select(b.cmp("eq", rest, rest), b.div(rest, bottom), zero)  # of an infinite denominator it is no number
+    rest = b.select(
+        b.cmp("eq", rest, rest), b.div(rest, bottom), zero
+    )  # of an infinite denominator it is no number
     z = b.mul(t, t)
     return b.select(steep, b.c(1, el), zero), b.add(t, b.fma(b.mul(t, z), fit(b, z, "atan"), rest))
 

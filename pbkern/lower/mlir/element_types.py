@@ -1,6 +1,7 @@
 """dtype of an array -> MLIR's element types in memory and in registers.
 
-JAX's narrow types live in wider registers: float16 and bfloat16 are computed in f32, bool is i8 in memory and i1 in registers.
+JAX's narrow types live in wider registers: float16 and bfloat16 are computed in f32, bool is i8 in
+memory and i1 in registers.
 """
 
 from __future__ import annotations
@@ -32,15 +33,26 @@ ELEMENTS = {
     "int2": ("i8", "i8"),
     "uint2": ("i8", "i8"),
 }
-# Bits of the integers that share a byte in XLA's arrays. In registers and scratch they are extended to a byte;
-# kernels do not take them as operands.
+# Bits of the integers that share a byte in XLA's arrays. In registers and scratch they are extended
+# to a byte; kernels do not take them as operands.
 SUB_BYTE = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
-BITS = {"f64": 64, "f32": 32, "f16": 16, "bf16": 16, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1}
+BITS = {
+    "f64": 64,
+    "f32": 32,
+    "f16": 16,
+    "bf16": 16,
+    "i64": 64,
+    "i32": 32,
+    "i16": 16,
+    "i8": 8,
+    "i1": 1,
+}
 NUMPY_FLOAT = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-# MLIR type of an element type where its name is not the type. LLVM selects instructions of bfloat16 for few processors, and
-# calls a library's functions on the others even to move such values: memory and registers hold the bits.
+# MLIR type of an element type where its name is not the type. LLVM selects instructions of bfloat16
+# for few processors, and calls a library's functions on the others even to move such values: memory
+# and registers hold the bits.
 AS_BITS = {"bf16": "i16"}
 
 
@@ -63,7 +75,9 @@ def int_el(el: str) -> str:
 def _elements(dtype) -> tuple[str, str]:
     name = np.dtype(dtype).name
     if name not in ELEMENTS:
-        raise UnsupportedOp(f"dtype {name} has no register type", why=f"covered: {', '.join(ELEMENTS)}")
+        raise UnsupportedOp(
+            f"dtype {name} has no register type", why=f"covered: {', '.join(ELEMENTS)}"
+        )
     return ELEMENTS[name]
 
 

@@ -38,7 +38,9 @@ class Arithmetic(Protocol):
     def int_to_float(self, x: Value, el: str, *, unsigned: bool = False) -> Value: ...
 
 
-def quotient(b: Arithmetic, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value, Value | None]:
+def quotient(
+    b: Arithmetic, x: Value, y: Value, unsigned: bool
+) -> tuple[Value, Value, Value | None]:
     """(quotient as XLA defines it, divisor without zero, where y is zero or None if its zeros have been reported).
 
     Up to 32 bits the quotient comes from a float division, which vectors have: if x / y is no integer it
@@ -100,8 +102,14 @@ def _upper_half_pairs(whole: Arithmetic, x: Value, y: Value) -> Value:
     """Multiplies unsigned 32-bit lanes: even ones and odd ones, which one instruction multiplies to 64 bits each."""
     lanes = x.lanes
     b = whole.with_lanes(lanes // 2)
-    x, y = (v._replace(name=b.emit(f"vector.bitcast {v.name} : {v.type} to vector<{b.lanes}xi64>"), el="i64", lanes=b.lanes)
-            for v in (x, y))
+    x, y = (
+        v._replace(
+            name=b.emit(f"vector.bitcast {v.name} : {v.type} to vector<{b.lanes}xi64>"),
+            el="i64",
+            lanes=b.lanes,
+        )
+        for v in (x, y)
+    )
     half, low, high = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64"), b.c(0xFFFFFFFF << 32, "i64")
     even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
     both = b.or_(b.shr(even, half), b.and_(odd, high))

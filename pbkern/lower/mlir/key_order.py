@@ -11,7 +11,11 @@ from .value import Value
 def compare(b: Builder, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value]:
     """(x < y, x == y) with NaN above every number and equal to itself."""
     if x.el == "i1":
-        x, y, unsigned = b.int_resize(x, "i8", unsigned=True), b.int_resize(y, "i8", unsigned=True), True
+        x, y, unsigned = (
+            b.int_resize(x, "i8", unsigned=True),
+            b.int_resize(y, "i8", unsigned=True),
+            True,
+        )
     less, equal = b.cmp("lt", x, y, unsigned=unsigned), b.cmp("eq", x, y)
     if x.el in ("f32", "f64"):
         nan_x, nan_y = b.is_nan(x), b.is_nan(y)

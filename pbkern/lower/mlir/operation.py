@@ -1,7 +1,8 @@
 """One MLIR operation as a record: what outlining, merging of functions and instruction scheduling work on.
 
-An operation is written once, as text, where its emitter knows the operation's syntax; results, operands and what stands
-between them are taken from there when a rewrite first asks. Regions hold operations, not text.
+An operation is written once, as text, where its emitter knows the operation's syntax; results,
+operands and what stands between them are taken from there when a rewrite first asks. Regions hold
+operations, not text.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ class Region(NamedTuple):
 class Operation:
     """An operation, with the regions that follow its text.
 
-    Attributes:
-      text: as it is printed, without regions.
-      name: which operation, such as `arith.addf`.
-      names: all names, in the order in which they are printed; `between`: what is printed before, between and behind them.
-      defined: names of results and of arguments of regions.
-      result: the one result's name, or None where there is none or several.
-      attributes: what is printed beside the name of the operation, its results and its operands: attributes and types.
+    Attributes: text: as it is printed, without regions. name: which operation, such as
+      `arith.addf`. names: all names, in the order in which they are printed; `between`: what is
+      printed before, between and behind them. defined: names of results and of arguments of
+      regions. result: the one result's name, or None where there is none or several. attributes:
+      what is printed beside the name of the operation, its results and its operands: attributes and
+      types.
     """
 
     __slots__ = ("text", "regions", "_head", "_names", "_between")
@@ -116,7 +116,9 @@ class Operation:
     def mapped(self, change: Callable[[Operation], str]) -> Operation:
         """Changes texts, also within: `change` sees operations in the order of the text."""
         text = change(self)
-        regions = tuple(Region([op.mapped(change) for op in r.operations], r.word) for r in self.regions)
+        regions = tuple(
+            Region([op.mapped(change) for op in r.operations], r.word) for r in self.regions
+        )
         return Operation(text, regions)
 
     def with_names(self, names: Iterable[str]) -> str:
@@ -135,7 +137,9 @@ def lines(operations: Iterable[Operation]) -> Iterator[str]:
         yield from op.lines()
 
 
-def replaced(operations: Iterable[Operation], by: Callable[[Operation], list[Operation] | None]) -> list[Operation]:
+def replaced(
+    operations: Iterable[Operation], by: Callable[[Operation], list[Operation] | None]
+) -> list[Operation]:
     """Puts other operations in place of those for which `by` returns some, also within regions."""
     found: list[Operation] = []
     for op in operations:
@@ -143,7 +147,11 @@ def replaced(operations: Iterable[Operation], by: Callable[[Operation], list[Ope
         if others is not None:
             found += others
         elif op.regions:
-            found.append(Operation(op.text, tuple(Region(replaced(r.operations, by), r.word) for r in op.regions)))
+            found.append(
+                Operation(
+                    op.text, tuple(Region(replaced(r.operations, by), r.word) for r in op.regions)
+                )
+            )
         else:
             found.append(op)
     return found

@@ -1,13 +1,14 @@
 """Typed SSA values -> MLIR text (arith, math, vector), the same at every lane count.
 
-A `Value` is an SSA name with its element type and lanes (0: a scalar). `Builder` turns one operation on
-values into one or a few lines of text; where the text goes and how names are made is the caller's choice.
-What an operation means follows XLA: NaN survives min and max, integers wrap, conversions saturate,
-nothing traps. Functions such as exp are in lower/math/functions.py, primitives in lower/math/elementwise.py.
+A `Value` is an SSA name with its element type and lanes (0: a scalar). `Builder` turns one
+operation on values into one or a few lines of text; where the text goes and how names are made is
+the caller's choice. What an operation means follows XLA: NaN survives min and max, integers wrap,
+conversions saturate, nothing traps. Functions such as exp are in lower/math/functions.py,
+primitives in lower/math/elementwise.py.
 
-Narrow types live in wider registers (element_types.py): loads extend, stores round. A 16-bit float that is only moved is
-stored as it was loaded, so that every bit survives: those of a signalling NaN would not, and people keep bytes in such
-arrays.
+Narrow types live in wider registers (element_types.py): loads extend, stores round. A 16-bit float
+that is only moved is stored as it was loaded, so that every bit survives: those of a signalling NaN
+would not, and people keep bytes in such arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ import numpy as np
 from pbkern.core.errors import InternalError
 
 from . import integer_division
-from .element_types import BITS, NUMPY_FLOAT, SUB_BYTE, compute_el, int_el, is_float, mlir_type, storage_el
+from .element_types import (
+    BITS,
+    NUMPY_FLOAT,
+    SUB_BYTE,
+    compute_el,
+    int_el,
+    is_float,
+    mlir_type,
+    storage_el,
+)
 from .math_table import SHARED, MathTable
 from .range_reports import Report
 from .value import Value
@@ -104,9 +114,20 @@ class Builder:
         """This builder with another place for its text."""
         return self._copy(emit, self.contract)
 
-    def _copy(self, emit: Callable[[str], str], contract: bool, lanes: int | None = None) -> Builder:
-        return Builder(self.lanes if lanes is None else lanes, emit, self.const, approx=self.approx, contract=contract,
-                       math=self.math, known=self.known, live=self.live, wrong=self.wrong)
+    def _copy(
+        self, emit: Callable[[str], str], contract: bool, lanes: int | None = None
+    ) -> Builder:
+        return Builder(
+            self.lanes if lanes is None else lanes,
+            emit,
+            self.const,
+            approx=self.approx,
+            contract=contract,
+            math=self.math,
+            known=self.known,
+            live=self.live,
+            wrong=self.wrong,
+        )
 
     def of_lanes(self, live: Value) -> Builder:
         """This builder where elements exist in these lanes alone."""
@@ -135,7 +156,11 @@ class Builder:
         return self._constant(f"0x{pattern:0{width // 4}X}", float(number), el)
 
     def _constant(self, text: str, number, el: str) -> Value:
-        literal = f"dense<{text}> : {mlir_type(el, self.lanes)}" if self.lanes else f"{text} : {mlir_type(el)}"
+        literal = (
+            f"dense<{text}> : {mlir_type(el, self.lanes)}"
+            if self.lanes
+            else f"{text} : {mlir_type(el)}"
+        )
         if el == "i1" and not self.lanes:
             literal = text
         value = Value(self.const(f"arith.constant {literal}"), el, self.lanes)
@@ -208,7 +233,8 @@ class Builder:
         """The upper half of the double-width product."""
         return integer_division.upper_half(self, x, y, unsigned)
 
-    # ------------------------------------------------------------------ one-instruction float functions
+    # ------------------------------------------------------------------ one-instruction float
+    # functions
 
     def abs(self, x: Value) -> Value:
         return self.same("math.absf" if is_float(x.el) else "math.absi", x)
@@ -254,7 +280,9 @@ class Builder:
         out = x._replace(name=self.emit(f"arith.select {mask.name}, {x.name}, {y.name} : {types}"))
         if one := self.known.narrow.get(x.name) or self.known.narrow.get(y.name):
             both = self._as_narrow(x, one.el), self._as_narrow(y, one.el)
-            if None not in both:  # chosen as integers: what LLVM makes of 16-bit floats may pass through f32
+            if (
+                None not in both
+            ):  # chosen as integers: what LLVM makes of 16-bit floats may pass through f32
                 chosen = self.select(mask, *(self.bitcast(v, "i16") for v in both))
                 self.known.narrow[out.name] = self.bitcast(chosen, one.el)
         return out
@@ -284,8 +312,8 @@ class Builder:
         k = self.number(y)
         if k is None or k != k:
             return self.same(f"arith.{op}imumf", x, y)
-        # A constant that is a number wins or loses by one comparison, false for NaN; a zero of the winning
-        # sign also wins ties, so that max(-0, +0) = +0 and min(+0, -0) = -0.
+        # A constant that is a number wins or loses by one comparison, false for NaN; a zero of the
+        # winning sign also wins ties, so that max(-0, +0) = +0 and min(+0, -0) = -0.
         wins_ties = k == 0 and (np.signbit(k) == (op == "min"))
         strict = "gt" if op == "max" else "lt"
         predicate = {"gt": "ge", "lt": "le"}[strict] if wins_ties else strict
@@ -307,7 +335,9 @@ class Builder:
         """Whether any lane is set, as a scalar."""
         if not mask.lanes:
             return mask
-        return Value(self.emit(f"vector.reduction <or>, {mask.name} : {mask.type} into i1"), "i1", 0)
+        return Value(
+            self.emit(f"vector.reduction <or>, {mask.name} : {mask.type} into i1"), "i1", 0
+        )
 
     def rare(self, mask: Value, usual: Value, slow: Callable[[Builder], Value]) -> Value:
         """`usual`, but slow(builder) where the mask is set; skipped when no lane needs it."""
@@ -317,10 +347,15 @@ class Builder:
             f"scf.yield {chosen.name} : {chosen.type}\n}} else {{\nscf.yield {usual.name} : {usual.type}\n}}"
         )
         body = "\n".join(lines)
-        return usual._replace(name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}"))
+        return usual._replace(
+            name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}")
+        )
 
     def report(self, wrong: Report, x: Value) -> Value:
-        """x, after this report, of lanes that count (range_reports.py). Its name is another: more is known of it."""
+        """x, after this report, of lanes that count (range_reports.py).
+
+        Its name is another: more is known of it.
+        """
         if self.wrong is None:
             raise InternalError("a number out of its range cannot be reported from here")
         value = wrong.value
@@ -510,7 +545,9 @@ class Builder:
         byte = self.int_resize(x, "i8", unsigned=True)
         unused = self.c(8 - info.bits, "i8")
         shifted = self.shl(byte, unused)
-        return self.shr(shifted, unused) if target.name.startswith("u") else self.sar(shifted, unused)
+        return (
+            self.shr(shifted, unused) if target.name.startswith("u") else self.sar(shifted, unused)
+        )
 
     def round_to(self, x: Value, dtype) -> Value:
         """A register value rounded to what `dtype` can hold."""
@@ -523,7 +560,9 @@ class Builder:
         if el == "i1":
             if x.el == "i1":
                 return x
-            if is_float(x.el) and source.itemsize < 4:  # as XLA: what is subnormal only in 16 bits is true on every thread
+            if (
+                is_float(x.el) and source.itemsize < 4
+            ):  # as XLA: what is subnormal only in 16 bits is true on every thread
                 whole = int_el(x.el)
                 x = self.and_(self.bitcast(x, whole), self.c((1 << (BITS[whole] - 1)) - 1, whole))
             return self.cmp("ne", x, self.c(0, x.el))

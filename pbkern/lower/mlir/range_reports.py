@@ -1,10 +1,10 @@
 """Reports of numbers that are out of their range (dsl/primitives/in_range.py): collected by loops, looked at behind them.
 
-    %7 = scf.for ... iter_args(%greatest = %none) {
-      ... %found = arith.maxui %greatest, %index ...      one operation per vector, no branch, no store
-    }
-    the function's word on the stack is set where %7 is not below the limit
-    ... at the function's end, a set word is a call of REPORT
+%7 = scf.for ... iter_args(%greatest = %none) {
+  ... %found = arith.maxui %greatest, %index ...      one operation per vector, no branch, no store
+}
+the function's word on the stack is set where %7 is not below the limit
+... at the function's end, a set word is a call of REPORT
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from .element_types import BITS
 from .value import Value
 
-# What machine code calls where a number is out of its range; and the two words on a function's stack of which the second is
-# set there, and the first elsewhere.
+# What machine code calls where a number is out of its range; and the two words on a function's
+# stack of which the second is set there, and the first elsewhere.
 REPORT = "_mlir_ciface_pbk_report"
 WORDS = "memref.alloca() {alignment = 64 : i64} : memref<2xi64> // reports"
 
@@ -26,9 +26,9 @@ Emit = Callable[[str], str]
 class Report(NamedTuple):
     """Value that says whether a number is out of its range.
 
-    value: a boolean; a count of numbers that are (i64); with a limit, a vector whose elements, without sign, must be below it;
-    without one, a vector of integers of which those below zero are out of range. halves: elements are lower and upper halves
-    of such of 64 bits.
+    value: a boolean; a count of numbers that are (i64); with a limit, a vector whose elements,
+    without sign, must be below it; without one, a vector of integers of which those below zero are
+    out of range. halves: elements are lower and upper halves of such of 64 bits.
     """
 
     value: Value
@@ -62,7 +62,9 @@ def joined(before: Report, found: Sequence[Report], emit: Emit) -> Report:
         if r.kind != kind:
             continue
         name, operation = r.value.name, "arith.maxui" if r.limit else "arith.ori"
-        if not r.value.lanes:  # a count, not a disjunction: x86 compares and adds the carry, two instructions
+        if (
+            not r.value.lanes
+        ):  # a count, not a disjunction: x86 compares and adds the carry, two instructions
             operation = "arith.addi"
             name = emit(f"arith.extui {name} : i1 to i64") if r.value.el == "i1" else name
         elif r.value.el != so_far.el:
@@ -72,13 +74,19 @@ def joined(before: Report, found: Sequence[Report], emit: Emit) -> Report:
 
 
 def written(found: Sequence[Report], emit: Emit, const: Emit) -> str:
-    """The last line of a block with these reports: the function's word is set if one of them says so. No branch: that would
-    keep loops around the block from holding constants in registers."""
-    some, *rest = (_is_any(joined(none, found, emit), emit, const) for none in nothing(found, const))
+    """The last line of a block with these reports: the function's word is set if one of them says so.
+
+    No branch: that would keep loops around the block from holding constants in registers.
+    """
+    some, *rest = (
+        _is_any(joined(none, found, emit), emit, const) for none in nothing(found, const)
+    )
     for test in rest:
         some = emit(f"arith.ori {some}, {test} : i1")
     place = emit(f"arith.index_castui {some} : i1 to index")
-    return f"memref.store {const('arith.constant 1 : i64')}, {const(WORDS)}[{place}] : memref<2xi64>"
+    return (
+        f"memref.store {const('arith.constant 1 : i64')}, {const(WORDS)}[{place}] : memref<2xi64>"
+    )
 
 
 def _is_any(report: Report, emit: Emit, const: Emit) -> str:
@@ -102,10 +110,17 @@ def reporting(lines: Sequence[str]) -> list[str]:
     """Lines of a function with reports, with the word cleared before them and looked at before the return."""
     at = next(k for k, line in enumerate(lines) if line.endswith(WORDS))
     words, kind = lines[at].partition(" =")[0], "memref<2xi64>"
-    start = ["%reports_none = arith.constant 0 : i64", "%reports_second = arith.constant 1 : index",
-             f"memref.store %reports_none, {words}[%reports_second] : {kind}"]  # fmt: skip
-    end = [f"%reports_some = memref.load {words}[%reports_second] : {kind}",
-           "%reports_any = arith.cmpi ne, %reports_some, %reports_none : i64",
-           "scf.if %reports_any {", f"func.call @{REPORT}() : () -> ()", "}"]  # fmt: skip
+    start = [
+        "%reports_none = arith.constant 0 : i64",
+        "%reports_second = arith.constant 1 : index",
+        f"memref.store %reports_none, {words}[%reports_second] : {kind}",
+    ]
+    end = [
+        f"%reports_some = memref.load {words}[%reports_second] : {kind}",
+        "%reports_any = arith.cmpi ne, %reports_some, %reports_none : i64",
+        "scf.if %reports_any {",
+        f"func.call @{REPORT}() : () -> ()",
+        "}",
+    ]
     last = max(k for k, line in enumerate(lines) if line.startswith("return"))
     return [*lines[: at + 1], *start, *lines[at + 1 : last], *end, *lines[last:]]

@@ -1,10 +1,12 @@
 """Text of structured MLIR under construction: blocks, hoisted constants, index arithmetic.
 
-Memory is flat: every buffer is a 1-d memref, addresses are affine sums computed here and placed in the shallowest
-block that knows their symbols, so that loops hold additions of constants only.
+Memory is flat: every buffer is a 1-d memref, addresses are affine sums computed here and placed in
+the shallowest block that knows their symbols, so that loops hold additions of constants only.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
@@ -18,17 +20,25 @@ from .range_reports import Report
 
 ENDS = ("scf.yield", "scf.condition")  # of regions
 BRANCHES = ("scf.if", "scf.while")
-# Types of constants that are kept in registers through a loop (whole registers: LLVM has no others in assembly), and how many:
-# the rest holds values. Loops of few trips leave theirs to the loop around them.
-PINNED = tuple(f" : vector<{bits // int(el[1:])}x{el}>" for bits in (128, 256, 512) for el in ("f32", "f64", "i32", "i64"))
+# Types of constants that are kept in registers through a loop (whole registers: LLVM has no others
+# in assembly), and how many: the rest holds values. Loops of few trips leave theirs to the loop
+# around them.
+PINNED = tuple(
+    f" : vector<{bits // int(el[1:])}x{el}>"
+    for bits in (128, 256, 512)
+    for el in ("f32", "f64", "i32", "i64")
+)
 SHORT_TRIPS = 16
 MAX_PINNED = 26
 STACK = "memref.alloca() {alignment = 64 : i64}"
 
 
 class Block:
-    """Operations of one region. `values` maps symbols defined here to SSA index names or ints (single-trip loops); `wrong`
-    are reports of ranges that nothing has looked at yet."""
+    """Operations of one region.
+
+    `values` maps symbols defined here to SSA index names or ints (single-trip loops); `wrong` are
+    reports of ranges that nothing has looked at yet.
+    """
 
     def __init__(self, parent: Block | None, text: Text | None = None):
         found = text or (parent and parent.text)
@@ -46,7 +56,9 @@ class Block:
         """Appends an operation, whose regions hold what is in these blocks."""
         for region in regions:
             region.report()
-        self.operations.append(Operation(text, tuple(Region(r.operations, w) for r, w in zip(regions, words))))
+        self.operations.append(
+            Operation(text, tuple(Region(r.operations, w) for r, w in zip(regions, words)))
+        )
 
     def take(self, block: Block) -> None:
         """Appends what is in another block."""
@@ -57,8 +69,14 @@ class Block:
         """Appends what looks at reports of ranges; whatever ends the region stays its last operation."""
         if not self.wrong:
             return
-        last = [self.operations.pop()] if self.operations and self.operations[-1].name in ENDS else []
-        self.add(range_reports.written(self.wrong, lambda line: self.text.put(self, line), self.text.const))
+        last = (
+            [self.operations.pop()] if self.operations and self.operations[-1].name in ENDS else []
+        )
+        self.add(
+            range_reports.written(
+                self.wrong, lambda line: self.text.put(self, line), self.text.const
+            )
+        )
         self.operations += last
         self.wrong = []
 
@@ -81,12 +99,19 @@ class Block:
 class Text:
     """One function's text: names, constants, blocks.
 
-    `math`: the target's own versions of functions; `pins`: whether vector constants of loops are kept in registers; `budget`:
-    of lines.
+    `math`: the target's own versions of functions; `pins`: whether vector constants of loops are
+    kept in registers; `budget`: of lines.
     """
 
-    def __init__(self, *, approx: bool, contract: bool, math: MathTable = SHARED, pins: bool = False,
-                 budget: Budget | None = None):  # fmt: skip
+    def __init__(
+        self,
+        *,
+        approx: bool,
+        contract: bool,
+        math: MathTable = SHARED,
+        pins: bool = False,
+        budget: Budget | None = None,
+    ):
         self.approx, self.contract, self.math, self.pins = approx, contract, math, pins
         self.budget = budget or Budget()
         self._count = 0
@@ -105,7 +130,10 @@ class Text:
         return self.constants[text]
 
     def local(self, kind: str) -> str:
-        """A new buffer of type `kind` on the stack of the whole function. The remark keeps it apart from others like it."""
+        """A new buffer of type `kind` on the stack of the whole function.
+
+        The remark keeps it apart from others like it.
+        """
         return self.const(f"{STACK} : {kind} // {self.name()}")
 
     def index(self, value: int) -> str:
@@ -122,9 +150,15 @@ class Text:
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(
-                lanes, lambda t: self.put(block, t), self.const, approx=self.approx, contract=self.contract, math=self.math,
-                known=self.known, wrong=lambda v: block.wrong.append(v),
-            )  # fmt: skip
+                lanes,
+                lambda t: self.put(block, t),
+                self.const,
+                approx=self.approx,
+                contract=self.contract,
+                math=self.math,
+                known=self.known,
+                wrong=lambda v: block.wrong.append(v),
+            )
         return block.builders[lanes]
 
     def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:
@@ -141,14 +175,28 @@ class Text:
         for _, _, value, c, at in terms:
             where = at if at.depth > where.depth else where
             if c != 1:
-                value = self._once(at, ("mul", value, c), lambda v=value, c=c: f"arith.muli {v}, {self.index(c)} : index")
-            current = value if current is None else self._once(
-                where, ("add", current, value), lambda a=current, b=value: f"arith.addi {a}, {b} : index")
+                value = self._once(
+                    at,
+                    ("mul", value, c),
+                    lambda v=value, c=c: f"arith.muli {v}, {self.index(c)} : index",
+                )
+            current = (
+                value
+                if current is None
+                else self._once(
+                    where,
+                    ("add", current, value),
+                    lambda a=current, b=value: f"arith.addi {a}, {b} : index",
+                )
+            )
         if current is None:
             return self.top, self.index(const)
         if const:
-            current = self._once(where, ("add", current, const),
-                                 lambda a=current: f"arith.addi {a}, {self.index(const)} : index")
+            current = self._once(
+                where,
+                ("add", current, const),
+                lambda a=current: f"arith.addi {a}, {self.index(const)} : index",
+            )
         return where, current
 
     def _once(self, block: Block, key, make) -> str:
@@ -156,8 +204,16 @@ class Text:
             block.memo[key] = self.put(block, make())
         return block.memo[key]
 
-    def loop(self, block: Block, symbol: str, low: int, high: int | str, step: int, fill,
-             carried: list[Ssa] = []) -> list[Ssa]:  # noqa: B006 (never mutated)
+    def loop(
+        self,
+        block: Block,
+        symbol: str,
+        low: int,
+        high: int | str,
+        step: int,
+        fill,
+        carried: Sequence[Ssa] = (),
+    ) -> list[Ssa]:
         """scf.for; `fill(inner block, carried values) -> next values`. A loop of one trip leaves no loop behind."""
         short = isinstance(high, int) and high - low < SHORT_TRIPS * step
         if isinstance(high, int) and high <= low:
@@ -175,8 +231,13 @@ class Text:
         results = fill(inner, args)
         wrong = range_reports.nothing(inner.wrong, self.const)
         held = [r._replace(value=r.value._replace(name=self.name())) for r in wrong]
-        found = [range_reports.joined(r, inner.wrong, lambda line: self.put(inner, line)) for r in held]
-        carried, args, results = ([*x, *(r.value for r in y)] for x, y in ((carried, wrong), (args, held), (results, found)))
+        found = [
+            range_reports.joined(r, inner.wrong, lambda line: self.put(inner, line)) for r in held
+        ]
+        carried, args, results = (
+            [*x, *(r.value for r in y)]
+            for x, y in ((carried, wrong), (args, held), (results, found))
+        )
         inner.wrong = []
         types = ", ".join(c.type for c in carried)
         bound = high if isinstance(high, str) else self.index(high)
@@ -196,7 +257,9 @@ class Text:
         block.wrong += [r._replace(value=v) for r, v in zip(wrong, made[count:])]
         return made[:count]
 
-    def unrolled(self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]) -> list[Ssa]:
+    def unrolled(
+        self, block: Block, symbol: str, low: int, high: int, step: int, fill, carried: list[Ssa]
+    ) -> list[Ssa]:
         """Writes a loop out: one copy of the body after the other."""
         for at in range(low, high, step):
             carried = self.loop(block, symbol, at, min(at + step, high), step, fill, carried)
@@ -205,17 +268,23 @@ class Text:
     def _pin(self, block: Block, inner: Block) -> None:
         """Loads the vector constants of a loop before it.
 
-        LLVM hoists constants out of whole loop nests, finds too many for the registers, and then loads those of the
-        hottest loop in every step. What an (empty) assembly statement has returned is no constant to it, and one with side
-        effects stays where it is. Constants by which LLVM chooses instructions remain constants.
+        LLVM hoists constants out of whole loop nests, finds too many for the registers, and then
+        loads those of the hottest loop in every step. What an (empty) assembly statement has
+        returned is no constant to it, and one with side effects stays where it is. Constants by
+        which LLVM chooses instructions remain constants.
         """
         operations = list(walk(inner.operations))
         if any(op.name in BRANCHES for op in operations):
             return
-        vectors = {name: text.rsplit(" : ", 1)[1] for text, name in self.constants.items()
-                   if text.startswith("arith.constant dense<") and text.endswith(PINNED)}
+        vectors = {
+            name: text.rsplit(" : ", 1)[1]
+            for text, name in self.constants.items()
+            if text.startswith("arith.constant dense<") and text.endswith(PINNED)
+        }
         choosing = {op.names[-1] for op in operations if _chooses(op)}
-        used = dict.fromkeys(n for op in operations for n in op.names if n in vectors and n not in choosing)
+        used = dict.fromkeys(
+            n for op in operations for n in op.names if n in vectors and n not in choosing
+        )
         if not used or len(used) > MAX_PINNED:
             return
         keep = 'llvm.inline_asm has_side_effects "", "=v,0"'
@@ -241,7 +310,9 @@ class Text:
             test = self.put(block, f"arith.andi {test}, {c} : i1")
         self.when(block, test, fill)
 
-    def either(self, block: Block, condition: str, inner: Block, x: Ssa, other: Block, y: Ssa) -> str:
+    def either(
+        self, block: Block, condition: str, inner: Block, x: Ssa, other: Block, y: Ssa
+    ) -> str:
         """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
         name = self.name()
         for region, v in ((inner, x), (other, y)):

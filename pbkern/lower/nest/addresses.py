@@ -31,9 +31,13 @@ def flat_coefficient(buf: Buf, index, dim: str) -> int:
     return total
 
 
-def apart(index: Index, dims: Mapping[str, int], other: Index, other_dims: Mapping[str, int]) -> bool:
-    """Whether two accesses of one buffer never meet, at whatever points of their dimensions each: along some axis, their
-    ranges are apart. `index` per axis is an Affine, or None where it is not known."""
+def apart(
+    index: Index, dims: Mapping[str, int], other: Index, other_dims: Mapping[str, int]
+) -> bool:
+    """Whether two accesses of one buffer never meet, at whatever points of their dimensions each:
+    along some axis, their ranges are apart. `index` per axis is an Affine, or None where it is not
+    known.
+    """
     for a, b in zip(index, other):
         if a is not None and b is not None:
             (base, low, high), (base2, low2, high2) = _range(a, dims), _range(b, other_dims)
@@ -53,4 +57,7 @@ def is_written(e: Expr, nest: Nest) -> bool:
     buf, index, *guard = e.info
     known = e.kind == "load" and not any(guard)
     mine = [w for w in nest.writes if w.buf.root is buf.root]
-    return any(not known or w.buf is not buf or not apart(index, nest.dims, w.index, nest.dims) for w in mine)
+    return any(
+        not known or w.buf is not buf or not apart(index, nest.dims, w.index, nest.dims)
+        for w in mine
+    )

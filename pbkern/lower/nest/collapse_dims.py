@@ -26,7 +26,9 @@ class Aliases:
         key = (id(buf), low, high)
         if key not in self._made:
             shape = (*buf.shape[:low], math.prod(buf.shape[low : high + 1]), *buf.shape[high + 1 :])
-            self._made[key] = Buf(f"{buf.name}.j{low}{high}", shape, buf.dtype, buf.arena, storage=buf)
+            self._made[key] = Buf(
+                f"{buf.name}.j{low}{high}", shape, buf.dtype, buf.arena, storage=buf
+            )
         return self._made[key]
 
 
@@ -44,7 +46,12 @@ def collapse(nest: Nest, pool: Pool, aliases: Aliases) -> Nest:
 
 
 def _joinable(nest: Nest, a: str, b: str) -> bool:
-    if (a in nest.rdims) != (b in nest.rdims) or nest.ordered or nest.dims[a] == 1 or nest.dims[b] == 1:
+    if (
+        (a in nest.rdims) != (b in nest.rdims)
+        or nest.ordered
+        or nest.dims[a] == 1
+        or nest.dims[b] == 1
+    ):
         return False
     if 0 in nest.dims.values():  # strides tell nothing
         return False
@@ -79,8 +86,13 @@ def _walks_as_one(nest: Nest, access: Access, a: str, b: str, size: int) -> bool
         return True
     run = index[axes[0] : axes[-1] + 1]
     extents = buf.shape[axes[0] : axes[-1] + 1]
-    # Joined axes lose their separate bounds: each must be inside whatever happens (or be the only one, unguarded).
-    return (not guard and len(run) == 1) or all(_inside(nest, i, n) for i, n in zip(run, extents)) or not guard
+    # Joined axes lose their separate bounds: each must be inside whatever happens (or be the only
+    # one, unguarded).
+    return (
+        (not guard and len(run) == 1)
+        or all(_inside(nest, i, n) for i, n in zip(run, extents))
+        or not guard
+    )
 
 
 def _inside(nest: Nest, i: Affine, extent: int) -> bool:
@@ -116,7 +128,9 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
             return pool.make("moved", e.dtype, steps, e.args)
         if e.kind in ("index", "range"):
             counted = _counted(e).substitute({a: Affine()}.get)
-            return pool.make(e.kind, e.dtype, counted if e.kind == "index" else (counted, *e.info[1:]))
+            return pool.make(
+                e.kind, e.dtype, counted if e.kind == "index" else (counted, *e.info[1:])
+            )
         if e.kind != "load":
             return None
         buf, index = access(e.info[0], e.info[1])
@@ -129,6 +143,13 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
         return w.mapped(rewrite, buf=buf, index=index)
 
     dims = {d: n * nest.dims[a] if d == b else n for d, n in nest.dims.items() if d != a}
-    return Nest(dims, tuple(d for d in nest.rdims if d != a),
-                [r.mapped(rewrite) for r in nest.reductions],
-                [write(w) for w in nest.writes], nest.ordered, nest.at, fetch=nest.fetch, over=nest.over)
+    return Nest(
+        dims,
+        tuple(d for d in nest.rdims if d != a),
+        [r.mapped(rewrite) for r in nest.reductions],
+        [write(w) for w in nest.writes],
+        nest.ordered,
+        nest.at,
+        fetch=nest.fetch,
+        over=nest.over,
+    )

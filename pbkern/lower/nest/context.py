@@ -36,17 +36,30 @@ class NestContext(Generic[Options]):
         self.aliases = Aliases()
         self._infos: dict[tuple, EqnInfo] = {}
 
-    def info(self, primitive: str, out_dtype: Any, in_dtypes: Iterable, params: Mapping | None = None,
-             at: str | None = None) -> EqnInfo:
+    def info(
+        self,
+        primitive: str,
+        out_dtype: Any,
+        in_dtypes: Iterable,
+        params: Mapping | None = None,
+        at: str | None = None,
+    ) -> EqnInfo:
         """Facts of an operation, one object for equal ones: expressions are interned by it."""
         params = dict(params or {})
-        key = (primitive, np.dtype(out_dtype), tuple(in_dtypes), str(sorted(params.items(), key=lambda t: t[0])))
+        key = (
+            primitive,
+            np.dtype(out_dtype),
+            tuple(in_dtypes),
+            str(sorted(params.items(), key=lambda t: t[0])),
+        )
         if key not in self._infos:
             self._infos[key] = EqnInfo(primitive, params, tuple(in_dtypes), np.dtype(out_dtype), at)
         return self._infos[key]
 
     def op(self, primitive: str, dtype: Any, *args: Expr, params: Mapping | None = None) -> Expr:
-        return self.pool.make("op", dtype, self.info(primitive, dtype, [a.dtype for a in args], params), args)
+        return self.pool.make(
+            "op", dtype, self.info(primitive, dtype, [a.dtype for a in args], params), args
+        )
 
     def const(self, value: Any, dtype: Any) -> Expr:
         return self.pool.make("const", np.dtype(dtype), np.asarray(value, dtype)[()])
@@ -61,7 +74,8 @@ class NestContext(Generic[Options]):
         if limit is None:
             return e
         if is_reported_outside(e, limit):
-            # Any place will do for an index that has been reported: one comparison of 32 bits without sign finds one.
+            # Any place will do for an index that has been reported: one comparison of 32 bits
+            # without sign finds one.
             low = self.op("convert_element_type", UINT32, e, params={"new_dtype": UINT32})
             low = self.op("min", UINT32, low, self.const(limit, UINT32))
             return self.op("convert_element_type", INT32, low, params={"new_dtype": INT32})
@@ -77,6 +91,11 @@ class NestContext(Generic[Options]):
 
 def is_reported_outside(e: Expr, limit: int) -> bool:
     """Whether an integer has passed a check by which everything outside [0, limit] is reported (dsl/primitives/in_range.py)."""
-    if e.kind != "op" or e.info.primitive != "in_range" or e.dtype.itemsize < 4 or limit > np.iinfo(INT32).max:
+    if (
+        e.kind != "op"
+        or e.info.primitive != "in_range"
+        or e.dtype.itemsize < 4
+        or limit > np.iinfo(INT32).max
+    ):
         return False
     return 0 <= e.info.params["low"] < e.info.params["high"] <= limit + 1

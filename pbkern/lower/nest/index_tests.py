@@ -1,8 +1,9 @@
 """Statements -> statements with index tests decided where they can be, and nests cut where a test changes.
 
-A padded or updated array is a select on index ranges. Inside a block most of these tests always hold: with the bounds of
-loop dimensions and grid indices they fold away. Where a test depends on one dimension alone, the nest is cut at the
-boundary, so that the interior runs without masks and only thin edges differ.
+A padded or updated array is a select on index ranges. Inside a block most of these tests always
+hold: with the bounds of loop dimensions and grid indices they fold away. Where a test depends on
+one dimension alone, the nest is cut at the boundary, so that the interior runs without masks and
+only thin edges differ.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes:
     for s in stmts:
         match s:
             case Nest():
-                out += [simplified(piece, pool, bounds) for piece in _cut(simplified(s, pool, bounds), pool, cut_bytes)]
+                out += [
+                    simplified(piece, pool, bounds)
+                    for piece in _cut(simplified(s, pool, bounds), pool, cut_bytes)
+                ]
             case If(index=i, branches=bs):
                 out.append(If(i, [decide_index_tests(b, pool, bounds, cut_bytes) for b in bs]))
             case For(counter=c, trips=t, body=b):
@@ -104,7 +108,9 @@ def simplified(n: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] = ()
         fold.assume(test)
     n = n.mapped(fold)
     writes = [replace(w, guard=w.guard and not stored.inside(w.buf, w.index)) for w in n.writes]
-    writes = [w if w.mask is None or not _is(w.mask, True) else replace(w, mask=None) for w in writes]
+    writes = [
+        w if w.mask is None or not _is(w.mask, True) else replace(w, mask=None) for w in writes
+    ]
     return replace(n, writes=writes)
 
 
@@ -258,7 +264,10 @@ class Folder:
     def _range(self, a: Affine, low: int, high: int) -> Expr:
         found = interval(a, self.bounds) or (-FAR, FAR)
         start, end = self._assumed.get(a.linear(), (-FAR, FAR))
-        smallest, largest = max(found[0], _moved(start, a.const)), min(found[1], _moved(end, a.const) - 1)
+        smallest, largest = (
+            max(found[0], _moved(start, a.const)),
+            min(found[1], _moved(end, a.const) - 1),
+        )
         if low <= smallest and largest < high:
             return self._bool(True)
         if largest < low or smallest >= high:
@@ -276,7 +285,11 @@ class Folder:
                 return self._bool(True)
             if low != -FAR and largest < low or high != FAR and smallest >= high:
                 return self._bool(False)
-        if any(a.kind not in ("index", "const") for a in (x, y)) or x.dtype.kind != "i" or x.dtype.itemsize < 4:
+        if (
+            any(a.kind not in ("index", "const") for a in (x, y))
+            or x.dtype.kind != "i"
+            or x.dtype.itemsize < 4
+        ):
             return None
         a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (x, y))
         d = a - b
@@ -291,10 +304,17 @@ class Folder:
                 return self._bool(absorbing)
             if _is(a, not absorbing):
                 return b
-        if x.kind == y.kind == "range" and name == "and" and x.info[0].linear() == y.info[0].linear():
+        if (
+            x.kind == y.kind == "range"
+            and name == "and"
+            and x.info[0].linear() == y.info[0].linear()
+        ):
             # One interval from two, both measured from the same expression.
             base = x.info[0].linear()
-            ends = [(max(low - a.const, -FAR), min(high - a.const, FAR)) for a, low, high in (x.info, y.info)]
+            ends = [
+                (max(low - a.const, -FAR), min(high - a.const, FAR))
+                for a, low, high in (x.info, y.info)
+            ]
             return self._range(base, max(e[0] for e in ends), min(e[1] for e in ends))
         return None
 
@@ -313,7 +333,9 @@ def _cut(n: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
         cuts = _boundaries(n, d, cut_bytes)
         if cuts and len(pieces) * (len(cuts) + 1) <= MAX_PIECES:
             edges = [0, *cuts, n.dims[d]]
-            pieces = [_piece(p, d, low, high, pool) for p in pieces for low, high in zip(edges, edges[1:])]
+            pieces = [
+                _piece(p, d, low, high, pool) for p in pieces for low, high in zip(edges, edges[1:])
+            ]
     return pieces
 
 
@@ -333,14 +355,19 @@ def _boundaries(n: Nest, d: str, cut_bytes: int) -> list[int]:
                 cuts |= {low - a.const, high - a.const}
             else:
                 cuts |= {a.const - low + 1, a.const - high + 1}
-    inner = sorted({end for c in cuts if 0 < c < n.dims[d] for end in _around(n, d, c, cut_bytes)} - {0, n.dims[d]})
+    inner = sorted(
+        {end for c in cuts if 0 < c < n.dims[d] for end in _around(n, d, c, cut_bytes)}
+        - {0, n.dims[d]}
+    )
     return inner if len(inner) <= 4 else []
 
 
 def _around(n: Nest, d: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
     """The ends of the vector that a cut divides, where results are long rows along `d`: those between start at a vector."""
     lanes = max(cut_bytes // max(w.buf.dtype.itemsize for w in n.writes), 1)
-    starts = {w.index[-1].const % lanes for w in n.writes if w.index and w.index[-1].coefficient(d) == 1}
+    starts = {
+        w.index[-1].const % lanes for w in n.writes if w.index and w.index[-1].coefficient(d) == 1
+    }
     if len(starts) != 1 or n.dims[d] < LONG * lanes:
         return (cut,)
     (start,) = starts
@@ -352,6 +379,10 @@ def _piece(n: Nest, d: str, low: int, high: int, pool: Pool) -> Nest:
     place = {d: Affine.symbol(d) + low if high - low > 1 else Affine((), low)}
     rename = pool.renamer(place)
     return Nest(
-        {k: (high - low if k == d else size) for k, size in n.dims.items()}, n.rdims,
+        {k: (high - low if k == d else size) for k, size in n.dims.items()},
+        n.rdims,
         [r.mapped(rename) for r in n.reductions],
-        [w.mapped(rename, index=tuple(i.substitute(place.get) for i in w.index)) for w in n.writes], n.ordered, n.at)
+        [w.mapped(rename, index=tuple(i.substitute(place.get) for i in w.index)) for w in n.writes],
+        n.ordered,
+        n.at,
+    )

@@ -1,9 +1,10 @@
 """Statements of nests on NumPy arrays: the oracle between a kernel's body and what a target emits.
 
-A nest runs over all of its points at once where no point reads what another one writes, else point by point, in the order of
-its dimensions, those that are reduced innermost. A point reads all that it reads before it stores. What is unspecified is
-poison, as in dsl/interpret.py: scratch before it is written, and guarded loads outside their buffer. An access without a guard
-that is outside raises InternalError.
+A nest runs over all of its points at once where no point reads what another one writes, else point
+by point, in the order of its dimensions, those that are reduced innermost. A point reads all that
+it reads before it stores. What is unspecified is poison, as in dsl/interpret.py: scratch before it
+is written, and guarded loads outside their buffer. An access without a guard that is outside raises
+InternalError.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ Tracer = Callable[[int, list[np.ndarray]], None]
 
 @dataclass
 class Memory:
-    """Contents of root buffers. Scratch that is not there yet is made when it is first touched, full of poison."""
+    """Contents of root buffers.
+
+    Scratch that is not there yet is made when it is first touched, full of poison.
+    """
 
     arrays: dict[Buf, np.ndarray] = field(default_factory=dict)  # flat
 
@@ -55,7 +59,9 @@ def run(stmts: Sequence[Stmt], memory: Memory, symbols: dict[str, int], trace: T
             case Let(name=name, value=e):
                 symbols[name] = int(_Points(memory, symbols, {}).value(e))
             case If(index=index, branches=branches):
-                run(branches[min(max(symbols[index], 0), len(branches) - 1)], memory, symbols, trace)
+                run(
+                    branches[min(max(symbols[index], 0), len(branches) - 1)], memory, symbols, trace
+                )
             case For(counter=counter, trips=trips, body=body):
                 for k in range(trips if isinstance(trips, int) else symbols[trips]):
                     symbols[counter] = k
@@ -95,15 +101,27 @@ def _sort(s: Sort, memory: Memory) -> None:
 class _Points:
     """Points of a nest: values of its dimensions, as arrays that broadcast against each other."""
 
-    def __init__(self, memory: Memory, symbols: Mapping[str, int], dims: Mapping[str, np.ndarray],
-                 accumulators: Sequence[np.ndarray] = ()):
-        self.memory, self.symbols, self.dims, self.accumulators = memory, symbols, dims, accumulators
+    def __init__(
+        self,
+        memory: Memory,
+        symbols: Mapping[str, int],
+        dims: Mapping[str, np.ndarray],
+        accumulators: Sequence[np.ndarray] = (),
+    ):
+        self.memory, self.symbols, self.dims, self.accumulators = (
+            memory,
+            symbols,
+            dims,
+            accumulators,
+        )
         self.memo: dict[tuple, np.ndarray] = {}
 
     def affine(self, a: Affine, moved: Mapping[str, int]) -> np.ndarray:
         found = np.int64(a.const)
         for s, c in a.terms:
-            found = found + c * (self.dims[s] + moved.get(s, 0) if s in self.dims else np.int64(self.symbols[s]))
+            found = found + c * (
+                self.dims[s] + moved.get(s, 0) if s in self.dims else np.int64(self.symbols[s])
+            )
         return np.asarray(found)
 
     def value(self, e: Expr, moved: Mapping[str, int] | None = None) -> np.ndarray:
@@ -145,16 +163,22 @@ class _Points:
             raise InternalError(f"nest: a load of {buf} outside it")
         if buf.size == 0:
             return np.full(inside.shape, poison(buf.dtype), buf.dtype)
-        found = self.memory.flat(buf)[_flat(buf, [np.clip(i, 0, n - 1) for i, n in zip(index, buf.shape)])]
+        found = self.memory.flat(buf)[
+            _flat(buf, [np.clip(i, 0, n - 1) for i, n in zip(index, buf.shape)])
+        ]
         return found if inside.all() else np.where(inside, found, poison(buf.dtype))
 
     def _gather(self, e: Expr, moved: Mapping[str, int]) -> np.ndarray:
         buf, index = e.info
         args = iter(e.args)
-        places = [self.value(next(args), moved) if i is None else self.affine(i, moved) for i in index]
+        places = [
+            self.value(next(args), moved) if i is None else self.affine(i, moved) for i in index
+        ]
         if buf.size == 0:
             return np.zeros(np.broadcast_shapes(*(p.shape for p in places)), buf.dtype)
-        return self.memory.flat(buf)[_flat(buf, [np.clip(p, 0, n - 1) for p, n in zip(places, buf.shape)])]
+        return self.memory.flat(buf)[
+            _flat(buf, [np.clip(p, 0, n - 1) for p, n in zip(places, buf.shape)])
+        ]
 
     def places(self, w: Write) -> list[np.ndarray]:
         return [self.affine(i, {}) for i in w.index]
@@ -181,44 +205,62 @@ def _run_nest(n: Nest, memory: Memory, symbols: Mapping[str, int]) -> None:
     free = [d for d in n.dims if d not in n.rdims]
     if any(n.dims[d] == 0 for d in free):
         return
-    axes = {d: np.arange(size).reshape([-1 if k == at else 1 for k in range(len(n.dims))])
-            for at, (d, size) in enumerate(n.dims.items())}  # fmt: skip
+    axes = {
+        d: np.arange(size).reshape([-1 if k == at else 1 for k in range(len(n.dims))])
+        for at, (d, size) in enumerate(n.dims.items())
+    }
     if not _meets_itself(n, memory, symbols, axes):
         _run_points(n, memory, symbols, axes)
         return
-    run = _run_in_order if any(w.inner for w in n.writes) and n.rdims else _run_points  # one point alone meets nothing
+    run = (
+        _run_in_order if any(w.inner for w in n.writes) and n.rdims else _run_points
+    )  # one point alone meets nothing
     for at in itertools.product(*(range(n.dims[d]) for d in free)):
         run(n, memory, symbols, axes | {d: np.full([1] * len(axes), k) for d, k in zip(free, at)})
 
 
-def _run_points(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]) -> None:
+def _run_points(
+    n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+) -> None:
     """All points of `axes` at once."""
     shape = tuple(a.size for a in axes.values())
     reduced = tuple(k for k, d in enumerate(axes) if d in n.rdims)
     if 0 in shape:  # nothing is reduced
         axes = {d: a if a.size else np.zeros([1] * len(axes), int) for d, a in axes.items()}
-        accumulators = [np.asarray(reductions.IDENTITY[r.op](r.dtype)).astype(r.dtype) for r in n.reductions]
+        accumulators = [
+            np.asarray(reductions.IDENTITY[r.op](r.dtype)).astype(r.dtype) for r in n.reductions
+        ]
     else:
         before = _Points(memory, symbols, axes)
         reduce = reductions.accumulated if n.ordered else reductions.reduced
-        accumulators = [reduce(r, [before.value(e) for e in r.args], reduced, shape) for r in n.reductions]
+        accumulators = [
+            reduce(r, [before.value(e) for e in r.args], reduced, shape) for r in n.reductions
+        ]
     if 0 not in shape:
         _write([w for w in n.writes if w.inner], _Points(memory, symbols, axes, accumulators))
     places = {d: np.zeros([1] * len(axes), int) if d in n.rdims else a for d, a in axes.items()}
     _write([w for w in n.writes if not w.inner], _Points(memory, symbols, places, accumulators))
 
 
-def _run_in_order(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]) -> None:
+def _run_in_order(
+    n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+) -> None:
     """One point of the free dimensions of a nest, the reduced ones step by step."""
-    accumulators = [np.asarray(reductions.IDENTITY[r.op](r.dtype)).astype(r.dtype) for r in n.reductions]
+    accumulators = [
+        np.asarray(reductions.IDENTITY[r.op](r.dtype)).astype(r.dtype) for r in n.reductions
+    ]
     if any(r.op in ("argmax", "argmin") for r in n.reductions):
         raise InternalError("nest: a search whose points depend on each other", at=n.at, why=str(n))
     one = (1,) * len(axes)
     for at in itertools.product(*(range(n.dims[d]) for d in n.rdims)):
         here = dict(axes) | {d: np.full(one, k) for d, k in zip(n.rdims, at)}
         point = _Points(memory, symbols, here)
-        steps = [reductions.reduced(r, [point.value(e) for e in r.args], (), one) for r in n.reductions]
-        accumulators = [_joined(r.op, r.dtype, a, s) for r, a, s in zip(n.reductions, accumulators, steps)]
+        steps = [
+            reductions.reduced(r, [point.value(e) for e in r.args], (), one) for r in n.reductions
+        ]
+        accumulators = [
+            _joined(r.op, r.dtype, a, s) for r, a, s in zip(n.reductions, accumulators, steps)
+        ]
         _write([w for w in n.writes if w.inner], _Points(memory, symbols, here, accumulators))
     _write([w for w in n.writes if not w.inner], _Points(memory, symbols, axes, accumulators))
 
@@ -232,7 +274,10 @@ def _joined(op: str, dtype: np.dtype, x: np.ndarray, y: np.ndarray) -> np.ndarra
 
 
 def _write(writes: Sequence[Write], at: _Points) -> None:
-    """Stores where masks hold and, with a guard, where places are inside. All is read before the first store."""
+    """Stores where masks hold and, with a guard, where places are inside.
+
+    All is read before the first store.
+    """
     shape = tuple(np.broadcast_shapes(*(a.shape for a in at.dims.values()))) if at.dims else ()
     ready = []
     for w in writes:
@@ -242,7 +287,9 @@ def _write(writes: Sequence[Write], at: _Points) -> None:
         if not w.guard and (mask & ~inside).any():
             raise InternalError(f"nest: a store to {w.buf} outside it")
         live = np.broadcast_to(mask & inside, shape)
-        ready.append([np.broadcast_to(a, shape)[live] for a in (_flat(w.buf, index), at.value(w.value))])
+        ready.append(
+            [np.broadcast_to(a, shape)[live] for a in (_flat(w.buf, index), at.value(w.value))]
+        )
     for w, (flat, value) in zip(writes, ready):
         at.memory.flat(w.buf)[flat] = numpy_ops.rounded(value, w.buf.dtype)
 
@@ -250,7 +297,9 @@ def _write(writes: Sequence[Write], at: _Points) -> None:
 # ---------------------------------------------------------------- do points meet?
 
 
-def _meets_itself(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]) -> bool:
+def _meets_itself(
+    n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+) -> bool:
     """Whether some point may touch what another point stores, so that their order matters."""
     at = _Points(memory, symbols, axes)
     stored: dict[Buf, list[Write]] = {}
@@ -261,9 +310,13 @@ def _meets_itself(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Map
         """Whether an access is, at each point, to the element that the write stores at that point and no other."""
         if buf is not w.buf or index != w.index or n.moves():
             return False
-        points = {d: size for d, size in n.dims.items() if size > 1 and (w.inner or d not in n.rdims)}
+        points = {
+            d: size for d, size in n.dims.items() if size > 1 and (w.inner or d not in n.rdims)
+        }
         alone = {next(iter(own)) for i in w.index if len(own := i.symbols & points.keys()) == 1}
-        return points.keys() <= alone or _elements(buf, at.places(w)).size == math.prod(points.values())
+        return points.keys() <= alone or _elements(buf, at.places(w)).size == math.prod(
+            points.values()
+        )
 
     def meet(w: Write, buf: Buf, index: tuple) -> bool:
         if buf.dtype != w.buf.dtype or None in index or n.moves():
@@ -272,7 +325,11 @@ def _meets_itself(n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Map
         return bool(np.intersect1d(places, _elements(w.buf, at.places(w))).size)
 
     loads = [(w, *e.info[:2]) for e in n.loads() for w in stored.get(e.info[0].root, ())]
-    pairs = [(a, b.buf, b.index) for writes in stored.values() for a, b in itertools.combinations(writes, 2)]
+    pairs = [
+        (a, b.buf, b.index)
+        for writes in stored.values()
+        for a, b in itertools.combinations(writes, 2)
+    ]
     return any(not is_own(*access) and meet(*access) for access in loads + pairs)
 
 

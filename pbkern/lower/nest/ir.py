@@ -1,10 +1,10 @@
 """Nest IR: the small explicit form between a kernel's body and MLIR text.
 
-A body becomes a list of statements over buffers. A `Nest` is an iteration space, expressions over affine
-accesses, accumulators kept in registers and writes; `If`, `For` and `While` hold further statements and their
-values travel through scratch buffers. Views (slice, transpose, broadcast, ...) are only index maps and leave no
-trace here. lower/build.py makes nests, lower/passes/merge_nests.py merges them, targets/cpu/emit/nests.py writes them as scf +
-vector text.
+A body becomes a list of statements over buffers. A `Nest` is an iteration space, expressions over
+affine accesses, accumulators kept in registers and writes; `If`, `For` and `While` hold further
+statements and their values travel through scratch buffers. Views (slice, transpose, broadcast, ...)
+are only index maps and leave no trace here. lower/build.py makes nests, lower/passes/merge_nests.py
+merges them, targets/cpu/emit/nests.py writes them as scf + vector text.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pbkern.core.errors import InternalError
 
 # Nested operations that a line of printed nests may show.
 TALL = 8
-# Nested operations of an expression: what is taller is stored in between. Far below Python's limit of nested calls, of which
-# walks over expressions take a few for each operation.
+# Nested operations of an expression: what is taller is stored in between. Far below Python's limit
+# of nested calls, of which walks over expressions take a few for each operation.
 MAX_HEIGHT = 160
 
 
@@ -37,7 +37,8 @@ class Buf:
     dtype: np.dtype
     arena: bool = False
     storage: Buf | None = None  # another buffer whose bytes this one reinterprets (a reshape)
-    # how far its elements move along the last axis but for bends, where known (lower/values/dynamic_strides.py)
+    # how far its elements move along the last axis but for bends, where known
+    # (lower/values/dynamic_strides.py)
     step: int | None = None
 
     @property
@@ -47,7 +48,11 @@ class Buf:
     @property
     def strides(self) -> tuple[int, ...]:
         """Element strides, row major."""
-        return tuple(itertools.accumulate(self.shape[:0:-1], operator.mul, initial=1))[::-1] if self.shape else ()
+        return (
+            tuple(itertools.accumulate(self.shape[:0:-1], operator.mul, initial=1))[::-1]
+            if self.shape
+            else ()
+        )
 
     @property
     def index_dtype(self) -> np.dtype:
@@ -81,7 +86,9 @@ class Expr:
 
     __slots__ = ("kind", "dtype", "info", "args", "symbols", "height")
 
-    def __init__(self, kind: str, dtype: np.dtype, info, args: tuple[Expr, ...], symbols: frozenset):
+    def __init__(
+        self, kind: str, dtype: np.dtype, info, args: tuple[Expr, ...], symbols: frozenset
+    ):
         self.kind, self.dtype, self.info, self.args, self.symbols = kind, dtype, info, args, symbols
         self.height = 1 + max((a.height for a in args), default=0)
 
@@ -101,7 +108,9 @@ class Expr:
             case "range":
                 return f"({self.info[1]} <= {self.info[0]} < {self.info[2]})"
             case "load":
-                return f"{self.info[0].name}[{', '.join(map(str, self.info[1]))}]" + ("?" if self.info[2] else "")
+                return f"{self.info[0].name}[{', '.join(map(str, self.info[1]))}]" + (
+                    "?" if self.info[2] else ""
+                )
             case "gather":
                 return f"{self.info[0].name}[gather {inner}]"
             case "acc":
@@ -144,7 +153,10 @@ class Pool:
         return frozenset()
 
     def rewriter(self, replace: Callable[[Expr], Expr | None]) -> Callable[[Expr], Expr]:
-        """Rebuilds expressions bottom up; `replace(node with new args)` may exchange a node. Each node is seen once."""
+        """Rebuilds expressions bottom up; `replace(node with new args)` may exchange a node.
+
+        Each node is seen once.
+        """
         memo: dict[Expr, Expr] = {}
 
         def go(x: Expr) -> Expr:
@@ -178,7 +190,9 @@ class Pool:
 
         def replace(x: Expr) -> Expr | None:
             if x.kind == "moved":
-                return self.make("moved", x.dtype, tuple((_renamed(d, dims), k) for d, k in x.info), x.args)
+                return self.make(
+                    "moved", x.dtype, tuple((_renamed(d, dims), k) for d, k in x.info), x.args
+                )
             return self.with_places(x, lambda a: a.substitute(dims.get))
 
         rewrite = self.rewriter(replace)
@@ -201,7 +215,9 @@ def _renamed(dim: str, dims: dict[str, Affine]) -> str:
 
 @dataclass
 class Reduction:
-    """accumulator = op(accumulator, args). `dot` multiplies and adds; argmax and argmin take (value, index).
+    """accumulator = op(accumulator, args).
+
+    `dot` multiplies and adds; argmax and argmin take (value, index).
 
     `greatest_number` is max without NaN, of zeros either one.
     """
@@ -217,9 +233,12 @@ class Reduction:
 
 @dataclass
 class Write:
-    """buf[index] = value. `inner` writes run at every point, others once the reduction dimensions are done.
+    """buf[index] = value.
 
-    `mask` (an Expr) and `guard` (indices may be outside: such points are dropped) make it conditional.
+    `inner` writes run at every point, others once the reduction dimensions are done.
+
+    `mask` (an Expr) and `guard` (indices may be outside: such points are dropped) make it
+    conditional.
     """
 
     buf: Buf
@@ -231,14 +250,22 @@ class Write:
 
     def mapped(self, change: Callable[[Expr], Expr], **others: object) -> Write:
         """The write with its value and its mask changed, and with `others`, fields by name, replaced."""
-        return replace(self, value=change(self.value), mask=None if self.mask is None else change(self.mask), **others)
+        return replace(
+            self,
+            value=change(self.value),
+            mask=None if self.mask is None else change(self.mask),
+            **others,
+        )
 
 
 @dataclass
 class Nest:
-    """for dims: update accumulators, write. `rdims` are reduced; `ordered` keeps them sequential (cumulative ops).
+    """for dims: update accumulators, write.
 
-    A point reads all that its writes need before any of them stores: they may read what another one overwrites.
+    `rdims` are reduced; `ordered` keeps them sequential (cumulative ops).
+
+    A point reads all that its writes need before any of them stores: they may read what another one
+      overwrites.
     """
 
     dims: dict[str, int]
@@ -248,8 +275,11 @@ class Nest:
     ordered: bool = False
     at: str | None = None
     schedule: object = None  # a NestSchedule decided with the nest; None: emit chooses
-    fetch: dict[Buf, int] = field(default_factory=dict)  # root buffer -> elements that its loads are fetched ahead
-    # root buffers that it stores to, always behind what it still loads there (targets/cpu/locality/in_place_stores.py)
+    fetch: dict[Buf, int] = field(
+        default_factory=dict
+    )  # root buffer -> elements that its loads are fetched ahead
+    # root buffers that it stores to, always behind what it still loads there
+    # (targets/cpu/locality/in_place_stores.py)
     over: frozenset[Buf] = frozenset()
 
     def expressions(self) -> list[Expr]:
@@ -270,7 +300,9 @@ class Nest:
 
     def reuse(self, e: Expr) -> int:
         """Points of results that use one value of an expression."""
-        return math.prod(n for d, n in self.dims.items() if d not in self.rdims and d not in e.symbols)
+        return math.prod(
+            n for d, n in self.dims.items() if d not in self.rdims and d not in e.symbols
+        )
 
     def moves(self) -> bool:
         """Whether it takes values at a distance: what its loads read is not at their indices alone."""
@@ -295,13 +327,20 @@ class Nest:
         return {d: n + max((r.get(d, 0) for r in far), default=0) for d, n in self.dims.items()}
 
     def __str__(self) -> str:
-        head = ", ".join(f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items())
+        head = ", ".join(
+            f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items()
+        )
         ahead = "".join(f" fetch {b.name} + {n}" for b, n in self.fetch.items())
         rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + ahead]
         names = _name_shared(self.nodes(), rows, "  ")
-        rows += [f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}" for k, r in enumerate(self.reductions)]
+        rows += [
+            f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}"
+            for k, r in enumerate(self.reductions)
+        ]
         for w in self.writes:
-            tail = ("" if w.inner else "  (after)") + (f"  if {w.mask.text(names)}" if w.mask is not None else "")
+            tail = ("" if w.inner else "  (after)") + (
+                f"  if {w.mask.text(names)}" if w.mask is not None else ""
+            )
             target = f"{w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''}"
             rows.append(f"  {target} = {w.value.text(names)}{tail}")
         return "\n".join(rows)
@@ -373,8 +412,8 @@ class While:
 class Sort:
     """Sorts lines of equal length in place, stably, ascending by the first `num_keys` buffers.
 
-    `buffers` are contiguous arrays [lines, length]; `spare` is what sort.scratch asks for. Of each line only the `first`
-    elements are read.
+    `buffers` are contiguous arrays [lines, length]; `spare` is what sort.scratch asks for. Of each
+    line only the `first` elements are read.
     """
 
     buffers: list[Buf]
@@ -393,7 +432,10 @@ class Trace:
 
 @dataclass
 class Fetch:
-    """Asks for the cache lines of `count` elements from `index` on, which will be written. It may be outside the buffer."""
+    """Asks for the cache lines of `count` elements from `index` on, which will be written.
+
+    It may be outside the buffer.
+    """
 
     buf: Buf
     index: tuple[Affine, ...]
@@ -451,7 +493,12 @@ def show(stmts: list[Stmt], indent: str = "") -> str:
             case For(counter=c, trips=t, body=b):
                 rows += [f"{indent}for {c} < {t}:", show(b, indent + "  ")]
             case While(condition=c, predicate=p, body=b):
-                rows += [f"{indent}while {p}:", show(c, indent + "    "), f"{indent}do:", show(b, indent + "  ")]
+                rows += [
+                    f"{indent}while {p}:",
+                    show(c, indent + "    "),
+                    f"{indent}do:",
+                    show(b, indent + "  "),
+                ]
             case Trace(site=k, buffers=bufs):
                 rows.append(f"{indent}trace {k}: {', '.join(b.name for b in bufs)}")
             case Fetch(buf=b, index=i, count=n):

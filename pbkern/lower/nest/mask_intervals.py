@@ -83,8 +83,13 @@ def _extreme(a: Affine, dims: Mapping[str, int], pick) -> Affine:
 
 def live_span(nest: Nest, dim: str) -> Span:
     """The span that the masked selects of a nest share and that moves with the program, or EVERYWHERE."""
-    found = {mask_span(e.args[0], truth, dim, nest.dims) for e in nest.nodes() if _is_masked(e)
-             for truth in (True, False) if not _varies(e.args[1 if truth else 2], dim)}
+    found = {
+        mask_span(e.args[0], truth, dim, nest.dims)
+        for e in nest.nodes()
+        if _is_masked(e)
+        for truth in (True, False)
+        if not _varies(e.args[1 if truth else 2], dim)
+    }
     moving = [s for s in found if any(a.symbols for a in (*s.lows, *s.highs))]
     return moving[0] if len(moving) == 1 else EVERYWHERE
 
@@ -95,10 +100,17 @@ def _varies(e: Expr, dim: str) -> bool:
 
 
 def _is_masked(e: Expr) -> bool:
-    return e.kind == "op" and e.info.primitive == "select_n" and e.args[0].dtype == BOOL and len(e.args) == 3
+    return (
+        e.kind == "op"
+        and e.info.primitive == "select_n"
+        and e.args[0].dtype == BOOL
+        and len(e.args) == 3
+    )
 
 
-def outside(e: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: Pool) -> Expr | None:
+def outside(
+    e: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: Pool
+) -> Expr | None:
     """The value of `e` beyond `span`; None if it depends on `dim`, but for values of each index of `dim` alone.
 
     fill_of(load) -> (True, value beyond the span or None) for loads of buffers that are written in the span only, or
@@ -129,7 +141,11 @@ def outside(e: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: 
         args = tuple(map(go, x.args))
         if any(a is None for a in args) or x.kind == "gather" and dim in x.symbols:
             return None
-        return x if all(a is b for a, b in zip(args, x.args)) else pool.make(x.kind, x.dtype, x.info, args)
+        return (
+            x
+            if all(a is b for a, b in zip(args, x.args))
+            else pool.make(x.kind, x.dtype, x.info, args)
+        )
 
     found = go(e)
     others = {d for d, n in nest.dims.items() if n > 1 and d != dim}

@@ -1,7 +1,8 @@
 """Elementwise operations of expressions on NumPy arrays, for the interpreter of nests.
 
-float16 and bfloat16 are carried as float32 between the operations of one expression, as lower/math/elementwise.py has it: only
-convert_element_type and reduce_precision round. What NumPy defines otherwise than XLA runs as the JAX operation itself.
+float16 and bfloat16 are carried as float32 between the operations of one expression, as
+lower/math/elementwise.py has it: only convert_element_type and reduce_precision round. What NumPy
+defines otherwise than XLA runs as the JAX operation itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def register_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Register values as they are in memory. NaNs keep their bits, which may be anything where bytes are moved as floats."""
+    """Register values as they are in memory.
+
+    NaNs keep their bits, which may be anything where bytes are moved as floats.
+    """
     x = np.asarray(x)
     found = x.astype(dtype)
     if dtype.name == "bfloat16" and x.dtype == np.float32 and (nan := np.isnan(x)).any():
@@ -53,14 +57,22 @@ def apply(info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
 
 def _is_narrow(info: EqnInfo) -> bool:
     """Whether an operand has elements of less than a byte."""
-    return any(d.kind not in "biuf" and d.name not in HALF for d in (*info.in_dtypes, info.out_dtype))
+    return any(
+        d.kind not in "biuf" and d.name not in HALF for d in (*info.in_dtypes, info.out_dtype)
+    )
 
 
 def _by_jax(f: Callable, info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
-    """f(info, *operands) as JAX has it, on the CPU. Operands are padded to few lengths: JAX compiles for each."""
+    """f(info, *operands) as JAX has it, on the CPU.
+
+    Operands are padded to few lengths: JAX compiles for each.
+    """
     wide = np.broadcast_arrays(*args)
     size = wide[0].size
-    flat = [np.resize(a.reshape(-1), 1 << max(size - 1, 0).bit_length()) if size else a.reshape(-1) for a in wide]
+    flat = [
+        np.resize(a.reshape(-1), 1 << max(size - 1, 0).bit_length()) if size else a.reshape(-1)
+        for a in wide
+    ]
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         found = np.asarray(f(info, *map(jax.numpy.asarray, flat)))
     return found[:size].reshape(wide[0].shape)
@@ -75,7 +87,9 @@ def _convert(info: EqnInfo, x: np.ndarray) -> np.ndarray:
         return x != 0
     if source == target:
         return x
-    if x.dtype.kind == "f" and target.kind in "iu":  # NaN and what is too large have no meaning in NumPy
+    if (
+        x.dtype.kind == "f" and target.kind in "iu"
+    ):  # NaN and what is too large have no meaning in NumPy
         return _by_jax(lambda info, v: v.astype(target), info, [x])
     if target.name in HALF:
         return x.astype(np.float32).astype(target)
@@ -105,19 +119,39 @@ def _extreme(x: np.ndarray, y: np.ndarray, sign: int) -> np.ndarray:
 
 
 _PLAIN = {
-    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs,
-    "sqrt": np.sqrt, "floor": np.floor, "ceil": np.ceil, "square": np.square, "eq": np.equal, "ne": np.not_equal,
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sqrt": np.sqrt,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "square": np.square,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 NUMPY: dict[str, Callable[..., np.ndarray]] = {
     **{name: (lambda info, *args, f=f: f(*args)) for name, f in _PLAIN.items()},
     "not": lambda info, x: np.logical_not(x) if x.dtype.kind == "b" else np.invert(x),
-    "max": lambda info, x, y: _extreme(x, y, 1), "min": lambda info, x, y: _extreme(x, y, -1),
-    "select_n": _select, "is_finite": _is_finite, "convert_element_type": _convert,
-    "copy": lambda info, x: x, "copy_p": lambda info, x: x,
-    "stop_gradient": lambda info, x: x, "in_range": lambda info, x: x,
-}  # fmt: skip
+    "max": lambda info, x, y: _extreme(x, y, 1),
+    "min": lambda info, x, y: _extreme(x, y, -1),
+    "select_n": _select,
+    "is_finite": _is_finite,
+    "convert_element_type": _convert,
+    "copy": lambda info, x: x,
+    "copy_p": lambda info, x: x,
+    "stop_gradient": lambda info, x: x,
+    "in_range": lambda info, x: x,
+}
 
 
 # ---------------------------------------------------------------- JAX's
@@ -130,14 +164,21 @@ def _total_order(f: Callable) -> Callable:
         if x.dtype.kind != "f":
             return f(x, y)
         bits = np.dtype(f"i{x.dtype.itemsize}")
-        x, y = (np.where(v.view(bits) < 0, v.view(bits) ^ np.iinfo(bits).max, v.view(bits)) for v in (x, y))
+        x, y = (
+            np.where(v.view(bits) < 0, v.view(bits) ^ np.iinfo(bits).max, v.view(bits))
+            for v in (x, y)
+        )
         return f(x, y)
 
     return ordered
 
 
 def _bitcast(info: EqnInfo, x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).view(info.out_dtype) if x.ndim else np.asarray(x[()]).view(info.out_dtype)
+    return (
+        np.ascontiguousarray(x).view(info.out_dtype)
+        if x.ndim
+        else np.asarray(x[()]).view(info.out_dtype)
+    )
 
 
 def _nextafter(info: EqnInfo, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -146,26 +187,82 @@ def _nextafter(info: EqnInfo, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _reduce_precision(info: EqnInfo, x: np.ndarray) -> np.ndarray:
     p = info.params
-    return _by_jax(lambda info, x: jax.lax.reduce_precision(x, p["exponent_bits"], p["mantissa_bits"]), info, [x])
+    return _by_jax(
+        lambda info, x: jax.lax.reduce_precision(x, p["exponent_bits"], p["mantissa_bits"]),
+        info,
+        [x],
+    )
 
 
 ON_MEMORY: dict[str, Callable[..., np.ndarray]] = {
-    "bitcast_convert_type": _bitcast, "nextafter": _nextafter, "reduce_precision": _reduce_precision,
-}  # fmt: skip
-NUMPY |= {f"{name}_to": _total_order(f) for name, f in (("eq", np.equal), ("le", np.less_equal), ("lt", np.less))}
+    "bitcast_convert_type": _bitcast,
+    "nextafter": _nextafter,
+    "reduce_precision": _reduce_precision,
+}
+NUMPY |= {
+    f"{name}_to": _total_order(f)
+    for name, f in (("eq", np.equal), ("le", np.less_equal), ("lt", np.less))
+}
 JAX: dict[str, Callable] = {
-    **{name: (lambda info, *args, name=name: getattr(jax.lax, name)(*args)) for name in (
-        "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "clz", "cos", "cosh", "digamma", "div", "erf",
-        "erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma", "log", "log1p", "logistic", "mulhi", "population_count", "pow",
-        "rem", "rsqrt", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "tan", "tanh",
-        "eq", "ne", "lt", "le", "gt", "ge", "max", "min",
-    )},
+    **{
+        name: (lambda info, *args, name=name: getattr(jax.lax, name)(*args))
+        for name in (
+            "acos",
+            "acosh",
+            "asin",
+            "asinh",
+            "atan",
+            "atan2",
+            "atanh",
+            "cbrt",
+            "clz",
+            "cos",
+            "cosh",
+            "digamma",
+            "div",
+            "erf",
+            "erf_inv",
+            "erfc",
+            "exp",
+            "exp2",
+            "expm1",
+            "lgamma",
+            "log",
+            "log1p",
+            "logistic",
+            "mulhi",
+            "population_count",
+            "pow",
+            "rem",
+            "rsqrt",
+            "shift_left",
+            "shift_right_arithmetic",
+            "shift_right_logical",
+            "sign",
+            "sin",
+            "sinh",
+            "tan",
+            "tanh",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "max",
+            "min",
+        )
+    },
     "clamp": lambda info, low, x, high: jax.lax.clamp(low, x, high),
     "integer_pow": lambda info, x: jax.lax.integer_pow(x, info.params["y"]),
-    "round": lambda info, x: jax.lax.round(x, jax.lax.RoundingMethod(int(info.params["rounding_method"]))),
+    "round": lambda info, x: jax.lax.round(
+        x, jax.lax.RoundingMethod(int(info.params["rounding_method"]))
+    ),
     "convert_element_type": lambda info, x: x.astype(info.out_dtype),
     "select_n": lambda info, which, *cases: jax.lax.select_n(which, *cases),
-    "and": lambda info, x, y: x & y, "or": lambda info, x, y: x | y, "xor": lambda info, x, y: x ^ y,
-    
-    "copy": lambda info, x: x, "copy_p": lambda info, x: x,
-}  # fmt: skip
+    "and": lambda info, x, y: x & y,
+    "or": lambda info, x, y: x | y,
+    "xor": lambda info, x, y: x ^ y,
+    "copy": lambda info, x: x,
+    "copy_p": lambda info, x: x,
+}

@@ -27,23 +27,46 @@ def highest(dtype: np.dtype) -> Any:
 
 
 IDENTITY: dict[str, Callable[[np.dtype], Any]] = {
-    "sum": lambda d: 0, "dot": lambda d: 0, "dot_bf16": lambda d: 0, "dot_i16": lambda d: 0, "dot_i8": lambda d: 0,
+    "sum": lambda d: 0,
+    "dot": lambda d: 0,
+    "dot_bf16": lambda d: 0,
+    "dot_i16": lambda d: 0,
+    "dot_i8": lambda d: 0,
     "prod": lambda d: 1,
-    "max": lowest, "min": highest, "greatest_number": lowest,
-    "and": lambda d: True if d.kind == "b" else -1, "or": lambda d: 0, "xor": lambda d: 0,
-    "logaddexp": lambda d: -np.inf, "argmax": lowest, "argmin": highest,
-}  # fmt: skip
+    "max": lowest,
+    "min": highest,
+    "greatest_number": lowest,
+    "and": lambda d: True if d.kind == "b" else -1,
+    "or": lambda d: 0,
+    "xor": lambda d: 0,
+    "logaddexp": lambda d: -np.inf,
+    "argmax": lowest,
+    "argmin": highest,
+}
 
-# Sums and products of floats are made in float64 and rounded once: closer to the truth than any order of additions.
+# Sums and products of floats are made in float64 and rounded once: closer to the truth than any
+# order of additions.
 UFUNCS: dict[str, np.ufunc] = {
-    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "greatest_number": np.fmax,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "logaddexp": np.logaddexp,
-}  # fmt: skip
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "greatest_number": np.fmax,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "logaddexp": np.logaddexp,
+}
 ON_BOOLS = {"sum": np.logical_or, "max": np.logical_or, "min": np.logical_and}
 
 
-def reduced(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """The accumulator once all points of `shape` are done, with size 1 along `axes`. `args` broadcast to `shape`."""
+def reduced(
+    r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
+) -> np.ndarray:
+    """The accumulator once all points of `shape` are done, with size 1 along `axes`.
+
+    `args` broadcast to `shape`.
+    """
     if r.op == "dot":
         return _sum_of_products(r, args, axes, shape)
     if r.op in ("argmax", "argmin"):
@@ -55,7 +78,9 @@ def reduced(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], sha
         return ufunc.reduce(values, axis=axes, initial=start, keepdims=True).astype(r.dtype)
 
 
-def accumulated(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+def accumulated(
+    r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
+) -> np.ndarray:
     """The accumulator after each point of `shape`; those along `axes` follow one another, the last axis fastest."""
     ufunc, dtype = _operation(r)
     values = np.moveaxis(np.broadcast_to(args[0], shape).astype(dtype), axes, range(-len(axes), 0))
@@ -66,16 +91,23 @@ def accumulated(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...],
 
 
 def _operation(r: Reduction) -> tuple[np.ufunc, np.dtype]:
-    """(NumPy's function, the dtype in which it runs). Raises InternalError for operations that only one target has."""
+    """(NumPy's function, the dtype in which it runs).
+
+    Raises InternalError for operations that only one target has.
+    """
     if r.op not in UFUNCS:
-        raise InternalError(f"nest: the interpreter has no reduction `{r.op}`", why="a target's own pass made it")
+        raise InternalError(
+            f"nest: the interpreter has no reduction `{r.op}`", why="a target's own pass made it"
+        )
     if r.dtype.kind == "b":
         return ON_BOOLS.get(r.op, UFUNCS[r.op]), r.dtype
     exact = r.op in ("sum", "prod", "logaddexp") and r.dtype.kind not in "iu"
     return UFUNCS[r.op], np.dtype(np.float64) if exact else r.dtype
 
 
-def _sum_of_products(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+def _sum_of_products(
+    r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
+) -> np.ndarray:
     """Sums products by einsum: the products take no memory."""
     dtype = np.dtype(np.float64) if r.dtype.kind not in "iub" else r.dtype
     operands: list = []
@@ -88,11 +120,15 @@ def _sum_of_products(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, 
     kept = [k for k in range(len(shape)) if k in seen and k not in axes]
     repeats = np.prod([shape[k] for k in axes if k not in seen], dtype=dtype)
     with np.errstate(all="ignore"):
-        found = (np.einsum(*operands, kept, optimize=True) * repeats).astype(dtype)  # by BLAS where it can be
+        found = (np.einsum(*operands, kept, optimize=True) * repeats).astype(
+            dtype
+        )  # by BLAS where it can be
     return found.reshape([shape[k] if k in kept else 1 for k in range(len(shape))]).astype(r.dtype)
 
 
-def _first_best(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+def _first_best(
+    r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
+) -> np.ndarray:
     """The smallest index of those with the best value; NaN is better than any number."""
     value, index = (np.broadcast_to(a, shape) for a in args)
     value = value.astype(np.int8) if value.dtype.kind == "b" else value
@@ -100,4 +136,6 @@ def _first_best(r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...],
     best = better.reduce(value, axis=axes, initial=IDENTITY[r.op](value.dtype), keepdims=True)
     is_best = (value == best) | ((value != value) & (best != best))
     last = np.iinfo(r.dtype).max
-    return np.minimum.reduce(np.where(is_best, index, last), axis=axes, initial=last, keepdims=True).astype(r.dtype)
+    return np.minimum.reduce(
+        np.where(is_best, index, last), axis=axes, initial=last, keepdims=True
+    ).astype(r.dtype)

@@ -1,6 +1,7 @@
 """Statements -> place of every scratch buffer in a task's arena. Buffers that are never alive together share bytes.
 
-A buffer lives from the first to the last top-level statement that touches it; what a loop touches lives through the loop.
+A buffer lives from the first to the last top-level statement that touches it; what a loop touches
+lives through the loop.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
                 lives[b] = (lives.get(b, (at, at))[0], at)
     placed: dict[Buf, int] = {}
     end = start
-    taken = np.zeros((len(lives), 4), np.int64)  # of buffers that have their place: first and last statement, bytes
+    taken = np.zeros(
+        (len(lives), 4), np.int64
+    )  # of buffers that have their place: first and last statement, bytes
     # By name at last: sets of buffers have no order that another process would repeat.
     for k, b in enumerate(sorted(lives, key=lambda b: (-padded_bytes(b), lives[b], b.name))):
         (first, last), size, at = lives[b], padded_bytes(b), start

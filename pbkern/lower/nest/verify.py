@@ -16,7 +16,9 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
                 _verify_nest(s, known)
             case Let(name=n, value=v):
                 if not v.symbols <= known:
-                    raise InternalError(f"nest: unknown symbols {sorted(v.symbols - known)} in let {n}")
+                    raise InternalError(
+                        f"nest: unknown symbols {sorted(v.symbols - known)} in let {n}"
+                    )
                 known.add(n)
             case Fetch(index=index):
                 if not all(i.symbols <= known for i in index):
@@ -38,21 +40,34 @@ def _verify_nest(n: Nest, known: set[str]) -> None:
 
     def check(buf: Buf, index: tuple, guard: bool, what: str, reach: dict[str, int]) -> None:
         if len(index) != len(buf.shape):
-            raise InternalError(f"nest: {what} {buf} with {len(index)} indices", at=n.at, why=str(n))
+            raise InternalError(
+                f"nest: {what} {buf} with {len(index)} indices", at=n.at, why=str(n)
+            )
         for i, extent in zip(index, buf.shape):
             if i is None:
                 continue
             if not i.symbols <= symbols:
-                raise InternalError(f"nest: unknown symbols {sorted(i.symbols - symbols)}", at=n.at, why=str(n))
+                raise InternalError(
+                    f"nest: unknown symbols {sorted(i.symbols - symbols)}", at=n.at, why=str(n)
+                )
             if not guard and i.symbols <= n.dims.keys():
                 low, high = i.bounds(lambda d: n.dims[d] + reach.get(d, 0))
                 if (low < 0 or high >= extent) and all(n.dims.values()):
-                    raise InternalError(f"nest: {what} {buf} at {i}, outside 0..{extent - 1}", at=n.at, why=str(n))
+                    raise InternalError(
+                        f"nest: {what} {buf} at {i}, outside 0..{extent - 1}", at=n.at, why=str(n)
+                    )
 
     for e in n.loads():
         guard = e.kind == "gather" or e.info[2]  # gathers clamp
         check(e.info[0], e.info[1], guard, "load of", reaches.get(id(e), {}))
     for w in n.writes:
         check(w.buf, w.index, w.guard, "store to", {})
-        if w.inner and n.rdims and not n.ordered and any(e.kind == "acc" for e in Nest({}, writes=[w]).nodes()):
-            raise InternalError("nest: an inner write uses an unfinished accumulator", at=n.at, why=str(n))
+        if (
+            w.inner
+            and n.rdims
+            and not n.ordered
+            and any(e.kind == "acc" for e in Nest({}, writes=[w]).nodes())
+        ):
+            raise InternalError(
+                "nest: an inner write uses an unfinished accumulator", at=n.at, why=str(n)
+            )

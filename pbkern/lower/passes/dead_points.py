@@ -4,10 +4,11 @@
                                    out[r + 384, c + 256]? = acc
     for r < 116, c < 44, k < 700:  acc += a[r + 384, k] * b[k, c + 256] ...
 
-A store outside a result is dropped, and of scratch only what is read counts: how far buffers are needed along each axis is the
-least that covers what is stored inside results, what that is made of, and so on. Points of a nest beyond what it stores to
-such places are left out, along dimensions that are not reduced. Scratch that programs hand on is needed as far as by any of
-those to whom it may come. Of products, the tail is left out in which both operands are masked to zero.
+A store outside a result is dropped, and of scratch only what is read counts: how far buffers are
+needed along each axis is the least that covers what is stored inside results, what that is made of,
+and so on. Points of a nest beyond what it stores to such places are left out, along dimensions that
+are not reduced. Scratch that programs hand on is needed as far as by any of those to whom it may
+come. Of products, the tail is left out in which both operands are masked to zero.
 """
 
 from __future__ import annotations
@@ -19,11 +20,26 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.index_tests import BOOL, Bounds, Folder, interval
-from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Pool, Sort, Stmt, Trace, Write, bodies, nodes, with_bodies
+from pbkern.lower.nest.ir import (
+    Buf,
+    Expr,
+    For,
+    Let,
+    Nest,
+    Pool,
+    Sort,
+    Stmt,
+    Trace,
+    Write,
+    bodies,
+    nodes,
+    with_bodies,
+)
 from pbkern.lower.nest.mask_intervals import mask_span
 from pbkern.lower.values.values import ZERO
 
-# Rounds until it is known how far buffers are needed: what moves along scratch step by step would take one per step.
+# Rounds until it is known how far buffers are needed: what moves along scratch step by step would
+# take one per step.
 MOST_ROUNDS = 24
 # Bytes in which elements are multiplied together: a tail of narrow ones starts at whole words.
 WORD = 4
@@ -45,11 +61,17 @@ def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
     needs = _Needs(shortened)
     if not needs.settle():
         return [b.stmts for b in shortened]
-    return [_resized(needs.trimmed(b, b.stmts, b.bounds), needs.smaller(b), b.pool) for b in shortened]
+    return [
+        _resized(needs.trimmed(b, b.stmts, b.bounds), needs.smaller(b), b.pool) for b in shortened
+    ]
 
 
 def _inner_bounds(s: Stmt, bounds: Bounds) -> Bounds:
-    return {**bounds, s.counter: (0, max(s.trips - 1, 0))} if isinstance(s, For) and isinstance(s.trips, int) else bounds
+    return (
+        {**bounds, s.counter: (0, max(s.trips - 1, 0))}
+        if isinstance(s, For) and isinstance(s.trips, int)
+        else bounds
+    )
 
 
 def _flat(stmts: list[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]]:
@@ -70,7 +92,13 @@ class _Needs:
         self.bodies = lists
         self.found: dict[Hashable, list[int]] = {}
         self.changed = False
-        self.reinterpreted = {buf.root for b in lists for s, _ in _flat(b.stmts, {}) for buf in _mentioned(s) if buf.storage}
+        self.reinterpreted = {
+            buf.root
+            for b in lists
+            for s, _ in _flat(b.stmts, {})
+            for buf in _mentioned(s)
+            if buf.storage
+        }
 
     def settle(self) -> bool:
         """Grows the needs until they cover all that they lead to; False where that takes too long."""
@@ -86,7 +114,9 @@ class _Needs:
     def trimmed(self, body: Body, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
         for s in stmts:
-            s = with_bodies(s, lambda inner, s=s: self.trimmed(body, inner, _inner_bounds(s, bounds)))
+            s = with_bodies(
+                s, lambda inner, s=s: self.trimmed(body, inner, _inner_bounds(s, bounds))
+            )
             if isinstance(s, Nest):
                 limits = self.limits(body, s, bounds)
                 if any(limits[d] == 0 < n for d, n in s.dims.items()):
@@ -97,10 +127,20 @@ class _Needs:
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
         """Scratch of one program that is needed only in part -> scratch as large as that part."""
-        own = {w.buf for s, _ in _flat(body.stmts, {}) if isinstance(s, Nest) for w in s.writes if w.buf.arena}
+        own = {
+            w.buf
+            for s, _ in _flat(body.stmts, {})
+            if isinstance(s, Nest)
+            for w in s.writes
+            if w.buf.arena
+        }
         own = {b for b in own - body.handed_on.keys() - self.reinterpreted if b.storage is None}
         found = {b: tuple(self._need(body, b)) for b in own}
-        return {b: replace(b, shape=shape) for b, shape in found.items() if shape != b.shape and 0 not in shape}
+        return {
+            b: replace(b, shape=shape)
+            for b, shape in found.items()
+            if shape != b.shape and 0 not in shape
+        }
 
     def limits(self, body: Body, nest: Nest, bounds: Bounds) -> dict[str, int]:
         """Points of the nest along each dimension that matter."""
@@ -120,7 +160,12 @@ class _Needs:
         for i, need in zip(w.index, self._need(body, w.buf)):
             for d, c in (*i.terms, (None, 1)):
                 rest = interval(i if d is None else i - Affine.symbol(d, c), lowest)
-                if rest is None or c < 0 or d is not None and (d not in nest.dims or d in nest.rdims):
+                if (
+                    rest is None
+                    or c < 0
+                    or d is not None
+                    and (d not in nest.dims or d in nest.rdims)
+                ):
                     continue
                 points = -((rest[0] - need) // c)
                 if d is None:
@@ -142,9 +187,13 @@ class _Needs:
                     inside = {**bounds, **{d: (0, n - 1) for d, n in limits.items()}}
                     for e in s.loads():
                         self._read(body, e, inside)
-                    for w in s.writes:  # where no point is left out, all that is written must have a place
+                    for w in (
+                        s.writes
+                    ):  # where no point is left out, all that is written must have a place
                         uncut = [s.moves() or bool(i.symbols & {*s.rdims}) for i in w.index]
-                        self._require(body, w.buf, [n if whole else 0 for n, whole in zip(w.buf.shape, uncut)])
+                        self._require(
+                            body, w.buf, [n if whole else 0 for n, whole in zip(w.buf.shape, uncut)]
+                        )
             case Let(value=value):
                 for e in nodes([value]):
                     if e.kind in ("load", "gather"):
@@ -178,7 +227,10 @@ def _cut(nest: Nest, limits: dict[str, int], pool: Pool) -> Nest:
         return nest
     rename = pool.renamer(single)
     reductions = [r.mapped(rename) for r in nest.reductions]
-    writes = [w.mapped(rename, index=tuple(i.substitute(single.get) for i in w.index)) for w in nest.writes]
+    writes = [
+        w.mapped(rename, index=tuple(i.substitute(single.get) for i in w.index))
+        for w in nest.writes
+    ]
     return replace(nest, dims=limits, reductions=reductions, writes=writes)
 
 
@@ -236,7 +288,11 @@ def _without_tails(body: Body) -> list[Stmt]:
         out = []
         for s in stmts:
             s = with_bodies(s, lambda inner, s=s: change(inner, _inner_bounds(s, bounds)))
-            out.append(_shortened(s, body.pool, zeros, bounds) if isinstance(s, Nest) and _is_product(s) else s)
+            out.append(
+                _shortened(s, body.pool, zeros, bounds)
+                if isinstance(s, Nest) and _is_product(s)
+                else s
+            )
         return out
 
     return change(body.stmts, body.bounds)
@@ -244,13 +300,20 @@ def _without_tails(body: Body) -> list[Stmt]:
 
 def _is_product(nest: Nest) -> bool:
     inner = any(w.inner for w in nest.writes)
-    return bool(nest.reductions) and not nest.ordered and not inner and all(r.op == "dot" for r in nest.reductions)
+    return (
+        bool(nest.reductions)
+        and not nest.ordered
+        and not inner
+        and all(r.op == "dot" for r in nest.reductions)
+    )
 
 
 def _shortened(nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> Nest:
     ends = {}
     for d in nest.rdims:
-        tail = max(_zero_from(a, d, nest, pool, zeros, bounds) for r in nest.reductions for a in r.args)
+        tail = max(
+            _zero_from(a, d, nest, pool, zeros, bounds) for r in nest.reductions for a in r.args
+        )
         step = max(WORD // min(a.dtype.itemsize for r in nest.reductions for a in r.args), 1)
         ends[d] = min(max(-(-tail // step), 1) * step, nest.dims[d])
     return replace(nest, dims=nest.dims | ends)
@@ -269,7 +332,14 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
     found = {}
     for buf, writes in stores.items():
         (nest, w, bounds), *others = writes
-        if others or not buf.arena or buf in excluded or w.buf is not buf or w.mask is not None or nest.reductions:
+        if (
+            others
+            or not buf.arena
+            or buf in excluded
+            or w.buf is not buf
+            or w.mask is not None
+            or nest.reductions
+        ):
             continue
         for k, (i, n) in enumerate(zip(w.index, buf.shape)):
             d = i.terms[0][0] if len(i.terms) == 1 else None
@@ -291,11 +361,22 @@ def _zero_from(e: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bounds
     def go(x: Expr) -> int:
         if x.kind == "const":
             return 0 if x.info == 0 and not np.signbit(x.info) else n
-        if x.kind == "op" and x.info.primitive == "convert_element_type" and x.args[0].dtype != BOOL:
+        if (
+            x.kind == "op"
+            and x.info.primitive == "convert_element_type"
+            and x.args[0].dtype != BOOL
+        ):
             return go(x.args[0])
-        if x.kind == "op" and x.info.primitive == "select_n" and len(x.args) == 3 and x.args[0].dtype == BOOL:
+        if (
+            x.kind == "op"
+            and x.info.primitive == "select_n"
+            and len(x.args) == 3
+            and x.args[0].dtype == BOOL
+        ):
             mask, false, true = x.args[0], go(x.args[1]), go(x.args[2])
-            return min(max(false, true), max(false, end(mask, True)), max(true, end(mask, False)), n)
+            return min(
+                max(false, true), max(false, end(mask, True)), max(true, end(mask, False)), n
+            )
         if x.kind == "load":
             axes = [k for k, i in enumerate(x.info[1]) if i == Affine.symbol(dim)]
             return min((zeros.get((x.info[0], k), n) for k in axes), default=n)

@@ -1,7 +1,7 @@
 """Statements -> statements: nests over equal spaces become one, operands of contractions are packed.
 
-Merging keeps meaning because the later nest reads what the earlier one writes only at the very point it is written, and
-depends on nothing in between.
+Merging keeps meaning because the later nest reads what the earlier one writes only at the very
+point it is written, and depends on nothing in between.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import MAX_HEIGHT, Buf, Expr, Nest, Pool, Stmt, Write, with_bodies
 
 SINGLE = "one"  # a dimension of size 1
-# Operations of one nest, and how many statements before it a nest may be merged with: what keeps the time for long bodies in
-# proportion to their length. More operations than this fill no processor's window anyway.
+# Operations of one nest, and how many statements before it a nest may be merged with: what keeps
+# the time for long bodies in proportion to their length. More operations than this fill no
+# processor's window anyway.
 MAX_NODES = 1500
 MAX_DISTANCE = 64
 # Dimensions of one nest that are paired in any order with those of another.
@@ -77,7 +78,9 @@ class _Effects:
         return not (self.written & other.touched or other.written & self.touched)
 
 
-def _joined_before(before: list[Stmt], effects: list[_Effects], nest: Nest, pool: Pool) -> tuple[int, Nest] | None:
+def _joined_before(
+    before: list[Stmt], effects: list[_Effects], nest: Nest, pool: Pool
+) -> tuple[int, Nest] | None:
     """(position, merged nest) of the last nest before that this one joins, past others that do not depend on it."""
     mine = _Effects.of(nest)
     for at in range(len(before) - 1, max(len(before) - MAX_DISTANCE, 0) - 1, -1):
@@ -94,7 +97,11 @@ def _joined_before(before: list[Stmt], effects: list[_Effects], nest: Nest, pool
 
 def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     """One nest that does both, or None."""
-    if first.ordered or second.ordered or any(r.op == "dot" for r in first.reductions + second.reductions):
+    if (
+        first.ordered
+        or second.ordered
+        or any(r.op == "dot" for r in first.reductions + second.reductions)
+    ):
         return None
     live = _matched(first, second)
     if live is None or max(len(n.nodes()) for n in (first, second)) > MAX_NODES:
@@ -104,7 +111,9 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     own = {d: Affine() for d, n in first.dims.items() if n == 1}
     rdims = {d for d in first.rdims if first.dims[d] > 1}
     theirs = {rename[d].terms[0][0] for d in second.rdims if second.dims[d] > 1}
-    if first.reductions and (rdims != theirs if second.reductions else first.moves() or second.moves()):
+    if first.reductions and (
+        rdims != theirs if second.reductions else first.moves() or second.moves()
+    ):
         return None
     second = _renamed(second, rename, pool)
     first = _renamed(first, own, pool)
@@ -113,20 +122,30 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     merged = _joined(first, second, pool, tuple(rdims | theirs))
     if len(merged.nodes()) > MAX_NODES or _rereads(merged):  # what both compute counts once
         return None
-    return merged if max((e.height for e in merged.expressions()), default=0) <= MAX_HEIGHT else None
+    return (
+        merged if max((e.height for e in merged.expressions()), default=0) <= MAX_HEIGHT else None
+    )
 
 
 def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
-    """Pairs of dimensions of one size. Where several orders are possible, that in which both read the same elements; in
-    another order than their own they share a walk only for that: else one of them would go across its rows. A reduction over
-    several dimensions keeps its order.
+    """Pairs of dimensions of one size.
+
+    Where several orders are possible, that in which both read the same elements; in another order
+    than their own they share a walk only for that: else one of them would go across its rows. A
+    reduction over several dimensions keeps its order.
     """
     mine, theirs = ({d: n for d, n in nest.dims.items() if n > 1} for nest in (first, second))
     if list(mine.values()) == list(theirs.values()) and len(set(mine.values())) == len(mine):
         return list(zip(mine, theirs))
     fixed = any(sum(nest.dims[d] > 1 for d in nest.rdims) > 1 for nest in (first, second))
-    orders = [tuple(theirs)] if fixed or len(mine) > MOST_PERMUTED else itertools.permutations(theirs)
-    found = [list(zip(mine, order)) for order in orders if [theirs[d] for d in order] == list(mine.values())]
+    orders = (
+        [tuple(theirs)] if fixed or len(mine) > MOST_PERMUTED else itertools.permutations(theirs)
+    )
+    found = [
+        list(zip(mine, order))
+        for order in orders
+        if [theirs[d] for d in order] == list(mine.values())
+    ]
     if not found:
         return None
     shared = [_shared(first, second, pairs) for pairs in found]
@@ -142,7 +161,9 @@ def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
     def place(buf: Buf, index: tuple, names: dict[str, Affine]) -> tuple:
         return (buf, *(i if i is None else i.substitute(names.get) for i in index))
 
-    mine = {place(e.info[0], e.info[1], units) for e in first.loads()} | {place(w.buf, w.index, units) for w in first.writes}
+    mine = {place(e.info[0], e.info[1], units) for e in first.loads()} | {
+        place(w.buf, w.index, units) for w in first.writes
+    }
     return len(mine & {place(e.info[0], e.info[1], renamed) for e in second.loads()})
 
 
@@ -161,15 +182,27 @@ def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
             kept[d] = size
         elif dims[d].terms:
             kept[dims[d].terms[0][0]] = size
-    rdims = tuple(dims[d].terms[0][0] if d in dims and dims[d].terms else d for d in n.rdims
-                  if d not in dims or dims[d].terms)
-    return Nest(kept, rdims, [r.mapped(rename) for r in n.reductions],
-                [w.mapped(rename, index=ix(w.index)) for w in n.writes], n.ordered, n.at)
+    rdims = tuple(
+        dims[d].terms[0][0] if d in dims and dims[d].terms else d
+        for d in n.rdims
+        if d not in dims or dims[d].terms
+    )
+    return Nest(
+        kept,
+        rdims,
+        [r.mapped(rename) for r in n.reductions],
+        [w.mapped(rename, index=ix(w.index)) for w in n.writes],
+        n.ordered,
+        n.at,
+    )
 
 
 def _independent(first: Nest, second: Nest) -> bool:
-    """The second reads the first's results only at the point that wrote them. It overwrites nothing that either reads, but for
-    what the first's reductions take at that very point: they come before writes there."""
+    """The second reads the first's results only at the point that wrote them.
+
+    It overwrites nothing that either reads, but for what the first's reductions take at that very
+    point: they come before writes there.
+    """
     made: dict[Buf, list[Write]] = {}
     for w in first.writes:
         made.setdefault(w.buf.root, []).append(w)
@@ -179,7 +212,9 @@ def _independent(first: Nest, second: Nest) -> bool:
     overwritten = {w.buf.root for w in second.writes}
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
     taken = Nest({}, reductions=first.reductions).loads()
-    for buf, index in [(w.buf, w.index) for w in first.writes] + [e.info[:2] for e in Nest({}, writes=first.writes).loads()]:
+    for buf, index in [(w.buf, w.index) for w in first.writes] + [
+        e.info[:2] for e in Nest({}, writes=first.writes).loads()
+    ]:
         if buf.root in overwritten:
             places[buf.root].append((buf, index))
     for mine in second.writes:
@@ -187,7 +222,11 @@ def _independent(first: Nest, second: Nest) -> bool:
             return False
         for e in taken:
             buf, index, *_ = e.info
-            if buf.root is mine.buf.root and not _apart(buf, index, mine) and not _at_its_point(first, e, mine):
+            if (
+                buf.root is mine.buf.root
+                and not _apart(buf, index, mine)
+                and not _at_its_point(first, e, mine)
+            ):
                 return False
     return True
 
@@ -196,7 +235,9 @@ def _at_its_point(nest: Nest, e: Expr, write: Write) -> bool:
     """Whether a load reads, at each point of a nest, the element that is written there and at no other point."""
     buf, index = e.info[:2]
     own = {i.terms[0][0] for i in write.index if len(i.terms) == 1}
-    return e.kind == "load" and buf is write.buf and index == write.index and own >= nest.dims.keys()
+    return (
+        e.kind == "load" and buf is write.buf and index == write.index and own >= nest.dims.keys()
+    )
 
 
 def _is_forwarded(first: Nest, writes: list[Write], e: Expr) -> bool:
@@ -207,26 +248,35 @@ def _is_forwarded(first: Nest, writes: list[Write], e: Expr) -> bool:
         return False
     (w,) = found
     whole = {d for i in w.index for d in i.symbols} >= first.dims.keys()
-    return buf is w.buf and index == w.index and w.inner and w.mask is None and not w.guard and whole
+    return (
+        buf is w.buf and index == w.index and w.inner and w.mask is None and not w.guard and whole
+    )
 
 
 def _apart(buf: Buf, index: tuple, write: Write) -> bool:
     """Whether an access and a write are at different constants along an axis."""
-    return buf is write.buf and any(i is not None and i.is_const and j.is_const and i.const != j.const
-                                    for i, j in zip(index, write.index))
+    return buf is write.buf and any(
+        i is not None and i.is_const and j.is_const and i.const != j.const
+        for i, j in zip(index, write.index)
+    )
 
 
 def _rereads(nest: Nest) -> bool:
     """Whether writes behind the reductions compute anew, of a single element, what a write before them has overwritten."""
     before = {w.buf.root for w in nest.writes if w.inner}
-    return any(e.info[0].root in before for e in Nest({}, writes=[w for w in nest.writes if not w.inner]).loads())
+    return any(
+        e.info[0].root in before
+        for e in Nest({}, writes=[w for w in nest.writes if not w.inner]).loads()
+    )
 
 
 def _vector_conflict(first: Nest, second: Nest) -> bool:
     """Writes whose contiguous dimensions differ would make one of them a scatter."""
 
     def last(n: Nest) -> set:
-        return {w.index[-1].terms[-1][0] for w in n.writes if w.inner and w.index and w.index[-1].terms}
+        return {
+            w.index[-1].terms[-1][0] for w in n.writes if w.inner and w.index and w.index[-1].terms
+        }
 
     a, b = last(first), last(second)
     return bool(a and b and a != b)
@@ -249,4 +299,6 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
     dims = dict(first.dims)
     if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
         dims[SINGLE], rdims = 1, (SINGLE,)
-    return Nest(dims, tuple(d for d in dims if d in rdims), reductions, writes, False, first.at or second.at)
+    return Nest(
+        dims, tuple(d for d in dims if d in rdims), reductions, writes, False, first.at or second.at
+    )

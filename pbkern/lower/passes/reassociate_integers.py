@@ -2,8 +2,9 @@
 
     (x[d] + a) + 1    ->    x[d] + (a + 1)
 
-Emission computes what points share once, before its loops. Rounds of random-number generators add a word of the key and the
-number of the round: one addition for each vector instead of two. Exact, because integers wrap.
+Emission computes what points share once, before its loops. Rounds of random-number generators add a
+word of the key and the number of the round: one addition for each vector instead of two. Exact,
+because integers wrap.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ class _Shared:
 
     def __call__(self, e: Expr) -> bool:
         if e not in self.known:
-            self.known[e] = e.kind not in ("acc", "moved") and not e.symbols & self.dims and all(map(self, e.args))
+            self.known[e] = (
+                e.kind not in ("acc", "moved")
+                and not e.symbols & self.dims
+                and all(map(self, e.args))
+            )
         return self.known[e]
 
 

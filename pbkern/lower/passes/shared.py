@@ -26,10 +26,26 @@ def _decide_index_tests(stmts: list[Stmt], context: NestContext) -> list[Stmt]:
 
 
 SHARED_PASSES = (
-    Pass("unroll small dimensions", unroll_dims, "small sums become expressions, which merge with what reads them"),
+    Pass(
+        "unroll small dimensions",
+        unroll_dims,
+        "small sums become expressions, which merge with what reads them",
+    ),
     Pass("merge nests", merge_all, "what is read where it was written needs no memory between"),
     Pass("drop unread stores", _drop_unread, "merging has left scratch that nothing reads"),
-    Pass("decide index tests", _decide_index_tests, "nests are cut where tests change, so that most points need no mask"),
-    Pass("wide products", use_wide_products, "products of halves, as random numbers have them, are one operation"),
-    Pass("reassociate integers", reassociate_shared_sums, "sums of what all points share are made once"),
+    Pass(
+        "decide index tests",
+        _decide_index_tests,
+        "nests are cut where tests change, so that most points need no mask",
+    ),
+    Pass(
+        "wide products",
+        use_wide_products,
+        "products of halves, as random numbers have them, are one operation",
+    ),
+    Pass(
+        "reassociate integers",
+        reassociate_shared_sums,
+        "sums of what all points share are made once",
+    ),
 )

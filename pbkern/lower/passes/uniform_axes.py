@@ -5,9 +5,10 @@ Kernels for TPUs keep each statistic of a row in as many copies as a vector has 
     for r, lane: m[r, lane] = max(m[r, lane], s[r])       for r:    m[r, 0] = max(m[r, 0], s[r])
     for r, k:    p[r, k] = exp(x[r, k] - m[r, k])         for r, k: p[r, k] = exp(x[r, k] - m[r, 0])
 
-An axis of a buffer is uniform if every store covers all of it with a value that does not vary along it. Such a value may be
-made of uniform buffers, and of what the buffer itself held before: the largest set of axes that are uniform together is what
-remains of all axes once those that some store contradicts are taken out. What is read before it was stored is unspecified.
+An axis of a buffer is uniform if every store covers all of it with a value that does not vary along
+it. Such a value may be made of uniform buffers, and of what the buffer itself held before: the
+largest set of axes that are uniform together is what remains of all axes once those that some store
+contradicts are taken out. What is read before it was stored is unspecified.
 """
 
 from __future__ import annotations
@@ -17,7 +18,21 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, Expr, Fetch, Let, Nest, Pool, Reduction, Sort, Stmt, Trace, Write, every, with_bodies
+from pbkern.lower.nest.ir import (
+    Buf,
+    Expr,
+    Fetch,
+    Let,
+    Nest,
+    Pool,
+    Reduction,
+    Sort,
+    Stmt,
+    Trace,
+    Write,
+    every,
+    with_bodies,
+)
 from pbkern.lower.values.values import ZERO
 
 Axes = Mapping[Buf, set[int]]
@@ -41,7 +56,14 @@ def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
             for buf, found in u.axes.items():
                 axes[buf] -= found
         units = [u for u in units if id(u) not in gone]
-        stores = list({id(w): (n, w) for u in gone.values() for buf in u.axes for n, w in users.get(buf, ())}.values())
+        stores = list(
+            {
+                id(w): (n, w)
+                for u in gone.values()
+                for buf in u.axes
+                for n, w in users.get(buf, ())
+            }.values()
+        )
     return _axes(units)
 
 
@@ -58,7 +80,9 @@ def narrowed_buffers(axes: Axes) -> dict[Buf, Buf]:
     made: dict[Buf, Buf] = {}
     for buf in sorted(axes, key=lambda b: b.storage is not None):  # roots first
         shape = tuple(1 if k in axes[buf] else n for k, n in enumerate(buf.shape))
-        made[buf] = Buf(buf.name, shape, buf.dtype, buf.arena, None if buf.storage is None else made[buf.root])
+        made[buf] = Buf(
+            buf.name, shape, buf.dtype, buf.arena, None if buf.storage is None else made[buf.root]
+        )
     return made
 
 
@@ -86,10 +110,14 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
     def changed(s: Stmt) -> Stmt:
         match s:
             case Nest():
-                gone = {d for w in s.writes for k in axes.get(w.buf, ()) for d in w.index[k].symbols}
+                gone = {
+                    d for w in s.writes for k in axes.get(w.buf, ()) for d in w.index[k].symbols
+                }
                 reductions = [r.mapped(expr) for r in s.reductions]
                 dims = {d: n for d, n in s.dims.items() if d not in gone}
-                return Nest(dims, s.rdims, reductions, [write(w) for w in s.writes], s.ordered, s.at)
+                return Nest(
+                    dims, s.rdims, reductions, [write(w) for w in s.writes], s.ordered, s.at
+                )
             case Let(name=name, value=value):
                 return Let(name, expr(value))
         return with_bodies(s, lambda inner: narrow(inner, axes, made, pool))
@@ -112,7 +140,11 @@ def _candidates(stmts: list[Stmt]) -> list[_Unit]:
     views, excluded, outside = _views(stmts)
     units = []
     for root, aliases in views.items():
-        if root in excluded or root.size == 0 or any(a.dtype != root.dtype or a.size != root.size for a in aliases):
+        if (
+            root in excluded
+            or root.size == 0
+            or any(a.dtype != root.dtype or a.size != root.size for a in aliases)
+        ):
             continue
         groups = {a: _groups(root.shape, a.shape) for a in aliases}
         taken: set[int] = set()
@@ -138,7 +170,11 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
     for s in stmts:
         match s:
             case Nest() | Let():
-                nest = s if isinstance(s, Nest) else Nest({}, reductions=[Reduction("", (s.value,), s.value.dtype)])
+                nest = (
+                    s
+                    if isinstance(s, Nest)
+                    else Nest({}, reductions=[Reduction("", (s.value,), s.value.dtype)])
+                )
                 for e in nest.loads():
                     touch(e.info[0], e.kind == "load")
                     if e.kind == "load" and e.info[2]:
@@ -174,13 +210,16 @@ def _unit(root: Buf, axis: int, groups: Mapping[Buf, list]) -> _Unit:
         if more <= mine:
             break
         mine |= more
-    theirs = {a: frozenset(k for ours, own in g if mine & ours for k in own) for a, g in groups.items()}
+    theirs = {
+        a: frozenset(k for ours, own in g if mine & ours for k in own) for a, g in groups.items()
+    }
     return _Unit({root: frozenset(mine)} | theirs)
 
 
 def _groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[set[int], set[int]]]:
-    """Runs of axes of two shapes of one size that hold the same elements, as short as they get: (4, 8, 3) and (32, 3) are
-    ({0, 1}, {0}) and ({2}, {1})."""
+    """Runs of axes of two shapes of one size that hold the same elements, as short as they get: (4,
+    8, 3) and (32, 3) are ({0, 1}, {0}) and ({2}, {1}).
+    """
     found, i, j = [], 0, 0
     while i < len(a) or j < len(b):
         mine, theirs = {i} & set(range(len(a))), {j} & set(range(len(b)))
@@ -199,7 +238,9 @@ def _groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[set[int], set[
 
 def _contradicted(nest: Nest, w: Write, axes: Axes) -> Iterator[int]:
     """Axes of w.buf that this store may make different from position to position."""
-    varying = _varying(nest, [w.value] if w.mask is None else [w.value, w.mask], axes) | set(nest.rdims)
+    varying = _varying(nest, [w.value] if w.mask is None else [w.value, w.mask], axes) | set(
+        nest.rdims
+    )
     for k in axes[w.buf]:
         if w.buf.shape[k] == 1:
             continue

@@ -5,7 +5,8 @@
                                                            u[i] = f(a[i, 0]) * f(a[i, 1])
     nest [i<n, c<2*]  acc sum= a[i, c]            ->     nest [i<n]   0 + a[i, 0] + a[i, 1]
 
-Nests over all components and nests over one then have the same dimensions, and become one (merge_nests.py).
+Nests over all components and nests over one then have the same dimensions, and become one
+(merge_nests.py).
 """
 
 from __future__ import annotations
@@ -49,8 +50,15 @@ def _accesses(nest: Nest) -> Iterable[tuple[Buf, tuple[Affine, ...]]]:
 
 def _axes_of_components(nests: Iterable[Nest]) -> set[Axis]:
     """Short axes along which some nest uses single components."""
-    return {(buf, axis) for nest in nests for buf, index in _accesses(nest) for axis, i in enumerate(index)
-            if i.is_const and 1 < buf.shape[axis] <= MOST and math.prod(nest.dims.values()) >= FEW_POINTS}
+    return {
+        (buf, axis)
+        for nest in nests
+        for buf, index in _accesses(nest)
+        for axis, i in enumerate(index)
+        if i.is_const
+        and 1 < buf.shape[axis] <= MOST
+        and math.prod(nest.dims.values()) >= FEW_POINTS
+    }
 
 
 def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
@@ -62,7 +70,11 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
             if (buf, axis) in axes and len(i.terms) == 1 and i.terms[0][0] in nest.dims:
                 d = i.terms[0][0]
                 points = math.prod(nest.dims.values()) // max(nest.dims[d], 1)
-                if points >= FEW_POINTS and nest.dims[d] * len(nest.nodes()) <= MOST_NODES and nest.dims[d] == buf.shape[axis]:
+                if (
+                    points >= FEW_POINTS
+                    and nest.dims[d] * len(nest.nodes()) <= MOST_NODES
+                    and nest.dims[d] == buf.shape[axis]
+                ):
                     return d
     return None
 
@@ -78,7 +90,9 @@ def _unrolled(nest: Nest, d: str, context) -> Nest:
     return Nest({o: n for o, n in nest.dims.items() if o != d}, writes=writes, at=nest.at)
 
 
-def sums_as_expressions(nest: Nest, context, most: int = MOST, most_nodes: int = MOST_NODES) -> Nest:
+def sums_as_expressions(
+    nest: Nest, context, most: int = MOST, most_nodes: int = MOST_NODES
+) -> Nest:
     """A nest whose reductions are over `most` elements, at most, as one without."""
     count = math.prod(nest.dims[d] for d in nest.rdims)
     points = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
@@ -86,8 +100,12 @@ def sums_as_expressions(nest: Nest, context, most: int = MOST, most_nodes: int =
         return nest
     if count * len(nest.nodes()) > most_nodes or any(w.inner for w in nest.writes):
         return nest
-    if any(r.op not in (*OPERATION, "dot") or r.dtype.kind not in "iuf" or any(e.dtype != r.dtype for e in r.args)
-           for r in nest.reductions):
+    if any(
+        r.op not in (*OPERATION, "dot")
+        or r.dtype.kind not in "iuf"
+        or any(e.dtype != r.dtype for e in r.args)
+        for r in nest.reductions
+    ):
         return nest
     sums = []
     for r in nest.reductions:
@@ -101,10 +119,11 @@ def sums_as_expressions(nest: Nest, context, most: int = MOST, most_nodes: int =
         return sums[e.info] if e.kind == "acc" else None
 
     writes = [w.mapped(context.pool.rewriter(replace), inner=True) for w in nest.writes]
-    return Nest({d: n for d, n in nest.dims.items() if d not in nest.rdims}, writes=writes, at=nest.at)
+    return Nest(
+        {d: n for d, n in nest.dims.items() if d not in nest.rdims}, writes=writes, at=nest.at
+    )
 
 
 def _term(r, at: dict, context) -> Expr:
     args = [context.pool.rename(e, at) for e in r.args]
     return context.op("mul", r.dtype, *args) if r.op == "dot" else args[0]
-

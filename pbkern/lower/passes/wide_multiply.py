@@ -5,10 +5,11 @@
     high = xh * yh + (xh * yl >> 16) + (xl * yh >> 16) + (carry >> 16)             # mulhi(x, y)
     low = (carry << 16) + (xl * yl & 0xffff)                                       # x * y
 
-Generators of random numbers are written so where there are no 64-bit integers. That an expression is such a product is proved,
-whatever its form. Sums and products are polynomials; a >> k is an unknown q for which 0 <= a - 2**k * q < 2**k, and
-a & (2**k - 1) is a - 2**k * q. Then `high` is the upper half of x * y if 0 <= x * y - 2**32 * high < 2**32, which the bounds of
-such remainders tell where nothing is left without them.
+Generators of random numbers are written so where there are no 64-bit integers. That an expression
+is such a product is proved, whatever its form. Sums and products are polynomials; a >> k is an
+unknown q for which 0 <= a - 2**k * q < 2**k, and a & (2**k - 1) is a - 2**k * q. Then `high` is the
+upper half of x * y if 0 <= x * y - 2**32 * high < 2**32, which the bounds of such remainders tell
+where nothing is left without them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def _unsigned_operations(nest: Nest) -> set[str]:
 
 @dataclass(frozen=True)
 class _Value:
-    """An expression as a polynomial modulo 2**32. With `most`, it is exactly that, and no larger; None: it may have wrapped."""
+    """An expression as a polynomial modulo 2**32.
+
+    With `most`, it is exactly that, and no larger; None: it may have wrapped.
+    """
 
     terms: Polynomial
     most: int | None
@@ -94,18 +98,29 @@ class _Products:
         low = {m: c % FULL for m, c in value.terms.items() if c % FULL}
         if low.keys() <= {()}:
             return self._number(low.get((), 0))
-        if len(low) == 1 and (factors := self._factors(*next(iter(low.items())))) and e.height > 3 + factors[0].height:
+        if (
+            len(low) == 1
+            and (factors := self._factors(*next(iter(low.items()))))
+            and e.height > 3 + factors[0].height
+        ):
             return self.op("mul", UINT32, *factors)
         if value.most is not None:
             for x, y in self._candidates(value.terms):
-                if self._is_upper_half(_product(self._exact(x).terms, self._exact(y).terms), value.terms):
+                if self._is_upper_half(
+                    _product(self._exact(x).terms, self._exact(y).terms), value.terms
+                ):
                     return self.op("mulhi", UINT32, x, y)
         return None
 
     def _factors(self, monomial: Monomial, c: int) -> tuple[Expr, Expr] | None:
         """Two factors of a term, the first one no constant."""
         found = [self._unknowns[n] for n in monomial]
-        if any(isinstance(f, _Quotient) for f in found) or len(found) not in (1, 2) or len(found) == 2 and c != 1:
+        if (
+            any(isinstance(f, _Quotient) for f in found)
+            or len(found) not in (1, 2)
+            or len(found) == 2
+            and c != 1
+        ):
             return None
         return (found[0], found[1]) if len(found) == 2 else (found[0], self._number(c))
 
@@ -114,20 +129,35 @@ class _Products:
 
     def _candidates(self, terms: Polynomial) -> Iterator[tuple[Expr, Expr]]:
         """Factors whose product's upper half a sum could be: it has the product of their upper halves; one may be a number."""
-        halves = {m: [u for n in m if isinstance(u := self._unknowns[n], _Quotient) and u.bits == 16] for m in terms}
+        halves = {
+            m: [u for n in m if isinstance(u := self._unknowns[n], _Quotient) and u.bits == 16]
+            for m in terms
+        }
         for m, c in terms.items():
             if len(m) == 2 and len(halves[m]) == 2 and c == 1:
                 yield halves[m][0].source, halves[m][1].source
             if len(m) == 1 and halves[m] and 0 < c < 1 << 16:
-                lower = {self._exact(u[0].source).terms.get(m) for n, u in halves.items() if n != m and u}
-                yield from ((halves[m][0].source, self._number(c << 16 | low)) for low in lower if low and 0 < low < 1 << 16)
+                lower = {
+                    self._exact(u[0].source).terms.get(m) for n, u in halves.items() if n != m and u
+                }
+                yield from (
+                    (halves[m][0].source, self._number(c << 16 | low))
+                    for low in lower
+                    if low and 0 < low < 1 << 16
+                )
 
     def _is_upper_half(self, product: Polynomial, high: Polynomial) -> bool:
         """Whether 0 <= product - 2**32 * high < 2**32, as a sum of remainders."""
         rest, most = _sum(product, high, -FULL), 0
         while True:
-            quotients = [(q.source.height, m[0], q) for m, c in rest.items() if len(m) == 1 and c < 0
-                         and isinstance(q := self._unknowns[m[0]], _Quotient) and c % (1 << q.bits) == 0]  # fmt: skip
+            quotients = [
+                (q.source.height, m[0], q)
+                for m, c in rest.items()
+                if len(m) == 1
+                and c < 0
+                and isinstance(q := self._unknowns[m[0]], _Quotient)
+                and c % (1 << q.bits) == 0
+            ]
             if not quotients:
                 return not rest and most < FULL
             _, n, q = max(quotients, key=lambda t: t[:2])
@@ -150,7 +180,9 @@ class _Products:
     def _value(self, e: Expr) -> _Value:
         if e not in self._values:
             value = self._made(e)
-            self._values[e] = value if len(value.terms) <= MOST_TERMS else self._unknown(e, FULL - 1)
+            self._values[e] = (
+                value if len(value.terms) <= MOST_TERMS else self._unknown(e, FULL - 1)
+            )
         return self._values[e]
 
     def _made(self, e: Expr) -> _Value:

@@ -34,15 +34,31 @@ def _reduce(op: str):
         out = eqn.outvars[0].aval
         dims = tuple((builder.names("d"), n) for n in src.shape)
         index = dims_index(dims)
-        return Contract(tuple(out.shape), np.dtype(out.dtype), dims, tuple(dims[a][0] for a in axes),
-                        tuple(i for k, i in enumerate(index) if k not in axes), (src,), (index,), op,
-                        accumulator_dtype(np.dtype(out.dtype)), at_line=builder.line(eqn))
+        return Contract(
+            tuple(out.shape),
+            np.dtype(out.dtype),
+            dims,
+            tuple(dims[a][0] for a in axes),
+            tuple(i for k, i in enumerate(index) if k not in axes),
+            (src,),
+            (index,),
+            op,
+            accumulator_dtype(np.dtype(out.dtype)),
+            at_line=builder.line(eqn),
+        )
 
     return rule
 
 
-for _name, _op in (("reduce_sum", "sum"), ("reduce_max", "max"), ("reduce_min", "min"), ("reduce_prod", "prod"),
-                   ("reduce_and", "and"), ("reduce_or", "or"), ("reduce_xor", "xor")):
+for _name, _op in (
+    ("reduce_sum", "sum"),
+    ("reduce_max", "max"),
+    ("reduce_min", "min"),
+    ("reduce_prod", "prod"),
+    ("reduce_and", "and"),
+    ("reduce_or", "or"),
+    ("reduce_xor", "xor"),
+):
     CONTRACTIONS.register(_name)(_reduce(_op))
 
 
@@ -52,9 +68,19 @@ def _argmax(builder, eqn, ins):
     out = eqn.outvars[0].aval
     dims = tuple((builder.names("d"), n) for n in src.shape)
     index = dims_index(dims)
-    return Contract(tuple(out.shape), np.dtype(out.dtype), dims, (dims[axis][0],),
-                    tuple(i for k, i in enumerate(index) if k != axis), (src,), (index,), eqn.primitive.name,
-                    np.dtype(out.dtype), index_arg=index[axis], at_line=builder.line(eqn))
+    return Contract(
+        tuple(out.shape),
+        np.dtype(out.dtype),
+        dims,
+        (dims[axis][0],),
+        tuple(i for k, i in enumerate(index) if k != axis),
+        (src,),
+        (index,),
+        eqn.primitive.name,
+        np.dtype(out.dtype),
+        index_arg=index[axis],
+        at_line=builder.line(eqn),
+    )
 
 
 def _cumulative(op: str):
@@ -64,14 +90,30 @@ def _cumulative(op: str):
         index = list(dims_index(dims))
         if eqn.params["reverse"] and src.shape[axis] > 1:
             index[axis] = index[axis] * -1 + (src.shape[axis] - 1)
-        return Contract(src.shape, src.dtype, dims, (dims[axis][0],), tuple(index), (src,), (tuple(index),), op,
-                        accumulator_dtype(src.dtype), ordered=True, at_line=builder.line(eqn))
+        return Contract(
+            src.shape,
+            src.dtype,
+            dims,
+            (dims[axis][0],),
+            tuple(index),
+            (src,),
+            (tuple(index),),
+            op,
+            accumulator_dtype(src.dtype),
+            ordered=True,
+            at_line=builder.line(eqn),
+        )
 
     return rule
 
 
-for _name, _op in (("cumsum", "sum"), ("cumprod", "prod"), ("cummax", "max"), ("cummin", "min"),
-                   ("cumlogsumexp", "logaddexp")):
+for _name, _op in (
+    ("cumsum", "sum"),
+    ("cumprod", "prod"),
+    ("cummax", "max"),
+    ("cummin", "min"),
+    ("cumlogsumexp", "logaddexp"),
+):
     CONTRACTIONS.register(_name)(_cumulative(_op))
 
 
@@ -102,9 +144,21 @@ def _dot_general(builder, eqn, ins):
     acc = accumulator_dtype(dtype)
     operands = (builder.cast(lhs, acc), builder.cast(rhs, acc))
     if not reduced:
-        return builder.cast(_products(builder, tuple(out.shape), shape, operands, routes), np.dtype(out.dtype))
-    made = Contract(tuple(out.shape), dtype, tuple(shape) + tuple(reduced), tuple(d for d, _ in reduced),
-                    dims_index(shape), operands, routes, "dot", acc, at_line=builder.line(eqn))
+        return builder.cast(
+            _products(builder, tuple(out.shape), shape, operands, routes), np.dtype(out.dtype)
+        )
+    made = Contract(
+        tuple(out.shape),
+        dtype,
+        tuple(shape) + tuple(reduced),
+        tuple(d for d, _ in reduced),
+        dims_index(shape),
+        operands,
+        routes,
+        "dot",
+        acc,
+        at_line=builder.line(eqn),
+    )
     return builder.cast(made, np.dtype(out.dtype))
 
 
@@ -126,7 +180,11 @@ def _conv(builder, eqn, ins):
     """A contraction over (window..., input feature); padding and lhs dilation become a padded operand first."""
     p = eqn.params
     lhs, rhs = ins
-    dn, groups, batch_groups = p["dimension_numbers"], p["feature_group_count"], p["batch_group_count"]
+    dn, groups, batch_groups = (
+        p["dimension_numbers"],
+        p["feature_group_count"],
+        p["batch_group_count"],
+    )
     out = eqn.outvars[0].aval
     dtype = _number_dtype(np.dtype(out.dtype))
     acc = accumulator_dtype(dtype)
@@ -145,7 +203,9 @@ def _conv(builder, eqn, ins):
         left[dn.lhs_spec[1]] = _symbol(feature) + group * feature[1]
     if batch_groups > 1:
         left[dn.lhs_spec[0]] = _symbol(n_dim) + group * out.shape[dn.out_spec[0]]
-    for a, s, w, stride, dilation in zip(dn.lhs_spec[2:], space, window, p["window_strides"], p["rhs_dilation"]):
+    for a, s, w, stride, dilation in zip(
+        dn.lhs_spec[2:], space, window, p["window_strides"], p["rhs_dilation"]
+    ):
         left[a] = _symbol(s) * stride + _symbol(w) * dilation
     right: list[Affine] = [ZERO] * len(rhs.shape)
     right[dn.rhs_spec[0]], right[dn.rhs_spec[1]] = channel, _symbol(feature)
@@ -157,13 +217,29 @@ def _conv(builder, eqn, ins):
     if max(groups, batch_groups) > 1:  # the output channel is split into (group, channel within it)
         index[dn.out_spec[1]] = channel
         at = dims.index(o_dim)
-        dims[at : at + 1] = [(str(group.terms[0][0]), max(groups, batch_groups))] if group.terms else []
-        dims += [(str((channel - group * out_per_group).terms[0][0]), out_per_group)] if out_per_group > 1 else []
-    # In the order of the filters in memory: where there are many channels, they are many times as much as caches hold.
+        dims[at : at + 1] = (
+            [(str(group.terms[0][0]), max(groups, batch_groups))] if group.terms else []
+        )
+        dims += (
+            [(str((channel - group * out_per_group).terms[0][0]), out_per_group)]
+            if out_per_group > 1
+            else []
+        )
+    # In the order of the filters in memory: where there are many channels, they are many times as
+    # much as caches hold.
     reduced = [d for _, d in sorted(zip((*dn.rhs_spec[2:], dn.rhs_spec[1]), [*window, feature]))]
-    made = Contract(tuple(out.shape), dtype, (*dims, *reduced), tuple(d for d, _ in reduced), tuple(index),
-                    (builder.cast(lhs, acc), builder.cast(rhs, acc)), (tuple(left), tuple(right)), "dot", acc,
-                    at_line=builder.line(eqn))
+    made = Contract(
+        tuple(out.shape),
+        dtype,
+        (*dims, *reduced),
+        tuple(d for d, _ in reduced),
+        tuple(index),
+        (builder.cast(lhs, acc), builder.cast(rhs, acc)),
+        (tuple(left), tuple(right)),
+        "dot",
+        acc,
+        at_line=builder.line(eqn),
+    )
     return builder.cast(made, np.dtype(out.dtype))
 
 
@@ -189,21 +265,40 @@ def _window(op: str, identity):
         p, src = eqn.params, ins[0]
         out = eqn.outvars[0].aval
         dtype = np.dtype(out.dtype)
-        config = tuple((int(lo), int(hi), d - 1) for (lo, hi), d in zip(p["padding"], p["base_dilation"]))
+        config = tuple(
+            (int(lo), int(hi), d - 1) for (lo, hi), d in zip(p["padding"], p["base_dilation"])
+        )
         if any(c != (0, 0, 0) for c in config):
             src = builder.pad(src, identity(dtype), config)
         shape = [(builder.names("d"), n) for n in out.shape]
         window = [(builder.names("k"), n) for n in p["window_dimensions"]]
-        index = tuple(_symbol(s) * stride + _symbol(w) * dilation
-                      for s, w, stride, dilation in zip(shape, window, p["window_strides"], p["window_dilation"]))
-        return Contract(tuple(out.shape), dtype, (*shape, *window), tuple(d for d, _ in window), dims_index(shape),
-                        (src,), (index,), op, accumulator_dtype(dtype), at_line=builder.line(eqn))
+        index = tuple(
+            _symbol(s) * stride + _symbol(w) * dilation
+            for s, w, stride, dilation in zip(
+                shape, window, p["window_strides"], p["window_dilation"]
+            )
+        )
+        return Contract(
+            tuple(out.shape),
+            dtype,
+            (*shape, *window),
+            tuple(d for d, _ in window),
+            dims_index(shape),
+            (src,),
+            (index,),
+            op,
+            accumulator_dtype(dtype),
+            at_line=builder.line(eqn),
+        )
 
     return rule
 
 
-for _name, _op, _identity in (("reduce_window_sum", "sum", lambda d: 0), ("reduce_window_max", "max", lowest),
-                              ("reduce_window_min", "min", highest)):
+for _name, _op, _identity in (
+    ("reduce_window_sum", "sum", lambda d: 0),
+    ("reduce_window_max", "max", lowest),
+    ("reduce_window_min", "min", highest),
+):
     CONTRACTIONS.register(_name)(_window(_op, _identity))
 
 __all__ = ["CONTRACTIONS", "Lazy", "accumulator_dtype"]

@@ -1,7 +1,7 @@
 """scan, while and cond in bodies. Values they carry live in scratch buffers; Refs pass through.
 
-A carry that only counts (init + step * iteration) becomes an index expression instead, so that subscripts made from
-it stay affine.
+A carry that only counts (init + step * iteration) becomes an index expression instead, so that
+subscripts made from it stay affine.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ def written_buffers(builder, jaxpr: jex.Jaxpr, refs: dict) -> frozenset[Buf]:
         if eqn.primitive.name in STATE and eqn.invars[0] in refs:
             found.add(refs[eqn.invars[0]].buf)
         for inner in jaxprs.inner_jaxprs(eqn):
-            outer = eqn.invars[len(eqn.invars) - len(inner.jaxpr.invars):]
+            outer = eqn.invars[len(eqn.invars) - len(inner.jaxpr.invars) :]
             if eqn.primitive.name == "while":
                 outer = _while_operands(eqn, inner)
-            mapped = {v: refs[a] for v, a in zip(inner.jaxpr.invars, outer)
-                      if not isinstance(a, jex.Literal) and a in refs}
+            mapped = {
+                v: refs[a]
+                for v, a in zip(inner.jaxpr.invars, outer)
+                if not isinstance(a, jex.Literal) and a in refs
+            }
             found |= written_buffers(builder, inner.jaxpr, mapped)
     return frozenset(found)
 
@@ -54,7 +57,9 @@ def written_buffers(builder, jaxpr: jex.Jaxpr, refs: dict) -> frozenset[Buf]:
 def _while_operands(eqn, inner):
     nc, nb = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     carry = eqn.invars[nc + nb :]
-    return (eqn.invars[:nc] if inner is eqn.params["cond_jaxpr"] else eqn.invars[nc : nc + nb]) + carry
+    return (
+        eqn.invars[:nc] if inner is eqn.params["cond_jaxpr"] else eqn.invars[nc : nc + nb]
+    ) + carry
 
 
 def _no_refs(builder, atoms) -> list:
@@ -84,7 +89,9 @@ def _results(builder, eqn, env: dict) -> list[Stored]:
 
 def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda ix: ix) -> None:
     for t, v in zip(targets, values):
-        builder.items.append(StoreItem(t.buf, v.shape, lambda ix, t=t: t.place(place(ix)), v, at=None))
+        builder.items.append(
+            StoreItem(t.buf, v.shape, lambda ix, t=t: t.place(place(ix)), v, at=None)
+        )
 
 
 @RULES.register("cond")
@@ -103,8 +110,15 @@ def _cond(builder, eqn, env: dict) -> None:
             for v, a in zip(branch.jaxpr.invars, eqn.invars[1:]):
                 _bind(builder, env, local, v, a)
             _constants(local, branch)
-            bodies.append(builder.region(branch.jaxpr, local, lambda e, b=branch: _store_all(
-                builder, results, [builder.read(e, o) for o in b.jaxpr.outvars])))
+            bodies.append(
+                builder.region(
+                    branch.jaxpr,
+                    local,
+                    lambda e, b=branch: _store_all(
+                        builder, results, [builder.read(e, o) for o in b.jaxpr.outvars]
+                    ),
+                )
+            )
         builder.stmts.append(If(symbol.terms[0][0], bodies))
 
     _control(builder, eqn, env, results, run)
@@ -138,17 +152,28 @@ def _counter_steps(jaxpr: jex.Jaxpr, invars, outvars) -> dict:
         e = None if isinstance(o, jex.Literal) else made.get(o)
         if o is i:
             steps[k] = 0
-        elif e is not None and e.primitive.name == "add" and i.aval.shape == () and np.dtype(i.aval.dtype).kind in "iu":
+        elif (
+            e is not None
+            and e.primitive.name == "add"
+            and i.aval.shape == ()
+            and np.dtype(i.aval.dtype).kind in "iu"
+        ):
             a, b = e.invars
             if a is i and isinstance(b, jex.Literal):
                 steps[k] = int(b.val)
             elif b is i and isinstance(a, jex.Literal):
                 steps[k] = int(a.val)
-    return {k: s for k, s in steps.items() if invars[k].aval.shape == () and np.dtype(invars[k].aval.dtype).kind in "iu"}
+    return {
+        k: s
+        for k, s in steps.items()
+        if invars[k].aval.shape == () and np.dtype(invars[k].aval.dtype).kind in "iu"
+    }
 
 
 def _counted(builder, start: Affine, step: int, counter: str, dtype) -> Value:
-    return index_value((), np.dtype(dtype), lambda ix: start + Affine.symbol(counter) * step, builder)
+    return index_value(
+        (), np.dtype(dtype), lambda ix: start + Affine.symbol(counter) * step, builder
+    )
 
 
 @RULES.register("scan")
@@ -173,30 +198,51 @@ def _scan(builder, eqn, env: dict) -> None:
         for v, a in zip(invars[:nc], eqn.invars[:nc]):
             _bind(builder, env, local, v, a)
         _constants(local, closed)
-        _copy_in(builder, [r for k, r in enumerate(results[:ncar]) if k not in steps],
-                 [builder.read(env, a) for k, a in enumerate(init) if k not in steps])
+        _copy_in(
+            builder,
+            [r for k, r in enumerate(results[:ncar]) if k not in steps],
+            [builder.read(env, a) for k, a in enumerate(init) if k not in steps],
+        )
         for k, v in enumerate(invars[nc : nc + ncar]):
-            local[v] = (builder.whole(results[k].buf) if k not in steps else
-                        _counted(builder, starts[k], steps[k], counter, v.aval.dtype))
-        row = Affine.symbol(counter) if not p["reverse"] else Affine.symbol(counter) * -1 + (length - 1)
+            local[v] = (
+                builder.whole(results[k].buf)
+                if k not in steps
+                else _counted(builder, starts[k], steps[k], counter, v.aval.dtype)
+            )
+        row = (
+            Affine.symbol(counter)
+            if not p["reverse"]
+            else Affine.symbol(counter) * -1 + (length - 1)
+        )
         for v, a in zip(invars[nc + ncar :], xs):
             value = builder.read(env, a)
             if isinstance(value, Literal):
                 local[v] = Literal(tuple(v.aval.shape), value.dtype, value.scalar)
                 continue
             stored = builder.in_memory(value)
-            local[v] = Stored(tuple(v.aval.shape), stored.dtype, stored.buf,
-                              lambda ix, s=stored: s.place((row, *ix)), stored.guard)
+            local[v] = Stored(
+                tuple(v.aval.shape),
+                stored.dtype,
+                stored.buf,
+                lambda ix, s=stored: s.place((row, *ix)),
+                stored.guard,
+            )
 
         def finish(e: dict) -> None:
             outs = [builder.read(e, o) for o in jaxpr.outvars]
             _store_all(builder, results[ncar:], outs[ncar:], lambda ix: (row, *ix))
-            _store_carries(builder, e, [(results[k], invars[nc + k], outs[k]) for k in range(ncar) if k not in steps])
+            _store_carries(
+                builder,
+                e,
+                [(results[k], invars[nc + k], outs[k]) for k in range(ncar) if k not in steps],
+            )
 
         if length:
             builder.stmts.append(For(counter, length, builder.region(jaxpr, local, finish)))
         for k, step in steps.items():
-            last = index_value((), results[k].dtype, lambda ix, k=k, s=step: starts[k] + s * length, builder)
+            last = index_value(
+                (), results[k].dtype, lambda ix, k=k, s=step: starts[k] + s * length, builder
+            )
             builder.store_value(results[k], last, lambda ix: ix)
 
     _control(builder, eqn, env, results, run)
@@ -205,7 +251,8 @@ def _scan(builder, eqn, env: dict) -> None:
 def _store_carries(builder, env: dict, carries: list[tuple[Stored, jex.Var, Value]]) -> None:
     """Next values into the carry buffers; a carry passed through unchanged needs nothing.
 
-    The body sees each carry as a value of its own: what a buffer holds differs before and after the stores.
+    The body sees each carry as a value of its own: what a buffer holds differs before and after the
+      stores.
     """
     moved = [(c, v) for c, var, v in carries if v is not env[var]]
     _store_all(builder, [c for c, _ in moved], [v for _, v in moved])
@@ -223,7 +270,11 @@ def _while(builder, eqn, env: dict) -> None:
     if counted is not None:
         k, limit = counted
         bound = limit if not isinstance(limit, int) else init[limit] if limit >= 0 else None
-        trips = _trip_count(builder, builder.read(env, init[k]), builder.read(env, bound) if bound is not None else None)
+        trips = _trip_count(
+            builder,
+            builder.read(env, init[k]),
+            builder.read(env, bound) if bound is not None else None,
+        )
         if trips == 1:
             _once(builder, body, (*eqn.invars[nc : nc + nb], *init), eqn, env)
             return
@@ -247,8 +298,11 @@ def _while(builder, eqn, env: dict) -> None:
             most = trips if isinstance(trips, int) else builder.bounds[trips.terms[0][0]][1]
             builder.bounds[counter] = (0, max(most - 1, 0))
         for k, v in enumerate(carry):
-            local[v] = (builder.whole(results[k].buf) if k not in steps else
-                        _counted(builder, starts[k], steps[k], counter, v.aval.dtype))
+            local[v] = (
+                builder.whole(results[k].buf)
+                if k not in steps
+                else _counted(builder, starts[k], steps[k], counter, v.aval.dtype)
+            )
 
         def finish(e: dict) -> None:
             outs = [builder.read(e, o) for o in body.jaxpr.outvars]
@@ -256,19 +310,33 @@ def _while(builder, eqn, env: dict) -> None:
 
         stmts = builder.region(body.jaxpr, local, finish)
         if trips is not None:
-            builder.stmts.append(For(counter, trips if isinstance(trips, int) else trips.terms[0][0], stmts))
+            builder.stmts.append(
+                For(counter, trips if isinstance(trips, int) else trips.terms[0][0], stmts)
+            )
             for k, step in steps.items():
                 total = Affine((), trips) if isinstance(trips, int) else trips
-                last = index_value((), results[k].dtype, lambda ix, k=k, s=step, t=total: starts[k] + t * s, builder)
+                last = index_value(
+                    (),
+                    results[k].dtype,
+                    lambda ix, k=k, s=step, t=total: starts[k] + t * s,
+                    builder,
+                )
                 builder.store_value(results[k], last, lambda ix: ix)
             return
         test = bind_consts(cond, eqn.invars[:nc])
         test.update((v, builder.whole(r.buf)) for v, r in zip(cond.jaxpr.invars[nc:], results))
         predicate: list[Affine] = []
-        condition = builder.region(cond.jaxpr, test, lambda e: predicate.append(
-            builder.index_symbol(builder.read(e, cond.jaxpr.outvars[0]))))
+        condition = builder.region(
+            cond.jaxpr,
+            test,
+            lambda e: predicate.append(
+                builder.index_symbol(builder.read(e, cond.jaxpr.outvars[0]))
+            ),
+        )
         name = predicate[0].terms[0][0] if predicate[0].terms else None
-        builder.stmts.append(While(condition, name if name is not None else str(predicate[0].const), stmts))
+        builder.stmts.append(
+            While(condition, name if name is not None else str(predicate[0].const), stmts)
+        )
 
     _control(builder, eqn, env, results, run)
 
@@ -293,11 +361,16 @@ def _fori(cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
 
 def _trip_count(builder, start: Value, stop: Value) -> int | Affine:
     """max(stop - start, 0) as an int or a scalar symbol."""
+
     def combine(pool, ix, xs):
-        return fold_index(pool, "sub", stop.dtype, [xs[1], xs[0]]) or builder.op("sub", stop.dtype, xs[1], xs[0])
+        return fold_index(pool, "sub", stop.dtype, [xs[1], xs[0]]) or builder.op(
+            "sub", stop.dtype, xs[1], xs[0]
+        )
 
     known = is_index_only(start) and is_index_only(stop)
-    difference = simplified(builder, Lazy((), stop.dtype, (start, stop), lambda ix: ((), ()), combine, index_only=known))
+    difference = simplified(
+        builder, Lazy((), stop.dtype, (start, stop), lambda ix: ((), ()), combine, index_only=known)
+    )
     if isinstance(difference, Literal):
         return max(int(difference.scalar), 0)
     name = builder.names("%s")

@@ -14,7 +14,17 @@ from .contractions import CONTRACTIONS
 from .scatter import supports as scatter_supports
 from .views import VIEWS
 
-OTHERS = ("sort", "get", "swap", "addupdate", "masked_load", "masked_store", "program_id", "num_programs", "in_bounds")
+OTHERS = (
+    "sort",
+    "get",
+    "swap",
+    "addupdate",
+    "masked_load",
+    "masked_store",
+    "program_id",
+    "num_programs",
+    "in_bounds",
+)
 
 
 def supports(eqn) -> str | None:
@@ -24,7 +34,9 @@ def supports(eqn) -> str | None:
         return next((r for e in jaxprs.called_jaxpr(eqn).jaxpr.eqns if (r := supports(e))), None)
     dtypes = [getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars)]
     for d in dtypes:
-        if d is not None and (not isinstance(d, np.dtype) or d.name not in ELEMENTS or d.name in SUB_BYTE):
+        if d is not None and (
+            not isinstance(d, np.dtype) or d.name not in ELEMENTS or d.name in SUB_BYTE
+        ):
             return f"dtype {d} has no register type on this target"
     if name in elementwise.RULES and name not in VIEWS:
         ins = [np.dtype(v.aval.dtype) for v in eqn.invars]
@@ -36,12 +48,18 @@ def supports(eqn) -> str | None:
     if name in VIEWS or name in CONTRACTIONS or name in OTHERS:
         return None
     if name in control_flow.RULES:
-        return next((r for j in jaxprs.inner_jaxprs(eqn) for e in j.jaxpr.eqns if (r := supports(e))), None)
+        return next(
+            (r for j in jaxprs.inner_jaxprs(eqn) for e in j.jaxpr.eqns if (r := supports(e))), None
+        )
     return f"no lowering rule for `{name}`"
 
 
 def coverage() -> dict[str, list[str]]:
     """Covered primitives by family."""
-    return {"elementwise": sorted(set(elementwise.RULES) - set(VIEWS)), "shape": list(VIEWS),
-            "reduction and contraction": list(CONTRACTIONS), "control flow": list(control_flow.RULES),
-            "other": sorted((*OTHERS, *SCATTERS))}
+    return {
+        "elementwise": sorted(set(elementwise.RULES) - set(VIEWS)),
+        "shape": list(VIEWS),
+        "reduction and contraction": list(CONTRACTIONS),
+        "control flow": list(control_flow.RULES),
+        "other": sorted((*OTHERS, *SCATTERS)),
+    }

@@ -1,10 +1,12 @@
 """jax.debug.print and failed checks in bodies -> Trace statements: values are copied to scratch and handed to the host process.
 
-The target's runtime provides TRACE(site, operand, address), called once per operand in order; `SITES[site]` says what
-to do with the values once the last one is there. Sites live as long as the process, as its compiled kernels do.
+The target's runtime provides TRACE(site, operand, address), called once per operand in order;
+`SITES[site]` says what to do with the values once the last one is there. Sites live as long as the
+process, as its compiled kernels do.
 
-A failed check also hands over the operands of its kernel, wherever in a program of many it was launched, so that the error
-can name a file that fails the same way (dsl/text/repro.py). Of operands that the kernel updates, the launch keeps a copy.
+A failed check also hands over the operands of its kernel, wherever in a program of many it was
+launched, so that the error can name a file that fails the same way (dsl/text/repro.py). Of operands
+that the kernel updates, the launch keeps a copy.
 """
 
 from __future__ import annotations
@@ -49,13 +51,17 @@ SITES: list[Site] = []
 
 
 def trace(builder, eqn, env: dict) -> None:
-    """Notes the statement; operands are read where it stands in the program's order. A failed check has the grid's indices
-    as further operands."""
+    """Notes the statement; operands are read where it stands in the program's order.
+
+    A failed check has the grid's indices as further operands.
+    """
     if eqn.primitive is breakpoint_p:
         raise UnsupportedOp(
-            "pbkern.breakpoint in a compiled kernel", at=_jax.user_line(eqn), why="machine code has no Python frame to stop in",
+            "pbkern.breakpoint in a compiled kernel",
+            at=_jax.user_line(eqn),
+            why="machine code has no Python frame to stop in",
             hint="interpret=True, or pbkern.interpret(kernel.trace(*arrays), *arrays)",
-        )  # fmt: skip
+        )
     values = [builder.read(env, a) for a in eqn.invars]
     operands: tuple[Buf, ...] = ()
     is_check = eqn.primitive is checks.fail_p
@@ -87,21 +93,28 @@ def _reporter(eqn, kernel: Kernel) -> Callable[..., None]:
     count = len(eqn.invars)
 
     def receive(values: list, operands: Callable[[], list]) -> None:
-        checks.report(checks.error(eqn, kernel.name, values[count:], values[:count]), kernel, operands)
+        checks.report(
+            checks.error(eqn, kernel.name, values[count:], values[:count]), kernel, operands
+        )
 
     return receive
 
 
 def hands_over_operands(kernel: Kernel) -> bool:
     """Whether a failed check in this kernel can tell its operands: larger ones are not worth a file."""
-    return bool(checks.messages(kernel.body.jaxpr)) and sum(t.nbytes for t in kernel.in_types) <= LARGEST
+    return (
+        bool(checks.messages(kernel.body.jaxpr))
+        and sum(t.nbytes for t in kernel.in_types) <= LARGEST
+    )
 
 
 def emit_trace(text: Text, block: Block, s: Trace, memref: Callable) -> None:
     """One call per operand, or one without address."""
     site = text.put(block, f"arith.constant {s.site} : i64")
     for k, buf in enumerate(s.buffers):
-        address = text.put(block, f"memref.extract_aligned_pointer_as_index {buf.name} : {memref(buf)} -> index")
+        address = text.put(
+            block, f"memref.extract_aligned_pointer_as_index {buf.name} : {memref(buf)} -> index"
+        )
         _call(text, block, site, k, text.put(block, f"arith.index_cast {address} : index to i64"))
     if not s.buffers:
         _call(text, block, site, 0, text.put(block, "arith.constant 0 : i64"))

@@ -1,7 +1,7 @@
 """Elementwise equations -> lazy values, whose expressions are made where they are wanted.
 
-Known scalars and affine integers stay what they are (`lower/values/scalar_evolution.py`). What the operations are in MLIR is
-lower/math/elementwise.py.
+Known scalars and affine integers stay what they are (`lower/values/scalar_evolution.py`). What the
+operations are in MLIR is lower/math/elementwise.py.
 """
 
 from __future__ import annotations
@@ -16,18 +16,30 @@ from pbkern.lower.mlir.element_types import ELEMENTS
 from pbkern.lower.nest.index_tests import BOOL, Folder
 from pbkern.lower.nest.ir import Expr, Pool
 from pbkern.lower.values.scalar_evolution import known, simplified
-from pbkern.lower.values.values import TEST_COST, ZERO, Index, Lazy, Value, dims_index, is_index_only
+from pbkern.lower.values.values import (
+    TEST_COST,
+    ZERO,
+    Index,
+    Lazy,
+    Value,
+    dims_index,
+    is_index_only,
+)
 
 from .views import index_value
 
-# What is made of indices by operations of at most this cost, masks for example, is free; a table of sines is not.
+# What is made of indices by operations of at most this cost, masks for example, is free; a table of
+# sines is not.
 INDEX_ARITHMETIC = 4.0
 
 INT32 = np.dtype(np.int32)
 
 
 def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr | None:
-    """Integer sums and multiples of index expressions stay affine. Exact: both sides wrap modulo the dtype's width."""
+    """Integer sums and multiples of index expressions stay affine.
+
+    Exact: both sides wrap modulo the dtype's width.
+    """
     if name not in ("add", "sub", "mul", "neg") or dtype.kind not in "iu" or dtype.itemsize < 4:
         return None
     if any(x.kind not in ("index", "const") for x in xs):
@@ -35,14 +47,22 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
     a, b = [x.info if x.kind == "index" else Affine((), int(x.info)) for x in (*xs, xs[0])[:2]]
     if name == "mul" and not (a.is_const or b.is_const):
         return None
-    result = {"add": lambda: a + b, "sub": lambda: a - b, "neg": lambda: a * -1,
-              "mul": lambda: a * b.const if b.is_const else b * a.const}[name]()
+    result = {
+        "add": lambda: a + b,
+        "sub": lambda: a - b,
+        "neg": lambda: a * -1,
+        "mul": lambda: a * b.const if b.is_const else b * a.const,
+    }[name]()
     # Far from 64 bits, in which addresses and indices are computed.
     if max([abs(result.const), *(abs(c) for _, c in result.terms)]) >= 1 << 31:
         return None
     if result.is_const:
         info = np.iinfo(dtype)
-        return pool.make("const", dtype, dtype.type(result.const)) if info.min <= result.const <= info.max else None
+        return (
+            pool.make("const", dtype, dtype.type(result.const))
+            if info.min <= result.const <= info.max
+            else None
+        )
     return pool.make("index", dtype, result)
 
 
@@ -53,16 +73,22 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
     name, at = eqn.primitive.name, b.line(eqn)
     in_dtypes = tuple(v.dtype for v in ins)
     if name not in elementwise.RULES or not elementwise.supports(name, in_dtypes, dtype):
-        elementwise.RULES.lookup(name, operands=", ".join(f"{v.dtype}{list(v.shape)}" for v in ins), at=at)
+        elementwise.RULES.lookup(
+            name, operands=", ".join(f"{v.dtype}{list(v.shape)}" for v in ins), at=at
+        )
         raise UnsupportedOp(
-            f"`{name}` is not lowered for these dtypes", at=at,
+            f"`{name}` is not lowered for these dtypes",
+            at=at,
             why=f"({', '.join(map(str, in_dtypes))}) -> {dtype}; covered dtypes: {', '.join(ELEMENTS)}",
             hint="convert the operands with astype, or leave this operation to XLA",
-        )  # fmt: skip
+        )
     info = b.context.info(name, dtype, in_dtypes, eqn.params, at)
 
     def route(ix: Index):
-        return [tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else () for v in ins]
+        return [
+            tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else ()
+            for v in ins
+        ]
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
         folded = fold_index(pool, name, dtype, xs)
@@ -96,7 +122,12 @@ def always(b, test: Value) -> bool | None:
 def _named(b, eqn, value: Value) -> Value:
     """A known scalar clamp(0, x, constant) as a symbol within these bounds, by which tests of what is made of it fold."""
     low, _, high = eqn.invars if eqn.primitive.name == "clamp" else (None, None, None)
-    if not isinstance(low, jex.Literal) or not isinstance(high, jex.Literal) or low.val != 0 or value.dtype != INT32:
+    if (
+        not isinstance(low, jex.Literal)
+        or not isinstance(high, jex.Literal)
+        or low.val != 0
+        or value.dtype != INT32
+    ):
         return value
     e = known(b, value)
     if e is None or e.kind in ("const", "index"):

@@ -1,7 +1,7 @@
 """Ref effects of a body: reads become stored values, writes become store items in program order.
 
-Integer arrays as indices that are affine (lower/values/affine_index_arrays.py) are slices. Others read through gathers and
-write in a loop over their elements, in order.
+Integer arrays as indices that are affine (lower/values/affine_index_arrays.py) are slices. Others
+read through gathers and write in a loop over their elements, in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from pbkern.core.affine import Affine
 from pbkern.dsl.primitives.ref_access import Gather, Range, ref_access
 from pbkern.lower.nest.index_tests import BOOL, interval
 from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Pool, Stmt, Write
-from pbkern.lower.values.affine_index_arrays import AffineArray, affine_array, are_distinct, row_steps
+from pbkern.lower.values.affine_index_arrays import (
+    AffineArray,
+    affine_array,
+    are_distinct,
+    row_steps,
+)
 from pbkern.lower.values.dynamic_strides import Steps, steps_along
 from pbkern.lower.values.items import ControlItem, RefView, StoreItem
 from pbkern.lower.values.values import ZERO, Index, Lazy, Literal, Stored, Value, dims_index
@@ -32,7 +37,8 @@ SHORTEST_RUN = 4
 class _Place:
     """Place of an access: index of the value -> index of the Ref.
 
-    Of the axes with index arrays, `runs` have affine ones, which are a position like any other; `gathers` the others.
+    Of the axes with index arrays, `runs` have affine ones, which are a position like any other;
+    `gathers` the others.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +74,9 @@ def access(builder, eqn, env: dict) -> None:
     guard = ref.guard or masked and not _is_in_bounds(builder, acc.indices, place, ref.shape)
     if masked and not place.gathers and always(builder, mask):
         mask = None
-    if eqn.outvars:  # of a store: the elements before, as a lazy value that costs nothing unless it is used
+    if (
+        eqn.outvars
+    ):  # of a store: the elements before, as a lazy value that costs nothing unless it is used
         value = _load(builder, ref, place, guard)
         if mask is not None and acc.kind == "load":
             other = Literal((), ref.dtype, 0) if acc.other is None else builder.read(env, acc.other)
@@ -115,7 +123,11 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
         strides.append(None)
         split |= seen_range and first is not None
         if isinstance(index, Gather):
-            gathers[axis] = builder.read(env, index.at) if isinstance(index.at, jex.Var) else _constant(index.at)
+            gathers[axis] = (
+                builder.read(env, index.at)
+                if isinstance(index.at, jex.Var)
+                else _constant(index.at)
+            )
             offsets.append(ZERO)
         else:
             offsets.append(_start(builder, env, index.at, None if masked else extent - 1))
@@ -140,14 +152,22 @@ def _is_in_bounds(builder, indices, place: _Place, shape) -> bool:
     return True
 
 
-def _runs(builder, gathers: dict[int, Value], ref_shape, mask: Value | None, covers: bool,
-          writes: bool) -> dict[int, AffineArray]:
-    """Axes whose indices are affine and need not be clamped. Stores go to distinct elements, as else the last one stays."""
+def _runs(
+    builder, gathers: dict[int, Value], ref_shape, mask: Value | None, covers: bool, writes: bool
+) -> dict[int, AffineArray]:
+    """Axes whose indices are affine and need not be clamped.
+
+    Stores go to distinct elements, as else the last one stays.
+    """
     if not gathers:
         return {}
     shape = next(iter(gathers.values())).shape
     given = mask if covers else None  # the mask's dimensions are those of the index arrays
-    found = {axis: array for axis, v in gathers.items() if (array := affine_array(builder, v, given)) is not None}
+    found = {
+        axis: array
+        for axis, v in gathers.items()
+        if (array := affine_array(builder, v, given)) is not None
+    }
     if mask is None:
         found = {axis: a for axis, a in found.items() if a.inside(ref_shape[axis])}
     if writes and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
@@ -163,8 +183,11 @@ def _constant(values) -> Value:
 
 
 def _start(builder, env: dict, start, clamp: int | None) -> Affine:
-    """A static or dynamic start. Dynamic ones are clamped so that the slice stays inside the block, as
-    lax.dynamic_slice does; masked accesses drop outside elements instead."""
+    """A static or dynamic start.
+
+    Dynamic ones are clamped so that the slice stays inside the block, as lax.dynamic_slice does;
+    masked accesses drop outside elements instead.
+    """
     if isinstance(start, (int, np.integer)):
         return Affine((), int(start))
     return builder.index_symbol(builder.read(env, start), clamp)
@@ -172,29 +195,39 @@ def _start(builder, env: dict, start, clamp: int | None) -> Affine:
 
 def _load(builder, ref, place: _Place, guard: bool) -> Value:
     if not place.gathers:
-        return builder.new(Stored(place.shape, ref.dtype, ref.buf, lambda ix: ref.place(place(ix)), guard))
+        return builder.new(
+            Stored(place.shape, ref.dtype, ref.buf, lambda ix: ref.place(place(ix)), guard)
+        )
     whole = builder.new(Stored(ref.shape, ref.dtype, ref.buf, ref.place, guard))
     axes = list(place.gathers)
 
     def route(ix: Index):
-        # The Ref is an operand so that order of effects sees it; its elements are read in `combine`.
+        # The Ref is an operand so that order of effects sees it; its elements are read in
+        # `combine`.
         return [(ZERO,) * len(ref.shape), *(place.split(ix)[0] for _ in axes)]
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-        return builder.gather_expr(whole, list(place(ix)), dict(zip(axes, xs[1:])), (1,) * len(ref.shape), None)
+        return builder.gather_expr(
+            whole, list(place(ix)), dict(zip(axes, xs[1:])), (1,) * len(ref.shape), None
+        )
 
-    return builder.new(Lazy(place.shape, ref.dtype, (whole, *place.gathers.values()), route, combine, cost=8.0))
+    return builder.new(
+        Lazy(place.shape, ref.dtype, (whole, *place.gathers.values()), route, combine, cost=8.0)
+    )
 
 
 def _store(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
     target: Callable[[Index], Index] = lambda ix: ref.place(place(ix))
     if add:
         value = _sum(builder, Stored(place.shape, ref.dtype, ref.buf, target, guard), value)
-    builder.items.append(StoreItem(ref.buf, place.shape, target, value, mask, guard, at=builder.line(eqn)))
+    builder.items.append(
+        StoreItem(ref.buf, place.shape, target, value, mask, guard, at=builder.line(eqn))
+    )
 
 
 def _scatter(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
     """for each gathered element: evaluate its indices, then store that slice of the value."""
+
     def run() -> None:
         scatter = _Scatter(builder, ref, place, value, mask, guard, add, builder.line(eqn))
         builder.stmts += scatter.statements()
@@ -236,12 +269,17 @@ class _Scatter:
         return body
 
     def _index(self, axis: int, at: Index) -> Expr:
-        return self.builder.clamped(self.builder.pull(self.place.gathers[axis], at), self.ref.shape[axis] - 1)
+        return self.builder.clamped(
+            self.builder.pull(self.place.gathers[axis], at), self.ref.shape[axis] - 1
+        )
 
     def _nest(self, at: Index, dims: list[tuple[str, int]], axes: dict[int, Affine]) -> Nest:
         """Stores the slices of the value at the gathered positions `at`, whose indices are `axes`."""
         place, low = self.place, self.place.gather_at
-        rest = [(self.builder.names("d"), n) for n in place.shape[:low] + place.shape[low + len(place.gather_shape) :]]
+        rest = [
+            (self.builder.names("d"), n)
+            for n in place.shape[:low] + place.shape[low + len(place.gather_shape) :]
+        ]
         ix = dims_index(rest)
         full = ix[:low] + at + ix[low:]
         index = self.ref.place(tuple(axes.get(k, i) for k, i in enumerate(place(full))))
@@ -271,14 +309,22 @@ class _Scatter:
         d = self.builder.names("d")
         for axis, steps in self._steps(at, counter).items():
             index = self._index(axis, at)
-            first, last = (self.builder.pool.rename(index, {counter: Affine((), k)}) for k in (0, n - 1))
+            first, last = (
+                self.builder.pool.rename(index, {counter: Affine((), k)}) for k in (0, n - 1)
+            )
             name = self.builder.names("%s")
             lets.append(Let(name, first))
             axes[axis] = Affine.symbol(name) + Affine.symbol(d, steps.step)
             distance = self.builder.const(steps.step * (n - 1), index.dtype)
-            tests.append(self.builder.op("eq", BOOL, self.builder.op("sub", index.dtype, last, first), distance))
+            tests.append(
+                self.builder.op(
+                    "eq", BOOL, self.builder.op("sub", index.dtype, last, first), distance
+                )
+            )
             for choice in steps.choices:
-                ends = [self.builder.pool.rename(choice, {counter: Affine((), k)}) for k in (0, n - 1)]
+                ends = [
+                    self.builder.pool.rename(choice, {counter: Affine((), k)}) for k in (0, n - 1)
+                ]
                 tests.append(self.builder.op("eq", BOOL, *ends))
         test = functools.reduce(lambda a, b: self.builder.op("and", BOOL, a, b), tests)
         is_run = self.builder.names("%s")
@@ -303,7 +349,9 @@ def _sum(builder, old: Value, new: Value) -> Lazy:
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
         return builder.op("add", old.dtype, *xs)
 
-    return builder.new(Lazy(old.shape, old.dtype, (old, new), lambda ix: (ix, ix), combine, cost=1.0))
+    return builder.new(
+        Lazy(old.shape, old.dtype, (old, new), lambda ix: (ix, ix), combine, cost=1.0)
+    )
 
 
 def _fit(ix: Index, shape) -> Index:
@@ -317,7 +365,13 @@ def _broadcast(builder, v: Value, shape) -> Value:
     if isinstance(v, Literal):
         return Literal(shape, v.dtype, v.scalar)
     lead = len(shape) - len(v.shape)
-    return builder.new(Lazy(shape, v.dtype, (v,), lambda ix: (_fit(ix[lead:], v.shape),),
-                            lambda pool, ix, xs: xs[0], is_view=True))
-
-
+    return builder.new(
+        Lazy(
+            shape,
+            v.dtype,
+            (v,),
+            lambda ix: (_fit(ix[lead:], v.shape),),
+            lambda pool, ix, xs: xs[0],
+            is_view=True,
+        )
+    )

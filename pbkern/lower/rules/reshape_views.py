@@ -1,6 +1,7 @@
 """Reshapes that merge dimensions of an operand's block -> another view of the operand, where its elements are in one run.
 
-Whole rows r0 .. r0 + 15 of a[n, 4096] as 65536 elements are elements 4096 r0 .. of a seen as a[4096 n]. Nothing is copied.
+Whole rows r0 .. r0 + 15 of a[n, 4096] as 65536 elements are elements 4096 r0 .. of a seen as a[4096
+n]. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored |
     if stored.guard or stored.buf.root.arena or 0 in shape:
         return None
     names = [f"@{d}" for d in range(len(stored.shape))]
-    placed = stored.place(tuple(Affine.symbol(s) if n > 1 else ZERO for s, n in zip(names, stored.shape)))
+    placed = stored.place(
+        tuple(Affine.symbol(s) if n > 1 else ZERO for s, n in zip(names, stored.shape))
+    )
     merges, splits = [], {}
     for old, new in segments(stored.shape, shape):
         if len(old) == 1:
             splits[old[0]] = new
             continue
-        run = _run(stored, placed, [names[d] for d in old], [stored.shape[d] for d in old]) if len(new) == 1 else None
+        run = (
+            _run(stored, placed, [names[d] for d in old], [stored.shape[d] for d in old])
+            if len(new) == 1
+            else None
+        )
         if run is None:
             return None
         merges.append(_Merge(*run, new[0]))
@@ -58,7 +65,9 @@ def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored |
     return Stored(shape, stored.dtype, buf, place)
 
 
-def _run(stored: Stored, placed: Index, names: list[str], sizes: list[int]) -> tuple[int, int] | None:
+def _run(
+    stored: Stored, placed: Index, names: list[str], sizes: list[int]
+) -> tuple[int, int] | None:
     """(first, last) buffer axis along which the named dimensions are one run of elements."""
     at = [[k for k, i in enumerate(placed) if s in i.symbols] for s in names]
     if any(len(axes) != 1 for axes in at):

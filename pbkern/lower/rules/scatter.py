@@ -1,8 +1,10 @@
-"""scatter, scatter-add, ...: the operand is stored where the result goes, then a loop combines the updates with it, in order.
+"""scatter, scatter-add, ...: the operand is stored where the result goes, then a loop combines the
+updates with it, in order.
 
-One step of the loop is one window: its start is computed, tested against the operand's bounds as `mode` says, and the
-window is a nest of its own, vectors along its last dimension. Indices and updates are read where they are needed, so
-that what makes them is computed there; those of windows of one element are made in strips where the target asks for them:
+One step of the loop is one window: its start is computed, tested against the operand's bounds as
+`mode` says, and the window is a nest of its own, vectors along its last dimension. Indices and
+updates are read where they are needed, so that what makes them is computed there; those of windows
+of one element are made in strips where the target asks for them:
 
     for i:  a[f(x[i])] += g(y[i])     ->     for each strip:  s[:] = f(x[strip]);  u[:] = g(y[strip])
                                                               for i:  a[s[i]] += u[i]
@@ -45,26 +47,45 @@ def scatter(builder, eqn, ins: list[Value]) -> Opaque:
     """Rule of the family. Raises UnsupportedOp."""
     reason = supports(eqn)
     if reason is not None:
-        raise UnsupportedOp(f"`{eqn.primitive.name}` is not lowered", at=builder.line(eqn), why=reason,
-                            hint="leave this operation to XLA")
+        raise UnsupportedOp(
+            f"`{eqn.primitive.name}` is not lowered",
+            at=builder.line(eqn),
+            why=reason,
+            hint="leave this operation to XLA",
+        )
     operand, indices, updates = ins
     columns = [builder.new(_column(indices, k)) for k in range(indices.shape[-1])]
 
-    def make(b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None) -> Stored:
+    def make(
+        b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None
+    ) -> Stored:
         result = target or b.new_buffer(operand.shape, operand.dtype)
         if not is_stored_in(b, operand, result):
             b.store_value(result, operand, lambda ix: ix)
         b.stmts += _Windows(b, eqn, result, columns, updates).statements()
         return result
 
-    return Opaque(operand.shape, operand.dtype, (operand, updates, *columns), make, needs_buffers=False, takes_target=True,
-                  over_first=True)
+    return Opaque(
+        operand.shape,
+        operand.dtype,
+        (operand, updates, *columns),
+        make,
+        needs_buffers=False,
+        takes_target=True,
+        over_first=True,
+    )
 
 
 def _column(indices: Value, k: int) -> Lazy:
     """Number `k` of every index vector."""
-    return Lazy(indices.shape[:-1], indices.dtype, (indices,), lambda ix: ((*ix, Affine((), k)),),
-                lambda pool, ix, xs: xs[0], is_view=True)
+    return Lazy(
+        indices.shape[:-1],
+        indices.dtype,
+        (indices,),
+        lambda ix: ((*ix, Affine((), k)),),
+        lambda pool, ix, xs: xs[0],
+        is_view=True,
+    )
 
 
 class _Windows:
@@ -84,17 +105,23 @@ class _Windows:
         offsets = {}
         for d, k in self.form.starts.items():
             start, name = self.b.pull(self.columns[k], tuple(at.values())), self.b.names("%s")
-            lets.append(Let(name, self.b.clamped(start, self.form.limits[d]) if self.clip else start))
+            lets.append(
+                Let(name, self.b.clamped(start, self.form.limits[d]) if self.clip else start)
+            )
             offsets[d] = Affine.symbol(name)
         return lets, offsets
 
-    def place(self, at: dict[int, Affine], offsets: dict[int, Affine], inside: dict[int, Affine]) -> Index:
+    def place(
+        self, at: dict[int, Affine], offsets: dict[int, Affine], inside: dict[int, Affine]
+    ) -> Index:
         """Index of the result's buffer at position `inside` a window."""
 
         def along(d: int) -> Affine:
             if d in self.form.batch:
                 return at[self.form.loops[self.form.batch[d]]]
-            return offsets.get(d, ZERO) + (inside[self.form.windows[d]] if d in self.form.windows else ZERO)
+            return offsets.get(d, ZERO) + (
+                inside[self.form.windows[d]] if d in self.form.windows else ZERO
+            )
 
         return self.result.place(tuple(map(along, range(len(self.result.shape)))))
 
@@ -107,7 +134,11 @@ class _Windows:
         last = self.b.const(n - 1, INDEX)
         strips = self.options.scatter_strip > 0
         made = [v for v in (*self.columns, self.updates) if self.is_made(v, at)] if strips else []
-        stmts = self.in_strips(d, made) if made and n > 1 else [For(name, n, self.fetch(at, d, last) + self.step(at))]
+        stmts = (
+            self.in_strips(d, made)
+            if made and n > 1
+            else [For(name, n, self.fetch(at, d, last) + self.step(at))]
+        )
         for _, (name, n) in reversed(outer):
             stmts = [For(name, n, stmts)]
         return stmts
@@ -119,17 +150,26 @@ class _Windows:
 
     def is_made(self, v: Value, at: dict[int, Affine]) -> bool:
         """Whether a value of the updates is more than read, and one element of it all that a window needs."""
-        return math.prod(n for _, n in self.dims.values()) == 1 and self.b.pull(v, self.index_of(v, at)).kind == "op"
+        return (
+            math.prod(n for _, n in self.dims.values()) == 1
+            and self.b.pull(v, self.index_of(v, at)).kind == "op"
+        )
 
     def index_of(self, v: Value, at: dict[int, Affine]) -> Index:
         """Index of an update's elements in an index column or in the updates; of windows, the first one."""
-        return tuple(at.get(d, ZERO) for d in range(len(v.shape))) if v is self.updates else tuple(at.values())
+        return (
+            tuple(at.get(d, ZERO) for d in range(len(v.shape)))
+            if v is self.updates
+            else tuple(at.values())
+        )
 
     def in_strips(self, d: int, made: list[Value]) -> list[Stmt]:
         """The updates along `d`; values in `made` are stored strip by strip."""
         (_, n), name, size = self.counters[d], self.b.names("%i"), self.options.scatter_strip
         full, rest = divmod(n, size)
-        stmts: list[Stmt] = [For(name, full, self.strip(d, made, Affine.symbol(name, size), size))] if full else []
+        stmts: list[Stmt] = (
+            [For(name, full, self.strip(d, made, Affine.symbol(name, size), size))] if full else []
+        )
         return stmts + (self.strip(d, made, Affine((), full * size), rest) if rest else [])
 
     def strip(self, d: int, made: list[Value], start: Affine, size: int) -> list[Stmt]:
@@ -138,13 +178,24 @@ class _Windows:
         stored: dict[Value, Value] = {}
         at = _symbols(self.counters)
         for v in made:
-            buf, axis = b.new_buffer((size,), v.dtype).buf, d if v is self.updates else list(at).index(d)
+            buf, axis = (
+                b.new_buffer((size,), v.dtype).buf,
+                d if v is self.updates else list(at).index(d),
+            )
             stored[v] = Stored(v.shape, v.dtype, buf, lambda ix, axis=axis: (ix[axis] - start,))
             value = b.pull(v, self.index_of(v, {**at, d: start + Affine.symbol(step)}))
-            nests.append(Nest({step: size}, writes=[Write(buf, (Affine.symbol(step),), value)], at=self.line))
+            nests.append(
+                Nest({step: size}, writes=[Write(buf, (Affine.symbol(step),), value)], at=self.line)
+            )
         near = copy.copy(self)
-        near.columns, near.updates = [stored.get(c, c) for c in self.columns], stored.get(self.updates, self.updates)
-        at, last = {**at, d: start + Affine.symbol(each)}, b.pool.make("index", INDEX, start + (size - 1))
+        near.columns, near.updates = (
+            [stored.get(c, c) for c in self.columns],
+            stored.get(self.updates, self.updates),
+        )
+        at, last = (
+            {**at, d: start + Affine.symbol(each)},
+            b.pool.make("index", INDEX, start + (size - 1)),
+        )
         return [*nests, For(each, size, near.fetch(at, d, last) + near.step(at))]
 
     def inside(self, d: int, start: Affine) -> Expr:
@@ -156,7 +207,9 @@ class _Windows:
     def window(self, at: dict[int, Affine], offsets: dict[int, Affine]) -> Nest:
         b, result, inside = self.b, self.result, _symbols(self.dims)
         index = self.place(at, offsets, inside)
-        value = b.pull(self.updates, tuple({**at, **inside}[d] for d in range(len(self.updates.shape))))
+        value = b.pull(
+            self.updates, tuple({**at, **inside}[d] for d in range(len(self.updates.shape)))
+        )
         if self.combine != "set":
             old = b.pool.make("load", result.dtype, (result.buf, index, result.guard))
             value = b.op(self.combine, result.dtype, old, value)
@@ -168,17 +221,23 @@ class _Windows:
 
         The processor looks only some instructions ahead itself.
         """
-        ahead, nbytes = self.options.fetch_ahead, math.prod(self.result.shape) * self.result.dtype.itemsize
+        ahead, nbytes = (
+            self.options.fetch_ahead,
+            math.prod(self.result.shape) * self.result.dtype.itemsize,
+        )
         if not ahead or self.counters[d][1] <= 4 * ahead or nbytes < self.options.fetch_bytes:
             return []
         name = self.b.names("%s")
         number = self.b.op("min", INDEX, self.b.pool.make("index", INDEX, at[d] + ahead), last)
         later = {**at, d: Affine.symbol(name)}
         lets, offsets = self.starts(later)
-        # A window outside may be another program's: the first one is asked for instead, and is near.
+        # A window outside may be another program's: the first one is asked for instead, and is
+        # near.
         for d, start in () if self.clip else tuple(offsets.items()):
             here, kept = self.b.pool.make("index", INDEX, start), self.b.names("%s")
-            lets.append(Let(kept, self.b.select(self.inside(d, start), here, self.b.const(0, INDEX))))
+            lets.append(
+                Let(kept, self.b.select(self.inside(d, start), here, self.b.const(0, INDEX)))
+            )
             offsets[d] = Affine.symbol(kept)
         row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
         first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))

@@ -1,5 +1,6 @@
 """A sort of values -> its results: short lines stay in registers (sorting_network.py), others are stored and sorted there
-(targets/cpu/emit/radix_sort.py)."""
+(targets/cpu/emit/radix_sort.py).
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,10 @@ def sorted_values(b, eqn, ins: list[Value], first: int) -> list[Value]:
         return results[0]
 
     main = b.new(Opaque(shape, ins[0].dtype, tuple(ins), make, needs_buffers=False))
-    others = [b.new(Opaque(shape, v.dtype, (main,), lambda b, _, k=k: results[k]))
-              for k, v in enumerate(ins[1:], 1)]
+    others = [
+        b.new(Opaque(shape, v.dtype, (main,), lambda b, _, k=k: results[k]))
+        for k, v in enumerate(ins[1:], 1)
+    ]
     return [main, *others]
 
 

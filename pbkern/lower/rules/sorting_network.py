@@ -2,8 +2,8 @@
 
     a, b, c   ->   a, b = exchange(a, b);   b, c = exchange(b, c);   a, b = exchange(a, b)
 
-Neighbours are exchanged only where they are out of order, so that equal keys keep theirs. Source: Habermann 1972.
-Keys are compared as in targets/cpu/emit/radix_sort.py.
+Neighbours are exchanged only where they are out of order, so that equal keys keep theirs. Source:
+Habermann 1972. Keys are compared as in targets/cpu/emit/radix_sort.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def _element(builder, v: Value, axis: int, k: int) -> Value:
     return builder.new(Lazy(shape, v.dtype, (v,), route, lambda pool, ix, xs: xs[0], is_view=True))
 
 
-def _exchanged(builder, left: list[Value], right: list[Value], keys: int) -> tuple[list[Value], list[Value]]:
+def _exchanged(
+    builder, left: list[Value], right: list[Value], keys: int
+) -> tuple[list[Value], list[Value]]:
     """(smaller, larger) of two elements; `left` and `right` where neither is."""
     count = len(left)
 
@@ -52,7 +54,16 @@ def _exchanged(builder, left: list[Value], right: list[Value], keys: int) -> tup
 
         asked = (*left[:keys], *right[:keys], left[n], right[n])
         cost = COMPARE_COST * keys / 2 + CHOICE_COST
-        return builder.new(Lazy(left[n].shape, left[n].dtype, asked, lambda ix: [ix] * len(asked), combine, cost=cost))
+        return builder.new(
+            Lazy(
+                left[n].shape,
+                left[n].dtype,
+                asked,
+                lambda ix: [ix] * len(asked),
+                combine,
+                cost=cost,
+            )
+        )
 
     return [chosen(n, True) for n in range(count)], [chosen(n, False) for n in range(count)]
 
@@ -73,11 +84,16 @@ def _less(builder, xs: list[Expr], ys: list[Expr]) -> Expr:
 def _compared(builder, x: Expr, y: Expr) -> tuple[Expr, Expr]:
     """(x < y, x == y) with NaN above every number and equal to itself."""
     if x.dtype == BOOL:
-        x, y = (builder.op("convert_element_type", INT32, v, params={"new_dtype": INT32}) for v in (x, y))
+        x, y = (
+            builder.op("convert_element_type", INT32, v, params={"new_dtype": INT32})
+            for v in (x, y)
+        )
     less, equal = builder.op("lt", BOOL, x, y), builder.op("eq", BOOL, x, y)
     if not np.issubdtype(x.dtype, np.integer):
         number = builder.op("eq", BOOL, x, x)
-        less = builder.op("and", BOOL, builder.op("not", BOOL, builder.op("le", BOOL, y, x)), number)
+        less = builder.op(
+            "and", BOOL, builder.op("not", BOOL, builder.op("le", BOOL, y, x)), number
+        )
         both = builder.op("and", BOOL, builder.op("ne", BOOL, x, x), builder.op("ne", BOOL, y, y))
         equal = builder.op("or", BOOL, equal, both)
     return less, equal

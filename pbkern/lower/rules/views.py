@@ -12,7 +12,18 @@ from pbkern.core.affine import Affine
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.core.rules import RuleTable
 from pbkern.lower.nest.ir import Expr, Pool
-from pbkern.lower.values.values import TEST_COST, ZERO, Index, Joined, Lazy, Literal, Opaque, Stored, Value, is_index_only
+from pbkern.lower.values.values import (
+    TEST_COST,
+    ZERO,
+    Index,
+    Joined,
+    Lazy,
+    Literal,
+    Opaque,
+    Stored,
+    Value,
+    is_index_only,
+)
 
 # Vector operations that a gathered element and one of a contiguous window cost.
 GATHER_COST, RUN_COST = 12.0, 2.0
@@ -24,8 +35,15 @@ VIEWS: RuleTable = RuleTable("shape")
 def view(eqn, src: Value, route) -> Lazy:
     """A value that reads one operand elsewhere."""
     out = eqn.outvars[0].aval
-    return Lazy(tuple(out.shape), np.dtype(out.dtype), (src,), lambda ix: (route(ix),),
-                lambda pool, ix, xs: xs[0], is_view=True, index_only=is_index_only(src))
+    return Lazy(
+        tuple(out.shape),
+        np.dtype(out.dtype),
+        (src,),
+        lambda ix: (route(ix),),
+        lambda pool, ix, xs: xs[0],
+        is_view=True,
+        index_only=is_index_only(src),
+    )
 
 
 @VIEWS.register("broadcast_in_dim")
@@ -33,7 +51,9 @@ def _broadcast(builder, eqn, ins):
     src, dims = ins[0], eqn.params["broadcast_dimensions"]
     if isinstance(src, Literal):
         return Literal(tuple(eqn.params["shape"]), src.dtype, src.scalar)
-    return view(eqn, src, lambda ix: tuple(ix[d] if src.shape[k] != 1 else ZERO for k, d in enumerate(dims)))
+    return view(
+        eqn, src, lambda ix: tuple(ix[d] if src.shape[k] != 1 else ZERO for k, d in enumerate(dims))
+    )
 
 
 @VIEWS.register("broadcast_to")
@@ -41,7 +61,9 @@ def _broadcast_to(builder, eqn, ins):
     src, lead = ins[0], len(eqn.outvars[0].aval.shape) - len(ins[0].shape)
     if isinstance(src, Literal):
         return Literal(tuple(eqn.outvars[0].aval.shape), src.dtype, src.scalar)
-    return view(eqn, src, lambda ix: tuple(i if n != 1 else ZERO for i, n in zip(ix[lead:], src.shape)))
+    return view(
+        eqn, src, lambda ix: tuple(i if n != 1 else ZERO for i, n in zip(ix[lead:], src.shape))
+    )
 
 
 @VIEWS.register("transpose")
@@ -60,8 +82,11 @@ def _slice(builder, eqn, ins):
 @VIEWS.register("rev")
 def _rev(builder, eqn, ins):
     axes, shape = eqn.params["dimensions"], ins[0].shape
-    return view(eqn, ins[0],
-                lambda ix: tuple(i * -1 + (shape[k] - 1) if k in axes else i for k, i in enumerate(ix)))
+    return view(
+        eqn,
+        ins[0],
+        lambda ix: tuple(i * -1 + (shape[k] - 1) if k in axes else i for k, i in enumerate(ix)),
+    )
 
 
 @VIEWS.register("squeeze")
@@ -132,20 +157,27 @@ def _dynamic_slice(builder, eqn, ins):
 @VIEWS.register("dynamic_update_slice")
 def _dynamic_update_slice(builder, eqn, ins):
     src, update, starts = ins[0], ins[1], ins[2:]
-    offsets = [builder.index_symbol(s, clamp=n - m) for s, n, m in zip(starts, src.shape, update.shape)]
+    offsets = [
+        builder.index_symbol(s, clamp=n - m) for s, n, m in zip(starts, src.shape, update.shape)
+    ]
 
     def route(ix):
         return ix, tuple(i - o for i, o in zip(ix, offsets))
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-        inside = inside_range(pool, builder, tuple(i - o for i, o in zip(ix, offsets)), update.shape, src.shape)
+        inside = inside_range(
+            pool, builder, tuple(i - o for i, o in zip(ix, offsets)), update.shape, src.shape
+        )
         return xs[1] if inside is None else builder.select(inside, xs[1], xs[0])
 
     return Lazy(src.shape, src.dtype, (src, update), route, combine, cost=TEST_COST, guard=True)
 
 
 def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | None:
-    """Bool expression: every index is in [0, extent). Axes that are as large as `outer` need no test."""
+    """Bool expression: every index is in [0, extent).
+
+    Axes that are as large as `outer` need no test.
+    """
     test = None
     for k, (i, n) in enumerate(zip(ix, extents)):
         if outer is not None and outer[k] == n:
@@ -170,11 +202,25 @@ def _pad(builder, eqn, ins):
     padded = [(lo > 0 or hi > 0) for lo, hi, _ in config]
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
-        test = inside_range(pool, builder, source(ix), src.shape, [None if p else n for p, n in zip(padded, src.shape)])
+        test = inside_range(
+            pool,
+            builder,
+            source(ix),
+            src.shape,
+            [None if p else n for p, n in zip(padded, src.shape)],
+        )
         return xs[0] if test is None else builder.select(test, xs[0], xs[1])
 
-    return Lazy(out, src.dtype, (src, fill), lambda ix: (source(ix), ()), combine, cost=TEST_COST, guard=any(padded),
-                is_view=not any(padded))
+    return Lazy(
+        out,
+        src.dtype,
+        (src, fill),
+        lambda ix: (source(ix), ()),
+        combine,
+        cost=TEST_COST,
+        guard=any(padded),
+        is_view=not any(padded),
+    )
 
 
 def _pad_interior(eqn, ins):
@@ -186,8 +232,12 @@ def _pad_interior(eqn, ins):
     def make(b, stored: Stored, fill_value: Stored) -> Stored:
         result = b.new_buffer(out, src.dtype)
         b.store_value(result, fill_value, lambda ix: ix, broadcast=out)
-        b.store_value(result, stored, lambda ix: tuple(i * (inner + 1) + lo for i, (lo, _, inner) in zip(ix, config)),
-                      guard=any(lo < 0 or hi < 0 for lo, hi, _ in config))
+        b.store_value(
+            result,
+            stored,
+            lambda ix: tuple(i * (inner + 1) + lo for i, (lo, _, inner) in zip(ix, config)),
+            guard=any(lo < 0 or hi < 0 for lo, hi, _ in config),
+        )
         return result
 
     return Opaque(out, src.dtype, (src, fill), make)
@@ -205,10 +255,16 @@ def joined(parts: Sequence[Value], shape: tuple[int, ...], axis: int) -> Joined:
     def make(b, *operands: Value, target: Stored | None = None) -> Stored:
         result = target or b.new_buffer(shape, parts[0].dtype)
         for s, v in zip(starts, operands):
-            b.store_value(result, v, lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)))
+            b.store_value(
+                result,
+                v,
+                lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)),
+            )
         return result
 
-    return Joined(shape, parts[0].dtype, tuple(parts), make, needs_buffers=False, takes_target=True, axis=axis)
+    return Joined(
+        shape, parts[0].dtype, tuple(parts), make, needs_buffers=False, takes_target=True, axis=axis
+    )
 
 
 @VIEWS.register("iota")
@@ -223,7 +279,11 @@ def index_value(shape, dtype, at, builder) -> Lazy:
 
     def combine(pool: Pool, ix: Index, xs) -> Expr:
         e = pool.make("index", integer, at(ix))
-        return e if dtype == integer else builder.op("convert_element_type", dtype, e, params={"new_dtype": dtype})
+        return (
+            e
+            if dtype == integer
+            else builder.op("convert_element_type", dtype, e, params={"new_dtype": dtype})
+        )
 
     return Lazy(shape, dtype, (), lambda ix: (), combine, index_only=True)
 
@@ -241,12 +301,16 @@ def _gather(builder, eqn, ins):
     fill, batched, dims = fill_value(eqn) if fills(eqn) else None, batch_dims(eqn), result_dims(eqn)
     window = set(dims) - set(dn.operand_batching_dims)
     operand = _in_memory(builder, ins[0])
-    # Of a whole window, the indices are scalars, which are cheaper computed before in vectors. Elements have one each.
+    # Of a whole window, the indices are scalars, which are cheaper computed before in vectors.
+    # Elements have one each.
     indices = _in_memory(builder, ins[1]) if window else ins[1]
 
     def route(ix: Index) -> list[Index]:
         batch = tuple(ix[d] for d in batched)
-        return [(ZERO,) * len(ins[0].shape), *(batch + (Affine((), c),) for c in range(len(dn.start_index_map)))]
+        return [
+            (ZERO,) * len(ins[0].shape),
+            *(batch + (Affine((), c),) for c in range(len(dn.start_index_map))),
+        ]
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
         axes: list[Affine] = [ix[dims[k]] if k in dims else ZERO for k in range(len(ins[0].shape))]

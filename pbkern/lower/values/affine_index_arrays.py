@@ -1,10 +1,11 @@
 """Index arrays that are affine in their position, such as `program_id * block + arange(block)`.
 
-They address runs of elements at a constant distance, as slices do, which are loaded and stored as vectors and in any order.
-Kernels in the style of Triton address all memory so. Scalars that only running the kernel tells may be part of the sum.
+They address runs of elements at a constant distance, as slices do, which are loaded and stored as
+vectors and in any order. Kernels in the style of Triton address all memory so. Scalars that only
+running the kernel tells may be part of the sum.
 
-Where such a scalar is a stride, as in `row * stride + column`, each row is a run of its own, but for what dynamic_strides.py
-calls bends.
+Where such a scalar is a stride, as in `row * stride + column`, each row is a run of its own, but
+for what dynamic_strides.py calls bends.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def along(d: int) -> str:
 
 @dataclass
 class AffineArray:
-    """`value` over `along(d)` and the symbols of statements; `scalars`: names in it of values not yet evaluated; `bounds`
-    of symbols, where known."""
+    """`value` over `along(d)` and the symbols of statements; `scalars`: names in it of values not
+    yet evaluated; `bounds` of symbols, where known.
+    """
 
     value: Affine
     scalars: dict[str, Value]
@@ -62,7 +64,9 @@ def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | 
     """
     finder = _Finder(builder, v.shape)
     if mask is not None:
-        at = dims_index([(along(d), n) for d, n in enumerate(v.shape)])[len(v.shape) - len(mask.shape) :]
+        at = dims_index([(along(d), n) for d, n in enumerate(v.shape)])[
+            len(v.shape) - len(mask.shape) :
+        ]
         test = finder.element(mask, tuple(i if n != 1 else ZERO for i, n in zip(at, mask.shape)))
         if test is not None:
             finder.fold.assume(test)
@@ -71,7 +75,11 @@ def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | 
     if e is None or e.kind not in ("index", "const") or e.dtype.kind not in "iu":
         return None
     value = e.info if e.kind == "index" else Affine((), int(e.info))
-    return AffineArray(value, {name: s for name, s in finder.scalars.items() if name in value.symbols}, finder.bounds)
+    return AffineArray(
+        value,
+        {name: s for name, s in finder.scalars.items() if name in value.symbols},
+        finder.bounds,
+    )
 
 
 def row_steps(builder, v: Value) -> Steps:
@@ -84,7 +92,9 @@ def row_steps(builder, v: Value) -> Steps:
         e = finder.element(v, dims_index([(along(d), n) for d, n in enumerate(v.shape)]))
         found = UNKNOWN if e is None else steps_along(e, along(len(v.shape) - 1))
         builder.rows[id(v)] = found
-        if found.step and found.choices:  # it is not stored, nor what it is made of: that tells of the choices
+        if (
+            found.step and found.choices
+        ):  # it is not stored, nor what it is made of: that tells of the choices
             builder.unstored |= {key for key, _ in finder.seen}
     return builder.rows[id(v)]
 
@@ -101,8 +111,13 @@ def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
                 break
             reach += step * (shape[d] - 1)
         else:
-            # Dimensions that other arrays have already told apart add nothing here that could make two elements meet.
-            if all(not a.value.coefficient(along(d)) for d, n in enumerate(shape) if n > 1 and d not in own):
+            # Dimensions that other arrays have already told apart add nothing here that could make
+            # two elements meet.
+            if all(
+                not a.value.coefficient(along(d))
+                for d, n in enumerate(shape)
+                if n > 1 and d not in own
+            ):
                 left -= set(own)
     return not left
 
@@ -141,7 +156,12 @@ class _Finder:
             operands = [self.element(o, i) for o, i in zip(v.operands, v.route(ix))]
             if None not in operands:
                 e = self.fold(v.combine(self.builder.pool, ix, operands))
-                if e.kind in ("index", "const", "range") or e.dtype == np.bool_ or v.shape and e.dtype.kind in "iu":
+                if (
+                    e.kind in ("index", "const", "range")
+                    or e.dtype == np.bool_
+                    or v.shape
+                    and e.dtype.kind in "iu"
+                ):
                     return e
         if v.shape == () and v.dtype.kind == "i" and v.dtype.itemsize >= 4:
             name = f"@scalar{len(self.scalars)}"

@@ -1,10 +1,12 @@
 """Integer expressions that move by a known step along a dimension, such as `row * stride + column` along the columns.
 
-Where a stride is a value, what it multiplies is no affine expression, but the same along the columns. Bends are what may keep
-such an expression from moving evenly: bounds that it is clamped to, remainders that start again, and the choice by which
-negative indices count from the end. Whether one shows is told by the ends alone, when the program runs. Clamped values and
-remainders move less where they bend, so that the ends are nearer to each other than even steps would bring them; a choice is
-the same at both ends. An expression that depends on several bends is not known where one could make up for another.
+Where a stride is a value, what it multiplies is no affine expression, but the same along the
+columns. Bends are what may keep such an expression from moving evenly: bounds that it is clamped
+to, remainders that start again, and the choice by which negative indices count from the end.
+Whether one shows is told by the ends alone, when the program runs. Clamped values and remainders
+move less where they bend, so that the ends are nearer to each other than even steps would bring
+them; a choice is the same at both ends. An expression that depends on several bends is not known
+where one could make up for another.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ ORDERS = ("lt", "le", "gt", "ge")
 class Steps:
     """step: how far an expression moves as a dimension grows by one; None where that is not known.
 
-    choices: comparisons that must be the same at both ends; bends: the clamped value or remainder that it depends on.
+    choices: comparisons that must be the same at both ends; bends: the clamped value or remainder
+      that it depends on.
     """
 
     step: int | None
@@ -38,7 +41,10 @@ def steps_along(e: Expr, dim: str) -> Steps:
 
 
 class _Along:
-    """Steps along one dimension. Expressions are looked at once: as a tree, one that shares its parts is exponential."""
+    """Steps along one dimension.
+
+    Expressions are looked at once: as a tree, one that shares its parts is exponential.
+    """
 
     def __init__(self, dim: str) -> None:
         self.dim = dim
@@ -80,7 +86,9 @@ class _Along:
         return _together(step if ordered else None, [*cases, *compared], choice=(test,))
 
 
-def _together(step: int | None, parts: list[Steps], bend: Expr | None = None, choice: tuple[Expr, ...] = ()) -> Steps:
+def _together(
+    step: int | None, parts: list[Steps], bend: Expr | None = None, choice: tuple[Expr, ...] = ()
+) -> Steps:
     """Joins the steps of an operation's `parts`, which may bend itself."""
     bends = frozenset().union(*(p.bends for p in parts))
     if step is None or len(bends) > 1:

@@ -1,7 +1,7 @@
 """Items that a region's equations leave to be stated, in program order: values, scalars, stores and control flow.
 
-`lower/build.py` collects them, decides which values go to memory, and then makes statements of them one after the other. Refs
-are views of the buffers that items store to.
+`lower/build.py` collects them, decides which values go to memory, and then makes statements of them
+one after the other. Refs are views of the buffers that items store to.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class StoreItem:
 
 @dataclass(eq=False)
 class ControlItem:
-    """Control flow: `run()` appends its statements. `uses` are captured values, `writes` the buffers changed inside."""
+    """Control flow: `run()` appends its statements.
+
+    `uses` are captured values, `writes` the buffers changed inside.
+    """
 
     uses: tuple[Value, ...]
     writes: frozenset[Buf]

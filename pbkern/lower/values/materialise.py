@@ -1,7 +1,8 @@
 """Which values of a region go to memory: by walking items backwards and collecting who asks for each value, where.
 
-A value asked for at several places is stored when computing it again costs more than a store and loads; a
-contraction is inlined into the single consumer that runs over exactly its result, as its epilogue.
+A value asked for at several places is stored when computing it again costs more than a store and
+loads; a contraction is inlined into the single consumer that runs over exactly its result, as its
+epilogue.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from .values import Contract, Joined, Lazy, Literal, Opaque, Requests, Stored, V
 
 # Values smaller than this are cheap wherever they are computed.
 SMALL = 64
-# How many of them may be computed from each other: every place that wants one, such as an index, computes it again.
+# How many of them may be computed from each other: every place that wants one, such as an index,
+# computes it again.
 SMALL_HEIGHT = 24
 # Values that a function of indices may consist of to be computed again wherever it is wanted.
 MOST_OF_INDICES = 16
@@ -32,8 +34,8 @@ def uses(item) -> tuple[Value, ...]:
 
 
 def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]], dict[int, Value]]:
-    """(ids of the values to store, order of axes in memory where it is not the usual one, partial sums that values may be
-    stored over).
+    """(ids of the values to store, order of axes in memory where it is not the usual one, partial
+    sums that values may be stored over).
 
     Values of no effect are left out.
     """
@@ -48,7 +50,10 @@ class _Decision:
 
     def __init__(self, items: list, builder, cuts: set[int]):
         self.builder, self.cuts = builder, cuts
-        self.price, self.short_row = builder.context.options.store_price, builder.context.options.short_row
+        self.price, self.short_row = (
+            builder.context.options.store_price,
+            builder.context.options.short_row,
+        )
         self.requests: dict[int, Requests] = {}
         self.stored: set[int] = set()
         self.roots: dict[object, dict[str, int]] = {}
@@ -60,7 +65,9 @@ class _Decision:
         self.hosts: set[object] = set()  # roots whose nest takes a contraction as its accumulators
         self.layouts: dict[int, tuple[int, ...]] = {}
         self.partial: set[int] = set()  # ids of values stored because they take a product
-        self.over: dict[int, Value] = {}  # id of one of these -> the one before it, which nothing else reads
+        self.over: dict[
+            int, Value
+        ] = {}  # id of one of these -> the one before it, which nothing else reads
         self.costs = self._costs(items)
         for item in reversed(items):
             self._visit(item)
@@ -124,7 +131,11 @@ class _Decision:
         r = self.requests.get(id(v))
         if r is None or isinstance(v, (Stored, Literal)):
             return
-        direct = not r.forced and len(r.places) == 1 and self.whole_stores.get(next(iter(r.places))[0]) == id(v)
+        direct = (
+            not r.forced
+            and len(r.places) == 1
+            and self.whole_stores.get(next(iter(r.places))[0]) == id(v)
+        )
         if isinstance(v, Joined) and not r.forced and all(v.part(ix) for _, ix in r.places):
             for root, ix in r.places:
                 a, i = v.part(ix)
@@ -166,15 +177,21 @@ class _Decision:
     def _takes_product(self, v: Lazy, places: list) -> bool:
         """Whether to store v rather than a product that only v wants, which cannot be part of the nest of v's reader.
 
-        So each product of a sum is added where its accumulators end, and sums are passed on instead of products.
+        So each product of a sum is added where its accumulators end, and sums are passed on instead
+        of products.
         """
         if len(places) != 1 or v.is_view or v.guard or math.prod(v.shape) < SMALL:
             return False
         ((root, ix),) = places
         if root not in self.hosts and all(i.const == 0 and len(i.terms) <= 1 for i in ix):
             return False
-        return any(id(a) in self.products and a.shape == v.shape and id(a) not in self.requests
-                   and not self._sums_lanes(a) for a in v.operands)
+        return any(
+            id(a) in self.products
+            and a.shape == v.shape
+            and id(a) not in self.requests
+            and not self._sums_lanes(a)
+            for a in v.operands
+        )
 
     def _note_partial(self, v: Lazy, place) -> None:
         """Notes which partial sum may be stored over v: the next one, if it reads v at the points where it is stored."""
@@ -196,9 +213,13 @@ class _Decision:
         if root in self.products:
             return usual  # operands of products are packed as the microkernel wants them
         depth = {d: k for k, d in enumerate(self.roots[root])}
-        # Where an axis is a result's plus a window's, such as 2 * row + tap, it counts as the result's.
+        # Where an axis is a result's plus a window's, such as 2 * row + tap, it counts as the
+        # result's.
         windows = self.windows.get(root, frozenset())
-        inner = [max((depth.get(s, -1) for s in (i.symbols - windows or i.symbols)), default=-1) for i in ix]
+        inner = [
+            max((depth.get(s, -1) for s in (i.symbols - windows or i.symbols)), default=-1)
+            for i in ix
+        ]
         return tuple(sorted(usual, key=lambda a: (inner[a], a)))
 
     def _worth_storing(self, v: Lazy, places: list) -> bool:
@@ -207,17 +228,25 @@ class _Decision:
             return False
         if v.guard and any(root in self.contracts for root, _ in places):
             return True  # a padded operand of a reduction: tests would run at every step
-        if any(self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places):
+        if any(
+            self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places
+        ):
             return True
         if math.prod(v.shape) < SMALL:
             return False
         if cost * (len(places) - 1) > self.price:
             return True
-        if cost > self.price and any(root in self.ordered and self._walked_along(root, ix) for root, ix in places):
+        if cost > self.price and any(
+            root in self.ordered and self._walked_along(root, ix) for root, ix in places
+        ):
             return True  # one element after the other there, vectors here
-        if cost > 2 * self.price and any(0 < self._row(root, ix) <= self.short_row for root, ix in places):
+        if cost > 2 * self.price and any(
+            0 < self._row(root, ix) <= self.short_row for root, ix in places
+        ):
             return True
-        return cost > self.price and any(self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places)
+        return cost > self.price and any(
+            self._reuse(root, ix) >= 4 and self._varies_last(root, ix) for root, ix in places
+        )
 
     def _row(self, root, ix) -> int:
         """Points of the root's last dimensions, in which the value stays the same and is a scalar; 0 for none."""
@@ -260,9 +289,18 @@ class _Decision:
         if r.forced or len(r.places) != 1 or v.ordered:
             return False
         ((root, ix),) = r.places
-        if self.costs.get(root, 0.0) > 2 * self.price and math.prod(v.shape) >= SMALL and self._sums_lanes(v):
+        if (
+            self.costs.get(root, 0.0) > 2 * self.price
+            and math.prod(v.shape) >= SMALL
+            and self._sums_lanes(v)
+        ):
             return False  # its results are scalars; what follows is cheaper in vectors of them
-        if root in self.contracts or root in self.hosts or isinstance(root, tuple) and root[0] == "let":
+        if (
+            root in self.contracts
+            or root in self.hosts
+            or isinstance(root, tuple)
+            and root[0] == "let"
+        ):
             return False  # no nest of its own, or it has a contraction inside already
         space = {d for d, n in self.roots[root].items() if n > 1}
         named = [i for i in ix if i.terms]
@@ -271,7 +309,9 @@ class _Decision:
         # Every dimension of the result must be a plain symbol on both sides.
         if any(len(o.terms) > 1 or (o.terms and o.terms[0][1] != 1) or o.const for o in v.out):
             return False
-        if any(bool(o.terms) != bool(i.terms) for o, i in zip(v.out, ix)) or any(i.const for i in ix):
+        if any(bool(o.terms) != bool(i.terms) for o, i in zip(v.out, ix)) or any(
+            i.const for i in ix
+        ):
             return False
         symbols = [i.terms[0][0] for i in named]
         if len(set(symbols)) != len(symbols) or set(symbols) != space:
@@ -290,7 +330,10 @@ def _is_free(v: Value) -> bool:
 
 
 def _count(v: Value, most: int) -> int:
-    """Counts the values that `v` is made of; stops soon after `most`. One that costs anything is too many."""
+    """Counts the values that `v` is made of; stops soon after `most`.
+
+    One that costs anything is too many.
+    """
     count, left = 0, [v]
     while left and count <= most:
         v = left.pop()

@@ -1,7 +1,8 @@
 """Which values of a body are still to be read from a buffer: asked before every statement that writes one.
 
-They are found from the buffer: the values that it holds, then what is computed from those, up to uses that are still to
-come. A body of many stores costs a look at a few values for each, not a look at all the rest of the body.
+They are found from the buffer: the values that it holds, then what is computed from those, up to
+uses that are still to come. A body of many stores costs a look at a few values for each, not a look
+at all the rest of the body.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pbkern.lower.nest.ir import Buf
 from . import materialise
 from .values import Stored, Value
 
-# Where an item stands: its number in its region, behind that of the item which the region belongs to.
+# Where an item stands: its number in its region, behind that of the item which the region belongs
+# to.
 Order = tuple
 
 
@@ -40,8 +42,12 @@ class PendingReads:
     def __init__(self, resolve: Callable[[Value], Value], order: Callable[[Value], Order]):
         self._resolve, self._order = resolve, order
         self._uses: dict[Value, list[_Use]] = defaultdict(list)
-        self._inside: dict[Buf, dict[Value, None]] = defaultdict(dict)  # in the order in which they came there
-        self._to_come: dict[Buf, list[tuple[Order, int, Value]]] = defaultdict(list)  # heaps, by when they are defined
+        self._inside: dict[Buf, dict[Value, None]] = defaultdict(
+            dict
+        )  # in the order in which they came there
+        self._to_come: dict[Buf, list[tuple[Order, int, Value]]] = defaultdict(
+            list
+        )  # heaps, by when they are defined
         self._count = itertools.count()
 
     def add(self, items: Sequence, prefix: Order) -> None:
@@ -53,7 +59,9 @@ class PendingReads:
         user = item if isinstance(item, Value) else None
         for position, v in enumerate(materialise.uses(item)):
             if v not in self._uses:
-                self._add(v, ())  # no effect where it is an item itself; some values are made on the way and are none
+                self._add(
+                    v, ()
+                )  # no effect where it is an item itself; some values are made on the way and are none
             self._uses[v].append(_Use(order, position, user))
             self.record(v)
 
@@ -61,7 +69,9 @@ class PendingReads:
         """Notes in which buffer a value is, if it is in memory."""
         place = self._resolve(value)
         if isinstance(place, Stored):
-            heapq.heappush(self._to_come[place.buf.root], (self._order(value), next(self._count), value))
+            heapq.heappush(
+                self._to_come[place.buf.root], (self._order(value), next(self._count), value)
+            )
 
     def reading(self, written: Iterable[Buf], now: Order) -> list[Value]:
         """Values defined by `now` that are read from `written` and used later, in the order of those uses."""
@@ -72,12 +82,21 @@ class PendingReads:
                 inside[heapq.heappop(to_come)[2]] = None
             for v in list(inside):
                 place = self._resolve(v)
-                if not isinstance(place, Stored) or place.buf.root is not buf or not self._is_used(v, now, found, seen):
+                if (
+                    not isinstance(place, Stored)
+                    or place.buf.root is not buf
+                    or not self._is_used(v, now, found, seen)
+                ):
                     del inside[v]
         return sorted(found, key=found.__getitem__)
 
-    def _is_used(self, v: Value, now: Order, found: dict[Value, tuple], seen: dict[Value, bool]) -> bool:
-        """Whether anything to come needs `v`. Puts into `found` what it is read through; forgets uses that are over."""
+    def _is_used(
+        self, v: Value, now: Order, found: dict[Value, tuple], seen: dict[Value, bool]
+    ) -> bool:
+        """Whether anything to come needs `v`.
+
+        Puts into `found` what it is read through; forgets uses that are over.
+        """
         if v in seen:
             return seen[v]
         if self._order(v) > now:

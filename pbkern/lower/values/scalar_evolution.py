@@ -1,8 +1,9 @@
 """Integer and bool scalars that follow from constants, grid indices and loop counters.
 
-They need no memory: branches by constants are taken while the body is built, loops of a constant number of turns have it,
-and starts of slices stay affine in grid indices and counters. What is not affine, such as the quotients and remainders by
-which kernels order their blocks, is bounded by trying all grid indices and counters where they are few.
+They need no memory: branches by constants are taken while the body is built, loops of a constant
+number of turns have it, and starts of slices stay affine in grid indices and counters. What is not
+affine, such as the quotients and remainders by which kernels order their blocks, is bounded by
+trying all grid indices and counters where they are few.
 """
 
 from __future__ import annotations
@@ -90,7 +91,11 @@ def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
         n = int(e.info)
         return Affine((), n if clamp is None else min(max(n, 0), clamp))
     found = None if clamp is None else interval(e.info, builder.bounds)
-    return e.info if clamp is None or found is not None and found[0] >= 0 and found[1] <= clamp else None
+    return (
+        e.info
+        if clamp is None or found is not None and found[0] >= 0 and found[1] <= clamp
+        else None
+    )
 
 
 def known_bounds(builder, v: Value, clamp: int) -> tuple[int, int]:

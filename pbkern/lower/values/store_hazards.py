@@ -1,7 +1,7 @@
 """Order of effects: what a statement overwrites is stored elsewhere first, where it is still to be read.
 
-Values are lazy: an expression may read a buffer long after the equation that it stands for. `pending_reads.py` knows the uses
-that are still to come.
+Values are lazy: an expression may read a buffer long after the equation that it stands for.
+`pending_reads.py` knows the uses that are still to come.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from .values import Contract, Index, Opaque, Stored, Value, dims_index
 
 
 def _whereabouts(buf: Buf, index: Index) -> tuple:
-    """Place where an element is stored. A result that shares an operand's array is another Buf with the same root."""
+    """Place where an element is stored.
+
+    A result that shares an operand's array is another Buf with the same root.
+    """
     return buf.root, buf.shape, buf.dtype, index
 
 
-def protect(b, written: set[Buf], direct: StoreItem | None = None, captured: Sequence[Value] = ()) -> None:
+def protect(
+    b, written: set[Buf], direct: StoreItem | None = None, captured: Sequence[Value] = ()
+) -> None:
     """Stores values elsewhere that are still to be read from buffers about to be written."""
     asked = [*captured, *b.pending_reads.reading(written, b.now)]
     if direct is not None and _conflicts(b, direct, written):
@@ -35,7 +40,11 @@ def protect(b, written: set[Buf], direct: StoreItem | None = None, captured: Seq
 def _conflicts(b, item: StoreItem, written: set[Buf]) -> bool:
     """Whether the statement reads the written buffer at another index than it writes, or before its sums are done."""
     value = b.resolve(item.value)
-    if isinstance(value, Opaque) and value.over_first and not any(_reads(b, v, written) for v in value.operands[1:]):
+    if (
+        isinstance(value, Opaque)
+        and value.over_first
+        and not any(_reads(b, v, written) for v in value.operands[1:])
+    ):
         return _conflicts(b, dataclasses.replace(item, value=value.operands[0]), written)
     asked = [value] if item.mask is None else [value, b.resolve(item.mask)]
     asked = [v for v in asked if _reads(b, v, written)]
@@ -52,7 +61,9 @@ def _conflicts(b, item: StoreItem, written: set[Buf]) -> bool:
     def meets(e: Expr) -> bool:
         buf, at, guard = e.info
         known = buf is item.buf and not guard
-        return _whereabouts(buf, at) != same and not (known and apart(at, nest.dims, index, nest.dims))
+        return _whereabouts(buf, at) != same and not (
+            known and apart(at, nest.dims, index, nest.dims)
+        )
 
     summed, same = read(Nest({}, reductions=nest.reductions)), _whereabouts(item.buf, index)
     return bool(summed) or any(e.kind == "gather" or meets(e) for e in read(nest))

@@ -1,8 +1,8 @@
 """Values of a body while nests are built: what can be pulled at an index, and what needs a nest of its own.
 
-A `Lazy` value is an index map or an elementwise operation: pulling it at an index pulls its operands and emits no
-code by itself. A `Contract` value (reduction, contraction, cumulative op) has an iteration space of its own. A
-`Stored` value lives in a buffer.
+A `Lazy` value is an index map or an elementwise operation: pulling it at an index pulls its
+operands and emits no code by itself. A `Contract` value (reduction, contraction, cumulative op) has
+an iteration space of its own. A `Stored` value lives in a buffer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pbkern.lower.nest.ir import Buf, Expr, Pool, Write
 
 Index = tuple[Affine, ...]
 ZERO = Affine()
-# Vector operations per element of a select on index tests: nests are cut at them (lower/nest/index_tests.py), few points pay.
+# Vector operations per element of a select on index tests: nests are cut at them
+# (lower/nest/index_tests.py), few points pay.
 TEST_COST = 0.4
 
 
@@ -63,8 +64,9 @@ class Literal(Value):
 class Lazy(Value):
     """combine(pool, ix, operands pulled at route(ix)).
 
-    guard: routes may leave the operands' bounds; is_view: an index map of one operand; index_only: a function of its
-    index and of grid indices, which costs almost nothing because nests are cut where such a test changes.
+    guard: routes may leave the operands' bounds; is_view: an index map of one operand; index_only:
+    a function of its index and of grid indices, which costs almost nothing because nests are cut
+    where such a test changes.
     """
 
     shape: tuple[int, ...]
@@ -86,8 +88,9 @@ class Lazy(Value):
 class Contract(Value):
     """A reduction with its own space.
 
-    dims: (name, size) of every dimension; rdims: the reduced ones; out: index of the result per axis of `shape`;
-    operands at `routes`; `op` as in nest.Reduction. `ordered` (cumulative): the result is written at every point.
+    dims: (name, size) of every dimension; rdims: the reduced ones; out: index of the result per
+    axis of `shape`; operands at `routes`; `op` as in nest.Reduction. `ordered` (cumulative): the
+    result is written at every point.
     """
 
     shape: tuple[int, ...]
@@ -118,7 +121,9 @@ class Opaque(Value):
     make: Callable[..., Stored]
     needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
     takes_target: bool = False  # make(..., target=) may write where the value is wanted
-    over_first: bool = False  # there also over its first operand, which it stores before it reads the others
+    over_first: bool = (
+        False  # there also over its first operand, which it stores before it reads the others
+    )
 
     @property
     def ins(self) -> Sequence[Value]:
@@ -127,7 +132,10 @@ class Opaque(Value):
 
 @dataclass(eq=False)
 class Joined(Opaque):
-    """A concatenation along `axis`. At a constant position there it is one of its operands, and needs no memory."""
+    """A concatenation along `axis`.
+
+    At a constant position there it is one of its operands, and needs no memory.
+    """
 
     axis: int = 0
 
@@ -161,6 +169,18 @@ def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
 
 
 __all__ = [
-    "TEST_COST", "Contract", "Index", "Joined", "Lazy", "Literal", "Opaque", "Requests", "Stored", "Value", "Write", "ZERO",
-    "dims_index", "is_index_only",
-]  # fmt: skip
+    "TEST_COST",
+    "Contract",
+    "Index",
+    "Joined",
+    "Lazy",
+    "Literal",
+    "Opaque",
+    "Requests",
+    "Stored",
+    "Value",
+    "Write",
+    "ZERO",
+    "dims_index",
+    "is_index_only",
+]

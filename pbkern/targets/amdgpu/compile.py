@@ -19,12 +19,13 @@ from pbkern.targets.simt.emit.kernel import ThreadFunction
 from .devices import DeviceKind
 
 TRIPLE = "amdgcn-amd-amdhsa"
-# Code objects of version 5, which every runtime of ROCm since 5.7 loads: those of version 6 need ROCm 6.3, for nothing that
-# these devices have. Source: LLVM, User Guide for AMDGPU Backend, code object metadata.
-_VERSION = '''
+# Code objects of version 5, which every runtime of ROCm since 5.7 loads: those of version 6 need
+# ROCm 6.3, for nothing that these devices have. Source: LLVM, User Guide for AMDGPU Backend, code
+# object metadata.
+_VERSION = """
 !llvm.module.flags = !{!1000000}
 !1000000 = !{i32 1, !"amdhsa_code_object_version", i32 500}
-'''
+"""
 _FENCE = re.compile(r"call (\w+|<[^>]*>) @llvm\.arithmetic\.fence\.\w+\(")
 
 
@@ -32,8 +33,8 @@ _FENCE = re.compile(r"call (\w+|<[^>]*>) @llvm\.arithmetic\.fence\.\w+\(")
 class Assembled:
     """Machine code of one kernel.
 
-    Attributes:
-      text: as LLVM prints it. image: code object, ELF. registers: vector registers of a thread. spill_bytes: stored because
+    Attributes: text: as LLVM prints it. image: code object, ELF. registers: vector registers of a
+      thread. spill_bytes: stored because
         registers did not suffice. shared_bytes: LDS of a workgroup.
     """
 
@@ -52,18 +53,23 @@ def llvm_ir(function: ThreadFunction) -> str:
 
 
 def _without_fences(ir: str) -> str:
-    """LLVM 22 cannot select a fence of a value that is the same in all lanes. An empty instruction hides a value as well:
+    """LLVM 22 cannot select a fence of a value that is the same in all lanes.
+
+    An empty instruction hides a value as well:
 
         call float @llvm.arithmetic.fence.f32(float %x)    ->    call float asm "", "=v,0"(float %x)
 
-    "v": in vector registers. The product that it hides is not contracted with a sum; equal ones are still one.
+    "v": in vector registers. The product that it hides is not contracted with a sum; equal ones are
+      still one.
     """
     return _FENCE.sub(r'call \1 asm "", "=v,0"(', ir)
 
 
 def assemble(ir: str, kind: DeviceKind) -> Assembled:
-    """Machine code of LLVM IR for a device. Raises TargetError without an lld, InternalError for calls of
-    what no device has."""
+    """Machine code of LLVM IR for a device.
+
+    Raises TargetError without an lld, InternalError for calls of what no device has.
+    """
     linker = lld()
     made = llvm.code(ir, TRIPLE, ["asm", "obj"], cpu=kind.architecture, features="", reloc="pic")
     text = made["asm"].decode()
@@ -73,10 +79,16 @@ def assemble(ir: str, kind: DeviceKind) -> Assembled:
         command = [*linker, "-shared", "--no-undefined", str(source), "-o", str(result)]
         ran = subprocess.run(command, capture_output=True, text=True)
         if ran.returncode:
-            raise InternalError("lld does not link the code of a kernel", why=ran.stderr.strip()[:1000])
-        return Assembled(text, result.read_bytes(), _number(r"\.vgpr_count: +(\d+)", text),
-                         _number(r"\.private_segment_fixed_size: +(\d+)", text),
-                         _number(r"\.group_segment_fixed_size: +(\d+)", text))
+            raise InternalError(
+                "lld does not link the code of a kernel", why=ran.stderr.strip()[:1000]
+            )
+        return Assembled(
+            text,
+            result.read_bytes(),
+            _number(r"\.vgpr_count: +(\d+)", text),
+            _number(r"\.private_segment_fixed_size: +(\d+)", text),
+            _number(r"\.group_segment_fixed_size: +(\d+)", text),
+        )
 
 
 @functools.cache
@@ -87,8 +99,11 @@ def lld() -> tuple[str, ...]:
     for found in ("/opt/rocm/llvm/bin/ld.lld", shutil.which("ld.lld")):
         if found and pathlib.Path(found).exists():
             return (found,)
-    raise TargetError("code for AMD GPUs cannot be linked", why="there is neither ziglang, nor /opt/rocm, nor ld.lld in PATH",
-                      hint="pip install 'pbkern[amd]'")
+    raise TargetError(
+        "code for AMD GPUs cannot be linked",
+        why="there is neither ziglang, nor /opt/rocm, nor ld.lld in PATH",
+        hint="pip install 'pbkern[amd]'",
+    )
 
 
 def _number(pattern: str, text: str) -> int:

@@ -12,11 +12,11 @@ from pbkern.targets.simt.device import Amd, kind_of_name
 class DeviceKind:
     """Kind of device that code is made for.
 
-    Attributes:
-      architecture: as LLVM calls it.
-      device: how threads exchange; a wavefront has 64 of them on CDNA, 32 on RDNA. Source: LLVM, User Guide for AMDGPU
+    Attributes: architecture: as LLVM calls it. device: how threads exchange; a wavefront has 64 of
+      them on CDNA, 32 on RDNA. Source: LLVM, User Guide for AMDGPU
         Backend, target features (wavefrontsize64).
-      shared_bytes: most LDS of a workgroup. Sources: AMD Instinct MI200 and CDNA 3 ISA, "LDS"; RDNA 3 ISA, "LDS".
+      shared_bytes: most LDS of a workgroup. Sources: AMD Instinct MI200 and CDNA 3 ISA, "LDS"; RDNA
+        3 ISA, "LDS".
     """
 
     architecture: str
@@ -24,13 +24,22 @@ class DeviceKind:
     shared_bytes: int = 64 << 10
 
 
-KINDS = {k.architecture: k for k in (
-    DeviceKind("gfx90a", Amd(warp=64)),
-    DeviceKind("gfx942", Amd(warp=64)),
-    DeviceKind("gfx1100", Amd(warp=32)),
-)}  # fmt: skip
-NAMES = {"mi210": "gfx90a", "mi250x": "gfx90a", "mi300a": "gfx942", "mi300x": "gfx942", "mi325x": "gfx942",
-         "rx7900xtx": "gfx1100"}  # fmt: skip
+KINDS = {
+    k.architecture: k
+    for k in (
+        DeviceKind("gfx90a", Amd(warp=64)),
+        DeviceKind("gfx942", Amd(warp=64)),
+        DeviceKind("gfx1100", Amd(warp=32)),
+    )
+}
+NAMES = {
+    "mi210": "gfx90a",
+    "mi250x": "gfx90a",
+    "mi300a": "gfx942",
+    "mi300x": "gfx942",
+    "mi325x": "gfx942",
+    "rx7900xtx": "gfx1100",
+}
 DEFAULT = "gfx942"
 
 
@@ -38,8 +47,11 @@ def kind_of_architecture(name: str) -> DeviceKind:
     """The kind of a device that says what it is. Raises OptionError where there is no code for it."""
     if name in KINDS:
         return KINDS[name]
-    raise OptionError(f"there is no code for AMD devices of architecture {name}", why=f"architectures are {', '.join(KINDS)}",
-                      hint="compile_options={'device': ...} names one that it runs")
+    raise OptionError(
+        f"there is no code for AMD devices of architecture {name}",
+        why=f"architectures are {', '.join(KINDS)}",
+        hint="compile_options={'device': ...} names one that it runs",
+    )
 
 
 def device_kind(name: str | None) -> DeviceKind:

@@ -1,4 +1,7 @@
-"""The HIP runtime's functions, on a machine with an AMD GPU and ROCm. No device was at hand: a library stands in in tests."""
+"""The HIP runtime's functions, on a machine with an AMD GPU and ROCm.
+
+No device was at hand: a library stands in in tests.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from pbkern.targets.simt.launch.library import LibraryDriver
 
 from .devices import DeviceKind, kind_of_architecture
 
-# Of hipDeviceProp_t, whose size and places differ between versions: it has 792 bytes up to ROCm 5, 1,472 since.
+# Of hipDeviceProp_t, whose size and places differ between versions: it has 792 bytes up to ROCm 5,
+# 1,472 since.
 PROPERTIES_BYTES = 4096
 _ARCHITECTURE = re.compile(rb"gfx[0-9a-f]{3,}")
 
@@ -21,8 +25,14 @@ class HipDriver(LibraryDriver):
     """AMD's."""
 
     platform, vendor, library_name, initialise = "ROCM", "AMD", "libamdhip64.so", "hipInit"
-    symbols = {"launch": "hipModuleLaunchKernel", "copy": "hipMemcpyDtoDAsync", "read": "hipMemcpyDtoHAsync",
-               "synchronize": "hipStreamSynchronize", "clear": "hipMemsetD8Async", "device": "hipGetDevice"}  # fmt: skip
+    symbols = {
+        "launch": "hipModuleLaunchKernel",
+        "copy": "hipMemcpyDtoDAsync",
+        "read": "hipMemcpyDtoHAsync",
+        "synchronize": "hipStreamSynchronize",
+        "clear": "hipMemsetD8Async",
+        "device": "hipGetDevice",
+    }
     capture_mode = "hipThreadExchangeStreamCaptureMode"
     error_texts = "hipDrvGetErrorName", "hipDrvGetErrorString"
     hint = "rocminfo shows whether ROCm is installed and finds a device; target 'cpu' runs the same function"
@@ -31,7 +41,9 @@ class HipDriver(LibraryDriver):
         """A kernel of a module, which belongs to the current device."""
         name = kernel.function.name
         module = self.pointer(f"given kernel `{name}`", "hipModuleLoadData", image)
-        handle = self.pointer(f"asked for `{name}`", "hipModuleGetFunction", module, name.encode()).value
+        handle = self.pointer(
+            f"asked for `{name}`", "hipModuleGetFunction", module, name.encode()
+        ).value
         assert handle is not None
         return handle
 
@@ -46,8 +58,11 @@ class HipDriver(LibraryDriver):
         self.check(self.call(symbol, properties, device), f"asked for device {device}")
         found = _ARCHITECTURE.findall(properties.raw)
         if not found:
-            raise TargetError(f"AMD device {device} does not say which instructions it has", why=f"{symbol} stores no gfx name",
-                              hint="compile_options={'device': ...} names its architecture")
+            raise TargetError(
+                f"AMD device {device} does not say which instructions it has",
+                why=f"{symbol} stores no gfx name",
+                hint="compile_options={'device': ...} names its architecture",
+            )
         return found[-1].decode()  # a device's own name, which stands before, may begin so as well
 
     def current_device(self) -> int:

@@ -8,8 +8,8 @@ from pbkern.targets.simt.machine import machine as figured
 
 from .devices import DeviceKind
 
-# Sources: AMD's data sheets of MI250X (one of its two dies), MI300X and RX 7900 XTX. near: LDS and vector cache of a
-# compute unit.
+# Sources: AMD's data sheets of MI250X (one of its two dies), MI300X and RX 7900 XTX. near: LDS and
+# vector cache of a compute unit.
 FIGURES = {
     "gfx90a": Figures(110, 23.9e12, 8 << 20, 80 << 10, 1.64e12, 1.70e9, doubles=1.0),
     "gfx942": Figures(304, 163.4e12, 256 << 20, 96 << 10, 5.3e12, 2.10e9),
@@ -19,4 +19,9 @@ FIGURES = {
 
 def machine(kind: DeviceKind) -> Machine:
     """The figures of a device."""
-    return figured(f"amdgpu {kind.architecture}", FIGURES[kind.architecture], kind.device.warp, "data sheets of AMD")
+    return figured(
+        f"amdgpu {kind.architecture}",
+        FIGURES[kind.architecture],
+        kind.device.warp,
+        "data sheets of AMD",
+    )

@@ -43,7 +43,11 @@ class Code:
 
     def made_for(self, kind: DeviceKind) -> Code | None:
         """Makes the kernel for another kind of device; None if that is the same, or has other wavefronts or less memory."""
-        if kind == self.kind or kind.device != self.kind.device or self.function.shared_bytes > kind.shared_bytes:
+        if (
+            kind == self.kind
+            or kind.device != self.kind.device
+            or self.function.shared_bytes > kind.shared_bytes
+        ):
             return None
         return Code(self.function, kind)
 

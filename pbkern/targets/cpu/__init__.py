@@ -1,4 +1,5 @@
 """The CPU: HostProgram of Kernels -> nests for caches and vectors -> MLIR -> object code, called on XLA's threads.
 
-Stages in order: passes.py (locality/, packing/), schedule/, emit/, codegen/. target.py joins them to the Target interface.
+Stages in order: passes.py (locality/, packing/), schedule/, emit/, codegen/. target.py joins them
+to the Target interface.
 """

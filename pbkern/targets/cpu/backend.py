@@ -21,7 +21,10 @@ DEFAULT_PARAMS = CompilerParams()
 
 
 class CpuBackend:
-    """See targets.backend.KernelBackend. `given`: the machine to lower for; None: the one this process runs on."""
+    """See targets.backend.KernelBackend.
+
+    `given`: the machine to lower for; None: the one this process runs on.
+    """
 
     passes: tuple[Pass, ...] = CPU_PASSES
 
@@ -32,9 +35,13 @@ class CpuBackend:
     def machine(self) -> CpuMachine:
         return self.given or detected_machine()
 
-    def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> LowerOptions:
+    def build_options(
+        self, kernel: Kernel, options, program: HostProgram | None = None
+    ) -> LowerOptions:
         p, machine = _params(kernel), self.machine
-        through = not machine.stores_past_caches or (program is not None and starts_anywhere(kernel, program))
+        through = not machine.stores_past_caches or (
+            program is not None and starts_anywhere(kernel, program)
+        )
         fast = not options.mlir_disable_fast_math
         return LowerOptions(
             approx_math=p.approx_math and fast,
@@ -47,10 +54,12 @@ class CpuBackend:
             vnni=machine.vnni,
             l1_bytes=machine.l1_bytes,
             l2_bytes=machine.l2_bytes,
-            # With its operands and what others keep there, such a result leaves the last-level cache before it is read. With
-            # its reader counted, 8 MB of 32 lose 13 % if all was in the cache before, gain 20 % if not; 12 MB gain either way.
+            # With its operands and what others keep there, such a result leaves the last-level
+            # cache before it is read. With its reader counted, 8 MB of 32 lose 13 % if all was in
+            # the cache before, gain 20 % if not; 12 MB gain either way.
             stream_bytes=NEVER if through else machine.l3_bytes * 3 // 8,
-            # 16 MB of 32 that are made of almost nothing, call after call: 0.20 ms through the cache, 0.43 past it.
+            # 16 MB of 32 that are made of almost nothing, call after call: 0.20 ms through the
+            # cache, 0.43 past it.
             stream_traffic=machine.l3_bytes * 5 // 8,
         )
 
@@ -61,7 +70,9 @@ class CpuBackend:
     def emit(self, nests: KernelNests, name: str) -> LoweredKernel:
         return emit(nests, name)
 
-    def emit_host(self, program: HostProgram, kernels: Mapping[int, LoweredKernel]) -> LoweredProgram:
+    def emit_host(
+        self, program: HostProgram, kernels: Mapping[int, LoweredKernel]
+    ) -> LoweredProgram:
         return emit_host(program, kernels, self.threads)
 
 

@@ -2,8 +2,9 @@
 
     "native"  "x86-64-v3"  "znver4"  "neoverse-n1"  "apple-m1"  "neoverse-n1/macos"
 
-Code uses the instruction sets that a Device names and no others, so that what a library asks a processor for before it runs
-(`needs`) is just what it uses. LLVM's own list for a processor would also hold what this compiler never uses.
+Code uses the instruction sets that a Device names and no others, so that what a library asks a
+processor for before it runs (`needs`) is just what it uses. LLVM's own list for a processor would
+also hold what this compiler never uses.
 """
 
 from __future__ import annotations
@@ -16,21 +17,46 @@ from dataclasses import dataclass
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
 
-from .machine import CpuMachine, cpu_flags, cpuinfo, detected_machine, instruction_sets, scaled_machine
+from .machine import (
+    CpuMachine,
+    cpu_flags,
+    cpuinfo,
+    detected_machine,
+    instruction_sets,
+    scaled_machine,
+)
 
 NATIVE = "native"
 SYSTEMS = ("linux", "macos")
-# LLVM's names of instruction sets: what the levels of x86-64 consist of (System V ABI, AMD64 supplement, 3.1.1), as far as
-# code can tell: older ones are part of each.
+# LLVM's names of instruction sets: what the levels of x86-64 consist of (System V ABI, AMD64
+# supplement, 3.1.1), as far as code can tell: older ones are part of each.
 V3 = ("avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe")
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v3": V3, "x86-64-v4": V4}
 # Further ones that code may use, with their names in /proc/cpuinfo where those differ.
-FURTHER = ("avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512bitalg", "avx512vpopcntdq", "avx512bf16",
-           "avx512fp16", "gfni", "avxvnni")  # fmt: skip
-FLAGS = {"bmi": "bmi1", "lzcnt": "abm", "avx512vbmi2": "avx512_vbmi2", "avx512vnni": "avx512_vnni",
-         "avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq", "avx512bf16": "avx512_bf16",
-         "avx512fp16": "avx512_fp16", "avxvnni": "avx_vnni"}  # fmt: skip
+FURTHER = (
+    "avx512ifma",
+    "avx512vbmi",
+    "avx512vbmi2",
+    "avx512vnni",
+    "avx512bitalg",
+    "avx512vpopcntdq",
+    "avx512bf16",
+    "avx512fp16",
+    "gfni",
+    "avxvnni",
+)
+FLAGS = {
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+    "avxvnni": "avx_vnni",
+}
 ICELAKE = FURTHER[:6]
 
 
@@ -38,12 +64,11 @@ ICELAKE = FURTHER[:6]
 class Device:
     """Processor that a library is made for.
 
-    Attributes:
-      name: as the option `device` says it, without the system.
-      system: "linux" or "macos".
-      triple: LLVM's. cpu: LLVM's processor with none but the instruction sets of a level. tune: the one to schedule for.
-      needs: instruction sets that a processor must have. features: those of them that LLVM's `cpu` does not have.
-      machine: figures for the cost model and schedules.
+    Attributes: name: as the option `device` says it, without the system. system: "linux" or
+      "macos". triple: LLVM's. cpu: LLVM's processor with none but the instruction sets of a level.
+      tune: the one to schedule for. needs: instruction sets that a processor must have. features:
+      those of them that LLVM's `cpu` does not have. machine: figures for the cost model and
+      schedules.
     """
 
     name: str
@@ -103,30 +128,81 @@ _X86: dict[str, tuple[str, tuple[str, ...], _Figures]] = {
     "znver3": ("x86-64-v3", (), _Figures(8, 32, 512, 32 << 10, _AMD)),
     "skylake-avx512": ("x86-64-v4", (), _Figures(16, 32, 1024, 22 << 10, _INTEL)),
     "cascadelake": ("x86-64-v4", ("avx512vnni",), _Figures(16, 32, 1024, 22 << 10, _INTEL)),
-    "cooperlake": ("x86-64-v4", ("avx512vnni", "avx512bf16"), _Figures(16, 32, 1024, 22 << 10, _INTEL)),
+    "cooperlake": (
+        "x86-64-v4",
+        ("avx512vnni", "avx512bf16"),
+        _Figures(16, 32, 1024, 22 << 10, _INTEL),
+    ),
     "icelake-server": ("x86-64-v4", (*ICELAKE, "gfni"), _Figures(16, 48, 1280, 24 << 10, _INTEL)),
     "tigerlake": ("x86-64-v4", (*ICELAKE, "gfni"), _Figures(4, 48, 1280, 12 << 10, _INTEL)),
     "rocketlake": ("x86-64-v4", (*ICELAKE, "gfni"), _Figures(8, 48, 512, 16 << 10, _INTEL)),
     "sapphirerapids": ("x86-64-v4", FURTHER, _Figures(16, 48, 2048, 30 << 10, _INTEL)),
     "emeraldrapids": ("x86-64-v4", FURTHER, _Figures(16, 48, 2048, 80 << 10, _INTEL)),
     "graniterapids": ("x86-64-v4", FURTHER, _Figures(32, 48, 2048, 128 << 10, _INTEL)),
-    "znver4": ("x86-64-v4", (*ICELAKE, "avx512bf16", "gfni"), _Figures(8, 32, 1024, 32 << 10, _AMD)),
-    "znver5": ("x86-64-v4", (*ICELAKE, "avx512bf16", "gfni", "avxvnni"), _Figures(8, 48, 1024, 32 << 10, _AMD)),
-}  # fmt: skip
+    "znver4": (
+        "x86-64-v4",
+        (*ICELAKE, "avx512bf16", "gfni"),
+        _Figures(8, 32, 1024, 32 << 10, _AMD),
+    ),
+    "znver5": (
+        "x86-64-v4",
+        (*ICELAKE, "avx512bf16", "gfni", "avxvnni"),
+        _Figures(8, 48, 1024, 32 << 10, _AMD),
+    ),
+}
 # Those without multiply-adds, for which LLVM calls `fmaf` for each lane.
-_WITHOUT_FMA = ("x86-64", "x86-64-v2", "nocona", "core2", "penryn", "nehalem", "westmere", "sandybridge", "ivybridge", "btver1",
-                "btver2", "silvermont", "goldmont", "tremont")  # fmt: skip
+_WITHOUT_FMA = (
+    "x86-64",
+    "x86-64-v2",
+    "nocona",
+    "core2",
+    "penryn",
+    "nehalem",
+    "westmere",
+    "sandybridge",
+    "ivybridge",
+    "btver1",
+    "btver2",
+    "silvermont",
+    "goldmont",
+    "tremont",
+)
 _ARM = "Arm's technical reference manual of the core; one vendor's machine"
 # name -> (system where none is named, instruction sets beside NEON, figures).
 _AARCH64: dict[str, tuple[str, tuple[str, ...], _Figures]] = {
-    "neoverse-n1": ("linux", ("lse", "fullfp16", "dotprod"), _Figures(16, 64, 1024, 32 << 10, f"{_ARM}: Graviton2, 16 of 64")),
-    "neoverse-v1": ("linux", ("lse", "fullfp16", "dotprod"), _Figures(16, 64, 1024, 32 << 10, f"{_ARM}: Graviton3, 16 of 64")),
-    "neoverse-v2": ("linux", ("lse", "fullfp16", "dotprod"), _Figures(16, 64, 2048, 36 << 10, f"{_ARM}: Graviton4, 16 of 96")),
-    "cortex-a72": ("linux", (), _Figures(4, 32, 256, 1 << 10, f"{_ARM}: Raspberry Pi 4, whose four cores share 1 MB")),
-    "cortex-a76": ("linux", ("lse", "fullfp16", "dotprod"), _Figures(4, 64, 512, 2 << 10, f"{_ARM}: Raspberry Pi 5")),
-    "apple-m1": ("macos", ("lse", "fullfp16", "dotprod"),
-                 _Figures(4, 128, 3072, 8 << 10, "Apple M1: four fast cores, which share 12 MB; system cache 8 MB")),
-}  # fmt: skip
+    "neoverse-n1": (
+        "linux",
+        ("lse", "fullfp16", "dotprod"),
+        _Figures(16, 64, 1024, 32 << 10, f"{_ARM}: Graviton2, 16 of 64"),
+    ),
+    "neoverse-v1": (
+        "linux",
+        ("lse", "fullfp16", "dotprod"),
+        _Figures(16, 64, 1024, 32 << 10, f"{_ARM}: Graviton3, 16 of 64"),
+    ),
+    "neoverse-v2": (
+        "linux",
+        ("lse", "fullfp16", "dotprod"),
+        _Figures(16, 64, 2048, 36 << 10, f"{_ARM}: Graviton4, 16 of 96"),
+    ),
+    "cortex-a72": (
+        "linux",
+        (),
+        _Figures(4, 32, 256, 1 << 10, f"{_ARM}: Raspberry Pi 4, whose four cores share 1 MB"),
+    ),
+    "cortex-a76": (
+        "linux",
+        ("lse", "fullfp16", "dotprod"),
+        _Figures(4, 64, 512, 2 << 10, f"{_ARM}: Raspberry Pi 5"),
+    ),
+    "apple-m1": (
+        "macos",
+        ("lse", "fullfp16", "dotprod"),
+        _Figures(
+            4, 128, 3072, 8 << 10, "Apple M1: four fast cores, which share 12 MB; system cache 8 MB"
+        ),
+    ),
+}
 
 
 def names() -> list[str]:
@@ -136,11 +212,17 @@ def names() -> list[str]:
 
 @functools.cache
 def device_of(given: str) -> Device:
-    """The device of a name, with an operating system after a slash where it is another. Raises OptionError."""
+    """The device of a name, with an operating system after a slash where it is another.
+
+    Raises OptionError.
+    """
     name, _, system = given.strip().partition("/")
     if "/" in given and system not in SYSTEMS:
-        raise OptionError(f"libraries are not made for `{system}`", why=f"device={given!r}",
-                          hint=f"one of {', '.join(f'{name}/{s}' for s in SYSTEMS)}")  # fmt: skip
+        raise OptionError(
+            f"libraries are not made for `{system}`",
+            why=f"device={given!r}",
+            hint=f"one of {', '.join(f'{name}/{s}' for s in SYSTEMS)}",
+        )
     if name == NATIVE:
         return _native(system or "linux")
     if name in _X86:
@@ -148,24 +230,40 @@ def device_of(given: str) -> Device:
     if name in _AARCH64:
         return _aarch64(name, system)
     if name in _WITHOUT_FMA:
-        raise OptionError(f"no libraries are made for `{name}`", why="it has no multiply-adds: each would be a call",
-                          hint="x86-64-v3, which processors since 2013 (Intel) and 2015 (AMD) have")  # fmt: skip
-    raise OptionError(f"there is no device `{name}`", why=f"devices are {', '.join(names())}", hint=nearest(name, names()))
+        raise OptionError(
+            f"no libraries are made for `{name}`",
+            why="it has no multiply-adds: each would be a call",
+            hint="x86-64-v3, which processors since 2013 (Intel) and 2015 (AMD) have",
+        )
+    raise OptionError(
+        f"there is no device `{name}`",
+        why=f"devices are {', '.join(names())}",
+        hint=nearest(name, names()),
+    )
 
 
 def devices_of(given: str | None) -> tuple[Device, ...]:
-    """The devices of one library, the most demanding first: names with commas between them. Raises OptionError."""
+    """The devices of one library, the most demanding first: names with commas between them.
+
+    Raises OptionError.
+    """
     devices = [device_of(name) for name in (given or NATIVE).split(",")]
     first = devices[0]
     for d in devices[1:]:
         if (d.is_x86, d.system) != (first.is_x86, first.system):
-            raise OptionError("one library is for one kind of processor and one system",
-                              why=f"{first.name}: {first.triple}, {d.name}: {d.triple}", hint="make two libraries")  # fmt: skip
+            raise OptionError(
+                "one library is for one kind of processor and one system",
+                why=f"{first.name}: {first.triple}, {d.name}: {d.triple}",
+                hint="make two libraries",
+            )
     ordered = sorted(devices, key=lambda d: len(d.needs), reverse=True)
     if len({d.needs for d in ordered}) < len(ordered):
         alike = next((a.name, b.name) for a, b in zip(ordered, ordered[1:]) if a.needs == b.needs)
-        raise OptionError("two devices of a library need the same instruction sets", why=" and ".join(alike),
-                          hint="leave one of them out: no processor would take it")  # fmt: skip
+        raise OptionError(
+            "two devices of a library need the same instruction sets",
+            why=" and ".join(alike),
+            hint="leave one of them out: no processor would take it",
+        )
     return tuple(ordered)
 
 
@@ -173,17 +271,27 @@ def _native(system: str) -> Device:
     """The processor at hand; a library asks for all that it uses of it."""
     flags = cpu_flags(cpuinfo())
     has = {f for f in (*V4, *FURTHER) if FLAGS.get(f, f) in flags}
-    level = next((name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None)
+    level = next(
+        (name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None
+    )
     if level is None:
-        raise OptionError("no libraries are made for this computer's processor",
-                          why=f"it lacks {', '.join(f for f in V3 if f not in has)}",
-                          hint=f"a device by name: {', '.join(names()[1:])}")  # fmt: skip
-    further = tuple(f for f in FURTHER if f in has and (level == "x86-64-v4" or not f.startswith("avx512")))
+        raise OptionError(
+            "no libraries are made for this computer's processor",
+            why=f"it lacks {', '.join(f for f in V3 if f not in has)}",
+            hint=f"a device by name: {', '.join(names()[1:])}",
+        )
+    further = tuple(
+        f for f in FURTHER if f in has and (level == "x86-64-v4" or not f.startswith("avx512"))
+    )
     needs, machine = (*LEVELS[level], *further), detected_machine()
-    if level == "x86-64-v3":  # with AVX-512 it may have some, as Knights Landing: libraries use that of x86-64-v4 or none
+    if (
+        level == "x86-64-v3"
+    ):  # with AVX-512 it may have some, as Knights Landing: libraries use that of x86-64-v4 or none
         bits = min(machine.vector_bits, 256)
         machine = dataclasses.replace(machine, vector_bits=bits, **instruction_sets((), bits))
-    return Device(NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, machine)
+    return Device(
+        NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, machine
+    )
 
 
 def _host_name(level: str) -> str:
@@ -197,7 +305,9 @@ def _host_name(level: str) -> str:
 def _x86(name: str, system: str) -> Device:
     level, further, figures = _X86[name]
     needs, bits = (*LEVELS[level], *further), 512 if level == "x86-64-v4" else 256
-    machine = _machine(name, figures, bits, **instruction_sets([FLAGS.get(f, f) for f in needs], bits))
+    machine = _machine(
+        name, figures, bits, **instruction_sets([FLAGS.get(f, f) for f in needs], bits)
+    )
     return Device(name, system, _triple("x86_64", system), level, name, needs, machine)
 
 
@@ -210,9 +320,15 @@ def _aarch64(name: str, system: str) -> Device:
 
 def _machine(name: str, figures: _Figures, bits: int, **fields) -> CpuMachine:
     return scaled_machine(
-        figures.cores, bits, name=name, l1_bytes=figures.l1 << 10, l2_bytes=figures.l2 << 10, l3_bytes=figures.l3 << 10,
-        source=f"cores and caches: {figures.source}; rates scaled by cores and vector width", **fields,
-    )  # fmt: skip
+        figures.cores,
+        bits,
+        name=name,
+        l1_bytes=figures.l1 << 10,
+        l2_bytes=figures.l2 << 10,
+        l3_bytes=figures.l3 << 10,
+        source=f"cores and caches: {figures.source}; rates scaled by cores and vector width",
+        **fields,
+    )
 
 
 def _triple(architecture: str, system: str) -> str:

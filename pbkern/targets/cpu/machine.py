@@ -1,6 +1,7 @@
 """This computer's CPU -> CpuMachine: cores, vector width and caches as the system reports them, with their sources.
 
-Bandwidths and peaks are scaled from figures measured on one machine: relative prices are what fusion needs of them.
+Bandwidths and peaks are scaled from figures measured on one machine: relative prices are what
+fusion needs of them.
 """
 
 from __future__ import annotations
@@ -18,33 +19,39 @@ from pbkern.core.machine import DEFAULT_MACHINE, Machine
 
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
-# Control groups of this process, a line each: number:controllers:path (man 7 cgroups). Version 2's names no controllers.
+# Control groups of this process, a line each: number:controllers:path (man 7 cgroups). Version 2's
+# names no controllers.
 PROCESS_CGROUPS = pathlib.Path("/proc/self/cgroup")
 # Where version 2 is mounted: alone, or beside version 1.
 CGROUP_V2 = (pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/sys/fs/cgroup/unified"))
 CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
 # Of a cache line, on all processors so far.
 LINE_BYTES = 64
-# Rows of operands this many bytes apart, or a multiple, share few cache sets: 64 sets of 64-byte lines. Rows that at least so
-# many points share are copied, so that they do not.
+# Rows of operands this many bytes apart, or a multiple, share few cache sets: 64 sets of 64-byte
+# lines. Rows that at least so many points share are copied, so that they do not.
 CONFLICT_BYTES, ROW_REUSE = 2048, 256
-# Columns for which a copy pays of rows whose elements are in lines apart, more lines than the nearest cache holds.
+# Columns for which a copy pays of rows whose elements are in lines apart, more lines than the
+# nearest cache holds.
 SCATTERED_REUSE = 48
-# A load waits for an earlier store whose address has the same last bits (4K aliasing), as those of the last few rows may.
-# (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
+# A load waits for an earlier store whose address has the same last bits (4K aliasing), as those of
+# the last few rows may. (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
 ALIAS_BYTES, ALIAS_NEAR_BYTES, ALIAS_ROWS = 4096, 576, 5
 # Cycles of transposing one element of a contraction in registers, between caches.
 TRANSPOSE_CYCLES = 0.5
 # Arrays of this size and more do not fit the caches of one core.
 FAR_BYTES = 2 << 20
-# Keys of attention that are left out together where a mask silences them. A power of two: strip numbers are shifts.
+# Keys of attention that are left out together where a mask silences them. A power of two: strip
+# numbers are shifts.
 MASK_STRIP = 64
 # The widest vectors of each instruction set extension, widest first.
 VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
 
 
 class VectorBits(int):
-    """Width of vectors in bits. It knows how many registers hold such vectors: what chooses a schedule by one needs both."""
+    """Width of vectors in bits.
+
+    It knows how many registers hold such vectors: what chooses a schedule by one needs both.
+    """
 
     registers: int
 
@@ -68,12 +75,12 @@ def registers_of(vector_bits: int) -> int:
 class CpuMachine(Machine):
     """A CPU.
 
-    Attributes:
-      registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume 1, 15.1), NEON 32.
-      avx512: has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by name.
-      bf16_pairs: multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL).
-      vnni: multiplies words of narrow integers (AVX512-VNNI, with the shorter vectors of AVX512-VL).
-      stores_past_caches: whether large results may be written past the caches.
+    Attributes: registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume
+      1, 15.1), NEON 32. avx512: has AVX-512F and AVX512-DQ, whose instructions
+      targets/cpu/math/avx512.py asks for by name. bf16_pairs: multiplies pairs of bfloat16
+      (AVX512-BF16, with the shorter vectors of AVX512-VL). vnni: multiplies words of narrow
+      integers (AVX512-VNNI, with the shorter vectors of AVX512-VL). stores_past_caches: whether
+      large results may be written past the caches.
     """
 
     registers: int = 32
@@ -107,13 +114,15 @@ def detected_machine() -> CpuMachine:
     model = re.search(r"model name\s*: (.*)", info)
     rate, rate_from = executed_share(info, bits)
     return scaled_machine(
-        cores, bits, rate,
+        cores,
+        bits,
+        rate,
         source=f"{model[1] if model else 'unknown CPU'}; cores: {cores_from}; vectors: {bits_from}; "
         f"caches: {CACHES if caches else 'assumed'}; "
         f"rates scaled by cores and vector width{rate_from} from: {DEFAULT_MACHINE.source}",
         **instruction_sets(flags, bits),
         **{f"{level}_bytes": size for level, size in caches.items()},
-    )  # fmt: skip
+    )
 
 
 def rows_alias(stride: int) -> bool:
@@ -151,13 +160,24 @@ def _cgroup_quota() -> float | None:
     None without a limit. systemd, Slurm and the kubelet set limits on groups far below the root.
     """
     found = []
-    for line in ["0::/", ":cpu:/", *_read(PROCESS_CGROUPS).splitlines()]:  # a container's own root shows its limit
+    for line in [
+        "0::/",
+        ":cpu:/",
+        *_read(PROCESS_CGROUPS).splitlines(),
+    ]:  # a container's own root shows its limit
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
-            found += [_read(group / "cpu.max").split() for root in CGROUP_V2 for group in _group_and_above(root, path)]
+            found += [
+                _read(group / "cpu.max").split()
+                for root in CGROUP_V2
+                for group in _group_and_above(root, path)
+            ]
         elif "cpu" in controllers.split(","):
             files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            found += [[_read(group / file).strip() for file in files] for group in _group_and_above(CGROUP_V1, path)]
+            found += [
+                [_read(group / file).strip() for file in files]
+                for group in _group_and_above(CGROUP_V1, path)
+            ]
     return min((quota for words in found if (quota := _cores_of(words)) is not None), default=None)
 
 
@@ -189,19 +209,29 @@ def cpu_flags(cpuinfo: str) -> set[str]:
 def vector_bits(cpuinfo: str) -> tuple[int, str]:
     """(bits of the widest vectors, the flag that says so)."""
     flags = cpu_flags(cpuinfo)
-    return next(((bits, f"flag {flag} in {CPUINFO}") for flag, bits in VECTOR_BITS if flag in flags), (128, "assumed"))
+    return next(
+        ((bits, f"flag {flag} in {CPUINFO}") for flag, bits in VECTOR_BITS if flag in flags),
+        (128, "assumed"),
+    )
 
 
 def executed_share(cpuinfo: str, bits: int) -> tuple[float, str]:
     """(peak at this width as a share of DEFAULT_MACHINE's, why, for `source`; "" where it is the same).
 
-    AMD's Zen 4 (family 25, as Zen 3, which has no AVX-512) executes a 512-bit operation as two halves of 256 bits:
-    `python -m benchmarks.peaks` measures 118 GFLOP/s of float32 multiply-adds per core with either width, at 3.7 GHz,
-    where Zen 5 reaches twice that. One 512-bit operation per cycle is what `clock_hz` stands for: that stays.
+    AMD's Zen 4 (family 25, as Zen 3, which has no AVX-512) executes a 512-bit operation as two
+    halves of 256 bits: `python -m benchmarks.peaks` measures 118 GFLOP/s of float32 multiply-adds
+    per core with either width, at 3.7 GHz, where Zen 5 reaches twice that. One 512-bit operation
+    per cycle is what `clock_hz` stands for: that stays.
     """
-    vendor, family = (re.search(rf"^{name}\s*: (.*)$", cpuinfo, re.MULTILINE) for name in ("vendor_id", "cpu family"))
+    vendor, family = (
+        re.search(rf"^{name}\s*: (.*)$", cpuinfo, re.MULTILINE)
+        for name in ("vendor_id", "cpu family")
+    )
     if bits == 512 and vendor and family and (vendor[1], family[1]) == ("AuthenticAMD", "25"):
-        return 0.5, f", peaks halved (AMD family 25 in {CPUINFO}: 512-bit operations execute as two halves),"
+        return (
+            0.5,
+            f", peaks halved (AMD family 25 in {CPUINFO}: 512-bit operations execute as two halves),",
+        )
     return 1.0, ""
 
 

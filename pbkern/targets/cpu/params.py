@@ -14,19 +14,23 @@ VECTOR_WIDTHS = (128, 256, 512)
 class CompilerParams(CheckedParams):
     """Choices for one kernel on the CPU; `kernel(..., compiler_params=pbkern.cpu.CompilerParams(...))`.
 
-    Attributes:
-      approx_math: allow cheaper, less exact implementations of functions such as exp. Default False.
-      dimension_semantics: one entry per grid dimension. "parallel": programs may run in any order, on several
-        threads. "arbitrary" and "sequential": programs run in order on one thread (the CPU does not distinguish
-        the two). None, the default: a dimension is parallel where its programs provably write disjoint blocks and
-        keep nothing in scratch.
-      num_threads: most threads that run programs of this kernel. None: every core the process may use.
-      vector_width: bits of the vectors in generated code: 128, 256 or 512. None: the machine's widest.
-      max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time. The CPU has no
-        asynchronous copies; it prefetches the blocks of the next max_concurrent_steps - 1 steps. Default 1: none.
-      allow_input_fusion: per operand, whether a producer outside may be computed in this kernel in place of being
-        read. A permission, not an order, and one that this target does not use yet: producers of hand-written
-        kernels run as kernels of their own. None, the default: permitted for all.
+    Attributes: approx_math: allow cheaper, less exact implementations of functions such as exp.
+      Default False. dimension_semantics: one entry per grid dimension. "parallel": programs may run
+      in any order, on several
+        threads. "arbitrary" and "sequential": programs run in order on one thread (the CPU does not
+        distinguish the two). None, the default: a dimension is parallel where its programs provably
+        write disjoint blocks and keep nothing in scratch.
+      num_threads: most threads that run programs of this kernel. None: every core the process may
+        use.
+      vector_width: bits of the vectors in generated code: 128, 256 or 512. None: the machine's
+        widest.
+      max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time.
+        The CPU has no asynchronous copies; it prefetches the blocks of the next
+        max_concurrent_steps - 1 steps. Default 1: none.
+      allow_input_fusion: per operand, whether a producer outside may be computed in this kernel in
+        place of being read. A permission, not an order, and one that this target does not use yet:
+        producers of hand-written kernels run as kernels of their own. None, the default: permitted
+        for all.
     """
 
     approx_math: bool = False
@@ -41,11 +45,19 @@ class CompilerParams(CheckedParams):
     def __post_init__(self) -> None:
         threads = self.num_threads
         self._check_flags("approx_math")
-        self._check("num_threads", threads is None or is_count(threads), "an integer of at least 1, or None")
-        self._check("vector_width", self.vector_width in (None, *VECTOR_WIDTHS), "128, 256, 512 or None")
-        self._check("max_concurrent_steps", is_count(self.max_concurrent_steps), "an integer of at least 1")
+        self._check(
+            "num_threads", threads is None or is_count(threads), "an integer of at least 1, or None"
+        )
+        self._check(
+            "vector_width", self.vector_width in (None, *VECTOR_WIDTHS), "128, 256, 512 or None"
+        )
+        self._check(
+            "max_concurrent_steps", is_count(self.max_concurrent_steps), "an integer of at least 1"
+        )
         self._check_semantics()
-        self._check_sequence("allow_input_fusion", lambda b: isinstance(b, bool), "a sequence of True or False")
+        self._check_sequence(
+            "allow_input_fusion", lambda b: isinstance(b, bool), "a sequence of True or False"
+        )
 
 
 CompilerParams.__module__ = "pbkern.cpu"  # where people import it from, and so how kernels print it

@@ -36,16 +36,31 @@ def _skip_dead_tiles(stmts: list[Stmt], context: Context) -> list[Stmt]:
 
 
 def _inline_stages(stmts: list[Stmt], context: Context) -> list[Stmt]:
-    return inline_stages(stmts, context, context.aliases, context.options.vector_bits, {b.root for b in context.kept})
+    return inline_stages(
+        stmts, context, context.aliases, context.options.vector_bits, {b.root for b in context.kept}
+    )
 
 
 def _block_for_caches(stmts: list[Stmt], context: Context) -> list[Stmt]:
     options = context.options
-    return block_for_caches(stmts, context, context.aliases, options.vector_bits, options.l1_bytes // 2, set(context.kept))
+    return block_for_caches(
+        stmts,
+        context,
+        context.aliases,
+        options.vector_bits,
+        options.l1_bytes // 2,
+        set(context.kept),
+    )
 
 
 def _use_running_maximum(stmts: list[Stmt], context: Context) -> list[Stmt]:
-    return use_running_maximum(stmts, context, context.options.vector_bits, context.options.l1_bytes // 4, set(context.kept))
+    return use_running_maximum(
+        stmts,
+        context,
+        context.options.vector_bits,
+        context.options.l1_bytes // 4,
+        set(context.kept),
+    )
 
 
 def _pad_rows(stmts: list[Stmt], context: Context) -> list[Stmt]:
@@ -85,7 +100,9 @@ def _packed(stmts: list[Stmt], context: Context, written: set[Buf]) -> list[Stmt
         if not isinstance(s, Nest):
             out.append(s)
             continue
-        for nest in tile_rows(collapse(s, context.pool, context.aliases), context, options.vector_bits):
+        for nest in tile_rows(
+            collapse(s, context.pool, context.aliases), context, options.vector_bits
+        ):
             joined = collapse(nest, context.pool, context.aliases)
             out += _joined_copies(pack(joined, context, options, staged), context)
     return out
@@ -108,17 +125,58 @@ def _reassociates(context: Context) -> bool:
 
 
 CPU_PASSES = (
-    Pass("sink widening casts", _sink_widening_casts, "dot-product instructions take narrow integers",
-         when=lambda context: context.options.vnni),
-    Pass("skip masked strips", _skip_dead_tiles, "strips of keys that a mask silences are not computed", when=_reassociates),
-    Pass("inline stages", _inline_stages, "stencils over stencils keep rows in registers", when=_reassociates),
-    Pass("block for caches", _block_for_caches, "chains of nests take turns on what the nearest cache holds",
-         when=_reassociates),
-    Pass("running maximum", _use_running_maximum, "long rows of a softmax are read once", when=_reassociates),
-    Pass("pad scratch rows", _pad_rows, "rows that follow one another fall into different cache sets"),
-    Pass("loop over window starts", _scalarise_window_gathers, "gathers of windows become loads of whole vectors"),
-    Pass("version masks", _version_masks, "most programs need no mask; before unswitching, which counts copies"),
+    Pass(
+        "sink widening casts",
+        _sink_widening_casts,
+        "dot-product instructions take narrow integers",
+        when=lambda context: context.options.vnni,
+    ),
+    Pass(
+        "skip masked strips",
+        _skip_dead_tiles,
+        "strips of keys that a mask silences are not computed",
+        when=_reassociates,
+    ),
+    Pass(
+        "inline stages",
+        _inline_stages,
+        "stencils over stencils keep rows in registers",
+        when=_reassociates,
+    ),
+    Pass(
+        "block for caches",
+        _block_for_caches,
+        "chains of nests take turns on what the nearest cache holds",
+        when=_reassociates,
+    ),
+    Pass(
+        "running maximum",
+        _use_running_maximum,
+        "long rows of a softmax are read once",
+        when=_reassociates,
+    ),
+    Pass(
+        "pad scratch rows", _pad_rows, "rows that follow one another fall into different cache sets"
+    ),
+    Pass(
+        "loop over window starts",
+        _scalarise_window_gathers,
+        "gathers of windows become loads of whole vectors",
+    ),
+    Pass(
+        "version masks",
+        _version_masks,
+        "most programs need no mask; before unswitching, which counts copies",
+    ),
     Pass("unswitch", _unswitch, "selects by scalars become branches outside loops"),
-    Pass("store in place", _store_in_place, "copies back are not needed where stores stay behind loads"),
-    Pass("pack", _pack, "operands of contractions are stored as the register tile reads them; last, because it schedules"),
-)  # fmt: skip
+    Pass(
+        "store in place",
+        _store_in_place,
+        "copies back are not needed where stores stay behind loads",
+    ),
+    Pass(
+        "pack",
+        _pack,
+        "operands of contractions are stored as the register tile reads them; last, because it schedules",
+    ),
+)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Lines of up to this many elements are sorted in registers, if that takes no more operations than one nest holds.
+# Lines of up to this many elements are sorted in registers, if that takes no more operations than
+# one nest holds.
 SHORT_LINE, MOST_OPERATIONS = 16, 1600
-# Cycles of a pass over a digit, for one element in it, and for one value of the digit; of making a key or reading an operand's
-# element. Measured on Zen 5 with lines of 17 to 20000 elements.
+# Cycles of a pass over a digit, for one element in it, and for one value of the digit; of making a
+# key or reading an operand's element. Measured on Zen 5 with lines of 17 to 20000 elements.
 PASS_CYCLES, MOVE_CYCLES, COUNT_CYCLES, ENDS_CYCLES = 200.0, 3.5, 0.9, 4.0
 # Cycles of comparing one key with a vector of others.
 COMPARE_CYCLES, RANK_VECTOR_BITS = 1.8, 512
@@ -96,10 +97,13 @@ def word_dtypes(dtypes, keys: int) -> list[np.dtype]:
 class RadixScratch:
     """See lower/build_options.py; what targets/cpu/emit/radix_sort.py and top_k.py find beside the operands."""
 
-    def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+    def __call__(
+        self, length: int, dtypes: Sequence, keys: int, first: int
+    ) -> list[tuple[tuple[int, ...], np.dtype]]:
         """Counts, words of each width, places, and a line of each operand.
 
-        Where only `first` elements are read, lines are as short as the head that targets/cpu/emit/top_k.py sorts.
+        Where only `first` elements are read, lines are as short as the head that
+        targets/cpu/emit/top_k.py sorts.
         """
         length = head_length(length, first) or length
         digits = [digit_bits(length, key_bits(d)) for d in dtypes[:keys]]
@@ -107,7 +111,11 @@ class RadixScratch:
         keeps = keeps_places(dtypes, keys)
         # Vectors of keys reach past the last one.
         words = [((2 * length + RANK_VECTOR_BITS // 32,), d) for d in word_dtypes(dtypes, keys)]
-        places = [((2 * length,), np.dtype(np.int32)), *(((length,), d) for d in dtypes)] if keeps else []
+        places = (
+            [((2 * length,), np.dtype(np.int32)), *(((length,), d) for d in dtypes)]
+            if keeps
+            else []
+        )
         return [((counts,), np.dtype(np.int32)), *words, *places]
 
 

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 
 class CpuTarget:
-    """See targets.target.Target. `device`: what libraries are made for; None: this computer's processor."""
+    """See targets.target.Target.
+
+    `device`: what libraries are made for; None: this computer's processor.
+    """
 
     name = "cpu"
     platform = "cpu"
@@ -43,14 +46,18 @@ class CpuTarget:
     def __init__(self, device: Device | None = None) -> None:
         self.device = device
         self.backend = CpuBackend(None if device is None else device.machine)
-        self._compiled: weakref.WeakValueDictionary[Hashable, cpu_compile.Compiled] = weakref.WeakValueDictionary()
+        self._compiled: weakref.WeakValueDictionary[Hashable, cpu_compile.Compiled] = (
+            weakref.WeakValueDictionary()
+        )
         self._made_once = MadeOnce(self._compiled)
 
     def machine(self) -> Machine:
         return self.device.machine if self.device else detected_machine()
 
     def costs(self, device: str | None = None) -> CostModel:
-        from pbkern.targets.cpu.costs.model import CpuCosts  # imports the fuser, which `import pbkern` does not need
+        from pbkern.targets.cpu.costs.model import (
+            CpuCosts,
+        )  # imports the fuser, which `import pbkern` does not need
 
         return CpuCosts.of(self.machine())
 
@@ -66,14 +73,20 @@ class CpuTarget:
         return [("max_concurrent_steps", [2, 3]), ("num_threads", threads)]
 
     def identity(self) -> str:
-        return disk_cache.digest((content.sources(), self.device)) if self.device else content.environment()
+        return (
+            disk_cache.digest((content.sources(), self.device))
+            if self.device
+            else content.environment()
+        )
 
     def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
         program = in_stages(program)
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
         key = content.program_key(program, options_of, threads_of, None)
-        compiled = functools.partial(cpu_compile.compile_program, options_of=options_of, threads_of=threads_of)
+        compiled = functools.partial(
+            cpu_compile.compile_program, options_of=options_of, threads_of=threads_of
+        )
 
         def make() -> cpu_compile.Compiled:
             try:
@@ -115,8 +128,13 @@ class CpuTarget:
         return support.coverage()
 
 
-def attach_repro(error: Exception, program: HostProgram, compiled: Callable[[HostProgram], Any]) -> None:
-    """Adds a file that fails the same way: of the kernel at fault, the first that fails by itself. No file if none does."""
+def attach_repro(
+    error: Exception, program: HostProgram, compiled: Callable[[HostProgram], Any]
+) -> None:
+    """Adds a file that fails the same way: of the kernel at fault, the first that fails by itself.
+
+    No file if none does.
+    """
     if getattr(error, "repro", None) is not None:
         return
     kernels = program.kernels()
@@ -148,4 +166,6 @@ def _disassembled(content: bytes) -> str:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
         except (OSError, subprocess.CalledProcessError) as e:
             hint = "install objdump (binutils)"
-            raise TargetError("machine code cannot be disassembled", why=str(e), hint=hint) from None
+            raise TargetError(
+                "machine code cannot be disassembled", why=str(e), hint=hint
+            ) from None

@@ -1,17 +1,18 @@
 """Program of a child process: LLVM IR on stdin -> object files and texts on stdout, request after request.
 
-LLVM ends its process on some errors, which must not be the user's. The program needs llvmlite alone and is run by its path, so
-that neither pbkern nor JAX are imported.
+LLVM ends its process on some errors, which must not be the user's. The program needs llvmlite alone
+and is run by its path, so that neither pbkern nor JAX are imported.
 
-stdin: per request a line of JSON, then the texts of all modules. The JSON has
-  sizes: [[bytes of each module's text, of one library variant], ...]; a kernel is one text
-  triple; machine: arguments of LLVM's target machine, such as cpu; level: of its passes and of its code generation
-  kinds: of "obj", "asm" and "llvm"
-  library: None, or of a library
-    scalar: like `sizes`, whether to run LLVM's passes; names: name that @pbk_main has in each variant, or null
+stdin: per request a line of JSON, then the texts of all modules. The JSON has sizes: [[bytes of
+  each module's text, of one library variant], ...]; a kernel is one text triple; machine: arguments
+  of LLVM's target machine, such as cpu; level: of its passes and of its code generation kinds: of
+  "obj", "asm" and "llvm" library: None, or of a library
+    scalar: like `sizes`, whether to run LLVM's passes; names: name that @pbk_main has in each
+      variant, or null
     keep: names that stay global
 
-stdout: per request a line of JSON with the size of each kind, then their bytes; or with {"error": text}.
+stdout: per request a line of JSON with the size of each kind, then their bytes; or with {"error":
+text}.
 
 The process ends with its stdin, or after a minute without a request.
 """
@@ -26,7 +27,9 @@ from typing import Any, BinaryIO
 import llvmlite.binding as llvm
 
 ENTRY = "pbk_main"
-IDLE_SECONDS = 60  # between requests; after them memory is worth more than the 0.15 s of a new process
+IDLE_SECONDS = (
+    60  # between requests; after them memory is worth more than the 0.15 s of a new process
+)
 
 
 def main() -> None:
@@ -66,7 +69,9 @@ def made(request: dict[str, Any], texts: list[list[str]]) -> dict[str, bytes]:
     """Each kind of what one request asks for. Raises RuntimeError."""
     target = llvm.Target.from_triple(request["triple"])
     machine = target.create_target_machine(opt=request["level"], **request["machine"])
-    context = llvm.create_context()  # names of types and metadata are the module's own, whatever came before
+    context = (
+        llvm.create_context()
+    )  # names of types and metadata are the module's own, whatever came before
     if request["library"] is None:
         module = parsed(texts[0][0], machine, request["triple"], context)
         optimise(module, machine, request["level"])
@@ -74,7 +79,9 @@ def made(request: dict[str, Any], texts: list[list[str]]) -> dict[str, bytes]:
         module = library(request, texts, machine, context)
     makers = {
         "llvm": lambda: str(module).encode(),
-        "asm": lambda: machine.emit_assembly(module.clone()).encode(),  # code is made of a module once
+        "asm": lambda: machine.emit_assembly(
+            module.clone()
+        ).encode(),  # code is made of a module once
         "obj": lambda: machine.emit_object(module),
     }
     return {kind: makers[kind]() for kind in makers if kind in request["kinds"]}
@@ -112,7 +119,9 @@ def parsed(text: str, machine, triple: str, context):
 
 
 def optimise(module, machine, level: int) -> None:
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
+    builder = llvm.create_pass_builder(
+        machine, llvm.create_pipeline_tuning_options(speed_level=level)
+    )
     builder.getModulePassManager().run(module, builder)
 
 

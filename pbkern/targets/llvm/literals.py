@@ -1,6 +1,7 @@
 """LLVM IR as MLIR's newer LLVM prints it -> as llvmlite's older one reads it: float literals become hexadecimal.
 
-One rule: a literal has the type that stands last before it on its line. Source: LLVM Language Reference, Simple Constants.
+One rule: a literal has the type that stands last before it on its line. Source: LLVM Language
+Reference, Simple Constants.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ import re
 import ml_dtypes
 import numpy as np
 
-KINDS = {"float": np.float32, "double": np.float64, "half": np.float16, "bfloat": ml_dtypes.bfloat16}
+KINDS = {
+    "float": np.float32,
+    "double": np.float64,
+    "half": np.float16,
+    "bfloat": ml_dtypes.bfloat16,
+}
 # A string, a type, or a literal: decimal, infinite, not a number, or its bits behind f0x.
 _TOKEN = re.compile(
     r'(c?"(?:[^"\\]|\\.)*")|\b(float|double|half|bfloat)\b|'
@@ -22,7 +28,9 @@ _UNTYPED = ("!", ";", "source_filename", "target", "attributes")
 
 def readable(text: str) -> str:
     """The text with all float literals in hexadecimal."""
-    return "\n".join(line if line.startswith(_UNTYPED) else _line(line) for line in text.split("\n"))
+    return "\n".join(
+        line if line.startswith(_UNTYPED) else _line(line) for line in text.split("\n")
+    )
 
 
 def _line(line: str) -> str:
@@ -40,7 +48,10 @@ def _line(line: str) -> str:
 
 
 def spelled(kind: str, literal: str) -> str:
-    """A literal of this LLVM type in the older spelling. Floats are written as the double of the same value."""
+    """A literal of this LLVM type in the older spelling.
+
+    Floats are written as the double of the same value.
+    """
     dtype = KINDS[kind]
     bits = np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
     if literal.startswith("f0x"):

@@ -1,7 +1,8 @@
 """LLVM IR -> code, by llvmlite in child processes that stay for the next request (child.py).
 
-On some errors LLVM ends its process, by exit or abort. That is the child's; here it is an InternalError with what LLVM printed.
-A child serves one request at a time; as many run as threads ask.
+On some errors LLVM ends its process, by exit or abort. That is the child's; here it is an
+InternalError with what LLVM printed. A child serves one request at a time; as many run as threads
+ask.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def require_llvmlite(what: str, hint: str) -> str:
     except importlib.metadata.PackageNotFoundError:
         version = None
     if version is None or importlib.util.find_spec("llvmlite") is None:
-        raise TargetError("llvmlite is not installed", why=f"it makes the code of {what}", hint=hint)
+        raise TargetError(
+            "llvmlite is not installed", why=f"it makes the code of {what}", hint=hint
+        )
     return version
 
 
@@ -54,13 +57,20 @@ def code(request: Mapping[str, Any], texts: Sequence[Sequence[str]], what: str) 
     Raises InternalError where LLVM refuses a text, ends its process, or does not come back.
     """
     data = [[text.encode() for text in module] for module in texts]
-    head = json.dumps({**request, "sizes": [[len(text) for text in module] for module in data]}).encode() + b"\n"
+    head = (
+        json.dumps(
+            {**request, "sizes": [[len(text) for text in module] for module in data]}
+        ).encode()
+        + b"\n"
+    )
     sent = b"".join([head, *(text for module in data for text in module)])
     child = _waiting()
     if child is not None:
         try:
             sizes, results = child.ask(sent)
-        except _Ended as e:  # perhaps because nobody asked for long, or because of an earlier request
+        except (
+            _Ended
+        ) as e:  # perhaps because nobody asked for long, or because of an earlier request
             if e.is_late:
                 raise _error(what, e) from None
             child = None
@@ -102,13 +112,23 @@ class _Child:
         assert spec is not None and spec.origin is not None
         environment = dict(os.environ, PYTHONPATH=str(pathlib.Path(spec.origin).parents[1]))
         self.said = tempfile.TemporaryFile()
-        python = os.fsdecode(spawn.get_executable() or "")  # a program that embeds Python says there which one to run
+        python = os.fsdecode(
+            spawn.get_executable() or ""
+        )  # a program that embeds Python says there which one to run
         try:
-            self.process = subprocess.Popen([python, "-P", "-S", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                            stderr=self.said, env=environment)
+            self.process = subprocess.Popen(
+                [python, "-P", "-S", str(CHILD)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.said,
+                env=environment,
+            )
         except OSError as e:
-            raise TargetError("the process that runs LLVM cannot be started", why=f"{python!r}: {e}",
-                              hint="multiprocessing.set_executable(path of a Python with llvmlite)") from None
+            raise TargetError(
+                "the process that runs LLVM cannot be started",
+                why=f"{python!r}: {e}",
+                hint="multiprocessing.set_executable(path of a Python with llvmlite)",
+            ) from None
 
     def ask(self, sent: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         """(sizes, results) of one request. Raises _Ended; whatever ends the wait ends the child."""
@@ -152,7 +172,9 @@ class _Child:
             return None
         sizes = json.loads(head)
         results = {kind: stdout.read(size) for kind, size in sizes.items() if kind != "error"}
-        return (sizes, results) if all(len(r) == sizes[kind] for kind, r in results.items()) else None
+        return (
+            (sizes, results) if all(len(r) == sizes[kind] for kind, r in results.items()) else None
+        )
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:

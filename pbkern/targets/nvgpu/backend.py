@@ -19,7 +19,9 @@ class NvgpuBackend(ThreadBackend):
 
     params = CompilerParams()
 
-    def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> ThreadOptions:
+    def build_options(
+        self, kernel: Kernel, options, program: HostProgram | None = None
+    ) -> ThreadOptions:
         p = of_kernel(kernel, self.params)
         found = super().build_options(kernel, options, program)
         return dataclasses.replace(found, profile_space=p.profile_space, profile_dir=p.profile_dir)
@@ -27,7 +29,13 @@ class NvgpuBackend(ThreadBackend):
     def refused(self, params: ThreadParams) -> Mapping[str, str]:
         assert isinstance(params, CompilerParams)
         asked = {
-            "max_concurrent_steps": (params.max_concurrent_steps > 1, "this target fetches no blocks ahead yet"),
-            "lowering_semantics": (params.lowering_semantics != "Lane", "this target has no code for tensor cores yet"),
+            "max_concurrent_steps": (
+                params.max_concurrent_steps > 1,
+                "this target fetches no blocks ahead yet",
+            ),
+            "lowering_semantics": (
+                params.lowering_semantics != "Lane",
+                "this target has no code for tensor cores yet",
+            ),
         }
         return {field: why for field, (is_asked, why) in asked.items() if is_asked}

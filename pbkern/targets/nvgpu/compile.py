@@ -11,23 +11,35 @@ from pbkern.targets.simt.emit.kernel import ThreadFunction
 from .devices import DeviceKind
 
 TRIPLE = "nvptx64-nvidia-cuda"
-# Threads that a multiprocessor is to hold at least, so that each may have 128 registers: without a number, ptxas spills some of
-# them to have room for more blocks.
+# Threads that a multiprocessor is to hold at least, so that each may have 128 registers: without a
+# number, ptxas spills some of them to have room for more blocks.
 RESIDENT_THREADS = 512
 
 
 def llvm_ir(function: ThreadFunction) -> str:
     """LLVM IR of a kernel. Raises InternalError."""
-    attributes = {"nvvm.kernel": "unit", "nvvm.reqntid": f"array<i32: {function.threads}>",
-                  "nvvm.minctasm": f"{max(RESIDENT_THREADS // function.threads, 1)} : i32"}
+    attributes = {
+        "nvvm.kernel": "unit",
+        "nvvm.reqntid": f"array<i32: {function.threads}>",
+        "nvvm.minctasm": f"{max(RESIDENT_THREADS // function.threads, 1)} : i32",
+    }
     return llvm.ir_of(function, ("convert-nvvm-to-llvm",), attributes)
 
 
 def ptx(ir: str, kind: DeviceKind) -> str:
-    """PTX of LLVM IR for a device. Raises InternalError where code would call functions that no device has."""
-    text = llvm.code(ir, TRIPLE, ["asm"], cpu=kind.architecture, features=f"+ptx{kind.ptx}")["asm"].decode()
+    """PTX of LLVM IR for a device.
+
+    Raises InternalError where code would call functions that no device has.
+    """
+    text = llvm.code(ir, TRIPLE, ["asm"], cpu=kind.architecture, features=f"+ptx{kind.ptx}")[
+        "asm"
+    ].decode()
     missing = re.search(r"\.extern \.func .*?([\w.$]+)\s*(?:\(|;)", text)
     if missing:
-        raise InternalError(f"code of a kernel calls `{missing[1]}`", why="no device has such a function")
-    text = re.sub(r"(\.extern \.shared [^;\[]*)\[\d+\];", r"\1[];", text)  # its size is the launch's
+        raise InternalError(
+            f"code of a kernel calls `{missing[1]}`", why="no device has such a function"
+        )
+    text = re.sub(
+        r"(\.extern \.shared [^;\[]*)\[\d+\];", r"\1[];", text
+    )  # its size is the launch's
     return re.sub(r"(\.target \w+), debug", r"\1", text)

@@ -12,9 +12,9 @@ from pbkern.targets.simt.device import NVIDIA, Device, kind_of_name
 class DeviceKind:
     """Kind of device that code is made for.
 
-    Attributes:
-      architecture: as ptxas and LLVM call it. ptx: version of PTX, times ten.
-      shared_bytes: most shared memory of a block. Source: CUDA C++ Programming Guide, table of technical specifications per
+    Attributes: architecture: as ptxas and LLVM call it. ptx: version of PTX, times ten.
+      shared_bytes: most shared memory of a block. Source: CUDA C++ Programming Guide, table of
+      technical specifications per
         compute capability, "maximum amount of shared memory per thread block".
     """
 
@@ -30,29 +30,44 @@ class DeviceKind:
         return number // 10, number % 10
 
 
-KINDS = {k.architecture: k for k in (
-    DeviceKind("sm_80", 80, 163 << 10),
-    DeviceKind("sm_86", 80, 99 << 10),
-    DeviceKind("sm_89", 80, 99 << 10),
-    DeviceKind("sm_90a", 80, 227 << 10),
-    DeviceKind("sm_100", 86, 227 << 10),
-    DeviceKind("sm_120", 87, 99 << 10),
-)}  # fmt: skip
-NAMES = {"a100": "sm_80", "a10": "sm_86", "rtx3090": "sm_86", "rtx4090": "sm_89", "l40s": "sm_89", "h100": "sm_90a",
-         "h200": "sm_90a",
-         "b200": "sm_100", "rtx5090": "sm_120"}  # fmt: skip
+KINDS = {
+    k.architecture: k
+    for k in (
+        DeviceKind("sm_80", 80, 163 << 10),
+        DeviceKind("sm_86", 80, 99 << 10),
+        DeviceKind("sm_89", 80, 99 << 10),
+        DeviceKind("sm_90a", 80, 227 << 10),
+        DeviceKind("sm_100", 86, 227 << 10),
+        DeviceKind("sm_120", 87, 99 << 10),
+    )
+}
+NAMES = {
+    "a100": "sm_80",
+    "a10": "sm_86",
+    "rtx3090": "sm_86",
+    "rtx4090": "sm_89",
+    "l40s": "sm_89",
+    "h100": "sm_90a",
+    "h200": "sm_90a",
+    "b200": "sm_100",
+    "rtx5090": "sm_120",
+}
 DEFAULT = "sm_90a"
 
 
 def of_capability(major: int, minor: int) -> DeviceKind:
-    """The newest architecture of a device's major version that is not newer than it: a device runs such code (CUDA C++
-    Programming Guide, binary compatibility). Raises OptionError where there is none."""
+    """The newest architecture of a device's major version that is not newer than it: a device runs
+    such code (CUDA C++ Programming Guide, binary compatibility). Raises OptionError where there is
+    none.
+    """
     runs = [k for k in KINDS.values() if k.capability[0] == major and k.capability[1] <= minor]
     if runs:
         return max(runs, key=lambda k: k.capability)
-    raise OptionError(f"there is no code for devices of compute capability {major}.{minor}",
-                      why=f"architectures are {', '.join(KINDS)}",
-                      hint="compile_options={'device': ...} names one that it runs")
+    raise OptionError(
+        f"there is no code for devices of compute capability {major}.{minor}",
+        why=f"architectures are {', '.join(KINDS)}",
+        hint="compile_options={'device': ...} names one that it runs",
+    )
 
 
 def device_kind(name: str | None) -> DeviceKind:

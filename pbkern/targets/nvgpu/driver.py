@@ -1,7 +1,7 @@
 """The NVIDIA driver's functions: libcuda's, or the simulator's on arrays of the CPU.
 
-The simulator's functions run PTX on the memory that the addresses point to: the code that launches is the same, and can be
-checked without a device.
+The simulator's functions run PTX on the memory that the addresses point to: the code that launches
+is the same, and can be checked without a device.
 """
 
 from __future__ import annotations
@@ -23,31 +23,56 @@ from .devices import DeviceKind, of_capability
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 CAPABILITY = 75, 76
 MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_Launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p,
-                           ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)  # fmt: skip
-_Copy = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_Launch = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    *[ctypes.c_uint] * 7,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_void_p,
+)
+_Copy = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+)
 _Synchronize = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_Clear = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p)
+_Clear = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p
+)
 
 
 class CudaDriver(LibraryDriver):
     """NVIDIA's."""
 
     platform, vendor, library_name, initialise = "CUDA", "NVIDIA", "libcuda.so.1", "cuInit"
-    symbols = {"launch": "cuLaunchKernel", "copy": "cuMemcpyDtoDAsync_v2", "read": "cuMemcpyDtoHAsync_v2",
-               "synchronize": "cuStreamSynchronize", "clear": "cuMemsetD8Async", "device": "cuCtxGetDevice"}  # fmt: skip
+    symbols = {
+        "launch": "cuLaunchKernel",
+        "copy": "cuMemcpyDtoDAsync_v2",
+        "read": "cuMemcpyDtoHAsync_v2",
+        "synchronize": "cuStreamSynchronize",
+        "clear": "cuMemsetD8Async",
+        "device": "cuCtxGetDevice",
+    }
     capture_mode = "cuThreadExchangeStreamCaptureMode"
     error_texts = "cuGetErrorName", "cuGetErrorString"
-    hint = ("nvidia-smi shows the state of driver and devices; PBKERN_GPU_DRIVER=simulator runs launches without a device")
+    hint = "nvidia-smi shows the state of driver and devices; PBKERN_GPU_DRIVER=simulator runs launches without a device"
 
     def loaded(self, kernel: Kernel, what: str, image: bytes, device: int) -> int:
-        """A kernel of a library, which every context may launch. The driver assembles PTX. What is of another device it refuses
-        at the latest when the kernel is asked for in the device's context."""
+        """A kernel of a library, which every context may launch.
+
+        The driver assembles PTX. What is of another device it refuses at the latest when the kernel
+        is asked for in the device's context.
+        """
         name = kernel.function.name
-        library = self.pointer(f"given kernel `{name}`", "cuLibraryLoadData", image, None, None, 0, None, None, 0)
+        library = self.pointer(
+            f"given kernel `{name}`", "cuLibraryLoadData", image, None, None, 0, None, None, 0
+        )
         try:
-            handle = self.pointer(f"asked for `{name}`", "cuLibraryGetKernel", library, name.encode())
-            self.pointer(f"given kernel `{name}` for device {device}", "cuKernelGetFunction", handle)
+            handle = self.pointer(
+                f"asked for `{name}`", "cuLibraryGetKernel", library, name.encode()
+            )
+            self.pointer(
+                f"given kernel `{name}` for device {device}", "cuKernelGetFunction", handle
+            )
             self._allow_shared(handle, kernel, device)
         except TargetError:
             self.call("cuLibraryUnload", library)
@@ -60,8 +85,10 @@ class CudaDriver(LibraryDriver):
         size, name = kernel.function.dynamic_shared_bytes, kernel.function.name
         if size:
             number = self._device(device)
-            self.check(self.call("cuKernelSetAttribute", MOST_DYNAMIC_SHARED, size, handle, number),
-                       f"asked for {size} bytes of shared memory for kernel `{name}`")
+            self.check(
+                self.call("cuKernelSetAttribute", MOST_DYNAMIC_SHARED, size, handle, number),
+                f"asked for {size} bytes of shared memory for kernel `{name}`",
+            )
 
     def _device(self, ordinal: int) -> int:
         return self.number(f"asked for device {ordinal}", "cuDeviceGet", ordinal)
@@ -72,12 +99,19 @@ class CudaDriver(LibraryDriver):
     def capability(self, device: int) -> tuple[int, int]:
         """Compute capability of a device."""
         number = self._device(device)
-        major, minor = (self.number(f"asked for the capability of device {device}", "cuDeviceGetAttribute", a, number)
-                        for a in CAPABILITY)
+        major, minor = (
+            self.number(
+                f"asked for the capability of device {device}", "cuDeviceGetAttribute", a, number
+            )
+            for a in CAPABILITY
+        )
         return major, minor
 
     def synchronize(self) -> None:
-        """Waits for every device that this process has used, from any thread. Raises TargetError for the first that failed."""
+        """Waits for every device that this process has used, from any thread.
+
+        Raises TargetError for the first that failed.
+        """
         errors = []
         for device in range(self.number("asked for devices", "cuDeviceGetCount")):
             try:
@@ -91,7 +125,12 @@ class CudaDriver(LibraryDriver):
         """Waits for what a device was given in its primary context, which is XLA's and Torch's, if it has one."""
         number, flags = self._device(device), ctypes.c_uint()
         active = ctypes.c_int()
-        self.check(self.call("cuDevicePrimaryCtxGetState", number, ctypes.byref(flags), ctypes.byref(active)), "asked for use")
+        self.check(
+            self.call(
+                "cuDevicePrimaryCtxGetState", number, ctypes.byref(flags), ctypes.byref(active)
+            ),
+            "asked for use",
+        )
         if not active.value:
             return
         context = self.pointer("asked for a context", "cuDevicePrimaryCtxRetain", number)
@@ -107,16 +146,23 @@ class CudaDriver(LibraryDriver):
 
 
 class SimulatorDriver(Driver):
-    """Kernels run in the simulator, on the thread that launches them, with its checks. Their handles are their rows."""
+    """Kernels run in the simulator, on the thread that launches them, with its checks.
+
+    Their handles are their rows.
+    """
 
     platform = "cpu"
 
     def __init__(self) -> None:
         super().__init__()
         self._calls = {
-            "launch": _Launch(self._noted(self._launch)), "copy": _Copy(_copied), "read": _Copy(_copied),
-            "clear": _Clear(_cleared), "synchronize": _Synchronize(lambda stream: 0), "device": DeviceOf(lambda place: 0),
-        }  # fmt: skip
+            "launch": _Launch(self._noted(self._launch)),
+            "copy": _Copy(_copied),
+            "read": _Copy(_copied),
+            "clear": _Clear(_cleared),
+            "synchronize": _Synchronize(lambda stream: 0),
+            "device": DeviceOf(lambda place: 0),
+        }
         self.fill({name: address_of(f) for name, f in self._calls.items()})
 
     def open(self) -> None:
@@ -135,13 +181,25 @@ class SimulatorDriver(Driver):
         kernel = self.kernels[address]
         code: Any = kernel.code
         sizes = enumerate(kernel.sizes)
-        arrays = [_memory(ctypes.cast(arguments[k], ctypes.POINTER(ctypes.c_void_p))[0], n) for k, n in sizes]
+        arrays = [
+            _memory(ctypes.cast(arguments[k], ctypes.POINTER(ctypes.c_void_p))[0], n)
+            for k, n in sizes
+        ]
         try:
-            simulate_ptx(code.ptx, x, threads, arrays, shared_bytes=shared, unwritten=code.function.reads_unwritten)
+            simulate_ptx(
+                code.ptx,
+                x,
+                threads,
+                arrays,
+                shared_bytes=shared,
+                unwritten=code.function.reads_unwritten,
+            )
         except SimulationError as e:
             raise TargetError(f"kernel `{code.function.name}` failed: {e}") from None
         except Exception:
-            raise TargetError(f"kernel `{code.function.name}` failed: {traceback.format_exc()}") from None
+            raise TargetError(
+                f"kernel `{code.function.name}` failed: {traceback.format_exc()}"
+            ) from None
 
 
 @functools.cache

@@ -8,8 +8,9 @@ from pbkern.targets.simt.machine import machine as figured
 
 from .devices import DeviceKind
 
-# Sources: NVIDIA's data sheets and architecture white papers: A100 (SXM 80 GB), GA102 (RTX 3090), AD102 (RTX 4090), H100 (SXM5;
-# H200 has 4.8 TB/s), B200 (half of a GB200's figures), GB202 (RTX 5090). near: "L1 data cache / shared memory" of an SM.
+# Sources: NVIDIA's data sheets and architecture white papers: A100 (SXM 80 GB), GA102 (RTX 3090),
+# AD102 (RTX 4090), H100 (SXM5; H200 has 4.8 TB/s), B200 (half of a GB200's figures), GB202 (RTX
+# 5090). near: "L1 data cache / shared memory" of an SM.
 FIGURES = {
     "sm_80": Figures(108, 19.5e12, 40 << 20, 192 << 10, 2.04e12, 1.41e9),
     "sm_86": Figures(82, 35.6e12, 6 << 20, 128 << 10, 0.94e12, 1.70e9, doubles=1 / 64),
@@ -22,5 +23,9 @@ FIGURES = {
 
 def machine(kind: DeviceKind) -> Machine:
     """The figures of a device."""
-    return figured(f"nvgpu {kind.architecture}", FIGURES[kind.architecture], kind.device.warp,
-                   "data sheets and white papers of NVIDIA")
+    return figured(
+        f"nvgpu {kind.architecture}",
+        FIGURES[kind.architecture],
+        kind.device.warp,
+        "data sheets and white papers of NVIDIA",
+    )

@@ -15,20 +15,25 @@ LOWERINGS = ("Lane", "Warpgroup")
 class CompilerParams(ThreadParams):
     """Choices for one kernel on an NVIDIA GPU; `kernel(..., compiler_params=pbkern.nvgpu.CompilerParams(...))`.
 
-    Attributes:
-      approx_math: allow cheaper, less exact implementations of functions such as exp. Default False.
-      dimension_semantics: one entry per grid dimension. "parallel": programs run in any order, each on a thread block.
-        "arbitrary" and "sequential": programs run in order, in a loop inside a block. None, the default: a dimension is
-        parallel where its programs provably write disjoint blocks and keep nothing in scratch.
-      max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time. Default 1: none ahead. More
-        are refused: this target does not fetch ahead yet.
-      delay_release: sequential steps that the memory of a block is kept after its step. Default 0; less than
-        max_concurrent_steps.
-      unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory. Default False.
-      profile_space: events that each block records: how long it ran, then its steps along sequential dimensions, as many as
-        fit. Default 0: none. Recording lets the threads of a block wait for each other at both ends of a step.
-      profile_dir: folder for the recorded events, a Chrome trace (chrome://tracing, Perfetto) per launch. Default "".
-      lowering_semantics: "Lane", the default: code for single threads. "Warpgroup" is refused: there are no tensor cores yet.
+    Attributes: approx_math: allow cheaper, less exact implementations of functions such as exp.
+      Default False. dimension_semantics: one entry per grid dimension. "parallel": programs run in
+      any order, each on a thread block.
+        "arbitrary" and "sequential": programs run in order, in a loop inside a block. None, the
+        default: a dimension is parallel where its programs provably write disjoint blocks and keep
+        nothing in scratch.
+      max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time.
+        Default 1: none ahead. More are refused: this target does not fetch ahead yet.
+      delay_release: sequential steps that the memory of a block is kept after its step. Default 0;
+        less than max_concurrent_steps.
+      unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory.
+        Default False.
+      profile_space: events that each block records: how long it ran, then its steps along
+        sequential dimensions, as many as fit. Default 0: none. Recording lets the threads of a
+        block wait for each other at both ends of a step.
+      profile_dir: folder for the recorded events, a Chrome trace (chrome://tracing, Perfetto) per
+        launch. Default "".
+      lowering_semantics: "Lane", the default: code for single threads. "Warpgroup" is refused:
+        there are no tensor cores yet.
       num_warps: warps of 32 threads in a block, a power of two up to 32. None, the default: 4.
     """
 
@@ -42,14 +47,32 @@ class CompilerParams(ThreadParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("max_concurrent_steps", is_count(self.max_concurrent_steps), "an integer of at least 1")
+        self._check(
+            "max_concurrent_steps", is_count(self.max_concurrent_steps), "an integer of at least 1"
+        )
         below = is_count(self.delay_release, 0) and self.delay_release < self.max_concurrent_steps
         most = self.max_concurrent_steps
-        self._check("delay_release", below, f"an integer of at least 0 and less than max_concurrent_steps, here {most}")
+        self._check(
+            "delay_release",
+            below,
+            f"an integer of at least 0 and less than max_concurrent_steps, here {most}",
+        )
         self._check("profile_space", is_count(self.profile_space, 0), "an integer of at least 0")
-        named = isinstance(self.profile_dir, str) and (bool(self.profile_dir) or not self.profile_space)
-        self._check("profile_dir", named, "the name of a folder, in which profile_space events of each block are written")
-        self._check("lowering_semantics", self.lowering_semantics in LOWERINGS, " or ".join(map(repr, LOWERINGS)))
+        named = isinstance(self.profile_dir, str) and (
+            bool(self.profile_dir) or not self.profile_space
+        )
+        self._check(
+            "profile_dir",
+            named,
+            "the name of a folder, in which profile_space events of each block are written",
+        )
+        self._check(
+            "lowering_semantics",
+            self.lowering_semantics in LOWERINGS,
+            " or ".join(map(repr, LOWERINGS)),
+        )
 
 
-CompilerParams.__module__ = "pbkern.nvgpu"  # where people import it from, and so how kernels print it
+CompilerParams.__module__ = (
+    "pbkern.nvgpu"  # where people import it from, and so how kernels print it
+)

@@ -43,8 +43,10 @@ class Code:
         return codegen.ptx(self.llvm, self.kind)
 
     def images(self, refused: list[str]) -> Iterator[tuple[str, bytes]]:
-        """Yields what a driver may load: machine code where there is ptxas, then PTX, which the driver assembles. A ptxas may
-        be newer than the driver, or older than the text, which is noted in `refused`."""
+        """Yields what a driver may load: machine code where there is ptxas, then PTX, which the driver assembles.
+
+        A ptxas may be newer than the driver, or older than the text, which is noted in `refused`.
+        """
         if ptxas.find():
             try:
                 cubin = self.assembled.cubin
@@ -69,7 +71,9 @@ class Code:
 class Compiled(program.Compiled[Code]):
     """One program for NVIDIA GPUs, which the simulator runs as well."""
 
-    def simulated(self, arrays: Sequence[np.ndarray], check: bool = True) -> tuple[list[np.ndarray], Counts]:
+    def simulated(
+        self, arrays: Sequence[np.ndarray], check: bool = True
+    ) -> tuple[list[np.ndarray], Counts]:
         """Results on NumPy arrays, and what all launches cost together. Raises SimulationError."""
         run = _Run(self, check)
         return run(arrays), run.counts
@@ -131,7 +135,12 @@ class _Run:
         code = self.compiled.codes[id(step.kernel)]
         f = code.function
         views = [self._view(v) for v in (*step.operands, *step.results)]
-        for i, o in step.kernel.aliases:  # an aliased result starts as a copy of its operand unless it is the same memory
+        for (
+            i,
+            o,
+        ) in (
+            step.kernel.aliases
+        ):  # an aliased result starts as a copy of its operand unless it is the same memory
             result = views[len(step.operands) + o]
             if not np.shares_memory(views[i], result):
                 result[:] = views[i]
@@ -145,8 +154,15 @@ class _Run:
             arrays.append(np.zeros(f.reports.nbytes // 8, np.int64))
             before = [v.reshape(t.shape).copy() for v, t in zip(views, step.kernel.in_types)]
         if f.blocks:
-            self.counts += simulate_ptx(code.ptx, f.blocks, f.threads, arrays, shared_bytes=f.dynamic_shared_bytes,
-                                        check=self.check, unwritten=f.reads_unwritten)
+            self.counts += simulate_ptx(
+                code.ptx,
+                f.blocks,
+                f.threads,
+                arrays,
+                shared_bytes=f.dynamic_shared_bytes,
+                check=self.check,
+                unwritten=f.reads_unwritten,
+            )
         if f.blocks and f.profile:
             trace.write(f, arrays[len(f.operands) + bool(f.global_bytes)])
         if f.reports:

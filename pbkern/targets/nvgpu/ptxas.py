@@ -1,5 +1,6 @@
 """ptxas: PTX -> machine code, and what it says of registers and memory. Found in nvidia-cuda-nvcc's wheel, a toolkit, or
-PATH. What it made is kept on disk, by text, architecture and version."""
+PATH. What it made is kept on disk, by text, architecture and version.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,8 @@ NUMBERS = struct.Struct("<3q")  # of an entry on disk, before the cubin
 class Assembled:
     """Machine code of one kernel.
 
-    Attributes:
-      cubin: ELF file. registers: of a thread. spill_bytes: stored and loaded because registers did not suffice.
-      shared_bytes: static, of a block.
+    Attributes: cubin: ELF file. registers: of a thread. spill_bytes: stored and loaded because
+      registers did not suffice. shared_bytes: static, of a block.
     """
 
     cubin: bytes
@@ -49,7 +49,9 @@ def _find(tool: str) -> str | None:
         for path in sorted(pathlib.Path(folder).glob(f"*/bin/{tool}")):
             if os.access(path, os.X_OK):
                 return str(path)
-    for root in filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")):
+    for root in filter(
+        None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    ):
         path = pathlib.Path(root) / "bin" / tool
         if os.access(path, os.X_OK):
             return str(path)
@@ -60,8 +62,11 @@ def assemble(ptx: str, architecture: str) -> Assembled:
     """From disk, or by ptxas. Raises TargetError where ptxas is missing or rejects the text."""
     tool = find()
     if tool is None:
-        raise TargetError("ptxas was not found", why="it is neither in a wheel, nor in CUDA_HOME, nor in PATH",
-                          hint="pip install nvidia-cuda-nvcc")
+        raise TargetError(
+            "ptxas was not found",
+            why="it is neither in a wheel, nor in CUDA_HOME, nor in PATH",
+            hint="pip install nvidia-cuda-nvcc",
+        )
     store, key = disk_cache.current(), disk_cache.digest((ptx, architecture, _version(tool)))
     payload = store.get(KIND, key) if store else None
     if store and payload is not None:
@@ -71,7 +76,11 @@ def assemble(ptx: str, architecture: str) -> Assembled:
             store.remove(KIND, key)
     made = _assembled(tool, ptx, architecture)
     if store:
-        store.put(KIND, key, NUMBERS.pack(made.registers, made.spill_bytes, made.shared_bytes) + made.cubin)
+        store.put(
+            KIND,
+            key,
+            NUMBERS.pack(made.registers, made.spill_bytes, made.shared_bytes) + made.cubin,
+        )
     return made
 
 
@@ -87,11 +96,18 @@ def _assembled(tool: str, ptx: str, architecture: str) -> Assembled:
         command = [tool, f"-arch={architecture}", "-v", str(source), "-o", str(result)]
         ran = subprocess.run(command, capture_output=True, text=True)
         if ran.returncode:
-            raise TargetError("ptxas rejects a kernel", why=ran.stderr.strip()[:1000], hint=f"ptxas -arch={architecture}")
+            raise TargetError(
+                "ptxas rejects a kernel",
+                why=ran.stderr.strip()[:1000],
+                hint=f"ptxas -arch={architecture}",
+            )
         said = ran.stderr
-        return Assembled(result.read_bytes(), _number(r"Used (\d+) registers", said),
-                         _number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said),
-                         _number(r"(\d+) bytes smem", said))
+        return Assembled(
+            result.read_bytes(),
+            _number(r"Used (\d+) registers", said),
+            _number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said),
+            _number(r"(\d+) bytes smem", said),
+        )
 
 
 def _number(pattern: str, text: str) -> int:
@@ -103,8 +119,11 @@ def disassembled(cubin: bytes) -> str:
     """Machine code as nvdisasm prints it. Raises TargetError where that is not installed."""
     tool = _find("nvdisasm")
     if tool is None:
-        raise TargetError("machine code cannot be disassembled", why="nvdisasm was not found",
-                          hint="pip install nvidia-cuda-nvdisasm")
+        raise TargetError(
+            "machine code cannot be disassembled",
+            why="nvdisasm was not found",
+            hint="pip install nvidia-cuda-nvdisasm",
+        )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -18,7 +18,8 @@ from .params import ThreadParams, of_kernel
 from .passes import THREAD_PASSES
 
 DEFAULT_THREADS = 128
-# Of a block. Sources: CUDA C++ Programming Guide, technical specifications; HIP programming guide, hardware features.
+# Of a block. Sources: CUDA C++ Programming Guide, technical specifications; HIP programming guide,
+# hardware features.
 MOST_THREADS = 1024
 
 
@@ -35,23 +36,40 @@ class ThreadBackend:
     def __init__(self, kind: DeviceKind):
         self.kind = kind
 
-    def build_options(self, kernel: Kernel, options, program: HostProgram | None = None) -> ThreadOptions:
+    def build_options(
+        self, kernel: Kernel, options, program: HostProgram | None = None
+    ) -> ThreadOptions:
         """Raises ScheduleError where CompilerParams ask for what this target does not do."""
-        p, warp, fast = of_kernel(kernel, self.params), self.kind.device.warp, not options.mlir_disable_fast_math
+        p, warp, fast = (
+            of_kernel(kernel, self.params),
+            self.kind.device.warp,
+            not options.mlir_disable_fast_math,
+        )
         for field, why in self.refused(p).items():
-            raise ScheduleError(f"kernel `{kernel.name}` asks for {field}={getattr(p, field)!r}", at=kernel.defined_at or None,
-                                why=why, hint=f"leave {field} at its default")
+            raise ScheduleError(
+                f"kernel `{kernel.name}` asks for {field}={getattr(p, field)!r}",
+                at=kernel.defined_at or None,
+                why=why,
+                hint=f"leave {field} at its default",
+            )
         threads = warp * p.num_warps if p.num_warps else DEFAULT_THREADS
         if threads > MOST_THREADS:
             raise ScheduleError(
-                f"kernel `{kernel.name}` asks for num_warps={p.num_warps}", at=kernel.defined_at or None,
+                f"kernel `{kernel.name}` asks for num_warps={p.num_warps}",
+                at=kernel.defined_at or None,
                 why=f"these are {threads} threads of {warp} in a warp; a block of {self.kind.architecture} has at most "
-                    f"{MOST_THREADS}", hint=f"num_warps={MOST_THREADS // warp}",
-            )  # fmt: skip
+                f"{MOST_THREADS}",
+                hint=f"num_warps={MOST_THREADS // warp}",
+            )
         return ThreadOptions(
-            semantics=p.dimension_semantics, contract=fast, approx_math=p.approx_math and fast, device=self.kind.device,
-            threads=threads, shared_bytes=self.kind.shared_bytes, barriers=not p.unsafe_no_auto_barriers,
-        )  # fmt: skip
+            semantics=p.dimension_semantics,
+            contract=fast,
+            approx_math=p.approx_math and fast,
+            device=self.kind.device,
+            threads=threads,
+            shared_bytes=self.kind.shared_bytes,
+            barriers=not p.unsafe_no_auto_barriers,
+        )
 
     def refused(self, params: ThreadParams) -> Mapping[str, str]:
         """Fields that ask for what is not done -> why."""

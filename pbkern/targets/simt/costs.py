@@ -1,8 +1,9 @@
 """ThreadCosts: a GPU's Machine as the fuser asks it: the CPU's formulas for steps and traffic, and what differs for blocks.
 
-A core of the Machine is the place of one block: RESIDENT of them share a multiprocessor, its arithmetic, and its near memory,
-out of which scratch of a program comes. Few blocks, or blocks so large that few fit beside each other, leave bandwidth and
-arithmetic idle. Stores do not read what they overwrite.
+A core of the Machine is the place of one block: RESIDENT of them share a multiprocessor, its
+arithmetic, and its near memory, out of which scratch of a program comes. Few blocks, or blocks so
+large that few fit beside each other, leave bandwidth and arithmetic idle. Stores do not read what
+they overwrite.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from .machine import IN_FLIGHT_BYTES, RESIDENT
 
 # What the CPU's formulas take for granted of few programs: this part of the memory's bandwidth.
 CPU_LEAST_PARALLEL = 0.6
-# Of a multiprocessor's own memory, what shared memory may take: 227 of 256 KB, 163 of 192, 99 of 128. Source: CUDA C++
-# Programming Guide, technical specifications.
+# Of a multiprocessor's own memory, what shared memory may take: 227 of 256 KB, 163 of 192, 99 of
+# 128. Source: CUDA C++ Programming Guide, technical specifications.
 SHARED_SHARE = 0.8
 
 
@@ -41,9 +42,13 @@ class ThreadCosts(CpuCosts):
         return self.l1_bytes // 4
 
     def kernel_cost(
-        self, requests: Requests, outputs: Sequence[tuple[object, Access]], grid: Sequence[int],
-        parts: Mapping[object, float] = MappingProxyType({}), repeated_steps: Collection[int] = (),
-    ) -> Cost | None:  # fmt: skip
+        self,
+        requests: Requests,
+        outputs: Sequence[tuple[object, Access]],
+        grid: Sequence[int],
+        parts: Mapping[object, float] = MappingProxyType({}),
+        repeated_steps: Collection[int] = (),
+    ) -> Cost | None:
         found = super().kernel_cost(requests, outputs, grid, parts, repeated_steps)
         if found is None:
             return None
@@ -53,13 +58,20 @@ class ThreadCosts(CpuCosts):
         made: list[Any] = [v for v, _ in outputs]
         stores = sum((nbytes(v.aval) / self.far_bandwidth(nbytes(v.aval)) for v in made), 0.0)
         memory = found.memory * max(parallel, CPU_LEAST_PARALLEL) - stores
-        beside = min(self.near_bytes // max(found.scratch, 1), RESIDENT)  # blocks whose scratch fits one multiprocessor
+        beside = min(
+            self.near_bytes // max(found.scratch, 1), RESIDENT
+        )  # blocks whose scratch fits one multiprocessor
         idle = RESIDENT / max(beside, 1)
         loads = min(found.working_set / IN_FLIGHT_BYTES, 1.0)
         in_flight = max(min(found.programs, self.cores / idle) * loads / self.cores, 1e-9)
-        compute, memory = found.compute * (idle if found.programs > self.cores else 1), memory / in_flight
+        compute, memory = (
+            found.compute * (idle if found.programs > self.cores else 1),
+            memory / in_flight,
+        )
         if found.scratch > SHARED_SHARE * self.near_bytes:  # it lies in global memory
             overhead += 2 * found.scratch * found.programs / self.memory_bandwidth
-        overhead += (found.programs / self.cores - math.ceil(found.programs / self.cores)) * self.program_seconds
+        overhead += (
+            found.programs / self.cores - math.ceil(found.programs / self.cores)
+        ) * self.program_seconds
         seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
         return dataclasses.replace(found, seconds=seconds, compute=compute, memory=memory)

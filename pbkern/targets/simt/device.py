@@ -18,11 +18,9 @@ SHARED = 3
 class Device(Protocol):
     """Code that only one vendor understands.
 
-    Attributes:
-      name: the target's.
-      warp: threads that exchange registers.
-      declared_bytes: most shared memory that the text may declare for a block; more is asked for at the launch.
-      private: LLVM's number of the memory in which a function's own variables lie before they are registers.
+    Attributes: name: the target's. warp: threads that exchange registers. declared_bytes: most
+      shared memory that the text may declare for a block; more is asked for at the launch. private:
+      LLVM's number of the memory in which a function's own variables lie before they are registers.
     """
 
     @property
@@ -44,13 +42,18 @@ class Device(Protocol):
         """Waits for all threads of the block; what they stored before is there for all of them after."""
 
     def exchange(self, put: Put, value: str, distance: int) -> str:
-        """i32 `value` of the thread of the warp whose number differs in the bit `distance`. All threads of the warp take
-        part."""
+        """i32 `value` of the thread of the warp whose number differs in the bit `distance`.
+
+        All threads of the warp take part.
+        """
 
 
 @dataclass(frozen=True)
 class Nvidia:
-    """PTX, by the NVVM dialect. Source of declared_bytes: CUDA C++ Programming Guide, shared memory."""
+    """PTX, by the NVVM dialect.
+
+    Source of declared_bytes: CUDA C++ Programming Guide, shared memory.
+    """
 
     name: str = "nvgpu"
     warp: int = 32
@@ -85,7 +88,10 @@ class Nvidia:
 
 @dataclass(frozen=True)
 class Amd:
-    """AMD's instructions, by the ROCDL dialect. A warp is what AMD calls a wavefront: 64 threads of CDNA, 32 of RDNA."""
+    """AMD's instructions, by the ROCDL dialect.
+
+    A warp is what AMD calls a wavefront: 64 threads of CDNA, 32 of RDNA.
+    """
 
     name: str = "amdgpu"
     warp: int = 64
@@ -99,12 +105,21 @@ class Amd:
         return put("rocdl.workgroup.id.x : i32")
 
     def barrier(self) -> tuple[str, ...]:
-        """The instruction alone orders no memory. Source: LLVM, User Guide for AMDGPU Backend, memory model."""
-        return ('llvm.fence syncscope("workgroup") release', "rocdl.s.barrier", 'llvm.fence syncscope("workgroup") acquire')
+        """The instruction alone orders no memory.
+
+        Source: LLVM, User Guide for AMDGPU Backend, memory model.
+        """
+        return (
+            'llvm.fence syncscope("workgroup") release',
+            "rocdl.s.barrier",
+            'llvm.fence syncscope("workgroup") acquire',
+        )
 
     def exchange(self, put: Put, value: str, distance: int) -> str:
         """Exchanges by ds_bpermute, which takes places in bytes, of 4 for each thread of the warp."""
-        lane = put(f"arith.andi {self.thread(put)}, {put(f'arith.constant {self.warp - 1} : i32')} : i32")
+        lane = put(
+            f"arith.andi {self.thread(put)}, {put(f'arith.constant {self.warp - 1} : i32')} : i32"
+        )
         other = put(f"arith.xori {lane}, {put(f'arith.constant {distance} : i32')} : i32")
         place = put(f"arith.shli {other}, {put('arith.constant 2 : i32')} : i32")
         return put(f"rocdl.ds_bpermute {place}, {value} : (i32, i32) -> i32")
@@ -116,8 +131,8 @@ NVIDIA = Nvidia()
 class DeviceKind(Protocol):
     """Kind of device that code is made for.
 
-    Attributes:
-      architecture: as compilers call it. device: the vendor's code. shared_bytes: most shared memory of a block.
+    Attributes: architecture: as compilers call it. device: the vendor's code. shared_bytes: most
+      shared memory of a block.
     """
 
     @property
@@ -132,7 +147,9 @@ K = TypeVar("K", bound=DeviceKind)
 
 
 def kind_of_name(name: str, kinds: Mapping[str, K], products: Mapping[str, str], what: str) -> K:
-    """The one of an architecture, or of a product, whose architecture `products` has. Raises OptionError.
+    """The one of an architecture, or of a product, whose architecture `products` has.
+
+    Raises OptionError.
 
     Args:
       what: the kinds are, in messages.
@@ -140,6 +157,9 @@ def kind_of_name(name: str, kinds: Mapping[str, K], products: Mapping[str, str],
     architecture = products.get(name.lower(), name.lower())
     if architecture not in kinds:
         known = [*kinds, *products]
-        raise OptionError(f"there is no {what} `{name}`", why=f"devices are {', '.join(known)}",
-                          hint=nearest(name.lower(), known))
+        raise OptionError(
+            f"there is no {what} `{name}`",
+            why=f"devices are {', '.join(known)}",
+            hint=nearest(name.lower(), known),
+        )
     return kinds[architecture]

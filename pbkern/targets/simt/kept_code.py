@@ -28,7 +28,10 @@ from .emit.recorder import Profile
 
 @functools.cache
 def environment() -> str:
-    """Digest of what code depends on beside its kernel and its device. Raises TargetError without llvmlite."""
+    """Digest of what code depends on beside its kernel and its device.
+
+    Raises TargetError without llvmlite.
+    """
     return disk_cache.digest((sources(), mlir.installed(), llvm.require_llvmlite()))
 
 
@@ -47,5 +50,9 @@ def unpacked(payload: bytes) -> tuple[ThreadFunction, bytes]:
     """Raises ValueError or TypeError for what `packed` did not make."""
     size = int.from_bytes(payload[:8], "little")
     fields = json.loads(zlib.decompress(payload[8 : 8 + size]))
-    profile = fields["profile"] and Profile(**fields["profile"] | {"steps": tuple(map(tuple, fields["profile"]["steps"]))})
-    return ThreadFunction(**fields | {"operands": tuple(fields["operands"]), "profile": profile}), payload[8 + size :]
+    profile = fields["profile"] and Profile(
+        **fields["profile"] | {"steps": tuple(map(tuple, fields["profile"]["steps"]))}
+    )
+    return ThreadFunction(
+        **fields | {"operands": tuple(fields["operands"]), "profile": profile}
+    ), payload[8 + size :]

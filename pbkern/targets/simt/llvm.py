@@ -14,8 +14,9 @@ from .emit.kernel import ThreadFunction
 # Of LLVM's passes and of its code generation.
 LEVEL = 3
 _KERNEL = re.compile(r"^define [^@]*_kernel void @([\w.$]+)", re.MULTILINE)
-# The CPU's kernel passes for one function, with places of 32 or 64 bits, and the operations that only a vendor has. Vectors are
-# converted while loops and branches have no blocks: that pass merges equal blocks, which then take arrays as arguments.
+# The CPU's kernel passes for one function, with places of 32 or 64 bits, and the operations that
+# only a vendor has. Vectors are converted while loops and branches have no blocks: that pass merges
+# equal blocks, which then take arrays as arguments.
 _PASSES = (
     "func.func({canonicalize},loop-invariant-code-motion,convert-vector-to-llvm,convert-scf-to-cf,convert-math-to-llvm,"
     "convert-arith-to-llvm{{{bits}}}),"
@@ -27,21 +28,28 @@ _PASSES = (
 
 def require_llvmlite() -> str:
     """llvmlite's version. Raises TargetError where it is not installed."""
-    return process.require_llvmlite("GPUs", "pip install 'pbkern[cuda]', or 'pbkern[amd]' for AMD GPUs")
+    return process.require_llvmlite(
+        "GPUs", "pip install 'pbkern[cuda]', or 'pbkern[amd]' for AMD GPUs"
+    )
 
 
 def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping[str, str]) -> str:
     """LLVM IR of a kernel. Raises InternalError.
 
-    Args:
-      vendor: passes for operations that only a vendor has. attributes: of the kernel in the LLVM dialect, as MLIR text.
+    Args: vendor: passes for operations that only a vendor has. attributes: of the kernel in the
+      LLVM dialect, as MLIR text.
     """
     m = mlir.bindings()
-    passes = _PASSES.format(canonicalize=mlir.CANONICALIZE, bits=f"index-bitwidth={function.index_bits}",
-                            vendor="".join(f"{p}," for p in vendor))
+    passes = _PASSES.format(
+        canonicalize=mlir.CANONICALIZE,
+        bits=f"index-bitwidth={function.index_bits}",
+        vendor="".join(f"{p}," for p in vendor),
+    )
     module = mlir.run_passes(mlir.parse(function.text), passes)
     mlir.check_lowered(module, ("llvm.", "nvvm.", "rocdl."))
-    translate = importlib.import_module(f"{m.ir.__name__.rpartition('.')[0]}.dialects.llvm").translate_module_to_llvmir
+    translate = importlib.import_module(
+        f"{m.ir.__name__.rpartition('.')[0]}.dialects.llvm"
+    ).translate_module_to_llvmir
     with mlir.context():
         for op in module.body.operations:
             if op.operation.name == "llvm.func" and len(op.operation.regions[0].blocks):
@@ -51,10 +59,18 @@ def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping
 
 
 def code(ir: str, triple: str, kinds: Sequence[str], **machine: str) -> dict[str, bytes]:
-    """"asm", "obj" or both of a kernel's LLVM IR; `machine`: further arguments of LLVM's target machine, such as cpu. Raises
-    TargetError without llvmlite, InternalError for what LLVM refuses."""
+    """ "asm", "obj" or both of a kernel's LLVM IR; `machine`: further arguments of LLVM's target machine, such as cpu.
+
+    Raises TargetError without llvmlite, InternalError for what LLVM refuses.
+    """
     require_llvmlite()
     name = _KERNEL.search(ir)
-    request = {"triple": triple, "level": LEVEL, "machine": machine, "kinds": list(kinds), "library": None}
+    request = {
+        "triple": triple,
+        "level": LEVEL,
+        "machine": machine,
+        "kinds": list(kinds),
+        "library": None,
+    }
     what = f"kernel `{name[1]}`" if name else "a text"
     return process.code(request, [[literals.readable(ir)]], f"{what} for {triple}")

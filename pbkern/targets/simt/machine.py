@@ -8,11 +8,13 @@ from pbkern.core.machine import Machine
 
 # Blocks that share a multiprocessor, each with one of its four schedulers.
 RESIDENT = 4
-# Of loads that a block of 128 threads has under way, two of 16 bytes each: at a latency of some 600 ns, 528 such blocks keep
-# 3.6 TB/s busy. An order of magnitude, not measured here; see CUDA C++ Best Practices Guide, "Occupancy".
+# Of loads that a block of 128 threads has under way, two of 16 bytes each: at a latency of some 600
+# ns, 528 such blocks keep 3.6 TB/s busy. An order of magnitude, not measured here; see CUDA C++
+# Best Practices Guide, "Occupancy".
 IN_FLIGHT_BYTES = 4096
-# Of a launch in a stream, and of one block's start. Source: order of magnitude in NVIDIA's developer blog "Getting
-# Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured here.
+# Of a launch in a stream, and of one block's start. Source: order of magnitude in NVIDIA's
+# developer blog "Getting Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to
+# 9 without; not measured here.
 LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 2e-7
 
 
@@ -20,10 +22,11 @@ LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 2e-7
 class Figures:
     """Figures of one device.
 
-    Attributes:
-      multiprocessors: streaming multiprocessors, compute units. flops: float32 per second, without tensor cores.
-      doubles: of float64, as a part of it. cache: bytes of the last one. near: bytes of a
-        multiprocessor's own memory, shared memory and first cache together. bandwidth: bytes of memory per second.
+    Attributes: multiprocessors: streaming multiprocessors, compute units. flops: float32 per
+      second, without tensor cores. doubles: of float64, as a part of it. cache: bytes of the last
+      one. near: bytes of a
+        multiprocessor's own memory, shared memory and first cache together. bandwidth: bytes of
+        memory per second.
     """
 
     multiprocessors: int
@@ -39,11 +42,24 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
     """The figures as the cost model takes them."""
     f = figures
     return Machine(
-        name=name, cores=RESIDENT * f.multiprocessors, vector_bits=32 * warp, l1_bytes=f.near // (2 * RESIDENT),
-        l2_bytes=f.near // RESIDENT, l3_bytes=f.cache, dram_bandwidth=f.bandwidth, l3_bandwidth=2.5 * f.bandwidth,
+        name=name,
+        cores=RESIDENT * f.multiprocessors,
+        vector_bits=32 * warp,
+        l1_bytes=f.near // (2 * RESIDENT),
+        l2_bytes=f.near // RESIDENT,
+        l3_bytes=f.cache,
+        dram_bandwidth=f.bandwidth,
+        l3_bandwidth=2.5 * f.bandwidth,
         l2_bandwidth=10 * f.bandwidth,
-        peak_flops={"float32": f.flops, "float64": f.flops * f.doubles, "bfloat16": f.flops, "float16": f.flops,
-                    "int8": f.flops},
-        clock_hz=f.clock, launch_seconds=LAUNCH_SECONDS, program_seconds=BLOCK_SECONDS,
+        peak_flops={
+            "float32": f.flops,
+            "float64": f.flops * f.doubles,
+            "bfloat16": f.flops,
+            "float16": f.flops,
+            "int8": f.flops,
+        },
+        clock_hz=f.clock,
+        launch_seconds=LAUNCH_SECONDS,
+        program_seconds=BLOCK_SECONDS,
         source=f"{source}; near caches assumed in proportion to memory; not measured here",
-    )  # fmt: skip
+    )

@@ -19,7 +19,9 @@ SHORT_LINE = 32
 class MergeScratch:
     """Scratch of simt/emit/sorts.py beside the operands: a second line of each, into which runs are merged."""
 
-    def __call__(self, length: int, dtypes: Sequence, keys: int, first: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+    def __call__(
+        self, length: int, dtypes: Sequence, keys: int, first: int
+    ) -> list[tuple[tuple[int, ...], np.dtype]]:
         return [((length,), np.dtype(d)) for d in dtypes] if length > SHORT_LINE else []
 
 

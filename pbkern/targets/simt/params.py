@@ -24,7 +24,9 @@ class ThreadParams(CheckedParams):
     def __post_init__(self) -> None:
         self._check_flags("approx_math", "unsafe_no_auto_barriers")
         warps = self.num_warps
-        good = warps is None or (is_count(warps) and warps <= MOST_WARPS and warps & (warps - 1) == 0)
+        good = warps is None or (
+            is_count(warps) and warps <= MOST_WARPS and warps & (warps - 1) == 0
+        )
         self._check("num_warps", good, "1, 2, 4, 8, 16, 32 or None")
         self._check_semantics()
 
@@ -33,8 +35,10 @@ P = TypeVar("P", bound=ThreadParams)
 
 
 def of_kernel(kernel: Kernel, default: P) -> P:
-    """The kernel's CompilerParams for the target of `default`. Kernels without any have the default ones, with the
-    dimension_semantics that they have for another target: these say what programs do, not what a device does.
+    """The kernel's CompilerParams for the target of `default`.
+
+    Kernels without any have the default ones, with the dimension_semantics that they have for
+    another target: these say what programs do, not what a device does.
 
     Raises OptionError.
     """
@@ -45,6 +49,8 @@ def of_kernel(kernel: Kernel, default: P) -> P:
     if not isinstance(found, type(default)):
         raise OptionError(
             f"kernel `{kernel.name}` has compiler_params for {default.target_name} of another class",
-            at=kernel.defined_at or None, why=repr(found), hint=f"pbkern.{default.target_name}.CompilerParams(...)",
-        )  # fmt: skip
+            at=kernel.defined_at or None,
+            why=repr(found),
+            hint=f"pbkern.{default.target_name}.CompilerParams(...)",
+        )
     return found

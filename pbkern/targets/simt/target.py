@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 class ThreadTarget(abc.ABC):
     """See targets.target.Target. A vendor's target has beside it:
 
-      backend_of(device): lowering for the device that compile_options name, or for the default one.
-      make(function, kind, made): a kernel's code; `made`: its text or image, if an earlier process had it.
-      made(code): the text or image, as bytes. driver(): the functions that launch. show(code, stage): text of a last stage.
+    backend_of(device): lowering for the device that compile_options name, or for the default one.
+    make(function, kind, made): a kernel's code; `made`: its text or image, if an earlier process
+    had it. made(code): the text or image, as bytes. driver(): the functions that launch. show(code,
+    stage): text of a last stage.
     """
 
     name: str
@@ -104,9 +105,10 @@ class ThreadTarget(abc.ABC):
         """Raises UnsupportedOp, ScheduleError, OptionError or InternalError."""
         if not options.device_one_time_load:
             raise OptionError(
-                f"target `{self.name}` loads a kernel once, however often it is launched", why="device_one_time_load=False",
+                f"target `{self.name}` loads a kernel once, however often it is launched",
+                why="device_one_time_load=False",
                 hint="leave it out",
-            )  # fmt: skip
+            )
         program, start = in_stages(program), time.perf_counter()
         backend, codes = self.backend_of(options.device), {}
         made: dict[tuple[tuple, ThreadOptions], Code] = {}
@@ -121,7 +123,9 @@ class ThreadTarget(abc.ABC):
         compiled.times |= {"code": (time.perf_counter() - start) * 1e3}
         return compiled
 
-    def _code(self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend) -> Code:
+    def _code(
+        self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend
+    ) -> Code:
         """Finds what this process or the disk has, else makes the code now."""
         key = kept_code.key(kernel, name, options, backend.kind)
         if fallback.is_failing():
@@ -144,7 +148,9 @@ class ThreadTarget(abc.ABC):
                 store.put(self.name, key, kept_code.packed(code.function, self.made(code)))
         return self._codes[key]
 
-    def _lowered(self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend) -> Code:
+    def _lowered(
+        self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend
+    ) -> Code:
         process.warm()
         try:
             function = device_function(kernel, options, backend.passes, backend.emit, name)
@@ -158,14 +164,21 @@ class ThreadTarget(abc.ABC):
     def lower_again(self, compiled: Compiled) -> Any:
         options: CompileOptions = compiled.options
         backend = self.backend_of(options.device)
-        return device_functions(compiled.program, lambda k: backend.build_options(k, options, compiled.program),
-                                backend.passes, backend.emit)
+        return device_functions(
+            compiled.program,
+            lambda k: backend.build_options(k, options, compiled.program),
+            backend.passes,
+            backend.emit,
+        )
 
     def call(self, compiled: Compiled, *operands) -> list:
         return launched_call(compiled, operands, self.driver())
 
     def direct_entry(self, compiled: Compiled) -> tuple[Callable[[bytes, int, int], None], int]:
-        """See launch/call.py: for callers whose arrays XLA does not have. Arrays begin at multiples of `alignment`."""
+        """See launch/call.py: for callers whose arrays XLA does not have.
+
+        Arrays begin at multiples of `alignment`.
+        """
         return direct_entry(compiled, self.driver())
 
     def alignment(self, nbytes: int) -> int:

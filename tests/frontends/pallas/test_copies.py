@@ -42,12 +42,16 @@ def test_rows_of_dynamic_number(count, dtype):
     f = copying(lambda s, x, o: (x.at[pl.ds(0, s[0])], o.at[pl.ds(s[1], s[0])]), y.shape, dtype)
     want = y.copy()
     want[2 : 2 + count] = x[:count]
-    np.testing.assert_array_equal(np.asarray(f(np.array([count, 2], "i4"), x, jnp.asarray(y))), want)
+    np.testing.assert_array_equal(
+        np.asarray(f(np.array([count, 2], "i4"), x, jnp.asarray(y))), want
+    )
 
 
 def test_rows_of_dynamic_number_are_added():
     def kernel(count, x_ref, y_ref, o_ref, sem):
-        copy = pltpu.make_async_copy(x_ref.at[pl.ds(0, count[0])], o_ref.at[pl.ds(2, count[0])], sem)
+        copy = pltpu.make_async_copy(
+            x_ref.at[pl.ds(0, count[0])], o_ref.at[pl.ds(2, count[0])], sem
+        )
         copy.start(add=True)
         copy.wait()
 
@@ -63,11 +67,19 @@ def test_rows_of_dynamic_number_are_added():
 
 def test_both_dimensions_of_dynamic_size():
     x, y = numbers((3, 7, 19)), np.zeros((8, 30), "f4")
-    f = copying(lambda s, x, o: (x.at[1, pl.ds(s[0], s[1]), pl.ds(3, s[2])], o.at[pl.ds(2, s[1]), pl.ds(s[0], s[2])]), y.shape)
+    f = copying(
+        lambda s, x, o: (
+            x.at[1, pl.ds(s[0], s[1]), pl.ds(3, s[2])],
+            o.at[pl.ds(2, s[1]), pl.ds(s[0], s[2])],
+        ),
+        y.shape,
+    )
     for first, rows, columns in ((0, 7, 16), (2, 3, 1), (1, 6, 0)):
         want = y.copy()
         rows_here = min(rows, 6)
-        want[2 : 2 + rows_here, first : first + columns] = x[1, first : first + rows_here, 3 : 3 + columns]
+        want[2 : 2 + rows_here, first : first + columns] = x[
+            1, first : first + rows_here, 3 : 3 + columns
+        ]
         np.testing.assert_array_equal(f(np.array([first, rows, columns], "i4"), x, y), want)
 
 
@@ -79,13 +91,21 @@ def test_strides_points_and_what_was_reshaped_before():
 
     want = y.reshape(4, 6).copy()
     want[:3] = x.reshape(4, 10, 6)[2, 1::3]
-    np.testing.assert_array_equal(copying(select, y.shape)(np.array([3, 2], "i4"), x, y), want.reshape(6, 4))
+    np.testing.assert_array_equal(
+        copying(select, y.shape)(np.array([3, 2], "i4"), x, y), want.reshape(6, 4)
+    )
 
 
 def test_copies_stay_inside_both_arrays():
     """A TPU rounds sizes up to its tiles, and has padding there."""
     x, y = numbers((5, 6)), np.zeros((8, 9), "f4")
-    f = copying(lambda s, x, o: (x.at[pl.ds(s[0], s[1]), pl.ds(s[0], s[1])], o.at[pl.ds(6, s[1]), pl.ds(7, s[1])]), y.shape)
+    f = copying(
+        lambda s, x, o: (
+            x.at[pl.ds(s[0], s[1]), pl.ds(s[0], s[1])],
+            o.at[pl.ds(6, s[1]), pl.ds(7, s[1])],
+        ),
+        y.shape,
+    )
     want = y.copy()
     want[6:8, 7:9] = x[2:4, 2:4]
     np.testing.assert_array_equal(f(np.array([2, 8], "i4"), x, y), want)
@@ -106,7 +126,9 @@ def test_an_index_that_became_a_constant_in_a_branch_not_taken():
         o_ref[0] = jax.lax.fori_loop(0, 4, step, x_ref[0], unroll=True)
 
     x = numbers((4,))
-    np.testing.assert_array_equal(pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((1,), F32))(x), [6])
+    np.testing.assert_array_equal(
+        pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((1,), F32))(x), [6]
+    )
 
 
 # --- pipelines -----------------------------------------------------------------------------------------------------
@@ -129,7 +151,12 @@ def test_pipelines_of_whole_and_ragged_blocks(shape):
     grid = (pl.cdiv(shape[0], 8), pl.cdiv(shape[1], 128))
     kernel = pipeline(body, grid=grid, in_specs=[block, block], out_specs=[block])
     x, y = np.random.default_rng(0).standard_normal((2, *shape)).astype("f4")
-    f = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(shape, F32), in_specs=[ANYWHERE] * 2, out_specs=ANYWHERE)
+    f = pl.pallas_call(
+        kernel,
+        out_shape=jax.ShapeDtypeStruct(shape, F32),
+        in_specs=[ANYWHERE] * 2,
+        out_specs=ANYWHERE,
+    )
     np.testing.assert_allclose(jax.jit(f)(x, y), x * 2 + y, rtol=1e-6, atol=1e-6)
 
 
@@ -148,7 +175,12 @@ def test_pipelines_accumulate_in_a_block_that_is_visited_again():
     )  # fmt: skip
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((16, 256)).astype("f4"), rng.standard_normal((256, 384)).astype("f4")
-    f = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((16, 384), F32), in_specs=[ANYWHERE] * 2, out_specs=ANYWHERE)
+    f = pl.pallas_call(
+        kernel,
+        out_shape=jax.ShapeDtypeStruct((16, 384), F32),
+        in_specs=[ANYWHERE] * 2,
+        out_specs=ANYWHERE,
+    )
     np.testing.assert_allclose(f(x, y), x @ y, rtol=1e-4, atol=1e-4)
 
 

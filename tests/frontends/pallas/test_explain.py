@@ -45,26 +45,47 @@ def summed_anew(x_ref, o_ref, sum_ref, axis=1):
 
 
 def make(body=copy, **options):
-    return pbkern.kernel(body, **{"grid": (4,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": SHAPE} | options)
+    return pbkern.kernel(
+        body, **{"grid": (4,), "in_specs": [ROWS], "out_specs": ROWS, "out_shape": SHAPE} | options
+    )
 
 
 CASES = [
     ({}, ["parallel, proved: its programs write disjoint blocks"]),
-    ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))}, ['parallel, declared "parallel"']),
-    ({"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",))}, ['in order, declared "arbitrary"']),
+    (
+        {"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))},
+        ['parallel, declared "parallel"'],
+    ),
+    (
+        {"compiler_params": pbkern.cpu.CompilerParams(dimension_semantics=("arbitrary",))},
+        ['in order, declared "arbitrary"'],
+    ),
     ({"scratch_shapes": [((8,), "f4")]}, ["parallel, proved"]),
-    ({"scratch_shapes": [((8,), "f4")], "body": summed}, ["in order, because scratch 0 is kept from program to program"]),
+    (
+        {"scratch_shapes": [((8,), "f4")], "body": summed},
+        ["in order, because scratch 0 is kept from program to program"],
+    ),
     (
         {"scratch_shapes": [((8,), "f4")], "body": summed_anew, "grid": (4, 3)},
         ["parallel, proved", "in order, because scratch 0"],
     ),
     (
-        {"scratch_shapes": [((8,), "f4")], "body": functools.partial(summed_anew, axis=0), "grid": (4, 3)},
+        {
+            "scratch_shapes": [((8,), "f4")],
+            "body": functools.partial(summed_anew, axis=0),
+            "grid": (4, 3),
+        },
         ["in order, because scratch 0", "in order, because scratch 0"],
     ),
-    ({"grid": (4, 3)}, ["parallel, proved", "in order, because blocks of output 0 are the same along it"]),
+    (
+        {"grid": (4, 3)},
+        ["parallel, proved", "in order, because blocks of output 0 are the same along it"],
+    ),
     ({"grid": (4, 1)}, ["parallel, proved", "parallel, a single program"]),
-    ({"out_specs": pbkern.BlockSpec((8,), lambda i: (i + i // 4,))}, ["in order, because blocks of output 0 are not proved"]),
+    (
+        {"out_specs": pbkern.BlockSpec((8,), lambda i: (i + i // 4,))},
+        ["in order, because blocks of output 0 are not proved"],
+    ),
     (
         {"input_output_aliases": {0: 0}, "in_specs": [pbkern.BlockSpec((8,), lambda i: (3 - i,))]},
         ["in order, because programs may read of input 0 what others write through output 0"],
@@ -81,7 +102,11 @@ def test_how_each_grid_dimension_runs_and_why(options, want):
 
 
 def test_a_dimension_of_dynamic_size_runs_in_order():
-    (line,) = lines_of(make(body=copy_counted, in_specs=[ROWS, pbkern.BlockSpec()], dynamic_grid={0: 1}), X, np.int32(2))
+    (line,) = lines_of(
+        make(body=copy_counted, in_specs=[ROWS, pbkern.BlockSpec()], dynamic_grid={0: 1}),
+        X,
+        np.int32(2),
+    )
     assert line == "grid dimension 0 of dynamic size: in order, because an operand gives its size"
 
 
@@ -92,7 +117,9 @@ def plus_one(x_ref, o_ref):
 @pbkern.jit
 def mixed(x):
     spec = pl.BlockSpec((8,), lambda i: (i,))
-    y = pl.pallas_call(plus_one, out_shape=SHAPE, grid=(4,), in_specs=[spec], out_specs=spec, name="plus_one")(x)
+    y = pl.pallas_call(
+        plus_one, out_shape=SHAPE, grid=(4,), in_specs=[spec], out_specs=spec, name="plus_one"
+    )(x)
     return jnp.sin(make()(y)) * 2
 
 
@@ -155,5 +182,10 @@ def test_pallas_calls_that_are_not_compiled():
     interpreted = pl.pallas_call(plus_one, out_shape=SHAPE, interpret=True)
     with pbkern.pallas.installed():
         assert lines_of(interpreted, X) == ("runs in JAX's interpreter, as interpret= asks for",)
-        (line,) = lines_of(pl.pallas_call(plus_one, out_shape=SHAPE, compiler_params=pltpu.CompilerParams(collective_id=1)), X)
+        (line,) = lines_of(
+            pl.pallas_call(
+                plus_one, out_shape=SHAPE, compiler_params=pltpu.CompilerParams(collective_id=1)
+            ),
+            X,
+        )
     assert line.startswith("cannot be compiled: ") and "collective_id" in line

@@ -39,7 +39,9 @@ def add_kernel(x_ref, y_ref, o_ref):
 
 def add(x, y, **options):
     spec = pl.BlockSpec((8,), lambda i: (i,))
-    return pl.pallas_call(add_kernel, out_shape=x, grid=(4,), in_specs=[spec, spec], out_specs=spec, **options)(x, y)
+    return pl.pallas_call(
+        add_kernel, out_shape=x, grid=(4,), in_specs=[spec, spec], out_specs=spec, **options
+    )(x, y)
 
 
 X, Y = np.arange(32, dtype="f4"), np.ones(32, "f4")
@@ -61,10 +63,15 @@ def matmul(x, y, semantics=None):
         kernel,
         out_shape=struct(64, 64),
         grid=(2, 2, 4),
-        in_specs=[pl.BlockSpec((32, 16), lambda i, j, k: (i, k)), pl.BlockSpec((16, 32), lambda i, j, k: (k, j))],
+        in_specs=[
+            pl.BlockSpec((32, 16), lambda i, j, k: (i, k)),
+            pl.BlockSpec((16, 32), lambda i, j, k: (k, j)),
+        ],
         out_specs=pl.BlockSpec((32, 32), lambda i, j, k: (i, j)),
         scratch_shapes=[pltpu.VMEM((32, 32), F32)],
-        compiler_params=None if semantics is None else pltpu.CompilerParams(dimension_semantics=semantics),
+        compiler_params=None
+        if semantics is None
+        else pltpu.CompilerParams(dimension_semantics=semantics),
     )(x, y)
 
 
@@ -109,10 +116,14 @@ def test_uninstalled_lowering_is_jax_s():
 # --- grids and blocks ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("semantics", [None, ("parallel", "parallel", "arbitrary"), ("arbitrary",) * 3])
+@pytest.mark.parametrize(
+    "semantics", [None, ("parallel", "parallel", "arbitrary"), ("arbitrary",) * 3]
+)
 def test_scratch_accumulates_over_steps_in_order(semantics):
     x, y = np.random.default_rng(0).standard_normal((2, 64, 64)).astype("f4")
-    np.testing.assert_allclose(jax.jit(functools.partial(matmul, semantics=semantics))(x, y), x @ y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        jax.jit(functools.partial(matmul, semantics=semantics))(x, y), x @ y, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_revisited_outputs_accumulate():
@@ -160,7 +171,12 @@ def test_dynamic_grid():
     def f(n, x):
         spec = pl.BlockSpec((8,), lambda i: (i,))
         return pl.pallas_call(
-            kernel, out_shape=x, grid=(n,), in_specs=[spec], out_specs=spec, input_output_aliases={0: 0}
+            kernel,
+            out_shape=x,
+            grid=(n,),
+            in_specs=[spec],
+            out_specs=spec,
+            input_output_aliases={0: 0},
         )(x)
 
     want = np.where(np.arange(32) < 16, X * 2, X)
@@ -198,7 +214,9 @@ def test_named_grid():
         o_ref[...] = x_ref[...] + jax.lax.axis_index("row") * pl.num_programs(0)
 
     spec = pl.BlockSpec((8,), lambda i: (i,))
-    f = pl.pallas_call(kernel, out_shape=struct(32), grid=(("row", 4),), in_specs=[spec], out_specs=spec)
+    f = pl.pallas_call(
+        kernel, out_shape=struct(32), grid=(("row", 4),), in_specs=[spec], out_specs=spec
+    )
     np.testing.assert_array_equal(f(X), X + np.repeat(np.arange(4), 8) * 4)
 
 
@@ -210,7 +228,12 @@ def test_blocks_that_are_not_written_keep_the_aliased_operand():
 
     spec = pl.BlockSpec((8,), lambda i: (i,))
     f = pl.pallas_call(
-        kernel, out_shape=struct(32), grid=(4,), in_specs=[spec], out_specs=spec, input_output_aliases={0: 0}
+        kernel,
+        out_shape=struct(32),
+        grid=(4,),
+        in_specs=[spec],
+        out_specs=spec,
+        input_output_aliases={0: 0},
     )
     want = X * np.repeat([2, 1, 2, 1], 8)
     x = jnp.asarray(X)
@@ -252,7 +275,9 @@ def test_reads_through_indices_and_transforms(read, want):
     def kernel(x_ref, o_ref):
         o_ref[...] = read(x_ref)
 
-    np.testing.assert_array_equal(one_program(kernel, jax.ShapeDtypeStruct(want.shape, want.dtype), A), want)
+    np.testing.assert_array_equal(
+        one_program(kernel, jax.ShapeDtypeStruct(want.shape, want.dtype), A), want
+    )
 
 
 def changed(subscript, value, view=lambda a: a):
@@ -273,10 +298,19 @@ def chosen():
 WRITES = [
     (lambda r: r.at[1:5:2, pl.ds(2, 3)].set(-jnp.ones((2, 3))), changed(np.s_[1:5:2, 2:5], -1)),
     (lambda r: r.at[2:5].at[1].set(-jnp.ones(8)), changed(3, -1)),
-    (lambda r: r.reshape(8, 6).at[2:4].set(-jnp.ones((2, 6))), changed(np.s_[2:4], -1, lambda a: a.reshape(8, 6))),
+    (
+        lambda r: r.reshape(8, 6).at[2:4].set(-jnp.ones((2, 6))),
+        changed(np.s_[2:4], -1, lambda a: a.reshape(8, 6)),
+    ),
     (lambda r: r.T.at[3].set(jnp.arange(6.0)), changed(3, np.arange(6), lambda a: a.T)),
-    (lambda r: r.bitcast(jnp.int32).at[1].set(jnp.ones(8, jnp.int32)), changed(1, 1, lambda a: a.view("i4"))),
-    (lambda r: r.reshape(8, 6).at[chosen()].set(-jnp.ones((3, 6))), changed(CHOSEN, -1, lambda a: a.reshape(8, 6))),
+    (
+        lambda r: r.bitcast(jnp.int32).at[1].set(jnp.ones(8, jnp.int32)),
+        changed(1, 1, lambda a: a.view("i4")),
+    ),
+    (
+        lambda r: r.reshape(8, 6).at[chosen()].set(-jnp.ones((3, 6))),
+        changed(CHOSEN, -1, lambda a: a.reshape(8, 6)),
+    ),
     (
         lambda r: r.reshape(8, 6).at[1:3, chosen()].set(jnp.arange(6.0).reshape(2, 3)),
         changed(np.s_[1:3, CHOSEN], np.arange(6.0).reshape(2, 3), lambda a: a.reshape(8, 6)),
@@ -313,7 +347,11 @@ def test_masks_that_always_hold_cost_nothing():
         def kernel(x_ref, o_ref):
             inside = (jnp.arange(8) < width)[None, :]
             value = plt.load(x_ref.at[:, :], mask=inside, other=5.0)
-            plt.store(o_ref.at[:, :], jnp.where(jnp.arange(8) >= 0, value, 9.0), mask=inside | (jnp.arange(8) >= 0))
+            plt.store(
+                o_ref.at[:, :],
+                jnp.where(jnp.arange(8) >= 0, value, 9.0),
+                mask=inside | (jnp.arange(8) >= 0),
+            )
 
         return pl.pallas_call(kernel, out_shape=x)(x)
 
@@ -405,10 +443,17 @@ def test_bounded_slices():
     def kernel(parts_ref, x_ref, size_ref, o_ref):
         o_ref[...] = x_ref[...] * (pl.program_id(0) + 1) + size_ref[...]
 
-    block, whole = pl.BlockSpec((pl.BoundedSlice(8), 4), part), pl.BlockSpec((1, 4), lambda i, parts_ref: (0, 0))
-    spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(4,), in_specs=[block, whole], out_specs=block)
+    block, whole = (
+        pl.BlockSpec((pl.BoundedSlice(8), 4), part),
+        pl.BlockSpec((1, 4), lambda i, parts_ref: (0, 0)),
+    )
+    spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1, grid=(4,), in_specs=[block, whole], out_specs=block
+    )
     x = np.random.default_rng(0).standard_normal((16, 4)).astype("f4")
-    got = pl.pallas_call(kernel, out_shape=struct(16, 4), grid_spec=spec)(parts, x, np.full((1, 4), 2, "f4"))
+    got = pl.pallas_call(kernel, out_shape=struct(16, 4), grid_spec=spec)(
+        parts, x, np.full((1, 4), 2, "f4")
+    )
     want = np.empty_like(x)
     for i, (low, high) in enumerate(parts):
         want[low:high] = x[low:high] * (i + 1) + 2
@@ -451,7 +496,9 @@ NARROW = [jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.float8_e8m0fnu, jnp.float4_e2m
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrow_floats(dtype):
     bits = jnp.uint4 if dtype == jnp.float4_e2m1fn else jnp.uint8
-    x = jax.lax.bitcast_convert_type((jnp.arange(256) % (jnp.iinfo(bits).max + 1)).astype(bits), dtype)
+    x = jax.lax.bitcast_convert_type(
+        (jnp.arange(256) % (jnp.iinfo(bits).max + 1)).astype(bits), dtype
+    )
 
     def kernel(x_ref, wide_ref, narrow_ref):
         wide_ref[...] = x_ref[...].astype(F32)
@@ -459,7 +506,9 @@ def test_narrow_floats(dtype):
 
     wide, narrow = one_program(kernel, (struct(256), jax.ShapeDtypeStruct((256,), dtype)), x)
     np.testing.assert_array_equal(wide, x.astype(F32))
-    np.testing.assert_array_equal(narrow.astype(F32), (x.astype(F32) * 0.37).astype(dtype).astype(F32))
+    np.testing.assert_array_equal(
+        narrow.astype(F32), (x.astype(F32) * 0.37).astype(dtype).astype(F32)
+    )
 
 
 @pytest.mark.parametrize("source", [F32, jnp.bfloat16, jnp.float16])
@@ -482,7 +531,10 @@ def test_a_slice_longer_than_its_ref_is_an_error():
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[pl.ds(16)]
 
-    with pytest.raises(KernelError, match=r"longer than its Ref\n  at   .*test_import.py[\s\S]*16 elements of 8 along axis 0"):
+    with pytest.raises(
+        KernelError,
+        match=r"longer than its Ref\n  at   .*test_import.py[\s\S]*16 elements of 8 along axis 0",
+    ):
         one_program(kernel, struct(16), jnp.zeros(8))
 
 
@@ -493,7 +545,11 @@ def rounded_once(x, dtype):
     if name == "float8_e8m0fnu":
         values, beyond = [2.0**k for k in range(-127, 129)], np.nan
     else:
-        count, beyond = {"float8_e5m2": (124, np.inf), "float8_e4m3fn": (127, np.nan), "float4_e2m1fn": (8, 6.0)}[name]
+        count, beyond = {
+            "float8_e5m2": (124, np.inf),
+            "float8_e4m3fn": (127, np.nan),
+            "float4_e2m1fn": (8, 6.0),
+        }[name]
         values = [float(v) for v in np.arange(count, dtype=np.uint8).view(dtype).astype(np.float64)]
         values.append(2 * values[-1] - values[-2])  # what is nearer to this is too large
     middles = [Fraction(a) / 2 + Fraction(b) / 2 for a, b in zip(values, values[1:])]
@@ -514,9 +570,16 @@ def rounded_once(x, dtype):
 def test_wide_numbers_are_rounded_to_narrow_floats_once(dtype, source):
     """What lies a little beside the middle of two must not become that middle on the way."""
     if source == np.float64:
-        near = (np.arange(1 << 11, dtype=np.uint64) + (999 << 10)) << 42  # mantissas of 10 bits, 2**-24 and up
-        middles = np.concatenate([near.view("f8"), [448.0, 464.0, 480.0, 57344.0, 61440.0, 1.5 * 2.0**100, 1e39]])
-        x = [s * np.nextafter(middles, m) for s in (1, -1) for m in (0, np.inf)] + [middles, [0.0, -0.0, 1e-50, 3e38]]
+        near = (
+            np.arange(1 << 11, dtype=np.uint64) + (999 << 10)
+        ) << 42  # mantissas of 10 bits, 2**-24 and up
+        middles = np.concatenate(
+            [near.view("f8"), [448.0, 464.0, 480.0, 57344.0, 61440.0, 1.5 * 2.0**100, 1e39]]
+        )
+        x = [s * np.nextafter(middles, m) for s in (1, -1) for m in (0, np.inf)] + [
+            middles,
+            [0.0, -0.0, 1e-50, 3e38],
+        ]
         x = np.concatenate(x)
     else:
         middles = [m << k for k in range(64) for m in (1, 3, 5)] + [464, 61440]
@@ -554,7 +617,9 @@ CALCULATIONS = {
     "literal": lambda x: x * x.dtype.type(0.5),
     "comparison": lambda x: jnp.where(x > x.dtype.type(1), x, x.dtype.type(2)),
     "loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, v: v + x, x),
-    "to integer": lambda x: jnp.where(x < x.dtype.type(100), x, x.dtype.type(1)).astype(jnp.int32).astype(x.dtype),
+    "to integer": lambda x: (
+        jnp.where(x < x.dtype.type(100), x, x.dtype.type(1)).astype(jnp.int32).astype(x.dtype)
+    ),
 }
 
 
@@ -568,7 +633,9 @@ def test_calculations_with_8_bit_floats_round_each_time(name, dtype):
     x = np.arange(256, dtype=np.uint8).view(dtype)
     got = one_program(kernel, jax.ShapeDtypeStruct((256,), dtype), x)
     want = CALCULATIONS[name](jnp.asarray(x))
-    np.testing.assert_array_equal(np.asarray(got).astype(np.float32), np.asarray(want).astype(np.float32))
+    np.testing.assert_array_equal(
+        np.asarray(got).astype(np.float32), np.asarray(want).astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize("dtype", NARROW[:3])
@@ -581,7 +648,9 @@ def test_8_bit_floats_that_are_only_moved(dtype):
     byte = np.arange(256, dtype=np.uint8)
     value = jax.ShapeDtypeStruct((256,), dtype)
     nan = np.isnan(byte.view(dtype).astype(np.float32))
-    for got in one_program(kernel, (value, struct(256, dtype=jnp.uint8), value), jnp.asarray(byte.view(dtype))):
+    for got in one_program(
+        kernel, (value, struct(256, dtype=jnp.uint8), value), jnp.asarray(byte.view(dtype))
+    ):
         np.testing.assert_array_equal(np.asarray(got).view(np.uint8)[~nan], byte[~nan])
         assert np.isnan(np.asarray(got).view(dtype).astype(np.float32)).tolist() == nan.tolist()
 
@@ -598,7 +667,11 @@ def test_debug_print(capfd):
     spec = pl.BlockSpec((2,), lambda i: (i,))
     f = pl.pallas_call(kernel, out_shape=struct(4), grid=(2,), in_specs=[spec], out_specs=spec)
     jax.block_until_ready(f(np.array([4.2, 2.4, 1, 2], "f4")))
-    assert sorted(capfd.readouterr().out.splitlines()) == ["last: 3.0 of 1", "x = [1. 2.]", "x = [4.2 2.4]"]
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        "last: 3.0 of 1",
+        "x = [1. 2.]",
+        "x = [4.2 2.4]",
+    ]
 
 
 def test_kernels_of_one_program_print_each_in_its_way(capfd):
@@ -638,12 +711,17 @@ def test_what_needs_hardware_is_refused_at_the_user_s_line():
 
 def test_copies_and_signals_to_other_devices_are_refused():
     def copies(x_ref, o_ref, send, receive):
-        pltpu.make_async_remote_copy(x_ref, o_ref, send, receive, device_id=1, device_id_type=pl.DeviceIdType.LOGICAL).start()
+        pltpu.make_async_remote_copy(
+            x_ref, o_ref, send, receive, device_id=1, device_id_type=pl.DeviceIdType.LOGICAL
+        ).start()
 
     def signals(x_ref, o_ref, send, receive):
         pl.semaphore_signal(receive, device_id=1, device_id_type=pl.DeviceIdType.LOGICAL)
 
-    for body, what in ((copies, "a copy to another device"), (signals, "a signal to another device")):
+    for body, what in (
+        (copies, "a copy to another device"),
+        (signals, "a signal to another device"),
+    ):
         f = pl.pallas_call(
             body, out_shape=struct(8, 128), in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=pl.BlockSpec(memory_space=pl.ANY), scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR],
@@ -661,7 +739,8 @@ def test_a_primitive_without_rule_is_named_with_its_line():
 
 
 @pytest.mark.parametrize(
-    "params", [pltpu.CompilerParams(collective_id=1), plgpu.CompilerParams(profile_space=3, profile_dir="x")]
+    "params",
+    [pltpu.CompilerParams(collective_id=1), plgpu.CompilerParams(profile_space=3, profile_dir="x")],
 )
 def test_compiler_params_without_counterpart_are_refused(params):
     with pytest.raises(UnsupportedOp, match="collective_id|profile_space"):
@@ -677,11 +756,16 @@ def checked(check):
         o_ref[...] = x_ref[...]
 
     spec = pl.BlockSpec((8,), lambda i: (i,))
-    return lambda x: pl.pallas_call(kernel, out_shape=x, grid=(4,), in_specs=[spec], out_specs=spec)(x)
+    return lambda x: pl.pallas_call(
+        kernel, out_shape=x, grid=(4,), in_specs=[spec], out_specs=spec
+    )(x)
 
 
 def test_a_checkify_check_fails_the_call():
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"a block of x reaches 20[\s\S]*test_import.py"):
+    with pytest.raises(
+        (jax.errors.JaxRuntimeError, ValueError),
+        match=r"a block of x reaches 20[\s\S]*test_import.py",
+    ):
         jax.block_until_ready(jax.jit(checked(checkify.check))(X))
     np.testing.assert_array_equal(jax.jit(checked(checkify.check))(X - 20), X - 20)
 
@@ -689,27 +773,42 @@ def test_a_checkify_check_fails_the_call():
 def test_debug_checks_fail_the_call_where_they_are_enabled():
     np.testing.assert_array_equal(jax.jit(checked(pl.debug_check))(X), X)
     with pl.enable_debug_checks(True):
-        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a block of x reaches 20"):
+        with pytest.raises(
+            (jax.errors.JaxRuntimeError, ValueError), match="a block of x reaches 20"
+        ):
             jax.block_until_ready(jax.jit(checked(pl.debug_check))(X))
         np.testing.assert_array_equal(jax.jit(checked(pl.debug_check))(X - 20), X - 20)
 
 
 # --- bitcasts ------------------------------------------------------------------------------------------------------
 
-WIDTHS = [jnp.int32, jnp.float32, jnp.int16, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.float8_e5m2, jnp.float8_e8m0fnu]
+WIDTHS = [
+    jnp.int32,
+    jnp.float32,
+    jnp.int16,
+    jnp.bfloat16,
+    jnp.int8,
+    jnp.uint8,
+    jnp.float8_e5m2,
+    jnp.float8_e8m0fnu,
+]
 
 
 @pytest.mark.sampled(15)
 @pytest.mark.parametrize("new", WIDTHS)
 @pytest.mark.parametrize("old", WIDTHS)
 def test_bitcasts_between_all_widths(old, new):
-    raw = np.random.default_rng(0).integers(0, 120, (32, 16 * np.dtype(old).itemsize), np.uint8)  # no NaN in any type
+    raw = np.random.default_rng(0).integers(
+        0, 120, (32, 16 * np.dtype(old).itemsize), np.uint8
+    )  # no NaN in any type
     x = jnp.asarray(raw.view(old).reshape(8, -1)[:, :16])
 
     def kernel(x_ref, o_ref, view_ref, last_ref):
         o_ref[...] = pltpu.bitcast(x_ref[...], new)
         view_ref[...] = x_ref.bitcast(new)[...]
-        last_ref[...] = jax.lax.bitcast_convert_type(x_ref[...].reshape(last_in), new).reshape(last_out)
+        last_ref[...] = jax.lax.bitcast_convert_type(x_ref[...].reshape(last_in), new).reshape(
+            last_out
+        )
 
     def interpreted(*shapes):
         return pl.pallas_call(kernel, out_shape=shapes, interpret=True)(x)
@@ -733,7 +832,9 @@ def test_local_copies_with_two_buffers(semantics):
         i, n = pl.program_id(0), 4
 
         def load(k):
-            return pltpu.make_async_copy(x_ref.at[i, pl.ds(k * 8, 8)], buffers.at[k % 2], arrive.at[k % 2])
+            return pltpu.make_async_copy(
+                x_ref.at[i, pl.ds(k * 8, 8)], buffers.at[k % 2], arrive.at[k % 2]
+            )
 
         load(0).start()
         for k in range(n):
@@ -773,7 +874,9 @@ def test_prefetched_operands_keep_what_programs_write():
         o_ref[...] = x_ref[...] * count_ref[0]
 
     block = pl.BlockSpec((8,), lambda i, count_ref: (i,))
-    spec = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(4,), in_specs=[block], out_specs=block)
+    spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1, grid=(4,), in_specs=[block], out_specs=block
+    )
     count = jnp.array([10], jnp.int32)
     got = pl.pallas_call(kernel, out_shape=struct(32), grid_spec=spec)(count, X)
     np.testing.assert_array_equal(got, X * np.repeat(np.arange(11, 15), 8))
@@ -804,7 +907,9 @@ def test_index_maps_know_the_size_of_the_grid():
     np.testing.assert_array_equal(f(X), X.reshape(4, 8)[::-1].ravel())
 
 
-@pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((1, 0), (2, 0)), ((0, 1), (0, 2)), ((2, 3), (1, 1))])
+@pytest.mark.parametrize(
+    "padding", [((0, 0), (0, 0)), ((1, 0), (2, 0)), ((0, 1), (0, 2)), ((2, 3), (1, 1))]
+)
 def test_elements_are_counted_from_the_padding_on(padding):
     """As JAX's interpreter does; what lies in the padding is not specified."""
     (top, bottom), (left, right) = padding
@@ -814,7 +919,9 @@ def test_elements_are_counted_from_the_padding_on(padding):
         o_ref[...] = x_ref[...] * 2
 
     def f(interpret):
-        block = pl.BlockSpec((pl.Element(2, padding[0]), pl.Element(3, padding[1])), lambda i, j: (2 * i, 3 * j))
+        block = pl.BlockSpec(
+            (pl.Element(2, padding[0]), pl.Element(3, padding[1])), lambda i, j: (2 * i, 3 * j)
+        )
         return pl.pallas_call(
             kernel, grid=(4, 3), out_shape=struct(*shape), in_specs=[block], out_specs=block, interpret=interpret
         )(x)  # fmt: skip
@@ -834,7 +941,9 @@ def test_largest_elements(dtype, k):
         o_ref[...], i_ref[...] = jax.lax.top_k(x_ref[...], k)
 
     with pbkern.pallas.installed():
-        found = pl.pallas_call(kernel, out_shape=[struct(5, k, dtype=dtype), struct(5, k, dtype=jnp.int32)])(x)
+        found = pl.pallas_call(
+            kernel, out_shape=[struct(5, k, dtype=dtype), struct(5, k, dtype=jnp.int32)]
+        )(x)
     for got, want in zip(found, jax.lax.top_k(x, k)):
         np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(want, "f4"))
 

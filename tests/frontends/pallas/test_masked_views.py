@@ -32,7 +32,10 @@ def slices(places):
 
 def elements(places, shape):
     """Per element of the access: its place, whether it lies inside."""
-    axes = [[s + k * step for k in range(n)] for s, n, step in (p if isinstance(p, tuple) else (p, 1, 1) for p in places)]
+    axes = [
+        [s + k * step for k in range(n)]
+        for s, n, step in (p if isinstance(p, tuple) else (p, 1, 1) for p in places)
+    ]
     return [(at, all(0 <= q < n for q, n in zip(at, shape))) for at in itertools.product(*axes)]
 
 
@@ -51,9 +54,13 @@ def test_loads(name):
         mask = jnp.arange(odd.size).reshape(size) % 3 != 1
         o_ref[i] = plt.load(x_ref.reshape(*shape).at[slices(places(i))], mask=mask, other=-1.0)
 
-    got = np.asarray(pl.pallas_call(kernel, grid=(3,), out_shape=jax.ShapeDtypeStruct((3, *size), "float32"))(X))
+    got = np.asarray(
+        pl.pallas_call(kernel, grid=(3,), out_shape=jax.ShapeDtypeStruct((3, *size), "float32"))(X)
+    )
     for i in range(3):
-        for (at, inside), value, chosen in zip(elements(places(i), shape), got[i].ravel(), odd.ravel()):
+        for (at, inside), value, chosen in zip(
+            elements(places(i), shape), got[i].ravel(), odd.ravel()
+        ):
             if inside or not chosen:
                 assert value == (X.reshape(shape)[at] if chosen else -1)
 
@@ -95,7 +102,9 @@ def test_index_arrays_behind_a_reshape():
         at = o_ref.reshape(4, 10).at[rows_ref[...], pl.ds(8 + pl.program_id(0), 4)]
         plt.store(at, jnp.full((2, 4), 7, jnp.float32), mask=jnp.ones((2, 4), bool))
 
-    got = pl.pallas_call(kernel, grid=(1,), out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))(rows, X)
+    got = pl.pallas_call(kernel, grid=(1,), out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))(
+        rows, X
+    )
     want = X.copy().reshape(4, 10)
     want[[0, 2], 8:] = 7
     np.testing.assert_array_equal(got, want.reshape(X.shape))
@@ -106,7 +115,9 @@ def test_copies_of_dynamic_size(start, size):
     def kernel(n_ref, x_ref, o_ref, semaphore):
         o_ref[...] = jnp.zeros_like(o_ref)
         span = pl.ds(n_ref[0], n_ref[1])
-        copy = pltpu.make_async_copy(x_ref.reshape(40).at[span], o_ref.reshape(40).at[span], semaphore)
+        copy = pltpu.make_async_copy(
+            x_ref.reshape(40).at[span], o_ref.reshape(40).at[span], semaphore
+        )
         copy.start()
         copy.wait()
 

@@ -34,7 +34,9 @@ def test_kernels_of_several_cores(cores, params):
         pltpu.sync_copy(buffer, my_rows(o_ref, cores))
 
     scratch = [pltpu.VMEM((32 // cores, 128), F32)]
-    f = pl.kernel(body, out_type=STRUCT, mesh=mesh(cores), scratch_types=scratch, compiler_params=params)
+    f = pl.kernel(
+        body, out_type=STRUCT, mesh=mesh(cores), scratch_types=scratch, compiler_params=params
+    )
     np.testing.assert_array_equal(jax.jit(f)(X), X * 2)
     np.testing.assert_array_equal(f(X), X * 2)
 
@@ -62,7 +64,9 @@ def test_a_mesh_made_without_a_number_of_cores_has_one():
     kind = pltpu.TensorCoreMesh
     assert kind(axis_name="rows").shape == {"rows": 1}
     assert kind(axis_name="rows", num_cores=3).shape == {"rows": 3}
-    np.testing.assert_array_equal(pl.kernel(body, out_type=STRUCT, mesh=kind(axis_name="rows"))(X), X)
+    np.testing.assert_array_equal(
+        pl.kernel(body, out_type=STRUCT, mesh=kind(axis_name="rows"))(X), X
+    )
     pbkern.pallas.uninstall()
     try:
         with pytest.raises(AttributeError):
@@ -108,7 +112,9 @@ def test_pipelines_divided_over_cores(cores, shape):
         )(x_ref, o_ref)  # fmt: skip
 
     x = np.ones(shape, "f4")
-    f = pl.kernel(kernel, out_type=jax.ShapeDtypeStruct(shape, F32), mesh=mesh(cores), scratch_types=[])
+    f = pl.kernel(
+        kernel, out_type=jax.ShapeDtypeStruct(shape, F32), mesh=mesh(cores), scratch_types=[]
+    )
     np.testing.assert_array_equal(f(x), 2)
 
 
@@ -117,7 +123,13 @@ def test_an_operand_that_a_call_gives_up_is_the_result():
         pltpu.sync_copy(x_ref.at[pl.ds(0, 8)], x_ref.at[pl.ds(8, 8)])
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    f = pl.pallas_call(kernel, out_shape=STRUCT, in_specs=[anywhere], out_specs=anywhere, input_output_aliases={0: 0})
+    f = pl.pallas_call(
+        kernel,
+        out_shape=STRUCT,
+        in_specs=[anywhere],
+        out_specs=anywhere,
+        input_output_aliases={0: 0},
+    )
     want = X.copy()
     want[8:16] = X[:8]
     np.testing.assert_array_equal(f(jnp.asarray(X)), want)
@@ -127,7 +139,9 @@ def test_cores_that_talk_to_one_another_are_refused():
     def signals(x_ref, o_ref, sem):
         pl.semaphore_signal(sem, device_id={"core": 1})
 
-    f = pl.kernel(signals, out_type=STRUCT, mesh=mesh(2), scratch_types=[pltpu.SemaphoreType.REGULAR])
+    f = pl.kernel(
+        signals, out_type=STRUCT, mesh=mesh(2), scratch_types=[pltpu.SemaphoreType.REGULAR]
+    )
     with pytest.raises(UnsupportedOp, match=r"another device or core[\s\S]*test_meshes.py"):
         f(X)
 
@@ -140,7 +154,9 @@ def test_cores_that_talk_to_one_another_are_refused():
 
 
 def test_loops_and_pipelines_of_a_sparse_core():
-    cores = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore", num_cores=2, num_subcores=4)
+    cores = plsc.VectorSubcoreMesh(
+        core_axis_name="core", subcore_axis_name="subcore", num_cores=2, num_subcores=4
+    )
 
     def body(x_ref, o_ref):
         @plsc.parallel_loop(0, 128, step=16)
@@ -152,11 +168,15 @@ def test_loops_and_pipelines_of_a_sparse_core():
         block = pl.BlockSpec((2, 128), lambda i: (core * 2 + i, 0))
         pltpu.emit_pipeline(body, grid=(2,), in_specs=[block], out_specs=[block])(x_ref, o_ref)
 
-    np.testing.assert_array_equal(pl.kernel(kernel, out_type=STRUCT, mesh=cores, scratch_types=[])(X), X * 2)
+    np.testing.assert_array_equal(
+        pl.kernel(kernel, out_type=STRUCT, mesh=cores, scratch_types=[])(X), X * 2
+    )
 
 
 def test_operations_of_a_sparse_core_are_refused():
-    cores = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=1)
+    cores = plsc.VectorSubcoreMesh(
+        core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=1
+    )
 
     def kernel(x_ref, o_ref):
         o_ref[0, :8] = plsc.load_gather(x_ref, [jnp.arange(8), jnp.zeros(8, jnp.int32)])
@@ -171,7 +191,9 @@ def test_scalars_that_a_kernel_closes_over():
         def body(x_ref, o_ref):
             pltpu.sync_copy(x_ref.at[pl.ds(i, 1)], o_ref.at[pl.ds(jax.lax.axis_index("core"), 1)])
 
-        return pl.kernel(body, out_type=jax.ShapeDtypeStruct((2, 128), F32), mesh=mesh(2), scratch_types=[])(x)
+        return pl.kernel(
+            body, out_type=jax.ShapeDtypeStruct((2, 128), F32), mesh=mesh(2), scratch_types=[]
+        )(x)
 
     for i in (0, 17):
         np.testing.assert_array_equal(f(X, i), X[[i, i]])

@@ -13,7 +13,11 @@ import pbkern
 from pbkern.core.errors import UnsupportedOp
 from pbkern.frontends.pallas.params import TABLES, cpu_params, markdown
 
-CLASSES = [(pltpu.CompilerParams, "mosaic"), (plgpu.CompilerParams, "mosaic_gpu"), (plt.CompilerParams, "triton")]
+CLASSES = [
+    (pltpu.CompilerParams, "mosaic"),
+    (plgpu.CompilerParams, "mosaic_gpu"),
+    (plt.CompilerParams, "triton"),
+]
 
 
 @pytest.mark.parametrize("cls, table", CLASSES)
@@ -29,8 +33,13 @@ def test_documentation_is_the_table():
 
 def test_semantics_of_all_back_ends():
     params = pltpu.CompilerParams(dimension_semantics=(pltpu.PARALLEL, pltpu.ARBITRARY))
-    assert cpu_params(params, (2, 2), (), False, "")["cpu"].dimension_semantics == ("parallel", "arbitrary")
-    params = plgpu.CompilerParams(dimension_semantics=["parallel", "sequential"], approx_math=True, max_concurrent_steps=3)
+    assert cpu_params(params, (2, 2), (), False, "")["cpu"].dimension_semantics == (
+        "parallel",
+        "arbitrary",
+    )
+    params = plgpu.CompilerParams(
+        dimension_semantics=["parallel", "sequential"], approx_math=True, max_concurrent_steps=3
+    )
     found = cpu_params(params, (3, 2, 2), (0,), False, "")["cpu"]
     assert found.dimension_semantics == ("parallel", "parallel", "sequential")
     assert found.approx_math and found.max_concurrent_steps == 3
@@ -44,5 +53,7 @@ def test_own_parameters_stay_and_others_are_refused():
     assert cpu_params({"cpu": cpu, "nvgpu": nvidia}, (2,), (), False, "") == {"cpu": cpu}
     with pytest.raises(UnsupportedOp, match="compiler_params of type Fraction on CPU"):
         cpu_params(fractions.Fraction(1, 2), (2,), (), False, "")
-    with pytest.raises(UnsupportedOp, match=r"(?s)dimension_semantics does not fit the grid.*grid=\(2, 2\)"):
+    with pytest.raises(
+        UnsupportedOp, match=r"(?s)dimension_semantics does not fit the grid.*grid=\(2, 2\)"
+    ):
         cpu_params(pltpu.CompilerParams(dimension_semantics=("parallel",)), (2, 2), (), False, "")

@@ -47,11 +47,16 @@ def test_empty_refs_of_jax():
 
 def test_empty_refs_and_semaphores():
     def kernel(x_ref, o_ref):
-        buffer, sem = pl.empty_ref_like(pltpu.VMEM((32,), jnp.float32)), pl.empty_ref_like(pltpu.SemaphoreType.DMA(()))
+        buffer, sem = (
+            pl.empty_ref_like(pltpu.VMEM((32,), jnp.float32)),
+            pl.empty_ref_like(pltpu.SemaphoreType.DMA(())),
+        )
         copy = pltpu.make_async_copy(x_ref, buffer, sem)
         copy.start()
         copy.wait()
         o_ref[...] = buffer[...] + 1
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    np.testing.assert_array_equal(pl.pallas_call(kernel, out_shape=STRUCT, in_specs=[anywhere])(X), X + 1)
+    np.testing.assert_array_equal(
+        pl.pallas_call(kernel, out_shape=STRUCT, in_specs=[anywhere])(X), X + 1
+    )

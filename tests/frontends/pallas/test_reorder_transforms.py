@@ -37,7 +37,9 @@ def reshapes(draw):
         kind = draw(st.sampled_from(["whole", "whole", "point", "run"]))
         start = draw(st.integers(0, n - 1))
         size = draw(st.integers(1, n - start))
-        taken.append({"whole": Run(0, n), "point": Run(start, 1, point=True), "run": Run(start, size)}[kind])
+        taken.append(
+            {"whole": Run(0, n), "point": Run(start, 1, point=True), "run": Run(start, size)}[kind]
+        )
     return old, new, taken
 
 
@@ -56,25 +58,48 @@ def test_runs_before_a_reshape(case, traced):
     x = np.arange(np.prod(old)).reshape(old)
     asked = taken
     if traced:
-        asked = [r if r.is_whole(n) else Run(jnp.int32(r.start), r.size, r.stride, r.point) for r, n in zip(taken, new)]
-    found = reorder_transforms.before(reorder_transforms._jax.ReshapeTransform(new), old, x.dtype, asked)
+        asked = [
+            r if r.is_whole(n) else Run(jnp.int32(r.start), r.size, r.stride, r.point)
+            for r, n in zip(taken, new)
+        ]
+    found = reorder_transforms.before(
+        reorder_transforms._jax.ReshapeTransform(new), old, x.dtype, asked
+    )
     if found is not None:
         before, t = found
-        np.testing.assert_array_equal(x[numpy_index(before)].reshape(t.shape), x.reshape(new)[numpy_index(taken)])
+        np.testing.assert_array_equal(
+            x[numpy_index(before)].reshape(t.shape), x.reshape(new)[numpy_index(taken)]
+        )
 
 
 def test_common_reshapes_are_exchanged():
     def exchanged(old, new, *taken):
-        return reorder_transforms.before(reorder_transforms._jax.ReshapeTransform(new), old, np.dtype("f4"), taken) is not None
+        return (
+            reorder_transforms.before(
+                reorder_transforms._jax.ReshapeTransform(new), old, np.dtype("f4"), taken
+            )
+            is not None
+        )
 
     page = jnp.int32(3)
     assert exchanged((6, 8, 4), (48, 4), Run(page, 1), Run(0, 4))  # a row of a page
-    assert exchanged((48, 4), (6, 8, 4), Run(page, 1, point=True), Run(0, 8), Run(0, 4))  # a page of rows
-    assert exchanged((6, 8, 4), (6, 2, 4, 4), Run(page, 1, point=True), Run(page, 1, point=True), Run(0, 4), Run(0, 4))
+    assert exchanged(
+        (48, 4), (6, 8, 4), Run(page, 1, point=True), Run(0, 8), Run(0, 4)
+    )  # a page of rows
+    assert exchanged(
+        (6, 8, 4),
+        (6, 2, 4, 4),
+        Run(page, 1, point=True),
+        Run(page, 1, point=True),
+        Run(0, 4),
+        Run(0, 4),
+    )
     assert not exchanged((6, 8), (48,), Run(page, 5))  # may lie in two rows
 
 
-@pytest.mark.parametrize("old, new, at", [("f4", "i4", 3), ("bfloat16", "i4", 3), ("i1", "i4", 1), ("bfloat16", "u2", 5)])
+@pytest.mark.parametrize(
+    "old, new, at", [("f4", "i4", 3), ("bfloat16", "i4", 3), ("i1", "i4", 1), ("bfloat16", "u2", 5)]
+)
 def test_stores_through_bitcasts_of_shared_memory(old, new, at):
     """Programs that run at once store rows of one array through a bitcast."""
     old, new = jnp.dtype(old), jnp.dtype(new)
@@ -112,5 +137,7 @@ def test_rows_named_by_an_array_and_a_window_after_a_bitcast():
         o_ref[...] = x_ref.bitcast(jnp.int32)[at_ref[:3], pl.ds(at_ref[3], 5)]
 
     x = np.arange(96, dtype="f4").reshape(8, 12)
-    f = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((3, 5), jnp.int32), in_specs=[ANYWHERE, ANYWHERE])
+    f = pl.pallas_call(
+        kernel, out_shape=jax.ShapeDtypeStruct((3, 5), jnp.int32), in_specs=[ANYWHERE, ANYWHERE]
+    )
     np.testing.assert_array_equal(f(np.array([7, 0, 3, 6], "i4"), x), x.view("i4")[[7, 0, 3], 6:11])

@@ -33,7 +33,9 @@ def normal(*shape, seed=0):
 
 
 def close(got, want, tolerance=2e-3):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, want)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, want
+    )
 
 
 def softmax_attention(q, k, v, scale=1.0, causal=False):
@@ -49,7 +51,10 @@ def test_attention_forward_and_backward(causal):
     q, k, v = (normal(1, 128, 2, 64, seed=s) for s in range(3))
     f = lambda *a: (attention.mha(*a, None, causal=causal) ** 2).sum()  # noqa: E731
     g = lambda *a: (attention.mha_reference(*a, None, causal=causal) ** 2).sum()  # noqa: E731
-    close(attention.mha(q, k, v, None, causal=causal), attention.mha_reference(q, k, v, None, causal=causal))
+    close(
+        attention.mha(q, k, v, None, causal=causal),
+        attention.mha_reference(q, k, v, None, causal=causal),
+    )
     close(jax.grad(f, (0, 1, 2))(q, k, v), jax.grad(g, (0, 1, 2))(q, k, v), 1e-2)
 
 
@@ -64,15 +69,23 @@ def test_paged_attention():
     table = jnp.asarray(np.random.default_rng(3).permutation(16).reshape(2, 8), jnp.int32)
     lengths = jnp.array([60, 33], jnp.int32)
     got = paged_attention.paged_attention(q, *pages, table, lengths, k_splits=4)
-    k, v = (jnp.moveaxis(p[:, table], 1, 0).reshape(2, 2, 1, 64, 64) for p in pages)  # [batch, kv head, 1, length, width]
-    scores = jnp.einsum("bhgd,bhgkd->bhgk", q.reshape(2, 2, 4, 64), jnp.broadcast_to(k, (2, 2, 4, 64, 64)))
+    k, v = (
+        jnp.moveaxis(p[:, table], 1, 0).reshape(2, 2, 1, 64, 64) for p in pages
+    )  # [batch, kv head, 1, length, width]
+    scores = jnp.einsum(
+        "bhgd,bhgkd->bhgk", q.reshape(2, 2, 4, 64), jnp.broadcast_to(k, (2, 2, 4, 64, 64))
+    )
     scores = jnp.where(jnp.arange(64) < lengths[:, None, None, None], scores, -jnp.inf)
-    want = jnp.einsum("bhgk,bhgkd->bhgd", jax.nn.softmax(scores, -1), jnp.broadcast_to(v, (2, 2, 4, 64, 64)))
+    want = jnp.einsum(
+        "bhgk,bhgkd->bhgd", jax.nn.softmax(scores, -1), jnp.broadcast_to(v, (2, 2, 4, 64, 64))
+    )
     close(got, want.reshape(2, 8, 64))
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("inline, cores", [(True, None), (False, None), (True, "kv_head"), (False, "batch")])
+@pytest.mark.parametrize(
+    "inline, cores", [(True, None), (False, None), (True, "kv_head"), (False, "batch")]
+)
 def test_paged_attention_of_tpus(inline, cores):
     """It multiplies in bfloat16."""
     q = normal(2, 8, 128) * 0.1
@@ -84,17 +97,24 @@ def test_paged_attention_of_tpus(inline, cores):
     k, v = (jnp.moveaxis(p[:, table], 1, 0).reshape(2, 2, 256, 128) for p in pages)
     scores = jnp.einsum("bhgd,bhkd->bhgk", q.reshape(2, 2, 4, 128), k)
     scores = jnp.where(jnp.arange(256) < lengths[:, None, None, None], scores, -jnp.inf)
-    close(got, jnp.einsum("bhgk,bhkd->bhgd", jax.nn.softmax(scores, -1), v).reshape(2, 8, 128), 1e-2)
+    close(
+        got, jnp.einsum("bhgk,bhkd->bhgd", jax.nn.softmax(scores, -1), v).reshape(2, 8, 128), 1e-2
+    )
 
 
 @pytest.mark.slow
 def test_ragged_paged_attention():
     """Sequences of several lengths at once, some of them still being read in."""
     q, pages = normal(64, 8, 128), normal(64, 16, 4, 128, seed=1)
-    lengths, starts = jnp.array([40, 100, 17, 0], jnp.int32), jnp.array([0, 30, 47, 64, 64], jnp.int32)
+    lengths, starts = (
+        jnp.array([40, 100, 17, 0], jnp.int32),
+        jnp.array([0, 30, 47, 64, 64], jnp.int32),
+    )
     table = jnp.asarray(np.random.default_rng(2).integers(0, 64, (4, 8)), jnp.int32)
     arguments = q, pages, lengths, table, starts, jnp.array([3], jnp.int32)
-    got = ragged.ragged_paged_attention(*arguments, sm_scale=0.1, num_kv_pages_per_block=2, num_queries_per_block=16)
+    got = ragged.ragged_paged_attention(
+        *arguments, sm_scale=0.1, num_kv_pages_per_block=2, num_queries_per_block=16
+    )
     close(got, ragged.ref_ragged_paged_attention(*arguments, sm_scale=0.1))
 
 
@@ -115,7 +135,10 @@ def test_matmul():
 @pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_flash_attention(causal):
     q, k, v = (normal(1, 2, 256, 128, seed=s) for s in range(3))
-    close(flash_attention.flash_attention(q, k, v, causal=causal, sm_scale=0.1), softmax_attention(q, k, v, 0.1, causal))
+    close(
+        flash_attention.flash_attention(q, k, v, causal=causal, sm_scale=0.1),
+        softmax_attention(q, k, v, 0.1, causal),
+    )
     f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1, 2))(q, k, v)  # noqa: E731
     close(
         f(lambda *a: flash_attention.flash_attention(*a, causal=causal, sm_scale=0.1)),
@@ -125,13 +148,22 @@ def test_flash_attention(causal):
 
 
 def test_splash_attention():
-    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((256, 256)) for _ in range(2)])
+    mask = splash_attention_mask.MultiHeadMask(
+        [splash_attention_mask.CausalMask((256, 256)) for _ in range(2)]
+    )
     q, k, v = (normal(2, 256, 128, seed=s) * 0.3 for s in range(3))
-    close(splash_attention_kernel.make_splash_mha_single_device(mask)(q, k, v), softmax_attention(q, k, v, 1.0, True))
+    close(
+        splash_attention_kernel.make_splash_mha_single_device(mask)(q, k, v),
+        softmax_attention(q, k, v, 1.0, True),
+    )
 
 
 def test_grouped_matmul():
-    x, w, sizes = normal(256, 128), normal(4, 128, 128, seed=1), np.array([64, 32, 100, 60], np.int32)
+    x, w, sizes = (
+        normal(256, 128),
+        normal(4, 128, 128, seed=1),
+        np.array([64, 32, 100, 60], np.int32),
+    )
     group = np.repeat(np.arange(4), sizes)
     close(gmm(x, w, jnp.asarray(sizes)), jnp.einsum("mk,mkn->mn", x, w[group]))
 
@@ -140,7 +172,10 @@ def test_grouped_query_decoding_with_bounds():
     q, k, v = normal(2, 8, 64), normal(2, 256, 2, 64, seed=1), normal(2, 256, 2, 64, seed=2)
     start, end = jnp.array([3, 100], jnp.int32), jnp.array([200, 256], jnp.int32)
     close(decode_attention.gqa(q, k, v), decode_attention.gqa_reference(q, k, v))
-    close(decode_attention.gqa(q, k, v, start, end), decode_attention.gqa_reference(q, k, v, start, end))
+    close(
+        decode_attention.gqa(q, k, v, start, end),
+        decode_attention.gqa_reference(q, k, v, start, end),
+    )
 
 
 def test_attention_with_segments():
@@ -161,9 +196,13 @@ def test_splash_attention_backward_and_local():
     q, k, v = (normal(2, 256, 128, seed=s) * 0.3 for s in range(3))
     for local in (False, True):
         one = (
-            splash_attention_mask.LocalMask((256, 256), (64, 0), 0) if local else splash_attention_mask.CausalMask((256, 256))
+            splash_attention_mask.LocalMask((256, 256), (64, 0), 0)
+            if local
+            else splash_attention_mask.CausalMask((256, 256))
         )
-        kernel = splash_attention_kernel.make_splash_mha_single_device(splash_attention_mask.MultiHeadMask([one] * 2))
+        kernel = splash_attention_kernel.make_splash_mha_single_device(
+            splash_attention_mask.MultiHeadMask([one] * 2)
+        )
         inside = jnp.asarray(np.asarray(one[:, :]))
 
         def plain(q, k, v, inside=inside):
@@ -179,14 +218,24 @@ def test_grouped_query_splash_attention():
     q, k, v = normal(4, 256, 128) * 0.3, normal(256, 128, seed=1) * 0.3, normal(256, 128, seed=2)
     mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((256, 256))] * 4)
     got = splash_attention_kernel.make_splash_mqa_single_device(mask)(q, k, v)
-    close(got, softmax_attention(q, *(jnp.broadcast_to(x, (4, 256, 128)) for x in (k, v)), 1.0, True))
+    close(
+        got, softmax_attention(q, *(jnp.broadcast_to(x, (4, 256, 128)) for x in (k, v)), 1.0, True)
+    )
 
 
 def test_grouped_matmul_backward():
-    x, w, sizes = normal(256, 128), normal(4, 128, 128, seed=1), np.array([64, 32, 100, 60], np.int32)
+    x, w, sizes = (
+        normal(256, 128),
+        normal(4, 128, 128, seed=1),
+        np.array([64, 32, 100, 60], np.int32),
+    )
     group = np.repeat(np.arange(4), sizes)
     f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1))(x, w)  # noqa: E731
-    close(f(lambda x, w: gmm(x, w, jnp.asarray(sizes))), f(lambda x, w: jnp.einsum("mk,mkn->mn", x, w[group])), 1e-2)
+    close(
+        f(lambda x, w: gmm(x, w, jnp.asarray(sizes))),
+        f(lambda x, w: jnp.einsum("mk,mkn->mn", x, w[group])),
+        1e-2,
+    )
 
 
 def test_norms_of_rows_that_no_block_divides():
@@ -200,7 +249,11 @@ def test_norms_of_rows_that_no_block_divides():
 def test_narrow_floats(dtype):
     q, k, v = (normal(1, 128, 2, 64, seed=s).astype(dtype) for s in range(3))
     wide = [x.astype(jnp.float32) for x in (q, k, v)]
-    close(attention.mha(q, k, v, None, sm_scale=0.1).astype("f4"), attention.mha_reference(*wide, None, sm_scale=0.1), 3e-2)
+    close(
+        attention.mha(q, k, v, None, sm_scale=0.1).astype("f4"),
+        attention.mha_reference(*wide, None, sm_scale=0.1),
+        3e-2,
+    )
     x, y = normal(256, 256).astype(dtype), normal(256, 256, seed=1).astype(dtype)
     got = matmul.matmul(x, y, block_shape=(128, 128), block_k=128, out_dtype=jnp.float32)
     close(got, x.astype("f4") @ y.astype("f4"), 1e-2)
@@ -235,6 +288,7 @@ def milliseconds(f, x, runs):
 def test_softmax_is_50_times_faster_than_the_interpreter():
     x = normal(512, 512)
     native, interpreted = (
-        milliseconds(jax.jit(functools.partial(softmax.softmax, interpret=i)), x, runs=5) for i in (False, True)
+        milliseconds(jax.jit(functools.partial(softmax.softmax, interpret=i)), x, runs=5)
+        for i in (False, True)
     )
     assert interpreted > 50 * native, f"{native:.2f} ms native, {interpreted:.2f} ms interpreted"

@@ -16,7 +16,9 @@ def doubled(x_ref, o_ref):
 def by_head(x, kept: int = 2):
     """A kernel over [heads..., rows, columns], a program per head and 8 rows."""
     lead = x.shape[:-kept]
-    spec = pl.BlockSpec((None,) * len(lead) + (8, *x.shape[1 - kept :]), lambda *at: (*at, *(0,) * (kept - 1)))
+    spec = pl.BlockSpec(
+        (None,) * len(lead) + (8, *x.shape[1 - kept :]), lambda *at: (*at, *(0,) * (kept - 1))
+    )
     grid = (*lead, pl.cdiv(x.shape[-kept], 8))
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return pl.pallas_call(doubled, grid=grid, in_specs=[spec], out_specs=spec, out_shape=shape)(x)
@@ -31,7 +33,10 @@ VIEWS = {
     "rows and columns change places": (lambda x: x.transpose(0, 2, 3, 1), False),
     "a part": (lambda x: jnp.swapaxes(x[:, 1:20], 1, 2), True),
     "short rows": (lambda x: jnp.swapaxes(x[..., :4], 1, 2), False),
-    "dimensions that a reshape joins after they moved": (lambda x: jnp.swapaxes(x, 1, 2).reshape(2, 72, 16), False),
+    "dimensions that a reshape joins after they moved": (
+        lambda x: jnp.swapaxes(x, 1, 2).reshape(2, 72, 16),
+        False,
+    ),
     "nothing": (lambda x: jnp.swapaxes(x[:0], 1, 2), False),
 }
 

@@ -52,14 +52,24 @@ def test_values():
         "reciprocal": lambda x, n, s: pl.reciprocal(x, approx=True),
         "tanh": lambda x, n, s: plt.approx_tanh(x),
         "halves": lambda x, n, s: pltpu.pack_elementwise([x, x * 2], packed_dtype=BF16),
-        "bytes": lambda x, n, s: pltpu.pack_elementwise([n, n >> 9, n * 3, n + 1], packed_dtype=jnp.int8),
-        "second half": lambda x, n, s: pltpu.unpack_elementwise(n & 0x3FFF3FFF, index=1, packed_dtype=BF16, unpacked_dtype=F32),
-        "third byte": lambda x, n, s: pltpu.unpack_elementwise(n, index=2, packed_dtype=jnp.int8, unpacked_dtype=I32),
-        "last byte": lambda x, n, s: pltpu.unpack_elementwise(n, index=3, packed_dtype=jnp.uint8, unpacked_dtype=jnp.uint32),
+        "bytes": lambda x, n, s: pltpu.pack_elementwise(
+            [n, n >> 9, n * 3, n + 1], packed_dtype=jnp.int8
+        ),
+        "second half": lambda x, n, s: pltpu.unpack_elementwise(
+            n & 0x3FFF3FFF, index=1, packed_dtype=BF16, unpacked_dtype=F32
+        ),
+        "third byte": lambda x, n, s: pltpu.unpack_elementwise(
+            n, index=2, packed_dtype=jnp.int8, unpacked_dtype=I32
+        ),
+        "last byte": lambda x, n, s: pltpu.unpack_elementwise(
+            n, index=3, packed_dtype=jnp.uint8, unpacked_dtype=jnp.uint32
+        ),
         "nibbles": lambda x, n, s: pltpu.bitcast(n, jnp.int4).astype(I32),
         "nibbles without a sign": lambda x, n, s: pltpu.bitcast(n, jnp.uint4).astype(I32),
         "nibbles back": lambda x, n, s: pltpu.bitcast(pltpu.bitcast(n, jnp.int4), I32),
-        "for this machine": lambda x, n, s: lax.platform_dependent(x, cpu=lambda x: x + 1, default=lambda x: x * 3),
+        "for this machine": lambda x, n, s: lax.platform_dependent(
+            x, cpu=lambda x: x + 1, default=lambda x: x * 3
+        ),
         "hints": lambda x, n, s: x + pl.multiple_of(s[1], 2).astype(F32),
     }
     got = of_each(functions, X, N, np.array([7, 4], "i4"))
@@ -71,7 +81,9 @@ def test_values():
         "roll of rows": np.stack([np.roll(row, 6 + 3 * k) for k, row in enumerate(N)]),
         "reciprocal": 1 / X,
         "tanh": np.tanh(X.astype("f8")),
-        "halves": sum(np.asarray(p).view("u4") >> np.uint32(16 - 16 * k) for k, p in enumerate(packed)),
+        "halves": sum(
+            np.asarray(p).view("u4") >> np.uint32(16 - 16 * k) for k, p in enumerate(packed)
+        ),
         "bytes": sum(n << np.uint32(8 * k) for k, n in enumerate(n8)),
         "second half": parts(N & 0x3FFF3FFF, 1, ml_dtypes.bfloat16).astype("f4"),
         "third byte": parts(N, 2, "i1").astype("i4"),
@@ -97,7 +109,14 @@ def test_values_that_only_one_machine_has():
     with pytest.raises(UnsupportedOp, match="inline assembly in a Pallas kernel"):
         of_each({"asm": exp2}, X)
     with pytest.raises(UnsupportedOp, match="no branch for the CPU"):
-        of_each({"branch": lambda x: lax.platform_dependent(x, tpu=lambda x: x + 1, cuda=lambda x: x * 3)}, X)
+        of_each(
+            {
+                "branch": lambda x: lax.platform_dependent(
+                    x, tpu=lambda x: x + 1, cuda=lambda x: x * 3
+                )
+            },
+            X,
+        )
 
 
 def test_stores_that_add_and_masks():
@@ -110,7 +129,9 @@ def test_stores_that_add_and_masks():
             ref[...] = x_ref[...]
         jax.ref.addupdate(a_ref, (pl.ds(1, 2), slice(None)), x_ref[0:2, :])
         jax.ref.addupdate(a_ref.T, (3, slice(None)), lax.iota(F32, 4) + 1)
-        jax.ref.addupdate(b_ref.reshape(2, 2, 8).at[1].reshape(16), (pl.ds(2, 9),), jnp.arange(9, dtype=F32))
+        jax.ref.addupdate(
+            b_ref.reshape(2, 2, 8).at[1].reshape(16), (pl.ds(2, 9),), jnp.arange(9, dtype=F32)
+        )
         c_ref[...] = small_ref[...]
         jax.ref.addupdate(c_ref, (0, pl.ds(1, 2)), jnp.full(2, 2, f8))
         odd = lax.broadcasted_iota(I32, (2, 8), 1) % 2 == 1
@@ -122,7 +143,9 @@ def test_stores_that_add_and_masks():
 
     whole = jax.ShapeDtypeStruct((4, 8), F32)
     shapes = [whole, whole, jax.ShapeDtypeStruct((2, 4), f8), whole, whole, whole]
-    a, b, c, d, e, f = (np.array(r).astype("f8") for r in pl.pallas_call(kernel, out_shape=shapes)(X, small))
+    a, b, c, d, e, f = (
+        np.array(r).astype("f8") for r in pl.pallas_call(kernel, out_shape=shapes)(X, small)
+    )
     want = X.astype("f8")
     want[1:3] += X[:2]
     want[:, 3] += [1, 2, 3, 4]

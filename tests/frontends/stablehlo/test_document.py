@@ -23,7 +23,9 @@ def operations() -> str:
     for name in names():
         dialect, _, operation = name.partition(".")
         by_dialect[dialect].append(f"`{operation}`")
-    return "\n\n".join(f"`{d}`: {', '.join(found)}." for d, found in sorted(by_dialect.items())) + "\n"
+    return (
+        "\n\n".join(f"`{d}`: {', '.join(found)}." for d, found in sorted(by_dialect.items())) + "\n"
+    )
 
 
 def test_operations_are_listed(pytestconfig):
@@ -38,7 +40,18 @@ def test_operations_are_listed(pytestconfig):
 def test_snippets_run(tmp_path):
     pytest.importorskip("tensorflow")
     program = tmp_path / "document.py"
-    program.write_text("\n".join(re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)))
+    program.write_text(
+        "\n".join(
+            re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+        )
+    )
     environment = os.environ | {"PYTHONPATH": str(DOCUMENT.parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr

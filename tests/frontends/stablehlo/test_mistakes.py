@@ -20,18 +20,24 @@ def test_files_that_are_no_program(tmp_path):
     with pytest.raises(ArgumentError, match=r"`.*weights.mlir` is no StableHLO program"):
         pbkern.from_stablehlo(wrong)
     wrong.write_bytes(bytes(range(256)))
-    with pytest.raises(ArgumentError, match=r"`.*weights.mlir` is no StableHLO program\n.*why  neither MLIR"):
+    with pytest.raises(
+        ArgumentError, match=r"`.*weights.mlir` is no StableHLO program\n.*why  neither MLIR"
+    ):
         pbkern.from_stablehlo(str(wrong))
     wrong.write_bytes(b"ML\xefR" + bytes(40))
     with pytest.raises(ArgumentError, match=r"`.*weights.mlir` is no StableHLO program"):
         pbkern.from_stablehlo(wrong)
-    with pytest.raises(ArgumentError, match=r"`.*missing.mlir` cannot be read\n.*why  FileNotFoundError"):
+    with pytest.raises(
+        ArgumentError, match=r"`.*missing.mlir` cannot be read\n.*why  FileNotFoundError"
+    ):
         pbkern.from_stablehlo(tmp_path / "missing.mlir")
     with pytest.raises(ArgumentError, match="the text is no StableHLO program"):
         pbkern.from_stablehlo("module { nonsense }")
     with pytest.raises(ArgumentError, match="program of 0 bytes is no StableHLO program"):
         pbkern.from_stablehlo(b"")
-    with pytest.raises(ArgumentError, match="is a path, bytes, text or a jax.export.Exported\n.*why  given int"):
+    with pytest.raises(
+        ArgumentError, match="is a path, bytes, text or a jax.export.Exported\n.*why  given int"
+    ):
         pbkern.from_stablehlo(3)
     with pytest.raises(ArgumentError, match="has no function `main`\n.*why  it has f, g"):
         pbkern.from_stablehlo("module { func.func @f() { return }\n func.func @g() { return } }")
@@ -39,11 +45,17 @@ def test_files_that_are_no_program(tmp_path):
 
 def test_all_that_cannot_be_imported_is_named_at_once():
     x = jnp.eye(3)
-    with pytest.raises(UnsupportedOp, match="2 operations that cannot be imported\n.*@lapack_sgetrf_ffi.*@lapack_strsm_ffi"):
+    with pytest.raises(
+        UnsupportedOp,
+        match="2 operations that cannot be imported\n.*@lapack_sgetrf_ffi.*@lapack_strsm_ffi",
+    ):
         pbkern.from_stablehlo(exported(lambda x: jnp.linalg.inv(x), x))
     (n,) = jax.export.symbolic_shape("n")
     symbolic = jax.export.export(jax.jit(lambda x: x * 2))(jax.ShapeDtypeStruct((n, 3), "float32"))
-    with pytest.raises(UnsupportedOp, match=r"argument 0 of `.*`: shape that is known only when it runs: tensor<\?x3xf32>"):
+    with pytest.raises(
+        UnsupportedOp,
+        match=r"argument 0 of `.*`: shape that is known only when it runs: tensor<\?x3xf32>",
+    ):
         pbkern.from_stablehlo(symbolic)
     with pytest.raises(UnsupportedOp, match="is for several platforms\n.*why  cpu, tpu"):
         pbkern.from_stablehlo(exported(lambda x: x + 1, x, platforms=["cpu", "tpu"]))
@@ -62,16 +74,22 @@ def test_all_that_cannot_be_imported_is_named_at_once():
 def test_wrong_arguments():
     f = pbkern.from_stablehlo(exported(lambda x, y: x + y, np.ones((3, 4), "f4"), np.ones(4, "f4")))
     good = np.ones((3, 4), "f4"), np.ones(4, "f4")
-    with pytest.raises(ArgumentError, match=r"argument 0 of .* has another type.*\n.*given float32\[4,3\]"):
+    with pytest.raises(
+        ArgumentError, match=r"argument 0 of .* has another type.*\n.*given float32\[4,3\]"
+    ):
         f(good[0].T, good[1])
-    with pytest.raises(ArgumentError, match=r"argument 1 of .*\n.*given int32\[4\], it takes float32\[4\]"):
+    with pytest.raises(
+        ArgumentError, match=r"argument 1 of .*\n.*given int32\[4\], it takes float32\[4\]"
+    ):
         f(good[0], np.ones(4, "i4"))
     with pytest.raises(ArgumentError, match="called with other arguments than it has"):
         f(good[0])
     with pytest.raises(ArgumentError, match="called with other arguments than it has"):
         f(*good, extra=1)
     assert f(*good).shape == (3, 4)
-    one = pbkern.from_stablehlo("module { func.func @main(%a: tensor<f32>) -> tensor<f32> { return %a : tensor<f32> } }")
+    one = pbkern.from_stablehlo(
+        "module { func.func @main(%a: tensor<f32>) -> tensor<f32> { return %a : tensor<f32> } }"
+    )
     assert one(3) == 3
     with pytest.raises(ArgumentError, match="called with other arguments than it has"):
         one(3, 4)

@@ -30,7 +30,9 @@ def check(text, args, want, rtol=2e-6):
     for k, (g, w) in enumerate(zip(got, want, strict=True)):
         w = np.asarray(w)
         assert np.shape(g) == w.shape, k
-        np.testing.assert_allclose(np.asarray(g).astype(w.dtype), w, rtol=rtol, atol=rtol, err_msg=str(k))
+        np.testing.assert_allclose(
+            np.asarray(g).astype(w.dtype), w, rtol=rtol, atol=rtol, err_msg=str(k)
+        )
 
 
 def refused(text, why):
@@ -69,7 +71,11 @@ def test_operations_of_single_elements():
         "best#1": "tensor<3x2xi32>", "top#0": "tensor<3x1xf32>", "top#1": "tensor<3x1xi32>", "second": M, "hex": V,
         "flags": "tensor<4xi1>", "bits": "tensor<2xbf16>",
     }  # fmt: skip
-    b, c, d = X[0][::-1].copy(), (X[0] + 2j).astype(np.complex64), np.array([1, -2, 0.5], np.float32)
+    b, c, d = (
+        X[0][::-1].copy(),
+        (X[0] + 2j).astype(np.complex64),
+        np.array([1, -2, 0.5], np.float32),
+    )
     e = np.where(X == 0, 0.0, X[::-1]).astype(np.float32)
     order = np.argsort(-X, 1, kind="stable")
     key = lambda x: np.where(x.view("i4") < 0, x.view("i4") ^ 0x7FFFFFFF, x.view("i4"))
@@ -79,7 +85,11 @@ def test_operations_of_single_elements():
         np.take_along_axis(X, order[:, :2], 1), order[:, :2], X.max(1, keepdims=True), X.argmax(1)[:, None], X, [2.5, -5, 0, 1],
         [True, False, True, True], [np.inf, 1.5],
     ]  # fmt: skip
-    check(main([M, V, "tensor<4xcomplex<f32>>", "tensor<3xf32>", M], results, body), [X, b, c, d, e], want)
+    check(
+        main([M, V, "tensor<4xcomplex<f32>>", "tensor<3xf32>", M], results, body),
+        [X, b, c, d, e],
+        want,
+    )
 
 
 def test_matrices_normalisation_and_random_numbers():
@@ -105,13 +115,21 @@ def test_matrices_normalisation_and_random_numbers():
              "n#2": "tensor<3xf32>", "low": S, "up": S, "r": "tensor<50x3xf32>"}  # fmt: skip
     rng = np.random.default_rng(3)
     w = rng.standard_normal((3, 3)).astype("f4")
-    a, b, c = w @ w.T + 3 * np.eye(3, dtype="f4"), w + 3 * np.eye(3, dtype="f4"), rng.standard_normal((3, 2)).astype("f4")
+    a, b, c = (
+        w @ w.T + 3 * np.eye(3, dtype="f4"),
+        w + 3 * np.eye(3, dtype="f4"),
+        rng.standard_normal((3, 2)).astype("f4"),
+    )
     d = (b + 1j * w).astype("c8")
     e, f = rng.standard_normal((5, 3)).astype("f4"), np.array([0.5, 1.5, 2.0], "f4")
-    solved = lambda *how, **more: scipy.linalg.solve_triangular(b.astype("f8"), c.astype("f8"), *how, **more)
+    solved = lambda *how, **more: scipy.linalg.solve_triangular(
+        b.astype("f8"), c.astype("f8"), *how, **more
+    )
     wide, scale = e.astype("f8"), f.astype("f8")
     norm = lambda mean, var: (wide - mean) / np.sqrt(var + 0.1) * scale + scale
-    program = pbkern.from_stablehlo(main([S, S, L, C, "tensor<5x3xf32>", "tensor<3xf32>"], types, body))
+    program = pbkern.from_stablehlo(
+        main([S, S, L, C, "tensor<5x3xf32>", "tensor<3xf32>"], types, body)
+    )
     *got, low, up, drawn = program(a, b, c, d, e, f)
     want = [
         solved(lower=True), solved("T", lower=False), solved(lower=True, unit_diagonal=True),
@@ -124,7 +142,12 @@ def test_matrices_normalisation_and_random_numbers():
     np.testing.assert_allclose(np.tril(low), exact, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.triu(up), exact.T, rtol=1e-5, atol=1e-6)
     drawn = np.asarray(drawn)
-    assert drawn.shape == (50, 3) and -2 <= drawn.min() < -1.5 and 4.5 < drawn.max() < 5 and len(np.unique(drawn)) > 140
+    assert (
+        drawn.shape == (50, 3)
+        and -2 <= drawn.min() < -1.5
+        and 4.5 < drawn.max() < 5
+        and len(np.unique(drawn)) > 140
+    )
 
 
 PAIR = """%{name}:2 = "stablehlo.reduce_window"(%a, %b, %z, %z) <{{window_dimensions = array<i64: {window}>,
@@ -145,7 +168,11 @@ def windows(x, combine, rows, columns):
 @pytest.mark.parametrize("t", ["f32", "i32"])
 def test_windows_of_two_arrays(t):
     """Of floats by what a region does with some numbers: a running one where its start changes nothing."""
-    cases = {"r": ("2, 1", "0", "2x4"), "s": ("2, 2", "0", "2x3"), "w": ("1, 4", "[[0, 0], [3, 0]]", "3x4")}
+    cases = {
+        "r": ("2, 1", "0", "2x4"),
+        "s": ("2, 2", "0", "2x3"),
+        "w": ("1, 4", "[[0, 0], [3, 0]]", "3x4"),
+    }
     body = f"%z = stablehlo.constant dense<0{'' if t == 'i32' else '.0'}> : tensor<{t}>\n"
     types = {}
     for name, (window, pads, shape) in cases.items():
@@ -169,7 +196,9 @@ def reduced(name, of, start, region, result, t, dims="1"):
 
 
 def test_reductions_of_products_truth_and_windows_of_matrices():
-    one = lambda name, k: f"%z = stablehlo.{name} %x0, %y0 : tensor<{k}> stablehlo.return %z : tensor<{k}>"
+    one = lambda name, k: (
+        f"%z = stablehlo.{name} %x0, %y0 : tensor<{k}> stablehlo.return %z : tensor<{k}>"
+    )
     body = """
       %one = stablehlo.constant dense<1.0> : tensor<f32>
       %true = stablehlo.constant dense<true> : tensor<i1>
@@ -187,10 +216,22 @@ def test_reductions_of_products_truth_and_windows_of_matrices():
     body += reduced("p", "a", ["one"], one("multiply", "f32"), "tensor<3xf32>", ["f32"])
     body += reduced("q", "b", ["true"], one("minimum", "i1"), "tensor<3xi1>", ["i1"])
     body += reduced("r", "b", ["false"], one("maximum", "i1"), "tensor<3xi1>", ["i1"])
-    types = {"m": "tensor<2x3xf32>", "n": "tensor<2x4xf32>", "p": "tensor<3xf32>", "q": "tensor<3xi1>", "r": "tensor<3xi1>"}
+    types = {
+        "m": "tensor<2x3xf32>",
+        "n": "tensor<2x4xf32>",
+        "p": "tensor<3xf32>",
+        "q": "tensor<3xi1>",
+        "r": "tensor<3xi1>",
+    }
     truth = X > 0.25
     truth[0] = True
-    want = [windows(X, np.sum, 2, 2), windows(X, np.sum, 2, 1), X.prod(1), truth.all(1), truth.any(1)]
+    want = [
+        windows(X, np.sum, 2, 2),
+        windows(X, np.sum, 2, 1),
+        X.prod(1),
+        truth.all(1),
+        truth.any(1),
+    ]
     check(main([M, "tensor<3x4xi1>"], types, body), (X, truth), want)
 
 
@@ -223,7 +264,9 @@ def test_places_of_extremes_or_other_reductions(name):
       %z = stablehlo.constant dense<{zero}> : tensor<{k}>
       %n = stablehlo.iota dim = 0 : tensor<4x{k}>
       %at = stablehlo.broadcast_in_dim %n, dims = [1] : (tensor<4x{k}>) -> tensor<3x4x{k}>
-    """ + reduced("r:2", ["a", "at"], ["low", "z"], region, f"(tensor<3xf32>, tensor<3x{k}>)", ["f32", k])
+    """ + reduced(
+        "r:2", ["a", "at"], ["low", "z"], region, f"(tensor<3xf32>, tensor<3x{k}>)", ["f32", k]
+    )
     f = pbkern.from_stablehlo(main([M], {"r#0": "tensor<3xf32>", "r#1": f"tensor<3x{k}>"}, body))
     assert f" {primitive}[" in f.as_text(X, stage="jaxpr")
     x = X.copy()
@@ -262,7 +305,13 @@ def test_places_calls_and_orders():
     order = np.argsort(c, 1, kind="stable")
     want = [np.take_along_axis(X, b.clip(0, 3), 1), X[1:3, ::3], 2 * X + 1, np.take_along_axis(c, order, 1),
             np.take_along_axis(X, order, 1)]  # fmt: skip
-    types = {"row": "tensor<3x2xf32>", "cut": "tensor<2x2xf32>", "made": M, "true#0": "tensor<3x4xi1>", "true#1": M}
+    types = {
+        "row": "tensor<3x2xf32>",
+        "cut": "tensor<2x2xf32>",
+        "made": M,
+        "true#0": "tensor<3x4xi1>",
+        "true#1": M,
+    }
     check(main([M, "tensor<3x2xi32>", "tensor<3x4xi1>"], types, body, functions), (X, b, c), want)
 
 
@@ -294,7 +343,9 @@ LOOPS = {
 def test_loops_whose_length_is_known_or_not(name):
     test, step, counted = LOOPS[name]
     body = LOOP.format(test=test, step=step)
-    f = pbkern.from_stablehlo(main([M, "tensor<i32>", "tensor<i1>"], {"r#0": "tensor<i32>", "r#1": F}, body))
+    f = pbkern.from_stablehlo(
+        main([M, "tensor<i32>", "tensor<i1>"], {"r#0": "tensor<i32>", "r#1": F}, body)
+    )
     args = X, np.int32(9), np.bool_(False)
     text = f.as_text(*args, stage="jaxpr")
     assert (" while[" in text) != counted, text
@@ -327,37 +378,61 @@ def test_what_has_no_rule_is_named_with_its_reason():
         [f"tensor<{state}>"], {"r": f"tensor<4x{kind}>"}, BITS.format(algorithm, state, state, kind)
     )
     refused(
-        bits("PHILOX", "4xui32", "ui32"), r"rng_bit_generator.*a state of uint32\[4\]; Philox has one of two or three uint64"
+        bits("PHILOX", "4xui32", "ui32"),
+        r"rng_bit_generator.*a state of uint32\[4\]; Philox has one of two or three uint64",
     )
     refused(bits("DEFAULT", "3xui64", "ui32"), r"rng_bit_generator.*a state of uint64\[3\]")
     refused(bits("DEFAULT", "2xui64", "f32"), "bits of other numbers than integers")
     refused(
-        main(["tensor<4xi32>", "tensor<3x1xi32>", "tensor<3xi32>"], {"r": "tensor<4xi32>"}, SCATTER),
+        main(
+            ["tensor<4xi32>", "tensor<3x1xi32>", "tensor<3xi32>"], {"r": "tensor<4xi32>"}, SCATTER
+        ),
         "bits of integers are combined",
     )
     refused(
-        main(["tensor<4x4xf32>", "tensor<2x2xf32>"], {"r": "tensor<4x4xf32>"}, SELECT), "selected by more than one comparison"
+        main(["tensor<4x4xf32>", "tensor<2x2xf32>"], {"r": "tensor<4x4xf32>"}, SELECT),
+        "selected by more than one comparison",
     )
     f8 = "f8E4M3FN"
     refused(
-        main([f"tensor<9x{f8}>"], {"r": f"tensor<9x{f8}>"}, SORT.format(f"tensor<{f8}>", "LT, %x, %y", f"tensor<9x{f8}>")),
+        main(
+            [f"tensor<9x{f8}>"],
+            {"r": f"tensor<9x{f8}>"},
+            SORT.format(f"tensor<{f8}>", "LT, %x, %y", f"tensor<9x{f8}>"),
+        ),
         "its comparator is no order",
     )
     refused(
-        main(["tensor<9xf32>", F], {"r": "tensor<9xf32>"}, SORT.format(F, "LT, %x, %b", "tensor<9xf32>")),
+        main(
+            ["tensor<9xf32>", F],
+            {"r": "tensor<9xf32>"},
+            SORT.format(F, "LT, %x, %b", "tensor<9xf32>"),
+        ),
         "its comparator is no order",
     )
-    refused(main([M], {"r": "tensor<ui32>"}, "%r = stablehlo.partition_id : tensor<ui32>"), "why  stablehlo.partition_id")
-    refused(main(["vector<3xf32>"], {"a": "vector<3xf32>"}, ""), "argument 0 of `main`: type vector<3xf32>")
+    refused(
+        main([M], {"r": "tensor<ui32>"}, "%r = stablehlo.partition_id : tensor<ui32>"),
+        "why  stablehlo.partition_id",
+    )
+    refused(
+        main(["vector<3xf32>"], {"a": "vector<3xf32>"}, ""),
+        "argument 0 of `main`: type vector<3xf32>",
+    )
 
 
 def test_rules_that_jax_refuses_name_the_operation():
-    text = main([M], {"r": "tensor<4xf32>"}, f'%r = "stablehlo.unary_einsum"(%a) <{{einsum_config = "ijk->j"}}> : ({M}) -> {V}')
+    text = main(
+        [M],
+        {"r": "tensor<4xf32>"},
+        f'%r = "stablehlo.unary_einsum"(%a) <{{einsum_config = "ijk->j"}}> : ({M}) -> {V}',
+    )
     refused(text, r"stablehlo.unary_einsum at .* is not imported\n *why  ValueError: ")
 
 
 def test_an_export_for_two_devices():
     mesh = jax.sharding.AbstractMesh((2,), ("x",))
-    sharded = jax.ShapeDtypeStruct((4, 3), "float32", sharding=jax.sharding.NamedSharding(mesh, jax.P("x")))
+    sharded = jax.ShapeDtypeStruct(
+        (4, 3), "float32", sharding=jax.sharding.NamedSharding(mesh, jax.P("x"))
+    )
     program = jax.export.export(jax.jit(jnp.sin))(sharded)
     refused(program, r"(?s)`sin` is for 2 devices.*kernels run on one")

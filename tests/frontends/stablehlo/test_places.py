@@ -47,7 +47,8 @@ def test_exports_have_the_lines_of_their_functions():
 
 def test_errors_name_the_lines():
     text = TEXT.replace(
-        "stablehlo.sine %0 : tensor<4xf32>", "stablehlo.custom_call @mine(%0) : (tensor<4xf32>) -> tensor<4xf32>"
+        "stablehlo.sine %0 : tensor<4xf32>",
+        "stablehlo.custom_call @mine(%0) : (tensor<4xf32>) -> tensor<4xf32>",
     )
     with pytest.raises(pbkern.errors.UnsupportedOp, match="custom_call @mine at program:3"):
         pbkern.from_stablehlo(text)

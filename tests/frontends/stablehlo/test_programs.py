@@ -124,7 +124,9 @@ def test_two_keys_in_different_directions():
     "%q = stablehlo.constant dense<true> : tensor<i1>",
 ])  # fmt: skip
 def test_comparators_that_are_no_known_order_are_refused(region):
-    with pytest.raises(pbkern.errors.UnsupportedOp, match="stablehlo.sort.*: its comparator is no order"):
+    with pytest.raises(
+        pbkern.errors.UnsupportedOp, match="stablehlo.sort.*: its comparator is no order"
+    ):
         pbkern.from_stablehlo(SORT.format(region=region))
 
 
@@ -151,7 +153,12 @@ BEFORE = {
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(sorted(BEFORE)), st.booleans(), st.integers(-6, 6), st.integers(-6, 6), st.integers(-3, 3), st.booleans()
+    st.sampled_from(sorted(BEFORE)),
+    st.booleans(),
+    st.integers(-6, 6),
+    st.integers(-6, 6),
+    st.integers(-3, 3),
+    st.booleans(),
 )
 def test_loops_are_counted_or_kept(direction, mirrored, start, end, step, subtracts):
     """Against a Python loop; a loop that would not end stays a loop."""
@@ -161,7 +168,13 @@ def test_loops_are_counted_or_kept(direction, mirrored, start, end, step, subtra
         i, steps = i + forward, steps + 1
     mirror = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
     test = f"{mirror[direction]}, %n, %i" if mirrored else f"{direction}, %i, %n"
-    text = LOOP.format(start=start, end=end, step=step, test=test, sum="subtract %i, %s" if subtracts else "add %s, %i")
+    text = LOOP.format(
+        start=start,
+        end=end,
+        step=step,
+        test=test,
+        sum="subtract %i, %s" if subtracts else "add %s, %i",
+    )
     jaxpr = import_program(parse(text)).jaxpr
     (loop,) = [e for e in jaxpr.eqns if e.primitive.name in ("scan", "while")]
     assert (loop.primitive.name == "scan") == (steps < 50)
@@ -190,10 +203,14 @@ TWO_COUNTERS = """module {{ func.func @main(%a: tensor<i32>) -> (tensor<i32>, te
 @pytest.mark.parametrize(("first", "second", "other", "both", "steps"), [
     (3, 9, "%j", "and", 3), (9, 7, "%j", "and", 4), (0, 5, "%j", "and", 0), (3, 9, "%x", "and", None), (3, 9, "%j", "or", None),
 ])  # fmt: skip
-def test_loops_with_two_conditions_are_counted_where_both_must_hold(first, second, other, both, steps):
+def test_loops_with_two_conditions_are_counted_where_both_must_hold(
+    first, second, other, both, steps
+):
     """As TensorFlow writes `for i in tf.range(n)`; a condition that depends on data leaves a loop of unknown length."""
     text = TWO_COUNTERS.format(first=first, second=second, other=other, both=both)
-    (loop,) = [e for e in import_program(parse(text)).jaxpr.eqns if e.primitive.name in ("scan", "while")]
+    (loop,) = [
+        e for e in import_program(parse(text)).jaxpr.eqns if e.primitive.name in ("scan", "while")
+    ]
     assert (loop.params["length"] if loop.primitive.name == "scan" else None) == steps
     i, j, x = 0, 0, 5
     while {"and": all, "or": any}[both]([i < first, second > (j if other == "%j" else x)]):
@@ -215,7 +232,13 @@ SCATTER = """module {{ func.func @main(%a: tensor<4xf32>, %i: tensor<3x1xi32>, %
 
 
 @pytest.mark.parametrize(
-    "name, f", [("add", np.add), ("subtract", np.subtract), ("maximum", np.maximum), ("multiply", np.multiply)]
+    "name, f",
+    [
+        ("add", np.add),
+        ("subtract", np.subtract),
+        ("maximum", np.maximum),
+        ("multiply", np.multiply),
+    ],
 )
 def test_scatters_leave_out_what_lies_outside(name, f):
     want, places, updates = X[1].copy(), [1, 9, 1], np.array([2, 3, 0.5], np.float32)
@@ -223,20 +246,31 @@ def test_scatters_leave_out_what_lies_outside(name, f):
         if i < 4:
             want[i] = f(want[i], u)
     got = run(
-        SCATTER.format(region=f"%z = stablehlo.{name} %x, %y : tensor<f32>"), X[1], np.array(places, "i4")[:, None], updates
+        SCATTER.format(region=f"%z = stablehlo.{name} %x, %y : tensor<f32>"),
+        X[1],
+        np.array(places, "i4")[:, None],
+        updates,
     )
     np.testing.assert_array_equal(got, want)
 
 
 def test_scatters_of_several_operations_are_refused():
-    text = SCATTER.format(region="%n = stablehlo.abs %x : tensor<f32> %z = stablehlo.add %n, %y : tensor<f32>")
-    with pytest.raises(pbkern.errors.UnsupportedOp, match="stablehlo.scatter.*combined by more than one operation"):
+    text = SCATTER.format(
+        region="%n = stablehlo.abs %x : tensor<f32> %z = stablehlo.add %n, %y : tensor<f32>"
+    )
+    with pytest.raises(
+        pbkern.errors.UnsupportedOp, match="stablehlo.scatter.*combined by more than one operation"
+    ):
         pbkern.from_stablehlo(text)
 
 
 def unary(name, x, dtype="f32", result=None):
     shape = "x".join(map(str, x.shape))
-    types = f"(tensor<{shape}x{dtype}>) -> tensor<{shape}x{result}>" if result else f"tensor<{shape}x{dtype}>"
+    types = (
+        f"(tensor<{shape}x{dtype}>) -> tensor<{shape}x{result}>"
+        if result
+        else f"tensor<{shape}x{dtype}>"
+    )
     return run(program([f"tensor<{shape}x{dtype}>"], f"tensor<{shape}x{result or dtype}>",
                        f"%r = {name} %a : {types}"), x)  # fmt: skip
 
@@ -248,13 +282,23 @@ def test_single_operations():
     np.testing.assert_array_equal(unary("stablehlo.convert", halves, "f32", "i1"), [True] * 5)
     np.testing.assert_array_equal(unary("stablehlo.real", halves), halves)
     np.testing.assert_array_equal(unary("stablehlo.imag", halves), halves * 0)
-    np.testing.assert_array_equal(unary("stablehlo.bitcast_convert", halves, "f32", "i32"), halves.view("i4"))
     np.testing.assert_array_equal(
-        unary("stablehlo.popcnt", np.arange(9, dtype="i4"), "i32"), [bin(n).count("1") for n in range(9)]
+        unary("stablehlo.bitcast_convert", halves, "f32", "i32"), halves.view("i4")
+    )
+    np.testing.assert_array_equal(
+        unary("stablehlo.popcnt", np.arange(9, dtype="i4"), "i32"),
+        [bin(n).count("1") for n in range(9)],
     )
     truth = np.array([True, False])
-    for name, f in (("add", np.logical_or), ("multiply", np.logical_and), ("maximum", np.logical_or), ("xor", np.logical_xor)):
-        text = program(["tensor<2xi1>"] * 2, "tensor<2xi1>", f"%r = stablehlo.{name} %a, %b : tensor<2xi1>")
+    for name, f in (
+        ("add", np.logical_or),
+        ("multiply", np.logical_and),
+        ("maximum", np.logical_or),
+        ("xor", np.logical_xor),
+    ):
+        text = program(
+            ["tensor<2xi1>"] * 2, "tensor<2xi1>", f"%r = stablehlo.{name} %a, %b : tensor<2xi1>"
+        )
         for x, y in itertools.product([truth, ~truth], repeat=2):
             np.testing.assert_array_equal(run(text, x, y), f(x, y))
 
@@ -285,13 +329,21 @@ def test_operations_of_other_front_ends():
     )
     np.testing.assert_array_equal(run(mapped, X), X * 2)
     size = program(
-        ["tensor<3x4xf32>"], "tensor<i32>", "%r = stablehlo.get_dimension_size %a, dim = 1 : (tensor<3x4xf32>) -> tensor<i32>"
+        ["tensor<3x4xf32>"],
+        "tensor<i32>",
+        "%r = stablehlo.get_dimension_size %a, dim = 1 : (tensor<3x4xf32>) -> tensor<i32>",
     )
     assert run(size, X) == 4
 
 
 def test_batch_normalisation_and_its_gradient():
-    types = ["tensor<5x3xf32>", "tensor<3xf32>", "tensor<3xf32>", "tensor<3xf32>", "tensor<5x3xf32>"]
+    types = [
+        "tensor<5x3xf32>",
+        "tensor<3xf32>",
+        "tensor<3xf32>",
+        "tensor<3xf32>",
+        "tensor<5x3xf32>",
+    ]
     grad = ('%g:3 = "stablehlo.batch_norm_grad"(%a, %b, %c, %d, %e) <{epsilon = 0.1 : f32, feature_index = 1 : i64}> : '
             f"({', '.join(types)}) -> (tensor<5x3xf32>, tensor<3xf32>, tensor<3xf32>)\n"
             "%r = stablehlo.add %g#0, %g#0 : tensor<5x3xf32>")  # fmt: skip
@@ -304,7 +356,9 @@ def test_batch_normalisation_and_its_gradient():
     with jax.enable_x64(True):
         want = np.asarray(jax.grad(loss)(jax.numpy.asarray(x)))
     args = [a.astype("f4") for a in (x, scale, x.mean(0), x.var(0), g)]
-    np.testing.assert_allclose(run(program(types, "tensor<5x3xf32>", grad), *args), 2 * want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run(program(types, "tensor<5x3xf32>", grad), *args), 2 * want, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("compare, want", [

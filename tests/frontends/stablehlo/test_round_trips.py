@@ -25,7 +25,9 @@ def integers(*shape, high=9, dtype="int32"):
 
 
 def conv(x, w):
-    return jax.nn.relu(lax.conv_general_dilated(x, w, (2, 1), "SAME", rhs_dilation=(1, 2), dimension_numbers=NHWC))
+    return jax.nn.relu(
+        lax.conv_general_dilated(x, w, (2, 1), "SAME", rhs_dilation=(1, 2), dimension_numbers=NHWC)
+    )
 
 
 def loss(w1, b, w2, x, y):
@@ -103,7 +105,9 @@ def assert_as_jax(got, want):
         assert (g.shape, g.dtype) == (w.shape, w.dtype)
         error = 2e-2 if g.dtype == "bfloat16" else 2e-5
         wide = "complex128" if g.dtype.kind == "c" else "float64"
-        np.testing.assert_allclose(np.asarray(g).astype(wide), np.asarray(w).astype(wide), rtol=error, atol=error)
+        np.testing.assert_allclose(
+            np.asarray(g).astype(wide), np.asarray(w).astype(wide), rtol=error, atol=error
+        )
 
 
 @pytest.mark.sampled(3)
@@ -130,7 +134,11 @@ def test_workloads_keep_their_kernels(name):
 
 
 BY_DEFAULT = ("unsharp", "attention_1024_causal", "gradient_descent", "cross_entropy", "jacobi")
-SLOW = [pytest.param(n, marks=pytest.mark.slow) for n, w in WORKLOADS.items() if n not in BY_DEFAULT and w.numpy is not None]
+SLOW = [
+    pytest.param(n, marks=pytest.mark.slow)
+    for n, w in WORKLOADS.items()
+    if n not in BY_DEFAULT and w.numpy is not None
+]
 
 
 @pytest.mark.sampled(2)
@@ -139,14 +147,18 @@ def test_workloads_keep_their_numbers(name):
     workload = WORKLOADS[name]
     args = workload.arguments(workload.small)
     got = pbkern.from_stablehlo(exported(workload.function, *args))(*args)
-    want = workload.numpy(*[np.asarray(a, "float64" if a.dtype.kind == "f" else None) for a in args])
+    want = workload.numpy(
+        *[np.asarray(a, "float64" if a.dtype.kind == "f" else None) for a in args]
+    )
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert abs(g - w).max() <= workload.tolerance * abs(w).max()
 
 
 def test_loops_that_count_have_a_known_length():
     x = normal(5, 3)
-    jaxpr = pbkern.from_stablehlo(exported(lambda x: lax.scan(decay, jnp.zeros(3), x), x)).as_text(x, stage="jaxpr")
+    jaxpr = pbkern.from_stablehlo(exported(lambda x: lax.scan(decay, jnp.zeros(3), x), x)).as_text(
+        x, stage="jaxpr"
+    )
     assert "scan" in jaxpr and "while" not in jaxpr
 
 
@@ -174,11 +186,22 @@ def test_arguments_that_nothing_reads_and_structures():
 def test_every_form_of_a_program(tmp_path):
     x = normal(4, 5)
     program, want = exported(lambda x: jnp.tanh(x) * 2, x), np.tanh(np.asarray(x)) * 2
-    text, artefact, blob = program.mlir_module(), program.mlir_module_serialized, program.serialize()
+    text, artefact, blob = (
+        program.mlir_module(),
+        program.mlir_module_serialized,
+        program.serialize(),
+    )
     forms = {"a.mlir": text.encode(), "a.mlirbc": artefact, "a.jax": bytes(blob)}
     for name, contents in forms.items():
         (tmp_path / name).write_bytes(contents)
-    for source in (program, text, artefact, blob, *(tmp_path / n for n in forms), str(tmp_path / "a.mlir")):
+    for source in (
+        program,
+        text,
+        artefact,
+        blob,
+        *(tmp_path / n for n in forms),
+        str(tmp_path / "a.mlir"),
+    ):
         np.testing.assert_allclose(pbkern.from_stablehlo(source)(x), want, rtol=1e-5)
 
 

@@ -69,11 +69,23 @@ def normalised(x):
 
 
 def special(x):
-    return tf.math.erf(x) + tf.math.lgamma(x + 1) + tf.asin(x) + tf.math.erfc(x) + tf.math.digamma(x + 1)
+    return (
+        tf.math.erf(x)
+        + tf.math.lgamma(x + 1)
+        + tf.asin(x)
+        + tf.math.erfc(x)
+        + tf.math.digamma(x + 1)
+    )
 
 
 def orders(x):
-    return tf.sort(x, direction="DESCENDING"), tf.argsort(x), tf.argmax(x, 1), tf.argmin(x, 0), tf.math.top_k(x, 3)
+    return (
+        tf.sort(x, direction="DESCENDING"),
+        tf.argsort(x),
+        tf.argmax(x, 1),
+        tf.argmin(x, 0),
+        tf.math.top_k(x, 3),
+    )
 
 
 def moved(x):
@@ -87,7 +99,11 @@ def moved(x):
 
 
 def pools(x):
-    return tf.nn.max_pool2d(x, 2, 2, "SAME"), tf.nn.avg_pool2d(x, 3, 2, "VALID"), tf.image.resize(x, (16, 10))
+    return (
+        tf.nn.max_pool2d(x, 2, 2, "SAME"),
+        tf.nn.avg_pool2d(x, 3, 2, "VALID"),
+        tf.image.resize(x, (16, 10)),
+    )
 
 
 def pool_gradient(x):
@@ -100,7 +116,12 @@ def pool_gradient(x):
 FUNCTIONS = {
     "blur": (blur_x_blur_y, uniform(3, HEIGHT, WIDTH)),
     "convolution": (conv_bias_add_relu, uniform(2, 9, 8, 3), uniform(3, 3, 3, 8), uniform(8)),
-    "float16": (conv_bias_add_relu, uniform(1, 6, 5, 2, dtype="f2"), uniform(3, 3, 2, 4, dtype="f2"), uniform(4, dtype="f2")),
+    "float16": (
+        conv_bias_add_relu,
+        uniform(1, 6, 5, 2, dtype="f2"),
+        uniform(3, 3, 2, 4, dtype="f2"),
+        uniform(4, dtype="f2"),
+    ),
     "counted loop": (counted, uniform(16)),
     "loop until": (until_large, uniform(7)),
     "branches": (either, uniform(5)),
@@ -112,9 +133,18 @@ FUNCTIONS = {
     "moved": (moved, uniform(4, 3)),
     "pools": (pools, uniform(1, 9, 7, 3)),
     "gradient of a pool": (pool_gradient, tf.constant(uniform(1, 7, 6, 2))),
-    "integers": (lambda n: (n // 3, n % 3, tf.bitwise.bitwise_xor(n, 5), tf.cast(n, tf.float64)), np.arange(-7, 7)),
-    "truth values": (lambda x: (x > 0.5, tf.reduce_any(x > 2), tf.logical_not(x > 0.25)), uniform(9)),
-    "complex": (lambda x: tf.abs(tf.complex(x, x * 2)) + tf.math.real(tf.exp(tf.complex(x, x))), uniform(6)),
+    "integers": (
+        lambda n: (n // 3, n % 3, tf.bitwise.bitwise_xor(n, 5), tf.cast(n, tf.float64)),
+        np.arange(-7, 7),
+    ),
+    "truth values": (
+        lambda x: (x > 0.5, tf.reduce_any(x > 2), tf.logical_not(x > 0.25)),
+        uniform(9),
+    ),
+    "complex": (
+        lambda x: tf.abs(tf.complex(x, x * 2)) + tf.math.real(tf.exp(tf.complex(x, x))),
+        uniform(6),
+    ),
     "no elements": (lambda x: (x + 1.0, tf.reduce_sum(x, 0)), np.zeros((0, 3), "f4")),
     "one element": (lambda x: x * 2.0, np.float32(3)),
     "rfft": (lambda x: tf.abs(tf.signal.rfft(x)), uniform(4, 16)),
@@ -142,7 +172,9 @@ def test_one_kernel(name):
 
 
 def test_as_a_decorator_with_a_signature():
-    @pbkern.polyblocks_jit_tf(input_signature=[tf.TensorSpec((3, HEIGHT, WIDTH))], compile_options={"target": "cpu"})
+    @pbkern.polyblocks_jit_tf(
+        input_signature=[tf.TensorSpec((3, HEIGHT, WIDTH))], compile_options={"target": "cpu"}
+    )
     def blur(img):
         """Doc."""
         return blur_x_blur_y(img)
@@ -152,19 +184,28 @@ def test_as_a_decorator_with_a_signature():
     np.testing.assert_allclose(blur(image), want, rtol=1e-5)
     np.testing.assert_allclose(blur(image.astype("f8").tolist()), want, rtol=1e-5)
     assert (blur.__name__, blur.__doc__) == ("blur", "Doc.")
-    with pytest.raises(pbkern.errors.ArgumentError, match=r"no float32 of shape \(3, 24, 36\)\n.*why  shape \(3, 24, 35\)"):
+    with pytest.raises(
+        pbkern.errors.ArgumentError,
+        match=r"no float32 of shape \(3, 24, 36\)\n.*why  shape \(3, 24, 35\)",
+    ):
         blur(image[..., 1:])
-    with pytest.raises(pbkern.errors.ArgumentError, match="does not match the input signature\n.*given 2 arguments, it has 1"):
+    with pytest.raises(
+        pbkern.errors.ArgumentError,
+        match="does not match the input signature\n.*given 2 arguments, it has 1",
+    ):
         blur(image, image)
     pairs = pbkern.polyblocks_jit_tf(
-        lambda p: p["a"] + p["b"][0], input_signature=[{"a": tf.TensorSpec(3), "b": [tf.TensorSpec(3)]}]
+        lambda p: p["a"] + p["b"][0],
+        input_signature=[{"a": tf.TensorSpec(3), "b": [tf.TensorSpec(3)]}],
     )
     np.testing.assert_array_equal(pairs({"a": [1, 2, 3], "b": [[1, 1, 1]]}), [2, 3, 4])
     with pytest.raises(pbkern.errors.ArgumentError, match=r"no float32 of shape \(3,\)"):
         pairs({"a": ["1", "2", "3"], "b": [[1, 1, 1]]})
     (kernel,) = blur.kernels(image)
     assert kernel.name in blur.as_text(image)
-    with pytest.raises(pbkern.errors.ArgumentError, match="does not match the input signature\n.*given {'a': 1}"):
+    with pytest.raises(
+        pbkern.errors.ArgumentError, match="does not match the input signature\n.*given {'a': 1}"
+    ):
         pairs({"a": 1})
 
 
@@ -220,7 +261,9 @@ def test_other_types_shapes_and_constants_trace_anew():
     np.testing.assert_allclose(f(tf.constant(x), 2)[0], x * 4)
     assert len(traces) == 1
     np.testing.assert_allclose(f(x, 3, add=1.5)[0], x * 8 + 1.5)
-    np.testing.assert_allclose(f(uniform(2, 2), 1, parts=[uniform(2), uniform(2)])[1]["sum"], uniform(2) * 2)
+    np.testing.assert_allclose(
+        f(uniform(2, 2), 1, parts=[uniform(2), uniform(2)])[1]["sum"], uniform(2) * 2
+    )
     np.testing.assert_array_equal(f(np.arange(3), 1)[0], [0, 2, 4])
     assert len(traces) == 4
 
@@ -239,11 +282,16 @@ def test_results_of_every_type_and_size():
         x = tf.constant(uniform(*shape))
         for made, t in zip(f(x), types):
             assert (made.dtype, made.shape) == (t, shape)
-            np.testing.assert_array_equal(tf.cast(made, tf.float64), tf.cast(tf.cast(x * 3, t), tf.float64))
+            np.testing.assert_array_equal(
+                tf.cast(made, tf.float64), tf.cast(tf.cast(x * 3, t), tf.float64)
+            )
 
 
 def test_several_threads_call():
-    f, x = pbkern.polyblocks_jit_tf(lambda x, k: tf.reduce_sum(x * k, 1)), tf.constant(uniform(300, 400))
+    f, x = (
+        pbkern.polyblocks_jit_tf(lambda x, k: tf.reduce_sum(x * k, 1)),
+        tf.constant(uniform(300, 400)),
+    )
     want = [f(x, tf.constant(float(k))).numpy() for k in range(8)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(5):
@@ -294,10 +342,14 @@ def test_random_numbers_differ_from_call_to_call():
 @pytest.mark.parametrize("dtype", ["uint32", "int64"])
 def test_random_bits_are_tensorflows(alg, dtype):
     def bits(seed):
-        return tf.random.stateless_uniform([7, 3], seed, None, None, tf.dtypes.as_dtype(dtype), alg=alg)
+        return tf.random.stateless_uniform(
+            [7, 3], seed, None, None, tf.dtypes.as_dtype(dtype), alg=alg
+        )
 
     seed = np.array([5, -1], "i4")
-    np.testing.assert_array_equal(pbkern.polyblocks_jit_tf(bits)(seed), tf.function(bits, jit_compile=True)(seed))
+    np.testing.assert_array_equal(
+        pbkern.polyblocks_jit_tf(bits)(seed), tf.function(bits, jit_compile=True)(seed)
+    )
 
 
 def test_methods():
@@ -342,12 +394,22 @@ def test_what_xla_keeps_lies_between_programs():
         spectrum = tf.signal.fft(tf.cast(x * scale, tf.complex64))
         power = tf.math.real(spectrum) ** 2 + tf.math.imag(spectrum) ** 2
         scale.assign(scale + 1.0)
-        return {"power": power, "large": power > 1.0, "half": tf.cast(power, tf.bfloat16), "given": x}
+        return {
+            "power": power,
+            "large": power > 1.0,
+            "half": tf.cast(power, tf.bfloat16),
+            "given": x,
+        }
 
     f = pbkern.polyblocks_jit_tf(filtered)
     x = tf.constant(np.random.default_rng(0).random((3, 4), np.float32))
     for call in range(2):
-        expected = np.abs(np.fft.fft(x.numpy().astype(np.float64) * (np.array([2.0, 0.5, 1.0, 3.0]) + call))) ** 2
+        expected = (
+            np.abs(
+                np.fft.fft(x.numpy().astype(np.float64) * (np.array([2.0, 0.5, 1.0, 3.0]) + call))
+            )
+            ** 2
+        )
         made = f(x)
         np.testing.assert_allclose(made["power"], expected, rtol=1e-5)
         np.testing.assert_array_equal(made["large"], expected > 1)
@@ -369,7 +431,9 @@ def test_loading_the_threads_leaves_the_environment_as_it_was(chosen, monkeypatc
         patch.setattr(memory.ctypes, "CDLL", lambda name: seen.update(os.environ))
         assert memory._openmp() == memory.OPENMP
     assert dict(os.environ) == before
-    assert {n: v for n, v in seen.items() if n in memory.WAITING} == (chosen or {"GOMP_SPINCOUNT": memory.SPINS})
+    assert {n: v for n, v in seen.items() if n in memory.WAITING} == (
+        chosen or {"GOMP_SPINCOUNT": memory.SPINS}
+    )
 
 
 def test_without_the_threads_of_openmp_calls_go_through_jax(monkeypatch):

@@ -52,7 +52,9 @@ def test_options():
     with pytest.raises(OptionError, match="given twice"):
         pbkern.polyblocks_jit_tf(lambda x: x, compile_options={}, runtime_args={})
     with pytest.raises(OptionError, match="`num_iters` cannot act with execution_backend 'xla'"):
-        pbkern.polymage_jit_tf(lambda x: x, compile_options={"execution_backend": "xla", "num_iters": 3})
+        pbkern.polymage_jit_tf(
+            lambda x: x, compile_options={"execution_backend": "xla", "num_iters": 3}
+        )
 
 
 def test_strict_target():
@@ -63,5 +65,7 @@ def test_strict_target():
 
 def test_without_tensorflow(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(TargetError, match="TensorFlow is not installed\n.*\n.*pip install 'pbkern\\[tf\\]'"):
+    with pytest.raises(
+        TargetError, match="TensorFlow is not installed\n.*\n.*pip install 'pbkern\\[tf\\]'"
+    ):
         pbkern.polyblocks_jit_tf(lambda x: x)

@@ -19,7 +19,9 @@ def test_a_chain(dtype):
     rng = np.random.default_rng(0)
     x, y = (tf.cast(tf.constant(rng.normal(size=(33, 65)) * scale), dtype) for scale in (300, 40))
     expected = [np.asarray(e) for e in chain(x, y)]
-    rounded = pbkern.polyblocks_jit_tf(chain, compile_options={"emulate_precision_casts": True})(x, y)
+    rounded = pbkern.polyblocks_jit_tf(chain, compile_options={"emulate_precision_casts": True})(
+        x, y
+    )
     for made, e in zip(rounded, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(made), e)
     wide = pbkern.polyblocks_jit_tf(chain)(x, y)

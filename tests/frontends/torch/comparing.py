@@ -59,10 +59,16 @@ def check_errors(f, *tensors):
     """Errors of pbkern's results beside float64 are within the tolerance or at most twice eager Torch's; NaN is where eager
     Torch has it."""
     wide = [t.double() if t.is_floating_point() else t for t in tensors]
-    exact, eager = ([t for t in pytree.tree_leaves(f(*given)) if isinstance(t, torch.Tensor)] for given in (wide, tensors))
+    exact, eager = (
+        [t for t in pytree.tree_leaves(f(*given)) if isinstance(t, torch.Tensor)]
+        for given in (wide, tensors)
+    )
     made = [tensor_of(m) for m in by_table(f, *tensors, compiled=True) if m is not None]
     for m, e, x in zip(made, eager, exact, strict=True):
-        assert m.dtype == e.dtype and m.shape == e.shape and torch.equal(m.isnan(), e.isnan()), (m, e)
+        assert m.dtype == e.dtype and m.shape == e.shape and torch.equal(m.isnan(), e.isnan()), (
+            m,
+            e,
+        )
         theirs, ours = ((t.double() - x.double()).abs().nan_to_num(0.0) for t in (e, m))
         if ours.numel() and m.is_floating_point():
             size = TOLERANCES.get(m.dtype, 1e-10) * float(x.double().abs().nan_to_num(0.0).max())
@@ -96,7 +102,10 @@ def gradients(module, *args):
     """(results, gradients of parameters and of floating arguments) of a sum of squares of what a module returns."""
     args = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
     results = [r for r in pytree.tree_leaves(module(*args)) if isinstance(r, torch.Tensor)]
-    wanted = [*(a for a in args if a.requires_grad), *(p for p in _parameters(module) if p.requires_grad)]
+    wanted = [
+        *(a for a in args if a.requires_grad),
+        *(p for p in _parameters(module) if p.requires_grad),
+    ]
     loss = sum((r.double() * torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape)).pow(2).mean()
                for r in results if r.requires_grad)  # fmt: skip
     return results, torch.autograd.grad(loss, wanted, allow_unused=True)
@@ -121,6 +130,9 @@ def check_gradients(fast, module, *args) -> None:
             mine, plain, truth = mine.detach(), plain.detach(), truth.detach()
             assert mine.dtype == plain.dtype and mine.shape == plain.shape
             largest = float(truth.abs().max()) if truth.numel() else 0.0
-            allowed = max(4 * float((plain.double() - truth).abs().max()) if truth.numel() else 0.0, 1e-5 * largest)
+            allowed = max(
+                4 * float((plain.double() - truth).abs().max()) if truth.numel() else 0.0,
+                1e-5 * largest,
+            )
             error = float((mine.double() - truth).abs().max()) if truth.numel() else 0.0
             assert error <= allowed, (group, k, error, allowed)

@@ -12,8 +12,15 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, ins=3, outs=8):
         super().__init__()
-        self.a, self.b = nn.Conv2d(ins, outs, 3, 2, 1, bias=False), nn.Conv2d(outs, outs, 3, 1, 1, bias=False)
-        self.na, self.nb, self.shortcut = nn.BatchNorm2d(outs), nn.BatchNorm2d(outs), nn.Conv2d(ins, outs, 1, 2)
+        self.a, self.b = (
+            nn.Conv2d(ins, outs, 3, 2, 1, bias=False),
+            nn.Conv2d(outs, outs, 3, 1, 1, bias=False),
+        )
+        self.na, self.nb, self.shortcut = (
+            nn.BatchNorm2d(outs),
+            nn.BatchNorm2d(outs),
+            nn.Conv2d(ins, outs, 1, 2),
+        )
         self.head = nn.Linear(outs, 5)
 
     def forward(self, x):
@@ -27,7 +34,9 @@ class Encoder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, activation="gelu")
+        self.layer = nn.TransformerEncoderLayer(
+            16, 2, 32, dropout=0.0, batch_first=True, activation="gelu"
+        )
 
     def forward(self, x):
         padding = torch.arange(x.shape[1]) >= x.shape[1] - 2
@@ -46,8 +55,13 @@ class Gpt(nn.Module):
 
     def forward(self, tokens):
         x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.na(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.qkv(self.na(x)).chunk(3, -1)
+        )
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         x = x + self.down(F.gelu(self.up(self.nb(x)), approximate="tanh"))
         logits = self.nc(x) @ self.words.weight.t()
         return logits, F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
@@ -60,7 +74,9 @@ class Llama(nn.Module):
         super().__init__()
         self.heads, self.keys, self.size = heads, keys, d // heads
         self.scale = nn.Parameter(torch.rand(d) + 0.5)
-        self.q, self.k, self.v = (nn.Linear(d, n * self.size, bias=False) for n in (heads, keys, keys))
+        self.q, self.k, self.v = (
+            nn.Linear(d, n * self.size, bias=False) for n in (heads, keys, keys)
+        )
         self.out, self.gate, self.up = (nn.Linear(d, n, bias=False) for n in (d, 40, 40))
         self.down = nn.Linear(40, d, bias=False)
 
@@ -69,13 +85,17 @@ class Llama(nn.Module):
 
     def rotated(self, x):
         half = self.size // 2
-        angles = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+        angles = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * 10000.0 ** (
+            -torch.arange(half, dtype=x.dtype) / half
+        )
         cos, sin, (a, b) = angles.cos(), angles.sin(), x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     def forward(self, x):
         y = self.norm(x)
-        q, k, v = (f(y).unflatten(-1, (-1, self.size)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(y).unflatten(-1, (-1, self.size)).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
         k, v = (t.repeat_interleave(self.heads // self.keys, 1) for t in (self.rotated(k), v))
         scores = self.rotated(q) @ k.transpose(-1, -2) / math.sqrt(self.size)
         mask = torch.full(scores.shape[-2:], float("-inf"), dtype=x.dtype).triu(1)
@@ -89,8 +109,15 @@ class ConvNext(nn.Module):
 
     def __init__(self, d=8):
         super().__init__()
-        self.depthwise, self.norm = nn.Conv2d(d, d, 7, padding=3, groups=d), nn.LayerNorm(d, eps=1e-6)
-        self.up, self.down, self.scale = nn.Linear(d, 4 * d), nn.Linear(4 * d, d), nn.Parameter(torch.full((d,), 0.1))
+        self.depthwise, self.norm = (
+            nn.Conv2d(d, d, 7, padding=3, groups=d),
+            nn.LayerNorm(d, eps=1e-6),
+        )
+        self.up, self.down, self.scale = (
+            nn.Linear(d, 4 * d),
+            nn.Linear(4 * d, d),
+            nn.Parameter(torch.full((d,), 0.1)),
+        )
 
     def forward(self, x):
         y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
@@ -102,7 +129,11 @@ class Bags(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.bags, self.dense, self.top = nn.EmbeddingBag(23, 6, mode="sum"), nn.Linear(4, 6), nn.Linear(7, 1)
+        self.bags, self.dense, self.top = (
+            nn.EmbeddingBag(23, 6, mode="sum"),
+            nn.Linear(4, 6),
+            nn.Linear(7, 1),
+        )
 
     def forward(self, x, rows, offsets):
         a, b = self.dense(x).relu(), self.bags(rows, offsets)
@@ -115,12 +146,20 @@ class UNet(nn.Module):
     def __init__(self, d=4):
         super().__init__()
         self.a, self.b = nn.Conv2d(1, d, 3, padding=1), nn.Conv2d(d, 2 * d, 3, padding=1)
-        self.up, self.out = nn.ConvTranspose2d(2 * d, d, 2, 2), nn.Conv2d(2 * d + 1, 2, 3, padding=1)
+        self.up, self.out = (
+            nn.ConvTranspose2d(2 * d, d, 2, 2),
+            nn.Conv2d(2 * d + 1, 2, 3, padding=1),
+        )
 
     def forward(self, x):
         a = F.relu(self.a(x))
         b = F.relu(self.b(F.avg_pool2d(a, 2)))
-        small = F.interpolate(F.interpolate(x, scale_factor=0.5), size=x.shape[2:], mode="bilinear", align_corners=False)
+        small = F.interpolate(
+            F.interpolate(x, scale_factor=0.5),
+            size=x.shape[2:],
+            mode="bilinear",
+            align_corners=False,
+        )
         return self.out(torch.cat([a, self.up(b), small], 1))
 
 
@@ -164,7 +203,10 @@ class Inverted(nn.Module):
     def __init__(self, activation, ins=6, wide=18, window=5):
         super().__init__()
         self.activation = activation
-        self.up, self.down = nn.Conv2d(ins, wide, 1, bias=False), nn.Conv2d(wide, ins, 1, bias=False)
+        self.up, self.down = (
+            nn.Conv2d(ins, wide, 1, bias=False),
+            nn.Conv2d(wide, ins, 1, bias=False),
+        )
         self.depthwise = nn.Conv2d(wide, wide, window, 1, window // 2, groups=wide, bias=False)
         self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (wide, wide, ins))
         self.squeeze, self.excite = nn.Conv2d(wide, 4, 1), nn.Conv2d(4, wide, 1)
@@ -183,7 +225,11 @@ class Vit(nn.Module):
     def __init__(self, d=12, patch=4, patches=12):
         super().__init__()
         self.patches, self.token = nn.Conv2d(3, d, patch, patch), nn.Parameter(torch.zeros(1, 1, d))
-        self.places, self.na, self.nb = nn.Parameter(torch.randn(1, patches + 1, d) * 0.02), nn.LayerNorm(d), nn.LayerNorm(d)
+        self.places, self.na, self.nb = (
+            nn.Parameter(torch.randn(1, patches + 1, d) * 0.02),
+            nn.LayerNorm(d),
+            nn.LayerNorm(d),
+        )
         self.attention = nn.MultiheadAttention(d, 3, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
         self.head = nn.Linear(d, 5)
@@ -202,9 +248,15 @@ class Swin(nn.Module):
     def __init__(self, d=8, heads=2, window=3):
         super().__init__()
         self.heads, self.window, self.norm = heads, window, nn.LayerNorm(d)
-        self.qkv, self.out, self.merge = nn.Linear(d, 3 * d), nn.Linear(d, d), nn.Linear(4 * d, 2 * d, bias=False)
+        self.qkv, self.out, self.merge = (
+            nn.Linear(d, 3 * d),
+            nn.Linear(d, d),
+            nn.Linear(4 * d, 2 * d, bias=False),
+        )
         self.bias = nn.Parameter(torch.randn((2 * window - 1) ** 2, heads) * 0.1)
-        at = torch.stack(torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")).flatten(1)
+        at = torch.stack(
+            torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
+        ).flatten(1)
         apart = at[:, :, None] - at[:, None, :] + window - 1
         self.register_buffer("relative", apart[0] * (2 * window - 1) + apart[1])
 
@@ -226,7 +278,9 @@ class Swin(nn.Module):
         scores = q @ k.mT * q.shape[-1] ** -0.5 + self.bias[self.relative].permute(2, 0, 1)
         scores = scores + mask.repeat(n, 1, 1)[:, None]
         y = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        y = y.view(n, h // self.window, w // self.window, self.window, self.window, c).permute(0, 1, 3, 2, 4, 5)
+        y = y.view(n, h // self.window, w // self.window, self.window, self.window, c).permute(
+            0, 1, 3, 2, 4, 5
+        )
         x = x + y.reshape(n, h, w, c).roll((shift, shift), (1, 2))
         return self.merge(torch.cat([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], -1))
 
@@ -254,7 +308,10 @@ def models():
         "gpt": (Gpt(), (torch.randint(0, 37, (2, 9)),)),
         "llama": (Llama(), (torch.rand(2, 5, 16),)),
         "convnext": (ConvNext(), (torch.rand(1, 8, 9, 10),)),
-        "bags": (Bags(), (torch.rand(3, 4), torch.tensor([1, 5, 5, 22, 0, 7]), torch.tensor([0, 2, 2]))),
+        "bags": (
+            Bags(),
+            (torch.rand(3, 4), torch.tensor([1, 5, 5, 22, 0, 7]), torch.tensor([0, 2, 2])),
+        ),
         "unet": (UNet(), (torch.rand(1, 1, 12, 8),)),
         "bottleneck": (Bottleneck(), (torch.rand(2, 8, 9, 10),)),
         "efficientnet": (Inverted(F.silu), (torch.rand(2, 6, 7, 8),)),

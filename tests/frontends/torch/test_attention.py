@@ -27,7 +27,11 @@ class Attention(torch.nn.Module):
 MASKS = {
     "none": {},
     "causal": {"is_causal": True},
-    "some": {"attn_mask": torch.tensor([[True, False, True], [True, True, True], [False, True, False], [True, True, False]])},
+    "some": {
+        "attn_mask": torch.tensor(
+            [[True, False, True], [True, True, True], [False, True, False], [True, True, False]]
+        )
+    },
     "added": {"attn_mask": torch.linspace(-2, 2, 12).view(4, 3)},
     "scaled": {"scale": 0.7},
 }
@@ -40,10 +44,14 @@ def test_masks(name):
     module = Attention(**MASKS[name])
     fast = pbkern.polyblocks_jit_torch(module)
     check_gradients(fast, module, q, k, v)
-    assert not any(g.in_torch for g in fast.explain(*(t.requires_grad_() for t in (q, k, v))).graphs)
+    assert not any(
+        g.in_torch for g in fast.explain(*(t.requires_grad_() for t in (q, k, v))).graphs
+    )
 
 
-@pytest.mark.parametrize("queries, keys", [(290, 130), pytest.param(300, 300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "queries, keys", [(290, 130), pytest.param(300, 300, marks=pytest.mark.slow)]
+)
 def test_gradient_of_long_causal_attention(queries, keys):
     """Its queries come in parts."""
     q, k, v = torch.randn(1, 2, queries, 8), torch.randn(1, 2, keys, 8), torch.randn(1, 2, keys, 8)
@@ -65,19 +73,26 @@ def test_a_query_without_keys():
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype, causal", itertools.product([torch.bfloat16, torch.float16, torch.float64], [False, True]))
+@pytest.mark.parametrize(
+    "dtype, causal",
+    itertools.product([torch.bfloat16, torch.float16, torch.float64], [False, True]),
+)
 def test_dtypes(dtype, causal):
     q, k, v = (torch.randn(1, 2, 7, 16, dtype=dtype) for _ in range(3))
     f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     made = pbkern.polyblocks_jit_torch(f)(q, k, v)
     assert made.dtype is dtype
     tolerance = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float64: 1e-12}[dtype]
-    torch.testing.assert_close(made.double(), f(q.double(), k.double(), v.double()), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        made.double(), f(q.double(), k.double(), v.double()), rtol=tolerance, atol=tolerance
+    )
 
 
 def test_dropout_of_attention():
     """Torch takes it apart, and draws; with all probability it drops all."""
     q, k, v = (torch.randn(1, 2, 7, 16) for _ in range(3))
-    fast = pbkern.polyblocks_jit_torch(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5))
+    fast = pbkern.polyblocks_jit_torch(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    )
     assert not torch.equal(fast(q, k, v), fast(q, k, v))
     assert fast(q, k, torch.ones_like(v)).mean().item() == pytest.approx(1, abs=0.5)

@@ -27,7 +27,11 @@ def quantised():
 BAD_TENSORS = {
     "meta": (lambda: torch.rand(3, device="meta"), "argument 0 is on device `meta`", "no elements"),
     "quantised": (quantised, "argument 0 is quantised", "dequantize()"),
-    "float8": (lambda: torch.rand(3).to(torch.float8_e4m3fn), "dtype torch.float8_e4m3fn are not compiled", "float32"),
+    "float8": (
+        lambda: torch.rand(3).to(torch.float8_e4m3fn),
+        "dtype torch.float8_e4m3fn are not compiled",
+        "float32",
+    ),
 }
 
 
@@ -52,7 +56,9 @@ def test_a_graph_of_a_sparse_argument_runs_in_torch(kind):
     f = lambda a, x: a @ x + 1
     fast, x = jit(f), torch.rand(4, 2)
     a = SPARSE[kind](torch.rand(4, 4))
-    with pytest.warns(FallbackWarning, match=f"runs in Torch: argument 0 is torch.sparse_{kind}") as seen:
+    with pytest.warns(
+        FallbackWarning, match=f"runs in Torch: argument 0 is torch.sparse_{kind}"
+    ) as seen:
         torch.testing.assert_close(fast(a, x), f(a, x))
         torch.testing.assert_close(fast(a, x + 1), f(a, x + 1))
     assert sum(w.category is FallbackWarning for w in seen) == 1
@@ -80,7 +86,9 @@ def test_a_sparse_tensor_in_a_container_runs_in_torch():
     f = jit(lambda pair, more: pair[0] @ more["x"][0] * 2)
     with pytest.warns(FallbackWarning, match="argument 0 is torch.sparse_coo"):
         torch.testing.assert_close(f((a, 1), {"x": [x]}), x * 2)
-    assert "run in Torch: argument 0 is torch.sparse_coo, and kernels read dense arrays" in str(f.explain((a, 1), {"x": [x]}))
+    assert "run in Torch: argument 0 is torch.sparse_coo, and kernels read dense arrays" in str(
+        f.explain((a, 1), {"x": [x]})
+    )
     torch.testing.assert_close(f((a.to_dense(), 1), {"x": [x]}), x * 2)
     assert f.graphs[-1].kernels()
 
@@ -98,7 +106,9 @@ def test_a_bad_tensor_among_keywords_and_attributes():
 
 def test_torch_compile_passes_the_error_on():
     fast = torch.compile(lambda x: x * 2, backend=torch_functions.compile_fx)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="float8_e4m3fn are not compiled"):
+    with pytest.raises(
+        torch._dynamo.exc.BackendCompilerFailed, match="float8_e4m3fn are not compiled"
+    ):
         fast(torch.rand(3).to(torch.float8_e4m3fn))
 
 
@@ -114,11 +124,27 @@ BAD_OPTIONS = [
     ({"target": "amdgpu"}, "not compiled for target 'amdgpu'", "'cpu'"),
     ({"target": "gpu"}, "`target` has a bad value", "nvgpu"),
     ({"execution_backend": "std"}, "concerns polymage_jit_torch", "polymage_jit_torch"),
-    ({"torch_polyblocks_select_graphs": ["a"]}, "`torch_polyblocks_select_graphs` has a bad value", None),
-    ({"torch_polyblocks_filter_graphs": 1.5}, "`torch_polyblocks_filter_graphs` has a bad value", None),
-    ({"torch_polyblocks_select_graphs": (True,)}, "`torch_polyblocks_select_graphs` has a bad value", None),
+    (
+        {"torch_polyblocks_select_graphs": ["a"]},
+        "`torch_polyblocks_select_graphs` has a bad value",
+        None,
+    ),
+    (
+        {"torch_polyblocks_filter_graphs": 1.5},
+        "`torch_polyblocks_filter_graphs` has a bad value",
+        None,
+    ),
+    (
+        {"torch_polyblocks_select_graphs": (True,)},
+        "`torch_polyblocks_select_graphs` has a bad value",
+        None,
+    ),
     ({"torch_polyblocks_select_graphs": (-1,)}, "graph -1", "0"),
-    ({"torch_polyblocks_select_graphs": (1,), "torch_polyblocks_filter_graphs": (1, 2)}, "graph 1", "one of the two"),
+    (
+        {"torch_polyblocks_select_graphs": (1,), "torch_polyblocks_filter_graphs": (1, 2)},
+        "graph 1",
+        "one of the two",
+    ),
 ]
 
 
@@ -160,7 +186,9 @@ def test_backends_to_compare_with():
     with pytest.raises(OptionError, match="no execution_backend 'xla'"):
         pbkern.polymage_jit_torch(compile_options={"execution_backend": "xla"})(f)
     with pytest.raises(OptionError, match="operator by operator"):
-        pbkern.polymage_jit_torch(compile_options={"execution_backend": "std", "strict_target": True})(f)
+        pbkern.polymage_jit_torch(
+            compile_options={"execution_backend": "std", "strict_target": True}
+        )(f)
 
 
 def test_operators_that_are_not_compiled_are_all_named_if_strict():
@@ -176,7 +204,9 @@ def test_operators_that_are_not_compiled_are_all_named_if_strict():
 
 def test_an_operator_that_is_not_compiled_with_these_arguments_if_strict():
     fast = jit(compile_options={"strict_target": True})(lambda x, m, v: x.index_put((m,), v))
-    with pytest.raises(UnsupportedOp, match="`aten::index_put at .* is not compiled with these arguments"):
+    with pytest.raises(
+        UnsupportedOp, match="`aten::index_put at .* is not compiled with these arguments"
+    ):
         fast(torch.rand(3), torch.tensor([True, False, True]), torch.rand(2))
 
 
@@ -194,13 +224,20 @@ def test_graphs_are_chosen_by_number():
         return y + 1
 
     x = torch.rand(3)
-    cases = [({"select": (1,)}, {1}), ({"filter": (0,)}, {1}), ({"select": (0, 1)}, {0, 1}), ({"filter": 1}, {0})]
+    cases = [
+        ({"select": (1,)}, {1}),
+        ({"filter": (0,)}, {1}),
+        ({"select": (0, 1)}, {0, 1}),
+        ({"filter": 1}, {0}),
+    ]
     for options, chosen in cases:
         options = {f"torch_polyblocks_{k}_graphs": v for k, v in options.items()}
         fast = jit(compile_options=options)(f)
         assert torch.equal(fast(x), f(x))
         graphs = fast.explain(x).graphs
-        assert [g.number for g in graphs] == [0, 1] and {g.number for g in graphs if g.kernels()} == chosen
+        assert [g.number for g in graphs] == [0, 1] and {
+            g.number for g in graphs if g.kernels()
+        } == chosen
         assert "the graph was not chosen" in str(fast.explain(x)) or len(chosen) == 2
         torch._dynamo.reset()
         named = torch.compile(f, backend=torch_functions.compile_fx, options=options)
@@ -228,7 +265,9 @@ def test_importing_pbkern_neither_needs_nor_imports_torch():
 
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(TargetError, match=r"(?s)PyTorch is not installed.*pip install 'pbkern\[torch\]'"):
+    with pytest.raises(
+        TargetError, match=r"(?s)PyTorch is not installed.*pip install 'pbkern\[torch\]'"
+    ):
         jit(lambda x: x)
 
 

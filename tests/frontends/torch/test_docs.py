@@ -15,14 +15,23 @@ PAGE = (pathlib.Path(__file__).parents[3] / "docs" / "torch.md").read_text()
 
 
 def test_the_program_runs():
-    fences = [re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for kind in ("python", "text")]
+    fences = [
+        re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        for kind in ("python", "text")
+    ]
     (program,), (printed,) = fences
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(program, "docs/torch.md", "exec"), {"__name__": "page"})
-    assert re.sub(r"grid \[.*\]", "", out.getvalue()) == re.sub(r"grid \[.*\]", "", printed)  # grids depend on the machine
+    assert re.sub(r"grid \[.*\]", "", out.getvalue()) == re.sub(
+        r"grid \[.*\]", "", printed
+    )  # grids depend on the machine
 
 
 def test_the_table_of_operators_is_current():
     assert aten.listed() in PAGE, "paste pbkern.frontends.torch.aten.listed() into docs/torch.md"
-    assert sum(len(line.split("`")) // 2 for line in aten.listed().splitlines()) == len(aten.names()) > 300
+    assert (
+        sum(len(line.split("`")) // 2 for line in aten.listed().splitlines())
+        == len(aten.names())
+        > 300
+    )

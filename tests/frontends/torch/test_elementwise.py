@@ -11,55 +11,86 @@ import torch.nn.functional as F  # noqa: E402
 from .comparing import by_table, check_close, tensor_of  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.0, 10.3, -10.7, 88.0, -88.0, 1e-30, -1e-30, INF, -INF, NAN]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    -1.5,
+    2.5,
+    -2.5,
+    3.0,
+    10.3,
+    -10.7,
+    88.0,
+    -88.0,
+    1e-30,
+    -1e-30,
+    INF,
+    -INF,
+    NAN,
+]
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
 
 def slow(case):
     return pytest.param(case, marks=pytest.mark.slow)
 
 
-UNARY = {
-    name: getattr(torch, name) for name in (
-        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt tanh sigmoid erf erfc sin cos tan asin acos atan sinh cosh asinh acosh "
-        "atanh neg floor ceil trunc reciprocal square isnan isinf isfinite logical_not signbit abs sign sgn relu round frac "
-        "isposinf isneginf positive deg2rad rad2deg selu angle nan_to_num digamma").split()
-} | {
-    name: getattr(F, name) for name in (
-        "silu leaky_relu elu celu softplus relu6 hardtanh hardswish hardsigmoid mish logsigmoid tanhshrink softshrink "
-        "hardshrink").split()
-} | {
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "softplus2": lambda x: F.softplus(x, 2.0, 5.0),
-    "threshold": lambda x: F.threshold(x, 1, 7),
-    "clamp": lambda x: x.clamp(-1, 2),
-    "clamp_min": lambda x: x.clamp(min=0.5),
-    "clamp_max": lambda x: x.clamp_max(0.5),
-    "nan_to_num3": lambda x: torch.nan_to_num(x, 1.0, 2.0, 3.0),
-    "pow2": lambda x: x**2,
-    "pow3": lambda x: x**3,
-    "pow_half": lambda x: x**0.5,
-    "pow_minus": lambda x: x**-1,
-    "two_to": lambda x: 2.0**x,
-    "rsub": lambda x: 1 - x,
-    "mul": lambda x: x * 3,
-    "mul_float": lambda x: x * 0.7,
-    "over": lambda x: x / 3,
-    "over_float": lambda x: x / 0.7,
-    "floor_div": lambda x: x // 3,
-    "mod": lambda x: x % 3,
-    "mod_minus": lambda x: x % -3,
-    "fmod": lambda x: torch.fmod(x, 3),
-    "trunc_div": lambda x: torch.div(x, 3, rounding_mode="trunc"),
-    "to_double": lambda x: x.double(),
-    "to_bool": lambda x: x.bool(),
-    "to_half": lambda x: x.half(),
-    "round1": lambda x: torch.round(x, decimals=1),
-    "xlogy": lambda x: torch.xlogy(x, 2.0),
-    "eq": lambda x: x == 1,
-    "gt": lambda x: x > 0.5,
-    "masked": lambda x: x.masked_fill(x > 1, 5),
-    "lerp": lambda x: torch.lerp(x, x * 2, 0.3),
-}
+UNARY = (
+    {
+        name: getattr(torch, name)
+        for name in (
+            "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt tanh sigmoid erf erfc sin cos tan asin acos atan sinh cosh "
+            "asinh acosh atanh neg floor ceil trunc reciprocal square isnan "
+            "isinf isfinite logical_not signbit abs sign sgn relu round "
+            "frac isposinf isneginf positive deg2rad rad2deg selu angle nan_to_num digamma"
+        ).split()
+    }
+    | {
+        name: getattr(F, name)
+        for name in (
+            "silu leaky_relu elu celu softplus relu6 hardtanh hardswish hardsigmoid mish logsigmoid tanhshrink softshrink "
+            "hardshrink"
+        ).split()
+    }
+    | {
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "softplus2": lambda x: F.softplus(x, 2.0, 5.0),
+        "threshold": lambda x: F.threshold(x, 1, 7),
+        "clamp": lambda x: x.clamp(-1, 2),
+        "clamp_min": lambda x: x.clamp(min=0.5),
+        "clamp_max": lambda x: x.clamp_max(0.5),
+        "nan_to_num3": lambda x: torch.nan_to_num(x, 1.0, 2.0, 3.0),
+        "pow2": lambda x: x**2,
+        "pow3": lambda x: x**3,
+        "pow_half": lambda x: x**0.5,
+        "pow_minus": lambda x: x**-1,
+        "two_to": lambda x: 2.0**x,
+        "rsub": lambda x: 1 - x,
+        "mul": lambda x: x * 3,
+        "mul_float": lambda x: x * 0.7,
+        "over": lambda x: x / 3,
+        "over_float": lambda x: x / 0.7,
+        "floor_div": lambda x: x // 3,
+        "mod": lambda x: x % 3,
+        "mod_minus": lambda x: x % -3,
+        "fmod": lambda x: torch.fmod(x, 3),
+        "trunc_div": lambda x: torch.div(x, 3, rounding_mode="trunc"),
+        "to_double": lambda x: x.double(),
+        "to_bool": lambda x: x.bool(),
+        "to_half": lambda x: x.half(),
+        "round1": lambda x: torch.round(x, decimals=1),
+        "xlogy": lambda x: torch.xlogy(x, 2.0),
+        "eq": lambda x: x == 1,
+        "gt": lambda x: x > 0.5,
+        "masked": lambda x: x.masked_fill(x > 1, 5),
+        "lerp": lambda x: torch.lerp(x, x * 2, 0.3),
+    }
+)
 BINARY = {
     name: getattr(torch, name) for name in
     "add sub mul div maximum minimum fmax fmin atan2 hypot logaddexp copysign eq ne lt le gt ge fmod remainder floor_divide "
@@ -72,7 +103,19 @@ BINARY = {
     "clamp": lambda x, y: torch.clamp(x, y), "lerp": lambda x, y: torch.lerp(x, y, 0.7), "heaviside": torch.heaviside,
 }  # fmt: skip
 # Which zero is the larger is nobody's promise.
-ANY_ZERO = {"relu", "relu6", "softshrink", "maximum", "minimum", "fmax", "fmin", "clamp", "hardtanh", "clamp_min", "clamp_max"}
+ANY_ZERO = {
+    "relu",
+    "relu6",
+    "softshrink",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "clamp",
+    "hardtanh",
+    "clamp_min",
+    "clamp_max",
+}
 INEXACT = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 
 
@@ -100,21 +143,41 @@ def check_each(functions, *tensors):
         try:
             tolerance = INEXACT.get(e.dtype, 0.0)
             for t in tensors:
-                tolerance = max(tolerance, INEXACT.get(t.dtype, 0.0)) if e.dtype.is_floating_point else tolerance
+                tolerance = (
+                    max(tolerance, INEXACT.get(t.dtype, 0.0))
+                    if e.dtype.is_floating_point
+                    else tolerance
+                )
             check_close(m, e, tolerance, 1e-30 if e.dtype is not torch.float16 else 1e-6)
-            zero = (e == 0) if e.dtype.is_floating_point and name not in ANY_ZERO else torch.zeros(e.shape, dtype=torch.bool)
+            zero = (
+                (e == 0)
+                if e.dtype.is_floating_point and name not in ANY_ZERO
+                else torch.zeros(e.shape, dtype=torch.bool)
+            )
             if not zero.any():
                 continue
             assert torch.equal(torch.signbit(m[zero]), torch.signbit(e[zero])), "signs of zeros"
         except AssertionError as error:
             at = ~torch.isclose(m, e, rtol=tolerance, equal_nan=True) if m.shape else ...
-            wrong.append((name, [t[at][:4].tolist() for t in tensors], m[at][:4].tolist(), e[at][:4].tolist(), str(error)[:40]))
+            wrong.append(
+                (
+                    name,
+                    [t[at][:4].tolist() for t in tensors],
+                    m[at][:4].tolist(),
+                    e[at][:4].tolist(),
+                    str(error)[:40],
+                )
+            )
     assert not wrong, "\n".join(map(str, wrong))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, slow(torch.float64), slow(torch.float16)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, slow(torch.float64), slow(torch.float16)], ids=str
+)
 def test_functions_of_special_values(dtype):
-    left_out = ("tanhshrink", "erf") if dtype in (torch.float16, torch.bfloat16) else ()  # Torch's are inexact there
+    left_out = (
+        ("tanhshrink", "erf") if dtype in (torch.float16, torch.bfloat16) else ()
+    )  # Torch's are inexact there
     functions = {n: f for n, f in UNARY.items() if n not in left_out}
     check_each(functions, torch.tensor(SPECIAL, dtype=torch.float64).to(dtype))
 
@@ -144,17 +207,28 @@ def test_pairs_of_special_values(dtype):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool], ids=str)
 def test_pairs_of_integers(dtype):
-    values = [1, 2, 3, 7, 100] + ([-1, -2, -3, -100] if dtype not in (torch.uint8, torch.bool) else [])
+    values = [1, 2, 3, 7, 100] + (
+        [-1, -2, -3, -100] if dtype not in (torch.uint8, torch.bool) else []
+    )
     pairs = torch.tensor(list(itertools.product(values, values))).to(dtype)
     exact = {n: f for n, f in BINARY.items() if n not in ("pow", "addcdiv")}
-    exact |= {"and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor, "not": lambda x, y: ~x}
+    exact |= {
+        "and": torch.bitwise_and,
+        "or": torch.bitwise_or,
+        "xor": torch.bitwise_xor,
+        "not": lambda x, y: ~x,
+    }
     check_each(exact, pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
 
 
 SOME = {n: BINARY[n] for n in "add mul div lt maximum where pow sub".split()}
 
 
-@pytest.mark.parametrize("a", [torch.float32, torch.uint8, *map(slow, (torch.bfloat16, torch.int32, torch.bool))], ids=str)
+@pytest.mark.parametrize(
+    "a",
+    [torch.float32, torch.uint8, *map(slow, (torch.bfloat16, torch.int32, torch.bool))],
+    ids=str,
+)
 def test_types_are_promoted_as_torch_does(a):
     for b in (torch.float64, torch.float16, torch.int64, torch.int8, torch.complex64):
         x, y = torch.tensor([1, 2, 3]).to(a), torch.tensor([2, 1, 2]).to(b)

@@ -37,7 +37,13 @@ def test_a_blur_is_one_kernel():
     fast = pbkern.polyblocks_jit_torch(compile_options={"target": "cpu"})(blur)
     torch.testing.assert_close(fast(img), blur(img), rtol=1e-6, atol=1e-6)
     (graph,) = fast.explain(img).graphs
-    assert (graph.number, graph.kind, len(graph.kernels()), graph.left_to_xla(), graph.in_torch) == (0, "inference", 1, [], ())
+    assert (
+        graph.number,
+        graph.kind,
+        len(graph.kernels()),
+        graph.left_to_xla(),
+        graph.in_torch,
+    ) == (0, "inference", 1, [], ())
 
 
 def test_a_module_has_one_forward_and_one_backward_graph():
@@ -45,7 +51,10 @@ def test_a_module_has_one_forward_and_one_backward_graph():
     fast = pbkern.polyblocks_jit_torch(module)
     check_gradients(fast, module, x)
     found = fast.explain(x.requires_grad_()).graphs
-    assert [(g.number, g.kind, g.in_torch) for g in found] == [(0, "forward", ()), (0, "backward", ())]
+    assert [(g.number, g.kind, g.in_torch) for g in found] == [
+        (0, "forward", ()),
+        (0, "backward", ()),
+    ]
     assert list(fast.parameters())[0] is module[0].weight and isinstance(fast, nn.Module)
 
 
@@ -64,7 +73,9 @@ def test_torch_compile_has_the_backend():
     points = tomllib.loads(project.read_text())["project"]["entry-points"]["torch_dynamo_backends"]
     assert points == {"pbkern": "pbkern.api.torch_functions:compile_fx"}
     module, x = mlp(), torch.rand(7, 17)
-    fast = torch.compile(module, backend=torch_functions.compile_fx, options={"strict_target": True})
+    fast = torch.compile(
+        module, backend=torch_functions.compile_fx, options={"strict_target": True}
+    )
     check_gradients(fast, module, x)
 
 
@@ -120,11 +131,16 @@ def test_decorated_functions_and_modules_are_copied_and_pickled():
 def test_options_act():
     f = lambda x: (x.exp() + 1).sum(1)
     x = torch.rand(5, 7)
-    plain, apart = (pbkern.polyblocks_jit_torch(f, compile_options=o) for o in ({}, {"polyblocks_disable_affine_fusion": True}))
+    plain, apart = (
+        pbkern.polyblocks_jit_torch(f, compile_options=o)
+        for o in ({}, {"polyblocks_disable_affine_fusion": True})
+    )
     torch.testing.assert_close(plain(x), apart(x))
     count = lambda fast: len(fast.explain(x).graphs[0].kernels())
     assert count(plain) == 1 < count(apart)
-    halves = pbkern.polyblocks_jit_torch(lambda a, b: a @ b, compile_options={"mm_conv_precision_mode": "fp16"})
+    halves = pbkern.polyblocks_jit_torch(
+        lambda a, b: a @ b, compile_options={"mm_conv_precision_mode": "fp16"}
+    )
     a = torch.rand(9, 9) + 1 / 3
     exact = (a.half().double() @ a.half().double()).half().float()
     torch.testing.assert_close(halves(a, a), exact, rtol=1e-3, atol=0)

@@ -1,7 +1,6 @@
 """Functions of PyTorch for GPUs: programs get addresses and a stream of Torch's. There is no device: the simulator works on the
 tensors of the CPU, and libraries stand in for the driver."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -56,6 +55,7 @@ def test_a_model_and_its_gradients(simulator, monkeypatch):
 
 def test_views_that_start_anywhere_and_what_runs_in_torch(simulator):
     """Vector loads need addresses that XLA's arrays have, and views of tensors do not."""
+
     def f(x, y):
         values, _ = torch.linalg.eigh(y @ y.T)  # an operator that the table lacks
         return (x * 2 + 1).sum(-1), torch.cumsum(values, 0)
@@ -69,7 +69,9 @@ def test_views_that_start_anywhere_and_what_runs_in_torch(simulator):
 
 
 def test_random_numbers_and_integers(simulator):
-    f = pbkern.polyblocks_jit_torch(lambda x: (torch.nn.functional.dropout(x, 0.5), x.argmax(-1)), compile_options=GPU)
+    f = pbkern.polyblocks_jit_torch(
+        lambda x: (torch.nn.functional.dropout(x, 0.5), x.argmax(-1)), compile_options=GPU
+    )
     x = torch.ones(40, 50)
     x[:, 7] = 3
     dropped, largest = f(x)
@@ -120,7 +122,9 @@ def test_addresses_and_the_current_stream_go_to_the_driver(tmp_path, monkeypatch
     cuda.devices("9.0", "9.0", "9.0")
     cuda.current(-1)
     monkeypatch.setattr(driver, "driver", lambda name: cuda.driver)
-    module = torch.fx.symbolic_trace(lambda x, y: (torch.ops.aten.mul.Tensor(x, y), torch.ops.aten.sum.dim_IntList(x, [1])))
+    module = torch.fx.symbolic_trace(
+        lambda x, y: (torch.ops.aten.mul.Tensor(x, y), torch.ops.aten.sum.dim_IntList(x, [1]))
+    )
     x, y = torch.randn(6, 40), torch.randn(6, 40)
     torch.fx.passes.fake_tensor_prop.FakeTensorProp(module).propagate(x, y)
     options = CompileOptions(target="nvgpu", device="sm_90a")
@@ -128,7 +132,9 @@ def test_addresses_and_the_current_stream_go_to_the_driver(tmp_path, monkeypatch
     for number in (2, 1):
         device = Streams(cuda, number)
         with config.override(gpu_driver=None):
-            plan = DirectPlan(found.jaxpr, "f", options, memory.CudaMemory(torch.device("cpu"), device))
+            plan = DirectPlan(
+                found.jaxpr, "f", options, memory.CudaMemory(torch.device("cpu"), device)
+            )
         product, total = plan([x, y])
         torch.testing.assert_close(product, x * y)
         torch.testing.assert_close(total, x.sum(1))
@@ -136,7 +142,9 @@ def test_addresses_and_the_current_stream_go_to_the_driver(tmp_path, monkeypatch
         assert device.log == ["on", "stream", "off"]
         cuda.launches.clear()
     cuda.break_device(1, 700)
-    with pytest.raises(TargetError, match="failed on device 1 while it ran: CUDA_ERROR_ILLEGAL_ADDRESS"):
+    with pytest.raises(
+        TargetError, match="failed on device 1 while it ran: CUDA_ERROR_ILLEGAL_ADDRESS"
+    ):
         plan([x, y])
 
 
@@ -164,16 +172,23 @@ def test_torchs_devices_and_streams(monkeypatch):
 
 def test_tensors_on_other_devices_are_refused():
     f = pbkern.polyblocks_jit_torch(lambda x: x + 1, compile_options=GPU)
-    with config.override(gpu_driver=None), pytest.raises(UnsupportedOp, match="argument 0 is on device `cpu`") as e:
+    with (
+        config.override(gpu_driver=None),
+        pytest.raises(UnsupportedOp, match="argument 0 is on device `cpu`") as e,
+    ):
         f(torch.ones(3))
     assert "target 'nvgpu'" in str(e.value) and e.value.hint == "x.cuda()"
     with FakeTensorMode():
         first, second = torch.empty(3, device="cuda:0"), torch.empty(3, device="cuda:1")
     compile_graph = graphs.backend(lambda *_: None, lambda n: True, [], False, "cuda")
-    with pytest.raises(UnsupportedOp, match="graph 0 has inputs on several devices\n  why  cuda:0, cuda:1"):
+    with pytest.raises(
+        UnsupportedOp, match="graph 0 has inputs on several devices\n  why  cuda:0, cuda:1"
+    ):
         compile_graph(torch.fx.symbolic_trace(lambda x, y: x), [first, second])
     with pytest.raises(UnsupportedOp, match="input 0 of graph 0 is on device `cuda:0`"):
-        graphs.backend(lambda *_: None, lambda n: True, [], False)(torch.fx.symbolic_trace(lambda x: x), [first])
+        graphs.backend(lambda *_: None, lambda n: True, [], False)(
+            torch.fx.symbolic_trace(lambda x: x), [first]
+        )
     with pytest.raises(OptionError, match="not compiled for target 'amdgpu'"):
         pbkern.polyblocks_jit_torch(lambda x: x, compile_options={"target": "amdgpu"})
 
@@ -183,7 +198,9 @@ def test_what_is_left_to_xla_needs_its_devices(monkeypatch):
         raise RuntimeError("Unknown backend cuda")
 
     monkeypatch.setattr(memory.jax.dlpack, "from_dlpack", refuses)
-    with pytest.raises(TargetError, match="JAX does not take tensors of `cuda:0`\n  why  Unknown backend cuda"):
+    with pytest.raises(
+        TargetError, match="JAX does not take tensors of `cuda:0`\n  why  Unknown backend cuda"
+    ):
         memory.CudaMemory(torch.device("cuda:0"), memory.SimulatedDevice()).to_jax(torch.ones(2))
 
 
@@ -191,9 +208,13 @@ def test_operators_of_a_graph_are_compiled_where_its_inputs_are():
     """A tensor of the CPU among those of a device: that operator runs in Torch, as it does without pbkern."""
     from pbkern.frontends.torch.capture import unsupported
 
-    module = torch.fx.symbolic_trace(lambda x, y: torch.ops.aten.add.Tensor(torch.ops.aten.mul.Tensor(x, x), y))
+    module = torch.fx.symbolic_trace(
+        lambda x, y: torch.ops.aten.add.Tensor(torch.ops.aten.mul.Tensor(x, x), y)
+    )
     with FakeTensorMode() as mode:
         x, y = torch.empty(3, device="cuda:1"), torch.empty(())
-    torch.fx.passes.fake_tensor_prop.FakeTensorProp(module, mode).propagate_dont_convert_inputs(x, y)
+    torch.fx.passes.fake_tensor_prop.FakeTensorProp(module, mode).propagate_dont_convert_inputs(
+        x, y
+    )
     found = unsupported(module.graph, torch.device("cuda:1"))
     assert [n.target for n in found] == [torch.ops.aten.add.Tensor]

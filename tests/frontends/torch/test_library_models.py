@@ -18,18 +18,44 @@ def tokens():
 
 def transformers_model(name):
     t = pytest.importorskip("transformers", reason="transformers is not installed")
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 50,
+    }
     match name:
         case "bert":
             plain = t.BertConfig(**small, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
             return Whole(t.BertModel(plain), "last_hidden_state"), tokens()
         case "gpt2":
-            plain = t.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+            plain = t.GPT2Config(
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                vocab_size=50,
+                resid_pdrop=0,
+                embd_pdrop=0,
+                attn_pdrop=0,
+            )
             return Whole(t.GPT2LMHeadModel(plain), "logits", use_cache=False), tokens()
         case "llama":
-            return Whole(t.LlamaForCausalLM(t.LlamaConfig(**small, num_key_value_heads=2)), "logits", use_cache=False), tokens()
+            return Whole(
+                t.LlamaForCausalLM(t.LlamaConfig(**small, num_key_value_heads=2)),
+                "logits",
+                use_cache=False,
+            ), tokens()
         case "t5":
-            plain = t.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=50, dropout_rate=0)
+            plain = t.T5Config(
+                d_model=32,
+                d_kv=8,
+                d_ff=64,
+                num_layers=2,
+                num_heads=4,
+                vocab_size=50,
+                dropout_rate=0,
+            )
             model = t.T5ForConditionalGeneration(plain)
             return Whole(model, "logits", use_cache=False, decoder_input_ids=tokens()), tokens()
         case "whisper":
@@ -50,7 +76,9 @@ def check(module, x, deterministic=True):
     fast = pbkern.polyblocks_jit_torch(module)
     check_gradients(fast, module.eval(), x)
     graphs = fast.explain(x.requires_grad_() if x.is_floating_point() else x).graphs
-    assert {g.kind for g in graphs} == {"forward", "backward"} and not any(g.in_torch for g in graphs), str(fast.explain(x))
+    assert {g.kind for g in graphs} == {"forward", "backward"} and not any(
+        g.in_torch for g in graphs
+    ), str(fast.explain(x))
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "whisper"])

@@ -24,7 +24,16 @@ def same(made, expected):
 def test_inputs_of_any_strides():
     f = lambda x: (x * 2 + 1).sum(0)
     fast, x = jit(f), torch.rand(6, 10)
-    for view in (x.t(), x[::2, 1::3], x.flip(0), x[:, :1].expand(6, 4), x[1], x.as_strided((3, 3), (1, 2)), x[:0], x[0, 0]):
+    for view in (
+        x.t(),
+        x[::2, 1::3],
+        x.flip(0),
+        x[:, :1].expand(6, 4),
+        x[1],
+        x.as_strided((3, 3), (1, 2)),
+        x[:0],
+        x[0, 0],
+    ):
         same(fast(view), f(view))
 
 
@@ -87,7 +96,10 @@ def test_results_have_torchs_strides(f):
 
 
 def test_channels_last():
-    conv, x = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 7).contiguous(memory_format=torch.channels_last)
+    conv, x = (
+        nn.Conv2d(3, 4, 3),
+        torch.rand(2, 3, 8, 7).contiguous(memory_format=torch.channels_last),
+    )
 
     def f(x):
         y = conv(x).relu()
@@ -99,7 +111,9 @@ def test_channels_last():
     assert [m.stride() for m in made] == [e.stride() for e in expected]
     conv.to(memory_format=torch.channels_last)
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    (ga,), (gb,) = (torch.autograd.grad(sum((t * t).sum() for t in g(y)), y) for g, y in ((fast, a), (f, b)))
+    (ga,), (gb,) = (
+        torch.autograd.grad(sum((t * t).sum() for t in g(y)), y) for g, y in ((fast, a), (f, b))
+    )
     same(ga, gb)
 
 
@@ -138,7 +152,9 @@ def test_writes_to_temporaries_and_lists():
     made, expected = jit(f)(x), f(x)
     assert made["nested"][1] is None and made["nested"][2][1] == 3
     same(made["sum"], expected["sum"])
-    same([made["nested"][0], made["nested"][2][0]], [expected["nested"][0], expected["nested"][2][0]])
+    same(
+        [made["nested"][0], made["nested"][2][0]], [expected["nested"][0], expected["nested"][2][0]]
+    )
 
 
 def test_statistics_of_batch_norm():
@@ -166,7 +182,13 @@ def test_dropout_has_the_same_mask_backward():
 
 def test_randomness_depends_on_the_seed_alone():
     def f(x):
-        return torch.rand_like(x), torch.randn(3), torch.randint(0, 9, (50,)), torch.bernoulli(x), torch.randperm(9)
+        return (
+            torch.rand_like(x),
+            torch.randn(3),
+            torch.randint(0, 9, (50,)),
+            torch.bernoulli(x),
+            torch.randperm(9),
+        )
 
     fast = jit(f)
     x = torch.rand(100)
@@ -210,7 +232,9 @@ def test_transformations_of_functions():
     x = torch.rand(4, 3)
     same(jit(torch.func.grad(f))(x), torch.func.grad(f)(x))
     same(jit(torch.func.vmap(f))(x), torch.func.vmap(f)(x))
-    same(jit(torch.func.jacrev(lambda x: x.sin()))(x[0]), torch.func.jacrev(lambda x: x.sin())(x[0]))
+    same(
+        jit(torch.func.jacrev(lambda x: x.sin()))(x[0]), torch.func.jacrev(lambda x: x.sin())(x[0])
+    )
 
 
 def test_an_exported_module():
@@ -233,7 +257,9 @@ def test_numbers_of_shapes_that_change_are_python_s():
     """Scales of a resize are floats of sizes, which are symbols from the second shape on."""
 
     def half(x):
-        return torch.nn.functional.interpolate(x, scale_factor=0.5, mode="bilinear", align_corners=False)
+        return torch.nn.functional.interpolate(
+            x, scale_factor=0.5, mode="bilinear", align_corners=False
+        )
 
     f = pbkern.polyblocks_jit_torch(half)
     for shape in ((1, 2, 12, 8), (1, 2, 64, 30), (1, 2, 7, 48)):
@@ -256,7 +282,13 @@ def test_numbers_and_flags():
         return y.flip(0) if flip else y
 
     fast, x = jit(f), torch.rand(5)
-    for by, add, flip in [(2, 0, False), (2.5, 1, False), (3, 1, True), (-0.5, 2, True), (1e30, 0, False)]:
+    for by, add, flip in [
+        (2, 0, False),
+        (2.5, 1, False),
+        (3, 1, True),
+        (-0.5, 2, True),
+        (1e30, 0, False),
+    ]:
         same(fast(x, by, add=add, flip=flip), f(x, by, add, flip))
 
 
@@ -302,7 +334,9 @@ def test_arguments_that_a_rule_refuses_run_in_torch():
     values = torch.rand(3, 3)
     fast = jit(f)
     same(fast(x, mask, values), f(x, mask, values))
-    assert "aten::index_put" in str(fast.explain(x, mask, values)) and "one value" in str(fast.explain(x, mask, values))
+    assert "aten::index_put" in str(fast.explain(x, mask, values)) and "one value" in str(
+        fast.explain(x, mask, values)
+    )
 
 
 def test_several_threads():
@@ -348,10 +382,17 @@ def test_pools_whose_last_window_is_cut(size):
     same(made, expected)
     for m, e in zip(made, expected):
         weights = torch.rand_like(e)
-        same(torch.autograd.grad((m * weights).sum(), x, retain_graph=True), torch.autograd.grad((e * weights).sum(), x))
+        same(
+            torch.autograd.grad((m * weights).sum(), x, retain_graph=True),
+            torch.autograd.grad((e * weights).sum(), x),
+        )
 
 
-WINDOWS = [{"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 2}, {"kernel_size": 2, "dilation": 2}]
+WINDOWS = [
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 2},
+    {"kernel_size": 2, "dilation": 2},
+]
 
 
 @pytest.mark.parametrize("config", WINDOWS, ids=str)

@@ -31,8 +31,13 @@ def test_forward_and_backward_graphs(name):
     module = copy.deepcopy(module)
     fast = pbkern.polyblocks_jit_torch(copy.deepcopy(module))
     check_gradients(fast, module, *args)
-    graphs = fast.explain(*[a.requires_grad_() if a.is_floating_point() else a for a in args]).graphs
-    assert [(g.number, g.kind, g.in_torch) for g in graphs] == [(0, "forward", ()), (0, "backward", ())]
+    graphs = fast.explain(
+        *[a.requires_grad_() if a.is_floating_point() else a for a in args]
+    ).graphs
+    assert [(g.number, g.kind, g.in_torch) for g in graphs] == [
+        (0, "forward", ()),
+        (0, "backward", ()),
+    ]
 
 
 @pytest.mark.parametrize("name", some(["resnet", "gpt"], ["resnet"]))
@@ -79,12 +84,24 @@ def test_recurrent_layers_that_run_in_torch(name):
     sides = layer.num_layers * (2 if layer.bidirectional else 1)
     h = torch.rand(sides, 3 if layer.batch_first else 4, 7, dtype=torch.float64)
     state = (h, h + 1) if kind is nn.LSTM else h
-    made = f(wide, state, weights, layer.bias, layer.num_layers, 0.0, True, layer.bidirectional, layer.batch_first)
+    made = f(
+        wide,
+        state,
+        weights,
+        layer.bias,
+        layer.num_layers,
+        0.0,
+        True,
+        layer.bidirectional,
+        layer.batch_first,
+    )
     y, last = layer(wide, state)
     expected = [y, *(last if isinstance(last, tuple) else [last])]
     torch.testing.assert_close(list(made), expected)
     ours = torch.autograd.grad(sum(t.sin().sum() for t in made), weights)
-    torch.testing.assert_close(ours, torch.autograd.grad(sum(t.sin().sum() for t in expected), weights))
+    torch.testing.assert_close(
+        ours, torch.autograd.grad(sum(t.sin().sum() for t in expected), weights)
+    )
 
 
 class Step(torch.nn.Module):
@@ -99,7 +116,9 @@ class Step(torch.nn.Module):
         return result[1] if isinstance(result, tuple) else (result - 0.5).pow(2).mean()
 
 
-@pytest.mark.parametrize("name, compiled_step", [("bags", True), pytest.param("gpt", True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name, compiled_step", [("bags", True), pytest.param("gpt", True, marks=pytest.mark.slow)]
+)
 def test_twenty_steps_of_adamw(name, compiled_step):
     module, args = MODELS[name]
     losses = []
@@ -108,7 +127,11 @@ def test_twenty_steps_of_adamw(name, compiled_step):
         model = Step(copy.deepcopy(module))
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
         loss_of = pbkern.polyblocks_jit_torch(model) if fast else model
-        step = pbkern.polyblocks_jit_torch(optimiser.step) if fast and compiled_step else optimiser.step
+        step = (
+            pbkern.polyblocks_jit_torch(optimiser.step)
+            if fast and compiled_step
+            else optimiser.step
+        )
         losses.append([])
         for _ in range(20):
             optimiser.zero_grad()

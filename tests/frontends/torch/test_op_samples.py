@@ -131,7 +131,9 @@ def is_compiled(f, tensors) -> bool:
     try:
         if unsupported(graph_of(f, *tensors).graph):
             return False
-        f(*[t.clone() for t in tensors])  # only then: LAPACK ends the process for some matrices that are not finite
+        f(
+            *[t.clone() for t in tensors]
+        )  # only then: LAPACK ends the process for some matrices that are not finite
         return True
     except Exception:  # results whose shapes depend on data, or arguments that Torch refuses
         return False
@@ -165,7 +167,9 @@ def check(f, tensors, is_planted):
 def check_samples(op, dtypes, is_planted, gradients):
     if op.name in UNDEFINED or "dropout" in op.name:
         pytest.skip("its results are not determined")
-    if is_planted and op.formatted_name in (GRADIENT_OTHER_IF_NOT_FINITE if gradients else OTHER_IF_NOT_FINITE):
+    if is_planted and op.formatted_name in (
+        GRADIENT_OTHER_IF_NOT_FINITE if gradients else OTHER_IF_NOT_FINITE
+    ):
         pytest.skip("Torch's own ways to the result differ")
     warnings.simplefilter("ignore")
     compiled = refused = 0

@@ -18,13 +18,20 @@ aten = torch.ops.aten
 def check_all(cases, *tensors):
     """Each case has eager Torch's results, types and shapes: `cases` gives them by name for tensors."""
     expected = {n: pytree.tree_leaves(r) for n, r in cases(*tensors).items()}
-    made = iter(by_table(lambda *t: pytree.tree_leaves(list(cases(*t).values())), *tensors, compiled=True))
+    made = iter(
+        by_table(lambda *t: pytree.tree_leaves(list(cases(*t).values())), *tensors, compiled=True)
+    )
     wrong = []
     for name, results in expected.items():
         for e in results:
             m = tensor_of(next(made))
             try:
-                assert (m.dtype, m.shape) == (e.dtype, e.shape), (m.dtype, e.dtype, m.shape, e.shape)
+                assert (m.dtype, m.shape) == (e.dtype, e.shape), (
+                    m.dtype,
+                    e.dtype,
+                    m.shape,
+                    e.shape,
+                )
                 check_close(m, e)
             except AssertionError as error:
                 wrong.append((name, str(error)))
@@ -46,7 +53,9 @@ def test_elements_at_computed_places():
             "index of two": x[i, j],
             "index of the last": x[:, j],
             "put": x.index_put((i,), rows),
-            "put added": x.index_put((torch.cat([i, i]),), torch.cat([rows, rows]), accumulate=True),
+            "put added": x.index_put(
+                (torch.cat([i, i]),), torch.cat([rows, rows]), accumulate=True
+            ),
             "put where": x.index_put((mask,), torch.tensor(7.0)),
             "added where": x.index_put((mask,), torch.tensor(7.0), accumulate=True),
             "rows put where": x.index_put((mask[:, 0],), torch.tensor(-7.0)),
@@ -54,10 +63,23 @@ def test_elements_at_computed_places():
             "gather": (x.gather(0, n[:2, :3]), x.gather(-1, n)),
             "gather of one": (zero.gather(0, n[0, :3] * 0), x.gather(0, n[:0])),
             "select": (x.index_select(0, i), x.index_select(1, j), zero.index_select(0, i[:1] * 0)),
-            "add": (x.index_add(0, i, rows, alpha=2), x.index_add(-1, n[0], x[:, 0:1] * x, alpha=0.5)),
-            "add to one": (zero.index_add(0, i[:1] * 0, zero), n[0, 0].index_add(0, i[:1] * 0, n[1, 2], alpha=3)),
-            "copy": (x.index_copy(0, i, rows), x.index_copy(1, j[:2], x[:, :2] * 2), zero.index_copy(0, i[:1] * 0, rows[0, 0])),
-            "bucketize": (torch.bucketize(x, x[0].abs().cumsum(0)), torch.bucketize(n, n[0].abs().cumsum(0), right=True)),
+            "add": (
+                x.index_add(0, i, rows, alpha=2),
+                x.index_add(-1, n[0], x[:, 0:1] * x, alpha=0.5),
+            ),
+            "add to one": (
+                zero.index_add(0, i[:1] * 0, zero),
+                n[0, 0].index_add(0, i[:1] * 0, n[1, 2], alpha=3),
+            ),
+            "copy": (
+                x.index_copy(0, i, rows),
+                x.index_copy(1, j[:2], x[:, :2] * 2),
+                zero.index_copy(0, i[:1] * 0, rows[0, 0]),
+            ),
+            "bucketize": (
+                torch.bucketize(x, x[0].abs().cumsum(0)),
+                torch.bucketize(n, n[0].abs().cumsum(0), right=True),
+            ),
             "searchsorted": (
                 torch.searchsorted(x[0].abs().cumsum(0), x, out_int32=True),
                 torch.searchsorted(n[0].cumsum(0), n, side="right"),
@@ -96,17 +118,32 @@ def test_embeddings_and_their_gradients():
         return F.embedding_bag(index, weight, offsets, per_sample_weights=by, **how)
 
     def cases(weight, index, offsets, by, g):
-        back = lambda **how: torch.func.grad(lambda w: (bag(w, index, offsets, **how) * g).sum())(weight)
+        back = lambda **how: torch.func.grad(lambda w: (bag(w, index, offsets, **how) * g).sum())(
+            weight
+        )
         rows = g[:2, None, :] * weight[index[:6]].view(2, 3, -1)
         return {
             "embedding": F.embedding(index.view(2, -1), weight),
-            "padding": aten.embedding_dense_backward(rows, index[:6].view(2, 3), len(weight), 2, False),
-            "scaled": aten.embedding_dense_backward(rows, index[:6].view(2, 3), len(weight), -1, True),
+            "padding": aten.embedding_dense_backward(
+                rows, index[:6].view(2, 3), len(weight), 2, False
+            ),
+            "scaled": aten.embedding_dense_backward(
+                rows, index[:6].view(2, 3), len(weight), -1, True
+            ),
             "sums": (bag(weight, index, offsets, mode="sum"), back(mode="sum")),
             "means": (bag(weight, index, offsets, mode="mean"), back(mode="mean")),
-            "without padding": (bag(weight, index, offsets, mode="mean", padding_idx=2), back(mode="mean", padding_idx=2)),
+            "without padding": (
+                bag(weight, index, offsets, mode="mean", padding_idx=2),
+                back(mode="mean", padding_idx=2),
+            ),
             "weighted": (bag(weight, index, offsets, by, mode="sum"), back(mode="sum", by=by)),
-            "last offset": bag(weight, index, torch.cat([offsets, offsets[-1:] + 2]), mode="sum", include_last_offset=True),
+            "last offset": bag(
+                weight,
+                index,
+                torch.cat([offsets, offsets[-1:] + 2]),
+                mode="sum",
+                include_last_offset=True,
+            ),
         }
 
     index, offsets = torch.tensor([3, 2, 2, 0, 5, 2, 1, 3]), torch.tensor([0, 3, 3, 6])
@@ -121,18 +158,52 @@ def test_reductions_along_dimensions():
 
     def cases(x, n, one, flags):
         return {
-            "sums": (x.sum(), x.sum((0, -1)), n.sum(1, keepdim=True), flags.sum(), x.sum(1, dtype=torch.float64), one.sum(0)),
+            "sums": (
+                x.sum(),
+                x.sum((0, -1)),
+                n.sum(1, keepdim=True),
+                flags.sum(),
+                x.sum(1, dtype=torch.float64),
+                one.sum(0),
+            ),
             "means": (x.mean(), x.mean((0, 2), keepdim=True), n.mean(1, dtype=torch.float64)),
             "products": (x.prod(), x.prod(1), n.prod(2), one.prod(0)),
-            "extremes": (x.amax((0, 1)), x.amin(2, keepdim=True), x.max(), n.min(), x.max(1), n.min(-1, keepdim=True)),
+            "extremes": (
+                x.amax((0, 1)),
+                x.amin(2, keepdim=True),
+                x.max(),
+                n.min(),
+                x.max(1),
+                n.min(-1, keepdim=True),
+            ),
             "of two": (torch.max(x, x.flip(0)), torch.min(n, n.flip(1))),
-            "of one": (one.max(0), one.min(-1), one.argmax(0), one.argmin(), one.median(0), one.sort(0), one.topk(1)),
+            "of one": (
+                one.max(0),
+                one.min(-1),
+                one.argmax(0),
+                one.argmin(),
+                one.median(0),
+                one.sort(0),
+                one.topk(1),
+            ),
             "places": (x.argmax(), x.argmin(1), n.argmax(0, keepdim=True), n.argmin()),
             "truth": (flags.any(), flags.all(1), n.any(2), x.all(0)),
             "logsumexp": (x.logsumexp(1), x.logsumexp((0, 2), keepdim=True), n.logsumexp(0)),
-            "variances": (x.var(), x.var(1, correction=0), x.std((0, 1)), torch.var_mean(x, 2, keepdim=True)),
+            "variances": (
+                x.var(),
+                x.var(1, correction=0),
+                x.std((0, 1)),
+                torch.var_mean(x, 2, keepdim=True),
+            ),
             "norms": [torch.linalg.vector_norm(x, p, 1) for p in (2, 1, 3.5, 0, inf, -inf)],
-            "cumulative": (x.cumsum(1), n.cumsum(-1), x.cumprod(0), one.cumsum(0), x.logcumsumexp(2), one.logcumsumexp(0)),
+            "cumulative": (
+                x.cumsum(1),
+                n.cumsum(-1),
+                x.cumprod(0),
+                one.cumsum(0),
+                x.logcumsumexp(2),
+                one.logcumsumexp(0),
+            ),
             "sorts": (x.sort(1), x.sort(-1, descending=True), torch.sort(n, dim=0, stable=True)),
             "greatest": (x.topk(2, 1), x.topk(3, -1, largest=False)),
             "medians": (x.median(), x.median(1), n[:, 0].median(), x.median(-1, keepdim=True)),
@@ -195,9 +266,16 @@ def test_the_gradient_of_a_max_pool_in_torch():
 def test_products_numbers_and_complex_numbers():
     def cases(x, y, n, z):
         return {
-            "sums of products": (torch.addmm(x[0], x, y, beta=0, alpha=2), torch.addbmm(y[:, :2], x[None] * 2, y[None, :, :2])),
+            "sums of products": (
+                torch.addmm(x[0], x, y, beta=0, alpha=2),
+                torch.addbmm(y[:, :2], x[None] * 2, y[None, :, :2]),
+            ),
             "dots": (torch.vdot(z[0], z[1]), torch.dot(x[0], y[:, 0]), torch.mv(x, y[:, 0])),
-            "parts": (torch.view_as_real(z), torch.view_as_complex(torch.view_as_real(z) * 2), torch.complex(x, x[0])),
+            "parts": (
+                torch.view_as_real(z),
+                torch.view_as_complex(torch.view_as_real(z) * 2),
+                torch.complex(x, x[0]),
+            ),
             "polar": torch.polar(x.abs(), x),
             "isin": (torch.isin(n, n[0]), torch.isin(n, n[1], invert=True)),
             "prims": (torch.ops.prims.div(n, n.new_tensor(-4)), torch.ops.prims.div(x, x + 9)),
@@ -205,7 +283,9 @@ def test_products_numbers_and_complex_numbers():
                 torch.linspace(-1, 2, 7),
                 torch.eye(3, 4) * x[0, 0],
                 torch.arange(2, 11, 3) + n[0, 0],
-                torch.ops.prims.iota(5, start=3, step=-2, dtype=torch.int64, device="cpu", requires_grad=False),
+                torch.ops.prims.iota(
+                    5, start=3, step=-2, dtype=torch.int64, device="cpu", requires_grad=False
+                ),
             ),
             "constants": x[0] * torch.tensor([1.5, -2, 0.25, 3], dtype=torch.bfloat16),
         }
@@ -236,8 +316,14 @@ def test_distributions():
 
     x = torch.zeros(4000)
     uniform, exponential, normal, kept, mask = map(tensor_of, by_table(drawn, x, seed=3))
-    assert 2 <= uniform.min() < 2.01 and 4.99 < uniform.max() < 5 and abs(uniform.mean() - 3.5) < 0.06
-    assert 0 <= exponential.min() and abs(exponential.mean() - 0.25) < 0.02 and abs(exponential.std() - 0.25) < 0.03
+    assert (
+        2 <= uniform.min() < 2.01 and 4.99 < uniform.max() < 5 and abs(uniform.mean() - 3.5) < 0.06
+    )
+    assert (
+        0 <= exponential.min()
+        and abs(exponential.mean() - 0.25) < 0.02
+        and abs(exponential.std() - 0.25) < 0.03
+    )
     assert abs(normal.mean() + 3) < 0.04 and abs(normal.std() - 0.5) < 0.03
     assert torch.equal(kept, x) and mask.dtype is torch.bool and mask.all()
     again, *_ = map(tensor_of, by_table(drawn, x, seed=4))

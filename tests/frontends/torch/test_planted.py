@@ -32,7 +32,11 @@ def check(f, *tensors):
         given = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
         made = g(*given)
         made = made if isinstance(made, tuple) else (made,)
-        loss = [(m * torch.linspace(1, 2, m.numel()).view(m.shape)).sum() for m in made if m.requires_grad]
+        loss = [
+            (m * torch.linspace(1, 2, m.numel()).view(m.shape)).sum()
+            for m in made
+            if m.requires_grad
+        ]
         if loss:
             sum(loss).backward()
         found.append([*(m.detach() for m in made), *(t.grad for t in given)])
@@ -41,7 +45,13 @@ def check(f, *tensors):
 
 
 # The last: windows too large to compare their elements one by one.
-POOLS = [(2, 2, 0, 1, False), (3, 2, 1, 1, False), (3, 1, 1, 2, True), (2, 3, 1, 1, True), (9, 4, 3, 1, False)]
+POOLS = [
+    (2, 2, 0, 1, False),
+    (3, 2, 1, 1, False),
+    (3, 1, 1, 2, True),
+    (2, 3, 1, 1, True),
+    (9, 4, 3, 1, False),
+]
 
 
 SHAPES = {1: (2, 3, 23), 2: (3, 13, 19), 3: (1, 2, 9, 11, 10)}
@@ -68,7 +78,9 @@ def test_adaptive_means_of_parts_of_several_lengths(sizes):
     check(lambda x: F.adaptive_avg_pool2d(x, sizes), torch.rand(2, 3, 10, 7))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int32, torch.bfloat16], ids=str
+)
 def test_median(dtype):
     for shape in ((5, 7), (3, 8), (1, 1), (9,)):
         x = torch.randperm(shape[0] * 8)[: torch.Size(shape).numel()].to(dtype).reshape(shape)
@@ -88,26 +100,48 @@ def test_the_gradient_of_a_median():
     check(lambda x: x.median(), x[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str
+)
 def test_powers_of_integers(dtype):
     low = 0 if dtype is torch.uint8 else -3
     x = torch.arange(low, 11).to(dtype)
-    y = torch.tensor([0, 1, 2, 5, 31, 32, 63, 64, 65, 100, 127] + ([] if low == 0 else [-1, -2, -7])).to(dtype)
+    y = torch.tensor(
+        [0, 1, 2, 5, 31, 32, 63, 64, 65, 100, 127] + ([] if low == 0 else [-1, -2, -7])
+    ).to(dtype)
     check_table(lambda x, y: x[:, None] ** y, x, y)
     check_table(lambda x: (x**3, x**64, x**65, x**126), x)
     check_table(lambda x, y: (2**y, 0**y, 1**y), x, y.clamp(min=0))
 
 
-RANGES = [(0.1, -7.9, -4.0), (0.9, 7.9, 1.9), (-2, 9, 3), (5, -6, -1), (2.5, 2.5, 1), (-3.7, 3.2, 1.0)]
+RANGES = [
+    (0.1, -7.9, -4.0),
+    (0.9, 7.9, 1.9),
+    (-2, 9, 3),
+    (5, -6, -1),
+    (2.5, 2.5, 1),
+    (-3.7, 3.2, 1.0),
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64], ids=str
+)
 def test_ranges(dtype):
     for start, end, step in RANGES:
         if dtype is torch.uint8 and (start < 0 or end < 0):
             continue
         check_range(torch.arange, (start, end, step), dtype)
-    for range_ in [(-2.0, 3, 8), (0, 10, 7), (9, -9, 12), (3.9, 7.2, 5), (4, 5, 1), (4, 5, 2), (0, 250, 33), (1, 1, 4)]:
+    for range_ in [
+        (-2.0, 3, 8),
+        (0, 10, 7),
+        (9, -9, 12),
+        (3.9, 7.2, 5),
+        (4, 5, 1),
+        (4, 5, 2),
+        (0, 250, 33),
+        (1, 1, 4),
+    ]:
         if dtype is not torch.uint8 or min(range_) >= 0:
             check_range(torch.linspace, range_, dtype)
 
@@ -118,13 +152,21 @@ def check_range(f, numbers, dtype):
 
 def test_put_and_its_gradient():
     x, v = torch.rand(4, 3), torch.rand(2)
-    for index, accumulate in itertools.product((torch.tensor([7, 1]), torch.tensor([[3], [-2]])), (False, True)):
+    for index, accumulate in itertools.product(
+        (torch.tensor([7, 1]), torch.tensor([[3], [-2]])), (False, True)
+    ):
         check(lambda x, v, i=index, added=accumulate: torch.put(x, i, v.view(i.shape), added), x, v)
     check(lambda x, v: torch.put(x, torch.tensor(5), v[0], True), x, v)
 
 
-ALL_BAGS = itertools.product(("sum", "mean", "max"), (False, True), (False, True), (None, 2), (False, True))
-BAGS = [(m, s, w, p, two) for m, s, w, p, two in ALL_BAGS if not (w and m != "sum") and not (s and m == "max")]
+ALL_BAGS = itertools.product(
+    ("sum", "mean", "max"), (False, True), (False, True), (None, 2), (False, True)
+)
+BAGS = [
+    (m, s, w, p, two)
+    for m, s, w, p, two in ALL_BAGS
+    if not (w and m != "sum") and not (s and m == "max")
+]
 
 
 @pytest.mark.slow
@@ -161,7 +203,24 @@ def around_the_ends():
     """Numbers at and beyond the ends of integers of every width, between neighbouring integers, NaN and infinities."""
     widths, near = (7, 8, 15, 16, 31, 32, 53, 63, 64, 100), (-129, -1, 0, 0.75, 1, 300)
     ends = [s * (2.0**w + d) for w in widths for s in (1, -1) for d in near]
-    found = [0.0, -0.0, 0.4, -0.4, -0.99, 1.5, -2.2, 44.0, 9e4, -7e9, 3e38, -3e38, NAN, INF, -INF, *ends]
+    found = [
+        0.0,
+        -0.0,
+        0.4,
+        -0.4,
+        -0.99,
+        1.5,
+        -2.2,
+        44.0,
+        9e4,
+        -7e9,
+        3e38,
+        -3e38,
+        NAN,
+        INF,
+        -INF,
+        *ends,
+    ]
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -186,7 +245,9 @@ def test_conversions_within_other_operators():
     i = torch.arange(6, dtype=torch.int8)
     check_table(lambda x, i: i.clone().copy_(x), x, i)
     check_table(lambda x, i: (x * 2).to(torch.int16) + i, x, i)
-    check_table(lambda x, i: torch.zeros(7, dtype=torch.uint8).slice_scatter(x.to(torch.uint8), 0, 1), x, i)
+    check_table(
+        lambda x, i: torch.zeros(7, dtype=torch.uint8).slice_scatter(x.to(torch.uint8), 0, 1), x, i
+    )
 
 
 NUMBERS = {

@@ -22,7 +22,14 @@ def chain(x, y):
     """Products beyond float16's range, and sums that cancel."""
     z = x * y
     w = (z + x) - z
-    return z / y, w * 3, torch.exp(-w.abs()) + x, (z * 0.5).abs().sqrt(), torch.addcmul(x, y, y, value=0.5), x.relu() - z
+    return (
+        z / y,
+        w * 3,
+        torch.exp(-w.abs()) + x,
+        (z * 0.5).abs().sqrt(),
+        torch.addcmul(x, y, y, value=0.5),
+        x.relu() - z,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -39,7 +46,12 @@ def test_a_chain(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_operators_of_several_steps_round_once(dtype):
     def f(x, y):
-        return F.silu(x) + torch.sigmoid(y), F.softplus(x) * y, F.leaky_relu(x, 0.3) - y, torch.lerp(x, y, 0.25) * 3
+        return (
+            F.silu(x) + torch.sigmoid(y),
+            F.softplus(x) * y,
+            F.leaky_relu(x, 0.3) - y,
+            torch.lerp(x, y, 0.25) * 3,
+        )
 
     x, y = (torch.randn(2, 20, 33) * 4).to(dtype)
     check_bits(jit(f, compile_options=OPTIONS)(x, y), f(x, y))

@@ -53,7 +53,10 @@ def test_an_index_out_of_range(name):
         wrong = good.clone()
         wrong[3] = bad
         if not (name in ("cross_entropy", "nll_loss") and bad == -100):
-            with pytest.raises(IndexOutOfRange, match=f"index {bad} is out of range in aten::.*\n.*at .*test_ranges.py"):
+            with pytest.raises(
+                IndexOutOfRange,
+                match=f"index {bad} is out of range in aten::.*\n.*at .*test_ranges.py",
+            ):
                 fast(table(), wrong)
         torch.testing.assert_close(fast(table(), good), expected)
     if from_end:
@@ -89,7 +92,11 @@ TYPES = [torch.int64, torch.int32, torch.int8, torch.uint8, torch.int32]
 def test_a_divisor_that_is_zero(name, dtype):
     f = DIVISIONS[name]
     fast = jit(f)
-    for count in (5, 64, 1003):  # whole vectors, and rows that end within one: lanes behind the end are no zeros
+    for count in (
+        5,
+        64,
+        1003,
+    ):  # whole vectors, and rows that end within one: lanes behind the end are no zeros
         x, y = torch.randint(0, 100, (count,)).to(dtype), torch.randint(1, 9, (count,)).to(dtype)
         before = reports()
         assert torch.equal(fast(x, y), f(x, y))
@@ -141,14 +148,21 @@ def test_in_the_backward_pass():
             return torch.zeros(ROWS, 4).scatter_add(0, (i + ROWS)[:, None].expand(-1, 4), g), None
 
     y = jit(lambda x, i: Lookup.apply(x, i).sum())(x, i)
-    with pytest.raises(IndexOutOfRange, match=f"index {ROWS + 1} is out of range in aten::scatter_add"):
+    with pytest.raises(
+        IndexOutOfRange, match=f"index {ROWS + 1} is out of range in aten::scatter_add"
+    ):
         y.backward()
 
 
 def test_places_that_a_function_computes_are_not_checked():
     def f(x):
         i = torch.arange(5)
-        return x[i * 2 % ROWS] + x[(i + 3).clamp(max=ROWS - 1)] + x.flip(0)[i] + x[torch.argmax(x, 0)].sum(0)
+        return (
+            x[i * 2 % ROWS]
+            + x[(i + 3).clamp(max=ROWS - 1)]
+            + x.flip(0)[i]
+            + x[torch.argmax(x, 0)].sum(0)
+        )
 
     fast, x = jit(f), table()
     torch.testing.assert_close(fast(x), f(x))
@@ -159,7 +173,9 @@ def test_places_that_a_function_computes_are_not_checked():
 def test_kernels_stay_fused():
     f = lambda x, i: (F.embedding(i, x) * 2 + 1).relu() // 3
     explained = jit(f).explain(table(), torch.tensor([[1, 2], [3, 4]]))
-    assert str(explained).count("kernel graph") == 1 and "0 operation(s) left to XLA, 0 run in Torch" in str(explained)
+    assert str(explained).count(
+        "kernel graph"
+    ) == 1 and "0 operation(s) left to XLA, 0 run in Torch" in str(explained)
 
 
 def test_what_xla_keeps_and_complex_numbers():
@@ -186,9 +202,14 @@ def test_an_index_array_that_xla_works_on():
 
     x, i = torch.rand(5, 5), torch.tensor([3, 1, 9])
     for compiled in (True, False):
+
         def f(x, i, compiled=compiled):
             made = jax.numpy.linalg.inv(x)
-            return [made[in_range(i, 0, 5)] if compiled else jax.lax.linalg.lu(made[in_range(i, 0, 5)])[0]]
+            return [
+                made[in_range(i, 0, 5)]
+                if compiled
+                else jax.lax.linalg.lu(made[in_range(i, 0, 5)])[0]
+            ]
 
         with jax.enable_x64(True):
             jaxpr = jax.make_jaxpr(f)(x.numpy(), i.numpy())
@@ -208,7 +229,11 @@ def test_a_loop_carries_what_it_has_found():
     x, i = torch.rand(4096).numpy(), torch.randint(0, 4096, (4096,), dtype=torch.int32).numpy()
     text = lowered(lambda x, i: x[in_range(i, 0, 4096)], x, jax.numpy.asarray(i), stage="mlir")
     assert "arith.maxui" in text
-    stores = [line for line in text.split("\n") if "memref.store" in line and line.endswith("memref<2xi64>")]
+    stores = [
+        line
+        for line in text.split("\n")
+        if "memref.store" in line and line.endswith("memref<2xi64>")
+    ]
     assert len(stores) == 2, stores  # one clears it
 
 

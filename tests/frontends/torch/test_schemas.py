@@ -80,7 +80,10 @@ def overloads():
         for overload in packet.overloads() if packet is not None else ():
             target = getattr(packet, overload)
             text = str(target._schema)
-            writes = any(a.is_out or (a.alias_info is not None and a.alias_info.is_write) for a in target._schema.arguments)
+            writes = any(
+                a.is_out or (a.alias_info is not None and a.alias_info.is_write)
+                for a in target._schema.arguments
+            )
             if (
                 torch._C._dispatch_has_kernel(target.name())
                 and not writes
@@ -95,7 +98,11 @@ def placed(target):
 
 
 def parameters(rule):
-    return [p for p in list(inspect.signature(rule).parameters.values())[1:] if not p.name.startswith("_")]
+    return [
+        p
+        for p in list(inspect.signature(rule).parameters.values())[1:]
+        if not p.name.startswith("_")
+    ]
 
 
 def test_each_overload_has_a_rule_that_takes_its_arguments_or_is_refused():
@@ -125,13 +132,17 @@ def test_no_rule_repeats_a_default():
         if rule_of(target) is None:
             continue
         names = [p.name for p in parameters(rule)]
-        found = set(names[: len(placed(target))]) | {a.name for a in target._schema.arguments if a.kwarg_only}
+        found = set(names[: len(placed(target))]) | {
+            a.name for a in target._schema.arguments if a.kwarg_only
+        }
         for p in parameters(rule):
             if p.default is not inspect.Parameter.empty:
                 lacking[rule, p.name] |= p.name not in found
                 having[rule, p.name].add(target)
     repeated = [
-        (rule.__qualname__, name, *map(str, having[rule, name])) for (rule, name), is_used in lacking.items() if not is_used
+        (rule.__qualname__, name, *map(str, having[rule, name]))
+        for (rule, name), is_used in lacking.items()
+        if not is_used
     ]
     assert repeated == []
 
@@ -141,15 +152,29 @@ def test_what_a_graph_leaves_out_is_filled_in():
         if rule_of(target) is None:
             continue
         schema = [a for a in target._schema.arguments if a.name not in WHERE]
-        given = [object() for a in target._schema.arguments if not a.kwarg_only and not a.has_default_value()]
-        named = {a.name: object() for a in target._schema.arguments if a.kwarg_only and not a.has_default_value()}
+        given = [
+            object()
+            for a in target._schema.arguments
+            if not a.kwarg_only and not a.has_default_value()
+        ]
+        named = {
+            a.name: object()
+            for a in target._schema.arguments
+            if a.kwarg_only and not a.has_default_value()
+        }
         args, kwargs = arguments_of(target, given, named)
-        assert len(args) == len(placed(target)) and list(kwargs) == [a.name for a in schema if a.kwarg_only]
+        assert len(args) == len(placed(target)) and list(kwargs) == [
+            a.name for a in schema if a.kwarg_only
+        ]
         for a, value in zip([a for a in schema if not a.kwarg_only], args):
             assert value == a.default_value if a.has_default_value() else value in given
         for a in schema:
             if a.kwarg_only:
-                assert kwargs[a.name] == a.default_value if a.has_default_value() else kwargs[a.name] is named[a.name]
+                assert (
+                    kwargs[a.name] == a.default_value
+                    if a.has_default_value()
+                    else kwargs[a.name] is named[a.name]
+                )
 
 
 def test_arguments_by_name_come_to_their_place():
@@ -158,7 +183,10 @@ def test_arguments_by_name_come_to_their_place():
         ["x"],
         {"stable": None, "dim": -1, "descending": True},
     )
-    assert arguments_of(ATEN.clone.default, ["x"], {"memory_format": torch.channels_last}) == (["x"], {})
+    assert arguments_of(ATEN.clone.default, ["x"], {"memory_format": torch.channels_last}) == (
+        ["x"],
+        {},
+    )
 
 
 x = torch.tensor([[0.5, -3.0, 2.0, 1.5], [4.0, -0.25, 7.0, -1.0]])
@@ -167,7 +195,9 @@ x = torch.tensor([[0.5, -3.0, 2.0, 1.5], [4.0, -0.25, 7.0, -1.0]])
 @pytest.mark.parametrize("low, high", [(-1, 1), (-1, 2.5), (-0.5, 1), (0, 6), (-2, 2), (1, 1)])
 def test_hardtanh(low, high):
     check_table(lambda x: F.hardtanh(x, low, high), x)
-    check_table(lambda x: torch.nn.functional.hardtanh(x.to(torch.int64), round(low), round(high)), x * 3)
+    check_table(
+        lambda x: torch.nn.functional.hardtanh(x.to(torch.int64), round(low), round(high)), x * 3
+    )
 
 
 TENSORS = (x, torch.tensor([[0, 2, 1], [1, 1, 0]]), torch.rand(3, 4), torch.rand(2, 3, 9, 8))
@@ -187,22 +217,49 @@ NONE = {
         [True, True, False],
     )[:2],
     "_convolution": lambda x, i, w, image: ATEN._convolution(
-        image, torch.ones(2, 3, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, False, False, False
+        image,
+        torch.ones(2, 3, 3, 3),
+        None,
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        False,
+        False,
+        False,
+        False,
     ),
     "linear": lambda x, i, w, image: ATEN.linear(x, w),
-    "_embedding_bag": lambda x, i, w, image: ATEN._embedding_bag(x.T, i[0] % 2, torch.tensor([0, 1]))[0],
-    "_embedding_bag_forward_only": lambda x, i, w, image: ATEN._embedding_bag_forward_only(x.T, i[0], torch.tensor([0, 1]))[0],
-    "attention": lambda x, i, w, image: ATEN._scaled_dot_product_flash_attention_for_cpu(image, image, image)[0],
+    "_embedding_bag": lambda x, i, w, image: ATEN._embedding_bag(
+        x.T, i[0] % 2, torch.tensor([0, 1])
+    )[0],
+    "_embedding_bag_forward_only": lambda x, i, w, image: ATEN._embedding_bag_forward_only(
+        x.T, i[0], torch.tensor([0, 1])
+    )[0],
+    "attention": lambda x, i, w, image: ATEN._scaled_dot_product_flash_attention_for_cpu(
+        image, image, image
+    )[0],
     "unsafe_index": lambda x, i, w, image: ATEN._unsafe_index(x, [None, i % 2]),
     "index": lambda x, i, w, image: x[:, i],
     "index_put": lambda x, i, w, image: ATEN.index_put(x, [None, i[0]], torch.ones(2, 3)),
-    "unsafe_index_put": lambda x, i, w, image: ATEN._unsafe_index_put(x, [None, i[0]], torch.ones(2, 3)),
+    "unsafe_index_put": lambda x, i, w, image: ATEN._unsafe_index_put(
+        x, [None, i[0]], torch.ones(2, 3)
+    ),
     "all": lambda x, i, w, image: (ATEN.all.dims(x > 0, None), ATEN.any.dims(x > 9, None)),
     "argmax": lambda x, i, w, image: (torch.argmax(x), torch.argmin(x)),
     "as_strided": lambda x, i, w, image: ATEN.as_strided(x, (3, 2), (1, 2)),
-    "as_strided_scatter": lambda x, i, w, image: ATEN.as_strided_scatter(x, torch.ones(3, 2), (3, 2), (1, 2)),
+    "as_strided_scatter": lambda x, i, w, image: ATEN.as_strided_scatter(
+        x, torch.ones(3, 2), (3, 2), (1, 2)
+    ),
     "avg_pool": lambda x, i, w, image: (F.avg_pool2d(image, 3), F.avg_pool3d(image, 2)),
-    "clamp": lambda x, i, w, image: (ATEN.clamp.default(x, None, 1), ATEN.clamp(x, 0), ATEN.clip(x, max=1), ATEN.clip(x, 0)),
+    "clamp": lambda x, i, w, image: (
+        ATEN.clamp.default(x, None, 1),
+        ATEN.clamp(x, 0),
+        ATEN.clip(x, max=1),
+        ATEN.clip(x, 0),
+    ),
     "clamp_tensors": lambda x, i, w, image: (
         ATEN.clamp.Tensor(x, None, x[0]),
         ATEN.clamp.Tensor(x, x[1]),
@@ -221,12 +278,23 @@ NONE = {
         x.repeat_interleave(2),
         ATEN.repeat_interleave.self_int(x, 2, output_size=None),
     ),
-    "searchsorted": lambda x, i, w, image: (torch.searchsorted(x[0].sort()[0], x), torch.searchsorted(x[0].sort()[0], 1.5)),
+    "searchsorted": lambda x, i, w, image: (
+        torch.searchsorted(x[0].sort()[0], x),
+        torch.searchsorted(x[0].sort()[0], 1.5),
+    ),
     "slice": lambda x, i, w, image: ATEN.slice(x),
     "slice_scatter": lambda x, i, w, image: x.slice_scatter(torch.zeros(2, 4)),
     "sort": lambda x, i, w, image: ATEN.sort.stable(x, stable=None),
-    "std": lambda x, i, w, image: (ATEN.std.correction(x), ATEN.var.correction(x), *ATEN.var_mean.correction(x)),
-    "var": lambda x, i, w, image: (ATEN.std.dim(x, None), ATEN.var.dim(x, None), *ATEN.var_mean.dim(x, None)),
+    "std": lambda x, i, w, image: (
+        ATEN.std.correction(x),
+        ATEN.var.correction(x),
+        *ATEN.var_mean.correction(x),
+    ),
+    "var": lambda x, i, w, image: (
+        ATEN.std.dim(x, None),
+        ATEN.var.dim(x, None),
+        *ATEN.var_mean.dim(x, None),
+    ),
     "upsample": lambda x, i, w, image: (
         F.interpolate(x[None], 7),
         F.interpolate(image, (4, 5)),
@@ -263,7 +331,9 @@ ELSEWHERE = {
 
 def is_apart(target) -> bool:
     """Whether Torch takes an operator apart before any table sees it."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        target.name(), "CompositeImplicitAutograd"
+    )
 
 
 def test_every_argument_that_may_be_none_has_been():
@@ -283,5 +353,7 @@ def test_every_argument_that_may_be_none_has_been():
             named = {**dict(zip([a.name for a in placed(node.target)], args)), **kwargs}
             holds = lambda v: v is None or (isinstance(v, list | tuple) and None in v)
             seen |= {(node.target._schema.name, k) for k, v in named.items() if holds(v)}
-    missing = {(name, a) for name, a in wanted - seen if name.removeprefix("aten::") not in ELSEWHERE}
+    missing = {
+        (name, a) for name, a in wanted - seen if name.removeprefix("aten::") not in ELSEWHERE
+    }
     assert not missing

@@ -25,7 +25,11 @@ def equinox_attention_and_norm():
     import equinox as eqx
 
     keys = jax.random.split(jax.random.key(1), 2)
-    model = (eqx.nn.MultiheadAttention(3, 24, key=keys[0]), eqx.nn.LayerNorm(24), eqx.nn.GRUCell(24, 10, key=keys[1]))
+    model = (
+        eqx.nn.MultiheadAttention(3, 24, key=keys[0]),
+        eqx.nn.LayerNorm(24),
+        eqx.nn.GRUCell(24, 10, key=keys[1]),
+    )
     arrays, rest = eqx.partition(model, eqx.is_inexact_array)
 
     def loss(arrays, x):
@@ -42,7 +46,11 @@ def equinox_convolution_and_batch_norm():
     import equinox as eqx
 
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(4, "batch", mode="batch")
-    layers = (eqx.nn.Conv2d(2, 4, 3, padding=1, key=jax.random.key(2)), norm, eqx.nn.MaxPool2d(2, 2))
+    layers = (
+        eqx.nn.Conv2d(2, 4, 3, padding=1, key=jax.random.key(2)),
+        norm,
+        eqx.nn.MaxPool2d(2, 2),
+    )
     arrays, rest = eqx.partition(layers, eqx.is_inexact_array)
 
     def loss(arrays, state, images):
@@ -52,7 +60,9 @@ def equinox_convolution_and_batch_norm():
             y, state = norm(convolution(image), state)
             return pool(jax.nn.relu(y)), state
 
-        y, state = jax.vmap(one, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(images, state)
+        y, state = jax.vmap(one, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
+            images, state
+        )
         return jnp.mean(y**2), state
 
     return loss, (arrays, state, waves(6, 2, 10, 12))
@@ -102,7 +112,9 @@ def flax_nnx_step():
 
         def __call__(self, tokens):
             x = self.embedding(tokens)
-            return self.out(self.dropout(x + self.attention(self.norm(x), mask=nnx.make_causal_mask(tokens))))
+            return self.out(
+                self.dropout(x + self.attention(self.norm(x), mask=nnx.make_causal_mask(tokens)))
+            )
 
     model = Model(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)

@@ -10,7 +10,9 @@ from .registry import program, waves
 
 def lattice(count: int, spacing: float, dimensions: int) -> jax.Array:
     """Positions near a regular grid, none of which coincide."""
-    grid = np.stack(np.meshgrid(*[np.arange(count)] * dimensions, indexing="ij"), -1).reshape(-1, dimensions)
+    grid = np.stack(np.meshgrid(*[np.arange(count)] * dimensions, indexing="ij"), -1).reshape(
+        -1, dimensions
+    )
     return jnp.asarray(grid * spacing, float) + waves(*grid.shape, scale=0.05 * spacing)
 
 
@@ -56,7 +58,12 @@ def jax_md_neighbors():
     displacement, shift = space.periodic(side)
     positions = lattice(6, 1.2, 2)
     make, potential = energy.lennard_jones_neighbor_list(
-        displacement, side, r_cutoff=1.9, r_onset=1.6, dr_threshold=0.2, format=partition.NeighborListFormat.Sparse
+        displacement,
+        side,
+        r_cutoff=1.9,
+        r_onset=1.6,
+        dr_threshold=0.2,
+        format=partition.NeighborListFormat.Sparse,
     )
     first = make.allocate(positions, extra_capacity=8)
 
@@ -69,8 +76,14 @@ def jax_md_neighbors():
             return apply(state, neighbor=neighbors), neighbors
 
         neighbors = first.update(positions)
-        state, neighbors = lax.fori_loop(0, 5, step, (init(jax.random.key(1), positions, neighbor=neighbors), neighbors))
-        return potential(state.position, neighbor=neighbors), state.position, neighbors.did_buffer_overflow
+        state, neighbors = lax.fori_loop(
+            0, 5, step, (init(jax.random.key(1), positions, neighbor=neighbors), neighbors)
+        )
+        return (
+            potential(state.position, neighbor=neighbors),
+            state.position,
+            neighbors.did_buffer_overflow,
+        )
 
     return run, (positions,)
 
@@ -90,8 +103,13 @@ def e3nn_message_passing():
                 features[senders], e3nn.spherical_harmonics([1, 2], vectors, True))]).regroup()  # fmt: skip
             lengths = e3nn.norm(vectors).array
             radial = e3nn.bessel(lengths[:, 0], 6, 2.5) * e3nn.poly_envelope(5, 2)(lengths / 2.5)
-            weights = e3nn.flax.MultiLayerPerceptron([16, messages.irreps.num_irreps], jax.nn.silu)(radial)
-            summed = e3nn.scatter_sum(messages * weights, dst=receivers, output_size=features.shape[0]) / 2.0
+            weights = e3nn.flax.MultiLayerPerceptron([16, messages.irreps.num_irreps], jax.nn.silu)(
+                radial
+            )
+            summed = (
+                e3nn.scatter_sum(messages * weights, dst=receivers, output_size=features.shape[0])
+                / 2.0
+            )
             wanted = e3nn.Irreps(self.target)
             gates = wanted.filter(drop="0e").num_irreps
             out = e3nn.flax.Linear(wanted + e3nn.Irreps(f"{gates}x0e"))(summed)
@@ -113,7 +131,9 @@ def e3nn_message_passing():
 
     def energy_and_forces(arguments):
         variables, positions = arguments
-        value, force = jax.value_and_grad(lambda p: model.apply(variables, p, senders, receivers))(positions)
+        value, force = jax.value_and_grad(lambda p: model.apply(variables, p, senders, receivers))(
+            positions
+        )
         return value, -force
 
     return energy_and_forces, ((variables, positions),)

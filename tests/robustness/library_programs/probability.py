@@ -13,7 +13,9 @@ def regression(x, y=None):
     from numpyro import distributions
 
     scale = numpyro.sample("scale", distributions.HalfCauchy(1.0))
-    weights = numpyro.sample("weights", distributions.Normal(0.0, scale).expand([x.shape[1]]).to_event(1))
+    weights = numpyro.sample(
+        "weights", distributions.Normal(0.0, scale).expand([x.shape[1]]).to_event(1)
+    )
     degrees = numpyro.sample("degrees", distributions.Gamma(3.0, 0.5))
     with numpyro.plate("data", x.shape[0]):
         numpyro.sample("y", distributions.StudentT(degrees, x @ weights, 0.7), obs=y)
@@ -31,7 +33,10 @@ def numpyro_log_density():
     def density(parameters, x, y):
         return log_density(regression, (x, y), {}, parameters)[0]
 
-    return density, ({"scale": jnp.array(0.8), "weights": waves(4), "degrees": jnp.array(5.0)}, *regression_data())
+    return density, (
+        {"scale": jnp.array(0.8), "weights": waves(4), "degrees": jnp.array(5.0)},
+        *regression_data(),
+    )
 
 
 @program("numpyro", gradient=False)
@@ -43,9 +48,17 @@ def numpyro_nuts():
                       init_strategy=init_to_value(values=start))  # fmt: skip
         state = kernel.init(jax.random.key(3), 2, None, (x, y), {})
         states = [state := kernel.sample(state, (x, y), {}) for _ in range(3)]
-        return states[-1].z, [s.accept_prob for s in states], [s.num_steps for s in states], states[-1].adapt_state.step_size
+        return (
+            states[-1].z,
+            [s.accept_prob for s in states],
+            [s.num_steps for s in states],
+            states[-1].adapt_state.step_size,
+        )
 
-    return sample, ({"scale": jnp.array(0.8), "weights": waves(4), "degrees": jnp.array(5.0)}, *regression_data())
+    return sample, (
+        {"scale": jnp.array(0.8), "weights": waves(4), "degrees": jnp.array(5.0)},
+        *regression_data(),
+    )
 
 
 @program("numpyro", "optax")
@@ -102,7 +115,9 @@ def blackjax_nuts_with_adaptation():
     import blackjax
 
     def sample(data, start):
-        adaptation = blackjax.window_adaptation(blackjax.nuts, posterior(data), initial_step_size=0.1, max_num_doublings=4)
+        adaptation = blackjax.window_adaptation(
+            blackjax.nuts, posterior(data), initial_step_size=0.1, max_num_doublings=4
+        )
         (state, parameters), _ = adaptation.run(jax.random.key(7), start, num_steps=6)
         return state.position, parameters["step_size"]
 
@@ -117,9 +132,15 @@ def distrax_densities():
         mean, rows, logits = parameters
         factor = jnp.tril(rows, -1) + jnp.diag(jnp.exp(jnp.diag(rows)))
         normal = distrax.MultivariateNormalTri(mean, factor)
-        mixture = distrax.MixtureSameFamily(distrax.Categorical(logits=logits), distrax.Normal(mean, jnp.exp(mean)))
+        mixture = distrax.MixtureSameFamily(
+            distrax.Categorical(logits=logits), distrax.Normal(mean, jnp.exp(mean))
+        )
         gamma = distrax.Gamma(jnp.exp(mean), jnp.exp(logits))
-        markov = distrax.HMM(distrax.Categorical(logits=logits), distrax.Categorical(logits=rows), distrax.Normal(mean, 0.5))
+        markov = distrax.HMM(
+            distrax.Categorical(logits=logits),
+            distrax.Categorical(logits=rows),
+            distrax.Normal(mean, 0.5),
+        )
         samples, probability = normal.sample_and_log_prob(seed=jax.random.key(2), sample_shape=(6,))
         return [
             normal.log_prob(x), mixture.log_prob(x[:, 0]), gamma.log_prob(jnp.abs(x) + 0.1), samples, probability,
@@ -127,7 +148,10 @@ def distrax_densities():
             distrax.VonMises(mean, 2.0).log_prob(x), distrax.Dirichlet(jnp.exp(mean)).log_prob(jax.nn.softmax(x)),
         ]  # fmt: skip
 
-    return density, ((waves(4), waves(4, 4, scale=0.4), waves(4, shift=2.0)), waves(9, 4, shift=1.0))
+    return density, (
+        (waves(4), waves(4, 4, scale=0.4), waves(4, shift=2.0)),
+        waves(9, 4, shift=1.0),
+    )
 
 
 @program("distrax")
@@ -139,7 +163,9 @@ def distrax_flow():
             return lambda y: jnp.tanh(y @ weights[0]) @ weights[1]
 
         def spline(numbers):
-            return distrax.RationalQuadraticSpline(numbers.reshape(*numbers.shape[:-1], 4, 13), -3.0, 3.0)
+            return distrax.RationalQuadraticSpline(
+                numbers.reshape(*numbers.shape[:-1], 4, 13), -3.0, 3.0
+            )
 
         mask = jnp.arange(4) % 2 == 0
         layers = []

@@ -38,15 +38,22 @@ def differential_equation(right_side, solver, state, parameters, end, tolerance=
 def diffrax_explicit():
     import diffrax
 
-    return differential_equation(pendulum, diffrax.Tsit5(), jnp.array([1.1, 0.2]), jnp.array(0.15), 4.0)
+    return differential_equation(
+        pendulum, diffrax.Tsit5(), jnp.array([1.1, 0.2]), jnp.array(0.15), 4.0
+    )
 
 
 @program("diffrax")
 def diffrax_explicit_batch():
     import diffrax
 
-    solve, (friction, state) = differential_equation(pendulum, diffrax.Dopri8(), jnp.array([1.1, 0.2]), jnp.array(0.15), 3.0)
-    return lambda friction, states: jax.vmap(solve, (None, 0))(friction, states)[0], (friction, waves(5, 2))
+    solve, (friction, state) = differential_equation(
+        pendulum, diffrax.Dopri8(), jnp.array([1.1, 0.2]), jnp.array(0.15), 3.0
+    )
+    return lambda friction, states: jax.vmap(solve, (None, 0))(friction, states)[0], (
+        friction,
+        waves(5, 2),
+    )
 
 
 @program("diffrax")
@@ -54,7 +61,9 @@ def diffrax_implicit():
     import diffrax
 
     rates = jnp.array([0.04, 3e3, 1e2])
-    return differential_equation(robertson, diffrax.Kvaerno5(), jnp.array([1.0, 0.0, 0.0]), rates, 5.0)
+    return differential_equation(
+        robertson, diffrax.Kvaerno5(), jnp.array([1.0, 0.0, 0.0]), rates, 5.0
+    )
 
 
 @program("diffrax")
@@ -63,7 +72,8 @@ def diffrax_implicit_explicit():
 
     def solve(parameters, state):
         terms = diffrax.MultiTerm(
-            diffrax.ODETerm(lambda t, y, p: p[0] * jnp.sin(y)), diffrax.ODETerm(lambda t, y, p: -p[1] * y)
+            diffrax.ODETerm(lambda t, y, p: p[0] * jnp.sin(y)),
+            diffrax.ODETerm(lambda t, y, p: -p[1] * y),
         )
         return diffrax.diffeqsolve(
             terms, diffrax.KenCarp4(), 0.0, 1.0, 0.05, state, parameters, max_steps=64,
@@ -93,7 +103,14 @@ def diffrax_stochastic():
         drift = diffrax.ODETerm(lambda t, y, p: -p[0] * y)
         diffusion = diffrax.ControlTerm(lambda t, y, p: p[1] * jnp.diag(jnp.cos(y)), noise)
         return diffrax.diffeqsolve(
-            diffrax.MultiTerm(drift, diffusion), diffrax.Heun(), 0.0, 1.0, 0.05, state, parameters, max_steps=32
+            diffrax.MultiTerm(drift, diffusion),
+            diffrax.Heun(),
+            0.0,
+            1.0,
+            0.05,
+            state,
+            parameters,
+            max_steps=32,
         ).ys
 
     return solve, (jnp.array([0.5, 0.3]), waves(3))
@@ -109,7 +126,9 @@ def optimistix_newton():
 
     def solve(constants, start):
         system = lambda y, c: jnp.stack([y[0] ** 2 + y[1] ** 2 - c[0], y[0] * jnp.exp(y[1]) - c[1]])
-        return optimistix.root_find(system, optimistix.Newton(rtol=1e-5, atol=1e-6), start, constants).value
+        return optimistix.root_find(
+            system, optimistix.Newton(rtol=1e-5, atol=1e-6), start, constants
+        ).value
 
     return solve, (jnp.array([3.0, 1.3]), jnp.array([1.0, 0.6]))
 
@@ -121,7 +140,9 @@ def optimistix_levenberg_marquardt():
     def solve(values, start):
         points = jnp.linspace(0.0, 3.0, 25)
         solver = optimistix.LevenbergMarquardt(rtol=1e-6, atol=1e-6)
-        answer = optimistix.least_squares(lambda p, v: curve(p, points) - v, solver, start, values, throw=False)
+        answer = optimistix.least_squares(
+            lambda p, v: curve(p, points) - v, solver, start, values, throw=False
+        )
         return answer.value
 
     points = np.linspace(0.0, 3.0, 25)
@@ -134,11 +155,19 @@ def optimistix_minimise_and_fixed_point():
     import optimistix
 
     def solve(constants, start):
-        cost = lambda y, c: jnp.sum((y - c) ** 2 * (1 + jnp.arange(4))) + 0.1 * jnp.sum(jnp.cos(y * y[::-1]))
-        least = optimistix.minimise(cost, optimistix.BFGS(rtol=1e-5, atol=1e-6), start, constants).value
+        cost = lambda y, c: (
+            jnp.sum((y - c) ** 2 * (1 + jnp.arange(4))) + 0.1 * jnp.sum(jnp.cos(y * y[::-1]))
+        )
+        least = optimistix.minimise(
+            cost, optimistix.BFGS(rtol=1e-5, atol=1e-6), start, constants
+        ).value
         step = lambda y, c: 0.5 * jnp.cos(y) + c
-        point = optimistix.fixed_point(step, optimistix.FixedPointIteration(rtol=1e-6, atol=1e-6), start, constants).value
-        dogleg = optimistix.least_squares(lambda y, c: y**3 - c, optimistix.Dogleg(rtol=1e-5, atol=1e-6), start + 1, constants)
+        point = optimistix.fixed_point(
+            step, optimistix.FixedPointIteration(rtol=1e-6, atol=1e-6), start, constants
+        ).value
+        dogleg = optimistix.least_squares(
+            lambda y, c: y**3 - c, optimistix.Dogleg(rtol=1e-5, atol=1e-6), start + 1, constants
+        )
         return least, point, dogleg.value
 
     return solve, (jnp.array([0.4, 0.9, 0.6, 1.2]), jnp.full(4, 0.5))
@@ -205,10 +234,16 @@ def jaxopt_constrained():
     def solve(y, x):
         cost = lambda weights, y: jnp.mean((x @ weights - y) ** 2)
         start = jnp.full(4, 0.25)
-        simplex = jaxopt.ProjectedGradient(cost, jaxopt.projection.projection_simplex, maxiter=200, tol=1e-5)
+        simplex = jaxopt.ProjectedGradient(
+            cost, jaxopt.projection.projection_simplex, maxiter=200, tol=1e-5
+        )
         lasso = jaxopt.ProximalGradient(cost, jaxopt.prox.prox_lasso, maxiter=200, tol=1e-5)
         gauss = jaxopt.GaussNewton(lambda w, y: jnp.tanh(x @ w) - y, maxiter=10)
-        return simplex.run(start, y=y).params, lasso.run(start, 0.05, y=y).params, gauss.run(0.1 * start, y=0.3 * y).params
+        return (
+            simplex.run(start, y=y).params,
+            lasso.run(start, 0.05, y=y).params,
+            gauss.run(0.1 * start, y=0.3 * y).params,
+        )
 
     x = waves(30, 4)
     return solve, (x @ jnp.array([0.1, 0.5, 0.3, 0.2]) + waves(30, scale=0.1, shift=1.0), x)

@@ -1,8 +1,9 @@
 """Slices of a Ref whose sizes are values, `ref.at[pl.ds(start, size)]`, taken apart into slices of constant sizes.
 
-Every access of a body has a fixed shape. So what is known in size only when the kernel runs is accessed in parts: a constant
-number of elements of each such dimension at a time, in a loop or under a mask. JAX takes nothing of such a slice but the slice
-itself, so that it is the last of a Ref's transforms.
+Every access of a body has a fixed shape. So what is known in size only when the kernel runs is
+accessed in parts: a constant number of elements of each such dimension at a time, in a loop or
+under a mask. JAX takes nothing of such a slice but the slice itself, so that it is the last of a
+Ref's transforms.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from pbkern import _jax
 
 
 def is_dynamic(transforms: Sequence) -> bool:
-    return bool(transforms) and isinstance(transforms[-1], _jax.NDIndexer) and any(map(_has_size, transforms[-1].indices))
+    return (
+        bool(transforms)
+        and isinstance(transforms[-1], _jax.NDIndexer)
+        and any(map(_has_size, transforms[-1].indices))
+    )
 
 
 def _has_size(index) -> bool:
@@ -28,7 +33,8 @@ def _has_size(index) -> bool:
 class DynamicSlices:
     """Part of a Ref that `is_dynamic` transforms take.
 
-    dims: the view's dimensions, one entry each: its index in the last transform if its size is a value, else None.
+    dims: the view's dimensions, one entry each: its index in the last transform if its size is a
+      value, else None.
     """
 
     def __init__(self, transforms: Sequence):
@@ -51,14 +57,21 @@ class DynamicSlices:
     def count(self, dim: int):
         """i32: how many elements there are of the view's dimension, those outside of the Ref not counted."""
         i, extent = self._index(dim), self._last.shape[self._place(dim)]
-        room = lax.div(np.int32(extent + i.stride - 1) - jnp.asarray(i.start, np.int32), np.int32(i.stride))
+        room = lax.div(
+            np.int32(extent + i.stride - 1) - jnp.asarray(i.start, np.int32), np.int32(i.stride)
+        )
         return lax.min(jnp.asarray(i.size, np.int32), room)
 
     def part(self, taken: Mapping[int, tuple]) -> list:
-        """Transforms of constant sizes. `taken`: {dimension of the view: (number of its first element, how many)}."""
+        """Transforms of constant sizes.
+
+        `taken`: {dimension of the view: (number of its first element, how many)}.
+        """
         indices = list(self._last.indices)
         for dim, (first, size) in taken.items():
             i = self._index(dim)
-            start = jnp.asarray(i.start, np.int32) + jnp.asarray(first, np.int32) * np.int32(i.stride)
+            start = jnp.asarray(i.start, np.int32) + jnp.asarray(first, np.int32) * np.int32(
+                i.stride
+            )
             indices[self._place(dim)] = _jax.Slice(start, size, i.stride if size > 1 else 1)
         return [*self._before, dataclasses.replace(self._last, indices=tuple(indices))]

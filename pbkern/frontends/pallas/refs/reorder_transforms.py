@@ -1,7 +1,8 @@
 """An index after a reshape, transpose or bitcast of a Ref -> an index before it, that takes as few elements.
 
-`ref.reshape(8, 16).at[3]` of a Ref of 128 elements reads and writes 16 of them: ref.at[48:64], reshaped. Without the exchange
-a store would have to read and write back the whole Ref, which takes as long, and which other programs may write to.
+`ref.reshape(8, 16).at[3]` of a Ref of 128 elements reads and writes 16 of them: ref.at[48:64],
+reshaped. Without the exchange a store would have to read and write back the whole Ref, which takes
+as long, and which other programs may write to.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ class Run:
     point: bool = False
 
     def is_whole(self, extent: int) -> bool:
-        return self.size == extent and self.stride == 1 and isinstance(self.start, int) and not self.point
+        return (
+            self.size == extent
+            and self.stride == 1
+            and isinstance(self.start, int)
+            and not self.point
+        )
 
     def as_slice(self):
         return _jax.Slice(self.start, self.size, self.stride)
@@ -48,7 +54,9 @@ def runs(indexer) -> list[Run] | None:
     return found
 
 
-def before(t, shape: Sequence[int], dtype: np.dtype, taken: Sequence[Run]) -> tuple[list[Run], object] | None:
+def before(
+    t, shape: Sequence[int], dtype: np.dtype, taken: Sequence[Run]
+) -> tuple[list[Run], object] | None:
     """(Runs of t's operand, the transform of what they take), or None if they would have to take more.
 
     Args:
@@ -88,7 +96,9 @@ def _before_bitcast(t, old: int, new: int, taken: Sequence[Run]) -> tuple[list[R
     return [*taken[:-2], Run(_times(rows.start, k), rows.size * k), taken[-1]], t
 
 
-def _before_reshape(shape: Sequence[int], after: Sequence[int], taken: Sequence[Run]) -> tuple[list[Run], object] | None:
+def _before_reshape(
+    shape: Sequence[int], after: Sequence[int], taken: Sequence[Run]
+) -> tuple[list[Run], object] | None:
     found: list[Run] = []
     for group, new in _groups(shape, after):
         inner = _within([shape[d] for d in group], [after[d] for d in new], [taken[d] for d in new])
@@ -129,11 +139,17 @@ def _within(old: list[int], new: list[int], taken: list[Run]) -> list[Run] | Non
     count = taken[last].size * rows[last]
     steps = [math.prod(old[d + 1 :]) for d in range(len(old))]
     for d, step in enumerate(steps):
-        aligned = all((r.start * n if isinstance(r.start, int) else n) % step == 0 for r, n in zip(taken, rows))
+        aligned = all(
+            (r.start * n if isinstance(r.start, int) else n) % step == 0
+            for r, n in zip(taken, rows)
+        )
         if count % step == 0 and aligned and (d == 0 or count == step):
             # The run starts at this many steps from the group's first element.
             start = _sum([_scaled(r.start, n, step) for r, n in zip(taken, rows)])
-            return [*_digits(start, old[: d + 1], count // step), *(Run(0, n) for n in old[d + 1 :])]
+            return [
+                *_digits(start, old[: d + 1], count // step),
+                *(Run(0, n) for n in old[d + 1 :]),
+            ]
     return None
 
 

@@ -1,7 +1,8 @@
 """Transforms of Refs (index, reshape, transpose, bitcast) as functions of values: what they select, and that part replaced.
 
-A slice that reaches over the end of its dimension is moved inside, as `ref[pl.ds(start, n)]` is. With `fixed` it stays where it
-is, as under a mask: what is outside reads as zero, and is not replaced.
+A slice that reaches over the end of its dimension is moved inside, as `ref[pl.ds(start, n)]` is.
+With `fixed` it stays where it is, as under a mask: what is outside reads as zero, and is not
+replaced.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from pbkern.frontends.pallas import bitcasts
 
 def has_arrays(t) -> bool:
     """Whether a transform is an index with arrays in it."""
-    return isinstance(t, _jax.NDIndexer) and any(not _jax.is_slice(i) and np.ndim(i) for i in t.indices)
+    return isinstance(t, _jax.NDIndexer) and any(
+        not _jax.is_slice(i) and np.ndim(i) for i in t.indices
+    )
 
 
 def stays_inside(t) -> bool:
     """Whether a transform is no index of which a part can be outside."""
-    return not isinstance(t, _jax.NDIndexer) or all(stays(as_index(i, n), n) for i, n in zip(t.indices, t.shape))
+    return not isinstance(t, _jax.NDIndexer) or all(
+        stays(as_index(i, n), n) for i, n in zip(t.indices, t.shape)
+    )
 
 
 def dtype_after(dtype: np.dtype, t) -> np.dtype:
@@ -50,7 +55,10 @@ def _apply(value, dtype: np.dtype, t, fixed: bool, fill: int = 0):
             return bitcasts.rows(value, dtype, dtype_after(dtype, t))
         case _jax.NDIndexer():
             return _index_value(value, t, fixed, fill)
-    raise UnsupportedOp(f"Ref transform {type(t).__name__}", hint="index, reshape, transpose and bitcast are supported")
+    raise UnsupportedOp(
+        f"Ref transform {type(t).__name__}",
+        hint="index, reshape, transpose and bitcast are supported",
+    )
 
 
 def replaced(value, dtype: np.dtype, transforms: Sequence, new, fixed: bool = False):
@@ -111,7 +119,9 @@ def _widened(value, slices: Sequence[tuple], starts: Sequence, fixed: bool, fill
         n, start = value.shape[d], jnp.asarray(start, np.int32)
         if fixed and not stays(as_index(i, n), n):
             margins[d] = span
-            start = lax.clamp(np.int32(0), start + np.int32(span), np.int32(n + span))  # where all of it is outside
+            start = lax.clamp(
+                np.int32(0), start + np.int32(span), np.int32(n + span)
+            )  # where all of it is outside
         moved.append(start)
     if any(margins):
         value = lax.pad(value, np.asarray(fill, value.dtype), [(m, m, 0) for m in margins])

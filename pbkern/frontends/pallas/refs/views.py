@@ -1,8 +1,9 @@
 """Ref + transforms (index, reshape, transpose, bitcast) -> loads and stores with one index per dimension.
 
-Indices and transposes compose into the access itself, and where they can, indices move to before a reshape or bitcast
-(reorder_transforms.py). From the first transform that does not compose the view is a value: a load applies the rest to what it
-read, a store reads, replaces and writes back what the access takes.
+Indices and transposes compose into the access itself, and where they can, indices move to before a
+reshape or bitcast (reorder_transforms.py). From the first transform that does not compose the view
+is a value: a load applies the rest to what it read, a store reads, replaces and writes back what
+the access takes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.primitives.atomics import positions
 from pbkern.dsl.primitives.prng_keys import WORD, is_key, words_of
-from pbkern.dsl.primitives.ref_access import Gather, Index, Point, Range, add_index, bind_access, mul_index, narrow, stays
+from pbkern.dsl.primitives.ref_access import (
+    Gather,
+    Index,
+    Point,
+    Range,
+    add_index,
+    bind_access,
+    mul_index,
+    narrow,
+    stays,
+)
 from pbkern.frontends.pallas.narrow_floats import decode, encode, in_body, is_narrow_float, quantise
 
 from .reorder_transforms import before, runs, shape_after
@@ -33,7 +44,8 @@ from .value_transforms import apply_all, dtype_after, has_arrays, replaced, stay
 class View:
     """`ref[indices]`, its dimensions in the order `perm`, then `rest` applied to the value.
 
-    `dtype` is what the body takes the Ref's elements for; those of int4 and its like are held in a byte each.
+    `dtype` is what the body takes the Ref's elements for; those of int4 and its like are held in a
+    byte each.
     """
 
     ref: object
@@ -67,7 +79,12 @@ class View:
             self._gathered().swap(value, want_old=False)
             return old
         if not self.rest:
-            (old,) = bind_access(_jax.REF_PRIMITIVES["swap"], self.ref_shape, [self.ref, self._back(value)], self.indices)
+            (old,) = bind_access(
+                _jax.REF_PRIMITIVES["swap"],
+                self.ref_shape,
+                [self.ref, self._back(value)],
+                self.indices,
+            )
             return self._out(old) if want_old else None
         whole = self._head().load()
         self._head().swap(replaced(whole, self.dtype, self.rest, value), want_old=False)
@@ -80,19 +97,34 @@ class View:
     def add(self, value) -> None:
         if self.rest or is_narrow_float(self.dtype):
             total = lax.add(self.load(), value)
-            self.swap(quantise(total, self.dtype) if is_narrow_float(self.dtype) else total, want_old=False)
+            self.swap(
+                quantise(total, self.dtype) if is_narrow_float(self.dtype) else total,
+                want_old=False,
+            )
         else:
-            bind_access(_jax.REF_PRIMITIVES["addupdate"], self.ref_shape, [self.ref, self._back(value)], self.indices)
+            bind_access(
+                _jax.REF_PRIMITIVES["addupdate"],
+                self.ref_shape,
+                [self.ref, self._back(value)],
+                self.indices,
+            )
 
     def masked_load(self, mask, other):
-        """Returns what the mask chooses, else `other`. Slices stay where they are: what is outside is anything."""
+        """Returns what the mask chooses, else `other`.
+
+        Slices stay where they are: what is outside is anything.
+        """
         other = in_body(other)
         if self.rest:
             value = apply_all(self._whole(), self.dtype, self.rest, fixed=True)
-            return lax.select(jnp.broadcast_to(mask, value.shape), value, jnp.broadcast_to(other, value.shape))
+            return lax.select(
+                jnp.broadcast_to(mask, value.shape), value, jnp.broadcast_to(other, value.shape)
+            )
         shape = self._shape()
         mask, other = (self._back(jnp.broadcast_to(x, shape)) for x in (mask, other))
-        (value,) = bind_access(grid.masked_load_p, self.ref_shape, [self.ref, mask, other], self.indices)
+        (value,) = bind_access(
+            grid.masked_load_p, self.ref_shape, [self.ref, mask, other], self.indices
+        )
         return self._out(value)
 
     def masked_store(self, value, mask) -> None:
@@ -104,14 +136,21 @@ class View:
             whole = self._whole()
             old = apply_all(whole, self.dtype, self.rest, fixed=True)
             new = lax.select(jnp.broadcast_to(mask, old.shape), value, old)
-            self._head().masked_store(replaced(whole, self.dtype, self.rest, new, fixed=True), np.bool_(True))
+            self._head().masked_store(
+                replaced(whole, self.dtype, self.rest, new, fixed=True), np.bool_(True)
+            )
         elif self.rest:  # elements in another order
             like = lax.full(self._shape(), False)
             mask = replaced(like, like.dtype, self.rest, jnp.broadcast_to(mask, value.shape))
             self._head().masked_store(replaced(like, self.dtype, self.rest, value), mask)
         else:
             mask = self._back(jnp.broadcast_to(mask, value.shape))
-            bind_access(grid.masked_store_p, self.ref_shape, [self.ref, self._back(value), mask], self.indices)
+            bind_access(
+                grid.masked_store_p,
+                self.ref_shape,
+                [self.ref, self._back(value), mask],
+                self.indices,
+            )
 
     def _whole(self):
         """The head's elements, those that are inside where they are."""
@@ -139,7 +178,11 @@ class View:
         shape = self._shape()
         flat = [lax.reshape(p, (math.prod(shape),)) for p in positions(self.indices, shape)]
         columns = [lax.reshape(jnp.broadcast_to(v, shape), (math.prod(shape),)) for v in values]
-        masks = None if mask is None else lax.reshape(jnp.broadcast_to(mask, shape), (math.prod(shape),))
+        masks = (
+            None
+            if mask is None
+            else lax.reshape(jnp.broadcast_to(mask, shape), (math.prod(shape),))
+        )
 
         def step(_, x):
             at, new, taking_part = x
@@ -159,34 +202,59 @@ class View:
 
     def _places(self, fixed: bool) -> tuple[View, jax.Array]:
         if any(isinstance(t, _jax.BitcastTransform) for t in self.rest):
-            raise UnsupportedOp("a store through an array index after a bitcast", hint="index before the bitcast")
+            raise UnsupportedOp(
+                "a store through an array index after a bitcast", hint="index before the bitcast"
+            )
         shape = self.ref_shape
         places = positions(self.indices, self._head()._natural_shape())
         strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
         flat = functools.reduce(lax.add, (p * np.int32(s) for p, s in zip(places, strides)))
         if fixed:
-            inside = (lax.ge(p, np.int32(0)) & lax.lt(p, np.int32(n)) for p, n in zip(places, shape))
-            flat = lax.select(functools.reduce(lax.bitwise_and, inside), flat, lax.full_like(flat, -1))
+            inside = (
+                lax.ge(p, np.int32(0)) & lax.lt(p, np.int32(n)) for p, n in zip(places, shape)
+            )
+            flat = lax.select(
+                functools.reduce(lax.bitwise_and, inside), flat, lax.full_like(flat, -1)
+            )
         flat = flat if self.perm is None else lax.transpose(flat, self.perm)
         flat = apply_all(flat, flat.dtype, self.rest, fixed, fill=-1)
-        at = (lax.rem(lax.div(flat, lax.full_like(flat, s)), lax.full_like(flat, n)) for s, n in zip(strides, shape))
-        return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ()), lax.ge(flat, np.int32(0))
+        at = (
+            lax.rem(lax.div(flat, lax.full_like(flat, s)), lax.full_like(flat, n))
+            for s, n in zip(strides, shape)
+        )
+        return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ()), lax.ge(
+            flat, np.int32(0)
+        )
 
     def _natural_shape(self) -> tuple[int, ...]:
         """Shape of the value as the access gives it."""
         shape = self._shape()
-        return shape if self.perm is None else tuple(shape[self.perm.index(d)] for d in range(len(shape)))
+        return (
+            shape
+            if self.perm is None
+            else tuple(shape[self.perm.index(d)] for d in range(len(shape)))
+        )
 
     def _shape(self) -> tuple[int, ...]:
         """Shape of the value, without the rest."""
         sizes = [i.size for i in self.indices if isinstance(i, Range)]
         if any(isinstance(i, Gather) for i in self.indices):
-            return tuple(np.shape(jax.eval_shape(lambda: View(self.ref, self.dtype, self.indices, None, ()).load())))
+            return tuple(
+                np.shape(
+                    jax.eval_shape(
+                        lambda: View(self.ref, self.dtype, self.indices, None, ()).load()
+                    )
+                )
+            )
         return tuple(sizes if self.perm is None else (sizes[p] for p in self.perm))
 
     def _out(self, value):
         """Converts elements read to what the body sees."""
-        value = decode(value, self.dtype) if is_narrow_float(self.dtype) else lax.convert_element_type(value, self.dtype)
+        value = (
+            decode(value, self.dtype)
+            if is_narrow_float(self.dtype)
+            else lax.convert_element_type(value, self.dtype)
+        )
         return value if self.perm is None else lax.transpose(value, self.perm)
 
     def _back(self, value):
@@ -216,13 +284,18 @@ def _over_words(dtype, transforms: Sequence) -> list:
         match t:
             case _jax.NDIndexer():
                 whole = tuple(_jax.Slice(0, n) for n in words)
-                found.append(_jax.NDIndexer((*t.indices, *whole), (*t.shape, *words), t.int_indexer_shape))
+                found.append(
+                    _jax.NDIndexer((*t.indices, *whole), (*t.shape, *words), t.int_indexer_shape)
+                )
             case _jax.ReshapeTransform(shape=shape):
                 found.append(_jax.ReshapeTransform((*shape, *words)))
             case _jax.TransposeTransform(permutation=p):
                 found.append(_jax.TransposeTransform((*p, *range(len(p), len(p) + len(words)))))
             case _:
-                raise UnsupportedOp(f"{type(t).__name__} of a Ref of PRNG keys", hint="index, reshape or transpose it")
+                raise UnsupportedOp(
+                    f"{type(t).__name__} of a Ref of PRNG keys",
+                    hint="index, reshape or transpose it",
+                )
     return found
 
 
@@ -288,14 +361,18 @@ class _Access:
         kept = sorted(self.order)
         perm = tuple(kept.index(d) for d in self.order)
         natural = perm == tuple(range(len(perm))) or self._gathers()
-        return View(self.ref, self.dtype, tuple(self.indices), None if natural else perm, tuple(self.rest))
+        return View(
+            self.ref, self.dtype, tuple(self.indices), None if natural else perm, tuple(self.rest)
+        )
 
 
 def _from_start(raw, extent: int):
     """An array index counted from the start: negative elements count from the end, as in NumPy."""
     if _jax.is_slice(raw) or not np.ndim(raw) or raw.dtype.kind == "u":
         return raw
-    return lax.select(lax.lt(raw, lax.full_like(raw, 0)), lax.add(raw, lax.full_like(raw, extent)), raw)
+    return lax.select(
+        lax.lt(raw, lax.full_like(raw, 0)), lax.add(raw, lax.full_like(raw, extent)), raw
+    )
 
 
 def _composes(t, indices: list, order: list) -> bool:

@@ -1,6 +1,16 @@
 """Operation of StableHLO or CHLO and its operands -> JAX arrays: a table of one rule per operation, a file per family."""
 
-from . import contractions, control_flow, elementwise, indexing, libraries, random_bits, reductions, shapes, sorting
+from . import (
+    contractions,
+    control_flow,
+    elementwise,
+    indexing,
+    libraries,
+    random_bits,
+    reductions,
+    shapes,
+    sorting,
+)
 
 __all__ = [
     "contractions",

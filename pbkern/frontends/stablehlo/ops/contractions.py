@@ -27,7 +27,9 @@ def dot_general(op, x, y):
     d = stablehlo.DotDimensionNumbers(op.attribute("dot_dimension_numbers"))
     contracted = list(d.lhs_contracting_dimensions), list(d.rhs_contracting_dimensions)
     batch = list(d.lhs_batching_dimensions), list(d.rhs_batching_dimensions)
-    return lax.dot_general(x, y, (contracted, batch), precision=_precision(op), preferred_element_type=op.dtype)
+    return lax.dot_general(
+        x, y, (contracted, batch), precision=_precision(op), preferred_element_type=op.dtype
+    )
 
 
 @rule("stablehlo.convolution")
@@ -40,12 +42,22 @@ def convolution(op, x, w):
         (d.output_batch_dimension, d.output_feature_dimension, *d.output_spatial_dimensions),
     )
     ones = [1] * len(space)
-    reversed_ = [s for s, flipped in zip(space, op.integers("window_reversal", [0] * len(space))) if flipped]
+    reversed_ = [
+        s for s, flipped in zip(space, op.integers("window_reversal", [0] * len(space))) if flipped
+    ]
     return lax.conv_general_dilated(
-        x, lax.rev(w, reversed_) if reversed_ else w, op.integers("window_strides", ones), op.pairs("padding", len(space)),
-        op.integers("lhs_dilation", ones), op.integers("rhs_dilation", ones), numbers, op.integer("feature_group_count"),
-        op.integer("batch_group_count"), _precision(op), op.dtype,
-    )  # fmt: skip
+        x,
+        lax.rev(w, reversed_) if reversed_ else w,
+        op.integers("window_strides", ones),
+        op.pairs("padding", len(space)),
+        op.integers("lhs_dilation", ones),
+        op.integers("rhs_dilation", ones),
+        numbers,
+        op.integer("feature_group_count"),
+        op.integer("batch_group_count"),
+        _precision(op),
+        op.dtype,
+    )
 
 
 @rule("stablehlo.einsum")

@@ -65,7 +65,11 @@ def composite(op: Operation, *operands):
     """An operation of CHLO under its name, or what it is made of."""
     name = ir.StringAttr(op.attribute("name")).value
     attributes = op.attribute("composite_attributes")
-    if name in RULES and not op.mlir.regions and (attributes is None or not len(ir.DictAttr(attributes))):
+    if (
+        name in RULES
+        and not op.mlir.regions
+        and (attributes is None or not len(ir.DictAttr(attributes)))
+    ):
         return RULES.lookup(name)(op, *operands)
     return op.call(op.text("decomposition"), operands)
 

@@ -16,28 +16,75 @@ def _boolean(of_numbers, of_booleans):
 
 
 UNARY = {
-    "abs": lax.abs, "cbrt": lax.cbrt, "ceil": lax.ceil, "count_leading_zeros": lax.clz, "cosine": lax.cos,
-    "exponential": lax.exp, "exponential_minus_one": lax.expm1, "floor": lax.floor, "imag": jnp.imag,
-    "is_finite": lax.is_finite, "log": lax.log, "log_plus_one": lax.log1p, "logistic": lax.logistic, "negate": lax.neg,
-    "not": lax.bitwise_not, "popcnt": lax.population_count, "real": jnp.real,
+    "abs": lax.abs,
+    "cbrt": lax.cbrt,
+    "ceil": lax.ceil,
+    "count_leading_zeros": lax.clz,
+    "cosine": lax.cos,
+    "exponential": lax.exp,
+    "exponential_minus_one": lax.expm1,
+    "floor": lax.floor,
+    "imag": jnp.imag,
+    "is_finite": lax.is_finite,
+    "log": lax.log,
+    "log_plus_one": lax.log1p,
+    "logistic": lax.logistic,
+    "negate": lax.neg,
+    "not": lax.bitwise_not,
+    "popcnt": lax.population_count,
+    "real": jnp.real,
     "round_nearest_afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
-    "round_nearest_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), "rsqrt": lax.rsqrt, "sign": lax.sign,
-    "sine": lax.sin, "sqrt": lax.sqrt, "tan": lax.tan, "tanh": lax.tanh,
-}  # fmt: skip
+    "round_nearest_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
+    "rsqrt": lax.rsqrt,
+    "sign": lax.sign,
+    "sine": lax.sin,
+    "sqrt": lax.sqrt,
+    "tan": lax.tan,
+    "tanh": lax.tanh,
+}
 BINARY = {
-    "add": _boolean(lax.add, lax.bitwise_or), "and": lax.bitwise_and, "atan2": lax.atan2, "complex": lax.complex,
-    "divide": lax.div, "maximum": lax.max, "minimum": lax.min, "multiply": _boolean(lax.mul, lax.bitwise_and),
-    "or": lax.bitwise_or, "power": lax.pow, "remainder": lax.rem, "shift_left": lax.shift_left,
-    "shift_right_arithmetic": lax.shift_right_arithmetic, "shift_right_logical": lax.shift_right_logical,
-    "subtract": lax.sub, "xor": lax.bitwise_xor,
-}  # fmt: skip
+    "add": _boolean(lax.add, lax.bitwise_or),
+    "and": lax.bitwise_and,
+    "atan2": lax.atan2,
+    "complex": lax.complex,
+    "divide": lax.div,
+    "maximum": lax.max,
+    "minimum": lax.min,
+    "multiply": _boolean(lax.mul, lax.bitwise_and),
+    "or": lax.bitwise_or,
+    "power": lax.pow,
+    "remainder": lax.rem,
+    "shift_left": lax.shift_left,
+    "shift_right_arithmetic": lax.shift_right_arithmetic,
+    "shift_right_logical": lax.shift_right_logical,
+    "subtract": lax.sub,
+    "xor": lax.bitwise_xor,
+}
 CHLO = {
-    "acos": lax.acos, "acosh": lax.acosh, "asin": lax.asin, "asinh": lax.asinh, "atan": lax.atan, "atanh": lax.atanh,
-    "bessel_i1e": lax.bessel_i1e, "conj": lax.conj, "cosh": lax.cosh, "digamma": lax.digamma, "erf": lax.erf,
-    "erf_inv": lax.erf_inv, "erfc": lax.erfc, "is_inf": jnp.isinf, "is_neg_inf": jnp.isneginf, "is_pos_inf": jnp.isposinf,
-    "lgamma": lax.lgamma, "next_after": lax.nextafter, "polygamma": lax.polygamma, "sinh": lax.sinh, "square": lax.square,
-    "tan": lax.tan, "zeta": lax.zeta,
-}  # fmt: skip
+    "acos": lax.acos,
+    "acosh": lax.acosh,
+    "asin": lax.asin,
+    "asinh": lax.asinh,
+    "atan": lax.atan,
+    "atanh": lax.atanh,
+    "bessel_i1e": lax.bessel_i1e,
+    "conj": lax.conj,
+    "cosh": lax.cosh,
+    "digamma": lax.digamma,
+    "erf": lax.erf,
+    "erf_inv": lax.erf_inv,
+    "erfc": lax.erfc,
+    "is_inf": jnp.isinf,
+    "is_neg_inf": jnp.isneginf,
+    "is_pos_inf": jnp.isposinf,
+    "lgamma": lax.lgamma,
+    "next_after": lax.nextafter,
+    "polygamma": lax.polygamma,
+    "sinh": lax.sinh,
+    "square": lax.square,
+    "tan": lax.tan,
+    "zeta": lax.zeta,
+}
 # Broadcasting forms of CHLO that are named otherwise than the operation.
 BROADCASTING = BINARY | {"next_after": lax.nextafter, "polygamma": lax.polygamma, "zeta": lax.zeta}
 
@@ -47,7 +94,10 @@ def broadcast(op, *operands):
     rank = max(x.ndim for x in operands)
     places = op.integers("broadcast_dimensions", ()) or None
     if places is not None:
-        operands = [x if x.ndim == rank else lax.expand_dims(x, [d for d in range(rank) if d not in places]) for x in operands]
+        operands = [
+            x if x.ndim == rank else lax.expand_dims(x, [d for d in range(rank) if d not in places])
+            for x in operands
+        ]
     return jnp.broadcast_arrays(*operands)
 
 

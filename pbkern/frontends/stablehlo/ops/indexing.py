@@ -31,17 +31,32 @@ def gather(op, x, indices):
     """Slices that would reach over an end are moved back."""
     d = stablehlo.GatherDimensionNumbers(op.attribute("dimension_numbers"))
     numbers = lax.GatherDimensionNumbers(
-        tuple(d.offset_dims), tuple(d.collapsed_slice_dims), tuple(d.start_index_map), tuple(d.operand_batching_dims),
+        tuple(d.offset_dims),
+        tuple(d.collapsed_slice_dims),
+        tuple(d.start_index_map),
+        tuple(d.operand_batching_dims),
         tuple(d.start_indices_batching_dims),
-    )  # fmt: skip
-    return lax.gather(x, _indices_last(indices, d.index_vector_dim), numbers, op.integers("slice_sizes"),
-                      indices_are_sorted=op.flag("indices_are_sorted"), mode="clip")  # fmt: skip
+    )
+    return lax.gather(
+        x,
+        _indices_last(indices, d.index_vector_dim),
+        numbers,
+        op.integers("slice_sizes"),
+        indices_are_sorted=op.flag("indices_are_sorted"),
+        mode="clip",
+    )
 
 
 SCATTERS = {
-    "add": lax.scatter_add, "multiply": lax.scatter_mul, "minimum": lax.scatter_min, "maximum": lax.scatter_max,
-    "second": lax.scatter, "subtract": lax.scatter_sub, "or": lax.scatter_max, "and": lax.scatter_min,
-}  # fmt: skip
+    "add": lax.scatter_add,
+    "multiply": lax.scatter_mul,
+    "minimum": lax.scatter_min,
+    "maximum": lax.scatter_max,
+    "second": lax.scatter,
+    "subtract": lax.scatter_sub,
+    "or": lax.scatter_max,
+    "and": lax.scatter_min,
+}
 BOOLEAN = {"add": "or", "multiply": "and", "maximum": "or", "minimum": "and"}
 
 
@@ -51,16 +66,28 @@ def scatter(op, *operands):
     n = (len(operands) - 1) // 2
     d = stablehlo.ScatterDimensionNumbers(op.attribute("scatter_dimension_numbers"))
     numbers = lax.ScatterDimensionNumbers(
-        tuple(d.update_window_dims), tuple(d.inserted_window_dims), tuple(d.scattered_dims_to_operand_dims),
-        tuple(d.input_batching_dims), tuple(d.scatter_indices_batching_dims),
-    )  # fmt: skip
+        tuple(d.update_window_dims),
+        tuple(d.inserted_window_dims),
+        tuple(d.scattered_dims_to_operand_dims),
+        tuple(d.input_batching_dims),
+        tuple(d.scatter_indices_batching_dims),
+    )
     indices = _indices_last(operands[n], d.index_vector_dim)
     made = []
     for x, updates, name in zip(operands[:n], operands[n + 1 :], combiners(op.block(0))):
         assert name is not None
         f = SCATTERS[BOOLEAN.get(name, name) if x.dtype == bool else name]
-        made.append(f(x, indices, updates, numbers, indices_are_sorted=op.flag("indices_are_sorted"),
-                      unique_indices=op.flag("unique_indices"), mode="drop"))  # fmt: skip
+        made.append(
+            f(
+                x,
+                indices,
+                updates,
+                numbers,
+                indices_are_sorted=op.flag("indices_are_sorted"),
+                unique_indices=op.flag("unique_indices"),
+                mode="drop",
+            )
+        )
     return made
 
 
@@ -70,7 +97,9 @@ def _scatter_combines(op):
     if len(names) != (len(op.operands) - 1) // 2 or any(n not in SCATTERS for n in names):
         return "elements are combined by more than one operation"
     types = [str(v.type) for v in op.operands]
-    if any(n in ("or", "and") and "xi1>" not in t and "<i1>" not in t for n, t in zip(names, types)):
+    if any(
+        n in ("or", "and") and "xi1>" not in t and "<i1>" not in t for n, t in zip(names, types)
+    ):
         return "bits of integers are combined"
     return None
 
@@ -81,7 +110,12 @@ def torch_index_select(op, x, indices):
     dim, batch = op.integer("dim"), op.integer("batch_dims")
     if not batch:
         return jnp.take(x, indices, axis=dim, mode="clip")
-    shape = indices.shape[:batch] + (1,) * (dim - batch) + indices.shape[batch:] + (1,) * (x.ndim - dim - 1)
+    shape = (
+        indices.shape[:batch]
+        + (1,) * (dim - batch)
+        + indices.shape[batch:]
+        + (1,) * (x.ndim - dim - 1)
+    )
     return jnp.take_along_axis(x, indices.reshape(shape), axis=dim, mode="clip")
 
 

@@ -18,7 +18,9 @@ def fft(op: Operation, x):
 @rule("stablehlo.cholesky")
 def cholesky(op: Operation, x):
     lower = op.flag("lower")
-    made = lax.linalg.cholesky(x if lower else jnp.swapaxes(x, -1, -2).conj(), symmetrize_input=False)
+    made = lax.linalg.cholesky(
+        x if lower else jnp.swapaxes(x, -1, -2).conj(), symmetrize_input=False
+    )
     return made if lower else jnp.swapaxes(made, -1, -2).conj()
 
 
@@ -26,9 +28,14 @@ def cholesky(op: Operation, x):
 def triangular_solve(op: Operation, a, b):
     turned = op.choice("transpose_a")
     return lax.linalg.triangular_solve(
-        a, b, left_side=op.flag("left_side"), lower=op.flag("lower"), unit_diagonal=op.flag("unit_diagonal"),
-        transpose_a=turned in ("TRANSPOSE", "ADJOINT"), conjugate_a=turned == "ADJOINT",
-    )  # fmt: skip
+        a,
+        b,
+        left_side=op.flag("left_side"),
+        lower=op.flag("lower"),
+        unit_diagonal=op.flag("unit_diagonal"),
+        transpose_a=turned in ("TRANSPOSE", "ADJOINT"),
+        conjugate_a=turned == "ADJOINT",
+    )
 
 
 @rule("stablehlo.rng")
@@ -45,9 +52,9 @@ def _is_uniform(op):
 def _normalised(op: Operation, x, scale, offset, mean, variance):
     d = op.integer("feature_index")
     across = lambda v: lax.broadcast_in_dim(v, x.shape, (d,))
-    return (x - across(mean)) * across(lax.rsqrt(variance + x.dtype.type(op.number("epsilon")))) * across(scale) + across(
-        offset
-    )
+    return (x - across(mean)) * across(
+        lax.rsqrt(variance + x.dtype.type(op.number("epsilon")))
+    ) * across(scale) + across(offset)
 
 
 @rule("stablehlo.batch_norm_inference")
@@ -75,19 +82,34 @@ def batch_norm_grad(op: Operation, x, scale, mean, variance, g):
     count = x.dtype.type(x.size // x.shape[d])
     centred, spread = x - across(mean), lax.rsqrt(variance + x.dtype.type(op.number("epsilon")))
     total, weighted = g.sum(others), (g * centred).sum(others)
-    to_x = across(scale * spread / count) * (count * g - across(total) - centred * across(weighted * spread * spread))
+    to_x = across(scale * spread / count) * (
+        count * g - across(total) - centred * across(weighted * spread * spread)
+    )
     return to_x, weighted * spread, total
 
 
 # Calls that mean what they are given, or a function that lax has.
 UNCHANGED = (
-    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "xla.sdy.FuncResultSharding", "LayoutConstraint",
-    "annotate_device_placement", "mhlo.copy",
-)  # fmt: skip
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "xla.sdy.FuncResultSharding",
+    "LayoutConstraint",
+    "annotate_device_placement",
+    "mhlo.copy",
+)
 FUNCTIONS = {
-    "mhlo.erf": lax.erf, "mhlo.tan": lax.tan, "mhlo.asin": lax.asin, "mhlo.acos": lax.acos, "mhlo.atan": lax.atan,
-    "mhlo.sinh": lax.sinh, "mhlo.cosh": lax.cosh, "mhlo.asinh": lax.asinh, "mhlo.acosh": lax.acosh, "mhlo.atanh": lax.atanh,
-}  # fmt: skip
+    "mhlo.erf": lax.erf,
+    "mhlo.tan": lax.tan,
+    "mhlo.asin": lax.asin,
+    "mhlo.acos": lax.acos,
+    "mhlo.atan": lax.atan,
+    "mhlo.sinh": lax.sinh,
+    "mhlo.cosh": lax.cosh,
+    "mhlo.asinh": lax.asinh,
+    "mhlo.acosh": lax.acosh,
+    "mhlo.atanh": lax.atanh,
+}
 
 
 @rule("stablehlo.custom_call")

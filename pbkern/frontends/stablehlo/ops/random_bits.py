@@ -10,8 +10,9 @@ from ..operation import Operation, tensor_type
 from ..table import check, rule
 
 ALGORITHMS = {"DEFAULT": "RNG_DEFAULT", "THREE_FRY": "RNG_THREE_FRY"}
-# Philox4x32-10: multipliers, what is added to the key from round to round, rounds. Source: Salmon, Moraes, Dror, Shaw: Parallel
-# random numbers: as easy as 1, 2, 3 (SC 2011), and its library Random123.
+# Philox4x32-10: multipliers, what is added to the key from round to round, rounds. Source: Salmon,
+# Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011), and its library
+# Random123.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
@@ -24,7 +25,9 @@ def rng_bit_generator(op: Operation, state):
     algorithm = op.choice("rng_algorithm") or "DEFAULT"
     if algorithm == "PHILOX":
         return _philox(state, shape, dtype)
-    return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=lax.RandomAlgorithm[ALGORITHMS[algorithm]])
+    return lax.rng_bit_generator(
+        state, shape, dtype=dtype, algorithm=lax.RandomAlgorithm[ALGORITHMS[algorithm]]
+    )
 
 
 @check("stablehlo.rng_bit_generator")
@@ -47,7 +50,9 @@ def _philox(state, shape, dtype):
     count = -(-words // WORDS)
     low = state[1] + jnp.arange(count, dtype="uint64")
     high = (state[2] if state.shape[0] == 3 else np.uint64(0)) + (low < state[1]).astype("uint64")
-    bits = jnp.stack(_block(_halves(low) + _halves(high), _halves(state[0])), -1).reshape(-1)[:words]
+    bits = jnp.stack(_block(_halves(low) + _halves(high), _halves(state[0])), -1).reshape(-1)[
+        :words
+    ]
     if dtype.itemsize == 8:
         pairs = bits.reshape(-1, 2).astype("uint64")
         bits = pairs[:, 0] | (pairs[:, 1] << np.uint64(32))
@@ -66,7 +71,9 @@ def _halves(x) -> list:
 def _block(counter: list, key: list) -> list:
     """Four words of bits of a counter of four words."""
     for _ in range(ROUNDS):
-        (l0, h0), (l1, h1) = (_halves(c.astype("uint64") * np.uint64(m)) for c, m in zip(counter[::2], MULTIPLIERS))
+        (l0, h0), (l1, h1) = (
+            _halves(c.astype("uint64") * np.uint64(m)) for c, m in zip(counter[::2], MULTIPLIERS)
+        )
         counter = [h1 ^ counter[1] ^ key[0], l1, h0 ^ counter[3] ^ key[1], l0]
         key = [k + np.uint32(s) for k, s in zip(key, KEY_STEPS)]
     return counter

@@ -14,14 +14,29 @@ from ..operation import Operation, made_by
 from ..table import check, rule
 
 REDUCTIONS = {
-    "add": lax.reduce_sum, "multiply": lax.reduce_prod, "maximum": lax.reduce_max, "minimum": lax.reduce_min,
-    "and": lax.reduce_and, "or": lax.reduce_or, "xor": lax.reduce_xor,
-}  # fmt: skip
+    "add": lax.reduce_sum,
+    "multiply": lax.reduce_prod,
+    "maximum": lax.reduce_max,
+    "minimum": lax.reduce_min,
+    "and": lax.reduce_and,
+    "or": lax.reduce_or,
+    "xor": lax.reduce_xor,
+}
 PAIRS = {
-    "add": lax.add, "multiply": lax.mul, "maximum": lax.max, "minimum": lax.min, "and": lax.bitwise_and, "or": lax.bitwise_or,
+    "add": lax.add,
+    "multiply": lax.mul,
+    "maximum": lax.max,
+    "minimum": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
     "xor": lax.bitwise_xor,
-}  # fmt: skip
-CUMULATIVE = {"add": lax.cumsum, "multiply": lax.cumprod, "maximum": lax.cummax, "minimum": lax.cummin}
+}
+CUMULATIVE = {
+    "add": lax.cumsum,
+    "multiply": lax.cumprod,
+    "maximum": lax.cummax,
+    "minimum": lax.cummin,
+}
 BOOLEAN = {"add": "or", "multiply": "and", "maximum": "or", "minimum": "and"}
 
 
@@ -54,7 +69,11 @@ def reduce(op: Operation, *operands):
         (x,), (start,) = xs, starts
         name = BOOLEAN.get(name, name) if x.dtype == bool else name
         made = REDUCTIONS[name](x, dims)
-        return made if starts_at_identity(name, start) else PAIRS[name](made, jnp.broadcast_to(start, made.shape))
+        return (
+            made
+            if starts_at_identity(name, start)
+            else PAIRS[name](made, jnp.broadcast_to(start, made.shape))
+        )
     if n == 2 and len(dims) == 1 and _places_along(op, dims[0]) and _starts_low(op, starts):
         best = extreme(op.block(0))
         place = (lax.argmax if best == "argmax" else lax.argmin)(xs[0], dims[0], op.type(1)[1])
@@ -71,13 +90,19 @@ def _places_along(op: Operation, dim: int) -> bool:
         dims = Operation(made).integers("broadcast_dimensions")
         dim = dims.index(dim) if dim in dims else -1
         made = made_by(made.operands[0])
-    return made is not None and made.name == "stablehlo.iota" and Operation(made).integer("iota_dimension") == dim
+    return (
+        made is not None
+        and made.name == "stablehlo.iota"
+        and Operation(made).integer("iota_dimension") == dim
+    )
 
 
 def _starts_low(op: Operation, starts) -> bool:
     """Whether a search for an extreme starts at what any element beats."""
     best = extreme(op.block(0))
-    return best is not None and starts_at_identity("maximum" if best == "argmax" else "minimum", starts[0])
+    return best is not None and starts_at_identity(
+        "maximum" if best == "argmax" else "minimum", starts[0]
+    )
 
 
 @rule("stablehlo.reduce_window")
@@ -98,10 +123,25 @@ def reduce_window(op: Operation, *operands):
             return CUMULATIVE[name](x, found[0], reverse=found[1])
         return lax.reduce_window(x, start, PAIRS[name], window, strides, pads, inner, outer)
     region = op.region(0)
-    found = _cumulated(xs[0].shape, window, pads) if strides == inner == outer == ones and _starts_neutral(op, starts) else None
+    found = (
+        _cumulated(xs[0].shape, window, pads)
+        if strides == inner == outer == ones and _starts_neutral(op, starts)
+        else None
+    )
     if found is not None:
-        return lax.associative_scan(lambda x, y: region(*x, *y), list(xs), axis=found[0], reverse=found[1])
-    return lax.reduce_window(tuple(xs), tuple(starts), lambda x, y: tuple(region(*x, *y)), window, strides, pads, inner, outer)
+        return lax.associative_scan(
+            lambda x, y: region(*x, *y), list(xs), axis=found[0], reverse=found[1]
+        )
+    return lax.reduce_window(
+        tuple(xs),
+        tuple(starts),
+        lambda x, y: tuple(region(*x, *y)),
+        window,
+        strides,
+        pads,
+        inner,
+        outer,
+    )
 
 
 def _starts_neutral(op: Operation, starts) -> bool:
@@ -133,7 +173,9 @@ def select_and_scatter(op: Operation, x, source, start):
     ones = [1] * x.ndim
     window, strides = op.integers("window_dimensions", ones), op.integers("window_strides", ones)
     name = "maximum" if _direction(op.block(0)) in ("GE", "GT") else "minimum"
-    pool = lambda x: lax.reduce_window(x, identity(name, x.dtype), PAIRS[name], window, strides, op.pairs("padding", x.ndim))
+    pool = lambda x: lax.reduce_window(
+        x, identity(name, x.dtype), PAIRS[name], window, strides, op.pairs("padding", x.ndim)
+    )
     (made,) = jax.vjp(pool, x)[1](source)
     return made if starts_at_identity("add", start) else made + start
 
@@ -148,7 +190,11 @@ def _selects_extremes(op):
 def _direction(block) -> str | None:
     """Recognises a region that compares its two arguments in order, the first with the second."""
     compare, *rest = [o.operation for o in block.operations]
-    if compare.name != "stablehlo.compare" or len(rest) != 1 or list(compare.operands) != list(block.arguments):
+    if (
+        compare.name != "stablehlo.compare"
+        or len(rest) != 1
+        or list(compare.operands) != list(block.arguments)
+    ):
         return None
     found = Operation(compare).choice("comparison_direction")
     return found if found in ("GE", "GT", "LE", "LT") else None
@@ -158,4 +204,6 @@ def _direction(block) -> str | None:
 def map_(op: Operation, *xs):
     """Regions get single elements."""
     region = op.region(0)
-    return functools.reduce(lambda f, _: jax.vmap(f), range(xs[0].ndim), lambda *x: region(*x)[0])(*xs)
+    return functools.reduce(lambda f, _: jax.vmap(f), range(xs[0].ndim), lambda *x: region(*x)[0])(
+        *xs
+    )

@@ -17,13 +17,19 @@ def constant_(op):
 
 @check("stablehlo.constant", "chlo.constant")
 def _constant_is_dense(op):
-    """Large constants may lie in a section of their own. The bindings have no attribute of complex numbers, which are read as
-    text."""
+    """Large constants may lie in a section of their own.
+
+    The bindings have no attribute of complex numbers, which are read as text.
+    """
     try:
         value = op.attributes["value"]
     except TypeError:
         return None
-    return None if isinstance(value, ir.DenseElementsAttr) else f"its value is a {type(value).__name__}"
+    return (
+        None
+        if isinstance(value, ir.DenseElementsAttr)
+        else f"its value is a {type(value).__name__}"
+    )
 
 
 @rule("stablehlo.iota", "stablehlo.dynamic_iota")
@@ -63,12 +69,18 @@ def concatenate(op, *xs):
 
 @rule("stablehlo.slice")
 def slice_(op, x):
-    return lax.slice(x, op.integers("start_indices"), op.integers("limit_indices"), op.integers("strides"))
+    return lax.slice(
+        x, op.integers("start_indices"), op.integers("limit_indices"), op.integers("strides")
+    )
 
 
 @rule("stablehlo.pad")
 def pad(op, x, value):
-    widths = zip(op.integers("edge_padding_low"), op.integers("edge_padding_high"), op.integers("interior_padding"))
+    widths = zip(
+        op.integers("edge_padding_low"),
+        op.integers("edge_padding_high"),
+        op.integers("interior_padding"),
+    )
     return lax.pad(x, value, list(widths))
 
 

@@ -22,9 +22,13 @@ def sort(op: Operation, *xs):
     if plain:
         return lax.sort(list(xs), dimension=dim, is_stable=op.flag("is_stable"), num_keys=len(keys))
     if len(xs) == 1:
-        return _from_key(lax.sort(_as_key(xs[0], keys[0]), dimension=dim, is_stable=False), keys[0], xs[0].dtype)
+        return _from_key(
+            lax.sort(_as_key(xs[0], keys[0]), dimension=dim, is_stable=False), keys[0], xs[0].dtype
+        )
     by = [_as_key(x, k) for x, k in zip(xs, keys)]
-    return lax.sort([*by, *xs], dimension=dim, is_stable=op.flag("is_stable"), num_keys=len(by))[len(by) :]
+    return lax.sort([*by, *xs], dimension=dim, is_stable=op.flag("is_stable"), num_keys=len(by))[
+        len(by) :
+    ]
 
 
 def _as_key(x, key: Key):
@@ -48,7 +52,11 @@ def _from_key(x, key: Key, dtype: np.dtype):
 @check("stablehlo.sort")
 def _order_is_known(op):
     known = sort_order(op.regions[0].blocks[0]) is not None
-    return None if known else "its comparator is no order by up to three of the arrays, ascending or descending"
+    return (
+        None
+        if known
+        else "its comparator is no order by up to three of the arrays, ascending or descending"
+    )
 
 
 @rule("chlo.top_k", "mhlo.topk")

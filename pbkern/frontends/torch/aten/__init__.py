@@ -1,17 +1,47 @@
 """ATen operator and arguments -> JAX arrays: a table of one function per operator, a file per family."""
 
-from . import attention, convolutions, creation, elementwise, indexing, linear, loops, pools, randomness, reductions, shapes
+from . import (
+    attention,
+    convolutions,
+    creation,
+    elementwise,
+    indexing,
+    linear,
+    loops,
+    pools,
+    randomness,
+    reductions,
+    shapes,
+)
 from .table import TABLE, names, rule_of
 
-FAMILIES = (elementwise, shapes, indexing, reductions, linear, convolutions, pools, attention, loops, creation, randomness)
+FAMILIES = (
+    elementwise,
+    shapes,
+    indexing,
+    reductions,
+    linear,
+    convolutions,
+    pools,
+    attention,
+    loops,
+    creation,
+    randomness,
+)
 
 
 def listed() -> str:
     """The table's operators by family, as docs/torch.md has them: aten:: is left out."""
     lines = ["| family | operators |", "| --- | --- |"]
     for family in FAMILIES:
-        mine = [n.removeprefix("aten::") for n in names() if TABLE.lookup(n).__module__ == family.__name__]
-        lines.append(f"| {family.__name__.rpartition('.')[2]} | {', '.join(f'`{n}`' for n in mine)} |")
+        mine = [
+            n.removeprefix("aten::")
+            for n in names()
+            if TABLE.lookup(n).__module__ == family.__name__
+        ]
+        lines.append(
+            f"| {family.__name__.rpartition('.')[2]} | {', '.join(f'`{n}`' for n in mine)} |"
+        )
     return "\n".join(lines)
 
 

@@ -21,7 +21,9 @@ def _scores(q, k, causal, mask, scale, first=0):
     """Scores [..., m, n] of queries [..., m, d], from number `first` on, and keys [..., n, d], in float32 for shorter types."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     wide = jnp.promote_types(q.dtype, np.float32)
-    scores = jnp.matmul(q, jnp.swapaxes(k, -1, -2), preferred_element_type=wide) * np.asarray(scale, wide)
+    scores = jnp.matmul(q, jnp.swapaxes(k, -1, -2), preferred_element_type=wide) * np.asarray(
+        scale, wide
+    )
     if mask is not None:
         scores = jnp.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     if causal:
@@ -47,7 +49,10 @@ def _check(dropout) -> None:
 
 @op("aten::_scaled_dot_product_flash_attention_for_cpu")
 def attention(call, q, k, v, dropout, causal, *, attn_mask, scale):
-    """(results, logarithms of the sums of exponentials of each query's scores). A query without keys has zeros."""
+    """(results, logarithms of the sums of exponentials of each query's scores).
+
+    A query without keys has zeros.
+    """
     _check(dropout)
     k, v = (_shared(x, q.shape[-3]) for x in (k, v))
     scores = _scores(q, k, causal, attn_mask, scale)
@@ -58,7 +63,9 @@ def attention(call, q, k, v, dropout, causal, *, attn_mask, scale):
     total = weights.sum(-1, keepdims=True)
     shown = jnp.where(total == 0, 1, total) if attn_mask is not None else total
     made = jnp.matmul(weights / shown, v.astype(weights.dtype))
-    return made, (jnp.log(total) + top)[..., 0] if 1 in call.used else jnp.zeros(call.shapes[1], total.dtype)
+    return made, (jnp.log(total) + top)[..., 0] if 1 in call.used else jnp.zeros(
+        call.shapes[1], total.dtype
+    )
 
 
 @op("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -72,7 +79,10 @@ def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_ma
     to_q, to_keys = [], []
     for first in range(0, max(m, 1), rows):
         keys = min(first + rows, n) if parted else n
-        queries = [lax.slice_in_dim(x, first, min(first + rows, m), axis=-2) for x in (g, q, made, sums[..., None])]
+        queries = [
+            lax.slice_in_dim(x, first, min(first + rows, m), axis=-2)
+            for x in (g, q, made, sums[..., None])
+        ]
         seen = [lax.slice_in_dim(x, 0, keys, axis=-2) for x in (k, v)]
         part, *of_keys = _gradients(*queries, *seen, causal, attn_mask, scale, first)
         to_q.append(part)
@@ -89,10 +99,16 @@ def _gradients(g, q, made, sums, k, v, causal, mask, scale, first):
     q, k, v, g, made = (x.astype(wide) for x in (q, k, v, g, made))
     to_v = jnp.matmul(jnp.swapaxes(weights, -1, -2), g)
     share = jnp.sum(g * made, -1, keepdims=True)
-    to_scores = weights * (jnp.matmul(g, jnp.swapaxes(v, -1, -2)) - share) * np.asarray(factor, wide)
+    to_scores = (
+        weights * (jnp.matmul(g, jnp.swapaxes(v, -1, -2)) - share) * np.asarray(factor, wide)
+    )
     return jnp.matmul(to_scores, k), jnp.matmul(jnp.swapaxes(to_scores, -1, -2), q), to_v
 
 
 def _with_zeros(x, n: int):
     """[..., fewer, d] -> [..., n, d]"""
-    return x if x.shape[-2] == n else jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, n - x.shape[-2]), (0, 0)))
+    return (
+        x
+        if x.shape[-2] == n
+        else jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, n - x.shape[-2]), (0, 0)))
+    )

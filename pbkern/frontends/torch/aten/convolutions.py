@@ -16,15 +16,34 @@ def convolve(x, w, stride, padding, dilation, transposed, output_padding, groups
     space = "DHW"[-n:]
     layout = (f"NC{space}", f"OI{space}", f"NC{space}")
     if not transposed:
-        return lax.conv_general_dilated(x, w, stride, [(p, p) for p in padding], rhs_dilation=dilation,
-                                        dimension_numbers=layout, feature_group_count=groups)  # fmt: skip
+        return lax.conv_general_dilated(
+            x,
+            w,
+            stride,
+            [(p, p) for p in padding],
+            rhs_dilation=dilation,
+            dimension_numbers=layout,
+            feature_group_count=groups,
+        )
     extra = as_list(output_padding, n)
     ins, outs, *window = w.shape
-    w = w.reshape(groups, ins // groups, outs, *window).swapaxes(1, 2).reshape(groups * outs, ins // groups, *window)
+    w = (
+        w.reshape(groups, ins // groups, outs, *window)
+        .swapaxes(1, 2)
+        .reshape(groups * outs, ins // groups, *window)
+    )
     reach = [d * (k - 1) - p for d, k, p in zip(dilation, window, padding)]
     pads = [(r, r + o) for r, o in zip(reach, extra)]
-    return lax.conv_general_dilated(x, jnp.flip(w, range(2, n + 2)), (1,) * n, pads, lhs_dilation=stride, rhs_dilation=dilation,
-                                    dimension_numbers=layout, feature_group_count=groups)  # fmt: skip
+    return lax.conv_general_dilated(
+        x,
+        jnp.flip(w, range(2, n + 2)),
+        (1,) * n,
+        pads,
+        lhs_dilation=stride,
+        rhs_dilation=dilation,
+        dimension_numbers=layout,
+        feature_group_count=groups,
+    )
 
 
 @op("aten::convolution", "aten::_convolution")

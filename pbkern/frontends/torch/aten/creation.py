@@ -15,8 +15,18 @@ def _filled(value):
     return rule
 
 
-op("aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::empty", "aten::empty_like", "aten::new_empty",
-   "aten::empty_permuted", "aten::empty_strided", "prims::empty_strided", "aten::new_empty_strided")(_filled(0))  # fmt: skip
+op(
+    "aten::zeros",
+    "aten::zeros_like",
+    "aten::new_zeros",
+    "aten::empty",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::empty_permuted",
+    "aten::empty_strided",
+    "prims::empty_strided",
+    "aten::new_empty_strided",
+)(_filled(0))
 op("aten::ones", "aten::ones_like", "aten::new_ones")(_filled(1))
 
 
@@ -33,10 +43,17 @@ def scalar_tensor(call, value, **_):
 
 @op("aten::arange")
 def arange(call, *bounds, **_):
-    """Bounds: the end, start and end, or start, end and step. Integers are cut before anything is computed with them."""
+    """Bounds: the end, start and end, or start, end and step.
+
+    Integers are cut before anything is computed with them.
+    """
     start, _end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     start, step = (as_type(n, call.dtype) for n in (start, step))
-    return start + jnp.arange(call.shape[0], dtype=call.dtype) * step if call.shape[0] else jnp.zeros(call.shape, call.dtype)
+    return (
+        start + jnp.arange(call.shape[0], dtype=call.dtype) * step
+        if call.shape[0]
+        else jnp.zeros(call.shape, call.dtype)
+    )
 
 
 @op("aten::linspace")
@@ -45,11 +62,17 @@ def linspace(call, start, end, steps, **_):
     start, end = (as_type(n, call.dtype) for n in (start, end))
     if steps < 2:
         return jnp.broadcast_to(start, call.shape)
-    wide = np.dtype(np.float64) if call.dtype.kind in "iu" else jnp.promote_types(call.dtype, np.float32)
+    wide = (
+        np.dtype(np.float64)
+        if call.dtype.kind in "iu"
+        else jnp.promote_types(call.dtype, np.float32)
+    )
     start, end = start.astype(wide), end.astype(wide)
     step, k = (end - start) / (steps - 1), jnp.arange(steps)
     first = k < steps // 2
-    return jnp.where(first, start + step * k.astype(wide), end - step * (steps - 1 - k).astype(wide))
+    return jnp.where(
+        first, start + step * k.astype(wide), end - step * (steps - 1 - k).astype(wide)
+    )
 
 
 @op("aten::eye")

@@ -1,4 +1,7 @@
-"""Operators that compute each element by itself. Arithmetic is done in the type that Torch gives the result."""
+"""Operators that compute each element by itself.
+
+Arithmetic is done in the type that Torch gives the result.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,86 @@ from .table import as_type, check_real, op, operands
 
 # Functions of one array whose result has the type of what they compute with.
 UNARY: dict[str, Callable] = {
-    "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "log": jnp.log, "log2": jnp.log2, "log10": jnp.log10,
-    "log1p": jnp.log1p, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "erf": lax.erf,
-    "erfc": lax.erfc, "erfinv": lax.erf_inv, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin,
-    "acos": jnp.arccos, "atan": jnp.arctan, "sinh": jnp.sinh, "cosh": jnp.cosh, "asinh": jnp.arcsinh, "acosh": jnp.arccosh,
-    "atanh": jnp.arctanh, "neg": jnp.negative, "floor": jnp.floor, "ceil": jnp.ceil, "trunc": jnp.trunc,
-    "reciprocal": lambda x: 1 / x, "square": jnp.square, "lgamma": lax.lgamma, 
+    "exp": jnp.exp,
+    "exp2": jnp.exp2,
+    "expm1": jnp.expm1,
+    "log": jnp.log,
+    "log2": jnp.log2,
+    "log10": jnp.log10,
+    "log1p": jnp.log1p,
+    "sqrt": jnp.sqrt,
+    "rsqrt": lax.rsqrt,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "erfinv": lax.erf_inv,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "tan": jnp.tan,
+    "asin": jnp.arcsin,
+    "acos": jnp.arccos,
+    "atan": jnp.arctan,
+    "sinh": jnp.sinh,
+    "cosh": jnp.cosh,
+    "asinh": jnp.arcsinh,
+    "acosh": jnp.arccosh,
+    "atanh": jnp.arctanh,
+    "neg": jnp.negative,
+    "floor": jnp.floor,
+    "ceil": jnp.ceil,
+    "trunc": jnp.trunc,
+    "reciprocal": lambda x: 1 / x,
+    "square": jnp.square,
+    "lgamma": lax.lgamma,
     "log_sigmoid": jax.nn.log_sigmoid,
-}  # fmt: skip
+}
 # Whose result may have another type than what they look at.
 TESTS: dict[str, Callable] = {
-    "isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite, "logical_not": jnp.logical_not, "signbit": jnp.signbit,
-    "abs": jnp.abs, "real": jnp.real, "imag": jnp.imag, "bitwise_not": jnp.invert,
-}  # fmt: skip
+    "isnan": jnp.isnan,
+    "isinf": jnp.isinf,
+    "isfinite": jnp.isfinite,
+    "logical_not": jnp.logical_not,
+    "signbit": jnp.signbit,
+    "abs": jnp.abs,
+    "real": jnp.real,
+    "imag": jnp.imag,
+    "bitwise_not": jnp.invert,
+}
 BINARY: dict[str, Callable] = {
-    "mul": jnp.multiply, "maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax, "fmin": jnp.fmin,
-    "atan2": jnp.arctan2, "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
-    "hypot": jnp.hypot, "nextafter": jnp.nextafter, "copysign": jnp.copysign,
-    "bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift, "__lshift__": jnp.left_shift,
-    "__rshift__": jnp.right_shift, "__and__": jnp.bitwise_and, "__or__": jnp.bitwise_or, "__xor__": jnp.bitwise_xor,
-}  # fmt: skip
+    "mul": jnp.multiply,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "fmax": jnp.fmax,
+    "fmin": jnp.fmin,
+    "atan2": jnp.arctan2,
+    "bitwise_and": jnp.bitwise_and,
+    "bitwise_or": jnp.bitwise_or,
+    "bitwise_xor": jnp.bitwise_xor,
+    "hypot": jnp.hypot,
+    "nextafter": jnp.nextafter,
+    "copysign": jnp.copysign,
+    "bitwise_left_shift": jnp.left_shift,
+    "bitwise_right_shift": jnp.right_shift,
+    "__lshift__": jnp.left_shift,
+    "__rshift__": jnp.right_shift,
+    "__and__": jnp.bitwise_and,
+    "__or__": jnp.bitwise_or,
+    "__xor__": jnp.bitwise_xor,
+}
 COMPARISONS = {
-    "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater, "ge": jnp.greater_equal,
-}  # fmt: skip
-LOGICAL = {"logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor}
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+}
+LOGICAL = {
+    "logical_and": jnp.logical_and,
+    "logical_or": jnp.logical_or,
+    "logical_xor": jnp.logical_xor,
+}
 
 for _name, _f in UNARY.items():
     op(f"aten::{_name}", f"prims::{_name}")(lambda call, x, _f=_f: _f(as_type(x, call.dtype)))
@@ -48,14 +107,23 @@ for _name, _f in BINARY.items():
     op(f"aten::{_name}", f"prims::{_name}")(lambda call, x, y, _f=_f: _f(*operands(call, x, y)))
 for _name, _f in COMPARISONS.items():
     op(f"aten::{_name}", f"prims::{_name}")(
-        lambda call, x, y, _f=_f: _f(as_type(x, call.arguments), as_type(y, call.arguments)))
+        lambda call, x, y, _f=_f: _f(as_type(x, call.arguments), as_type(y, call.arguments))
+    )
 for _name, _f in LOGICAL.items():
     op(f"aten::{_name}")(lambda call, x, y, _f=_f: _f(x, y))
-op("aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::resolve_conj", "aten::resolve_neg")(
-    lambda call, x: x)
+op(
+    "aten::detach",
+    "aten::alias",
+    "aten::lift_fresh_copy",
+    "aten::lift_fresh",
+    "aten::resolve_conj",
+    "aten::resolve_neg",
+)(lambda call, x: x)
 op("aten::_neg_view")(lambda call, x: -x)
 op("aten::clone", "aten::contiguous")(lambda call, x: x)
-op("aten::conj", "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "prims::conj")(lambda call, x: jnp.conj(x))
+op("aten::conj", "aten::_conj", "aten::conj_physical", "aten::_conj_physical", "prims::conj")(
+    lambda call, x: jnp.conj(x)
+)
 op("aten::relu")(lambda call, x: jnp.maximum(x, jnp.zeros((), x.dtype)))
 
 
@@ -85,7 +153,11 @@ def logaddexp(call, x, y):
 @op("aten::angle")
 def angle(call, x):
     """Returns the angle; of the real numbers -0.0 and NaN it is 0 and NaN."""
-    return jnp.angle(x) if jnp.iscomplexobj(x) else jnp.where(jnp.isnan(x), x, jnp.where(x < 0, np.pi, 0))
+    return (
+        jnp.angle(x)
+        if jnp.iscomplexobj(x)
+        else jnp.where(jnp.isnan(x), x, jnp.where(x < 0, np.pi, 0))
+    )
 
 
 def _scaled(x, alpha):
@@ -123,7 +195,9 @@ def div(call, x, y, rounding_mode=None):
     x, y = jnp.broadcast_arrays(x, y)
     if call.dtype.kind in "iu":
         return lax.div(x, y)
-    return jnp.where(lax.rem(x, y) == 0, jnp.round(x / y), jnp.trunc(x / y))  # 3 / 3 may be just below 1
+    return jnp.where(
+        lax.rem(x, y) == 0, jnp.round(x / y), jnp.trunc(x / y)
+    )  # 3 / 3 may be just below 1
 
 
 def _divided(call, x, y):
@@ -177,9 +251,19 @@ def power(call, x, y):
     """A number as an exponent stays one: squares are products, and half a power is a root."""
     if call.dtype.kind in "iu" and isinstance(y, int) and y < 0:
         raise UnsupportedOp("Torch has no negative powers of integers", why=f"the exponent is {y}")
-    if isinstance(y, float) and abs(y) == 0.5 and not isinstance(x, int | float) and call.dtype != np.float16:
+    if (
+        isinstance(y, float)
+        and abs(y) == 0.5
+        and not isinstance(x, int | float)
+        and call.dtype != np.float16
+    ):
         return jnp.sqrt(as_type(x, call.dtype)) if y > 0 else lax.rsqrt(as_type(x, call.dtype))
-    if isinstance(y, int | float) and float(y).is_integer() and abs(y) <= 64 and not isinstance(x, int | float):
+    if (
+        isinstance(y, int | float)
+        and float(y).is_integer()
+        and abs(y) <= 64
+        and not isinstance(x, int | float)
+    ):
         return lax.integer_pow(as_type(x, call.dtype), int(y))
     x, y = operands(call, x, y)
     return _integer_power(x, y) if call.dtype.kind in "iu" else jnp.power(x, y)
@@ -200,7 +284,11 @@ def _integer_power(x, y):
 
 def _wide(x):
     """16-bit floats in the type in which Torch computes with them and with numbers, which are not rounded to 16 bits."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating) else x
+    return (
+        x.astype(np.float32)
+        if x.dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating)
+        else x
+    )
 
 
 @op("aten::gelu")
@@ -230,7 +318,9 @@ def elu(call, x, alpha, scale, input_scale):
 def softplus(call, x, beta, threshold):
     x = _wide(x)
     scaled = x * as_type(beta, x.dtype)
-    return jnp.where(scaled > threshold, x, jnp.log1p(jnp.exp(jnp.minimum(scaled, threshold))) / beta)
+    return jnp.where(
+        scaled > threshold, x, jnp.log1p(jnp.exp(jnp.minimum(scaled, threshold))) / beta
+    )
 
 
 @op("aten::threshold_backward")

@@ -12,9 +12,15 @@ from .table import as_type, op
 
 
 def _index(call, x, indices) -> tuple:
-    """Indices of the first dimensions, negative ones from the end. Those that Torch itself has made are not checked."""
+    """Indices of the first dimensions, negative ones from the end.
+
+    Those that Torch itself has made are not checked.
+    """
     made = "_unsafe_" in call.name
-    return tuple(slice(None) if i is None else i if made else call.in_range(i, -n, n) for i, n in zip(indices, x.shape))
+    return tuple(
+        slice(None) if i is None else i if made else call.in_range(i, -n, n)
+        for i, n in zip(indices, x.shape)
+    )
 
 
 @op("aten::index", "aten::_unsafe_index")
@@ -37,7 +43,11 @@ def _put_where(x, indices, values, accumulate):
     """A mask of the first dimensions and one value for all of them."""
     (mask,) = [i for i in indices if i is not None]
     if values.size != 1:
-        raise UnsupportedOp("index_put with a mask takes one value", why=f"values of shape {values.shape}", hint="torch.where")
+        raise UnsupportedOp(
+            "index_put with a mask takes one value",
+            why=f"values of shape {values.shape}",
+            hint="torch.where",
+        )
     mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
     value = as_type(values.reshape(()), x.dtype)
     return jnp.where(mask, x + value if accumulate else value, x)
@@ -65,7 +75,9 @@ def scatter(call, x, dim, index, values, reduce=None, include_self=True):
     name = name or ("sum" if call.name == "aten::scatter_add" else "set")
     x = _addable(x) if name != "set" else x
     if not x.ndim:
-        return scatter(call, x[None], 0, index.reshape(-1), jnp.reshape(values, -1), reduce, include_self)[0]
+        return scatter(
+            call, x[None], 0, index.reshape(-1), jnp.reshape(values, -1), reduce, include_self
+        )[0]
     if not index.size:
         return x
     if hasattr(values, "shape") and values.ndim:
@@ -77,7 +89,9 @@ def scatter(call, x, dim, index, values, reduce=None, include_self=True):
         count = jnp.full(x.shape, int(include_self), x.dtype).at[places].add(1)
         total, count = at.add(values), jnp.maximum(count, 1)
         return total / count if call.dtype.kind not in "iu" else jnp.floor_divide(total, count)
-    return {"set": at.set, "sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[name](values)
+    return {"set": at.set, "sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[
+        name
+    ](values)
 
 
 def _addable(x):
@@ -142,7 +156,9 @@ def embedding_backward(call, g, index, count, padding, scale):
 def embedding_bag(call, weight, index, offsets, scale, mode, sparse, weights, last, padding):
     """Modes: 0 sums the rows of a bag, 1 takes their mean."""
     if mode == 2:
-        raise UnsupportedOp("embedding_bag with mode='max' is not compiled", why="the table has sum and mean")
+        raise UnsupportedOp(
+            "embedding_bag with mode='max' is not compiled", why="the table has sum and mean"
+        )
     bags = offsets.shape[0] - int(last)
     bag = _bag_of(index, offsets[:bags])
     index = call.in_range(index, 0, weight.shape[0])
@@ -155,7 +171,10 @@ def embedding_bag(call, weight, index, offsets, scale, mode, sparse, weights, la
         sums = sums / jnp.maximum(sizes, 1)[:, None].astype(sums.dtype)
     # What Torch keeps for a gradient alone, it leaves empty where there is none.
     kept_for_gradients = (bag, sizes, jnp.zeros((bags,), np.int64))
-    return sums, *(v if v.shape == s else jnp.zeros(s, v.dtype) for v, s in zip(kept_for_gradients, call.shapes[1:]))
+    return sums, *(
+        v if v.shape == s else jnp.zeros(s, v.dtype)
+        for v, s in zip(kept_for_gradients, call.shapes[1:])
+    )
 
 
 def _bag_of(index, offsets):
@@ -164,20 +183,32 @@ def _bag_of(index, offsets):
 
 
 @op("aten::_embedding_bag_backward")
-def embedding_bag_backward(call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding):
+def embedding_bag_backward(
+    call, g, index, offsets, bag, sizes, most, rows, scale, mode, sparse, weights, padding
+):
     if scale:
-        raise UnsupportedOp("embedding_bag with scale_grad_by_freq has no compiled gradient",
-                            why="Torch's divides by the counts of other rows than those of the gradient")  # fmt: skip
+        raise UnsupportedOp(
+            "embedding_bag with scale_grad_by_freq has no compiled gradient",
+            why="Torch's divides by the counts of other rows than those of the gradient",
+        )
     if sparse:
-        raise UnsupportedOp("embedding_bag with sparse=True has no compiled gradient", why="it is a sparse tensor")
+        raise UnsupportedOp(
+            "embedding_bag with sparse=True has no compiled gradient", why="it is a sparse tensor"
+        )
     if mode == 2:  # each column of a bag has a row of its own
         g = jnp.where((sizes > 0)[:, None], g, 0)
         return jnp.zeros((rows, g.shape[1]), g.dtype).at[most, jnp.arange(g.shape[1])].add(g)
     index = call.in_range(index, 0, rows)
-    bag = bag if bag.size else _bag_of(index, offsets)  # Torch leaves it empty where rows are summed
+    bag = (
+        bag if bag.size else _bag_of(index, offsets)
+    )  # Torch leaves it empty where rows are summed
     g = g / jnp.maximum(sizes, 1)[:, None].astype(g.dtype) if mode == 1 else g
     each = g[bag] if weights is None else g[bag] * weights[:, None]
-    return jnp.zeros((rows, g.shape[1]), g.dtype).at[index].add(jnp.where((index != padding)[:, None], each, 0))
+    return (
+        jnp.zeros((rows, g.shape[1]), g.dtype)
+        .at[index]
+        .add(jnp.where((index != padding)[:, None], each, 0))
+    )
 
 
 @op("aten::bucketize")
@@ -189,5 +220,8 @@ def bucketize(call, x, edges, out_int32, right):
 def searchsorted(call, edges, x, out_int32, right, side, sorter):
     """Searches one sorted sequence."""
     if edges.ndim != 1 or sorter is not None:
-        raise UnsupportedOp("searchsorted of several sequences is not compiled", why=f"boundaries of shape {edges.shape}")
+        raise UnsupportedOp(
+            "searchsorted of several sequences is not compiled",
+            why=f"boundaries of shape {edges.shape}",
+        )
     return jnp.searchsorted(edges, x, side="right" if right or side == "right" else "left")

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 
 from .table import as_type, op
 
-op("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot")(lambda call, x, y: jnp.matmul(x, y))
+op("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot")(
+    lambda call, x, y: jnp.matmul(x, y)
+)
 op("aten::vdot")(lambda call, x, y: jnp.matmul(jnp.conj(x), y))
 
 

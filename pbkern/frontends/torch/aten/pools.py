@@ -31,7 +31,12 @@ def _windows(x, n, kernel, stride, padding, dilation, ceil):
             count -= (count - 1) * s >= size + p
         pads.append((p, max((count - 1) * s + reach - size - p, 0)))
     lead = (1,) * (x.ndim - n)
-    return lead + tuple(kernel), lead + tuple(stride), lead + tuple(dilation), [(0, 0)] * len(lead) + pads
+    return (
+        lead + tuple(kernel),
+        lead + tuple(stride),
+        lead + tuple(dilation),
+        [(0, 0)] * len(lead) + pads,
+    )
 
 
 def _lowest(dtype):
@@ -40,7 +45,9 @@ def _lowest(dtype):
 
 def _max_pool(x, n, kernel, stride, padding, dilation, ceil):
     window, strides, spread, pads = _windows(x, n, kernel, stride, padding, dilation, ceil)
-    return lax.reduce_window(x, _lowest(x.dtype), lax.max, window, strides, pads, window_dilation=spread)
+    return lax.reduce_window(
+        x, _lowest(x.dtype), lax.max, window, strides, pads, window_dilation=spread
+    )
 
 
 def _max_places(x, n, kernel, stride, padding, dilation, ceil):
@@ -56,7 +63,9 @@ def _max_places(x, n, kernel, stride, padding, dilation, ceil):
         return jnp.where(better, a[0], b[0]), jnp.where(better, a[1], b[1])
 
     start = (jnp.asarray(_lowest(x.dtype)), jnp.asarray(plane, places.dtype))
-    return lax.reduce_window((x, places), start, greater, window, strides, pads, window_dilation=spread)[1]
+    return lax.reduce_window(
+        (x, places), start, greater, window, strides, pads, window_dilation=spread
+    )[1]
 
 
 def _max_pool_rule(n):
@@ -100,7 +109,10 @@ def _offsets(window, spread):
 
 
 def _winners(x, n, counts, window, strides, spread, pads):
-    """i32 array: the row-major number in its window of each window's greatest element. Padding wins nothing."""
+    """i32 array: the row-major number in its window of each window's greatest element.
+
+    Padding wins nothing.
+    """
     if any(map(any, pads)):
         padded = lax.pad(x, _lowest(x.dtype), [(low, high, 0) for low, high in pads])
     else:
@@ -111,7 +123,9 @@ def _winners(x, n, counts, window, strides, spread, pads):
         here = lax.slice(padded, offset, ends, strides)
         inside = _inside(*(v[-n:] for v in (x.shape, counts, offset, strides, pads)))
         wins = (here != here) | (here > best) if best is not None else None
-        if best is not None and (inside & ~seen).any():  # whatever it is, it is the first that is no padding
+        if (
+            best is not None and (inside & ~seen).any()
+        ):  # whatever it is, it is the first that is no padding
             wins = wins | (inside & ~seen)
         best = here if wins is None else jnp.where(wins, here, best)
         winner = winner if wins is None else jnp.where(wins, np.int32(k), winner)
@@ -124,7 +138,9 @@ def _inside(sizes, counts, offset, strides, pads) -> np.ndarray:
     found = np.ones(counts, bool)
     for d, (size, count, o, s, (low, _)) in enumerate(zip(sizes, counts, offset, strides, pads)):
         at = np.arange(count) * s + o - low
-        found &= ((at >= 0) & (at < size)).reshape([-1 if e == d else 1 for e in range(len(counts))])
+        found &= ((at >= 0) & (at < size)).reshape(
+            [-1 if e == d else 1 for e in range(len(counts))]
+        )
     return found
 
 
@@ -136,14 +152,23 @@ def _scattered(winner, g, shape, window, strides, spread, pads):
         ends = [o + (size - 1) * s + 1 for o, size, s in zip(offset, g.shape, strides)]
         config = [(o, size - e, s - 1) for o, e, s, size in zip(offset, ends, strides, sizes)]
         total = total + lax.pad(jnp.where(winner == k, g, 0), np.zeros((), g.dtype), config)
-    return lax.slice(total, [low for low, _ in pads], [low + size for (low, _), size in zip(pads, shape)])
+    return lax.slice(
+        total, [low for low, _ in pads], [low + size for (low, _), size in zip(pads, shape)]
+    )
 
 
 def _mean_pool(x, n, kernel, stride=(), padding=0, ceil=False, with_padding=True, divisor=None):
     window, strides, _, pads = _windows(x, n, kernel, stride, padding, 1, ceil)
 
     def summed(a, pads):
-        return lax.reduce_window(a, np.zeros((), a.dtype), lax.add, window[-a.ndim :], strides[-a.ndim :], pads[-a.ndim :])
+        return lax.reduce_window(
+            a,
+            np.zeros((), a.dtype),
+            lax.add,
+            window[-a.ndim :],
+            strides[-a.ndim :],
+            pads[-a.ndim :],
+        )
 
     sums = summed(x, pads)
     if divisor:
@@ -160,10 +185,13 @@ def _mean_pool(x, n, kernel, stride=(), padding=0, ceil=False, with_padding=True
 for _n in (1, 2, 3):
     op(f"aten::avg_pool{_n}d")(lambda call, x, *config, _n=_n: _mean_pool(x, _n, *config))
     op(f"aten::avg_pool{_n}d_backward")(
-        lambda call, g, x, *config, _n=_n: jax.vjp(lambda x: _mean_pool(x, _n, *config), x)[1](g)[0])
+        lambda call, g, x, *config, _n=_n: jax.vjp(lambda x: _mean_pool(x, _n, *config), x)[1](g)[0]
+    )
 for _n in (2, 3):
     op(f"aten::max_pool{_n}d_with_indices")(_max_pool_rule(_n))
-    op(f"aten::max_pool{_n}d_with_indices_backward", f"pbkern::max_pool{_n}d_backward")(_max_pool_gradient(_n))
+    op(f"aten::max_pool{_n}d_with_indices_backward", f"pbkern::max_pool{_n}d_backward")(
+        _max_pool_gradient(_n)
+    )
 
 
 def _adaptive_mean(x, sizes):
@@ -179,7 +207,9 @@ def _adaptive_mean(x, sizes):
             lows = np.arange(parts) * n // parts
             highs = -(-np.arange(1, parts + 1) * n // parts)
             places = np.arange(n)[:, None]
-            inside = (places >= lows) & (places < highs)  # [n, parts]; products with zeros would spread NaN
+            inside = (places >= lows) & (
+                places < highs
+            )  # [n, parts]; products with zeros would spread NaN
             chosen = jnp.where(inside, jnp.moveaxis(x, axis, -1)[..., None], 0)
             x = jnp.moveaxis(chosen.sum(-2) / jnp.asarray(highs - lows, x.dtype), -1, axis)
     return x
@@ -188,18 +218,24 @@ def _adaptive_mean(x, sizes):
 for _n in (2, 3):
     op(f"aten::_adaptive_avg_pool{_n}d")(lambda call, x, sizes: _adaptive_mean(x, sizes))
     op(f"aten::_adaptive_avg_pool{_n}d_backward")(
-        lambda call, g, x, _n=_n: jax.vjp(lambda x: _adaptive_mean(x, g.shape[-_n:]), x)[1](g)[0])
+        lambda call, g, x, _n=_n: jax.vjp(lambda x: _adaptive_mean(x, g.shape[-_n:]), x)[1](g)[0]
+    )
 
 
 def _nearest(n: int):
     def rule(call, x, size, *scales):
-        """Torch rounds places down, in float32. Scales are those that a caller named, one by one or in a list."""
+        """Torch rounds places down, in float32.
+
+        Scales are those that a caller named, one by one or in a list.
+        """
         if len(scales) == 1 and isinstance(scales[0], list | tuple):
             (scales,) = scales
         for axis, scale in itertools.zip_longest(range(-n, 0), scales):
             outs, ins = call.shape[axis], x.shape[axis]
             step = np.float32(1 / scale if scale else ins / outs)
-            places = np.minimum((np.arange(outs, dtype=np.float32) * step).astype(np.int64), ins - 1)
+            places = np.minimum(
+                (np.arange(outs, dtype=np.float32) * step).astype(np.int64), ins - 1
+            )
             x = jnp.take(x, places, axis=axis)
         return x
 

@@ -10,9 +10,20 @@ import jax.numpy as jnp
 
 from .table import op
 
-NAMES = ("aten::rand", "aten::rand_like", "aten::randn", "aten::randn_like", "aten::bernoulli", "aten::randint",
-         "aten::randint_like", "aten::normal_functional", "aten::native_dropout", "aten::uniform", "aten::exponential",
-         "aten::randperm")  # fmt: skip
+NAMES = (
+    "aten::rand",
+    "aten::rand_like",
+    "aten::randn",
+    "aten::randn_like",
+    "aten::bernoulli",
+    "aten::randint",
+    "aten::randint_like",
+    "aten::normal_functional",
+    "aten::native_dropout",
+    "aten::uniform",
+    "aten::exponential",
+    "aten::randperm",
+)
 
 
 @op("aten::rand", "aten::rand_like")

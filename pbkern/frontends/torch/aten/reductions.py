@@ -26,9 +26,15 @@ def prod(call, x, dims=None, keepdim=False, dtype=None, **_):
 
 
 for _name, _e in {"amax": jnp.max, "amin": jnp.min}.items():
-    op(f"aten::{_name}")(lambda call, x, dims, keepdim, _e=_e: _e(x, axis=axes_of(x, dims), keepdims=keepdim))
+    op(f"aten::{_name}")(
+        lambda call, x, dims, keepdim, _e=_e: _e(x, axis=axes_of(x, dims), keepdims=keepdim)
+    )
 for _name, _f in {"any": jnp.any, "all": jnp.all}.items():
-    op(f"aten::{_name}")(lambda call, x, dims=None, keepdim=False, _f=_f: _f(x, axis=axes_of(x, dims), keepdims=keepdim))
+    op(f"aten::{_name}")(
+        lambda call, x, dims=None, keepdim=False, _f=_f: _f(
+            x, axis=axes_of(x, dims), keepdims=keepdim
+        )
+    )
 
 
 def _extreme(whole, place):
@@ -64,7 +70,9 @@ def logsumexp(call, x, dims, keepdim):
 
 
 def _var(x, dims, correction, keepdim):
-    return jnp.var(x, axis=axes_of(x, dims), ddof=1 if correction is None else correction, keepdims=keepdim)
+    return jnp.var(
+        x, axis=axes_of(x, dims), ddof=1 if correction is None else correction, keepdims=keepdim
+    )
 
 
 @op("aten::var")
@@ -95,7 +103,9 @@ def vector_norm(call, x, ord, dims, keepdim, dtype):
 
 
 for _name, _g in {"cumsum": jnp.cumsum, "cumprod": jnp.cumprod}.items():
-    op(f"aten::{_name}")(lambda call, x, dim, dtype, _g=_g: _g(as_type(x, call.dtype), dim) if x.ndim else x)
+    op(f"aten::{_name}")(
+        lambda call, x, dim, dtype, _g=_g: _g(as_type(x, call.dtype), dim) if x.ndim else x
+    )
 
 
 @op("aten::logcumsumexp")
@@ -128,13 +138,21 @@ def median(call, x, dim=None, keepdim=False):
     if dim is None:
         values, is_nan = x.reshape(-1), x != x
         middle = jnp.sort(values)[(x.size - 1) // 2] if x.size else jnp.full((), np.nan, x.dtype)
-        return jnp.where(is_nan.any(), np.asarray(np.nan, x.dtype), middle) if call.dtype.kind not in "iu" else middle
+        return (
+            jnp.where(is_nan.any(), np.asarray(np.nan, x.dtype), middle)
+            if call.dtype.kind not in "iu"
+            else middle
+        )
     if not x.ndim:
         return x, jnp.zeros((), np.int64)
     order = jnp.argsort(x, dim, stable=True)
-    place = lax.slice_in_dim(order, (x.shape[dim] - 1) // 2, (x.shape[dim] - 1) // 2 + 1, axis=dim % x.ndim)
+    place = lax.slice_in_dim(
+        order, (x.shape[dim] - 1) // 2, (x.shape[dim] - 1) // 2 + 1, axis=dim % x.ndim
+    )
     if jnp.issubdtype(x.dtype, jnp.floating):
         is_nan = x != x
-        place = jnp.where(is_nan.any(dim, keepdims=True), jnp.argmax(is_nan, dim, keepdims=True), place)
+        place = jnp.where(
+            is_nan.any(dim, keepdims=True), jnp.argmax(is_nan, dim, keepdims=True), place
+        )
     value = jnp.take_along_axis(x, place, dim)
     return (value, place) if keepdim else (jnp.squeeze(value, dim), jnp.squeeze(place, dim))

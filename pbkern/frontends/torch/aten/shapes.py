@@ -16,7 +16,11 @@ from .table import as_type, axes_of, op
 @op("aten::view", "aten::reshape", "aten::_unsafe_view", "aten::_reshape_alias")
 def reshape(call, x, *shape, **_):
     """`view` of another dtype of the same size looks at the bits anew."""
-    return lax.bitcast_convert_type(x, call.dtype) if x.dtype != call.dtype else jnp.reshape(x, call.shape)
+    return (
+        lax.bitcast_convert_type(x, call.dtype)
+        if x.dtype != call.dtype
+        else jnp.reshape(x, call.shape)
+    )
 
 
 @op("aten::permute")
@@ -46,7 +50,9 @@ def repeat(call, x, repeats):
 
 @op("aten::repeat_interleave")
 def repeat_interleave(call, x, repeats, dim, output_size):
-    return jnp.repeat(x, repeats, axis=dim, total_repeat_length=None if dim is None else call.shape[dim])
+    return jnp.repeat(
+        x, repeats, axis=dim, total_repeat_length=None if dim is None else call.shape[dim]
+    )
 
 
 @op("aten::cat")
@@ -63,7 +69,9 @@ def stack(call, xs, dim):
 
 def span(x, dim: int, start, end, step) -> tuple[slice, ...]:
     """The index of a slice along a dimension, with bounds as Python's."""
-    return (slice(None),) * (dim % x.ndim) + (slice(*slice(start, end, step).indices(x.shape[dim])),)
+    return (slice(None),) * (dim % x.ndim) + (
+        slice(*slice(start, end, step).indices(x.shape[dim])),
+    )
 
 
 @op("aten::slice")
@@ -89,7 +97,9 @@ def select(call, x, dim, index):
 
 @op("aten::select_scatter")
 def select_scatter(call, x, values, dim, index):
-    return x.at[(slice(None),) * (dim % x.ndim) + (index % x.shape[dim],)].set(as_type(values, x.dtype))
+    return x.at[(slice(None),) * (dim % x.ndim) + (index % x.shape[dim],)].set(
+        as_type(values, x.dtype)
+    )
 
 
 @op("aten::select_backward")
@@ -121,8 +131,12 @@ def constant_pad(call, x, pads, value):
 def _pad(mode: str):
     def rule(call, x, pads):
         n = len(pads) // 2
-        widths = [(0, 0)] * (x.ndim - n) + [(int(pads[2 * k]), int(pads[2 * k + 1])) for k in reversed(range(n))]
-        cut = tuple(slice(max(-low, 0), size - max(-high, 0)) for (low, high), size in zip(widths, x.shape))
+        widths = [(0, 0)] * (x.ndim - n) + [
+            (int(pads[2 * k]), int(pads[2 * k + 1])) for k in reversed(range(n))
+        ]
+        cut = tuple(
+            slice(max(-low, 0), size - max(-high, 0)) for (low, high), size in zip(widths, x.shape)
+        )
         return jnp.pad(x[cut], [(max(low, 0), max(high, 0)) for low, high in widths], mode=mode)
 
     return rule
@@ -140,7 +154,9 @@ def flip(call, x, dims):
 
 @op("aten::roll")
 def roll(call, x, shifts, dims):
-    return jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0]).reshape(x.shape)
+    return (
+        jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0]).reshape(x.shape)
+    )
 
 
 @op("aten::tril")
@@ -186,7 +202,10 @@ def _places(size, stride, offset) -> np.ndarray:
 
 def _check_dense(call) -> None:
     if not call.dense:
-        raise UnsupportedOp("a strided view of what is one itself", why="arrays here lie one element after the other")
+        raise UnsupportedOp(
+            "a strided view of what is one itself",
+            why="arrays here lie one element after the other",
+        )
 
 
 @op("aten::as_strided")

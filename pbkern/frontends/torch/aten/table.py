@@ -3,10 +3,11 @@
     @op("aten::gelu")
     def gelu(call, x, approximate="none"): ...
 
-A rule gets the Call and the operator's arguments, tensors as JAX arrays, and returns arrays. Arguments come as the operator's
-schema has them, whatever a graph left out: in order, those that are keywords alone by name, none missing. A parameter has a
-default only where another overload lacks the argument. What a rule returns is cast to the types that Torch gives the results:
-promotion differs between the two.
+A rule gets the Call and the operator's arguments, tensors as JAX arrays, and returns arrays.
+Arguments come as the operator's schema has them, whatever a graph left out: in order, those that
+are keywords alone by name, none missing. A parameter has a default only where another overload
+lacks the argument. What a rule returns is cast to the types that Torch gives the results: promotion
+differs between the two.
 """
 
 from __future__ import annotations
@@ -93,16 +94,24 @@ def _takes(rule: Callable[..., Any], target: Any) -> bool:
     """Whether a rule has a parameter for each argument of an operator's schema."""
     arguments = [a for a in target._schema.arguments if a.name not in WHERE]
     try:
-        inspect.signature(rule).bind(None, *[a for a in arguments if not a.kwarg_only],
-                                     **{a.name: a for a in arguments if a.kwarg_only})  # fmt: skip
+        inspect.signature(rule).bind(
+            None,
+            *[a for a in arguments if not a.kwarg_only],
+            **{a.name: a for a in arguments if a.kwarg_only},
+        )
     except TypeError:
         return False
     return True
 
 
-def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call in the order of the operator's schema, and by name those that are keywords alone. A graph leaves
-    out what equals the schema's default: it is filled in. What says where a result lies is left out."""
+def arguments_of(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call in the order of the operator's schema, and by name those that are keywords alone.
+
+    A graph leaves out what equals the schema's default: it is filled in. What says where a result
+    lies is left out.
+    """
     placed: list[Any] = []
     named: dict[str, Any] = {}
     for k, a in enumerate(target._schema.arguments):
@@ -116,20 +125,32 @@ def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return placed, named
 
 
-def check_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: np.dtype | None) -> None:
-    """Raises UnsupportedOp for a number that the type of the result does not hold: Torch, which then runs the operator, has an
-    error for it. Operands of arithmetic and comparisons wrap instead."""
+def check_numbers(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: np.dtype | None
+) -> None:
+    """Raises UnsupportedOp for a number that the type of the result does not hold: Torch, which
+    then runs the operator, has an error for it. Operands of arithmetic and comparisons wrap
+    instead.
+    """
     given = [*args, *kwargs.values()]
     names = [a for a in target._schema.arguments if a.name not in WHERE and not a.kwarg_only]
     names += [a for a in target._schema.arguments if a.name in kwargs]
     for a, value in zip(names, given):
         is_number = "number" in str(a.type) and a.name not in ("other", "self", "test_element")
-        if is_number and dtype is not None and isinstance(value, int | float) and _overflows(value, dtype):
+        if (
+            is_number
+            and dtype is not None
+            and isinstance(value, int | float)
+            and _overflows(value, dtype)
+        ):
             raise UnsupportedOp(f"`{a.name}` is no {dtype}", why=f"it is {value}")
 
 
 def _overflows(value: int | float, dtype: np.dtype) -> bool:
-    """Whether Torch refuses to convert a number. An integer may be the two's complement of one without a sign."""
+    """Whether Torch refuses to convert a number.
+
+    An integer may be the two's complement of one without a sign.
+    """
     if dtype.kind in "bc":
         return False
     if jnp.issubdtype(dtype, jnp.floating):
@@ -152,18 +173,25 @@ def as_type(x: Any, dtype: np.dtype) -> Any:
     if x.dtype == dtype:
         return x
     dtype = np.dtype(dtype)
-    return _wrapped(x, dtype) if dtype.kind in "iu" and jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
+    return (
+        _wrapped(x, dtype)
+        if dtype.kind in "iu" and jnp.issubdtype(x.dtype, jnp.floating)
+        else x.astype(dtype)
+    )
 
 
 def _wrapped(x: Any, dtype: np.dtype) -> Any:
-    """Floats as integers like Torch on x86: cvttss2si to 32 or 64 bits, whose result is the least integer for what is out of
-    range and for NaN, of which the lower bits are kept."""
+    """Floats as integers like Torch on x86: cvttss2si to 32 or 64 bits, whose result is the least
+    integer for what is out of range and for NaN, of which the lower bits are kept.
+    """
     x = x.astype(np.float32) if x.dtype.itemsize == 2 else x
     if dtype == np.uint64:
         large = x >= 2.0**63
         low = _cut(jnp.where(large, x - np.asarray(2.0**63, x.dtype), x), np.int64).astype(dtype)
         return jnp.where(large, low + np.uint64(1 << 63), low)
-    exact = dtype == np.uint8 and x.dtype != np.float64  # floats of 2^31 and more are multiples of 256
+    exact = (
+        dtype == np.uint8 and x.dtype != np.float64
+    )  # floats of 2^31 and more are multiples of 256
     through = np.int32 if dtype.name in ("int8", "int16", "int32", "uint16") or exact else np.int64
     return _cut(x, through).astype(dtype)
 
@@ -176,10 +204,13 @@ def _cut(x: Any, dtype: Any) -> Any:
 
 
 def operands(call: Call, *args: Any) -> list[Any]:
-    """Arguments in the type in which Torch computes: that of the result, or float32 for shorter ones beside a number, which
-    Torch does not round to them."""
+    """Arguments in the type in which Torch computes: that of the result, or float32 for shorter
+    ones beside a number, which Torch does not round to them.
+    """
     short = call.dtype.itemsize == 2 and jnp.issubdtype(call.dtype, jnp.floating)
-    dtype = np.dtype(np.float32) if short and any(isinstance(a, float) for a in args) else call.dtype
+    dtype = (
+        np.dtype(np.float32) if short and any(isinstance(a, float) for a in args) else call.dtype
+    )
     return [as_type(a, dtype) for a in args]
 
 
@@ -198,7 +229,10 @@ def as_list(v: Any, n: int) -> list[int]:
 def axes_of(x: Any, dims: Any) -> tuple[int, ...]:
     """Dimensions that an argument names: all for None and for an empty list."""
     if isinstance(dims, bool):
-        raise UnsupportedOp("the table's rule takes dimensions here", why=f"the argument is {dims}: another overload")
+        raise UnsupportedOp(
+            "the table's rule takes dimensions here",
+            why=f"the argument is {dims}: another overload",
+        )
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return tuple(range(x.ndim))
     dims = dims if isinstance(dims, list | tuple) else [dims]

@@ -1,8 +1,9 @@
 """Key of what a program's machine code depends on: equal for programs with equal code, in any process.
 
-The key is made of kernels, before anything is lowered: a hit costs neither lowering nor MLIR. It names the program's
-steps, each kernel's blocks and body, the options and threads that lowering bakes in, and the environment: pbkern's own
-sources, the MLIR package, the version of XLA's FFI and the processor's instructions.
+The key is made of kernels, before anything is lowered: a hit costs neither lowering nor MLIR. It
+names the program's steps, each kernel's blocks and body, the options and threads that lowering
+bakes in, and the environment: pbkern's own sources, the MLIR package, the version of XLA's FFI and
+the processor's instructions.
 """
 
 from __future__ import annotations
@@ -28,14 +29,21 @@ PACKAGE = pathlib.Path(__file__).parents[3]
 SOURCES = ("*.py", "core/**/*.py", "dsl/**/*.py", "lower/**/*.py", "targets/**/*.py")
 
 
-def program_key(program: HostProgram, options_of: Callable[[Kernel], LowerOptions], threads_of: Callable[[Kernel], int],
-                opt_level: int | None) -> str:
+def program_key(
+    program: HostProgram,
+    options_of: Callable[[Kernel], LowerOptions],
+    threads_of: Callable[[Kernel], int],
+    opt_level: int | None,
+) -> str:
     """Digest of everything above but the environment."""
     kernels = program.kernels()
     number = {id(k): n for n, k in enumerate(kernels)}
     steps = program.text(lambda k: f"kernel{number[id(k)]}")
-    # Failed checks tell the kernel's name. No other name counts, so that like parts of a function have one code.
-    contents = tuple((can_fail(k) and k.name, k.content, options_of(k), threads_of(k)) for k in kernels)
+    # Failed checks tell the kernel's name. No other name counts, so that like parts of a function
+    # have one code.
+    contents = tuple(
+        (can_fail(k) and k.name, k.content, options_of(k), threads_of(k)) for k in kernels
+    )
     positions = tuple(b.position for b in program.buffers)
     return disk_cache.digest((steps, positions, contents, opt_level))
 

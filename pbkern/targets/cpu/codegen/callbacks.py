@@ -15,7 +15,10 @@ _arrived = threading.local()  # addresses of one site's operands
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 def _trace(site: int, operand: int, address: int) -> None:
-    """Called from compiled code, on its threads. Errors cannot pass through it: they are reported and dropped."""
+    """Called from compiled code, on its threads.
+
+    Errors cannot pass through it: they are reported and dropped.
+    """
     try:
         s = SITES[site]
         types = (*s.types, *s.operands)

@@ -1,11 +1,12 @@
 """HostProgram -> machine code and a registered XLA FFI target. The one place that compiles.
 
-A program's code are object files, made by MLIR and LLVM (object_files.py) or found in the store on disk
-(core/process/disk_cache.py) under the program's content (cache_key.py), and loaded by elf_loader.py either way. With a hit
-nothing is lowered and MLIR is not imported: the nests and texts of such a program are made when somebody asks for them.
+A program's code are object files, made by MLIR and LLVM (object_files.py) or found in the store on
+disk (core/process/disk_cache.py) under the program's content (cache_key.py), and loaded by
+elf_loader.py either way. With a hit nothing is lowered and MLIR is not imported: the nests and
+texts of such a program are made when somebody asks for them.
 
-Programs stay in memory while something may call them, see lifetime.py. Their texts and nests do not: whoever asks for those of
-one has it lowered again.
+Programs stay in memory while something may call them, see lifetime.py. Their texts and nests do
+not: whoever asks for those of one has it lowered again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ from .runtime import xla
 
 KIND = "code"
 # What progress lines call the stages that may take long.
-STAGES = {"passes": "MLIR passes", "llvm": "LLVM code generation", "host": "the host function", "load": "loading"}
+STAGES = {
+    "passes": "MLIR passes",
+    "llvm": "LLVM code generation",
+    "host": "the host function",
+    "load": "loading",
+}
 _serial = itertools.count()
 _resident: weakref.WeakSet[Compiled] = weakref.WeakSet()
 _runtime: list[objects.Image] = []
@@ -58,9 +64,8 @@ _looked_at: list = []  # weak reference to a program, its lowered form
 class Code:
     """Machine code of one program, as it is kept on disk.
 
-    Attributes:
-      objects: ELF object files. Each may call functions of those before it; the last has @pbk_handler and @pbk_call.
-      arena_bytes: memory of one call for temporaries and scratch.
+    Attributes: objects: ELF object files. Each may call functions of those before it; the last has
+      @pbk_handler and @pbk_call. arena_bytes: memory of one call for temporaries and scratch.
     """
 
     objects: tuple[bytes, ...]
@@ -79,7 +84,10 @@ class Code:
         first, _, rest = payload.partition(b"\n")
         head = json.loads(first)
         ends = list(itertools.accumulate(head["sizes"]))
-        return cls(tuple(rest[end - size : end] for end, size in zip(ends, head["sizes"])), head["arena_bytes"])
+        return cls(
+            tuple(rest[end - size : end] for end, size in zip(ends, head["sizes"])),
+            head["arena_bytes"],
+        )
 
 
 @dataclass(eq=False)
@@ -104,12 +112,17 @@ class Compiled:
     @functools.cached_property
     def no_memory(self) -> Any:
         """Text for a call that gets no memory for the arena: a buffer of characters, which the code points to."""
-        return ctypes.create_string_buffer(memory_message(self.program, self.code.arena_bytes).encode())
+        return ctypes.create_string_buffer(
+            memory_message(self.program, self.code.arena_bytes).encode()
+        )
 
     @functools.cached_property
     def ffi_name(self) -> str:
-        """Registers the handler. Not before somebody asks: until XLA has a client it only keeps the address, and the program
-        may have gone when it calls there."""
+        """Registers the handler.
+
+        Not before somebody asks: until XLA has a client it only keeps the address, and the program
+          may have gone when it calls there.
+        """
         lifetime.register(self.name, self.image)
         return self.name
 
@@ -124,13 +137,17 @@ class Compiled:
     def llvm(self) -> str:
         """Text of the LLVM dialect module."""
         host = _host_text(self.program, self.lowered)
-        return str(object_files.llvm_module(self.lowered.kernels, host, lambda stage, f, *args: f(*args)))
+        return str(
+            object_files.llvm_module(self.lowered.kernels, host, lambda stage, f, *args: f(*args))
+        )
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs on this thread on NumPy arrays; inputs must be contiguous."""
         ins = [np.ascontiguousarray(a) for a in arrays]
         outs = [_aligned(b.type) for b in self.program.outputs]
-        pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(*(a.ctypes.data for a in (*ins, *outs)))
+        pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(
+            *(a.ctypes.data for a in (*ins, *outs))
+        )
         self.entry(self.image)(pointers)
         return outs
 
@@ -153,15 +170,20 @@ def _aligned(t: ArrayType) -> np.ndarray:
     return memory[start : start + t.nbytes].view(t.dtype).reshape(t.shape)
 
 
-def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOptions] = lambda k: LowerOptions(),
-                    threads_of: Callable[[Kernel], int] | None = None, opt_level: int | None = None,
-                    key: str | None = None) -> Compiled:
-    """Finds or makes a program's code, loads and registers it. Raises UnsupportedOp or InternalError.
+def compile_program(
+    program: HostProgram,
+    options_of: Callable[[Kernel], LowerOptions] = lambda k: LowerOptions(),
+    threads_of: Callable[[Kernel], int] | None = None,
+    opt_level: int | None = None,
+    key: str | None = None,
+) -> Compiled:
+    """Finds or makes a program's code, loads and registers it.
 
-    Args:
-      options_of, threads_of: what lowering takes of each kernel; by default LowerOptions() and every core.
-      opt_level: of LLVM; None: as its loops need.
-      key: content.program_key of these arguments, where the caller has made it.
+    Raises UnsupportedOp or InternalError.
+
+    Args: options_of, threads_of: what lowering takes of each kernel; by default LowerOptions() and
+      every core. opt_level: of LLVM; None: as its loops need. key: content.program_key of these
+      arguments, where the caller has made it.
     """
     xla.check_api_version()
     program = in_stages(program)
@@ -179,10 +201,14 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
         count = itertools.count(1)
 
         def announced(kernel: Kernel) -> LowerOptions:  # asked for as each kernel's turn comes
-            progress.step(f"kernel {next(count)} of {len(program.kernels())} ({kernel.name}), lowering")
+            progress.step(
+                f"kernel {next(count)} of {len(program.kernels())} ({kernel.name}), lowering"
+            )
             return options_of(kernel)
 
-        return emit_host(program, device_functions(program, announced, CPU_PASSES, emit, ready), threads_of)
+        return emit_host(
+            program, device_functions(program, announced, CPU_PASSES, emit, ready), threads_of
+        )
 
     def make() -> Code:
         mlir.bindings()  # a missing package is reported before any work
@@ -194,7 +220,9 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
-        by_hand = any(k.defined_at for k in program.kernels())  # its errors name a program that repeats them
+        by_hand = any(
+            k.defined_at for k in program.kernels()
+        )  # its errors name a program that repeats them
         code, image, found = kept(key, symbols, make, timed, remembers_failures=not by_hand)
     name = f"pbkern_{next(_serial)}_{program.name}"
     compiled = Compiled(program, name, code, image, lower, found, times)
@@ -204,11 +232,17 @@ def compile_program(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     return compiled
 
 
-def kept(key: str, symbols: dict[str, int], make: Callable[[], Code], timed=lambda stage, f, *args: f(*args),
-         remembers_failures: bool = False):
+def kept(
+    key: str,
+    symbols: dict[str, int],
+    make: Callable[[], Code],
+    timed=lambda stage, f, *args: f(*args),
+    remembers_failures: bool = False,
+):
     """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored.
 
-    remembers_failures: a failure of `make` is stored, too, and raised again in later processes without another try.
+    remembers_failures: a failure of `make` is stored, too, and raised again in later processes
+      without another try.
     """
     store = None if fallback.is_failing() else disk_cache.current()
     if store is not None:
@@ -269,7 +303,9 @@ def _loaded_runtime() -> dict[str, int]:
     _runtime.append(image)
     lifetime.register_state(image)
     turns = (ctypes.c_int32 * 2).from_address(image.address("pbk_turns"))
-    os.register_at_fork(after_in_child=lambda: turns.__setitem__(slice(None), [0, 0]))  # threads that hold turns stay behind
+    os.register_at_fork(
+        after_in_child=lambda: turns.__setitem__(slice(None), [0, 0])
+    )  # threads that hold turns stay behind
     addresses = {name: image.address(name) for name in xla.SYMBOLS} | {TRACE: callbacks.ADDRESS}
     return {xla.PREFIX + name: address for name, address in addresses.items()}
 
@@ -283,7 +319,9 @@ def reports() -> ctypes.c_int64:
 def call(compiled: Compiled, *args):
     """The program as a JAX operation (to be traced)."""
     results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]
-    return _jax.ffi_call(compiled.ffi_name, results, *args, input_output_aliases=compiled.program.shared_arrays())
+    return _jax.ffi_call(
+        compiled.ffi_name, results, *args, input_output_aliases=compiled.program.shared_arrays()
+    )
 
 
 def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:

@@ -1,9 +1,11 @@
 """A compiled program called with addresses, on the threads of an OpenMP runtime that is in the process.
 
-The program's objects are loaded once more, with the parallel loop of runtime/openmp.py in the place of the one that asks XLA's
-call frame for threads. omp_set_num_threads, and with it torch.set_num_threads, is obeyed, calls inside a parallel region are
-serial, and ctypes releases the interpreter's lock around a call. Without OpenMP a program runs on the calling thread. In a
-process that was forked it does, too: the runtime's threads stayed in the other one, and waiting for them would never end.
+The program's objects are loaded once more, with the parallel loop of runtime/openmp.py in the place
+of the one that asks XLA's call frame for threads. omp_set_num_threads, and with it
+torch.set_num_threads, is obeyed, calls inside a parallel region are serial, and ctypes releases the
+interpreter's lock around a call. Without OpenMP a program runs on the calling thread. In a process
+that was forked it does, too: the runtime's threads stayed in the other one, and waiting for them
+would never end.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ func.func @pbk_in_parallel() -> i32 {
 
 
 def entry(compiled: Compiled, openmp_library: str | None) -> Callable[[Any], None]:
-    """f(addresses): runs the program on addresses of inputs, then results, which start at cache lines: a ctypes array or bytes.
+    """f(addresses): runs the program on addresses of inputs, then results, which start at cache
+    lines: a ctypes array or bytes.
 
     Raises MemoryError where there is no memory for temporaries.
 
-    openmp_library: file of a library that is an OpenMP runtime or is linked to one; None: the calling thread does all.
+    openmp_library: file of a library that is an OpenMP runtime or is linked to one; None: the
+      calling thread does all.
     """
     symbols = runtime_symbols() | {PARALLEL: _parallel_loop(openmp_library)}
     image = image_of(compiled.code, symbols)
@@ -72,9 +76,13 @@ def _parallel_loop(library: str | None) -> int:
     """Address of the function that divides programs among threads."""
     if library is None:
         return _loaded("serial", serial.SERIAL, PARALLEL, {}).address(PARALLEL)
-    handle = ctypes.CDLL(library)  # a name is looked up in the libraries that it is linked to as well
+    handle = ctypes.CDLL(
+        library
+    )  # a name is looked up in the libraries that it is linked to as well
     addresses = {n: _address(getattr(handle, n)) for n in CALLED}
-    inside = _loaded("forked", _INSIDE, "pbk_in_parallel", {"omp_in_parallel": addresses["omp_in_parallel"]})
+    inside = _loaded(
+        "forked", _INSIDE, "pbk_in_parallel", {"omp_in_parallel": addresses["omp_in_parallel"]}
+    )
     forked = ctypes.c_int32.from_address(inside.address("pbk_forked"))
 
     def in_child() -> None:

@@ -1,9 +1,10 @@
 """Relocatable ELF object -> executable memory of this process. x86-64, static relocations only.
 
-LLVM's objects, whether just made or read from disk, are loaded here: the sections of one object are in one mapping, code
-and constants first, then what is written to. Symbols that the object lacks come from a table (the runtime's entry points)
-and from the C library. Whatever this loader does not know is an InternalError, never a guess. Unwind tables are left
-out: no exception passes through compiled code.
+LLVM's objects, whether just made or read from disk, are loaded here: the sections of one object are
+in one mapping, code and constants first, then what is written to. Symbols that the object lacks
+come from a table (the runtime's entry points) and from the C library. Whatever this loader does not
+know is an InternalError, never a guess. Unwind tables are left out: no exception passes through
+compiled code.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ RELA, NOBITS, SYMTAB, INIT_ARRAY, UNWIND = 4, 8, 2, 14, 0x70000001
 UNDEFINED, ABSOLUTE, RESERVED = 0, 0xFFF1, 0xFF00
 WEAK = 2
 # R_X86_64_{64, PC32, PLT32, 32, 32S, PC64} -> (whether relative to the place, format).
-RELOCATIONS = {1: (False, "<Q"), 2: (True, "<i"), 4: (True, "<i"), 10: (False, "<I"), 11: (False, "<i"), 24: (True, "<q")}
+RELOCATIONS = {
+    1: (False, "<Q"),
+    2: (True, "<i"),
+    4: (True, "<i"),
+    10: (False, "<I"),
+    11: (False, "<i"),
+    24: (True, "<q"),
+}
 LIBRARIES = (None, "libm.so.6", "libgcc_s.so.1")  # None: what this process has loaded
 
 
@@ -43,13 +51,13 @@ class _Section:
 class Image:
     """One object in memory, for as long as this value lives.
 
-    Args:
-      content: the object file.
-      symbols: addresses of what it calls, by name; the C library's functions need not be among them.
-      other: an image whose functions it may call, too, and those which that one may call; it lives as long as this one.
+    Args: content: the object file. symbols: addresses of what it calls, by name; the C library's
+      functions need not be among them. other: an image whose functions it may call, too, and those
+      which that one may call; it lives as long as this one.
     Attributes:
       holds: what the code points to, besides.
-    Raises InternalError for damaged files, symbols that nothing defines, and relocations of other kinds.
+    Raises InternalError for damaged files, symbols that nothing defines, and relocations of other
+    kinds.
     """
 
     def __init__(self, content: bytes, symbols: Mapping[str, int], other: Image | None = None):
@@ -58,7 +66,9 @@ class Image:
         try:
             self._load(content, {**symbols, **(other.functions() if other else {})})
         except (struct.error, IndexError, ValueError) as e:
-            raise InternalError("an object file is damaged", why=f"{len(content)} bytes: {e}") from None
+            raise InternalError(
+                "an object file is damaged", why=f"{len(content)} bytes: {e}"
+            ) from None
 
     def address(self, name: str) -> int:
         """Address of a function that the object defines."""
@@ -78,7 +88,9 @@ class Image:
             if s.kind != NOBITS:
                 self.memory[at : at + s.size] = _slice(content, s)
         table = next((s for s in sections if s.kind == SYMTAB), None)
-        names, values = _symbols(content, sections, table, {n: base + at for n, at in places.items()}, symbols)
+        names, values = _symbols(
+            content, sections, table, {n: base + at for n, at in places.items()}, symbols
+        )
         for s in sections:
             if s.kind == RELA and s.info in places:
                 self._relocate(_slice(content, s), places[s.info], base, names, values)
@@ -89,7 +101,10 @@ class Image:
         for offset, info, addend in struct.iter_unpack("<QQq", entries):
             kind, symbol = info & 0xFFFFFFFF, info >> 32
             if kind not in RELOCATIONS:
-                raise InternalError(f"an object file has a relocation of kind {kind}", why=f"of symbol `{names[symbol]}`")
+                raise InternalError(
+                    f"an object file has a relocation of kind {kind}",
+                    why=f"of symbol `{names[symbol]}`",
+                )
             value, _ = values[symbol]
             if value is None:
                 raise InternalError(f"compiled code calls `{names[symbol]}`, which nothing defines")
@@ -100,7 +115,9 @@ class Image:
                 struct.pack_into(form, self.memory, at + offset, value)
             except struct.error:
                 why = f"kind {kind}, value {value:#x}"
-                raise InternalError(f"`{names[symbol]}` is too far away for its relocation", why=why) from None
+                raise InternalError(
+                    f"`{names[symbol]}` is too far away for its relocation", why=why
+                ) from None
 
 
 def undefined_symbols(content: bytes) -> set[str]:
@@ -119,17 +136,25 @@ def _sections(content: bytes) -> list[_Section]:
     raw = [struct.unpack_from("<IIQQQQIIQQ", content, table + n * size) for n in range(count)]
     strings = raw[names_at][4]
     return [
-        _Section(_text(content, strings + name), kind, flags, offset, length, link, info, max(align, 1))
+        _Section(
+            _text(content, strings + name), kind, flags, offset, length, link, info, max(align, 1)
+        )
         for name, kind, flags, _, offset, length, link, info, align, _ in raw
     ]
 
 
 def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
     """(offset of each section that is needed at run time, bytes of those that are not written to, bytes of all)."""
-    needed = [n for n, s in enumerate(sections) if s.flags & ALLOC and s.kind != UNWIND and s.name != ".eh_frame"]
+    needed = [
+        n
+        for n, s in enumerate(sections)
+        if s.flags & ALLOC and s.kind != UNWIND and s.name != ".eh_frame"
+    ]
     for n in needed:
         if sections[n].flags & TLS or sections[n].kind == INIT_ARRAY or sections[n].align > PAGE:
-            raise InternalError(f"an object file has a section `{sections[n].name}`, which the loader does not know")
+            raise InternalError(
+                f"an object file has a section `{sections[n].name}`, which the loader does not know"
+            )
     places: dict[int, int] = {}
     end = code_bytes = 0
     for writable in (False, True):
@@ -143,7 +168,14 @@ def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
     return places, code_bytes, end
 
 
-def _symbols(content, sections, table: _Section | None, bases: Mapping[int, int], given: Mapping[str, int], search=True):
+def _symbols(
+    content,
+    sections,
+    table: _Section | None,
+    bases: Mapping[int, int],
+    given: Mapping[str, int],
+    search=True,
+):
     """(names, [(address or None, whether the object defines it)]) in the order of the symbol table."""
     names: list[str] = []
     values: list[tuple[int | None, bool]] = []
@@ -160,7 +192,10 @@ def _symbols(content, sections, table: _Section | None, bases: Mapping[int, int]
         elif index == ABSOLUTE:
             values.append((value, True))
         elif index >= RESERVED:
-            raise InternalError(f"symbol `{name}` is of a kind that the loader does not know", why=f"section {index:#x}")
+            raise InternalError(
+                f"symbol `{name}` is of a kind that the loader does not know",
+                why=f"section {index:#x}",
+            )
         else:
             values.append((bases[index] + value if index in bases else None, True))
     return names, values
@@ -181,8 +216,11 @@ def _protect(address: int, size: int) -> None:
     if not size:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC):
-        # The system refuses: another process may be allowed to, so that this is no failure of the code.
+    if libc.mprotect(
+        ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC
+    ):
+        # The system refuses: another process may be allowed to, so that this is no failure of the
+        # code.
         raise OSError(ctypes.get_errno(), "memory cannot be made executable: mprotect")
 
 

@@ -12,14 +12,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
-from pbkern.dsl.host_program import BufferKind, Cond, Copy, HostProgram, Launch, Loop, Step, View, While
+from pbkern.dsl.host_program import (
+    BufferKind,
+    Cond,
+    Copy,
+    HostProgram,
+    Launch,
+    Loop,
+    Step,
+    View,
+    While,
+)
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.cpu.schedule.task_size import tasks
 
 from .kernel import Function, LoweredKernel
 
 ALIGNMENT = 64
-# Of functions that nothing outside the module calls. MLIR's execution engine gives all others a second entry point.
+# Of functions that nothing outside the module calls. MLIR's execution engine gives all others a
+# second entry point.
 INTERNAL = "attributes {llvm.linkage = #llvm.linkage<internal>}"
 # The target's runtime provides this function.
 PARALLEL = "_mlir_ciface_pbk_parallel"
@@ -29,7 +40,8 @@ PARALLEL = "_mlir_ciface_pbk_parallel"
 class LoweredProgram:
     """`kernels`: func/scf/vector text; `host`: text of the host functions; `lowered`: the kernels that differ.
 
-    Memory of a call: `temporary_bytes`, and behind them the scratch of a launch: (bytes of a thread, most threads) of each.
+    Memory of a call: `temporary_bytes`, and behind them the scratch of a launch: (bytes of a
+      thread, most threads) of each.
     """
 
     kernels: str
@@ -41,20 +53,32 @@ class LoweredProgram:
     @property
     def arena_bytes(self) -> int:
         """Memory of one call on all threads."""
-        return self.temporary_bytes + max((size * threads for size, threads in self.scratch), default=0)
+        return self.temporary_bytes + max(
+            (size * threads for size, threads in self.scratch), default=0
+        )
 
 
 class HostText:
-    """Writes the steps of a program. For kernels that do not run on this processor, `_launch`, `_memcpy` and `_load` differ."""
+    """Writes the steps of a program.
 
-    def __init__(self, program: HostProgram, kernels: Mapping[int, LoweredKernel], threads_of: Callable[[Kernel], int]):
+    For kernels that do not run on this processor, `_launch`, `_memcpy` and `_load` differ.
+    """
+
+    def __init__(
+        self,
+        program: HostProgram,
+        kernels: Mapping[int, LoweredKernel],
+        threads_of: Callable[[Kernel], int],
+    ):
         self.program, self.kernels, self.threads_of = program, kernels, threads_of
         self.lines: list[str] = []
         self.tasks: list[str] = []
         self.count = 0
         self.counters: dict[str, str] = {}
         self.offsets, self.copies_at = self._temporaries()
-        self.temp_bytes = self.copies_at + max((sum(self._copy_sizes(k)) for k in program.kernels()), default=0)
+        self.temp_bytes = self.copies_at + max(
+            (sum(self._copy_sizes(k)) for k in program.kernels()), default=0
+        )
         self.scratch: list[tuple[int, int]] = []
 
     def name(self) -> str:
@@ -95,14 +119,18 @@ class HostText:
         """Copies operands as the kernel asks; pointers to them."""
         found, at = [], self.copies_at
         for i, size in zip(self.copied(step.kernel), self._copy_sizes(step.kernel)):
-            found.append(self.put(f"llvm.getelementptr %arena[{at}] : (!llvm.ptr) -> !llvm.ptr, i8"))
+            found.append(
+                self.put(f"llvm.getelementptr %arena[{at}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            )
             self._memcpy(found[-1], self.pointer(views[i]), views[i].type.nbytes)
             at += size
         return found
 
     def _memcpy(self, destination: str, source: str, size: int) -> None:
-        self.lines.append(f'"llvm.intr.memcpy"({destination}, {source}, {self.const(size)}) '
-                          "<{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()")
+        self.lines.append(
+            f'"llvm.intr.memcpy"({destination}, {source}, {self.const(size)}) '
+            "<{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()"
+        )
 
     def _load(self, view: View, kind: str) -> str:
         """The value of type `kind` at the start of a view."""
@@ -111,7 +139,10 @@ class HostText:
     def alloca(self, kind: str) -> str:
         """A place on the stack, reserved once: a loop would take another one in each of its steps."""
         size, name = self.name(), self.name()
-        self.lines[:0] = [f"{size} = arith.constant 1 : i64", f"{name} = llvm.alloca {size} x {kind} : (i64) -> !llvm.ptr"]
+        self.lines[:0] = [
+            f"{size} = arith.constant 1 : i64",
+            f"{name} = llvm.alloca {size} x {kind} : (i64) -> !llvm.ptr",
+        ]
         return name
 
     # ---------------------------------------------------------------- steps
@@ -135,14 +166,22 @@ class HostText:
                     self.steps(c)
                     value = self._load(p, "i8")
                     zero = self.put("arith.constant 0 : i8")
-                    self.lines.append(f"scf.condition({self.put(f'arith.cmpi ne, {value}, {zero} : i8')})")
+                    self.lines.append(
+                        f"scf.condition({self.put(f'arith.cmpi ne, {value}, {zero} : i8')})"
+                    )
                     self.lines.append("} do {")
                     self.steps(inner)
                     self.lines += ["scf.yield", "}"]
                 case Cond(index=i, branches=branches):
                     size = f"i{8 * i.type.dtype.itemsize}"
                     value = self._load(i, size)
-                    self._branches(value if size == "i32" else self.put(f"arith.extui {value} : {size} to i32"), branches, 0)
+                    self._branches(
+                        value
+                        if size == "i32"
+                        else self.put(f"arith.extui {value} : {size} to i32"),
+                        branches,
+                        0,
+                    )
 
     def _branches(self, value: str, branches, k: int) -> None:
         """Nested ifs; the first also takes indices below it, the last those above."""
@@ -160,10 +199,16 @@ class HostText:
     def pointer(self, v: View) -> str:
         buffer = next(b for b in self.program.buffers if b.name == v.buffer)
         if buffer.kind is BufferKind.TEMP:
-            base = self.put(f"llvm.getelementptr %arena[{self.offsets[v.buffer]}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            base = self.put(
+                f"llvm.getelementptr %arena[{self.offsets[v.buffer]}] : (!llvm.ptr) -> !llvm.ptr, i8"
+            )
         else:
-            position = buffer.position + (len(self.program.inputs) if buffer.kind is BufferKind.OUTPUT else 0)
-            slot = self.put(f"llvm.getelementptr %buffers[{8 * position}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            position = buffer.position + (
+                len(self.program.inputs) if buffer.kind is BufferKind.OUTPUT else 0
+            )
+            slot = self.put(
+                f"llvm.getelementptr %buffers[{8 * position}] : (!llvm.ptr) -> !llvm.ptr, i8"
+            )
             base = self.put(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
         if v.offset == Affine():
             return base
@@ -182,16 +227,26 @@ class HostText:
         chunk, threads = tasks(step.kernel, lowered.programs, self.threads_of(step.kernel))
         aliased = {o for _, o in step.kernel.aliases}
         views = list(step.operands) + [v for k, v in enumerate(step.results) if k not in aliased]
-        for i, o in step.kernel.aliases:  # an aliased result starts as a copy of its operand unless it is the same buffer
+        for (
+            i,
+            o,
+        ) in (
+            step.kernel.aliases
+        ):  # an aliased result starts as a copy of its operand unless it is the same buffer
             if step.operands[i].buffer != step.results[o].buffer:
                 self._copy_unless_same(step.operands[i], step.results[o])
                 views[i] = step.results[o]
         self.scratch.append((lowered.scratch_bytes, threads))
         pointers = [*map(self.pointer, views), *self._copies(step, views)]
-        scratch = self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        scratch = self.put(
+            f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8"
+        )
         total = self.const(lowered.programs)
         if threads == 1:
-            passed, types = ", ".join([*pointers, scratch, self.const(0), total]), ", ".join(argument_types(lowered))
+            passed, types = (
+                ", ".join([*pointers, scratch, self.const(0), total]),
+                ", ".join(argument_types(lowered)),
+            )
             self.lines.append(f"func.call @{lowered.name}({passed}) : ({types}) -> ()")
             return
         args = self.alloca(f"!llvm.array<{len(pointers) + 1} x ptr>")
@@ -200,9 +255,13 @@ class HostText:
             self.lines.append(f"llvm.store {p}, {slot} : !llvm.ptr, !llvm.ptr")
         task = self._task(lowered, len(pointers))
         address = self.put(f"func.constant @{task} : (!llvm.ptr, i64, i64, i64) -> ()")
-        pointer = self.put(f"builtin.unrealized_conversion_cast {address} : (!llvm.ptr, i64, i64, i64) -> () to !llvm.ptr")
-        self.lines.append(f"func.call @{PARALLEL}(%frame, {pointer}, {args}, {total}, {self.const(chunk)}, "
-                          f"{self.const(threads)}) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()")
+        pointer = self.put(
+            f"builtin.unrealized_conversion_cast {address} : (!llvm.ptr, i64, i64, i64) -> () to !llvm.ptr"
+        )
+        self.lines.append(
+            f"func.call @{PARALLEL}(%frame, {pointer}, {args}, {total}, {self.const(chunk)}, "
+            f"{self.const(threads)}) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"
+        )
 
     def _copy_unless_same(self, source: View, destination: View) -> None:
         """A caller that donates the operand passes one address for both."""
@@ -215,14 +274,21 @@ class HostText:
     def _task(self, lowered: LoweredKernel, count: int) -> str:
         """@task(args, low, high, slot): unpacks pointers, finds the slot's scratch, runs the kernel function."""
         name = f"pbk_task{len(self.tasks)}"
-        lines = [f"func.func @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {INTERNAL} {{"]
+        lines = [
+            f"func.func @{name}(%args: !llvm.ptr, %low: i64, %high: i64, %slot: i64) {INTERNAL} {{"
+        ]
         pointers = []
         for k in range(count + 1):
-            lines += [f"%g{k} = llvm.getelementptr %args[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                      f"%p{k} = llvm.load %g{k} : !llvm.ptr -> !llvm.ptr"]
+            lines += [
+                f"%g{k} = llvm.getelementptr %args[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"%p{k} = llvm.load %g{k} : !llvm.ptr -> !llvm.ptr",
+            ]
             pointers.append(f"%p{k}")
-        lines += [f"%size = arith.constant {lowered.scratch_bytes} : i64", "%at = arith.muli %slot, %size : i64",
-                  f"%mine = llvm.getelementptr {pointers[-1]}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8"]
+        lines += [
+            f"%size = arith.constant {lowered.scratch_bytes} : i64",
+            "%at = arith.muli %slot, %size : i64",
+            f"%mine = llvm.getelementptr {pointers[-1]}[%at] : (!llvm.ptr, i64) -> !llvm.ptr, i8",
+        ]
         args, types = [*pointers[:-1], "%mine", "%low", "%high"], ", ".join(argument_types(lowered))
         lines += [f"func.call @{lowered.name}({', '.join(args)}) : ({types}) -> ()", "return", "}"]
         self.tasks.append("\n".join(lines))
@@ -235,7 +301,9 @@ class HostText:
     def text(self) -> str:
         declared = []
         for lowered in self.distinct():
-            declared.append(f"func.func private @{lowered.name}({', '.join(argument_types(lowered))})")
+            declared.append(
+                f"func.func private @{lowered.name}({', '.join(argument_types(lowered))})"
+            )
         head = f"func.func @pbk_main(%frame: !llvm.ptr, %buffers: !llvm.ptr, %arena: !llvm.ptr) {INTERNAL} {{"
         main = [head, *self.lines, "return", "}"]
         return "\n".join([*declared, *self.tasks, *main])
@@ -266,9 +334,14 @@ def emit_host(
     host.steps(program.steps)
     distinct = host.distinct()
     text = module_text(f for k in distinct for f in k.functions)
-    return LoweredProgram(text, host.text(), host.temp_bytes, tuple(dict.fromkeys(host.scratch)), distinct)
+    return LoweredProgram(
+        text, host.text(), host.temp_bytes, tuple(dict.fromkeys(host.scratch)), distinct
+    )
 
 
 def starts_anywhere(kernel: Kernel, program: HostProgram) -> bool:
     """Whether results of a kernel may start anywhere in a cache line: such are not written past the caches."""
-    return any(x.kernel is kernel and any(v.offset != Affine() for v in x.results) for x in program.launches())
+    return any(
+        x.kernel is kernel and any(v.offset != Affine() for v in x.results)
+        for x in program.launches()
+    )

@@ -1,7 +1,7 @@
 """KernelNests -> one MLIR function that runs programs [low, high) of its parallel grid dimensions.
 
-The sequential grid dimensions are loops inside; a program finds its case of the body by its grid indices, or by where its
-blocks start.
+The sequential grid dimensions are loops inside; a program finds its case of the body by its grid
+indices, or by where its blocks start.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from pbkern.targets.cpu.schedule import register_promotion
 from .llvm_repairs import repaired
 from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, Segment
 
-# Of one kernel's text: what takes more goes the plain way, and from there to XLA. MLIR and LLVM take about 0.1 ms for a line.
+# Of one kernel's text: what takes more goes the plain way, and from there to XLA. MLIR and LLVM
+# take about 0.1 ms for a line.
 KERNEL_LINES, KERNEL_SECONDS = 600_000, 120
 NOALIAS = " {llvm.noalias}"
 
@@ -47,8 +48,8 @@ NOALIAS = " {llvm.noalias}"
 class Function:
     """Text of a function.
 
-    calls: declarations of functions that it calls; declaration: its own, where others call it by one; has_scalar_loops:
-    whether LLVM's optimiser is worth its time.
+    calls: declarations of functions that it calls; declaration: its own, where others call it by
+    one; has_scalar_loops: whether LLVM's optimiser is worth its time.
     """
 
     name: str
@@ -62,8 +63,8 @@ class Function:
 class LoweredKernel:
     """`main` is func.func @name(operands..., copies..., arena, low, high), which calls `pieces`.
 
-    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest IR; copies: numbers of the
-    operands that it reads as they were before the launch, from copies.
+    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest
+    IR; copies: numbers of the operands that it reads as they were before the launch, from copies.
     """
 
     main: Function
@@ -102,9 +103,17 @@ class KernelLowering(ProgramText):
         self.options = options = nests.options
         self.names = nests.prologue.context.names
         math = AVX512 if options.avx512 else SHARED
-        limited = not (options.plain and self.kernel.defined_at)  # nothing runs a kernel written by hand but its own code
+        limited = not (
+            options.plain and self.kernel.defined_at
+        )  # nothing runs a kernel written by hand but its own code
         budget = Budget(KERNEL_LINES, KERNEL_SECONDS) if limited else Budget()
-        self.text = Text(approx=options.approx_math, contract=options.contract, math=math, pins=options.avx512, budget=budget)
+        self.text = Text(
+            approx=options.approx_math,
+            contract=options.contract,
+            math=math,
+            pins=options.avx512,
+            budget=budget,
+        )
         self.emitter = NestEmitter(self.text, options.vector_bits, name)
         self.emitter.plain = options.plain
         self.emitter.streamed = frozenset() if options.plain else self._streamed()
@@ -116,14 +125,24 @@ class KernelLowering(ProgramText):
         self._place()
 
     def _streamed(self) -> frozenset[Buf]:
-        """Results that are written past the caches: large ones of kernels whose arrays together do not stay there, unless they
-        are read again."""
+        """Results that are written past the caches: large ones of kernels whose arrays together do
+        not stay there, unless they are read again.
+        """
         operands, options = self.nests.operands, self.options
-        if sum(o.mapping.array.nbytes for o in operands) <= options.stream_traffic or self.kernel.aliases:
+        if (
+            sum(o.mapping.array.nbytes for o in operands) <= options.stream_traffic
+            or self.kernel.aliases
+        ):
             return frozenset()
         results = operands[len(self.kernel.inputs) :]
         large = {o.buf for o in results if o.mapping.array.nbytes >= options.stream_bytes}
-        nests = [s for c in self.nests.cases if large for s in every(list(c.statements)) if isinstance(s, Nest)]
+        nests = [
+            s
+            for c in self.nests.cases
+            if large
+            for s in every(list(c.statements))
+            if isinstance(s, Nest)
+        ]
         return frozenset(large - {e.info[0].root for nest in nests for e in nest.loads()})
 
     def _place(self) -> None:
@@ -131,7 +150,9 @@ class KernelLowering(ProgramText):
         for b, declared in zip(self.nests.scratch, self.kernel.scratch):
             self.offsets[b] = self.arena_bytes
             self.arena_bytes += scratch.padded_bytes(Buf(b.name, declared.shape, declared.dtype))
-        offsets, start = scratch.place(list(self.nests.prologue.statements), self.arena_bytes, self.nests.scratch)
+        offsets, start = scratch.place(
+            list(self.nests.prologue.statements), self.arena_bytes, self.nests.scratch
+        )
         self.offsets |= offsets
         kept, self.arena_bytes = frozenset(self.offsets), start
         for case in self.nests.cases:  # they exclude each other: all start behind what is kept
@@ -146,9 +167,17 @@ class KernelLowering(ProgramText):
         block.values["%p"] = "%p"
         self.text.indices.add("%p")
         self._delinearise(block, parallel)
-        self.in_order(block, [d for d in range(len(kernel.grid)) if d not in parallel], self.program)
-        return LoweredKernel(*self._functions(block), programs, self.arena_bytes,
-                             "\n".join(self.shown), sum(b.storage is None for b in self.bufs), tuple(self.nests.copies))
+        self.in_order(
+            block, [d for d in range(len(kernel.grid)) if d not in parallel], self.program
+        )
+        return LoweredKernel(
+            *self._functions(block),
+            programs,
+            self.arena_bytes,
+            "\n".join(self.shown),
+            sum(b.storage is None for b in self.bufs),
+            tuple(self.nests.copies),
+        )
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
@@ -176,7 +205,9 @@ class KernelLowering(ProgramText):
 
     def body(self, block: Block, case: Case) -> None:
         stmts = list(case.statements)
-        if self._scatters_much() or not block_shift.is_function(self.kernel):  # what is read again stays in caches
+        if self._scatters_much() or not block_shift.is_function(
+            self.kernel
+        ):  # what is read again stays in caches
             self.emitter.streamed -= scratch.read(stmts)
         super().body(block, case)
 
@@ -186,22 +217,38 @@ class KernelLowering(ProgramText):
         return any(e.invars[2].aval.size > e.invars[0].aval.size for e in scatters)
 
     def _prefetch(self, block: Block) -> None:
-        """Asks for the input blocks of the step `prefetch_steps` ahead: one prefetch per cache line. Those never fault,
-        so the last steps need no test."""
-        inner = [d for d in range(len(self.kernel.grid)) if self.kernel.grid[d] > 1 and d not in self.nests.parallel]
+        """Asks for the input blocks of the step `prefetch_steps` ahead: one prefetch per cache line.
+
+        Those never fault, so the last steps need no test.
+        """
+        inner = [
+            d
+            for d in range(len(self.kernel.grid))
+            if self.kernel.grid[d] > 1 and d not in self.nests.parallel
+        ]
         inner = inner or [d for d in self.nests.parallel if self.kernel.grid[d] > 1]
         if not inner:
             return
         last = inner[-1]
         shifts = self.nests.shifts
-        moving = {f"%g{last}": 1, block_shift.symbol(last): shifts[last].block if last in shifts else 0}
+        moving = {
+            f"%g{last}": 1,
+            block_shift.symbol(last): shifts[last].block if last in shifts else 0,
+        }
         for operand in self.nests.operands[: len(self.kernel.inputs)]:
-            ahead = [o + sum(o.coefficient(s) * n for s, n in moving.items()) * self.options.prefetch_steps
-                     for o in operand.starts]
+            ahead = [
+                o
+                + sum(o.coefficient(s) * n for s, n in moving.items()) * self.options.prefetch_steps
+                for o in operand.starts
+            ]
             if ahead != list(operand.starts):
-                self._prefetch_block(block, operand.buf, ahead, [d.size for d in operand.mapping.dims])
+                self._prefetch_block(
+                    block, operand.buf, ahead, [d.size for d in operand.mapping.dims]
+                )
 
-    def _prefetch_block(self, block: Block, buf: Buf, starts: list[Affine], sizes: list[int]) -> None:
+    def _prefetch_block(
+        self, block: Block, buf: Buf, starts: list[Affine], sizes: list[int]
+    ) -> None:
         line = max(LINE_BYTES // buf.dtype.itemsize, 1)
         symbols = [self.names("%x") for _ in sizes]
         flat: Affine = Affine()
@@ -211,10 +258,14 @@ class KernelLowering(ProgramText):
         def walk(b: Block, k: int) -> list:
             if k == len(sizes):
                 _, address = self.text.affine(b, flat)
-                b.add(f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}")
+                b.add(
+                    f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}"
+                )
             else:
                 step = line if k == len(sizes) - 1 else 1
-                self.text.loop(b, symbols[k], 0, sizes[k], step, lambda inner, _: walk(inner, k + 1))
+                self.text.loop(
+                    b, symbols[k], 0, sizes[k], step, lambda inner, _: walk(inner, k + 1)
+                )
             return []
 
         walk(block, 0)
@@ -244,7 +295,12 @@ class KernelLowering(ProgramText):
         start = len(block.operations)
         block.take(inner)
         block.has_long_loops |= inner.has_long_loops
-        return Segment(start, len(block.operations), sum(op.size for op in inner.operations), self.emitter.has_scalar_loops)
+        return Segment(
+            start,
+            len(block.operations),
+            sum(op.size for op in inner.operations),
+            self.emitter.has_scalar_loops,
+        )
 
     def _statement(self, block: Block, s: Stmt) -> None:
         match s:
@@ -270,7 +326,9 @@ class KernelLowering(ProgramText):
         flat = flat_index(s.buf, s.index)
         for k in range(0, s.count, line):
             _, address = self.text.affine(block, flat + k)
-            block.add(f"memref.prefetch {s.buf.root.name}[{address}], write, locality<3>, data : {memref(s.buf)}")
+            block.add(
+                f"memref.prefetch {s.buf.root.name}[{address}], write, locality<3>, data : {memref(s.buf)}"
+            )
 
     def _let(self, block: Block, name: str, value) -> None:
         holder = Nest({})
@@ -279,7 +337,11 @@ class KernelLowering(ProgramText):
         block.values[name] = self.text.put(block, f"arith.{cast} {v.name} : {v.el} to index")
 
     def _for(self, block: Block, loop: For) -> None:
-        kept = None if self.options.plain else register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
+        kept = (
+            None
+            if self.options.plain
+            else register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
+        )
         if kept is not None:
             self.emitter.promoted_loop(block, loop, self.trips(block, loop), kept)
         else:
@@ -296,28 +358,56 @@ class KernelLowering(ProgramText):
         block.report()
         aliased = {i for i, _ in self.kernel.aliases}
         arena_type, one = f"memref<{self._arena_bytes()}xi8>", self.text.index(1)
-        arrays = {b: "" if k in aliased else NOALIAS for k, b in enumerate(self.bufs) if b.storage is None}
+        arrays = {
+            b: "" if k in aliased else NOALIAS for k, b in enumerate(self.bufs) if b.storage is None
+        }
         arrays |= dict.fromkeys(self.nests.copies.values(), NOALIAS)
         args = [f"{b.name}: {memref(b)}{a}" for b, a in arrays.items()]
         args += [f"%arena: {arena_type}{NOALIAS}", "%low: index", "%high: index"]
-        head = [f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(b)}"
-                for b, offset in self.offsets.items()]
+        head = [
+            f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(b)}"
+            for b, offset in self.offsets.items()
+        ]
         constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
-        # Stores past the caches are not ordered with others: the fence comes before any word that the work is done.
-        fence = ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()'] if self.emitter.streams else []
+        # Stores past the caches are not ordered with others: the fence comes before any word that
+        # the work is done.
+        fence = (
+            ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()']
+            if self.emitter.streams
+            else []
+        )
         programs = Operation(f"scf.for %p = %low to %high step {one}", (Region(block.operations),))
         attributes = {b.name: a for b, a in arrays.items()} | {ARENA: NOALIAS}
-        views = {b.name: f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}" for b in self.offsets}
-        outlined = self.outliner.functions(attributes, views, {b.name: offset for b, offset in self.offsets.items()})
+        views = {
+            b.name: f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}"
+            for b in self.offsets
+        }
+        outlined = self.outliner.functions(
+            attributes, views, {b.name: offset for b, offset in self.offsets.items()}
+        )
         # Parts are compiled and loaded in order: functions come before those that call them.
-        made = [Made(f.name, f.text(FRAMED), f.declaration, False) for f in self.emitter.functions.made]
+        made = [
+            Made(f.name, f.text(FRAMED), f.declaration, False) for f in self.emitter.functions.made
+        ]
         made += outlined
         pieces = tuple(self._function(m.name, m.text, m.declaration, m.scalar, made) for m in made)
         body = self.outliner.lines([*self.text.top.operations, programs])
-        main = [f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{", *constants, *head, *body, *fence, "return", "}"]
-        return self._function(self.name, "\n".join(main), "", self.emitter.has_scalar_loops, made), pieces
+        main = [
+            f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{",
+            *constants,
+            *head,
+            *body,
+            *fence,
+            "return",
+            "}",
+        ]
+        return self._function(
+            self.name, "\n".join(main), "", self.emitter.has_scalar_loops, made
+        ), pieces
 
-    def _function(self, name: str, text: str, declaration: str, scalar: bool, made: list[Made]) -> Function:
+    def _function(
+        self, name: str, text: str, declaration: str, scalar: bool, made: list[Made]
+    ) -> Function:
         def sized(text: str) -> str:
             return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
@@ -337,4 +427,6 @@ def emit(nests: KernelNests, name: str) -> LoweredKernel:
 
 def lower_kernel(kernel: Kernel, name: str, options: LowerOptions | None = None) -> LoweredKernel:
     """Text of one kernel's function. Raises UnsupportedOp for equations without a rule."""
-    return emit(kernel_nests(kernel, options or LowerOptions()).after((*SHARED_PASSES, *CPU_PASSES)), name)
+    return emit(
+        kernel_nests(kernel, options or LowerOptions()).after((*SHARED_PASSES, *CPU_PASSES)), name
+    )

@@ -17,9 +17,10 @@ KIND = "failure"
 def remembered(store: Store | None, key: str) -> Iterator[None]:
     """Raises InternalError at once where the store says that the body failed under `key`; stores a failure of the body.
 
-    Neither is done without a store, and where failures are errors (PBKERN_FALLBACK=0, strict_target): whoever looks for the
-    cause wants the whole of it. Errors that explain a mistake are not stored, nor those of memory, files, threads and the depth
-    of the stack, which may not happen again.
+    Neither is done without a store, and where failures are errors (PBKERN_FALLBACK=0,
+    strict_target): whoever looks for the cause wants the whole of it. Errors that explain a mistake
+    are not stored, nor those of memory, files, threads and the depth of the stack, which may not
+    happen again.
     """
     if store is None or not config.current().fallback or fallback.is_strict():
         yield
@@ -28,17 +29,24 @@ def remembered(store: Store | None, key: str) -> Iterator[None]:
     if payload is not None:
         found = json.loads(payload)
         raise InternalError(
-            f"{found['what']} (kept from an earlier process)", why=found["why"],
+            f"{found['what']} (kept from an earlier process)",
+            why=found["why"],
             hint="PBKERN_FALLBACK=0 compiles it again and shows the whole error; `pbkern cache clear` forgets it",
-        )  # fmt: skip
+        )
     try:
         yield
-    except (MemoryError, OSError, RuntimeError):  # RecursionError is a RuntimeError, and so is what starting threads raises
+    except (
+        MemoryError,
+        OSError,
+        RuntimeError,
+    ):  # RecursionError is a RuntimeError, and so is what starting threads raises
         raise
     except Exception as error:
         if isinstance(error, PbkernError) and not isinstance(error, InternalError):
             raise
         what, _, rest = str(error).partition("\n")
         why = error.why if isinstance(error, InternalError) else " ".join(rest.split())[:500]
-        store.put(KIND, key, json.dumps({"what": what or type(error).__name__, "why": why or ""}).encode())
+        store.put(
+            KIND, key, json.dumps({"what": what or type(error).__name__, "why": why or ""}).encode()
+        )
         raise

@@ -1,9 +1,10 @@
 """Lifetime of a program's machine code: it stays while Python, or an executable of XLA's, may still call it.
 
-XLA keeps the addresses of handlers, and executables outlive the functions they were made of. So each of them counts: when XLA
-makes an executable it calls the program's @pbk_instantiate, which adds one to a number in the program's own memory, and when
-the executable goes, @pbk_drop takes it away again (runtime/xla.py). Code goes once nothing in Python refers to it and the
-number is zero. What XLA registered under its name is never called again: names are given once.
+XLA keeps the addresses of handlers, and executables outlive the functions they were made of. So
+each of them counts: when XLA makes an executable it calls the program's @pbk_instantiate, which
+adds one to a number in the program's own memory, and when the executable goes, @pbk_drop takes it
+away again (runtime/xla.py). Code goes once nothing in Python refers to it and the number is zero.
+What XLA registered under its name is never called again: names are given once.
 """
 
 from __future__ import annotations
@@ -30,15 +31,21 @@ free.argtypes = [ctypes.c_void_p]
 class _TypeInfo(ctypes.Structure):
     """XLA_FFI_TypeInfo."""
 
-    _fields_ = [("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
 
 
 @functools.cache
 def register_state(runtime: Image) -> _TypeInfo:
     """Makes the numbers known to XLA as states of handlers, once; `runtime` is the image of the runtime's functions."""
     info = _TypeInfo(ctypes.sizeof(_TypeInfo), None, runtime.address("pbk_drop"))
-    capsules: Any = {"type_id": jax.ffi.pycapsule(runtime.address("pbk_state_type")),
-                "type_info": jax.ffi.pycapsule(ctypes.addressof(info))}  # fmt: skip
+    capsules: Any = {
+        "type_id": jax.ffi.pycapsule(runtime.address("pbk_state_type")),
+        "type_info": jax.ffi.pycapsule(ctypes.addressof(info)),
+    }
     jax.ffi.register_ffi_type("pbkern_program", capsules, platform="cpu")
     _hold(runtime)
     _hold(info)
@@ -56,8 +63,13 @@ def _let_go(x: Any) -> None:
 
 def register(name: str, image: Image) -> None:
     """Makes a program's handler callable by XLA under this name."""
-    stages = {"instantiate": image.address("pbk_instantiate"), "execute": image.address("pbk_handler")}
-    jax.ffi.register_ffi_target(name, {s: jax.ffi.pycapsule(a) for s, a in stages.items()}, platform="cpu")
+    stages = {
+        "instantiate": image.address("pbk_instantiate"),
+        "execute": image.address("pbk_handler"),
+    }
+    jax.ffi.register_ffi_target(
+        name, {s: jax.ffi.pycapsule(a) for s, a in stages.items()}, platform="cpu"
+    )
 
 
 def free_with(owner: Any, image: Image) -> None:
@@ -65,7 +77,9 @@ def free_with(owner: Any, image: Image) -> None:
     _jax.on_clear_caches(sweep)
     sweep()
     _hold(image)
-    weakref.finalize(owner, _retire, image).atexit = False  # executables may run until the process ends
+    weakref.finalize(
+        owner, _retire, image
+    ).atexit = False  # executables may run until the process ends
 
 
 def _retire(image: Image) -> None:

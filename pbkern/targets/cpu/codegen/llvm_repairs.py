@@ -1,8 +1,8 @@
 """Operations that LLVM compiles without end -> operations that compute the same, and that it compiles.
 
-LLVM 22 to 24 move a shuffle of 64 bytes, as of numbers that are repeated, before the operation that made them, and back,
-without end. They do not move what an empty assembly statement returns. Found by random graphs:
-jnp.repeat(jnp.minimum(x, 3), 2, axis=1) of uint8.
+LLVM 22 to 24 move a shuffle of 64 bytes, as of numbers that are repeated, before the operation that
+made them, and back, without end. They do not move what an empty assembly statement returns. Found
+by random graphs: jnp.repeat(jnp.minimum(x, 3), 2, axis=1) of uint8.
 """
 
 from __future__ import annotations
@@ -16,21 +16,31 @@ _OPERANDS = f" : {_TYPE}, {_TYPE}"
 
 
 def repaired(operations: Iterable[Operation]) -> list[Operation]:
-    """Holds the operands of shuffles of 64 bytes in place. For processors with AVX-512, the only ones with such vectors."""
+    """Holds the operands of shuffles of 64 bytes in place.
+
+    For processors with AVX-512, the only ones with such vectors.
+    """
     return replaced(operations, _held)
 
 
 def is_shuffled_without_end(text: str) -> bool:
-    """Whether a function holds vectors of 64 bytes: LLVM's own vectorisers, from level 2 on, make more shuffles of such vectors
-    of scalar loops beside them, whose operands nothing holds. Random graphs found sorted and repeated bytes."""
+    """Whether a function holds vectors of 64 bytes: LLVM's own vectorisers, from level 2 on, make
+    more shuffles of such vectors of scalar loops beside them, whose operands nothing holds. Random
+    graphs found sorted and repeated bytes.
+    """
     return _TYPE in text
 
 
 def _held(op: Operation) -> list[Operation] | None:
     if not op.text.endswith(_OPERANDS) or op.name != "vector.shuffle":
         return None
-    if any(between.startswith("#") for between in op.between):  # what a loop returns, past which nothing moves
+    if any(
+        between.startswith("#") for between in op.between
+    ):  # what a loop returns, past which nothing moves
         return None
     held = {operand: f"{op.result}_of{k}" for k, operand in enumerate(dict.fromkeys(op.operands))}
-    asm = [Operation(f'{name} = llvm.inline_asm "", "=v,0" {operand} : ({_TYPE}) -> {_TYPE}') for operand, name in held.items()]
+    asm = [
+        Operation(f'{name} = llvm.inline_asm "", "=v,0" {operand} : ({_TYPE}) -> {_TYPE}')
+        for operand, name in held.items()
+    ]
     return [*asm, Operation(op.with_names(held.get(n, n) for n in op.names))]

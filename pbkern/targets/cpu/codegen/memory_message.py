@@ -15,14 +15,19 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from .elf_loader import Image
 
 MEGABYTE = 1e6  # bytes
-# The smallest arena whose arrays are looked for: each program pays for the search, and less memory is hardly ever missing.
+# The smallest arena whose arrays are looked for: each program pays for the search, and less memory
+# is hardly ever missing.
 SEARCHED_BYTES = 1 << 20
 
 
 def memory_message(program: HostProgram, arena_bytes: int) -> str:
     """The text. arena_bytes: of one call, beside its arguments and results."""
     text = f"out of memory: `{program.name}` needs {arena_bytes / MEGABYTE:.1f} MB for temporaries"
-    arrays = [a for a in _arrays(program) if a[0].nbytes <= arena_bytes] if arena_bytes >= SEARCHED_BYTES else []
+    arrays = (
+        [a for a in _arrays(program) if a[0].nbytes <= arena_bytes]
+        if arena_bytes >= SEARCHED_BYTES
+        else []
+    )
     if not arrays:
         return text
     array, kernel, line = max(arrays, key=lambda found: found[0].nbytes)
@@ -37,9 +42,15 @@ def _arrays(program: HostProgram) -> Iterator[tuple[ArrayType, Kernel, str | Non
     for launch in program.launches():
         eqns = list(equations(launch.kernel.body.jaxpr))
         last = next((line for e in reversed(eqns) if (line := user_line(e))), None)
-        yield from ((v.type, launch.kernel, last) for v in launch.results if v.buffer in temporaries)
+        yield from (
+            (v.type, launch.kernel, last) for v in launch.results if v.buffer in temporaries
+        )
         for eqn in eqns:
-            for value in (v for v in eqn.outvars if hasattr(v.aval, "shape") and not hasattr(v.aval, "inner_aval")):
+            for value in (
+                v
+                for v in eqn.outvars
+                if hasattr(v.aval, "shape") and not hasattr(v.aval, "inner_aval")
+            ):
                 aval = array_aval(value)
                 yield ArrayType(tuple(aval.shape), aval.dtype), launch.kernel, user_line(eqn)
 

@@ -1,8 +1,9 @@
 """Pieces of text that are alike but for places -> one function, which is passed where they differ.
 
-Authors of kernels unroll loops while they are traced, so that one product of tiles comes sixty-four times, each of other
-slices. Of such copies MLIR and LLVM see one. What may differ are starts of scratch buffers, and constants that are added to an
-index or are one. Bounds of loops, divisors and strides may not: LLVM makes better loops of constants.
+Authors of kernels unroll loops while they are traced, so that one product of tiles comes sixty-four
+times, each of other slices. Of such copies MLIR and LLVM see one. What may differ are starts of
+scratch buffers, and constants that are added to an index or are one. Bounds of loops, divisors and
+strides may not: LLVM makes better loops of constants.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ INDEX = re.compile(r"arith\.constant (-?\d+) : index")
 class Form:
     """Parts of a piece that its copies have as well, and those of its own.
 
-    common: its text, with names by order of appearance. places: its index constants that may differ, in order.
+    common: its text, with names by order of appearance. places: its index constants that may
+      differ, in order.
     views: its scratch buffers, in order.
     """
 
@@ -32,7 +34,10 @@ class Form:
 
 
 def form(
-    operations: Iterable[Operation], constants: Mapping[str, str], views: Mapping[str, str], operands: Iterable[str]
+    operations: Iterable[Operation],
+    constants: Mapping[str, str],
+    views: Mapping[str, str],
+    operands: Iterable[str],
 ) -> Form | None:
     """The form of a piece; None for one that calls others. constants: definitions by name; views: types of scratch buffers."""
     known = {name: name for name in operands}
@@ -60,7 +65,12 @@ def form(
     return Form("\n".join(operation.lines(renamed)), tuple(places), tuple(own_views))
 
 
-def _renamed(op: Operation, constants: Mapping[str, str], place: Callable[[str, int], str], other: Callable[[str], str]) -> str:
+def _renamed(
+    op: Operation,
+    constants: Mapping[str, str],
+    place: Callable[[str, int], str],
+    other: Callable[[str], str],
+) -> str:
     """Its text with other names: index constants that may differ are place(name, value), the rest is other(name)."""
     differs = _has_places(op)
 
@@ -93,17 +103,25 @@ class Differences:
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.places.values(), *self.views.values()]))
 
-    def operations(self, operations: Iterable[Operation], constants: Mapping[str, str]) -> list[Operation]:
+    def operations(
+        self, operations: Iterable[Operation], constants: Mapping[str, str]
+    ) -> list[Operation]:
         """Operations of the first copy, in which arguments stand for the places that differ."""
         count = iter(range(1 << 62))
+
         def rename(op: Operation) -> str:
-            return _renamed(op, constants, lambda n, _: self.places.get(next(count), n), lambda n: n)
+            return _renamed(
+                op, constants, lambda n, _: self.places.get(next(count), n), lambda n: n
+            )
 
         return [op.mapped(rename) for op in operations]
 
 
 def differences(copies: list[Form], offsets: Mapping[str, int]) -> Differences:
-    """Finds where copies differ. Places that always have one value together are one argument. offsets: of scratch buffers."""
+    """Finds where copies differ.
+
+    Places that always have one value together are one argument. offsets: of scratch buffers.
+    """
     arguments: dict[tuple[int, ...], str] = {}
 
     def argument(values: tuple[int, ...]) -> str:
@@ -112,5 +130,7 @@ def differences(copies: list[Form], offsets: Mapping[str, int]) -> Differences:
     by_place = enumerate(zip(*(t.places for t in copies)))
     places = {k: argument(values) for k, values in by_place if len(set(values)) > 1}
     starts = [tuple(offsets[v] for v in same) for same in zip(*(t.views for t in copies))]
-    views = {v: argument(values) for v, values in zip(copies[0].views, starts) if len(set(values)) > 1}
+    views = {
+        v: argument(values) for v, values in zip(copies[0].views, starts) if len(set(values)) > 1
+    }
     return Differences(places, views, tuple(zip(*arguments)) or ((),) * len(copies))

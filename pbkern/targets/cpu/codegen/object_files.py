@@ -1,7 +1,8 @@
 """Lowered kernels and host functions -> object files, on threads: kernels compile while the next ones are being lowered.
 
-Kernels are cut into parts by the length of their MLIR text, in order, so that the objects do not depend on timing. A part is
-a module and an object of its own; the last one has the host functions as well. Objects call each other by name.
+Kernels are cut into parts by the length of their MLIR text, in order, so that the objects do not
+depend on timing. A part is a module and an object of its own; the last one has the host functions
+as well. Objects call each other by name.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from .host import default_threads, module_text
 from .kernel import Function, LoweredKernel
 from .llvm_repairs import is_shuffled_without_end
 
-# LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does in scalar loops; at level 1
-# it makes no vectors of its own.
+# LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does
+# in scalar loops; at level 1 it makes no vectors of its own.
 VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL, SCALAR_BYTES_OPT_LEVEL = 0, 2, 1
-# Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the 5 ms that an engine takes
-# are little.
+# Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the
+# 5 ms that an engine takes are little.
 PART = 100_000
 # Address of functions of other parts, as far as the engine is told: its own image is never run.
 ELSEWHERE = 1
@@ -48,7 +49,9 @@ class Parts:
         self.threads.shutdown(cancel_futures=True)
 
     def add(self, kernel: LoweredKernel) -> None:
-        """Takes the next kernel; starts a part where that fills it. Pieces with scalar loops have parts of their own.
+        """Takes the next kernel; starts a part where that fills it.
+
+        Pieces with scalar loops have parts of their own.
 
         Keeps callees before callers: a part may call what earlier parts define.
         """
@@ -74,10 +77,14 @@ class Parts:
         functions, self.waiting = tuple(self.waiting), []
         # Threads run in this context, by which their progress is told.
         run = contextvars.copy_context().run
-        self.objects.append(self.threads.submit(run, self._object, functions, host, function, dict(self.symbols)))
+        self.objects.append(
+            self.threads.submit(run, self._object, functions, host, function, dict(self.symbols))
+        )
         self.symbols |= {f.name: ELSEWHERE for f in functions}
 
-    def _object(self, functions: tuple[Function, ...], host: str, function: str, symbols: Mapping[str, int]) -> bytes:
+    def _object(
+        self, functions: tuple[Function, ...], host: str, function: str, symbols: Mapping[str, int]
+    ) -> bytes:
         module = llvm_module(module_text(functions), host, self.timed)
         mlir.check_lowered(module)
         level = self.opt_level

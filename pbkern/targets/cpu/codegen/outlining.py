@@ -1,9 +1,11 @@
 """Long lists of statements -> functions of their own, which LLVM compiles in time that is proportional to their number.
 
-MLIR's passes and LLVM take more than twice the time for a function of twice the length; functions also compile on threads, and
-LLVM's optimiser runs only on those that have scalar loops (docs/decisions/019-large-bodies.md).
+MLIR's passes and LLVM take more than twice the time for a function of twice the length; functions
+also compile on threads, and LLVM's optimiser runs only on those that have scalar loops
+(docs/decisions/019-large-bodies.md).
 
-What a piece of text uses from outside are constants, which its function defines again, memory and indices, which it is passed.
+What a piece of text uses from outside are constants, which its function defines again, memory and
+indices, which it is passed.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from .merge_functions import Differences, Form, differences, form
 CALL = "func.call @"
 # Lines of a piece, and of the shortest one.
 PIECE, SHORT = 4000, 400
-SHORTEST_COPY = 40  # lines of the shortest piece that becomes a function because others are equal to it
+SHORTEST_COPY = (
+    40  # lines of the shortest piece that becomes a function because others are equal to it
+)
 # The type of the scratch memory, which is not known before all of a kernel is lowered.
 ARENA_TYPE = "memref<arena>"
 ARENA = "%arena"
-# Without a frame pointer, LLVM cannot align the stack once it has given registers to values, and spills vectors across cache
-# lines: a chain of 100 operations takes 380 or 690 us, depending on the caller's stack.
+# Without a frame pointer, LLVM cannot align the stack once it has given registers to values, and
+# spills vectors across cache lines: a chain of 100 operations takes 380 or 690 us, depending on the
+# caller's stack.
 FRAMED = "attributes {llvm.frame_pointer = #llvm.framePointerKind<all>}"
 
 
@@ -73,22 +78,30 @@ class Made:
 class Outliner:
     """Makes the pieces of one kernel.
 
-    operands: types of its arrays, by name; repair: rewrites what is printed into what LLVM compiles (llvm_repairs.py).
+    operands: types of its arrays, by name; repair: rewrites what is printed into what LLVM compiles
+      (llvm_repairs.py).
     """
 
     def __init__(
-        self, kernel: str, text: Text, operands: Mapping[str, str],
+        self,
+        kernel: str,
+        text: Text,
+        operands: Mapping[str, str],
         repair: Callable[[Iterable[Operation]], Iterable[Operation]] = iter,
-    ):  # fmt: skip
+    ):
         self.kernel, self.text, self.operands, self.repair = kernel, text, operands, repair
         self.pieces: list[Piece] = []
-        self.calls: dict[str, list[Operation]] = {}  # of pieces, as blocks hold them -> of functions
+        self.calls: dict[
+            str, list[Operation]
+        ] = {}  # of pieces, as blocks hold them -> of functions
 
-    def outline(self, block: Block, runs: list[list[Segment]], buffers: Callable[[], Mapping[str, str]]) -> bool:
+    def outline(
+        self, block: Block, runs: list[list[Segment]], buffers: Callable[[], Mapping[str, str]]
+    ) -> bool:
         """Puts calls in the place of segments that are long together: of scalar loops, repeated and long ones.
 
-        Index arithmetic between the segments of a run goes before them. buffers(): types of scratch buffers.
-        Returns whether it did so.
+        Index arithmetic between the segments of a run goes before them. buffers(): types of scratch
+        buffers. Returns whether it did so.
         """
         if sum(len(s) for run in runs for s in run) <= PIECE:
             return False
@@ -96,25 +109,43 @@ class Outliner:
         copies = self._copies(block, [s for run in runs for s in run], constants, scratch)
         groups = [g for run in runs for g in _groups(run, copies)]
         groups = [g for g in groups if g[0].scalar or g[0] in copies or sum(map(len, g)) >= SHORT]
-        calls = [self._piece(_operations(block, g), g[0].scalar, constants, scratch, copies.get(g[0])) for g in groups]
+        calls = [
+            self._piece(_operations(block, g), g[0].scalar, constants, scratch, copies.get(g[0]))
+            for g in groups
+        ]
         for g, call in reversed(list(zip(groups, calls))):
-            between = [op for s, after in zip(g, g[1:]) for op in block.operations[s.end : after.start]]
+            between = [
+                op for s, after in zip(g, g[1:]) for op in block.operations[s.end : after.start]
+            ]
             block.operations[g[0].start : g[-1].end] = [*between, Operation(call)]
         return True
 
-    def _copies(self, block: Block, segments: list[Segment], constants, scratch: Mapping[str, str]) -> dict[Segment, Form]:
+    def _copies(
+        self, block: Block, segments: list[Segment], constants, scratch: Mapping[str, str]
+    ) -> dict[Segment, Form]:
         """Segments that repeat others, but for places."""
         alike: dict[str, list[tuple[Segment, Form]]] = {}
         for s in segments:
             operations = _operations(block, [s])
-            if len(s) >= SHORTEST_COPY and (found := form(operations, constants, scratch, self.operands)) is not None:
+            if (
+                len(s) >= SHORTEST_COPY
+                and (found := form(operations, constants, scratch, self.operands)) is not None
+            ):
                 alike.setdefault(found.common, []).append((s, found))
         return {s: found for same in alike.values() if len(same) > 1 for s, found in same}
 
     def _piece(
-        self, operations: list[Operation], scalar: bool, constants, scratch: Mapping[str, str], found: Form | None
+        self,
+        operations: list[Operation],
+        scalar: bool,
+        constants,
+        scratch: Mapping[str, str],
+        found: Form | None,
     ) -> str:
-        """The call of a new piece. Raises InternalError for operations that use a value from outside which is no index."""
+        """The call of a new piece.
+
+        Raises InternalError for operations that use a value from outside which is no index.
+        """
         used = dict.fromkeys(n for op in walk(operations) for n in op.names)
         own = {n for op in walk(operations) for n in op.defined}
         found = found or form(operations, constants, scratch, self.operands)
@@ -123,44 +154,75 @@ class Outliner:
         passed = {}
         for n in used.keys() - own - constants.keys() - {*views, ARENA}:
             if n not in self.operands and n not in self.text.indices:
-                raise InternalError(f"a part of kernel {self.kernel} uses {n} of another part, which is no index")
+                raise InternalError(
+                    f"a part of kernel {self.kernel} uses {n} of another part, which is no index"
+                )
             passed[n] = self.operands.get(n, "index")
-        passed = {n: passed[n] for n in used if n in passed} | ({ARENA: ARENA_TYPE} if views or ARENA in used else {})
+        passed = {n: passed[n] for n in used if n in passed} | (
+            {ARENA: ARENA_TYPE} if views or ARENA in used else {}
+        )
         name = f"{self.kernel}_{len(self.pieces)}"
         self.pieces.append(Piece(name, tuple(operations), passed, constants, views, scalar, found))
         return self.pieces[-1].call
 
-    def functions(self, attributes: Mapping[str, str], views: Mapping[str, str], offsets: Mapping[str, int]) -> list[Made]:
+    def functions(
+        self, attributes: Mapping[str, str], views: Mapping[str, str], offsets: Mapping[str, int]
+    ) -> list[Made]:
         """Functions of all pieces; copies share one.
 
-        attributes: of what they are passed, by name; views: definitions of scratch buffers, by `<name>_at`; offsets: where.
+        attributes: of what they are passed, by name; views: definitions of scratch buffers, by
+          `<name>_at`; offsets: where.
         """
         alike: dict[object, list[Piece]] = {}
         for p in self.pieces:
             alike.setdefault((p.form.common, p.scalar) if p.form else p.name, []).append(p)
         return [self._function(copies, attributes, views, offsets) for copies in alike.values()]
 
-    def _function(self, copies: list[Piece], attributes: Mapping[str, str], views: Mapping[str, str], offsets) -> Made:
+    def _function(
+        self, copies: list[Piece], attributes: Mapping[str, str], views: Mapping[str, str], offsets
+    ) -> Made:
         first, forms = copies[0], [p.form for p in copies if p.form]
         found = differences(forms, offsets) if len(copies) > 1 else Differences({}, {}, ((),))
         places = dict.fromkeys(found.names, "index")
         for p, values in zip(copies, found.values):
             names = {f"%{p.name}_place{k}": v for k, v in enumerate(values)}
             given = [Operation(f"{n} = arith.constant {v} : index") for n, v in names.items()]
-            self.calls[p.call] = [*given, Operation(_call(first.name, {**p.passed, **dict.fromkeys(names, "index")}))]
-        arguments = ", ".join(f"{n}: {t}{attributes.get(n, '')}" for n, t in (*first.passed.items(), *places.items()))
+            self.calls[p.call] = [
+                *given,
+                Operation(_call(first.name, {**p.passed, **dict.fromkeys(names, "index")})),
+            ]
+        arguments = ", ".join(
+            f"{n}: {t}{attributes.get(n, '')}" for n, t in (*first.passed.items(), *places.items())
+        )
         constants = [f"{n} = {t}" for n, t in first.constants.items()]
-        constants += [f"{v}_at = arith.constant {offsets[v]} : index" for v in first.views if v not in found.views]
+        constants += [
+            f"{v}_at = arith.constant {offsets[v]} : index"
+            for v in first.views
+            if v not in found.views
+        ]
         taken = [views[v].replace(f"{v}_at", found.views.get(v, f"{v}_at")) for v in first.views]
-        operations = found.operations(first.operations, first.constants) if places else first.operations
+        operations = (
+            found.operations(first.operations, first.constants) if places else first.operations
+        )
         body = self.lines(operations)
-        text = "\n".join([f"func.func @{first.name}({arguments}) {FRAMED} {{", *constants, *taken, *body, "return", "}"])
+        text = "\n".join(
+            [
+                f"func.func @{first.name}({arguments}) {FRAMED} {{",
+                *constants,
+                *taken,
+                *body,
+                "return",
+                "}",
+            ]
+        )
         types = ", ".join((*first.passed.values(), *places.values()))
         return Made(first.name, text, f"func.func private @{first.name}({types})", first.scalar)
 
     def lines(self, operations: Iterable[Operation]) -> Iterator[str]:
         """Operations as they are printed: with calls of functions in place of calls of pieces."""
-        return operation.lines(self.repair(replaced(operations, lambda op: self.calls.get(op.text))))
+        return operation.lines(
+            self.repair(replaced(operations, lambda op: self.calls.get(op.text)))
+        )
 
 
 def _operations(block: Block, segments: list[Segment]) -> list[Operation]:
@@ -172,11 +234,19 @@ def _call(name: str, passed: Mapping[str, str]) -> str:
 
 
 def _groups(run: list[Segment], copies: Collection[Segment]) -> list[list[Segment]]:
-    """Neighbours that make one piece: alike, and not much longer than PIECE together. Copies are pieces of their own."""
+    """Neighbours that make one piece: alike, and not much longer than PIECE together.
+
+    Copies are pieces of their own.
+    """
     groups: list[list[Segment]] = []
     for s in run:
         last = groups[-1] if groups and s not in copies else None
-        if last and last[-1] not in copies and last[-1].scalar == s.scalar and sum(map(len, last)) + len(s) <= PIECE:
+        if (
+            last
+            and last[-1] not in copies
+            and last[-1].scalar == s.scalar
+            and sum(map(len, last)) + len(s) <= PIECE
+        ):
             last.append(s)
         else:
             groups.append([s])

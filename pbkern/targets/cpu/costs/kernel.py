@@ -1,8 +1,9 @@
 """Requests of one program, grid, Machine -> seconds on a CPU, with the terms that explain them. Formulas only; no choices.
 
-A kernel takes the longer of its arithmetic (step.py) and its traffic, plus a part of the shorter, which overlaps. Traffic
-has two parts: every array once from memory (or L3, if it fits), and blocks read again by other programs from the caches. Values
-between equations live in a core's scratch: once they outgrow L1 or L2 they pay for the trips.
+A kernel takes the longer of its arithmetic (step.py) and its traffic, plus a part of the shorter,
+which overlaps. Traffic has two parts: every array once from memory (or L3, if it fits), and blocks
+read again by other programs from the caches. Values between equations live in a core's scratch:
+once they outgrow L1 or L2 they pay for the trips.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from pbkern.fuse.cost.steps import PricedSteps, covered, elements_read
 
 # Stored values of one program that live at the same time.
 LIVE_VALUES = 3
-# Heavy values (fuse/cost/kinds.py) are not computed more often than this, operations done over operations needed,
+# Heavy values (fuse/cost/kinds.py) are not computed more often than this, operations done over
+# operations needed,
 RECOMPUTE_LIMIT = 1.3
-# unless they reduce what a nearest cache holds, as the partial results of a sum, and all of that takes this part of the
-# kernel's time at most.
+# unless they reduce what a nearest cache holds, as the partial results of a sum, and all of that
+# takes this part of the kernel's time at most.
 REPEATED_SHARE = 0.02
-# Fewer than two programs per core leave one core waiting for the other: the part of the time that is lost.
+# Fewer than two programs per core leave one core waiting for the other: the part of the time that
+# is lost.
 UNBALANCED = 0.05
 
 
@@ -39,7 +42,9 @@ def traffic_limit(moved: int, machine: Machine) -> float:
     near = min(moved, machine.l2_bytes * machine.cores)
     middle = min(moved - near, machine.l3_bytes)
     far = moved - near - middle
-    return near / machine.l2_bandwidth + middle / machine.l3_bandwidth + far / machine.dram_bandwidth
+    return (
+        near / machine.l2_bandwidth + middle / machine.l3_bandwidth + far / machine.dram_bandwidth
+    )
 
 
 def kernel_cost(
@@ -61,14 +66,18 @@ def kernel_cost(
     tests: set = set()
     for step, price in priced.steps:
         if price.of_tests and tests.issuperset(price.read):
-            # Part of a comparison of indices: code is cut where that changes, and nothing is computed.
+            # Part of a comparison of indices: code is cut where that changes, and nothing is
+            # computed.
             tests.update(step.eqn.outvars)
             continue
         share = evaluated.get(id(step), 1.0)
         seconds = price.seconds * share * (1 + (id(step.eqn) in repeated_steps))
         factor = price.part * programs * share
         if factor > RECOMPUTE_LIMIT and programs > 1 and is_heavy(step.eqn, costs):
-            if step.eqn.primitive.name not in SINGLE_PASS or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2:
+            if (
+                step.eqn.primitive.name not in SINGLE_PASS
+                or nbytes(step.eqn.invars[0].aval) > machine.l1_bytes // 2
+            ):
                 return None
             repeated += seconds
         per_program += seconds + price.packing
@@ -82,7 +91,9 @@ def kernel_cost(
     compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
     far, near, moved, blocks = _traffic(requests, outputs, grid, machine, priced.tables())
     scratch = sum(sorted(sizes)[-LIVE_VALUES:])
-    blocks -= int(sum(volume(a) * itemsize(v) * (1 - parts[v]) for v, a in requests.inputs if v in parts))
+    blocks -= int(
+        sum(volume(a) * itemsize(v) * (1 - parts[v]) for v, a in requests.inputs if v in parts)
+    )
     working_set = blocks + scratch
     trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs
     parallel = min(programs, machine.cores) / machine.cores
@@ -115,7 +126,9 @@ def _scratch_trips(temporaries: int, working_set: int, blocks: int, machine: Mac
     if working_set > machine.l2_bytes:
         return (2.0 * temporaries + 0.3 * blocks) / machine.l3_bandwidth
     # Nests share outer loops: one step's part of a value is often all that is stored.
-    return (0.1 + working_set / machine.l2_bytes) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
+    return (
+        (0.1 + working_set / machine.l2_bytes) * (temporaries + 0.3 * blocks) / machine.l2_bandwidth
+    )
 
 
 def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
@@ -133,7 +146,9 @@ def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
     return min(least, between)
 
 
-def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> tuple[float, float, int, int]:
+def _traffic(
+    requests, outputs, grid, machine, looked_up: Collection
+) -> tuple[float, float, int, int]:
     """(seconds from far, seconds of repeated reads, compulsory bytes, bytes of one program's blocks)."""
     programs, last = math.prod(grid), len(grid) - 1
     far = near = 0.0
@@ -142,11 +157,15 @@ def _traffic(requests, outputs, grid, machine, looked_up: Collection) -> tuple[f
         size, block = nbytes(v.aval), elements_read(requests, v, access, looked_up) * itemsize(v)
         waste = _line_waste(access, v.aval.shape, itemsize(v))
         total = int(block * programs * waste)
-        read = int(covered(access, grid, v.aval.shape) * itemsize(v) * waste)  # slices leave the rest where it is
+        read = int(
+            covered(access, grid, v.aval.shape) * itemsize(v) * waste
+        )  # slices leave the rest where it is
         once = min(size, read, total)  # overlap and half-used lines come from caches
         far += once / far_bandwidth(size, machine)
         # Programs run along the last grid axis first: what does not depend on it is still in L2.
-        stays = not any(s.start.coefficient(last) for s in access) and block <= machine.l2_bytes // 2
+        stays = (
+            not any(s.start.coefficient(last) for s in access) and block <= machine.l2_bytes // 2
+        )
         near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
         moved, blocks = moved + once, blocks + block
     for v, access in outputs:

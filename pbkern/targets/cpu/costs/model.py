@@ -17,8 +17,8 @@ from pbkern.targets.cpu import machine as cpu
 
 from . import kernel, step
 
-# Rows in multiples of a register tile's, columns of whole vectors. Bytes were measured on Zen 5 and Zen 4: of far rows, parts
-# of 512 bytes came at 14 GB/s, of a page at 22 of 25.
+# Rows in multiples of a register tile's, columns of whole vectors. Bytes were measured on Zen 5 and
+# Zen 4: of far rows, parts of 512 bytes came at 14 GB/s, of a page at 22 of 25.
 SIZES = Sizes(
     line_bytes=cpu.LINE_BYTES,
     mask_strip=cpu.MASK_STRIP,
@@ -84,7 +84,11 @@ class CpuCosts(Machine):
         return step.step_price(of, self)
 
     def kernel_cost(
-        self, requests: Requests, outputs: Sequence[tuple[object, Access]], grid: Sequence[int],
-        parts: Mapping[object, float] = MappingProxyType({}), repeated_steps: Collection[int] = (),
-    ) -> Cost | None:  # fmt: skip
+        self,
+        requests: Requests,
+        outputs: Sequence[tuple[object, Access]],
+        grid: Sequence[int],
+        parts: Mapping[object, float] = MappingProxyType({}),
+        repeated_steps: Collection[int] = (),
+    ) -> Cost | None:
         return kernel.kernel_cost(requests, outputs, grid, self, self, parts, repeated_steps)

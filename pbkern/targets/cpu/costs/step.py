@@ -26,21 +26,28 @@ from pbkern.fuse.cost.kinds import (
 )
 from pbkern.fuse.cost.model import Price
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, SCATTERED_REUSE, TRANSPOSE_CYCLES
+from pbkern.targets.cpu.machine import (
+    CONFLICT_BYTES,
+    LINE_BYTES,
+    ROW_REUSE,
+    SCATTERED_REUSE,
+    TRANSPOSE_CYCLES,
+)
 from pbkern.targets.cpu.schedule.cache_conflicts import are_apart, fit
 from pbkern.targets.cpu.sorting import first_cycles, line_cycles
 
 # What does not depend on the kernel.
 LOWERED = LowerOptions()
-# What a reduction along rows takes for each row beside its elements: the lanes of a vector are added up.
+# What a reduction along rows takes for each row beside its elements: the lanes of a vector are
+# added up.
 ACROSS_CYCLES = 3.0
 # Vector operations of putting two elements of a short line in order.
 EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
-# Scatters, cycles: reading and testing an entry of an index vector, starting a window, a mispredicted branch with the loads
-# that wait for it. Far updates: the next part of a row whose rest other programs read, the next row where those between are
-# skipped.
+# Scatters, cycles: reading and testing an entry of an index vector, starting a window, a
+# mispredicted branch with the loads that wait for it. Far updates: the next part of a row whose
+# rest other programs read, the next row where those between are skipped.
 READ_INDEX_CYCLES = 2.0
 WINDOW_CYCLES = 3.0
 MISPREDICTED_CYCLES = 30.0
@@ -52,7 +59,11 @@ def operations_per_element(eqn, machine: Machine) -> float:
     """Vector operations per element of the first result."""
     name = eqn.primitive.name
     if name in VIEWS:
-        return 0.0 if name not in ("transpose", "concatenate", "continued", "pad", "rev") else machine.cycles(name)
+        return (
+            0.0
+            if name not in ("transpose", "concatenate", "continued", "pad", "rev")
+            else machine.cycles(name)
+        )
     out = max(math.prod(eqn.outvars[0].aval.shape), 1)
     if name in CONTRACTIONS:
         return 2.0 * contracted_size(eqn)
@@ -77,7 +88,9 @@ def operations_per_element(eqn, machine: Machine) -> float:
     if name == "first_sorted":
         p = eqn.params
         shape = eqn.invars[0].aval.shape
-        cycles = first_cycles(shape[p["dimension"]], p["first"], [a.aval.dtype for a in eqn.invars], p["num_keys"])
+        cycles = first_cycles(
+            shape[p["dimension"]], p["first"], [a.aval.dtype for a in eqn.invars], p["num_keys"]
+        )
         return cycles / p["first"] * machine.vector_bits / 32
     return machine.cycles(name)
 
@@ -113,14 +126,18 @@ def _step_seconds(step: Step, machine: Machine) -> float:
     lanes = machine.lanes(dtype.itemsize)
     if eqn.primitive.name in CONTRACTIONS and contracted_size(eqn) >= 16:
         operand = np.dtype(eqn.invars[0].aval.dtype)
-        seconds = operations / (machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY)
+        seconds = operations / (
+            machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY
+        )
         usual = seconds / _fill(_columns(eqn, shape), lanes)
         return min([usual, *_swapped_seconds(step, seconds, lanes, machine)])
     extents, across = eqn.outvars[0].aval.shape, 0.0
     if eqn.primitive.name.startswith(("reduce_", "arg", "partial")) and eqn.params.get("axes"):
         results = math.prod(shape)
         shape, extents = block_shape(step.pull.inputs[0]), eqn.invars[0].aval.shape
-        across = ACROSS_CYCLES * results * (len(extents) - 1 in eqn.params["axes"] and extents[-1] > 1)
+        across = (
+            ACROSS_CYCLES * results * (len(extents) - 1 in eqn.params["axes"] and extents[-1] > 1)
+        )
     # Whole trailing dimensions are one.
     run = 1
     for n, extent in zip(reversed(shape), reversed(extents)):
@@ -137,17 +154,23 @@ def _fill(columns: int, lanes: int) -> float:
 
 
 def _swapped_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
-    """A convolution with vectors along channels or images that are not its last dimension (operand swap): that operand is
-    transposed, and so are the results. `full`: time of its arithmetic with all lanes used."""
+    """A convolution with vectors along channels or images that are not its last dimension (operand
+    swap): that operand is transposed, and so are the results. `full`: time of its arithmetic with
+    all lanes used.
+    """
     if step.eqn.primitive.name != "conv_general_dilated":
         return []
     found, shape = [], block_shape(step.out)
     results = math.prod(shape)
     for operand, d in enumerate(step.eqn.params["dimension_numbers"].out_spec[:2]):
         if d < len(shape) - 1:
-            columns = shape[d] // max(step.pull.params["feature_group_count"], 1) if operand else shape[d]
+            columns = (
+                shape[d] // max(step.pull.params["feature_group_count"], 1) if operand else shape[d]
+            )
             transposed = results + volume(step.pull.inputs[operand])
-            found.append(full / _fill(columns, lanes) + TRANSPOSE_CYCLES * transposed / machine.clock_hz)
+            found.append(
+                full / _fill(columns, lanes) + TRANSPOSE_CYCLES * transposed / machine.clock_hz
+            )
     return found
 
 
@@ -159,9 +182,13 @@ def _columns(eqn, shape: Sequence[int]) -> int:
     runs, at = [], len(shape)
     for side in (1, 0):
         extents = eqn.invars[side].aval.shape
-        free = [d for d in range(len(extents)) if d not in contracted[side] and d not in batch[side]]
+        free = [
+            d for d in range(len(extents)) if d not in contracted[side] and d not in batch[side]
+        ]
         at -= len(free)
-        if side == 1 or free[-1:] == [len(extents) - 1]:  # the first operand's columns are not gathered into panels
+        if side == 1 or free[-1:] == [
+            len(extents) - 1
+        ]:  # the first operand's columns are not gathered into panels
             runs.append(_joint_run(free, shape[at:], extents))
     return max(runs)
 
@@ -180,7 +207,9 @@ def scatter_cycles(eqn, machine: Machine) -> float:
     """Reading all indices, starting each window, combining whole vectors of updates."""
     indices, updates = (a.aval for a in eqn.invars[1:])
     windows = math.prod(indices.shape[:-1])
-    return windows * (READ_INDEX_CYCLES + WINDOW_CYCLES) + updates.size / machine.lanes(updates.dtype.itemsize)
+    return windows * (READ_INDEX_CYCLES + WINDOW_CYCLES) + updates.size / machine.lanes(
+        updates.dtype.itemsize
+    )
 
 
 def _scatter_seconds(step: Step, machine: Machine) -> float:
@@ -201,7 +230,11 @@ def _scatter_seconds(step: Step, machine: Machine) -> float:
         cycles += own * (CUT_ROW_CYCLES * is_cut + SKIPPED_ROWS_CYCLES * others)
     lines = own * math.ceil(window_bytes / LINE_BYTES)
     near = machine.l3_bandwidth if block_bytes <= machine.l3_bytes // 2 else machine.dram_bandwidth
-    trips = 2 * LINE_BYTES * lines / (near / machine.cores) if block_bytes > machine.l2_bytes // 2 else 0.0
+    trips = (
+        2 * LINE_BYTES * lines / (near / machine.cores)
+        if block_bytes > machine.l2_bytes // 2
+        else 0.0
+    )
     return cycles / machine.clock_hz + trips
 
 
@@ -221,9 +254,14 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
             turned += volume(step.pull.inputs[0])
     elif row_bytes[0] % CONFLICT_BYTES == 0 and step.out[-1].size >= ROW_REUSE:
         copied += bytes_of[0]
-    if len(rhs) - 1 in right or are_apart(depth, row_bytes[1], depth * row_bytes[1], machine.l2_bytes):
+    if len(rhs) - 1 in right or are_apart(
+        depth, row_bytes[1], depth * row_bytes[1], machine.l2_bytes
+    ):
         copied += bytes_of[1]
-    return 2 * copied / (machine.l3_bandwidth / machine.cores) + turned * TRANSPOSE_CYCLES / machine.clock_hz
+    return (
+        2 * copied / (machine.l3_bandwidth / machine.cores)
+        + turned * TRANSPOSE_CYCLES / machine.clock_hz
+    )
 
 
 def _limit_seconds(step: Step, machine: Machine) -> float:
@@ -231,4 +269,8 @@ def _limit_seconds(step: Step, machine: Machine) -> float:
     if eqn.primitive.name not in CONTRACTIONS:
         return 0.0
     full = math.prod(eqn.outvars[0].aval.shape)
-    return operations_per_element(eqn, machine) * full / machine.flops(np.dtype(eqn.invars[0].aval.dtype).name)
+    return (
+        operations_per_element(eqn, machine)
+        * full
+        / machine.flops(np.dtype(eqn.invars[0].aval.dtype).name)
+    )

@@ -19,32 +19,51 @@ from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
 from .addressing import Point, Tail, Walk
 from .cumulative import Cumulative
-from .horizontal_reductions import WORD_PRODUCTS, HorizontalReductions, by_halves, is_rounded, lost_in, whole
+from .horizontal_reductions import (
+    WORD_PRODUCTS,
+    HorizontalReductions,
+    by_halves,
+    is_rounded,
+    lost_in,
+    whole,
+)
 from .interleave_chains import interleaved
 
-# Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are joined.
+# Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are
+# joined.
 LONG_ROW = 64
-# Additions to one accumulator in a row. A new run costs a long point the registers that hold its constants, and products
-# memory for accumulators that fill more than half of the registers: they start again less often.
+# Additions to one accumulator in a row. A new run costs a long point the registers that hold its
+# constants, and products memory for accumulators that fill more than half of the registers: they
+# start again less often.
 LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
 LONGEST_CHAIN_OF_PRODUCTS, FEW_ACCUMULATORS = 640, 16
 
 
 class Accumulators(HorizontalReductions, Cumulative):
-    """Emits reductions. `_value` gives an expression at a point, `_wide` a vector of it; `_writes` stores."""
+    """Emits reductions.
+
+    `_value` gives an expression at a point, `_wide` a vector of it; `_writes` stores.
+    """
 
     _value: Callable[..., Ssa]
     _wide: Callable[..., Ssa]
     _writes: Callable[..., None]
 
     def _accumulate(
-        self, w: Walk, block: Block, loop: tuple[str, int, int, int], terms: int, fill, accs: list[Ssa]
+        self,
+        w: Walk,
+        block: Block,
+        loop: tuple[str, int, int, int],
+        terms: int,
+        fill,
+        accs: list[Ssa],
     ) -> list[Ssa]:
         """A loop (symbol, low, high, step); each trip adds `terms` numbers, one after the other, to every accumulator.
 
-        The rounding error of a sum grows with the length of its chain of additions. Where floats are summed, accumulators
-        therefore start again with every run of a few additions, and what they held is added to others; those are runs of
-        runs where there are many. Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
+        The rounding error of a sum grows with the length of its chain of additions. Where floats
+        are summed, accumulators therefore start again with every run of a few additions, and what
+        they held is added to others; those are runs of runs where there are many. Source: Higham
+        2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
         """
         d, low, high, step = loop
         limit = self._longest_chain(w)
@@ -54,7 +73,9 @@ class Accumulators(HorizontalReductions, Cumulative):
         if terms == 1 and self._is_in_runs(w, trips):
             return self._accumulate_in_runs(w, block, loop, fill, accs)
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
-            return self._accumulate_in_memory(w, block, loop, trips, _run_length(trips, terms, limit), fill, accs)
+            return self._accumulate_in_memory(
+                w, block, loop, trips, _run_length(trips, terms, limit), fill, accs
+            )
 
         if self._is_exact(w, trips * terms):
             return self._accumulate_exactly(w, block, loop, max(limit // terms, 1), fill, accs)
@@ -67,10 +88,14 @@ class Accumulators(HorizontalReductions, Cumulative):
                 if run == trips:
                     inner.values[d] = at
                     return fill(inner, accs)
-                return self._joined(w, inner, accs, sweep(inner, at, 0, run, self._restarted(w, inner, accs)))
+                return self._joined(
+                    w, inner, accs, sweep(inner, at, 0, run, self._restarted(w, inner, accs))
+                )
 
             full = trips // run * run
-            if run < trips <= 2 * run and accs == self._restarted(w, b, accs):  # two runs: nothing is added to the first
+            if run < trips <= 2 * run and accs == self._restarted(
+                w, b, accs
+            ):  # two runs: nothing is added to the first
                 accs, full = sweep(b, base, first, run, accs), run
             else:
                 length = 1 if run == trips else run
@@ -84,7 +109,14 @@ class Accumulators(HorizontalReductions, Cumulative):
         return sweep(block, 0, low, trips, accs)
 
     def _accumulate_in_memory(
-        self, w: Walk, block: Block, loop: tuple[str, int, int, int], trips: int, run: int, fill, accs: list[Ssa]
+        self,
+        w: Walk,
+        block: Block,
+        loop: tuple[str, int, int, int],
+        trips: int,
+        run: int,
+        fill,
+        accs: list[Ssa],
     ) -> list[Ssa]:
         """Keeps the sums of runs of `run` trips in memory: two sets of many accumulators have no room in registers."""
         d, low, _, step = loop
@@ -93,7 +125,10 @@ class Accumulators(HorizontalReductions, Cumulative):
         at = [f"{sums}[{self.text.index(k)}] : {kind}" for k in range(len(accs))]
 
         def load(b: Block) -> list[Ssa]:
-            return [a._replace(name=self.text.put(b, f"memref.load {place}")) for a, place in zip(accs, at)]
+            return [
+                a._replace(name=self.text.put(b, f"memref.load {place}"))
+                for a, place in zip(accs, at)
+            ]
 
         def store(b: Block, values: list[Ssa]) -> None:
             for v, place in zip(values, at):
@@ -102,11 +137,15 @@ class Accumulators(HorizontalReductions, Cumulative):
         def whole(length: int):
             def one(outer: Block, _) -> list:
                 def trip(inner: Block, carried: list[Ssa]) -> list[Ssa]:
-                    inner.values[d] = self._sum_of_indices(inner, outer.values[f"{d}'"], inner.values[f"{d}''"])
+                    inner.values[d] = self._sum_of_indices(
+                        inner, outer.values[f"{d}'"], inner.values[f"{d}''"]
+                    )
                     return fill(inner, carried)
 
                 before = load(outer)
-                new = self.text.loop(outer, f"{d}''", 0, length * step, step, trip, self._restarted(w, outer, before))
+                new = self.text.loop(
+                    outer, f"{d}''", 0, length * step, step, trip, self._restarted(w, outer, before)
+                )
                 store(outer, self._joined(w, outer, load(outer), new))
                 return []
 
@@ -120,18 +159,31 @@ class Accumulators(HorizontalReductions, Cumulative):
         return load(block)
 
     def _accumulate_exactly(
-        self, w: Walk, block: Block, loop: tuple[str, int, int, int], run: int, fill, accs: list[Ssa]
+        self,
+        w: Walk,
+        block: Block,
+        loop: tuple[str, int, int, int],
+        run: int,
+        fill,
+        accs: list[Ssa],
     ) -> list[Ssa]:
         """Sums a row in runs of `run` trips; what is lost where they are joined is added at the end.
 
-        A step's vectors beside each other are added to one another first: runs have fewer trips for as many additions.
+        A step's vectors beside each other are added to one another first: runs have fewer trips for
+        as many additions.
         """
         d, low, high, step = loop
         trips, lanes = -(-(high - low) // step), accs[0].lanes
         beside = step // lanes if d == w.sched.vector else 1
-        run = max(2 * run // beside, 1)  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
-        rounded, width = self._per_accumulator(w, is_rounded), len(self._per_accumulator(w, is_rounded))
-        # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other reductions.
+        run = max(
+            2 * run // beside, 1
+        )  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
+        rounded, width = (
+            self._per_accumulator(w, is_rounded),
+            len(self._per_accumulator(w, is_rounded)),
+        )
+        # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other
+        # reductions.
         kept = [k for k in range(len(accs)) if not rounded[k % width] or k // width % beside == 0]
         sums = [k for k in kept if rounded[k % width]]
 
@@ -141,8 +193,10 @@ class Accumulators(HorizontalReductions, Cumulative):
                 return fill(inner, values)
 
             op = self.text.builder(b, lanes)
-            before, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept):]))
-            start = [op.c(-0.0, a.el) if rounded[k % width] else before[k] for k, a in enumerate(accs)]
+            before, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept) :]))
+            start = [
+                op.c(-0.0, a.el) if rounded[k % width] else before[k] for k, a in enumerate(accs)
+            ]
             new = self.text.loop(b, f"{d}''", 0, trips * step, step, trip, start)
             after = {k: new[k] for k in kept}
             for k in sums:
@@ -155,20 +209,27 @@ class Accumulators(HorizontalReductions, Cumulative):
         carried = [accs[k] for k in kept] + [b.c(0, accs[k].el) for k in sums]
         full = low + trips // run * run * step
         carried = self.text.loop(
-            block, f"{d}'", low, full, run * step, lambda b, values: joined(b, values, b.values[f"{d}'"], run), carried
+            block,
+            f"{d}'",
+            low,
+            full,
+            run * step,
+            lambda b, values: joined(b, values, b.values[f"{d}'"], run),
+            carried,
         )
         if trips % run:
             carried = joined(block, carried, full, trips % run)
         b = self.text.builder(block, lanes)
-        after, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept):]))
+        after, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept) :]))
         after |= {k: whole(b, after[k], lost[k]) for k in sums}
         return [after.get(k, a) for k, a in enumerate(accs)]
 
     def _longest_chain(self, w: Walk) -> int:
         """Additions to one accumulator in a row; 0 for any number of them.
 
-        The same for all points of a nest, also those of smaller tiles at its ends: programs whose blocks overlap must
-        leave the same bits, and there a point is in full tiles of one and at the end of the other.
+        The same for all points of a nest, also those of smaller tiles at its ends: programs whose
+        blocks overlap must leave the same bits, and there a point is in full tiles of one and at
+        the end of the other.
         """
         if not self.text.contract or w.nest.ordered or not any(map(is_rounded, w.nest.reductions)):
             return 0
@@ -199,11 +260,16 @@ class Accumulators(HorizontalReductions, Cumulative):
     def _joined(self, w: Walk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
         """Accumulators that hold what they held before a run and what they were given in it."""
         b, rounded = self.text.builder(block, before[0].lanes), self._per_accumulator(w, is_rounded)
-        return [b.add(x, y) if rounded[k % len(rounded)] else y for k, (x, y) in enumerate(zip(before, run))]
+        return [
+            b.add(x, y) if rounded[k % len(rounded)] else y
+            for k, (x, y) in enumerate(zip(before, run))
+        ]
 
     def _per_accumulator(self, w: Walk, f) -> list:
         """f(reduction) for each accumulator of one point."""
-        return [f(r) for r in w.nest.reductions for _ in range(2 if r.op in ("argmax", "argmin") else 1)]
+        return [
+            f(r) for r in w.nest.reductions for _ in range(2 if r.op in ("argmax", "argmin") else 1)
+        ]
 
     def _identities(self, w: Walk, block: Block, lanes: int) -> list[Ssa]:
         b = self.text.builder(block, lanes)
@@ -213,10 +279,15 @@ class Accumulators(HorizontalReductions, Cumulative):
         """Values that the accumulators of a reduction start with."""
         if r.op in ("argmax", "argmin"):
             value = r.args[0].dtype
-            return [b.c(IDENTITY[r.op](value), compute_el(value)), b.c(np.iinfo(r.dtype).max, compute_el(r.dtype))]
+            return [
+                b.c(IDENTITY[r.op](value), compute_el(value)),
+                b.c(np.iinfo(r.dtype).max, compute_el(r.dtype)),
+            ]
         return [b.c(IDENTITY[r.op](r.dtype), compute_el(r.dtype))]
 
-    def _step(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> list[Ssa]:
+    def _step(
+        self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+    ) -> list[Ssa]:
         """One point of every reduction per tile point; returns the next accumulators."""
         width, out = len(accs) // len(points), []
         lanes = w.sched.lanes
@@ -239,34 +310,56 @@ class Accumulators(HorizontalReductions, Cumulative):
 
         self._interleave_points(w, block, points, point)
         if any(x.inner for x in w.nest.writes):
-            self._writes(w, block, points, tail, self._with_before(w, b, out) if w.nest.ordered else [], inner=True)
+            self._writes(
+                w,
+                block,
+                points,
+                tail,
+                self._with_before(w, b, out) if w.nest.ordered else [],
+                inner=True,
+            )
         return out
 
-    def _interleave_points(self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]) -> None:
+    def _interleave_points(
+        self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
+    ) -> None:
         """fill(number, point) for each, with operations of several points interleaved where none reads what another stores."""
         before, filled = block.operations, []
         for k, p in enumerate(points):
             block.operations = []
             fill(k, p)
             filled.append(block.operations)
-        free = w.sched.vector is not None and not w.nest.ordered and not w.nest.over and not w.rewrites
-        block.operations = before + (interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one])
+        free = (
+            w.sched.vector is not None and not w.nest.ordered and not w.nest.over and not w.rewrites
+        )
+        block.operations = before + (
+            interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one]
+        )
 
     def _adds_zeros(self, w: Walk, r: Reduction) -> bool:
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
+
         def zero(e: Expr) -> bool:
             if e.kind != "load" or self._keeps(e.info[0]):
                 return False
             return flat_coefficient(e.info[0], e.info[1], w.sched.along) == 1
 
-        return (r.op == "sum" or r.op.startswith("dot")) and r.dtype.kind != "b" and all(map(zero, r.args))
+        return (
+            (r.op == "sum" or r.op.startswith("dot"))
+            and r.dtype.kind != "b"
+            and all(map(zero, r.args))
+        )
 
     def _combine(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
         unsigned = r.dtype.kind == "u"
         match r.op:
             case "dot":
                 fused = b.contract and args[0].el in ("f32", "f64")
-                return [b.fma(args[0], args[1], acc[0]) if fused else b.add(acc[0], b.mul(args[0], args[1]))]
+                return [
+                    b.fma(args[0], args[1], acc[0])
+                    if fused
+                    else b.add(acc[0], b.mul(args[0], args[1]))
+                ]
             case "dot_bf16" | "dot_i16" | "dot_i8":
                 return [self._product_of_words(b, r.op, acc[0], args)]
             case "sum":
@@ -274,11 +367,19 @@ class Accumulators(HorizontalReductions, Cumulative):
             case "prod":
                 return [b.mul(acc[0], args[0])]
             case "max":
-                return [b.max(acc[0], args[0], unsigned=unsigned)] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
+                return (
+                    [b.max(acc[0], args[0], unsigned=unsigned)]
+                    if acc[0].el != "i1"
+                    else [b.or_(acc[0], args[0])]
+                )
             case "greatest_number":
                 return [b.select(b.cmp("gt", args[0], acc[0]), args[0], acc[0])]
             case "min":
-                return [b.min(acc[0], args[0], unsigned=unsigned)] if acc[0].el != "i1" else [b.and_(acc[0], args[0])]
+                return (
+                    [b.min(acc[0], args[0], unsigned=unsigned)]
+                    if acc[0].el != "i1"
+                    else [b.and_(acc[0], args[0])]
+                )
             case "and":
                 return [b.and_(acc[0], args[0])]
             case "or":
@@ -302,6 +403,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
     def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
+
         def call(name: str, v: Ssa) -> Ssa:
             info = elementwise.EqnInfo(name, {"accuracy": None}, (r.dtype,), r.dtype, None)
             return elementwise.RULES.lookup(name)(b, info, v)
@@ -323,7 +425,9 @@ class Accumulators(HorizontalReductions, Cumulative):
             wins = b.cmp("gt" if r.op == "argmax" else "lt", x, v, unsigned=unsigned)
             ties = b.cmp("eq", x, v)
         if v.el in ("f32", "f64"):
-            wins = b.or_(b.and_(wins, b.not_(b.is_nan(v))), b.and_(b.is_nan(x), b.not_(b.is_nan(v))))
+            wins = b.or_(
+                b.and_(wins, b.not_(b.is_nan(v))), b.and_(b.is_nan(x), b.not_(b.is_nan(v)))
+            )
             ties = b.or_(ties, b.and_(b.is_nan(x), b.is_nan(v)))
         wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
         return [b.select(wins, x, v), b.select(wins, n, i)]

@@ -40,10 +40,15 @@ class Walk:
     memo: dict = field(default_factory=dict)
     # how far expressions are taken (targets/cpu/schedule/sliding_windows.py)
     reaches: dict[int, dict[str, int]] = field(default_factory=dict)
-    first: int | None = None  # the current step's place along the vector dimension, where it is a constant
-    # strided loads of the current step that share vectors (targets/cpu/schedule/interleaved_access.py)
+    first: int | None = (
+        None  # the current step's place along the vector dimension, where it is a constant
+    )
+    # strided loads of the current step that share vectors
+    # (targets/cpu/schedule/interleaved_access.py)
     runs: dict[tuple, dict] = field(default_factory=dict)
-    before: list[Ssa] = field(default_factory=list)  # of ordered reductions in runs: accumulators of the runs before
+    before: list[Ssa] = field(
+        default_factory=list
+    )  # of ordered reductions in runs: accumulators of the runs before
     transposed_rows: int = 0  # points of the transposed dimension in the current step
 
     @cached_property
@@ -59,7 +64,9 @@ class Walk:
     def reach(self, dim: str) -> int:
         """Distance from the nest's points at which values are taken, and computed in vain."""
         furthest = max((r.get(dim, 0) for r in self.reaches.values()), default=0)
-        return furthest + 2 * self.sched.lanes if furthest and dim == self.sched.vector else furthest
+        return (
+            furthest + 2 * self.sched.lanes if furthest and dim == self.sched.vector else furthest
+        )
 
     def live_lanes(self, load: Expr, p: Point) -> int:
         """Counts the elements from a load's place on that are there to be read, in a step at a constant place."""
@@ -81,7 +88,9 @@ class Places:
         return self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
 
     def _tail_mask(self, tail: Tail, lanes: int) -> Ssa:
-        return Ssa(self.text.const(f"vector.constant_mask [{tail.live}] : vector<{lanes}xi1>"), "i1", lanes)
+        return Ssa(
+            self.text.const(f"vector.constant_mask [{tail.live}] : vector<{lanes}xi1>"), "i1", lanes
+        )
 
     def _axis_is_safe(self, w: Walk, i: Affine, extent: int) -> bool:
         """Whether an index stays inside without looking at runtime values."""
@@ -90,7 +99,9 @@ class Places:
         low, high = i.bounds(lambda d: w.nest.dims[d] + w.reach(d))
         return low >= 0 and high < extent
 
-    def _guard_masks(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> tuple[list[Ssa], list[str]]:
+    def _guard_masks(
+        self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int
+    ) -> tuple[list[Ssa], list[str]]:
         """(lane masks, scalar conditions) under which every index is inside its axis."""
         masks, conditions = [], []
         vector = w.sched.vector if lanes else None
@@ -107,7 +118,9 @@ class Places:
         """low <= index < high, per lane where the index moves along the vector dimension."""
         i, low, high = info
         b = self.text.builder(block, lanes)
-        value = self._index(w, block, i, p, lanes, "i64" if max(abs(low), abs(high)) > INDEX_BITS_32 else "i32")
+        value = self._index(
+            w, block, i, p, lanes, "i64" if max(abs(low), abs(high)) > INDEX_BITS_32 else "i32"
+        )
         parts = [] if low <= -INDEX_BITS_32 else [b.cmp("ge", value, b.c(low, value.el))]
         parts += [] if high >= INDEX_BITS_32 else [b.cmp("lt", value, b.c(high, value.el))]
         return b.and_(*parts) if len(parts) == 2 else parts[0]
@@ -124,7 +137,9 @@ class Places:
         b = self.text.builder(block, lanes)
         half = 1 << (int(el[1:]) - 1)
         numbers = [(k * c + half) % (2 * half) - half for k in range(lanes)]
-        steps = Ssa(self.text.const(f"arith.constant dense<{numbers}> : vector<{lanes}x{el}>"), el, lanes)
+        steps = Ssa(
+            self.text.const(f"arith.constant dense<{numbers}> : vector<{lanes}x{el}>"), el, lanes
+        )
         return b.add(b.broadcast(scalar), steps)
 
 

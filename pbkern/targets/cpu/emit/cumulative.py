@@ -2,8 +2,9 @@
 
     acc += x[i]; y[i] = acc      ->      for runs: local = 0; local += x[i]; y[i] = before + local; before += local
 
-The rounding error of an element grows with the additions before it: here those of one run, and one a run. What the latter
-lose is kept beside `before`. Source: Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
+The rounding error of an element grows with the additions before it: here those of one run, and one
+a run. What the latter lose is kept beside `before`. Source: Higham 2002, Accuracy and Stability of
+Numerical Algorithms, section 4.2.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from .addressing import Walk
 from .horizontal_reductions import is_rounded, lost_in, whole
 from .promoted_loops import Registers
 
-# Elements of a run. Measured: of 2^20 float32, 1.1 times the largest error of XLA's tree, 1.3 times the mean square of errors.
+# Elements of a run. Measured: of 2^20 float32, 1.1 times the largest error of XLA's tree, 1.3 times
+# the mean square of errors.
 RUN = 64
 IN_RUNS = ("sum", "logaddexp")
 
@@ -35,10 +37,22 @@ class Cumulative(Registers):
         ops = [r.op for r in w.nest.reductions]
         floats = all(r.dtype.kind == "f" or r.dtype.name == "bfloat16" for r in w.nest.reductions)
         one_loop = sum(w.nest.dims[d] > 1 for d in w.nest.rdims) == 1
-        return self.text.contract and w.nest.ordered and floats and one_loop and trips > 2 * RUN and set(ops) <= {*IN_RUNS}
+        return (
+            self.text.contract
+            and w.nest.ordered
+            and floats
+            and one_loop
+            and trips > 2 * RUN
+            and set(ops) <= {*IN_RUNS}
+        )
 
     def _accumulate_in_runs(
-        self, w: Walk, block: Block, loop: tuple[str, int, int, int], fill: Callable, accs: list[Ssa]
+        self,
+        w: Walk,
+        block: Block,
+        loop: tuple[str, int, int, int],
+        fill: Callable,
+        accs: list[Ssa],
     ) -> list[Ssa]:
         """A loop (symbol, low, high, step) whose trips each add a number to every accumulator, which `fill` then stores."""
         d, low, high, step = loop
@@ -48,7 +62,9 @@ class Cumulative(Registers):
         def run(b: Block, carried: list[Ssa], first: str | int, length: int) -> list[Ssa]:
             op = self.text.builder(b, lanes)
             before, lost = carried[:count], carried[count:]
-            w.before = [whole(op, x, y) if is_rounded(r) else x for r, x, y in zip(reductions, before, lost)]
+            w.before = [
+                whole(op, x, y) if is_rounded(r) else x for r, x, y in zip(reductions, before, lost)
+            ]
 
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
                 inner.values[d] = self._sum_of_indices(inner, first, inner.values[f"{d}''"])
@@ -57,19 +73,34 @@ class Cumulative(Registers):
             start = self._identities(w, b, lanes) * (count // len(w.nest.reductions))
             local = self.text.loop(b, f"{d}''", 0, length * step, step, trip, start)
             w.before = []
-            (*after,) = (self._combine(op, r, [x], [y])[0] for r, x, y in zip(reductions, before, local))
-            kept = [op.add(z, lost_in(op, x, y, s)) if is_rounded(r) else z
-                    for r, x, y, s, z in zip(reductions, before, local, after, lost)]
+            (*after,) = (
+                self._combine(op, r, [x], [y])[0] for r, x, y in zip(reductions, before, local)
+            )
+            kept = [
+                op.add(z, lost_in(op, x, y, s)) if is_rounded(r) else z
+                for r, x, y, s, z in zip(reductions, before, local, after, lost)
+            ]
             return [*after, *kept]
 
         zero = self.text.builder(block, lanes)
         carried = [*accs, *(zero.c(0, a.el) for a in accs)]
         full = low + trips // RUN * RUN * step
-        carried = self.text.loop(block, f"{d}'", low, full, RUN * step, lambda b, c: run(b, c, b.values[f"{d}'"], RUN), carried)
+        carried = self.text.loop(
+            block,
+            f"{d}'",
+            low,
+            full,
+            RUN * step,
+            lambda b, c: run(b, c, b.values[f"{d}'"], RUN),
+            carried,
+        )
         if trips % RUN:
             carried = run(block, carried, full, trips % RUN)
         op = self.text.builder(block, lanes)
-        return [whole(op, x, y) if is_rounded(r) else x for r, x, y in zip(reductions, carried, carried[count:])]
+        return [
+            whole(op, x, y) if is_rounded(r) else x
+            for r, x, y in zip(reductions, carried, carried[count:])
+        ]
 
     def _with_before(self, w: Walk, b: Builder, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of the present run -> those of all steps so far."""

@@ -3,8 +3,9 @@
     sums of 7 x 4 vectors; 28 times exp, ..., store
     ->  sums of 7 x 4 vectors, kept on the stack; for each of 7 rows: 4 times exp, ..., store
 
-A tile has as many vectors as there are registers, and each would have its own copy of what follows: four fifths of the code of
-a product with gelu, which is slow to compile and to fetch. The loop costs a store and a load of each vector.
+A tile has as many vectors as there are registers, and each would have its own copy of what follows:
+four fifths of the code of a product with gelu, which is slow to compile and to fetch. The loop
+costs a store and a load of each vector.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from .accumulators import Accumulators
 from .addressing import Point, Tail, Walk
 from .interleave_chains import GROUP
 
-# Cost (targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen 4, 32 registers: bias and
-# gelu 1.1 times as fast in a loop, roots and tanh alone .92 to .96 times. Where 16 registers hold the sums alone, the
-# constants of any function take some of them through the whole product: a product of 2048 x 512 x 512 with tanh took 20 ms on
-# Zen 3, in a loop 13; with exp 21 and 15.
+# Cost (targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen
+# 4, 32 registers: bias and gelu 1.1 times as fast in a loop, roots and tanh alone .92 to .96 times.
+# Where 16 registers hold the sums alone, the constants of any function take some of them through
+# the whole product: a product of 2048 x 512 x 512 with tanh took 20 ms on Zen 3, in a loop 13; with
+# exp 21 and 15.
 LONG_EPILOGUE = 16.0
 LONG_WITHOUT_SPARE_REGISTERS = 4.0
 
@@ -36,7 +38,9 @@ class Epilogues(Accumulators):
 
     _writes: Callable[..., None]
 
-    def _follow(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> None:
+    def _follow(
+        self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+    ) -> None:
         """The writes of a tile's points; `accs` are their sums."""
         dim, rows = self._rows(w, points) if len({a.type for a in accs}) == 1 else (None, 0)
         at_once = -(-GROUP * max(rows, 1) // len(points))
@@ -45,12 +49,24 @@ class Epilogues(Accumulators):
             self._writes(w, block, points, tail, accs, inner=False)
             return
         count, each = len(points) // rows, len(accs) // rows
-        self._row_by_row(w, block, dim, each, points[: at_once * count], tail, accs[: looped * each])
+        self._row_by_row(
+            w, block, dim, each, points[: at_once * count], tail, accs[: looped * each]
+        )
         if looped < rows:
-            self._writes(w, block, points[looped * count :], tail, accs[looped * each :], inner=False)
+            self._writes(
+                w, block, points[looped * count :], tail, accs[looped * each :], inner=False
+            )
 
-    def _row_by_row(self, w: Walk, block: Block, dim: str, each: int, points: list[Point], tail: Tail | None,
-                    accs: list[Ssa]) -> None:  # fmt: skip
+    def _row_by_row(
+        self,
+        w: Walk,
+        block: Block,
+        dim: str,
+        each: int,
+        points: list[Point],
+        tail: Tail | None,
+        accs: list[Ssa],
+    ) -> None:
         """A loop over rows along `dim`, with `each` of the sums in `accs`; `points` are those of the first trip."""
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
@@ -66,7 +82,9 @@ class Epilogues(Accumulators):
             mine = []
             for k, a in enumerate(accs[: each * at_once]):
                 place = self._sum_of_indices(inner, start, k)
-                mine.append(a._replace(name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}")))
+                mine.append(
+                    a._replace(name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}"))
+                )
             self._writes(w, inner, points, tail, mine, inner=False)
             return []
 
@@ -75,14 +93,26 @@ class Epilogues(Accumulators):
     def _rows(self, w: Walk, points: list[Point]) -> tuple[str | None, int]:
         """(dimension, number) of the tile's equal rows, which the epilogue takes one by one; (None, 0): all at once."""
         dim = next(iter(points[0]), None)
-        plain = self.kept is None and not w.moves and not w.rewrites and w.sched.vector not in (None, dim)
+        plain = (
+            self.kept is None
+            and not w.moves
+            and not w.rewrites
+            and w.sched.vector not in (None, dim)
+        )
         if dim is None or not plain or dim == w.sched.transpose:
             return None, 0
         spare = registers_of(self.vector_bits) > 16
-        if _cost_of_point(w.nest, {dim, w.sched.along}) < (LONG_EPILOGUE if spare else LONG_WITHOUT_SPARE_REGISTERS):
+        if _cost_of_point(w.nest, {dim, w.sched.along}) < (
+            LONG_EPILOGUE if spare else LONG_WITHOUT_SPARE_REGISTERS
+        ):
             return None, 0
-        rows = [[{d: k for d, k in p.items() if d != dim} for p in row] for _, row in groupby(points, lambda p: p[dim])]
-        even = all(row == rows[0] for row in rows) and [p[dim] for p in points[:: len(rows[0])]] == list(range(len(rows)))
+        rows = [
+            [{d: k for d, k in p.items() if d != dim} for p in row]
+            for _, row in groupby(points, lambda p: p[dim])
+        ]
+        even = all(row == rows[0] for row in rows) and [
+            p[dim] for p in points[:: len(rows[0])]
+        ] == list(range(len(rows)))
         if not even or runs_of_stores(w.nest, w.sched.vector, points, inner=False):
             return None, 0
         return dim, len(rows)
@@ -90,7 +120,9 @@ class Epilogues(Accumulators):
 
 def _cost_of_point(nest: Nest, apart: set[str]) -> float:
     """Cost of what is computed for each sum by itself: of it, or of values that differ along all dimensions of `apart`."""
-    behind = nodes(e for x in nest.writes if not x.inner for e in (x.value, x.mask) if e is not None)
+    behind = nodes(
+        e for x in nest.writes if not x.inner for e in (x.value, x.mask) if e is not None
+    )
     own: dict[int, bool] = {}
     for e in behind:
         own[id(e)] = e.kind == "acc" or apart <= e.symbols or any(own[id(a)] for a in e.args)

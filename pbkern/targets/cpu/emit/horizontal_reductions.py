@@ -1,11 +1,13 @@
 """The lanes of accumulators whose vectors run along a reduced dimension -> one number per row, or one vector of many rows.
 
-A row by itself takes log2(lanes) steps; each leaves half of the lanes unused, and what follows is scalar. As many
-rows as a vector has lanes take turns: every step adds one half of each of two vectors to the other half,
+A row by itself takes log2(lanes) steps; each leaves half of the lanes unused, and what follows is
+scalar. As many rows as a vector has lanes take turns: every step adds one half of each of two
+vectors to the other half,
 
     a0 a1 a2 a3     b0 b1 b2 b3     ->      a0+a2  b0+b2  a1+a3  b1+b3
 
-until one vector holds all sums in the order of the rows. That is one step per row, and what follows is computed in vectors.
+until one vector holds all sums in the order of the rows. That is one step per row, and what follows
+is computed in vectors.
 """
 
 from __future__ import annotations
@@ -49,8 +51,14 @@ class HorizontalReductions(Registers):
                 at += count
                 continue
             merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
-            merged_parts = by_halves(mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
-            out += self._reduce_lanes(block, r, merged_parts) if count == 1 else self._reduce_lanes_arg(block, r, merged_parts)
+            merged_parts = by_halves(
+                mine, lambda x, y, merged=merged: self._combine(b, merged, x, y)
+            )
+            out += (
+                self._reduce_lanes(block, r, merged_parts)
+                if count == 1
+                else self._reduce_lanes_arg(block, r, merged_parts)
+            )
             at += count
         return out
 
@@ -80,20 +88,34 @@ class HorizontalReductions(Registers):
             at += count
             if r.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
                 ordered = [[_ordered(b, r.op, v)] for (v,) in mine]
-                (best,) = self._permuted_together(block, ordered, lambda x, y, r=r: [getattr(b, r.op)(x[0], y[0])])
+                (best,) = self._permuted_together(
+                    block, ordered, lambda x, y, r=r: [getattr(b, r.op)(x[0], y[0])]
+                )
                 out.append(b.bitcast(_sign_magnitude(b, best), mine[0][0].el))
                 continue
             merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
-            out += self._permuted_together(block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y))
+            out += self._permuted_together(
+                block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y)
+            )
         return out
 
     def _permuted_together(self, block: Block, rows: list[list[Ssa]], join) -> list[Ssa]:
-        """Joins as many vectors as each has lanes to one, whose lane k has all of row k. `join` adds up accumulators."""
+        """Joins as many vectors as each has lanes to one, whose lane k has all of row k.
+
+        `join` adds up accumulators.
+        """
         lanes, done = rows[0][0].lanes, 1
         while done < lanes:
             low, high = butterfly_halves(lanes, done, BLOCK_BITS // BITS[rows[0][0].el])
-            rows = [join(*([self._shuffled(block, x, y, order) for x, y in zip(a, b)] for order in (low, high)))
-                    for a, b in zip(rows[::2], rows[1::2])]
+            rows = [
+                join(
+                    *(
+                        [self._shuffled(block, x, y, order) for x, y in zip(a, b)]
+                        for order in (low, high)
+                    )
+                )
+                for a, b in zip(rows[::2], rows[1::2])
+            ]
             done *= 2
         return rows[0]
 
@@ -105,21 +127,32 @@ class HorizontalReductions(Registers):
         v, sign = x[0], "u" if r.dtype.kind == "u" else "s"
         if r.op in ("max", "min") and v.el in ("f32", "f64"):
             return [self._extreme_of_lanes(block, r.op, v)]
-        kind = {**dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
-                "prod": "mul", "and": "and", "or": "or", "xor": "xor",
-                "max": f"max{sign}i", "min": f"min{sign}i", "greatest_number": "maxnumf"}[r.op]
+        kind = {
+            **dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
+            "prod": "mul",
+            "and": "and",
+            "or": "or",
+            "xor": "xor",
+            "max": f"max{sign}i",
+            "min": f"min{sign}i",
+            "greatest_number": "maxnumf",
+        }[r.op]
         if v.el == "i1":
             kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
         return [self._reduced(block, kind, v)]
 
     def _reduced(self, block: Block, kind: str, v: Ssa) -> Ssa:
         scalar = v._replace(lanes=0)
-        reduced = self.text.put(block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {scalar.type}")
+        reduced = self.text.put(
+            block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {scalar.type}"
+        )
         return scalar._replace(name=reduced)
 
     def _extreme_of_lanes(self, block: Block, op: str, v: Ssa) -> Ssa:
-        """The extreme of the lanes, found among integers in the order of the floats, NaN behind all: a comparison of floats
-        takes four instructions each time, for NaN and zeros of both signs."""
+        """The extreme of the lanes, found among integers in the order of the floats, NaN behind
+        all: a comparison of floats takes four instructions each time, for NaN and zeros of both
+        signs.
+        """
         one = self.text.builder(block, 0)
         best = self._reduced(block, f"{op}si", _ordered(self.text.builder(block, v.lanes), op, v))
         return one.bitcast(_sign_magnitude(one, best), v.el)
@@ -144,28 +177,37 @@ class HorizontalReductions(Registers):
 def butterfly_halves(lanes: int, done: int, block: int) -> tuple[list[int], list[int]]:
     """Lanes of two vectors that are to be added to one another, those of the second vector counted from `lanes` on.
 
-    `done`: how many rows each vector holds side by side. Elements are interleaved within blocks of `block` lanes first, which
-    takes an instruction each; then whole blocks change places.
+    `done`: how many rows each vector holds side by side. Elements are interleaved within blocks of
+    `block` lanes first, which takes an instruction each; then whole blocks change places.
     """
     block = min(block, lanes)
     if done < block:
         first = [at + k * done for at in range(0, lanes, block) for k in range(block // 2 // done)]
         low = [source + at + k for at in first for source in (0, lanes) for k in range(done)]
         return low, [k + block // 2 for k in low]
-    low = [source + at + k for source in (0, lanes) for at in range(0, lanes, 2 * block) for k in range(block)]
+    low = [
+        source + at + k
+        for source in (0, lanes)
+        for at in range(0, lanes, 2 * block)
+        for k in range(block)
+    ]
     return low, [k + block for k in low]
 
 
 def _sign_magnitude(b: Builder, x: Ssa) -> Ssa:
     """Sign and magnitude to two's complement, and back."""
-    return b.xor(x, b.and_(b.sar(x, b.c(BITS[x.el] - 1, x.el)), b.c((1 << (BITS[x.el] - 1)) - 1, x.el)))
+    return b.xor(
+        x, b.and_(b.sar(x, b.c(BITS[x.el] - 1, x.el)), b.c((1 << (BITS[x.el] - 1)) - 1, x.el))
+    )
 
 
 def _ordered(b: Builder, op: str, v: Ssa) -> Ssa:
     """Integers in the order of floats, -0 before 0; NaN wins, whether `op` is max or min."""
     el = int_el(v.el)
     most = (1 << (BITS[el] - 1)) - 1
-    return b.select(b.is_nan(v), b.c(most if op == "max" else ~most, el), _sign_magnitude(b, b.bitcast(v, el)))
+    return b.select(
+        b.is_nan(v), b.c(most if op == "max" else ~most, el), _sign_magnitude(b, b.bitcast(v, el))
+    )
 
 
 def is_rounded(r: Reduction) -> bool:

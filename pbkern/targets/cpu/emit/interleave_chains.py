@@ -2,24 +2,31 @@
 
     a1; a2; a3; b1; b2; b3   ->   a1; b1; a2; b2; a3; b3
 
-A point is often one long chain of dependent operations, and a processor looks only some sixty vector operations ahead. LLVM
-keeps the order that it is given. Measured on Zen 4 with 4 points: Newton's iterations 1.35 times as fast, Black-Scholes 1.4,
-mish and powers 1.2, gelu 1.1; short points, which are under way together anyway, gain nothing.
+A point is often one long chain of dependent operations, and a processor looks only some sixty
+vector operations ahead. LLVM keeps the order that it is given. Measured on Zen 4 with 4 points:
+Newton's iterations 1.35 times as fast, Black-Scholes 1.4, mish and powers 1.2, gelu 1.1; short
+points, which are under way together anyway, gain nothing.
 """
 
 from __future__ import annotations
 
 from pbkern.lower.mlir.operation import Operation
 
-# Points of fewer operations are left alone. A group has so many points at most, and so many vectors that are still to be
-# read (the processor has 32 registers; the rest comes from the first cache).
+# Points of fewer operations are left alone. A group has so many points at most, and so many vectors
+# that are still to be read (the processor has 32 registers; the rest comes from the first cache).
 LONG_CHAIN, GROUP, MOST_LIVE = 20, 4, 48
 STORES = ("vector.store", "vector.maskedstore")
 
 
 def interleaved(points: list[list[Operation]]) -> list[Operation]:
-    """The operations of independent points. Those with branches stay as they are: they end what LLVM schedules together."""
-    if not all(map(_is_plain, (x for operations in points for x in operations))) or max(map(len, points)) < LONG_CHAIN:
+    """The operations of independent points.
+
+    Those with branches stay as they are: they end what LLVM schedules together.
+    """
+    if (
+        not all(map(_is_plain, (x for operations in points for x in operations)))
+        or max(map(len, points)) < LONG_CHAIN
+    ):
         return [x for operations in points for x in operations]
     size = GROUP
     found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
@@ -31,11 +38,16 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
 
 def _is_plain(op: Operation) -> bool:
     """Whether it makes one value, or stores a vector."""
-    return op.name in STORES or op.result is not None and not op.regions and "{" not in op.attributes
+    return (
+        op.name in STORES or op.result is not None and not op.regions and "{" not in op.attributes
+    )
 
 
 def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
-    """One operation of each point after the other. What a point needs of an earlier one, such as a load, comes before."""
+    """One operation of each point after the other.
+
+    What a point needs of an earlier one, such as a load, comes before.
+    """
     defined = {x.result for operations in points for x in operations}
     made: set[str] = set()
     waiting, order = [list(reversed(operations)) for operations in points], []
@@ -54,7 +66,11 @@ def _most_live(operations: list[Operation]) -> int:
     live: set[str] = set()
     most = 0
     for k, op in enumerate(operations):
-        if op.result is not None and "vector<" in op.attributes and not op.between[-1].endswith("xi1>"):
+        if (
+            op.result is not None
+            and "vector<" in op.attributes
+            and not op.between[-1].endswith("xi1>")
+        ):
             live.add(op.result)
         most = max(most, len(live))
         live = {n for n in live if last[n] > k}

@@ -1,5 +1,6 @@
-"""Strided loads and stores as whole vectors and shuffles, which are far cheaper than gathers and scatters
-(targets/cpu/schedule/interleaved_access.py)."""
+"""Strided loads and stores as whole vectors and shuffles, which are far cheaper than gathers and
+scatters (targets/cpu/schedule/interleaved_access.py).
+"""
 
 from __future__ import annotations
 
@@ -18,18 +19,44 @@ Lane = tuple[int, int]  # (number of a vector, lane in it)
 class InterleavedLoads(Places):
     """Emits strided accesses."""
 
-    def _load_strided(self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, tail: Tail | None, lanes: int) -> Ssa:
-        """The elements at `place` and every step behind it. Reads nothing outside the run's own elements."""
-        step, live = flat.coefficient(w.sched.vector), tail.live if tail else lanes
-        low, high = (place, place) if buf.root in w.written else w.runs[buf.root, flat.linear()][place]
-        wanted = [place + k * step for k in range(live)]
-        return self._load_places(w, block, buf, flat, (low - place + min(wanted), high - place + max(wanted)), wanted, lanes)
+    def _load_strided(
+        self,
+        w: Walk,
+        block: Block,
+        buf: Buf,
+        flat: Affine,
+        place: int,
+        tail: Tail | None,
+        lanes: int,
+    ) -> Ssa:
+        """The elements at `place` and every step behind it.
 
-    def _load_places(self, w: Walk, block: Block, buf: Buf, flat: Affine, run: Run, wanted: list[int], lanes: int) -> Ssa:
+        Reads nothing outside the run's own elements.
+        """
+        step, live = flat.coefficient(w.sched.vector), tail.live if tail else lanes
+        low, high = (
+            (place, place) if buf.root in w.written else w.runs[buf.root, flat.linear()][place]
+        )
+        wanted = [place + k * step for k in range(live)]
+        return self._load_places(
+            w,
+            block,
+            buf,
+            flat,
+            (low - place + min(wanted), high - place + max(wanted)),
+            wanted,
+            lanes,
+        )
+
+    def _load_places(
+        self, w: Walk, block: Block, buf: Buf, flat: Affine, run: Run, wanted: list[int], lanes: int
+    ) -> Ssa:
         """The elements at the wanted places, of whole vectors that cover a run of places."""
         low, count = run[0], run[1] - run[0] + 1
         # As wide as a register; side by side but for the last, which ends at the last element.
-        width = max(lanes, min(self.vector_bits // BITS[storage_el(buf.dtype)], 1 << count.bit_length() - 1))
+        width = max(
+            lanes, min(self.vector_bits // BITS[storage_el(buf.dtype)], 1 << count.bit_length() - 1)
+        )
         starts = [min(at, max(count - width, 0)) for at in range(0, count, width)]
 
         def lane(at: int) -> Lane:
@@ -37,10 +64,15 @@ class InterleavedLoads(Places):
             return vector, at - starts[vector]
 
         chosen = [lane(place - low) for place in wanted]
-        vectors = {n: self._load_whole(w, block, buf, flat, low + starts[n], min(count, width), width) for n, _ in chosen}
+        vectors = {
+            n: self._load_whole(w, block, buf, flat, low + starts[n], min(count, width), width)
+            for n, _ in chosen
+        }
         return self._picked(block, vectors, chosen, lanes)
 
-    def _load_whole(self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, live: int, lanes: int) -> Ssa:
+    def _load_whole(
+        self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, live: int, lanes: int
+    ) -> Ssa:
         key = ("strided", buf.root, flat.linear(), place, live)
         if key not in block.memo or buf.root in w.written:
             el, m = storage_el(buf.dtype), memref(buf)
@@ -48,7 +80,10 @@ class InterleavedLoads(Places):
             t = mlir_type(el, lanes)
             load = f"vector.load {buf.root.name}[{address}] : {m}, {t}"
             if live < lanes:
-                mask, zero = self._tail_mask(Tail(live), lanes), self.text.builder(block, lanes).c(0, el)
+                mask, zero = (
+                    self._tail_mask(Tail(live), lanes),
+                    self.text.builder(block, lanes).c(0, el),
+                )
                 masked = f"{buf.root.name}[{address}], {mask.name}, {zero.name}"
                 load = f"vector.maskedload {masked} : {m}, {mask.type}, {t} into {t}"
             block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
@@ -58,12 +93,23 @@ class InterleavedLoads(Places):
         """One vector of chosen lanes of others; those behind the last chosen one are unspecified."""
         used = sorted({v for v, _ in wanted})
         found, have = vectors[used[0]], {used[0]}
-        if len(used) == 1 and found.lanes == lanes and all(k == lane for k, (_, lane) in enumerate(wanted)):
+        if (
+            len(used) == 1
+            and found.lanes == lanes
+            and all(k == lane for k, (_, lane) in enumerate(wanted))
+        ):
             return found
         for other in used[1:] or used:
-            # Chosen lanes of the first vector are where they were until the first shuffle moves them.
-            order = [found.lanes + lane if v == other else (lane if len(have) == 1 else k) if v in have else 0
-                     for k, (v, lane) in enumerate(wanted)]
+            # Chosen lanes of the first vector are where they were until the first shuffle moves
+            # them.
+            order = [
+                found.lanes + lane
+                if v == other
+                else (lane if len(have) == 1 else k)
+                if v in have
+                else 0
+                for k, (v, lane) in enumerate(wanted)
+            ]
             size = lanes if other == used[-1] else found.lanes
             order += [0] * (size - len(order))
             both = f"{found.name}, {vectors[other].name} {order} : {found.type}, {found.type}"
@@ -75,9 +121,13 @@ class InterleavedLoads(Places):
         """Vectors of the first elements of all parts, the second ones of all parts, ...: so many elements in all."""
         lanes, step, every = parts[0].lanes, len(parts), dict(enumerate(parts))
         wanted = [divmod(k, step)[::-1] for k in range(count)]
-        return [self._picked(block, every, wanted[k : k + lanes], lanes) for k in range(0, count, lanes)]
+        return [
+            self._picked(block, every, wanted[k : k + lanes], lanes) for k in range(0, count, lanes)
+        ]
 
-    def _store_run(self, block: Block, buf: Buf, flat: Affine, place: int, vectors: list[Ssa], count: int) -> None:
+    def _store_run(
+        self, block: Block, buf: Buf, flat: Affine, place: int, vectors: list[Ssa], count: int
+    ) -> None:
         """Stores the first `count` elements of vectors side by side."""
         for start, v in zip(range(0, count, vectors[0].lanes), vectors):
             _, address = self.text.affine(block, flat, place + start - flat.const)
@@ -86,4 +136,6 @@ class InterleavedLoads(Places):
                 block.add(f"vector.store {v.name}, {to} : {memref(buf)}, {v.type}")
             else:
                 mask = self._tail_mask(Tail(count - start), v.lanes)
-                block.add(f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}")
+                block.add(
+                    f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}"
+                )

@@ -4,7 +4,8 @@
     out[i, c] = in[9 - i, c] * scale[c]        rows of 3, vectors of 4:
     out[0, 0..2], out[1, 0]                    in[9, 0..2], in[8, 0]   times   scale[0..2], scale[0]
 
-Operands are whole vectors that are shuffled once, instead of one vector per c before the arithmetic and again behind it.
+Operands are whole vectors that are shuffled once, instead of one vector per c before the arithmetic
+and again behind it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Rows:
 
 
 class InterleavedRows(InterleavedLoads, Registers):
-    """Emits joint stores. `_value` gives an expression that is the same in all rows, `_operation` one of others."""
+    """Emits joint stores.
+
+    `_value` gives an expression that is the same in all rows, `_operation` one of others.
+    """
 
     _value: Callable[..., Ssa]
     _operation: Callable[..., Ssa]
@@ -49,15 +53,31 @@ class InterleavedRows(InterleavedLoads, Registers):
         """Numbers of those joint writes whose vectors are computed as they are stored; registers keep other ones."""
         if not joint or self.kept is not None:
             return set()
-        vector, steps = w.sched.along, joint_stores(w.nest, w.sched.along)[1]  # other dimensions may be jammed as well
+        vector, steps = (
+            w.sched.along,
+            joint_stores(w.nest, w.sched.along)[1],
+        )  # other dimensions may be jammed as well
         return {n for n in joint if is_interleaved_row(w.nest, w.nest.writes[n], vector, steps)}
 
-    def _store_row(self, w: Walk, block: Block, write: Write, run: tuple[Buf, Affine, int], parts: Sequence[Ssa | Point],
-                   tail: Tail | None) -> None:  # fmt: skip
-        """Stores as many rows as a vector has lanes, from a place on. Of a row: one vector per element, or their points."""
+    def _store_row(
+        self,
+        w: Walk,
+        block: Block,
+        write: Write,
+        run: tuple[Buf, Affine, int],
+        parts: Sequence[Ssa | Point],
+        tail: Tail | None,
+    ) -> None:
+        """Stores as many rows as a vector has lanes, from a place on.
+
+        Of a row: one vector per element, or their points.
+        """
         buf, flat, place = run
         rows = tail.live if tail else w.sched.lanes
-        points, vectors = [p for p in parts if isinstance(p, dict)], [v for v in parts if isinstance(v, Ssa)]
+        points, vectors = (
+            [p for p in parts if isinstance(p, dict)],
+            [v for v in parts if isinstance(v, Ssa)],
+        )
         if points:
             whole = self._interleaved_rows(w, block, write, Rows(points, rows))
         else:
@@ -85,7 +105,9 @@ class InterleavedRows(InterleavedLoads, Registers):
             if e.kind == "load":
                 where.memo[key] = self._load_interleaved(w, where, e, rows, first)
             else:
-                where.memo[key] = self._operation(w, where, e, w.sched.lanes, lambda a: self._woven(w, where, a, rows, first))
+                where.memo[key] = self._operation(
+                    w, where, e, w.sched.lanes, lambda a: self._woven(w, where, a, rows, first)
+                )
         return where.memo[key]
 
     def _load_interleaved(self, w: Walk, block: Block, e: Expr, rows: Rows, first: int) -> Ssa:

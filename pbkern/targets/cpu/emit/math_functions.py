@@ -1,8 +1,9 @@
 """Long elementwise operations of one kernel's text: written where they stand, or as calls where there are many of a kind.
 
-A sine is 300 lines at every vector of every point. Behind the first REPEATED, sines call a function from vectors to a vector:
-text, and time of compilation, then grow with the number of operations and not with their length. The first ones stay as they
-are, so that ordinary kernels hold no calls, and LLVM interleaves their vectors.
+A sine is 300 lines at every vector of every point. Behind the first REPEATED, sines call a function
+from vectors to a vector: text, and time of compilation, then grow with the number of operations and
+not with their length. The first ones stay as they are, so that ordinary kernels hold no calls, and
+LLVM interleaves their vectors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Text
 from pbkern.lower.nest.ir import Expr
 
-# Operations of a kind that are written where they stand; and the least lines of one that are worth a call.
+# Operations of a kind that are written where they stand; and the least lines of one that are worth
+# a call.
 REPEATED, LONG = 4, 40
 
 
@@ -52,7 +54,9 @@ class MathFunctions:
         self.kernel = kernel
         self.made: list[MathFunction] = []
         self._called: dict[tuple, MathFunction] = {}
-        self._written: defaultdict[tuple, dict[int, Expr]] = defaultdict(dict)  # by id, kept so that it stays theirs
+        self._written: defaultdict[tuple, dict[int, Expr]] = defaultdict(
+            dict
+        )  # by id, kept so that it stays theirs
 
     def emit(self, b: Builder, e: Expr, args: list[Ssa]) -> Ssa:
         """The operation's result, of operands that all have b's lanes."""
@@ -65,7 +69,9 @@ class MathFunctions:
                 self._written[key][id(e)] = e
             return result
         if key not in self._called:
-            self._called[key] = _function(f"{self.kernel}_{info.primitive}{len(self.made)}", b, info, args)
+            self._called[key] = _function(
+                f"{self.kernel}_{info.primitive}{len(self.made)}", b, info, args
+            )
             self.made.append(self._called[key])
         f = self._called[key]
         passed = ", ".join(a.name for a in args if b.number(a) is None)
@@ -73,7 +79,16 @@ class MathFunctions:
 
     def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
         operands = tuple((a.type, repr(b.number(a))) for a in args)
-        return info.primitive, str(info.params), info.in_dtypes, info.out_dtype, b.lanes, b.contract, b.approx, operands
+        return (
+            info.primitive,
+            str(info.params),
+            info.in_dtypes,
+            info.out_dtype,
+            b.lanes,
+            b.contract,
+            b.approx,
+            operands,
+        )
 
 
 class _Counted:
@@ -92,9 +107,14 @@ def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunc
     """The operation as a function of the operands that are no constants."""
     text = Text(approx=b.approx, contract=b.contract, math=b.math)
     inner = text.builder(text.top, b.lanes)
-    values = [a._replace(name=f"%a{k}") if b.number(a) is None else inner.c(b.number(a), a.el) for k, a in enumerate(args)]
+    values = [
+        a._replace(name=f"%a{k}") if b.number(a) is None else inner.c(b.number(a), a.el)
+        for k, a in enumerate(args)
+    ]
     result = elementwise.RULES.lookup(info.primitive)(inner, info, *values)
     text.top.report()
     arguments = tuple(v for v, a in zip(values, args) if b.number(a) is None)
     constants = [f"{n} = {t}" for t, n in text.constants.items()]
-    return MathFunction(name, arguments, (*constants, *operation.lines(text.top.operations)), result)
+    return MathFunction(
+        name, arguments, (*constants, *operation.lines(text.top.operations)), result
+    )

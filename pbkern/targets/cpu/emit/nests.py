@@ -1,7 +1,8 @@
 """Nest + NestSchedule -> scf + vector text.
 
-Every expression is placed in the shallowest block that knows its dimensions; a point of the register tile is an offset
-per dimension, and values are shared between points through the addresses they resolve to.
+Every expression is placed in the shallowest block that knows its dimensions; a point of the
+register tile is an offset per dimension, and values are shared between points through the addresses
+they resolve to.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.machine import LINE_BYTES
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, schedule_of, smallest_tile
-from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Visits, chunks, key_of, moved_loads, parts
+from pbkern.targets.cpu.schedule.sliding_windows import (
+    Chunk,
+    Visits,
+    chunks,
+    key_of,
+    moved_loads,
+    parts,
+)
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
 from .addressing import Point, Tail, Walk, memref
@@ -51,7 +59,9 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         self.plain = False  # scalar loops, in the order of the nest's dimensions
         self.streamed: frozenset[Buf] = frozenset()  # too large for the caches: written past them
         self.streams = False  # whether some store went past the caches
-        self.has_scalar_loops = False  # which LLVM's optimiser still improves; vector code it leaves as it is
+        self.has_scalar_loops = (
+            False  # which LLVM's optimiser still improves; vector code it leaves as it is
+        )
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""
@@ -105,10 +115,16 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         full = size // jam * jam
         for low, high, step in ((0, full, jam), (full, size, size - full)):
             if high > low:
+
                 def fill(inner: Block, _, step=step):
                     if d == w.sched.transpose:
                         w.transposed_rows = step
-                    self._outer(w, inner, rest, [{**p, d: o} for p in points for o in range(step)] if jam > 1 else points)
+                    self._outer(
+                        w,
+                        inner,
+                        rest,
+                        [{**p, d: o} for p in points for o in range(step)] if jam > 1 else points,
+                    )
                     return []
 
                 self.text.loop(block, d, low, high, step, fill)
@@ -124,10 +140,18 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             for chunk in chunks(w.nest, w.sched):
                 known = self._chunk(w, block, points, chunk, known)
 
-    def _chunk(self, w: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]) -> dict[tuple, Ssa]:
-        """Steps along the vector dimension. `known` before, and the result after it: values that steps hand on."""
+    def _chunk(
+        self, w: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]
+    ) -> dict[tuple, Ssa]:
+        """Steps along the vector dimension.
+
+        `known` before, and the result after it: values that steps hand on.
+        """
         vector, lanes = w.sched.along, w.sched.lanes
-        step, tail = chunk.vectors * lanes, None if chunk.tail is None else Tail(chunk.tail, (chunk.vectors - 1) * lanes)
+        step, tail = (
+            chunk.vectors * lanes,
+            None if chunk.tail is None else Tail(chunk.tail, (chunk.vectors - 1) * lanes),
+        )
         tile = [{**p, vector: lanes * u} for p in points for u in range(chunk.vectors)]
         carried = Visits(w.nest, w.sched, chunk.vectors).carried if w.moves else {}
         w.first = chunk.low if chunk.is_one_step(w.sched) else None
@@ -136,19 +160,30 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         def fill(inner: Block, handed: list[Ssa]) -> list[Ssa]:
             inner.memo |= {_memo_key(key, lanes): v for key, v in zip(keys, handed)}
             self._reduce(w, inner, tile, tail)
-            after = [(e, {**p, vector: p[vector] + step}) for e, p in carried.values()] if tail is None else []
+            after = (
+                [(e, {**p, vector: p[vector] + step}) for e, p in carried.values()]
+                if tail is None
+                else []
+            )
             return [self._value(w, inner, e, p, None) for e, p in after]
 
         start = self._made_before(w, block, chunk.low, {key: carried[key] for key in keys}, known)
-        return dict(zip(carried, self.text.loop(block, vector, chunk.low, chunk.high, step, fill, start)))
+        return dict(
+            zip(carried, self.text.loop(block, vector, chunk.low, chunk.high, step, fill, start))
+        )
 
-    def _made_before(self, w: Walk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]) -> list[Ssa]:
+    def _made_before(
+        self, w: Walk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]
+    ) -> list[Ssa]:
         """Values that the first step of a loop finds."""
         if not carried:
             return []
         before = Block(block)
         before.values[w.sched.along] = low
-        made = [known[key] if key in known else self._value(w, before, e, p, None) for key, (e, p) in carried.items()]
+        made = [
+            known[key] if key in known else self._value(w, before, e, p, None)
+            for key, (e, p) in carried.items()
+        ]
         block.take(before)
         return made
 
@@ -160,18 +195,26 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             self._writes(w, block, points, tail, [], inner=True)
             return
         start = [a for _ in points for a in self._identities(w, block, w.sched.lanes)]
-        accs = self._loops(w, block, nest.rdims, _terms(w), lambda b, c: self._steps(w, b, points, tail, c), start)
+        accs = self._loops(
+            w, block, nest.rdims, _terms(w), lambda b, c: self._steps(w, b, points, tail, c), start
+        )
         self._follow(w, block, points, tail, accs)
 
-    def _loops(self, w: Walk, block: Block, dims: tuple[str, ...], terms: int, innermost, accs: list[Ssa]) -> list[Ssa]:
+    def _loops(
+        self, w: Walk, block: Block, dims: tuple[str, ...], terms: int, innermost, accs: list[Ssa]
+    ) -> list[Ssa]:
         """Loops over reduced dimensions around `innermost`, which adds `terms` numbers in a row to each accumulator."""
         if not dims:
             return innermost(block, accs)
         at_once = {w.sched.transpose: w.sched.lanes}
         inside = terms * math.prod(-(-w.nest.dims[x] // at_once.get(x, 1)) for x in dims[1:])
         d, size, rows = dims[0], w.nest.dims[dims[0]], at_once.get(dims[0], 1)
-        for low, high, step in ((0, size // rows * rows, rows), (size // rows * rows, size, size % rows)):
+        for low, high, step in (
+            (0, size // rows * rows, rows),
+            (size // rows * rows, size, size % rows),
+        ):
             if high > low:
+
                 def fill(inner: Block, accs: list[Ssa], step=step) -> list[Ssa]:
                     w.transposed_rows = step
                     return self._loops(w, inner, dims[1:], terms, innermost, accs)
@@ -179,7 +222,9 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                 accs = self._accumulate(w, block, (d, low, high, step), inside, fill, accs)
         return accs
 
-    def _steps(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]) -> list[Ssa]:
+    def _steps(
+        self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+    ) -> list[Ssa]:
         """A step of the reduction, or one for each of the rows that are transposed together."""
         transposed = w.sched.transpose
         if transposed not in w.nest.rdims:
@@ -195,17 +240,31 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             return
         nest, vector, lanes = w.nest, w.sched.along, w.sched.lanes
         accs = self._lane_sums(w, block, points)
-        width, vectors = len(self._per_accumulator(w, bool)), max(c.vectors for c in chunks(nest, w.sched))
-        exact = self._is_exact(w, -(-math.prod(nest.dims[d] for d in nest.rdims) // (lanes * vectors)))
+        width, vectors = (
+            len(self._per_accumulator(w, bool)),
+            max(c.vectors for c in chunks(nest, w.sched)),
+        )
+        exact = self._is_exact(
+            w, -(-math.prod(nest.dims[d] for d in nest.rdims) // (lanes * vectors))
+        )
         scalars: list[Ssa] = []
         for k in range(len(points)):
-            parts = [accs[(k * vectors + u) * width : (k * vectors + u + 1) * width] for u in range(vectors)]
+            parts = [
+                accs[(k * vectors + u) * width : (k * vectors + u + 1) * width]
+                for u in range(vectors)
+            ]
             scalars += self._fold(w, block, parts, exact=exact)
-        self._writes(w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True)
+        self._writes(
+            w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True
+        )
 
     def _horizontal_batch(self, w: Walk, block: Block, points: list[Point]) -> None:
         """Reduces a row in every lane of what is stored; a few rows at a time are added up in registers."""
-        width, lanes, rows = len(self._per_accumulator(w, bool)), w.sched.lanes, w.sched.batched_rows
+        width, lanes, rows = (
+            len(self._per_accumulator(w, bool)),
+            w.sched.lanes,
+            w.sched.batched_rows,
+        )
         at_once = max((LONG_POINTS if is_long_point(w.nest) else lanes) // width, 1)
         accs: list[list[Ssa]] = []
         for at in range(0, len(points), at_once):
@@ -214,7 +273,9 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         across = replace(w, sched=NestSchedule(lanes, rows, order=w.sched.order))
         across.runs = runs_of_loads(w.nest, rows, points[:1])
         tail = Tail(len(points)) if len(points) < lanes else None
-        self._writes(across, block, points[:1], tail, self._reduced_rows(w, block, accs), inner=False)
+        self._writes(
+            across, block, points[:1], tail, self._reduced_rows(w, block, accs), inner=False
+        )
 
     def _lane_sums(self, w: Walk, block: Block, points: list[Point]) -> list[Ssa]:
         """Accumulators of points whose vectors run along a reduced dimension."""
@@ -223,7 +284,9 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         cut = chunks(nest, w.sched)
         vectors = max(c.vectors for c in cut)
         width = len(self._identities(w, block, lanes))
-        accs = [a for _ in points for _ in range(vectors) for a in self._identities(w, block, lanes)]
+        accs = [
+            a for _ in points for _ in range(vectors) for a in self._identities(w, block, lanes)
+        ]
 
         def sweep(b: Block, accs: list[Ssa]) -> list[Ssa]:
             for low, high, count, live in cut:
@@ -232,8 +295,14 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                 used = [k * vectors + u for k in range(len(points)) for u in range(count)]
                 mine = [accs[t * width + j] for t in used for j in range(width)]
                 w.runs = runs_of_loads(nest, vector, tile)
-                new = self._accumulate(w, b, (vector, low, high, count * lanes), _terms(w),
-                                       lambda inner, c, tile=tile, tail=tail: self._steps(w, inner, tile, tail, c), mine)
+                new = self._accumulate(
+                    w,
+                    b,
+                    (vector, low, high, count * lanes),
+                    _terms(w),
+                    lambda inner, c, tile=tile, tail=tail: self._steps(w, inner, tile, tail, c),
+                    mine,
+                )
                 accs = list(accs)
                 for n, t in enumerate(used):
                     accs[t * width : (t + 1) * width] = new[n * width : (n + 1) * width]
@@ -244,32 +313,69 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     # ---------------------------------------------------------------- writes
 
-    def _writes(self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa], *, inner: bool,
-                scalar: bool = False) -> None:
+    def _writes(
+        self,
+        w: Walk,
+        block: Block,
+        points: list[Point],
+        tail: Tail | None,
+        accs: list[Ssa],
+        *,
+        inner: bool,
+        scalar: bool = False,
+    ) -> None:
         width = len(accs) // len(points) if accs else 0
         joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
         interleaved = self._interleaved_writes(w, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
         def point(k: int, p: Point) -> None:
-            bound = None if inner and not w.nest.ordered else self._bind_accumulators(w, accs[k * width : (k + 1) * width])
+            bound = (
+                None
+                if inner and not w.nest.ordered
+                else self._bind_accumulators(w, accs[k * width : (k + 1) * width])
+            )
             for n, write in enumerate(w.nest.writes):
                 if (n, k) in joint:
                     _, flat, first = joint[n, k]
                     row = rows.setdefault(joint[n, k], {})
                     (place,) = places(flat_index(write.buf, write.index), [p])
-                    row[place - first] = p if n in interleaved else self._stored(w, block, write, p, tail, bound, w.sched.lanes)
+                    row[place - first] = (
+                        p
+                        if n in interleaved
+                        else self._stored(w, block, write, p, tail, bound, w.sched.lanes)
+                    )
                     if len(row) == flat.coefficient(w.sched.vector):
-                        self._store_row(w, block, write, joint[n, k], [row[place] for place in sorted(row)], tail)
+                        self._store_row(
+                            w,
+                            block,
+                            write,
+                            joint[n, k],
+                            [row[place] for place in sorted(row)],
+                            tail,
+                        )
                 elif write.inner == inner:
-                    self._write(w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar)
+                    self._write(
+                        w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar
+                    )
 
         self._interleave_points(w, block, points, point)
 
-    def _stored(self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, lanes: int) -> Ssa:
+    def _stored(
+        self,
+        w: Walk,
+        block: Block,
+        write: Write,
+        p: Point,
+        tail: Tail | None,
+        accs: dict | None,
+        lanes: int,
+    ) -> Ssa:
         """Value that a write stores, in the buffer's element type."""
         b = self.text.builder(block, lanes)
-        return b.to_storage(self._wide(b, self._value(w, block, write.value, p, tail, accs), lanes), write.buf.dtype)
+        return b.to_storage(
+            self._wide(b, self._value(w, block, write.value, p, tail, accs), lanes), write.buf.dtype
+        )
 
     def _bind_accumulators(self, w: Walk, accs: list[Ssa]) -> dict[int, Ssa]:
         """Accumulator number -> value (of argmax: the index)."""
@@ -281,7 +387,14 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         return bound
 
     def _write(
-        self, w: Walk, block: Block, write: Write, p: Point, tail: Tail | None, accs: dict | None, scalar: bool
+        self,
+        w: Walk,
+        block: Block,
+        write: Write,
+        p: Point,
+        tail: Tail | None,
+        accs: dict | None,
+        scalar: bool,
     ) -> None:
         vector = None if scalar else w.sched.vector
         coefficient = flat_coefficient(write.buf, write.index, vector) if vector else 0
@@ -304,24 +417,44 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             lane_masks, conditions = self._guard_masks(w, block, write.buf, write.index, p, lanes)
             for m in lane_masks:
                 live = m if live is None else b.and_(live, m)
-        self.text.when_all(block, conditions, lambda inner: self._store_vector(w, inner, write, stored, live, coefficient, p))
+        self.text.when_all(
+            block,
+            conditions,
+            lambda inner: self._store_vector(w, inner, write, stored, live, coefficient, p),
+        )
 
-    def _store_vector(self, w: Walk, block: Block, write: Write, v: Ssa, live: Ssa | None, coefficient: int, p: Point) -> None:
+    def _store_vector(
+        self,
+        w: Walk,
+        block: Block,
+        write: Write,
+        v: Ssa,
+        live: Ssa | None,
+        coefficient: int,
+        p: Point,
+    ) -> None:
         _, address = self._address(block, write.buf, write.index, p)
         m, name = memref(write.buf), write.buf.root.name
         if coefficient == 1 and live is None:
             past = ""
             if write.buf.root in self.streamed and self._fills_lines(w, write, v.lanes, p):
-                past, self.streams = f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}", True
+                past, self.streams = (
+                    f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}",
+                    True,
+                )
             block.add(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
         elif coefficient == 1 and live is not None:
-            block.add(f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}")
+            block.add(
+                f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}"
+            )
         else:
             steps = [k * coefficient for k in range(v.lanes)]
             offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{v.lanes}xi32>")
             live = live or self._tail_mask(Tail(v.lanes), v.lanes)
-            block.add(f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
-                               f"vector<{v.lanes}xi32>, {live.type}, {v.type}")
+            block.add(
+                f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
+                f"vector<{v.lanes}xi32>, {live.type}, {v.type}"
+            )
 
     def _fills_lines(self, w: Walk, write: Write, lanes: int, p: Point) -> bool:
         """Whether a vector is one whole cache line at its boundary, wherever the loops are."""
@@ -329,16 +462,22 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         flat = flat_index(write.buf, write.index)
         start = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
         steps = [c * lanes if s == w.sched.vector else c for s, c in flat.terms]
-        return lanes * size == LINE_BYTES and all(n * size % LINE_BYTES == 0 for n in (start, *steps))
+        return lanes * size == LINE_BYTES and all(
+            n * size % LINE_BYTES == 0 for n in (start, *steps)
+        )
 
-    def _store_scalar(self, w: Walk, block: Block, write: Write, v: Ssa, mask: Ssa | None, p: Point) -> None:
+    def _store_scalar(
+        self, w: Walk, block: Block, write: Write, v: Ssa, mask: Ssa | None, p: Point
+    ) -> None:
         conditions = [] if mask is None else [mask.name]
         if write.guard:
             conditions += self._guard_masks(w, block, write.buf, write.index, p, 0)[1]
 
         def fill(inner: Block) -> None:
             _, address = self._address(inner, write.buf, write.index, p)
-            inner.add(f"memref.store {v.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}")
+            inner.add(
+                f"memref.store {v.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}"
+            )
 
         self.text.when_all(block, conditions, fill)
 
@@ -348,7 +487,10 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         return b.broadcast(v, lanes) if lanes and not v.lanes else v
 
     def _place(self, w: Walk, block: Block, e: Expr) -> Block:
-        """The shallowest block of this nest that knows e's symbols. Reads of what the nest writes stay put."""
+        """The shallowest block of this nest that knows e's symbols.
+
+        Reads of what the nest writes stay put.
+        """
         if self._reads_written(w, e):
             return block
         depth = w.top.depth
@@ -363,7 +505,9 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             w.memo[key] = own or e.kind == "acc" or any(self._reads_written(w, a) for a in e.args)
         return w.memo[key]
 
-    def _value(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, accs: dict | None = None) -> Ssa:
+    def _value(
+        self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, accs: dict | None = None
+    ) -> Ssa:
         if e.kind == "acc":
             assert accs is not None, "only what follows a reduction reads its result"
             return accs[e.info]
@@ -385,7 +529,16 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             w.memo[key] = e.kind == "acc" or any(self._depends_on_acc(w, a) for a in e.args)
         return w.memo[key]
 
-    def _make(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs: dict | None) -> Ssa:
+    def _make(
+        self,
+        w: Walk,
+        block: Block,
+        e: Expr,
+        p: Point,
+        tail: Tail | None,
+        lanes: int,
+        accs: dict | None,
+    ) -> Ssa:
         b = self.text.builder(block, lanes)
         match e.kind:
             case "const":
@@ -400,11 +553,23 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                 return self._gather(w, block, e, p, tail, lanes, accs)
             case "moved":
                 return self._moved(w, block, e, p, lanes)
-        live = self._tail_mask(tail, lanes) if tail and lanes and e.info.primitive == "in_range" else None
-        return self._operation(w, block, e, lanes, lambda a: self._value(w, block, a, p, tail, accs), live)
+        live = (
+            self._tail_mask(tail, lanes)
+            if tail and lanes and e.info.primitive == "in_range"
+            else None
+        )
+        return self._operation(
+            w, block, e, lanes, lambda a: self._value(w, block, a, p, tail, accs), live
+        )
 
     def _operation(
-        self, w: Walk, block: Block, e: Expr, lanes: int, value: Callable[[Expr], Ssa], live: Ssa | None = None
+        self,
+        w: Walk,
+        block: Block,
+        e: Expr,
+        lanes: int,
+        value: Callable[[Expr], Ssa],
+        live: Ssa | None = None,
     ) -> Ssa:
         """An operation on the values of its operands. live: lanes of elements that exist, where that matters."""
         product = self._contracted(w, e)
@@ -425,8 +590,8 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
     def _contracted(self, w: Walk, e: Expr) -> int | None:
         """Which operand of a sum or difference is a product that is rounded with it, if any.
 
-        LLVM would decide by how often the product is used, which differs from row to row of a block; results must not. Products
-        that other loops compute stay there.
+        LLVM would decide by how often the product is used, which differs from row to row of a
+        block; results must not. Products that other loops compute stay there.
         """
         sums = e.info.primitive in ("add", "add_any", "sub") and not may_cancel(e)
         if not self.text.contract or not sums or e.dtype not in FUSED:
@@ -434,7 +599,9 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         for k, a in enumerate(e.args):
             if a.kind == "op" and a.info.primitive == "mul" and a.dtype == e.dtype:
                 here = a.symbols if w.sched.vector is None else w.sched.vector in a.symbols
-                if here or any(factor.kind == "acc" for factor in a.args):  # sums are multiplied where they end
+                if here or any(
+                    factor.kind == "acc" for factor in a.args
+                ):  # sums are multiplied where they end
                     return k
         return None
 

@@ -1,5 +1,6 @@
-"""Emission of loops that keep scratch in registers (targets/cpu/schedule/register_promotion.py): loaded before, carried
-through, stored behind."""
+"""Emission of loops that keep scratch in registers (targets/cpu/schedule/register_promotion.py):
+loaded before, carried through, stored behind.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,10 @@ from .addressing import Places, Point, Tail, memref
 
 @dataclass
 class PromotedBuffers:
-    """State while a loop is emitted. outside: the block around it; written: what it changes; room: registers that are left
-    for what it only reads; values: of carried elements, by buffer and place."""
+    """State while a loop is emitted. outside: the block around it; written: what it changes; room:
+    registers that are left for what it only reads; values: of carried elements, by buffer and
+    place.
+    """
 
     outside: Block
     written: set[Buf]
@@ -37,11 +40,17 @@ class Registers(Places):
 
     def promoted_loop(self, block: Block, loop: For, trips: int | str, made: Plan) -> None:
         """Appends a loop as `made` plans it. trips: how many, or the name of their number."""
-        parts = [(b, at) for b, p in made.carried.items() for at in range(p.start, p.start + p.size, max(p.lanes, 1))]
+        parts = [
+            (b, at)
+            for b, p in made.carried.items()
+            for at in range(p.start, p.start + p.size, max(p.lanes, 1))
+        ]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
             free = registers_of(self.vector_bits) - WORKING - len(parts)
-            self.kept = PromotedBuffers(block, scratch.written(loop.body), free, dict(zip(parts, values)))
+            self.kept = PromotedBuffers(
+                block, scratch.written(loop.body), free, dict(zip(parts, values))
+            )
             for nest, schedule in zip(loop.body, made.schedules):
                 self.emit(inner, nest, schedule)
             after, self.kept = [self.kept.values[p] for p in parts], None
@@ -59,8 +68,13 @@ class Registers(Places):
         t, live = mlir_type(el, place.lanes), place.live(at)
         if live == place.lanes:
             return Ssa(self.text.put(block, f"vector.load {where} : {m}, {t}"), el, place.lanes)
-        mask, zero = self._tail_mask(Tail(live), place.lanes), self.text.builder(block, place.lanes).c(0, el)
-        load = f"vector.maskedload {where}, {mask.name}, {zero.name} : {m}, {mask.type}, {t} into {t}"
+        mask, zero = (
+            self._tail_mask(Tail(live), place.lanes),
+            self.text.builder(block, place.lanes).c(0, el),
+        )
+        load = (
+            f"vector.maskedload {where}, {mask.name}, {zero.name} : {m}, {mask.type}, {t} into {t}"
+        )
         return Ssa(self.text.put(block, load), el, place.lanes)
 
     def _store_part(self, block: Block, buf: Buf, at: int, place: Place, v: Ssa) -> None:
@@ -71,11 +85,17 @@ class Registers(Places):
             block.add(f"vector.store {v.name}, {where} : {m}, {v.type}")
         else:
             mask = self._tail_mask(Tail(place.live(at)), place.lanes)
-            block.add(f"vector.maskedstore {where}, {mask.name}, {v.name} : {m}, {mask.type}, {v.type}")
+            block.add(
+                f"vector.maskedstore {where}, {mask.name}, {v.name} : {m}, {mask.type}, {v.type}"
+            )
 
     def _carried(self, block: Block, buf: Buf, index: tuple, p: Point) -> Ssa | None:
         """The value of an access, if it is kept."""
-        return self.kept.values[self._part(block, buf, index, p)] if self.kept and self._keeps(buf) else None
+        return (
+            self.kept.values[self._part(block, buf, index, p)]
+            if self.kept and self._keeps(buf)
+            else None
+        )
 
     def _carry(self, block: Block, buf: Buf, index: tuple, p: Point, v: Ssa) -> bool:
         """Takes the value of an access, if it is kept; whether it is."""
@@ -99,7 +119,12 @@ class Registers(Places):
     def _outside(self, block: Block, where: Block, root: Buf) -> Block:
         """The block in which to load a vector whose address is known in `where`."""
         kept = self.kept
-        if kept is None or root in kept.written or where.depth > kept.outside.depth or not kept.room:
+        if (
+            kept is None
+            or root in kept.written
+            or where.depth > kept.outside.depth
+            or not kept.room
+        ):
             return block
         kept.room -= 1
         return kept.outside

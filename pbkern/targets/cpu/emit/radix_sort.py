@@ -1,9 +1,10 @@
 """Sort statement -> text: a stable radix sort of each line, from the least significant digit of the last key on.
 
-Keys become unsigned integers that rise as the keys do. A pass counts how often each digit occurs, which tells where its
-elements begin, and moves elements there in order, from one half of the scratch buffers to the other; what all elements have
-in common takes no pass. Integers that nothing travels with are read off their keys at the end; else places travel with the
-keys, and tell where operands are read. Where only first elements are read, top_k.py finds them. Source: Knuth, The Art
+Keys become unsigned integers that rise as the keys do. A pass counts how often each digit occurs,
+which tells where its elements begin, and moves elements there in order, from one half of the
+scratch buffers to the other; what all elements have in common takes no pass. Integers that nothing
+travels with are read off their keys at the end; else places travel with the keys, and tell where
+operands are read. Where only first elements are read, top_k.py finds them. Source: Knuth, The Art
 of Computer Programming 3, algorithm 5.2.5R.
 
 Floats: NaN last, -0 and subnormal numbers equal to 0, as XLA has it.
@@ -19,7 +20,14 @@ from pbkern.lower.mlir.ops import Builder
 from pbkern.lower.mlir.ops import Value as Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
-from pbkern.targets.cpu.sorting import digit_bits, head_length, key_bits, key_lanes, word_dtype, word_dtypes
+from pbkern.targets.cpu.sorting import (
+    digit_bits,
+    head_length,
+    key_bits,
+    key_lanes,
+    word_dtype,
+    word_dtypes,
+)
 
 from .addressing import memref
 from .top_k import Selection
@@ -114,7 +122,11 @@ class _Line:
         def fill(b: Block, i: str, _):
             at = self._plus(b, source, i)
             place = i if first else self._as_index(b, self._place_of(b, at))
-            key = rising(self.text.builder(b, 0), self._load(b, buf, self._plus(b, self.base, place)), buf.dtype)
+            key = rising(
+                self.text.builder(b, 0),
+                self._load(b, buf, self._plus(b, self.base, place)),
+                buf.dtype,
+            )
             self._store(b, word, at, key)
             if first and self.places is not None:
                 self._store(b, self.places, at, self._as_count(b, i))
@@ -131,9 +143,14 @@ class _Line:
             self._rank(block, n, source)
             return self._move(block, n, source, lambda b, i, _: self._load(b, self.counts, i))
         found = self.text.loop(
-            block, f"%shift{n}", 0, bits, digit,
-            lambda b, c: [self._pass(b, n, digit, b.lookup(f"%shift{n}")[1], c[0].name)], [Ssa(source, "index", 0)],
-        )  # fmt: skip
+            block,
+            f"%shift{n}",
+            0,
+            bits,
+            digit,
+            lambda b, c: [self._pass(b, n, digit, b.lookup(f"%shift{n}")[1], c[0].name)],
+            [Ssa(source, "index", 0)],
+        )
         return found[0].name
 
     def _pass(self, block: Block, n: int, digit: int, shift: str | int, source: str) -> Ssa:
@@ -150,7 +167,9 @@ class _Line:
 
         def bump(b: Block, i: str, _):
             d = digit_of(b, self._load(b, word, self._plus(b, source, i)))
-            self._store(b, self.counts, d, self.text.builder(b, 0).add(self._load(b, self.counts, d), one))
+            self._store(
+                b, self.counts, d, self.text.builder(b, 0).add(self._load(b, self.counts, d), one)
+            )
 
         def begin(b: Block, i: str, place):
             found = self._load(b, self.counts, i)
@@ -171,7 +190,11 @@ class _Line:
         moved, stayed = Block(block), Block(block)
         self._each(moved, values, begin, [zero])
         target = Ssa(self._move(moved, n, source, next_place), "index", 0)
-        return Ssa(self.text.either(block, all_equal.name, stayed, Ssa(source, "index", 0), moved, target), "index", 0)
+        return Ssa(
+            self.text.either(block, all_equal.name, stayed, Ssa(source, "index", 0), moved, target),
+            "index",
+            0,
+        )
 
     def _count(self, value: int) -> Ssa:
         return Ssa(self.text.const(f"arith.constant {value} : i32"), "i32", 0)
@@ -183,9 +206,15 @@ class _Line:
         places = range(0, self.length, lanes)
         ops = self.text.builder(block, lanes)
         starts = [self._plus(block, source, self.text.index(p)) for p in places]
-        loads = [f"vector.load {word.root.name}[{at}] : {memref(word)}, vector<{lanes}x{el}>" for at in starts]
+        loads = [
+            f"vector.load {word.root.name}[{at}] : {memref(word)}, vector<{lanes}x{el}>"
+            for at in starts
+        ]
         vectors = [Ssa(self.text.put(block, load), el, lanes) for load in loads]
-        numbers = [self.text.const(f"arith.constant dense<{[*range(p, p + lanes)]}> : vector<{lanes}xi32>") for p in places]
+        numbers = [
+            self.text.const(f"arith.constant dense<{[*range(p, p + lanes)]}> : vector<{lanes}xi32>")
+            for p in places
+        ]
 
         def compare(b: Block, i: str, ranks):
             inner = self.text.builder(b, lanes)
@@ -202,12 +231,16 @@ class _Line:
         ranks = self._each(block, self.count, compare, [ops.c(0, "i32") for _ in places])
         for p, rank in zip(places, ranks):
             at = self.text.index(p)
-            block.add(f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}")
+            block.add(
+                f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}"
+            )
 
     def _move(self, block: Block, n: int, source: str, place_of) -> str:
         """Moves words and places to the other half, from the first element on to the places that `place_of` tells."""
         word = self._word(n)
-        target = self.text.put(block, f"arith.subi {self.text.index(self.length)}, {source} : index")
+        target = self.text.put(
+            block, f"arith.subi {self.text.index(self.length)}, {source} : index"
+        )
 
         def move(b: Block, i: str, _):
             at = self._plus(b, source, i)
@@ -234,7 +267,12 @@ class _Line:
 
             def read_off(b: Block, i: str, _):
                 word = self._load(b, self._word(0), self._plus(b, source, i))
-                self._store(b, buf, self._plus(b, self.base, i), risen(self.text.builder(b, 0), word, buf.dtype))
+                self._store(
+                    b,
+                    buf,
+                    self._plus(b, self.base, i),
+                    risen(self.text.builder(b, 0), word, buf.dtype),
+                )
 
             self._each(block, self.s.first, read_off)
             return

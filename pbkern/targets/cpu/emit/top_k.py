@@ -1,9 +1,10 @@
 """The first elements of sorted lines without sorting the lines: top_k.
 
-The head of a line holds candidates. Once it is sorted, its element `first - 1` is a bound: what follows in the line and is
-below joins the candidates, and when the head is full, it is sorted again and keeps its first elements. Equal elements keep
-their order, because later ones are not below. Most elements of long lines are passed over as vectors, one comparison each;
-in the worst case, lines in reverse, a head is sorted for every three quarters of a head.
+The head of a line holds candidates. Once it is sorted, its element `first - 1` is a bound: what
+follows in the line and is below joins the candidates, and when the head is full, it is sorted again
+and keeps its first elements. Equal elements keep their order, because later ones are not below.
+Most elements of long lines are passed over as vectors, one comparison each; in the worst case,
+lines in reverse, a head is sorted for every three quarters of a head.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LANES = 16
 class Selection:
     """Emits the selection for the line that starts at address `base`.
 
-    head: length of its head; sort_head(block, n) appends a sort of the first n elements, a number or the name of one.
+    head: length of its head; sort_head(block, n) appends a sort of the first n elements, a number
+      or the name of one.
     """
 
     text: Text
@@ -39,13 +41,27 @@ class Selection:
         length, index = self.sort.buffers[0].shape[1], self.text.index
         vectors = self.head + (length - self.head) // LANES * LANES
         self.sort_head(block, self.head)
-        count = self._loop(block, (index(self.head), index(vectors)), LANES, index(self.sort.first), self._chunk)
+        count = self._loop(
+            block, (index(self.head), index(vectors)), LANES, index(self.sort.first), self._chunk
+        )
         count = self._loop(block, (index(vectors), index(length)), 1, count, self._element)
         self.sort_head(block, count)
 
-    def _loop(self, block: Block, span: tuple[str, str], step: int, count: str, body: Callable[[Block, str, str], str]) -> str:
+    def _loop(
+        self,
+        block: Block,
+        span: tuple[str, str],
+        step: int,
+        count: str,
+        body: Callable[[Block, str, str], str],
+    ) -> str:
         """scf.for over a span that carries the number of candidates: body(block, position, number) -> number."""
-        inner, at, carried, name = Block(block), self.text.name(), self.text.name(), self.text.name()
+        inner, at, carried, name = (
+            Block(block),
+            self.text.name(),
+            self.text.name(),
+            self.text.name(),
+        )
         after = body(inner, at, carried)
         inner.add(f"scf.yield {after} : index")
         head = f"{name} = scf.for {at} = {span[0]} to {span[1]} step {self.text.index(step)}"
@@ -68,8 +84,13 @@ class Selection:
         text, buf = self.text, self.sort.buffers[0]
         el, b = storage_el(buf.dtype), text.builder(block, LANES)
         vector = mlir_type(el, LANES)
-        loaded = text.put(block, f"vector.load {buf.root.name}[{self._address(block, at)}] : {memref(buf)}, {vector}")
-        bound = text.put(block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}")
+        loaded = text.put(
+            block,
+            f"vector.load {buf.root.name}[{self._address(block, at)}] : {memref(buf)}, {vector}",
+        )
+        bound = text.put(
+            block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}"
+        )
         spread = text.put(block, f"vector.broadcast {bound} : {mlir_type(el)} to {vector}")
         x, y = (b.from_storage(Ssa(v, el, LANES), buf.dtype) for v in (loaded, spread))
         less, equal = compare(b, x, y, buf.dtype.kind == "u")
@@ -79,14 +100,18 @@ class Selection:
         """One element: written behind the candidates, and counted if it is below the bound."""
         text, source, target = self.text, self._address(block, at), self._address(block, count)
         is_below = self._is_below(block, source, self._bound(block))
-        for buf in self.sort.buffers:  # nothing needs what is behind the candidates and not behind the element
+        for buf in (
+            self.sort.buffers
+        ):  # nothing needs what is behind the candidates and not behind the element
             v = text.put(block, f"memref.load {buf.root.name}[{source}] : {memref(buf)}")
             block.add(f"memref.store {v}, {buf.root.name}[{target}] : {memref(buf)}")
         more = text.put(block, f"arith.addi {count}, {text.index(1)} : index")
         found = text.put(block, f"arith.select {is_below}, {more}, {count} : index")
         full = text.put(block, f"arith.cmpi eq, {found}, {text.index(self.head)} : index")
         text.when(block, full, lambda inner: self.sort_head(inner, self.head))
-        return text.put(block, f"arith.select {full}, {text.index(self.sort.first)}, {found} : index")
+        return text.put(
+            block, f"arith.select {full}, {text.index(self.sort.first)}, {found} : index"
+        )
 
     def _is_below(self, block: Block, x: str, y: str) -> str:
         """Whether the element at address x comes before that at y."""
@@ -94,8 +119,17 @@ class Selection:
 
         def keys() -> Iterator[tuple[Ssa, Ssa, bool]]:
             for buf in self.sort.buffers[: self.sort.num_keys]:
-                first, second = (b.from_storage(Ssa(text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"),
-                                                    storage_el(buf.dtype), 0), buf.dtype) for at in (x, y))
+                first, second = (
+                    b.from_storage(
+                        Ssa(
+                            text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"),
+                            storage_el(buf.dtype),
+                            0,
+                        ),
+                        buf.dtype,
+                    )
+                    for at in (x, y)
+                )
                 yield first, second, buf.dtype.kind == "u"
 
         return compared(b, keys())[0].name

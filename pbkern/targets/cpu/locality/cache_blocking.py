@@ -4,8 +4,9 @@
     for all rows: l[row] = sum exp(x[row] - m[row])    ->                  l = sum exp(x[row] - m)
     for all rows: y[row] = exp(x[row] - m[row]) / l[row]                   y[row] = exp(x[row] - m) / l
 
-Each nest alone would find its operands in a cache further away, or in memory. While the last nest of a step reads a row, the
-step's next one is fetched: a step computes more than it loads, and a row's first reader would wait for memory instead.
+Each nest alone would find its operands in a cache further away, or in memory. While the last nest
+of a step reads a row, the step's next one is fetched: a step computes more than it loads, and a
+row's first reader would wait for memory instead.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .strip_mining import JOINS, Chain, Run, StripMinedLoop, even_part, inside, 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
 FAR_BYTES, FAR_BLOCK = 1024, 64 << 10
-# A nest with so many times fewer points than all together may lose its vectors: scalars of a row, say.
+# A nest with so many times fewer points than all together may lose its vectors: scalars of a row,
+# say.
 MINOR = 64
 
 
@@ -41,32 +43,52 @@ class _Shared:
 
 
 def block_for_caches(
-    stmts: list[Stmt], context, aliases: Aliases, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
+    stmts: list[Stmt],
+    context,
+    aliases: Aliases,
+    vector_bits: int,
+    near_bytes: int,
+    elsewhere: set[Buf],
 ) -> list[Stmt]:
     """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, and sums of far rows into a few at a time.
 
-    Inner statements too. `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
+    Inner statements too. `elsewhere`: buffers that are touched around `stmts`, or keep their values
+    between programs.
     """
     near = _chains_in_strips(stmts, context, vector_bits, near_bytes, elsewhere)
     return _streamed_rows_at_once(near, context, aliases, vector_bits)
 
 
-def _chains_in_strips(stmts: list[Stmt], context, vector_bits: int, near_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
-    out = inside(stmts, elsewhere, lambda body, others: _chains_in_strips(body, context, vector_bits, near_bytes, others))
+def _chains_in_strips(
+    stmts: list[Stmt], context, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
+) -> list[Stmt]:
+    out = inside(
+        stmts,
+        elsewhere,
+        lambda body, others: _chains_in_strips(body, context, vector_bits, near_bytes, others),
+    )
     for low, high in list(runs(out))[::-1]:
         run = Run(nests_of(out[low:high]))
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
             others = elsewhere | scratch.touched(out[:low] + out[high:])
             in_turn = fuse_over_rows(found[0], others, context, vector_bits)
-            out[low:high] = in_turn or _CacheBlocking(*found, others, context, vector_bits).statements()
+            out[low:high] = (
+                in_turn or _CacheBlocking(*found, others, context, vector_bits).statements()
+            )
     return out
 
 
-def _streamed_rows_at_once(stmts: list[Stmt], context, aliases: Aliases, vector_bits: int) -> list[Stmt]:
-    out = inside(stmts, set(), lambda body, _: _streamed_rows_at_once(body, context, aliases, vector_bits))
+def _streamed_rows_at_once(
+    stmts: list[Stmt], context, aliases: Aliases, vector_bits: int
+) -> list[Stmt]:
+    out = inside(
+        stmts, set(), lambda body, _: _streamed_rows_at_once(body, context, aliases, vector_bits)
+    )
     collapsed = [collapse(s, context.pool, aliases) if isinstance(s, Nest) else s for s in out]
-    cut = [_rows_at_once(s, context, vector_bits) if isinstance(s, Nest) else [s] for s in collapsed]
+    cut = [
+        _rows_at_once(s, context, vector_bits) if isinstance(s, Nest) else [s] for s in collapsed
+    ]
     return [s for part in cut for s in part]
 
 
@@ -80,23 +102,35 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
     if chain is None:
         return [nest]
     whole = choose(nest, vector_bits).vector in nest.rdims  # each row is a sum of its own
-    cut = StripMinedLoop(chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, vector_bits).statements()
+    cut = StripMinedLoop(
+        chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, vector_bits
+    ).statements()
     if not apart:
         return cut
-    return inside(cut, set(), lambda body, _: [s for n in nests_of(body) for s in _rows_at_once(n, context, vector_bits)])
+    return inside(
+        cut,
+        set(),
+        lambda body, _: [s for n in nests_of(body) for s in _rows_at_once(n, context, vector_bits)],
+    )
 
 
 def _is_around(nest: Nest, outer: str, rows: str) -> bool:
     """Whether each step along `outer` goes past all rows, in everything that has them."""
-    steps = [[abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in (outer, rows)] for e in nest.loads()]
-    return outer not in nest.rdims and all(far >= step * nest.dims[rows] for far, step in steps if step)
+    steps = [
+        [abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in (outer, rows)]
+        for e in nest.loads()
+    ]
+    return outer not in nest.rdims and all(
+        far >= step * nest.dims[rows] for far, step in steps if step
+    )
 
 
 def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
     """The dimension of a reduction over rows that are far apart, whose elements are used once each.
 
-    Columns in registers would be added up one line of memory after the other, rows apart: a few rows at a time, along their
-    whole length, are what prefetchers follow. So would rows that are summed up each, before those of the next sum.
+    Columns in registers would be added up one line of memory after the other, rows apart: a few
+    rows at a time, along their whole length, are what prefetchers follow. So would rows that are
+    summed up each, before those of the next sum.
     """
     schedule = choose(nest, vector_bits)
     vector = schedule.vector
@@ -128,7 +162,9 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
             chain = Chain.find(run, seeds) if seeds else None
             if chain is None or not seeds or not _pays(chain, seeds, vector_bits):
                 continue
-            length = max(near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1)
+            length = max(
+                near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1
+            )
             if length < chain.size:
                 return chain, even_part(length, chain.size)
     return None
@@ -149,7 +185,9 @@ def _shared(run: Run) -> Iterator[_Shared]:
         if len({at for at, _ in found}) < 2:
             continue
         nbytes = max(_extent(run[at], index) for at, index in found) * buf.dtype.itemsize
-        axes = tuple(_walk(run, [(at, index[k]) for at, index in found]) for k in range(len(buf.shape)))
+        axes = tuple(
+            _walk(run, [(at, index[k]) for at, index in found]) for k in range(len(buf.shape))
+        )
         yield _Shared(nbytes, axes)
 
 
@@ -206,14 +244,19 @@ class _CacheBlocking(StripMinedLoop):
     """Strips that fetch the next one."""
 
     def bodies(self, group: list[int], nests: list[Nest]) -> list[Nest]:
-        last: dict[Buf, tuple[Nest, int]] = {}  # the last nest that reads a buffer, and where it is furthest on
+        last: dict[
+            Buf, tuple[Nest, int]
+        ] = {}  # the last nest that reads a buffer, and where it is furthest on
         furthest: dict[Buf, int] = {}  # of all nests
         steps: dict[Buf, int] = {}
         for at, nest in zip(group, nests):
             for buf, index, written in self.run.accesses[at]:
                 if written or any(i is None for i in index) or not is_far(buf):
                     continue
-                step = sum(i.coefficient(self.chain.dims[at]) * s for i, s in zip(index, buf.strides)) * self.length
+                step = (
+                    sum(i.coefficient(self.chain.dims[at]) * s for i, s in zip(index, buf.strides))
+                    * self.length
+                )
                 if step:
                     start = sum(i.const * s for i, s in zip(index, buf.strides))
                     before = last.get(buf.root, (nest, start))

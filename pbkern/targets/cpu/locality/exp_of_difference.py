@@ -1,7 +1,8 @@
 """Run of nests -> two of them over one long row: one finds the greatest x[k], a later one adds exp(x[k] - c), c of the row.
 
-What running_maximum.py takes together, and what has to hold for that. Nothing here knows softmax: c may be anything, terms may
-be multiplied with what does not depend on the exponential, and elements that neither nest uses may be masked.
+What running_maximum.py takes together, and what has to hold for that. Nothing here knows softmax: c
+may be anything, terms may be multiplied with what does not depend on the exponential, and elements
+that neither nest uses may be masked.
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ class Row:
 
 @dataclass
 class ExpOfDifference:
-    """Nest `at` of a run finds the greatest x with its reduction `which`, nest `later` adds what is proportional to exp(x - c).
+    """Nest `at` of a run finds the greatest x with its reduction `which`, nest `later` adds what is
+    proportional to exp(x - c).
 
-    weighted: those sums; scaled: buffers that it fills with what is proportional; telling: a sum that is NaN exactly if one of
-    the x is.
+    weighted: those sums; scaled: buffers that it fills with what is proportional; telling: a sum
+    that is NaN exactly if one of the x is.
     """
 
     run: list[Nest]
@@ -88,10 +90,17 @@ class ExpOfDifference:
 def find_exp_of_difference(
     run: list[Nest], least_bytes: int, pool: Pool, vector_bits: int, elsewhere: set[Buf]
 ) -> Iterator[ExpOfDifference]:
-    """Pairs of nests over rows of `least_bytes` or more. `elsewhere`: buffers that statements outside the run touch too."""
+    """Pairs of nests over rows of `least_bytes` or more.
+
+    `elsewhere`: buffers that statements outside the run touch too.
+    """
     for at, nest in enumerate(run):
         row = Row.of(nest)
-        if row is None or any(w.inner for w in nest.writes) or row.size * row.itemsize() < least_bytes:
+        if (
+            row is None
+            or any(w.inner for w in nest.writes)
+            or row.size * row.itemsize() < least_bytes
+        ):
             continue
         found = [k for k, r in enumerate(nest.reductions) if r.op == "max" and _is_float(r.dtype)]
         if not found or choose(nest, vector_bits).vector != row.d:
@@ -110,11 +119,15 @@ class _Pair:
         self.run, self.pool, self.sums = run, pool, Row.known(run[later])
         of = pool.rename(run[at].reductions[which].args[0], Row.known(run[at]).places(ROW))
         # Elements without the greatest of all: where a test chooses the branch that is a constant.
-        self.left_out = {(of.args[0], k) for k in range(2) if _is_choice(of) and of.args[1 + k].kind == "const"}
+        self.left_out = {
+            (of.args[0], k) for k in range(2) if _is_choice(of) and of.args[1 + k].kind == "const"
+        }
         self.everywhere = True  # whether the exponential is of what the greatest is of, where that is a constant too
         exponential = self._exponential(of)
         self.has_exponential = exponential is not None
-        self.found = ExpOfDifference(run, at, which, later, of if exponential is None else exponential)
+        self.found = ExpOfDifference(
+            run, at, which, later, of if exponential is None else exponential
+        )
 
     def _normal(self, e: Expr) -> Expr:
         return self.pool.rename(e, self.sums.places(ROW))
@@ -145,12 +158,21 @@ class _Pair:
                 found.weighted.add(k)
             elif not self._is_free(r.args[0]):
                 return False
-        found.telling = next((k for k in sorted(found.weighted) if self._tells(nest.reductions[k].args[0])), None)
+        found.telling = next(
+            (k for k in sorted(found.weighted) if self._tells(nest.reductions[k].args[0])), None
+        )
         inner = [w for w in nest.writes if w.inner]
         found.scaled |= {w.buf for w in inner if self._is_proportional(w.value, self.everywhere)}
-        if any(w.guard or w.mask is not None or not (w.buf in found.scaled or self._is_free(w.value)) for w in inner):
+        if any(
+            w.guard or w.mask is not None or not (w.buf in found.scaled or self._is_free(w.value))
+            for w in inner
+        ):
             return False
-        return bool(found.weighted) and self._may_move() and all(self._is_private(b, elsewhere) for b in found.scaled)
+        return (
+            bool(found.weighted)
+            and self._may_move()
+            and all(self._is_private(b, elsewhere) for b in found.scaled)
+        )
 
     # ---- expressions
 
@@ -162,8 +184,10 @@ class _Pair:
         return (self._normal(test), branch) in self.left_out
 
     def _is_proportional(self, e: Expr, taken: bool) -> bool:
-        """Whether an expression is the exponential times something. `taken`: all elements here are among those whose greatest
-        is known; the exponential of others might overflow.
+        """Whether an expression is the exponential times something.
+
+        `taken`: all elements here are among those whose greatest is known; the exponential of
+          others might overflow.
         """
         if e is self.found.exponential:
             return taken
@@ -178,15 +202,25 @@ class _Pair:
         if not _is_choice(e) or not self._is_free(e.args[0]):
             return False
         zeros = [k for k in range(2) if e.args[1 + k].kind == "const" and e.args[1 + k].info == 0]
-        return any(self._is_proportional(e.args[2 - k], taken or self._is_left_out(e.args[0], k)) for k in zeros)
+        return any(
+            self._is_proportional(e.args[2 - k], taken or self._is_left_out(e.args[0], k))
+            for k in zeros
+        )
 
     def _tells(self, e: Expr) -> bool:
         """Whether a term is the exponential wherever an element may be the greatest, so that NaN shows in the sum."""
         if e is self.found.exponential:
             return True
         if _is_choice(e):
-            return any(self._is_left_out(e.args[0], k) and self._tells(e.args[2 - k]) for k in range(2))
-        return e.kind == "op" and e.info.primitive == "convert_element_type" and _is_float(e.dtype) and self._tells(e.args[0])
+            return any(
+                self._is_left_out(e.args[0], k) and self._tells(e.args[2 - k]) for k in range(2)
+            )
+        return (
+            e.kind == "op"
+            and e.info.primitive == "convert_element_type"
+            and _is_float(e.dtype)
+            and self._tells(e.args[0])
+        )
 
     # ---- memory
 
@@ -207,7 +241,11 @@ class _Pair:
             return False
         if sum(w.buf.root is buf for w in self.sums.nest.writes) > 1:
             return False
-        users = [at for at, nest in enumerate(self.run) if buf in scratch.touched([nest]) and at != self.found.later]
+        users = [
+            at
+            for at, nest in enumerate(self.run)
+            if buf in scratch.touched([nest]) and at != self.found.later
+        ]
         return all(at > self.found.later and self._reads_along(self.run[at], buf) for at in users)
 
     def _reads_along(self, nest: Nest, buf: Buf) -> bool:
@@ -221,7 +259,12 @@ class _Pair:
 
 
 def _is_choice(e: Expr) -> bool:
-    return e.kind == "op" and e.info.primitive == "select_n" and len(e.args) == 3 and e.args[0].dtype == np.dtype(bool)
+    return (
+        e.kind == "op"
+        and e.info.primitive == "select_n"
+        and len(e.args) == 3
+        and e.args[0].dtype == np.dtype(bool)
+    )
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -3,8 +3,9 @@
     for i < n: t[i] = a[i] + a[i + 1] + a[i + 2]
     for i < n: a[i] = t[i]                             ->     for i < n: a[i] = a[i] + a[i + 1] + a[i + 2]
 
-A step may store over elements that no later one loads. Rows before it are done with; along the vector dimension, what is
-before it is in registers, which hand it from step to step (targets/cpu/schedule/sliding_windows.py).
+A step may store over elements that no later one loads. Rows before it are done with; along the
+vector dimension, what is before it is in registers, which hand it from step to step
+(targets/cpu/schedule/sliding_windows.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import apart
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, Write
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
-from pbkern.targets.cpu.schedule.sliding_windows import Chunk, Point, Visits, chunks, key_of, moved_loads, parts
+from pbkern.targets.cpu.schedule.sliding_windows import (
+    Chunk,
+    Point,
+    Visits,
+    chunks,
+    key_of,
+    moved_loads,
+    parts,
+)
 
 from .strip_mining import inside, nests_of
 
@@ -27,7 +36,9 @@ Scheduled = tuple[Nest, NestSchedule]
 Place = tuple[Affine, ...]
 
 
-def store_in_place(stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Callable[[Nest], Scheduled]) -> list[Stmt]:
+def store_in_place(
+    stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Callable[[Nest], Scheduled]
+) -> list[Stmt]:
     """Statements with fewer copies. `kept`: root buffers that others touch."""
     out = inside(stmts, kept, lambda body, others: store_in_place(body, pool, others, scheduled))
     for at in range(len(out) - 1, 0, -1):
@@ -42,13 +53,24 @@ def store_in_place(stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Cal
 
 def _copied(s: Stmt) -> set[Buf]:
     """The scratch that a statement copies elsewhere, if that is all it does."""
-    if not isinstance(s, Nest) or s.rdims or s.ordered or any(w.value.kind != "load" for w in s.writes):
+    if (
+        not isinstance(s, Nest)
+        or s.rdims
+        or s.ordered
+        or any(w.value.kind != "load" for w in s.writes)
+    ):
         return set()
     targets = {w.buf.root for w in s.writes}
     found = {w.value.info[0] for w in s.writes}
     plain = all(not w.value.info[2] and not w.guard and w.mask is None for w in s.writes)
-    apart_from = len(found) == len(targets) == len(s.writes) and not {b.root for b in found} & targets
-    return found if plain and apart_from and all(b.arena and b.storage is None for b in found) else set()
+    apart_from = (
+        len(found) == len(targets) == len(s.writes) and not {b.root for b in found} & targets
+    )
+    return (
+        found
+        if plain and apart_from and all(b.arena and b.storage is None for b in found)
+        else set()
+    )
 
 
 def _makers(stmts: list[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
@@ -77,7 +99,9 @@ def _steps(w: Write) -> list:
     return [i.terms[0][0] for i in w.index if len(i.terms) == 1 and i.terms[0][1] == 1]
 
 
-def _joined(makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]) -> list[Stmt] | None:
+def _joined(
+    makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]
+) -> list[Stmt] | None:
     """Joins the largest maker in place: after the others, before the copies of what those made."""
     placed = [p for n in makers if (p := _placed(n, copy)) is not None]
     if len(placed) < len(makers) or sum(map(_points, makers)) != _points(copy):
@@ -91,7 +115,10 @@ def _joined(makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nes
     if not walks_ahead(*scheduled(nest)):
         return None
     others = [k for k in range(len(makers)) if k != largest]
-    copies = [replace(makers[k], writes=_writes(placed[k], [_load(w, pool) for w in makers[k].writes])) for k in others]
+    copies = [
+        replace(makers[k], writes=_writes(placed[k], [_load(w, pool) for w in makers[k].writes]))
+        for k in others
+    ]
     return [*(makers[k] for k in others), nest, *copies]
 
 
@@ -140,7 +167,9 @@ def _place(made: Write, maker: Nest, w: Write, copy: Nest) -> Place | None:
         from_copy |= {d: rest for d, _ in inner}
     if {d for d, n in copy.dims.items() if n > 1} - from_copy.keys():
         return None
-    return tuple(i.substitute(lambda d: from_copy.get(d, 0 if d in copy.dims else None)) for i in w.index)
+    return tuple(
+        i.substitute(lambda d: from_copy.get(d, 0 if d in copy.dims else None)) for i in w.index
+    )
 
 
 # ---------------------------------------------------------------- order
@@ -149,7 +178,11 @@ def _place(made: Write, maker: Nest, w: Write, copy: Nest) -> Place | None:
 def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
     """Whether all elements of `nest.over` are loaded before the nest stores there, if it is emitted with this schedule."""
     nest = moved_loads(nest, sched)
-    if sched.vector is None or sched.transpose or not all(_steps_along_axes(nest, w, sched.vector) for w in nest.writes):
+    if (
+        sched.vector is None
+        or sched.transpose
+        or not all(_steps_along_axes(nest, w, sched.vector) for w in nest.writes)
+    ):
         return False
     stores = {w.buf.root: w for w in nest.writes}
     distances = {}
@@ -186,7 +219,10 @@ class _Row:
         assert sched.vector is not None
         self.nest, self.sched, self.vector, self.distances = nest, sched, sched.vector, distances
         # "": an axis that no dimension walks
-        self.walked_by = {w.buf: [next(iter(i.symbols & nest.dims.keys()), "") for i in w.index[:-1]] for w in nest.writes}
+        self.walked_by = {
+            w.buf: [next(iter(i.symbols & nest.dims.keys()), "") for i in w.index[:-1]]
+            for w in nest.writes
+        }
 
     def is_safe(self) -> bool:
         at_hand: set = set()
@@ -209,7 +245,11 @@ class _Row:
                 for key, e, q in self._needed(w.value, p, at_hand):
                     if key not in loaded and (place := self._place(e, q)) is not None:
                         *row, at = place
-                        if -done < at + lanes and at < 0 or any(r == row and abs(c - at) < lanes for *r, c in stored):
+                        if (
+                            -done < at + lanes
+                            and at < 0
+                            or any(r == row and abs(c - at) < lanes for *r, c in stored)
+                        ):
                             return False
                     if chunk.tail is None:  # masked loads are not shared
                         loaded.add(key)

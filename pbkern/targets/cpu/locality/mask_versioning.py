@@ -6,9 +6,9 @@
     case 0:  the nest as it is
     case 1:  %t[r, c] = %a[64 * %g0 + r, c]
 
-Masks cut off what is outside an array, so that inner programs, or rounds of a loop, would pay for those at the ends. A test
-that moves one way along each dimension holds at all points, and at those at a distance, if it does at the corner where it is
-hardest.
+Masks cut off what is outside an array, so that inner programs, or rounds of a loop, would pay for
+those at the ends. A test that moves one way along each dimension holds at all points, and at those
+at a distance, if it does at the corner where it is hardest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ MOST_TESTS, MOST_NODES = 6, 120
 INT32 = np.dtype(np.int32)
 
 
-def version_masks(stmts: list[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds) -> list[Stmt]:
+def version_masks(
+    stmts: list[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds
+) -> list[Stmt]:
     """Cuts nests with masks in two variants, inner statements too."""
     chooser = _Chooser(context, options, bounds)
     return chooser.statements(stmts, bounds)
@@ -48,10 +50,18 @@ class _Chooser:
     def statements(self, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
         for s in stmts:
-            if isinstance(s, For) and register_promotion.plan(s, self.options.vector_bits, self.options.contract) is not None:
+            if (
+                isinstance(s, For)
+                and register_promotion.plan(s, self.options.vector_bits, self.options.contract)
+                is not None
+            ):
                 out.append(s)  # it keeps scratch in registers, which branches would end
                 continue
-            inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
+            inner = (
+                {**bounds, s.counter: (0, s.trips - 1)}
+                if isinstance(s, For) and isinstance(s.trips, int)
+                else bounds
+            )
             s = with_bodies(s, functools.partial(self.statements, bounds=inner))
             out += self.variants(s, bounds) if isinstance(s, Nest) else [s]
         return out
@@ -59,7 +69,9 @@ class _Chooser:
     def variants(self, nest: Nest, bounds: Bounds) -> list[Stmt]:
         tests, fold = self.tests(nest), Folder(self.context.pool, bounds)
         conditions = list(dict.fromkeys(fold(c) for t in tests for c in self.conditions(t, nest)))
-        if not tests or any(c.kind == "const" and not c.info for c in conditions):  # they hold for no program
+        if not tests or any(
+            c.kind == "const" and not c.info for c in conditions
+        ):  # they hold for no program
             return [nest]
         name = self.context.names("%s")
         all_hold = functools.reduce(lambda a, b: self.context.op("and", BOOL, a, b), conditions)
@@ -68,10 +80,16 @@ class _Chooser:
 
     def tests(self, nest: Nest) -> list[Expr]:
         """Tests that move with the nest's points and with what is around it; none where a second copy is not worth it."""
-        if nest.ordered or math.prod(nest.dims.values()) < MIN_POINTS or any(r.op == "dot" for r in nest.reductions):
+        if (
+            nest.ordered
+            or math.prod(nest.dims.values()) < MIN_POINTS
+            or any(r.op == "dot" for r in nest.reductions)
+        ):
             return []
         every = nest.nodes()
-        found = [e for e in every if e.symbols & nest.dims.keys() and self.hardest(e, nest) is not None]
+        found = [
+            e for e in every if e.symbols & nest.dims.keys() and self.hardest(e, nest) is not None
+        ]
         if len(found) > MOST_TESTS or len(every) > MOST_NODES or any(map(_overlaps, found)):
             return []
         return found
@@ -95,9 +113,13 @@ class _Chooser:
         hardest = self.hardest(test, nest)
         assert hardest is not None, "the others are no tests of the nest"
         found = [self.context.pool.rename(test, hardest)]
-        for x in (a for a in test.args if a.symbols & nest.dims.keys()):  # which must not wrap around in between
+        for x in (
+            a for a in test.args if a.symbols & nest.dims.keys()
+        ):  # which must not wrap around in between
             rises = {d: (steps_along(x, d).step or 0) > 0 for d in nest.dims}
-            least, greatest = (self.context.pool.rename(x, _corner(nest, rises, up)) for up in (False, True))
+            least, greatest = (
+                self.context.pool.rename(x, _corner(nest, rises, up)) for up in (False, True)
+            )
             found.append(self.context.op("le", BOOL, least, greatest))
         return found
 

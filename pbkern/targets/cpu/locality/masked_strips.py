@@ -8,8 +8,9 @@ Before -> after, for causal attention (rows r of a block, keys k; every nest ove
     l[r] = sum p[r, k]                              test that exp(c - m[r]) is 0 in all rows; if not, all strips are live
     o[r] = sum p[r, k] v[k]                         for strip < live strips:  p = ..., l' += p, o' += p v[strip]
 
-The masked elements contribute what `spans.outside` finds: the fill value of a maximum is its starting value, a sum must
-find zeros. Values under a product's zeros are not read: an infinity there would have made the result NaN.
+The masked elements contribute what `spans.outside` finds: the fill value of a maximum is its
+starting value, a sum must find zeros. Values under a product's zeros are not read: an infinity
+there would have made the result NaN.
 """
 
 from __future__ import annotations
@@ -33,17 +34,27 @@ STRIP = MASK_STRIP
 MIN_STRIPS = 4
 
 
-def skip_dead_tiles(stmts: list[Stmt], context, vector_bits: int, elsewhere: set[Buf]) -> list[Stmt]:
+def skip_dead_tiles(
+    stmts: list[Stmt], context, vector_bits: int, elsewhere: set[Buf]
+) -> list[Stmt]:
     """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too.
 
     `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
-    out = inside(stmts, elsewhere, lambda body, others: skip_dead_tiles(body, context, vector_bits, others))
+    out = inside(
+        stmts, elsewhere, lambda body, others: skip_dead_tiles(body, context, vector_bits, others)
+    )
     for low, high in list(runs(out))[::-1]:
         masks = _masks(nests_of(out[low:high]))
         if masks:
-            run, others = Run(nests_of(out[low:high])), elsewhere | scratch.touched(out[:low] + out[high:])
-            ways = (_without_masked(run, seeds, span, others, context, vector_bits) for seeds, span in masks)
+            run, others = (
+                Run(nests_of(out[low:high])),
+                elsewhere | scratch.touched(out[:low] + out[high:]),
+            )
+            ways = (
+                _without_masked(run, seeds, span, others, context, vector_bits)
+                for seeds, span in masks
+            )
             out[low:high] = next((way for way in ways if way is not None), run)
     return out
 
@@ -58,23 +69,39 @@ def _without_masked(
     if not outer.settle():
         return None
     strips = _LiveTiles(chain, outer, elsewhere, context, vector_bits)
-    return None if any(strips.reads_skipped(g) for g in chain.groups() if isinstance(g, list)) else strips.statements()
+    return (
+        None
+        if any(strips.reads_skipped(g) for g in chain.groups() if isinstance(g, list))
+        else strips.statements()
+    )
 
 
 def _masks(run: list[Nest]) -> list[tuple[dict[int, str], Span]]:
     """Position -> dimension of the nests with masks that move with the program, and the span of those masks: along rows of
-    a block, along its columns, or either, longer ones first."""
-    found = [(size, at, d, span) for at, n in enumerate(run) for d, size in n.dims.items()
-             if size >= STRIP * MIN_STRIPS and (span := live_span(n, d))]
+    a block, along its columns, or either, longer ones first.
+    """
+    found = [
+        (size, at, d, span)
+        for at, n in enumerate(run)
+        for d, size in n.dims.items()
+        if size >= STRIP * MIN_STRIPS and (span := live_span(n, d))
+    ]
     along: dict[tuple[int, Span], dict[int, str]] = {}
     for size, at, d, span in found:
         along.setdefault((size, span), {})[at] = d
-    ways = [(seeds, span) for (_, span), seeds in sorted(along.items(), key=lambda each: -each[0][0])]
+    ways = [
+        (seeds, span) for (_, span), seeds in sorted(along.items(), key=lambda each: -each[0][0])
+    ]
     return ways if all(len({s for z, s in along if z == size}) == 1 for size, _ in along) else []
 
 
 def _written_along(chain: Chain) -> list[Buf]:
-    return [w.buf for at, d in chain.dims.items() for w in chain.run[at].writes if any(d in i.symbols for i in w.index)]
+    return [
+        w.buf
+        for at, d in chain.dims.items()
+        for w in chain.run[at].writes
+        if any(d in i.symbols for i in w.index)
+    ]
 
 
 def _is_private(buf: Buf, elsewhere: set[Buf]) -> bool:
@@ -106,7 +133,9 @@ class _DeadTiles:
             def value(e: Expr, nest=nest, d=d) -> Expr | None:
                 return outside(e, nest, d, self.span, self._fill_of, self.pool)
 
-            if d in nest.rdims and not all(self._settle_reduction(at, k, r, value) for k, r in enumerate(nest.reductions)):
+            if d in nest.rdims and not all(
+                self._settle_reduction(at, k, r, value) for k, r in enumerate(nest.reductions)
+            ):
                 return False
             for w in nest.writes:
                 if any(d in i.symbols for i in w.index):
@@ -148,7 +177,9 @@ class _DeadTiles:
 class _LiveTiles(StripMinedLoop):
     """Strips whose number is known when the program runs."""
 
-    def __init__(self, chain: Chain, outer: _DeadTiles, elsewhere: set[Buf], context, vector_bits: int):
+    def __init__(
+        self, chain: Chain, outer: _DeadTiles, elsewhere: set[Buf], context, vector_bits: int
+    ):
         super().__init__(chain, STRIP, elsewhere, context, vector_bits)
         self.span, self.outer = outer.span, outer
 
@@ -161,7 +192,10 @@ class _LiveTiles(StripMinedLoop):
             return False
         own = {w.buf for at in group for w in self.run[at].writes}
         read = {buf for at in group for buf, _, written in self.run.accesses[at] if not written}
-        return any(buf in self.chain.axes and buf not in own and self.outer.fills[buf][1] is not None for buf in read)
+        return any(
+            buf in self.chain.axes and buf not in own and self.outer.fills[buf][1] is not None
+            for buf in read
+        )
 
     def trips(self, group: list[int]) -> Trips:
         """Live strips; all of them if a value that is left out turns out not to be zero."""
@@ -181,7 +215,9 @@ class _LiveTiles(StripMinedLoop):
             end = self._extreme("min", self.span.highs)
             high = self._strip_of(end, STRIP - 1)
             last = self._clamped(self._op("sub", end, self._number(self.full * STRIP)), 1)
-        count = high if low is None else self._op("max", self._op("sub", high, low), self._number(0))
+        count = (
+            high if low is None else self._op("max", self._op("sub", high, low), self._number(0))
+        )
         first = Affine() if low is None else Affine.symbol(self._let(unless(low, 0)))
         name = self._let(unless(count, self.full))
         rest = self._let(unless(last, 1)) if self.rest else 1
@@ -191,7 +227,9 @@ class _LiveTiles(StripMinedLoop):
         test = self.pool.make("range", BOOL, (Affine.symbol(count), self.full, self.full + 1))
         if not isinstance(rest, str):
             return test
-        return self.context.op("and", bool, test, self.pool.make("range", BOOL, (Affine.symbol(rest), 1, 2)))
+        return self.context.op(
+            "and", bool, test, self.pool.make("range", BOOL, (Affine.symbol(rest), 1, 2))
+        )
 
     def _test_needs(self, needs: list[Expr], group: list[int]) -> Expr:
         """1 if one of the values is not zero at some point (NaN is not), as a scalar; else 0."""
@@ -231,4 +269,7 @@ class _LiveTiles(StripMinedLoop):
 
     def _strip_of(self, e: Expr, up: int) -> Expr:
         moved = self._op("add", e, self._number(up)) if up else e
-        return self._clamped(self._op("shift_right_arithmetic", moved, self._number(STRIP.bit_length() - 1)), self.full)
+        return self._clamped(
+            self._op("shift_right_arithmetic", moved, self._number(STRIP.bit_length() - 1)),
+            self.full,
+        )

@@ -1,6 +1,7 @@
 """Loads that are asked for ahead: rows of large operands that prefetchers do not follow.
 
-They recognise lines that follow each other. A block that is narrower than its array starts a new page with every row.
+They recognise lines that follow each other. A block that is narrower than its array starts a new
+page with every row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def is_far(buf: Buf) -> bool:
 
 def is_matrix_product(nest: Nest, r: Reduction) -> bool:
     """Whether both operands of a product have rows of their own, so that each element is used many times."""
-    rows = [{d for d in e.symbols & nest.dims.keys() if d not in nest.rdims and nest.dims[d] > 1} for e in r.args]
+    rows = [
+        {d for d in e.symbols & nest.dims.keys() if d not in nest.rdims and nest.dims[d] > 1}
+        for e in r.args
+    ]
     return r.op.startswith("dot") and all(rows)
 
 
@@ -43,11 +47,18 @@ def fetch_rows(nest: Nest, vector_bits: int) -> None:
     for e in nest.loads() if vector else ():
         if e.kind != "load" or flat_coefficient(e.info[0], e.info[1], vector) != 1:
             continue
-        steps = {d: abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in nest.dims if d != vector}
+        steps = {
+            d: abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in nest.dims if d != vector
+        }
         row = min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
         if row is None:
             continue
-        # Columns of a sum over rows are a register tile wide: one row's part is read after the other's.
-        run = schedule.lanes * schedule.unroll if row in nest.rdims and vector not in nest.rdims else nest.dims[vector]
+        # Columns of a sum over rows are a register tile wide: one row's part is read after the
+        # other's.
+        run = (
+            schedule.lanes * schedule.unroll
+            if row in nest.rdims and vector not in nest.rdims
+            else nest.dims[vector]
+        )
         if steps[row] > run:
             nest.fetch |= rows_ahead(e, row)

@@ -3,9 +3,10 @@
     for all rows: t[row] = x[row, :] . w            for each row:  t = x[row, :] . w
     s[:] = sum t[row] * x[row, :]            ->                    s[:] += t * x[row, :]
 
-Each row is read once, one after the other, as prefetchers expect, and found in the nearest cache the second time. This is
-for sums of so few columns that registers hold them (targets/cpu/schedule/register_promotion.py); others are cut into strips of
-rows (cache_blocking.py).
+Each row is read once, one after the other, as prefetchers expect, and found in the nearest cache
+the second time. This is for sums of so few columns that registers hold them
+(targets/cpu/schedule/register_promotion.py); others are cut into strips of rows
+(cache_blocking.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from dataclasses import replace
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.cpu.machine import registers_of
-from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS, choose, column_vectors
+from pbkern.targets.cpu.schedule.register_tiles import (
+    LONGEST_CHAIN_OF_FEW_PRODUCTS,
+    choose,
+    column_vectors,
+)
 
 from .strip_mining import Chain, Run, StripMinedLoop, even_part, runs
 
@@ -29,16 +34,20 @@ class _Rows(StripMinedLoop):
     many = LONGEST
 
 
-def fuse_over_rows(chain: Chain, elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt] | None:
+def fuse_over_rows(
+    chain: Chain, elsewhere: set[Buf], context, vector_bits: int
+) -> list[Stmt] | None:
     """The statements of a chain; None where it does not suit. elsewhere: buffers that others touch too."""
     if not _suits(chain, vector_bits):
         return None
     if chain.size <= LONGEST:
         return _Rows(chain, 1, elsewhere, context, vector_bits).statements()
-    out = StripMinedLoop(chain, even_part(LONGEST, chain.size), elsewhere, context, vector_bits).statements()
+    out = StripMinedLoop(
+        chain, even_part(LONGEST, chain.size), elsewhere, context, vector_bits
+    ).statements()
     for k, s in enumerate(out):
         if isinstance(s, For):
-            others = elsewhere | scratch.touched(out[:k] + out[k + 1:])
+            others = elsewhere | scratch.touched(out[:k] + out[k + 1 :])
             out[k] = replace(s, body=_rows_of(s.body, others, context, vector_bits))
     for low, high in list(runs(out))[::-1]:  # the rows that are left
         others = elsewhere | scratch.touched(out[:low] + out[high:])
@@ -63,7 +72,12 @@ def _suits(chain: Chain, vector_bits: int) -> bool:
         return False
     sums = [n for n, d in nests if d in n.rdims]
     vectors = [_sum_vectors(n, vector_bits) for n in sums]
-    if not sums or len(sums) == len(nests) or not all(vectors) or sum(vectors) > column_vectors(registers_of(vector_bits)):
+    if (
+        not sums
+        or len(sums) == len(nests)
+        or not all(vectors)
+        or sum(vectors) > column_vectors(registers_of(vector_bits))
+    ):
         return False
     return sum(isinstance(g, list) for g in chain.groups()) == 1
 
@@ -71,7 +85,12 @@ def _suits(chain: Chain, vector_bits: int) -> bool:
 def _sum_vectors(nest: Nest, vector_bits: int) -> int:
     """Vectors that the sums of products of a nest fill; 0 for other nests."""
     live = [d for d, n in nest.dims.items() if n > 1]
-    if len(live) != 2 or len(nest.rdims) != 1 or not nest.reductions or any(r.op != "dot" for r in nest.reductions):
+    if (
+        len(live) != 2
+        or len(nest.rdims) != 1
+        or not nest.reductions
+        or any(r.op != "dot" for r in nest.reductions)
+    ):
         return 0
     s = choose(nest, vector_bits)
     if s.vector is None or s.vector in nest.rdims:

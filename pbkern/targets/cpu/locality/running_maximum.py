@@ -7,10 +7,11 @@
                                                      m = max g,  w[strip] = exp(l - c(m)),  s = sum q w
                                                      for each strip:  y = p w / s
 
-A level is a number that no x exceeds by much: what was the greatest before mostly is one. Each element is read once, and
-no strip waits for another. (Levels that follow every new greatest element: Milakov, Gimelshein 2018.) The identity
-holds for any c and any finite levels. Where the greatest of a strip is infinite or no number, its level is 0, so that sums
-and weights are 0, inf or NaN as without strips. exp_of_difference.py says which nests these are.
+A level is a number that no x exceeds by much: what was the greatest before mostly is one. Each
+element is read once, and no strip waits for another. (Levels that follow every new greatest
+element: Milakov, Gimelshein 2018.) The identity holds for any c and any finite levels. Where the
+greatest of a strip is infinite or no number, its level is 0, so that sums and weights are 0, inf or
+NaN as without strips. exp_of_difference.py says which nests these are.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from .strip_mining import inside, nests_of, runs
 FEWEST_STRIPS, STRIPS_AHEAD = 2, 2
 # Elements that nests walk without a rest, whatever their dtype.
 WHOLE = 64
-# How much an element may exceed the level: rounding the difference adds a unit in the last place of its exponential.
+# How much an element may exceed the level: rounding the difference adds a unit in the last place of
+# its exponential.
 NEAR = 4.0
 # The first level is the greatest of such a part of the first strip.
 FIRST_PART = 4
@@ -43,20 +45,30 @@ STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
 
 
-def use_running_maximum(stmts: list[Stmt], context, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]) -> list[Stmt]:
+def use_running_maximum(
+    stmts: list[Stmt], context, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]
+) -> list[Stmt]:
     """Rewrites runs of nests over long rows, inner statements too, with strips of about `strip_bytes`.
 
     `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
     """
-    out = inside(stmts, elsewhere,
-                 lambda body, others: use_running_maximum(body, context, vector_bits, strip_bytes, others))
+    out = inside(
+        stmts,
+        elsewhere,
+        lambda body, others: use_running_maximum(body, context, vector_bits, strip_bytes, others),
+    )
     touched = [scratch.touched([s]) for s in out]
     times = Counter(b for found in touched for b in found)
     for low, high in list(runs(out))[::-1]:
         mine = Counter(b for found in touched[low:high] for b in found)
         others = elsewhere.union(b for b, n in times.items() if n > mine[b])
         run = nests_of(out[low:high])
-        found = next(find_exp_of_difference(run, FEWEST_STRIPS * strip_bytes, context.pool, vector_bits, others), None)
+        found = next(
+            find_exp_of_difference(
+                run, FEWEST_STRIPS * strip_bytes, context.pool, vector_bits, others
+            ),
+            None,
+        )
         if found is not None:
             out[low:high] = _RunningMaxima(found, strip_bytes, context).statements()
     return out
@@ -146,7 +158,10 @@ class _RunningMaxima:
         loop = For(counter, cut.full, make(_Strip(number * cut.length, number, cut.length)))
         if not cut.rest:
             return [loop]
-        return [loop, *make(_Strip(Affine((), cut.full * cut.length), Affine((), cut.full), cut.rest))]
+        return [
+            loop,
+            *make(_Strip(Affine((), cut.full * cut.length), Affine((), cut.full), cut.rest)),
+        ]
 
     # ---- the pass over the row
 
@@ -157,15 +172,28 @@ class _RunningMaxima:
         of = self.pool.rename(r.args[0], e.greatest.places(Affine.symbol(step)))
         greatest = self.pool.make("acc", dtype, 0)
         finite = self.context.op("is_finite", BOOL, greatest)
-        first = self.context.select(finite, greatest, self.context.const(np.finfo(dtype).min, dtype))
+        first = self.context.select(
+            finite, greatest, self.context.const(np.finfo(dtype).min, dtype)
+        )
         write = Write(self.level, (HERE,), first, inner=False)
         size = self.cut.length // FIRST_PART
-        return [Nest({step: size}, (step,), [Reduction("greatest_number", (of,), dtype)], [write], at=e.greatest.nest.at)]
+        return [
+            Nest(
+                {step: size},
+                (step,),
+                [Reduction("greatest_number", (of,), dtype)],
+                [write],
+                at=e.greatest.nest.at,
+            )
+        ]
 
     def _one_pass(self, strip: _Strip) -> list[Stmt]:
         """Greatest elements and sums of a strip with the level so far; the sums again where that is too low."""
         e, dtype = self.excess, self.level.dtype
-        level, greatest = self._load(self.level, HERE), self._load(self.found[e.which], strip.number)
+        level, greatest = (
+            self._load(self.level, HERE),
+            self._load(self.found[e.which], strip.number),
+        )
         sums = self._on_strip(e.sums, strip, self.added, lambda x: self._less(x, level))
         both = _fused(self._found_on(strip), sums, self.pool)
         above = self.context.op("sub", dtype, greatest, level)
@@ -173,8 +201,12 @@ class _RunningMaxima:
         zero, one = (self.context.const(n, INT32) for n in range(2))
         test = self.context.names("%s")
         raised = self._set(self.level, HERE, self._finite(greatest))
-        return [both, Let(test, self.context.select(near, zero, one)), If(test, [[], [raised, sums]]),
-                self._set(self.levels, strip.number, level)]
+        return [
+            both,
+            Let(test, self.context.select(near, zero, one)),
+            If(test, [[], [raised, sums]]),
+            self._set(self.levels, strip.number, level),
+        ]
 
     def _found_on(self, strip: _Strip) -> Nest:
         nest = self._on_strip(self.excess.greatest, strip, self.found)
@@ -184,7 +216,9 @@ class _RunningMaxima:
         return nest
 
     def _finite(self, x: Expr) -> Expr:
-        return self.context.select(self.context.op("is_finite", BOOL, x), x, self.context.const(0, x.dtype))
+        return self.context.select(
+            self.context.op("is_finite", BOOL, x), x, self.context.const(0, x.dtype)
+        )
 
     def _less(self, e: Expr, level: Expr) -> Expr:
         """An expression of the sums, its exponential of x less the level."""
@@ -194,7 +228,11 @@ class _RunningMaxima:
         return self.pool.rewrite(e, lambda x: less if x is exp else None)
 
     def _on_strip(
-        self, row: Row, strip: _Strip, partials: list[Buf], change: Callable[[Expr], Expr] = lambda e: e
+        self,
+        row: Row,
+        strip: _Strip,
+        partials: list[Buf],
+        change: Callable[[Expr], Expr] = lambda e: e,
     ) -> Nest:
         """A nest on one strip of its row. What its reductions find goes to `partials`."""
         nest, step = row.nest, self.context.names("d")
@@ -203,15 +241,28 @@ class _RunningMaxima:
         rename = self.pool.renamer(places)
         reductions = [r.mapped(lambda a: rename(change(a))) for r in nest.reductions]
         writes = [_moved(w, places, lambda x: rename(change(x))) for w in writes]
-        writes += [Write(buf, (strip.number,), self.pool.make("acc", buf.dtype, k), inner=False)
-                   for k, buf in enumerate(partials)]
+        writes += [
+            Write(buf, (strip.number,), self.pool.make("acc", buf.dtype, k), inner=False)
+            for k, buf in enumerate(partials)
+        ]
         ahead = {} if row.nest is self.excess.greatest.nest else self._next_strips(row)
-        return Nest({step: strip.size}, (step,) if nest.rdims else (), reductions, writes, at=nest.at, fetch=ahead)
+        return Nest(
+            {step: strip.size},
+            (step,) if nest.rdims else (),
+            reductions,
+            writes,
+            at=nest.at,
+            fetch=ahead,
+        )
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
         """Distance of what is prefetched, by buffer that comes from afar."""
         far = [e for e in row.nest.loads() if e.kind == "load" and is_far(e.info[0])]
-        steps = {e.info[0].root: step for e in far if (step := flat_coefficient(e.info[0], e.info[1], row.d))}
+        steps = {
+            e.info[0].root: step
+            for e in far
+            if (step := flat_coefficient(e.info[0], e.info[1], row.d))
+        }
         return {buf: STRIPS_AHEAD * self.cut.length * step for buf, step in steps.items()}
 
     # ---- what strips found together
@@ -221,8 +272,13 @@ class _RunningMaxima:
         d = self.context.names("d")
         places = row.places(HERE) | {"%strip": Affine.symbol(d)}
         rename = self.pool.renamer(places)
-        writes = [_moved(w, places, rename) for w in (*inner, *(w for w in row.nest.writes if not w.inner))]
-        reductions = [Reduction(r.op, (rename(p),), r.dtype) for r, p in zip(row.nest.reductions, parts)]
+        writes = [
+            _moved(w, places, rename)
+            for w in (*inner, *(w for w in row.nest.writes if not w.inner))
+        ]
+        reductions = [
+            Reduction(r.op, (rename(p),), r.dtype) for r, p in zip(row.nest.reductions, parts)
+        ]
         return Nest({d: self.cut.count}, (d,), reductions, writes, at=row.nest.at)
 
     def _parts(self, partials: list[Buf]) -> list[Expr]:
@@ -239,10 +295,16 @@ class _RunningMaxima:
     def _weighed_sums(self) -> Nest:
         e, exp = self.excess, self.excess.exponential
         (difference,) = exp.args
-        weight = self._again(exp, self._again(difference, self._load(self.levels, STRIP), difference.args[1]))
-        parts = [self.context.op("mul", p.dtype, p, weight) if k in e.weighted else p
-                 for k, p in enumerate(self._parts(self.added))]
-        return self._joined(e.sums, parts, [Write(self.weights, (STRIP,), weight)] if e.scaled else [])
+        weight = self._again(
+            exp, self._again(difference, self._load(self.levels, STRIP), difference.args[1])
+        )
+        parts = [
+            self.context.op("mul", p.dtype, p, weight) if k in e.weighted else p
+            for k, p in enumerate(self._parts(self.added))
+        ]
+        return self._joined(
+            e.sums, parts, [Write(self.weights, (STRIP,), weight)] if e.scaled else []
+        )
 
     def _reader(self, row: Row) -> list[Stmt]:
         """A nest that reads exponentials, strip by strip."""
@@ -269,7 +331,16 @@ def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
     (mine,), (theirs,) = first.dims, second.dims
     base, places = len(first.reductions), {theirs: Affine.symbol(mine)}
     rename = pool.renamer(places)
-    count = pool.rewriter(lambda e: pool.make("acc", e.dtype, e.info + base) if e.kind == "acc" else None)
+    count = pool.rewriter(
+        lambda e: pool.make("acc", e.dtype, e.info + base) if e.kind == "acc" else None
+    )
     reductions = [r.mapped(rename) for r in second.reductions]
     writes = [_moved(w, places, lambda x: count(rename(x))) for w in second.writes]
-    return Nest(first.dims, first.rdims, first.reductions + reductions, first.writes + writes, at=second.at, fetch=second.fetch)
+    return Nest(
+        first.dims,
+        first.rdims,
+        first.reductions + reductions,
+        first.writes + writes,
+        at=second.at,
+        fetch=second.fetch,
+    )

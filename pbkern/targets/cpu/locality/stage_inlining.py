@@ -3,10 +3,11 @@
     for i: t[i] = a[i] + b[i]                         for i:  t = a[i] + b[i]
     for i: o[i] = t[i] * t[i + 1] * t[i + 2]    ->            o[i] = t * (t at i + 1) * (t at i + 2)
 
-Rows of images are read from memory while they are computed on, instead of before or after that: that matters more than the
-stores and loads of `t`. Along the vector dimension every value is computed once (targets/cpu/schedule/sliding_windows.py);
-along others, points of one step share them, and neighbouring steps compute those between them again. Sums over a few elements
-are written out, also before a sum over all points: a loss over rows of ten reads each row once.
+Rows of images are read from memory while they are computed on, instead of before or after that:
+that matters more than the stores and loads of `t`. Along the vector dimension every value is
+computed once (targets/cpu/schedule/sliding_windows.py); along others, points of one step share
+them, and neighbouring steps compute those between them again. Sums over a few elements are written
+out, also before a sum over all points: a loss over rows of ten reads each row once.
 """
 
 from __future__ import annotations
@@ -29,25 +30,38 @@ from .strip_mining import inside
 
 # Terms of sums that are written out, and operations of a nest.
 MOST_TERMS, MOST_NODES = 25, 400
-# What remains of the time, at most, where values are taken at distances: registers that overflow are not counted in full.
+# What remains of the time, at most, where values are taken at distances: registers that overflow
+# are not counted in full.
 WORTH = 0.8
 # Cycles in which a core moves a vector to or from memory.
 FAR = 6.0
 
 
-def inline_stages(stmts: list[Stmt], context, aliases: Aliases, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
-    """Statements with nests taken into their only reader, where that is less work. `kept`: root buffers that others touch."""
+def inline_stages(
+    stmts: list[Stmt], context, aliases: Aliases, vector_bits: int, kept: set[Buf]
+) -> list[Stmt]:
+    """Statements with nests taken into their only reader, where that is less work.
+
+    `kept`: root buffers that others touch.
+    """
     return _Inliner(context, aliases, vector_bits).all(stmts, kept)
 
 
 class _Inliner:
     def __init__(self, context, aliases: Aliases, vector_bits: int):
-        self.context, self.pool, self.aliases, self.vector_bits = context, context.pool, aliases, vector_bits
+        self.context, self.pool, self.aliases, self.vector_bits = (
+            context,
+            context.pool,
+            aliases,
+            vector_bits,
+        )
 
     def all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
         """A list of statements and those inside them; others touch `kept`."""
         joined = self._join_all(inside(stmts, kept, self.all), kept)
-        return [self._written_out(s) if isinstance(s, Nest) and _has_windows(s) else s for s in joined]
+        return [
+            self._written_out(s) if isinstance(s, Nest) and _has_windows(s) else s for s in joined
+        ]
 
     def _join_all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
         body = _Body(stmts, kept)
@@ -90,9 +104,13 @@ class _Inliner:
         dims = _same_dims(made, reader, maker)
         if dims is None:
             return None
-        rename = self.pool.renamer({mine: Affine.symbol(d) for d, mine in dims.items()} | _unit(maker))
+        rename = self.pool.renamer(
+            {mine: Affine.symbol(d) for d, mine in dims.items()} | _unit(maker)
+        )
         nest = _with_values(reader, {buf: rename(w.value) for buf, w in made.items()}, self.pool)
-        return nest if len(nest.nodes()) <= MOST_NODES and self._is_less_work(nest, *before) else None
+        return (
+            nest if len(nest.nodes()) <= MOST_NODES and self._is_less_work(nest, *before) else None
+        )
 
     def _is_short(self, nest: Nest) -> bool:
         """Whether the reduced elements of a nest fill less than a vector as they are: written out, vectors hold results."""
@@ -103,7 +121,9 @@ class _Inliner:
 
         Stages that pass on what the caches hold gain nothing but longer code.
         """
-        far = any(is_far(e.info[0]) for e in maker.loads()) and any(is_far(w.buf) for w in reader.writes)
+        far = any(is_far(e.info[0]) for e in maker.loads()) and any(
+            is_far(w.buf) for w in reader.writes
+        )
         distances = nest.moves()
         if distances and nest.rdims:
             return False
@@ -119,21 +139,32 @@ class _Inliner:
         sched = choose(nest, self.vector_bits)
         if sched.vector is None:
             return 0.0
-        buffers = {e.info[0].root for e in nest.loads() if sched.vector in e.symbols} | {w.buf.root for w in nest.writes}
+        buffers = {e.info[0].root for e in nest.loads() if sched.vector in e.symbols} | {
+            w.buf.root for w in nest.writes
+        }
         memory = FAR * sum(map(is_far, buffers)) if far else 0.0
-        return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(nest.dims.values())
+        return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(
+            nest.dims.values()
+        )
 
 
 def _has_windows(nest: Nest) -> bool:
     """Whether reduced elements are neighbours where results are, too."""
     indices = [i for e in nest.loads() if e.kind == "load" for i in e.info[1]]
-    return any(i.symbols & set(nest.rdims) and i.symbols & (nest.dims.keys() - set(nest.rdims)) for i in indices)
+    return any(
+        i.symbols & set(nest.rdims) and i.symbols & (nest.dims.keys() - set(nest.rdims))
+        for i in indices
+    )
 
 
 def _adds_all(nest: Nest) -> bool:
     """Whether a nest makes single numbers of all points, other than by products."""
     live = {d for d, n in nest.dims.items() if n > 1}
-    return live <= set(nest.rdims) and not any(w.inner for w in nest.writes) and all(r.op != "dot" for r in nest.reductions)
+    return (
+        live <= set(nest.rdims)
+        and not any(w.inner for w in nest.writes)
+        and all(r.op != "dot" for r in nest.reductions)
+    )
 
 
 class _Body:
@@ -149,13 +180,18 @@ class _Body:
     def replace(self, at: int, stmt: Stmt | None) -> None:
         self.users.subtract(self.touched[at])
         self.stmts[at] = stmt
-        self.touched[at], self.written[at] = (f([stmt] if stmt else []) for f in (scratch.touched, scratch.written))
+        self.touched[at], self.written[at] = (
+            f([stmt] if stmt else []) for f in (scratch.touched, scratch.written)
+        )
         self.users.update(self.touched[at])
 
     def can_move(self, first: int, at: int) -> bool:
         """Whether only the statement at `at` uses what the one at `first` stores, and reads the same there as here."""
         made = self.written[first]
-        if any(not b.arena or b in self.kept or self.users[b] != 2 or b not in self.touched[at] for b in made):
+        if any(
+            not b.arena or b in self.kept or self.users[b] != 2 or b not in self.touched[at]
+            for b in made
+        ):
             return False
         read = self.touched[first] - made
         return not any(read & self.written[k] for k in range(first + 1, at + 1))
@@ -166,7 +202,9 @@ def _stores_all(maker: Nest, w: Write) -> bool:
     if not w.inner or w.guard or w.mask is not None or w.buf.storage is not None:
         return False
     live = {d for d, n in maker.dims.items() if n > 1}
-    others = [e.info[0].root for e in maker.loads()] + [o.buf.root for o in maker.writes if o is not w]
+    others = [e.info[0].root for e in maker.loads()] + [
+        o.buf.root for o in maker.writes if o is not w
+    ]
     return live <= {d for i in w.index for d in i.symbols} and w.buf not in others
 
 
@@ -189,7 +227,13 @@ def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, s
                 return None
     live = {d for d, n in reader.dims.items() if n > 1}
     made_live = {d for d, n in maker.dims.items() if n > 1}
-    return dims if dims.keys() >= live and made_live <= set(dims.values()) and len(set(dims.values())) == len(dims) else None
+    return (
+        dims
+        if dims.keys() >= live
+        and made_live <= set(dims.values())
+        and len(set(dims.values())) == len(dims)
+        else None
+    )
 
 
 def _unit(maker: Nest) -> dict[str, Affine]:
@@ -203,7 +247,11 @@ def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
         if e.kind != "load" or e.info[0] not in values:
             return None
         value = values[e.info[0]]
-        moves = tuple((i.terms[0][0], i.const) for i in e.info[1] if i.terms and i.const and i.terms[0][0] in value.symbols)
+        moves = tuple(
+            (i.terms[0][0], i.const)
+            for i in e.info[1]
+            if i.terms and i.const and i.terms[0][0] in value.symbols
+        )
         return pool.make("moved", e.dtype, moves, (value,)) if moves else value
 
     return reader.mapped(pool.rewriter(replaced))
@@ -212,6 +260,10 @@ def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
 def _streams(nest: Nest, vector: str) -> bool:
     """Whether vectors of what is taken at a distance are whole ones."""
     for e in nodes(moved.args[0] for moved in nest.nodes() if moved.kind == "moved"):
-        if e.kind == "gather" or e.kind == "load" and flat_coefficient(e.info[0], e.info[1], vector) not in (0, 1):
+        if (
+            e.kind == "gather"
+            or e.kind == "load"
+            and flat_coefficient(e.info[0], e.info[1], vector) not in (0, 1)
+        ):
             return False
     return True

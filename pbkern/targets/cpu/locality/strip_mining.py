@@ -5,9 +5,10 @@
     for all k: p[k] = f(s[k], m)       ->      for each strip:  p = f(s, m), l' += p
     l = sum p[k]                               l = sum l'
 
-A reduction along the dimension keeps its state between strips in memory, one value per lane; what reads its result waits
-for another loop. Over many strips, sums keep what rounding loses as well. Scratch that one loop alone touches holds one
-strip. masked_strips.py and cache_blocking.py say when this pays.
+A reduction along the dimension keeps its state between strips in memory, one value per lane; what
+reads its result waits for another loop. Over many strips, sums keep what rounding loses as well.
+Scratch that one loop alone touches holds one strip. masked_strips.py and cache_blocking.py say when
+this pays.
 """
 
 from __future__ import annotations
@@ -33,16 +34,23 @@ MANY_STRIPS = 32
 LONGEST_RUN = 64
 
 
-def inside(stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]) -> list[Stmt]:
+def inside(
+    stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]
+) -> list[Stmt]:
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
     touched = [scratch.touched([s]) for s in stmts]
     times = Counter(b for found in touched for b in found)
     for s, mine in zip(stmts, touched):
-        around = elsewhere.union(b for b, n in times.items() if n > (b in mine)) if bodies(s) else elsewhere
+        around = (
+            elsewhere.union(b for b, n in times.items() if n > (b in mine))
+            if bodies(s)
+            else elsewhere
+        )
 
-        def change(body: list[Stmt]) -> list[Stmt]:
-            return cut(body, around.union(*(scratch.touched(b) for b in bodies(s) if b is not body)))  # noqa: B023
+        def change(body: list[Stmt], stmt: Stmt = s, around: set = around) -> list[Stmt]:
+            siblings = (scratch.touched(b) for b in bodies(stmt) if b is not body)
+            return cut(body, around.union(*siblings))
 
         out.append(with_bodies(s, change))
     return out
@@ -77,6 +85,7 @@ def even_part(length: int, size: int) -> int:
 
 Access = tuple[Buf, tuple, bool]  # buffer, index, whether it is a write
 
+
 class Run(list[Nest]):
     """Neighbouring nests. accesses: those of each nest; touching: root buffer -> (position, access) of all."""
 
@@ -87,8 +96,11 @@ class Run(list[Nest]):
         for at, found in enumerate(self.accesses):
             for a in found:
                 self.touching.setdefault(a[0].root, []).append((at, a))
-        self._shared = {b for b, found in self.touching.items() if len({at for at, _ in found}) > 1
-                        and any(written for _, (_, _, written) in found)}
+        self._shared = {
+            b
+            for b, found in self.touching.items()
+            if len({at for at, _ in found}) > 1 and any(written for _, (_, _, written) in found)
+        }
 
     def shares(self, buf: Buf) -> bool:
         """Whether several nests touch a buffer and some nest writes it."""
@@ -112,7 +124,8 @@ class Chain:
     def find(run: Run, seeds: dict[int, str]) -> Chain | None:
         """Follows what nests write from the seeds.
 
-        None where some access is not at the very index of the dimension, or reductions of strips cannot be joined.
+        None where some access is not at the very index of the dimension, or reductions of strips
+        cannot be joined.
         """
         sizes = {run[at].dims[d] for at, d in seeds.items()}
         if len(sizes) != 1 or any(run[at].ordered for at in seeds):
@@ -127,7 +140,9 @@ class Chain:
                     if not any(i is not None and d in i.symbols for i in index):
                         if written and d not in run[at].rdims:
                             return None  # every strip would write it
-                    elif buf not in chain.axes and run.shares(buf) and not chain._take(buf, index, d):
+                    elif (
+                        buf not in chain.axes and run.shares(buf) and not chain._take(buf, index, d)
+                    ):
                         return None
         return chain
 
@@ -162,9 +177,16 @@ class Chain:
     def _waits(self, at: int, group: list[int]) -> bool:
         """Whether the nest at a position reads, before all strips are done, what nests of a group reduce."""
         nest = self.run[at]
-        results = {w.buf.root for k in group for w in self.run[k].writes if not w.inner and self._reduces(k)}
+        results = {
+            w.buf.root
+            for k in group
+            for w in self.run[k].writes
+            if not w.inner and self._reduces(k)
+        }
         inner = Nest({}, reductions=nest.reductions, writes=[w for w in nest.writes if w.inner])
-        return any(buf.root in results for buf, _, _ in accesses(inner if self._reduces(at) else nest))
+        return any(
+            buf.root in results for buf, _, _ in accesses(inner if self._reduces(at) else nest)
+        )
 
     def _reduces(self, at: int) -> bool:
         return self.dims[at] in self.run[at].rdims
@@ -191,7 +213,8 @@ def axis_of(index: tuple, d: str) -> int | None:
 class Trips:
     """Which strips a loop walks: the first, how many, and whether it takes the rest, if strips leave one.
 
-    Numbers or names of Lets. all_live: an expression that says whether nothing is left out; None: it is known.
+    Numbers or names of Lets. all_live: an expression that says whether nothing is left out; None:
+    it is known.
     """
 
     first: Affine
@@ -201,7 +224,9 @@ class Trips:
 
 
 class StripMinedLoop:
-    """Statements of a run whose chain is cut into strips of `length`. `elsewhere`: buffers that others touch too.
+    """Statements of a run whose chain is cut into strips of `length`.
+
+    `elsewhere`: buffers that others touch too.
 
     many: strips beyond which sums keep what rounding loses.
     """
@@ -242,11 +267,19 @@ class StripMinedLoop:
             self.out += n.before()
         counter = self.context.names("%i")
         start = (Affine.symbol(counter) + trips.first) * self.length
-        self.out.append(For(counter, trips.count, [*self.bodies(group, [n.body(start, self.length) for n in nests])]))
+        self.out.append(
+            For(
+                counter,
+                trips.count,
+                [*self.bodies(group, [n.body(start, self.length) for n in nests])],
+            )
+        )
         if self.rest:
             start = Affine((), self.full * self.length)
             rest: list[Stmt] = [n.body(start, self.rest) for n in nests]
-            self.out += rest if trips.rest == 1 else [For(self.context.names("%i"), trips.rest, rest)]
+            self.out += (
+                rest if trips.rest == 1 else [For(self.context.names("%i"), trips.rest, rest)]
+            )
         for n in nests:
             self.out += n.after()
 
@@ -267,7 +300,8 @@ class StripMinedLoop:
 def _fills(nest: Nest, buf: Buf) -> bool:
     """Whether all that a nest knows of `buf` is what it writes: nothing of an earlier round shows."""
     return all(written for b, _, written in accesses(nest) if b is buf) and any(
-        w.buf is buf and not w.guard and w.mask is None for w in nest.writes)
+        w.buf is buf and not w.guard and w.mask is None for w in nest.writes
+    )
 
 
 class _StripNest:
@@ -302,7 +336,10 @@ class _StripNest:
         dims = self.outer | ({lane: self.lanes} if self.lanes else {})
         writes = []
         for k, r in enumerate(self.nest.reductions):
-            buf, index = self.context.new_buffer(tuple(dims.values()), r.dtype), self._state_index(Affine.symbol(lane))
+            buf, index = (
+                self.context.new_buffer(tuple(dims.values()), r.dtype),
+                self._state_index(Affine.symbol(lane)),
+            )
             self.states.append(buf)
             start = self.context.const(IDENTITY[r.op](r.dtype), r.dtype)
             missed = self.strips.missed(self.at, k)
@@ -315,13 +352,20 @@ class _StripNest:
         return [Nest(dims, writes=writes, at=self.nest.at)]
 
     def _keeps_lost(self, r: Reduction) -> bool:
-        return self.strips.full > self.strips.many and JOINS[r.op] == "add" and r.dtype.name in ("float32", "float64")
+        return (
+            self.strips.full > self.strips.many
+            and JOINS[r.op] == "add"
+            and r.dtype.name in ("float32", "float64")
+        )
 
     def _load(self, buf: Buf, index: tuple[Affine, ...]) -> Expr:
         return self.pool.make("load", buf.dtype, (buf, index, False))
 
     def _joined(self, k: int, index: tuple[Affine, ...]) -> Iterator[tuple[Buf, Expr]]:
-        """Joins what is kept of reduction k with that of one strip more. What a sum loses: Knuth, TAOCP 2, 4.2.2, theorem B."""
+        """Joins what is kept of reduction k with that of one strip more.
+
+        What a sum loses: Knuth, TAOCP 2, 4.2.2, theorem B.
+        """
         r, state = self.nest.reductions[k], self.states[k]
 
         def op(name: str, x: Expr, y: Expr) -> Expr:
@@ -351,16 +395,27 @@ class _StripNest:
         if not self.lanes or size % self.lanes:
             return self._renamed(start, Affine.symbol(step), {step: size}, rdims, Affine())
         within = Affine.symbol(step, self.lanes) + Affine.symbol(lane)
-        return self._renamed(start, within, {lane: self.lanes, step: size // self.lanes}, rdims, Affine.symbol(lane))
+        return self._renamed(
+            start, within, {lane: self.lanes, step: size // self.lanes}, rdims, Affine.symbol(lane)
+        )
 
-    def _renamed(self, start: Affine, within: Affine, named: dict[str, int], rdims: tuple[str, ...], lane: Affine) -> Nest:
+    def _renamed(
+        self,
+        start: Affine,
+        within: Affine,
+        named: dict[str, int],
+        rdims: tuple[str, ...],
+        lane: Affine,
+    ) -> Nest:
         nest, whole = self.nest, {self.d: start + within}
 
         def place(buf: Buf, index: tuple) -> tuple[Buf, tuple]:
             moved = tuple(i if i is None else i.substitute(whole.get) for i in index)
             if buf not in self.small:
                 return buf, moved
-            return self.small[buf], tuple(within if k == self.axes[buf] else i for k, i in enumerate(moved))
+            return self.small[buf], tuple(
+                within if k == self.axes[buf] else i for k, i in enumerate(moved)
+            )
 
         def replace(x: Expr) -> Expr | None:
             if x.kind in ("load", "gather") and x.info[0] in self.small:
@@ -374,18 +429,27 @@ class _StripNest:
 
         reductions = [r.mapped(expr) for r in nest.reductions]
         kept = [w for w in nest.writes if w.inner or not self.reduces]
-        writes = [w.mapped(expr, **dict(zip(("buf", "index"), place(w.buf, w.index)))) for w in kept]
+        writes = [
+            w.mapped(expr, **dict(zip(("buf", "index"), place(w.buf, w.index)))) for w in kept
+        ]
         for k in range(len(self.states)):
             index = self._state_index(lane)
-            writes += [Write(buf, index, value, inner=False) for buf, value in self._joined(k, index)]
+            writes += [
+                Write(buf, index, value, inner=False) for buf, value in self._joined(k, index)
+            ]
         dims: dict[str, int] = {}
         for d, n in nest.dims.items():
             dims |= named if d == self.d else {d: n}
         strip = Nest(dims, rdims, reductions, writes, at=nest.at)
-        return self._of_one_element(strip) if reductions and all(dims[d] == 1 for d in rdims) else strip
+        return (
+            self._of_one_element(strip)
+            if reductions and all(dims[d] == 1 for d in rdims)
+            else strip
+        )
 
     def _of_one_element(self, nest: Nest) -> Nest:
         """Rewrites reductions of a single element without accumulators."""
+
         def term(e: Expr) -> Expr | None:
             if e.kind != "acc":
                 return None
@@ -407,8 +471,12 @@ class _StripNest:
         states = [self._final(k, index) for k in range(len(self.states))]
         finals = [w for w in self.nest.writes if not w.inner]
         if self.lanes:
-            reductions = [Reduction(r.op, (e,), r.dtype) for r, e in zip(self.nest.reductions, states)]
-            return [Nest(self.outer | {lane: self.lanes}, (lane,), reductions, finals, at=self.nest.at)]
+            reductions = [
+                Reduction(r.op, (e,), r.dtype) for r, e in zip(self.nest.reductions, states)
+            ]
+            return [
+                Nest(self.outer | {lane: self.lanes}, (lane,), reductions, finals, at=self.nest.at)
+            ]
 
         def result(e: Expr) -> Expr:
             return self.pool.rewrite(e, lambda x: states[x.info] if x.kind == "acc" else None)

@@ -6,8 +6,8 @@
     case 0:  %o[i] = %a[i]
     case 1:  %o[i] = %b[i]
 
-The nest reads every array, its copies those that they want: one of a stack that is indexed, or the old parameters where a
-step is skipped.
+The nest reads every array, its copies those that they want: one of a stack that is indexed, or the
+old parameters where a step is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def unswitch(stmts: list[Stmt], context, options) -> list[Stmt]:
     """Copies nests, inner ones too, for the sides of their selects by scalars."""
     out: list[Stmt] = []
     for s in stmts:
-        if isinstance(s, For) and register_promotion.plan(s, options.vector_bits, options.contract) is not None:
+        if (
+            isinstance(s, For)
+            and register_promotion.plan(s, options.vector_bits, options.contract) is not None
+        ):
             out.append(s)  # it keeps scratch in registers, which branches would end
             continue
         s = with_bodies(s, lambda body: unswitch(body, context, options))
@@ -42,7 +45,9 @@ def _copies(nest: Nest, context, most: int) -> tuple[list[Stmt], int]:
     test, name = select.args[0], context.names("%s")
     bodies, room = [], most
     for taken in range(2):
-        body, count = _copies(_settled(nest, test, taken, context.pool), context, room - (taken == 0))
+        body, count = _copies(
+            _settled(nest, test, taken, context.pool), context, room - (taken == 0)
+        )
         bodies.append(body)
         room -= count
     return [Let(name, context.clamped(test, None)), If(name, bodies)], most - room
@@ -51,17 +56,31 @@ def _copies(nest: Nest, context, most: int) -> tuple[list[Stmt], int]:
 def _choice(nest: Nest, pool: Pool) -> Expr | None:
     """A select by a scalar whose sides each read an array that the other side does without."""
     every = nest.nodes()
-    if nest.ordered or nest.over or len(every) > MOST_NODES or math.prod(nest.dims.values()) < MIN_POINTS:
+    if (
+        nest.ordered
+        or nest.over
+        or len(every) > MOST_NODES
+        or math.prod(nest.dims.values()) < MIN_POINTS
+    ):
         return None
     if any(r.op.startswith("dot") for r in nest.reductions):
         return None
     written = {w.buf.root for w in nest.writes}
     for e in reversed(every):  # the outermost of a chain first: one side of it is settled
-        if e.kind != "op" or e.info.primitive != "select_n" or len(e.args) != 3 or e.args[0].dtype != BOOL:
+        if (
+            e.kind != "op"
+            or e.info.primitive != "select_n"
+            or len(e.args) != 3
+            or e.args[0].dtype != BOOL
+        ):
             continue
         test = e.args[0]
-        scalar = not test.symbols & nest.dims.keys() and not any(x.kind == "acc" for x in nodes([test]))
-        if scalar and written.isdisjoint(x.info[0].root for x in nodes([test]) if x.kind in ("load", "gather")):
+        scalar = not test.symbols & nest.dims.keys() and not any(
+            x.kind == "acc" for x in nodes([test])
+        )
+        if scalar and written.isdisjoint(
+            x.info[0].root for x in nodes([test]) if x.kind in ("load", "gather")
+        ):
             each = [_arrays(_settled(nest, test, taken, pool)) for taken in range(2)]
             if each[0] - each[1] and each[1] - each[0]:
                 return e
@@ -75,7 +94,12 @@ def _arrays(nest: Nest) -> set[Buf]:
 
 def _settled(nest: Nest, test: Expr, taken: int, pool: Pool) -> Nest:
     """The nest with every select by a test decided."""
+
     def decided(e: Expr) -> Expr | None:
-        return e.args[1 + taken] if e.kind == "op" and e.info.primitive == "select_n" and e.args[0] is test else None
+        return (
+            e.args[1 + taken]
+            if e.kind == "op" and e.info.primitive == "select_n" and e.args[0] is test
+            else None
+        )
 
     return nest.mapped(pool.rewriter(decided))

@@ -7,8 +7,8 @@
       let %t = t[%n]
       %o[%n, i, j, c] = %x[%n, i + %s, j + %t, c]
 
-A random crop of each image is such a nest. Once a window's start is a scalar, its places are affine: where a pixel's channels
-do not fill a vector, vectors cross pixels.
+A random crop of each image is such a nest. Once a window's start is a scalar, its places are
+affine: where a pixel's channels do not fill a vector, vectors cross pixels.
 """
 
 from __future__ import annotations
@@ -35,12 +35,23 @@ class _Start:
         return self.within + Affine.symbol(names[self.start])
 
 
-def scalarise_window_gathers(stmts: list[Stmt], context, vector_bits: int, bounds: Bounds) -> list[Stmt]:
+def scalarise_window_gathers(
+    stmts: list[Stmt], context, vector_bits: int, bounds: Bounds
+) -> list[Stmt]:
     """Makes the loops, in inner statements too. `bounds` of runtime symbols that are known."""
     out: list[Stmt] = []
     for s in stmts:
-        inner = {**bounds, s.counter: (0, s.trips - 1)} if isinstance(s, For) and isinstance(s.trips, int) else bounds
-        s = with_bodies(s, functools.partial(scalarise_window_gathers, context=context, vector_bits=vector_bits, bounds=inner))
+        inner = (
+            {**bounds, s.counter: (0, s.trips - 1)}
+            if isinstance(s, For) and isinstance(s.trips, int)
+            else bounds
+        )
+        s = with_bodies(
+            s,
+            functools.partial(
+                scalarise_window_gathers, context=context, vector_bits=vector_bits, bounds=inner
+            ),
+        )
         out.append(_loop(s, context, vector_bits, bounds) if isinstance(s, Nest) else s)
     return out
 
@@ -66,8 +77,12 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
         return context.pool.make("load", e.dtype, (e.info[0], index, False))
 
     body = nest.mapped(context.pool.rewriter(loaded)).mapped(rename)
-    writes = [replace(w, index=tuple(i.substitute(places.get) for i in w.index)) for w in body.writes]
-    body = replace(body, dims={d: n for d, n in nest.dims.items() if d not in counters}, writes=writes)
+    writes = [
+        replace(w, index=tuple(i.substitute(places.get) for i in w.index)) for w in body.writes
+    ]
+    body = replace(
+        body, dims={d: n for d, n in nest.dims.items() if d not in counters}, writes=writes
+    )
     found: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
     for d in reversed(outer):
         found = [For(counters[d], nest.dims[d], found)]
@@ -84,10 +99,16 @@ def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Expr
     outer = _outer(nest, windows)
     inner = [d for d in nest.dims if d not in outer]
     within = {d for starts in windows.values() for s in starts for d in s.within.symbols}
-    if not outer or any(d in nest.rdims for d in outer) or math.prod(nest.dims[d] for d in inner) < MIN_POINTS:
+    if (
+        not outer
+        or any(d in nest.rdims for d in outer)
+        or math.prod(nest.dims[d] for d in inner) < MIN_POINTS
+    ):
         return {}
     widest = max(e.dtype.itemsize for e in windows)
-    short = nest.dims[inner[-1]] * widest * 8 < vector_bits  # rows of whole vectors are as fast where they are
+    short = (
+        nest.dims[inner[-1]] * widest * 8 < vector_bits
+    )  # rows of whole vectors are as fast where they are
     return windows if short and within.intersection(inner[:-1]) else {}
 
 
@@ -111,7 +132,9 @@ def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
         if not rest:
             return []
         within: Affine = sum((t.info for t in terms if t.kind == "index"), Affine())
-        starts.append(_Start(within, functools.reduce(lambda a, b: context.op("add", a.dtype, a, b), rest)))
+        starts.append(
+            _Start(within, functools.reduce(lambda a, b: context.op("add", a.dtype, a, b), rest))
+        )
     return starts
 
 

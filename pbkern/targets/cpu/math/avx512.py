@@ -1,7 +1,7 @@
 """Instructions of AVX-512 that MLIR has no operations for, on values that fill whole registers.
 
-Values of other lanes go through `in_registers`, so that what a function computes does not depend on how many lanes it was
-given: the last elements of a row have the same bits as the others.
+Values of other lanes go through `in_registers`, so that what a function computes does not depend on
+how many lanes it was given: the last elements of a row have the same bits as the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ def _joined(b: Builder, parts: Sequence[Value], lanes: int) -> Value:
     """The parts one after the other, cut to `lanes`."""
     while len(parts) > 1:
         pairs = list(zip(parts[::2], parts[1::2]))
-        odd = [_shuffled(b, parts[-1], parts[-1], range(2 * parts[-1].lanes))] if len(parts) % 2 else []
+        odd = (
+            [_shuffled(b, parts[-1], parts[-1], range(2 * parts[-1].lanes))]
+            if len(parts) % 2
+            else []
+        )
         parts = [_shuffled(b, p, q, range(p.lanes + q.lanes)) for p, q in pairs] + odd
     return parts[0] if parts[0].lanes == lanes else _shuffled(b, parts[0], parts[0], range(lanes))
 
@@ -52,7 +56,8 @@ def _shuffled(b: Builder, x: Value, y: Value, lanes: Sequence[int]) -> Value:
     return Value(name, x.el, len(lanes))
 
 
-# --- instructions ---------------------------------------------------------------------------------------------------
+# --- instructions
+# ---------------------------------------------------------------------------------------------------
 
 
 def _masked(b: Builder, instruction: str, *xs: Value, immediate: int | None = None) -> Value:
@@ -64,7 +69,11 @@ def _masked(b: Builder, instruction: str, *xs: Value, immediate: int | None = No
     if immediate is not None:
         operands, types = [*operands, b.const(f"arith.constant {immediate} : i32")], [*types, "i32"]
     operands, types = [*operands, x.name, mask, rounding], [*types, x.type, f"i{x.lanes}", "i32"]
-    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({", ".join(operands)}) : ({", ".join(types)}) -> {x.type}'))
+    return x._replace(
+        name=b.emit(
+            f'llvm.call_intrinsic "{name}"({", ".join(operands)}) : ({", ".join(types)}) -> {x.type}'
+        )
+    )
 
 
 def scale(b: Builder, x: Value, n: Value) -> Value:
@@ -90,9 +99,13 @@ def mantissa(b: Builder, x: Value) -> Value:
 def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Value) -> Value:
     """table[low bits of x]: a table of as many floats as a register has. x may be a float or an integer."""
     el = f"f{BITS[x.el]}"
-    words = ", ".join(f"0x{v.tobytes()[::-1].hex().upper()}" for v in np.asarray(table, NUMPY_FLOAT[el]))
+    words = ", ".join(
+        f"0x{v.tobytes()[::-1].hex().upper()}" for v in np.asarray(table, NUMPY_FLOAT[el])
+    )
     values = b.const(f"arith.constant dense<[{words}]> : {x.typed(el)}")
     index = b.bitcast(x, f"i{BITS[x.el]}")
     name = f"llvm.x86.avx512.permvar.{'sd'[el == 'f64']}f.512"
     types = f"({x.typed(el)}, {index.type}) -> {x.typed(el)}"
-    return x._replace(name=b.emit(f'llvm.call_intrinsic "{name}"({values}, {index.name}) : {types}'), el=el)
+    return x._replace(
+        name=b.emit(f'llvm.call_intrinsic "{name}"({values}, {index.name}) : {types}'), el=el
+    )

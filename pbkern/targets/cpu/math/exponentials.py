@@ -1,9 +1,9 @@
 """exp and exp2 by a table that is one AVX-512 register.
 
-2**n = s * 2**floor(n) for the n nearest to x among fractions of a power of two, with s from the table (P. T. P. Tang,
-"Table-driven implementation of the exponential function", ACM TOMS 15, 1989). What is left of x is so small that half of the
-polynomial goes. Scaling takes care of results that are infinite, zero or subnormal and of NaN; only the rest has to be kept in
-range there.
+2**n = s * 2**floor(n) for the n nearest to x among fractions of a power of two, with s from the
+table (P. T. P. Tang, "Table-driven implementation of the exponential function", ACM TOMS 15, 1989).
+What is left of x is so small that half of the polynomial goes. Scaling takes care of results that
+are infinite, zero or subnormal and of NaN; only the rest has to be kept in range there.
 """
 
 from __future__ import annotations

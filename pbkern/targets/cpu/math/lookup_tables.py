@@ -1,7 +1,8 @@
 """Functions in f32 by tables (lookup_values.py) that are one register each; for AVX-512, through avx512.in_registers.
 
-One lookup takes the place of the constant of a polynomial, and sixteen short polynomials that of a long one with its cases. On
-Zen 4 lookups, additions and shifts have pipes beside those of multiply-adds.
+One lookup takes the place of the constant of a polynomial, and sixteen short polynomials that of a
+long one with its cases. On Zen 4 lookups, additions and shifts have pipes beside those of
+multiply-adds.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ def odd_by_pieces(b: Builder, x: Value, name: str) -> Value:
 def _log_of_parts(b: Builder, u: Value, lost: Value | None = None) -> Value:
     """log(u + lost) = k ln 2 + log c + log(1 + r), r = m / c - 1, where u = 2**k m, 3/4 <= m < 3/2.
 
-    Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation of the logarithm
-    function", ACM TOMS 16, 1990. The first sum is exact (see LOG_GRID), with the high part of ln 2. Around 1, c = 1 and r is
-    exact. Zero, infinity and NaN are right by themselves.
+    Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation
+    of the logarithm function", ACM TOMS 16, 1990. The first sum is exact (see LOG_GRID), with the
+    high part of ln 2. Around 1, c = 1 and r is exact. Zero, infinity and NaN are right by
+    themselves.
     """
     el = u.el
     m = mantissa(b, u)

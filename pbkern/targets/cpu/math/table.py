@@ -21,12 +21,15 @@ def _whole(f: Function) -> Function:
 
 
 OF_F32: dict[str, Function] = {
-    "exp": _whole(exp_by_table), "exp2": _whole(exp2_by_table),
-    "log": _whole(log_by_table), "log1p": _whole(log1p_by_table),
-    "tanh": _whole(partial(odd_by_pieces, name="tanh")), "erf": _whole(partial(odd_by_pieces, name="erf")),
+    "exp": _whole(exp_by_table),
+    "exp2": _whole(exp2_by_table),
+    "log": _whole(log_by_table),
+    "log1p": _whole(log1p_by_table),
+    "tanh": _whole(partial(odd_by_pieces, name="tanh")),
+    "erf": _whole(partial(odd_by_pieces, name="erf")),
     "erfc": _whole(erfc_by_parts),
     "erfcx": partial(by_pieces, name="erfcx"),  # asked for inside erfc, on whole registers
-}  # fmt: skip
+}
 OF_F64 = {name: OF_F32[name] for name in ("exp", "exp2")}
 
 

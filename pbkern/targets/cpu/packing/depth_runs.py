@@ -6,8 +6,8 @@ Before -> after, with runs of 256:
     for each run r: sums[i, j] = sums[i, j] + sum over k < 256 of a[i, 256 r + k] * b[256 r + k, j]
     out[i, j] = f(sums[i, j])
 
-The sums are the results themselves where nothing is left to do with them.
-Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication", the loop over blocks of k.
+The sums are the results themselves where nothing is left to do with them. Source: Goto & van de
+Geijn 2008, "Anatomy of high-performance matrix multiplication", the loop over blocks of k.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.ir import Buf, For, Nest, Reduction, Stmt, Write
 
-# The part of the second cache that a panel may fill, which is read once for each tile of rows, beside those rows; the same
-# where rows of a copy are as long, so that the copy leaves the caches; and panels of runs, whose tiles add to sums in memory.
-# (Zen 3, 512 KB, float32, a.T @ b of 1024 x 8192 x 256: 52 ms in runs of 512 or 1024, 60 of 4096, 73 of 256.)
+# The part of the second cache that a panel may fill, which is read once for each tile of rows,
+# beside those rows; the same where rows of a copy are as long, so that the copy leaves the caches;
+# and panels of runs, whose tiles add to sums in memory. (Zen 3, 512 KB, float32, a.T @ b of 1024 x
+# 8192 x 256: 52 ms in runs of 512 or 1024, 60 of 4096, 73 of 256.)
 PANEL_SHARE, STAGED_SHARE, RUN_SHARE = 2, 4, 8
 
 
 def is_deep(nest: Nest, depth: int, width: int, staged: bool, options) -> bool:
-    """Whether a panel of all reduced elements is too long for its part of the second cache; `staged`: the other operand is
-    copied."""
+    """Whether a panel of all reduced elements is too long for its part of the second cache;
+    `staged`: the other operand is copied.
+    """
     share = STAGED_SHARE if staged else PANEL_SHARE
     return depth * width * nest.reductions[0].dtype.itemsize > options.l2_bytes // share
 
@@ -48,12 +50,20 @@ def in_depth_runs(nest: Nest, vector: str, longest: int, context) -> list[Stmt]:
 def _sums_are_results(nest: Nest) -> bool:
     """Whether results can hold partial sums: as they are, and of no other program, which shifted blocks share."""
     (w, *others), (r,) = nest.writes, nest.reductions
-    plain = not others and w.value.kind == "acc" and w.buf.dtype == r.dtype and w.mask is None and not w.guard
+    plain = (
+        not others
+        and w.value.kind == "acc"
+        and w.buf.dtype == r.dtype
+        and w.mask is None
+        and not w.guard
+    )
     shared = any(s.startswith(block_shift.PREFIX) for i in w.index for s in i.symbols)
     return plain and not shared and all(e.info[0].root is not w.buf.root for e in nest.loads())
 
 
-def summed_in_scratch(nest: Nest, vector: str, longest: int | None, context) -> tuple[list[Stmt], Nest]:
+def summed_in_scratch(
+    nest: Nest, vector: str, longest: int | None, context
+) -> tuple[list[Stmt], Nest]:
     """(products whose sums are in an array of their own, contiguous along `vector`, the copy behind them).
 
     `longest`: elements of a run; None: one product.
@@ -63,14 +73,21 @@ def summed_in_scratch(nest: Nest, vector: str, longest: int | None, context) -> 
     product.writes = [replace(w, buf=sums) for w in product.writes]
     value = context.pool.make("load", sums.dtype, (sums, product.writes[0].index, False))
     rewrite = context.pool.rewriter(lambda e: value if e.kind == "acc" else None)
-    writes = [replace(w, value=rewrite(w.value), inner=True, mask=w.mask and rewrite(w.mask)) for w in nest.writes]
+    writes = [
+        replace(w, value=rewrite(w.value), inner=True, mask=w.mask and rewrite(w.mask))
+        for w in nest.writes
+    ]
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
-    return [product] if longest is None else _in_runs(product, longest, context), Nest(free, writes=writes, at=nest.at)
+    return [product] if longest is None else _in_runs(product, longest, context), Nest(
+        free, writes=writes, at=nest.at
+    )
 
 
 def product_along(nest: Nest, vector: str, pool) -> Nest:
     """The product with its sums in an array whose last dimension is `vector`."""
-    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims and d != vector} | {vector: nest.dims[vector]}
+    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims and d != vector} | {
+        vector: nest.dims[vector]
+    }
     dims = free | {d: nest.dims[d] for d in nest.rdims}
     (r,) = nest.reductions
     sums = Buf("sums", tuple(free.values()), r.dtype, arena=True)
@@ -79,7 +96,10 @@ def product_along(nest: Nest, vector: str, pool) -> Nest:
 
 
 def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
-    """The product itself, or runs of one of its reduced dimensions, whose panels stay near. Each adds to the sums."""
+    """The product itself, or runs of one of its reduced dimensions, whose panels stay near.
+
+    Each adds to the sums.
+    """
     (write,), (r,) = product.writes, product.reductions
     trips = -(-math.prod(product.dims[d] for d in product.rdims) // longest)
     outer = _dim_of_runs(product, trips)
@@ -89,17 +109,27 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
     trips = min(trips, size)
     length = _even_length(size, trips)
     free = {d: n for d, n in product.dims.items() if d not in product.rdims}
-    zero = Nest(free, writes=[replace(write, value=context.const(0, r.dtype), inner=True)], at=product.at)
+    zero = Nest(
+        free, writes=[replace(write, value=context.const(0, r.dtype), inner=True)], at=product.at
+    )
     before = context.pool.make("load", r.dtype, (write.buf, write.index, False))
     added = replace(write, value=context.op("add", r.dtype, before, write.value))
 
     def run(start: Affine, length: int) -> Nest:
         moved = context.pool.renamer({outer: start + Affine.symbol(outer) if length > 1 else start})
         args = tuple(map(moved, r.args))
-        return replace(product, dims=product.dims | {outer: length}, reductions=[replace(r, args=args)], writes=[added])
+        return replace(
+            product,
+            dims=product.dims | {outer: length},
+            reductions=[replace(r, args=args)],
+            writes=[added],
+        )
 
     counter = context.names("%i")
-    out: list[Stmt] = [zero, For(counter, size // length, [run(Affine.symbol(counter, length), length)])]
+    out: list[Stmt] = [
+        zero,
+        For(counter, size // length, [run(Affine.symbol(counter, length), length)]),
+    ]
     return out + ([run(Affine((), size - size % length), size % length)] if size % length else [])
 
 
@@ -113,4 +143,7 @@ def _dim_of_runs(product: Nest, trips: int) -> str | None:
 
 def _even_length(size: int, trips: int) -> int:
     """Length of `trips` runs, or of some more that are all of one length."""
-    return next((size // n for n in range(trips, min(2 * trips, size) + 1) if size % n == 0), -(-size // trips))
+    return next(
+        (size // n for n in range(trips, min(2 * trips, size) + 1) if size % n == 0),
+        -(-size // trips),
+    )

@@ -1,7 +1,8 @@
 """Product with few columns, or few rows -> the same with vectors along the reduction.
 
-A register tile of broadcasts and vectors along columns needs more of both. Each row of the large operand, contiguous along the
-reduction, is read once in whole vectors instead; the small operand is copied, transposed where it must be.
+A register tile of broadcasts and vectors along columns needs more of both. Each row of the large
+operand, contiguous along the reduction, is read once in whole vectors instead; the small operand is
+copied, transposed where it must be.
 """
 
 from __future__ import annotations
@@ -16,56 +17,79 @@ from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 from .operand_copies import replace_operand
 
-# Up to so many columns, broadcasts of a register tile cost more than they bring: rows of the other operand are not copied for
-# so few, and often fall into one cache set.
+# Up to so many columns, broadcasts of a register tile cost more than they bring: rows of the other
+# operand are not copied for so few, and often fall into one cache set.
 FEW_COLUMNS = 15
-# Vectors along a reduction that are worth the sums across lanes at its end, and those that are worth them where panels of the
-# large operand, transposed in registers, would do.
+# Vectors along a reduction that are worth the sums across lanes at its end, and those that are
+# worth them where panels of the large operand, transposed in registers, would do.
 MIN_DEPTH, DEPTH_FOR_ROWS = 8, 32
 PADDING = 16
-# Rows and columns of a register tile whose vectors run along the reduction, with 32 registers and with 16. With 3 rows and 8
-# columns of 32 registers, whose copy fills two L1 caches, x[8192, 2048] @ w[2048, 8] took 4.2 ms on one core, with these 3.2.
+# Rows and columns of a register tile whose vectors run along the reduction, with 32 registers and
+# with 16. With 3 rows and 8 columns of 32 registers, whose copy fills two L1 caches, x[8192, 2048]
+# @ w[2048, 8] took 4.2 ms on one core, with these 3.2.
 SIDE_BY_SIDE, SIDE_BY_SIDE_OF_16 = (6, 4), (3, 4)
 
 
 def few_rows(nest: Nest, moving: Expr, still: Expr, context, vector_bits: int) -> list[Stmt] | None:
     """A product with few rows and columns that are contiguous along a deep reduction, as one with few columns."""
-    rows = [d for d, n in nest.dims.items() if n > 1 and d in still.symbols and d not in moving.symbols]
+    rows = [
+        d for d, n in nest.dims.items() if n > 1 and d in still.symbols and d not in moving.symbols
+    ]
     deep = DEPTH_FOR_ROWS * vector_bits // register_bits(nest)
     if len(rows) != 1 or still.kind != "load" or max(nest.dims[d] for d in nest.rdims) < deep:
         return None
     return few_columns(nest, still, moving, rows[0], context, vector_bits)
 
 
-def few_columns(nest: Nest, moving: Expr, still: Expr, vector: str, context, vector_bits: int) -> list[Stmt] | None:
+def few_columns(
+    nest: Nest, moving: Expr, still: Expr, vector: str, context, vector_bits: int
+) -> list[Stmt] | None:
     """A product with few columns, along `vector`: vectors along the reduction, on the columns' transpose; or None.
 
-    Each row of the other operand, contiguous along the reduction, is then read once in whole vectors.
+    Each row of the other operand, contiguous along the reduction, is then read once in whole
+    vectors.
     """
     inner = [d for d in nest.rdims if nest.dims[d] > 1]
     lanes = vector_bits // register_bits(nest)
-    if len(inner) != 1 or nest.dims[vector] > FEW_COLUMNS or nest.dims[inner[0]] < MIN_DEPTH * lanes or still.kind != "load":
+    if (
+        len(inner) != 1
+        or nest.dims[vector] > FEW_COLUMNS
+        or nest.dims[inner[0]] < MIN_DEPTH * lanes
+        or still.kind != "load"
+    ):
         return None
     k, columns = inner[0], nest.dims[vector]
     plain = not still.info[2] and flat_coefficient(still.info[0], still.info[1], k) == 1
-    mine, other = ([d for d in nest.dims if d in e.symbols and nest.dims[d] > 1] for e in (moving, still))
+    mine, other = (
+        [d for d in nest.dims if d in e.symbols and nest.dims[d] > 1] for e in (moving, still)
+    )
     batch, rows = [d for d in mine if d not in (vector, k)], [d for d in other if d not in mine]
     if not plain or len(rows) != 1 or k not in mine or not {k, *batch} <= set(other):
         return None
     transposed = moving
     copies: list[Stmt] = []
-    for last in [[vector, k]] if moving.kind == "load" else [[k, vector], [vector, k]]:  # made along rows, then transposed
+    for last in (
+        [[vector, k]] if moving.kind == "load" else [[k, vector], [vector, k]]
+    ):  # made along rows, then transposed
         sizes = {d: nest.dims[d] for d in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
-        buf, index = context.new_buffer((*outer, length + PADDING), moving.dtype), tuple(map(Affine.symbol, sizes))
+        buf, index = (
+            context.new_buffer((*outer, length + PADDING), moving.dtype),
+            tuple(map(Affine.symbol, sizes)),
+        )
         copies.append(Nest(sizes, writes=[Write(buf, index, transposed)], at=nest.at))
         transposed = context.pool.make("load", moving.dtype, (buf, index, False))
     product = replace_operand(nest, moving, transposed)
-    most_rows, most_columns = SIDE_BY_SIDE if registers_of(vector_bits) >= 32 else SIDE_BY_SIDE_OF_16
+    most_rows, most_columns = (
+        SIDE_BY_SIDE if registers_of(vector_bits) >= 32 else SIDE_BY_SIDE_OF_16
+    )
     jammed = -(-columns // -(-columns // most_columns))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
     order = (*(d for d in nest.dims if d not in (k, vector, rows[0])), rows[0], vector)
     product.schedule = NestSchedule(lanes=lanes, vector=k, jam=jam, order=order)
     if is_far(still.info[0]):
-        product.fetch = {still.info[0].root: jam[rows[0]] * abs(flat_coefficient(still.info[0], still.info[1], rows[0]))}
+        product.fetch = {
+            still.info[0].root: jam[rows[0]]
+            * abs(flat_coefficient(still.info[0], still.info[1], rows[0]))
+        }
     return [*copies, product]

@@ -2,9 +2,9 @@
 
     t[i] = int32(x[i]);  acc += t[m, k] * u[k, n]     ->     acc += int32(x[m, k]) * int32(w[k, n])
 
-The products then find operands of 8 or 16 bits (pair_products.py, quad_products.py), and scratch takes a quarter or half of the
-bytes. Scratch that is more than a copy, such as padded rows of a convolution or activations that are quantised on the way,
-stays, but narrow.
+The products then find operands of 8 or 16 bits (pair_products.py, quad_products.py), and scratch
+takes a quarter or half of the bytes. Scratch that is more than a copy, such as padded rows of a
+convolution or activations that are quantised on the way, stays, but narrow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     for w in (w for n in nests for w in n.writes):
         if w.buf.root.arena and w.buf.root.dtype == INT32 and w.buf.root not in kept:
             found.setdefault(w.buf.root, set()).add(_narrow_type(w))
-    types = {b: np.dtype(next(iter(names))) for b, names in found.items() if len(names) == 1 and names <= set(NARROW)}
+    types = {
+        b: np.dtype(next(iter(names)))
+        for b, names in found.items()
+        if len(names) == 1 and names <= set(NARROW)
+    }
     views = {b.root for n in nests for b in _other_accesses(n)} | _touched_by_others(stmts)
     types = {b: t for b, t in types.items() if b not in views}
     read = set().union(*(_operands(n) for n in nests if _suits(n, types)))
@@ -89,10 +93,16 @@ def _suits(s: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     args = s.reductions[0].args
     if not all(is_narrow_integer(e) or e.kind == "load" and e.info[0].root in narrow for e in args):
         return False
-    inner = [d for d in s.rdims if s.dims[d] > 1]  # one alone need not be divided (pairs.in_whole_words)
-    along = inner if len(inner) == 1 else [depth_dim(s, e, 2) for e in args]  # either may be the broadcast one
+    inner = [
+        d for d in s.rdims if s.dims[d] > 1
+    ]  # one alone need not be divided (pairs.in_whole_words)
+    along = (
+        inner if len(inner) == 1 else [depth_dim(s, e, 2) for e in args]
+    )  # either may be the broadcast one
     depths = [s.dims[k] for k in along if k is not None]
-    return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(s.reuse(e) >= MIN_REUSE for e in args)
+    return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(
+        s.reuse(e) >= MIN_REUSE for e in args
+    )
 
 
 class _WidenedPairs:
@@ -106,7 +116,9 @@ class _WidenedPairs:
             if buf.storage is None:
                 self.made[buf] = self.context.new_buffer(buf.shape, self.types[buf])
             else:
-                self.made[buf] = replace(buf, dtype=self.types[buf.root], storage=self.of(buf.storage))
+                self.made[buf] = replace(
+                    buf, dtype=self.types[buf.root], storage=self.of(buf.storage)
+                )
         return self.made[buf]
 
 
@@ -145,7 +157,11 @@ def _without_copies(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     stmts = [part for s in stmts for part in _apart(s)]
     copies = {w.buf: w for s in stmts if (w := _copy(s)) is not None and w.buf not in kept}
     written = scratch.written(stmts)
-    copies = {b: w for b, w in copies.items() if w.value.info[0].root not in written and _writers(stmts, b) == 1}
+    copies = {
+        b: w
+        for b, w in copies.items()
+        if w.value.info[0].root not in written and _writers(stmts, b) == 1
+    }
     out = [_from_source(s, copies, context) for s in stmts]
     read = [s for s in out if (w := _copy(s)) is None or w.buf not in copies]
     unread = copies.keys() - scratch.touched(read)
@@ -167,7 +183,13 @@ def _copy(s: Stmt) -> Write | None:
     if not isinstance(s, Nest) or s.reductions or len(s.writes) != 1:
         return None
     (w,) = s.writes
-    plain = not w.guard and w.mask is None and w.buf.arena and w.buf.storage is None and w.value.kind == "load"
+    plain = (
+        not w.guard
+        and w.mask is None
+        and w.buf.arena
+        and w.buf.storage is None
+        and w.value.kind == "load"
+    )
     if not plain or w.value.dtype.name not in NARROW:
         return None
     axes = {i: n for i, n in zip(w.index, w.buf.shape) if n > 1}
@@ -184,7 +206,9 @@ def _from_source(s: Stmt, copies: dict[Buf, Write], context) -> Stmt:
         if e.kind != "load" or e.info[0] not in copies or e.info[2]:
             return None
         w = copies[e.info[0]]
-        return context.pool.rename(w.value, {i.terms[0][0]: at for i, at in zip(w.index, e.info[1]) if i.terms})
+        return context.pool.rename(
+            w.value, {i.terms[0][0]: at for i, at in zip(w.index, e.info[1]) if i.terms}
+        )
 
     args = tuple(context.pool.rewrite(e, source) for e in s.reductions[0].args)
     return replace(s, reductions=[replace(s.reductions[0], args=args)])

@@ -1,7 +1,8 @@
 """Load of a contraction -> the same from a copy whose rows have padded length, in the type that is multiplied.
 
-The copy holds what the load reads, in the order of the source: a dimension of its own for each that the load walks alone, one
-for all those that walk an axis together, as windows do (image[y + h] reads each row once for every h).
+The copy holds what the load reads, in the order of the source: a dimension of its own for each that
+the load walks alone, one for all those that walk an axis together, as windows do (image[y + h]
+reads each row once for every h).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
 from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, SCATTERED_REUSE
 from pbkern.targets.cpu.schedule.cache_conflicts import fit
 
-# ROW_REUSE are the points that must share a row before copying it pays: register tiles hold few rows that would evict one
-# another, and read them from the second cache where they must. Of rows whose elements are apart, lines are read more often.
-# Shorter rows take few lines of each set.
+# ROW_REUSE are the points that must share a row before copying it pays: register tiles hold few
+# rows that would evict one another, and read them from the second cache where they must. Of rows
+# whose elements are apart, lines are read more often. Shorter rows take few lines of each set.
 SHORT_ROW_BYTES, SPREAD_ROW_REUSE = 256, 128
 # Rows that fall into one set, at least.
 FEWEST_ROWS = 4
@@ -57,9 +58,17 @@ def is_expensive(e: Expr) -> bool:
 
 
 def stage(
-    nest: Nest, load: Expr, dtype: np.dtype, context, out: list[Stmt], staged: OperandCopies, turned: bool = False
+    nest: Nest,
+    load: Expr,
+    dtype: np.dtype,
+    context,
+    out: list[Stmt],
+    staged: OperandCopies,
+    turned: bool = False,
 ) -> Expr | None:
-    """The load from a copy, made by a statement that is added to `out` if there is none yet. None where places are diagonal.
+    """The load from a copy, made by a statement that is added to `out` if there is none yet.
+
+    None where places are diagonal.
 
     `turned`: what is reduced is last in the copy, wherever it is in the source.
     """
@@ -81,7 +90,15 @@ def stage(
         return *places[: len(rows)], flat
 
     start = [i.substitute(dict.fromkeys(nest.dims, 0).get) for i in index]
-    key = (source, guard, dtype, tuple(start), tuple((s.axis, s.step, s.size) for s in spans), len(rows), turned)
+    key = (
+        source,
+        guard,
+        dtype,
+        tuple(start),
+        tuple((s.axis, s.step, s.size) for s in spans),
+        len(rows),
+        turned,
+    )
     buf = staged.copies.get(key)
     if buf is None:
         buf = context.new_buffer(shape, dtype)
@@ -100,7 +117,11 @@ def is_scattered(nest: Nest, load: Expr, reuse: int) -> bool:
     if reuse < SCATTERED_REUSE:
         return False
     buf, index, _ = load.info
-    steps = {d: abs(flat_coefficient(buf, index, d)) * buf.dtype.itemsize for d in nest.dims if nest.dims[d] > 1}
+    steps = {
+        d: abs(flat_coefficient(buf, index, d)) * buf.dtype.itemsize
+        for d in nest.dims
+        if nest.dims[d] > 1
+    }
     apart = [(steps[d], nest.dims[d]) for d in nest.rdims if steps.get(d)]
     rows = [step for d, step in steps.items() if d not in nest.rdims and step]
     if not apart or not rows or min(rows) > min(apart)[0] or min(apart)[0] < LINE_BYTES:
@@ -112,7 +133,14 @@ def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     """The product with another operand in place of one of its own."""
     r = nest.reductions[0]
     args = tuple(new if a is old else a for a in r.args)
-    return Nest(dict(nest.dims), nest.rdims, [Reduction(r.op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
+    return Nest(
+        dict(nest.dims),
+        nest.rdims,
+        [Reduction(r.op, args, r.dtype)],
+        list(nest.writes),
+        nest.ordered,
+        nest.at,
+    )
 
 
 def rows_conflict(nest: Nest, load: Expr, reuse: int) -> bool:
@@ -140,18 +168,33 @@ def _split(spans: list[_Span], nest: Nest) -> tuple[list[_Span], list[_Span]]:
 
 
 def _spans(load: Expr, nest: Nest) -> list[_Span] | None:
-    """Dimensions of what a load reads, those whose steps in memory are longest first. None where one moves along two axes."""
+    """Dimensions of what a load reads, those whose steps in memory are longest first.
+
+    None where one moves along two axes.
+    """
     buf, index, _ = load.info
     spans, seen = list[_Span](), set[str]()
     for axis, i in enumerate(index):
-        mine = sorted(((i.coefficient(d), d) for d in i.symbols & nest.dims.keys() if nest.dims[d] > 1), reverse=True)
+        mine = sorted(
+            ((i.coefficient(d), d) for d in i.symbols & nest.dims.keys() if nest.dims[d] > 1),
+            reverse=True,
+        )
         if seen & {d for _, d in mine} or any(c < 0 for c, _ in mine):
             return None
         seen |= {d for _, d in mine}
-        lengths = [sum(c * (nest.dims[d] - 1) for c, d in mine[n:]) + 1 for n in range(len(mine) + 1)]
+        lengths = [
+            sum(c * (nest.dims[d] - 1) for c, d in mine[n:]) + 1 for n in range(len(mine) + 1)
+        ]
         if all(c >= length for (c, _), length in zip(mine, lengths[1:])):
             spans += [_Span(axis, c, nest.dims[d], Affine.symbol(d)) for c, d in mine]
         else:
             step = math.gcd(*(c for c, _ in mine))
-            spans.append(_Span(axis, step, (lengths[0] - 1) // step + 1, Affine.make({d: c // step for c, d in mine}, 0)))
+            spans.append(
+                _Span(
+                    axis,
+                    step,
+                    (lengths[0] - 1) // step + 1,
+                    Affine.make({d: c // step for c, d in mine}, 0),
+                )
+            )
     return sorted(spans, key=lambda s: -s.step * buf.strides[s.axis])

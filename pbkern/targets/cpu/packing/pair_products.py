@@ -3,9 +3,10 @@
 Before -> after:  acc += a[m, k] * b[k, n]   ->   acc += pair(a[m, 2k:2k+2]) . pair(b[2k:2k+2, n])
 A pair is a 32-bit word, the lower half first. The operand along the vectors is interleaved while it is packed.
 
-bfloat16 (AVX512-BF16 vdpbf16ps): the operand that is broadcast is read as words in place. Accumulation is in float32; the
-instruction flushes subnormals (Intel SDM, VDPBF16PS). int16 and what becomes it, with sums in int32 (AVX512-VNNI vpdpwssd):
-sums wrap as those of single products do. Of bytes alone, quad_products.py makes words of four.
+bfloat16 (AVX512-BF16 vdpbf16ps): the operand that is broadcast is read as words in place.
+Accumulation is in float32; the instruction flushes subnormals (Intel SDM, VDPBF16PS). int16 and
+what becomes it, with sums in int32 (AVX512-VNNI vpdpwssd): sums wrap as those of single products
+do. Of bytes alone, quad_products.py makes words of four.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write, nodes
 UINT8, UINT16, UINT32, INT32 = (np.dtype(t) for t in (np.uint8, np.uint16, np.uint32, np.int32))
 BFLOAT16, INT16 = "dot_bf16", "dot_i16"
 NARROW = ("int8", "uint8", "int16")
-# A word of 16-bit elements; words of the shallowest product that takes elements left over for itself.
+# A word of 16-bit elements; words of the shallowest product that takes elements left over for
+# itself.
 PAIR, SHALLOW = 2, 4
 # Elements of unequal rows that keep them from falling into one cache set.
 PADDING = 16
@@ -33,8 +35,9 @@ PADDING = 16
 class Words:
     """A contraction over words; each holds several elements of an operand.
 
-    before: statements that copy operands; packed: the operand that is to be packed; still: the other one; shift: what is to be
-    subtracted from the results, as a reduction of packed words, if anything.
+    before: statements that copy operands; packed: the operand that is to be packed; still: the
+    other one; shift: what is to be subtracted from the results, as a reduction of packed words, if
+    anything.
     """
 
     before: list[Stmt]
@@ -53,53 +56,90 @@ def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Wo
     r, k = nest.reductions[0], depth_dim(nest, still, 2)
     if k is None:
         return None
-    if options.bf16_pairs and r.dtype == np.float32 and _is_plain_bfloat16(moving) and _is_plain_bfloat16(still):
+    if (
+        options.bf16_pairs
+        and r.dtype == np.float32
+        and _is_plain_bfloat16(moving)
+        and _is_plain_bfloat16(still)
+    ):
         broadcast = _words_in_place(still, k, context)
         if broadcast is None:
             return None
-        return _over_pairs(nest, BFLOAT16, k, still, _interleaved(moving, k, context), broadcast, [])
+        return _over_pairs(
+            nest, BFLOAT16, k, still, _interleaved(moving, k, context), broadcast, []
+        )
     if options.vnni and r.dtype == INT32 and is_narrow_integer(moving) and is_narrow_integer(still):
         copy, broadcast = _staged_words(nest, still, k, context)
-        return _over_pairs(nest, INT16, k, still, _integer_pair(moving, k, context), broadcast, [copy])
+        return _over_pairs(
+            nest, INT16, k, still, _integer_pair(moving, k, context), broadcast, [copy]
+        )
     return None
 
 
 def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
-    """The reduced dimension whose `count` neighbours are a word: the one along which the broadcast operand is contiguous, so
-    that its words can be read in place, or else the innermost one that words divide."""
+    """The reduced dimension whose `count` neighbours are a word: the one along which the broadcast
+    operand is contiguous, so that its words can be read in place, or else the innermost one that
+    words divide.
+    """
     divided = [d for d in reversed(nest.rdims) if nest.dims[d] > 1 and nest.dims[d] % count == 0]
     loads = [e for e in nodes([still]) if e.kind == "load"]
-    inner = [d for d in divided if loads and all(flat_coefficient(e.info[0], e.info[1], d) == 1 for e in loads)]
+    inner = [
+        d
+        for d in divided
+        if loads and all(flat_coefficient(e.info[0], e.info[1], d) == 1 for e in loads)
+    ]
     return next(iter(inner or divided), None)
 
 
 def over_words(nest: Nest, k: str, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
     """(dimensions, reduced ones) of a product over words of `count` elements along k, which come one after the other."""
-    return {d: n for d, n in nest.dims.items() if d != k} | {k: nest.dims[k] // count}, (*(d for d in nest.rdims if d != k), k)
+    return {d: n for d, n in nest.dims.items() if d != k} | {k: nest.dims[k] // count}, (
+        *(d for d in nest.rdims if d != k),
+        k,
+    )
 
 
 def in_whole_words(nest: Nest, count: int, context) -> Nest:
     """A product of integers whose depth words of `count` elements divide: what is left over is added to the sums."""
     r, inner = nest.reductions[0], [d for d in nest.rdims if nest.dims[d] > 1]
     rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
-    if not rest or nest.dims[inner[0]] < SHALLOW * count or r.dtype != INT32 or any(w.inner for w in nest.writes):
+    if (
+        not rest
+        or nest.dims[inner[0]] < SHALLOW * count
+        or r.dtype != INT32
+        or any(w.inner for w in nest.writes)
+    ):
         return nest
     depth = nest.dims[inner[0]] - rest
     places: list[dict[str, Affine]] = [{inner[0]: Affine((), depth + j)} for j in range(rest)]
-    terms = [context.op("mul", INT32, *(context.pool.rename(a, at) for a in r.args)) for at in places]
+    terms = [
+        context.op("mul", INT32, *(context.pool.rename(a, at) for a in r.args)) for at in places
+    ]
 
     def added(e: Expr) -> Expr | None:
-        return functools.reduce(lambda x, y: context.op("add", INT32, x, y), terms, e) if e.kind == "acc" else None
+        return (
+            functools.reduce(lambda x, y: context.op("add", INT32, x, y), terms, e)
+            if e.kind == "acc"
+            else None
+        )
 
     whole = context.pool.rewriter(added)
     writes = [replace(w, value=whole(w.value), mask=w.mask and whole(w.mask)) for w in nest.writes]
     return replace(nest, dims=nest.dims | {inner[0]: depth}, writes=writes)
 
 
-def _over_pairs(nest: Nest, op: str, k: str, still: Expr, packed: Expr, broadcast: Expr, before: list[Stmt]) -> Words:
+def _over_pairs(
+    nest: Nest, op: str, k: str, still: Expr, packed: Expr, broadcast: Expr, before: list[Stmt]
+) -> Words:
     r = nest.reductions[0]
     args = tuple(broadcast if a is still else packed for a in r.args)
-    product = Nest(*over_words(nest, k, 2), [Reduction(op, args, r.dtype)], list(nest.writes), nest.ordered, nest.at)
+    product = Nest(
+        *over_words(nest, k, 2),
+        [Reduction(op, args, r.dtype)],
+        list(nest.writes),
+        nest.ordered,
+        nest.at,
+    )
     return Words(before, product, packed, broadcast)
 
 
@@ -112,13 +152,23 @@ def _words_in_place(still: Expr, k: str, context) -> Expr | None:
     rest = flat - Affine.symbol(k, flat.coefficient(k))
     if flat.coefficient(k) != 1 or rest.const % 2 or any(c % 2 for _, c in rest.terms):
         return None
-    words = Buf(f"{still.info[0].name}.words", (max(still.info[0].root.size // 2, 1),), INT32, storage=still.info[0].root)
+    words = Buf(
+        f"{still.info[0].name}.words",
+        (max(still.info[0].root.size // 2, 1),),
+        INT32,
+        storage=still.info[0].root,
+    )
     half = Affine.make({s: c // 2 for s, c in rest.terms}, rest.const // 2) + Affine.symbol(k)
     return context.pool.make("load", INT32, (words, (half,), False))
 
 
 def _is_plain_bfloat16(e: Expr) -> bool:
-    return e.kind == "load" and not e.info[2] and e.info[0].dtype.name == "bfloat16" and e.info[0].root.dtype.name == "bfloat16"
+    return (
+        e.kind == "load"
+        and not e.info[2]
+        and e.info[0].dtype.name == "bfloat16"
+        and e.info[0].root.dtype.name == "bfloat16"
+    )
 
 
 def _interleaved(moving: Expr, k: str, context) -> Expr:
@@ -139,20 +189,29 @@ def _interleaved(moving: Expr, k: str, context) -> Expr:
 
 def is_narrow_integer(e: Expr) -> bool:
     """A conversion of a load of int8, uint8 or int16 to int32."""
-    return (e.kind == "op" and e.info.primitive == "convert_element_type" and e.dtype == INT32 and e.args[0].kind == "load"
-            and e.args[0].dtype.name in NARROW)
+    return (
+        e.kind == "op"
+        and e.info.primitive == "convert_element_type"
+        and e.dtype == INT32
+        and e.args[0].kind == "load"
+        and e.args[0].dtype.name in NARROW
+    )
 
 
 def _integer_pair(e: Expr, k: str, context) -> Expr:
     """e[2k] in the lower half of a word, e[2k + 1] in the upper one, both as int16."""
     low, high = (context.pool.rename(e, {k: Affine.symbol(k, 2) + offset}) for offset in (0, 1))
     low = context.op("and", INT32, low, context.const(0xFFFF, INT32))
-    return context.op("or", INT32, low, context.op("shift_left", INT32, high, context.const(16, INT32)))
+    return context.op(
+        "or", INT32, low, context.op("shift_left", INT32, high, context.const(16, INT32))
+    )
 
 
 def _staged_words(nest: Nest, still: Expr, k: str, context) -> tuple[Nest, Expr]:
     """A copy of the broadcast operand as words, and the word at its place."""
-    dims = {d: n // 2 if d == k else n for d, n in nest.dims.items() if d in still.symbols and d != k} | {k: nest.dims[k] // 2}
+    dims = {
+        d: n // 2 if d == k else n for d, n in nest.dims.items() if d in still.symbols and d != k
+    } | {k: nest.dims[k] // 2}
     *rows, depth = dims.values()
     buf = context.new_buffer((*rows, depth + PADDING), INT32)
     index = tuple(map(Affine.symbol, dims))

@@ -1,12 +1,13 @@
 """Contraction nest -> statements that copy its operands into scratch first, where that pays.
 
-The operand that varies along the vector dimension is packed panel by panel, [reduction][panel width], so that the
-microkernel streams contiguous memory; this also transposes operands stored the other way round and evaluates producers
-once (the prologue). The operand that is broadcast is copied where its rows would fall into one cache set, or its elements into
-lines that evict one another (operand_copies.py). Deep products run in parts (depth_runs.py), those of few rows or columns along
-rows of their large operand (few_columns.py).
-Copies of small floats are float32: an element is converted once, not wherever it is read.
-Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication".
+The operand that varies along the vector dimension is packed panel by panel, [reduction][panel
+width], so that the microkernel streams contiguous memory; this also transposes operands stored the
+other way round and evaluates producers once (the prologue). The operand that is broadcast is copied
+where its rows would fall into one cache set, or its elements into lines that evict one another
+(operand_copies.py). Deep products run in parts (depth_runs.py), those of few rows or columns along
+rows of their large operand (few_columns.py). Copies of small floats are float32: an element is
+converted once, not wherever it is read. Source: Goto & van de Geijn 2008, "Anatomy of
+high-performance matrix multiplication".
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 
 from .depth_runs import PANEL_SHARE, in_depth_runs, is_deep, longest_run
 from .few_columns import few_columns, few_rows
-from .operand_copies import OperandCopies, copy_dtype, is_expensive, is_scattered, replace_operand, rows_conflict, stage
+from .operand_copies import (
+    OperandCopies,
+    copy_dtype,
+    is_expensive,
+    is_scattered,
+    replace_operand,
+    rows_conflict,
+    stage,
+)
 from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
 from .swap_operands import swapped_operands
@@ -41,11 +50,18 @@ MIN_COLUMNS = 8
 
 
 def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True) -> list[Stmt]:
-    """The nest alone, or with copies of operands before it. `options`: LowerOptions; `turn`: vectors may be moved."""
+    """The nest alone, or with copies of operands before it.
+
+    `options`: LowerOptions; `turn`: vectors may be moved.
+    """
     found = product_operands(nest)
-    if found is not None and options.contract:  # lanes would be partial sums: only where sums may be reassociated
+    if (
+        found is not None and options.contract
+    ):  # lanes would be partial sums: only where sums may be reassociated
         vector, moving, still = found
-        narrow = few_columns(*_in_pairs(nest, moving, still, context, options), vector, context, options.vector_bits)
+        narrow = few_columns(
+            *_in_pairs(nest, moving, still, context, options), vector, context, options.vector_bits
+        )
         narrow = narrow or few_rows(nest, moving, still, context, options.vector_bits)
         if narrow is not None:
             return narrow
@@ -63,7 +79,9 @@ def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True)
     return _along_columns(nest, vector, moving, still, context, options, staged)
 
 
-def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, options, staged: OperandCopies) -> list[Stmt]:
+def _along_columns(
+    nest: Nest, vector: str, moving: Expr, still: Expr, context, options, staged: OperandCopies
+) -> list[Stmt]:
     """A product with vectors along columns: of panels, in words or elements, or of operands where they are."""
     width, _ = contraction_tile(nest, vector, options.vector_bits)
     out, trial = list[Stmt](), OperandCopies(staged.written, dict(staged.copies))
@@ -71,7 +89,9 @@ def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, 
     words = _in_words(spread, moving, apart, vector, width, context, options)
     if words is not None:
         staged.copies = trial.copies
-        panels = _panels(words.nest, words.packed, vector, width, context, options.vector_bits, words.shift)
+        panels = _panels(
+            words.nest, words.packed, vector, width, context, options.vector_bits, words.shift
+        )
         return out + words.before + panels
     depth = math.prod(nest.dims[d] for d in nest.rdims)
     is_turned = still.kind == "load" and is_scattered(nest, still, nest.reuse(still))
@@ -86,7 +106,9 @@ def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, 
     if pays and fits:
         return out + _panels(nest, moving, vector, width, context, options.vector_bits)
     if may_run and not pays and _is_streamed(nest, moving, vector, depth, options.l2_bytes):
-        if depth > MOST_RUNS * ROWS_AT_ONCE:  # sums of sums: rounding errors grow with the number of additions
+        if (
+            depth > MOST_RUNS * ROWS_AT_ONCE
+        ):  # sums of sums: rounding errors grow with the number of additions
             runs = in_depth_runs(nest, vector, MOST_RUNS * ROWS_AT_ONCE, context)
             return out + _packed(runs, context, options, staged)
         return out + _rows_at_once(nest, moving, vector, context, options.vector_bits)
@@ -98,16 +120,35 @@ def _along_columns(nest: Nest, vector: str, moving: Expr, still: Expr, context, 
 def _is_streamed(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
     """Whether a panel of a far operand would pay, if more than these few rows shared it."""
     inner = [d for d in nest.rdims if nest.dims[d] > 1]
-    if moving.kind != "load" or len(inner) != 1 or inner[0] not in moving.symbols or not is_far(moving.info[0]):
+    if (
+        moving.kind != "load"
+        or len(inner) != 1
+        or inner[0] not in moving.symbols
+        or not is_far(moving.info[0])
+    ):
         return False
-    step, is_row = _row_bytes(moving, inner[0]), flat_coefficient(moving.info[0], moving.info[1], vector) == 1
+    step, is_row = (
+        _row_bytes(moving, inner[0]),
+        flat_coefficient(moving.info[0], moving.info[1], vector) == 1,
+    )
     few = nest.reuse(moving) < MIN_REUSE
-    return few and is_row and depth >= 4 * ROWS_AT_ONCE and are_apart(depth, step, depth * step, l2_bytes)
+    return (
+        few
+        and is_row
+        and depth >= 4 * ROWS_AT_ONCE
+        and are_apart(depth, step, depth * step, l2_bytes)
+    )
 
 
 def _rows_at_once(nest: Nest, moving: Expr, vector: str, context, vector_bits: int) -> list[Stmt]:
-    """Products of a few rows at a time along their whole length, while the next ones are fetched. Each adds to the sums."""
-    root, step = moving.info[0].root, max(flat_coefficient(moving.info[0], moving.info[1], d) for d in nest.rdims)
+    """Products of a few rows at a time along their whole length, while the next ones are fetched.
+
+    Each adds to the sums.
+    """
+    root, step = (
+        moving.info[0].root,
+        max(flat_coefficient(moving.info[0], moving.info[1], d) for d in nest.rdims),
+    )
 
     def scheduled(s: Stmt) -> Stmt:
         s = with_bodies(s, lambda inner: [scheduled(x) for x in inner])
@@ -124,11 +165,17 @@ def _packed(stmts: list[Stmt], context, options, staged: OperandCopies) -> list[
     out = []
     for s in stmts:
         s = with_bodies(s, lambda inner: _packed(inner, context, options, staged))
-        out += pack(s, context, options, staged, turn=False) if isinstance(s, Nest) and s.reductions else [s]
+        out += (
+            pack(s, context, options, staged, turn=False)
+            if isinstance(s, Nest) and s.reductions
+            else [s]
+        )
     return out
 
 
-def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, context, options) -> Words | None:
+def _in_words(
+    nest: Nest, moving: Expr, still: Expr, vector: str, width: int, context, options
+) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
     if nest.reuse(moving) < 4:
         return None
@@ -143,7 +190,12 @@ def _in_words(nest: Nest, moving: Expr, still: Expr, vector: str, width: int, co
 
 def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     """(vector dimension, operand along it, the other one) of a single product worth a register tile."""
-    if len(nest.reductions) != 1 or nest.reductions[0].op != "dot" or nest.ordered or not nest.writes:
+    if (
+        len(nest.reductions) != 1
+        or nest.reductions[0].op != "dot"
+        or nest.ordered
+        or not nest.writes
+    ):
         return None
     vector = _nearest_dim(nest)
     if vector is None:
@@ -159,7 +211,11 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
 
 def _in_pairs(nest: Nest, moving: Expr, still: Expr, context, options) -> tuple[Nest, Expr, Expr]:
     """A product and its operands, over words where `still` can be read so in place."""
-    paired = pair_products(nest, moving, still, context, options) if still.dtype.name == "bfloat16" else None
+    paired = (
+        pair_products(nest, moving, still, context, options)
+        if still.dtype.name == "bfloat16"
+        else None
+    )
     if paired is None:
         return nest, moving, still
     return paired.nest, paired.packed, paired.still
@@ -168,7 +224,11 @@ def _in_pairs(nest: Nest, moving: Expr, still: Expr, context, options) -> tuple[
 def _nearest_dim(nest: Nest) -> str | None:
     """The dimension along which results are contiguous, or else nearest to one another."""
     w = nest.writes[0]
-    steps = {d: abs(flat_coefficient(w.buf, w.index, d)) for d, n in nest.dims.items() if n > 1 and d not in nest.rdims}
+    steps = {
+        d: abs(flat_coefficient(w.buf, w.index, d))
+        for d, n in nest.dims.items()
+        if n > 1 and d not in nest.rdims
+    }
     return min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
 
 
@@ -186,7 +246,9 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int
     if coefficient != 1:
         return reuse >= 4
     steps = [(_row_bytes(moving, d), nest.dims[d]) for d in nest.rdims if nest.dims[d] > 1]
-    return reuse >= MIN_REUSE and are_apart(depth, max(steps)[0], max(step * n for step, n in steps), l2_bytes)
+    return reuse >= MIN_REUSE and are_apart(
+        depth, max(steps)[0], max(step * n for step, n in steps), l2_bytes
+    )
 
 
 def _row_bytes(load: Expr, dim: str) -> int:
@@ -197,28 +259,56 @@ def _row_bytes(load: Expr, dim: str) -> int:
 def _stage_still(
     nest: Nest, still: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
 ) -> tuple[Nest, Expr]:
-    """The product with a copy of its broadcast operand, and that, where its rows collide in the cache, or, with `converted`,
-    where reading it is expensive; else as they are."""
+    """The product with a copy of its broadcast operand, and that, where its rows collide in the
+    cache, or, with `converted`, where reading it is expensive; else as they are.
+    """
     if still.kind != "load":
         return nest, still
     reuse, dtype = nest.reuse(still), still.info[0].dtype
     if is_scattered(nest, still, reuse):
-        copy = stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged, turned=True)
+        copy = stage(
+            nest,
+            still,
+            copy_dtype(dtype) if converted else dtype,
+            context,
+            out,
+            staged,
+            turned=True,
+        )
         if copy is not None:
             return replace_operand(nest, still, copy), copy
-    pays = rows_conflict(nest, still, reuse) or converted and is_expensive(still) and reuse >= MIN_ROW_REUSE
-    copy = stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged) if pays else None
+    pays = (
+        rows_conflict(nest, still, reuse)
+        or converted
+        and is_expensive(still)
+        and reuse >= MIN_ROW_REUSE
+    )
+    copy = (
+        stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged)
+        if pays
+        else None
+    )
     return (nest, still) if copy is None else (replace_operand(nest, still, copy), copy)
 
 
 def _panels(
-    nest: Nest, moving: Expr, vector: str, width: int, context, vector_bits: int, shift: Reduction | None = None
+    nest: Nest,
+    moving: Expr,
+    vector: str,
+    width: int,
+    context,
+    vector_bits: int,
+    shift: Reduction | None = None,
 ) -> list[Stmt]:
     """for batch..., for group of panels: pack the group, then the contraction over each; a last, narrower panel.
 
     `shift`: a reduction of packed elements that is subtracted from the results.
     """
-    outer = [d for d in nest.dims if d in moving.symbols and d != vector and d not in nest.rdims and nest.dims[d] > 1]
+    outer = [
+        d
+        for d in nest.dims
+        if d in moving.symbols and d != vector and d not in nest.rdims and nest.dims[d] > 1
+    ]
     counters = {d: context.names("%i") for d in outer}
     full, rest = divmod(nest.dims[vector], width)
     panels = _Panels(nest, moving, vector, counters, context, vector_bits, shift)
@@ -226,7 +316,13 @@ def _panels(
     stmts: list[Stmt] = []
     if full // size:
         group = context.names("%i")
-        stmts.append(For(group, full // size, panels.group(Affine.symbol(group) * (size * width), size, width)))
+        stmts.append(
+            For(
+                group,
+                full // size,
+                panels.group(Affine.symbol(group) * (size * width), size, width),
+            )
+        )
     if full % size:
         stmts += panels.group(Affine((), full // size * size * width), full % size, width)
     if rest:
@@ -238,10 +334,15 @@ def _panels(
 
 def _group_size(moving: Expr, vector: str, full: int) -> int:
     """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
-    steps = {flat_coefficient(e.info[0], e.info[1], vector) if e.kind == "load" else None for e in _loads(moving)}
+    steps = {
+        flat_coefficient(e.info[0], e.info[1], vector) if e.kind == "load" else None
+        for e in _loads(moving)
+    }
     if steps - {0, 1} or full < 2:
         return 1
-    return next((n for n in range(MAX_GROUP, MAX_GROUP // 2, -1) if full % n == 0), min(MAX_GROUP, full))
+    return next(
+        (n for n in range(MAX_GROUP, MAX_GROUP // 2, -1) if full % n == 0), min(MAX_GROUP, full)
+    )
 
 
 def _loads(e: Expr) -> list[Expr]:
@@ -252,10 +353,22 @@ class _Panels:
     """The statements of one contraction's panels."""
 
     def __init__(
-        self, nest: Nest, moving: Expr, vector: str, counters: dict[str, str], context, vector_bits: int,
+        self,
+        nest: Nest,
+        moving: Expr,
+        vector: str,
+        counters: dict[str, str],
+        context,
+        vector_bits: int,
         shift: Reduction | None,
-    ):  # fmt: skip
-        self.nest, self.moving, self.vector, self.counters, self.shift = nest, moving, vector, counters, shift
+    ):
+        self.nest, self.moving, self.vector, self.counters, self.shift = (
+            nest,
+            moving,
+            vector,
+            counters,
+            shift,
+        )
         self.context, self.pool, self.vector_bits = context, context.pool, vector_bits
         self.reduced = [d for d in nest.rdims if nest.dims[d] > 1]
         self.tile = 0  # vectors of a full panel's register tile; full panels come first
@@ -271,7 +384,12 @@ class _Panels:
         copied = Write(buf, self._index(at, column), self.pool.rename(moving, place))
         dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
         copy = Nest(dims, writes=[copied], at=self.nest.at)
-        copy.fetch = {b: n for e in copy.loads() if e.kind == "load" for b, n in rows_ahead(e, self.reduced[-1]).items()}
+        copy.fetch = {
+            b: n
+            for e in copy.loads()
+            if e.kind == "load"
+            for b, n in rows_ahead(e, self.reduced[-1]).items()
+        }
         before, shifts = [copy], None
         if self.shift is not None:
             sums, shifts = self._shifts(buf, count, width)
@@ -280,7 +398,10 @@ class _Panels:
             return [*before, self._product(buf, Affine(), start, width, shifts)]
         counter = self.context.names("%i")
         at = Affine.symbol(counter)
-        return [*before, For(counter, count, [self._product(buf, at, start + at * width, width, shifts)])]
+        return [
+            *before,
+            For(counter, count, [self._product(buf, at, start + at * width, width, shifts)]),
+        ]
 
     def _shifts(self, buf: Buf, count: int, width: int) -> tuple[Nest, Buf]:
         """Terms that are subtracted from the results, by panel and column."""
@@ -288,11 +409,17 @@ class _Panels:
         at = Affine.symbol(panel) if count > 1 else Affine()
         packed = self.pool.make("load", self.moving.dtype, (buf, self._index(at, column), False))
         assert self.shift is not None
-        r = replace(self.shift, args=tuple(packed if a is self.moving else a for a in self.shift.args))
+        r = replace(
+            self.shift, args=tuple(packed if a is self.moving else a for a in self.shift.args)
+        )
         shifts = self.context.new_buffer((count, width), r.dtype)
         value = self.pool.make("acc", r.dtype, 0)
         write = Write(shifts, (at, Affine.symbol(column)), value, inner=False)
-        dims = ({panel: count} if count > 1 else {}) | {column: width} | {d: self.nest.dims[d] for d in self.reduced}
+        dims = (
+            ({panel: count} if count > 1 else {})
+            | {column: width}
+            | {d: self.nest.dims[d] for d in self.reduced}
+        )
         sums = Nest(dims, tuple(self.reduced), [r], [write], at=self.nest.at)
         sums.schedule = contraction_tile(sums, column, self.vector_bits)[1]
         return sums, shifts
@@ -303,9 +430,13 @@ class _Panels:
     def _renaming(self, column: Affine) -> dict[str, Affine]:
         # Panels have no dimensions of one element.
         single: dict[str, Affine] = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}
-        return single | {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
+        return (
+            single | {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
+        )
 
-    def _product(self, buf: Buf, panel: Affine, start: Affine, width: int, shifts: Buf | None) -> Nest:
+    def _product(
+        self, buf: Buf, panel: Affine, start: Affine, width: int, shifts: Buf | None
+    ) -> Nest:
         nest, pool, column = self.nest, self.pool, self.context.names("d")
         rename = self._renaming(start + Affine.symbol(column))
         packed = pool.make("load", self.moving.dtype, (buf, self._index(panel, column), False))
@@ -319,12 +450,21 @@ class _Panels:
         def renamed(e: Expr) -> Expr:
             return pool.rewrite(pool.rename(e, rename), shifted)
 
-        dims = {d: n for d, n in nest.dims.items() if d not in self.counters and d != self.vector and d not in nest.rdims}
+        dims = {
+            d: n
+            for d, n in nest.dims.items()
+            if d not in self.counters and d != self.vector and d not in nest.rdims
+        }
         dims |= {column: width} | {d: nest.dims[d] for d in nest.rdims}
         r = nest.reductions[0]
         args = tuple(packed if a is self.moving else renamed(a) for a in r.args)
-        writes = [w.mapped(renamed, index=tuple(i.substitute(rename.get) for i in w.index)) for w in nest.writes]
-        product = Nest(dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at)
+        writes = [
+            w.mapped(renamed, index=tuple(i.substitute(rename.get) for i in w.index))
+            for w in nest.writes
+        ]
+        product = Nest(
+            dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at
+        )
         product.schedule = contraction_tile(product, column, self.vector_bits)[1]
         product.schedule.cut_as = self.tile
         self.tile = product.schedule.tile

@@ -4,9 +4,10 @@ Before -> after:  acc += a[m, k] * b[k, n]   ->   acc += quad(a[m, 4k:4k+4]) . q
 A quad is a 32-bit word, the first byte lowest. The operand that is packed is interleaved from four rows; words of the other one
 are read in place, or from a copy.
 
-The instruction multiplies unsigned by signed bytes. Of two operands of one type, the copy of the one that is not packed has its
-sign bits flipped, which adds or subtracts 128: a' = a + 128 if they are signed. Then sum a b = sum a' b - sum 128 b, and the
-last sum, one number per column, is taken from the panel. Sums wrap as those of single products do, so all of this is exact.
+The instruction multiplies unsigned by signed bytes. Of two operands of one type, the copy of the
+one that is not packed has its sign bits flipped, which adds or subtracts 128: a' = a + 128 if they
+are signed. Then sum a b = sum a' b - sum 128 b, and the last sum, one number per column, is taken
+from the panel. Sums wrap as those of single products do, so all of this is exact.
 """
 
 from __future__ import annotations
@@ -48,10 +49,14 @@ def quad_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Wo
 
     def product(first: Expr) -> Reduction:
         """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
-        return Reduction(DOT, (packed, first) if moving.args[0].dtype == UINT8 else (first, packed), INT32)
+        return Reduction(
+            DOT, (packed, first) if moving.args[0].dtype == UINT8 else (first, packed), INT32
+        )
 
     shift = product(context.const(SIGN_BITS, INT32)) if flipped else None
-    quads = Nest(*over_words(nest, k, QUAD), [product(words)], list(nest.writes), nest.ordered, nest.at)
+    quads = Nest(
+        *over_words(nest, k, QUAD), [product(words)], list(nest.writes), nest.ordered, nest.at
+    )
     return Words(before, quads, packed, words, shift)
 
 
@@ -60,17 +65,30 @@ def _words(load: Expr, k: str, context) -> Expr | None:
     buf, index = load.info[:2]
     flat = flat_index(buf, index)
     rest = flat - Affine.symbol(k, flat.coefficient(k))
-    if flat.coefficient(k) != 1 or rest.const % QUAD or any(c % QUAD for _, c in rest.terms) or buf.root.dtype.itemsize != 1:
+    if (
+        flat.coefficient(k) != 1
+        or rest.const % QUAD
+        or any(c % QUAD for _, c in rest.terms)
+        or buf.root.dtype.itemsize != 1
+    ):
         return None
-    words = Buf(f"{buf.name}.words", (max(buf.root.size // QUAD, 1),), INT32, buf.arena, storage=buf.root)
-    place = Affine.make({s: c // QUAD for s, c in rest.terms}, rest.const // QUAD) + Affine.symbol(k)
+    words = Buf(
+        f"{buf.name}.words", (max(buf.root.size // QUAD, 1),), INT32, buf.arena, storage=buf.root
+    )
+    place = Affine.make({s: c // QUAD for s, c in rest.terms}, rest.const // QUAD) + Affine.symbol(
+        k
+    )
     return context.pool.make("load", INT32, (words, (place,), False))
 
 
 def _interleaved(load: Expr, k: str, context) -> Expr:
     """Bytes 4k to 4k + 3 along the depth as one word, the first lowest."""
     buf, pool = load.info[0], context.pool
-    bits = buf if buf.dtype == UINT8 else Buf(f"{buf.name}.bits", buf.shape, UINT8, buf.arena, storage=buf)
+    bits = (
+        buf
+        if buf.dtype == UINT8
+        else Buf(f"{buf.name}.bits", buf.shape, UINT8, buf.arena, storage=buf)
+    )
     word: Expr | None = None
     for byte in range(QUAD):
         index = tuple(i.substitute({k: Affine.symbol(k, QUAD) + byte}.get) for i in load.info[1])
@@ -101,7 +119,9 @@ def _copy(nest: Nest, load: Expr, k: str, flipped: bool, context) -> tuple[Stmt,
     if math.prod(box.shape) <= 2 * math.prod(dims.values()):
         symbols = [context.names("d") for _ in box.shape]
         source = tuple(s + Affine.symbol(d) for s, d in zip(box.start, symbols))
-        copy, copied = _bytes(load, dict(zip(symbols, box.shape)), source, box.index, flipped, nest, context)
+        copy, copied = _bytes(
+            load, dict(zip(symbols, box.shape)), source, box.index, flipped, nest, context
+        )
         if _words(copied, k, context) is not None:
             return copy, copied
     return _bytes(load, dims, load.info[1], tuple(map(Affine.symbol, dims)), flipped, nest, context)
@@ -119,13 +139,19 @@ def _touched(load: Expr, nest: Nest) -> _Box:
     return _Box(tuple(start), tuple(shape), tuple(index))
 
 
-def _bytes(load: Expr, dims: dict[str, int], source, place, flipped: bool, nest: Nest, context) -> tuple[Nest, Expr]:
+def _bytes(
+    load: Expr, dims: dict[str, int], source, place, flipped: bool, nest: Nest, context
+) -> tuple[Nest, Expr]:
     """(nest over `dims` that copies the buffer at `source`, load of the copy at `place`)."""
     buf, _, guard = load.info
     *outer, length = dims.values()
     copied = context.new_buffer((*outer, -(-length // QUAD) * QUAD + PADDING), buf.dtype)
     value = context.pool.make("load", buf.dtype, (buf, source, guard))
     if flipped:
-        value = context.op("xor", buf.dtype, value, context.const(np.uint8(128).view(buf.dtype), buf.dtype))
-    copy = Nest(dict(dims), writes=[Write(copied, tuple(map(Affine.symbol, dims)), value)], at=nest.at)
+        value = context.op(
+            "xor", buf.dtype, value, context.const(np.uint8(128).view(buf.dtype), buf.dtype)
+        )
+    copy = Nest(
+        dict(dims), writes=[Write(copied, tuple(map(Affine.symbol, dims)), value)], at=nest.at
+    )
     return copy, context.pool.make("load", buf.dtype, (copied, place, False))

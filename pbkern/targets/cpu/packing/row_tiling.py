@@ -1,7 +1,8 @@
 """Elementwise nest over short rows -> the same over many rows at once, beside copies of what all rows share.
 
-out[i, c] = in[i, c] * scale[c] for pixels of three channels does not fill vectors row by row, and cannot be walked as one
-line because of `scale`. Of as many rows as a vector has lanes, whole vectors see the same parts of `scale`:
+out[i, c] = in[i, c] * scale[c] for pixels of three channels does not fill vectors row by row, and
+cannot be walked as one line because of `scale`. Of as many rows as a vector has lanes, whole
+vectors see the same parts of `scale`:
 
     scales[l, c] = scale[c]                                  for l < 16: three vectors
     out[16 i + l, c] = in[16 i + l, c] * scales[l, c]        (l, c) walked as one (lower/nest/collapse_dims.py)
@@ -25,7 +26,13 @@ FEWEST_READS = 8
 def tile_rows(nest: Nest, context, vector_bits: int) -> list[Nest]:
     """[copies, whole groups of rows, rows that are left] in place of a nest, or the nest itself."""
     dims = list(nest.dims)
-    if nest.rdims or nest.ordered or nest.schedule is not None or len(dims) < 2 or 0 in nest.dims.values():
+    if (
+        nest.rdims
+        or nest.ordered
+        or nest.schedule is not None
+        or len(dims) < 2
+        or 0 in nest.dims.values()
+    ):
         return [nest]
     row, column = dims[-2:]
     lanes = max(vector_bits // register_bits(nest), 2)
@@ -42,10 +49,19 @@ class _Shared:
     """`values`: the largest expressions that are the same in all rows, and the buffer of the copies of each."""
 
     def __init__(self, nest: Nest, row: str, column: str, lanes: int, context):
-        self.nest, self.row, self.column, self.lanes, self.context = nest, row, column, lanes, context
+        self.nest, self.row, self.column, self.lanes, self.context = (
+            nest,
+            row,
+            column,
+            lanes,
+            context,
+        )
         self.values: dict[Expr, Buf] = {}
         self._memo: dict[Expr, Expr] = {}
-        self.writes = [replace(w, value=self._without(w.value), mask=w.mask and self._without(w.mask)) for w in nest.writes]
+        self.writes = [
+            replace(w, value=self._without(w.value), mask=w.mask and self._without(w.mask))
+            for w in nest.writes
+        ]
         self.step = context.names("d")
 
     def _without(self, e: Expr) -> Expr:
@@ -53,8 +69,13 @@ class _Shared:
         if e not in self._memo:
             moving = e.symbols & self.nest.dims.keys()
             if moving == {self.column} and e.kind in ("load", "gather", "op", "index", "range"):
-                buf = self.values[e] = self.context.new_buffer((self.lanes, self.nest.dims[self.column]), e.dtype)
-                index = (Affine.symbol(self.row), Affine.symbol(self.column))  # of a row: its place in the group
+                buf = self.values[e] = self.context.new_buffer(
+                    (self.lanes, self.nest.dims[self.column]), e.dtype
+                )
+                index = (
+                    Affine.symbol(self.row),
+                    Affine.symbol(self.column),
+                )  # of a row: its place in the group
                 self._memo[e] = self.context.pool.make("load", e.dtype, (buf, index, False))
             else:
                 args = tuple(map(self._without, e.args))
@@ -67,20 +88,30 @@ class _Shared:
         size, moving = self.nest.dims[self.column], {self.row, self.column}
 
         def walks(buf: Buf, index) -> bool:
-            steps = flat_coefficient(buf, index, self.row), flat_coefficient(buf, index, self.column)
+            steps = (
+                flat_coefficient(buf, index, self.row),
+                flat_coefficient(buf, index, self.column),
+            )
             return steps == (size, 1) or not any(i.symbols & moving for i in index)
 
         for e in Nest({}, writes=self.writes).nodes():
             if e.kind in ("index", "range", "moved", "gather") and e.symbols & moving:
                 return False
-            if e.kind == "load" and e.info[0] not in self.values.values() and (e.info[2] or not walks(*e.info[:2])):
+            if (
+                e.kind == "load"
+                and e.info[0] not in self.values.values()
+                and (e.info[2] or not walks(*e.info[:2]))
+            ):
                 return False
         return all(not w.guard and walks(w.buf, w.index) for w in self.writes)
 
     def copies(self) -> list[Nest]:
         index = (Affine.symbol(self.step), Affine.symbol(self.column))
         dims = {self.step: self.lanes, self.column: self.nest.dims[self.column]}
-        return [Nest(dims, writes=[Write(buf, index, e)], at=self.nest.at) for e, buf in self.values.items()]
+        return [
+            Nest(dims, writes=[Write(buf, index, e)], at=self.nest.at)
+            for e, buf in self.values.items()
+        ]
 
     def nests(self) -> list[Nest]:
         groups, left = divmod(self.nest.dims[self.row], self.lanes)
@@ -88,7 +119,11 @@ class _Shared:
         outer = {d: n for d, n in self.nest.dims.items() if d not in (self.row, self.column)}
         inner = {self.row: self.lanes, self.column: self.nest.dims[self.column]}
         whole = self._moved(outer | {group: groups} | inner, Affine.symbol(group, self.lanes))
-        return [whole, self._moved(outer | inner | {self.row: left}, Affine((), groups * self.lanes))] if left else [whole]
+        return (
+            [whole, self._moved(outer | inner | {self.row: left}, Affine((), groups * self.lanes))]
+            if left
+            else [whole]
+        )
 
     def _moved(self, dims: dict[str, int], start: Affine) -> Nest:
         """The nest over other rows, from `start` on. Copies are read where they are."""
@@ -104,5 +139,8 @@ class _Shared:
             return pool.make("load", e.dtype, (e.info[0], move(e.info[1]), *e.info[2:]))
 
         change = pool.rewriter(moved)
-        writes = [replace(w, index=move(w.index), value=change(w.value), mask=w.mask and change(w.mask)) for w in self.writes]
+        writes = [
+            replace(w, index=move(w.index), value=change(w.value), mask=w.mask and change(w.mask))
+            for w in self.writes
+        ]
         return replace(self.nest, dims=dims, writes=writes)

@@ -5,8 +5,9 @@ Before -> after, a convolution with channels first:
     sums[y, x, o] = sum of image[i, y + h, x + w] * filter[o, i, h, w]         vectors along o
     out[o, y, x] = f(sums[y, x, o])
 
-Rows of images are short: of 7 pixels, 16 lanes lose more than half, of 28 an eighth. Channels fill them. What is contiguous
-along the wrong dimension is transposed twice for that: one operand while it is packed into panels (panels.py), and the results.
+Rows of images are short: of 7 pixels, 16 lanes lose more than half, of 28 an eighth. Channels fill
+them. What is contiguous along the wrong dimension is transposed twice for that: one operand while
+it is packed into panels (panels.py), and the results.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from dataclasses import replace
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest, Stmt
 from pbkern.targets.cpu.machine import TRANSPOSE_CYCLES
-from pbkern.targets.cpu.schedule.register_tiles import choose, contraction_tile, is_product, product_cycles
+from pbkern.targets.cpu.schedule.register_tiles import (
+    choose,
+    contraction_tile,
+    is_product,
+    product_cycles,
+)
 
 from .depth_runs import longest_run, product_along, summed_in_scratch
 from .operand_copies import OperandCopies, copy_dtype, stage
@@ -32,24 +38,39 @@ FEWEST_BYTES = 2
 LESS = 0.95
 
 
-def swapped_operands(nest: Nest, usual: str | None, context, options, staged: OperandCopies) -> tuple[list[Stmt], Nest] | None:
+def swapped_operands(
+    nest: Nest, usual: str | None, context, options, staged: OperandCopies
+) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
     if not is_product(nest) or any(w.inner for w in nest.writes):
         return None
     a, b = nest.reductions[0].args
     if not all(e.kind == "load" and e.dtype.itemsize >= FEWEST_BYTES for e in (a, b)):
         return None
-    rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims and (d in a.symbols) != (d in b.symbols)]
-    others = {d: _cycles(product_along(nest, d, context.pool), d, options.vector_bits) for d in rows if d != usual}
+    rows = [
+        d
+        for d, n in nest.dims.items()
+        if n > 1 and d not in nest.rdims and (d in a.symbols) != (d in b.symbols)
+    ]
+    others = {
+        d: _cycles(product_along(nest, d, context.pool), d, options.vector_bits)
+        for d in rows
+        if d != usual
+    }
     vector = min(others, key=others.__getitem__, default=None)
     results = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
-    if vector is None or others[vector] + TRANSPOSE_CYCLES * results > LESS * _usual_cycles(nest, usual, options):
+    if vector is None or others[vector] + TRANSPOSE_CYCLES * results > LESS * _usual_cycles(
+        nest, usual, options
+    ):
         return None
     moving, before = a if vector in a.symbols else b, list[Stmt]()
     if not _is_run(nest, moving):
         copy = stage(nest, moving, copy_dtype(moving.info[0].dtype), context, before, staged)
         (r,) = nest.reductions
-        nest = replace(nest, reductions=[replace(r, args=tuple(copy or e if e is moving else e for e in r.args))])
+        nest = replace(
+            nest,
+            reductions=[replace(r, args=tuple(copy or e if e is moving else e for e in r.args))],
+        )
     width, _ = contraction_tile(nest, vector, options.vector_bits)
     longest = longest_run(nest, width, options) if options.contract else None
     products, behind = summed_in_scratch(nest, vector, longest, context)
@@ -69,7 +90,11 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
 
 def _is_run(nest: Nest, load: Expr) -> bool:
     """Whether a load walks a run of neighbours along reduced dimensions: those are transposed in registers, others copied."""
-    steps = sorted((abs(flat_coefficient(load.info[0], load.info[1], d)), nest.dims[d]) for d in nest.rdims if nest.dims[d] > 1)
+    steps = sorted(
+        (abs(flat_coefficient(load.info[0], load.info[1], d)), nest.dims[d])
+        for d in nest.rdims
+        if nest.dims[d] > 1
+    )
     length = 1
     for step, n in steps:
         if step == length:

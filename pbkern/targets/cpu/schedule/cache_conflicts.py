@@ -8,9 +8,11 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Nest
 from pbkern.targets.cpu.machine import CONFLICT_BYTES
 
-# Lines this many apart are in the same set, and how many of one set stay there beside those of other operands.
+# Lines this many apart are in the same set, and how many of one set stay there beside those of
+# other operands.
 LINE, SETS, WAYS = 64, 64, 8
-# Pages that the nearest tables do not hold (64 entries on Zen 3 and Golden Cove), rows of two in each.
+# Pages that the nearest tables do not hold (64 entries on Zen 3 and Golden Cove), rows of two in
+# each.
 MANY_PAGES = 128
 
 
@@ -25,8 +27,8 @@ def fit(rows: int, apart: int) -> bool:
 def are_apart(rows: int, step: int, span: int, l2_bytes: int) -> bool:
     """Whether a few columns of so many rows, `step` bytes from one another, `span` in all, are better read from a copy.
 
-    Rows far apart need an entry of the page tables each, and may evict one another from the first cache; near ones are
-    worth a copy only where all of them leave the second cache.
+    Rows far apart need an entry of the page tables each, and may evict one another from the first
+    cache; near ones are worth a copy only where all of them leave the second cache.
     """
     if step >= CONFLICT_BYTES:
         return rows >= MANY_PAGES or not fit(rows, step)
@@ -35,6 +37,10 @@ def are_apart(rows: int, step: int, span: int, l2_bytes: int) -> bool:
 
 def rows_apart(nest: Nest, dim: str, vector: str) -> int:
     """Bytes between neighbours along `dim` of the operand that the lanes of a vector share; 0 where they are not known."""
-    steps = [flat_coefficient(e.info[0], e.info[1], dim) * e.info[0].dtype.itemsize
-             for r in nest.reductions for e in r.args if e.kind == "load" and vector not in e.symbols]
+    steps = [
+        flat_coefficient(e.info[0], e.info[1], dim) * e.info[0].dtype.itemsize
+        for r in nest.reductions
+        for e in r.args
+        if e.kind == "load" and vector not in e.symbols
+    ]
     return next(iter(steps), 0)

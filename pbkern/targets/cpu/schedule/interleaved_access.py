@@ -2,8 +2,8 @@
 
     a[3 i], a[3 i + 1], a[3 i + 2] for lanes 0..15     <->     a[0..15], a[16..31], a[32..47]
 
-Loads of neighbouring places share the whole vectors. Stores need all of the c places, from several writes or several points
-of one. targets/cpu/emit/interleaved_loads.py emits both.
+Loads of neighbouring places share the whole vectors. Stores need all of the c places, from several
+writes or several points of one. targets/cpu/emit/interleaved_loads.py emits both.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ Run = tuple[int, int]  # the constant parts of the first and the last place that
 def is_strided(buf: Buf, index, vector: str | None) -> bool:
     """Whether neighbours along the vector dimension are a few elements apart, in either direction."""
     same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
-    return vector is not None and same_size and 2 <= abs(flat_coefficient(buf, index, vector)) <= MAX_STEP
+    return (
+        vector is not None
+        and same_size
+        and 2 <= abs(flat_coefficient(buf, index, vector)) <= MAX_STEP
+    )
 
 
-def runs_of_loads(nest: Nest, vector: str | None, points: list[Point]) -> dict[tuple[Buf, Affine], dict[int, Run]]:
+def runs_of_loads(
+    nest: Nest, vector: str | None, points: list[Point]
+) -> dict[tuple[Buf, Affine], dict[int, Run]]:
     """(buffer, moving part of the place) -> constant part -> those that it shares vectors with."""
     found: dict[tuple[Buf, Affine], dict[int, Run]] = {}
     for e in nest.loads():
@@ -75,7 +81,12 @@ def runs_of_stores(
     joint: dict[tuple[int, int], tuple[Buf, Affine, int]] = {}
     for (buf, flat), writes in found.items():
         step = flat.coefficient(vector)
-        joint |= {writes[p]: (buf, flat, run[0]) for run in _grouped(sorted(writes), step) if len(run) == step for p in run}
+        joint |= {
+            writes[p]: (buf, flat, run[0])
+            for run in _grouped(sorted(writes), step)
+            if len(run) == step
+            for p in run
+        }
     return joint
 
 
@@ -83,15 +94,26 @@ def _can_be_joint(nest: Nest, write: Write, vector: str | None) -> bool:
     """Whether the store may wait for others: nothing else touches the buffer."""
     alone = all(e.info[0].root is not write.buf.root for e in nest.loads())
     alone = alone and vector is not None and flat_coefficient(write.buf, write.index, vector) > 0
-    return alone and not write.guard and write.mask is None and is_strided(write.buf, write.index, vector)
+    return (
+        alone
+        and not write.guard
+        and write.mask is None
+        and is_strided(write.buf, write.index, vector)
+    )
 
 
 def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
     """(writes that jointly store whole vectors, dimensions that take all their points in one step for that)."""
     strided = [w for w in nest.writes if w.inner and _can_be_joint(nest, w, vector)]
-    steps = {d: n for w in strided for d, n in nest.dims.items()
-             if d != vector and d not in nest.rdims and n > 1
-             and 0 < flat_coefficient(w.buf, w.index, d) < flat_coefficient(w.buf, w.index, vector)}
+    steps = {
+        d: n
+        for w in strided
+        for d, n in nest.dims.items()
+        if d != vector
+        and d not in nest.rdims
+        and n > 1
+        and 0 < flat_coefficient(w.buf, w.index, d) < flat_coefficient(w.buf, w.index, vector)
+    }
     if not strided or math.prod(steps.values()) * len(nest.nodes()) > MAX_JOINT_NODES:
         return [], {}
     points = [dict(zip(steps, p)) for p in itertools.product(*map(range, steps.values()))]
@@ -102,10 +124,11 @@ def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
 
 
 def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
-    """Whether vectors of a joint store can be computed as they are stored, each with elements of several points
-    (targets/cpu/emit/interleaved_rows.py).
+    """Whether vectors of a joint store can be computed as they are stored, each with elements of
+    several points (targets/cpu/emit/interleaved_rows.py).
 
-    The write alone fills the rows, its operations belong to single elements of them, and what it loads is close together.
+    The write alone fills the rows, its operations belong to single elements of them, and what it
+    loads is close together.
     """
     step, moving = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
     if math.prod(steps.values()) != step:
@@ -115,8 +138,14 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
     def suits(e: Expr) -> bool:
         if e.kind == "load":
             buf, index, guard = e.info
-            return not guard and buf.root not in written and _is_compact(buf, index, vector, steps, step)
-        return e.kind == "const" or e.kind == "op" and (vector not in e.symbols or moving <= e.symbols)
+            return (
+                not guard
+                and buf.root not in written
+                and _is_compact(buf, index, vector, steps, step)
+            )
+        return (
+            e.kind == "const" or e.kind == "op" and (vector not in e.symbols or moving <= e.symbols)
+        )
 
     return all(map(suits, nodes([write.value])))
 
@@ -125,4 +154,8 @@ def _is_compact(buf: Buf, index, vector: str, steps: dict[str, int], step: int) 
     """Whether rows of `step` points each are within a few vectors, as many rows as fill one."""
     spread = sum(abs(flat_coefficient(buf, index, d)) * (n - 1) for d, n in steps.items())
     same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
-    return same_size and spread < 2 * MAX_STEP and abs(flat_coefficient(buf, index, vector)) <= 2 * step
+    return (
+        same_size
+        and spread < 2 * MAX_STEP
+        and abs(flat_coefficient(buf, index, vector)) <= 2 * step
+    )

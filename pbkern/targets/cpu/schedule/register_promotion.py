@@ -2,8 +2,9 @@
 
     for each row:  t = x[row, :] . w;  s[0:200] = s[0:200] + t * x[row, 0:200]
 
-Here s are 13 vectors, loaded before the loop, carried through it and stored behind it. Operands that every round reads at one
-place, such as w, are loaded before the loop as well while registers last.
+Here s are 13 vectors, loaded before the loop, carried through it and stored behind it. Operands
+that every round reads at one place, such as w, are loaded before the loop as well while registers
+last.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pbkern.targets.cpu.machine import registers_of
 
 from .register_tiles import MAX_TILE_NODES, NestSchedule, column_vectors, schedule_of
 
-# Registers that the arithmetic of a round needs beside what is kept; accumulators of one sum, whose rounds overlap.
+# Registers that the arithmetic of a round needs beside what is kept; accumulators of one sum, whose
+# rounds overlap.
 WORKING, SUM_ACCUMULATORS = 6, 4
 
 
@@ -77,10 +79,16 @@ def _changed(nests: list[Nest]) -> list[Buf]:
 
 def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[Place | None]:
     """Places where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
-    found = [_place(nest, schedule, e.info[0], e.info[1]) if e.kind == "load" and not e.info[2] else None
-             for e in nest.loads() if e.info[0].root is buf]
-    return found + [_place(nest, schedule, w.buf, w.index) if _is_plain(nest, schedule, w) else None
-                    for w in nest.writes if w.buf.root is buf]
+    found = [
+        _place(nest, schedule, e.info[0], e.info[1]) if e.kind == "load" and not e.info[2] else None
+        for e in nest.loads()
+        if e.info[0].root is buf
+    ]
+    return found + [
+        _place(nest, schedule, w.buf, w.index) if _is_plain(nest, schedule, w) else None
+        for w in nest.writes
+        if w.buf.root is buf
+    ]
 
 
 def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Place | None:
@@ -91,7 +99,12 @@ def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Place 
     if not moving:
         return Place(flat.const, 1, 0)
     vector = schedule.along
-    if moving != [vector] or vector in nest.rdims or flat.coefficient(vector) != 1 or not _is_straight(nest, schedule):
+    if (
+        moving != [vector]
+        or vector in nest.rdims
+        or flat.coefficient(vector) != 1
+        or not _is_straight(nest, schedule)
+    ):
         return None
     place = Place(flat.const, nest.dims[vector], schedule.lanes)
     return place if place.vectors * len(nest.nodes()) <= MAX_TILE_NODES else None
@@ -121,5 +134,3 @@ def _in_one_tile(nest: Nest, s: NestSchedule, carried: dict[Buf, Place]) -> Nest
     if any(b in roots and p.lanes for b, p in carried.items()):
         return replace(s, unroll=-(-nest.dims[s.vector] // s.lanes))
     return s
-
-

@@ -1,8 +1,8 @@
 """Nest -> how to walk it: vector dimension, lanes, unrolling and the register tile. Choices only; targets/cpu/emit/nests.py
 writes code.
 
-The register tile of a contraction is found by a small search over (rows jammed, vectors unrolled) with the cost of one
-reduction step: FMA throughput, load throughput, and what tails waste.
+The register tile of a contraction is found by a small search over (rows jammed, vectors unrolled)
+with the cost of one reduction step: FMA throughput, load throughput, and what tails waste.
 """
 
 from __future__ import annotations
@@ -23,32 +23,38 @@ from .vector_dimension import is_long_point, register_bits, score
 
 # Vector registers that accumulators leave to operands.
 OPERAND_REGISTERS = 4
-# Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose more than jamming gains.
+# Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose
+# more than jamming gains.
 MAX_POINT_NODES = 420
 # An epilogue runs once per register tile: a narrower tile would cost the whole reduction more.
 MAX_TILE_NODES = 1200
-# Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each were read 2.5 times as
-# slowly from memory as whole ones.
+# Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each
+# were read 2.5 times as slowly from memory as whole ones.
 MAX_COLUMN_VECTORS = 16
-# Of so few rows it keeps fewer vectors: other operands in memory need registers as well, and rows are read side by side.
+# Of so few rows it keeps fewer vectors: other operands in memory need registers as well, and rows
+# are read side by side.
 FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
-# Vector operations of a point beyond which two points, and beyond twice as many one, are enough in a step.
+# Vector operations of a point beyond which two points, and beyond twice as many one, are enough in
+# a step.
 LONG_CHAIN = 150.0
-# The same of points with functions that branch where an element is rare, by the number of functions.
+# The same of points with functions that branch where an element is rare, by the number of
+# functions.
 FEW_OPS, MANY_OPS = 12, 40
 BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
 # Lanes of the shortest vectors that instructions for products of words take.
 FEWEST_WORDS = 4
 # Points along one side of a tile whose vectors run along the reduction, at most.
 SIDE = 6
-# Steps of a reduction whose wait for one another shows: of fewer, the processor's window holds those of several results.
+# Steps of a reduction whose wait for one another shows: of fewer, the processor's window holds
+# those of several results.
 LONG_WAIT = 64
-# Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of a vector's lanes, by itself
-# and with those of other rows: cycles.
+# Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of
+# a vector's lanes, by itself and with those of other rows: cycles.
 LATENCY, STEP, ACROSS, TURNED_ACROSS = 8, 0.35, 10, 3
 # Vectors of a row that several rows at a time are added up of, at most.
 FEW_VECTORS = 8
-# Additions of products to one accumulator in a row, where accumulators are few (targets/cpu/emit/accumulators.py).
+# Additions of products to one accumulator in a row, where accumulators are few
+# (targets/cpu/emit/accumulators.py).
 LONGEST_CHAIN_OF_FEW_PRODUCTS = 256
 # The part of the time of a tile of one dimension's points at which another dimension's join it.
 CLEARLY_LESS = 0.9
@@ -60,16 +66,22 @@ STENCIL_ROWS = 4
 
 @dataclass
 class NestSchedule:
-    """lanes 0: scalar code. `vector`: vectorised dim, `unroll` vectors per step; `jam`: points per step of other dims."""
+    """lanes 0: scalar code.
+
+    `vector`: vectorised dim, `unroll` vectors per step; `jam`: points per step of other dims.
+    """
 
     lanes: int = 0
     vector: str | None = None
     unroll: int = 1
     jam: dict[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
-    transpose: str | None = None  # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
+    transpose: str | None = (
+        None  # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
+    )
     straight: bool = False  # reductions have no loops: each step stands by itself
-    # sums of `lanes` points along this dim become one vector (targets/cpu/emit/horizontal_reductions.py)
+    # sums of `lanes` points along this dim become one vector
+    # (targets/cpu/emit/horizontal_reductions.py)
     batched_rows: str | None = None
     cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
     registers: int = 32  # of the machine
@@ -101,7 +113,13 @@ def column_vectors(registers: int) -> int:
 
 def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
     """The schedule with one vector per step; the same where its tile is of that size, or where others rely on it."""
-    if nest.over or nest.schedule is not None or sched.transpose or sched.batched_rows or sched.tile == 1:
+    if (
+        nest.over
+        or nest.schedule is not None
+        or sched.transpose
+        or sched.batched_rows
+        or sched.tile == 1
+    ):
         return sched
     return replace(sched, unroll=1, jam={}, cut_as=sched.tile)
 
@@ -115,7 +133,10 @@ def schedule_of(nest: Nest, vector_bits: int, reassociate: bool) -> NestSchedule
 
 
 def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> NestSchedule:
-    """The schedule of one nest. Without `reassociate`, sums of floats are added up in the order of their elements."""
+    """The schedule of one nest.
+
+    Without `reassociate`, sums of floats are added up in the order of their elements.
+    """
     live = [d for d, n in nest.dims.items() if n > 1]
     scores = {d: score(nest, d, reassociate) for d in live}
     best = max(live, key=lambda d: (scores[d], list(nest.dims).index(d)), default=None)
@@ -124,7 +145,8 @@ def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> Nest
     found = along(nest, best, vector_bits)
     if not is_product(nest) or best not in nest.rdims:
         return found
-    # Both operands may be contiguous along a short reduced dimension: few lanes, which are then added to one another.
+    # Both operands may be contiguous along a short reduced dimension: few lanes, which are then
+    # added to one another.
     others = [along(nest, d, vector_bits) for d in live if scores[d] > 0 and d not in nest.rdims]
     return min([found, *others], key=lambda sched: product_cycles(nest, sched))
 
@@ -152,7 +174,12 @@ def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
 
 def is_product(nest: Nest) -> bool:
     """Whether the nest is one sum of products."""
-    return len(nest.reductions) == 1 and nest.reductions[0].op == "dot" and bool(nest.rdims) and not nest.ordered
+    return (
+        len(nest.reductions) == 1
+        and nest.reductions[0].op == "dot"
+        and bool(nest.rdims)
+        and not nest.ordered
+    )
 
 
 def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) -> float:
@@ -172,7 +199,15 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
 
     def step(tile: dict[str, int], vectors: int) -> float:
         products = math.prod(tile.values()) * vectors
-        return max(products, sum(loads(e, tile, vectors) for e in operands), LATENCY if products < LATENCY else 0) / 2 + STEP
+        return (
+            max(
+                products,
+                sum(loads(e, tile, vectors) for e in operands),
+                LATENCY if products < LATENCY else 0,
+            )
+            / 2
+            + STEP
+        )
 
     def tiled(jam: list[tuple[str, int]], tile: dict[str, int]) -> float:
         if not jam:
@@ -183,8 +218,13 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
     looped = math.prod(n for d, n in nest.dims.items() if d != sched.vector and d not in sched.jam)
     sums = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
     if sched.vector in nest.rdims:
-        return looped * tiled([*sched.jam.items()], {}) + sums * (TURNED_ACROSS if sched.batched_rows else ACROSS)
-    stores = max((1 if flat_coefficient(w.buf, w.index, sched.vector) == 1 else lanes for w in nest.writes), default=1)
+        return looped * tiled([*sched.jam.items()], {}) + sums * (
+            TURNED_ACROSS if sched.batched_rows else ACROSS
+        )
+    stores = max(
+        (1 if flat_coefficient(w.buf, w.index, sched.vector) == 1 else lanes for w in nest.writes),
+        default=1,
+    )
     vectors = sums // nest.dims[sched.vector] * _vectors(nest, sched)
     return looped * tiled([*sched.jam.items()], {}) + vectors * stores
 
@@ -221,7 +261,9 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
     transposed = transposed_dim(nest, sched.along)
     if transposed is not None:
         sched.transpose, step = transposed
-        sched.lanes = min(sched.lanes, sched.registers // 2 // step)  # squares of each element between fill the registers
+        sched.lanes = min(
+            sched.lanes, sched.registers // 2 // step
+        )  # squares of each element between fill the registers
         sched.jam = {sched.transpose: sched.lanes}
         return
     sched.unroll = min(_points_in_turn(nest), _vectors(nest, sched))
@@ -233,7 +275,8 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
 
 def _points_in_turn(nest: Nest) -> int:
     """Vectors per step: several are under way together, if their operations are interleaved
-    (targets/cpu/emit/interleave_chains.py)."""
+    (targets/cpu/emit/interleave_chains.py).
+    """
     ops = [e.info.primitive for e in nest.nodes() if e.kind == "op"]
     if BRANCHING.intersection(ops):
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
@@ -243,7 +286,9 @@ def _points_in_turn(nest: Nest) -> int:
 
 def _halo(nest: Nest, dim: str) -> int:
     """Counts the points that are computed besides, for values that are taken at a distance."""
-    return max((k for e in nest.nodes() if e.kind == "moved" for d, k in e.info if d == dim), default=0)
+    return max(
+        (k for e in nest.nodes() if e.kind == "moved" for d, k in e.info if d == dim), default=0
+    )
 
 
 def _stencil_dim(nest: Nest, vector: str) -> str | None:
@@ -271,9 +316,15 @@ def _stencil_dim(nest: Nest, vector: str) -> str | None:
 def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
     """Vectors along a reduced dimension: several accumulators hide latency; rows share an operand where there is one."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
-    sched.unroll = max(1, min((2 if count <= 2 else 1) if is_long_point(nest) else 8 // count, vectors))
+    sched.unroll = max(
+        1, min((2 if count <= 2 else 1) if is_long_point(nest) else 8 // count, vectors)
+    )
     rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
-    shared = [d for d in rows if any(d not in e.symbols and sched.vector in e.symbols for e in nest.loads())]
+    shared = [
+        d
+        for d in rows
+        if any(d not in e.symbols and sched.vector in e.symbols for e in nest.loads())
+    ]
     if shared and any(r.op == "dot" for r in nest.reductions):
         sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
         sched.unroll = min(4, vectors)
@@ -283,7 +334,8 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
 def _batch_rows(nest: Nest, sched: NestSchedule, full: int) -> None:
     """Short rows: as many as a vector has lanes end in one vector. `full`: lanes of a register.
 
-    Values with their places are many operations to compare: those of half a register are found row by row.
+    Values with their places are many operations to compare: those of half a register are found row
+      by row.
     """
     rows = batched_rows(nest, sched.along)
     if rows is None or _vectors(nest, sched) > FEW_VECTORS or nest.dims[rows] < sched.lanes:
@@ -298,17 +350,33 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
         return
     left, right = (e.symbols for e in nest.reductions[0].args)
     free = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
-    sides = [[d for d in free if d in mine and d not in other] for mine, other in ((left, right), (right, left))]
+    sides = [
+        [d for d in free if d in mine and d not in other]
+        for mine, other in ((left, right), (right, left))
+    ]
     if not all(sides) or sched.vector not in left & right:
         return
     (a, m), (b, n) = ((side[-1], nest.dims[side[-1]]) for side in sides)
-    tiles = [(i, j, u) for i in range(1, min(m, SIDE) + 1) for j in range(1, min(n, SIDE) + 1)
-             for u in range(1, min(4, _vectors(nest, sched)) + 1) if i * j * u <= sched.accumulators - min(i, j)]
+    tiles = [
+        (i, j, u)
+        for i in range(1, min(m, SIDE) + 1)
+        for j in range(1, min(n, SIDE) + 1)
+        for u in range(1, min(4, _vectors(nest, sched)) + 1)
+        if i * j * u <= sched.accumulators - min(i, j)
+    ]
 
     def cycles(tile: tuple[int, int, int]) -> float:
         i, j, u = tile
-        step = lambda i, j, v: max(i * j * v, (i + j) * v, LATENCY if i * j * v < LATENCY else 0) / 2 + STEP  # noqa: E731
-        return _tiled(m, i, lambda x: _tiled(n, j, lambda y: _tiled(_vectors(nest, sched), u, lambda v: step(x, y, v))))
+        step = lambda i, j, v: (
+            max(i * j * v, (i + j) * v, LATENCY if i * j * v < LATENCY else 0) / 2 + STEP
+        )  # noqa: E731
+        return _tiled(
+            m,
+            i,
+            lambda x: _tiled(
+                n, j, lambda y: _tiled(_vectors(nest, sched), u, lambda v: step(x, y, v))
+            ),
+        )
 
     i, j, sched.unroll = min(tiles, key=cycles)
     sched.jam = {d: k for d, k in ((a, i), (b, j)) if k > 1}
@@ -322,14 +390,24 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     jam = _jam_dim(nest, sched.along)
     if jam is None:
         few = math.prod(nest.dims[d] for d in nest.rdims) <= FEW_ROWS
-        sched.unroll = min(FEW_COLUMN_VECTORS if few else column_vectors(sched.registers), vectors, room)
+        sched.unroll = min(
+            FEW_COLUMN_VECTORS if few else column_vectors(sched.registers), vectors, room
+        )
         _jam_chains(nest, sched, room // sched.unroll)
         return
     rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.along)
     operands, best = _operand_registers(nest, sched), None
     for unroll in range(1, min(4, vectors) + 1):
-        for j in range(1, min(room // unroll, (sched.registers - operands) // unroll - 1, rows) + 1):
-            cost = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r, v, apart)))
+        for j in range(
+            1, min(room // unroll, (sched.registers - operands) // unroll - 1, rows) + 1
+        ):
+            cost = _tiled(
+                rows,
+                j,
+                lambda r, unroll=unroll: _tiled(
+                    vectors, unroll, lambda v: _step_cycles(r, v, apart)
+                ),
+            )
             if best is None or cost < best[0] * 0.999:
                 best = (cost, j, unroll)
     assert best is not None, "there is room for one accumulator"
@@ -344,9 +422,16 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
 
     Short reductions overlap by themselves, and read memory in its order.
     """
-    others = [d for d, n in nest.dims.items() if n > 1 and d != sched.vector and d not in nest.rdims]
+    others = [
+        d for d, n in nest.dims.items() if n > 1 and d != sched.vector and d not in nest.rdims
+    ]
     chains = -(-LATENCY // (sched.unroll * len(nest.reductions)))
-    if nest.ordered or not others or min(chains, most) < 2 or math.prod(nest.dims[d] for d in nest.rdims) < LONG_WAIT:
+    if (
+        nest.ordered
+        or not others
+        or min(chains, most) < 2
+        or math.prod(nest.dims[d] for d in nest.rdims) < LONG_WAIT
+    ):
         return
     rows = nest.dims[others[-1]]
     turns = -(-rows // min(chains, most))
@@ -363,8 +448,16 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
     rows, best = nest.dims[second], (cost * nest.dims[second], 1, sched.unroll)
     registers = sched.registers - _operand_registers(nest, sched)
     for unroll in range(1, min(4, vectors) + 1):
-        for j in range(2, min(room // (unroll * first), (registers // unroll - 1) // first, rows) + 1):
-            together = _tiled(rows, j, lambda r, unroll=unroll: _tiled(vectors, unroll, lambda v: _step_cycles(r * first, v)))
+        for j in range(
+            2, min(room // (unroll * first), (registers // unroll - 1) // first, rows) + 1
+        ):
+            together = _tiled(
+                rows,
+                j,
+                lambda r, unroll=unroll: _tiled(
+                    vectors, unroll, lambda v: _step_cycles(r * first, v)
+                ),
+            )
             if together < best[0] * CLEARLY_LESS:
                 best = (together, j, unroll)
     if best[1] > 1:
@@ -373,8 +466,9 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
 
 
 def _operand_registers(nest: Nest, sched: NestSchedule) -> int:
-    """Registers that a step needs beside accumulators and vectors: one element that is broadcast, and for a partial vector the
-    zeros that it is filled with and what is loaded of it."""
+    """Registers that a step needs beside accumulators and vectors: one element that is broadcast,
+    and for a partial vector the zeros that it is filled with and what is loaded of it.
+    """
     return 3 if nest.dims[sched.along] % sched.lanes else 1
 
 
@@ -386,7 +480,8 @@ def _tiled(size: int, tile: int, cost) -> float:
 def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
     """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4.
 
-    `apart`: bytes between the rows that are broadcast. Loads of those that evict one another go to the second cache.
+    `apart`: bytes between the rows that are broadcast. Loads of those that evict one another go to
+      the second cache.
     """
     products, loads = rows * vectors, rows if fit(rows, apart) else 2 * rows
     return max(products, loads + vectors, LATENCY if products < LATENCY else 0) / 2 + STEP
@@ -398,13 +493,21 @@ def _jam_dim(nest: Nest, vector: str) -> str | None:
     candidates = _sharing_dims(nest, vector)
     if not candidates and len(inside) == 1 and not nest.ordered:
         return _stencil_like(nest, vector, inside[0])
-    return max(candidates, key=lambda d: (min(nest.dims[d], 6), list(nest.dims).index(d)), default=None)
+    return max(
+        candidates, key=lambda d: (min(nest.dims[d], 6), list(nest.dims).index(d)), default=None
+    )
 
 
 def _sharing_dims(nest: Nest, vector: str) -> list[str]:
     inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
-    return [d for d, n in nest.dims.items() if n > 1 and d != vector and d not in nest.rdims
-            and any(vector in e.symbols and d not in e.symbols for e in inside)]
+    return [
+        d
+        for d, n in nest.dims.items()
+        if n > 1
+        and d != vector
+        and d not in nest.rdims
+        and any(vector in e.symbols and d not in e.symbols for e in inside)
+    ]
 
 
 def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:
@@ -421,7 +524,9 @@ def _cap(nest: Nest, sched: NestSchedule) -> None:
     if sched.transpose is not None or joint_stores(nest, sched.along)[1]:
         return
     nodes = max(len(nest.nodes()), 1)
-    limit = MAX_TILE_NODES if any(r.op.startswith("dot") for r in nest.reductions) else MAX_POINT_NODES
+    limit = (
+        MAX_TILE_NODES if any(r.op.startswith("dot") for r in nest.reductions) else MAX_POINT_NODES
+    )
     while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:
         if sched.unroll > 1:
             sched.unroll //= 2

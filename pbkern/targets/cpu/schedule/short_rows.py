@@ -1,12 +1,14 @@
 """Short rows that are reduced side by side: which results become lanes of one vector
-(targets/cpu/emit/horizontal_reductions.py)."""
+(targets/cpu/emit/horizontal_reductions.py).
+"""
 
 from __future__ import annotations
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Nest
 
-# Elements that vectors along a short row have at least, of those that several rows take less time for together.
+# Elements that vectors along a short row have at least, of those that several rows take less time
+# for together.
 SHORTEST_ROW = 5
 
 
@@ -16,12 +18,19 @@ def batched_rows(nest: Nest, vector: str) -> str | None:
     All results are side by side along it, and no point reads what another one stores.
     """
     behind, written = [w for w in nest.writes if not w.inner], {w.buf.root for w in nest.writes}
-    if nest.over or nest.ordered or not behind or any(nest.dims[d] > 1 for d in nest.rdims if d != vector):
+    if (
+        nest.over
+        or nest.ordered
+        or not behind
+        or any(nest.dims[d] > 1 for d in nest.rdims if d != vector)
+    ):
         return None
     if any(e.info[0].root in written for e in nest.loads()) or any(map(_is_bool, nest.reductions)):
         return None
     free = (d for d in nest.dims if d not in nest.rdims)
-    return next((d for d in free if all(flat_coefficient(w.buf, w.index, d) == 1 for w in behind)), None)
+    return next(
+        (d for d in free if all(flat_coefficient(w.buf, w.index, d) == 1 for w in behind)), None
+    )
 
 
 def _is_bool(r) -> bool:

@@ -2,10 +2,11 @@
 
     a[i], a[i + 1], a[i + 2] for lanes 0..15   ->   low = a[0..15], high = a[16..31], lanes 1..16 and 2..17 of both
 
-Along the vector dimension, values at some distance are `moved` ones (lower/nest/ir.py), made of whole vectors by shuffles; what
-is `high` for one step is `low` for the next, which keeps it in registers. A load that straddles two cache lines takes two
-accesses of the cache, and all but those at multiples of a vector do: rows of scratch that is read so are made whole vectors
-long (targets/cpu/packing/row_padding.py), so that the same loads of every row are aligned.
+Along the vector dimension, values at some distance are `moved` ones (lower/nest/ir.py), made of
+whole vectors by shuffles; what is `high` for one step is `low` for the next, which keeps it in
+registers. A load that straddles two cache lines takes two accesses of the cache, and all but those
+at multiples of a vector do: rows of scratch that is read so are made whole vectors long
+(targets/cpu/packing/row_padding.py), so that the same loads of every row are aligned.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ Point = dict[str, int]
 
 
 def parts(e: Expr, p: Point, vector: str | None, lanes: int) -> list[Point]:
-    """Points at which a moved value's operand is needed for its value at a point: at the place itself, or, along the vector
-    dimension, at one or two multiples of a vector."""
+    """Points at which a moved value's operand is needed for its value at a point: at the place
+    itself, or, along the vector dimension, at one or two multiples of a vector.
+    """
     place = dict(p)
     for d, k in e.info:
         place[d] = place.get(d, 0) + k
@@ -96,16 +98,23 @@ class Visits:
         values = self._visit(self.carried).values()
         spilled = max(len(self.carried) - CARRIED, 0)
         accesses = STORE * len(self.nest.writes) * len(self.points) + (STORE + 1) * spilled
-        places = {_place(e, p) for e, p in values if e.kind == "load" and self.sched.vector in e.symbols}
+        places = {
+            _place(e, p) for e, p in values if e.kind == "load" and self.sched.vector in e.symbols
+        }
         accesses += sum(2 if _straddles(*place, self.sched) else 1 for place in places)
-        return max(self._arithmetic(values) / len(self.points), accesses / len(self.points) + memory)
+        return max(
+            self._arithmetic(values) / len(self.points), accesses / len(self.points) + memory
+        )
 
     def _arithmetic(self, values: Iterable[tuple[Expr, Point]]) -> float:
         """Sums have pipes of their own, one of them for shuffles as well; products, too, and products with sums."""
         names = [e.info.primitive for e, _ in values if e.kind == "op"]
         products, sums = names.count("mul"), sum(n in ("add", "sub") for n in names)
         both = min(products, sums)
-        shuffles = sum(e.kind == "moved" and len(parts(e, p, self.sched.vector, self.sched.lanes)) > 1 for e, p in values)
+        shuffles = sum(
+            e.kind == "moved" and len(parts(e, p, self.sched.vector, self.sched.lanes)) > 1
+            for e, p in values
+        )
         every = sum(COST.get(n, 1.0) for n in names) - both + shuffles
         return max(every / OPERATIONS, sums - both + shuffles / 2, products)
 
@@ -138,7 +147,8 @@ class Chunk(NamedTuple):
 def chunks(nest: Nest, sched: NestSchedule) -> list[Chunk]:
     """Chunks that a nest's vector dimension is cut into.
 
-    The partial vector of a register tile joins the whole ones before it, which share the other operand with it.
+    The partial vector of a register tile joins the whole ones before it, which share the other
+    operand with it.
     """
     size, lanes, unroll = nest.dims[sched.along], sched.lanes, sched.unroll
     full, tail = divmod(size, lanes)
@@ -161,9 +171,17 @@ def _is_register_tile(nest: Nest, vector: str) -> bool:
 
     Points of functions that fill the registers are taken one by one.
     """
-    if not nest.rdims or vector in nest.rdims or nest.ordered or nest.moves() or is_long_point(nest):
+    if (
+        not nest.rdims
+        or vector in nest.rdims
+        or nest.ordered
+        or nest.moves()
+        or is_long_point(nest)
+    ):
         return False
-    accesses = [e.info[:2] for e in nest.loads() if e.kind == "load"] + [(w.buf, w.index) for w in nest.writes]
+    accesses = [e.info[:2] for e in nest.loads() if e.kind == "load"] + [
+        (w.buf, w.index) for w in nest.writes
+    ]
     return not any(is_strided(buf, index, vector) for buf, index in accesses)
 
 
@@ -220,7 +238,11 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
     for g in chosen:
         new |= _as_moved(g, nest, vector, pool)
     moved = nest.mapped(pool.rewriter(lambda e: new.get(id(e))))  # of nests without reductions
-    return moved if Visits(moved, sched, sched.unroll).cycles() < Visits(nest, sched, sched.unroll).cycles() else nest
+    return (
+        moved
+        if Visits(moved, sched, sched.unroll).cycles() < Visits(nest, sched, sched.unroll).cycles()
+        else nest
+    )
 
 
 def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
@@ -242,7 +264,12 @@ def _candidates(nest: Nest, vector: str) -> Iterable[Expr]:
     """Loads of whole vectors that are the same at whatever point of the nest."""
     for e in nest.loads():
         steady = e.info[0].root in nest.over or not is_written(e, nest)
-        if e.kind == "load" and not e.info[2] and e.info[0].dtype == e.info[0].root.dtype and steady:
+        if (
+            e.kind == "load"
+            and not e.info[2]
+            and e.info[0].dtype == e.info[0].root.dtype
+            and steady
+        ):
             buf, index, _ = e.info
             if flat_coefficient(buf, index, vector) == 1 and index[-1].coefficient(vector) == 1:
                 yield e
@@ -255,7 +282,11 @@ def _pays(group: _Group, unroll: int) -> bool:
         return False
     base = 0 if group.aligned else min(places)
     lanes = [(c - base) % group.lanes for c in places]
-    whole = {(c - base) // group.lanes + k for c, lane in zip(places, lanes) for k in range(1 + (lane > 0))}
+    whole = {
+        (c - base) // group.lanes + k
+        for c, lane in zip(places, lanes)
+        for k in range(1 + (lane > 0))
+    }
     fresh = sum(q + unroll not in whole for q in whole)
     straddling = 1 if group.aligned else 2
     direct = sum(1 if group.aligned and not lane else 2 for lane in lanes)
@@ -284,7 +315,9 @@ def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, E
     for e in group.loads:
         own = e.info[1]
         base = tuple(i if b is None else i.linear() + b for i, b in zip(own, bases))
-        distances = [(d, i.const - b) for d, i, b in zip(axes, own, bases) if b is not None and i.const != b]
+        distances = [
+            (d, i.const - b) for d, i, b in zip(axes, own, bases) if b is not None and i.const != b
+        ]
         load = pool.make("load", e.dtype, (buf, base, False))
         new[id(e)] = pool.make("moved", e.dtype, tuple(distances), (load,)) if distances else load
     return new

@@ -20,7 +20,9 @@ BYTES_PER_NS = 25.0
 def program_ns(kernel: Kernel) -> float:
     """Nanoseconds of one program on one core: arithmetic at 16 lanes, or block bytes from memory, whichever is more."""
     cycles = _cycles(kernel.body.jaxpr)
-    moved = sum(math.prod(m.ref_shape) * m.array.dtype.itemsize for m in (*kernel.inputs, *kernel.outputs))
+    moved = sum(
+        math.prod(m.ref_shape) * m.array.dtype.itemsize for m in (*kernel.inputs, *kernel.outputs)
+    )
     return max(cycles / CYCLES_PER_NS, moved / BYTES_PER_NS) + 10.0
 
 
@@ -35,13 +37,23 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
             total += trips * sum(_cycles(j.jaxpr) for j in inner)
         elif name == "dot_general":
             (lhs_k, _), _ = eqn.params["dimension_numbers"]
-            total += size * math.prod(array_aval(eqn.invars[0]).shape[a] for a in lhs_k) / (2 * LANES)
+            total += (
+                size * math.prod(array_aval(eqn.invars[0]).shape[a] for a in lhs_k) / (2 * LANES)
+            )
         elif name == "conv_general_dilated":
             spec = eqn.params["dimension_numbers"].rhs_spec
-            total += size * math.prod(array_aval(eqn.invars[1]).shape[a] for a in spec[1:]) / (2 * LANES)
+            total += (
+                size * math.prod(array_aval(eqn.invars[1]).shape[a] for a in spec[1:]) / (2 * LANES)
+            )
         elif name == "sort":
             length = max(array_aval(eqn.outvars[0]).shape[eqn.params["dimension"]], 1)
-            total += size / length * line_cycles(length, [array_aval(a).dtype for a in eqn.invars], eqn.params["num_keys"])
+            total += (
+                size
+                / length
+                * line_cycles(
+                    length, [array_aval(a).dtype for a in eqn.invars], eqn.params["num_keys"]
+                )
+            )
         elif name.startswith(("reduce", "arg", "cum")):
             total += math.prod(array_aval(eqn.invars[0]).shape) / LANES
         else:
@@ -49,10 +61,12 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
     return total
 
 
-# A task shorter than this costs more to hand out than it saves; a launch shorter than this stays on one thread.
+# A task shorter than this costs more to hand out than it saves; a launch shorter than this stays on
+# one thread.
 TASK_NS = 8_000.0
 SERIAL_NS = 25_000.0
-# Long tasks keep neighbours on one core, but at the end threads wait for the last one: up to half of it each, on average.
+# Long tasks keep neighbours on one core, but at the end threads wait for the last one: up to half
+# of it each, on average.
 LONG_NS = 200_000.0
 
 

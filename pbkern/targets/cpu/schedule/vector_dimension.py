@@ -17,13 +17,17 @@ from .short_rows import SHORTEST_ROW, batched_rows
 LONG_POINT = 8.0
 # What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
 STRIDED = 0.2
-# What is gained if vectors hold several short rows (targets/cpu/emit/interleaved_rows.py), which one by one would not fill the
-# widest vectors.
+# What is gained if vectors hold several short rows (targets/cpu/emit/interleaved_rows.py), which
+# one by one would not fill the widest vectors.
 PARTLY_FILLED, WIDEST = 0.5, 512
-# What is left of the gain of vectors along short rows after the step across their lanes, one row at a time. Measured with 4 to
-# 16 elements: vectors over several rows take less time for sums and extremes of up to 7 elements, and for indices of all.
+# What is left of the gain of vectors along short rows after the step across their lanes, one row at
+# a time. Measured with 4 to 16 elements: vectors over several rows take less time for sums and
+# extremes of up to 7 elements, and for indices of all.
 SUMS_LEFT = 0.75
-LEFT_ACROSS = {**dict.fromkeys(("sum", "max", "min", "prod"), SUMS_LEFT), **dict.fromkeys(("argmax", "argmin"), 0.5)}
+LEFT_ACROSS = {
+    **dict.fromkeys(("sum", "max", "min", "prod"), SUMS_LEFT),
+    **dict.fromkeys(("argmax", "argmin"), 0.5),
+}
 # What a square of rows that is transposed in registers costs.
 TRANSPOSED = -0.5
 # What is gained for elements at computed places: the places are computed in vectors.
@@ -33,11 +37,14 @@ DEEP = 32
 
 
 def register_bits(nest: Nest, along: str | None = None) -> int:
-    """Width of the widest element that vectors of this nest hold, if they run along `along`: an epilogue behind a reduced
-    dimension is scalar."""
+    """Width of the widest element that vectors of this nest hold, if they run along `along`: an
+    epilogue behind a reduced dimension is scalar.
+    """
     if along in nest.rdims:
         nest = Nest(nest.dims, nest.rdims, nest.reductions, [w for w in nest.writes if w.inner])
-    widths = [BITS[compute_el(e.dtype)] for e in nest.nodes() if e.kind not in ("index", "range", "acc")]
+    widths = [
+        BITS[compute_el(e.dtype)] for e in nest.nodes() if e.kind not in ("index", "range", "acc")
+    ]
     widths += [BITS[compute_el(r.dtype)] for r in nest.reductions]
     widths += [BITS[compute_el(w.buf.dtype)] for w in nest.writes]
     return max([w for w in widths if w > 1], default=8)
@@ -57,7 +64,11 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     """Scores vectors along `dim` for the nest: contiguous accesses gain, strided ones lose."""
     size = nest.dims[dim]
     reduced = dim in nest.rdims
-    if reduced and not reassociate and any(r.op in ROUNDED and r.dtype.kind not in "iub" for r in nest.reductions):
+    if (
+        reduced
+        and not reassociate
+        and any(r.op in ROUNDED and r.dtype.kind not in "iub" for r in nest.reductions)
+    ):
         return -1.0  # lanes would be partial sums
     if nest.ordered and reduced:
         return -1.0
@@ -71,7 +82,11 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     if interleaved and math.prod(steps.values()) * register_bits(nest) % WIDEST:
         score += PARTLY_FILLED
     for e in nest.loads():
-        score += inner(e) * (1.0 if interleaved and not e.symbols.isdisjoint((dim, *steps)) else _load_score(nest, e, dim))
+        score += inner(e) * (
+            1.0
+            if interleaved and not e.symbols.isdisjoint((dim, *steps))
+            else _load_score(nest, e, dim)
+        )
     depth = math.prod(nest.dims[d] for d in nest.rdims)
     for w in nest.writes:
         c = flat_coefficient(w.buf, w.index, dim)
@@ -83,9 +98,12 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     if score <= 0:
         return score
     if not reduced or size > MAX_STEP:
-        # Lanes that are left empty cost little beside a load, and as much as full ones where values and places are compared.
+        # Lanes that are left empty cost little beside a load, and as much as full ones where values
+        # and places are compared.
         compares = any(r.op in ("argmax", "argmin") for r in nest.reductions)
-        return score * min(1.0, size / (WIDEST // register_bits(nest) if compares and not reduced else 8))
+        return score * min(
+            1.0, size / (WIDEST // register_bits(nest) if compares and not reduced else 8)
+        )
     left = min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
     if left < SUMS_LEFT or is_long_point(nest) or batched_rows(nest, dim) is None:
         return score * min(1.0, size / 8) * left

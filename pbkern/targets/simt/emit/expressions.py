@@ -1,7 +1,7 @@
 """Expressions of a nest at one point, as scalars in the registers of one thread.
 
-A value is placed in the shallowest block of its nest that knows its symbols; what reads an array that the nest writes
-stays where it is asked for.
+A value is placed in the shallowest block of its nest that knows its symbols; what reads an array
+that the nest writes stays where it is asked for.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ INT32_MAX = 2**31 - 1
 class Walk:
     """State while one nest is emitted.
 
-    Attributes:
-      top: the block behind which its points begin.
-      written: root buffers that it stores to.
-      accs: accumulators once they are complete, by number.
-      beside: points of a thread that lie side by side, whose loads and stores are whole vectors; along: their dimension.
-      terms: reductions at each of a thread's neighbours; empty: those of the nest.
+    Attributes: top: the block behind which its points begin. written: root buffers that it stores
+      to. accs: accumulators once they are complete, by number. beside: points of a thread that lie
+      side by side, whose loads and stores are whole vectors; along: their dimension. terms:
+      reductions at each of a thread's neighbours; empty: those of the nest.
     """
 
     nest: Nest
@@ -51,8 +49,15 @@ class Expressions:
     """Emits values, loads and stores into blocks of `text`."""
 
     def __init__(self, text: Text, placement: Placement, context: NestContext, index_bits: int):
-        self.text, self.placement, self.context, self.index_bits = text, placement, context, index_bits
-        self.bases: dict[Buf, tuple[str, str, str]] = {}  # root buffer -> bytes that hold it, its first one, type of the bytes
+        self.text, self.placement, self.context, self.index_bits = (
+            text,
+            placement,
+            context,
+            index_bits,
+        )
+        self.bases: dict[
+            Buf, tuple[str, str, str]
+        ] = {}  # root buffer -> bytes that hold it, its first one, type of the bytes
         self.wholes: dict[tuple[Buf, int], str] = {}
 
     def builder(self, block: Block) -> Builder:
@@ -86,7 +91,11 @@ class Expressions:
         """Whether a value comes from an accumulator, or of what the nest writes."""
         key = (what, id(e))
         if key not in w.memo:
-            own = e.kind == "acc" if what == "acc" else e.kind in ("load", "gather") and e.info[0].root in w.written
+            own = (
+                e.kind == "acc"
+                if what == "acc"
+                else e.kind in ("load", "gather") and e.info[0].root in w.written
+            )
             w.memo[key] = own or any(self._has(w, a, what) for a in e.args)
         return w.memo[key]
 
@@ -99,11 +108,18 @@ class Expressions:
                 return self._cast(block, self.text.affine(block, e.info)[1], compute_el(e.dtype))
             case "range":
                 i, low, high = e.info
-                return Ssa(self._within(block, self.text.affine(block, i)[1], low, high) or b.c(True, "i1").name, "i1", 0)
+                return Ssa(
+                    self._within(block, self.text.affine(block, i)[1], low, high)
+                    or b.c(True, "i1").name,
+                    "i1",
+                    0,
+                )
             case "load":
                 buf, index, guard = e.info
                 if w.beside > 1 and w.along in e.symbols:
-                    return b.from_storage(self._load_beside(w, block, buf, flat_index(buf, index)), buf.dtype)
+                    return b.from_storage(
+                        self._load_beside(w, block, buf, flat_index(buf, index)), buf.dtype
+                    )
                 flat = self._clamped(w, block, buf, index) if guard else flat_index(buf, index)
                 return self._load(block, buf, flat)
             case "gather":
@@ -121,9 +137,17 @@ class Expressions:
         """i1: whether low <= index < high, of which one beyond 32 bits tells nothing; None if that is known to be so."""
         tests = [("sge", low)] if low > -INT32_MAX else []
         tests += [("slt", high)] if high < INT32_MAX else []
-        names = [self.text.put(block, f"arith.cmpi {p}, {index}, {self.text.index(n)} : index") for p, n in tests]
-        return names[0] if len(names) == 1 else self.text.put(block,
-                                                              f"arith.andi {names[0]}, {names[1]} : i1") if names else None
+        names = [
+            self.text.put(block, f"arith.cmpi {p}, {index}, {self.text.index(n)} : index")
+            for p, n in tests
+        ]
+        return (
+            names[0]
+            if len(names) == 1
+            else self.text.put(block, f"arith.andi {names[0]}, {names[1]} : i1")
+            if names
+            else None
+        )
 
     def is_safe(self, w: Walk, i: Affine, extent: int) -> bool:
         """Whether an index lies in [0, extent) at every point of the nest."""
@@ -134,8 +158,11 @@ class Expressions:
 
     def guards(self, w: Walk, block: Block, buf: Buf, index) -> list[str]:
         """Conditions under which an element lies in its buffer."""
-        found = [self._within(block, self.text.affine(block, i)[1], 0, n)
-                 for i, n in zip(index, buf.shape) if not self.is_safe(w, i, n)]
+        found = [
+            self._within(block, self.text.affine(block, i)[1], 0, n)
+            for i, n in zip(index, buf.shape)
+            if not self.is_safe(w, i, n)
+        ]
         return [f for f in found if f is not None]
 
     def _clamped(self, w: Walk, block: Block, buf: Buf, index) -> str | Affine:
@@ -152,21 +179,32 @@ class Expressions:
             place = part if place is None else self._sum(block, place, part)
         if place is None:
             return rest
-        return place if rest == Affine() else self._sum(block, place, self.text.affine(block, rest)[1])
+        return (
+            place if rest == Affine() else self._sum(block, place, self.text.affine(block, rest)[1])
+        )
 
     def _kept(self, block: Block, index: str, extent: int) -> str:
         at_least = self.text.put(block, f"arith.maxsi {index}, {self.text.index(0)} : index")
-        return self.text.put(block, f"arith.minsi {at_least}, {self.text.index(max(extent - 1, 0))} : index")
+        return self.text.put(
+            block, f"arith.minsi {at_least}, {self.text.index(max(extent - 1, 0))} : index"
+        )
 
     def _scaled(self, block: Block, index: str, stride: int) -> str:
-        return index if stride == 1 else self.text.put(block, f"arith.muli {index}, {self.text.index(stride)} : index")
+        return (
+            index
+            if stride == 1
+            else self.text.put(block, f"arith.muli {index}, {self.text.index(stride)} : index")
+        )
 
     def _sum(self, block: Block, x: str, y: str) -> str:
         return self.text.put(block, f"arith.addi {x}, {y} : index")
 
     def to_index(self, block: Block, v: Ssa, unsigned: bool) -> str:
-        """An integer as an index. One that 32 bits do not hold lies outside of every array: it becomes the nearest that
-        they do."""
+        """An integer as an index.
+
+        One that 32 bits do not hold lies outside of every array: it becomes the nearest that they
+          do.
+        """
         if v.el == "i64" and self.index_bits == 32:
             b = self.builder(block)
             low, high = b.c(-INT32_MAX - 1, "i64"), b.c(INT32_MAX, "i64")
@@ -186,7 +224,9 @@ class Expressions:
     def load_stored(self, block: Block, buf: Buf, flat: Affine | str) -> Ssa:
         """One element as it is stored."""
         el = storage_el(buf.dtype)
-        assert el == storage_el(buf.root.dtype), "only the CPU's passes reinterpret bytes under another type"
+        assert el == storage_el(buf.root.dtype), (
+            "only the CPU's passes reinterpret bytes under another type"
+        )
         if buf.root.size == 0:
             return self.builder(block).c(0, el)
         load = f"memref.load {buf.root.name}[{self.address(block, flat)}] : {self.placement.memref(buf)}"
@@ -200,7 +240,11 @@ class Expressions:
             base, at, kind = self.bases[root]
             view = f"memref.view {base}[{at}][] : {kind} to {vectors}"
             self.wholes[root, count] = self.text.put(self.text.top, view)
-        return self.wholes[root, count], Affine(tuple((s, c // count) for s, c in flat.terms), flat.const // count), vectors
+        return (
+            self.wholes[root, count],
+            Affine(tuple((s, c // count) for s, c in flat.terms), flat.const // count),
+            vectors,
+        )
 
     def _load_beside(self, w: Walk, block: Block, buf: Buf, flat: Affine) -> Ssa:
         """An element of a whole vector, which is loaded once."""
@@ -208,16 +252,22 @@ class Expressions:
         key, el = ("whole", buf, flat - lane), storage_el(buf.dtype)
         if key not in block.memo:
             name, number, kind = self._whole(buf, w.beside, flat - lane)
-            block.memo[key] = self.text.put(block, f"memref.load {name}[{self.address(block, number)}] : {kind}")
+            block.memo[key] = self.text.put(
+                block, f"memref.load {name}[{self.address(block, number)}] : {kind}"
+            )
         v, kind = block.memo[key], mlir_type(el, w.beside)
-        return Ssa(self.text.put(block, f"vector.extract {v}[{lane}] : {mlir_type(el)} from {kind}"), el, 0)
+        return Ssa(
+            self.text.put(block, f"vector.extract {v}[{lane}] : {mlir_type(el)} from {kind}"), el, 0
+        )
 
     def write_beside(self, w: Walk, block: Block, writes: list[Write]) -> None:
         """Stores a whole vector."""
         b, buf = self.builder(block), writes[0].buf
         values = [b.to_storage(self.value(w, block, x.value), buf.dtype) for x in writes]
         kind = mlir_type(values[0].el, len(values))
-        v = self.text.put(block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}")
+        v = self.text.put(
+            block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}"
+        )
         name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
         block.add(f"memref.store {v}, {name}[{self.address(block, number)}] : {view}")
 
@@ -239,7 +289,10 @@ class Expressions:
         return self._load(block, buf, place or Affine())
 
     def write(self, w: Walk, block: Block, write: Write, also: str | None = None) -> None:
-        """Stores at the point, where its mask, its guard and `also` hold. Where `also` does not, nothing is read for it."""
+        """Stores at the point, where its mask, its guard and `also` hold.
+
+        Where `also` does not, nothing is read for it.
+        """
         if write.buf.root.size == 0:
             return
         if also is not None:
@@ -250,9 +303,16 @@ class Expressions:
         conditions += self.guards(w, block, write.buf, write.index) if write.guard else []
 
         def fill(inner: Block) -> None:
-            self.store_stored(inner, write.buf, self.text.affine(inner, flat_index(write.buf, write.index))[1], stored)
+            self.store_stored(
+                inner,
+                write.buf,
+                self.text.affine(inner, flat_index(write.buf, write.index))[1],
+                stored,
+            )
 
         self.text.when_all(block, conditions, fill)
 
     def store_stored(self, block: Block, buf: Buf, address: str, v: Ssa) -> None:
-        block.add(f"memref.store {v.name}, {buf.root.name}[{address}] : {self.placement.memref(buf)}")
+        block.add(
+            f"memref.store {v.name}, {buf.root.name}[{address}] : {self.placement.memref(buf)}"
+        )

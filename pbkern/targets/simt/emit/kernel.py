@@ -1,8 +1,8 @@
 """KernelNests -> one MLIR function for the threads of a block; block number p runs program p of the parallel grid dimensions.
 
-The other grid dimensions are loops inside the block. All threads walk all statements; a nest's points are dealt out to them
-(threads.py), scalars are computed by each. What only one thread needs lies in its registers (registers.py). Where statements
-meet in memory, threads wait (barriers.py).
+The other grid dimensions are loops inside the block. All threads walk all statements; a nest's
+points are dealt out to them (threads.py), scalars are computed by each. What only one thread needs
+lies in its registers (registers.py). Where statements meet in memory, threads wait (barriers.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,20 @@ from pbkern.lower.kernel_nests import Case, KernelNests
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
-from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every, nodes
+from pbkern.lower.nest.ir import (
+    Buf,
+    Fetch,
+    For,
+    If,
+    Let,
+    Nest,
+    Sort,
+    Stmt,
+    Trace,
+    While,
+    every,
+    nodes,
+)
 from pbkern.lower.programs import ProgramText
 
 from ..device import SHARED, Nvidia
@@ -36,17 +49,18 @@ SLOTS, ARENA, FAR, RECORD, REPORTS = "%slots", "%arena", "%far", "%record", "%re
 
 @dataclass(frozen=True)
 class ThreadFunction:
-    """func.func @name(operands..., scratch in global memory if there is any, times if they are recorded, what is printed and
-    checked if anything is).
+    """func.func @name(operands..., scratch in global memory if there is any, times if they are
+    recorded, what is printed and checked if anything is).
 
-    Attributes:
-      blocks, threads: of a launch.
-      shared_bytes: of a block. dynamic_shared_bytes: of them, what the launch has to ask for. global_bytes: of a block's
+    Attributes: blocks, threads: of a launch. shared_bytes: of a block. dynamic_shared_bytes: of
+      them, what the launch has to ask for. global_bytes: of a block's
         scratch in global memory.
       index_bits: of integers that stand for places.
-      nests: readable, as they were emitted. operands: operands and results without memory of others.
-      reads_unwritten: whether scratch may be read where nothing has been stored, which is not used then: windows of rows that
-        fusion has made, before all rows are there, and buffers of pipelines, behind ragged blocks.
+      nests: readable, as they were emitted. operands: operands and results without memory of
+        others.
+      reads_unwritten: whether scratch may be read where nothing has been stored, which is not used
+        then: windows of rows that fusion has made, before all rows are there, and buffers of
+        pipelines, behind ragged blocks.
       profile: what it records, if it does. reports: what it prints and checks, if it does.
     """
 
@@ -99,20 +113,42 @@ class _Lowering(ProgramText):
         self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
         self.deals = registers.deals
         self.slots = max((self._slots(s) for s in self._every() if isinstance(s, Nest)), default=0)
-        self.placement = memory.place(nests, registers.slots, self.options.shared_bytes,
-                                      -(-self.slots * reductions.SLOT_BYTES // 64) * 64, self.options.device.private)
+        self.placement = memory.place(
+            nests,
+            registers.slots,
+            self.options.shared_bytes,
+            -(-self.slots * reductions.SLOT_BYTES // 64) * 64,
+            self.options.device.private,
+        )
         self.index_bits = self._index_bits()
-        self.emitter = NestEmitter(self.text, self.placement, nests.prologue.context, self.index_bits)
-        self.emitter.team = reductions.Team(self.text, self.options.device, self.options.threads, THREAD, SLOTS,
-                                            f"memref<{max(self.slots, 1)}xi64, {SHARED}>", self._barrier)
+        self.emitter = NestEmitter(
+            self.text, self.placement, nests.prologue.context, self.index_bits
+        )
+        self.emitter.team = reductions.Team(
+            self.text,
+            self.options.device,
+            self.options.threads,
+            THREAD,
+            SLOTS,
+            f"memref<{max(self.slots, 1)}xi64, {SHARED}>",
+            self._barrier,
+        )
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
-        self.reports = Reports.of([s for s in self._every() if isinstance(s, Trace)], list(nests.copies))
+        self.reports = Reports.of(
+            [s for s in self._every() if isinstance(s, Trace)], list(nests.copies)
+        )
         if self.reports:
-            self.writer = ReportWriter(self.text, self.reports, REPORTS, THREAD, "%p", self.placement.memref)
+            self.writer = ReportWriter(
+                self.text, self.reports, REPORTS, THREAD, "%p", self.placement.memref
+            )
 
     def _every(self) -> list[Stmt]:
-        return [s for part in (self.nests.prologue, *self.nests.cases) for s in every(list(part.statements))]
+        return [
+            s
+            for part in (self.nests.prologue, *self.nests.cases)
+            for s in every(list(part.statements))
+        ]
 
     def _slots(self, nest: Nest) -> int:
         warp = self.options.device.warp
@@ -126,9 +162,20 @@ class _Lowering(ProgramText):
         if self.placement.global_bytes * self._blocks() >= 1 << 31:
             return 64
         for s in self._every():
-            held = [e for n in (s.expressions() if isinstance(s, Nest) else [s.value] if isinstance(s, Let) else ())
-                    for e in nodes([n])]
-            if any(e.kind == "index" and e.dtype.itemsize == 8 and _is_long(e.info, s) for e in held):
+            held = [
+                e
+                for n in (
+                    s.expressions()
+                    if isinstance(s, Nest)
+                    else [s.value]
+                    if isinstance(s, Let)
+                    else ()
+                )
+                for e in nodes([n])
+            ]
+            if any(
+                e.kind == "index" and e.dtype.itemsize == 8 and _is_long(e.info, s) for e in held
+            ):
                 return 64
         return 32
 
@@ -155,12 +202,20 @@ class _Lowering(ProgramText):
         self._plan(inner)
         profile = self._recorded(block, inner)
         return ThreadFunction(
-            self.name, self._function(block), "\n".join(self.shown), self._blocks(), self.options.threads,
-            self.placement.shared_bytes, self.placement.shared_bytes if self._is_dynamic() else 0,
-            self.placement.global_bytes, self.index_bits,
+            self.name,
+            self._function(block),
+            "\n".join(self.shown),
+            self._blocks(),
+            self.options.threads,
+            self.placement.shared_bytes,
+            self.placement.shared_bytes if self._is_dynamic() else 0,
+            self.placement.global_bytes,
+            self.index_bits,
             tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
-            self._reads_unwritten(), profile, self.reports,
-        )  # fmt: skip
+            self._reads_unwritten(),
+            profile,
+            self.reports,
+        )
 
     def _recorded(self, block: Block, inner: list[int]) -> Profile | None:
         """All programs of the block, and what is recorded of them."""
@@ -175,7 +230,9 @@ class _Lowering(ProgramText):
         wait = self._barrier if self.options.barriers else lambda _: None
         recorder = Recorder(self.text, device, profile, RECORD, kind, THREAD, "%p", wait)
         recorder.begin(block)
-        self.in_order(block, inner, lambda b: recorder.around(b, self.program) if inner else self.program(b))
+        self.in_order(
+            block, inner, lambda b: recorder.around(b, self.program) if inner else self.program(b)
+        )
         recorder.end(block)
         self.record = f"{RECORD}: {kind}"
         return profile
@@ -190,12 +247,18 @@ class _Lowering(ProgramText):
         if p.shared_bytes:
             top.add(f"{ARENA} = memref.get_global @{self.name}_shared : {shared}")
             if self.slots:
-                top.add(f"{SLOTS} = memref.view {ARENA}[{t.index(0)}][] : {shared} to {self.emitter.team.slots_type}")
+                top.add(
+                    f"{SLOTS} = memref.view {ARENA}[{t.index(0)}][] : {shared} to {self.emitter.team.slots_type}"
+                )
         if p.global_bytes:
             start = t.put(top, f"arith.muli %p, {t.index(p.global_bytes)} : index")
         for b, offset in p.offsets.items():
             near = p.is_shared(b)
-            at = t.index(offset) if near else t.put(top, f"arith.addi {start}, {t.index(offset)} : index")
+            at = (
+                t.index(offset)
+                if near
+                else t.put(top, f"arith.addi {start}, {t.index(offset)} : index")
+            )
             bases[b] = (ARENA, at, shared) if near else (FAR, at, self._far())
         for b in p.slots.values():
             self._registers(top, b)
@@ -203,9 +266,15 @@ class _Lowering(ProgramText):
             top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {p.memref(b)}")
 
     def _registers(self, top: Block, slots: Buf) -> None:
-        """A variable of each thread, of which LLVM makes registers: all its places are constants. It starts as zeros: points
-        that are kept inside read, and do not use, what no thread has stored."""
-        kind, zero = self.placement.memref(slots), self.text.builder(top, 0).c(0, storage_el(slots.dtype))
+        """A variable of each thread, of which LLVM makes registers: all its places are constants.
+
+        It starts as zeros: points that are kept inside read, and do not use, what no thread has
+          stored.
+        """
+        kind, zero = (
+            self.placement.memref(slots),
+            self.text.builder(top, 0).c(0, storage_el(slots.dtype)),
+        )
         top.add(f"{slots.name} = memref.alloca() : {kind}")
         for n in range(slots.size):
             top.add(f"memref.store {zero.name}, {slots.name}[{self.text.index(n)}] : {kind}")
@@ -225,21 +294,44 @@ class _Lowering(ProgramText):
         t, p = self.text, self.placement
         arrays = [(k, o.buf) for k, o in enumerate(self.nests.operands) if o.buf.storage is None]
         args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
-        args += [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if p.global_bytes else []
-        args += [f"{self.record} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if self.record else []
-        args += [f"{REPORTS}: {self.writer.type} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"] if self.reports else []
+        args += (
+            [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            if p.global_bytes
+            else []
+        )
+        args += (
+            [f"{self.record} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            if self.record
+            else []
+        )
+        args += (
+            [f"{REPORTS}: {self.writer.type} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            if self.reports
+            else []
+        )
         constants = [f"{n} = {c}" for c, n in t.constants.items()]
         shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
-        head = [f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = 128 : i64}}"]
+        head = [
+            f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = 128 : i64}}"
+        ]
         body = operation.lines([*t.top.operations, *block.operations])
-        lines = [*(head if p.shared_bytes else ()), f"func.func @{self.name}({', '.join(args)}) {{", *constants, *body,
-                 "return", "}"]
+        lines = [
+            *(head if p.shared_bytes else ()),
+            f"func.func @{self.name}({', '.join(args)}) {{",
+            *constants,
+            *body,
+            "return",
+            "}",
+        ]
         return "\n".join(lines)
 
     def _attributes(self, operand: int, buf: Buf) -> str:
-        """Attributes of an argument. LLVM makes vectors of neighbouring loads, and reads what lies behind the last one: it may
-        know no alignment that would let that lie behind the array."""
+        """Attributes of an argument.
+
+        LLVM makes vectors of neighbouring loads, and reads what lies behind the last one: it may
+          know no alignment that would let that lie behind the array.
+        """
         nbytes = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
         aligned = f"llvm.align = {alignment_of(nbytes)} : i64"
         aliased = operand in {i for i, _ in self.kernel.aliases}
@@ -324,8 +416,9 @@ def _bytes(buf: Buf) -> str:
 
 
 def _is_long(i: Affine, s: Stmt) -> bool:
-    """Whether an index that is computed as an integer of 64 bits may exceed 32: not if it only counts points, or is a
-    scalar."""
+    """Whether an index that is computed as an integer of 64 bits may exceed 32: not if it only
+    counts points, or is a scalar.
+    """
     dims = s.dims if isinstance(s, Nest) else {}
     if i.symbols <= dims.keys():
         low, high = i.bounds(lambda d: dims[d])

@@ -17,8 +17,8 @@ from . import reductions
 from .expressions import Expressions, Walk
 from .reductions import Team
 
-# Additions to one accumulator in a row: what rounding loses grows with them. Source: Higham 2002, Accuracy and Stability of
-# Numerical Algorithms, section 4.2.
+# Additions to one accumulator in a row: what rounding loses grows with them. Source: Higham 2002,
+# Accuracy and Stability of Numerical Algorithms, section 4.2.
 LONGEST_CHAIN = 256
 LINE = re.compile(r"(.+?):(\d+)(?::(\d+))?(?: \(.*\))?$")
 THREAD = "%tid"
@@ -34,7 +34,9 @@ class NestEmitter(Expressions):
         if any(n == 0 for _, n in deal.free):
             return
         top = Block(block)
-        nest = in_slots(tiled(nest, deal.tiles, self.context), deal, self.placement.slots, self.context)
+        nest = in_slots(
+            tiled(nest, deal.tiles, self.context), deal, self.placement.slots, self.context
+        )
         w = Walk(nest, top, frozenset(x.buf.root for x in nest.writes))
         for t in deal.tiles:
             if t.beside:
@@ -72,13 +74,19 @@ class NestEmitter(Expressions):
         number = self._team_number(block, deal)
 
         def step(inner: Block, _) -> list:
-            at = Affine.symbol("%step", teams) if number == 0 else Affine.symbol("%step", teams) + Affine.symbol("%team")
+            at = (
+                Affine.symbol("%step", teams)
+                if number == 0
+                else Affine.symbol("%step", teams) + Affine.symbol("%team")
+            )
             inner.values["%team"] = number
             _, place = t.affine(inner, at)
             live = None
             if points % teams:
                 live = t.put(inner, f"arith.cmpi ult, {place}, {t.index(points)} : index")
-            if live is not None and 1 < deal.team < self.team.device.warp:  # others of the warp exchange with this thread
+            if (
+                live is not None and 1 < deal.team < self.team.device.warp
+            ):  # others of the warp exchange with this thread
                 place = t.put(inner, f"arith.minui {place}, {t.index(points - 1)} : index")
                 self._at(w, inner, deal, place, live)
             elif live is not None:
@@ -111,7 +119,9 @@ class NestEmitter(Expressions):
         """Values of the places of points that may lie outside."""
         for u in filter(t.may_lie_outside, range(t.count)):
             at = self.text.affine(block, t.place(u))[1]
-            block.values[t.kept(u)] = self.text.put(block, f"arith.minui {at}, {self.text.index(t.size - 1)} : index")
+            block.values[t.kept(u)] = self.text.put(
+                block, f"arith.minui {at}, {self.text.index(t.size - 1)} : index"
+            )
 
     def _split(self, block: Block, dims: list[tuple[str, int]], number: str) -> None:
         """Values of dimensions, slowest first, at the point of this number."""
@@ -129,7 +139,10 @@ class NestEmitter(Expressions):
     # ---------------------------------------------------------------- one point
 
     def _point(self, w: Walk, block: Block, deal: Deal | None, live: str | None) -> None:
-        """Reduces, then stores. `live`: whether the point is this team's own, if others may have it as well."""
+        """Reduces, then stores.
+
+        `live`: whether the point is this team's own, if others may have it as well.
+        """
         nest, team = w.nest, 1 if deal is None else deal.team
         if nest.rdims or nest.reductions:
             b = self.builder(block)
@@ -190,7 +203,9 @@ class NestEmitter(Expressions):
             accs, out, at = out, [], 0
             for r in group:
                 n = reductions.width(r)
-                out += reductions.add(b, r, accs[at : at + n], [self.value(w, block, e) for e in r.args])
+                out += reductions.add(
+                    b, r, accs[at : at + n], [self.value(w, block, e) for e in r.args]
+                )
                 at += n
         if any(x.inner for x in w.nest.writes):
             if w.nest.ordered:
@@ -204,14 +219,42 @@ class NestEmitter(Expressions):
         if not dims:
             return self._term(w, block, accs)
         d, *rest = dims
-        return self._chain(w, block, d, w.nest.dims[d], accs, lambda b, a: self._terms(w, b, rest, a), last=not rest)
+        return self._chain(
+            w,
+            block,
+            d,
+            w.nest.dims[d],
+            accs,
+            lambda b, a: self._terms(w, b, rest, a),
+            last=not rest,
+        )
 
-    def _chain(self, w: Walk, block: Block, symbol: str, trips: int, accs: list[Ssa],
-               fill: Callable[[Block, list[Ssa]], list[Ssa]], last: bool) -> list[Ssa]:
-        """A loop. Long sums of floats start anew with every run of trips; what these have summed is added to the whole."""
+    def _chain(
+        self,
+        w: Walk,
+        block: Block,
+        symbol: str,
+        trips: int,
+        accs: list[Ssa],
+        fill: Callable[[Block, list[Ssa]], list[Ssa]],
+        last: bool,
+    ) -> list[Ssa]:
+        """A loop.
+
+        Long sums of floats start anew with every run of trips; what these have summed is added to
+        the whole.
+        """
         longest = LONGEST_CHAIN // max(len(w.terms), 1)
-        rounded = [reductions.is_rounded(r) for r in w.nest.reductions for _ in range(reductions.width(r))]
-        if not last or not any(rounded) or w.nest.ordered or trips <= 2 * longest or not self.text.contract:
+        rounded = [
+            reductions.is_rounded(r) for r in w.nest.reductions for _ in range(reductions.width(r))
+        ]
+        if (
+            not last
+            or not any(rounded)
+            or w.nest.ordered
+            or trips <= 2 * longest
+            or not self.text.contract
+        ):
             return self.text.loop(block, symbol, 0, trips, 1, fill, accs)
         runs, rest = divmod(trips, longest)
         zeros = [a for r in w.nest.reductions for a in reductions.identity(self.builder(block), r)]
@@ -228,13 +271,19 @@ class NestEmitter(Expressions):
                 b.values[symbol] = self.text.affine(b, first + Affine.symbol(f"{symbol}'"))[1]
                 return fill(b, c)
 
-            return joined(outer, a, self.text.loop(outer, f"{symbol}'", 0, count, 1, trip, restarted(a)))
+            return joined(
+                outer, a, self.text.loop(outer, f"{symbol}'", 0, count, 1, trip, restarted(a))
+            )
 
         whole = Affine.symbol(f"{symbol}''", longest)
-        accs = self.text.loop(block, f"{symbol}''", 0, runs, 1, lambda b, a: run(b, a, whole, longest), accs)
+        accs = self.text.loop(
+            block, f"{symbol}''", 0, runs, 1, lambda b, a: run(b, a, whole, longest), accs
+        )
         return run(block, accs, Affine((), runs * longest), rest) if rest else accs
 
-    def _terms_of_team(self, w: Walk, block: Block, deal: Deal, accs: list[Ssa], live: str | None) -> list[Ssa]:
+    def _terms_of_team(
+        self, w: Walk, block: Block, deal: Deal, accs: list[Ssa], live: str | None
+    ) -> list[Ssa]:
         """The points of the reduced dimensions, dealt out to a team's threads."""
         t, team = self.text, deal.team
         block.values["%lane"] = self._lane(block, deal)
@@ -272,5 +321,7 @@ def _locate(block: Block, at: str | None) -> None:
     if found is None:
         return
     where = f' loc("{found[1]}":{found[2]}:{found[3] or 1})'
-    block.operations = [op.mapped(lambda o: o.text if o.regions or " loc(" in o.text else o.text + where)
-                        for op in block.operations]
+    block.operations = [
+        op.mapped(lambda o: o.text if o.regions or " loc(" in o.text else o.text + where)
+        for op in block.operations
+    ]

@@ -3,8 +3,8 @@
     word of a block    0     1, 2                   3, 4                  5, 6       7, 8       ...
                        SM    start and end in ns    the same in cycles    step 0     step 1     start and end in cycles
 
-Cycles are exact and those of one SM; nanoseconds are the same for all SMs, and tick rarely. All threads wait for each other
-before a time is taken.
+Cycles are exact and those of one SM; nanoseconds are the same for all SMs, and tick rarely. All
+threads wait for each other before a time is taken.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class Profile:
 
 @dataclass
 class Recorder:
-    """Appends what records. `record`: a memref of i64 with all blocks' words; `thread`, `block`: their numbers."""
+    """Appends what records.
+
+    `record`: a memref of i64 with all blocks' words; `thread`, `block`: their numbers.
+    """
 
     text: Text
     device: Nvidia
@@ -54,11 +57,14 @@ class Recorder:
 
     def begin(self, block: Block) -> None:
         """The block starts: none of its steps has been taken."""
+
         def fill(inner: Block) -> None:
             for n in range(HEADER, self.profile.words):
                 self._store(inner, Affine((), n), self.text.const("arith.constant 0 : i64"))
             processor = self.device.processor(lambda text: self.text.put(inner, text))
-            self._store(inner, Affine(), self.text.put(inner, f"arith.extui {processor} : i32 to i64"))
+            self._store(
+                inner, Affine(), self.text.put(inner, f"arith.extui {processor} : i32 to i64")
+            )
             self._times(inner, 0)
 
         self._first(block, fill)
@@ -85,7 +91,9 @@ class Recorder:
             self._store(inner, number * 2 + (HEADER + is_end), cycles)
 
         place = self.text.affine(block, number)[1]
-        is_kept = self.text.put(block, f"arith.cmpi ult, {place}, {self.text.index(self.profile.space - 1)} : index")
+        is_kept = self.text.put(
+            block, f"arith.cmpi ult, {place}, {self.text.index(self.profile.space - 1)} : index"
+        )
         self._first(block, lambda inner: self.text.when(inner, is_kept, fill))
 
     def _times(self, block: Block, k: int) -> None:

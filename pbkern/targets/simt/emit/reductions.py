@@ -1,7 +1,7 @@
 """Accumulators: what they start with, how two are combined, and how those of a team become one.
 
-Threads of a warp exchange accumulators by a butterfly; warps of a block meet in shared memory. The order is always the same, so
-results repeat, and afterwards every thread of the team has the result.
+Threads of a warp exchange accumulators by a butterfly; warps of a block meet in shared memory. The
+order is always the same, so results repeat, and afterwards every thread of the team has the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pbkern.lower.nest.reductions import IDENTITY
 from ..device import Device
 
 SEARCHES = ("argmax", "argmin")
-# Bytes of shared memory through which warps exchange one accumulator: 8 for each of at most 32 warps.
+# Bytes of shared memory through which warps exchange one accumulator: 8 for each of at most 32
+# warps.
 SLOT_BYTES = 8
 
 
@@ -29,7 +30,10 @@ def identity(b: Builder, r: Reduction) -> list[Ssa]:
     """Values that the accumulators of a reduction start with: of searches, (value, index)."""
     if r.op in SEARCHES:
         value = r.args[0].dtype
-        return [b.c(IDENTITY[r.op](value), compute_el(value)), b.c(np.iinfo(r.dtype).max, compute_el(r.dtype))]
+        return [
+            b.c(IDENTITY[r.op](value), compute_el(value)),
+            b.c(np.iinfo(r.dtype).max, compute_el(r.dtype)),
+        ]
     return [b.c(IDENTITY[r.op](r.dtype), compute_el(r.dtype))]
 
 
@@ -47,7 +51,9 @@ def add(b: Builder, r: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> l
     """Accumulators after one more point."""
     if r.op == "dot":
         fused = b.contract and args[0].el in ("f32", "f64")
-        return [b.fma(args[0], args[1], accs[0]) if fused else b.add(accs[0], b.mul(args[0], args[1]))]
+        return [
+            b.fma(args[0], args[1], accs[0]) if fused else b.add(accs[0], b.mul(args[0], args[1]))
+        ]
     return combine(b, r, accs, args)
 
 
@@ -78,7 +84,9 @@ def combine(b: Builder, r: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> lis
 
 def _logaddexp(b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
     def call(name: str, v: Ssa) -> Ssa:
-        return elementwise.RULES.lookup(name)(b, elementwise.EqnInfo(name, {"accuracy": None}, (r.dtype,), r.dtype, None), v)
+        return elementwise.RULES.lookup(name)(
+            b, elementwise.EqnInfo(name, {"accuracy": None}, (r.dtype,), r.dtype, None), v
+        )
 
     high = b.max(x, y)
     total = b.add(high, call("log1p", call("exp", b.sub(b.min(x, y), high))))
@@ -90,8 +98,15 @@ def _better(b: Builder, r: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> lis
     (v, i), (u, n), unsigned = x, y, r.args[0].dtype.kind == "u"
     a, c = v, u
     if v.el == "i1":
-        a, c, unsigned = b.int_resize(v, "i8", unsigned=True), b.int_resize(u, "i8", unsigned=True), True
-    wins, ties = b.cmp("gt" if r.op == "argmax" else "lt", c, a, unsigned=unsigned), b.cmp("eq", c, a)
+        a, c, unsigned = (
+            b.int_resize(v, "i8", unsigned=True),
+            b.int_resize(u, "i8", unsigned=True),
+            True,
+        )
+    wins, ties = (
+        b.cmp("gt" if r.op == "argmax" else "lt", c, a, unsigned=unsigned),
+        b.cmp("eq", c, a),
+    )
     if v.el in ("f32", "f64"):
         wins = b.or_(wins, b.and_(b.is_nan(u), b.not_(b.is_nan(v))))
         ties = b.or_(ties, b.and_(b.is_nan(u), b.is_nan(v)))
@@ -107,21 +122,37 @@ class Team:
       barrier: emits one.
     """
 
-    def __init__(self, text: Text, device: Device, threads: int, thread: str, slots: str, slots_type: str,
-                 barrier: Callable[[Block], None]):
+    def __init__(
+        self,
+        text: Text,
+        device: Device,
+        threads: int,
+        thread: str,
+        slots: str,
+        slots_type: str,
+        barrier: Callable[[Block], None],
+    ):
         self.text, self.device, self.threads, self.thread = text, device, threads, thread
         self.slots, self.slots_type, self.barrier = slots, slots_type, barrier
         self.uses_slots = False
 
-    def joined(self, block: Block, reductions: Sequence[Reduction], accs: Sequence[Ssa], team: int) -> list[Ssa]:
+    def joined(
+        self, block: Block, reductions: Sequence[Reduction], accs: Sequence[Ssa], team: int
+    ) -> list[Ssa]:
         """Joins the values of all threads of each team, in every one of them."""
         distance = 1
         while distance < min(team, self.device.warp):
             accs = self._butterfly(block, reductions, accs, distance)
             distance *= 2
-        return self._across_warps(block, reductions, list(accs)) if team > self.device.warp else list(accs)
+        return (
+            self._across_warps(block, reductions, list(accs))
+            if team > self.device.warp
+            else list(accs)
+        )
 
-    def _butterfly(self, block: Block, reductions: Sequence[Reduction], accs: Sequence[Ssa], distance: int) -> list[Ssa]:
+    def _butterfly(
+        self, block: Block, reductions: Sequence[Reduction], accs: Sequence[Ssa], distance: int
+    ) -> list[Ssa]:
         """Combines with the thread whose number differs in one bit: always the lower one's accumulators first."""
         b, at, out = self.text.builder(block, 0), 0, []
         put = lambda text: self.text.put(block, text)  # noqa: E731
@@ -130,7 +161,16 @@ class Team:
         for r in reductions:
             mine = accs[at : at + width(r)]
             other = [self._exchanged(block, a, distance) for a in mine]
-            if r.op in ("sum", "dot", "prod", "max", "min", "and", "or", "xor"):  # the same in either order
+            if r.op in (
+                "sum",
+                "dot",
+                "prod",
+                "max",
+                "min",
+                "and",
+                "or",
+                "xor",
+            ):  # the same in either order
                 out += combine(b, r, mine, other)
             else:
                 first = [b.select(lower, x, y) for x, y in zip(mine, other)]
@@ -142,9 +182,13 @@ class Team:
     def _exchanged(self, block: Block, v: Ssa, distance: int) -> Ssa:
         b, put = self.text.builder(block, 0), lambda text: self.text.put(block, text)
         words = _words(b, v)
-        return _value(b, [w._replace(name=self.device.exchange(put, w.name, distance)) for w in words], v.el)
+        return _value(
+            b, [w._replace(name=self.device.exchange(put, w.name, distance)) for w in words], v.el
+        )
 
-    def _across_warps(self, block: Block, reductions: Sequence[Reduction], accs: list[Ssa]) -> list[Ssa]:
+    def _across_warps(
+        self, block: Block, reductions: Sequence[Reduction], accs: list[Ssa]
+    ) -> list[Ssa]:
         """One slot per warp and accumulator; then every thread adds up all of them."""
         self.uses_slots = True
         b, put, t = self.text.builder(block, 0), lambda text: self.text.put(block, text), self.text
@@ -160,19 +204,38 @@ class Team:
             one = t.builder(inner, 0)
             for k, a in enumerate(accs):
                 at = t.put(inner, f"arith.addi {mine}, {place(k * warps)} : index")
-                inner.add(f"memref.store {_word64(one, a).name}, {self.slots}[{at}] : {self.slots_type}")
+                inner.add(
+                    f"memref.store {_word64(one, a).name}, {self.slots}[{at}] : {self.slots_type}"
+                )
 
         t.when(block, first, store)
         self.barrier(block)
-        found = [[_from64(b, Ssa(put(f"memref.load {self.slots}[{place(k * warps + n)}] : {self.slots_type}"), "i64", 0), a.el)
-                  for k, a in enumerate(accs)] for n in range(warps)]
+        found = [
+            [
+                _from64(
+                    b,
+                    Ssa(
+                        put(
+                            f"memref.load {self.slots}[{place(k * warps + n)}] : {self.slots_type}"
+                        ),
+                        "i64",
+                        0,
+                    ),
+                    a.el,
+                )
+                for k, a in enumerate(accs)
+            ]
+            for n in range(warps)
+        ]
         total = found[0]
         for other in found[1:]:
             total = self._combined(b, reductions, total, other)
         self.barrier(block)  # the next reduction stores to the same slots
         return total
 
-    def _combined(self, b: Builder, reductions: Sequence[Reduction], x: list[Ssa], y: list[Ssa]) -> list[Ssa]:
+    def _combined(
+        self, b: Builder, reductions: Sequence[Reduction], x: list[Ssa], y: list[Ssa]
+    ) -> list[Ssa]:
         at, out = 0, []
         for r in reductions:
             n = width(r)

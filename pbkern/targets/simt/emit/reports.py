@@ -1,11 +1,12 @@
-"""Prints and failed checks of bodies, which the first thread of a block stores for the host process to read after the launch.
+"""Prints and failed checks of bodies, which the first thread of a block stores for the host process
+to read after the launch.
 
     words    0                        1 ...                                          ...
              words that all prints    each check: how often it failed, values of     prints: site, block, values of each, in
              asked for                the first time                                 the order in which blocks stored them
 
-Every value starts at a whole word. A check has its own place, so that it is found however much is printed. What launches do
-with the words is in launch/reports.py.
+Every value starts at a whole word. A check has its own place, so that it is found however much is
+printed. What launches do with the words is in launch/reports.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pbkern.lower.nest.ir import Buf, Trace
 from pbkern.lower.rules.debug_callbacks import SITES, Type
 
 WORD = 8
-# For prints of one launch. Source: CUDA C++ Programming Guide, formatted output: what its printf keeps by default.
+# For prints of one launch. Source: CUDA C++ Programming Guide, formatted output: what its printf
+# keeps by default.
 PRINTED_BYTES = 1 << 20
 HEAD = 2  # words of a print before its values
 NO_PRINT = -1  # in the place of the site: it did not fit
@@ -31,9 +33,8 @@ NO_PRINT = -1  # in the place of the site: it did not fit
 class Reports:
     """Reports of one kernel.
 
-    Attributes:
-      prints, checks: numbers in lower.rules.debug_callbacks.SITES.
-      copied: operands of which the launch keeps a copy, since the kernel updates what a failed check shows.
+    Attributes: prints, checks: numbers in lower.rules.debug_callbacks.SITES. copied: operands of
+      which the launch keeps a copy, since the kernel updates what a failed check shows.
     """
 
     prints: tuple[int, ...]
@@ -44,7 +45,11 @@ class Reports:
     def of(cls, traces: Sequence[Trace], copied: Sequence[int]) -> Reports | None:
         sites = sorted({t.site for t in traces})
         checks = tuple(n for n in sites if SITES[n].is_check)
-        return cls(tuple(n for n in sites if not SITES[n].is_check), checks, tuple(copied)) if sites else None
+        return (
+            cls(tuple(n for n in sites if not SITES[n].is_check), checks, tuple(copied))
+            if sites
+            else None
+        )
 
     @functools.cached_property
     def places(self) -> dict[int, int]:
@@ -92,7 +97,10 @@ def value_words(of_type: Type) -> int:
 
 @dataclass
 class ReportWriter:
-    """Appends what stores them. `memory`: a memref of bytes; `thread`, `block`: their numbers; `memref`: type of a buffer's."""
+    """Appends what stores them.
+
+    `memory`: a memref of bytes; `thread`, `block`: their numbers; `memref`: type of a buffer's.
+    """
 
     text: Text
     reports: Reports
@@ -108,10 +116,16 @@ class ReportWriter:
     def begin(self, top: Block) -> None:
         """Names the words."""
         self.words_type = f"memref<{self.reports.nbytes // WORD}xi64>"
-        self.words = self.text.put(top, f"memref.view {self.memory}[{self.text.index(0)}][] : {self.type} to {self.words_type}")
+        self.words = self.text.put(
+            top,
+            f"memref.view {self.memory}[{self.text.index(0)}][] : {self.type} to {self.words_type}",
+        )
 
     def store(self, block: Block, trace: Trace) -> None:
-        """Stores what one statement reports. Of its buffers, operands come last, which the launch reads."""
+        """Stores what one statement reports.
+
+        Of its buffers, operands come last, which the launch reads.
+        """
         first = self.text.put(block, f"arith.cmpi eq, {self.thread}, {self.text.index(0)} : index")
         one = self._check if SITES[trace.site].is_check else self._print
         self.text.when(block, first, lambda inner: one(inner, trace))
@@ -125,17 +139,27 @@ class ReportWriter:
     def _print(self, block: Block, trace: Trace) -> None:
         count = HEAD + words(SITES[trace.site].types)
         before = self._added(block, 0, count)
-        fits = self.text.put(block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room - count)} : i64")
-        is_next = self.text.put(block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room)} : i64")
+        fits = self.text.put(
+            block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room - count)} : i64"
+        )
+        is_next = self.text.put(
+            block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room)} : i64"
+        )
 
         def start_of(inner: Block) -> Affine[str]:
-            inner.values["%report"] = self.text.put(inner, f"arith.index_cast {before} : i64 to index")
+            inner.values["%report"] = self.text.put(
+                inner, f"arith.index_cast {before} : i64 to index"
+            )
             return Affine.symbol("%report") + self.reports.first_print
 
         def fill(inner: Block) -> None:
             start = start_of(inner)
             self._word(inner, start, self._i64(trace.site))
-            self._word(inner, start + 1, self.text.put(inner, f"arith.index_cast {self.block} : index to i64"))
+            self._word(
+                inner,
+                start + 1,
+                self.text.put(inner, f"arith.index_cast {self.block} : index to i64"),
+            )
             self._values(inner, trace, start + HEAD)
 
         def end(inner: Block) -> None:
@@ -154,7 +178,9 @@ class ReportWriter:
         kind = source.removeprefix("memref<").removesuffix(">").split(",")[0].split("x", 1)[1]
         target = f"memref<{max(buf.size, 1)}x{kind}>"
         place = self.text.affine(block, at * WORD)[1]
-        view = self.text.put(block, f"memref.view {self.memory}[{place}][] : {self.type} to {target}")
+        view = self.text.put(
+            block, f"memref.view {self.memory}[{place}][] : {self.type} to {target}"
+        )
 
         def fill(inner: Block, _: object) -> list:
             n = self.text.affine(inner, Affine.symbol("%element"))[1]
@@ -166,8 +192,11 @@ class ReportWriter:
 
     def _added(self, block: Block, word: int, count: int) -> str:
         """A word before `count` is added to it, by one thread of all at a time."""
-        return self.text.put(block, f"memref.atomic_rmw addi {self._i64(count)}, {self.words}[{self.text.index(word)}] : "
-                                    f"(i64, {self.words_type}) -> i64")
+        return self.text.put(
+            block,
+            f"memref.atomic_rmw addi {self._i64(count)}, {self.words}[{self.text.index(word)}] : "
+            f"(i64, {self.words_type}) -> i64",
+        )
 
     def _word(self, block: Block, at: Affine, value: str) -> None:
         place = self.text.affine(block, at)[1]

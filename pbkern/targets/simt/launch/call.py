@@ -25,16 +25,23 @@ def launched_call(compiled: Compiled, operands: Sequence, driver: Driver) -> lis
     name, temporaries = _registered(compiled, driver)
     results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]
     memory = jax.ShapeDtypeStruct((temporaries,), np.uint8)
-    made = jax.ffi.ffi_call(name, [*results, memory], input_output_aliases=compiled.program.shared_arrays())(*operands)
+    made = jax.ffi.ffi_call(
+        name, [*results, memory], input_output_aliases=compiled.program.shared_arrays()
+    )(*operands)
     return list(made)[: len(results)]
 
 
 def _registered(compiled: Compiled, driver: Driver) -> tuple[str, int]:
-    """(name under which XLA knows the handler for this driver, bytes of temporaries). XLA keeps it, so the process does."""
+    """(name under which XLA knows the handler for this driver, bytes of temporaries).
+
+    XLA keeps it, so the process does.
+    """
     image, temporaries = _made(compiled, driver)
     if driver not in compiled.names:
         name = f"pbkern_gpu_{next(_serial)}_{compiled.program.name}"
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(image.address("pbk_handler")), platform=driver.platform)
+        jax.ffi.register_ffi_target(
+            name, jax.ffi.pycapsule(image.address("pbk_handler")), platform=driver.platform
+        )
         compiled.names[driver] = name
     return compiled.names[driver], temporaries
 
@@ -46,13 +53,17 @@ def _made(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
     return compiled.handlers[driver]
 
 
-def direct_entry(compiled: Compiled, driver: Driver) -> tuple[Callable[[bytes, int, int], None], int]:
+def direct_entry(
+    compiled: Compiled, driver: Driver
+) -> tuple[Callable[[bytes, int, int], None], int]:
     """(f(addresses, temporaries, stream), bytes of temporaries): the program on addresses of inputs, then results.
 
     f is called in a thread that is on the device. It raises TargetError with what the driver says.
     """
     image, temporaries = _made(compiled, driver)
-    call = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(image.address("pbk_direct"))
+    call = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(
+        image.address("pbk_direct")
+    )
 
     def run(addresses: bytes, arena: int, stream: int) -> None:
         error = call(addresses, arena, stream)

@@ -1,7 +1,7 @@
 """Table of a driver's functions that launches call, and for each kernel its handles on the devices.
 
-Handlers (handler.py) are made of addresses of both, before a driver's library is there. A library is opened by the first call,
-a kernel is loaded by the first launch on a device.
+Handlers (handler.py) are made of addresses of both, before a driver's library is there. A library
+is opened by the first call, a kernel is loaded by the first launch on a device.
 
     ready                              whether the functions below are there; not a function
     open() -> error                    makes them be there
@@ -38,17 +38,31 @@ from . import trace
 from .reports import receive
 
 Address = int
-NAMES = ("ready", "open", "device", "prepare", "launch", "copy", "read", "synchronize", "clear", "describe", "record", "report")
+NAMES = (
+    "ready",
+    "open",
+    "device",
+    "prepare",
+    "launch",
+    "copy",
+    "read",
+    "synchronize",
+    "clear",
+    "describe",
+    "record",
+    "report",
+)
 # Devices of one process that have a place in rows.
 DEVICES = 64
-# Launches that are remembered per device: any of them may be the cause of an error that comes later.
+# Launches that are remembered per device: any of them may be the cause of an error that comes
+# later.
 RECENT = 8
 # Errors that no driver knows: the reason is kept for the thread that called.
 NOTED = -1
 BEYOND = -2  # a device has no place in rows
-# Numbered as CUDA and HIP number them: what a kernel did while it ran, which a later call is told. Source: CUDA driver API,
-# CUresult: illegal address, timeout, assert, hardware stack, illegal instruction, misaligned address, invalid address space,
-# invalid program counter, launch failure.
+# Numbered as CUDA and HIP number them: what a kernel did while it ran, which a later call is told.
+# Source: CUDA driver API, CUresult: illegal address, timeout, assert, hardware stack, illegal
+# instruction, misaligned address, invalid address space, invalid program counter, launch failure.
 AFTER_LAUNCH = frozenset((700, 702, 710, 714, 715, 716, 717, 718, 719))
 PROGRAM = (1 << 64) - 1  # stands for a kernel's row, in calls that are of none
 Open = ctypes.CFUNCTYPE(ctypes.c_int)
@@ -56,7 +70,9 @@ DeviceOf = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 Prepare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
 Describe = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-Report = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
+Report = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+)
 
 
 @dataclass(eq=False)
@@ -77,7 +93,9 @@ class Kernel:
 
 
 class Driver(abc.ABC):
-    """A table of functions, and the kernels that handlers launch by them. Both stay as long as the process.
+    """A table of functions, and the kernels that handlers launch by them.
+
+    Both stay as long as the process.
 
     Attributes:
       platform: of XLA's handlers, whose arrays its addresses point to.
@@ -90,16 +108,20 @@ class Driver(abc.ABC):
     def __init__(self) -> None:
         self.kernels: dict[Address, Kernel] = {}
         self.failures: dict[int, str] = {}
-        self.failed: dict[int, str] = {}  # device -> the names of kernels that an error was reported for
+        self.failed: dict[
+            int, str
+        ] = {}  # device -> the names of kernels that an error was reported for
         self.recent = (ctypes.c_int64 * (DEVICES * (1 + RECENT)))()
         self._table = (ctypes.c_void_p * len(NAMES))()
         self._texts: list[ctypes.Array] = []
         self._lock = threading.RLock()
         self._callbacks = {
-            "open": Open(self._noted(self._open)), "prepare": Prepare(self._noted(self._prepare)),
-            "describe": Describe(self._described), "record": Record(self._noted(self._recorded)),
+            "open": Open(self._noted(self._open)),
+            "prepare": Prepare(self._noted(self._prepare)),
+            "describe": Describe(self._described),
+            "record": Record(self._noted(self._recorded)),
             "report": Report(self._noted(self._reported)),
-        }  # fmt: skip
+        }
         self.fill({name: address_of(f) for name, f in self._callbacks.items()})
 
     @property
@@ -178,7 +200,9 @@ class Driver(abc.ABC):
         if error == BEYOND:
             return f"a process launches on {DEVICES} devices, those with the lowest numbers"
         what = "the program" if address == PROGRAM else "a copy"
-        what = f"kernel `{self.kernels[address].function.name}`" if address in self.kernels else what
+        what = (
+            f"kernel `{self.kernels[address].function.name}`" if address in self.kernels else what
+        )
         if error not in AFTER_LAUNCH:
             return f"{what} was not launched: {self.text_of(error)}"
         return self.failed_before(device, f"{what} was not launched", error)
@@ -189,10 +213,16 @@ class Driver(abc.ABC):
         if names:
             self.forget(device)
             self.failed[device] = names
-            which = f"one of kernels {names}, the last launches first" if "," in names else f"kernel {names}"
-            return (f"{which} failed on device {device} while it ran: {self.text_of(error)}. The device may refuse what "
-                    "follows in this process; pbkern.simulate(f, *args) finds accesses outside of arrays, and so does "
-                    "compute-sanitizer")
+            which = (
+                f"one of kernels {names}, the last launches first"
+                if "," in names
+                else f"kernel {names}"
+            )
+            return (
+                f"{which} failed on device {device} while it ran: {self.text_of(error)}. The device may refuse what "
+                "follows in this process; pbkern.simulate(f, *args) finds accesses outside of arrays, and so does "
+                "compute-sanitizer"
+            )
         earlier = f" (kernel {self.failed[device]})" if device in self.failed else ""
         return f"{what}: device {device} has failed before{earlier}: {self.text_of(error)}"
 
@@ -200,8 +230,14 @@ class Driver(abc.ABC):
         """Names of the kernels that were launched on a device since it was waited for, the last one first."""
         first = device * (1 + RECENT)
         count = self.recent[first]
-        addresses = [self.recent[first + 1 + (count - 1 - k) % RECENT] for k in range(min(count, RECENT))]
-        return ", ".join(dict.fromkeys(f"`{self.kernels[a].function.name}`" for a in addresses if a in self.kernels))
+        addresses = [
+            self.recent[first + 1 + (count - 1 - k) % RECENT] for k in range(min(count, RECENT))
+        ]
+        return ", ".join(
+            dict.fromkeys(
+                f"`{self.kernels[a].function.name}`" for a in addresses if a in self.kernels
+            )
+        )
 
     def forget(self, device: int) -> None:
         """Forgets what was launched on a device: it has ended."""
@@ -213,7 +249,9 @@ class Driver(abc.ABC):
         try:
             trace.write(function, records)
         except OSError as e:
-            raise OSError(f"what kernel `{function.name}` has recorded could not be written: {e}") from None
+            raise OSError(
+                f"what kernel `{function.name}` has recorded could not be written: {e}"
+            ) from None
 
     def _reported(self, address: Address, place: int, operands: Any, stream: int | None) -> None:
         function = self.kernels[address].function
@@ -223,8 +261,10 @@ class Driver(abc.ABC):
 
         def read() -> list[np.ndarray]:
             sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in reports.operands]
-            return [self.bytes_at(operands[k], n, stream).view(dtype).reshape(shape)
-                    for k, (n, (shape, dtype)) in enumerate(zip(sizes, reports.operands))]
+            return [
+                self.bytes_at(operands[k], n, stream).view(dtype).reshape(shape)
+                for k, (n, (shape, dtype)) in enumerate(zip(sizes, reports.operands))
+            ]
 
         receive(function, stored, read)
 

@@ -5,8 +5,9 @@
     @pbk_main(call, buffers, temporaries)    the steps; `call` holds the stream, the first error, the kernel that it is of, and
                                              the device
 
-After an error no further step does anything. Conditions of loops and branches, recorded times, prints and checks are read back
-from the device, which waits for the stream: such a call cannot be part of a command buffer, and the handler tells XLA so.
+After an error no further step does anything. Conditions of loops and branches, recorded times,
+prints and checks are read back from the device, which waits for the stream: such a call cannot be
+part of a command buffer, and the handler tells XLA so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .driver import BEYOND, DEVICES, NAMES, RECENT, Driver
 
 STREAM, ERROR, KERNEL, DEVICE = 0, 8, 16, 24  # bytes of `call`
 ALIGNMENT = 256  # of memory that the driver gives. Source: CUDA C++ Programming Guide, device memory accesses
-# XLA FFI API 0.3 (xla/ffi/api/c_api.h): offsets of functions in its table; an error of the kind "internal".
+# XLA FFI API 0.3 (xla/ffi/api/c_api.h): offsets of functions in its table; an error of the kind
+# "internal".
 ERROR_CREATE, STREAM_GET, COMMAND_BUFFERS, ERRC_INTERNAL = 48, 80, 1, 13
 
 
@@ -51,16 +53,20 @@ class LaunchText(HostText):
         return reports.copied if reports else ()
 
     def _memcpy(self, destination: str, source: str, size: int) -> None:
-        self.lines.append(f"func.call @pbk_copy(%frame, {destination}, {source}, {self.const(size)}) : "
-                          "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()")
+        self.lines.append(
+            f"func.call @pbk_copy(%frame, {destination}, {source}, {self.const(size)}) : "
+            "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()"
+        )
 
     def _load(self, view: View, kind: str) -> str:
         """A value on the device; zero after an error."""
         place = self.alloca("i64")
         self.lines.append(f"llvm.store {self.const(0)}, {place} : i64, !llvm.ptr")
         size = self.const(view.type.nbytes)
-        self.lines.append(f"func.call @pbk_read(%frame, {place}, {self.pointer(view)}, {size}) : "
-                          "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()")
+        self.lines.append(
+            f"func.call @pbk_read(%frame, {place}, {self.pointer(view)}, {size}) : "
+            "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()"
+        )
         return self.put(f"llvm.load {place} : !llvm.ptr -> {kind}")
 
     def _launch(self, step: Launch) -> None:
@@ -68,39 +74,69 @@ class LaunchText(HostText):
         if not function.blocks:
             return
         views = [*step.operands, *step.results]
-        for i, o in step.kernel.aliases:  # an aliased result starts as a copy of its operand unless it is the same buffer
+        for (
+            i,
+            o,
+        ) in (
+            step.kernel.aliases
+        ):  # an aliased result starts as a copy of its operand unless it is the same buffer
             if step.operands[i].buffer != step.results[o].buffer:
                 self._copy_unless_same(step.operands[i], step.results[o])
             views[i] = step.results[o]
         pointers = [self.pointer(views[k]) for k in function.operands]
         if function.global_bytes:
-            pointers.append(self.put(f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8"))
+            pointers.append(
+                self.put(
+                    f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8"
+                )
+            )
         if function.profile:
-            recorded = self.put(f"llvm.getelementptr %arena[{self.record_at}] : (!llvm.ptr) -> !llvm.ptr, i8")
+            recorded = self.put(
+                f"llvm.getelementptr %arena[{self.record_at}] : (!llvm.ptr) -> !llvm.ptr, i8"
+            )
             pointers.append(recorded)
         if function.reports:
             handed = self._handed_over(step, views)
             pointers.append(self._cleared(function.reports.cleared_bytes))
-        places = self._pointers([self._pointers([p]) for p in pointers])  # the driver is given addresses of arguments
-        numbers = (self.handles[id(step.kernel)], function.blocks, function.threads, function.dynamic_shared_bytes)
+        places = self._pointers(
+            [self._pointers([p]) for p in pointers]
+        )  # the driver is given addresses of arguments
+        numbers = (
+            self.handles[id(step.kernel)],
+            function.blocks,
+            function.threads,
+            function.dynamic_shared_bytes,
+        )
         passed = ", ".join([*map(self.const, numbers), places])
-        self.lines.append(f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, i64, !llvm.ptr) -> ()")
+        self.lines.append(
+            f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, i64, !llvm.ptr) -> ()"
+        )
         if function.profile:
             passed = f"{self.const(self.handles[id(step.kernel)])}, {recorded}"
-            self.lines.append(f"func.call @pbk_record(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr) -> ()")
+            self.lines.append(
+                f"func.call @pbk_record(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr) -> ()"
+            )
         if function.reports:
             passed = f"{self.const(self.handles[id(step.kernel)])}, {pointers[-1]}, {handed}"
-            self.lines.append(f"func.call @pbk_report(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr) -> ()")
+            self.lines.append(
+                f"func.call @pbk_report(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr) -> ()"
+            )
 
     def _handed_over(self, step: Launch, views: Sequence[View]) -> str:
         """An array of the operands' addresses, of copies where the kernel updates them."""
         copies = dict(zip(self.copied(step.kernel), self._copies(step, list(views))))
-        return self._pointers([copies.get(i) or self.pointer(views[i]) for i in range(len(step.operands))])
+        return self._pointers(
+            [copies.get(i) or self.pointer(views[i]) for i in range(len(step.operands))]
+        )
 
     def _cleared(self, size: int) -> str:
         """The place of what a kernel reports, its first bytes zero."""
-        place = self.put(f"llvm.getelementptr %arena[{self.reports_at}] : (!llvm.ptr) -> !llvm.ptr, i8")
-        self.lines.append(f"func.call @pbk_clear(%frame, {place}, {self.const(size)}) : (!llvm.ptr, !llvm.ptr, i64) -> ()")
+        place = self.put(
+            f"llvm.getelementptr %arena[{self.reports_at}] : (!llvm.ptr) -> !llvm.ptr, i8"
+        )
+        self.lines.append(
+            f"func.call @pbk_clear(%frame, {place}, {self.const(size)}) : (!llvm.ptr, !llvm.ptr, i64) -> ()"
+        )
         return place
 
     def _pointers(self, pointers: Sequence[str]) -> str:
@@ -426,18 +462,34 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
 
 
 def handler(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
-    """(the handler's code, bytes of temporaries that a call brings). No driver is asked for anything."""
+    """(the handler's code, bytes of temporaries that a call brings).
+
+    No driver is asked for anything.
+    """
     handles = {k: driver.load(code, _sizes(compiled, k)) for k, code in compiled.codes.items()}
     text = LaunchText(compiled, handles)
     text.steps(compiled.program.steps)
     constants = {
-        "ERROR": ERROR, "KERNEL": KERNEL, "DEVICE": DEVICE, "DEVICES": DEVICES, "BEYOND": BEYOND, "RECENT": RECENT,
-        "RING_BYTES": 8 * (1 + RECENT), "table": driver.table, "recent": ctypes.addressof(driver.recent),
+        "ERROR": ERROR,
+        "KERNEL": KERNEL,
+        "DEVICE": DEVICE,
+        "DEVICES": DEVICES,
+        "BEYOND": BEYOND,
+        "RECENT": RECENT,
+        "RING_BYTES": 8 * (1 + RECENT),
+        "table": driver.table,
+        "recent": ctypes.addressof(driver.recent),
         **{name: 8 * k for k, name in enumerate(NAMES)},
-    }  # fmt: skip
+    }
     count = max(len(compiled.program.inputs) + len(compiled.program.outputs), 1)
-    entry = _HANDLER.format(**constants, ERRC_INTERNAL=ERRC_INTERNAL, ERROR_CREATE=ERROR_CREATE, count=count,
-                            stream=_STREAM if driver.platform != "cpu" else "", gathered=_gathered(compiled.program))
+    entry = _HANDLER.format(
+        **constants,
+        ERRC_INTERNAL=ERRC_INTERNAL,
+        ERROR_CREATE=ERROR_CREATE,
+        count=count,
+        stream=_STREAM if driver.platform != "cpu" else "",
+        gathered=_gathered(compiled.program),
+    )
     functions = [c.function for c in compiled.codes.values()]
     waits = _reads_back(compiled.program.steps) or any(f.profile or f.reports for f in functions)
     traits = 0 if waits else COMMAND_BUFFERS
@@ -452,18 +504,26 @@ def _gathered(program: HostProgram) -> str:
     """Lines that store the addresses of inputs and results in %buffers, and name that of the temporaries %arena."""
     lines = []
     for name, offset in (("args", 72), ("rets", 112)):
-        lines += [f"%{name}p = llvm.getelementptr %frame[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                  f"%{name} = llvm.load %{name}p : !llvm.ptr -> !llvm.ptr"]  # fmt: skip
-    places = [("args", k) for k in range(len(program.inputs))] + [("rets", k) for k in range(len(program.outputs) + 1)]
+        lines += [
+            f"%{name}p = llvm.getelementptr %frame[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8",
+            f"%{name} = llvm.load %{name}p : !llvm.ptr -> !llvm.ptr",
+        ]
+    places = [("args", k) for k in range(len(program.inputs))] + [
+        ("rets", k) for k in range(len(program.outputs) + 1)
+    ]
     for k, (base, n) in enumerate(places):
         name = "%arena" if k == len(places) - 1 else f"%data{k}"
-        lines += [f"%at{k} = llvm.getelementptr %{base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                  f"%buffer{k} = llvm.load %at{k} : !llvm.ptr -> !llvm.ptr",
-                  f"%dp{k} = llvm.getelementptr %buffer{k}[24] : (!llvm.ptr) -> !llvm.ptr, i8",
-                  f"{name} = llvm.load %dp{k} : !llvm.ptr -> !llvm.ptr"]  # fmt: skip
+        lines += [
+            f"%at{k} = llvm.getelementptr %{base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
+            f"%buffer{k} = llvm.load %at{k} : !llvm.ptr -> !llvm.ptr",
+            f"%dp{k} = llvm.getelementptr %buffer{k}[24] : (!llvm.ptr) -> !llvm.ptr, i8",
+            f"{name} = llvm.load %dp{k} : !llvm.ptr -> !llvm.ptr",
+        ]
         if k < len(places) - 1:
-            lines += [f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                      f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr"]  # fmt: skip
+            lines += [
+                f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr",
+            ]
     return "\n    ".join(lines)
 
 
@@ -472,9 +532,14 @@ def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
     step = next((x for x in compiled.program.launches() if id(x.kernel) == kernel), None)
     if step is None:
         raise InternalError("a kernel without a launch was compiled")
-    function, types = compiled.codes[kernel].function, [*step.kernel.in_types, *step.kernel.out_types]
+    function, types = (
+        compiled.codes[kernel].function,
+        [*step.kernel.in_types, *step.kernel.out_types],
+    )
     reported = function.reports.nbytes if function.reports else 0
-    others = [n for n in (function.global_bytes * function.blocks, function.record_bytes, reported) if n]
+    others = [
+        n for n in (function.global_bytes * function.blocks, function.record_bytes, reported) if n
+    ]
     return (*(types[k].nbytes for k in function.operands), *others)
 
 

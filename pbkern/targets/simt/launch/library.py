@@ -50,8 +50,11 @@ class LibraryDriver(Driver):
                 try:
                     self._library = ctypes.CDLL(self.library_name)
                 except OSError as e:
-                    raise TargetError(f"no program can be launched on an {self.vendor} GPU", why=f"{self.library_name}: {e}",
-                                      hint=self.hint) from None
+                    raise TargetError(
+                        f"no program can be launched on an {self.vendor} GPU",
+                        why=f"{self.library_name}: {e}",
+                        hint=self.hint,
+                    ) from None
                 try:
                     self.check(self.call(self.initialise, 0), "initialised")
                 except TargetError:
@@ -60,15 +63,20 @@ class LibraryDriver(Driver):
             return self._library
 
     def open(self) -> None:
-        self.fill({name: address_of(self.function(symbol)) for name, symbol in self.symbols.items()})
+        self.fill(
+            {name: address_of(self.function(symbol)) for name, symbol in self.symbols.items()}
+        )
 
     def function(self, symbol: str) -> Any:
         """Raises TargetError for a library without such a function."""
         try:
             return getattr(self.library, symbol)
         except AttributeError:
-            raise TargetError(f"the driver of the {self.vendor} GPU has no function {symbol}",
-                              why=f"{self.library_name} is older than what this target needs", hint=self.hint) from None
+            raise TargetError(
+                f"the driver of the {self.vendor} GPU has no function {symbol}",
+                why=f"{self.library_name} is older than what this target needs",
+                hint=self.hint,
+            ) from None
 
     def call(self, symbol: str, *arguments: Any) -> int:
         """The error of a call. Raises TargetError for a library without such a function."""
@@ -79,10 +87,15 @@ class LibraryDriver(Driver):
         if error in AFTER_LAUNCH:
             device = ctypes.c_int()
             self.call(self.symbols["device"], ctypes.byref(device))
-            raise DeviceFailed(self.failed_before(device.value, f"it cannot be {what}", error), hint=self.hint)
+            raise DeviceFailed(
+                self.failed_before(device.value, f"it cannot be {what}", error), hint=self.hint
+            )
         if error:
-            raise TargetError(f"the driver of the {self.vendor} GPU fails when it is {what}", why=self.text_of(error),
-                              hint=self.hint)
+            raise TargetError(
+                f"the driver of the {self.vendor} GPU fails when it is {what}",
+                why=self.text_of(error),
+                hint=self.hint,
+            )
 
     def number(self, what: str, symbol: str, *arguments: Any) -> int:
         """The integer that a function stores at its first argument. Raises TargetError."""
@@ -108,7 +121,10 @@ class LibraryDriver(Driver):
 
     @abc.abstractmethod
     def kind_of(self, device: int) -> Any:
-        """The DeviceKind of a device. Raises OptionError where there is no code for it, TargetError."""
+        """The DeviceKind of a device.
+
+        Raises OptionError where there is no code for it, TargetError.
+        """
 
     @abc.abstractmethod
     def loaded(self, kernel: Kernel, what: str, image: bytes, device: int) -> int:
@@ -126,11 +142,15 @@ class LibraryDriver(Driver):
                 except TargetError as e:
                     refused.append(f"{what}: {e.why or e.what}")
         raise TargetError(
-            f"device {device} takes no code of kernel `{kernel.function.name}`", why="; ".join(refused),
-            hint="compile_options={'device': ...} names the architecture of the device; " + self.hint,
+            f"device {device} takes no code of kernel `{kernel.function.name}`",
+            why="; ".join(refused),
+            hint="compile_options={'device': ...} names the architecture of the device; "
+            + self.hint,
         )
 
-    def _images(self, kernel: Kernel, device: int, refused: list[str]) -> Iterator[tuple[str, bytes]]:
+    def _images(
+        self, kernel: Kernel, device: int, refused: list[str]
+    ) -> Iterator[tuple[str, bytes]]:
         """(what it is, image); what cannot be made is noted in `refused`."""
         yield from kernel.code.images(refused)
         try:
@@ -156,7 +176,17 @@ class LibraryDriver(Driver):
     def bytes_at(self, address: int | None, size: int, stream: int | None) -> np.ndarray:
         found = np.zeros(size, np.uint8)
         if size:
-            self.check(self.call(self.symbols["read"], ctypes.c_void_p(found.ctypes.data), ctypes.c_void_p(address),
-                                 ctypes.c_size_t(size), ctypes.c_void_p(stream)), "read")
-            self.check(self.call(self.symbols["synchronize"], ctypes.c_void_p(stream)), "waited for")
+            self.check(
+                self.call(
+                    self.symbols["read"],
+                    ctypes.c_void_p(found.ctypes.data),
+                    ctypes.c_void_p(address),
+                    ctypes.c_size_t(size),
+                    ctypes.c_void_p(stream),
+                ),
+                "read",
+            )
+            self.check(
+                self.call(self.symbols["synchronize"], ctypes.c_void_p(stream)), "waited for"
+            )
         return found

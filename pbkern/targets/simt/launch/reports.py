@@ -14,8 +14,12 @@ from ..emit.kernel import ThreadFunction
 from ..emit.reports import HEAD, NO_PRINT, WORD, value_words, words
 
 
-def receive(function: ThreadFunction, stored: np.ndarray, operands: Callable[[], list[np.ndarray]]) -> None:
-    """Prints block after block, and reports the checks that failed. Raises nothing: what a print's own code raises is shown.
+def receive(
+    function: ThreadFunction, stored: np.ndarray, operands: Callable[[], list[np.ndarray]]
+) -> None:
+    """Prints block after block, and reports the checks that failed.
+
+    Raises nothing: what a print's own code raises is shown.
 
     Args:
       stored: int64[Reports.nbytes / 8].
@@ -27,12 +31,17 @@ def receive(function: ThreadFunction, stored: np.ndarray, operands: Callable[[],
         for _, site, values in sorted(_printed(function, stored), key=lambda p: p[0]):
             SITES[site].receive(values, operands)
         if (asked := int(stored[0])) > reports.room:
-            print(f"pbkern: kernel `{function.name}` printed {asked * WORD} bytes in one launch; {reports.room * WORD} are "
-                  "kept, and the prints that did not fit are not shown", file=sys.stderr)
+            print(
+                f"pbkern: kernel `{function.name}` printed {asked * WORD} bytes in one launch; {reports.room * WORD} are "
+                "kept, and the prints that did not fit are not shown",
+                file=sys.stderr,
+            )
         for site, at in reports.places.items():
             if stored[at]:
                 SITES[site].receive(_values(stored[at + 1 :], SITES[site].types), operands)
-    except Exception as e:  # no exception can pass through the frames of the caller, which is compiled code
+    except (
+        Exception
+    ) as e:  # no exception can pass through the frames of the caller, which is compiled code
         print(f"pbkern: a print or check in a kernel failed: {e!r}", file=sys.stderr)
 
 

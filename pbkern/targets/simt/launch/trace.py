@@ -17,7 +17,9 @@ _serial = itertools.count()
 
 
 def write(function: ThreadFunction, records: np.ndarray) -> pathlib.Path:
-    """Writes `profile_dir`/kernel-process-number.trace.json, which chrome://tracing and Perfetto show. Raises OSError.
+    """Writes `profile_dir`/kernel-process-number.trace.json, which chrome://tracing and Perfetto show.
+
+    Raises OSError.
 
     Args:
       records: int64[blocks * words], as the launch stored them (emit/recorder.py).
@@ -26,7 +28,14 @@ def write(function: ThreadFunction, records: np.ndarray) -> pathlib.Path:
     folder = pathlib.Path(function.profile.folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{function.name}-{os.getpid()}-{next(_serial)}.trace.json"
-    path.write_text(json.dumps({"traceEvents": events(function.name, function.profile, records), "displayTimeUnit": "ns"}))
+    path.write_text(
+        json.dumps(
+            {
+                "traceEvents": events(function.name, function.profile, records),
+                "displayTimeUnit": "ns",
+            }
+        )
+    )
     return path
 
 
@@ -34,19 +43,30 @@ def events(name: str, profile: Profile, records: np.ndarray) -> list[dict[str, A
     """Events of all blocks in microseconds since the first block started."""
     rows = records.reshape(-1, profile.words)
     first = int(rows[:, 1].min(initial=np.iinfo(np.int64).max))
-    found: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": int(sm), "args": {"name": f"SM {sm}"}}
-                                   for sm in np.unique(rows[:, 0])]
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": int(sm), "args": {"name": f"SM {sm}"}}
+        for sm in np.unique(rows[:, 0])
+    ]
     for block, row in enumerate(rows.tolist()):
         sm, start, end, start_cycles, end_cycles, *steps = row
         cycles = end_cycles - start_cycles
-        each = (end - start) / cycles if end > start and cycles > 0 else 1.0  # ns of a cycle; the timer may not have ticked
+        # ns of a cycle; the timer may not have ticked
+        each = (end - start) / cycles if end > start and cycles > 0 else 1.0
 
         def event(what: str, low: int, high: int, **args: Any) -> dict[str, Any]:
             at = start - first + (low - start_cycles) * each  # noqa: B023
-            return {"ph": "X", "name": what, "pid": sm, "tid": block, "ts": at / 1e3,  # noqa: B023
-                    "dur": (high - low) * each / 1e3, "args": args}  # noqa: B023
+            microseconds = {"ts": at / 1e3, "dur": (high - low) * each / 1e3}  # noqa: B023
+            return {"ph": "X", "name": what, "pid": sm, "tid": block, "args": args} | microseconds  # noqa: B023
 
-        found.append({"ph": "M", "name": "thread_name", "pid": sm, "tid": block, "args": {"name": f"block {block}"}})
+        found.append(
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": sm,
+                "tid": block,
+                "args": {"name": f"block {block}"},
+            }
+        )
         found.append(event(name, start_cycles, end_cycles, cycles=cycles))
         for n, (low, high) in enumerate(zip(steps[::2], steps[1::2])):
             if high:  # it was taken

@@ -29,6 +29,12 @@ def _join(stmts: list[Stmt], context: Context) -> list[Stmt]:
 
 THREAD_PASSES = (
     Pass("cut into strips", _cut, "what nests read again fits shared memory a few rows at a time"),
-    Pass("stage in shared memory", _stage, "what is read again, or across rows, is loaded once, along rows"),
-    Pass("join dimensions", _join, "rows that follow one another in memory are one, of whole vectors"),
+    Pass(
+        "stage in shared memory",
+        _stage,
+        "what is read again, or across rows, is loaded once, along rows",
+    ),
+    Pass(
+        "join dimensions", _join, "rows that follow one another in memory are one, of whole vectors"
+    ),
 )

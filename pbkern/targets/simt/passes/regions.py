@@ -21,11 +21,11 @@ READS = 2
 class Region:
     """One box.
 
-    Attributes:
-      start: per axis what does not depend on dimensions of nests. low, high: first and last place from there.
-      readers: positions of the statements. reads: of elements, by all of them together.
-      guard: whether some place may lie outside of the array. turned: whether neighbouring threads read across rows.
-      uniform: whether all threads of a warp read one element at a time.
+    Attributes: start: per axis what does not depend on dimensions of nests. low, high: first and
+      last place from there. readers: positions of the statements. reads: of elements, by all of
+      them together. guard: whether some place may lie outside of the array. turned: whether
+      neighbouring threads read across rows. uniform: whether all threads of a warp read one element
+      at a time.
     """
 
     buf: Buf
@@ -83,7 +83,13 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
 def terms(nest: Nest) -> list[Expr]:
     """Expressions that are computed at every point, also of reduced dimensions."""
     found = [e for r in nest.reductions for e in r.args]
-    return found + [e for w in nest.writes if w.inner or not nest.rdims for e in (w.value, w.mask) if e is not None]
+    return found + [
+        e
+        for w in nest.writes
+        if w.inner or not nest.rdims
+        for e in (w.value, w.mask)
+        if e is not None
+    ]
 
 
 def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Expr]:
@@ -91,7 +97,13 @@ def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Expr]:
     for e in nest.loads():
         if e.kind == "load":
             buf = e.info[0]
-            if not buf.arena and buf.storage is None and buf not in written and buf.size and buf.dtype.itemsize:
+            if (
+                not buf.arena
+                and buf.storage is None
+                and buf not in written
+                and buf.size
+                and buf.dtype.itemsize
+            ):
                 yield e
 
 
@@ -114,11 +126,17 @@ def lane_dimension(nest: Nest, options: ThreadOptions) -> str:
 def _is_turned(e: Expr, nest: Nest, lane: str) -> bool:
     buf, index, _ = e.info
     step = abs(flat_coefficient(buf, index, lane))
-    beside = any(abs(flat_coefficient(buf, index, d)) == 1 and n > 1 for d, n in nest.dims.items() if d != lane)
+    beside = any(
+        abs(flat_coefficient(buf, index, d)) == 1 and n > 1
+        for d, n in nest.dims.items()
+        if d != lane
+    )
     return step > 1 and beside and nest.dims.get(lane, 1) > 1
 
 
 def is_contraction(nest: Nest) -> bool:
     """Whether sums of products take each element many times: results have dimensions that an operand lacks."""
     free = {d for d, n in nest.dims.items() if d not in nest.rdims and n > 1}
-    return any(r.op == "dot" and any(not free <= a.symbols for a in r.args) for r in nest.reductions)
+    return any(
+        r.op == "dot" and any(not free <= a.symbols for a in r.args) for r in nest.reductions
+    )

@@ -1,8 +1,8 @@
 """Copies to shared memory of what a program reads more than once, or across rows.
 
-    t = sum x[i, :]                     c[:, :] = x[i, :]                     lanes along rows
-    y[i, :] = x[i, :] / t        ->     t = sum c[:, :]
-                                        y[i, :] = c[:, :] / t
+t = sum x[i, :]                     c[:, :] = x[i, :]                     lanes along rows
+y[i, :] = x[i, :] / t        ->     t = sum c[:, :]
+                                    y[i, :] = c[:, :] / t
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RESERVED = 2048
 class Stage:
     """Shared memory for copies.
 
-    Attributes:
-      written: arrays that some statement stores to. usual, most: bytes that copies take at a time: such that other blocks fit
+    Attributes: written: arrays that some statement stores to. usual, most: bytes that copies take
+      at a time: such that other blocks fit
         beside this one, and at most. made: copies.
     """
 
@@ -41,10 +41,18 @@ class Stage:
     @classmethod
     def of(cls, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> Stage:
         options = context.options
-        held = sum(scratch.padded_bytes(b) for b in scratch.touched(list(stmts)) | set(context.kept) if b.arena)
+        held = sum(
+            scratch.padded_bytes(b)
+            for b in scratch.touched(list(stmts)) | set(context.kept)
+            if b.arena
+        )
         most = max(options.shared_bytes - held - RESERVED, 0)
-        return cls(context, scratch.written(list(stmts)), min(options.device.declared_bytes, options.shared_bytes // 4, most),
-                   most)
+        return cls(
+            context,
+            scratch.written(list(stmts)),
+            min(options.device.declared_bytes, options.shared_bytes // 4, most),
+            most,
+        )
 
     def wanted(self, stmts: Sequence[Stmt]) -> list[Region]:
         """Regions that are worth a copy, most first."""
@@ -86,7 +94,10 @@ class Stage:
         before: list[Stmt] = []
         body = list(s.body)
         while body and any(body[0] is c for c in self.made):
-            if isinstance(body[0], Nest) and frozenset().union(*(e.symbols for e in body[0].loads())) & inside:
+            if (
+                isinstance(body[0], Nest)
+                and frozenset().union(*(e.symbols for e in body[0].loads())) & inside
+            ):
                 break
             before.append(body.pop(0))
         return before, For(s.counter, s.trips, body)
@@ -98,7 +109,11 @@ class Stage:
             size = r.buf.dtype.itemsize
             step = max(BANK_BYTES // size, 1)  # elements of a bank
             words = -(-row // step)
-            row = (words + (words % 2 == 0)) * step if size <= BANK_BYTES else words + (words % 2 == 0)
+            row = (
+                (words + (words % 2 == 0)) * step
+                if size <= BANK_BYTES
+                else words + (words % 2 == 0)
+            )
         return self.context.new_buffer((*outer, row), r.buf.dtype)
 
     def _reading(self, r: Region, copy: Buf, nest: Nest):
@@ -123,4 +138,6 @@ def _copy(r: Region, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> 
     place = tuple(s + i + low for s, i, low in zip(r.start, index, r.low))
     load = context.pool.make("load", r.buf.dtype, (r.buf, place, r.guard))
     first = stmts[min(r.readers)]
-    return Nest(dims, writes=[Write(copy, index, load)], at=first.at if isinstance(first, Nest) else None)
+    return Nest(
+        dims, writes=[Write(copy, index, load)], at=first.at if isinstance(first, Nest) else None
+    )

@@ -3,8 +3,9 @@
     for all rows: m[row] = max x[row, :]                     for each strip of rows:  m[row] = max x[row, :]
     for all rows: y[row, :] = exp(x[row, :] - m[row])   ->                            y[row, :] = exp(x[row, :] - m[row])
 
-Nests walk a dimension in step where what one writes another one touches at the same place along it. A nest by itself that
-reads across rows is cut as well, into pieces that can be turned in shared memory.
+Nests walk a dimension in step where what one writes another one touches at the same place along it.
+A nest by itself that reads across rows is cut as well, into pieces that can be turned in shared
+memory.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
     written = {b for b, found in touching.items() if any(w for _, (_, _, w) in found)}
     for at, nest in enumerate(run):
         if at not in dims:
-            d = _dimension_of(nest, at, dims, touching, written, run) or _along_reads(nest, run[0], first)
+            d = _dimension_of(nest, at, dims, touching, written, run) or _along_reads(
+                nest, run[0], first
+            )
             if d is None or nest.dims.get(d) != size or d in nest.rdims:
                 return None
             dims[at] = d
@@ -75,7 +78,9 @@ def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
     return dims
 
 
-def _dimension_of(nest: Nest, at: int, dims: dict[int, str], touching: dict, written: set[Buf], run) -> str | None:
+def _dimension_of(
+    nest: Nest, at: int, dims: dict[int, str], touching: dict, written: set[Buf], run
+) -> str | None:
     """Finds the dimension by what earlier nests wrote or this one writes over: the dimension at the same axis."""
     for b in written:
         mine = [a for k, a in touching[b] if k == at]
@@ -95,7 +100,12 @@ def _along_reads(nest: Nest, first: Nest, d: str) -> str | None:
         for other, there, _ in _accesses(nest):
             if other is buf:
                 for i, j in zip(index, there):
-                    if i is not None and j is not None and d in i.symbols and len(j.symbols & nest.dims.keys()) == 1:
+                    if (
+                        i is not None
+                        and j is not None
+                        and d in i.symbols
+                        and len(j.symbols & nest.dims.keys()) == 1
+                    ):
                         return next(iter(j.symbols & nest.dims.keys()))
     return None
 
@@ -117,6 +127,7 @@ def _place(a: Access, d: str) -> tuple[int, Affine] | None:
 
 def _length(run: Sequence[Nest], dims: dict[int, str], r: Region, stage: Stage) -> int:
     """Longest strips for which all copies fit; 0 if none does."""
+
     def nbytes(length: int) -> int:
         part = [_part(n, dims[k], Affine(), length, stage) for k, n in enumerate(run)]
         return sum(x.nbytes for x in stage.wanted(part) or [r])
@@ -131,14 +142,18 @@ def _length(run: Sequence[Nest], dims: dict[int, str], r: Region, stage: Stage) 
     if r.turned and len(run) == 1:
         lane = lane_dimension(run[0], stage.context.options)
         length = min(length, TURNED_ROWS * (2 if dims[0] == lane else 1))
-    return next((n for n in range(length, length // 2, -1) if run[0].dims[dims[0]] % n == 0), length)
+    return next(
+        (n for n in range(length, length // 2, -1) if run[0].dims[dims[0]] % n == 0), length
+    )
 
 
 def _part(nest: Nest, d: str, start: Affine, length: int, stage: Stage) -> Nest:
     """The points of a nest from a place along a dimension on."""
     changed = {d: start + Affine.symbol(d)}
     made = nest.mapped(stage.context.pool.renamer(changed))
-    writes = [replace(w, index=tuple(i.substitute(changed.get) for i in w.index)) for w in made.writes]
+    writes = [
+        replace(w, index=tuple(i.substitute(changed.get) for i in w.index)) for w in made.writes
+    ]
     return replace(made, dims={**nest.dims, d: length}, writes=writes)
 
 

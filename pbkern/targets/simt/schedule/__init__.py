@@ -1,1 +1,4 @@
-"""Shares of a block's threads in a kernel: points, places of scratch, barriers. Choices, without code."""
+"""Shares of a block's threads in a kernel: points, places of scratch, barriers.
+
+Choices, without code.
+"""

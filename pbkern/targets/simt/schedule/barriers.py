@@ -1,8 +1,9 @@
 """Statements -> before which of them all threads of the block wait for each other.
 
-Threads meet where one statement touches bytes that an earlier one wrote, or writes bytes that an earlier one read: a barrier
-stands between, and none elsewhere. Buffers of scratch that share bytes meet as well; what lies in registers meets nothing. At
-the head of a loop, the step before has touched everything that the body touches.
+Threads meet where one statement touches bytes that an earlier one wrote, or writes bytes that an
+earlier one read: a barrier stands between, and none elsewhere. Buffers of scratch that share bytes
+meet as well; what lies in registers meets nothing. At the head of a loop, the step before has
+touched everything that the body touches.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class Pending:
     written: set[Place] = field(default_factory=set)
 
     def meets(self, read: Iterable[Place], written: Iterable[Place]) -> bool:
-        return (any(_overlap(p, q) for p in (*read, *written) for q in self.written)
-                or any(_overlap(p, q) for p in written for q in self.read))
+        return any(_overlap(p, q) for p in (*read, *written) for q in self.written) or any(
+            _overlap(p, q) for p in written for q in self.read
+        )
 
     def add(self, read: Iterable[Place], written: Iterable[Place]) -> None:
         self.read |= set(read)
@@ -42,9 +44,8 @@ def _overlap(p: Place, q: Place) -> bool:
 class Barriers:
     """The plan for one function's statements.
 
-    Args:
-      place: where a buffer's bytes are.
-      waits_inside: whether a statement's own code ends with all threads having met, behind all that it reads.
+    Args: place: where a buffer's bytes are. waits_inside: whether a statement's own code ends with
+      all threads having met, behind all that it reads.
     """
 
     def __init__(self, place: Callable[[Buf], Place], waits_inside: Callable[[Stmt], bool]):
@@ -53,7 +54,9 @@ class Barriers:
 
     def effects(self, stmts: Sequence[Stmt]) -> tuple[set[Place], set[Place]]:
         every = list(stmts)
-        return set(map(self.place, scratch.read(every))), set(map(self.place, scratch.written(every)))
+        return set(map(self.place, scratch.read(every))), set(
+            map(self.place, scratch.written(every))
+        )
 
     def run(self, stmts: Sequence[Stmt], pending: Pending) -> Pending:
         """Follows statements that begin with `pending` to what is pending behind them."""

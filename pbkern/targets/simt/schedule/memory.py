@@ -1,5 +1,6 @@
 """Scratch of a program -> registers of threads (registers.py says which), shared memory of its thread block, or, where it does
-not fit, global memory of the block."""
+not fit, global memory of the block.
+"""
 
 from __future__ import annotations
 
@@ -47,22 +48,39 @@ class Placement:
         return f"memref<{max(root.size, 1)}x{mlir_type(storage_el(root.dtype))}{space}>"
 
     def place(self, buf: Buf) -> tuple[str, int, int]:
-        """(memory, first byte, one behind the last): places of one memory that overlap are the same bytes. Those in registers
-        are the same for nobody."""
+        """(memory, first byte, one behind the last): places of one memory that overlap are the same bytes.
+
+        Those in registers are the same for nobody.
+        """
         root = buf.root
         if self.is_private(root):
             return "registers", 0, 0
         if root not in self.offsets:
             return root.name, 0, 1
         start = self.offsets[root]
-        return ("global" if root in self.in_global else "shared"), start, start + scratch.padded_bytes(root)
+        return (
+            ("global" if root in self.in_global else "shared"),
+            start,
+            start + scratch.padded_bytes(root),
+        )
 
 
-def place(nests: KernelNests, slots: Mapping[Buf, Buf], limit: int, reserved: int, private: int = 0) -> Placement:
-    """Places all scratch of a kernel: what has `slots` in registers; `reserved` bytes of shared memory first, `limit` at most.
-    The largest buffers go to global memory until the others fit."""
-    touched = {b for s in (nests.prologue, *nests.cases) for b in scratch.touched(list(s.statements)) if b.arena}
-    every = sorted((touched | set(nests.scratch)) - slots.keys(), key=lambda b: (-scratch.padded_bytes(b), b.name))
+def place(
+    nests: KernelNests, slots: Mapping[Buf, Buf], limit: int, reserved: int, private: int = 0
+) -> Placement:
+    """Places all scratch of a kernel: what has `slots` in registers; `reserved` bytes of shared
+    memory first, `limit` at most. The largest buffers go to global memory until the others fit.
+    """
+    touched = {
+        b
+        for s in (nests.prologue, *nests.cases)
+        for b in scratch.touched(list(s.statements))
+        if b.arena
+    }
+    every = sorted(
+        (touched | set(nests.scratch)) - slots.keys(),
+        key=lambda b: (-scratch.padded_bytes(b), b.name),
+    )
     for count in range(len(every) + 1):
         far = frozenset(every[:count])
         near = frozenset(every[count:])
@@ -73,8 +91,13 @@ def place(nests: KernelNests, slots: Mapping[Buf, Buf], limit: int, reserved: in
     raise AssertionError("no scratch fits no memory")
 
 
-def _placed(nests: KernelNests, wanted: frozenset[Buf], others: frozenset[Buf], start: int) -> tuple[dict[Buf, int], int]:
-    """(offset of each wanted buffer, end of the last). Kept scratch lives all along, cases exclude each other."""
+def _placed(
+    nests: KernelNests, wanted: frozenset[Buf], others: frozenset[Buf], start: int
+) -> tuple[dict[Buf, int], int]:
+    """(offset of each wanted buffer, end of the last).
+
+    Kept scratch lives all along, cases exclude each other.
+    """
     found: dict[Buf, int] = {}
     for b in nests.scratch:
         if b in wanted:
@@ -93,4 +116,6 @@ def _placed(nests: KernelNests, wanted: frozenset[Buf], others: frozenset[Buf], 
 def fewest_index_bits(nests: KernelNests) -> int:
     """32 where places of all elements are integers of 32 bits, else 64."""
     roots = [o.buf.root for o in nests.operands]
-    return 64 if any(math.prod(b.shape) * max(b.dtype.itemsize, 1) >= 1 << 31 for b in roots) else 32
+    return (
+        64 if any(math.prod(b.shape) * max(b.dtype.itemsize, 1) >= 1 << 31 for b in roots) else 32
+    )

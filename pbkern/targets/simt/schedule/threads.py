@@ -1,8 +1,9 @@
 """A nest's points -> threads: which dimension runs along the lanes of a warp, and how many threads reduce one point.
 
-Points of free dimensions are numbered, the dimension along lanes fastest, and dealt out to teams: one thread each, or, where
-reductions are long and points few, a part of a warp, a warp or the whole block. A nest whose points meet, because one
-stores what another one reads or stores, runs on one thread, in order.
+Points of free dimensions are numbered, the dimension along lanes fastest, and dealt out to teams:
+one thread each, or, where reductions are long and points few, a part of a warp, a warp or the whole
+block. A nest whose points meet, because one stores what another one reads or stores, runs on one
+thread, in order.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ from .tiles import Tile, nest_rewrites, tiles, whole_terms
 class Deal:
     """Who computes a nest.
 
-    Attributes:
-      free: free dimensions with their sizes, slowest first.
-      reduced: reduced dimensions with their sizes, slowest first.
-      team: threads that share the reduction of a point: 1, a power of two up to the warp, or all threads of the block.
-      threads: of the block.
-      alone: one thread computes all points, in the nest's own order.
-      tiles: several points of one thread (tiles.py); their dimensions count its places.
-      beside: a reduced dimension, of which threads take so many neighbours at a time; it counts such groups.
-      everyone: every thread computes its one point, and stores it to registers of its own.
-      kept: root buffers of which threads have their points' elements in registers, with the element's place at a point; a
+    Attributes: free: free dimensions with their sizes, slowest first. reduced: reduced dimensions
+      with their sizes, slowest first. team: threads that share the reduction of a point: 1, a power
+      of two up to the warp, or all threads of the block. threads: of the block. alone: one thread
+      computes all points, in the nest's own order. tiles: several points of one thread (tiles.py);
+      their dimensions count its places. beside: a reduced dimension, of which threads take so many
+      neighbours at a time; it counts such groups. everyone: every thread computes its one point,
+      and stores it to registers of its own. kept: root buffers of which threads have their points'
+      elements in registers, with the element's place at a point; a
         thread's points are written out then.
     """
 
@@ -64,7 +63,10 @@ class Deal:
 
 
 def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
-    """The nest's points dealt out to so many threads. `reassociate`: sums of floats may be made of partial ones."""
+    """The nest's points dealt out to so many threads.
+
+    `reassociate`: sums of floats may be made of partial ones.
+    """
     free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
     reduced = {d: nest.dims[d] for d in nest.rdims}
     if not is_parallel(nest, free):
@@ -81,7 +83,13 @@ def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
     order = along_lanes(nest, reduced if team > 1 else free)
     if team > 1:
         sizes = order | {along: order[along] // count}
-        return Deal(tuple(free.items()), tuple(sizes.items()), team, threads, beside=(along, count) if count > 1 else None)
+        return Deal(
+            tuple(free.items()),
+            tuple(sizes.items()),
+            team,
+            threads,
+            beside=(along, count) if count > 1 else None,
+        )
     found = tiles(nest, order, threads)
     places = order | {t.dim: t.steps for t in found}
     return Deal(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
@@ -101,8 +109,15 @@ def is_rounded(r: Reduction) -> bool:
     return r.op in ("sum", "dot", "prod", "logaddexp") and r.dtype.kind not in "biu"
 
 
-def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Mapping[str, int],
-          reduced: Mapping[str, int]) -> int:
+def _team(
+    nest: Nest,
+    points: int,
+    terms: int,
+    threads: int,
+    warp: int,
+    free: Mapping[str, int],
+    reduced: Mapping[str, int],
+) -> int:
     """Largest team for a point that leaves no thread idle; those of a warp where neighbours of a row lie side by side."""
     if points * warp <= threads and terms >= 2 * threads:
         return threads
@@ -116,7 +131,11 @@ def _team(nest: Nest, points: int, terms: int, threads: int, warp: int, free: Ma
 
 def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
     """(the dimension along which most accesses go to neighbours, how often these are made)."""
-    return max(((d, _weight(nest, d)) for d, n in dims.items() if n > 1), key=lambda found: found[1], default=("", 0))
+    return max(
+        ((d, _weight(nest, d)) for d, n in dims.items() if n > 1),
+        key=lambda found: found[1],
+        default=("", 0),
+    )
 
 
 def lane_weights(nest: Nest, dims: Sequence[str], but: Buf) -> dict[str, int]:
@@ -125,13 +144,18 @@ def lane_weights(nest: Nest, dims: Sequence[str], but: Buf) -> dict[str, int]:
 
 
 def _weight(nest: Nest, d: str, but: Buf | None = None) -> int:
-    """Counts accesses whose next one along a dimension is the neighbour. Those that do not depend on others of
-    the dimensions are made once for all of them."""
+    """Counts accesses whose next one along a dimension is the neighbour.
+
+    Those that do not depend on others of the dimensions are made once for all of them.
+    """
     free = [x for x in nest.dims if x not in nest.rdims]
     accesses = [(e.info[0], e.info[1], e.symbols) for e in nest.loads()]
     accesses += [(w.buf, w.index, frozenset(nest.dims if w.inner else free)) for w in nest.writes]
-    return sum(math.prod(nest.dims[x] for x in nest.dims if x in symbols) for buf, index, symbols in accesses
-               if buf.root is not but and abs(flat_coefficient(buf, index, d)) == 1)
+    return sum(
+        math.prod(nest.dims[x] for x in nest.dims if x in symbols)
+        for buf, index, symbols in accesses
+        if buf.root is not but and abs(flat_coefficient(buf, index, d)) == 1
+    )
 
 
 def along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
@@ -146,8 +170,9 @@ def along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
 
 
 def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
-    """Whether points that differ in these dimensions may run at the same time: each stores to its own elements, and none
-    reads what another one stores."""
+    """Whether points that differ in these dimensions may run at the same time: each stores to its
+    own elements, and none reads what another one stores.
+    """
     moving = {d: n for d, n in dims.items() if n > 1}
     stored: dict[Buf, list[Write]] = {}
     for w in nest.writes:
@@ -160,9 +185,15 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
         if not told:
             return False
         stored.setdefault(w.buf.root, []).append(w)
-    pairs = [(w, e.info[0], e.info[1]) for e in nest.loads() for w in stored.get(e.info[0].root, ())]
-    pairs += [(a, b.buf, b.index) for ws in stored.values() for k, a in enumerate(ws) for b in ws[:k]]
-    return all(_same_element(w, buf, index) or _apart(w, buf, index, nest) for w, buf, index in pairs)
+    pairs = [
+        (w, e.info[0], e.info[1]) for e in nest.loads() for w in stored.get(e.info[0].root, ())
+    ]
+    pairs += [
+        (a, b.buf, b.index) for ws in stored.values() for k, a in enumerate(ws) for b in ws[:k]
+    ]
+    return all(
+        _same_element(w, buf, index) or _apart(w, buf, index, nest) for w, buf, index in pairs
+    )
 
 
 def _same_element(w: Write, buf: Buf, index: Sequence[Affine | None]) -> bool:
@@ -174,8 +205,9 @@ def _apart(w: Write, buf: Buf, index: Sequence[Affine | None], nest: Nest) -> bo
 
 
 def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
-    """Whether different points have different indices: axis by axis, an index tells its dimensions if each moves it further
-    than all finer ones together."""
+    """Whether different points have different indices: axis by axis, an index tells its dimensions
+    if each moves it further than all finer ones together.
+    """
     left = dict(dims)
     found = True
     while left and found:

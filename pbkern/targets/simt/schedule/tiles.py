@@ -3,8 +3,9 @@
     for i, j: acc += a[i, k] * b[k, j]      ->      for i, j: acc0 += a[i, k] * b[k, j],     acc1 += a[i, k] * b[k, j + n],
                                                              acc2 += a[i + m, k] * b[k, j],  acc3 += a[i + m, k] * b[k, j + n]
 
-Points lie far apart, so that lanes still read neighbours; where they store whole vectors of 16 bytes, side by side. The
-last ones along a dimension may lie outside: their place is kept inside, and nothing is stored.
+Points lie far apart, so that lanes still read neighbours; where they store whole vectors of 16
+bytes, side by side. The last ones along a dimension may lie outside: their place is kept inside,
+and nothing is stored.
 """
 
 from __future__ import annotations
@@ -74,10 +75,15 @@ def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]
     return _whole_vectors(nest, free, points)
 
 
-def _shared_operands(nest: Nest, free: Mapping[str, int], points: int, threads: int) -> tuple[Tile, ...]:
-    """Along the dimensions along which loads of a reduction are the same: such that all threads together take the fewest
-    instructions for a term."""
-    terms = [e for e in Nest({}, reductions=nest.reductions).nodes() if e.kind in ("load", "gather")]
+def _shared_operands(
+    nest: Nest, free: Mapping[str, int], points: int, threads: int
+) -> tuple[Tile, ...]:
+    """Along the dimensions along which loads of a reduction are the same: such that all threads
+    together take the fewest instructions for a term.
+    """
+    terms = [
+        e for e in Nest({}, reductions=nest.reductions).nodes() if e.kind in ("load", "gather")
+    ]
     along = [d for d, n in free.items() if n > 1 and any(d not in e.symbols for e in terms)]
     along = sorted(along, key=lambda d: -free[d])[:2]
 
@@ -87,8 +93,12 @@ def _shared_operands(nest: Nest, free: Mapping[str, int], points: int, threads: 
         loads = sum(math.prod(c for d, c in chosen.items() if d in e.symbols) for e in terms)
         return -(-places // threads) * (each * len(nest.reductions) + LOAD_COST * loads)
 
-    options = [c for c in itertools.product(*((1, 2, 4, 8) for _ in along))
-               if math.prod(c) * len(nest.reductions) <= MOST_POINTS and all(n <= free[d] for d, n in zip(along, c))]
+    options = [
+        c
+        for c in itertools.product(*((1, 2, 4, 8) for _ in along))
+        if math.prod(c) * len(nest.reductions) <= MOST_POINTS
+        and all(n <= free[d] for d, n in zip(along, c))
+    ]
     if nest_rewrites(nest):  # a point that lies outside would read what another thread stores
         options = [c for c in options if all(free[d] % n == 0 for d, n in zip(along, c))]
     best = min(options, key=lambda c: (cost(c), c))
@@ -103,27 +113,39 @@ def nest_rewrites(nest: Nest, but: Buf | None = None) -> bool:
 
 def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
     """Whether a nest may be tiled so, although its own choice may be another; `kept` is a root buffer in registers."""
-    if chosen and (nest.ordered or nest.moves() or any(w.inner for w in nest.writes) and nest.rdims):
+    if chosen and (
+        nest.ordered or nest.moves() or any(w.inner for w in nest.writes) and nest.rdims
+    ):
         return False
     if any(t.may_lie_outside(t.count - 1) for t in chosen) and nest_rewrites(nest, kept):
         return False
     sizes = [b.dtype.itemsize for b in _buffers(nest) if b.root is not kept]
     for t in chosen:
-        if t.beside and (max(sizes, default=0) * t.count > VECTOR_BYTES or not _is_whole(nest, t.dim, t.count, kept)):
+        if t.beside and (
+            max(sizes, default=0) * t.count > VECTOR_BYTES
+            or not _is_whole(nest, t.dim, t.count, kept)
+        ):
             return False
     return True
 
 
 def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Tile, ...]:
     """Along the dimension along which all accesses are the same or whole vectors, at multiples of their size."""
-    sizes = {w.buf.dtype.itemsize for w in nest.writes} | {e.info[0].dtype.itemsize for e in nest.loads()}
+    sizes = {w.buf.dtype.itemsize for w in nest.writes} | {
+        e.info[0].dtype.itemsize for e in nest.loads()
+    }
     if not sizes or 0 in sizes:
         return ()
     count = VECTOR_BYTES // max(sizes)
     if len({w.inner for w in nest.writes}) > 1:
         return ()
     for d, n in free.items():
-        if count > 1 and n % count == 0 and points >= count * FEWEST_LANES and _is_whole(nest, d, count):
+        if (
+            count > 1
+            and n % count == 0
+            and points >= count * FEWEST_LANES
+            and _is_whole(nest, d, count)
+        ):
             return (Tile(d, n, count, beside=True),)
     return ()
 
@@ -149,7 +171,11 @@ def terms_beside(nest: Nest, d: str, count: int, context: NestContext) -> list[l
 
 
 def _is_along(flat: Affine, d: str, count: int) -> bool:
-    return flat.coefficient(d) == 1 and flat.const % count == 0 and all(c % count == 0 for s, c in flat.terms if s != d)
+    return (
+        flat.coefficient(d) == 1
+        and flat.const % count == 0
+        and all(c % count == 0 for s, c in flat.terms if s != d)
+    )
 
 
 def _buffers(nest: Nest) -> list[Buf]:
@@ -157,10 +183,14 @@ def _buffers(nest: Nest) -> list[Buf]:
 
 
 def _is_whole(nest: Nest, d: str, count: int, but: Buf | None = None) -> bool:
-    accesses = [(e.info[0], e.info[1]) for e in nest.loads() if d in e.symbols] + [(w.buf, w.index) for w in nest.writes]
+    accesses = [(e.info[0], e.info[1]) for e in nest.loads() if d in e.symbols] + [
+        (w.buf, w.index) for w in nest.writes
+    ]
     if any(e.kind == "gather" and d in e.symbols for e in nest.loads()):
         return False
-    if any(w.guard for w in nest.writes) or any(e.kind == "load" and e.info[2] for e in nest.loads()):
+    if any(w.guard for w in nest.writes) or any(
+        e.kind == "load" and e.info[2] for e in nest.loads()
+    ):
         return False
     return all(_is_along(flat_index(b, i), d, count) for b, i in accesses if b.root is not but)
 
@@ -168,7 +198,10 @@ def _is_whole(nest: Nest, d: str, count: int, but: Buf | None = None) -> bool:
 def renamed_points(chosen: Sequence[Tile]) -> Iterator[dict[str, Affine]]:
     """Per point of a thread, its place along the tiled dimensions; kept inside where it may lie outside."""
     for at in itertools.product(*(range(t.count) for t in chosen)):
-        yield {t.dim: Affine.symbol(t.kept(u)) if t.may_lie_outside(u) else t.place(u) for t, u in zip(chosen, at)}
+        yield {
+            t.dim: Affine.symbol(t.kept(u)) if t.may_lie_outside(u) else t.place(u)
+            for t, u in zip(chosen, at)
+        }
 
 
 def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
@@ -178,11 +211,18 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     reductions, writes, width = [], [], len(nest.reductions)
     numbers = itertools.product(*(range(t.count) for t in chosen))
     for n, (at, dims) in enumerate(zip(numbers, renamed_points(chosen))):
-        masks = [context.pool.make("range", BOOL, (t.place(u), LOWEST, t.size)) for t, u in zip(chosen, at)
-                 if t.may_lie_outside(u)]
+        masks = [
+            context.pool.make("range", BOOL, (t.place(u), LOWEST, t.size))
+            for t, u in zip(chosen, at)
+            if t.may_lie_outside(u)
+        ]
 
         def accumulators(x: Expr, n: int = n) -> Expr | None:
-            return context.pool.make("acc", x.dtype, x.info + n * width) if x.kind == "acc" and n else None
+            return (
+                context.pool.make("acc", x.dtype, x.info + n * width)
+                if x.kind == "acc" and n
+                else None
+            )
 
         renamed = context.pool.renamer(dims)
         numbered = context.pool.rewriter(accumulators)
@@ -198,7 +238,9 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     return replace(nest, dims=stepped, reductions=reductions, writes=writes)
 
 
-def _moved(w: Write, dims: Mapping[str, Affine], masks: Sequence[Expr], context: NestContext) -> Write:
+def _moved(
+    w: Write, dims: Mapping[str, Affine], masks: Sequence[Expr], context: NestContext
+) -> Write:
     for m in masks:
         w = replace(w, mask=m if w.mask is None else context.op("and", BOOL, w.mask, m))
     return replace(w, index=tuple(i.substitute(dims.get) for i in w.index))

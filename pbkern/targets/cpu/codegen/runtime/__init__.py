@@ -1,1 +1,4 @@
-"""Functions that running programs call: parallel loops on one of several kinds of threads, arenas, XLA's handler. MLIR text."""
+"""Functions that running programs call: parallel loops on one of several kinds of threads, arenas, XLA's handler.
+
+MLIR text.
+"""

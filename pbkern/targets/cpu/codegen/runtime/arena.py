@@ -1,4 +1,6 @@
-"""Memory of a call beside operands and results: for temporaries, then each thread's scratch. LLVM dialect text.
+"""Memory of a call beside operands and results: for temporaries, then each thread's scratch.
+
+LLVM dialect text.
 
 Programs keep arenas from call to call, in a list; each of several calls at the same time takes one.
 """
@@ -6,7 +8,8 @@ Programs keep arenas from call to call, in a list; each of several calls at the 
 from __future__ import annotations
 
 HUGE_PAGE = 2 << 20
-# Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages costs ten times more.
+# Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages
+# costs ten times more.
 HUGE_BYTES = 4 << 20
 MADV_HUGEPAGE = 14
 # Arenas that a program keeps from call to call: (whether in use, address) each.
@@ -141,7 +144,10 @@ func.func @pbk_run(%frame: !llvm.ptr, %buffers: !llvm.ptr) -> i32 INTERNAL {
 
 
 def run_text(arena_bytes: int, prefix: str, internal: str) -> str:
-    """@pbk_run(frame, buffers): @pbk_main with an arena of the list @pbk_pool. It returns 0, or 1 where there is no memory."""
+    """@pbk_run(frame, buffers): @pbk_main with an arena of the list @pbk_pool.
+
+    It returns 0, or 1 where there is no memory.
+    """
     size, align = extent(arena_bytes)
     run = RUN if arena_bytes else RUN_WITHOUT_ARENA
     run = run.replace("ARENA_BYTES", str(size)).replace("ARENA_ALIGN", str(align))

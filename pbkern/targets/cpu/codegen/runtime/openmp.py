@@ -1,8 +1,9 @@
 """Programs on OpenMP's threads, as libraries use them. LLVM dialect text.
 
-GOMP_parallel is the interface of GCC's libgomp; LLVM's and Intel's runtimes export it too. It waits for all participants, so
-that the frame of a loop is on the stack and nobody is counted. A call within a parallel region is serial, as nested regions
-are by default; omp_set_num_threads and OMP_NUM_THREADS are obeyed. Fewer threads than asked for do all the work.
+GOMP_parallel is the interface of GCC's libgomp; LLVM's and Intel's runtimes export it too. It waits
+for all participants, so that the frame of a loop is on the stack and nobody is counted. A call
+within a parallel region is serial, as nested regions are by default; omp_set_num_threads and
+OMP_NUM_THREADS are obeyed. Fewer threads than asked for do all the work.
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ NEW_LOOP
   }
   return
 }
-""".replace("NEW_LOOP", parallel.new_loop("llvm.alloca %bytes x i8 {alignment = 64 : i64} : (i64) -> !llvm.ptr", counted=False))
+""".replace(
+    "NEW_LOOP",
+    parallel.new_loop(
+        "llvm.alloca %bytes x i8 {alignment = 64 : i64} : (i64) -> !llvm.ptr", counted=False
+    ),
+)
 
 # @_mlir_ciface_pbk_parallel and what it calls.
 OPENMP = _CALLED + parallel.DRAIN + _PARALLEL

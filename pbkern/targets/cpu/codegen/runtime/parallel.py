@@ -1,23 +1,35 @@
-"""Parallel loops, on whoever's threads: how tasks are divided, and the frame that participants share. LLVM dialect text.
+"""Parallel loops, on whoever's threads: how tasks are divided, and the frame that participants share.
+
+LLVM dialect text.
 
     @_mlir_ciface_pbk_parallel(frame, task, args, n, chunk, limit)
 
-runs task(args, low, high, slot) for programs [0, n) in tasks of `chunk`, on at most `limit` threads; `slot` tells which
-scratch a thread may use. `frame` is the caller's context, which runtime/xla.py asks for threads; runtime/openmp.py and
-runtime/serial.py do not look at it.
+runs task(args, low, high, slot) for programs [0, n) in tasks of `chunk`, on at most `limit`
+threads; `slot` tells which scratch a thread may use. `frame` is the caller's context, which
+runtime/xla.py asks for threads; runtime/openmp.py and runtime/serial.py do not look at it.
 
-Tasks are divided among threads in order: from call to call, each works on the part of the arrays that its cache may hold. A
-thread without tasks of its own takes those of others.
+Tasks are divided among threads in order: from call to call, each works on the part of the arrays
+that its cache may hold. A thread without tasks of its own takes those of others.
 
-Frame of a parallel loop (bytes): 64 programs done, 128 references, 136 slots handed out, 184 threads, 192 programs,
-200 programs per task, 208 task function, 216 its arguments, 256 and every 64 behind it: tasks taken of each thread's.
+Frame of a parallel loop (bytes): 64 programs done, 128 references, 136 slots handed out, 184
+threads, 192 programs, 200 programs per task, 208 task function, 216 its arguments, 256 and every 64
+behind it: tasks taken of each thread's.
 """
 
 from __future__ import annotations
 
-# What the frame holds at first, by offset. References and slots are counted where threads come and go as they like.
-_FIELDS = {64: "%zero : i64", 128: "%threads : i64", 136: "%one : i64", 184: "%threads : i64", 192: "%n : i64",
-           200: "%chunk : i64", 208: "%task : !llvm.ptr", 216: "%args : !llvm.ptr"}  # fmt: skip
+# What the frame holds at first, by offset. References and slots are counted where threads come and
+# go as they like.
+_FIELDS = {
+    64: "%zero : i64",
+    128: "%threads : i64",
+    136: "%one : i64",
+    184: "%threads : i64",
+    192: "%n : i64",
+    200: "%chunk : i64",
+    208: "%task : !llvm.ptr",
+    216: "%args : !llvm.ptr",
+}
 _COUNTED = (128, 136)
 
 
@@ -38,7 +50,10 @@ def new_loop(allocated: str, counted: bool) -> str:
         "  llvm.store %zero, %part : i64, !llvm.ptr",
         "}",
         *(f"%f{at} = llvm.getelementptr %f[{at}] : (!llvm.ptr) -> !llvm.ptr, i8" for at in fields),
-        *(f"llvm.store {value.partition(' ')[0]}, %f{at} {value.partition(' ')[2]}, !llvm.ptr" for at, value in fields.items()),
+        *(
+            f"llvm.store {value.partition(' ')[0]}, %f{at} {value.partition(' ')[2]}, !llvm.ptr"
+            for at, value in fields.items()
+        ),
     ]
     return "\n".join("    " + line for line in lines)
 

@@ -1,4 +1,7 @@
-"""Programs on the caller's thread alone, for libraries that need no threads of anybody. LLVM dialect text."""
+"""Programs on the caller's thread alone, for libraries that need no threads of anybody.
+
+LLVM dialect text.
+"""
 
 # @_mlir_ciface_pbk_parallel, see runtime/parallel.py.
 SERIAL = """

@@ -1,18 +1,23 @@
-"""Parallel loops of callers in several threads take turns, in the order in which they came. LLVM dialect text.
+"""Parallel loops of callers in several threads take turns, in the order in which they came.
 
-@pbk_take_turn(at_once) returns when fewer than `at_once` loops that came before are still running. The result is the number of
-other loops that run or wait then: they share the cores (runtime/xla.py). When many more loops than cores run at the same time,
-all of them finish late, and each takes the others' caches. A turn is no lock: a caller that has waited for long goes ahead.
+LLVM dialect text.
 
-@pbk_turns holds words of 32 bits: the number of the next turn, how many turns have ended, and SLOTS counts of wake-ups. A caller
-waits for the count of its turn's number modulo SLOTS (a Linux futex): the end of a turn wakes one caller, not all of them.
+@pbk_take_turn(at_once) returns when fewer than `at_once` loops that came before are still running.
+The result is the number of other loops that run or wait then: they share the cores
+(runtime/xla.py). When many more loops than cores run at the same time, all of them finish late, and
+each takes the others' caches. A turn is no lock: a caller that has waited for long goes ahead.
+
+@pbk_turns holds words of 32 bits: the number of the next turn, how many turns have ended, and SLOTS
+counts of wake-ups. A caller waits for the count of its turn's number modulo SLOTS (a Linux futex):
+the end of a turn wakes one caller, not all of them.
 """
 
 from __future__ import annotations
 
 import re
 
-# One wait, and the number of waits after which a caller goes ahead: 1.3 s if no turn ends, or 64 turns.
+# One wait, and the number of waits after which a caller goes ahead: 1.3 s if no turn ends, or 64
+# turns.
 WAIT_NANOSECONDS = 20_000_000
 MOST_WAITS = 64
 # How often a caller looks before it waits in the kernel: about 5 us of pauses.
@@ -111,7 +116,13 @@ func.func private @pbk_end_turn(%at_once: i64) {
 }
 """
 for _name, _value in {
-    "LOOKS": LOOKS, "MOST": LOOKS + MOST_WAITS, "WAIT_NANOSECONDS": WAIT_NANOSECONDS, "SYS_FUTEX": SYS_FUTEX,
-    "LAST_SLOT": SLOTS - 1, "WORDS": SLOTS + 2, "FUTEX_WAIT": FUTEX_WAIT_PRIVATE, "FUTEX_WAKE": FUTEX_WAKE_PRIVATE,
-}.items():  # fmt: skip
+    "LOOKS": LOOKS,
+    "MOST": LOOKS + MOST_WAITS,
+    "WAIT_NANOSECONDS": WAIT_NANOSECONDS,
+    "SYS_FUTEX": SYS_FUTEX,
+    "LAST_SLOT": SLOTS - 1,
+    "WORDS": SLOTS + 2,
+    "FUTEX_WAIT": FUTEX_WAIT_PRIVATE,
+    "FUTEX_WAKE": FUTEX_WAKE_PRIVATE,
+}.items():
     TURNS = re.sub(rf"\b{_name}\b", str(_value), TURNS)

@@ -1,8 +1,10 @@
-"""Programs under XLA: its thread pool, its handlers (FFI), and what an executable holds of a program. LLVM dialect text.
+"""Programs under XLA: its thread pool, its handlers (FFI), and what an executable holds of a program.
 
-Offsets are those of XLA FFI API 0.3 on x86-64 (xla/ffi/api/c_api.h, shipped with jaxlib); `check_api_version` compares
-at first use. Threads come from XLA's own pool: the calling thread works too, so nothing waits for a busy pool. The last
-participant to leave a loop frees its frame.
+LLVM dialect text.
+
+Offsets are those of XLA FFI API 0.3 on x86-64 (xla/ffi/api/c_api.h, shipped with jaxlib);
+`check_api_version` compares at first use. Threads come from XLA's own pool: the calling thread
+works too, so nothing waits for a busy pool. The last participant to leave a loop frees its frame.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from pbkern.targets.cpu.codegen.host import INTERNAL
 from . import arena, parallel, turns
 
 API_VERSION = (0, 3)
-# glibc maps and unmaps arrays above this size again each time (DEFAULT_MMAP_THRESHOLD_MAX of malloc.c).
+# glibc maps and unmaps arrays above this size again each time (DEFAULT_MMAP_THRESHOLD_MAX of
+# malloc.c).
 POOLED_BYTES = 32 << 20
-# How often a calling thread looks for the end of a loop before it gives its core to others, about 20 to 50 us of pauses: where
-# more threads call than there are cores, the thread that it waits for may need the core.
+# How often a calling thread looks for the end of a loop before it gives its core to others, about
+# 20 to 50 us of pauses: where more threads call than there are cores, the thread that it waits for
+# may need the core.
 SPINS = 1000
 
 
@@ -36,30 +40,41 @@ def check_api_version() -> None:
     lines = [re.search(rf"XLA_FFI_API_{w} (\d+)", text) for w in ("MAJOR", "MINOR")]
     found = tuple(int(m[1]) for m in lines if m is not None)
     if len(found) < 2 or found[0] != API_VERSION[0] or found[1] < API_VERSION[1]:
-        raise TargetError("jaxlib's XLA FFI API is not supported", why=f"version {found}, tested with {API_VERSION}",
-                          hint="install a jaxlib from the range in pyproject.toml")
+        raise TargetError(
+            "jaxlib's XLA FFI API is not supported",
+            why=f"version {found}, tested with {API_VERSION}",
+            hint="install a jaxlib from the range in pyproject.toml",
+        )
 
 
 def _api_call(offset: int, fields: Sequence[tuple[str, str]]) -> str:
     """Lines that call a function of XLA's table as `%answer`; `%frame` is the call frame.
 
-    offset: of the function in XLA_FFI_Api. fields: of its arguments behind the first two words, which are their size in bytes
+    offset: of the function in XLA_FFI_Api. fields: of its arguments behind the first two words,
+      which are their size in bytes
     and no extension: (value, type) each. `%one` is 1, `%null` the null pointer.
     """
     size = 8 * (2 + len(fields))
     words = [("%size", "i64"), ("%null", "!llvm.ptr"), *fields]
-    places = [f"%a{8 * k} = llvm.getelementptr %a[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8" for k in range(len(words))]
-    stores = [f"llvm.store {value}, %a{8 * k} : {kind}, !llvm.ptr" for k, (value, kind) in enumerate(words)]
+    places = [
+        f"%a{8 * k} = llvm.getelementptr %a[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8"
+        for k in range(len(words))
+    ]
+    stores = [
+        f"llvm.store {value}, %a{8 * k} : {kind}, !llvm.ptr"
+        for k, (value, kind) in enumerate(words)
+    ]
     lines = [
         f"%size = arith.constant {size} : i64",
         "%apip = llvm.getelementptr %frame[16] : (!llvm.ptr) -> !llvm.ptr, i8",
         "%api = llvm.load %apip : !llvm.ptr -> !llvm.ptr",
         f"%a = llvm.alloca %one x !llvm.array<{len(words)} x i64> : (i64) -> !llvm.ptr",
-        *places, *stores,
+        *places,
+        *stores,
         f"%functionp = llvm.getelementptr %api[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8",
         "%function = llvm.load %functionp : !llvm.ptr -> !llvm.ptr",
         "%answer = llvm.call %function(%a) : !llvm.ptr, (!llvm.ptr) -> !llvm.ptr",
-    ]  # fmt: skip
+    ]
     return "\n".join("  " + line for line in lines)
 
 
@@ -195,10 +210,11 @@ NEW_LOOP
 }
 """
 for _name, _text in {
-    "SPINS": str(SPINS), "CONTEXT": _CONTEXT,
+    "SPINS": str(SPINS),
+    "CONTEXT": _CONTEXT,
     "NUM_THREADS": _api_call(144, [("%ctx", "!llvm.ptr"), ("%out", "!llvm.ptr")]),
     "NEW_LOOP": parallel.new_loop("func.call @malloc(%bytes) : (i64) -> !llvm.ptr", counted=True),
-}.items():  # fmt: skip
+}.items():
     _PARALLEL = _PARALLEL.replace(_name, _text)
 
 RUNTIME = _ALLOCATOR + parallel.DRAIN + turns.TURNS + _PARALLEL + arena.HUGE + arena.LIST
@@ -225,7 +241,10 @@ func.func @pbk_drop(%held: !llvm.ptr) {
 }
 """.replace("CONTEXT", _CONTEXT).replace(
     "STATE_SET",
-    _api_call(104, [("%ctx", "!llvm.ptr"), ("%stage", "i64"), ("%type", "!llvm.ptr"), ("%held", "!llvm.ptr")]),
+    _api_call(
+        104,
+        [("%ctx", "!llvm.ptr"), ("%stage", "i64"), ("%type", "!llvm.ptr"), ("%held", "!llvm.ptr")],
+    ),
 )
 
 # Counts numbers that are out of their range (dsl/primitives/in_range.py), for the whole process.
@@ -240,8 +259,17 @@ func.func @pbk_report() {
 }
 """
 
-# Functions of the runtime that programs call. The execution engine resolves registered symbols under this prefix.
-SYMBOLS = ("pbk_parallel", "pbk_huge", "pbk_acquire", "pbk_release", "pbk_hold", "pbk_no_memory", "pbk_report")
+# Functions of the runtime that programs call. The execution engine resolves registered symbols
+# under this prefix.
+SYMBOLS = (
+    "pbk_parallel",
+    "pbk_huge",
+    "pbk_acquire",
+    "pbk_release",
+    "pbk_hold",
+    "pbk_no_memory",
+    "pbk_report",
+)
 PREFIX = "_mlir_ciface_"
 
 DECLARATIONS = f"""
@@ -379,12 +407,15 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
 def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
     """Lines that store the addresses of inputs and results, found in XLA's call frame, in %buffers.
 
-    A call with more operands than the program has inputs brings places for the results of POOLED_BYTES and more.
+    A call with more operands than the program has inputs brings places for the results of
+    POOLED_BYTES and more.
     """
     lines: list[str] = []
 
     def load(name: str, base: str, offset: int) -> str:
-        lines.append(f"{name}_p = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        lines.append(
+            f"{name}_p = llvm.getelementptr {base}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8"
+        )
         lines.append(f"{name} = llvm.load {name}_p : !llvm.ptr -> !llvm.ptr")
         return name
 
@@ -403,7 +434,11 @@ def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
         if out < 0 or not large:
             load(f"%buffer{k}", *(("%args", 8 * k) if out < 0 else ("%rets", 8 * out)))
         else:  # among the results, or among places that follow the operands
-            base, n = ("%args", inputs + large.index(out)) if out in large else ("%rets", out - sum(j < out for j in large))
+            base, n = (
+                ("%args", inputs + large.index(out))
+                if out in large
+                else ("%rets", out - sum(j < out for j in large))
+            )
             lines += [
                 f"%from{k} = llvm.getelementptr %rets[{8 * out}] : (!llvm.ptr) -> !llvm.ptr, i8",
                 f"%place{k} = llvm.getelementptr {base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
@@ -411,9 +446,13 @@ def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
             ]
             load(f"%buffer{k}", f"%either{k}", 0)
         load(f"%data{k}", f"%buffer{k}", 24)
-        lines.append(f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
+        lines.append(
+            f"%slot{k} = llvm.getelementptr %buffers[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8"
+        )
         lines.append(f"llvm.store %data{k}, %slot{k} : !llvm.ptr, !llvm.ptr")
         if out >= 0 and output_bytes[out] >= arena.HUGE_BYTES:
             lines.append(f"%bytes{k} = arith.constant {output_bytes[out]} : i64")
-            lines.append(f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()")
+            lines.append(
+                f"func.call @{PREFIX}pbk_huge(%data{k}, %bytes{k}) : (!llvm.ptr, i64) -> ()"
+            )
     return lines
