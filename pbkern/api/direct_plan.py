@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -146,16 +146,12 @@ class DirectPlan:
         in_order = [k - first for k, _ in self._results] == list(range(len(self._results)))
         if len(self._steps) != 1 or not in_order or any(copied for _, copied in self._results):
             return None
-        (step,), constants, operands, made = (
-            self._steps,
-            self._constants,
-            self._operands,
-            self._made,
-        )
-        if any(make is not None for make in made):
+        (step,), constants, operands = self._steps, self._constants, self._operands
+        if any(make is not None for make in self._made):
+            makers = cast(list[Callable], self._made)
             return lambda arrays: [
-                make(a) for make, a in zip(made, step(operands(arrays) + constants))
-            ]  # type: ignore[misc]
+                make(array) for make, array in zip(makers, step(operands(arrays) + constants))
+            ]
         if constants:
             return lambda arrays: step(operands(arrays) + constants)
         return lambda arrays: step(operands(arrays))
