@@ -144,7 +144,7 @@ def source_context(eqn):
     """Context manager: equations bound inside belong to the user line that made `eqn`.
 
     Equations of a library function that JAX traced earlier have no user line: they belong to the
-      line of the call.
+    line of the call.
     """
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     traceback = eqn.source_info.traceback if user_line(eqn) else None
@@ -169,11 +169,11 @@ def _traceback_at(file: str, line: int, column: int, function: str):
 
 def params_of(eqn) -> Mapping:
     """An equation's parameters under the names of jax 0.10: scans of 0.11 hold trees in place of numbers of operands."""
-    p = eqn.params
-    if eqn.primitive.name != "scan" or "num_carry" in p:
-        return p
-    consts, carry, _ = map(len, p["ft_in"].unpack())
-    rest = {k: v for k, v in p.items() if k not in ("ft_in", "ft_out")}
+    params = eqn.params
+    if eqn.primitive.name != "scan" or "num_carry" in params:
+        return params
+    consts, carry, _ = map(len, params["ft_in"].unpack())
+    rest = {k: v for k, v in params.items() if k not in ("ft_in", "ft_out")}
     return rest | {"num_consts": consts, "num_carry": carry}
 
 
@@ -183,7 +183,7 @@ def _native(primitive, operands: Sequence, params: Mapping) -> Mapping:
         return params
     from jax._src import flattree as ft  # type: ignore[attr-defined]  # of jax 0.11
 
-    rest = {k: v for k, v in params.items() if k not in ("num_consts", "num_carry")}
+    rest = {key: param for key, param in params.items() if key not in ("num_consts", "num_carry")}
     consts, carry, results = (
         params["num_consts"],
         params["num_carry"],
@@ -211,7 +211,9 @@ def types_kept(closed: jex.ClosedJaxpr):
 
 @weakref_lru_cache
 def _has_wide_types(closed: jex.ClosedJaxpr) -> bool:
-    return any(str(getattr(v.aval, "dtype", "")) in _WIDE for v in _variables(closed.jaxpr))
+    return any(
+        str(getattr(variable.aval, "dtype", "")) in _WIDE for variable in _variables(closed.jaxpr)
+    )
 
 
 _WIDE = ("int64", "uint64", "float64", "complex128")
@@ -234,7 +236,7 @@ READ, WRITE = types.ReadEffect, types.WriteEffect
 
 def only_reads(eqn) -> bool:
     """Whether dropping an equation whose results are unused changes nothing."""
-    return all(isinstance(e, types.ReadEffect) for e in eqn.effects)
+    return all(isinstance(effect, types.ReadEffect) for effect in eqn.effects)
 
 
 def ref_indexers(eqn) -> list[tuple]:
@@ -273,8 +275,8 @@ def flatten_indices(
 
     With `masked`, constant indices may lie outside the shape.
     """
-    arrays = [i for i in indices if not isinstance(i, Slice)]
-    gathered = np.broadcast_shapes(*(np.shape(i) for i in arrays)) if arrays else ()
+    arrays = [index for index in indices if not isinstance(index, Slice)]
+    gathered = np.broadcast_shapes(*(np.shape(array) for array in arrays)) if arrays else ()
     indexer = indexing.NDIndexer(tuple(indices), tuple(shape), gathered, validate=not masked)
     return jax.tree.flatten((indexer,))
 
@@ -286,14 +288,15 @@ def flatten_subscript(ref, index, masked: bool) -> tuple[object, list, object]:
         return (base, *jax.tree.flatten(transforms))
     shape = ref.shape
     index = index if isinstance(index, tuple) else (index,)
-    if any(i is ... for i in index):
-        at = next(n for n, i in enumerate(index) if i is ...)
+    if any(position is ... for position in index):
+        at = next(n for n, position in enumerate(index) if position is ...)
         index = (*index[:at], *[slice(None)] * (len(shape) - len(index) + 1), *index[at + 1 :])
     index = (*index, *[slice(None)] * (len(shape) - len(index)))
     index = tuple(
-        Slice.from_slice(i, n) if isinstance(i, slice) else i for i, n in zip(index, shape)
+        Slice.from_slice(position, size) if isinstance(position, slice) else position
+        for position, size in zip(index, shape)
     )
-    anywhere = tuple(max(n, 2**31 - 1) for n in shape)
+    anywhere = tuple(max(size, 2**31 - 1) for size in shape)
     found = indexing.NDIndexer.from_indices_shape(index, anywhere)
     indexer = indexing.NDIndexer(found.indices, tuple(shape), found.int_indexer_shape)
     base, outer = state.get_ref_and_transforms(ref, None, "load")
@@ -308,15 +311,21 @@ def indexed_type(aval, tree, leaves):
 def written_inputs(jaxpr) -> set[int]:
     """Positions of the Refs among a jaxpr's operands that it writes to, at any depth."""
     written = {
-        e.input for e in jaxpr.effects if isinstance(e, (types.WriteEffect, types.AccumEffect))
+        effect.input
+        for effect in jaxpr.effects
+        if isinstance(effect, (types.WriteEffect, types.AccumEffect))
     }
-    return {n for n, v in enumerate(jaxpr.invars) if v in written or n in written}
+    return {n for n, var in enumerate(jaxpr.invars) if var in written or n in written}
 
 
 def read_inputs(jaxpr) -> set[int]:
     """Positions of the Refs among a jaxpr's operands that it reads, or adds to, at any depth."""
-    read = {e.input for e in jaxpr.effects if isinstance(e, (types.ReadEffect, types.AccumEffect))}
-    return {n for n, v in enumerate(jaxpr.invars) if v in read or n in read}
+    read = {
+        effect.input
+        for effect in jaxpr.effects
+        if isinstance(effect, (types.ReadEffect, types.AccumEffect))
+    }
+    return {n for n, var in enumerate(jaxpr.invars) if var in read or n in read}
 
 
 NO_INDICES = jax.tree.flatten(())[1]
@@ -374,7 +383,7 @@ def set_transformation_rules(
 
 def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Replaces Refs that a function makes for itself (jax.new_ref) by values."""
-    if not any(isinstance(e, core.InternalMutableArrayEffect) for e in closed.effects):
+    if not any(isinstance(effect, core.InternalMutableArrayEffect) for effect in closed.effects):
         return closed
     return pxla._discharge_internal_refs(closed)
 
@@ -384,14 +393,18 @@ def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tupl
     those that it writes to as further results; which operands these are). Constants must be
     hoisted.
     """
-    written = tuple(sorted(n for n in written_inputs(closed.jaxpr) if is_ref(closed.in_avals[n])))
+    written = tuple(
+        sorted(
+            operand for operand in written_inputs(closed.jaxpr) if is_ref(closed.in_avals[operand])
+        )
+    )
     if not any(map(is_ref, closed.in_avals)):
         return closed, ()
     count, pure = len(closed.out_avals), discharge.discharge_state(closed)
     refs = [
-        n for n, a in enumerate(closed.in_avals) if is_ref(a)
+        n for n, aval in enumerate(closed.in_avals) if is_ref(aval)
     ]  # all of them are results afterwards
-    kept = [*range(count), *(count + k for k, n in enumerate(refs) if n in written)]
+    kept = [*range(count), *(count + k for k, ref in enumerate(refs) if ref in written)]
     outvars, info = (
         [pure.jaxpr.outvars[k] for k in kept],
         pure.jaxpr.debug_info.with_unknown_names(),
@@ -438,7 +451,7 @@ def jvp_jaxpr(
 
 
 def tangent_zeros(results: Sequence) -> list[Zero]:
-    return [Zero(core.typeof(r).to_tangent_aval()) for r in results]
+    return [Zero(core.typeof(result).to_tangent_aval()) for result in results]
 
 
 def batch_jaxpr(
@@ -474,16 +487,16 @@ def stage_unknown(
     trace, primitive, operands: Sequence, result_avals: Sequence, params: dict, effects
 ) -> list:
     """Records an equation on a partial-evaluation trace; `operands` are values or the trace's own tracers."""
-    tracers = [trace.instantiate_const(trace.to_jaxpr_tracer(x)) for x in operands]
+    tracers = [trace.instantiate_const(trace.to_jaxpr_tracer(operand)) for operand in operands]
     results = [
-        partial_eval.JaxprTracer(trace, partial_eval.PartialVal.unknown(a), None)
-        for a in result_avals
+        partial_eval.JaxprTracer(trace, partial_eval.PartialVal.unknown(aval), None)
+        for aval in result_avals
     ]
     eqn = partial_eval.new_eqn_recipe(
         trace, tracers, results, primitive, params, effects, source_info_util.current()
     )
-    for r in results:
-        r.recipe = eqn
+    for result in results:
+        result.recipe = eqn
     return results
 
 
@@ -513,17 +526,19 @@ def transposed_jaxpr(
     closed: jex.ClosedJaxpr, linear: tuple[bool, ...], nonzero_ct: tuple[bool, ...]
 ) -> tuple:
     """(jaxpr: nonlinear operands, nonzero cotangents -> nonzero cotangents of linear operands; which those are)."""
-    known_avals = [a for a, u in zip(closed.in_avals, linear) if not u]
-    ct_avals = [a.to_ct_aval() for a, nz in zip(closed.out_avals, nonzero_ct) if nz]
+    known_avals = [aval for aval, u in zip(closed.in_avals, linear) if not u]
+    ct_avals = [aval.to_ct_aval() for aval, nz in zip(closed.out_avals, nonzero_ct) if nz]
     nonzero: list[bool] = []
 
     def run(*args):
         known, cts = map(iter, split_list(list(args), [len(known_avals)]))
         operands = [
-            ad.UndefinedPrimal(a) if u else next(known) for u, a in zip(linear, closed.in_avals)
+            ad.UndefinedPrimal(aval) if u else next(known)
+            for u, aval in zip(linear, closed.in_avals)
         ]
         cotangents = [
-            next(cts) if nz else Zero(a.to_ct_aval()) for nz, a in zip(nonzero_ct, closed.out_avals)
+            next(cts) if nz else Zero(aval.to_ct_aval())
+            for nz, aval in zip(nonzero_ct, closed.out_avals)
         ]
         found = ad.backward_pass(closed.jaxpr, False, closed.consts, operands, cotangents)
         found = [ct for ct, u in zip(found, linear) if u]
@@ -546,8 +561,8 @@ def prune_equation(
         return [False] * len(eqn.invars), None
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(used_results))
     params = keep_params(dict(eqn.params, jaxpr=core.ClosedJaxpr(jaxpr, closed.consts)), used)
-    invars = [v for v, u in zip(eqn.invars, used) if u]
-    outvars = [v for v, u in zip(eqn.outvars, used_results) if u]
+    invars = [var for var, u in zip(eqn.invars, used) if u]
+    outvars = [var for var, result in zip(eqn.outvars, used_results) if result]
     return used, eqn.replace(invars=invars, outvars=outvars, params=params, effects=jaxpr.effects)
 
 
@@ -585,11 +600,11 @@ def keep_with_executable(ctx, x) -> None:
     ctx.module_context.add_keepalive(x)
 
 
-def on_clear_caches(f: Callable[[], None]) -> None:
+def on_clear_caches(function: Callable[[], None]) -> None:
     """From now on, jax.clear_caches() calls f, once however often it is registered."""
-    if f not in _cleared:
-        _cleared[f] = _Cleared(f)
-        register_cache(_cleared[f], f.__qualname__)
+    if function not in _cleared:
+        _cleared[function] = _Cleared(function)
+        register_cache(_cleared[function], function.__qualname__)
 
 
 class _Cleared:
@@ -607,7 +622,7 @@ def part_of(
 ) -> jex.ClosedJaxpr:
     """A jaxpr of some of the equations: from `operands` to `results`, which are values of `closed`."""
     info = closed.jaxpr.debug_info.with_unknown_names()
-    effects = functools.reduce(operator.or_, (e.effects for e in eqns), core.no_effects)
+    effects = functools.reduce(operator.or_, (eqn.effects for eqn in eqns), core.no_effects)
     jaxpr = core.Jaxpr(
         closed.jaxpr.constvars, list(operands), list(results), list(eqns), effects, info
     )
@@ -684,9 +699,9 @@ def sparse_core_primitives() -> frozenset:
     """Primitives for SparseCores but their loop; some have names of others."""
     from jax._src.pallas.mosaic import sc_primitives
 
-    return frozenset(x for x in vars(sc_primitives).values() if isinstance(x, core.Primitive)) - {
-        sc_primitives.parallel_loop_p
-    }
+    return frozenset(
+        var for var in vars(sc_primitives).values() if isinstance(var, core.Primitive)
+    ) - {sc_primitives.parallel_loop_p}
 
 
 @functools.cache
@@ -726,9 +741,9 @@ def give_meshes_one_core() -> Callable[[], None]:
             self, axis_name=axis_name, **({"num_cores": 1} if is_unknown(num_cores) else given)
         )
 
-    def replace(f: Callable, init: Callable) -> None:
+    def replace(function: Callable, init: Callable) -> None:
         for module in (tpu_core, tpu):
-            setattr(module, stock.__name__, f)
+            setattr(module, stock.__name__, function)
         setattr(tpu_core.TensorCoreMesh, "__init__", init)  # noqa: B010  # mypy refuses assignments to methods
 
     counts = "num_cores" in inspect.signature(stock_init).parameters  # since 0.11.2
@@ -780,22 +795,22 @@ def failed_check(eqn, operands) -> tuple[object, str, tuple, dict]:
 
 def debug_printer(eqn):
     """f(*operands) -> None: what a `debug_print` equation (jax.debug.print) does with its values."""
-    p = eqn.params
-    options = dict(p["np_printoptions"])
+    params = eqn.params
+    options = dict(params["np_printoptions"])
     callback = functools.partial(
         debugging._format_print_callback,
-        p["fmt"],
+        params["fmt"],
         options,
-        p["has_placeholders"],
-        p["logging_record"],
+        params["has_placeholders"],
+        params["logging_record"],
     )
-    return debugging._make_flat_callback(p["in_tree"], callback, p["static_args"])
+    return debugging._make_flat_callback(params["in_tree"], callback, params["static_args"])
 
 
 def debug_print_arguments(eqn, operands) -> tuple[tuple, dict]:
     """Positional and keyword arguments of jax.debug.print after the format, with `operands` in place of values."""
-    p = eqn.params
-    return debugging.merge_callback_args(p["in_tree"], operands, p["static_args"])
+    params = eqn.params
+    return debugging.merge_callback_args(params["in_tree"], operands, params["static_args"])
 
 
 NDIndexer, ReshapeTransform = indexing.NDIndexer, types.ReshapeTransform

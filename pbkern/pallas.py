@@ -42,9 +42,9 @@ _undo: list[Callable[[], None]] = []
 def install(target: str | None = None) -> None:
     """From now on, pallas_call compiles to native code. Installing twice does nothing.
 
-    Args: target: as in compile_options: "cpu", or "nvgpu", in place of JAX's own back ends for
-      these devices. None: the target
-        of decorators that name none.
+    Args:
+      target: as in compile_options: "cpu", or "nvgpu", in place of JAX's own back ends for these
+        devices. None: the target of decorators that name none.
     Raises TargetError for a target that there is not.
     """
     target = target or config.current().target
@@ -130,17 +130,17 @@ def _native(ctx, nodes, params: dict):
         build_kernel(kernel), CompileOptions(target=target.name)
     ).compiled.values()
     _jax.keep_with_executable(ctx, compiled)
-    results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
+    results = [jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in kernel.out_types]
 
     def call(*operands):
         places = {
-            i: operands[i].reshape(t.shape)
-            for i, t in zip(imported.operands, kernel.in_types)
-            if i in views
+            operand: operands[operand].reshape(type_.shape)
+            for operand, type_ in zip(imported.operands, kernel.in_types)
+            if operand in views
         }
         held = [
-            _held(places.get(i, operands[i]), t.dtype)
-            for i, t in zip(imported.operands, kernel.in_types)
+            _held(places.get(operand, operands[operand]), type_.dtype)
+            for operand, type_ in zip(imported.operands, kernel.in_types)
         ]
         if _prints(kernel.body.jaxpr):  # the CPU's alone
             made = _jax.ffi_call(
@@ -156,8 +156,8 @@ def _native(ctx, nodes, params: dict):
         return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
 
     sources = {
-        i: jax.core.ShapedArray(tuple(v.source.type.shape), ctx.avals_in[i].dtype)
-        for i, v in views.items()
+        i: jax.core.ShapedArray(tuple(view.source.type.shape), ctx.avals_in[i].dtype)
+        for i, view in views.items()
     }
     ctx = ctx.replace(avals_in=[sources.get(i, a) for i, a in enumerate(ctx.avals_in)])
     held = (views[i].source if i in views else node for i, node in enumerate(nodes))
@@ -166,8 +166,8 @@ def _native(ctx, nodes, params: dict):
 
 def _prints(jaxpr) -> bool:
     return any(
-        e.primitive.name == "debug_print" or any(_prints(j.jaxpr) for j in inner_jaxprs(e))
-        for e in jaxpr.eqns
+        eqn.primitive.name == "debug_print" or any(_prints(j.jaxpr) for j in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
     )
 
 

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["assert_fused", "assert_kernels", "assert_roofline"]
 
 
-def assert_kernels(f: Callable, args: Sequence, n: int) -> None:
+def assert_kernels(function: Callable, args: Sequence, n: int) -> None:
     """Asserts that `f(*args)` runs exactly `n` kernels and leaves nothing to XLA. Compiles nothing.
 
     Raises AssertionError with the kernels, their operations, and the fusions that were rejected.
     """
-    _assert_nothing_left(f, args)
-    explanation = _compiled(f).explain(*args)
+    _assert_nothing_left(function, args)
+    explanation = _compiled(function).explain(*args)
     found = len(explanation.kernels)
     assert found == n, (
         f"{explanation.name}: {_counted(found, 'kernel')}, expected {n}\n{_kernels(explanation)}"
     )
 
 
-def assert_fused(f: Callable, args: Sequence, kernels: int | None = None) -> None:
+def assert_fused(function: Callable, args: Sequence, kernels: int | None = None) -> None:
     """Asserts that every operation of `f(*args)` is in a kernel: nothing is left to XLA.
 
     Compiles nothing.
@@ -48,8 +48,8 @@ def assert_fused(f: Callable, args: Sequence, kernels: int | None = None) -> Non
     Raises AssertionError with the operations that are left, their lines and the reasons, or with
     the rejected fusions.
     """
-    _assert_nothing_left(f, args)
-    explanation = _compiled(f).explain(*args)
+    _assert_nothing_left(function, args)
+    explanation = _compiled(function).explain(*args)
     found = len(explanation.kernels)
     if kernels is not None and found > kernels:
         raise AssertionError(
@@ -58,7 +58,7 @@ def assert_fused(f: Callable, args: Sequence, kernels: int | None = None) -> Non
 
 
 def assert_roofline(
-    f: Callable,
+    function: Callable,
     args: Sequence,
     fraction: float,
     *,
@@ -71,9 +71,10 @@ def assert_roofline(
     The limit is max(flops / peak, nbytes / memory bandwidth) in seconds, at the rates of the
     target's machine.
 
-    Args: fraction: of the limit, above 0; 1 is all that the machine can do. flops: arithmetic of
-      one call, multiply-adds counted as two; default: what the fused kernels do, recomputed
-        values not counted.
+    Args:
+      fraction: of the limit, above 0; 1 is all that the machine can do.
+      flops: arithmetic of one call, multiply-adds counted as two; default: what the fused kernels
+        do, recomputed values not counted.
       nbytes: least traffic of one call; default: every array among arguments and results once.
       calls: timed calls, after one that compiles.
     Raises OptionError for a fraction that is not above 0; AssertionError with the time, the limit
@@ -83,16 +84,20 @@ def assert_roofline(
         raise OptionError(
             "the fraction of the limit must be positive", why=f"fraction={fraction!r}", hint="0.5"
         )
-    compiled = _compiled(f)
+    compiled = _compiled(function)
     result = jax.block_until_ready(compiled(*args))
     if nbytes is None:
         arrays = [
-            a for a in jax.tree.leaves((args, result)) if isinstance(a, (jax.Array, np.ndarray))
+            leaf
+            for leaf in jax.tree.leaves((args, result))
+            if isinstance(leaf, (jax.Array, np.ndarray))
         ]
-        nbytes = sum(a.nbytes for a in arrays)
+        nbytes = sum(array.nbytes for array in arrays)
     explanation = compiled.explain(*args)
     if flops is None:
-        flops = sum(k.cost.flops / max(k.cost.recompute, 1.0) for k in explanation.kernels)
+        flops = sum(
+            kernel.cost.flops / max(kernel.cost.recompute, 1.0) for kernel in explanation.kernels
+        )
     machine = get_target("cpu").machine()
     arithmetic, traffic = (
         flops / machine.flops(_widest_float(result)),
@@ -114,12 +119,12 @@ def assert_roofline(
     )
 
 
-def _compiled(f: Callable) -> Any:
-    return f if hasattr(f, "explain") else decorators.jit(f)
+def _compiled(function: Callable) -> Any:
+    return function if hasattr(function, "explain") else decorators.jit(function)
 
 
-def _assert_nothing_left(f: Callable, args: Sequence) -> None:
-    explanation = _compiled(f).explain(*args)
+def _assert_nothing_left(function: Callable, args: Sequence) -> None:
+    explanation = _compiled(function).explain(*args)
     rows = "\n".join(f"  {x.op} at {x.at or 'unknown line'}: {x.why}" for x in explanation.left)
     count = len(explanation.left)
     assert not count, (
@@ -130,12 +135,13 @@ def _assert_nothing_left(f: Callable, args: Sequence) -> None:
 def _kernels(explanation: Explanation) -> str:
     """The kernels with their operations, then the fusions that were rejected."""
     rows = [
-        f"  {k.name}: {', '.join(op for op, _ in (*k.ops, *k.finish))}" for k in explanation.kernels
+        f"  {kernel.name}: {', '.join(op for op, _ in (*kernel.ops, *kernel.finish))}"
+        for kernel in explanation.kernels
     ]
     rows += [
-        f"  not fused: {e.producer.primitive.name}: {e.why}"
-        for e in explanation.edges
-        if not e.fused
+        f"  not fused: {edge.producer.primitive.name}: {edge.why}"
+        for edge in explanation.edges
+        if not edge.fused
     ]
     return "\n".join(rows)
 
@@ -147,8 +153,8 @@ def _counted(n: int, noun: str) -> str:
 def _widest_float(result) -> str:
     """Name of the widest floating dtype among results, whose peak bounds the arithmetic; float32 where none is."""
     floats = [
-        np.dtype(x.dtype)
-        for x in jax.tree.leaves(result)
-        if jax.numpy.issubdtype(x.dtype, np.floating)
+        np.dtype(leaf.dtype)
+        for leaf in jax.tree.leaves(result)
+        if jax.numpy.issubdtype(leaf.dtype, np.floating)
     ]
     return max(floats, key=lambda d: d.itemsize).name if floats else "float32"

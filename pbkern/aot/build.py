@@ -45,15 +45,20 @@ def build_library(
     devices = devices_of(options.device)
     with progress.compiling(asked.name), gc_pause.paused(), recursion.headroom():
         times: dict[str, float] = {}
-        parts = [_part(d, options, make, times) for d in devices]
-        threads = max(map(lambda d: most_threads(options, d), devices))
+        parts = [_part(device, options, make, times) for device in devices]
+        threads = max(map(lambda device: most_threads(options, device), devices))
         interface = _interface(asked.name, parts, options.user_device_memory, threads)
         described = metadata_of(
-            interface, options, devices, [p.variant.mlir if p.variant else "" for p in parts]
+            interface,
+            options,
+            devices,
+            [part.variant.mlir if part.variant else "" for part in parts],
         )
         entry = Entry(interface, parts, json.dumps(described))
-        kinds = {"obj", *(k for k in asked.files if k in EMITTED)}
-        made = _timed(times, "LLVM", emitted, entry, [p.variant for p in parts], devices[0], kinds)
+        kinds = {"obj", *(file for file in asked.files if file in EMITTED)}
+        made = _timed(
+            times, "LLVM", emitted, entry, [part.variant for part in parts], devices[0], kinds
+        )
         texts = _texts(asked, interface, options, parts, described) | made
         _write(asked.files, texts, devices[0], options.openmp, times)
     if options.debug:
@@ -68,14 +73,18 @@ def build_library(
 
 def _interface(name: str, parts: Sequence[Part], user_memory: bool, threads: int) -> Interface:
     """Describes what holds for every device: plans may differ in what they read, and in which results replace arguments."""
-    functions = [p.function for p in parts]
+    functions = [part.function for part in parts]
     inputs = [
         dataclasses.replace(of[0], is_used=any(a.is_used for a in of))
-        for of in zip(*(f.inputs for f in functions))
+        for of in zip(*(function.inputs for function in functions))
     ]
-    shared = [pair for pair in functions[0].shared if all(pair in f.shared for f in functions)]
-    memory = max(p.memory_bytes(threads) for p in parts)
-    devices = [p.device.name for p in parts]
+    shared = [
+        pair
+        for pair in functions[0].shared
+        if all(pair in function.shared for function in functions)
+    ]
+    memory = max(part.memory_bytes(threads) for part in parts)
+    devices = [part.device.name for part in parts]
     return Interface(
         name, inputs, functions[0].outputs, shared, user_memory, memory, devices, threads
     )
@@ -89,9 +98,9 @@ def _texts(
     makers: dict[str, Callable[[], str]] = {
         "header": lambda: header_text(of),
         "metadata": lambda: json.dumps(described, indent=1) + "\n",
-        "mlir": lambda: "\n".join(p.variant.mlir for p in parts if p.variant),
+        "mlir": lambda: "\n".join(part.variant.mlir for part in parts if part.variant),
         "kernels": lambda: (
-            "\n\n".join(k.source() for k in parts[0].function.build.record.kernels) + "\n"
+            "\n\n".join(kernel.source() for kernel in parts[0].function.build.record.kernels) + "\n"
         ),
         "cmake": lambda: companions.cmake(of, names, options.openmp),
         "pkgconfig": lambda: companions.pkgconfig(of, names, options.openmp, VERSION),
@@ -123,8 +132,8 @@ def most_threads(options: CompileOptions, device: Device) -> int:
 
 def _part(device: Device, options: CompileOptions, make: Callable, times: dict[str, float]) -> Part:
     function = _timed(times, f"plan for {device.name}", make, plan_options(options, device))
-    for a in function.arguments:
-        element_type(a.type.dtype, a.path)
+    for argument in function.arguments:
+        element_type(argument.type.dtype, argument.path)
     if function.program is None:
         return Part(device, function, None)
     threads = most_threads(options, device)
@@ -141,10 +150,10 @@ def _part(device: Device, options: CompileOptions, make: Callable, times: dict[s
     return Part(device, function, variant)
 
 
-def _timed(times: dict[str, float], what: str, f: Callable, *args: Any) -> Any:
+def _timed(times: dict[str, float], what: str, function: Callable, *args: Any) -> Any:
     progress.step(what)
     start = time.perf_counter()
-    result = f(*args)
+    result = function(*args)
     times[what] = (time.perf_counter() - start) * 1e3
     return result
 

@@ -44,9 +44,9 @@ def polyblocks_aot_jax(
     nothing. It returns a Library: `paths` of its files, `header`, `metadata`, and `load()`, which
     makes it callable on NumPy arrays.
 
-    Args: fn: a function, one that pbkern.jit or pbkern.from_stablehlo made, a pbkern.kernel or a
-      Kernel. Kernels with in_types and
-        StableHLO programs take no arguments.
+    Args:
+      fn: a function, one that pbkern.jit or pbkern.from_stablehlo made, a pbkern.kernel or a
+        Kernel. Kernels with in_types and StableHLO programs take no arguments.
       compile_options: see pbkern.CompileOptions; of AOT: aot_name, device, user_device_memory,
         openmp, num_threads.
       static_argnums, static_argnames: arguments that are compile-time constants.

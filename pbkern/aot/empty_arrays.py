@@ -20,8 +20,8 @@ from pbkern.core.jaxprs import equations, retrace
 
 def computed_now(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The jaxpr without equations on empty arrays, as far as they need no other values."""
-    atoms = [a for e in equations(closed.jaxpr) for a in (*e.invars, *e.outvars)]
-    if not any(_is_empty(getattr(a, "aval", None)) for a in atoms):
+    atoms = [var for eqn in equations(closed.jaxpr) for var in (*eqn.invars, *eqn.outvars)]
+    if not any(_is_empty(getattr(atom, "aval", None)) for atom in atoms):
         return closed
     with _jax.types_kept(closed):
         return retrace(closed, _rewritten)
@@ -29,7 +29,7 @@ def computed_now(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _is_empty(aval) -> bool:
     if not isinstance(getattr(aval, "dtype", None), np.dtype) or not all(
-        isinstance(n, int) for n in aval.shape
+        isinstance(size, int) for size in aval.shape
     ):
         return False
     return math.prod(aval.shape) == 0
@@ -42,14 +42,17 @@ def _empty(atom) -> np.ndarray:
 def _rewritten(eqn, *operands) -> list | None:
     if eqn.effects:
         return None
-    if all(_is_empty(v.aval) for v in eqn.outvars):
-        return [_empty(v) for v in eqn.outvars]
+    if all(_is_empty(var.aval) for var in eqn.outvars):
+        return [_empty(var) for var in eqn.outvars]
     if eqn.primitive.name == "concatenate":
-        kept = [x for x, v in zip(operands, eqn.invars) if not _is_empty(v.aval)]
+        kept = [operand for operand, var in zip(operands, eqn.invars) if not _is_empty(var.aval)]
         return None if len(kept) == len(operands) else _jax.bind_again(eqn, kept)
-    if not any(_is_empty(v.aval) for v in eqn.invars):
+    if not any(_is_empty(var.aval) for var in eqn.invars):
         return None
-    given = [_empty(v) if _is_empty(v.aval) else x for x, v in zip(operands, eqn.invars)]
+    given = [
+        _empty(var) if _is_empty(var.aval) else operand
+        for operand, var in zip(operands, eqn.invars)
+    ]
     if any(isinstance(x, jax.core.Tracer) for x in given):
         return None
     with jax.ensure_compile_time_eval():

@@ -121,9 +121,13 @@ def _file(stem: pathlib.Path, kind: str) -> pathlib.Path:
 
 def check_places(files: Mapping[str, pathlib.Path], made: pathlib.Path | None = None) -> None:
     """Raises OptionError where a file cannot be written. made: a folder that will be made."""
-    for folder in {p.parent for p in files.values()}:
+    for folder in {file.parent for file in files.values()}:
         if folder == made:
-            folder = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+            folder = next(
+                parent
+                for parent in (folder.absolute(), *folder.absolute().parents)
+                if parent.exists()
+            )
         if not folder.is_dir():
             raise OptionError(
                 f"there is no folder {folder}",
@@ -156,7 +160,7 @@ def all_or_none(files: Mapping[str, pathlib.Path]) -> Iterator[dict[str, pathlib
     Folders that are not there are made, and go again after an error.
     """
     with contextlib.ExitStack() as stack:
-        for folder in {p.parent for p in files.values()}:
+        for folder in {file.parent for file in files.values()}:
             _make(folder, stack)
         check_places(files)
         places = {}
@@ -172,7 +176,7 @@ def all_or_none(files: Mapping[str, pathlib.Path]) -> Iterator[dict[str, pathlib
 
 def _make(folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
     """Makes a folder and those above it; `stack` removes those that stay empty."""
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):  # the innermost goes first
         stack.callback(_remove_if_empty, made)

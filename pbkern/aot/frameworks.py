@@ -148,7 +148,7 @@ def _library(
 
     count = len(jaxpr.in_avals) - len(held)
     run = jex.jaxpr_as_fun(jaxpr)
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
     with jax.enable_x64(True):
         turned = jax.make_jaxpr(lambda *x: run(*x[len(held) :], *x[: len(held)]))(
             *types[count:], *types[:count]
@@ -199,7 +199,7 @@ def _tf_library(
     own = (
         parameter_names(fn, len(args)) if single else [f"in{k}" for k in range(len(given.tensors))]
     )
-    names = [*own, *(v.name.partition(":")[0] for v in variables)]
+    names = [*own, *(variable.name.partition(":")[0] for variable in variables)]
     return _library(
         jaxpr, name, options, output, emit, names, _numbered("out", captured.count), held
     )
@@ -229,11 +229,13 @@ def _with_held_last(
         return jaxpr
     run, types = (
         jex.jaxpr_as_fun(jaxpr),
-        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals],
+        [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals],
     )
     places = [order.index(k) for k in range(len(order))]
     with jax.enable_x64(True):
-        return jax.make_jaxpr(lambda *x: run(*[x[p] for p in places]))(*[types[k] for k in order])
+        return jax.make_jaxpr(lambda *x: run(*[x[place] for place in places]))(
+            *[types[k] for k in order]
+        )
 
 
 def _torch_library_of_call(

@@ -78,9 +78,9 @@ class _Values:
     """Places of values of a plan's jaxpr; constants are numbered as they are asked for."""
 
     def __init__(self, plan, held: Sequence):
-        self.inputs = {v: n for n, v in enumerate(plan.jaxpr.invars[len(held) :])}
+        self.inputs = {var: n for n, var in enumerate(plan.jaxpr.invars[len(held) :])}
         known = zip((*plan.jaxpr.constvars, *plan.jaxpr.invars[: len(held)]), (*plan.consts, *held))
-        self.known = {v: _words(x, v.aval) for v, x in known}
+        self.known = {var: _words(x, var.aval) for var, x in known}
         self.outputs: dict = {}
         self.constants: list[np.ndarray] = []
         self.numbers: dict = {}
@@ -118,8 +118,10 @@ def function_of(
 ) -> Function:
     """The function of a jaxpr.
 
-    Args: closed: without constants of its own; its first operands are `held`, arrays of the
-      function's scope. in_paths, out_paths: names of its further operands, and of its results.
+    Args:
+      closed: without constants of its own; its first operands are `held`, arrays of the function's
+        scope.
+      in_paths, out_paths: names of its further operands, and of its results.
       donated: a flag per operand.
     Raises UnsupportedOp for what is left to XLA, and for checks and prints; OptionError for
     constants that are too large.
@@ -131,12 +133,15 @@ def function_of(
     _refuse_leftovers(plan)
     for kernel in plan.kernels():
         _refuse_effects(kernel)
-    values, made = _Values(plan, held), [v for s in plan.segments for v in s.makes]
+    values, made = (
+        _Values(plan, held),
+        [make for segment in plan.segments for make in segment.makes],
+    )
     results = list(plan.jaxpr.outvars)
-    for k, v in enumerate(results):
-        if not isinstance(v, jex.Literal) and v in made:
-            values.outputs.setdefault(v, k)
-    read = [v for s in plan.segments for v in s.reads]
+    for k, result in enumerate(results):
+        if not isinstance(result, jex.Literal) and result in made:
+            values.outputs.setdefault(result, k)
+    read = [v for segment in plan.segments for v in segment.reads]
     buffers = tuple(map(values.source, (*read, *made)))
     copies = tuple(
         (k, values.source(v))
@@ -150,7 +155,8 @@ def function_of(
         (*in_paths, *out_paths), [_type_of(v) for v in (*values.inputs, *results)]
     )
     inputs = tuple(
-        dataclasses.replace(a, is_used=n in used) for n, a in enumerate(arguments[: len(in_paths)])
+        dataclasses.replace(argument, is_used=n in used)
+        for n, argument in enumerate(arguments[: len(in_paths)])
     )
     return Function(
         name,
@@ -166,15 +172,16 @@ def function_of(
 
 
 def _arguments(paths: Sequence[str], types: Sequence[ArrayType]) -> tuple[Argument, ...]:
-    return tuple(Argument(n, p, t) for n, p, t in zip(distinct(paths), paths, types))
+    return tuple(Argument(n, path, type_) for n, path, type_ in zip(distinct(paths), paths, types))
 
 
 def _shared(program: HostProgram, buffers: Sequence[Source]) -> tuple[tuple[int, int], ...]:
     """(input, output) pairs of the function that share an array in its program."""
     pairs = [
-        (buffers[i], buffers[len(program.inputs) + o]) for i, o in program.shared_arrays().items()
+        (buffers[i], buffers[len(program.inputs) + array])
+        for i, array in program.shared_arrays().items()
     ]
-    return tuple((a.n, b.n) for a, b in pairs if a.kind == "input")
+    return tuple((expr.n, b.n) for expr, b in pairs if expr.kind == "input")
 
 
 def function_of_kernel(
@@ -209,7 +216,7 @@ def function_of_kernel(
 
 def _type_of(v) -> ArrayType:
     aval = array_aval(v)
-    if not all(isinstance(n, int) for n in aval.shape):
+    if not all(isinstance(size, int) for size in aval.shape):
         raise UnsupportedOp(
             "a library is made for fixed sizes", why=f"one array is {aval.str_short()}"
         )
@@ -248,9 +255,9 @@ def _refuse_effects(kernel: Kernel) -> None:
 
 
 def _refuse_large(constants: Sequence[np.ndarray], name: str) -> None:
-    total = sum(c.nbytes for c in constants)
+    total = sum(constant.nbytes for constant in constants)
     if total > CONSTANT_BYTES:
-        largest = max(constants, key=lambda c: c.nbytes)
+        largest = max(constants, key=lambda constant: constant.nbytes)
         raise OptionError(
             f"`{name}` takes {total >> 20} MB of arrays from its scope; a library holds {CONSTANT_BYTES >> 20} at most",
             why=f"the largest is {largest.dtype}{list(largest.shape)}",

@@ -65,14 +65,14 @@ class LoadedLibrary:
         """Raises KernelError for arrays of other types, shapes or layouts; TargetError for what the library refuses."""
         inputs, outputs = self.metadata["inputs"], self.metadata["outputs"]
         if len(arrays) != len(inputs):
-            names = ", ".join(a["name"] for a in inputs)
+            names = ", ".join(operand["name"] for operand in inputs)
             raise KernelError(
                 f"`{self.metadata['name']}` takes {len(inputs)} arrays",
                 why=f"given {len(arrays)}",
                 hint=names,
             )
         if out is None:
-            results = [np.empty(a["shape"], dtype_of(a["dtype"])) for a in outputs]
+            results = [np.empty(output["shape"], dtype_of(output["dtype"])) for output in outputs]
         else:
             results = [out] if isinstance(out, np.ndarray) else list(out)
             if len(results) != len(outputs):
@@ -82,7 +82,7 @@ class LoadedLibrary:
                 )
         for a, x in zip((*inputs, *outputs), (*arrays, *results)):
             self._check(a, x)
-        if any(not x.flags.writeable for x in results):
+        if any(not result.flags.writeable for result in results):
             raise KernelError("a result's array is read-only", why="out=...", hint="a copy of it")
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (*arrays, *results)]
         code = self._call(*pointers, *self._memory())

@@ -88,12 +88,14 @@ def polyblocks_jit_jax(
       .as_text(*args, stage=) "jaxpr", "plan", "kernels", "nests", "mlir", "llvm" or "asm"; "nests:pack" after a pass
       .memory_analysis(*args) bytes of arguments, results, temporaries and code
 
-    Args: compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators,
-      the outermost decides. static_argnums, static_argnames: arguments that are compile-time
-      constants; also accepted in compile_options. donate_argnums, donate_argnames: arguments that
-      the caller gives up. Results take the place of those of
-        equal type: at once where a kernel makes them of the argument by elementwise arithmetic,
-          else by a copy of XLA's.
+    Args:
+      compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the
+        outermost decides.
+      static_argnums, static_argnames: arguments that are compile-time constants; also accepted in
+        compile_options.
+      donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of
+        those of equal type: at once where a kernel makes them of the argument by elementwise
+        arithmetic, else by a copy of XLA's.
       runtime_args: an older name of compile_options.
       jit_kw: passed on to jax.jit.
     Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp
@@ -123,7 +125,7 @@ def polyblocks_jit_jax(
 
 def _refuse_options(jit_kw: dict) -> None:
     """Refuses options of pbkern that are given as if they were jax.jit's."""
-    options = {f.name for f in dataclasses.fields(CompileOptions)} - {
+    options = {field.name for field in dataclasses.fields(CompileOptions)} - {
         *inspect.signature(jax.jit).parameters
     }
     for name in (n for n in jit_kw if n in options):
@@ -179,9 +181,11 @@ def polymage_jit_jax(
 
     "std": plain JAX, op by op. "xla": jax.jit. "polyblocks", the default: polyblocks_jit_jax.
 
-    Args: compile_options: as of polyblocks_jit_jax; with "std" and "xla", those alone that can act
-      there. runtime_args: an older name of compile_options. kw: passed on to jax.jit; none with
-      "std".
+    Args:
+      compile_options: as of polyblocks_jit_jax; with "std" and "xla", those alone that can act
+        there.
+      runtime_args: an older name of compile_options.
+      kw: passed on to jax.jit; none with "std".
     Raises OptionError for options that the backend cannot obey.
     """
     compile_options = named_once(compile_options, runtime_args)
@@ -324,10 +328,10 @@ class JitFunction(PickledByName, Generic[P, R]):
     ) -> fuse.Explanation:
         """Reports what was fused for arguments like these, what was not, at which price, and what XLA keeps.
 
-        Args: measure: compiles each fused kernel and runs it alone on random operands of its sizes,
-          a fraction of a second
-            each; the report then has the measured times beside the predicted ones. Default: nothing
-            is compiled or run.
+        Args:
+          measure: compiles each fused kernel and runs it alone on random operands of its sizes, a
+            fraction of a second each; the report then has the measured times beside the predicted
+            ones. Default: nothing is compiled or run.
           verbose: lists every fusion in place of counting them.
           args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are
             given by position.
@@ -341,12 +345,12 @@ class JitFunction(PickledByName, Generic[P, R]):
         found = dataclasses.replace(found, verbose=verbose)
         if not measure:
             return found
-        reported = {k.name for k in found.kernels}
+        reported = {kernel.name for kernel in found.kernels}
         return found.with_times(
             {
-                k.name: kernel_seconds(k, options)
-                for k in build.fused.kernels()
-                if k.name in reported
+                kernel.name: kernel_seconds(kernel, options)
+                for kernel in build.fused.kernels()
+                if kernel.name in reported
             }
         )
 
@@ -410,7 +414,9 @@ class JitFunction(PickledByName, Generic[P, R]):
             False
         ):  # what is compiled is asked for, whether or not calls compile now
             traced = self.trace(*args, **kwargs)
-        return next(e.params for e in equations(traced.jaxpr.jaxpr) if e.primitive is call.call_p)
+        return next(
+            eqn.params for eqn in equations(traced.jaxpr.jaxpr) if eqn.primitive is call.call_p
+        )
 
     def _into_buffers(self, args: tuple, kwargs: dict) -> result_pool.IntoBuffers | None:
         """The function, compiled for arguments like these to write large results to given places, see api/result_pool.py."""
@@ -423,8 +429,8 @@ class JitFunction(PickledByName, Generic[P, R]):
 
 def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
     """Counts the costs of what was compiled for a jaxpr that binds the primitive."""
-    p = next(e.params for e in equations(traced.jaxpr) if e.primitive is call.call_p)
-    plan = current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]).fused
+    eqn = next(e.params for e in equations(traced.jaxpr) if e.primitive is call.call_p)
+    plan = current_plan(eqn["jaxpr"], eqn["name"], eqn["options"], eqn["donated"]).fused
     return stages.Costs.of(plan.explanation, len(plan.programs()))
 
 
@@ -437,7 +443,7 @@ def _runs_op_by_op(args: tuple, kwargs: dict) -> bool:
         return True
     if not _jax.looks_for_bad_numbers() or _jax.is_tracing():
         return False
-    return not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
 def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:
@@ -457,9 +463,13 @@ def _largest(results: Any) -> int:
     types = [
         t
         for t in map(jax.typeof, jax.tree.leaves(results))
-        if all(isinstance(n, int) for n in t.shape)
+        if all(isinstance(size, int) for size in t.shape)
     ]
     return max(
-        (math.prod(t.shape) * t.dtype.itemsize for t in types if isinstance(t.dtype, np.dtype)),
+        (
+            math.prod(type_.shape) * type_.dtype.itemsize
+            for type_ in types
+            if isinstance(type_.dtype, np.dtype)
+        ),
         default=0,
     )

@@ -45,10 +45,10 @@ class Device(Protocol):
 class Memory(Protocol):
     """Services that a call with addresses asks of a framework's arrays.
 
-    Attributes: device: on which the arrays are; None: they are in this computer's memory. openmp:
-      file of a library that is the OpenMP runtime whose threads programs run on, or is linked to
-      it; None: calls go
-        through JAX, on XLA's threads.
+    Attributes:
+      device: on which the arrays are; None: they are in this computer's memory.
+      openmp: file of a library that is the OpenMP runtime whose threads programs run on, or is
+        linked to it; None: calls go through JAX, on XLA's threads.
       address: of an array's first element.
       before_call: is called in the calling thread before a program runs; None: nothing is.
     """
@@ -83,7 +83,7 @@ class DirectPlan:
     Raises what compiling raises.
 
     checks: per check of a range in the jaxpr, in order, what it checks. A call whose numbers are
-      out of it raises.
+    out of it raises.
 
     Attributes:
       run: the function; calling the plan is the same, and 0.1 us slower.
@@ -111,8 +111,8 @@ class DirectPlan:
         self._whole = None if self._is_direct(options) else self._by_jax(name, options)
         if self._whole is None:
             self._link(plan)
-        self._operands = memory.operands([a.dtype for a in jaxpr.in_avals])
-        self._made = [memory.result(a.dtype) for a in jaxpr.out_avals]
+        self._operands = memory.operands([aval.dtype for aval in jaxpr.in_avals])
+        self._made = [memory.result(aval.dtype) for aval in jaxpr.out_avals]
         run = self._one_program() or self._several_steps
         self.run: Callable[[Sequence[Any]], Values] = self._checked(run, checks) if checks else run
 
@@ -122,12 +122,17 @@ class DirectPlan:
     def _is_direct(self, options: CompileOptions) -> bool:
         """Whether the plan's values are the arrays of the call: complex numbers, for one, are pairs in it; checks need JAX."""
         plan = self.build.fused
-        inner: list[Any] = [v.aval for v in (*plan.jaxpr.invars, *plan.jaxpr.outvars)]
+        inner: list[Any] = [var.aval for var in (*plan.jaxpr.invars, *plan.jaxpr.outvars)]
         outer: list[Any] = [*self.jaxpr.in_avals, *self.jaxpr.out_avals]
         same = [(a.shape, a.dtype) for a in inner] == [(a.shape, a.dtype) for a in outer]
         on_cpu, memory = options.target == "cpu", self._memory
         here = memory.openmp is not None if on_cpu else memory.device is not None
-        return here and same and plan.whole is None and not any(can_fail(k) for k in plan.kernels())
+        return (
+            here
+            and same
+            and plan.whole is None
+            and not any(can_fail(kernel) for kernel in plan.kernels())
+        )
 
     def _several_steps(self, arrays: Sequence[Any]) -> Values:
         values = self._operands(arrays)
@@ -172,7 +177,7 @@ class DirectPlan:
             made = run(arrays)
             if (counted.value, in_range.reported_by_xla()) != before:
                 with jax.enable_x64(True):
-                    ranges.check([to_jax(a) for a in operands(arrays)])
+                    ranges.check([to_jax(operand) for operand in operands(arrays)])
             return made
 
         return checked
@@ -181,7 +186,8 @@ class DirectPlan:
         """Gives every value of the plan its place in the list that a call fills."""
         inputs = list(plan.jaxpr.invars)
         constants = [
-            (v, self._constant(c, v.aval)) for v, c in zip(plan.jaxpr.constvars, plan.consts)
+            (var, self._constant(const, var.aval))
+            for var, const in zip(plan.jaxpr.constvars, plan.consts)
         ]
         outputs = plan.jaxpr.outvars
         literals = [
@@ -195,28 +201,30 @@ class DirectPlan:
         self._constants = [c for _, c in constants + literals]
         seen, filled = set(places.values()), len(places)
         for segment in plan.segments:
-            reads = [places[v] for v in segment.reads]
+            reads = [places[read] for read in segment.reads]
             program = self._program if self._target == "cpu" else self._launches
             self._steps.append(
                 program(segment, reads) if segment.is_ours else self._xla_step(segment, reads)
             )
-            places |= {v: filled + k for k, v in enumerate(segment.makes)}
+            places |= {make: filled + k for k, make in enumerate(segment.makes)}
             filled += len(segment.makes)
-        for k, v in enumerate(outputs):
-            place = places[k if isinstance(v, jex.Literal) else v]
+        for k, output in enumerate(outputs):
+            place = places[k if isinstance(output, jex.Literal) else output]
             self._results.append((place, place in seen))  # inputs, constants and repeats are copied
             seen.add(place)
 
     def _program(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
         compiled, memory = self.build.compiled[segment.body.name], self._memory  # type: ignore[union-attr]
         call = direct.entry(compiled, memory.openmp)
-        outputs = [(tuple(b.type.shape), b.type.dtype) for b in compiled.program.outputs]
+        outputs = [
+            (tuple(output.type.shape), output.type.dtype) for output in compiled.program.outputs
+        ]
         makers = [memory.empty(*output) for output in outputs]
         addresses = struct.Struct(f"{len(reads) + len(outputs)}P").pack
         large = [
-            (k, b.type.nbytes)
-            for k, b in enumerate(compiled.program.outputs)
-            if b.type.nbytes >= direct.HUGE_BYTES
+            (k, output.type.nbytes)
+            for k, output in enumerate(compiled.program.outputs)
+            if output.type.nbytes >= direct.HUGE_BYTES
         ]
         address, before = memory.address, memory.before_call
 
@@ -226,7 +234,7 @@ class DirectPlan:
             made = [make() for make in makers]
             for k, nbytes in large:
                 direct.ask_for_huge_pages(address(made[k]), nbytes)
-            call(addresses(*[address(values[k]) for k in reads], *[address(a) for a in made]))
+            call(addresses(*[address(values[read]) for read in reads], *[address(a) for a in made]))
             return made
 
         return step
@@ -236,8 +244,10 @@ class DirectPlan:
         compiled, memory = self.build.compiled[segment.body.name], self._memory  # type: ignore[union-attr]
         target: Any = get_target(self._target)
         call, temporaries = target.direct_entry(compiled)
-        multiples = [target.alignment(b.type.nbytes) for b in compiled.program.inputs]
-        outputs = [(tuple(b.type.shape), b.type.dtype) for b in compiled.program.outputs]
+        multiples = [target.alignment(operand.type.nbytes) for operand in compiled.program.inputs]
+        outputs = [
+            (tuple(output.type.shape), output.type.dtype) for output in compiled.program.outputs
+        ]
         makers = [memory.empty(*output) for output in outputs]
         arena = memory.empty((max(temporaries, 1),), np.dtype(np.uint8))
         addresses = struct.Struct(f"{max(len(reads) + len(outputs), 1)}P").pack
@@ -248,8 +258,8 @@ class DirectPlan:
             with device.entered():
                 made, held = [make() for make in makers], arena()
                 read = [
-                    v if not address(v) % n else memory.copy(v)
-                    for v, n in zip((values[k] for k in reads), multiples)
+                    v if not address(v) % multiple else memory.copy(v)
+                    for v, multiple in zip((values[k] for k in reads), multiples)
                 ]
                 call(addresses(*map(address, (*read, *made))), address(held), device.stream())
             return made
@@ -268,7 +278,7 @@ class DirectPlan:
 
     def _xla_step(self, segment: Segment, reads: list[int]) -> Callable[[Values], Values]:
         call = self._on_jax(jax.jit(jex.jaxpr_as_fun(segment.body)))
-        return lambda values: call([values[k] for k in reads])
+        return lambda values: call([values[read] for read in reads])
 
     def _on_jax(self, call: Callable) -> Callable[[Values], Values]:
         """A function of JAX's arrays on the framework's."""

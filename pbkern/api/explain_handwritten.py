@@ -33,10 +33,11 @@ def explained(
 ) -> Explanation:
     """The explanation with an entry for each hand-written kernel and each Pallas call of the function `jaxpr`.
 
-    Args: pallas_is_native: whether pbkern.pallas.install() is in force; otherwise XLA gets what JAX
-      makes of the call.
+    Args:
+      pallas_is_native: whether pbkern.pallas.install() is in force; otherwise XLA gets what JAX
+        makes of the call.
     """
-    written = tuple(_report(e, target_name, pallas_is_native) for e in _calls(jaxpr))
+    written = tuple(_report(call, target_name, pallas_is_native) for call in _calls(jaxpr))
     left = explanation.left
     if pallas_is_native:  # XLA calls it, but it is a kernel
         left = tuple(
@@ -81,7 +82,8 @@ def _report(eqn, target_name: str, pallas_is_native: bool) -> HandWrittenKernel:
 
     try:
         kernel = import_call(
-            **{k: v for k, v in eqn.params.items() if k != "interpret"}, target=target_name
+            **{key: param for key, param in eqn.params.items() if key != "interpret"},
+            target=target_name,
         ).kernel
     except UnsupportedOp as e:
         return HandWrittenKernel(name, "Pallas", at, grid, (f"cannot be compiled: {e.what}",))

@@ -32,7 +32,7 @@ def random_operands(types: Sequence[ArrayType], seed: int = 0) -> list[jax.Array
             return jnp.asarray(rng.standard_normal(t.shape, np.float32).astype(t.dtype))
         return jnp.asarray(rng.integers(0, 2, t.shape, np.int8).astype(t.dtype))
 
-    return [one(t) for t in types]
+    return [one(type_) for type_ in types]
 
 
 def kernel_call(kernel: Kernel, options: CompileOptions) -> Callable[..., list[jax.Array]]:

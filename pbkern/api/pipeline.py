@@ -180,7 +180,7 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
 
 def _leaves(program: HostProgram, error: Exception) -> bool:
     """Whether XLA can run a program that failed to compile: no kernel of the user's, and no mistake of theirs."""
-    by_hand = any(k.defined_at for k in program.kernels())
+    by_hand = any(kernel.defined_at for kernel in program.kernels())
     unsupported = (
         isinstance(error, UnsupportedOp) and config.current().fallback and not fallback.is_strict()
     )
@@ -204,7 +204,7 @@ def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:
             raise OptionError(
                 f"mm_conv_precision_mode {mode!r} takes integer operands",
                 at=_jax.user_line(eqn),
-                why=f"{eqn.primitive.name} of {' and '.join(a.aval.str_short() for a in eqn.invars)}",
+                why=f"{eqn.primitive.name} of {' and '.join(var.aval.str_short() for var in eqn.invars)}",
                 hint="convert the operands to integers in the function, or choose a float mode",
             )
 
@@ -304,8 +304,8 @@ def warn_of_gathering(kernel: Kernel, devices: int) -> None:
         operands = ", ".join(map(str, kernel.in_types))
         warnings.warn(
             f"kernel `{kernel.name}` runs whole on each of {devices} devices, where its operands are gathered: {operands} "
-            f"({sum(t.nbytes for t in kernel.in_types)} bytes). jax.shard_map divides the work, and each device runs it on "
-            "its own part",
+            f"({sum(type_.nbytes for type_ in kernel.in_types)} bytes). jax.shard_map divides the work, and each device "
+            "runs it on its own part",
             stacklevel=2,
         )
 

@@ -113,7 +113,8 @@ class IntoBuffers:
 
     def __call__(self, leaves: Sequence, device: jax.Device | None) -> Any:
         arrays = {
-            n: jax.device_put(POOL.array(t.shape, t.dtype), device) for n, t in self.places.items()
+            n: jax.device_put(POOL.array(place.shape, place.dtype), device)
+            for n, place in self.places.items()
         }
         others, done = self.run(leaves, list(arrays.values()))
         jax.block_until_ready(done)
@@ -140,7 +141,7 @@ def into_buffers(
     outputs = zip(plan.segments[0].makes, programs[0].outputs)
     large = {v: b.type for v, b in outputs if b.type.nbytes >= target.POOLED_BYTES}
     at = {
-        n: large[v] for v in large for n, r in enumerate(results) if r is v
+        n: large[v] for v in large for n, result in enumerate(results) if result is v
     }  # in the order of the program's outputs
     if len(at) != len(large) or not at or any(call.outvars[n].aval.weak_type for n in at):
         return None
@@ -154,11 +155,11 @@ def into_buffers(
             ends.append(end)
             placed, small = iter(places), iter(others)
             return [
-                next(placed if b.type.nbytes >= target.POOLED_BYTES else small)
-                for b in program.outputs
+                next(placed if output.type.nbytes >= target.POOLED_BYTES else small)
+                for output in program.outputs
             ]
 
-        operands = [a.val if isinstance(a, jex.Literal) else env[a] for a in call.invars]
+        operands = [var.val if isinstance(var, jex.Literal) else env[var] for var in call.invars]
         with _jax.types_kept(traced.jaxpr):
             found = plan.evaluate(operands, program_into)
         return [r for n, r in enumerate(found) if n not in at], ends[0]
@@ -168,7 +169,7 @@ def into_buffers(
 
 def _has_effects(program: HostProgram) -> bool:
     """Whether kernels write to operands or can fail."""
-    return any(k.shared or checks.can_fail(k) for k in program.kernels())
+    return any(kernel.shared or checks.can_fail(kernel) for kernel in program.kernels())
 
 
 _dispatches: weakref.WeakSet[Dispatch] = weakref.WeakSet()

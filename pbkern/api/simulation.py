@@ -52,10 +52,10 @@ def simulate(
 ) -> Simulation:
     """Runs a function or a kernel as the code of an NVIDIA GPU, on NumPy, without a GPU.
 
-    Args: f: a decorated or a plain function of JAX arrays, a `pbkern.kernel`, or a traced Kernel.
+    Args:
+      f: a decorated or a plain function of JAX arrays, a `pbkern.kernel`, or a traced Kernel.
       device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100".
-      Default: that of a decorated
-        function's compile_options, else "sm_90a".
+        Default: that of a decorated function's compile_options, else "sm_90a".
       check: races, and reads of shared memory before a store, are found. Default True.
     Raises SimulationError where threads race, wait for ever, are not together, or leave their
     arrays; UnsupportedOp, OptionError.
@@ -86,15 +86,17 @@ def simulate(
 
     def run(program: HostProgram, operands) -> list:
         compiled: Compiled = build.compiled[program.name]
-        found, cost = compiled.simulated([np.asarray(o) for o in operands], check)
+        found, cost = compiled.simulated([np.asarray(operand) for operand in operands], check)
         checks.raise_failed(program.kernels())
         counts.append(cost)
         return found
 
     flat = traced.trace(*args, **kwargs)
     leaves = [
-        np.asarray(a) if not jax.dtypes.issubdtype(jax.typeof(a).dtype, jax.dtypes.extended) else a
-        for a in jax.tree.leaves(_dynamic(options, args, kwargs))
+        np.asarray(leaf)
+        if not jax.dtypes.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.extended)
+        else leaf
+        for leaf in jax.tree.leaves(_dynamic(options, args, kwargs))
     ]
     results = _evaluated(flat.jaxpr, leaves, lambda operands: build.fused.evaluate(operands, run))
     tree = jax.tree.structure(flat.out_info)
@@ -119,25 +121,25 @@ def _evaluated(traced: jex.ClosedJaxpr, leaves: list, call: Callable[[list], lis
     for eqn in traced.jaxpr.eqns:
         if eqn.primitive is not call_p:
             raise InternalError("a traced function binds another primitive", why=eqn.primitive.name)
-        env.update(zip(eqn.outvars, call([value(a) for a in eqn.invars])))
-    return [value(a) for a in traced.jaxpr.outvars]
+        env.update(zip(eqn.outvars, call([value(var) for var in eqn.invars])))
+    return [value(var) for var in traced.jaxpr.outvars]
 
 
 def _dynamic(options: CompileOptions, args: tuple, kwargs: dict) -> tuple:
     """Arguments without those that are compile-time constants."""
-    positions = {p % len(args) for p in options.static_argnums} if args else set()
-    return [a for k, a in enumerate(args) if k not in positions], {
-        n: v for n, v in kwargs.items() if n not in options.static_argnames
+    positions = {argnum % len(args) for argnum in options.static_argnums} if args else set()
+    return [arg for k, arg in enumerate(args) if k not in positions], {
+        n: value for n, value in kwargs.items() if n not in options.static_argnames
     }
 
 
 def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -> Simulation:
     build = compile_programs(build_kernel(kernel), options)
     (compiled,) = build.compiled.values()
-    results, counts = compiled.simulated([np.asarray(a) for a in args], check)
+    results, counts = compiled.simulated([np.asarray(arg) for arg in args], check)
     checks.raise_failed([kernel])
     return Simulation(results, [kernel], _texts([compiled]), counts)
 
 
 def _texts(compiled: list[Compiled]) -> list[str]:
-    return [c.codes[id(k)].ptx for c in compiled for k in c.program.kernels()]
+    return [c.codes[id(kernel)].ptx for c in compiled for kernel in c.program.kernels()]

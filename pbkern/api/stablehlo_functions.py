@@ -29,9 +29,9 @@ def from_stablehlo(source: Any, *, compile_options: Any = None) -> ImportedFunct
     arguments and results of the function that it exported. It is like a function that pbkern.jit
     decorates: `.explain`, `.kernels`, `.as_text` and JAX's transformations work.
 
-    Args: source: a path; bytes (MLIR's bytecode, a portable artefact, what
-      jax.export.Exported.serialize gives); the program's
-        text; a jax.export.Exported.
+    Args:
+      source: a path; bytes (MLIR's bytecode, a portable artefact, what
+        jax.export.Exported.serialize gives); the program's text; a jax.export.Exported.
       compile_options: as of pbkern.jit, without static arguments.
     Raises ArgumentError for what is no StableHLO program, UnsupportedOp, which names all operations
     that cannot be imported, OptionError; when called, ArgumentError for arguments of other types
@@ -58,7 +58,7 @@ class ImportedFunction:
         self._source, imported = source, import_program(source)
         self.in_avals = _arguments(source, imported)
         self.out_avals = tuple(imported.jaxpr.out_avals)
-        self._is_wide = any(a.dtype in WIDE for a in (*self.in_avals, *self.out_avals))
+        self._is_wide = any(aval.dtype in WIDE for aval in (*self.in_avals, *self.out_avals))
         function = _function(source, imported, self.in_avals)
         self._jitted: JitFunction = polyblocks_jit_jax(function, compile_options=compile_options)
         self.__name__ = imported.name
@@ -75,7 +75,7 @@ class ImportedFunction:
     @property
     def example(self) -> tuple[tuple, dict]:
         """(arguments, keywords) of the program, as types."""
-        leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.in_avals]
+        leaves = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self.in_avals]
         exported = self._source.exported
         return jax.tree.unflatten(exported.in_tree, leaves) if exported else (tuple(leaves), {})
 
@@ -101,7 +101,7 @@ class ImportedFunction:
         return method
 
     def __repr__(self) -> str:
-        types = ", ".join(a.str_short() for a in self.in_avals)
+        types = ", ".join(aval.str_short() for aval in self.in_avals)
         return f"<pbkern.from_stablehlo `{self.__name__}` of ({types})>"
 
 
@@ -118,7 +118,8 @@ def _function(source: Source, imported: Imported, in_avals: tuple[Any, ...]):
     def program(*args, **kwargs):
         leaves = _flat(source, imported.name, len(in_avals), args, kwargs)
         arrays = [
-            _checked(x, a, k, imported.name) for k, (x, a) in enumerate(zip(leaves, in_avals))
+            _checked(leaf, aval, k, imported.name)
+            for k, (leaf, aval) in enumerate(zip(leaves, in_avals))
         ]
         results = run(*[arrays[k] for k in kept])
         if exported:

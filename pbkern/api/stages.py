@@ -67,7 +67,7 @@ class Record:
 
     def show_kernels(self, kernels: list[Kernel]) -> None:
         self.kernels = kernels
-        self.texts["kernels"] = lambda: "\n\n".join(k.source() for k in kernels)
+        self.texts["kernels"] = lambda: "\n\n".join(kernel.source() for kernel in kernels)
 
     def text(self, stage: str) -> str:
         """One stage's text; "nests:merge nests" is that of a stage after one of its passes.
@@ -103,11 +103,12 @@ class Record:
 class MemoryAnalysis:
     """Memory of one call, in bytes. Names are those of XLA's memory_analysis() where it has them.
 
-    Attributes: argument_size_in_bytes, output_size_in_bytes: arrays that the caller holds before
-      and after. alias_size_in_bytes: the part of the results that is in donated arguments.
+    Attributes:
+      argument_size_in_bytes, output_size_in_bytes: arrays that the caller holds before and after.
+      alias_size_in_bytes: the part of the results that is in donated arguments.
       arena_size_in_bytes: what compiled programs hold for temporaries between kernels and for
-      scratch of all threads;
-        calls that run at the same time have one each. Programs keep their arenas from call to call.
+        scratch of all threads; calls that run at the same time have one each. Programs keep their
+        arenas from call to call.
       temp_size_in_bytes: the arenas, and what XLA allocates between programs and for operations
         left to it.
       peak_memory_in_bytes: arguments, results and temporaries together; what is aliased counts
@@ -149,16 +150,17 @@ class MemoryAnalysis:
             "peak": self.peak_memory_in_bytes,
             "code": self.generated_code_size_in_bytes,
         }
-        return "\n".join(f"{name:16} {n / 2**20:10.3f} MB" for name, n in rows.items())
+        return "\n".join(f"{name:16} {row / 2**20:10.3f} MB" for name, row in rows.items())
 
 
 @dataclass(frozen=True)
 class Costs:
     """Knowledge of a function's plan that XLA lacks, about one call.
 
-    Attributes: programs: custom calls; XLA counts each as -1. flops, nbytes, seconds: operations,
-      compulsory bytes, predicted time of all fused kernels; None where it depends on
-        values how often one runs.
+    Attributes:
+      programs: custom calls; XLA counts each as -1.
+      flops, nbytes, seconds: operations, compulsory bytes, predicted time of all fused kernels;
+        None where it depends on values how often one runs.
     """
 
     programs: int
@@ -168,10 +170,10 @@ class Costs:
 
     @classmethod
     def of(cls, explanation: Any, programs: int) -> Costs:
-        if any(k.runs is None for k in explanation.kernels):
+        if any(kernel.runs is None for kernel in explanation.kernels):
             return cls(programs, None, None, None)
         totals = [
-            sum(k.runs * figure(k.cost) for k in explanation.kernels)
+            sum(kernel.runs * figure(kernel.cost) for kernel in explanation.kernels)
             for figure in (lambda c: c.flops, lambda c: c.bytes_moved, lambda c: c.seconds)
         ]
         return cls(programs, *map(float, totals))
@@ -251,14 +253,14 @@ def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
     (at / "passes").mkdir()
     for stage in record.again:
         runs = record.passes(stage)
-        for of in dict.fromkeys(r.of for r in runs):
+        for of in dict.fromkeys(run.of for run in runs):
             name = re.sub(r"\W+", "_", of).strip("_")
             (at / "passes" / f"{stage}_{name}.txt").write_text(
-                shown([r for r in runs if r.of == of])
+                shown([run for run in runs if run.of == of])
             )
-        for name in dict.fromkeys(r.name for r in runs):
+        for name in dict.fromkeys(run.name for run in runs):
             record.milliseconds[f"  {stage}: {name}"] = sum(
-                r.milliseconds for r in runs if r.name == name
+                run.milliseconds for run in runs if run.name == name
             )
     (at / "times.txt").write_text(record.times() + "\n")
     for number, kernel in enumerate(record.kernels):
@@ -270,11 +272,11 @@ def dump(record: Record, folder: pathlib.Path) -> pathlib.Path:
 def shown(runs: list[Ran]) -> str:
     """Text of what passes made one after the other of one thing."""
     parts, before = [], None
-    for r in runs:
+    for run in runs:
         parts.append(
-            f"--- {r.name} ({r.milliseconds:.2f} ms)\n{'unchanged' if r.text == before else r.text}\n"
+            f"--- {run.name} ({run.milliseconds:.2f} ms)\n{'unchanged' if run.text == before else run.text}\n"
         )
-        before = r.text
+        before = run.text
     return "\n".join(parts)
 
 

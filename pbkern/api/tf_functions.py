@@ -101,7 +101,9 @@ class TfFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs:  # tensors alone, of types that were met before: the rest of a call takes longer than small functions
-            key = tuple([(a.shape, a.dtype) if type(a) is self._tensor else None for a in args])
+            key = tuple(
+                [(arg.shape, arg.dtype) if type(arg) is self._tensor else None for arg in args]
+            )
             compiled = self._of_tensors.get(key)
             if compiled is not None:
                 return compiled(args)
@@ -109,9 +111,9 @@ class TfFunction:
         if (
             not kwargs
             and self.input_signature is None
-            and all(type(a) is self._tensor for a in args)
+            and all(type(arg) is self._tensor for arg in args)
         ):
-            self._of_tensors[tuple([(t.shape, t.dtype) for t in tensors])] = compiled
+            self._of_tensors[tuple([(tensor.shape, tensor.dtype) for tensor in tensors])] = compiled
         return compiled(tensors)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -183,7 +185,7 @@ def _compile(fn: Callable, given: Any, options: CompileOptions) -> _Compiled:
         return run(*arrays)
 
     program.__name__ = name
-    types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in imported.jaxpr.in_avals)
+    types = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in imported.jaxpr.in_avals)
     call: JitFunction = JitFunction(program, options, {})
     return _Compiled(
         captured, call, types, DirectPlan(imported.jaxpr, name, options, TfMemory()).run

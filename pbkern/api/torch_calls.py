@@ -30,7 +30,7 @@ class TorchExplanation:
     """Report of what became of a function's graphs; its text is a line per graph and kernel.
 
     graphs: in order of capture. sparse: a sparse argument of calls that ran in Torch, if there was
-      one.
+    one.
     """
 
     graphs: tuple[captured.Graph, ...]
@@ -38,15 +38,15 @@ class TorchExplanation:
 
     def __str__(self) -> str:
         lines = [f"calls with sparse arguments run in Torch: {what}" for what in self.sparse]
-        for g in self.graphs:
-            kernels, left = g.kernels(), g.left_to_xla()
+        for graph in self.graphs:
+            kernels, left = graph.kernels(), graph.left_to_xla()
             lines.append(
-                f"graph {g.number} ({g.kind}): {len(kernels)} kernel(s), {len(left)} operation(s) left to XLA, "
-                f"{len(g.in_torch)} run in Torch"
+                f"graph {graph.number} ({graph.kind}): {len(kernels)} kernel(s), {len(left)} operation(s) left to XLA, "
+                f"{len(graph.in_torch)} run in Torch"
             )
-            lines += [f"  kernel {k.name}: grid {list(k.grid)}" for k in kernels]
+            lines += [f"  kernel {kernel.name}: grid {list(kernel.grid)}" for kernel in kernels]
             lines += [f"  XLA: {x.op}{f' at {x.at}' if x.at else ''}: {x.why}" for x in left]
-            lines += [f"  Torch: {what}" for what in g.in_torch]
+            lines += [f"  Torch: {what}" for what in graph.in_torch]
         return "\n".join(lines)
 
 

@@ -32,9 +32,10 @@ def polyblocks_jit_torch(
 
       .explain(*args)         makes a call, and shows the graphs captured so far: kernels, what runs in Torch or XLA, with lines
 
-    Args: compile_options: dictionary of options, see pbkern.CompileOptions;
-      `torch_polyblocks_select_graphs` and
-        `torch_polyblocks_filter_graphs` choose graphs by number, in order of capture.
+    Args:
+      compile_options: dictionary of options, see pbkern.CompileOptions;
+        `torch_polyblocks_select_graphs` and `torch_polyblocks_filter_graphs` choose graphs by
+        number, in order of capture.
       runtime_args: an older name of compile_options.
     Raises OptionError for options that mean nothing here; TargetError where Torch is not installed.
     A call raises UnsupportedOp for tensors that kernels cannot read, and with strict_target for

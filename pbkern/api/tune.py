@@ -70,10 +70,11 @@ class TunedKernel:
 class Tuning:
     """Results of `tune`.
 
-    Attributes: kernels: each fused kernel alone. A kernel that the budget did not reach has tried 0
-      candidates. before, after: seconds of the whole function, least of alternating calls, with the
-      model's choices and with the
-        kernels' best.
+    Attributes:
+      kernels: each fused kernel alone. A kernel that the budget did not reach has tried 0
+        candidates.
+      before, after: seconds of the whole function, least of alternating calls, with the model's
+        choices and with the kernels' best.
       kept: whether the kernels' best are now the function's; otherwise the model's choices stay.
       seconds: that tuning took.
     """
@@ -86,26 +87,27 @@ class Tuning:
     seconds: float
 
     def __str__(self) -> str:
-        better = any(k.choice != fuse.Choice() for k in self.kernels)
+        better = any(kernel.choice != fuse.Choice() for kernel in self.kernels)
         why = "not faster as a whole" if better else "nothing better"
         verdict = "kept" if self.kept else f"{why}: the model's choices stay"
         times = f"{self.before * 1e3:.3f} ms" + (
             f" before, {self.after * 1e3:.3f} ms tuned" if better else ""
         )
         head = f"{self.name}: {times}, {verdict}; {self.seconds:.1f} s"
-        return "\n".join([head, *(f"  {k}" for k in self.kernels)])
+        return "\n".join([head, *(f"  {kernel}" for kernel in self.kernels)])
 
 
-def tune(f: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning:
+def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning:
     """Searches schedules of f's kernels for arguments like these, prints what it chose, and keeps it.
 
     Later compilations of the same program, in this process and in others on the same kind of
     machine, use what was found; `pbkern cache clear` forgets it. A result is never kept that was
     measured to be slower than the default.
 
-    Args: f: a function decorated with pbkern.jit, or a plain one. args, kwargs: its arguments.
-      Types in place of arrays stand for random arrays; give arrays where values decide how
-        long the function takes.
+    Args:
+      function: a function decorated with pbkern.jit, or a plain one.
+      args, kwargs: its arguments. Types in place of arrays stand for random arrays; give arrays
+        where values decide how long the function takes.
       budget: seconds that the search may take, about; compiling a candidate is not interrupted.
     Raises OptionError for a budget that is not above 0.
     """
@@ -114,7 +116,7 @@ def tune(f: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning
             "the budget of tuning must be positive", why=f"budget={budget!r}", hint="30: seconds"
         )
     begin = time.monotonic()
-    jitted: Any = f if hasattr(f, "explain") else decorators.jit(f)
+    jitted: Any = function if hasattr(function, "explain") else decorators.jit(function)
     args, kwargs = _arrays((args, kwargs))
     jaxpr, name, options = jitted.call_of(*args, **kwargs)
     with tuned_choices.trial(()):
@@ -222,7 +224,7 @@ class _Search:
         for name, values in self.target.variations():
             for value in values:
                 best = min(self.times, key=self.times.__getitem__)
-                others = tuple(p for p in best.params if p[0] != name)
+                others = tuple(param for param in best.params if param[0] != name)
                 yield fuse.Choice(best.blocks, tuple(sorted((*others, (name, value)))))
 
     def final(self) -> tuple[Choice, float, float]:
@@ -244,10 +246,10 @@ def compared(
     """(least time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
 
     Measured in ROUNDS parts: what is faster must be so in each, or other work on the machine
-      decides.
+    decides.
     """
     parts = [least_seconds(calls, seconds / ROUNDS) for _ in range(ROUNDS)]
-    faster = [all(p[n] <= gain * p[0] for p in parts) for n in range(len(calls))]
+    faster = [all(part[n] <= gain * part[0] for part in parts) for n in range(len(calls))]
     return [min(times) for times in zip(*parts)], faster
 
 

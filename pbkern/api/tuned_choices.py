@@ -60,7 +60,9 @@ def remember(jaxpr: jex.ClosedJaxpr, options: CompileOptions, choices: Choices) 
         store.put(
             KIND,
             key,
-            json.dumps([{"blocks": c.blocks, "params": dict(c.params)} for c in choices]).encode(),
+            json.dumps(
+                [{"blocks": choice.blocks, "params": dict(choice.params)} for choice in choices]
+            ).encode(),
         )
 
 

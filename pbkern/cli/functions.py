@@ -57,7 +57,7 @@ def load(
     for part in name.split("."):
         fn = getattr(fn, part, None)
     if not callable(fn) and not isinstance(fn, Kernel):
-        decorated = [n for n, v in vars(module).items() if hasattr(v, "explain")]
+        decorated = [n for n, var in vars(module).items() if hasattr(var, "explain")]
         raise OptionError(
             f"{path} has no function `{name}`",
             hint=f"decorated there: {', '.join(decorated) or 'none'}",
@@ -136,9 +136,9 @@ def explained(where: str, what: str) -> Iterator[None]:
         raise FunctionError(what, at=at, why=f"{type(e).__name__}: {said}") from None
 
 
-def _frames(e: BaseException) -> list[tuple[str, int, str]]:
+def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     """(file, line, function) of a traceback, the innermost last; what JAX leaves out of it counts too."""
-    found, tb = [], e.__traceback__
+    found, tb = [], error.__traceback__
     while tb is not None:
         found.append((tb.tb_frame.f_code.co_filename, tb.tb_lineno, tb.tb_frame.f_code.co_name))
         tb = tb.tb_next
@@ -195,7 +195,7 @@ def arguments_of(fn, module, types: Sequence[str] | None, sizes: Mapping[str, in
             hint=f"--args 'f32[{unused[0]}]' ...",
         )
     if types is not None:
-        return tuple(parse_type(t, sizes) for t in types)
+        return tuple(parse_type(type_, sizes) for type_ in types)
     if isinstance(fn, Kernel) or (isinstance(fn, KernelFunction) and fn.in_types is not None):
         return ()
     example = getattr(fn, "example_args", None) or getattr(module, "example_args", None)
@@ -221,19 +221,19 @@ def parse_type(text: str, sizes: Mapping[str, int] | None = None):
     if (
         found is None
         or dtype not in DTYPES.values()
-        or not all(n.isdigit() or n.isidentifier() for n in words)
+        or not all(word.isdigit() or word.isidentifier() for word in words)
     ):
         hint = f"DTYPE[SIZES] with {', '.join(DTYPES)}, e.g. f32[8,128]"
         if len(several := re.findall(r"\w+\s*\[[^\]]*\]", text)) > 1:
             hint = f"a word for each argument: --args {' '.join(map(repr, several))}"
         raise OptionError("a type is not understood", why=f"{text!r}", hint=hint)
-    missing = [n for n in words if not n.isdigit() and n not in (sizes or {})]
+    missing = [word for word in words if not word.isdigit() and word not in (sizes or {})]
     if missing:
         raise OptionError(
             f"the size `{missing[0]}` has no value", why=f"{text!r}", hint=f"-D {missing[0]}=1080"
         )
     return jax.ShapeDtypeStruct(
-        tuple(int(n) if n.isdigit() else (sizes or {})[n] for n in words), dtype
+        tuple(int(word) if word.isdigit() else (sizes or {})[word] for word in words), dtype
     )
 
 

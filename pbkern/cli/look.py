@@ -66,9 +66,10 @@ def _devices() -> None:
 
     for name in names()[1:]:
         d = device_of(name)
-        m = d.machine
+        machine = d.machine
         print(
-            f"{name}: {d.triple}, {m.vector_bits}-bit vectors, {m.registers} registers, {m.cores} cores; {', '.join(d.needs)}"
+            f"{name}: {d.triple}, {machine.vector_bits}-bit vectors, {machine.registers} registers, "
+            f"{machine.cores} cores; {', '.join(d.needs)}"
         )
 
 

@@ -21,9 +21,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "compile options", "as in compile_options={...}; one hyphen in front will do"
     )
-    for f in dataclasses.fields(CompileOptions):
-        name, dest, kind = f.name.replace("_", "-"), PREFIX + f.name, str(f.type)
-        help = _help(f.name)
+    for field in dataclasses.fields(CompileOptions):
+        name, dest, kind = field.name.replace("_", "-"), PREFIX + field.name, str(field.type)
+        help = _help(field.name)
         if kind == "bool":
             group.add_argument(f"--{name}", dest=dest, action="store_true", default=None, help=help)
             group.add_argument(
@@ -40,7 +40,8 @@ def as_switch(argument: str) -> str:
     option, equals, value = argument.partition("=")
     name = option.removeprefix("--").replace("-", "_")
     if not equals or not any(
-        f.name == name and str(f.type) == "bool" for f in dataclasses.fields(CompileOptions)
+        field.name == name and str(field.type) == "bool"
+        for field in dataclasses.fields(CompileOptions)
     ):
         return argument
     if value.lower() in ("true", "1", "on", "yes"):
@@ -51,9 +52,11 @@ def as_switch(argument: str) -> str:
 def given(parsed: argparse.Namespace) -> dict[str, Any]:
     """Options that were given, as compile_options."""
     values = {
-        name.removeprefix(PREFIX): v for name, v in vars(parsed).items() if name.startswith(PREFIX)
+        name.removeprefix(PREFIX): var
+        for name, var in vars(parsed).items()
+        if name.startswith(PREFIX)
     }
-    return {name: v for name, v in values.items() if v is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _parser(kind: str) -> Callable[[str], Any]:

@@ -85,7 +85,7 @@ def _run_function(parsed: argparse.Namespace) -> None:
             results = _awaited(backend, args)
             first = time.perf_counter() - start
             times = _timed(functools.partial(_awaited, backend, args), calls)
-        leaves = [np.asarray(x) for x in jax.tree.leaves(results)]
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
         said = "" if expected is None else f"  {_compared(leaves, expected)}"
         print(f"{name:10}  first call {first * 1e3:9.2f} ms  then {_shown(times)}{said}")
         expected = leaves if expected is None else expected
@@ -183,10 +183,10 @@ def _run_library(parsed: argparse.Namespace) -> None:
         raise OptionError(
             f"{path} takes {len(inputs)} arrays",
             why=f"given {len(parsed.arrays)}",
-            hint=", ".join(f"{a['name']} {a['memref']}" for a in inputs),
+            hint=", ".join(f"{operand['name']} {operand['memref']}" for operand in inputs),
         )
-    arrays = [_read(p) for p in parsed.arrays] or [
-        _random(a["shape"], dtype_of(a["dtype"])) for a in inputs
+    arrays = [_read(array) for array in parsed.arrays] or [
+        _random(operand["shape"], dtype_of(operand["dtype"])) for operand in inputs
     ]
     results = loaded(*arrays)
     results = results if isinstance(results, tuple) else (results,)
@@ -194,8 +194,8 @@ def _run_library(parsed: argparse.Namespace) -> None:
         lambda: loaded(*arrays, out=results), option_flags.given(parsed).get("num_iters")
     )
     print(f"{metadata['name']}  {_shown(times)}")
-    for a, x in zip(metadata["outputs"], results):
-        print(f"{a['name']} {a['memref']}  checksum {zlib.crc32(x.tobytes()):08x}")
+    for output, result in zip(metadata["outputs"], results):
+        print(f"{output['name']} {output['memref']}  checksum {zlib.crc32(result.tobytes()):08x}")
 
 
 def read_metadata(path: pathlib.Path) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ class Affine(Generic[S]):
 
     @staticmethod
     def make(terms: Mapping[S, int], const: int = 0) -> Affine[S]:
-        kept = ((s, int(c)) for s, c in terms.items() if c)
+        kept = ((s, int(term)) for s, term in terms.items() if term)
         return Affine(tuple(sorted(kept, key=lambda t: str(t[0]))), int(const))
 
     @staticmethod

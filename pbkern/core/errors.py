@@ -129,5 +129,7 @@ class InternalError(PbkernError):
         super().__init__(what, **kw)
 
 
-for _error in [x for x in vars().values() if isinstance(x, type) and x.__module__ == __name__]:
+for _error in [
+    var for var in vars().values() if isinstance(var, type) and var.__module__ == __name__
+]:
     _error.__module__ = "pbkern.errors"  # tracebacks name the class where users find it

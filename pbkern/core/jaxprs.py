@@ -44,17 +44,17 @@ EXPANSIONS: Mapping[str, Callable] = {
 
 def atoms(eqn) -> list[jex.Var]:
     """An equation's operands that are no literals."""
-    return [a for a in eqn.invars if not isinstance(a, jex.Literal)]
+    return [var for var in eqn.invars if not isinstance(var, jex.Literal)]
 
 
 def leading_to(eqns: Sequence, outputs: Iterable, given: Iterable = ()) -> list:
     """Equations in program order that lead to `outputs`, except through `given` values."""
     given = set(given)
     live, kept = set(outputs) - given, []
-    for e in reversed(eqns):
-        if any(v in live for v in e.outvars):
-            kept.append(e)
-            live.update(a for a in atoms(e) if a not in given)
+    for eqn in reversed(eqns):
+        if any(var in live for var in eqn.outvars):
+            kept.append(eqn)
+            live.update(atom for atom in atoms(eqn) if atom not in given)
     return kept[::-1]
 
 
@@ -81,7 +81,7 @@ def _solution(eqn) -> jex.ClosedJaxpr:
     def solution(*operands):
         return solve(*operands[first : first + lengths.solve], *operands[end:])
 
-    return jax.make_jaxpr(solution)(*[fresh_aval(a.aval) for a in eqn.invars])
+    return jax.make_jaxpr(solution)(*[fresh_aval(var.aval) for var in eqn.invars])
 
 
 def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
@@ -116,7 +116,7 @@ def evaluate(
         return atom.val if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        operands = [read(a) for a in eqn.invars]
+        operands = [read(var) for var in eqn.invars]
         inner = called_jaxpr(eqn) if inline_calls else None
         if inner is not None:
             results = evaluate(inner.jaxpr, inner.consts, operands, inline_calls, bind)
@@ -125,12 +125,12 @@ def evaluate(
         else:
             results = bind_again(eqn, operands)
         env.update(zip(eqn.outvars, results))
-    return [read(a) for a in jaxpr.outvars]
+    return [read(var) for var in jaxpr.outvars]
 
 
 def inline(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Removes call equations at a function's top level."""
-    avals = [v.aval for v in closed.jaxpr.invars]
+    avals = [var.aval for var in closed.jaxpr.invars]
     return jax.make_jaxpr(lambda *args: evaluate(closed.jaxpr, closed.consts, args))(*avals)
 
 
@@ -158,7 +158,7 @@ def retrace(closed: jex.ClosedJaxpr, rewrite: Rewrite | None = None) -> jex.Clos
     None to keep the equation.
     """
     for _ in range(MAX_PASSES):
-        avals = [fresh_aval(v.aval) for v in closed.jaxpr.invars]
+        avals = [fresh_aval(var.aval) for var in closed.jaxpr.invars]
         traced, before = _Retrace(rewrite), closed
         closed = jax.make_jaxpr(lambda *args: traced.run(before.jaxpr, before.consts, args))(*avals)  # noqa: B023
         if not _has_dead_equations(closed.jaxpr):
@@ -183,7 +183,7 @@ def retrace_into(
 
 def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
     """The carries of loops side by side, as vmap makes them: each stands still once its own element
-      of the predicate is false.
+    of the predicate is false.
 
     `goes_on(carries)` is bool[*loops], each carry has shape [*loops, ...], or is a pytree of such.
     """
@@ -210,10 +210,10 @@ class _Retrace:
         self.rewrite, self.constant = rewrite, constant
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence) -> list:
-        env = {v: _constant(self.constant(c)) for v, c in zip(jaxpr.constvars, consts)} | dict(
-            zip(jaxpr.invars, args)
-        )
-        live, producers = live_equations(jaxpr), {v: e for e in jaxpr.eqns for v in e.outvars}
+        env = {
+            var: _constant(self.constant(const)) for var, const in zip(jaxpr.constvars, consts)
+        } | dict(zip(jaxpr.invars, args))
+        live, producers = live_equations(jaxpr), {var: e for e in jaxpr.eqns for var in e.outvars}
         wanted = _read_variables(jaxpr, live)
 
         def read(atom):
@@ -227,9 +227,9 @@ class _Retrace:
                     if eqn.primitive.name == "cond":
                         results = self.cond(eqn, *selector(eqn, producers), read)
                     else:
-                        results = self.step(eqn, [read(a) for a in eqn.invars], wanted)
+                        results = self.step(eqn, [read(var) for var in eqn.invars], wanted)
                 env.update(zip(eqn.outvars, results))
-        return [read(a) for a in jaxpr.outvars]
+        return [read(var) for var in jaxpr.outvars]
 
     def step(self, eqn, operands: list, wanted: set) -> Sequence:
         inner = called_jaxpr(eqn)
@@ -266,36 +266,36 @@ class _Retrace:
 
     def scan(self, eqn, operands: list, wanted: set) -> Sequence:
         """The loop without results that nothing reads: each round would store a part of them."""
-        p = params_of(eqn)
-        stacked = [v in wanted for v in eqn.outvars[p["num_carry"] :]]
-        inner, carries = p["jaxpr"], p["num_consts"] + p["num_carry"]
+        params = params_of(eqn)
+        stacked = [var in wanted for var in eqn.outvars[params["num_carry"] :]]
+        inner, carries = params["jaxpr"], params["num_consts"] + params["num_carry"]
         consts, init, xs = (
-            operands[: p["num_consts"]],
-            operands[p["num_consts"] : carries],
+            operands[: params["num_consts"]],
+            operands[params["num_consts"] : carries],
             operands[carries:],
         )
 
         def step(carry, x):
             out = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *x])
-            return tuple(out[: p["num_carry"]]), tuple(
-                y for y, kept in zip(out[p["num_carry"] :], stacked) if kept
+            return tuple(out[: params["num_carry"]]), tuple(
+                y for y, kept in zip(out[params["num_carry"] :], stacked) if kept
             )
 
         carry, ys = jax.lax.scan(
             step,
             tuple(init),
             tuple(xs),
-            length=p["length"],
-            reverse=p["reverse"],
-            unroll=p["unroll"],
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
         )
         kept = iter(ys)
         return [*carry, *(next(kept) if used else None for used in stacked)]
 
     def while_loop(self, eqn, operands: list) -> Sequence:
-        p = eqn.params
-        cond, body, nc = p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"]
-        first = nc + p["body_nconsts"]
+        params = eqn.params
+        cond, body, nc = params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"]
+        first = nc + params["body_nconsts"]
 
         def goes_on(carries):
             return self.run(cond.jaxpr, cond.consts, [*operands[:nc], *carries])[0]
@@ -308,9 +308,10 @@ class _Retrace:
         return jax.lax.while_loop(goes_on, lambda c: tuple(step(c)), tuple(operands[first:]))
 
     def cond(self, eqn, kind: str, selected, read) -> Sequence:
-        operands = [read(a) for a in eqn.invars[1:]]
+        operands = [read(var) for var in eqn.invars[1:]]
         branches = [
-            lambda b=b: tuple(self.run(b.jaxpr, b.consts, operands)) for b in eqn.params["branches"]
+            lambda b=branch: tuple(self.run(b.jaxpr, b.consts, operands))
+            for branch in eqn.params["branches"]
         ]
         choice = read(selected)
         if isinstance(choice, (np.generic, bool, int)):
@@ -346,23 +347,23 @@ def selector(eqn, producers: dict) -> tuple[str, Atom]:
 
 def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
     """Per equation: does a result or an effect need it? A cond needs what selects it, not the converted index."""
-    producers = {v: e for e in jaxpr.eqns for v in e.outvars}
-    needed = {a for a in jaxpr.outvars if isinstance(a, jex.Var)}
+    producers = {var: e for e in jaxpr.eqns for var in e.outvars}
+    needed = {var for var in jaxpr.outvars if isinstance(var, jex.Var)}
     live = []
     for eqn in reversed(jaxpr.eqns):
-        used = any(v in needed for v in eqn.outvars) or _acts(eqn)
+        used = any(var in needed for var in eqn.outvars) or _acts(eqn)
         live.append(used)
         if used:
             atoms = eqn.invars
             if eqn.primitive.name == "cond":
                 atoms = [selector(eqn, producers)[1], *eqn.invars[1:]]
-            needed.update(a for a in atoms if isinstance(a, jex.Var))
+            needed.update(atom for atom in atoms if isinstance(atom, jex.Var))
     return live[::-1]
 
 
 def _read_variables(jaxpr: jex.Jaxpr, live: Sequence[bool]) -> set:
     """Variables that live equations or the results read."""
-    atoms = [a for eqn, used in zip(jaxpr.eqns, live) if used for a in eqn.invars]
+    atoms = [var for eqn, used in zip(jaxpr.eqns, live) if used for var in eqn.invars]
     return {a for a in (*atoms, *jaxpr.outvars) if isinstance(a, jex.Var)}
 
 
@@ -389,7 +390,7 @@ def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
     live = live_equations(jaxpr)
     wanted = _read_variables(jaxpr, live)
     for eqn, used in zip(jaxpr.eqns, live):
-        if not used and not any(v in selecting for v in eqn.outvars):
+        if not used and not any(var in selecting for var in eqn.outvars):
             return True
         if eqn.primitive.name == "scan" and not wanted.issuperset(
             eqn.outvars[params_of(eqn)["num_carry"] :]
@@ -419,14 +420,14 @@ _NEUTRAL_IF_EMPTY = {
 
 def _keeps_value(eqn) -> bool:
     """Whether an equation returns its operand; the public functions would not make it."""
-    name, p = eqn.primitive.name, eqn.params
+    name, params = eqn.primitive.name, eqn.params
     if name in _NEUTRAL_IF_EMPTY:
-        return not p[_NEUTRAL_IF_EMPTY[name]]
+        return not params[_NEUTRAL_IF_EMPTY[name]]
     if name in ("broadcast_in_dim", "reshape", "slice"):
         same_shape = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
-        return same_shape and len(eqn.invars) == 1 and p.get("dimensions") is None
+        return same_shape and len(eqn.invars) == 1 and params.get("dimensions") is None
     if name == "transpose":
-        return tuple(p["permutation"]) == tuple(range(len(p["permutation"])))
+        return tuple(params["permutation"]) == tuple(range(len(params["permutation"])))
     return name == "concatenate" and len(eqn.invars) == 1
 
 
@@ -459,7 +460,7 @@ def _convert(eqn, x):
 
 def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A pure jaxpr's equations in the order in which a nested expression of its results would evaluate them."""
-    producers = {v: (eqn, n) for eqn in closed.jaxpr.eqns for n, v in enumerate(eqn.outvars)}
+    producers = {var: (eqn, n) for eqn in closed.jaxpr.eqns for n, var in enumerate(eqn.outvars)}
 
     def run(*args):
         env = dict(zip(closed.jaxpr.invars, args)) | dict(
@@ -471,15 +472,15 @@ def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
                 return literal_value(atom)
             if atom not in env:
                 eqn, _ = producers[atom]
-                operands = [value(a) for a in eqn.invars]
+                operands = [value(var) for var in eqn.invars]
                 with source_context(eqn):
                     results = bind_again(eqn, operands)
                 env.update(zip(eqn.outvars, results))
             return env[atom]
 
-        return [value(a) for a in closed.jaxpr.outvars]
+        return [value(var) for var in closed.jaxpr.outvars]
 
-    return jax.make_jaxpr(run)(*[fresh_aval(v.aval) for v in closed.jaxpr.invars])
+    return jax.make_jaxpr(run)(*[fresh_aval(var.aval) for var in closed.jaxpr.invars])
 
 
 def as_dtype(p) -> np.dtype | None:
@@ -501,11 +502,11 @@ def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> tuple:
     """Everything that a jaxpr means except its constants' values, as nested tuples (str(jaxpr) leaves out some parameters)."""
     names: dict = {}
 
-    def atom(a) -> tuple:
-        if isinstance(a, jex.Literal):
-            value = literal_value(a)
+    def atom(var) -> tuple:
+        if isinstance(var, jex.Literal):
+            value = literal_value(var)
             return "literal", str(value.dtype), value.tobytes()
-        return "var", names.setdefault(a, len(names)), str(a.aval)
+        return "var", names.setdefault(var, len(names)), str(var.aval)
 
     def param(p):
         if isinstance(p, (jex.ClosedJaxpr, jex.Jaxpr)):
@@ -516,10 +517,15 @@ def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> tuple:
             return str(int(p))
         return str(as_dtype(p) or p)
 
-    def equation(e) -> tuple:
-        said = ((k, v) for k, v in sorted(e.params.items()) if v is not None)
+    def equation(eqn) -> tuple:
+        said = ((key, v) for key, v in sorted(eqn.params.items()) if v is not None)
         params = tuple((k, param(v)) for k, v in said if not callable(v) or as_dtype(v))
-        return e.primitive.name, tuple(map(atom, e.invars)), tuple(map(atom, e.outvars)), params
+        return (
+            eqn.primitive.name,
+            tuple(map(atom, eqn.invars)),
+            tuple(map(atom, eqn.outvars)),
+            params,
+        )
 
     if isinstance(jaxpr, jex.ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
@@ -529,7 +535,7 @@ def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> tuple:
 
 def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
     """Each result as an affine expression of the inputs (symbols 0, 1, ...), None where it is not one."""
-    env: dict = {v: Affine.symbol(n) for n, v in enumerate(jaxpr.invars)}
+    env: dict = {var: Affine.symbol(n) for n, var in enumerate(jaxpr.invars)}
 
     def read(atom) -> Affine | None:
         if isinstance(atom, jex.Literal):
@@ -537,7 +543,7 @@ def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
         return env.get(atom)
 
     def step(eqn) -> Affine | None:
-        xs = [x for a in eqn.invars if (x := read(a)) is not None]
+        xs = [x for var in eqn.invars if (x := read(var)) is not None]
         if not xs or len(xs) < len(eqn.invars):
             return None
         name = eqn.primitive.name
@@ -557,13 +563,13 @@ def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
         for eqn in jx.eqns:
             inner = called_jaxpr(eqn)
             if inner is not None:
-                for v, a in zip(inner.jaxpr.invars, eqn.invars):
-                    env[v] = read(a)
+                for var, a in zip(inner.jaxpr.invars, eqn.invars):
+                    env[var] = read(a)
                 run(inner.jaxpr)
-                for v, a in zip(eqn.outvars, inner.jaxpr.outvars):
-                    env[v] = read(a)
+                for var, a in zip(eqn.outvars, inner.jaxpr.outvars):
+                    env[var] = read(a)
             elif len(eqn.outvars) == 1:
                 env[eqn.outvars[0]] = step(eqn)
 
     run(jaxpr)
-    return [read(a) for a in jaxpr.outvars]
+    return [read(var) for var in jaxpr.outvars]

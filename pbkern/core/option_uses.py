@@ -148,10 +148,10 @@ def check_for(decorator: str, options: CompileOptions) -> None:
     of = DECORATORS[decorator]
     of.check(options)
     for name in options.differing():
-        for r in of.refusals:
-            if name in r.names and not r.unless(options):
-                what = f"compile option `{name}` concerns {r.concerns}"
-                raise OptionError(what, why="it would have no effect here", hint=r.hint)
+        for refusal in of.refusals:
+            if name in refusal.names and not refusal.unless(options):
+                what = f"compile option `{name}` concerns {refusal.concerns}"
+                raise OptionError(what, why="it would have no effect here", hint=refusal.hint)
 
 
 def check_for_backend(options: CompileOptions) -> None:

@@ -27,11 +27,10 @@ class CompileOptions:
     Attributes:
       target: "cpu" | "nvgpu" | "amdgpu", default "cpu". The hardware to compile for.
       mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None:
-        the precision that operand and result types dictate. Otherwise operands of every matmul and
-        convolution are converted to the first type, sums are of the last, and the result is
-        converted back to the type it had: with "fp16", a sum beyond 65504 is infinite and others
-        have 11 bits. The CPU, which has no sums of float16, adds in float32 and rounds once at the
-        end; never is a sum less exact than its type. Integer modes take integer operands.
+        the precision that operand and result types dictate. Otherwise operands of every matmul and convolution are
+        converted to the first type, sums are of the last, and the result is converted back to the type it had: with
+        "fp16", a sum beyond 65504 is infinite and others have 11 bits. The CPU, which has no sums of float16, adds in
+        float32 and rounds once at the end; never is a sum less exact than its type. Integer modes take integer operands.
       mlir_disable_fast_math: bool, default False. Multiply-adds are not contracted, and functions
         such as exp are never approximated. NaN, infinities and signed zeros are right either way.
       emulate_precision_casts: bool, default False. Every operation on float16 and bfloat16 rounds
@@ -104,10 +103,10 @@ class CompileOptions:
     torch_polyblocks_filter_graphs: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            check = CHECKS.get(f.name) or BY_TYPE[f.type]
-            object.__setattr__(self, f.name, check(f.name, value))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            check = CHECKS.get(field.name) or BY_TYPE[field.type]
+            object.__setattr__(self, field.name, check(field.name, value))
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any] | CompileOptions | None) -> CompileOptions:
@@ -118,7 +117,7 @@ class CompileOptions:
             raise OptionError(
                 "compile_options is not a dictionary", why=f"{given!r}", hint="{'target': 'cpu'}"
             )
-        names = [f.name for f in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls)]
         for name in given or {}:
             if name not in names:
                 raise OptionError(
@@ -148,9 +147,9 @@ class CompileOptions:
     def differing(self) -> dict[str, Any]:
         """The options that are not at their defaults."""
         return {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
         }
 
 
@@ -197,8 +196,8 @@ def _str(name: str, value: Any) -> str:
 def _choice(*choices: str | None) -> Callable:
     def check(name: str, value: Any):
         if value not in choices:
-            shown = ", ".join(repr(c) for c in choices)
-            _bad(name, value, shown, nearest(str(value), [c for c in choices if c]))
+            shown = ", ".join(repr(choice) for choice in choices)
+            _bad(name, value, shown, nearest(str(value), [choice for choice in choices if choice]))
         return value
 
     return check

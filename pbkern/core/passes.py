@@ -86,20 +86,20 @@ def run_passes(
     (core/fallback.py); it may raise.
     """
     runs = _watch.get()
-    for p in passes:
-        if not p.when(*context):
+    for step in passes:
+        if not step.when(*context):
             continue
         start = time.perf_counter()
         try:
-            fallback.enter(p.name)
-            value = p.function(value, *context)
+            fallback.enter(step.name)
+            value = step.function(value, *context)
         except Exception as e:
             if not fallback.catches(e):
                 raise
-            failed(p, e)
+            failed(step, e)
         if runs is not None:
             milliseconds = (time.perf_counter() - start) * 1e3
-            runs.append(Ran(stage, of, p.name, milliseconds, show(value)))
+            runs.append(Ran(stage, of, step.name, milliseconds, show(value)))
             if verify is not None:
                 verify(value)
     return value

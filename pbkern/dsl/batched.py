@@ -18,47 +18,51 @@ from pbkern.core.jaxprs import retrace
 from .kernel import ArrayType, BlockMapping, Kernel, Squeezed
 
 
-def batch(primitive, args, dims, k: Kernel):
+def batch(primitive, args, dims, kernel: Kernel):
     """(results, their batch dimensions) of a call of a kernel whose operands are stacked along `dims`, all or some."""
-    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
-    batched = [d is not None for d in dims]
-    args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
-    sizes = [operand for _, operand in k.dynamic_grid]
-    has_finish_of_its_own = k.finish and (k.finish.num_scalar_prefetch or k.finish.dynamic_grid)
+    size = next(arg.shape[dim] for arg, dim in zip(args, dims) if dim is not None)
+    batched = [dim is not None for dim in dims]
+    args = [arg if dim is None else jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims)]
+    sizes = [operand for _, operand in kernel.dynamic_grid]
+    has_finish_of_its_own = kernel.finish and (
+        kernel.finish.num_scalar_prefetch or kernel.finish.dynamic_grid
+    )
     if (
-        any(batched[: k.num_scalar_prefetch])
+        any(batched[: kernel.num_scalar_prefetch])
         or any(batched[n] for n in sizes)
         or has_finish_of_its_own
     ):
         # Index maps or grids differ per element: one launch each.
-        rest = [a for a, b in zip(args, batched) if b]
+        rest = [arg for arg, b in zip(args, batched) if b]
 
         def one(xs):
             it = iter(xs)
-            return primitive.bind(*[next(it) if b else a for a, b in zip(args, batched)], kernel=k)
+            return primitive.bind(
+                *[next(it) if b else arg for arg, b in zip(args, batched)], kernel=kernel
+            )
 
-        return jax.lax.map(one, rest), [0] * len(k.outputs)
-    for i in _aliased_operands(k):  # an aliased result is batched, so its operand is too
+        return jax.lax.map(one, rest), [0] * len(kernel.outputs)
+    for i in _aliased_operands(kernel):  # an aliased result is batched, so its operand is too
         if not batched[i]:
             args[i], batched[i] = jnp.broadcast_to(args[i], (size, *args[i].shape)), True
-    results = primitive.bind(*args, kernel=batched_kernel(k, tuple(batched), size))
+    results = primitive.bind(*args, kernel=batched_kernel(kernel, tuple(batched), size))
     return results, [0] * len(results)
 
 
-def _aliased_operands(k: Kernel) -> list[int]:
+def _aliased_operands(kernel: Kernel) -> list[int]:
     """Operands of a call that share an array with a result of either stage."""
-    own = [i for i, _ in k.aliases]
-    if k.finish is None:
+    own = [i for i, _ in kernel.aliases]
+    if kernel.finish is None:
         return own
-    made = len(k.outputs)
-    return own + [i - made + len(k.inputs) for i, _ in k.finish.aliases if i >= made]
+    made = len(kernel.outputs)
+    return own + [i - made + len(kernel.inputs) for i, _ in kernel.finish.aliases if i >= made]
 
 
 @functools.lru_cache(maxsize=256)
-def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
+def batched_kernel(kernel: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
     """k with a leading grid dimension over `size` stacked operands (where `batched`) and results."""
-    inputs = tuple(_batched_mapping(m, size, b) for m, b in zip(k.inputs, batched))
-    outputs = tuple(_batched_mapping(m, size, True) for m in k.outputs)
+    inputs = tuple(_batched_mapping(operand, size, b) for operand, b in zip(kernel.inputs, batched))
+    outputs = tuple(_batched_mapping(output, size, True) for output in kernel.outputs)
 
     def shift_axis(eqn, *operands):
         if eqn.primitive.name in ("program_id", "num_programs"):
@@ -66,34 +70,44 @@ def batched_kernel(k: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
         return None
 
     with jax.enable_x64(True):
-        body = retrace(k.body, shift_axis)
+        body = retrace(kernel.body, shift_axis)
     return dataclasses.replace(
-        k,
-        grid=(size, *k.grid),
-        dynamic_grid=tuple((d + 1, operand) for d, operand in k.dynamic_grid),
+        kernel,
+        grid=(size, *kernel.grid),
+        dynamic_grid=tuple((dim + 1, operand) for dim, operand in kernel.dynamic_grid),
         inputs=inputs,
         outputs=outputs,
         body=body,
-        compiler_params={t: _batched_params(p) for t, p in k.compiler_params.items()},
-        finish=k.finish
-        and batched_kernel(k.finish, (True,) * len(k.outputs) + batched[len(k.inputs) :], size),
+        compiler_params={
+            key: _batched_params(param) for key, param in kernel.compiler_params.items()
+        },
+        finish=kernel.finish
+        and batched_kernel(
+            kernel.finish, (True,) * len(kernel.outputs) + batched[len(kernel.inputs) :], size
+        ),
     )
 
 
-def _batched_mapping(m: BlockMapping, size: int, batched: bool) -> BlockMapping:
+def _batched_mapping(mapping: BlockMapping, size: int, batched: bool) -> BlockMapping:
     def index_map(b, *args):
-        out = jex.jaxpr_as_fun(m.index_map)(*args) if args or m.index_map.jaxpr.outvars else []
+        out = (
+            jex.jaxpr_as_fun(mapping.index_map)(*args)
+            if args or mapping.index_map.jaxpr.outvars
+            else []
+        )
         return [b, *out] if batched else out
 
-    avals = [_jax.fresh_aval(v.aval) for v in m.index_map.jaxpr.invars]
+    avals = [_jax.fresh_aval(var.aval) for var in mapping.index_map.jaxpr.invars]
     with jax.enable_x64(False):
         shifted = retrace(
             jax.make_jaxpr(index_map)(jax.core.ShapedArray((), np.dtype("int32")), *avals)
         )
     if not batched:
-        return dataclasses.replace(m, index_map=shifted)
-    array = ArrayType((size, *m.array.shape), m.array.dtype)
-    return dataclasses.replace(m, array=array, dims=(Squeezed(), *m.dims), index_map=shifted)
+        return dataclasses.replace(mapping, index_map=shifted)
+    array = ArrayType((size, *mapping.array.shape), mapping.array.dtype)
+    return dataclasses.replace(
+        mapping, array=array, dims=(Squeezed(), *mapping.dims), index_map=shifted
+    )
 
 
 def _batched_params(params: Any) -> Any:

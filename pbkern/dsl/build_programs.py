@@ -41,7 +41,7 @@ def kernel_program(kernel: Kernel) -> HostProgram:
         (kernel.out_types, BufferKind.OUTPUT, "out"),
     )
     buffers = [
-        [Buffer(f"{stem}{n}", t, kind, n) for n, t in enumerate(types)]
+        [Buffer(f"{stem}{n}", type_, kind, n) for n, type_ in enumerate(types)]
         for types, kind, stem in sides
     ]
     operands, results = (tuple(View(b.name, b.type) for b in side) for side in buffers)
@@ -68,7 +68,7 @@ def in_stages(program: HostProgram) -> HostProgram:
         check_parallel_stores(kernel)
     if not any(k.finish or unsure_results(k) for k in program.kernels()):
         return program
-    stages = _Stages(1 + max((b.slot for b in program.buffers), default=-1))
+    stages = _Stages(1 + max((buffer.slot for buffer in program.buffers), default=-1))
     steps = stages.steps(program.steps)
     return HostProgram(program.name, (*program.buffers, *stages.buffers.values()), steps)
 
@@ -104,8 +104,8 @@ class _Stages:
         count, (finish,) = len(programs.inputs), last
         shared = dict(finish.aliases)
         between = tuple(
-            launch.results[shared[n]] if n in shared else self.temporary(n, t)
-            for n, t in enumerate(programs.out_types)
+            launch.results[shared[n]] if n in shared else self.temporary(n, type_)
+            for n, type_ in enumerate(programs.out_types)
         )
         yield from _filled(Launch(programs, launch.operands[:count], between))
         yield from _filled(Launch(finish, between + launch.operands[count:], launch.results))
@@ -120,8 +120,8 @@ class _Stages:
 
 def _filled(launch: Launch) -> Iterator[Launch]:
     """A launch of one stage, behind launches that fill its results with zeros where it may leave them unwritten."""
-    for n in unsure_results(launch.kernel):
-        yield Launch(zeros(launch.kernel.out_types[n]), (), (launch.results[n],))
+    for result in unsure_results(launch.kernel):
+        yield Launch(zeros(launch.kernel.out_types[result]), (), (launch.results[result],))
     yield launch
 
 
@@ -129,11 +129,11 @@ def _filled(launch: Launch) -> Iterator[Launch]:
 def zeros(array: ArrayType) -> Kernel:
     """A kernel without operands whose result is zero everywhere."""
     block = list(array.shape)
-    for d in range(len(block)):
-        trailing = math.prod(block[d + 1 :]) * array.dtype.itemsize
+    for axis in range(len(block)):
+        trailing = math.prod(block[axis + 1 :]) * array.dtype.itemsize
         if math.prod(block) * array.dtype.itemsize > BLOCK_BYTES:
-            block[d] = max(min(block[d], BLOCK_BYTES // max(trailing, 1)), 1)
-    grid = tuple(-(-n // max(b, 1)) for n, b in zip(array.shape, block))
+            block[axis] = max(min(block[axis], BLOCK_BYTES // max(trailing, 1)), 1)
+    grid = tuple(-(-size // max(b, 1)) for size, b in zip(array.shape, block))
 
     def body(o):
         o[...] = jnp.zeros(o.shape, o.dtype)

@@ -27,40 +27,40 @@ kernel_p = jex.Primitive("pbkern_kernel")
 interpret_p = jex.Primitive("pbkern_interpret")
 
 
-def call_kernel(k: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
+def call_kernel(kernel: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
     """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations."""
-    operands = checked_arrays(arrays, k.defined_at)
-    given = [ArrayType(tuple(a.shape), np.dtype(a.dtype)) for a in operands]
-    if given != list(k.in_types):
+    operands = checked_arrays(arrays, kernel.defined_at)
+    given = [ArrayType(tuple(operand.shape), np.dtype(operand.dtype)) for operand in operands]
+    if given != list(kernel.in_types):
         raise KernelError(
-            f"kernel `{k.name}` is called on other types than it was traced for",
-            at=k.defined_at,
-            why=f"takes ({', '.join(map(str, k.in_types))}), given ({', '.join(map(str, given))})",
+            f"kernel `{kernel.name}` is called on other types than it was traced for",
+            at=kernel.defined_at,
+            why=f"takes ({', '.join(map(str, kernel.in_types))}), given ({', '.join(map(str, given))})",
             hint="trace it again for these, or convert the arrays",
         )
-    if interpret and not any(isinstance(a, jax.core.Tracer) for a in operands):
+    if interpret and not any(isinstance(operand, jax.core.Tracer) for operand in operands):
         return [
-            jnp.asarray(r) for r in interpret_kernel(k, *map(np.asarray, operands))
+            jnp.asarray(r) for r in interpret_kernel(kernel, *map(np.asarray, operands))
         ]  # errors arrive as they are
     return checks.called(
-        k, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=k)
+        kernel, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=kernel)
     )
 
 
 def checked_arrays(arrays: Sequence, at: str | None) -> list[jax.Array]:
     """Arguments as arrays of JAX's; KernelError for those of NumPy that JAX does not take."""
-    for n, a in enumerate(arrays):
-        if isinstance(a, np.ndarray):
-            array_type(a, f"operand {n}", at)
+    for n, array in enumerate(arrays):
+        if isinstance(array, np.ndarray):
+            array_type(array, f"operand {n}", at)
     return [jnp.asarray(a) for a in arrays]
 
 
 def _result_types(*_, kernel: Kernel) -> list:
-    return [jax.core.ShapedArray(t.shape, t.dtype) for t in kernel.out_types]
+    return [jax.core.ShapedArray(type_.shape, type_.dtype) for type_ in kernel.out_types]
 
 
 def _run_in_callback(*arrays, kernel: Kernel) -> list:
-    results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in kernel.out_types]
+    results = [jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in kernel.out_types]
     return jax.pure_callback(
         lambda *a: interpret_kernel(kernel, *a), results, *arrays, vmap_method="sequential"
     )

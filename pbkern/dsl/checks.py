@@ -68,24 +68,26 @@ def fail(message: str, *values, **named) -> None:
 
 def error(eqn, kernel: str, program: Sequence[int], values: Sequence) -> CheckError:
     """Makes the error of a failed check: its message with values, its line, the kernel's name and the program of the grid."""
-    p = eqn.params
-    shown = [np.asarray(v)[()] for v in values]
-    numbered = [v for v, n in zip(shown, p["names"]) if n is None]
-    named = {n: v for v, n in zip(shown, p["names"]) if n is not None}
+    params = eqn.params
+    shown = [np.asarray(value)[()] for value in values]
+    numbered = [v for v, name in zip(shown, params["names"]) if name is None]
+    named = {name: v for v, name in zip(shown, params["names"]) if name is not None}
     try:
-        what = p["message"].format(*numbered, **named)
+        what = params["message"].format(*numbered, **named)
     except (IndexError, KeyError, ValueError) as e:
-        what = f"{p['message']} (cannot be formatted: {e!r})"
+        what = f"{params['message']} (cannot be formatted: {e!r})"
     where = f"program {tuple(map(int, program))} of kernel `{kernel}`"
     failed = CheckError(what, at=_jax.user_line(eqn), why=f"a check failed in {where}")
-    failed.check, failed.kernel = p["message"], kernel
+    failed.check, failed.kernel = params["message"], kernel
     return failed
 
 
 def messages(jaxpr: jex.Jaxpr) -> frozenset[str]:
     """Messages of all checks in a body."""
-    found = {e.params["message"] for e in jaxpr.eqns if e.primitive is fail_p}
-    return frozenset(found).union(*(messages(j.jaxpr) for e in jaxpr.eqns for j in inner_jaxprs(e)))
+    found = {eqn.params["message"] for eqn in jaxpr.eqns if eqn.primitive is fail_p}
+    return frozenset(found).union(
+        *(messages(j.jaxpr) for eqn in jaxpr.eqns for j in inner_jaxprs(eqn))
+    )
 
 
 def can_fail(kernel: Kernel) -> bool:
@@ -129,7 +131,7 @@ def after(kernels: Iterable[Kernel], results: Sequence) -> list:
     known = _known(kernels)
     if not known:
         return list(results)
-    parts = [jnp.ravel(r)[:1] for r in results]  # what the callback waits for
+    parts = [jnp.ravel(result)[:1] for result in results]  # what the callback waits for
 
     jax.experimental.io_callback(lambda _: _raise_first(known), None, parts)
     return list(results)
@@ -142,7 +144,10 @@ def raise_failed(kernels: Iterable[Kernel]) -> None:
 
 def _known(kernels: Iterable[Kernel]) -> frozenset[tuple[str, str]]:
     return frozenset(
-        (s.name, message) for k in kernels for s in k.stages for message in messages(s.body.jaxpr)
+        (stage.name, message)
+        for kernel in kernels
+        for stage in kernel.stages
+        for message in messages(stage.body.jaxpr)
     )
 
 
@@ -170,7 +175,7 @@ def called(kernel: Kernel, call: Callable[[], list]) -> list:
         results = call()
         return (
             results
-            if any(isinstance(r, jax.core.Tracer) for r in results)
+            if any(isinstance(result, jax.core.Tracer) for result in results)
             else jax.block_until_ready(results)
         )
     except Exception:  # XLA's, a JaxRuntimeError or a ValueError

@@ -20,34 +20,34 @@ from pbkern.dsl.primitives.ref_access import is_ref_access, ref_access
 from .kernel import BlockMapping, Kernel
 
 
-def unsure_results(k: Kernel) -> tuple[int, ...]:
+def unsure_results(kernel: Kernel) -> tuple[int, ...]:
     """Numbers of results that start as zeros, because values decide whether all of them are written.
 
     These are results of grids whose size an operand gives, of index maps that read operands, and
     those that are stored to under conditions or masks of values alone. Results that share memory
     with an operand keep what that has. Kernels of the fuser write all of their results.
     """
-    if not k.defined_at:
+    if not kernel.defined_at:
         return ()
-    aliased = {o for _, o in k.aliases}
+    aliased = {o for _, o in kernel.aliases}
     found = []
-    constants = set(k.body.jaxpr.constvars)
-    for n, m in enumerate(k.outputs):
-        ref = k.body.jaxpr.invars[len(k.inputs) + n]
+    constants = set(kernel.body.jaxpr.constvars)
+    for n, output in enumerate(kernel.outputs):
+        ref = kernel.body.jaxpr.invars[len(kernel.inputs) + n]
         if n not in aliased and (
-            k.dynamic_grid
-            or _moves_with_values(k, m)
-            or not _is_stored(k.body.jaxpr, ref, set(constants))
+            kernel.dynamic_grid
+            or _moves_with_values(kernel, output)
+            or not _is_stored(kernel.body.jaxpr, ref, set(constants))
         ):
             found.append(n)
     return tuple(found)
 
 
-def _moves_with_values(k: Kernel, m: BlockMapping) -> bool:
+def _moves_with_values(kernel: Kernel, mapping: BlockMapping) -> bool:
     """Whether prefetched operands decide which blocks the programs write."""
-    jaxpr = m.index_map.jaxpr
-    read = {a for e in jaxpr.eqns for a in e.invars if not isinstance(a, jex.Literal)}
-    return any(v in read or v in jaxpr.outvars for v in jaxpr.invars[len(k.grid) :])
+    jaxpr = mapping.index_map.jaxpr
+    read = {var for eqn in jaxpr.eqns for var in eqn.invars if not isinstance(var, jex.Literal)}
+    return any(var in read or var in jaxpr.outvars for var in jaxpr.invars[len(kernel.grid) :])
 
 
 def _is_stored(
@@ -56,8 +56,8 @@ def _is_stored(
     """Whether the body stores to a Ref under no condition or mask, or under one of the place in the grid alone.
 
     places: operands that are known from the place in the grid; those that equations make of them
-      join.
-    judges_masks: False where places are not known, as in loops: masks get the benefit of the doubt.
+    join. judges_masks: False where places are not known, as in loops: masks get the benefit of the
+    doubt.
     """
 
     def is_by_place(atom) -> bool:
@@ -88,9 +88,9 @@ def _branches_store(eqn, ref: jex.Var, places: set[jex.Var], judges_masks: bool)
     for branch in eqn.params["branches"]:
         inner = dict(zip(operands, branch.jaxpr.invars))
         known = {
-            v
-            for a, v in zip(operands, branch.jaxpr.invars)
-            if isinstance(a, jex.Literal) or a in places
+            var
+            for operand, var in zip(operands, branch.jaxpr.invars)
+            if isinstance(operand, jex.Literal) or operand in places
         }
         stores.append(_is_stored(branch.jaxpr, inner[ref], known, judges_masks))
     is_by_place = isinstance(condition, jex.Literal) or condition in places

@@ -107,7 +107,11 @@ class HostProgram:
 
     def of_kind(self, kind: BufferKind) -> tuple[Buffer, ...]:
         """Buffers of one kind, inputs and outputs by position."""
-        return tuple(sorted((b for b in self.buffers if b.kind is kind), key=lambda b: b.position))
+        return tuple(
+            sorted(
+                (buffer for buffer in self.buffers if buffer.kind is kind), key=lambda b: b.position
+            )
+        )
 
     @property
     def inputs(self) -> tuple[Buffer, ...]:
@@ -120,7 +124,8 @@ class HostProgram:
     def shared_arrays(self) -> dict[int, int]:
         """{input: output} that kernels alias: results take the place of operands."""
         inputs, outputs = (
-            {b.name: b.position for b in buffers} for buffers in (self.inputs, self.outputs)
+            {buffer.name: buffer.position for buffer in buffers}
+            for buffers in (self.inputs, self.outputs)
         )
         return {
             inputs[launch.operands[i].buffer]: outputs[launch.results[o].buffer]
@@ -144,8 +149,8 @@ class HostProgram:
                         visit(c)
                         visit(inner)
                     case Cond(branches=branches):
-                        for b in branches:
-                            visit(b)
+                        for branch in branches:
+                            visit(branch)
 
         visit(self.steps)
         return found
@@ -165,8 +170,8 @@ class HostProgram:
                     case While(condition=c, steps=inner):
                         visit((*c, *inner), None)
                     case Cond(branches=branches):
-                        for b in branches:
-                            visit(b, times)
+                        for branch in branches:
+                            visit(branch, times)
 
         visit(self.steps, 1)
         return found
@@ -185,8 +190,9 @@ class HostProgram:
     def text(self, called: Callable[[Kernel], str]) -> str:
         """Buffers and steps; `called`: the name of each kernel."""
         lines = [
-            f"  {b.kind.value:8} {b.name}: {b.type}" + (f" slot {b.slot}" if b.slot >= 0 else "")
-            for b in self.buffers
+            f"  {buffer.kind.value:8} {buffer.name}: {buffer.type}"
+            + (f" slot {buffer.slot}" if buffer.slot >= 0 else "")
+            for buffer in self.buffers
         ]
 
         def view(v: View) -> str:
@@ -210,9 +216,9 @@ class HostProgram:
                         lines.append(f"{indent}do:")
                         visit(inner, indent + "  ")
                     case Cond(index=i, branches=branches):
-                        for n, b in enumerate(branches):
+                        for n, branch in enumerate(branches):
                             lines.append(f"{indent}case {view(i)} == {n}:")
-                            visit(b, indent + "  ")
+                            visit(branch, indent + "  ")
 
         visit(self.steps, "  ")
         return "\n".join(lines)

@@ -60,12 +60,12 @@ def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndar
 
 
 def _interpret_stage(kernel: Kernel, arrays: Sequence, check_races: bool) -> list[np.ndarray]:
-    inputs = [np.array(a) for a in arrays]
-    for n, (a, t) in enumerate(zip(inputs, kernel.in_types)):
-        if a.shape != t.shape or a.dtype != t.dtype:
+    inputs = [np.array(array) for array in arrays]
+    for n, (operand, type_) in enumerate(zip(inputs, kernel.in_types)):
+        if operand.shape != type_.shape or operand.dtype != type_.dtype:
             raise KernelError(
                 f"operand {n} of kernel `{kernel.name}`",
-                why=f"is {a.dtype}{list(a.shape)}, takes {t}",
+                why=f"is {operand.dtype}{list(operand.shape)}, takes {type_}",
             )
     unsure = unsure_results(kernel)
     outputs = [
@@ -103,7 +103,9 @@ def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
     for params in kernel.compiler_params.values():
         semantics = getattr(params, "dimension_semantics", None) or ()
         found |= {
-            n for n, s in enumerate(semantics) if str(getattr(s, "value", s)).lower() == "parallel"
+            n
+            for n, semantic in enumerate(semantics)
+            if str(getattr(semantic, "value", semantic)).lower() == "parallel"
         }
     return tuple(sorted(found))
 
@@ -141,29 +143,44 @@ class Program:
     kernel: str = ""
 
 
-def _run_grid(k: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...]) -> None:
-    writers = [np.full(t.shape, -1, np.int64) for t in k.out_types] if parallel else None
+def _run_grid(kernel: Kernel, inputs: list, outputs: list, parallel: tuple[int, ...]) -> None:
+    writers = (
+        [np.full(type_.shape, -1, np.int64) for type_ in kernel.out_types] if parallel else None
+    )
     scratch: list[np.ndarray] = []
     coordinates = None
-    sizes = dict(k.dynamic_grid)
-    grid = tuple(min(int(inputs[sizes[d]]), n) if d in sizes else n for d, n in enumerate(k.grid))
+    sizes = dict(kernel.dynamic_grid)
+    grid = tuple(
+        min(int(inputs[sizes[axis]]), size) if axis in sizes else size
+        for axis, size in enumerate(kernel.grid)
+    )
     for index in itertools.product(*map(range, grid)):
-        if coordinates != (coordinates := tuple(index[d] for d in parallel)) or not scratch:
-            scratch = [np.full(s.shape, poison(s.dtype), s.dtype) for s in k.scratch]
-        windows = [_window(m, index, inputs[: k.num_scalar_prefetch]) for m in k.inputs + k.outputs]
+        if coordinates != (coordinates := tuple(index[dim] for dim in parallel)) or not scratch:
+            scratch = [np.full(s.shape, poison(s.dtype), s.dtype) for s in kernel.scratch]
+        windows = [
+            _window(operand, index, inputs[: kernel.num_scalar_prefetch])
+            for operand in kernel.inputs + kernel.outputs
+        ]
         buffers = [
-            _read_block(m, a, w, record=bool(parallel) and n >= len(inputs))
-            for n, (m, a, w) in enumerate(zip(k.inputs + k.outputs, inputs + outputs, windows))
+            _read_block(operand, a, w, record=bool(parallel) and n >= len(inputs))
+            for n, (operand, a, w) in enumerate(
+                zip(kernel.inputs + kernel.outputs, inputs + outputs, windows)
+            )
         ]
         refs = buffers + [
-            Buffer(f"scratch {n}", s, tuple(slice(0, d) for d in s.shape))
+            Buffer(f"scratch {n}", s, tuple(slice(0, size) for size in s.shape))
             for n, s in enumerate(scratch)
         ]
-        _run(k.body.jaxpr, k.body.consts, refs, Program(index, grid, tuple(refs), k.name))
+        _run(
+            kernel.body.jaxpr,
+            kernel.body.consts,
+            refs,
+            Program(index, grid, tuple(refs), kernel.name),
+        )
         for n in range(len(outputs)):
             buffer, window = buffers[len(inputs) + n], windows[len(inputs) + n]
             if writers is not None:
-                _check_race(k, n, buffer, window, writers[n], index, parallel)
+                _check_race(kernel, n, buffer, window, writers[n], index, parallel)
             _write_block(outputs[n], buffer, window)
 
 
@@ -175,20 +192,20 @@ class Window:
     block: tuple[slice, ...]
 
 
-def _window(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> Window:
+def _window(mapping: BlockMapping, index: tuple[int, ...], prefetched: list) -> Window:
     array, block = [], []
-    for n, (d, extent, start) in enumerate(
-        zip(m.dims, m.array.shape, block_starts(m, index, prefetched))
+    for n, (dim, extent, start) in enumerate(
+        zip(mapping.dims, mapping.array.shape, block_starts(mapping, index, prefetched))
     ):
-        low, high = min(max(start, 0), extent), max(min(start + d.size, extent), 0)
+        low, high = min(max(start, 0), extent), max(min(start + dim.size, extent), 0)
         if (
-            isinstance(d, (Blocked, Squeezed))
+            isinstance(dim, (Blocked, Squeezed))
             and start < 0
-            or (isinstance(d, Squeezed) and start >= extent)
+            or (isinstance(dim, Squeezed) and start >= extent)
         ):
             raise OutOfBoundsError(
-                f"index map of {m.origin} leaves the array in program {index}",
-                why=f"array {m.array}, dimension {n}: first element {start}",
+                f"index map of {mapping.origin} leaves the array in program {index}",
+                why=f"array {mapping.array}, dimension {n}: first element {start}",
                 hint="block indices start at 0 and end before the array does",
             )
         high = max(low, high)
@@ -197,25 +214,30 @@ def _window(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> Window
     return Window(tuple(array), tuple(block))
 
 
-def block_starts(m: BlockMapping, index: tuple[int, ...], prefetched: list) -> list[int]:
+def block_starts(mapping: BlockMapping, index: tuple[int, ...], prefetched: list) -> list[int]:
     """First element of program `index`'s block per array dimension; `prefetched`: arrays that the index map may read."""
-    affine = [s for s in m.starts if s is not None]
-    if len(affine) == len(m.starts):
+    affine = [start for start in mapping.starts if start is not None]
+    if len(affine) == len(mapping.starts):
         return [s.evaluate(dict(enumerate(index))) for s in affine]
     tables = [Buffer(f"prefetched operand {n}", a, ()) for n, a in enumerate(prefetched)]
-    args = [np.int32(i) for i in index] + tables
-    args = args[: len(m.index_map.jaxpr.invars)]
-    found = _run(m.index_map.jaxpr, m.index_map.consts, args, Program(index, ()))
-    return [int(i) * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(found, m.dims)]
+    args = [np.int32(position) for position in index] + tables
+    args = args[: len(mapping.index_map.jaxpr.invars)]
+    found = _run(mapping.index_map.jaxpr, mapping.index_map.consts, args, Program(index, ()))
+    return [
+        int(i) * (dim.size if isinstance(dim, Blocked) else 1)
+        for i, dim in zip(found, mapping.dims)
+    ]
 
 
-def _read_block(m: BlockMapping, array: np.ndarray, w: Window, record: bool) -> Buffer:
-    block = np.full(tuple(d.size for d in m.dims), poison(array.dtype), array.dtype)
+def _read_block(mapping: BlockMapping, array: np.ndarray, w: Window, record: bool) -> Buffer:
+    block = np.full(tuple(dim.size for dim in mapping.dims), poison(array.dtype), array.dtype)
     block[w.block] = array[w.array]
-    kept = [n for n, d in enumerate(m.dims) if not isinstance(d, Squeezed)]
-    data = block.reshape(m.ref_shape)
+    kept = [n for n, dim in enumerate(mapping.dims) if not isinstance(dim, Squeezed)]
+    data = block.reshape(mapping.ref_shape)
     inside = tuple(w.block[n] for n in kept)
-    return Buffer(m.origin, data, inside, np.zeros(m.ref_shape, bool) if record else None)
+    return Buffer(
+        mapping.origin, data, inside, np.zeros(mapping.ref_shape, bool) if record else None
+    )
 
 
 def _write_block(array: np.ndarray, buffer: Buffer, w: Window) -> None:
@@ -223,7 +245,7 @@ def _write_block(array: np.ndarray, buffer: Buffer, w: Window) -> None:
 
 
 def _check_race(
-    k: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarray, index, parallel
+    kernel: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarray, index, parallel
 ) -> None:
     """Marks what this program wrote by its number; an element of another parallel coordinate's program is a race."""
     view = writers[w.array]
@@ -232,17 +254,17 @@ def _check_race(
     others = view[written]
     numbers = np.unique(others[others >= 0])
     for number in numbers:
-        other = np.unravel_index(number, k.grid)
-        if any(other[d] != index[d] for d in parallel):
+        other = np.unravel_index(number, kernel.grid)
+        if any(other[dim] != index[dim] for dim in parallel):
             where = np.argwhere(written & (view == number))[0]
             element = tuple(int(s.start + i) for s, i in zip(w.array, where))
             raise RaceError(
-                f"two parallel programs of kernel `{k.name}` write one element of {k.outputs[n].origin}",
-                at=k.defined_at or None,
+                f"two parallel programs of kernel `{kernel.name}` write one element of {kernel.outputs[n].origin}",
+                at=kernel.defined_at or None,
                 why=f"programs {tuple(map(int, other))} and {index}, element {element}, parallel dimensions {parallel}",
                 hint='declare the dimension "arbitrary", or give each program its own block',
             )
-    view[written] = np.ravel_multi_index(index, k.grid)
+    view[written] = np.ravel_multi_index(index, kernel.grid)
 
 
 # --- equations
@@ -256,8 +278,8 @@ def _run(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, program: Program) -
         return literal_value(atom) if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _equation(eqn, [read(a) for a in eqn.invars], program)))
-    return [read(a) for a in jaxpr.outvars]
+        env.update(zip(eqn.outvars, _equation(eqn, [read(var) for var in eqn.invars], program)))
+    return [read(var) for var in jaxpr.outvars]
 
 
 def _equation(eqn, operands: list, program: Program) -> Sequence:
@@ -271,31 +293,31 @@ def _equation(eqn, operands: list, program: Program) -> Sequence:
     if name == "check_failed":
         raise checks.error(eqn, program.kernel, program.index, operands)
     if name == "breakpoint":
-        stop(eqn, program.index, {b.label: b.data for b in program.refs}, operands)
+        stop(eqn, program.index, {ref.label: ref.data for ref in program.refs}, operands)
         return []
     inner = called_jaxpr(eqn)
     if inner is not None:
         return _run(inner.jaxpr, inner.consts, operands, program)
     rule = NUMPY_RULES.get(name)
-    if rule is not None and all(np.asarray(x).dtype.kind in "biuf" for x in operands):
+    if rule is not None and all(np.asarray(operand).dtype.kind in "biuf" for operand in operands):
         out = rule(eqn.params, *operands)
         aval = eqn.outvars[0].aval
         return [np.asarray(out, aval.dtype) if aval.shape else np.asarray(out, aval.dtype)[()]]
     return list(map(np.asarray, _jax.bind_again(eqn, operands)))
 
 
-def _unary(f: Callable) -> Callable:
-    return lambda params, x: f(x)
+def _unary(function: Callable) -> Callable:
+    return lambda params, x: function(x)
 
 
-def _binary(f: Callable) -> Callable:
-    return lambda params, x, y: f(x, y)
+def _binary(function: Callable) -> Callable:
+    return lambda params, x, y: function(x, y)
 
 
 def _broadcast_in_dim(p, x):
     shape = [1] * len(p["shape"])
-    for d, n in zip(p["broadcast_dimensions"], np.shape(x)):
-        shape[d] = n
+    for dim, size in zip(p["broadcast_dimensions"], np.shape(x)):
+        shape[dim] = size
     return np.broadcast_to(np.reshape(x, shape), p["shape"])
 
 
@@ -367,12 +389,12 @@ def _cond(eqn, operands: list, program: Program) -> Sequence:
 
 
 def _while(eqn, operands: list, program: Program) -> Sequence:
-    p = eqn.params
-    cond, body = p["cond_jaxpr"], p["body_jaxpr"]
-    first = p["cond_nconsts"] + p["body_nconsts"]
+    params = eqn.params
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    first = params["cond_nconsts"] + params["body_nconsts"]
     cond_consts, body_consts, carry = (
-        operands[: p["cond_nconsts"]],
-        operands[p["cond_nconsts"] : first],
+        operands[: params["cond_nconsts"]],
+        operands[params["cond_nconsts"] : first],
         operands[first:],
     )
     while _run(cond.jaxpr, cond.consts, [*cond_consts, *carry], program)[0]:
@@ -381,20 +403,22 @@ def _while(eqn, operands: list, program: Program) -> Sequence:
 
 
 def _scan(eqn, operands: list, program: Program) -> Sequence:
-    p = _jax.params_of(eqn)
-    body, first = p["jaxpr"], p["num_consts"] + p["num_carry"]
+    params = _jax.params_of(eqn)
+    body, first = params["jaxpr"], params["num_consts"] + params["num_carry"]
     consts, carry, xs = (
-        operands[: p["num_consts"]],
-        operands[p["num_consts"] : first],
+        operands[: params["num_consts"]],
+        operands[params["num_consts"] : first],
         operands[first:],
     )
-    steps = range(p["length"])
-    stacked = [np.empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars[p["num_carry"] :]]
-    for i in reversed(steps) if p["reverse"] else steps:
-        out = _run(body.jaxpr, body.consts, [*consts, *carry, *(x[i] for x in xs)], program)
-        carry = out[: p["num_carry"]]
-        for ys, y in zip(stacked, out[p["num_carry"] :]):
-            ys[i] = y
+    steps = range(params["length"])
+    stacked = [
+        np.empty(var.aval.shape, var.aval.dtype) for var in eqn.outvars[params["num_carry"] :]
+    ]
+    for step in reversed(steps) if params["reverse"] else steps:
+        out = _run(body.jaxpr, body.consts, [*consts, *carry, *(x[step] for x in xs)], program)
+        carry = out[: params["num_carry"]]
+        for ys, y in zip(stacked, out[params["num_carry"] :]):
+            ys[step] = y
     return [*carry, *stacked]
 
 
@@ -404,34 +428,34 @@ CONTROL_FLOW = {"cond": _cond, "while": _while, "scan": _scan}
 # ------------------------------------------------------------------------------------------------
 
 
-def _access(eqn, a: RefAccess, program: Program) -> Sequence:
-    buffer: Buffer = a.ref
-    if a.mask is None:
-        where = _subscript(eqn, a.indices, buffer, None, program)
-        return _plain(a, buffer, where)
-    where = _subscript(eqn, a.indices, buffer, np.asarray(a.mask), program)
-    mask = np.asarray(a.mask)
-    if a.kind == "load":
-        return [np.where(mask, buffer.data[where], a.other)]
+def _access(eqn, expr: RefAccess, program: Program) -> Sequence:
+    buffer: Buffer = expr.ref
+    if expr.mask is None:
+        where = _subscript(eqn, expr.indices, buffer, None, program)
+        return _plain(expr, buffer, where)
+    where = _subscript(eqn, expr.indices, buffer, np.asarray(expr.mask), program)
+    mask = np.asarray(expr.mask)
+    if expr.kind == "load":
+        return [np.where(mask, buffer.data[where], expr.other)]
     positions = tuple(np.broadcast_to(p, mask.shape)[mask] for p in where)
-    buffer.data[positions] = np.asarray(a.value)[mask]
+    buffer.data[positions] = np.asarray(expr.value)[mask]
     if buffer.written is not None:
         buffer.written[positions] = True
     return []
 
 
-def _plain(a: RefAccess, buffer: Buffer, where: tuple) -> Sequence:
-    before = np.array(buffer.data[where]) if a.kind != "add" else None
-    if a.kind == "load":
+def _plain(expr: RefAccess, buffer: Buffer, where: tuple) -> Sequence:
+    before = np.array(buffer.data[where]) if expr.kind != "add" else None
+    if expr.kind == "load":
         return [before]
-    if a.kind == "add":
-        assert a.value is not None
-        np.add.at(buffer.data, where, a.value)
+    if expr.kind == "add":
+        assert expr.value is not None
+        np.add.at(buffer.data, where, expr.value)
     else:
-        buffer.data[where] = a.value
+        buffer.data[where] = expr.value
     if buffer.written is not None:
         buffer.written[where] = True
-    return [before] if a.kind == "store" else []
+    return [before] if expr.kind == "store" else []
 
 
 def _subscript(
@@ -443,16 +467,16 @@ def _subscript(
     """
     shape = buffer.data.shape
     if mask is None and not any(isinstance(i, Gather) for i in indices):
-        for d, i in enumerate(indices):
+        for axis, index in enumerate(indices):
             first, last = (
-                (i.at, i.at)
-                if isinstance(i, Point)
-                else (i.start, i.start + (i.size - 1) * i.stride)
+                (index.at, index.at)
+                if isinstance(index, Point)
+                else (index.start, index.start + (index.size - 1) * index.stride)
             )
-            if not (0 <= int(first) and int(last) < shape[d]) and not (
-                isinstance(i, Range) and i.size == 0
+            if not (0 <= int(first) and int(last) < shape[axis]) and not (
+                isinstance(index, Range) and index.size == 0
             ):
-                raise _out_of_bounds(eqn, buffer, d, int(first), int(last), program)
+                raise _out_of_bounds(eqn, buffer, axis, int(first), int(last), program)
         return tuple(
             int(i.at)
             if isinstance(i, Point)
@@ -460,15 +484,15 @@ def _subscript(
             for i in indices
         )
     positions = _positions(indices)
-    full = np.broadcast_shapes(*(p.shape for p in positions)) if positions else ()
+    full = np.broadcast_shapes(*(position.shape for position in positions)) if positions else ()
     taking_part = np.ones(full, bool) if mask is None else mask
     checked = []
-    for d, p in enumerate(positions):
+    for axis, p in enumerate(positions):
         p = np.broadcast_to(p, full)
-        bad = taking_part & ((p < 0) | (p >= shape[d]))
+        bad = taking_part & ((p < 0) | (p >= shape[axis]))
         if bad.any():
             value = int(p[bad].ravel()[0])
-            raise _out_of_bounds(eqn, buffer, d, value, value, program)
+            raise _out_of_bounds(eqn, buffer, axis, value, value, program)
         checked.append(np.where(taking_part, p, 0))
     return tuple(checked)
 
@@ -476,32 +500,34 @@ def _subscript(
 def _positions(indices: tuple) -> list[np.ndarray]:
     """Per Ref dimension the positions read, as arrays that broadcast to the value's shape."""
     advanced = [d for d, i in enumerate(indices) if not isinstance(i, Range)]
-    gathered = np.broadcast_shapes(*(np.shape(indices[d].at) for d in advanced)) if advanced else ()
+    gathered = (
+        np.broadcast_shapes(*(np.shape(indices[dim].at) for dim in advanced)) if advanced else ()
+    )
     together = not advanced or advanced == list(range(advanced[0], advanced[-1] + 1))
     ranges_before = (
         sum(isinstance(i, Range) for i in indices[: advanced[0]]) if advanced and together else 0
     )
     rank = len(gathered) + len(indices) - len(advanced)
     found, seen = [], 0
-    for i in indices:
+    for index in indices:
         layout = [1] * rank
-        if isinstance(i, Range):
+        if isinstance(index, Range):
             axis = seen if seen < ranges_before else seen + len(gathered)
-            layout[axis], seen = i.size, seen + 1
-            found.append((int(i.start) + np.arange(i.size) * i.stride).reshape(layout))
+            layout[axis], seen = index.size, seen + 1
+            found.append((int(index.start) + np.arange(index.size) * index.stride).reshape(layout))
         else:
             layout[ranges_before : ranges_before + len(gathered)] = gathered
-            found.append(np.broadcast_to(np.asarray(i.at, np.int64), gathered).reshape(layout))
+            found.append(np.broadcast_to(np.asarray(index.at, np.int64), gathered).reshape(layout))
     return found
 
 
 def _out_of_bounds(
-    eqn, buffer: Buffer, d: int, first: int, last: int, program: Program
+    eqn, buffer: Buffer, axis: int, first: int, last: int, program: Program
 ) -> OutOfBoundsError:
     touched = f"index {first}" if first == last else f"indices {first} to {last}"
     return OutOfBoundsError(
         f"access outside the block of {buffer.name}",
         at=_jax.user_line(eqn),
-        why=f"dimension {d} of shape {buffer.data.shape}, {touched}, program {program.index}",
+        why=f"dimension {axis} of shape {buffer.data.shape}, {touched}, program {program.index}",
         hint="mask the access (pbkern.load(..., mask=...)) or enlarge the block (pbkern.Element with padding)",
     )

@@ -72,10 +72,13 @@ BlockDim = Blocked | Squeezed | Element
 class BlockMapping:
     """Which block of one array each program sees.
 
-    Attributes: origin: how messages call it, e.g. "input 0 (`x_ref`)". array: type of the whole
-      array. dims: one BlockDim per array dimension. index_map: closed jaxpr from i32 grid indices
-      (then scalar-prefetch Refs) to one i32 index per dimension. memory_space: "any" (the target
-      chooses) or a space that the target names.
+    Attributes:
+      origin: how messages call it, e.g. "input 0 (`x_ref`)".
+      array: type of the whole array.
+      dims: one BlockDim per array dimension.
+      index_map: closed jaxpr from i32 grid indices (then scalar-prefetch Refs) to one i32 index per
+        dimension.
+      memory_space: "any" (the target chooses) or a space that the target names.
     """
 
     origin: str
@@ -87,7 +90,7 @@ class BlockMapping:
     @cached_property
     def ref_shape(self) -> tuple[int, ...]:
         """Shape of the Ref: block sizes without squeezed dimensions."""
-        return tuple(d.size for d in self.dims if not isinstance(d, Squeezed))
+        return tuple(dim.size for dim in self.dims if not isinstance(dim, Squeezed))
 
     @cached_property
     def starts(self) -> tuple[Affine | None, ...]:
@@ -96,8 +99,8 @@ class BlockMapping:
 
         indices = affine_outputs(self.index_map.jaxpr)
         return tuple(
-            i if i is None else i * (d.size if isinstance(d, Blocked) else 1)
-            for i, d in zip(indices, self.dims)
+            index if index is None else index * (dim.size if isinstance(dim, Blocked) else 1)
+            for index, dim in zip(indices, self.dims)
         )
 
     def moves_apart(self, axis: int) -> bool:
@@ -134,14 +137,16 @@ class Kernel:
     Attributes:
       name: a valid identifier.
       grid: size of each grid dimension; () is a single program.
-      inputs: block mappings of the operands; the first `num_scalar_prefetch` are whole arrays that index maps read too.
+      inputs: block mappings of the operands; the first `num_scalar_prefetch` are whole arrays that
+        index maps read too.
       outputs: block mappings of the results.
       scratch: scratch buffers.
-      body: closed jaxpr over Refs (*inputs, *outputs, *scratch), without constants and without results.
+      body: closed jaxpr over Refs (*inputs, *outputs, *scratch), without constants and without
+        results.
       aliases: (input, output) pairs that share one array.
       compiler_params: target name -> that target's CompilerParams.
-      dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that i32[] operand, and its
-        entry in `grid` only an upper bound.
+      dynamic_grid: (dimension, operand) pairs: that grid dimension's size is the value of that
+        i32[] operand, and its entry in `grid` only an upper bound.
       defined_at: where it was defined, "file:line (function)", or "" for a fused kernel.
       finish: the last stage, a kernel that runs once all programs are done. Its first operands are
         the programs' results, the others are further operands of this kernel; its results are this
@@ -165,14 +170,16 @@ class Kernel:
     @property
     def in_types(self) -> tuple[ArrayType, ...]:
         """Types that a call takes: the programs' operands, then the last stage's own."""
-        own = tuple(m.array for m in self.inputs)
+        own = tuple(operand.array for operand in self.inputs)
         return own if self.finish is None else own + self.finish.in_types[len(self.outputs) :]
 
     @property
     def out_types(self) -> tuple[ArrayType, ...]:
         """Types that a call returns."""
         return (
-            tuple(m.array for m in self.outputs) if self.finish is None else self.finish.out_types
+            tuple(output.array for output in self.outputs)
+            if self.finish is None
+            else self.finish.out_types
         )
 
     @cached_property

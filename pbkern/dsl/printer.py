@@ -38,38 +38,42 @@ IMPORTS = "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n\nimport pb
 WIDTH = 100
 
 
-def source(k: Kernel) -> str:
+def source(kernel: Kernel) -> str:
     """DSL source of a kernel: imports, its last stage, index maps that need statements, decorator, body."""
     imports: set[str] = set()
-    lines = _definition(k.finish, imports) if k.finish else []
-    lines += _definition(k, imports)
+    lines = _definition(kernel.finish, imports) if kernel.finish else []
+    lines += _definition(kernel, imports)
     return "\n".join([IMPORTS + "".join(f"import {m}\n" for m in sorted(imports)), *lines])
 
 
 print_as_source.append(source)
 
 
-def _definition(k: Kernel, imports: set[str]) -> list[str]:
+def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
     """Lines of one stage; adds to `imports` what they need."""
-    refs = _ref_names(k)
-    printer = _Printer(reserved={*refs, k.name}, x64=_x64(k))
+    refs = _ref_names(kernel)
+    printer = _Printer(reserved={*refs, kernel.name}, x64=_x64(kernel))
     index_maps: list[str] = []
-    options: list[tuple[str, str | list[str]]] = [("grid", spell_param(k.grid, printer.imports))]
+    options: list[tuple[str, str | list[str]]] = [
+        ("grid", spell_param(kernel.grid, printer.imports))
+    ]
     specs = []
-    for n, m in enumerate(k.inputs + k.outputs):
-        text, definition = _spec(m, f"{k.name}_block_{n}", printer)
+    for n, operand in enumerate(kernel.inputs + kernel.outputs):
+        text, definition = _spec(operand, f"{kernel.name}_block_{n}", printer)
         specs.append(text)
         index_maps += definition
     options += [
-        ("in_specs", specs[k.num_scalar_prefetch : len(k.inputs)]),
-        ("out_specs", specs[len(k.inputs) :]),
-        ("in_types", [_struct(t) for t in k.in_types]),
-        ("out_shape", [_struct(m.array) for m in k.outputs]),
-        *_other_options(k, printer),
+        ("in_specs", specs[kernel.num_scalar_prefetch : len(kernel.inputs)]),
+        ("out_specs", specs[len(kernel.inputs) :]),
+        ("in_types", [_struct(type_) for type_ in kernel.in_types]),
+        ("out_shape", [_struct(output.array) for output in kernel.outputs]),
+        *_other_options(kernel, printer),
     ]
-    body = printer.function(k.name, refs, k.body.jaxpr, dict(zip(k.body.jaxpr.invars, refs)))
+    body = printer.function(
+        kernel.name, refs, kernel.body.jaxpr, dict(zip(kernel.body.jaxpr.invars, refs))
+    )
     imports |= printer.imports
-    decorator = ["@pbkern.kernel(", *(line for o in options for line in _option(*o)), ")"]
+    decorator = ["@pbkern.kernel(", *(line for option in options for line in _option(*option)), ")"]
     return [*index_maps, *decorator, *body, ""]
 
 
@@ -87,11 +91,13 @@ def rebuild(text: str) -> Kernel:
     return found[-1].trace()
 
 
-def same_kernel(a: Kernel, b: Kernel) -> bool:
+def same_kernel(kernel: Kernel, b: Kernel) -> bool:
     """Whether two kernels are equal but for where they were defined and how messages call their arrays."""
 
     def plain(k: Kernel) -> tuple:
-        mappings = [(m.array, m.dims, m.memory_space) for m in k.inputs + k.outputs]
+        mappings = [
+            (operand.array, operand.dims, operand.memory_space) for operand in k.inputs + k.outputs
+        ]
         return (
             k.name,
             k.grid,
@@ -103,13 +109,14 @@ def same_kernel(a: Kernel, b: Kernel) -> bool:
             k.dynamic_grid,
         )
 
-    index_maps = zip(a.inputs + a.outputs, b.inputs + b.outputs)
+    index_maps = zip(kernel.inputs + kernel.outputs, b.inputs + b.outputs)
     return (
-        plain(a) == plain(b)
-        and same(a.body, b.body)
+        plain(kernel) == plain(b)
+        and same(kernel.body, b.body)
         and all(same(m.index_map, n.index_map) for m, n in index_maps)
         and (
-            a.finish is b.finish or bool(a.finish and b.finish and same_kernel(a.finish, b.finish))
+            kernel.finish is b.finish
+            or bool(kernel.finish and b.finish and same_kernel(kernel.finish, b.finish))
         )
     )
 
@@ -118,44 +125,46 @@ def same_kernel(a: Kernel, b: Kernel) -> bool:
 # -----------------------------------------------------------------------------------------------
 
 
-def _x64(k: Kernel) -> bool:
-    return needs_x64(body_dtypes(k.body.jaxpr))
+def _x64(kernel: Kernel) -> bool:
+    return needs_x64(body_dtypes(kernel.body.jaxpr))
 
 
-def _block_dtypes(k: Kernel) -> list[np.dtype]:
-    return [m.array.dtype for m in k.inputs + k.outputs] + [s.dtype for s in k.scratch]
+def _block_dtypes(kernel: Kernel) -> list[np.dtype]:
+    return [operand.array.dtype for operand in kernel.inputs + kernel.outputs] + [
+        s.dtype for s in kernel.scratch
+    ]
 
 
 def _compiler_params(params: dict, printer: _Printer) -> str:
     """Prints parameters as short as `kernel` accepts: parameters that know their target need no dictionary."""
-    if all(getattr(p, "target_name", None) == target for target, p in params.items()):
+    if all(getattr(param, "target_name", None) == target for target, param in params.items()):
         only = tuple(params.values())
         return spell_param(only[0] if len(only) == 1 else only, printer.imports)
     return spell_param(params, printer.imports)
 
 
-def _other_options(k: Kernel, printer: _Printer) -> Iterator[tuple[str, str | list[str]]]:
-    if k.scratch:
+def _other_options(kernel: Kernel, printer: _Printer) -> Iterator[tuple[str, str | list[str]]]:
+    if kernel.scratch:
         yield (
             "scratch_shapes",
             [
                 f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)}"
                 f"{', scoped=True' if s.scoped else ''})"
-                for s in k.scratch
+                for s in kernel.scratch
             ],
         )
-    if k.aliases:
-        yield "input_output_aliases", repr(dict(k.aliases))
-    if k.compiler_params:
-        yield "compiler_params", _compiler_params(dict(k.compiler_params), printer)
-    if k.dynamic_grid:
-        yield "dynamic_grid", repr(dict(k.dynamic_grid))
-    if k.num_scalar_prefetch:
-        yield "num_scalar_prefetch", str(k.num_scalar_prefetch)
-    if _x64(k) != needs_x64(_block_dtypes(k)):
-        yield "x64", str(_x64(k))
-    if k.finish:
-        yield "finish", k.finish.name
+    if kernel.aliases:
+        yield "input_output_aliases", repr(dict(kernel.aliases))
+    if kernel.compiler_params:
+        yield "compiler_params", _compiler_params(dict(kernel.compiler_params), printer)
+    if kernel.dynamic_grid:
+        yield "dynamic_grid", repr(dict(kernel.dynamic_grid))
+    if kernel.num_scalar_prefetch:
+        yield "num_scalar_prefetch", str(kernel.num_scalar_prefetch)
+    if _x64(kernel) != needs_x64(_block_dtypes(kernel)):
+        yield "x64", str(_x64(kernel))
+    if kernel.finish:
+        yield "finish", kernel.finish.name
 
 
 def _option(name: str, value: str | list[str]) -> list[str]:
@@ -175,26 +184,31 @@ def _memory_space(space: str) -> str:
     return "" if space == "any" else f", memory_space={space!r}"
 
 
-def _ref_names(k: Kernel) -> list[str]:
+def _ref_names(kernel: Kernel) -> list[str]:
     """The body's own names for its Refs where messages show them, else in0, out0, scratch0."""
-    plain = [f"in{n}" for n in range(len(k.inputs))] + [f"out{n}" for n in range(len(k.outputs))]
-    plain += [f"scratch{n}" for n in range(len(k.scratch))]
-    own = [re.search(r"`(\w+)`", m.origin) for m in k.inputs + k.outputs]
+    plain = [f"in{n}" for n in range(len(kernel.inputs))] + [
+        f"out{n}" for n in range(len(kernel.outputs))
+    ]
+    plain += [f"scratch{n}" for n in range(len(kernel.scratch))]
+    own = [re.search(r"`(\w+)`", operand.origin) for operand in kernel.inputs + kernel.outputs]
     names = [m.group(1) if m else p for m, p in itertools.zip_longest(own, plain)]
-    taken = {"jax", "jnp", "lax", "pbkern", k.name}
+    taken = {"jax", "jnp", "lax", "pbkern", kernel.name}
     return plain if len(set(names)) < len(names) or taken & set(names) else names
 
 
-def _spec(m: BlockMapping, name: str, printer: _Printer) -> tuple[str, list[str]]:
+def _spec(mapping: BlockMapping, name: str, printer: _Printer) -> tuple[str, list[str]]:
     """(BlockSpec source, lines of a function for an index map that is no single expression)."""
-    jaxpr = m.index_map.jaxpr
-    zero = all(isinstance(v, jex.Literal) and literal_value(v) == 0 for v in jaxpr.outvars)
-    whole = all(isinstance(d, Blocked) and d.size == n for d, n in zip(m.dims, m.array.shape))
-    space = _memory_space(m.memory_space)
+    jaxpr = mapping.index_map.jaxpr
+    zero = all(isinstance(var, jex.Literal) and literal_value(var) == 0 for var in jaxpr.outvars)
+    whole = all(
+        isinstance(dim, Blocked) and dim.size == size
+        for dim, size in zip(mapping.dims, mapping.array.shape)
+    )
+    space = _memory_space(mapping.memory_space)
     if whole and zero:
         return f"pbkern.BlockSpec({space.removeprefix(', ')})", []
-    dims = "".join(f"{_dim(d)}, " for d in m.dims)
-    shape = f"({dims.rstrip()})" if len(m.dims) == 1 else f"({dims.removesuffix(', ')})"
+    dims = "".join(f"{_dim(dim)}, " for dim in mapping.dims)
+    shape = f"({dims.rstrip()})" if len(mapping.dims) == 1 else f"({dims.removesuffix(', ')})"
     if zero:
         return f"pbkern.BlockSpec({shape}{space})", []
     indices = [n for n in _names("ijklmnopqrstuvwxyz", printer.reserved, len(jaxpr.invars))]
@@ -206,8 +220,8 @@ def _spec(m: BlockMapping, name: str, printer: _Printer) -> tuple[str, list[str]
     return f"pbkern.BlockSpec({shape}, {name}{space})", [*lines, ""]
 
 
-def _dim(d) -> str:
-    match d:
+def _dim(dim) -> str:
+    match dim:
         case Squeezed():
             return "None"
         case Element(size, (0, 0)):
@@ -215,14 +229,14 @@ def _dim(d) -> str:
         case Element(size, padding):
             return f"pbkern.Element({size}, padding={padding!r})"
         case _:
-            return str(d.size)
+            return str(dim.size)
 
 
 def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | None:
     """An index map as one expression, or None if a value is used twice or is no expression."""
-    uses = Counter(a for e in jaxpr.eqns for a in e.invars if isinstance(a, jex.Var))
-    uses.update(a for a in jaxpr.outvars if isinstance(a, jex.Var))
-    scope = Scope({v: Expr(n) for v, n in zip(jaxpr.invars, names)})
+    uses = Counter(var for e in jaxpr.eqns for var in e.invars if isinstance(var, jex.Var))
+    uses.update(var for var in jaxpr.outvars if isinstance(var, jex.Var))
+    scope = Scope({var: Expr(name) for var, name in zip(jaxpr.invars, names)})
     for eqn in jaxpr.eqns:
         if (
             len(eqn.outvars) != 1
@@ -242,15 +256,17 @@ def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | 
 
 def _indices(atoms: Sequence, scope: Scope) -> str:
     shown = [
-        plain_number(literal_value(a)) if isinstance(a, jex.Literal) else scope.text(a)
-        for a in atoms
+        plain_number(literal_value(atom)) if isinstance(atom, jex.Literal) else scope.text(atom)
+        for atom in atoms
     ]
     return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"
 
 
 def _names(letters: str, reserved: set[str], count: int | None = None) -> Iterator[str]:
-    candidates = (c + (str(n) if n else "") for n in itertools.count() for c in letters)
-    return itertools.islice((c for c in candidates if c not in reserved), count)
+    candidates = (letter + (str(n) if n else "") for n in itertools.count() for letter in letters)
+    return itertools.islice(
+        (candidate for candidate in candidates if candidate not in reserved), count
+    )
 
 
 # --- the body
@@ -287,10 +303,10 @@ class _Printer:
         return [f"def {name}({', '.join(params)}):", *(f"    {line}" for line in lines or ["pass"])]
 
     def equations(self, jaxpr: jex.Jaxpr) -> list[str]:
-        used = {a for e in jaxpr.eqns for a in e.invars if isinstance(a, jex.Var)} | set(
-            a for a in jaxpr.outvars if isinstance(a, jex.Var)
+        used = {var for e in jaxpr.eqns for var in e.invars if isinstance(var, jex.Var)} | set(
+            var for var in jaxpr.outvars if isinstance(var, jex.Var)
         )
-        producers = {v: e for e in jaxpr.eqns for v in e.outvars}
+        producers = {var: e for e in jaxpr.eqns for var in e.outvars}
         lines = []
         for eqn, live in zip(jaxpr.eqns, live_equations(jaxpr)):
             if live:
@@ -314,7 +330,7 @@ class _Printer:
         return self.scope.names[var].text
 
     def assign(self, variables: Sequence, expression: str, is_tuple: bool) -> list[str]:
-        names = [self.name(v) for v in variables]
+        names = [self.name(variable) for variable in variables]
         if not names:
             return [expression]
         return [f"{', '.join(names)}{',' if is_tuple and len(names) == 1 else ''} = {expression}"]
@@ -343,7 +359,7 @@ class _Printer:
     # Control flow: inner functions see the outer names of what their jaxprs take as constants.
 
     def closed_over(self, atoms: Sequence, inner: Sequence) -> None:
-        self.scope.names |= {v: self.scope.expr(a) for v, a in zip(inner, atoms)}
+        self.scope.names |= {v: self.scope.expr(atom) for v, atom in zip(inner, atoms)}
 
     def function_name(self, kind: str) -> str:
         while (found := f"{kind}_{next(self._functions)}") in self.reserved:
@@ -353,8 +369,8 @@ class _Printer:
     def cond(self, eqn, producers: dict) -> list[str]:
         kind, selected = selector(eqn, producers)
         branches = eqn.params["branches"]
-        for b in branches:
-            self.closed_over(eqn.invars[1:], b.jaxpr.invars)
+        for branch in branches:
+            self.closed_over(eqn.invars[1:], branch.jaxpr.invars)
         if kind == "pred" and not eqn.outvars and not branches[0].jaxpr.eqns:
             lines = self.function("_", (), branches[1].jaxpr, {})
             return [f"@pbkern.when({self.scope.text(selected)})", *lines]
@@ -369,9 +385,13 @@ class _Printer:
         return lines + self.assign(eqn.outvars, call, False)
 
     def while_loop(self, eqn) -> list[str]:
-        p = eqn.params
-        cond, body, nc = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr, p["cond_nconsts"]
-        first = nc + p["body_nconsts"]
+        params = eqn.params
+        cond, body, nc = (
+            params["cond_jaxpr"].jaxpr,
+            params["body_jaxpr"].jaxpr,
+            params["cond_nconsts"],
+        )
+        first = nc + params["body_nconsts"]
         self.closed_over(eqn.invars[:nc], cond.invars)
         self.closed_over(eqn.invars[nc:first], body.invars)
         names = self.function_name("condition"), self.function_name("body")
@@ -387,15 +407,15 @@ class _Printer:
         )
 
     def scan(self, eqn) -> list[str]:
-        p, body = _jax.params_of(eqn), eqn.params["jaxpr"].jaxpr
-        consts, carries = p["num_consts"], p["num_consts"] + p["num_carry"]
+        params, body = _jax.params_of(eqn), eqn.params["jaxpr"].jaxpr
+        consts, carries = params["num_consts"], params["num_consts"] + params["num_carry"]
         self.closed_over(eqn.invars[:consts], body.invars)
         bounds = _counted(eqn, np.dtype("int64" if self.x64 else "int32"))
         if bounds is not None:
             return self.fori_loop(eqn, *bounds)
 
         def result(atoms, scope):
-            return f"{_tuple_of(atoms[: p['num_carry']], scope)}, {_tuple_of(atoms[p['num_carry'] :], scope)}"
+            return f"{_tuple_of(atoms[: params['num_carry']], scope)}, {_tuple_of(atoms[params['num_carry'] :], scope)}"
 
         name = self.function_name("step")
         lines = self.carrying(
@@ -406,13 +426,13 @@ class _Printer:
             result,
         )
         init, xs = self.tuple(eqn.invars[consts:carries]), self.tuple(eqn.invars[carries:])
-        options = f"length={p['length']}"
-        options += ", reverse=True" if p["reverse"] else ""
-        options += f", unroll={p['unroll']}" if p["unroll"] != 1 else ""
-        names = [self.name(v) for v in eqn.outvars]
+        options = f"length={params['length']}"
+        options += ", reverse=True" if params["reverse"] else ""
+        options += f", unroll={params['unroll']}" if params["unroll"] != 1 else ""
+        names = [self.name(var) for var in eqn.outvars]
         targets = [
             f"({', '.join(n)}{',' if len(n) == 1 else ''})"
-            for n in (names[: p["num_carry"]], names[p["num_carry"] :])
+            for n in (names[: params["num_carry"]], names[params["num_carry"] :])
         ]
         call = f"lax.scan({name}, {init}, {xs}, {options})"
         return [*lines, f"{targets[0]}, {targets[1]} = {call}" if names else call]
@@ -456,18 +476,18 @@ def _tuple_of(atoms: Sequence, scope: Scope) -> str:
 
 def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
     """(lower, upper) of a scan that lax.fori_loop makes: no xs, and a first carry that only counts up from a literal."""
-    p, body = _jax.params_of(eqn), eqn.params["jaxpr"].jaxpr
-    consts = p["num_consts"]
+    params, body = _jax.params_of(eqn), eqn.params["jaxpr"].jaxpr
+    consts = params["num_consts"]
     if (
-        len(eqn.invars) != consts + p["num_carry"]
-        or p["num_carry"] != len(eqn.outvars)
-        or not p["num_carry"]
+        len(eqn.invars) != consts + params["num_carry"]
+        or params["num_carry"] != len(eqn.outvars)
+        or not params["num_carry"]
     ):
         return None
     start, i = eqn.invars[consts], body.invars[consts]
     if (
-        p["reverse"]
-        or p["unroll"] != 1
+        params["reverse"]
+        or params["unroll"] != 1
         or not isinstance(start, jex.Literal)
         or i.aval.dtype != counter
         or not body.eqns
@@ -483,14 +503,14 @@ def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
         not counts
         or literal_value(first.invars[1]) != 1
         or body.outvars[0] is not first.outvars[0]
-        or p["length"] < 1
+        or params["length"] < 1
     ):
         return None
-    later = [a for e in body.eqns[1:] for a in e.invars] + list(body.outvars[1:])
+    later = [var for e in body.eqns[1:] for var in e.invars] + list(body.outvars[1:])
     if any(a is first.outvars[0] for a in later):
         return None
     lower = int(literal_value(start))
-    return lower, lower + p["length"]
+    return lower, lower + params["length"]
 
 
 # --- Ref indices
@@ -505,9 +525,9 @@ def _subscript(eqn, scope: Scope) -> str:
     """Prints what stands in the brackets of ref[...]."""
     a = ref_access(eqn)
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
-    if all(is_whole(i, n) for i, n in zip(a.indices, shape)):
+    if all(is_whole(index, size) for index, size in zip(a.indices, shape)):
         return "..."
-    return ", ".join(_index(i, n, scope) for i, n in zip(a.indices, shape))
+    return ", ".join(_index(index, size, scope) for index, size in zip(a.indices, shape))
 
 
 def _index(index, extent: int, scope: Scope) -> str:
@@ -534,8 +554,8 @@ def _index_argument(eqn, scope: Scope) -> str:
     if _subscript(eqn, scope) == "...":
         return "..."
     parts = []
-    for i, n in zip(a.indices, shape):
-        text = _index(i, n, scope)
+    for index, size in zip(a.indices, shape):
+        text = _index(index, size, scope)
         if ":" in text:
             text = f"slice({', '.join(text.split(':')) if text != ':' else 'None'})"
         parts.append(text)

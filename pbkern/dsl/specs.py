@@ -29,12 +29,12 @@ from .kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Scratch
 class BlockSpec:
     """Which block of an array each program sees.
 
-    Args: block_shape: one entry per array dimension: an int (or Blocked(n)): the index map counts
-      in blocks of n;
-        None (or Squeezed()): one element, and the Ref lacks the dimension; Element(n, padding=(low,
-        high)): n elements, and the index map counts in elements; BoundedSlice(n): at most n
-        elements, and the index map returns pbkern.ds(start, size), in elements. None for the whole
-        array.
+    Args:
+      block_shape: one entry per array dimension: an int (or Blocked(n)): the index map counts in
+        blocks of n; None (or Squeezed()): one element, and the Ref lacks the dimension; Element(n,
+        padding=(low, high)): n elements, and the index map counts in elements; BoundedSlice(n): at
+        most n elements, and the index map returns pbkern.ds(start, size), in elements. None for the
+        whole array.
       index_map: grid indices -> one index per array dimension; None: all zeros.
       memory_space: "any", or a space that the target names.
     """
@@ -76,7 +76,7 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
             hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)",
         )
     try:
-        found = ArrayType(tuple(int(n) for n in x.shape), np.dtype(x.dtype))
+        found = ArrayType(tuple(int(size) for size in x.shape), np.dtype(x.dtype))
         if not found.dtype.isnative:
             raise KernelError(
                 f"{what} has the bytes of its elements in another order than this machine",
@@ -134,25 +134,25 @@ def block_mapping(
             hint=f"one entry per dimension, e.g. {_example(spec.block_shape, array.shape)}; None squeezes one",
         )
     shape = array.shape if spec.block_shape is None else spec.block_shape
-    dims = tuple(_block_dim(d, origin, array, at) for d in shape)
+    dims = tuple(_block_dim(size, origin, array, at) for size in shape)
     index_map = _trace_index_map(spec.index_map, origin, array, grid, prefetch, at)
     return BlockMapping(origin, array, dims, index_map, spec.memory_space)
 
 
-def _block_dim(d, origin: str, array: ArrayType, at: str | None) -> BlockDim:
-    if d is None:
+def _block_dim(dim, origin: str, array: ArrayType, at: str | None) -> BlockDim:
+    if dim is None:
         return Squeezed()
-    if isinstance(d, (int, np.integer)) and not isinstance(d, bool):
-        return Blocked(int(d))
-    if isinstance(d, Element):
-        low, high = map(int, d.padding)
-        return Element(int(d.size), (low, high))
-    if isinstance(d, (Blocked, Squeezed)):
-        return d
+    if isinstance(dim, (int, np.integer)) and not isinstance(dim, bool):
+        return Blocked(int(dim))
+    if isinstance(dim, Element):
+        low, high = map(int, dim.padding)
+        return Element(int(dim.size), (low, high))
+    if isinstance(dim, (Blocked, Squeezed)):
+        return dim
     raise KernelError(
         f"{origin} has a block dimension that is none",
         at=at,
-        why=f"array {array}, entry {d!r}",
+        why=f"array {array}, entry {dim!r}",
         hint="an int, None, pbkern.Blocked(n), pbkern.Squeezed(), pbkern.Element(n) or pbkern.BoundedSlice(n)",
     )
 
@@ -165,7 +165,7 @@ def _example(block_shape: Sequence, shape: tuple[int, ...]) -> str:
 
 
 def _show(block_shape: Sequence) -> str:
-    inner = ", ".join("None" if isinstance(d, Squeezed) else str(d) for d in block_shape)
+    inner = ", ".join("None" if isinstance(size, Squeezed) else str(size) for size in block_shape)
     return f"({inner},)" if len(block_shape) == 1 else f"({inner})"
 
 
@@ -218,7 +218,7 @@ def canonical_index_map(closed: jex.ClosedJaxpr, grid: Sequence[int | None]) -> 
         raise KernelError(
             f"{eqn.primitive.name}({axis}) in an index map",
             at=_jax.user_line(eqn),
-            why=f"grid ({', '.join('dynamic' if n is None else str(n) for n in grid)})",
+            why=f"grid ({', '.join('dynamic' if size is None else str(size) for size in grid)})",
             hint="grid indices are the map's arguments; num_programs gives sizes that are constants",
         )
 
@@ -257,7 +257,10 @@ def _index(i, n: int, origin: str, array: ArrayType, at: str | None):
 
 
 def _show_indices(indices: tuple) -> str:
-    shown = [i.aval.str_short() if isinstance(i, jax.core.Tracer) else repr(i) for i in indices]
+    shown = [
+        index.aval.str_short() if isinstance(index, jax.core.Tracer) else repr(index)
+        for index in indices
+    ]
     return f"({', '.join(shown)})"
 
 
@@ -269,6 +272,11 @@ def definition_line(f) -> str | None:
     if code is None:
         return None
     column = next(
-        (p[2] for p in code.co_positions() if p[0] == code.co_firstlineno and p[2] is not None), 0
+        (
+            position[2]
+            for position in code.co_positions()
+            if position[0] == code.co_firstlineno and position[2] is not None
+        ),
+        0,
     )
     return f"{code.co_filename}:{code.co_firstlineno}:{column} ({code.co_name})"

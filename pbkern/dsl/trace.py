@@ -80,24 +80,30 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     row-major order unless CompilerParams declare a dimension parallel. The result takes arrays and
     returns `out_shape`'s pytree.
 
-    Args: out_shape: pytree of jax.ShapeDtypeStruct. grid: size of each grid dimension; () runs one
-      program. in_specs: one BlockSpec per operand after the prefetched ones; None: whole arrays.
-      out_specs: BlockSpecs in the structure of out_shape; None: whole arrays. grid_spec: a GridSpec
-      in place of grid, in_specs, out_specs, scratch_shapes and num_scalar_prefetch. scratch_shapes:
-      pbkern.Scratch(shape, dtype), jax.ShapeDtypeStruct or (shape, dtype) each.
-      input_output_aliases: {operand number: result number} that share memory. compiler_params: a
-      target's CompilerParams, a sequence of them, or {target name: CompilerParams}. name:
-      identifier for messages and generated code; default: the body's. interpret: run in the NumPy
-      interpreter, with bounds and races checked. num_scalar_prefetch: how many leading operands
-      index maps read, see GridSpec. dynamic_grid: {grid dimension: number of the i32[] operand that
-      is its size}; a size above that in `grid` counts as that. in_types: operand types, so that
-      .trace() needs no arrays. x64: whether Python and index arithmetic in the body is 64-bit;
-      None: if any block is. finish: the last stage, another kernel, usually of one program, that
-      runs once all programs are done, e.g. to add up
-        what they found. `out_shape` are then the programs' results, which are its first operands; a
-        call takes the operands of the programs, then the further ones of the last stage, and
-        returns what that makes. To return a result of the programs as well, the last stage gives it
-        one of its results to share (input_output_aliases), and need not touch it.
+    Args:
+      out_shape: pytree of jax.ShapeDtypeStruct.
+      grid: size of each grid dimension; () runs one program.
+      in_specs: one BlockSpec per operand after the prefetched ones; None: whole arrays.
+      out_specs: BlockSpecs in the structure of out_shape; None: whole arrays.
+      grid_spec: a GridSpec in place of grid, in_specs, out_specs, scratch_shapes and
+        num_scalar_prefetch.
+      scratch_shapes: pbkern.Scratch(shape, dtype), jax.ShapeDtypeStruct or (shape, dtype) each.
+      input_output_aliases: {operand number: result number} that share memory.
+      compiler_params: a target's CompilerParams, a sequence of them, or {target name:
+        CompilerParams}.
+      name: identifier for messages and generated code; default: the body's.
+      interpret: run in the NumPy interpreter, with bounds and races checked.
+      num_scalar_prefetch: how many leading operands index maps read, see GridSpec.
+      dynamic_grid: {grid dimension: number of the i32[] operand that is its size}; a size above
+        that in `grid` counts as that.
+      in_types: operand types, so that .trace() needs no arrays.
+      x64: whether Python and index arithmetic in the body is 64-bit; None: if any block is.
+      finish: the last stage, another kernel, usually of one program, that runs once all programs
+        are done, e.g. to add up what they found. `out_shape` are then the programs' results, which
+        are its first operands; a call takes the operands of the programs, then the further ones of
+        the last stage, and returns what that makes. To return a result of the programs as well, the
+        last stage gives it one of its results to share (input_output_aliases), and need not touch
+        it.
 
     Results that values at run time decide to store are zero where nothing is stored: under
     conditions and masks of loaded values, in grids of dynamic size, in blocks that prefetched
@@ -108,14 +114,14 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     """
     spec = grid_spec or GridSpec(grid, in_specs, out_specs, scratch_shapes, num_scalar_prefetch)
 
-    def decorate(f: Callable) -> KernelFunction:
-        if isinstance(f, type) or not callable(f):
+    def decorate(function: Callable) -> KernelFunction:
+        if isinstance(function, type) or not callable(function):
             hint = "@pbkern.kernel(out_shape=...)"
             raise KernelError(
-                "a kernel's body is a function over Refs", why=f"given {f!r}", hint=hint
+                "a kernel's body is a function over Refs", why=f"given {function!r}", hint=hint
             )
         return KernelFunction(
-            f,
+            function,
             out_shape,
             spec,
             input_output_aliases or {},
@@ -156,7 +162,9 @@ class KernelFunction(PickledByName):
         self.body, self.grid_spec, self.interpret = body, grid_spec, interpret
         self._at = definition_line(body)
         leaves, self._out_tree = jax.tree.flatten(out_shape)
-        self._out_types = [array_type(x, f"out_shape {n}", self._at) for n, x in enumerate(leaves)]
+        self._out_types = [
+            array_type(leaf, f"out_shape {n}", self._at) for n, leaf in enumerate(leaves)
+        ]
         if not isinstance(finish, KernelFunction | None):
             why = f"finish={finish!r}"
             raise KernelError(
@@ -167,7 +175,9 @@ class KernelFunction(PickledByName):
             )
         self._finish = finish
         self._in_types = (
-            None if in_types is None else [array_type(x, "in_types", self._at) for x in in_types]
+            None
+            if in_types is None
+            else [array_type(type_, "in_types", self._at) for type_ in in_types]
         )
         self._options: dict[str, Any] = {
             "aliases": tuple(sorted(aliases.items())),
@@ -193,7 +203,7 @@ class KernelFunction(PickledByName):
 
         Without arguments: for the `in_types` that the decorator was given.
         """
-        types = tuple(array_type(a, f"operand {n}", self._at) for n, a in enumerate(args))
+        types = tuple(array_type(arg, f"operand {n}", self._at) for n, arg in enumerate(args))
         if not types and self._in_types is not None:
             types = tuple(self._in_types)
         if types not in self._traced:
@@ -228,7 +238,7 @@ class KernelFunction(PickledByName):
                 1 if isinstance(specs, BlockSpec) else len(specs)
             )
         parameters = inspect.signature(self.body).parameters.values()
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             raise KernelError(
                 f"kernel `{self.__name__}` does not say how many operands its programs have",
                 at=self._at,
@@ -295,25 +305,25 @@ def trace_kernel(
     """
     at = source if source is not None else definition_line(body)
     grid = check_grid(grid, at)
-    in_types = [array_type(t, f"operand {n}", at) for n, t in enumerate(in_types)]
-    out_types = [array_type(t, f"result {n}", at) for n, t in enumerate(out_types)]
+    in_types = [array_type(type_, f"operand {n}", at) for n, type_ in enumerate(in_types)]
+    out_types = [array_type(type_, f"result {n}", at) for n, type_ in enumerate(out_types)]
     prefetch = in_types[:num_scalar_prefetch]
     in_specs = _check_count("in_specs", in_specs, in_types[num_scalar_prefetch:], "operands", at)
     out_specs = _check_count("out_specs", out_specs, out_types, "results", at)
     labels = _labels(body, len(in_types), len(out_types))
     specs = [BlockSpec()] * num_scalar_prefetch + in_specs + out_specs
     specs, sizes = _without_slices(specs, labels, at)
-    known = [None if d in dict(dynamic_grid) else n for d, n in enumerate(grid)]
+    known = [None if axis in dict(dynamic_grid) else size for axis, size in enumerate(grid)]
     mappings = tuple(
-        block_mapping(s, t, label, known, prefetch, at)
-        for s, t, label in zip(specs, in_types + out_types, labels)
+        block_mapping(spec, type_, label, known, prefetch, at)
+        for spec, type_, label in zip(specs, in_types + out_types, labels)
     )
     k = Kernel(
         name=identifier(name if name else getattr(body, "__name__", "kernel")),
         grid=grid,
         inputs=mappings[: len(in_types)],
         outputs=mappings[len(in_types) :],
-        scratch=tuple(scratch(x, n, at) for n, x in enumerate(scratch_shapes)),
+        scratch=tuple(scratch(shape, n, at) for n, shape in enumerate(scratch_shapes)),
         body=_no_body(),
         aliases=tuple(aliases),
         compiler_params=params_by_target(compiler_params, at),
@@ -331,7 +341,7 @@ def trace_kernel(
         closed = bounded_slices.bound(closed, lambda refs: limits_of(k, sizes, refs))
     k = with_private_inputs(dataclasses.replace(k, body=canonical_body(closed, k.name)))
     verify(k)
-    check_written(k, {n - len(in_types) for n in sizes})
+    check_written(k, {size - len(in_types) for size in sizes})
     return k
 
 
@@ -357,8 +367,10 @@ def _without_slices(
                 spec.index_map, spec.block_shape, label, at
             )
             shape = [
-                bounded_slices.element_of(d) if isinstance(d, bounded_slices.BoundedSlice) else d
-                for d in spec.block_shape
+                bounded_slices.element_of(size)
+                if isinstance(size, bounded_slices.BoundedSlice)
+                else size
+                for size in spec.block_shape
             ]
             plain[n] = BlockSpec(shape, starts, memory_space=spec.memory_space)
     return plain, sizes
@@ -366,15 +378,15 @@ def _without_slices(
 
 def limits_of(k: Kernel, sizes: Mapping[int, Callable], refs: Sequence) -> bounded_slices.Limits:
     """This program's sizes of BoundedSlice dimensions; `sizes`: number of a Ref -> index map for sizes."""
-    args = [primitives.program_id(d) for d in range(len(k.grid))] + list(
+    args = [primitives.program_id(axis) for axis in range(len(k.grid))] + list(
         refs[: k.num_scalar_prefetch]
     )
-    return {id(refs[n]): f(*args) for n, f in sizes.items()}
+    return {id(refs[n]): size(*args) for n, size in sizes.items()}
 
 
 def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
     """The body as traced, not yet canonical."""
-    types = [(m.ref_shape, m.array.dtype) for m in k.inputs + k.outputs] + [
+    types = [(operand.ref_shape, operand.array.dtype) for operand in k.inputs + k.outputs] + [
         (s.shape, s.dtype) for s in k.scratch
     ]
     try:
@@ -399,7 +411,7 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
             )
 
     with jax.enable_x64(needs_x64(dtype for _, dtype in types) if x64 is None else x64):
-        closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
+        closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*type_) for type_ in types])
     return closed
 
 
@@ -411,7 +423,7 @@ def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJ
     with jax.enable_x64(True):  # every type is explicit by now; this keeps 64-bit ones
         closed = retrace(closed, _rewrite)
     for var in closed.jaxpr.constvars:
-        use = next((e for e in closed.jaxpr.eqns if var in e.invars), None)
+        use = next((eqn for eqn in closed.jaxpr.eqns if var in eqn.invars), None)
         raise KernelError(
             f"body of kernel `{name}` uses an array constant",
             at=_jax.user_line(use) if use is not None else None,
@@ -447,14 +459,16 @@ def _bind(eqn, *operands) -> Sequence:
 
 
 def needs_x64(dtypes) -> bool:
-    return any(np.dtype(d).name in ("int64", "uint64", "float64", "complex128") for d in dtypes)
+    return any(
+        np.dtype(dtype).name in ("int64", "uint64", "float64", "complex128") for dtype in dtypes
+    )
 
 
 def body_dtypes(jaxpr: jex.Jaxpr) -> set[np.dtype]:
     """Dtypes of every value in a body, control flow included."""
-    found = {np.dtype(array_aval(v).dtype) for e in jaxpr.eqns for v in e.outvars}
-    found |= {np.dtype(array_aval(v).dtype) for v in jaxpr.invars}
-    return found.union(*(body_dtypes(j.jaxpr) for e in jaxpr.eqns for j in inner_jaxprs(e)))
+    found = {np.dtype(array_aval(var).dtype) for eqn in jaxpr.eqns for var in eqn.outvars}
+    found |= {np.dtype(array_aval(var).dtype) for var in jaxpr.invars}
+    return found.union(*(body_dtypes(j.jaxpr) for eqn in jaxpr.eqns for j in inner_jaxprs(eqn)))
 
 
 def check_grid(grid, at: str | None) -> tuple[int, ...]:
@@ -464,7 +478,8 @@ def check_grid(grid, at: str | None) -> tuple[int, ...]:
     except TypeError:
         sizes = (None,)
     if not all(
-        isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0 for n in sizes
+        isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0
+        for size in sizes
     ):
         raise KernelError(
             "a grid has a size that is not a non-negative integer",
@@ -472,7 +487,7 @@ def check_grid(grid, at: str | None) -> tuple[int, ...]:
             why=f"grid={grid!r}",
             hint="static integers, e.g. (pbkern.cdiv(n, 128),)",
         )
-    return tuple(int(n) for n in sizes)
+    return tuple(int(size) for size in sizes)
 
 
 def _check_count(what: str, specs, types: list, things: str, at: str | None) -> list:
@@ -495,7 +510,10 @@ def _labels(body: Callable, num_in: int, num_out: int) -> list[str]:
         parameters = list(inspect.signature(body).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    names = [p.name if p.kind is not p.VAR_POSITIONAL else None for p in parameters]
+    names = [
+        parameter.name if parameter.kind is not parameter.VAR_POSITIONAL else None
+        for parameter in parameters
+    ]
     labels = [f"input {n}" for n in range(num_in)] + [f"output {n}" for n in range(num_out)]
     if None in names or len(names) < len(labels):
         return labels
@@ -514,23 +532,23 @@ def params_by_target(params: Any, at: str | None = None) -> dict[str, Any]:
     if params is None:
         return {}
     if isinstance(params, Mapping):
-        for target, p in params.items():
-            _check_params(target, p, at)
+        for target, param in params.items():
+            _check_params(target, param, at)
         return dict(params)
     found = {}
-    for p in params if isinstance(params, (tuple, list)) else (params,):
-        target = getattr(p, "target_name", None)
+    for param in params if isinstance(params, (tuple, list)) else (params,):
+        target = getattr(param, "target_name", None)
         if target is None or target in found:
             raise KernelError(
                 "compiler_params names no target"
                 if target is None
                 else f"two compiler_params for target `{target}`",
                 at=at,
-                why=f"{p!r}",
+                why=f"{param!r}",
                 hint="a target's CompilerParams, or {target name: CompilerParams}",
             )
-        _check_params(target, p, at)
-        found[target] = p
+        _check_params(target, param, at)
+        found[target] = param
     return found
 
 

@@ -16,9 +16,12 @@ from pbkern.fuse.tiling.block_search import Schedule
 class Node:
     """Equations that run as one step: a group (one kernel), an alias, a hand-written kernel, control flow, or left to XLA.
 
-    Attributes: outputs: values that others may read. schedule: of a group. Outputs that only
-      `finish` reads are not among the node's. kernel: name of its kernel. finish: the kernel's last
-      stage (fuse/partition/final_reductions.py); its outputs are the node's as well.
+    Attributes:
+      outputs: values that others may read.
+      schedule: of a group. Outputs that only `finish` reads are not among the node's.
+      kernel: name of its kernel.
+      finish: the kernel's last stage (fuse/partition/final_reductions.py); its outputs are the
+        node's as well.
     """
 
     kind: str  # "group", "alias", "kernel", "control", "xla"
@@ -38,7 +41,7 @@ class Node:
         return own + (self.finish.seconds if self.finish else 0.0)
 
     def scatters(self) -> bool:
-        return any(e.primitive.name in SCATTERS for e in self.eqns)
+        return any(eqn.primitive.name in SCATTERS for eqn in self.eqns)
 
     def reads(self) -> frozenset:
         """Values that others make.
@@ -47,11 +50,11 @@ class Node:
         """
         if self._found[0] is not self.eqns or self._found[1] is not self.finish:
             eqns = [*self.eqns, *(self.finish.eqns if self.finish else ())]
-            made = {v for e in eqns for v in e.outvars}
+            made = {var for eqn in eqns for var in eqn.outvars}
             self._found = (
                 self.eqns,
                 self.finish,
-                frozenset(a for e in eqns for a in atoms(e) if a not in made),
+                frozenset(atom for eqn in eqns for atom in atoms(eqn) if atom not in made),
             )
         return self._found[2]
 
@@ -60,9 +63,11 @@ class Node:
 class Edge:
     """One decision: was `producer` fused into its consumers, and what did the model say?
 
-    Attributes: before, after: predicted seconds of the kernels apart and of one kernel in their
-      place; 0 where there is no such kernel. superseded: a refusal that a later decision has taken
-      back: the producer ended in the kernels of all its consumers.
+    Attributes:
+      before, after: predicted seconds of the kernels apart and of one kernel in their place; 0
+        where there is no such kernel.
+      superseded: a refusal that a later decision has taken back: the producer ended in the kernels
+        of all its consumers.
     """
 
     producer: jex.JaxprEqn
@@ -81,8 +86,13 @@ class Partition:
 
     def groups(self) -> list[Node]:
         """Groups of this jaxpr and of the control flow in it."""
-        own = [n for n in self.nodes if n.kind == "group"]
-        return own + [g for n in self.nodes for i in n.inner.values() for g in i.partition.groups()]
+        own = [node for node in self.nodes if node.kind == "group"]
+        return own + [
+            group
+            for node in self.nodes
+            for i in node.inner.values()
+            for group in i.partition.groups()
+        ]
 
 
 @dataclass
@@ -104,7 +114,7 @@ def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
     """The nodes, each after those that it reads from."""
     waiting, known, done = list(nodes)[::-1], set(available), []
     while waiting:
-        ready = [n for n in waiting if n.reads() <= known]
+        ready = [nest for nest in waiting if nest.reads() <= known]
         assert ready, "groups depend on each other in a circle"
         for n in ready:
             done.append(n)

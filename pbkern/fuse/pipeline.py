@@ -68,10 +68,14 @@ __all__ = ["Choice", "Explanation", "Left", "Plan", "Segment", "groups_of", "lef
 class FuseOptions:
     """Facts that passes over the jaxpr may know.
 
-    Attributes: machine: sizes and prices of the target. platform: its name, by which functions
-      choose between implementations. unsafe: rewrites may change rounding and drop NaNs as
-      compile_options say; fast: sums may be reassociated. unrolls: loops may be written out.
-      precision: mm_conv_precision_mode. rounds: each operation on 16-bit floats rounds its result.
+    Attributes:
+      machine: sizes and prices of the target.
+      platform: its name, by which functions choose between implementations.
+      unsafe: rewrites may change rounding and drop NaNs as compile_options say; fast: sums may be
+        reassociated.
+      unrolls: loops may be written out.
+      precision: mm_conv_precision_mode.
+      rounds: each operation on 16-bit floats rounds its result.
     """
 
     machine: CostModel
@@ -97,10 +101,10 @@ class FuseOptions:
 
 
 def _of_jaxpr(
-    f: Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr],
+    function: Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr],
 ) -> Callable[[jex.ClosedJaxpr, FuseOptions], jex.ClosedJaxpr]:
     """A pass that needs no options."""
-    return lambda closed, options: f(closed)
+    return lambda closed, options: function(closed)
 
 
 def _unsafe(o: FuseOptions) -> bool:
@@ -282,7 +286,7 @@ def plan(
 
 def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tuple[Segment, ...]:
     jaxpr = simple.jaxpr
-    results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+    results = {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
     runs = order_nodes(nodes, {*jaxpr.invars, *jaxpr.constvars}, results)
     segments = []
     for n, run in enumerate(runs):
@@ -290,12 +294,12 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
         if run[0].kind == "xla":
             segments.append(xla_segment(run, needed))
             continue
-        made = {v for node in run for v in node.outputs}
+        made = {output for node in run for output in node.outputs}
         read = {v for node in run for v in node.reads()} - made
         reads = tuple(
             v for v in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if v in read
         )
-        makes = tuple(v for node in run for v in node.outputs if v in needed)
+        makes = tuple(output for node in run for output in node.outputs if output in needed)
         suffix = "" if len(runs) == 1 else f"_{n}"
         segments.append(_compiled_segment(name + suffix, run, reads, makes, params_for))
     return tuple(segments)
@@ -329,11 +333,11 @@ def _compiled_segment(
 
 
 def _made_before(segments) -> list:
-    return [v for s in segments for v in s.makes]
+    return [make for segment in segments for make in segment.makes]
 
 
 def refuse_leftovers(name: str, segments) -> None:
-    left = [x for s in segments for x in s.left]
+    left = [x for segment in segments for x in segment.left]
     if left:
         ops = "; ".join(f"{x.op} at {x.at or 'an unknown line'} ({x.why})" for x in left)
         raise UnsupportedOp(

@@ -102,8 +102,8 @@ class BodyBuilder:
     def select(self, test: Expr, true: Expr, false: Expr) -> Expr:
         return self.context.select(test, true, false)
 
-    def clamped(self, e: Expr, limit: int | None) -> Expr:
-        return self.context.clamped(e, limit)
+    def clamped(self, expr: Expr, limit: int | None) -> Expr:
+        return self.context.clamped(expr, limit)
 
     def cast(self, value: Value, dtype: np.dtype) -> Value:
         if value.dtype == dtype or (
@@ -129,7 +129,8 @@ class BodyBuilder:
     def pad(self, value: Value, fill, config) -> Value:
         """lax.pad of a value, through its rule."""
         out = [
-            max(n + lo + hi + max(n - 1, 0) * i, 0) for n, (lo, hi, i) in zip(value.shape, config)
+            max(size + lo + hi + max(size - 1, 0) * i, 0)
+            for size, (lo, hi, i) in zip(value.shape, config)
         ]
         eqn = jax.make_jaxpr(lambda x, f: jax.lax.pad(x, f, config))(
             jax.ShapeDtypeStruct(value.shape, value.dtype), jax.ShapeDtypeStruct((), value.dtype)
@@ -172,8 +173,8 @@ class BodyBuilder:
 
     def append_control(self, item: ControlItem, results: list[Stored]) -> None:
         """Adds control flow; its results are defined after everything inside it."""
-        for r in results:
-            self._order[id(r)] = (*self._prefix, len(self.items), math.inf)
+        for result in results:
+            self._order[id(result)] = (*self._prefix, len(self.items), math.inf)
         self.items.append(item)
 
     def whole(self, buf: Buf) -> Stored:
@@ -208,12 +209,12 @@ class BodyBuilder:
             elif name in ("scan", "while", "cond"):
                 control_flow.RULES.lookup(name)(self, eqn, env)
             elif name == "sort":
-                ins = [self.read(env, a) for a in eqn.invars]
+                ins = [self.read(env, var) for var in eqn.invars]
                 env.update(
                     zip(eqn.outvars, sorted_values(self, eqn, ins, elements_read(jaxpr, eqn)))
                 )
             else:
-                value = self.value_of(eqn, [self.read(env, a) for a in eqn.invars])
+                value = self.value_of(eqn, [self.read(env, var) for var in eqn.invars])
                 env[eqn.outvars[0]] = (
                     self.rounded(value) if eqn.outvars[0] in self.shared_products else value
                 )
@@ -229,11 +230,11 @@ class BodyBuilder:
                 at=self.line(eqn),
                 hint="pass the array to the kernel as an input",
             )
-        for v, a in zip(inner.jaxpr.invars, eqn.invars):
+        for var, a in zip(inner.jaxpr.invars, eqn.invars):
             if not isinstance(a, jex.Literal) and a in self.refs:
-                self.refs[v] = self.refs[a]
+                self.refs[var] = self.refs[a]
             else:
-                local[v] = self.read(env, a)
+                local[var] = self.read(env, a)
         self.scan_equations(inner.jaxpr, local)
         env.update((o, self.read(local, a)) for o, a in zip(eqn.outvars, inner.jaxpr.outvars))
 
@@ -286,7 +287,7 @@ class BodyBuilder:
                 store_hazards.protect(self, {item.buf.root}, direct=item)
                 self._store(item)
             case ControlItem(writes=writes, run=run):
-                store_hazards.protect(self, {b.root for b in writes}, captured=item.uses)
+                store_hazards.protect(self, {write.root for write in writes}, captured=item.uses)
                 run()
             case Opaque():
                 if id(item) in plan:
@@ -329,7 +330,10 @@ class BodyBuilder:
             return v.at(self.pool, ix, guard)
         if isinstance(v, Lazy):
             g = guard or v.guard
-            args = [self.pull(a, tuple(i), nest, g, memo) for a, i in zip(v.operands, v.route(ix))]
+            args = [
+                self.pull(operand, tuple(i), nest, g, memo)
+                for operand, i in zip(v.operands, v.route(ix))
+            ]
             return v.combine(self.pool, ix, args)
         if isinstance(v, Joined) and (part := v.part(ix)) is not None:
             return self.pull(*part, nest, guard, memo)
@@ -353,17 +357,17 @@ class BodyBuilder:
         for mine, theirs in zip(v.out, ix):
             if mine.terms:
                 rename[mine.terms[0][0]] = theirs
-        for d, n in v.dims:
-            if d in v.rdims:
-                nest.dims[d] = n
+        for dim, n in v.dims:
+            if dim in v.rdims:
+                nest.dims[dim] = n
         nest.rdims = v.rdims
         return self._reduce(v, nest, rename, guard)
 
     def _reduce(self, v: Contract, nest: Nest, rename: dict, guard: bool = False) -> Expr:
         memo: dict = {}
         args = [
-            self.pull(o, tuple(i.substitute(rename.get) for i in r), None, guard, memo)
-            for o, r in zip(v.operands, v.routes)
+            self.pull(operand, tuple(i.substitute(rename.get) for i in route), None, guard, memo)
+            for operand, route in zip(v.operands, v.routes)
         ]
         if v.op in ("argmax", "argmin"):
             args.append(self.pool.make("index", v.dtype, v.index_arg.substitute(rename.get)))
@@ -385,7 +389,7 @@ class BodyBuilder:
         ):
             target.buf.step = steps.step
         if isinstance(v, Contract):
-            dims = {d: n for d, n in v.dims}
+            dims = {dim: n for dim, n in v.dims}
             nest = Nest(dims, v.rdims, ordered=v.ordered, at=v.at_line)
             acc = self._reduce(v, nest, {})
             nest.writes.append(
@@ -434,7 +438,9 @@ class BodyBuilder:
     def _make_opaque(self, v: Opaque, **into) -> None:
         if id(v) in self._stored:
             return
-        operands = [self.in_memory(o) if v.needs_buffers else o for o in v.operands]
+        operands = [
+            self.in_memory(operand) if v.needs_buffers else operand for operand in v.operands
+        ]
         self._note_storage(v, v.make(self, *operands, **into))
 
     def in_memory(self, v: Value) -> Stored:
@@ -482,7 +488,7 @@ class BodyBuilder:
 
     def _store_nest(self, item: StoreItem) -> Nest:
         value = self.resolve(item.value)
-        dims = [(self.names("d"), n) for n in item.shape]
+        dims = [(self.names("d"), size) for size in item.shape]
         ix = dims_index(dims)
         nest = Nest(dict(dims), at=item.at)
         memo: dict = {}
@@ -497,7 +503,7 @@ class BodyBuilder:
         if found is not None:
             self.keep(found)
             return found
-        probe = dims_index([(f"@{k}", max(n, 2)) for k, n in enumerate(stored.shape)])
+        probe = dims_index([(f"@{k}", max(size, 2)) for k, size in enumerate(stored.shape)])
         contiguous = (
             not stored.guard and stored.buf.shape == stored.shape and stored.place(probe) == probe
         )
@@ -533,7 +539,7 @@ class BodyBuilder:
         placed = operand.place(tuple(index))
         located, args = [], []
         for i in placed:
-            found = [s for s in i.symbols if s in tokens]
+            found = [symbol for symbol in i.symbols if symbol in tokens]
             if not found:
                 located.append(i)
                 continue
@@ -545,18 +551,18 @@ class BodyBuilder:
             e = self.pool.make("load", operand.dtype, (operand.buf, placed, operand.guard))
         return e if inside is None else self.select(inside, e, self.const(fill, operand.dtype))
 
-    def _gathered_position(self, i: Affine, tokens: dict[str, Expr], dtype: np.dtype) -> Expr:
+    def _gathered_position(self, affine: Affine, tokens: dict[str, Expr], dtype: np.dtype) -> Expr:
         """The value of an index in which `tokens` stand for expressions."""
         total = None
-        rest = i.substitute(lambda s: 0 if s in tokens else None)
+        rest = affine.substitute(lambda s: 0 if s in tokens else None)
         if rest.terms or rest.const:
             total = self.pool.make("index", dtype, rest)
-        for s, c in i.terms:
+        for s, c in affine.terms:
             if s in tokens:
                 part = self.op(
                     "convert_element_type", dtype, tokens[s], params={"new_dtype": dtype}
                 )
                 part = part if c == 1 else self.op("mul", dtype, part, self.const(c, dtype))
                 total = part if total is None else self.op("add", dtype, total, part)
-        assert total is not None, i
+        assert total is not None, affine
         return total

@@ -43,13 +43,15 @@ class BuildOptions:
     Plain data: it is part of the keys of the disk cache.
 
     Attributes:
-      semantics: dimension_semantics of the kernel for this target; None: derived (lower/grid/parallelism.py).
+      semantics: dimension_semantics of the kernel for this target; None: derived
+        (lower/grid/parallelism.py).
       contract: sums may be reassociated, products and sums contracted.
       op_costs: primitive -> what one costs, in additions; 1 where absent. Part of the sources, not of a key.
       store_price: additions per element that a store and the loads of it are worth.
-      short_row: a costly function of rows up to this length is stored for many rows, rather than computed in each.
-      short_line: lines of up to this many elements are sorted in registers, by a network of exchanges;
-        short_line_operations: if that takes no more operations than this.
+      short_row: a costly function of rows up to this length is stored for many rows, rather than
+        computed in each.
+      short_line: lines of up to this many elements are sorted in registers, by a network of
+        exchanges; short_line_operations: if that takes no more operations than this.
       sort_scratch: what other lines need beside themselves to be sorted.
       scatter_strip: updates of one element that are made together before they are combined one by
         one; 0: each by itself.

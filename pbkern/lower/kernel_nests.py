@@ -54,10 +54,11 @@ def grid_symbol(dim: int) -> str:
 class Operand:
     """One array of the kernel.
 
-    Attributes: buf: the whole array. Nests index it by absolute places: `starts` and the place in
-      the block. mapping: which block of it each program sees. starts: first element of the block
-      per array axis, affine in grid symbols, starts of shifted blocks, and names that
-        the prologue defines.
+    Attributes:
+      buf: the whole array. Nests index it by absolute places: `starts` and the place in the block.
+      mapping: which block of it each program sees.
+      starts: first element of the block per array axis, affine in grid symbols, starts of shifted
+        blocks, and names that the prologue defines.
       aliased: of a result, the operand whose memory it takes; else None.
     """
 
@@ -70,7 +71,7 @@ class Operand:
     def axes(self) -> tuple[int | None, ...]:
         """Per array axis the axis of the Ref, None where it is squeezed."""
         kept = iter(range(len(self.mapping.dims)))
-        return tuple(None if isinstance(d, Squeezed) else next(kept) for d in self.mapping.dims)
+        return tuple(None if isinstance(dim, Squeezed) else next(kept) for dim in self.mapping.dims)
 
     @property
     def extents(self) -> list[Extent]:
@@ -102,9 +103,9 @@ class KernelNests:
 
     No text, no place in memory, no schedule.
 
-    Attributes: grid: per dimension, whether its programs are parallel and why. A target maps
-      parallel ones to tasks or to blocks of
-        threads; the others are loops inside, in order.
+    Attributes:
+      grid: per dimension, whether its programs are parallel and why. A target maps parallel ones to
+        tasks or to blocks of threads; the others are loops inside, in order.
       shifts: dimension -> where its blocks start: at symbol `block_shift.symbol(dimension)`, which is
         min(grid index * block, limit).
       prologue: scalars of index maps that are not affine, before any case.
@@ -132,13 +133,15 @@ class KernelNests:
     @property
     def parallel(self) -> tuple[int, ...]:
         """Grid dimensions whose programs may run at the same time."""
-        return tuple(d.axis for d in self.grid if d.parallel)
+        return tuple(size.axis for size in self.grid if size.parallel)
 
     def case_of(self, symbols: Mapping[str, int]) -> Case:
         """The one for a program with these values of grid symbols, starts of shifted blocks and names of the prologue."""
         if self.ragged:
-            last = {d for d in self.ragged if symbols[grid_symbol(d)] == self.kernel.grid[d] - 1}
-            return next(c for c in self.cases if c.variant.last == last)
+            last = {
+                dim for dim in self.ragged if symbols[grid_symbol(dim)] == self.kernel.grid[dim] - 1
+            }
+            return next(case for case in self.cases if case.variant.last == last)
         starts = ((e, e.start.evaluate(symbols)) for e in self.crossing)
         return self.cases[0 if all(0 <= at <= e.length - e.size for e, at in starts) else -1]
 
@@ -169,29 +172,30 @@ class KernelNests:
         prologue = passed(self.prologue, ", prologue", self._symbols())
         known = replace(self, prologue=prologue)._symbols(inside=True)
         titles = [
-            f", {title.strip(':')}" if (title := c.variant.title.strip()) else ""
-            for c in self.cases
+            f", {title.strip(':')}" if (title := case.variant.title.strip()) else ""
+            for case in self.cases
         ]
         return replace(
             self,
             prologue=prologue,
-            cases=tuple(passed(c, t, known) for c, t in zip(self.cases, titles)),
+            cases=tuple(passed(case, t, known) for case, t in zip(self.cases, titles)),
         )
 
     def _symbols(self, inside: bool = False) -> frozenset[str]:
         """Symbols that statements know: those of the prologue, or those of cases (`inside`)."""
-        symbols = {grid_symbol(d) for d in range(len(self.kernel.grid))} | set(
+        symbols = {grid_symbol(axis) for axis in range(len(self.kernel.grid))} | set(
             map(block_shift.symbol, self.shifts)
         )
         return frozenset(
-            symbols | {s.name for s in self.prologue.statements if inside and isinstance(s, Let)}
+            symbols
+            | {stmt.name for stmt in self.prologue.statements if inside and isinstance(stmt, Let)}
         )
 
     def verify(self) -> None:
         """Checks ranks, known symbols and static bounds of accesses. Raises InternalError."""
         verify(list(self.prologue.statements), self._symbols())
-        for c in self.cases:
-            verify(list(c.statements), self._symbols(inside=True))
+        for case in self.cases:
+            verify(list(case.statements), self._symbols(inside=True))
 
     def interpret(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs every program in order on NumPy arrays, one per input; the results.
@@ -205,16 +209,18 @@ class KernelNests:
     def __str__(self) -> str:
         rows = [f"{self.kernel.name}:", *map(str, self.grid)]
         rows += [
-            f"block of grid dimension {d} starts at {block_shift.symbol(d)} = min({grid_symbol(d)} * {s.block}, {s.limit})"
-            for d, s in self.shifts.items()
+            f"block of grid dimension {dim} starts at {block_shift.symbol(dim)} = "
+            f"min({grid_symbol(dim)} * {shift.block}, {shift.limit})"
+            for dim, shift in self.shifts.items()
         ]
-        for o in self.operands:
+        for operand in self.operands:
             block = ", ".join(
-                f"{start} .. + {d.size}" for start, d in zip(o.starts, o.mapping.dims)
+                f"{start} .. + {dim.size}"
+                for start, dim in zip(operand.starts, operand.mapping.dims)
             )
             rows.append(
-                f"{o.buf}, block [{block}]"
-                + ("" if o.aliased is None else f", in place of %a{o.aliased}")
+                f"{operand.buf}, block [{block}]"
+                + ("" if operand.aliased is None else f", in place of %a{operand.aliased}")
             )
         rows += [f"scratch {b}" for b in self.scratch]
         rows += [ir.show(list(self.prologue.statements))] if self.prologue.statements else []
@@ -241,37 +247,45 @@ class _Run:
     def __init__(self, nests: KernelNests, arrays: Sequence[np.ndarray]):
         self.nests, count = nests, len(nests.kernel.inputs)
         self.outputs = nests.operands[count:]
-        kept = {o.buf: np.array(a).reshape(-1) for o, a in zip(nests.operands, arrays)}
+        kept = {
+            operand.buf: np.array(array).reshape(-1)
+            for operand, array in zip(nests.operands, arrays)
+        }
         kept |= {buf: kept[nests.operands[i].buf].copy() for i, buf in nests.copies.items()}
-        unsure = {nests.operands[count + n].buf for n in unsure_results(nests.kernel)}
+        unsure = {nests.operands[count + result].buf for result in unsure_results(nests.kernel)}
         kept |= {
-            o.buf: np.full(o.buf.size, 0 if o.buf in unsure else poison(o.buf.dtype), o.buf.dtype)
-            for o in self.outputs
-            if o.aliased is None
+            output.buf: np.full(
+                output.buf.size,
+                0 if output.buf in unsure else poison(output.buf.dtype),
+                output.buf.dtype,
+            )
+            for output in self.outputs
+            if output.aliased is None
         }
         self.whole = Memory(kept)
 
     def results(self) -> list[np.ndarray]:
         kernel, parallel = self.nests.kernel, self.nests.parallel
         sizes = {
-            d: min(int(self.whole.read(self.nests.operands[k].buf)), kernel.grid[d])
-            for d, k in kernel.dynamic_grid
+            dim: min(int(self.whole.read(self.nests.operands[k].buf)), kernel.grid[dim])
+            for dim, k in kernel.dynamic_grid
         }
         together, scratch = None, Memory()
         for index in itertools.product(
-            *(range(sizes.get(d, n)) for d, n in enumerate(kernel.grid))
+            *(range(sizes.get(axis, size)) for axis, size in enumerate(kernel.grid))
         ):
-            if together != (together := tuple(index[d] for d in parallel)):
+            if together != (together := tuple(index[dim] for dim in parallel)):
                 scratch = Memory()
             kept = {b: scratch.flat(b) for b in self.nests.scratch}
             self._program(Memory(self.whole.arrays | kept), index)
-        return [self.whole.read(o.buf) for o in self.outputs]
+        return [self.whole.read(output.buf) for output in self.outputs]
 
     def _program(self, memory: Memory, index: tuple[int, ...]) -> None:
         nests = self.nests
-        symbols = {grid_symbol(d): i for d, i in enumerate(index)}
+        symbols = {grid_symbol(axis): position for axis, position in enumerate(index)}
         symbols |= {
-            block_shift.symbol(d): min(index[d] * s.block, s.limit) for d, s in nests.shifts.items()
+            block_shift.symbol(dim): min(index[dim] * shift.block, shift.limit)
+            for dim, shift in nests.shifts.items()
         }
         interpret.run(nests.prologue.statements, memory, symbols, self._trace)
         interpret.run(nests.case_of(symbols).statements, memory, symbols, self._trace)
@@ -310,14 +324,14 @@ class _Building:
     def nests(self) -> KernelNests:
         kernel = self.kernel
         operands, prologue = self._operands()
-        blocks = list(dict.fromkeys(e for o in operands for e in o.extents))
+        blocks = list(dict.fromkeys(extent for operand in operands for extent in operand.extents))
         bounds = self._bounds()
         ragged = edge_variants.ragged_dimensions(blocks, bounds, kernel)
         crossing: tuple[Extent, ...] = ()
         if ragged:
             variants = edge_variants.variants(ragged, blocks, bounds, kernel)
         else:
-            states = {e: e.is_in_bounds(bounds) for e in blocks}
+            states = {block: block.is_in_bounds(bounds) for block in blocks}
             variants = [Variant(bounds, False in states.values())]
             if None in states.values() and False not in states.values():
                 crossing = tuple(e for e, state in states.items() if state is None)
@@ -350,42 +364,46 @@ class _Building:
         return tuple(found), Section(tuple(statements), context)
 
     def _starts(
-        self, m: BlockMapping, context: NestContext, statements: list[Stmt]
+        self, mapping: BlockMapping, context: NestContext, statements: list[Stmt]
     ) -> tuple[Affine, ...]:
         """First element per array axis, affine in grid symbols; other index maps become statements that compute scalars."""
-        if all(s is not None for s in m.starts):
-            starts = (block_shift.moved(s, self.shifts) for s in m.starts)
+        if all(start is not None for start in mapping.starts):
+            starts = (block_shift.moved(start, self.shifts) for start in mapping.starts)
             return tuple(
-                s.substitute(
+                start.substitute(
                     lambda g: Affine.symbol(grid_symbol(g)) if isinstance(g, int) else None
                 )
-                for s in starts
+                for start in starts
             )
         builder = BodyBuilder(context)
-        jaxpr, rank = m.index_map.jaxpr, len(self.kernel.grid)
-        env = {v: self._grid_value(builder, d) for d, v in enumerate(jaxpr.invars[:rank])}
-        for k, v in enumerate(jaxpr.invars[rank:]):
-            builder.refs[v] = _whole(self.bufs[k])
+        jaxpr, rank = mapping.index_map.jaxpr, len(self.kernel.grid)
+        env = {v: self._grid_value(builder, axis) for axis, v in enumerate(jaxpr.invars[:rank])}
+        for k, var in enumerate(jaxpr.invars[rank:]):
+            builder.refs[var] = _whole(self.bufs[k])
         found: list[Affine] = []
         statements += builder.region(
             jaxpr,
             env,
             lambda e: found.extend(builder.index_symbol(builder.read(e, o)) for o in jaxpr.outvars),
         )
-        return tuple(i * (d.size if isinstance(d, Blocked) else 1) for i, d in zip(found, m.dims))
+        return tuple(
+            i * (dim.size if isinstance(dim, Blocked) else 1) for i, dim in zip(found, mapping.dims)
+        )
 
     def _context(self) -> NestContext:
         context = NestContext(self.options, self.names)
         context.kept = frozenset(self.scratch)
         return context
 
-    def _grid_value(self, builder: BodyBuilder, d: int) -> Value:
-        return index_value((), INT32, lambda ix: Affine.symbol(grid_symbol(d)), builder)
+    def _grid_value(self, builder: BodyBuilder, axis: int) -> Value:
+        return index_value((), INT32, lambda ix: Affine.symbol(grid_symbol(axis)), builder)
 
     def _bounds(self) -> dict[str, tuple[int, int]]:
         """(smallest, largest) of grid indices and shifted starts."""
-        bounds = {grid_symbol(d): (0, n - 1) for d, n in enumerate(self.kernel.grid)}
-        return bounds | {block_shift.symbol(d): (0, s.limit) for d, s in self.shifts.items()}
+        bounds = {grid_symbol(axis): (0, size - 1) for axis, size in enumerate(self.kernel.grid)}
+        return bounds | {
+            block_shift.symbol(dim): (0, shift.limit) for dim, shift in self.shifts.items()
+        }
 
     # ---------------------------------------------------------------- the body
 
@@ -405,9 +423,9 @@ class _Building:
                     for (context, _), stmts, v in zip(built, narrowed, variants)
                 ]
             )
-        for (context, _), v in zip(built, variants):
+        for (context, _), variant in zip(built, variants):
             context.kept = frozenset(scratch)
-            context.bounds.update(v.bounds)
+            context.bounds.update(variant.bounds)
         return scratch, tuple(
             Case(tuple(stmts), c, v) for (c, _), stmts, v in zip(built, narrowed, variants)
         )
@@ -417,7 +435,7 @@ class _Building:
         found = {}
         for n, (s, buf) in enumerate(zip(self.kernel.scratch, self.scratch)):
             first = len(self.kernel.grid) if s.scoped else restarting_dimension(self.kernel, n)
-            found[made.get(buf, buf)] = (n, frozenset(d for d in variant.last if d < first))
+            found[made.get(buf, buf)] = (n, frozenset(dim for dim in variant.last if dim < first))
         return found
 
     def _build(
@@ -427,22 +445,27 @@ class _Building:
         context.bounds.update(variant.bounds)
         builder = BodyBuilder(context)
         builder.kernel, builder.operands = self.kernel, self.handed
-        builder.grid = tuple(self._grid_value(builder, d) for d in range(len(self.kernel.grid)))
+        builder.grid = tuple(
+            self._grid_value(builder, axis) for axis in range(len(self.kernel.grid))
+        )
         dynamic = dict(self.kernel.dynamic_grid)
         builder.grid_sizes = tuple(
-            self._dynamic_size(builder, dynamic[d], n) if d in dynamic else Literal((), INT32, n)
-            for d, n in enumerate(self.kernel.grid)
+            self._dynamic_size(builder, dynamic[axis], size)
+            if axis in dynamic
+            else Literal((), INT32, size)
+            for axis, size in enumerate(self.kernel.grid)
         )
         refs = [
             RefView(
-                o.buf,
-                o.mapping.ref_shape,
-                o.mapping.array.dtype,
-                o.starts,
-                o.axes,
-                variant.guarded and any(not e.is_in_bounds(variant.bounds) for e in o.extents),
+                operand.buf,
+                operand.mapping.ref_shape,
+                operand.mapping.array.dtype,
+                operand.starts,
+                operand.axes,
+                variant.guarded
+                and any(not extent.is_in_bounds(variant.bounds) for extent in operand.extents),
             )
-            for o in operands
+            for operand in operands
         ]
         refs += map(_whole, self.scratch)
         jaxpr = self.kernel.body.jaxpr
@@ -466,13 +489,17 @@ def _whole(buf: Buf) -> RefView:
 def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
     """Narrows the bounds to where all blocks are inside."""
     found = dict(bounds)
-    for e in blocks:
-        if len(e.start.terms) == 1 and e.start.terms[0][1] > 0 and e.start.terms[0][0] in found:
-            symbol, c = e.start.terms[0]
+    for block in blocks:
+        if (
+            len(block.start.terms) == 1
+            and block.start.terms[0][1] > 0
+            and block.start.terms[0][0] in found
+        ):
+            symbol, c = block.start.terms[0]
             low, high = found[symbol]
             found[symbol] = (
-                max(low, -(e.start.const // c)),
-                min(high, (e.length - e.size - e.start.const) // c),
+                max(low, -(block.start.const // c)),
+                min(high, (block.length - block.size - block.start.const) // c),
             )
     return found
 

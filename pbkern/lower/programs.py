@@ -77,10 +77,10 @@ class ProgramText:
         nests = self.nests
         if not nests.cases:
             return
-        for d, s in nests.shifts.items():
-            _, start = self.text.affine(block, Affine.symbol(f"%g{d}", s.block))
-            limit = self.text.index(s.limit)
-            block.values[block_shift.symbol(d)] = self.text.put(
+        for dim, shift in nests.shifts.items():
+            _, start = self.text.affine(block, Affine.symbol(f"%g{dim}", shift.block))
+            limit = self.text.index(shift.limit)
+            block.values[block_shift.symbol(dim)] = self.text.put(
                 block, f"arith.minsi {start}, {limit} : index"
             )
         self.statements(block, list(nests.prologue.statements))
@@ -164,17 +164,17 @@ class ProgramText:
 
         self.text.loop(block, loop.counter, 0, self.trips(block, loop), 1, fill)
 
-    def conditional_loop(self, block: Block, s: While) -> None:
+    def conditional_loop(self, block: Block, loop: While) -> None:
         before, after = Block(block), Block(block)
-        self.statements(before, s.condition)
-        predicate = s.predicate
+        self.statements(before, loop.condition)
+        predicate = loop.predicate
         value = (
             self.named(before.lookup(predicate)[1])
             if predicate.startswith("%")
             else self.text.index(int(predicate))
         )
         test = self.text.put(before, f"arith.cmpi ne, {value}, {self.text.index(0)} : index")
-        self.statements(after, s.body)
+        self.statements(after, loop.body)
         before.add(f"scf.condition({test})")
         after.add("scf.yield")
         block.add("scf.while : () -> ()", before, after, words=("", "do"))

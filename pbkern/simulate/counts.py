@@ -18,9 +18,10 @@ WARP = 32
 class Counts:
     """Counts of one launch or of several.
 
-    Attributes: instructions: of warps. barriers: that blocks have passed. global_bytes: that lanes
-      loaded and stored. sectors: of 32 bytes that warps asked for at a time; fewest_sectors: those
-        that so many different bytes take.
+    Attributes:
+      instructions: of warps. barriers: that blocks have passed.
+      global_bytes: that lanes loaded and stored. sectors: of 32 bytes that warps asked for at a
+        time; fewest_sectors: those that so many different bytes take.
       shared_accesses: of warps, in passes of 32 banks. bank_conflicts: passes beyond the fewest.
     """
 

@@ -24,17 +24,17 @@ _ADDRESS = re.compile(r"\[\s*([\w%$.]+)\s*(?:\+\s*(-?\w+))?\s*\]")
 _VECTOR = {"v2": 2, "v4": 4, "v8": 8}
 
 
-def compiled(program: Program, c: Instruction) -> Step:
+def compiled(program: Program, instruction: Instruction) -> Step:
     """An instruction as a function of a gang and the lanes that take part.
 
     Raises InternalError for unknown ones.
     """
     try:
-        return _MAKERS.get(c.op[0], _table)(program, c)
+        return _MAKERS.get(instruction.op[0], _table)(program, instruction)
     except (ops.Unknown, KeyError, IndexError) as e:
         raise InternalError(
-            f"PTX instruction `{'.'.join(c.op)}` is not simulated",
-            why=f"line {c.line}: {c.text} ({e})",
+            f"PTX instruction `{'.'.join(instruction.op)}` is not simulated",
+            why=f"line {instruction.line}: {instruction.text} ({e})",
             hint="add it to the table in simulate/ops.py",
         ) from None
 
@@ -42,28 +42,30 @@ def compiled(program: Program, c: Instruction) -> Step:
 # ---------------------------------------------------------------- computing
 
 
-def _table(program: Program, c: Instruction) -> Step:
+def _table(program: Program, instruction: Instruction) -> Step:
     """Makes a step of an instruction of ops.TABLE."""
-    if c.op[-1].endswith("x2"):
-        return _halves(program, c)
-    name, t = c.op[0], ops.TYPES[c.op[-1]]
+    if instruction.op[-1].endswith("x2"):
+        return _halves(program, instruction)
+    name, t = instruction.op[0], ops.TYPES[instruction.op[-1]]
     if name not in ops.TABLE:
         raise ops.Unknown(name)
-    if name == "mov" and c.operands[0].startswith("{"):
-        return _unpacked(program, c, t)
-    if name == "mov" and c.operands[1].startswith("{"):
-        return _packed(program, c, t)
-    f, dst = ops.TABLE[name](c.op, t), c.operands[0]
+    if name == "mov" and instruction.operands[0].startswith("{"):
+        return _unpacked(program, instruction, t)
+    if name == "mov" and instruction.operands[1].startswith("{"):
+        return _packed(program, instruction, t)
+    f, dst = ops.TABLE[name](instruction.op, t), instruction.operands[0]
     counts = ops.COUNTS.get(name, set())
     wide = (
-        np.dtype(f"{'int' if t.kind == 'i' else 'uint'}{16 * t.itemsize}") if "wide" in c.op else t
+        np.dtype(f"{'int' if t.kind == 'i' else 'uint'}{16 * t.itemsize}")
+        if "wide" in instruction.op
+        else t
     )
     types = [
         ops.TYPES["u32"] if k in counts else wide if k == 2 else t
-        for k in range(len(c.operands) - 1)
+        for k in range(len(instruction.operands) - 1)
     ]
-    read = [operand(program, o, u) for o, u in zip(c.operands[1:], types)]
-    missing = ops.missing(c.op, t)
+    read = [operand(program, o, type_) for o, type_ in zip(instruction.operands[1:], types)]
+    missing = ops.missing(instruction.op, t)
     if missing:
         raise ops.Unknown(missing)
     match read:
@@ -74,22 +76,24 @@ def _table(program: Program, c: Instruction) -> Step:
     return lambda g, mask: g.put(dst, f(*(r(g) for r in read)), mask)
 
 
-def _halves(program: Program, c: Instruction) -> Step:
+def _halves(program: Program, instruction: Instruction) -> Step:
     """An operation on both halves of words."""
-    name, base = c.op[0], c.op[-1].removesuffix("x2")
+    name, base = instruction.op[0], instruction.op[-1].removesuffix("x2")
     if name not in ops.TABLE or ops.COUNTS.get(name):
-        raise ops.Unknown(c.op[-1])
+        raise ops.Unknown(instruction.op[-1])
     t = ops.TYPES[base]
-    f, dst = ops.TABLE[name]((*c.op[:-1], base), t), c.operands[0]
-    read = [operand(program, o, ops.TYPES["u32"]) for o in c.operands[1:]]
+    f, dst = ops.TABLE[name]((*instruction.op[:-1], base), t), instruction.operands[0]
+    read = [operand(program, o, ops.TYPES["u32"]) for o in instruction.operands[1:]]
 
     def step(g: Any, mask: Mask) -> None:
         words = [r(g) for r in read]
         halves = [
-            f(*((w >> np.uint32(shift)).astype(np.uint16).view(t) for w in words))
+            f(*((word >> np.uint32(shift)).astype(np.uint16).view(t) for word in words))
             for shift in (0, 16)
         ]
-        low, high = (np.ascontiguousarray(h).view(np.uint16).astype(np.uint32) for h in halves)
+        low, high = (
+            np.ascontiguousarray(halve).view(np.uint16).astype(np.uint32) for halve in halves
+        )
         g.put(dst, low | high << np.uint32(16), mask)
 
     return step
@@ -99,91 +103,98 @@ def _names(text: str) -> list[str]:
     return re.findall(r"[^\s,{}]+", text)
 
 
-def _unpacked(program: Program, c: Instruction, t: np.dtype) -> Step:
+def _unpacked(program: Program, instruction: Instruction, dtype: np.dtype) -> Step:
     """mov {a, b}, x: parts of a register, the low one first."""
-    names, whole = _names(c.operands[0]), ops.unsigned(t.itemsize)
-    part, read = ops.unsigned(t.itemsize // len(names)), operand(program, c.operands[1], whole)
+    names, whole = _names(instruction.operands[0]), ops.unsigned(dtype.itemsize)
+    part, read = (
+        ops.unsigned(dtype.itemsize // len(names)),
+        operand(program, instruction.operands[1], whole),
+    )
 
     def step(g: Any, mask: Mask) -> None:
         x = read(g)
-        for k, n in enumerate(names):
-            g.put(n, (x >> whole.type(8 * part.itemsize * k)).astype(part), mask)
+        for k, name in enumerate(names):
+            g.put(name, (x >> whole.type(8 * part.itemsize * k)).astype(part), mask)
 
     return step
 
 
-def _packed(program: Program, c: Instruction, t: np.dtype) -> Step:
-    whole, names = ops.unsigned(t.itemsize), _names(c.operands[1])
-    part = ops.unsigned(t.itemsize // len(names))
-    reads = [operand(program, n, part) for n in names]
+def _packed(program: Program, instruction: Instruction, dtype: np.dtype) -> Step:
+    whole, names = ops.unsigned(dtype.itemsize), _names(instruction.operands[1])
+    part = ops.unsigned(dtype.itemsize // len(names))
+    reads = [operand(program, name, part) for name in names]
 
     def step(g: Any, mask: Mask) -> None:
         total = reads[0](g).astype(whole)
         for k, read in enumerate(reads[1:], 1):
             total = total | read(g).astype(whole) << whole.type(8 * part.itemsize * k)
-        g.put(c.operands[0], total, mask)
+        g.put(instruction.operands[0], total, mask)
 
     return step
 
 
-def _setp(program: Program, c: Instruction) -> Step:
-    t = ops.TYPES[c.op[-1]]
-    f = ops.comparison(c.op[1], t)
+def _setp(program: Program, instruction: Instruction) -> Step:
+    t = ops.TYPES[instruction.op[-1]]
+    f = ops.comparison(instruction.op[1], t)
     x, y, dst = (
-        operand(program, c.operands[1], t),
-        operand(program, c.operands[2], t),
-        c.operands[0],
+        operand(program, instruction.operands[1], t),
+        operand(program, instruction.operands[2], t),
+        instruction.operands[0],
     )
-    if "|" in dst or len(c.operands) > 3 or c.op[2] in ("and", "or", "xor"):
-        return _setp_and(program, c, f, t)
+    if "|" in dst or len(instruction.operands) > 3 or instruction.op[2] in ("and", "or", "xor"):
+        return _setp_and(program, instruction, f, t)
     return lambda g, mask: g.put(dst, f(x(g), y(g)), mask)
 
 
-def _setp_and(program: Program, c: Instruction, f: Callable, t: np.dtype) -> Step:
+def _setp_and(
+    program: Program, instruction: Instruction, function: Callable, dtype: np.dtype
+) -> Step:
     """setp with a second result, or combined with a predicate."""
-    names = c.operands[0].split("|")
-    x, y = (operand(program, o, t) for o in c.operands[1:3])
+    names = instruction.operands[0].split("|")
+    x, y = (operand(program, o, dtype) for o in instruction.operands[1:3])
     joins = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
-    join = joins[c.op[2]] if c.op[2] in joins else None
-    third = c.operands[3].lstrip("!") if join else ""
+    join = joins[instruction.op[2]] if instruction.op[2] in joins else None
+    third = instruction.operands[3].lstrip("!") if join else ""
     other = operand(program, third, np.dtype(bool)) if join else None
 
     def step(g: Any, mask: Mask) -> None:
-        found = f(x(g), y(g))
+        found = function(x(g), y(g))
         both = [found, ~found]
         if join is not None and other is not None:
-            p = ~other(g) if c.operands[3].startswith("!") else other(g)
+            p = ~other(g) if instruction.operands[3].startswith("!") else other(g)
             both = [join(b, p) for b in both]
-        for n, b in zip(names, both):
-            g.put(n, b, mask)
+        for name, b in zip(names, both):
+            g.put(name, b, mask)
 
     return step
 
 
-def _selp(program: Program, c: Instruction) -> Step:
-    t, dst = ops.TYPES[c.op[-1]], c.operands[0]
-    x, y, p = (operand(program, o, u) for o, u in zip(c.operands[1:], (t, t, np.dtype(bool))))
+def _selp(program: Program, instruction: Instruction) -> Step:
+    t, dst = ops.TYPES[instruction.op[-1]], instruction.operands[0]
+    x, y, p = (
+        operand(program, o, u) for o, u in zip(instruction.operands[1:], (t, t, np.dtype(bool)))
+    )
     return lambda g, mask: g.put(dst, np.where(p(g), x(g), y(g)), mask)
 
 
-def _cvt(program: Program, c: Instruction) -> Step:
-    if len(c.operands) == 3:
-        return _cvt_pair(program, c)
-    to, source, f = ops.conversion(c.op)
-    x, dst = operand(program, c.operands[1], source), c.operands[0]
+def _cvt(program: Program, instruction: Instruction) -> Step:
+    if len(instruction.operands) == 3:
+        return _cvt_pair(program, instruction)
+    to, source, f = ops.conversion(instruction.op)
+    x, dst = operand(program, instruction.operands[1], source), instruction.operands[0]
     signed = to.kind == "i" and to.itemsize < 8
     return lambda g, mask: g.put(dst, _widened(f(x(g)), True) if signed else f(x(g)), mask)
 
 
-def _cvt_pair(program: Program, c: Instruction) -> Step:
+def _cvt_pair(program: Program, instruction: Instruction) -> Step:
     """Two floats as halves of a word: the first operand is the high one."""
-    if not any(m in c.op for m in ("f16x2", "bf16x2")):
+    if not any(m in instruction.op for m in ("f16x2", "bf16x2")):
         raise ops.Unknown("two operands")
-    to, source, f = ops.conversion(tuple(m.removesuffix("x2") for m in c.op))
+    to, source, f = ops.conversion(tuple(m.removesuffix("x2") for m in instruction.op))
     high, low, dst = (
-        operand(program, c.operands[1], source),
-        operand(program, c.operands[2], source),
-        c.operands[0],
+        operand(program, instruction.operands[1], source),
+        operand(program, instruction.operands[2], source),
+        instruction.operands[0],
     )
 
     def step(g: Any, mask: Mask) -> None:
@@ -193,19 +204,19 @@ def _cvt_pair(program: Program, c: Instruction) -> Step:
     return step
 
 
-def _cvta(program: Program, c: Instruction) -> Step:
+def _cvta(program: Program, instruction: Instruction) -> Step:
     """Addresses of one memory <-> generic ones: the same, but for local memory."""
-    dst, t = c.operands[0], ops.TYPES[c.op[-1]]
-    source = operand(program, c.operands[1], t)
-    if "local" not in c.op:
+    dst, t = instruction.operands[0], ops.TYPES[instruction.op[-1]]
+    source = operand(program, instruction.operands[1], t)
+    if "local" not in instruction.op:
         return lambda g, mask: g.put(dst, source(g), mask)
     base = t.type(LOCAL)
-    if "to" in c.op:
+    if "to" in instruction.op:
         return lambda g, mask: g.put(dst, source(g) - base, mask)
     return lambda g, mask: g.put(dst, source(g) + base, mask)
 
 
-def _nothing(program: Program, c: Instruction) -> Step:
+def _nothing(program: Program, instruction: Instruction) -> Step:
     """Order of memory, hints: lanes here see memory in the order of the program."""
     return lambda g, mask: None
 
@@ -228,12 +239,12 @@ def _address(program: Program, text: str) -> Reader:
     return read
 
 
-def _param(program: Program, c: Instruction, dtype: np.dtype) -> Step:
-    found = _ADDRESS.match(c.operands[1])
+def _param(program: Program, instruction: Instruction, dtype: np.dtype) -> Step:
+    found = _ADDRESS.match(instruction.operands[1])
     if found is None or found[2]:
         raise ops.Unknown("a part of a parameter")
     position, _ = program.parameters[found[1]]
-    dst = c.operands[0]
+    dst = instruction.operands[0]
 
     def step(g: Any, mask: Mask) -> None:
         bits = np.array([[g.launch.arguments[position] & ((1 << 64) - 1)]], np.uint64)
@@ -242,17 +253,23 @@ def _param(program: Program, c: Instruction, dtype: np.dtype) -> Step:
     return step
 
 
-def space_of(c: Instruction) -> str:
+def space_of(instruction: Instruction) -> str:
     """The memory that an access names, or "generic"."""
-    return next((s for s in SPACES if s in c.op or f"{s}::cta" in c.op), "generic")
+    return next(
+        (s for s in SPACES if s in instruction.op or f"{s}::cta" in instruction.op), "generic"
+    )
 
 
-def _load(program: Program, c: Instruction) -> Step:
-    dtype, space, signed = ops.unsigned(SIZES[c.op[-1]]), space_of(c), c.op[-1].startswith("s")
+def _load(program: Program, instruction: Instruction) -> Step:
+    dtype, space, signed = (
+        ops.unsigned(SIZES[instruction.op[-1]]),
+        space_of(instruction),
+        instruction.op[-1].startswith("s"),
+    )
     if space == "param":
-        return _param(program, c, dtype)
-    names = _names(c.operands[0])
-    address, count, memo = _address(program, c.operands[1]), len(names), Memo()
+        return _param(program, instruction, dtype)
+    names = _names(instruction.operands[0])
+    address, count, memo = _address(program, instruction.operands[1]), len(names), Memo()
 
     def step(g: Any, mask: Mask) -> None:
         a = address(g)
@@ -264,18 +281,18 @@ def _load(program: Program, c: Instruction) -> Step:
                 if count == 1
                 else [np.ascontiguousarray(found[..., k]) for k in range(count)]
             )
-            for n, p in zip(names, parts):
-                g.put(n, p, None)
+            for name, part in zip(names, parts):
+                g.put(name, part, None)
             return
         if not mask.any():
             return
         found = _widened(
             read(g, np.broadcast_to(a, g.shape), mask, space, dtype, count, memo), signed
         )
-        for k, n in enumerate(names):
+        for k, name in enumerate(names):
             whole = np.zeros(g.shape, found.dtype)
             whole[mask] = found if count == 1 else found[..., k]
-            g.put(n, whole, mask)
+            g.put(name, whole, mask)
 
     return step
 
@@ -390,15 +407,15 @@ def _note(
     return cells
 
 
-def _store(program: Program, c: Instruction) -> Step:
-    dtype, space = ops.unsigned(SIZES[c.op[-1]]), space_of(c)
-    names, address = _names(c.operands[1]), _address(program, c.operands[0])
-    values, memo = [operand(program, n, dtype) for n in names], Memo()
+def _store(program: Program, instruction: Instruction) -> Step:
+    dtype, space = ops.unsigned(SIZES[instruction.op[-1]]), space_of(instruction)
+    names, address = _names(instruction.operands[1]), _address(program, instruction.operands[0])
+    values, memo = [operand(program, name, dtype) for name in names], Memo()
 
     def step(g: Any, mask: Mask) -> None:
         if mask is not None and not mask.any():
             return
-        found = [np.broadcast_to(v(g), g.shape) for v in values]
+        found = [np.broadcast_to(value(g), g.shape) for value in values]
         found = [f.reshape(-1) if mask is None else f[mask] for f in found]
         write(g, np.broadcast_to(address(g), g.shape), mask, space, dtype, found, memo)
 
@@ -418,7 +435,7 @@ def write(
     if _are_apart(addresses if mask is None else addresses[mask], space):
         for part, its in _parts(g, addresses, mask, space):
             mine = part.reshape(-1) if mask is None else part[mask]
-            write(g, addresses, part, its, dtype, [v[mine] for v in values], memo)
+            write(g, addresses, part, its, dtype, [value[mine] for value in values], memo)
         return
     view, places, size = _view_to_write(g, addresses, mask, space, dtype, len(values), memo)
     if len(values) == 1:
@@ -464,25 +481,29 @@ _ATOMICS: dict[str, Callable] = {
 }
 
 
-def _atomic(program: Program, c: Instruction) -> Step:
+def _atomic(program: Program, instruction: Instruction) -> Step:
     """atom and red: lanes one after the other, in the order of their numbers.
 
     Atomic accesses do not race with each other.
     """
-    t, space, returns = ops.TYPES[c.op[-1]], space_of(c), c.op[0] == "atom"
-    kind = next((m for m in c.op[1:] if m in (*_ATOMICS, "cas")), None)
+    t, space, returns = (
+        ops.TYPES[instruction.op[-1]],
+        space_of(instruction),
+        instruction.op[0] == "atom",
+    )
+    kind = next((m for m in instruction.op[1:] if m in (*_ATOMICS, "cas")), None)
     if kind is None:
         raise ops.Unknown("operation")
     first = 1 if returns else 0
-    address = _address(program, c.operands[first])
-    values, memo = [operand(program, o, t) for o in c.operands[first + 1 :]], Memo()
+    address = _address(program, instruction.operands[first])
+    values, memo = [operand(program, o, t) for o in instruction.operands[first + 1 :]], Memo()
 
     def step(g: Any, mask: Mask) -> None:
         here = np.ones(g.shape, bool) if mask is None else mask
         if not here.any():
             return
         a = np.broadcast_to(address(g), g.shape)
-        found = [np.broadcast_to(v(g), g.shape)[here] for v in values]
+        found = [np.broadcast_to(value(g), g.shape)[here] for value in values]
         watched, g.launch.arrays.shadows = g.launch.arrays.shadows, {}
         near, g.shared.shadow = g.shared.shadow, None
         view, places, size = _view_to_write(g, a, here, space, ops.unsigned(t.itemsize), 1, memo)
@@ -497,7 +518,7 @@ def _atomic(program: Program, c: Instruction) -> Step:
         if returns:
             whole = np.zeros(g.shape, t)
             whole[here] = old
-            g.put(c.operands[0], whole, here)
+            g.put(instruction.operands[0], whole, here)
 
     return step
 
@@ -505,10 +526,10 @@ def _atomic(program: Program, c: Instruction) -> Step:
 # ---------------------------------------------------------------- other lanes
 
 
-def _shfl(program: Program, c: Instruction) -> Step:
-    kind = c.op[2]
-    names, u32 = c.operands[0].split("|"), ops.TYPES["u32"]
-    value, by, limits = (operand(program, o, u32) for o in c.operands[1:4])
+def _shfl(program: Program, instruction: Instruction) -> Step:
+    kind = instruction.op[2]
+    names, u32 = instruction.operands[0].split("|"), ops.TYPES["u32"]
+    value, by, limits = (operand(program, o, u32) for o in instruction.operands[1:4])
 
     def step(g: Any, mask: Mask) -> None:
         lane = g.tid % np.uint32(WARP)
@@ -555,13 +576,13 @@ def _check_present(g: Any, mask: Mask, source: np.ndarray) -> None:
         )
 
 
-def _vote(program: Program, c: Instruction) -> Step:
-    kind, dst = c.op[2], c.operands[0]
-    p = operand(program, c.operands[1].lstrip("!"), np.dtype(bool))
+def _vote(program: Program, instruction: Instruction) -> Step:
+    kind, dst = instruction.op[2], instruction.operands[0]
+    p = operand(program, instruction.operands[1].lstrip("!"), np.dtype(bool))
 
     def step(g: Any, mask: Mask) -> None:
         here = np.ones(g.shape, bool) if mask is None else mask
-        v = np.broadcast_to(~p(g) if c.operands[1].startswith("!") else p(g), g.shape)
+        v = np.broadcast_to(~p(g) if instruction.operands[1].startswith("!") else p(g), g.shape)
         lanes, votes = g._by_warp(here), g._by_warp(v & here)
         some, every = votes.any(-1, keepdims=True), (votes | ~lanes).all(-1, keepdims=True)
         if kind == "ballot":
@@ -575,14 +596,14 @@ def _vote(program: Program, c: Instruction) -> Step:
     return step
 
 
-def _activemask(program: Program, c: Instruction) -> Step:
+def _activemask(program: Program, instruction: Instruction) -> Step:
     def step(g: Any, mask: Mask) -> None:
         lanes = g._by_warp(np.ones(g.shape, bool) if mask is None else mask)
         bits = (lanes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(
             -1, keepdims=True, dtype=np.uint32
         )
         g.put(
-            c.operands[0],
+            instruction.operands[0],
             np.broadcast_to(bits, lanes.shape).reshape(g.blocks, -1)[:, : g.threads],
             mask,
         )

@@ -32,12 +32,13 @@ def simulate_ptx(
 ) -> Counts:
     """Runs the one kernel of a PTX text on NumPy arrays, which it updates.
 
-    Args: grid, block: number of blocks, and of threads in each. arrays: per parameter an array,
-      which must be contiguous, or a NumPy scalar. shared_bytes: shared memory that the launch adds
-      to what the text declares. unwritten: shared memory may be read before a store: what is read
-      there is not used. check: races and reads of shared memory before a store are found. Accesses
-      outside of memory, threads that are not
-        together and waits without end always are.
+    Args:
+      grid, block: number of blocks, and of threads in each.
+      arrays: per parameter an array, which must be contiguous, or a NumPy scalar.
+      shared_bytes: shared memory that the launch adds to what the text declares.
+      unwritten: shared memory may be read before a store: what is read there is not used.
+      check: races and reads of shared memory before a store are found. Accesses outside of memory,
+        threads that are not together and waits without end always are.
     Returns what it has cost. Raises SimulationError; KernelError for arguments that do not fit;
     InternalError for instructions that are not simulated.
     """
@@ -53,7 +54,9 @@ def simulate_ptx(
     numbers = {
         values.index(Arrays.address(k)): k for k in range(len(held))
     }  # position of a parameter -> array
-    stored = {numbers[p] for p in written_parameters(program) if p in numbers}
+    stored = {
+        numbers[parameter] for parameter in written_parameters(program) if parameter in numbers
+    }
     memory = Arrays(held, stored, check, smallest_access(program, "global"))
     launch = Launch(
         program, grid, block, values, memory, _shared(program, shared_bytes), check, unwritten
@@ -77,18 +80,18 @@ def _arguments(
         )
     values: list[int] = []
     held: list[np.ndarray] = []
-    for k, a in enumerate(arrays):
-        if isinstance(a, np.generic):
-            values.append(int(a.view(f"uint{8 * a.itemsize}")))
+    for k, array in enumerate(arrays):
+        if isinstance(array, np.generic):
+            values.append(int(array.view(f"uint{8 * array.itemsize}")))
             continue
-        if not isinstance(a, np.ndarray) or not a.flags.c_contiguous:
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             raise KernelError(
                 f"argument {k} of kernel `{program.name}` is no contiguous NumPy array",
-                why=str(type(a)),
+                why=str(type(array)),
                 hint="numpy.ascontiguousarray",
             )
         values.append(Arrays.address(len(held)))
-        held.append(a)
+        held.append(array)
     return values, held
 
 
@@ -100,7 +103,7 @@ def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
     while changed:
         changed = False
         for op, operands in code:
-            names = [_REGISTER.findall(o) for o in operands]
+            names = [_REGISTER.findall(operand) for operand in operands]
             if op[0] == "ld" and "param" in op:
                 position = next((p for n, p in parameters if n in operands[1]), None)
                 mine = set() if position is None else {position}

@@ -40,9 +40,12 @@ _EXCHANGES = ("shfl", "vote", "redux", "match", "activemask")
 class Launch:
     """One launch.
 
-    Attributes: arguments: per parameter its bits, an address for arrays. written: which arrays the
-      kernel may store to. check, unwritten: see simulate_ptx. clocked: places of instructions that
-      read a clock. elapsed: what the clocks of blocks that have ended show at most.
+    Attributes:
+      arguments: per parameter its bits, an address for arrays. written: which arrays the kernel may
+        store to.
+      check, unwritten: see simulate_ptx.
+      clocked: places of instructions that read a clock. elapsed: what the clocks of blocks that
+        have ended show at most.
     """
 
     program: Program
@@ -188,25 +191,29 @@ class Gang:
         if mask.any():
             self._join(groups, place, None if mask.all() else mask)
 
-    def _predicated(self, mask: Mask, c: Instruction) -> Mask:
-        p = self.registers[c.predicate or ""]
-        p = np.broadcast_to(~p if c.negated else p, self.shape)
+    def _predicated(self, mask: Mask, instruction: Instruction) -> Mask:
+        p = self.registers[instruction.predicate or ""]
+        p = np.broadcast_to(~p if instruction.negated else p, self.shape)
         return p if mask is None else p & mask
 
-    def _turn(self, groups: dict[int, Mask], place: int, mask: Mask, c: Instruction) -> None:
+    def _turn(
+        self, groups: dict[int, Mask], place: int, mask: Mask, instruction: Instruction
+    ) -> None:
         """A branch, an end, or a barrier."""
         here = np.ones(self.shape, bool) if mask is None else mask
-        taking = here if c.predicate is None else here & self._predicated(None, c)
-        match c.op[0]:
+        taking = (
+            here if instruction.predicate is None else here & self._predicated(None, instruction)
+        )
+        match instruction.op[0]:
             case "bra":
-                target = self.program.labels[c.operands[-1]]
+                target = self.program.labels[instruction.operands[-1]]
                 if not groups and mask is None and self._fork(taking, place + 1, target):
                     return
                 self._put(groups, target, taking)
-                if c.predicate is not None:
+                if instruction.predicate is not None:
                     self._put(groups, place + 1, here & ~taking)
             case "brx":
-                self._branch_by_index(groups, taking, c)
+                self._branch_by_index(groups, taking, instruction)
             case "ret" | "exit":
                 self.live &= ~taking
                 self._put(groups, place + 1, here & ~taking)
@@ -215,7 +222,7 @@ class Gang:
             case _:
                 self._put(groups, place + 1, here & ~taking)
                 self._wait(place, taking)
-                self._release(groups, place, c)
+                self._release(groups, place, instruction)
 
     def _fork(self, taking: np.ndarray, place: int, target: int) -> bool:
         """Lets blocks that branch as a whole go on as gangs of their own, which need no masks.
@@ -234,15 +241,20 @@ class Gang:
         for at, mine in ((target, rows), (place, ~rows)):
             part = Gang(self.launch, self.numbers[mine])
             part.forks, part.epoch, part.clock = self.forks - 1, self.epoch[mine], self.clock[mine]
-            part.registers = {n: v[mine] if len(v) > 1 else v for n, v in self.registers.items()}
+            part.registers = {
+                n: register[mine] if len(register) > 1 else register
+                for n, register in self.registers.items()
+            }
             part.shared, part.local = self.shared.part(mine), self.local.part(mine)
             part.marks()
             part.run(at)
         return True
 
-    def _branch_by_index(self, groups: dict[int, Mask], taking: np.ndarray, c: Instruction) -> None:
-        targets = self.program.tables[c.operands[1]]
-        index = np.broadcast_to(self.registers[c.operands[0]], self.shape)
+    def _branch_by_index(
+        self, groups: dict[int, Mask], taking: np.ndarray, instruction: Instruction
+    ) -> None:
+        targets = self.program.tables[instruction.operands[1]]
+        index = np.broadcast_to(self.registers[instruction.operands[0]], self.shape)
         if (taking & (index >= len(targets))).any():
             raise Fault("bounds", "an index of a branch is behind its list of targets")
         for k, label in enumerate(targets):
@@ -255,7 +267,7 @@ class Gang:
         before = self.waiting.get(place)
         self.waiting[place] = here if before is None else before | here
 
-    def _release(self, groups: dict[int, Mask], place: int, c: Instruction) -> bool:
+    def _release(self, groups: dict[int, Mask], place: int, instruction: Instruction) -> bool:
         """Lets blocks go on of which all threads wait at this barrier. Whether there were any."""
         waits = self.waiting[place]
         done = waits.all(1, keepdims=True)
@@ -276,19 +288,19 @@ class Gang:
             self.waiting[place] = left
         self._put(groups, place + 1, lanes)
 
-    def _are_whole(self, mask: Mask, c: Instruction) -> bool:
+    def _are_whole(self, mask: Mask, instruction: Instruction) -> bool:
         """Whether all lanes that an exchange names are here."""
-        if c.op[0] == "activemask":
+        if instruction.op[0] == "activemask":
             return True
         here = np.ones(self.shape, bool) if mask is None else mask
-        named = self._named(c)
+        named = self._named(instruction)
         whole = self._by_warp(here)
         return not (whole.any(-1, keepdims=True) & named & ~whole).any()
 
-    def _named(self, c: Instruction) -> np.ndarray:
+    def _named(self, instruction: Instruction) -> np.ndarray:
         """Lanes [blocks, warps, 32] that an instruction's mask of members names, of those that there are."""
         members = np.broadcast_to(
-            operand(self.program, c.operands[-1], ops.TYPES["u32"])(self), self.shape
+            operand(self.program, instruction.operands[-1], ops.TYPES["u32"])(self), self.shape
         )
         bits = members >> (self.tid % np.uint32(WARP)) & np.uint32(1)
         return self._by_warp(bits.astype(bool))
@@ -309,10 +321,12 @@ class Gang:
             self._stuck()
         return groups
 
-    def _resume_exchange(self, groups: dict[int, Mask], place: int, c: Instruction) -> None:
+    def _resume_exchange(
+        self, groups: dict[int, Mask], place: int, instruction: Instruction
+    ) -> None:
         here = self.waiting[place]
         by_warp = self._by_warp(here)
-        some, missing = by_warp.any(-1, keepdims=True), self._named(c) & ~by_warp
+        some, missing = by_warp.any(-1, keepdims=True), self._named(instruction) & ~by_warp
         ready = some & ~missing.any(-1, keepdims=True)
         lanes = (
             here & np.broadcast_to(ready, by_warp.shape).reshape(self.blocks, -1)[:, : self.threads]
@@ -326,8 +340,8 @@ class Gang:
     def _resume_barriers(self, groups: dict[int, Mask]) -> None:
         """Blocks whose threads wait at one barrier in several places: it is the number that counts, but warps stay together."""
         places = [p for p in self.waiting if self.program.code[p].op[0] in _MEETS]
-        for number in {self._barrier(self.program.code[p]) for p in places}:
-            mine = [p for p in places if self._barrier(self.program.code[p]) == number]
+        for number in {self._barrier(self.program.code[place]) for place in places}:
+            mine = [place for place in places if self._barrier(self.program.code[place]) == number]
             together = np.logical_or.reduce([self.waiting[p] for p in mine])
             done = np.asarray(together.all(1, keepdims=True))
             for p in mine:
@@ -341,10 +355,12 @@ class Gang:
                 for p in mine:
                     self._go(groups, p, self.waiting[p] & done)
 
-    def _barrier(self, c: Instruction) -> str:
-        if len(c.operands) != 1 or "sync" not in c.op:
-            raise self.error(c, "deadlock", "barriers for a part of the threads are not simulated")
-        return c.operands[0]
+    def _barrier(self, instruction: Instruction) -> str:
+        if len(instruction.operands) != 1 or "sync" not in instruction.op:
+            raise self.error(
+                instruction, "deadlock", "barriers for a part of the threads are not simulated"
+            )
+        return instruction.operands[0]
 
     def _check_together(self, end: int | None = None) -> None:
         """Raises the error for lanes that wait, before place `end`, for others of their warp, which went on without them."""
@@ -389,12 +405,14 @@ class Gang:
                 return f"waits at line {self.program.code[place].line}"
         return "has gone on" if self.live[block, thread] else "has ended"
 
-    def error(self, c: Instruction, kind: str, what: str, hint: str = "") -> SimulationError:
+    def error(
+        self, instruction: Instruction, kind: str, what: str, hint: str = ""
+    ) -> SimulationError:
         found = SimulationError(
             f"{_TITLES[kind]} in kernel `{self.program.name}`",
             kind=kind,
-            at=c.at or None,
-            why=f"{what}; PTX line {c.line}: {c.text}",
+            at=instruction.at or None,
+            why=f"{what}; PTX line {instruction.line}: {instruction.text}",
             hint=hint or _HINTS[kind],
         )
         return found

@@ -103,11 +103,11 @@ class Arrays:
     """
 
     def __init__(self, arrays: Sequence[np.ndarray], written: set[int], check: bool, smallest: int):
-        self.flat = [a.reshape(-1).view(np.uint8) for a in arrays]
+        self.flat = [array.reshape(-1).view(np.uint8) for array in arrays]
         self.views: dict[tuple[int, np.dtype, int], np.ndarray] = {}
         cells = {
-            k: max(min(a.itemsize, smallest), 1)
-            for k, a in enumerate(arrays)
+            k: max(min(array.itemsize, smallest), 1)
+            for k, array in enumerate(arrays)
             if check and k in written
         }
         self.shadows = {k: Shadow(arrays[k].nbytes // size + 1, size) for k, size in cells.items()}

@@ -34,12 +34,12 @@ def unsigned(n: int) -> np.dtype:
     return np.dtype(f"uint{8 * n}")
 
 
-def is_float(t: np.dtype) -> bool:
-    return t.kind == "f" or t == TYPES["bf16"]
+def is_float(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype == TYPES["bf16"]
 
 
-def _wide(t: np.dtype) -> np.dtype:
-    return np.dtype(f"{'int' if t.kind == 'i' else 'uint'}{16 * t.itemsize}")
+def _wide(dtype: np.dtype) -> np.dtype:
+    return np.dtype(f"{'int' if dtype.kind == 'i' else 'uint'}{16 * dtype.itemsize}")
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -61,18 +61,18 @@ def _zeroed(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
-def _flushed(f: Function, op: tuple[str, ...], t: np.dtype) -> Function:
+def _flushed(f: Function, op: tuple[str, ...], dtype: np.dtype) -> Function:
     """Modifiers .ftz, .sat and .relu of floats, and the NaN of results that have 16 bits."""
-    has_one_nan = t in _ONE_NAN and op[0] not in _SIGNS
-    if not is_float(t) or not has_one_nan and not {"ftz", "sat", "relu"} & set(op):
+    has_one_nan = dtype in _ONE_NAN and op[0] not in _SIGNS
+    if not is_float(dtype) or not has_one_nan and not {"ftz", "sat", "relu"} & set(op):
         return f
 
     def modified(*xs: np.ndarray) -> np.ndarray:
         found = _zeroed(f(*map(_zeroed, xs))) if "ftz" in op else f(*xs)
         if "relu" in op:
-            found = np.where(found < 0, t.type(0), found)
+            found = np.where(found < 0, dtype.type(0), found)
         if "sat" in op:
-            return np.nan_to_num(np.clip(found, t.type(0), t.type(1)), nan=0)
+            return np.nan_to_num(np.clip(found, dtype.type(0), dtype.type(1)), nan=0)
         return _with_one_nan(found) if has_one_nan else found
 
     return modified
@@ -85,26 +85,26 @@ def _with_one_nan(x: np.ndarray) -> np.ndarray:
     return np.where(bad, _NAN16, np.ascontiguousarray(x).view(np.uint16)).view(x.dtype)
 
 
-def missing(op: tuple[str, ...], t: np.dtype) -> str:
+def missing(op: tuple[str, ...], dtype: np.dtype) -> str:
     """Which modifiers change what the table's functions do, in a way that they do not; "" if there are none."""
     if "cc" in op:
         return "carries"
-    if is_float(t):
+    if is_float(dtype):
         return "rounding" if {"rz", "rm", "rp"} & set(op) else ""
     return "saturation" if "sat" in op else ""
 
 
-def fma(t: np.dtype) -> Function:
+def fma(dtype: np.dtype) -> Function:
     """x * y + z, rounded once.
 
     In float64 products of float32 are exact; of ties, what their sum with z loses decides.
     """
-    if t == np.float64:
+    if dtype == np.float64:
         return _fma64
-    if t.itemsize == 2:
+    if dtype.itemsize == 2:
         return lambda x, y, z: (
             x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)
-        ).astype(t)
+        ).astype(dtype)
 
     def single(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         p = np.multiply(x, y, dtype=np.float64)
@@ -140,22 +140,22 @@ def _fma64(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(lost), s + lost, s)
 
 
-def _mul(op: tuple[str, ...], t: np.dtype) -> Function:
-    if is_float(t):
-        return _flushed(np.multiply, op, t)
+def _mul(op: tuple[str, ...], dtype: np.dtype) -> Function:
+    if is_float(dtype):
+        return _flushed(np.multiply, op, dtype)
     if "wide" in op:
-        return lambda x, y: x.astype(_wide(t)) * y.astype(_wide(t))
-    return _high(t) if "hi" in op else np.multiply
+        return lambda x, y: x.astype(_wide(dtype)) * y.astype(_wide(dtype))
+    return _high(dtype) if "hi" in op else np.multiply
 
 
-def _high(t: np.dtype) -> Function:
-    if t.itemsize == 8:
-        return _high64(t)
-    wide, bits = _wide(t), 8 * t.itemsize
-    return lambda x, y: ((x.astype(wide) * y.astype(wide)) >> wide.type(bits)).astype(t)
+def _high(dtype: np.dtype) -> Function:
+    if dtype.itemsize == 8:
+        return _high64(dtype)
+    wide, bits = _wide(dtype), 8 * dtype.itemsize
+    return lambda x, y: ((x.astype(wide) * y.astype(wide)) >> wide.type(bits)).astype(dtype)
 
 
-def _high64(t: np.dtype) -> Function:
+def _high64(dtype: np.dtype) -> Function:
     def high(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         a, b = x.view(np.uint64), y.view(np.uint64)
         low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -163,43 +163,45 @@ def _high64(t: np.dtype) -> Function:
         middle = a1 * b0 + (a0 * b0 >> half)
         other = a0 * b1 + (middle & low)
         found = a1 * b1 + (middle >> half) + (other >> half)
-        if t.kind == "i":
+        if dtype.kind == "i":
             found = found - np.where(x < 0, b, np.uint64(0)) - np.where(y < 0, a, np.uint64(0))
-        return found.view(t)
+        return found.view(dtype)
 
     return high
 
 
-def _mad(op: tuple[str, ...], t: np.dtype) -> Function:
-    if is_float(t):
-        return _flushed(fma(t), op, t)
-    product = _mul(op, t)
+def _mad(op: tuple[str, ...], dtype: np.dtype) -> Function:
+    if is_float(dtype):
+        return _flushed(fma(dtype), op, dtype)
+    product = _mul(op, dtype)
     return lambda x, y, z: product(x, y) + z
 
 
-def _div(op: tuple[str, ...], t: np.dtype) -> Function:
-    if is_float(t):
-        return _flushed(np.divide, op, t)
+def _div(op: tuple[str, ...], dtype: np.dtype) -> Function:
+    if is_float(dtype):
+        return _flushed(np.divide, op, dtype)
 
     def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        safe = np.where(y == 0, t.type(1), y)
+        safe = np.where(y == 0, dtype.type(1), y)
         q = x // safe
-        q = q + ((x % safe != 0) & ((x < 0) != (safe < 0))) if t.kind == "i" else q
-        return np.where(y == 0, t.type(-1) if t.kind == "i" else np.iinfo(t).max, q).astype(t)
+        q = q + ((x % safe != 0) & ((x < 0) != (safe < 0))) if dtype.kind == "i" else q
+        return np.where(
+            y == 0, dtype.type(-1) if dtype.kind == "i" else np.iinfo(dtype).max, q
+        ).astype(dtype)
 
     return quotient
 
 
-def _rem(op: tuple[str, ...], t: np.dtype) -> Function:
-    quotient = _div(op, t)
-    return lambda x, y: np.where(y == 0, x, x - quotient(x, y) * y).astype(t)
+def _rem(op: tuple[str, ...], dtype: np.dtype) -> Function:
+    quotient = _div(op, dtype)
+    return lambda x, y: np.where(y == 0, x, x - quotient(x, y) * y).astype(dtype)
 
 
 def _extreme(number: Function, strict: Function) -> Callable[[tuple[str, ...], np.dtype], Function]:
     """max, min: of a NaN and a number the number, or NaN with .NaN; -0 is less than +0."""
 
-    def make(op: tuple[str, ...], t: np.dtype) -> Function:
-        if not is_float(t):
+    def make(op: tuple[str, ...], dtype: np.dtype) -> Function:
+        if not is_float(dtype):
             return strict
         f, up = (strict if "NaN" in op else number), strict is np.maximum
 
@@ -208,10 +210,10 @@ def _extreme(number: Function, strict: Function) -> Callable[[tuple[str, ...], n
             zeros = (x == 0) & (y == 0)
             if zeros.any():
                 sign = np.signbit(x) & np.signbit(y) if up else np.signbit(x) | np.signbit(y)
-                found = np.where(zeros, np.where(sign, t.type(-0.0), t.type(0.0)), found)
+                found = np.where(zeros, np.where(sign, dtype.type(-0.0), dtype.type(0.0)), found)
             return found
 
-        return _flushed(choose, op, t)
+        return _flushed(choose, op, dtype)
 
     return make
 
@@ -219,30 +221,30 @@ def _extreme(number: Function, strict: Function) -> Callable[[tuple[str, ...], n
 def _unary(f: Function) -> Callable[[tuple[str, ...], np.dtype], Function]:
     """A function of one float, rounded once."""
 
-    def make(op: tuple[str, ...], t: np.dtype) -> Function:
-        wide = np.float64 if t.itemsize < 8 else t
-        return _flushed(lambda x: f(x.astype(wide)).astype(t), op, t)
+    def make(op: tuple[str, ...], dtype: np.dtype) -> Function:
+        wide = np.float64 if dtype.itemsize < 8 else dtype
+        return _flushed(lambda x: f(x.astype(wide)).astype(dtype), op, dtype)
 
     return make
 
 
 def _shift(left: bool) -> Callable[[tuple[str, ...], np.dtype], Function]:
-    def make(op: tuple[str, ...], t: np.dtype) -> Function:
-        bits = 8 * t.itemsize
+    def make(op: tuple[str, ...], dtype: np.dtype) -> Function:
+        bits = 8 * dtype.itemsize
 
         def shift(x: np.ndarray, n: np.ndarray) -> np.ndarray:
             n = n.view(np.uint32) if n.dtype.itemsize == 4 else n
-            if not left and t.kind == "i":
-                return x >> np.minimum(n, bits - 1).astype(t)
-            kept = np.minimum(n, bits - 1).astype(t)
-            return np.where(n < bits, x << kept if left else x >> kept, t.type(0))
+            if not left and dtype.kind == "i":
+                return x >> np.minimum(n, bits - 1).astype(dtype)
+            kept = np.minimum(n, bits - 1).astype(dtype)
+            return np.where(n < bits, x << kept if left else x >> kept, dtype.type(0))
 
         return shift
 
     return make
 
 
-def _funnel(op: tuple[str, ...], t: np.dtype) -> Function:
+def _funnel(op: tuple[str, ...], dtype: np.dtype) -> Function:
     def shift(low: np.ndarray, high: np.ndarray, n: np.ndarray) -> np.ndarray:
         n = np.minimum(n, 32) if "clamp" in op else n & 31
         both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
@@ -263,43 +265,45 @@ def _popc(x: np.ndarray) -> np.ndarray:
     return np.bitwise_count(x).astype(np.uint32)
 
 
-def _clz(op: tuple[str, ...], t: np.dtype) -> Function:
-    bits = 8 * t.itemsize
+def _clz(op: tuple[str, ...], dtype: np.dtype) -> Function:
+    bits = 8 * dtype.itemsize
 
     def count(x: np.ndarray) -> np.ndarray:
         for n in (1 << k for k in range(bits.bit_length() - 1)):
-            x = x | x >> t.type(n)
+            x = x | x >> dtype.type(n)
         return (bits - np.bitwise_count(x)).astype(np.uint32)
 
     return count
 
 
-def _brev(op: tuple[str, ...], t: np.dtype) -> Function:
+def _brev(op: tuple[str, ...], dtype: np.dtype) -> Function:
     def reverse(x: np.ndarray) -> np.ndarray:
         bits = np.unpackbits(np.ascontiguousarray(x)[..., None].view(np.uint8), axis=-1)
-        return np.packbits(bits[..., ::-1], axis=-1).view(t)[..., 0]
+        return np.packbits(bits[..., ::-1], axis=-1).view(dtype)[..., 0]
 
     return reverse
 
 
-def _bfe(op: tuple[str, ...], t: np.dtype) -> Function:
-    bits = 8 * t.itemsize
+def _bfe(op: tuple[str, ...], dtype: np.dtype) -> Function:
+    bits = 8 * dtype.itemsize
 
     def extract(x: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
         start, length = (np.minimum(v.astype(np.int64) & 255, bits) for v in (start, length))
         room = np.minimum(length, bits - start)
-        up = np.clip(bits - start - room, 0, bits - 1).astype(t)
-        down = np.clip(bits - room, 0, bits - 1).astype(t)
+        up = np.clip(bits - start - room, 0, bits - 1).astype(dtype)
+        down = np.clip(bits - room, 0, bits - 1).astype(dtype)
         beyond = (
-            np.where(length == 0, t.type(0), x >> t.type(bits - 1)) if t.kind == "i" else t.type(0)
+            np.where(length == 0, dtype.type(0), x >> dtype.type(bits - 1))
+            if dtype.kind == "i"
+            else dtype.type(0)
         )
         return np.where(room == 0, beyond, x << up >> down)
 
     return extract
 
 
-def _bfi(op: tuple[str, ...], t: np.dtype) -> Function:
-    bits = 8 * t.itemsize
+def _bfi(op: tuple[str, ...], dtype: np.dtype) -> Function:
+    bits = 8 * dtype.itemsize
 
     def insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
         start, length = (np.minimum(v.astype(np.int64) & 255, bits) for v in (start, length))
@@ -307,16 +311,16 @@ def _bfi(op: tuple[str, ...], t: np.dtype) -> Function:
         whole = (1 << bits) - 1
         mask = np.where(
             room >= bits,
-            t.type(whole),
-            (t.type(1) << np.minimum(room, bits - 1).astype(t)) - t.type(1),
+            dtype.type(whole),
+            (dtype.type(1) << np.minimum(room, bits - 1).astype(dtype)) - dtype.type(1),
         )
-        at = np.minimum(start, bits - 1).astype(t)
+        at = np.minimum(start, bits - 1).astype(dtype)
         return np.where(room == 0, b, b & ~(mask << at) | (a & mask) << at)
 
     return insert
 
 
-def _prmt(op: tuple[str, ...], t: np.dtype) -> Function:
+def _prmt(op: tuple[str, ...], dtype: np.dtype) -> Function:
     if op[-1] != "b32":
         raise Unknown(".".join(op))
 
@@ -339,7 +343,7 @@ def _prmt(op: tuple[str, ...], t: np.dtype) -> Function:
     return permute
 
 
-def _lop3(op: tuple[str, ...], t: np.dtype) -> Function:
+def _lop3(op: tuple[str, ...], dtype: np.dtype) -> Function:
     def logic(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
         number, found = int(np.asarray(table).flat[0]), a & np.uint32(0)
         for k in range(8):
@@ -367,7 +371,7 @@ _COMPARE = {
 _ORDERED = {"eq", "lt", "le", "gt", "ge"}
 
 
-def comparison(name: str, t: np.dtype) -> Function:
+def comparison(name: str, dtype: np.dtype) -> Function:
     """Makes the comparison of setp and set.
 
     Ordered ones are false with NaN; those that end in u are true.
@@ -382,7 +386,7 @@ def comparison(name: str, t: np.dtype) -> Function:
     if name not in _COMPARE:
         raise Unknown(f"setp.{name}")
     f = _COMPARE[name]
-    if name == "ne" and is_float(t):
+    if name == "ne" and is_float(dtype):
         return lambda x, y: f(x, y) & ~np.isnan(x) & ~np.isnan(y)
     return f
 

@@ -32,9 +32,11 @@ SIZES = {
 class Instruction:
     """One instruction.
 
-    Attributes: op: its name and modifiers, split at dots. operands: as they are written. predicate:
-      register that decides whether a lane takes part, or None; `negated`: those where it is false
-      do. line: of the text, from 1. at: the user's line, or "".
+    Attributes:
+      op: its name and modifiers, split at dots. operands: as they are written.
+      predicate: register that decides whether a lane takes part, or None; `negated`: those where it
+        is false do.
+      line: of the text, from 1. at: the user's line, or "".
     """
 
     op: tuple[str, ...]
@@ -53,7 +55,8 @@ class Program:
     Attributes:
       parameters: name -> (position, type). labels: name -> place in `code`.
       shared, local: name -> offset. shared_bytes: static. local_bytes: of a thread.
-      tables: branch targets by name. dynamic_shared: name of memory whose size the launch gives, or "".
+      tables: branch targets by name. dynamic_shared: name of memory whose size the launch gives, or
+        "".
       threads: of a block, where the kernel requires a number.
     """
 

@@ -30,8 +30,10 @@ from pbkern.lower.passes.shared import SHARED_PASSES
 class DeviceFunction(Protocol):
     """One kernel's code, and what its launch needs to know, as the target's own attributes.
 
-    Attributes: name: of the function. text: MLIR. nests: readable, as they were emitted. is_shared:
-      whether launches of equal kernels may use it: those with numbers of print sites are not.
+    Attributes:
+      name: of the function. text: MLIR. nests: readable, as they were emitted.
+      is_shared: whether launches of equal kernels may use it: those with numbers of print sites are
+        not.
     """
 
     @property
@@ -65,8 +67,9 @@ Host = TypeVar("Host", bound=HostFunction, covariant=True)
 class KernelBackend(Protocol[Made]):
     """One target's half of lowering a kernel.
 
-    Attributes: passes: the target's own over nests, after SHARED_PASSES: caches and vectors on
-      CPUs, staging and threads on GPUs.
+    Attributes:
+      passes: the target's own over nests, after SHARED_PASSES: caches and vectors on CPUs, staging
+        and threads on GPUs.
     """
 
     passes: tuple[Pass, ...]
@@ -126,7 +129,7 @@ def device_function(
 def _warn(kernel: Kernel, what: str, error: Exception, instead: str) -> None:
     if not isinstance(error, fallback.Declined):
         repro.attach(error, kernel)
-    lines = (user_line(e) for e in kernel.body.jaxpr.eqns)
+    lines = (user_line(eqn) for eqn in kernel.body.jaxpr.eqns)
     fallback.warn(
         f"{what} failed on kernel `{kernel.name}`",
         error,
@@ -149,19 +152,19 @@ def device_functions(
     """
     found: dict[int, Device] = {}
     made: dict[tuple, Device] = {}
-    for n, k in enumerate(program.kernels()):
-        options = options_of(k)
-        function = made.get((k.content, options))
+    for n, kernel in enumerate(program.kernels()):
+        options = options_of(kernel)
+        function = made.get((kernel.content, options))
         if function is None:
             try:
-                function = device_function(k, options, passes, emit, f"k{n}_{k.name}")
+                function = device_function(kernel, options, passes, emit, f"k{n}_{kernel.name}")
             except Exception as e:
-                repro.attach(e, k)
+                repro.attach(e, kernel)
                 raise
             ready(function)
             if function.is_shared:
-                made[k.content, options] = function
-        found[id(k)] = function
+                made[kernel.content, options] = function
+        found[id(kernel)] = function
     return found
 
 

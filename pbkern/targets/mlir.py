@@ -94,7 +94,8 @@ def installed() -> tuple:
             libraries = sorted((pathlib.Path(folder) / "_mlir_libs").glob("*.so*"))
             if libraries:
                 return package, tuple(
-                    (p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in libraries
+                    (library.name, library.stat().st_size, library.stat().st_mtime_ns)
+                    for library in libraries
                 )
     return ()
 
@@ -163,7 +164,7 @@ def run_passes(module, passes: str):
     """Runs a pass list in place. Raises InternalError; the diagnostics of a pass are on stderr.
 
     The module is verified once, at the end: verification after each pass takes nearly as long as
-      the passes themselves.
+    the passes themselves.
     """
     m = bindings()
     with _turn, context():
@@ -225,9 +226,10 @@ def llvm_ir(module) -> str:
 def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int]) -> bytes:
     """The module's ELF object file.
 
-    Args: function: one that the module defines: looking it up makes the engine compile. symbols:
-      addresses of the functions that the module declares, which the engine wants to know
-      beforehand.
+    Args:
+      function: one that the module defines: looking it up makes the engine compile.
+      symbols: addresses of the functions that the module declares, which the engine wants to know
+        beforehand.
     """
     m, c = bindings(), _c()
     with _turn, context():

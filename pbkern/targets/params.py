@@ -24,7 +24,7 @@ class CheckedParams:
     target_name: ClassVar[str]
 
     def __new__(cls, *args: Any, **fields: Any) -> Self:
-        known = [f.name for f in dataclasses.fields(cls)]
+        known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
                 raise OptionError(

@@ -34,7 +34,9 @@ class Kernels:
 def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOptions]) -> Kernels:
     """A program's kernels for results that start anywhere. Raises what lowering raises."""
     made = device_functions(program, options_of, CPU_PASSES, emit)
-    functions = [f for k in {k.name: k for k in made.values()}.values() for f in k.functions]
+    functions = [
+        function for k in {k.name: k for k in made.values()}.values() for function in k.functions
+    ]
     chosen: dict[str, LoweredKernel] = {}
     texts: list[str] = []
     for kernel in program.kernels():
@@ -59,7 +61,7 @@ def _choice(name: str, aligned: LoweredKernel, anywhere: LoweredKernel, inputs: 
     types = argument_types(aligned)
     assert types == argument_types(anywhere) and aligned.scratch_bytes >= anywhere.scratch_bytes
     parameters, passed = (
-        ", ".join(f"%a{k}: {t}" for k, t in enumerate(types)),
+        ", ".join(f"%a{k}: {type_}" for k, type_ in enumerate(types)),
         ", ".join(f"%a{k}" for k in range(len(types))),
     )
     lines = [f"func.func private @{f.name}({', '.join(types)})" for f in (aligned, anywhere)]

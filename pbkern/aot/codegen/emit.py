@@ -35,9 +35,13 @@ def emitted(
     require_llvmlite()
     modules: list[tuple[list[str], list[bool], str | None]]
     modules = [
-        ([p.text for p in v.parts], [p.has_scalar_loops for p in v.parts], entry.main(n))
-        for n, v in enumerate(variants)
-        if v is not None
+        (
+            [part.text for part in variant.parts],
+            [part.has_scalar_loops for part in variant.parts],
+            entry.main(n),
+        )
+        for n, variant in enumerate(variants)
+        if variant is not None
     ]
     modules.append(([entry.text()], [False], None))
     library = {

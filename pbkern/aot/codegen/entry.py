@@ -85,7 +85,7 @@ class Entry:
 
     @property
     def _needs(self) -> list[str]:
-        return list(dict.fromkeys(n for p in self.parts for n in p.device.asked))
+        return list(dict.fromkeys(n for part in self.parts for n in part.device.asked))
 
     @property
     def _arrays(self) -> str:
@@ -193,8 +193,8 @@ class Entry:
     def _call(self) -> None:
         """@pbk_call(arguments...) -> 0, or a code and an argument's number."""
         lines = [f"define internal i32 @pbk_call({self._parameters}) #0 {{"]
-        for k, a in enumerate(self._arguments):
-            if a.is_used and a.type.nbytes:
+        for k, argument in enumerate(self._arguments):
+            if argument.is_used and argument.type.nbytes:
                 lines += self._null_test(f"%a{k}", k)
         if self._needs:
             lines.append("  %has = call i64 @pbk_features()")
@@ -282,8 +282,8 @@ class Entry:
     def _failure(self) -> None:
         """@pbk_fail(what @pbk_call returned): one line on stderr, then the end."""
         said = {
-            NULL_POINTER | k << ARGUMENT_SHIFT: f"argument `{a.name}` is a null pointer\n"
-            for k, a in enumerate(self._arguments)
+            NULL_POINTER | k << ARGUMENT_SHIFT: f"argument `{argument.name}` is a null pointer\n"
+            for k, argument in enumerate(self._arguments)
         }
         if self.user_memory:
             said[NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT] = (
@@ -343,12 +343,14 @@ class Entry:
 
     def _memory_bytes(self) -> None:
         """NAME_memory_bytes(threads): for whichever variant runs."""
-        cases = {t: max(p.memory_bytes(t) for p in self.parts) for t in range(1, self.threads + 1)}
+        cases = {
+            t: max(part.memory_bytes(t) for part in self.parts) for t in range(1, self.threads + 1)
+        }
         lines = [
             f"define i64 @{self.name}_memory_bytes(i32 %threads) #0 {{",
             "  switch i32 %threads, label %most [",
         ]
-        lines += [f"    i32 {t}, label %t{t}" for t in cases if t < self.threads]
+        lines += [f"    i32 {case}, label %t{case}" for case in cases if case < self.threads]
         lines += ["  ]"]
         for t, size in cases.items():
             lines += [f"t{t}:" if t < self.threads else "most:", f"  ret i64 {size}"]

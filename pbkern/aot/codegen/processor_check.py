@@ -94,7 +94,7 @@ none:
 
 def bits_of(needs: Sequence[str], all_needs: Sequence[str]) -> int:
     """Bits that @pbk_features() has set where all of `needs` are there; `all_needs` gives instruction sets their bits."""
-    return sum(1 << all_needs.index(n) for n in needs)
+    return sum(1 << all_needs.index(need) for need in needs)
 
 
 def features_text(needs: Sequence[str], is_x86: bool) -> str:
@@ -109,7 +109,7 @@ def _asked_of_x86(needs: Sequence[str]) -> str:
             f"%{state}.part = and i64 %saved, {mask}",
             f"%{state}.ok = icmp eq i64 %{state}.part, {mask}",
         ]
-    leaves = dict.fromkeys(CPUID[n][:2] for n in needs)
+    leaves = dict.fromkeys(CPUID[need][:2] for need in needs)
     for k, (leaf, sub) in enumerate(leaves):
         signed = leaf - (1 << 32) if leaf >> 31 else leaf
         lines.append(
@@ -151,7 +151,7 @@ def _function(name: str, lines: list[str], result: str) -> str:
     return "\n".join(
         [
             f"define internal i64 @{name}() #0 {{",
-            *(f"  {x}" for x in lines),
+            *(f"  {line}" for line in lines),
             f"  ret i64 {result}",
             "}",
             "",

@@ -33,8 +33,11 @@ class Part:
 class Variant:
     """A program for one kind of processor; its entry is @pbk_main(frame, buffers, memory).
 
-    Attributes: parts: modules that call each other. temporary_bytes: of one call; scratch: (bytes
-      per thread, most threads) of each launch that has some. mlir: kernels and host, for reading.
+    Attributes:
+      parts: modules that call each other.
+      temporary_bytes: of one call; scratch: (bytes per thread, most threads) of each launch that
+        has some.
+      mlir: kernels and host, for reading.
     """
 
     parts: tuple[Part, ...]
@@ -65,7 +68,7 @@ def variant_of(
     kernels = lowered_kernels(program, options_of)
     lowered, functions, parts = emit_host(program, kernels.by_id, threads_of), kernels.functions, []
     for scalar in (False, True):
-        of_kind = [f for f in functions if f.has_scalar_loops is scalar]
+        of_kind = [function for function in functions if function.has_scalar_loops is scalar]
         if of_kind:
             parts.append(Part(_llvm_ir(module_text(of_kind), mlir.KERNEL_PASSES, device), scalar))
     runtime = openmp.OPENMP if use_openmp else serial.SERIAL
@@ -85,7 +88,7 @@ def _llvm_ir(text: str, passes: str, device: Device) -> str:
     module = mlir.run_passes(mlir.parse(text), passes)
     mlir.check_lowered(module)
     m = mlir.bindings()
-    features = ", ".join(f'"+{f}"' for f in device.features)
+    features = ", ".join(f'"+{feature}"' for feature in device.features)
     with mlir.context():
         attributes = {
             "target_cpu": m.ir.StringAttr.get(device.cpu),

@@ -49,7 +49,7 @@ def element_type(dtype: np.dtype, path: str) -> ElementType:
 
 def memref(array: ArrayType, path: str) -> str:
     """The type as MLIR writes it: memref<1080x1920x3xf32>."""
-    return f"memref<{''.join(f'{n}x' for n in array.shape)}{element_type(array.dtype, path).mlir}>"
+    return f"memref<{''.join(f'{size}x' for size in array.shape)}{element_type(array.dtype, path).mlir}>"
 
 
 def elements(array: ArrayType) -> int:

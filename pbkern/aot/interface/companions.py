@@ -44,7 +44,7 @@ def pkgconfig(of: Interface, files: Files, use_openmp: bool, version: str) -> st
     return "\n".join(
         [
             f"Name: {of.name}",
-            f"Description: {of.name}({', '.join(a.name for a in of.arguments)}), compiled by pbkern",
+            f"Description: {of.name}({', '.join(argument.name for argument in of.arguments)}), compiled by pbkern",
             f"Version: {version}",
             "Cflags: -I${pcfiledir}",
             f"Libs: ${{pcfiledir}}/{linked(files)}{' -lgomp' if use_openmp else ''}",
@@ -57,10 +57,10 @@ def cpp(of: Interface, files: Files) -> str:
     """pbkern::NAME on spans, whose sizes the compiler checks."""
     guard = f"{of.name.upper()}_HPP"
     parameters = [
-        f"std::span<{'const ' if a in of.inputs else ''}{_cpp_type(a)}, {_count(a)}> {a.name}"
-        for a in of.arguments
+        f"std::span<{'const ' if argument in of.inputs else ''}{_cpp_type(argument)}, {_count(argument)}> {argument.name}"
+        for argument in of.arguments
     ]
-    passed = [_cpp_passed(a, a in of.inputs) for a in of.arguments]
+    passed = [_cpp_passed(argument, argument in of.inputs) for argument in of.arguments]
     if of.user_memory:
         parameters.append(f"std::span<std::int8_t> {POOL}")
         passed += [f"{POOL}.data()", "nullptr"]
@@ -70,7 +70,7 @@ def cpp(of: Interface, files: Files) -> str:
         if of.user_memory
         else []
     )
-    uses_complex = any(a.type.dtype.kind == "c" for a in of.arguments)
+    uses_complex = any(argument.type.dtype.kind == "c" for argument in of.arguments)
     return "\n".join(
         [
             f"#ifndef {guard}",
@@ -216,18 +216,20 @@ _DRAWN: list[tuple[Callable[[str], bool], str]] = [
 def bench(of: Interface, files: Files, use_openmp: bool) -> str:
     """A C99 program for POSIX systems."""
     lines, results = [], []
-    for k, a in enumerate(of.arguments):
-        c = element_type(a.type.dtype, a.path).c
-        lines.append(f"  {c} *p{k} = array({max(a.type.nbytes, 1)});")
+    for k, argument in enumerate(of.arguments):
+        c = element_type(argument.type.dtype, argument.path).c
+        lines.append(f"  {c} *p{k} = array({max(argument.type.nbytes, 1)});")
         if k < len(of.inputs):
-            drawn = next(text for test, text in _DRAWN if test(a.type.dtype.name)).format(c=c)
+            drawn = next(text for test, text in _DRAWN if test(argument.type.dtype.name)).format(
+                c=c
+            )
             lines += [
-                f"  for (size_t k = 0; k < {elements(a.type)}; k++) p{k}[k] = {drawn};",
-                f"  if (count > {k + 2}) from_file(words[{k + 2}], p{k}, {a.type.nbytes});",
+                f"  for (size_t k = 0; k < {elements(argument.type)}; k++) p{k}[k] = {drawn};",
+                f"  if (count > {k + 2}) from_file(words[{k + 2}], p{k}, {argument.type.nbytes});",
             ]
         else:
             results.append(
-                f'  printf("{a.name} %08x\\n", (unsigned)checksum(p{k}, {a.type.nbytes}));'
+                f'  printf("{argument.name} %08x\\n", (unsigned)checksum(p{k}, {argument.type.nbytes}));'
             )
     passed = [f"p{k}" for k in range(len(of.arguments))]
     if of.user_memory:

@@ -39,8 +39,14 @@ class Interface:
     @property
     def parameters(self) -> list[str]:
         """Parameters of the C function."""
-        found = [f"const {element_type(a.type.dtype, a.path).c} *{a.name}" for a in self.inputs]
-        found += [f"{element_type(a.type.dtype, a.path).c} *{a.name}" for a in self.outputs]
+        found = [
+            f"const {element_type(operand.type.dtype, operand.path).c} *{operand.name}"
+            for operand in self.inputs
+        ]
+        found += [
+            f"{element_type(output.type.dtype, output.path).c} *{output.name}"
+            for output in self.outputs
+        ]
         return found + ([f"int8_t *{POOL}", f"void *{STREAM}"] if self.user_memory else [])
 
     @property
@@ -101,11 +107,11 @@ def _described(of: Interface) -> list[str]:
             f"/// Requires {of.memory_bytes} bytes ({of.memory_bytes / 2**20:e} MB) of memory to be supplied via a",
             "/// trailing argument.",
         ]
-    for a in of.arguments:
-        note = element_type(a.type.dtype, a.path).note
-        unused = "" if a.is_used else "; it is not used"
+    for argument in of.arguments:
+        note = element_type(argument.type.dtype, argument.path).note
+        unused = "" if argument.is_used else "; it is not used"
         lines.append(
-            f"/// Type/shape of {a.name} is {memref(a.type, a.path)}{f': {note}' if note else ''}{unused}."
+            f"/// Type/shape of {argument.name} is {memref(argument.type, argument.path)}{f': {note}' if note else ''}{unused}."
         )
     if of.user_memory:
         lines += [

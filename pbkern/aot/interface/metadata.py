@@ -42,7 +42,7 @@ def metadata_of(
         "memory_bytes": of.memory_bytes,
         "devices": list(of.devices),
         "triple": devices[0].triple,
-        "needs": [list(d.needs) for d in devices],
+        "needs": [list(device.needs) for device in devices],
         "openmp": options.openmp,
         "threads": of.threads,
         "version": VERSION,

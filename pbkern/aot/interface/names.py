@@ -139,8 +139,8 @@ def argument_paths(
 ) -> list[str]:
     """Names of the arrays among the arguments in Python, flattened as by jax.tree: "img", "params['w']"."""
     names = parameter_names(fn, len(args))
-    dynamic = [(names[n], a) for n, a in enumerate(args) if not static(n)]
-    dynamic += [(k, kwargs[k]) for k in sorted(kwargs) if not static(k)]
+    dynamic = [(names[n], arg) for n, arg in enumerate(args) if not static(n)]
+    dynamic += [(value, kwargs[value]) for value in sorted(kwargs) if not static(value)]
     return [
         name + jax.tree_util.keystr(path)
         for name, a in dynamic
@@ -154,8 +154,15 @@ def parameter_names(fn: Callable, count: int) -> list[str]:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    several = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "in")
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    several = next(
+        (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL),
+        "in",
+    )
     return [*names, *(f"{several}{n}" for n in range(max(count - len(names), 0)))][:count]
 
 

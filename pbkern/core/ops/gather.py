@@ -29,7 +29,7 @@ def fill_value(eqn):
 def batch_dims(eqn) -> list[int]:
     """Dimensions of the result that the index vectors go along."""
     dn = eqn.params["dimension_numbers"]
-    return [d for d in range(len(eqn.outvars[0].aval.shape)) if d not in dn.offset_dims]
+    return [axis for axis in range(len(eqn.outvars[0].aval.shape)) if axis not in dn.offset_dims]
 
 
 def result_dims(eqn) -> dict[int, int]:
@@ -45,6 +45,6 @@ def result_dims(eqn) -> dict[int, int]:
         if k not in dn.collapsed_slice_dims and k not in dn.operand_batching_dims
     ]
     batched = {
-        k: batch[d] for k, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims)
+        dim: batch[d] for dim, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims)
     }
     return dict(zip(window, dn.offset_dims)) | batched

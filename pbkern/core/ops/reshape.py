@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 def segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Splits shapes of equal size into smallest runs of dimensions with equal products, units left out."""
-    ka, kb = [d for d, n in enumerate(a) if n != 1], [d for d, n in enumerate(b) if n != 1]
+    ka, kb = (
+        [axis for axis, n in enumerate(a) if n != 1],
+        [axis for axis, n in enumerate(b) if n != 1],
+    )
     found, i, j = [], 0, 0
     while i < len(ka) or j < len(kb):
         da, db, pa, pb = [ka[i]], [kb[j]], a[ka[i]], b[kb[j]]

@@ -24,7 +24,8 @@ class ScatterForm:
     """Which dimension of the updates, and which index, goes along each dimension of the operand.
 
     Attributes:
-      loops: dimensions of the updates that choose a window, as those of the indices but for the last.
+      loops: dimensions of the updates that choose a window, as those of the indices but for the
+        last.
       windows: dimension of the operand -> dimension of the updates; along others a window is one element wide.
       batch: dimension of the operand -> dimension of the indices that it goes with, which is a position in `loops`.
       starts: dimension of the operand -> position in an index vector; along others windows start at 0.
@@ -39,18 +40,19 @@ class ScatterForm:
 
     @staticmethod
     def of(eqn) -> ScatterForm:
-        operand, _, updates = (a.aval.shape for a in eqn.invars)
+        operand, _, updates = (var.aval.shape for var in eqn.invars)
         dn = eqn.params["dimension_numbers"]
-        loops = tuple(d for d in range(len(updates)) if d not in dn.update_window_dims)
+        loops = tuple(axis for axis in range(len(updates)) if axis not in dn.update_window_dims)
         absent = (*dn.inserted_window_dims, *dn.operand_batching_dims)
-        present = (d for d in range(len(operand)) if d not in absent)
-        windows = {d: int(w) for d, w in zip(present, dn.update_window_dims)}
+        present = (axis for axis in range(len(operand)) if axis not in absent)
+        windows = {dim: int(w) for dim, w in zip(present, dn.update_window_dims)}
         batch = {
-            int(d): int(k)
-            for d, k in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims)
+            int(dim): int(k)
+            for dim, k in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims)
         }
-        starts = {int(d): k for k, d in enumerate(dn.scatter_dims_to_operand_dims)}
+        starts = {int(dim): k for k, dim in enumerate(dn.scatter_dims_to_operand_dims)}
         limits = {
-            d: n - (updates[windows[d]] if d in windows else 1) for d, n in enumerate(operand)
+            axis: n - (updates[windows[axis]] if axis in windows else 1)
+            for axis, n in enumerate(operand)
         }
         return ScatterForm(loops, windows, batch, starts, limits)

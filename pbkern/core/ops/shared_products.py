@@ -26,7 +26,10 @@ VIEWS = frozenset(
 def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
     """Products of floats with several readers, some of them sums; also those within loops and branches."""
     found = {
-        v for e in jaxpr.eqns for inner in inner_jaxprs(e) for v in shared_products(inner.jaxpr)
+        product
+        for e in jaxpr.eqns
+        for inner in inner_jaxprs(e)
+        for product in shared_products(inner.jaxpr)
     }
     products = {
         v for e in jaxpr.eqns if e.primitive.name in PRODUCTS for v in e.outvars if _is_float(v)
@@ -40,12 +43,14 @@ def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
     for eqn in reversed(jaxpr.eqns):
         through = eqn.primitive.name in VIEWS
         count = max(sum(reads[v] for v in eqn.outvars), 1) if through else 1
-        for a in eqn.invars:
-            if isinstance(a, jex.Var):
-                reads[a] += count
+        for var in eqn.invars:
+            if isinstance(var, jex.Var):
+                reads[var] += count
                 if eqn.primitive.name in SUMS or through and not added.isdisjoint(eqn.outvars):
-                    added.add(a)
-    return frozenset(found | {v for v in products if reads[v] > 1 and v in added})
+                    added.add(var)
+    return frozenset(
+        found | {product for product in products if reads[product] > 1 and product in added}
+    )
 
 
 def rounded(x):
@@ -54,5 +59,5 @@ def rounded(x):
     return lax.reduce_precision(x, info.nexp, info.nmant)
 
 
-def _is_float(v: jex.Var) -> bool:
-    return getattr(v.aval, "dtype", None) in (np.float32, np.float64)
+def _is_float(var: jex.Var) -> bool:
+    return getattr(var.aval, "dtype", None) in (np.float32, np.float64)

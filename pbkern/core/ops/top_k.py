@@ -49,7 +49,7 @@ def _few_first(keys, count: int, axis: int, of_places) -> tuple:
         later = lax.bitwise_and(lax.eq(keys, least[-1]), lax.gt(index, places[-1]))
         behind = lax.bitwise_or(lax.gt(keys, least[-1]), later)
     first = [
-        lax.concatenate([lax.slice_in_dim(v, 0, 1, axis=axis) for v in values], axis)
+        lax.concatenate([lax.slice_in_dim(value, 0, 1, axis=axis) for value in values], axis)
         for values in (least, places)
     ]
     return first[0], first[1]

@@ -21,12 +21,12 @@ def scatter_to_winners(winner, source, shape, window, strides, padding):
     """
     if window == strides and not any(map(any, padding)):
         return _apart(winner, source, shape, window)
-    sizes = [-(-(n + lo) // s) for n, (lo, _), s in zip(shape, padding, strides)]
+    sizes = [-(-(size + lo) // stride) for size, (lo, _), stride in zip(shape, padding, strides)]
     phases = itertools.product(*map(range, strides))
-    parts = {r: _phase(winner, source, r, sizes, window, strides) for r in phases}
+    parts = {phase: _phase(winner, source, phase, sizes, window, strides) for phase in phases}
     made = interleave(parts, strides, range(len(shape)))
     starts = [lo for lo, _ in padding]
-    return lax.slice(made, starts, [lo + n for lo, n in zip(starts, shape)])
+    return lax.slice(made, starts, [lo + size for lo, size in zip(starts, shape)])
 
 
 def _apart(winner, source, shape, window):
@@ -37,29 +37,29 @@ def _apart(winner, source, shape, window):
     ]
     won = lax.eq(spread[0], _places(apart, window))
     made = lax.select_n(won, lax.full(apart, 0, source.dtype), spread[1])
-    made = lax.reshape(made, tuple(n * w for n, w in zip(source.shape, window)))
-    rest = [(0, n - m, 0) for n, m in zip(shape, made.shape)]
+    made = lax.reshape(made, tuple(size * w for size, w in zip(source.shape, window)))
+    rest = [(0, size - m, 0) for size, m in zip(shape, made.shape)]
     return lax.pad(made, np.zeros((), made.dtype), rest) if any(r[1] for r in rest) else made
 
 
 def _places(apart, window):
     """i32 array: each element's row-major offset in its window."""
     total, stride = lax.full(apart, 0, np.int32), math.prod(window)
-    for d, w in enumerate(window):
+    for axis, w in enumerate(window):
         stride //= w
         if w > 1:
-            total = total + lax.broadcasted_iota(np.int32, apart, 2 * d + 1) * np.int32(stride)
+            total = total + lax.broadcasted_iota(np.int32, apart, 2 * axis + 1) * np.int32(stride)
     return total
 
 
 def _phase(winner, source, phase, sizes, window, strides):
     """Gradients of elements s q + r of the padded array, q below `sizes`: element r + s j of window q - j."""
     total = lax.full(sizes, 0, source.dtype)
-    earlier = [range(-(-(w - r) // s)) for w, r, s in zip(window, phase, strides)]
+    earlier = [range(-(-(w - r) // stride)) for w, r, stride in zip(window, phase, strides)]
     for back in itertools.product(*earlier):
-        offset = [r + s * j for r, s, j in zip(phase, strides, back)]
-        place = sum(o * math.prod(window[d + 1 :]) for d, o in enumerate(offset))
-        moved = [(j, n - m - j, 0) for j, n, m in zip(back, sizes, source.shape)]
+        offset = [r + stride * j for r, stride, j in zip(phase, strides, back)]
+        place = sum(o * math.prod(window[axis + 1 :]) for axis, o in enumerate(offset))
+        moved = [(j, size - m - j, 0) for j, size, m in zip(back, sizes, source.shape)]
         at = lax.pad(winner, np.asarray(-1, np.int32), moved)
         won = lax.eq(at, lax.full(sizes, place, np.int32))
         total = total + lax.select_n(
@@ -87,7 +87,7 @@ def _interleave(parts: list, axis: int):
     if len(parts) == 1:
         return parts[0]
     shape = parts[0].shape
-    wide = [lax.expand_dims(x, (axis + 1,)) for x in parts]
+    wide = [lax.expand_dims(part, (axis + 1,)) for part in parts]
     return lax.reshape(
         lax.concatenate(wide, axis + 1),
         (*shape[:axis], shape[axis] * len(parts), *shape[axis + 1 :]),

@@ -133,7 +133,7 @@ class Store:
 
     def entries(self) -> list[tuple[pathlib.Path, os.stat_result]]:
         """Files of the store, least recently used first."""
-        return sorted(self._files(), key=lambda f: f[1].st_mtime_ns)
+        return sorted(self._files(), key=lambda file: file[1].st_mtime_ns)
 
     def size(self) -> int:
         """Bytes of all entries together."""

@@ -139,29 +139,29 @@ def _first_sentences(text: str) -> str:
     return " ".join(text.split())
 
 
-def _frames(e: BaseException) -> list:
+def _frames(error: BaseException) -> list:
     """Entries of an error's traceback, innermost first."""
-    found, entry = [], e.__traceback__
+    found, entry = [], error.__traceback__
     while entry is not None:
         found.append(entry)
         entry = entry.tb_next
     return found[::-1]
 
 
-def _is_of_library(e: BaseException) -> bool:
+def _is_of_library(error: BaseException) -> bool:
     """Whether code of JAX, NumPy or pbkern raised it, rather than the user's."""
-    frames = _frames(e)
+    frames = _frames(error)
     return bool(frames) and not _jax.is_user_file(frames[0].tb_frame.f_code.co_filename)
 
 
-def _speaks_of_tracers(e: BaseException) -> bool:
+def _speaks_of_tracers(error: BaseException) -> bool:
     """Whether Python itself refused a tracer, at the user's line."""
-    return "Tracer" in str(e) or "AbstractRef" in str(e)
+    return "Tracer" in str(error) or "AbstractRef" in str(error)
 
 
-def _line_in_traceback(e: BaseException) -> str | None:
+def _line_in_traceback(error: BaseException) -> str | None:
     """`file:line:column (function)` of the user's innermost line, or None."""
-    for entry in _frames(e):
+    for entry in _frames(error):
         code = entry.tb_frame.f_code
         if _jax.is_user_file(code.co_filename):
             return _jax.line_of_frame(code, entry.tb_lineno, entry.tb_lasti)

@@ -15,22 +15,23 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, ref_access
 
 
-def check_parallel_stores(k: Kernel) -> None:
+def check_parallel_stores(kernel: Kernel) -> None:
     """Raises KernelError. Kernels of the fuser are not looked at."""
-    for axis in parallel_dims(k) if k.defined_at else ():
-        if k.grid[axis] == 1:
+    for axis in parallel_dims(kernel) if kernel.defined_at else ():
+        if kernel.grid[axis] == 1:
             continue
-        for n, m in enumerate(k.outputs):
-            stays = None not in m.starts and all(
-                axis not in start.symbols for start in m.starts if start is not None
+        for n, output in enumerate(kernel.outputs):
+            stays = None not in output.starts and all(
+                axis not in start.symbols for start in output.starts if start is not None
             )
             if stays and _stores_to_constant_places(
-                k.body.jaxpr, k.body.jaxpr.invars[len(k.inputs) + n]
+                kernel.body.jaxpr, kernel.body.jaxpr.invars[len(kernel.inputs) + n]
             ):
                 raise KernelError(
-                    f"programs of kernel `{k.name}` that run in parallel write the same elements of {m.origin}",
-                    at=k.defined_at,
-                    why=f'grid {k.grid}, dimension {axis} is "parallel", and the index map of {m.origin} does not use it',
+                    f"programs of kernel `{kernel.name}` that run in parallel write the same elements of {output.origin}",
+                    at=kernel.defined_at,
+                    why=f'grid {kernel.grid}, dimension {axis} is "parallel", and '
+                    f"the index map of {output.origin} does not use it",
                     hint=f'an index map that moves with grid dimension {axis}, or "arbitrary" in dimension_semantics, '
                     "where programs run in order",
                 )

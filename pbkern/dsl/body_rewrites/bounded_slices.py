@@ -44,20 +44,20 @@ class BoundedSlice:
     size: int
 
 
-def element_of(d: BoundedSlice) -> Element:
+def element_of(dim: BoundedSlice) -> Element:
     """The dimension that stands for it in a traced kernel: it may start anywhere up to the array's end."""
-    return Element(int(d.size), (0, int(d.size)))
+    return Element(int(dim.size), (0, int(dim.size)))
 
 
 def is_bounded(block_shape) -> bool:
-    return any(isinstance(d, BoundedSlice) for d in block_shape or ())
+    return any(isinstance(size, BoundedSlice) for size in block_shape or ())
 
 
 def split_index_map(
-    f: Callable | None, block_shape: Sequence, origin: str, at: str | None
+    function: Callable | None, block_shape: Sequence, origin: str, at: str | None
 ) -> tuple[Callable, Callable]:
     """(index map of starts, map of the same arguments to {dimension of the Ref: size}) of an index map with slices."""
-    if f is None:
+    if function is None:
         hint = "one that returns pbkern.ds(start, size) for that dimension"
         raise KernelError(
             f"{origin} has a BoundedSlice but no index map",
@@ -68,27 +68,27 @@ def split_index_map(
     axes = _ref_axes(block_shape)
 
     def indices(*args) -> tuple:
-        found = f(*args)
+        found = function(*args)
         found = tuple(map(_slice, found)) if isinstance(found, (tuple, list)) else (_slice(found),)
-        for n, (i, d) in enumerate(zip(found, block_shape)):
-            if isinstance(d, BoundedSlice) != _jax.is_slice(i):
+        for n, (i, size) in enumerate(zip(found, block_shape)):
+            if isinstance(size, BoundedSlice) != _jax.is_slice(i):
                 raise KernelError(
                     f"index map of {origin} does not fit dimension {n}",
                     at=at,
-                    why=f"block dimension {d}, index {i}",
+                    why=f"block dimension {size}, index {i}",
                     hint="pbkern.ds(start, size) for a BoundedSlice, an integer for any other",
                 )
         return found
 
-    @functools.wraps(f)
+    @functools.wraps(function)
     def starts(*args) -> tuple:
-        return tuple(i.start if _jax.is_slice(i) else i for i in indices(*args))
+        return tuple(index.start if _jax.is_slice(index) else index for index in indices(*args))
 
     def sizes(*args) -> dict:
         return {
-            axes[n]: jnp.asarray(i.size, np.int32)
-            for n, i in enumerate(indices(*args))
-            if _jax.is_slice(i)
+            axes[n]: jnp.asarray(index.size, np.int32)
+            for n, index in enumerate(indices(*args))
+            if _jax.is_slice(index)
         }
 
     return starts, sizes
@@ -101,7 +101,7 @@ def _slice(i):
 
 def _ref_axes(block_shape: Sequence) -> list[int]:
     """Dimension of the Ref per array dimension; squeezed ones count for nothing."""
-    kept = [d is not None and type(d).__name__ != "Squeezed" for d in block_shape]
+    kept = [size is not None and type(size).__name__ != "Squeezed" for size in block_shape]
     return [sum(kept[:n]) for n in range(len(kept))]
 
 
@@ -118,7 +118,7 @@ def bound(closed: jex.ClosedJaxpr, limits_of: Callable[[Sequence], Limits]) -> j
         )
 
     with jax.enable_x64(True):  # every type is explicit by now
-        return jax.make_jaxpr(run)(*[_jax.fresh_aval(v.aval) for v in closed.jaxpr.invars])
+        return jax.make_jaxpr(run)(*[_jax.fresh_aval(var.aval) for var in closed.jaxpr.invars])
 
 
 def _rewrite(limits: Limits, eqn, operands: Sequence) -> list | None:
@@ -151,7 +151,7 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
         mask = mask & operands[1]
     old: Any = None
     if name == "addupdate":
-        if any(isinstance(i, Gather) for i in indices):
+        if any(isinstance(index, Gather) for index in indices):
             raise UnsupportedOp(
                 "+= through array indices into a BoundedSlice",
                 at=_jax.user_line(eqn),
@@ -169,7 +169,7 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
 def inside_slice(indices: tuple, sizes: dict, shape: tuple[int, ...]):
     """bool[shape]: which elements of an access are inside the slice."""
     tests = []
-    for d, at in enumerate(positions(indices, shape)):
-        if d in sizes:
-            tests.append(lax.lt(at, jnp.broadcast_to(sizes[d], shape)))
+    for axis, at in enumerate(positions(indices, shape)):
+        if axis in sizes:
+            tests.append(lax.lt(at, jnp.broadcast_to(sizes[axis], shape)))
     return functools.reduce(lax.bitwise_and, tests)

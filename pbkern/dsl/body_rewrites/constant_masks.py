@@ -92,7 +92,7 @@ class _Known:
 
     def evaluate(self, eqn, operands: Sequence) -> list | None:
         aval = eqn.outvars[0].aval
-        values = [self.value(x) for x in operands]
+        values = [self.value(operand) for operand in operands]
         if (
             any(v is None or v.dtype.kind not in "biu" for v in values)
             or int(np.prod(aval.shape)) > LARGEST

@@ -21,31 +21,38 @@ from pbkern.dsl.kernel import Kernel, Scratch
 from pbkern.dsl.primitives import grid
 
 
-def with_private_inputs(k: Kernel, restarting: Collection[int] | None = None) -> Kernel:
+def with_private_inputs(kernel: Kernel, restarting: Collection[int] | None = None) -> Kernel:
     """k with scratch in place of every operand that its body writes to; k itself if there is none.
 
-    Args: restarting: grid dimensions along which each program starts with the caller's values;
-      None: those declared parallel.
+    Args:
+      restarting: grid dimensions along which each program starts with the caller's values; None:
+        those declared parallel.
     """
-    restarting = parallel_dims(k) if restarting is None else restarting
-    written = sorted(n for n in _jax.written_inputs(k.body.jaxpr) if n < len(k.inputs))
+    restarting = parallel_dims(kernel) if restarting is None else restarting
+    written = sorted(
+        operand
+        for operand in _jax.written_inputs(kernel.body.jaxpr)
+        if operand < len(kernel.inputs)
+    )
     if not written:
-        return k
-    kept = [n for n in written if n < k.num_scalar_prefetch]
+        return kernel
+    kept = [n for n in written if n < kernel.num_scalar_prefetch]
     copies = [
-        Scratch(k.inputs[n].ref_shape, k.inputs[n].array.dtype, scoped=n not in kept)
+        Scratch(kernel.inputs[n].ref_shape, kernel.inputs[n].array.dtype, scoped=n not in kept)
         for n in written
     ]
     return dataclasses.replace(
-        k, scratch=(*k.scratch, *copies), body=_with_copies(k, written, kept, copies, restarting)
+        kernel,
+        scratch=(*kernel.scratch, *copies),
+        body=_with_copies(kernel, written, kept, copies, restarting),
     )
 
 
 def _with_copies(
-    k: Kernel, written: list[int], kept: list[int], copies: list[Scratch], restarting
+    kernel: Kernel, written: list[int], kept: list[int], copies: list[Scratch], restarting
 ) -> jex.ClosedJaxpr:
-    avals = [_jax.fresh_aval(v.aval) for v in k.body.jaxpr.invars] + [
-        _jax.ref_aval(c.shape, c.dtype) for c in copies
+    avals = [_jax.fresh_aval(var.aval) for var in kernel.body.jaxpr.invars] + [
+        _jax.ref_aval(copy.shape, copy.dtype) for copy in copies
     ]
 
     def run(*refs):
@@ -54,7 +61,7 @@ def _with_copies(
         for n in (n for n in written if n not in kept):
             mine[n][...] = refs[n][...]
         if kept:
-            in_order = [d for d in range(len(k.grid)) if d not in restarting]
+            in_order = [axis for axis in range(len(kernel.grid)) if axis not in restarting]
             _in_first_program(in_order, [(mine[n], refs[n]) for n in kept])
 
         def rewrite(eqn, *operands):
@@ -63,7 +70,7 @@ def _with_copies(
             return None
 
         operands = [mine.get(n, ref) for n, ref in enumerate(refs[: len(refs) - len(copies)])]
-        retrace_into(k.body.jaxpr, (), operands, rewrite)
+        retrace_into(kernel.body.jaxpr, (), operands, rewrite)
 
     with jax.enable_x64(True):  # every type is explicit by now
         return jax.make_jaxpr(run)(*avals)

@@ -60,7 +60,7 @@ def _update(kind: str, ref, idx, values: Sequence, mask) -> jax.Array:
         raise KernelError(
             f"atomic_{kind} takes integers and bools", why=f"the Ref has dtype {out.dtype}"
         )
-    values = [jnp.broadcast_to(jnp.asarray(v, out.dtype), out.shape) for v in values]
+    values = [jnp.broadcast_to(jnp.asarray(value, out.dtype), out.shape) for value in values]
     masks = [] if mask is None else [grid.as_mask(mask, out.shape)]
     return update_p.bind(
         base, *values, *masks, *leaves, kind=kind, values=len(values), masked=bool(masks), tree=tree
@@ -137,25 +137,27 @@ def expand(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def is_used(jaxpr: jex.Jaxpr) -> bool:
     return any(
-        e.primitive is update_p or any(is_used(j.jaxpr) for j in inner_jaxprs(e))
-        for e in jaxpr.eqns
+        eqn.primitive is update_p or any(is_used(j.jaxpr) for j in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
     )
 
 
 def _rewrite(eqn, *operands) -> list | None:
     if eqn.primitive is not update_p:
         return None
-    p, ref = eqn.params, operands[0]
-    values, rest = operands[1 : 1 + p["values"]], operands[1 + p["values"] :]
+    params, ref = eqn.params, operands[0]
+    values, rest = operands[1 : 1 + params["values"]], operands[1 + params["values"] :]
     shape, _ = _jax.ref_type(jax.typeof(ref))
-    indexers = _jax.unflatten_indexers(p["tree"], rest[p["masked"] :])
+    indexers = _jax.unflatten_indexers(params["tree"], rest[params["masked"] :])
     indices = compose(shape, indexers, add_index, mul_index)
-    return [update(ref, indices, COMBINE[p["kind"]], values, rest[0] if p["masked"] else None)]
+    return [
+        update(ref, indices, COMBINE[params["kind"]], values, rest[0] if params["masked"] else None)
+    ]
 
 
 def update(ref, indices: tuple[Index, ...], combine: Callable, values: Sequence, mask) -> Any:
     """elements = combine(elements, *values) at these indices; returns what was there (0 where masked off)."""
-    if any(isinstance(i, Gather) for i in indices):
+    if any(isinstance(index, Gather) for index in indices):
         return update_each(ref, indices, combine, values, mask)
     shape, dtype = _jax.ref_type(jax.typeof(ref))
     if mask is None:
@@ -171,8 +173,8 @@ def update(ref, indices: tuple[Index, ...], combine: Callable, values: Sequence,
 def update_each(ref, indices: tuple[Index, ...], combine: Callable, values: Sequence, mask) -> Any:
     """`update` for one element after the other, in row-major order of the values."""
     shape = np.shape(values[0])
-    flat = [lax.reshape(p, (math.prod(shape),)) for p in positions(indices, shape)]
-    columns = [lax.reshape(v, (math.prod(shape),)) for v in values]
+    flat = [lax.reshape(position, (math.prod(shape),)) for position in positions(indices, shape)]
+    columns = [lax.reshape(value, (math.prod(shape),)) for value in values]
     masks = None if mask is None else lax.reshape(mask, (math.prod(shape),))
 
     def step(_, x):
@@ -186,11 +188,11 @@ def update_each(ref, indices: tuple[Index, ...], combine: Callable, values: Sequ
 def positions(indices: tuple[Index, ...], shape: tuple[int, ...]) -> list:
     """For each dimension of a Ref, i32[shape]: the position of every element of an access."""
     found = []
-    for i, axes in zip(indices, value_axes(indices)):
-        if isinstance(i, Range):
-            at = _plus(lax.iota(np.int32, i.size) * np.int32(i.stride), i.start)
+    for index, axes in zip(indices, value_axes(indices)):
+        if isinstance(index, Range):
+            at = _plus(lax.iota(np.int32, index.size) * np.int32(index.stride), index.start)
         else:
-            at = jnp.asarray(i.at, np.int32)
+            at = jnp.asarray(index.at, np.int32)
         found.append(lax.broadcast_in_dim(at, shape, axes if np.ndim(at) else ()))
     return found
 
@@ -203,11 +205,17 @@ def _plus(steps, start):
 # ---------------------------------------------------------------------------------------------------------
 
 
-def in_order(k: Kernel) -> Kernel:
+def in_order(kernel: Kernel) -> Kernel:
     """k with no dimension declared parallel along which blocks of some result may overlap."""
-    apart = [all(m.moves_apart(d) for m in k.outputs) for d in range(len(k.grid))]
+    apart = [
+        all(output.moves_apart(axis) for output in kernel.outputs)
+        for axis in range(len(kernel.grid))
+    ]
     return dataclasses.replace(
-        k, compiler_params={t: ordered(p, apart) for t, p in k.compiler_params.items()}
+        kernel,
+        compiler_params={
+            key: ordered(param, apart) for key, param in kernel.compiler_params.items()
+        },
     )
 
 
@@ -217,7 +225,9 @@ def ordered(params: Any, apart: list[bool]) -> Any:
     if semantics is None:
         return params
     words = (
-        w if a or str(getattr(w, "value", w)).lower() != "parallel" else "arbitrary"
-        for w, a in zip(semantics, apart)
+        semantic
+        if a or str(getattr(semantic, "value", semantic)).lower() != "parallel"
+        else "arbitrary"
+        for semantic, a in zip(semantics, apart)
     )
     return dataclasses.replace(params, dimension_semantics=tuple(words))

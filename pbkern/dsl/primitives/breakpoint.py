@@ -37,6 +37,6 @@ def breakpoint(*values, **named) -> None:  # noqa: A001
 def stop(eqn, program: tuple[int, ...], refs: Mapping[str, np.ndarray], operands: Sequence) -> None:
     """Stops the interpreter at a breakpoint. Its frame is the one that the debugger shows."""
     at = _jax.user_line(eqn)
-    values = {name: np.asarray(v)[()] for name, v in zip(eqn.params["names"], operands)}
+    values = {name: np.asarray(operand)[()] for name, operand in zip(eqn.params["names"], operands)}
     builtins.breakpoint()
     del at, program, refs, values  # in view until here

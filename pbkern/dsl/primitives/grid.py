@@ -173,12 +173,12 @@ def _masked_store_type(ref, value, mask, *leaves, tree):
 
 
 def _check_shapes(name: str, out, **operands) -> None:
-    for key, x in operands.items():
+    for key, operand in operands.items():
         dtype = np.dtype(bool) if key == "mask" else out.dtype
-        if x.shape != out.shape or x.dtype != dtype:
+        if operand.shape != out.shape or operand.dtype != dtype:
             raise KernelError(
                 f"{name}: `{key}` does not fit ref[idx]",
-                why=f"{key} {x.str_short()}, ref[idx] {out.str_short()}",
+                why=f"{key} {operand.str_short()}, ref[idx] {out.str_short()}",
             )
 
 
@@ -188,7 +188,7 @@ def _check_shapes(name: str, out, **operands) -> None:
 
 def is_first_program(dims: Iterable[int]) -> jax.Array | np.bool_:
     """Whether this program is the first along these dimensions of the grid."""
-    return functools.reduce(operator.and_, (program_id(d) == 0 for d in dims), np.bool_(True))
+    return functools.reduce(operator.and_, (program_id(dim) == 0 for dim in dims), np.bool_(True))
 
 
 def when(condition) -> Callable[[Callable[[], Any]], None]:
@@ -199,12 +199,12 @@ def when(condition) -> Callable[[Callable[[], Any]], None]:
         acc[...] = jnp.zeros_like(acc)
     """
 
-    def decorate(f: Callable[[], Any]) -> None:
+    def decorate(function: Callable[[], Any]) -> None:
         if isinstance(condition, (bool, np.bool_)):
             if condition:
-                f()
+                function()
         else:
-            lax.cond(condition, lambda: _no_result(f()), lambda: None)
+            lax.cond(condition, lambda: _no_result(function()), lambda: None)
 
     return decorate
 
@@ -219,9 +219,9 @@ def loop(
     if not isinstance(step, int) or step < 1:
         raise KernelError("loop takes a positive constant step", why=f"step={step!r}")
 
-    def decorate(f: Callable) -> Any:
+    def decorate(function: Callable) -> Any:
         def body(i, carry):
-            return f(i, carry) if init is not None else _no_result(f(i))
+            return function(i, carry) if init is not None else _no_result(function(i))
 
         if step == 1:
             return lax.fori_loop(lower, upper, body, init, unroll=unroll)

@@ -84,7 +84,7 @@ class Ranges:
     """The checks of a jaxpr, asked of operands after something was reported. names: what each one checks, in order."""
 
     def __init__(self, closed: jex.ClosedJaxpr, names: Sequence[str]):
-        self._checks = [e for e in closed.jaxpr.eqns if e.primitive is in_range_p]
+        self._checks = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive is in_range_p]
         self._names = names
         assert len(self._checks) == len(names), (len(self._checks), names)
         self._found = jax.jit(lambda *operands: self._all(closed, operands))

@@ -62,11 +62,13 @@ def held(aval) -> tuple[tuple[int, ...], np.dtype]:
 
 def _move(eqn, operands: Sequence, bind: Callable[..., Sequence]) -> list:
     """Results of an equation that moves keys: `bind(*operands)` for each word, put together again."""
-    keys = [is_key(v.aval.dtype) for v in eqn.invars]
+    keys = [is_key(var.aval.dtype) for var in eqn.invars]
     words = words_of(eqn.outvars[0].aval.dtype)
-    split = [split_words(x, len(words)) if k else None for x, k in zip(operands, keys)]
+    split = [
+        split_words(operand, len(words)) if key else None for operand, key in zip(operands, keys)
+    ]
     columns = [
-        bind(*(x if s is None else s[n] for x, s in zip(operands, split)))
+        bind(*(operand if s is None else s[n] for operand, s in zip(operands, split)))
         for n in range(math.prod(words))
     ]
     return [join_words(column, words) for column in zip(*columns)]
@@ -81,7 +83,7 @@ def split_words(x, rank: int) -> list:
 def join_words(words: Sequence, shape: tuple[int, ...]):
     """The keys of words; `shape` is that of one key."""
     rank = np.ndim(words[0])
-    flat = lax.concatenate([lax.expand_dims(w, [rank]) for w in words], rank)
+    flat = lax.concatenate([lax.expand_dims(word, [rank]) for word in words], rank)
     return lax.reshape(flat, (*flat.shape[:-1], *shape))
 
 
@@ -89,23 +91,23 @@ def join_words(words: Sequence, shape: tuple[int, ...]):
 # ---------------------------------------------------------------------------------------------
 
 
-def _of_each_key(run, eqn, operands: Sequence, f: Callable[..., object], dtype) -> list:
+def _of_each_key(run, eqn, operands: Sequence, function: Callable[..., object], dtype) -> list:
     """f(key's words, others) of every key of an array, translated.
 
     A TPU's own generators take typed keys.
     """
-    impl, keyed = _jax.key_implementation(dtype), [is_key(v.aval.dtype) for v in eqn.invars]
+    impl, keyed = _jax.key_implementation(dtype), [is_key(var.aval.dtype) for var in eqn.invars]
     wraps = _jax.is_tpu_generator(impl) and bool(impl.key_shape)
 
     def one(*args):
         args = [
-            jax.random.wrap_key_data(a, impl=impl.name) if k and wraps else a
-            for a, k in zip(args, keyed)
+            jax.random.wrap_key_data(arg, impl=impl.name) if k and wraps else arg
+            for arg, k in zip(args, keyed)
         ]
-        result = f(impl, *args)
+        result = function(impl, *args)
         return jax.random.key_data(result) if is_key(result.dtype) else result
 
-    rank = max(len(v.aval.shape) for v in eqn.invars)
+    rank = max(len(var.aval.shape) for var in eqn.invars)
     if rank and wraps:
         raise UnsupportedOp(
             f"`{eqn.primitive.name}` of an array of TPU keys",
@@ -115,7 +117,9 @@ def _of_each_key(run, eqn, operands: Sequence, f: Callable[..., object], dtype) 
         )
     for _ in range(rank):
         one = jax.vmap(one)
-    closed = jax.make_jaxpr(one)(*[jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in operands])
+    closed = jax.make_jaxpr(one)(
+        *[jax.ShapeDtypeStruct(np.shape(operand), operand.dtype) for operand in operands]
+    )
     return run(closed.jaxpr, closed.consts, operands)
 
 
@@ -191,9 +195,9 @@ def threefry2x32(k0, k1, x0, x1) -> list:
 def iota_2x32(shape: tuple[int, ...]) -> list:
     """High and low halves of the row-major position."""
     low = jnp.zeros(shape, np.uint32)
-    for d in range(len(shape)):
-        low = low + lax.broadcasted_iota(np.uint32, shape, d) * np.uint32(
-            np.prod(shape[d + 1 :], dtype=np.int64)
+    for axis in range(len(shape)):
+        low = low + lax.broadcasted_iota(np.uint32, shape, axis) * np.uint32(
+            np.prod(shape[axis + 1 :], dtype=np.int64)
         )
     return [jnp.zeros(shape, np.uint32), low]
 
@@ -220,7 +224,7 @@ def rewrite(eqn, operands: Sequence, run: Run, bind: Callable[..., Sequence]) ->
       run: translates a jaxpr: (jaxpr, constants, operands) -> results.
       bind: results of `eqn` on other operands.
     """
-    if eqn.primitive.name in MOVES and any(is_key(v.aval.dtype) for v in eqn.outvars):
+    if eqn.primitive.name in MOVES and any(is_key(var.aval.dtype) for var in eqn.outvars):
         return _move(eqn, operands, bind)
     rule = RULES.get(eqn.primitive.name)
     return None if rule is None else rule(run, eqn, *operands)

@@ -61,9 +61,9 @@ Index = Point | Range | Gather
 class RefAccess:
     """An equation's access to a Ref.
 
-    Attributes: kind: "load" (results: the elements), "store" (get's counterpart; `eqn.outvars`, if
-      any and used, are the
-        elements before) or "add" (elements += value).
+    Attributes:
+      kind: "load" (results: the elements), "store" (get's counterpart; `eqn.outvars`, if any and
+        used, are the elements before) or "add" (elements += value).
       ref: the Ref's variable.
       indices: one per dimension of the Ref.
       value: what is stored or added; None for a load.
@@ -98,18 +98,20 @@ def stays(index: Index, extent: int) -> bool:
 
 def value_axes(indices: Sequence[Index]) -> list[tuple[int, ...]]:
     """Per dimension of the Ref, the dimensions of the value along which its index runs; () for a Point."""
-    advanced = [d for d, i in enumerate(indices) if not isinstance(i, Range)]
+    advanced = [axis for axis, i in enumerate(indices) if not isinstance(i, Range)]
     gathered = next((np.ndim(i.at) for i in indices if isinstance(i, Gather)), 0)
     together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
     before = sum(isinstance(i, Range) for i in indices[: advanced[0]]) if together else 0
     found: list[tuple[int, ...]] = []
     seen = 0
-    for i in indices:
-        if isinstance(i, Range):
+    for index in indices:
+        if isinstance(index, Range):
             found.append((seen if seen < before else seen + gathered,))
             seen += 1
         else:
-            found.append(tuple(range(before, before + gathered)) if isinstance(i, Gather) else ())
+            found.append(
+                tuple(range(before, before + gathered)) if isinstance(index, Gather) else ()
+            )
     return found
 
 
@@ -172,13 +174,13 @@ def _access(name: str, operands: Sequence, indices: tuple[Index, ...]) -> RefAcc
 
 def compose(shape: tuple[int, ...], indexers: Sequence[tuple], add, mul) -> tuple[Index, ...]:
     """Chained index tuples -> one Index per dimension of the Ref. `add`, `mul` combine non-constant offsets."""
-    result: list[Index] = [Range(0, n) for n in shape]
+    result: list[Index] = [Range(0, size) for size in shape]
     for indexer in indexers:
-        open_dims = [(d, i) for d, i in enumerate(result) if isinstance(i, Range)]
+        open_dims = [(axis, i) for axis, i in enumerate(result) if isinstance(i, Range)]
         if any(isinstance(i, Gather) for i in result):
             raise NotImplementedError("an index after an array index")
-        for (d, outer), index in zip(open_dims, indexer):
-            result[d] = narrow(outer, index, add, mul)
+        for (dim, outer), index in zip(open_dims, indexer):
+            result[dim] = narrow(outer, index, add, mul)
     return tuple(result)
 
 
@@ -255,13 +257,13 @@ def bind_access(
     """
     masked = primitive.name.startswith("masked")
     indices = indices if masked else tuple(map(_inside, indices, shape))
-    if all(is_whole(i, n) for i, n in zip(indices, shape)):
+    if all(is_whole(index, size) for index, size in zip(indices, shape)):
         leaves: list = []
         tree = _jax.NO_INDICES
     else:
-        gathered = next((np.shape(i.at) for i in indices if isinstance(i, Gather)), ())
+        gathered = next((np.shape(index.at) for index in indices if isinstance(index, Gather)), ())
         leaves, tree = _jax.flatten_indices(
-            shape, tuple(_raw(i, gathered) for i in indices), masked
+            shape, tuple(_raw(index, gathered) for index in indices), masked
         )
     results = primitive.bind(*operands, *leaves, tree=tree)
     return results if primitive.multiple_results else [results]

@@ -60,9 +60,10 @@ def attach(
 ) -> None:
     """Writes the file and adds its path to the error, unless it has one already.
 
-    Args: arrays: operands of the failed call; () if they were too large to keep; None if it failed
-      before there were any. interpreted: whether the interpreter failed, with these `options`, or
-      native code.
+    Args:
+      arrays: operands of the failed call; () if they were too large to keep; None if it failed
+        before there were any.
+      interpreted: whether the interpreter failed, with these `options`, or native code.
     """
     if getattr(error, "repro", None) is not None:
         return
@@ -83,14 +84,14 @@ def write(
     error: Exception, kernel: Kernel, arrays: Sequence | None, interpreted: bool, **options: Any
 ) -> pathlib.Path:
     """The file of one failure. Raises UnsupportedOp for kernels that do not print, OSError."""
-    values = [np.asarray(a) for a in arrays or ()]
+    values = [np.asarray(array) for array in arrays or ()]
     known = (
         arrays is not None
         and len(values) == len(kernel.in_types)
-        and sum(v.nbytes for v in values) <= LARGEST
+        and sum(value.nbytes for value in values) <= LARGEST
     )
     shown = values if known else [None] * len(kernel.in_types)
-    given = "".join(f", {k}={v!r}" for k, v in options.items())
+    given = "".join(f", {k}={option!r}" for k, option in options.items())
     call = (
         f"pbkern.interpret({kernel.name}.trace(), *ARGS{given})"
         if interpreted
@@ -106,9 +107,9 @@ def write(
         operands="They are those of the failed call." if known else why,
         source=kernel.source(),
         x64=X64
-        if any(t.dtype.itemsize == 8 for t in (*kernel.in_types, *kernel.out_types))
+        if any(type_.dtype.itemsize == 8 for type_ in (*kernel.in_types, *kernel.out_types))
         else "",
-        args="\n".join(f"    {_argument(t, v)}," for t, v in zip(kernel.in_types, shown)),
+        args="\n".join(f"    {_argument(type_, v)}," for type_, v in zip(kernel.in_types, shown)),
         call=call,
     )
     folder = config.current().dump or pathlib.Path(tempfile.gettempdir())

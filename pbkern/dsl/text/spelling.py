@@ -60,7 +60,7 @@ class Scope:
         return self.expr(atom).text
 
     def operands(self, eqn) -> list[str]:
-        return [self.text(a) for a in eqn.invars]
+        return [self.text(var) for var in eqn.invars]
 
     def param(self, value) -> str:
         return spell_param(value, self.imports)
@@ -140,7 +140,7 @@ def spell_param(value: Any, imports: set[str]) -> str:
         case float():
             return plain_number(np.float64(value))
         case tuple() if hasattr(value, "_fields"):
-            fields = ", ".join(f"{f}={again(v)}" for f, v in zip(value._fields, value))
+            fields = ", ".join(f"{field}={again(v)}" for field, v in zip(value._fields, value))
             return f"{_qualified(type(value), imports)}({fields})"
         case tuple():
             return f"({', '.join(map(again, value))}{',' if len(value) == 1 else ''})"
@@ -214,9 +214,9 @@ def _spell_bind(scope: Scope, eqn) -> str:
         raise UnsupportedOp(
             f"no spelling rule for primitive `{eqn.primitive.name}`",
             at=_jax.user_line(eqn),
-            why=f"operands ({', '.join(str(a.aval) for a in eqn.invars)})",
+            why=f"operands ({', '.join(str(var.aval) for var in eqn.invars)})",
         )
-    params = [f"{k}={_bound_param(scope, v)}" for k, v in eqn.params.items()]
+    params = [f"{key}={_bound_param(scope, param)}" for key, param in eqn.params.items()]
     return f"pbkern.bind({', '.join([repr(eqn.primitive.name), *scope.operands(eqn), *params])})"
 
 
@@ -248,22 +248,22 @@ for _name, _operator, _kinds, _tightness in (
 
     @rules.register(_name)
     def _infix(scope, eqn, operator=_operator, kinds=_kinds, tightness=_tightness):
-        a, b = eqn.invars
+        var, b = eqn.invars
         call = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(
             eqn.primitive.name
         )
-        if any(v is not None for v in eqn.params.values()):
+        if any(param is not None for param in eqn.params.values()):
             return None
         mirrored = (
-            isinstance(a, jex.Literal) and operator[0] in "<>=!"
+            isinstance(var, jex.Literal) and operator[0] in "<>=!"
         )  # Python turns 3 < x into x > 3
-        if a.aval.dtype.kind not in kinds or mirrored:
-            return f"lax.{call or eqn.primitive.name}({scope.text(a)}, {scope.text(b)})"
+        if var.aval.dtype.kind not in kinds or mirrored:
+            return f"lax.{call or eqn.primitive.name}({scope.text(var)}, {scope.text(b)})"
         # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless
         # they are atoms.
         left, right = (UNARY, UNARY) if tightness == BITS else (tightness, tightness + 1)
         return Expr(
-            f"{beside(scope, a, b).inside(left)} {operator} {beside(scope, b, a).inside(right)}",
+            f"{beside(scope, var, b).inside(left)} {operator} {beside(scope, b, var).inside(right)}",
             tightness,
         )
 
@@ -276,16 +276,19 @@ def _sign(scope, eqn):
 
 @rules.register("max", "min")
 def _extremum(scope, eqn):
-    a, b = eqn.invars
-    if a.aval.dtype.kind not in "iufV":
+    var, b = eqn.invars
+    if var.aval.dtype.kind not in "iufV":
         return None
-    return f"jnp.{eqn.primitive.name}imum({beside(scope, a, b).text}, {beside(scope, b, a).text})"
+    return (
+        f"jnp.{eqn.primitive.name}imum({beside(scope, var, b).text}, {beside(scope, b, var).text})"
+    )
 
 
 @rules.register("check_failed")
 def _check_failed(scope, eqn):
     values = (
-        t if n is None else f"{n}={t}" for t, n in zip(scope.operands(eqn), eqn.params["names"])
+        operand if name is None else f"{name}={operand}"
+        for operand, name in zip(scope.operands(eqn), eqn.params["names"])
     )
     return f"pbkern.fail({', '.join([repr(eqn.params['message']), *values])})"
 
@@ -293,8 +296,8 @@ def _check_failed(scope, eqn):
 @rules.register("breakpoint")
 def _breakpoint(scope, eqn):
     values = (
-        t if isinstance(n, int) else f"{n}={t}"
-        for t, n in zip(scope.operands(eqn), eqn.params["names"])
+        operand if isinstance(name, int) else f"{name}={operand}"
+        for operand, name in zip(scope.operands(eqn), eqn.params["names"])
     )
     return f"pbkern.breakpoint({', '.join(values)})"
 
@@ -302,7 +305,11 @@ def _breakpoint(scope, eqn):
 @rules.register("debug_print")
 def _debug_print(scope, eqn):
     args, kwargs = _jax.debug_print_arguments(eqn, scope.operands(eqn))
-    said = [repr(eqn.params["fmt"]), *map(str, args), *(f"{k}={v}" for k, v in kwargs.items())]
+    said = [
+        repr(eqn.params["fmt"]),
+        *map(str, args),
+        *(f"{k}={value}" for k, value in kwargs.items()),
+    ]
     return f"jax.debug.print({', '.join(said)})"
 
 
@@ -315,11 +322,11 @@ def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> 
 
     @rules.register(name)
     def rule(scope, eqn):
-        if any(v is not None for k, v in eqn.params.items() if k not in arguments):
+        if any(param is not None for key, param in eqn.params.items() if key not in arguments):
             return None
         given = [
-            f"{a}={scope.param(eqn.params[p])}"
-            for p, a in arguments.items()
+            f"{argument}={scope.param(eqn.params[p])}"
+            for p, argument in arguments.items()
             if eqn.params.get(p) is not None
         ]
         return f"{callee}({', '.join([*scope.operands(eqn), *given])})"
@@ -410,24 +417,24 @@ def _convert(scope, eqn):
 
 @rules.register("broadcast_in_dim")
 def _broadcast_in_dim(scope, eqn):
-    x, p = eqn.invars[0], eqn.params
-    if p.get("sharding") is not None or len(eqn.invars) != 1:
+    x, params = eqn.invars[0], eqn.params
+    if params.get("sharding") is not None or len(eqn.invars) != 1:
         return None
     if isinstance(x, jex.Literal):
         number = plain_number(literal_value(x))
-        return f"lax.full({scope.param(p['shape'])}, {number}, {dtype_name(x.aval.dtype)})"
-    dims = scope.param(tuple(p["broadcast_dimensions"]))
-    return f"lax.broadcast_in_dim({scope.text(x)}, {scope.param(p['shape'])}, {dims})"
+        return f"lax.full({scope.param(params['shape'])}, {number}, {dtype_name(x.aval.dtype)})"
+    dims = scope.param(tuple(params["broadcast_dimensions"]))
+    return f"lax.broadcast_in_dim({scope.text(x)}, {scope.param(params['shape'])}, {dims})"
 
 
 @rules.register("iota")
 def _iota(scope, eqn):
-    p = eqn.params
-    if p.get("sharding") is not None or eqn.invars:
+    params = eqn.params
+    if params.get("sharding") is not None or eqn.invars:
         return None
-    if len(p["shape"]) == 1:
-        return f"lax.iota({dtype_name(p['dtype'])}, {p['shape'][0]})"
-    return f"lax.broadcasted_iota({dtype_name(p['dtype'])}, {scope.param(p['shape'])}, {p['dimension']})"
+    if len(params["shape"]) == 1:
+        return f"lax.iota({dtype_name(params['dtype'])}, {params['shape'][0]})"
+    return f"lax.broadcasted_iota({dtype_name(params['dtype'])}, {scope.param(params['shape'])}, {params['dimension']})"
 
 
 @rules.register("concatenate")
@@ -439,37 +446,40 @@ def _concatenate(scope, eqn):
 
 @rules.register("argmax", "argmin")
 def _arg_extremum(scope, eqn):
-    p = eqn.params
-    if len(p["axes"]) != 1:
+    params = eqn.params
+    if len(params["axes"]) != 1:
         return None
-    return f"lax.{eqn.primitive.name}({scope.text(eqn.invars[0])}, {p['axes'][0]}, {dtype_name(p['index_dtype'])})"
+    return f"lax.{eqn.primitive.name}({scope.text(eqn.invars[0])}, {params['axes'][0]}, {dtype_name(params['index_dtype'])})"
 
 
 @rules.register("dot_general")
 def _dot_general(scope, eqn):
-    (a, b), p = eqn.invars, eqn.params
-    if p.get("out_sharding") is not None:
+    (var, b), params = eqn.invars, eqn.params
+    if params.get("out_sharding") is not None:
         return None
     given = [
-        f"{k}={scope.param(p[k])}"
+        f"{k}={scope.param(params[k])}"
         for k in ("precision", "preferred_element_type")
-        if p[k] is not None
+        if params[k] is not None
     ]
-    if isinstance(a, jex.Literal) or isinstance(b, jex.Literal):
+    if isinstance(var, jex.Literal) or isinstance(b, jex.Literal):
         return None
-    if len(a.aval.shape) == len(b.aval.shape) == 2 and p["dimension_numbers"] == (
+    if len(var.aval.shape) == len(b.aval.shape) == 2 and params["dimension_numbers"] == (
         ((1,), (0,)),
         ((), ()),
     ):
         natural = (
-            a.aval.dtype == b.aval.dtype == eqn.outvars[0].aval.dtype == p["preferred_element_type"]
+            var.aval.dtype
+            == b.aval.dtype
+            == eqn.outvars[0].aval.dtype
+            == params["preferred_element_type"]
         )
-        if natural and p["precision"] is None and a.aval.dtype.kind == "f":
-            return f"jnp.dot({scope.text(a)}, {scope.text(b)})"
+        if natural and params["precision"] is None and var.aval.dtype.kind == "f":
+            return f"jnp.dot({scope.text(var)}, {scope.text(b)})"
     dims = scope.param(
-        tuple(tuple(tuple(map(int, d)) for d in pair) for pair in p["dimension_numbers"])
+        tuple(tuple(tuple(map(int, dim)) for dim in pair) for pair in params["dimension_numbers"])
     )
-    return f"lax.dot_general({', '.join([scope.text(a), scope.text(b), dims, *given])})"
+    return f"lax.dot_general({', '.join([scope.text(var), scope.text(b), dims, *given])})"
 
 
 @rules.register("dynamic_slice")
@@ -497,7 +507,7 @@ def _sort(scope, eqn):
 
 @rules.register("reduce_window_sum", "reduce_window_max", "reduce_window_min")
 def _reduce_window(scope, eqn):
-    dtype, p = eqn.invars[0].aval.dtype, eqn.params
+    dtype, params = eqn.invars[0].aval.dtype, eqn.params
     name = eqn.primitive.name.removeprefix("reduce_window_")
     computation = {"sum": "lax.add", "max": "lax.max", "min": "lax.min"}[name]
     inits = {
@@ -509,7 +519,7 @@ def _reduce_window(scope, eqn):
     ):  # lax sees the reduction's kind only in a number of the default type
         return None
     keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
-    given = ", ".join(f"{k}={scope.param(p[k])}" for k in keys)
+    given = ", ".join(f"{key}={scope.param(params[key])}" for key in keys)
     return f"lax.reduce_window({scope.text(eqn.invars[0])}, {inits[dtype.name][name]}, {computation}, {given})"
 
 
@@ -518,7 +528,7 @@ def _scatter(scope, eqn):
     if scatter_combines(eqn) is None:
         return None
     keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-    given = [f"{k}={scope.param(eqn.params[k])}" for k in keys]
+    given = [f"{key}={scope.param(eqn.params[key])}" for key in keys]
     return (
         f"lax.{eqn.primitive.name.replace('-', '_')}({', '.join([*scope.operands(eqn), *given])})"
     )

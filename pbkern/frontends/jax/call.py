@@ -85,26 +85,36 @@ class Marked:
         except (TypeError, ValueError):
             parameters = []
         named = [
-            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-        found_positions = {n + len(named) if n < 0 else n for n in found_positions}
-        keywords = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
-        by_position = {named[n] for n in found_positions if n < len(named)} & keywords
-        by_name = {named.index(n) for n in found_names if n in named}
+        found_positions = {
+            position + len(named) if position < 0 else position for position in found_positions
+        }
+        keywords = {
+            parameter.name
+            for parameter in parameters
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        }
+        by_position = {
+            named[position] for position in found_positions if position < len(named)
+        } & keywords
+        by_name = {named.index(name) for name in found_names if name in named}
         return cls(frozenset(found_positions | by_name), frozenset(found_names | by_position))
 
     def others(self, args: tuple, kwargs: dict) -> tuple[dict[int, Any], dict[str, Any]]:
         """Arguments that are not among them, by position and by name."""
         return (
-            {n: a for n, a in enumerate(args) if n not in self.positions},
-            {k: v for k, v in kwargs.items() if k not in self.names},
+            {n: arg for n, arg in enumerate(args) if n not in self.positions},
+            {k: value for k, value in kwargs.items() if k not in self.names},
         )
 
     def these(self, args: tuple, kwargs: dict) -> tuple:
         """Arguments that are among them: (position or name, type, value)."""
         return (
-            *((n, type(a), a) for n, a in enumerate(args) if n in self.positions),
-            *((k, type(v), v) for k, v in sorted(kwargs.items()) if k in self.names),
+            *((n, type(arg), arg) for n, arg in enumerate(args) if n in self.positions),
+            *((k, type(value), value) for k, value in sorted(kwargs.items()) if k in self.names),
         )
 
     def as_jit(self, verb: str) -> dict[str, tuple]:
@@ -120,10 +130,12 @@ class Marked:
 class Traced:
     """A function, traced.
 
-    Attributes: closed: without constants: what the function closes over are its first operands.
+    Attributes:
+      closed: without constants: what the function closes over are its first operands.
       held: those values, then the leaves of the arguments that are not static. constants: how many
-      of the former there are. donated: one flag per operand. results: the pytree of the results'
-      types.
+        of the former there are.
+      donated: one flag per operand.
+      results: the pytree of the results' types.
     """
 
     closed: jex.ClosedJaxpr
@@ -174,11 +186,14 @@ def traced_call(
 
 
 def _jvp(primals, tangents, *, jaxpr, name, options, donated):
-    nonzero = [type(t) is not _jax.Zero for t in tangents]
+    nonzero = [type(tangent) is not _jax.Zero for tangent in tangents]
     with _jax.types_kept(jaxpr):
         both, nonzero_out = _jax.jvp_jaxpr(jaxpr, nonzero)
     results = bind(
-        [*primals, *(t for t, nz in zip(tangents, nonzero) if nz)], both, f"{name}_jvp", options
+        [*primals, *(tangent for tangent, nz in zip(tangents, nonzero) if nz)],
+        both,
+        f"{name}_jvp",
+        options,
     )
     count = len(jaxpr.out_avals)
     primals_out, given = results[:count], iter(results[count:])
@@ -204,12 +219,15 @@ def _split(jaxpr, unknown: tuple[bool, ...]) -> Residuals:
 
 def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
     """Known operands are computed with now; what the rest needs is saved, or recomputed there where that is cheap."""
-    unknown = tuple(not t.is_known() for t in tracers)
+    unknown = tuple(not tracer.is_known() for tracer in tracers)
     s = _split(jaxpr, unknown)
-    known_operands = [_jax.known_value(t) for t in tracers if t.is_known()]
+    known_operands = [_jax.known_value(tracer) for tracer in tracers if tracer.is_known()]
     results = bind(known_operands, s.known, f"{name}_fwd", options)
-    saved = [*(known_operands[n] for n in s.kept_operands), *(results[n] for n in s.kept_results)]
-    operands = [*saved, *(t for t in tracers if not t.is_known())]
+    saved = [
+        *(known_operands[operand] for operand in s.kept_operands),
+        *(results[result] for result in s.kept_results),
+    ]
+    operands = [*saved, *(tracer for tracer in tracers if not tracer.is_known())]
     params = {
         "jaxpr": s.unknown,
         "name": f"{name}_bwd",
@@ -220,7 +238,7 @@ def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
         _jax.stage_unknown(trace, call_p, operands, s.unknown.out_avals, params, s.unknown.effects)
     )
     known = iter(results)
-    return [next(staged) if u else next(known) for u in s.unknown_results]
+    return [next(staged) if result else next(known) for result in s.unknown_results]
 
 
 @_jax.cached_by_jaxpr
@@ -233,13 +251,13 @@ def _transpose(cotangents, *operands, jaxpr, name, options, donated):
     linear = tuple(map(_jax.is_linear_operand, operands))
     nonzero = tuple(type(ct) is not _jax.Zero for ct in cotangents)
     back, nonzero_out = _transposed(jaxpr, linear, nonzero)
-    given = [x for x, u in zip(operands, linear) if not u] + [
+    given = [operand for operand, u in zip(operands, linear) if not u] + [
         ct for ct, nz in zip(cotangents, nonzero) if nz
     ]
     results, found = iter(bind(given, back, name, options)), iter(nonzero_out)
     return [
-        (next(results) if next(found) else _jax.cotangent_zero(x)) if u else None
-        for x, u in zip(operands, linear)
+        (next(results) if next(found) else _jax.cotangent_zero(operand)) if u else None
+        for operand, u in zip(operands, linear)
     ]
 
 
@@ -251,7 +269,7 @@ def _batch(axis_data, operands, dims, *, jaxpr, name, options, donated):
 
 def _dce(used_results, eqn):
     def keep(params, used):
-        return dict(params, donated=tuple(d for d, u in zip(params["donated"], used) if u))
+        return dict(params, donated=tuple(dim for dim, u in zip(params["donated"], used) if u))
 
     return _jax.prune_equation(used_results, eqn, keep)
 

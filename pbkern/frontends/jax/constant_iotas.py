@@ -15,14 +15,14 @@ from jax.extend import core as jex
 
 def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Vectors of integers start, start + step, start + 2 step and so on among the constants are computed instead."""
-    found = [_progression(c) for c in closed.consts]
+    found = [_progression(const) for const in closed.consts]
     if not any(found):
         return closed
 
     def counted(*args):
         consts = [
-            c if f is None else _count(len(c), *f, np.dtype(c.dtype))
-            for c, f in zip(closed.consts, found)
+            const if f is None else _count(len(const), *f, np.dtype(const.dtype))
+            for const, f in zip(closed.consts, found)
         ]
         return jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*args)
 

@@ -54,21 +54,25 @@ def choose_residuals(split: Split) -> Residuals:
     jaxpr = split.known.jaxpr
     count = len(jaxpr.outvars) - split.residuals
     results, residuals = jaxpr.outvars[:count], jaxpr.outvars[count:]
-    cut = minimum_cut(jaxpr, results, [v for v in residuals if isinstance(v, jex.Var)])
-    operands = {v: n for n, v in enumerate(jaxpr.invars)}
-    made = {v: n for n, v in reversed(list(enumerate(results))) if isinstance(v, jex.Var)}
+    cut = minimum_cut(
+        jaxpr, results, [residual for residual in residuals if isinstance(residual, jex.Var)]
+    )
+    operands = {var: n for n, var in enumerate(jaxpr.invars)}
+    made = {
+        result: n for n, result in reversed(list(enumerate(results))) if isinstance(result, jex.Var)
+    }
     kept_operands = [v for v in cut if v in operands]
     kept_results = [v for v in cut if v not in operands and v in made]
     saved = [v for v in cut if v not in operands and v not in made]
     known = part_of(split.known, jaxpr.invars, [*results, *saved], jaxpr.eqns)
     kept = [*kept_operands, *kept_results, *saved]
     again = part_of(split.known, kept, residuals, equations_between(jaxpr, kept, residuals))
-    positions = [*(made[v] for v in kept_results), *range(count, count + len(saved))]
+    positions = [*(made[result] for result in kept_results), *range(count, count + len(saved))]
     return Residuals(
         known,
         recomputing(again, split.unknown, split.residuals),
         split.unknown_results,
-        tuple(operands[v] for v in kept_operands),
+        tuple(operands[operand] for operand in kept_operands),
         tuple(positions),
     )
 
@@ -89,9 +93,9 @@ def equations_between(jaxpr: jex.Jaxpr, given: Sequence, wanted: Sequence) -> li
     """The equations that make `wanted` of `given` and constants, in order."""
     have, needed, chosen = set(given), {v for v in wanted if isinstance(v, jex.Var)}, []
     for eqn in reversed(jaxpr.eqns):
-        if any(v in needed and v not in have for v in eqn.outvars):
+        if any(var in needed and var not in have for var in eqn.outvars):
             chosen.append(eqn)
-            needed.update(a for a in eqn.invars if isinstance(a, jex.Var))
+            needed.update(var for var in eqn.invars if isinstance(var, jex.Var))
     return chosen[::-1]
 
 
@@ -141,10 +145,10 @@ def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var
             flow.add(SOURCE, (v, 0), effort)
             if effort == math.inf:
                 continue
-        for a in eqn.invars:
-            if isinstance(a, jex.Var) and a not in constants:
-                flow.add((a, 1), (v, 0), math.inf)
-                waiting.append(a)
+        for var in eqn.invars:
+            if isinstance(var, jex.Var) and var not in constants:
+                flow.add((var, 1), (v, 0), math.inf)
+                waiting.append(var)
     reached = flow.saturate()
     cut = {v for v in seen if (v, 0) in reached and (v, 1) not in reached}
     order = [*jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
@@ -161,10 +165,10 @@ def product_price(eqn) -> float:
     if eqn.primitive.name != "dot_general":
         return math.inf
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    depth = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    depth = math.prod(eqn.invars[0].aval.shape[dim] for dim in contracted)
     aval = eqn.outvars[0].aval
     arithmetic = 2 * depth * math.prod(aval.shape) * aval.dtype.itemsize / 4 / OPERATIONS_PER_BYTE
-    return arithmetic + sum(price(a.aval) for a in eqn.invars)
+    return arithmetic + sum(price(var.aval) for var in eqn.invars)
 
 
 class Flow:

@@ -47,7 +47,7 @@ def convert(x, old, new):
             lax.index_in_dim(raw, k, raw.ndim - 1, keepdims=False) for k in range(wanted // bits)
         ]
         raw = sum(
-            (p.astype(word) << word.type(k * bits) for k, p in enumerate(parts[1:], 1)),
+            (part.astype(word) << word.type(k * bits) for k, part in enumerate(parts[1:], 1)),
             parts[0].astype(word),
         )
     return _value(raw, new)

@@ -46,7 +46,8 @@ class Importer:
       scoped: id of a run_scoped jaxpr or new_ref equation -> the Refs that stand for its allocations.
       sizes: of the grid, where num_programs is a number (in index maps); None in bodies.
       generator: the Ref that holds the state of the random number generator, if the body uses it.
-      writes_back: set where a store writes elements that it leaves as they are: programs that share memory take turns.
+      writes_back: set where a store writes elements that it leaves as they are: programs that share
+        memory take turns.
     """
 
     axes: tuple[int, ...]
@@ -95,8 +96,8 @@ def _bind(_importer: Importer, eqn, *operands) -> Sequence:
 
 def uses_atomics(jaxpr: jex.Jaxpr) -> bool:
     return any(
-        e.primitive.name in ATOMICS or any(uses_atomics(j.jaxpr) for j in inner_jaxprs(e))
-        for e in jaxpr.eqns
+        eqn.primitive.name in ATOMICS or any(uses_atomics(j.jaxpr) for j in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
     )
 
 
@@ -106,7 +107,7 @@ def scoped_allocations(jaxpr: jex.Jaxpr) -> dict[int, tuple[Scratch, ...]]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "run_scoped":
             inner = eqn.params["jaxpr"]
-            found[id(inner)] = tuple(allocation(v.aval, eqn) for v in inner.invars)
+            found[id(inner)] = tuple(allocation(var.aval, eqn) for var in inner.invars)
         if eqn.primitive.name in ("new_ref", "empty_ref"):
             found[id(eqn)] = (allocation(eqn.outvars[0].aval, eqn),)
         for inner in inner_jaxprs(eqn):
@@ -384,8 +385,11 @@ def _prng_join(importer, eqn, *words):
 @RULES.register("debug_print")
 def _debug_print(importer, eqn, *operands):
     """jax.debug.print; of a Ref, its contents."""
-    types = [v.aval for v in eqn.invars]
-    values = [view(x, t.dtype, ()).load() if _jax.is_ref(t) else x for x, t in zip(operands, types)]
+    types = [var.aval for var in eqn.invars]
+    values = [
+        view(operand, type_.dtype, ()).load() if _jax.is_ref(type_) else operand
+        for operand, type_ in zip(operands, types)
+    ]
     eqn.primitive.bind(*values, **eqn.params)
     return []
 

@@ -65,38 +65,41 @@ def import_call(
     g = grid_mapping
     at = _defined_at(jaxpr)
     prefetch = [
-        _array(a.inner_aval if _jax.is_ref(a) else a, at) for a in g.index_map_avals[len(g.grid) :]
+        _array(aval.inner_aval if _jax.is_ref(aval) else aval, at)
+        for aval in g.index_map_avals[len(g.grid) :]
     ]
-    dynamic = [d for d, n in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(n)]
-    grid = tuple(MAX_DYNAMIC if d in dynamic else int(n) for d, n in enumerate(g.grid))
+    dynamic = [axis for axis, size in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(size)]
+    grid = tuple(MAX_DYNAMIC if axis in dynamic else int(size) for axis, size in enumerate(g.grid))
     whole = [
         block_mapping(BlockSpec(), t, f"prefetched operand {n}", grid, prefetch, at)
         for n, t in enumerate(prefetch)
     ]
-    blocks = [_mapping(m, grid, prefetch, at) for m in g.block_mappings]
+    blocks = [_mapping(mapping, grid, prefetch, at) for mapping in g.block_mappings]
     sizes = [
-        block_mapping(BlockSpec(), SIZE, f"size of grid dimension {d}", grid, prefetch, at)
-        for d in dynamic
+        block_mapping(BlockSpec(), SIZE, f"size of grid dimension {dim}", grid, prefetch, at)
+        for dim in dynamic
     ]
     inputs = (*whole, *blocks[: g.num_inputs], *sizes)
     outputs = tuple(blocks[g.num_inputs :])
-    scratch = tuple(allocation(a) for a in g.scratch_avals)
+    scratch = tuple(allocation(aval) for aval in g.scratch_avals)
     scoped = scoped_allocations(jaxpr)
     generator = prng_state.allocation(jaxpr)
     if generator is not None:
         scoped[GENERATOR] = (generator,)
     importer = Importer(
-        tuple(d for d in range(len(grid)) if d not in g.vmapped_dims), g.grid_names or ()
+        tuple(axis for axis in range(len(grid)) if axis not in g.vmapped_dims), g.grid_names or ()
     )
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
     params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at, target)
     in_place = {
-        n for n, m in enumerate(g.block_mappings[g.num_inputs :]) if _jax.is_whole_memory(m)
+        n
+        for n, mapping in enumerate(g.block_mappings[g.num_inputs :])
+        if _jax.is_whole_memory(mapping)
     }
     cores = [
-        d
-        for d, w in enumerate((params and params["cpu"].dimension_semantics) or ())
-        if w == "parallel"
+        axis
+        for axis, param in enumerate((params and params["cpu"].dimension_semantics) or ())
+        if param == "parallel"
     ]
     params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)
     wide = _wide_outputs(
@@ -126,7 +129,7 @@ def import_call(
         compiler_params=params
         | nvidia_params(compiler_params, params and params["cpu"].dimension_semantics),
         num_scalar_prefetch=len(prefetch),
-        dynamic_grid=tuple((d, len(inputs) - len(sizes) + k) for k, d in enumerate(dynamic)),
+        dynamic_grid=tuple((axis, len(inputs) - len(sizes) + k) for k, axis in enumerate(dynamic)),
         defined_at=at,
     )
     if slices:
@@ -134,8 +137,8 @@ def import_call(
         kernel = dataclasses.replace(kernel, body=canonical_body(body))
     kernel = with_private_inputs(kernel, cores)
     verify(kernel)
-    n, k = len(inputs), len(dynamic)
-    return Imported(kernel, (*range(k, n), *range(k)))
+    operand_count, k = len(inputs), len(dynamic)
+    return Imported(kernel, (*range(k, operand_count), *range(k)))
 
 
 GENERATOR = (
@@ -157,7 +160,7 @@ def _array(aval, at: str) -> ArrayType:
             at=at,
             why="elements are numbers, bools or PRNG keys",
         )
-    return ArrayType(tuple(int(n) for n in shape), held_as(dtype))
+    return ArrayType(tuple(int(size) for size in shape), held_as(dtype))
 
 
 def _share_safely(
@@ -174,17 +177,22 @@ def _share_safely(
     if semantics is None or "parallel" not in semantics:
         return params, ()
     moves = [
-        None if None in m.starts else frozenset().union(*(s.symbols for s in m.starts))
-        for m in outputs
+        None
+        if None in output.starts
+        else frozenset().union(*(start.symbols for start in output.starts))
+        for output in outputs
     ]
     moves = [None if o in in_place else symbols for o, symbols in enumerate(moves)]
     private = tuple(
         o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased
     )
     rest = [symbols for o, symbols in enumerate(moves) if o not in private and symbols is not None]
-    shared = {d for d in range(len(semantics)) if any(d not in symbols for symbols in rest)}
+    shared = {
+        axis for axis in range(len(semantics)) if any(axis not in symbols for symbols in rest)
+    }
     semantics = tuple(
-        "arbitrary" if d in shared and w == "parallel" else w for d, w in enumerate(semantics)
+        "arbitrary" if axis in shared and semantic == "parallel" else semantic
+        for axis, semantic in enumerate(semantics)
     )
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
 
@@ -205,14 +213,16 @@ def _in_any_order(
 
     def chooses(m) -> bool:
         return all(
-            d.size == n or s is not None and s.symbols <= batch
-            for d, n, s in zip(m.dims, m.array.shape, m.starts)
+            dim.size == size or start is not None and start.symbols <= batch
+            for dim, size, start in zip(m.dims, m.array.shape, m.starts)
         )
 
     apart = all(
-        m.moves_apart(d) or d not in batch and chooses(m) for m in outputs for d in range(len(grid))
+        output.moves_apart(axis) or axis not in batch and chooses(output)
+        for output in outputs
+        for axis in range(len(grid))
     )
-    if not apart or any(e.primitive.name in ONE_BY_ONE for e in equations(jaxpr)):
+    if not apart or any(eqn.primitive.name in ONE_BY_ONE for eqn in equations(jaxpr)):
         return params
     return params | {"cpu": params["cpu"].replace(dimension_semantics=("parallel",) * len(grid))}
 
@@ -220,7 +230,9 @@ def _in_any_order(
 def _in_order(params: dict) -> dict:
     """CompilerParams without parallel dimensions."""
     semantics = params["cpu"].dimension_semantics if params else None
-    words = semantics and tuple("arbitrary" if w == "parallel" else w for w in semantics)
+    words = semantics and tuple(
+        "arbitrary" if semantic == "parallel" else semantic for semantic in semantics
+    )
     return params | {"cpu": params["cpu"].replace(dimension_semantics=words)} if words else params
 
 
@@ -229,7 +241,10 @@ def _wide_outputs(
 ) -> tuple[int, ...]:
     """Outputs with blocks wider than their arrays that the body reads back: there is no memory for what is outside."""
     read = _jax.read_inputs(jaxpr)
-    wide = (any(d.size > n for d, n in zip(m.dims, m.array.shape)) for m in outputs)
+    wide = (
+        any(dim.size > size for dim, size in zip(output.dims, output.array.shape))
+        for output in outputs
+    )
     return tuple(
         o
         for o, w in enumerate(wide)
@@ -270,7 +285,7 @@ def _body(
                 )
         passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
         # Scalars that a pl.kernel closes over are operands, and values in its body.
-        importer.run(jaxpr, (), [ref if _jax.is_ref(v.aval) else ref[...] for v, ref in passed])
+        importer.run(jaxpr, (), [ref if _jax.is_ref(var.aval) else ref[...] for var, ref in passed])
         for o in wide:
             target, source = kept[o]
             target[...] = source[...]
@@ -282,15 +297,15 @@ def _body(
         (s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))
     ]
     with jax.enable_x64(True):  # every type is explicit by now
-        closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*t) for t in types])
+        closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*type_) for type_ in types])
     return canonical_body(fold_constant_masks(closed))
 
 
 def _when_last(rank: int, pairs) -> None:
     """The last program copies each (target, source)."""
     last: jax.Array | np.bool_ = np.bool_(True)
-    for d in range(rank):
-        last = last & (primitives.program_id(d) == primitives.num_programs(d) - 1)
+    for axis in range(rank):
+        last = last & (primitives.program_id(axis) == primitives.num_programs(axis) - 1)
 
     @primitives.when(last)
     def _():
@@ -312,14 +327,14 @@ def _mapping(m, grid: tuple[int, ...], prefetch: list[ArrayType], at: str) -> Bl
             hint="they only mean something on a GPU",
         )
     array = _array(m.array_aval, at)
-    dims = tuple(_dim(d, n, origin, at) for d, n in zip(m.block_shape, array.shape))
-    dims += tuple(Blocked(n) for n in array.shape[len(dims) :])  # a key's words
+    dims = tuple(_dim(size, n, origin, at) for size, n in zip(m.block_shape, array.shape))
+    dims += tuple(Blocked(size) for size in array.shape[len(dims) :])  # a key's words
     return BlockMapping(origin, array, dims, _index_map(m, dims, grid, prefetch))
 
 
-def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
+def _dim(dim, extent: int, origin: str, at: str) -> BlockDim:
     p = _jax.pallas()
-    match d:
+    match dim:
         case p.Squeezed():
             return Squeezed()
         case p.BoundedSlice(block_size=n):
@@ -331,15 +346,15 @@ def _dim(d, extent: int, origin: str, at: str) -> BlockDim:
         case p.Blocked(block_size=n):  # one block that reaches over the array's end
             return Element(int(n), (0, int(n) - extent))
     raise UnsupportedOp(
-        f"block dimension {d} of {origin}",
+        f"block dimension {dim} of {origin}",
         at=at,
         hint="int, None, Blocked, Squeezed, Element or BoundedSlice",
     )
 
 
-def _padding_before(d: BlockDim) -> int:
+def _padding_before(dim: BlockDim) -> int:
     """Elements of padding before the array, from which on Pallas counts."""
-    return d.padding[0] if isinstance(d, Element) else 0
+    return dim.padding[0] if isinstance(dim, Element) else 0
 
 
 def _indices(m, grid: tuple[int, ...], args) -> list:
@@ -354,14 +369,14 @@ def _slice_sizes(
 ) -> dict[int, Callable]:
     """Number of a Ref with BoundedSlice dimensions -> function that `trace.limits_of` takes."""
     found = {}
-    for n, m in enumerate(g.block_mappings):
-        if any(isinstance(d, _jax.pallas().BoundedSlice) for d in m.block_shape):
-            kept = [not isinstance(d, _jax.pallas().Squeezed) for d in m.block_shape]
+    for n, mapping in enumerate(g.block_mappings):
+        if any(isinstance(size, _jax.pallas().BoundedSlice) for size in mapping.block_shape):
+            kept = [not isinstance(size, _jax.pallas().Squeezed) for size in mapping.block_shape]
             ref = len(prefetch) + n + (num_sizes if n >= g.num_inputs else 0)
-            found[ref] = lambda *args, m=m, kept=kept: {
-                sum(kept[:d]): jax.numpy.asarray(i.size, np.int32)
-                for d, i in enumerate(_indices(m, grid, args))
-                if _jax.is_slice(i)
+            found[ref] = lambda *args, m=mapping, kept=kept: {
+                sum(kept[:axis]): jax.numpy.asarray(index.size, np.int32)
+                for axis, index in enumerate(_indices(m, grid, args))
+                if _jax.is_slice(index)
             }
     return found
 
@@ -375,10 +390,12 @@ def _index_map(
     ]
 
     def run(*args):
-        found = (i.start if _jax.is_slice(i) else i for i in _indices(m, grid, args))
+        found = (
+            index.start if _jax.is_slice(index) else index for index in _indices(m, grid, args)
+        )
         found = (jax.lax.convert_element_type(i, np.int32) for i in found)
         found = [
-            i - np.int32(low) if (low := _padding_before(d)) else i for i, d in zip(found, dims)
+            i - np.int32(low) if (low := _padding_before(dim)) else i for i, dim in zip(found, dims)
         ]
         return found + [np.int32(0)] * (len(dims) - len(found))
 

@@ -39,7 +39,9 @@ def _ends(eqn, operands) -> tuple[tuple, tuple]:
     Raises UnsupportedOp for a copy to another device.
     """
     (source, picked), (target, placed), _, _, device = _jax.copy_operands(eqn, operands)
-    (source_aval, _), (target_aval, _), *_ = _jax.copy_operands(eqn, [v.aval for v in eqn.invars])
+    (source_aval, _), (target_aval, _), *_ = _jax.copy_operands(
+        eqn, [var.aval for var in eqn.invars]
+    )
     if jax.tree.leaves(device):
         _refuse(eqn, "a copy to another device", "one device runs the whole kernel")
     return (source, picked, _jax.ref_type(source_aval)[1]), (
@@ -59,7 +61,7 @@ def _dma_start(importer, eqn, *operands):
     ends = (
         [DynamicSlices(transforms) for _, transforms, _ in (source, target)] if all(dynamic) else []
     )
-    if not ends or [d is None for d in ends[0].dims] != [d is None for d in ends[1].dims]:
+    if not ends or [dim is None for dim in ends[0].dims] != [dim is None for dim in ends[1].dims]:
         why, hint = "their shapes may differ", "give source and destination the same size"
         _refuse(eqn, "a copy between slices of constant and of dynamic size", why, hint)
     _copy_dynamic(importer, source, target, ends, eqn.params["add"])
@@ -89,23 +91,28 @@ def _copy_dynamic(
             hint="copy all of them, or their jax.random.key_data",
         )
     counts = {
-        d: lax.min(*(e.count(d) for e in ends)) for d, i in enumerate(ends[0].dims) if i is not None
+        axis: lax.min(*(end.count(axis) for end in ends))
+        for axis, dim in enumerate(ends[0].dims)
+        if dim is not None
     }
     last = len(ends[0].dims) - 1
-    most = min(e.most(last) for e in ends) if last in counts else 0
+    most = min(end.most(last) for end in ends) if last in counts else 0
 
     def copy(taken: dict) -> None:
-        d = next((d for d in counts if d not in taken), None)
-        if d is None:
+        count = next((d for d in counts if d not in taken), None)
+        if count is None:
             mask = lax.iota(np.int32, most) < counts[last] if last in counts else None
             parts = [
-                (ref, e.part(taken), dtype) for e, (ref, _, dtype) in zip(ends, (source, target))
+                (ref, end.part(taken), dtype)
+                for end, (ref, _, dtype) in zip(ends, (source, target))
             ]
             _copy(importer, parts[0], parts[1], add, mask)
-        elif d == last:
-            copy(taken | {d: (0, most)})
+        elif count == last:
+            copy(taken | {count: (0, most)})
         else:
-            lax.fori_loop(np.int32(0), counts[d], lambda k, _: copy(taken | {d: (k, 1)}), None)
+            lax.fori_loop(
+                np.int32(0), counts[count], lambda k, _: copy(taken | {count: (k, 1)}), None
+            )
 
     copy({})
 

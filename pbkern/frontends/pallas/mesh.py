@@ -44,11 +44,11 @@ def call_params(
             why="cores of different kinds would have to run at once and wait for one another",
             hint="one pl.kernel per mesh",
         )
-    arrays = [_jax.ref_contents(v.aval) for v in jaxpr.invars[: len(in_avals) + len(out_avals)]]
+    arrays = [_jax.ref_contents(var.aval) for var in jaxpr.invars[: len(in_avals) + len(out_avals)]]
     inputs, outputs = arrays[: len(in_avals)], arrays[len(in_avals) :]
     scratch = [
-        pl.MemoryRef(_jax.ref_contents(v.aval), v.aval.memory_space)
-        for v in jaxpr.invars[len(arrays) :]
+        pl.MemoryRef(_jax.ref_contents(var.aval), var.aval.memory_space)
+        for var in jaxpr.invars[len(arrays) :]
     ]
     shared = [m for m in scratch if _jax.memory_space(m) in ("vmem_shared", "hbm")]
     if shared and math.prod(meshes[0].shape.values()) > 1:

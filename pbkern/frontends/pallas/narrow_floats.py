@@ -75,15 +75,18 @@ def in_body(x):
 
 def calculate(eqn, operands) -> list | None:
     """Results of an equation of lax on narrow floats, each rounded to its type; None if it has none of them."""
-    results = [v.aval.dtype for v in eqn.outvars]
-    if not any(map(_is_small, (*(v.aval.dtype for v in eqn.invars), *results))):
+    results = [var.aval.dtype for var in eqn.outvars]
+    if not any(map(_is_small, (*(var.aval.dtype for var in eqn.invars), *results))):
         return None
-    params = {k: body_dtype(p) if isinstance(p, np.dtype) else p for k, p in eqn.params.items()}
+    params = {
+        key: body_dtype(param) if isinstance(param, np.dtype) else param
+        for key, param in eqn.params.items()
+    }
     found = eqn.primitive.bind(*operands, **params)
     found = found if eqn.primitive.multiple_results else [found]
     return [
-        quantise(x, t) if _is_small(t) and eqn.primitive.name not in MOVES else x
-        for x, t in zip(found, results)
+        quantise(x, result) if _is_small(result) and eqn.primitive.name not in MOVES else x
+        for x, result in zip(found, results)
     ]
 
 

@@ -202,8 +202,12 @@ def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
     if isinstance(params, NvidiaParams):
         return {"nvgpu": params}
     names = NVIDIA.get(backend_of(params) or "", ())
-    own = {f.name: f.default for f in dataclasses.fields(params)} if names else {}
-    given = {n: v for n in names if (v := getattr(params, n, None)) is not None and v != own[n]}
+    own = {field.name: field.default for field in dataclasses.fields(params)} if names else {}
+    given = {
+        name: v
+        for name in names
+        if (v := getattr(params, name, None)) is not None and v != own[name]
+    }
     if "lowering_semantics" in given:
         given["lowering_semantics"] = getattr(
             given["lowering_semantics"], "name", given["lowering_semantics"]
@@ -232,18 +236,18 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
     label, table = TABLES[backend]
     uses = {f.name: f for f in table}
     found = {}
-    for f in dataclasses.fields(params):
-        value = getattr(params, f.name)
-        entry = uses.get(f.name)
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        entry = uses.get(field.name)
         if entry is None or entry.use == REFUSED:
-            if value != f.default and f.name not in elsewhere:
+            if value != field.default and field.name not in elsewhere:
                 why = entry.meaning if entry else "this version of pbkern does not know the field"
-                what = f"{label} field `{f.name}` on CPU"
+                what = f"{label} field `{field.name}` on CPU"
                 raise UnsupportedOp(
-                    what, at=at, why=f"{f.name}={value!r}. {why}", hint="leave it out"
+                    what, at=at, why=f"{field.name}={value!r}. {why}", hint="leave it out"
                 )
         elif entry.use == USED:
-            found[f.name] = value
+            found[field.name] = value
     return found
 
 
@@ -251,8 +255,12 @@ def _semantics(given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str) 
     """One of the CPU's words per grid dimension."""
     words = [str(getattr(s, "value", s)).lower() for s in given]
     words = [
-        "parallel" if w.endswith("parallel") else "arbitrary" if w == "arbitrary" else "sequential"
-        for w in words
+        "parallel"
+        if word.endswith("parallel")
+        else "arbitrary"
+        if word == "arbitrary"
+        else "sequential"
+        for word in words
     ]
     if len(words) == len(grid):
         return tuple(words)
@@ -264,7 +272,7 @@ def _semantics(given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str) 
             hint="one entry per grid dimension",
         )
     rest = iter(words)
-    return tuple("parallel" if d in vmapped else next(rest) for d in range(len(grid)))
+    return tuple("parallel" if axis in vmapped else next(rest) for axis in range(len(grid)))
 
 
 def markdown() -> str:
@@ -291,7 +299,7 @@ def markdown() -> str:
         "|---|---|",
     ]
     rows += [
-        f"| `{TABLES[b][0]}` | {', '.join(f'`{n}`' for n in names)} |"
+        f"| `{TABLES[b][0]}` | {', '.join(f'`{name}`' for name in names)} |"
         for b, names in NVIDIA.items()
     ] + [""]
     return "\n".join(rows)

@@ -39,7 +39,8 @@ def allocation(jaxpr: jex.Jaxpr) -> Scratch | None:
 def uses(jaxpr: jex.Jaxpr) -> bool:
     """Whether a body seeds the generator or draws from it."""
     return any(
-        _seeds(e) or _draws(e) or any(uses(j.jaxpr) for j in inner_jaxprs(e)) for e in jaxpr.eqns
+        _seeds(eqn) or _draws(eqn) or any(uses(j.jaxpr) for j in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
     )
 
 
@@ -87,11 +88,11 @@ def clear(state) -> None:
 def seed(state, eqn, seeds: Sequence) -> None:
     """prng_seed: of integers, each mixed in after the other, or of the words of a key."""
     words: list = []
-    for x, v in zip(seeds, eqn.invars):
-        words += split_key(x) if is_key(v.aval.dtype) else [lax.convert_element_type(x, WORD)]
+    for x, var in zip(seeds, eqn.invars):
+        words += split_key(x) if is_key(var.aval.dtype) else [lax.convert_element_type(x, WORD)]
     high, low = WORD.type(0), WORD.type(0)
-    for n, w in enumerate(words):
-        high, low = threefry2x32(high, low, w, WORD.type(n))
+    for n, word in enumerate(words):
+        high, low = threefry2x32(high, low, word, WORD.type(n))
     state[0], state[1], state[2] = high, low, WORD.type(0)
 
 
@@ -112,5 +113,6 @@ def split_key(key) -> list:
 def join_key(eqn, words: Sequence):
     """prng_join"""
     return join_words(
-        [lax.convert_element_type(w, WORD) for w in words], words_of(eqn.outvars[0].aval.dtype)
+        [lax.convert_element_type(word, WORD) for word in words],
+        words_of(eqn.outvars[0].aval.dtype),
     )

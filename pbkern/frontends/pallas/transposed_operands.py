@@ -32,7 +32,9 @@ class InterleavedLoads:
     def order(self) -> tuple[int, ...]:
         """Dimensions as they are in the source, those of the largest strides first."""
         return tuple(
-            sorted(range(len(self.dims)), key=lambda d: (-self.dims[d][1], self.dims[d][0] != 1))
+            sorted(
+                range(len(self.dims)), key=lambda dim: (-self.dims[dim][1], self.dims[dim][0] != 1)
+            )
         )
 
 
@@ -67,7 +69,7 @@ def strided(node) -> InterleavedLoads:
     inner = strided(node.owner.operands[0])
     if name == "stablehlo.transpose":
         return InterleavedLoads(
-            inner.source, tuple(inner.dims[p] for p in node.owner.attributes["permutation"])
+            inner.source, tuple(inner.dims[axis] for axis in node.owner.attributes["permutation"])
         )
     dims = _reshaped(inner.dims, tuple(node.type.shape))
     return whole if dims is None else InterleavedLoads(inner.source, dims)
@@ -88,7 +90,7 @@ def _reshaped(
     if 0 in shape:
         return None
     merged: list[list[int]] = []  # runs of dimensions that are one, as [size, stride of the last]
-    for size, stride in (d for d in dims if d[0] != 1):
+    for size, stride in (dim for dim in dims if dim[0] != 1):
         if merged and merged[-1][1] == size * stride:
             merged[-1] = [merged[-1][0] * size, stride]
         else:
@@ -108,33 +110,35 @@ def _reshaped(
     return tuple(found)
 
 
-def _reads_alike(m: BlockMapping, view: InterleavedLoads, order: tuple[int, ...]) -> bool:
+def _reads_alike(mapping: BlockMapping, view: InterleavedLoads, order: tuple[int, ...]) -> bool:
     """Whether a block is the same Ref in the source, made of runs that are long enough."""
-    kept = [d for d in order if not isinstance(m.dims[d], Squeezed)]
-    plain = all(isinstance(d, (Blocked, Squeezed)) for d in m.dims)
+    kept = [d for d in order if not isinstance(mapping.dims[d], Squeezed)]
+    plain = all(isinstance(d, (Blocked, Squeezed)) for d in mapping.dims)
     if (
         not plain
         or order == tuple(range(len(order)))
         or kept != sorted(kept)
-        or math.prod(m.array.shape) == 0
+        or math.prod(mapping.array.shape) == 0
     ):
         return False
     dense = [view.dims[d] for d in order if view.dims[d][0] != 1]
     if [stride for _, stride in dense] != _row_major([size for size, _ in dense]):
         return False
     run = 1
-    for d in reversed(order):
-        run *= m.dims[d].size
-        if m.dims[d].size != m.array.shape[d]:
+    for dim in reversed(order):
+        run *= mapping.dims[dim].size
+        if mapping.dims[dim].size != mapping.array.shape[dim]:
             break
-    return run * m.array.dtype.itemsize >= SHORTEST_RUN
+    return run * mapping.array.dtype.itemsize >= SHORTEST_RUN
 
 
-def _permuted(m: BlockMapping, order: tuple[int, ...]) -> BlockMapping:
+def _permuted(mapping: BlockMapping, order: tuple[int, ...]) -> BlockMapping:
     """The mapping with its array's dimensions in another order."""
-    jaxpr = m.index_map.jaxpr
-    index_map = m.index_map.replace(jaxpr=jaxpr.replace(outvars=[jaxpr.outvars[d] for d in order]))
-    array = ArrayType(tuple(m.array.shape[d] for d in order), m.array.dtype)
+    jaxpr = mapping.index_map.jaxpr
+    index_map = mapping.index_map.replace(
+        jaxpr=jaxpr.replace(outvars=[jaxpr.outvars[dim] for dim in order])
+    )
+    array = ArrayType(tuple(mapping.array.shape[dim] for dim in order), mapping.array.dtype)
     return dataclasses.replace(
-        m, array=array, dims=tuple(m.dims[d] for d in order), index_map=index_map
+        mapping, array=array, dims=tuple(mapping.dims[dim] for dim in order), index_map=index_map
     )

@@ -38,9 +38,9 @@ def canonicalise(module: ir.Module, main: str) -> None:
 def functions_of(module: ir.Module) -> dict[str, Any]:
     """A module's functions by name."""
     return {
-        name_of(f.operation): f.operation
-        for f in module.body.operations
-        if f.operation.name == "func.func"
+        name_of(operation.operation): operation.operation
+        for operation in module.body.operations
+        if operation.operation.name == "func.func"
     }
 
 
@@ -62,7 +62,7 @@ def _inline(call: Any, callee: Any) -> None:
     block = copy.regions[0].blocks[0]
     for argument, operand in zip(list(block.arguments), list(call.operands)):
         argument.replace_all_uses_with(operand)
-    *body, last = [o.operation for o in block.operations]
+    *body, last = [operation.operation for operation in block.operations]
     if names_a_line(call.location):
         for op in operations(copy):
             if not names_a_line(op.location):

@@ -48,10 +48,12 @@ def combiner(block: Any) -> str | None:
 
 def combiners(block: Any) -> list[str | None]:
     """Names the combinations of a region of arguments x0, .., xn, y0, .., yn that returns one of each pair."""
-    *operations, last = [o.operation for o in block.operations]
+    *operations, last = [operation.operation for operation in block.operations]
     arguments = list(block.arguments)
     n = len(arguments) // 2
-    made = {o.results[0]: o for o in operations if len(o.results) == 1}
+    made = {
+        operation.results[0]: operation for operation in operations if len(operation.results) == 1
+    }
     return [
         _combiner(made, value, arguments[k], arguments[n + k])
         for k, value in enumerate(last.operands)
@@ -97,12 +99,24 @@ def _is_logic(block: Any) -> bool:
 
 def _outer(block: Any) -> list[Any]:
     """Operations outside of a region whose results it reads; None for an argument of a block outside."""
-    own = [*block.arguments, *(r for o in block.operations for r in o.operation.results)]
-    return [made_by(v) for o in block.operations for v in o.operation.operands if v not in own]
+    own = [
+        *block.arguments,
+        *(result for operation in block.operations for result in operation.operation.results),
+    ]
+    return [
+        made_by(operand)
+        for operation in block.operations
+        for operand in operation.operation.operands
+        if operand not in own
+    ]
 
 
 def _constants(block: Any) -> list[np.ndarray]:
-    found = [o.operation for o in block.operations if o.operation.name == "stablehlo.constant"]
+    found = [
+        operation.operation
+        for operation in block.operations
+        if operation.operation.name == "stablehlo.constant"
+    ]
     return [constant(o, tensor_type(o.results[0])[1]) for o in (*found, *_outer(block))]
 
 
@@ -114,7 +128,9 @@ def _samples(dtype: np.dtype, constants: Sequence[np.ndarray]) -> np.ndarray:
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         values = [limits.min, limits.max, 0, 1, 2, *(int(c) + k for c in given for k in (-1, 0, 1))]
-        return np.array(sorted({v for v in values if limits.min <= v <= limits.max}), dtype)
+        return np.array(
+            sorted({value for value in values if limits.min <= value <= limits.max}), dtype
+        )
     # The first six have all kinds of relations.
     found = [np.array([np.nan, -0.0, 0.0, 1.0, -2.5, np.inf, -np.nan, -np.inf, 2.5, -1.0], dtype)]
     for c in given:
@@ -142,7 +158,7 @@ def _run(block: Any, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     values |= {o.results[0]: constant(o, tensor_type(o.results[0])[1]) for o in _outer(block)}
     for view in block.operations:
         op = view.operation
-        given = [values[v] for v in op.operands]
+        given = [values[operand] for operand in op.operands]
         if op.name == "stablehlo.return":
             return [np.broadcast_to(g, arguments[0].shape) for g in given]
         values[op.results[0]] = _result(op, given)
@@ -194,16 +210,16 @@ def sort_order(block: Any) -> tuple[Key, ...] | None:
     if not _is_logic(block):
         return None
     arguments = list(block.arguments)
-    dtypes = [tensor_type(a)[1] for a in arguments[::2]]
-    if any(d.kind not in "fiub" and d != ml_dtypes.bfloat16 for d in dtypes):
+    dtypes = [tensor_type(argument)[1] for argument in arguments[::2]]
+    if any(dtype.kind not in "fiub" and dtype != ml_dtypes.bfloat16 for dtype in dtypes):
         return None
     constants = _constants(block)
-    used = [k for k, a in enumerate(arguments) if list(a.uses)]
+    used = [k for k, argument in enumerate(arguments) if list(argument.uses)]
     count = max(used, default=-1) // 2 + 1
     if count not in MOST_SAMPLES:
         return None
-    pairs = _pairs([_samples(d, constants)[: MOST_SAMPLES[count]] for d in dtypes[:count]])
-    others = [np.zeros(pairs[0].shape, d) for d in dtypes[count:] for _ in (0, 1)]
+    pairs = _pairs([_samples(dtype, constants)[: MOST_SAMPLES[count]] for dtype in dtypes[:count]])
+    others = [np.zeros(pairs[0].shape, dtype) for dtype in dtypes[count:] for _ in (0, 1)]
     (found,) = _run(block, [*pairs, *others])
     return next((keys for keys in _candidates(count, dtypes) if _agrees(keys, pairs, found)), None)
 
@@ -211,9 +227,9 @@ def sort_order(block: Any) -> tuple[Key, ...] | None:
 def _candidates(count: int, dtypes: Sequence[np.dtype]) -> Iterator[tuple[Key, ...]]:
     kinds = [
         [
-            Key(d, t)
+            Key(dim, t)
             for t in ((False, True) if dtype.kind not in "iub" else (False,))
-            for d in (False, True)
+            for dim in (False, True)
         ]
         for dtype in dtypes
     ]
@@ -222,9 +238,9 @@ def _candidates(count: int, dtypes: Sequence[np.dtype]) -> Iterator[tuple[Key, .
 
 def _pairs(samples: Sequence[np.ndarray]) -> list[np.ndarray]:
     """x0, y0, x1, y1, ..: all combinations."""
-    axes = [s for s in samples for _ in (0, 1)]
-    grids = np.meshgrid(*[np.arange(len(s)) for s in axes], indexing="ij")
-    return [s[g.ravel()] for s, g in zip(axes, grids)]
+    axes = [sample for sample in samples for _ in (0, 1)]
+    grids = np.meshgrid(*[np.arange(len(axis)) for axis in axes], indexing="ij")
+    return [axis[grid.ravel()] for axis, grid in zip(axes, grids)]
 
 
 def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], found: np.ndarray) -> bool:
@@ -234,9 +250,9 @@ def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], found: np.ndarray) -> 
     """
     before, equal = np.zeros(found.shape, bool), np.ones(found.shape, bool)
     known = np.ones(found.shape, bool)
-    for key, x, y in zip(keys, pairs[::2], pairs[1::2]):
-        a, b = key.of(np.stack([x, y]))
-        known &= ~equal | key.total | ((x == x) & (y == y))
+    for key, pair, y in zip(keys, pairs[::2], pairs[1::2]):
+        a, b = key.of(np.stack([pair, y]))
+        known &= ~equal | key.total | ((pair == pair) & (y == y))
         before |= equal & (a < b)
         equal &= a == b
     if (found == before).all():
@@ -283,5 +299,5 @@ def _nan_wins(x: np.ndarray, y: np.ndarray, value: np.ndarray) -> bool:
 
 
 def _grid(*axes: np.ndarray) -> list[np.ndarray]:
-    grids = np.meshgrid(*[np.arange(len(a)) for a in axes], indexing="ij")
-    return [a[g.ravel()] for a, g in zip(axes, grids)]
+    grids = np.meshgrid(*[np.arange(len(axis)) for axis in axes], indexing="ij")
+    return [axis[grid.ravel()] for axis, grid in zip(axes, grids)]

@@ -28,11 +28,11 @@ def trip_count(op: Any, given: Sequence[Any]) -> int | None:
     such comparisons that must all hold, the one that ends first.
     """
     test, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
-    *operations, last = [o.operation for o in test.operations]
-    if any(o.name not in COMPARING for o in operations):
+    *operations, last = [operation.operation for operation in test.operations]
+    if any(operation.name not in COMPARING for operation in operations):
         return None
     counts = [_count(c, test, body, given) for c in _conjunction(made_by(last.operands[0])) or []]
-    known = [n for n in counts if n is not None]
+    known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
 
@@ -42,7 +42,7 @@ def _conjunction(made: Any) -> list[Any] | None:
         return None
     if made.name == "stablehlo.compare":
         return [made]
-    parts = [_conjunction(made_by(x)) for x in made.operands]
+    parts = [_conjunction(made_by(operand)) for operand in made.operands]
     return None if None in parts else [c for part in parts for c in part or ()]
 
 
@@ -111,11 +111,15 @@ def _known(value: Any, test: Any, given: Sequence[Any]) -> int | None:
     """A constant of the region or of the program, or a carry that starts as one and never changes."""
     arguments = list(test.arguments)
     if value in arguments:
-        k = arguments.index(value)
+        index = arguments.index(value)
         body = test.owner.regions[1].blocks[0]
-        last = [o.operation for o in body.operations][-1]
-        kept = last.operands[k] == body.arguments[k]
-        return int(given[k]) if kept and isinstance(given[k], np.ndarray | np.integer) else None
+        last = [operation.operation for operation in body.operations][-1]
+        kept = last.operands[index] == body.arguments[index]
+        return (
+            int(given[index])
+            if kept and isinstance(given[index], np.ndarray | np.integer)
+            else None
+        )
     made = made_by(value)
     if made is None or made.name != "stablehlo.constant":
         return None
@@ -124,7 +128,7 @@ def _known(value: Any, test: Any, given: Sequence[Any]) -> int | None:
 
 def _step(body: Any, counter: int) -> int | None:
     """Returns what a loop adds to its counter."""
-    last = [o.operation for o in body.operations][-1]
+    last = [operation.operation for operation in body.operations][-1]
     made = made_by(last.operands[counter])
     if made is None or made.name not in ("stablehlo.add", "stablehlo.subtract"):
         return None

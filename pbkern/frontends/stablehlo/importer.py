@@ -56,7 +56,10 @@ def import_program(source: Source) -> Imported:
     main = functions.get(MAIN) or next(iter(functions.values()))
     canonicalise(source.module, name_of(main))
     _check(source)
-    types = [jax.ShapeDtypeStruct(*tensor_type(a)) for a in main.regions[0].blocks[0].arguments]
+    types = [
+        jax.ShapeDtypeStruct(*tensor_type(argument))
+        for argument in main.regions[0].blocks[0].arguments
+    ]
     scope = Scope(functions_of(source.module), {}, source.places)
     block = main.regions[0].blocks[0]
     with jax.enable_x64(True):
@@ -112,7 +115,7 @@ class Scope:
         inner.values.update(zip(block.arguments, arguments))
         for view in block.operations:
             op = view.operation
-            operands = [inner.values[v] for v in op.operands]
+            operands = [inner.values[operand] for operand in op.operands]
             if op.name in RETURNS:
                 return operands
             inner.values.update(zip(op.results, inner.results(op, operands)))

@@ -152,7 +152,7 @@ class Operation:
             if found is None
             else tuple(str(a).rstrip(">").split()[-1].lower() for a in ir.ArrayAttr(found))
         )
-        return None if all(w == "default" for w in words) else words
+        return None if all(word == "default" for word in words) else words
 
     def region(self, k: int) -> Callable[..., list]:
         """A region of one block as a function of its arguments."""

@@ -28,9 +28,12 @@ LONGEST_PATH = 4096
 class Source:
     """A program that can be imported.
 
-    Attributes: module: its MLIR module. what: words for messages, such as "`model.mlir`". exported:
-      what jax.export made it of, which knows the structure of arguments and results; None for other
-      programs. places: of its operations.
+    Attributes:
+      module: its MLIR module.
+      what: words for messages, such as "`model.mlir`".
+      exported: what jax.export made it of, which knows the structure of arguments and results; None
+        for other programs.
+      places: of its operations.
     """
 
     module: ir.Module

@@ -37,9 +37,11 @@ class Place:
 class Places:
     """Finds the places of a program's operations.
 
-    Attributes: file: stands for the program's own text, whose lines are places where the program
-      names no others. named: place by the name of an operation, where only the framework that it
-      comes from knows it.
+    Attributes:
+      file: stands for the program's own text, whose lines are places where the program names no
+        others.
+      named: place by the name of an operation, where only the framework that it comes from knows
+        it.
     """
 
     file: str = "program"

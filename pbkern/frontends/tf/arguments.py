@@ -50,7 +50,7 @@ class Arguments:
     structure: Any
 
     def specs(self) -> list[tf.TensorSpec]:
-        return [tf.TensorSpec(t.shape, t.dtype) for t in self.tensors]
+        return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.tensors]
 
     def rebuilt(self, tensors: Sequence[Any]) -> tuple[tuple, dict]:
         """(args, kwargs) with other tensors in their places."""
@@ -81,7 +81,7 @@ def arguments(args: tuple, kwargs: dict) -> Arguments:
         return value
 
     structure = tf.nest.map_structure(place, (args, kwargs))
-    types = tuple((tuple(t.shape), t.dtype) for t in tensors)
+    types = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
     return Arguments(tuple(tensors), (_hashable(structure), types), structure)
 
 
@@ -97,7 +97,7 @@ def by_signature(signature: Sequence[Any], args: tuple, kwargs: dict) -> tuple:
             why=f"given {given}, it has {len(signature)}",
             hint="pass every argument by position",
         )
-    return tuple(_converted(s, a) for s, a in zip(signature, args))
+    return tuple(_converted(s, arg) for s, arg in zip(signature, args))
 
 
 def _converted(spec: Any, value: Any) -> Any:
@@ -146,7 +146,7 @@ def _tensor(value: Any, what: str) -> tf.Tensor:
         )
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype not in DTYPES:
-        names = ", ".join(d.name for d in DTYPES)
+        names = ", ".join(dim.name for dim in DTYPES)
         raise UnsupportedOp(
             f"{what} has dtype {tensor.dtype.name}",
             why="kernels have no such elements",

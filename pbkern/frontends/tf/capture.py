@@ -24,12 +24,14 @@ ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(
 class Captured:
     """A traced function.
 
-    Attributes: program: StableHLO text; its parameters are the call's tensors, then `captures`.
+    Attributes:
+      program: StableHLO text; its parameters are the call's tensors, then `captures`.
       captures: what the function reads of its scope: tensors, and variables, which are read at each
-      call. assigned: (number of a result of the program, the variable that gets it). results: the
-      structure of the function's results, with None where it returns None. count: how many results
-      of the program are the function's; they come first. places: the user's lines by names of
-      TensorFlow's operations.
+        call.
+      assigned: (number of a result of the program, the variable that gets it).
+      results: the structure of the function's results, with None where it returns None.
+      count: how many results of the program are the function's; they come first.
+      places: the user's lines by names of TensorFlow's operations.
     """
 
     program: str
@@ -74,8 +76,8 @@ def capture(fn: Callable, given: Arguments) -> Captured:
     name = getattr(fn, "__name__", type(fn).__name__)
     traced, specs = tf.function(flat, jit_compile=True), given.specs()
     concrete = traced.get_concrete_function(*specs)
-    variables = {id(v.handle): v for v in concrete.graph.variables}
-    captures = tuple(_captured(c, variables, name) for c in concrete.captured_inputs)
+    variables = {id(variable.handle): variable for variable in concrete.graph.variables}
+    captures = tuple(_captured(operand, variables, name) for operand in concrete.captured_inputs)
     text = _stablehlo(traced, specs, name)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
     return Captured(

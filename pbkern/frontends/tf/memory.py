@@ -26,7 +26,7 @@ def _openmp() -> str | None:
     """The runtime, if the system has it; loaded here for the first time, its waiting threads soon sleep.
 
     By itself it lets them spin for milliseconds: beside another busy process a softmax of 512 x
-      1024 took 4 ms in place of 0.2.
+    1024 took 4 ms in place of 0.2.
     """
     waits = {} if WAITING & os.environ.keys() else {"GOMP_SPINCOUNT": SPINS}
     os.environ.update(waits)

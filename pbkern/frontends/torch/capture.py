@@ -69,11 +69,13 @@ class Argument:
 class Captured:
     """A graph as a jaxpr.
 
-    Attributes: jaxpr: of the tensors among the graph's arguments, and the seed if it draws random
-      numbers. results: per result of the graph a Place, an Argument, or what else it is: None or a
-      number. orders: per tensor among the arguments, the order of dimensions in which the jaxpr
-      takes it. draws: whether it takes a seed. checks: per check of a range in the jaxpr, in order,
-      the operator whose indices or divisors they are, with its line.
+    Attributes:
+      jaxpr: of the tensors among the graph's arguments, and the seed if it draws random numbers.
+      results: per result of the graph a Place, an Argument, or what else it is: None or a number.
+      orders: per tensor among the arguments, the order of dimensions in which the jaxpr takes it.
+      draws: whether it takes a seed.
+      checks: per check of a range in the jaxpr, in order, the operator whose indices or divisors
+        they are, with its line.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -92,7 +94,9 @@ def is_supported(node: torch.fx.Node, device: torch.device = CPU) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return _is_python(node.target)
-    if not all(_has_kernels(v, device) for v in _values(node)) or shapes.depends_on_data(node):
+    if not all(_has_kernels(value, device) for value in _values(node)) or shapes.depends_on_data(
+        node
+    ):
         return False
     return aten.rule_of(node.target) is not None or _is_number(node)
 
@@ -126,9 +130,12 @@ def _is_number(node: torch.fx.Node) -> bool:
     )
 
 
-def _has_kernels(v: torch.Tensor, device: torch.device) -> bool:
+def _has_kernels(tensor: torch.Tensor, device: torch.device) -> bool:
     return (
-        v.dtype in NUMPY and v.device == device and v.layout is torch.strided and not v.is_quantized
+        tensor.dtype in NUMPY
+        and tensor.device == device
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
     )
 
 
@@ -141,13 +148,15 @@ def _values(node: torch.fx.Node) -> list[torch.Tensor]:
 
 def unsupported(graph: torch.fx.Graph, device: torch.device = CPU) -> list[torch.fx.Node]:
     """Nodes that the table lacks, or that work elsewhere."""
-    return [n for n in graph.nodes if not is_supported(n, device)]
+    return [node for node in graph.nodes if not is_supported(node, device)]
 
 
 def described(node: torch.fx.Node) -> str:
     """An operator and the user's line."""
     lines = [
-        x.strip() for x in (node.stack_trace or "").splitlines() if x.strip().startswith("File ")
+        splitline.strip()
+        for splitline in (node.stack_trace or "").splitlines()
+        if splitline.strip().startswith("File ")
     ]
     at = ""
     if lines:
@@ -166,35 +175,40 @@ def capture(
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
     strided: tensors come, and results go, in the orders of dimensions that Torch has in memory;
-      else all are row-major.
-    checked: whether indices and divisors are checked. rounds: whether each operator rounds its
-      16-bit results.
+    else all are row-major. checked: whether indices and divisors are checked. rounds: whether each
+    operator rounds its 16-bit results.
     """
     module = shapes.concrete(module, arguments)
-    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    (output,) = [n for n in module.graph.nodes if n.op == "output"]
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     made = list(
         dict.fromkeys(n for n in returned if isinstance(n, torch.fx.Node) and n not in placeholders)
     )
     numbers: dict[torch.fx.Node, Any] = {}
     checks: list[str] = []
-    draws = any(name_of(n.target) in RANDOM for n in module.graph.nodes)
-    values = [n.meta["val"] for n, a in zip(placeholders, arguments) if isinstance(a, torch.Tensor)]
-    orders = tuple(order_of(v) if strided else None for v in values)
-    lying = [v if order is None else v.permute(order) for v, order in zip(values, orders)]
+    draws = any(name_of(node.target) in RANDOM for node in module.graph.nodes)
+    values = [
+        placeholder.meta["val"]
+        for placeholder, argument in zip(placeholders, arguments)
+        if isinstance(argument, torch.Tensor)
+    ]
+    orders = tuple(order_of(value) if strided else None for value in values)
+    lying = [
+        value if order is None else value.permute(order) for value, order in zip(values, orders)
+    ]
     types = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in lying]
 
     def run(*arrays: Any) -> list:
         left = iter(
             [
-                a if order is None else jax.numpy.transpose(a, inverse(order))
-                for a, order in zip(arrays, orders)
+                array if order is None else jax.numpy.transpose(array, inverse(order))
+                for array, order in zip(arrays, orders)
             ]
         )
         env = {
-            n: next(left) if isinstance(a, torch.Tensor) else a
-            for n, a in zip(placeholders, arguments)
+            placeholder: next(left) if isinstance(argument, torch.Tensor) else argument
+            for placeholder, argument in zip(placeholders, arguments)
         }
         checks.clear()
         _Interpreter(
@@ -213,7 +227,7 @@ def capture(
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
     jaxpr = _views_apart(jaxpr, numbers) if strided else jaxpr
-    numbers |= {n: Argument(k) for k, n in enumerate(placeholders)}
+    numbers |= {placeholder: Argument(k) for k, placeholder in enumerate(placeholders)}
     return Captured(
         jaxpr,
         tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned),
@@ -229,9 +243,9 @@ def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> 
     """
     outs: list[Any] = list(closed.jaxpr.outvars)
     before: dict[Any, Any] = {
-        e.outvars[0]: e.invars[0]
-        for e in closed.jaxpr.eqns
-        if e.primitive.name == "broadcast_in_dim"
+        eqn.outvars[0]: eqn.invars[0]
+        for eqn in closed.jaxpr.eqns
+        if eqn.primitive.name == "broadcast_in_dim"
     }
     for n, place in numbers.items():
         if not isinstance(place, Place) or place.permuted is not None:
@@ -248,8 +262,8 @@ def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> 
     return jex.ClosedJaxpr(closed.jaxpr.replace(outvars=outs), closed.consts)
 
 
-def _type(v: jex.Var) -> Any:
-    return v.aval
+def _type(var: jex.Var) -> Any:
+    return var.aval
 
 
 class _Interpreter:
@@ -335,14 +349,14 @@ def _call(node: torch.fx.Node, next_key: Callable[[], Any]) -> Call:
     values = value if isinstance(value, list | tuple) else [value]
     tensors = [v if isinstance(v, torch.Tensor) else None for v in values]
     used: set[Any] = (
-        {u.args[1] for u in node.users if u.target is operator.getitem}
+        {user.args[1] for user in node.users if user.target is operator.getitem}
         if isinstance(value, list | tuple)
         else {0}
     )
     return Call(
         name_of(node.target) or "",
-        tuple(None if t is None else numpy_dtype(t.dtype) for t in tensors),
-        tuple(None if t is None else tuple(map(int, t.shape)) for t in tensors),
+        tuple(None if tensor is None else numpy_dtype(tensor.dtype) for tensor in tensors),
+        tuple(None if tensor is None else tuple(map(int, tensor.shape)) for tensor in tensors),
         frozenset(used),
         _promoted(node),
         next_key,
@@ -359,10 +373,12 @@ def _is_dense(value: Any) -> bool:
 def _promoted(node: torch.fx.Node) -> np.dtype | None:
     """The type in which Torch compares the first two arguments."""
     values: list[Any] = [
-        a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args[:2]
+        arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg for arg in node.args[:2]
     ]
-    values = [v for v in values if isinstance(v, torch.Tensor | bool | int | float | complex)]
-    if not any(isinstance(v, torch.Tensor) for v in values):
+    values = [
+        value for value in values if isinstance(value, torch.Tensor | bool | int | float | complex)
+    ]
+    if not any(isinstance(value, torch.Tensor) for value in values):
         return None
     return numpy_dtype(torch.result_type(*values) if len(values) > 1 else values[0].dtype)
 

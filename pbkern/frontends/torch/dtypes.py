@@ -46,25 +46,27 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
     return TORCH[np.dtype(dtype)]
 
 
-def is_sparse(t: torch.Tensor) -> bool:
+def is_sparse(tensor: torch.Tensor) -> bool:
     """Whether a tensor of this computer's memory lists the elements that are not zero."""
-    return t.layout is not torch.strided and t.device.type == "cpu"
+    return tensor.layout is not torch.strided and tensor.device.type == "cpu"
 
 
-def check_tensor(t: torch.Tensor, what: str, place: str = "cpu") -> None:
+def check_tensor(tensor: torch.Tensor, what: str, place: str = "cpu") -> None:
     """Raises UnsupportedOp for a tensor whose elements do not lie one after the other in memory of a place, "cpu" or "cuda"."""
-    if t.device.type != place:
+    if tensor.device.type != place:
         target = "cpu" if place == "cpu" else "nvgpu"
         raise UnsupportedOp(
-            f"{what} is on device `{t.device}`",
+            f"{what} is on device `{tensor.device}`",
             why=f"functions are compiled for target {target!r}",
-            hint=f"x.{place}()" if t.device.type != "meta" else "meta tensors have no elements",
+            hint=f"x.{place}()"
+            if tensor.device.type != "meta"
+            else "meta tensors have no elements",
         )
-    if t.layout is not torch.strided or t.is_quantized:
-        kind = "quantised" if t.is_quantized else str(t.layout)
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantised" if tensor.is_quantized else str(tensor.layout)
         raise UnsupportedOp(
             f"{what} is {kind}",
             why="kernels read dense arrays",
-            hint="x.dequantize()" if t.is_quantized else "x.to_dense()",
+            hint="x.dequantize()" if tensor.is_quantized else "x.to_dense()",
         )
-    numpy_dtype(t.dtype)
+    numpy_dtype(tensor.dtype)

@@ -47,8 +47,8 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
     graph = program.graph_module
     _without_assertions(graph)
     _check(program)
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    examples = [n.meta["val"] for n in placeholders]
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    examples = [placeholder.meta["val"] for placeholder in placeholders]
     _check_sizes(placeholders, examples)
     found = capture(graph, examples, strided=False, checked=False)
     if found.draws:
@@ -56,14 +56,16 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
             "the module draws random numbers", why="a library has no generator", hint="model.eval()"
         )
     specs = program.graph_signature.input_specs
-    tensors = [k for k, e in enumerate(examples) if isinstance(e, torch.Tensor)]
-    inputs = [k for k in tensors if specs[k].kind is InputKind.USER_INPUT]
+    tensors = [k for k, example in enumerate(examples) if isinstance(example, torch.Tensor)]
+    inputs = [tensor for tensor in tensors if specs[tensor].kind is InputKind.USER_INPUT]
     others = [
-        k for k in tensors if specs[k].kind is not InputKind.USER_INPUT and placeholders[k].users
+        tensor
+        for tensor in tensors
+        if specs[tensor].kind is not InputKind.USER_INPUT and placeholders[tensor].users
     ]
     order = [tensors.index(k) for k in (*inputs, *others)]
-    names = [placeholders[k].name for k in inputs] + [
-        specs[k].target or placeholders[k].name for k in others
+    names = [placeholders[operand].name for operand in inputs] + [
+        specs[other].target or placeholders[other].name for other in others
     ]
     return Exported(_ordered(found, order, tensors), tuple(names))
 
@@ -72,9 +74,11 @@ def _check_sizes(placeholders: list, examples: list) -> None:
     """Raises UnsupportedOp for inputs whose sizes are not known: a program for the example's sizes would be another one."""
     for node, example in zip(placeholders, examples):
         sizes = example.shape if isinstance(example, torch.Tensor) else ()
-        dynamic = [(d, n) for d, n in enumerate(sizes) if isinstance(n, torch.SymInt)]
+        dynamic = [
+            (axis, size) for axis, size in enumerate(sizes) if isinstance(size, torch.SymInt)
+        ]
         if dynamic:
-            which = ", ".join(f"dimension {d} ({n})" for d, n in dynamic)
+            which = ", ".join(f"dimension {dim} ({n})" for dim, n in dynamic)
             raise UnsupportedOp(
                 f"input `{node.name}` of the exported program has a dynamic size",
                 why=f"{which} of shape {tuple(sizes)}",
@@ -122,7 +126,9 @@ def _check(program: torch.export.ExportedProgram) -> None:
             hint="leave them to Torch, outside of the module",
         )
     changed = [
-        s for s in program.graph_signature.output_specs if s.kind is not OutputKind.USER_OUTPUT
+        spec
+        for spec in program.graph_signature.output_specs
+        if spec.kind is not OutputKind.USER_OUTPUT
     ]
     if changed:
         raise UnsupportedOp(
@@ -135,18 +141,20 @@ def _check(program: torch.export.ExportedProgram) -> None:
 def _ordered(found: Any, order: list[int], tensors: list[int]) -> jex.ClosedJaxpr:
     """The captured jaxpr with its operands in another order, results that are operands among its results."""
     run = jex.jaxpr_as_fun(found.jaxpr)
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in found.jaxpr.in_avals]
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in found.jaxpr.in_avals]
 
     def ordered(*arrays: Any) -> list:
         given = [
-            arrays[order.index(k)] if k in order else jnp.zeros(t.shape, t.dtype)
-            for k, t in enumerate(types)
+            arrays[order.index(k)] if k in order else jnp.zeros(type_.shape, type_.dtype)
+            for k, type_ in enumerate(types)
         ]
         made = run(*given)
         return [
-            made[r.number] if isinstance(r, Place) else given[tensors.index(r.number)]
-            for r in found.results
-            if isinstance(r, Place | Argument)
+            made[result.number]
+            if isinstance(result, Place)
+            else given[tensors.index(result.number)]
+            for result in found.results
+            if isinstance(result, Place | Argument)
         ]
 
     with jax.enable_x64(True):

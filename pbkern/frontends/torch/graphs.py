@@ -45,11 +45,16 @@ SEEDS = 2**62
 class Graph:
     """One captured graph, in order of capture.
 
-    Attributes: number: 0, 1, ... as select_graphs and filter_graphs count; forward and backward of
-      one graph share it. kind: "forward", "backward" or "inference". device: of its tensors.
+    Attributes:
+      number: 0, 1, ... as select_graphs and filter_graphs count; forward and backward of one graph
+        share it.
+      kind: "forward", "backward" or "inference".
+      device: of its tensors.
       in_torch: operators that are not compiled, with lines; one entry for a graph that was not
-      chosen. compiled: what its parts were compiled to. rounds: whether each operator rounds its
-      16-bit results. checked: whether indices and divisors are checked.
+        chosen.
+      compiled: what its parts were compiled to.
+      rounds: whether each operator rounds its 16-bit results. checked: whether indices and divisors
+        are checked.
     """
 
     number: int
@@ -62,7 +67,7 @@ class Graph:
 
     def kernels(self) -> list[Any]:
         """Kernels of what has been compiled; parts are compiled when they are first called."""
-        return [k for c in self.compiled for k in c.build.fused.kernels()]
+        return [kernel for c in self.compiled for kernel in c.build.fused.kernels()]
 
     def left_to_xla(self) -> list[Any]:
         return [x for c in self.compiled for x in c.build.fused.left_to_xla()]
@@ -120,20 +125,20 @@ def _linked(
     captured: Captured, call: Callable, arguments: Sequence[Any], device: torch.device
 ) -> Callable[[Sequence[Any]], list[Any]]:
     """The function of a graph's arguments that `call` is of its tensors."""
-    tensors = [k for k, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
+    tensors = [k for k, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
     everything = len(tensors) == len(arguments) and not captured.draws and not any(captured.orders)
     if everything and captured.results == tuple(map(Place, range(len(captured.results)))):
         return call
 
     def run(arguments: Sequence[Any]) -> list[Any]:
         given = [
-            arguments[k] if order is None else arguments[k].permute(order)
-            for k, order in zip(tensors, captured.orders)
+            arguments[tensor] if order is None else arguments[tensor].permute(order)
+            for tensor, order in zip(tensors, captured.orders)
         ]
         if captured.draws:
             given.append(torch.randint(0, SEEDS, (), dtype=torch.int64, device=device))
         made = call(given)
-        return [_result(r, made, arguments) for r in captured.results]
+        return [_result(result, made, arguments) for result in captured.results]
 
     return run
 
@@ -192,9 +197,9 @@ def compiled_graph(
         refused[failed.node.name] = f": {failed.why}"
     supported = _Supported(refused, graph.device)
     in_torch = [
-        n
-        for n in module.graph.nodes
-        if n.op == "call_function" and not supported.is_node_supported({}, n)
+        node
+        for node in module.graph.nodes
+        if node.op == "call_function" and not supported.is_node_supported({}, node)
     ]
     graph.in_torch = tuple(dict.fromkeys(described(n) + refused.get(n.name, "") for n in in_torch))
     return make_boxed_func(parts.forward)
@@ -219,7 +224,7 @@ def _in_parts(
     for child, part in compiled:
         assert isinstance(part, torch.fx.GraphModule)
         run = Runner(part, f"{name}_{child.removeprefix('fused_')}", compile_jaxpr, graph)
-        examples = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
+        examples = [node.meta.get("val") for node in part.graph.nodes if node.op == "placeholder"]
         try:
             if not run.symbolic:
                 run.captured = capture(part, examples, checked=graph.checked, rounds=graph.rounds)
@@ -239,7 +244,7 @@ def _all_of(missing: Sequence[torch.fx.Node]) -> UnsupportedOp:
 
 
 def _unpacked(run: Callable, part: torch.fx.GraphModule) -> Callable:
-    output = next(n for n in part.graph.nodes if n.op == "output").args[0]
+    output = next(node for node in part.graph.nodes if node.op == "output").args[0]
     several = isinstance(output, list | tuple)
 
     def forward(*arguments: Any) -> Any:
@@ -266,18 +271,19 @@ def backend(
     """A backend for torch.compile.
 
     choose: number of a graph -> whether it is compiled. graphs: what was captured. place: "cpu" or "cuda", where tensors are.
-    rounds: whether each operator rounds its 16-bit results. checked: whether indices and divisors
-      are checked.
+    rounds: whether each operator rounds its 16-bit results. checked: whether indices and divisors are checked.
     """
 
     def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
-        number = 1 + max((g.number for g in graphs), default=-1)
+        number = 1 + max((graph.number for graph in graphs), default=-1)
         if not choose(number):
             graphs.append(
                 Graph(number, "inference", in_torch=("all of it: the graph was not chosen",))
             )
             return module.forward
-        tensors = [(k, t) for k, t in enumerate(inputs) if isinstance(t, torch.Tensor)]
+        tensors = [
+            (k, operand) for k, operand in enumerate(inputs) if isinstance(operand, torch.Tensor)
+        ]
         sparse = next(((k, t.layout) for k, t in tensors if is_sparse(t)), None)
         if sparse is not None and not strict:
             why = f"input {sparse[0]} is {sparse[1]}, and kernels read dense arrays"
@@ -311,7 +317,9 @@ def backend(
 
 def _device(inputs: Sequence[Any], number: int, place: str) -> torch.device:
     """The one device of a graph's inputs. Raises UnsupportedOp."""
-    found = list(dict.fromkeys(t.device for t in inputs if isinstance(t, torch.Tensor)))
+    found = list(
+        dict.fromkeys(operand.device for operand in inputs if isinstance(operand, torch.Tensor))
+    )
     if len(found) > 1:
         raise UnsupportedOp(
             f"graph {number} has inputs on several devices",

@@ -14,21 +14,21 @@ import torch
 Order = tuple[int, ...]
 
 
-def order_of(t: torch.Tensor) -> Order | None:
+def order_of(tensor: torch.Tensor) -> Order | None:
     """Dimensions from the outermost in memory to the innermost: `t.permute(order)` is contiguous.
 
     None for a tensor that is contiguous already, and for one that skips or repeats elements.
     """
-    if t.is_contiguous():
+    if tensor.is_contiguous():
         return None
-    strides = t.stride()
-    order = tuple(sorted(range(t.ndim), key=lambda d: (-strides[d], d)))
-    return order if t.permute(order).is_contiguous() else None
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], dim)))
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 def inverse(order: Sequence[int]) -> Order:
     """The permutation that undoes one."""
     found = [0] * len(order)
-    for k, d in enumerate(order):
-        found[d] = k
+    for k, axis in enumerate(order):
+        found[axis] = k
     return tuple(found)

@@ -35,11 +35,14 @@ class TorchMemory:
         if any(dtype.kind == "c" for dtype in dtypes):
             return lambda tensors: list(map(_dense, tensors))
         return lambda tensors: [
-            t if t.is_contiguous() and not t.is_neg() else _dense(t) for t in tensors
+            tensor if tensor.is_contiguous() and not tensor.is_neg() else _dense(tensor)
+            for tensor in tensors
         ]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], torch.Tensor]:
-        strides = tuple(math.prod(max(n, 1) for n in shape[k + 1 :]) for k in range(len(shape)))
+        strides = tuple(
+            math.prod(max(size, 1) for size in shape[k + 1 :]) for k in range(len(shape))
+        )
         return functools.partial(
             torch.empty_strided, shape, strides, dtype=torch_dtype(dtype)
         )  # 0.6 us less than torch.empty

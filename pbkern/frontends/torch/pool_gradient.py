@@ -31,8 +31,8 @@ def _define(library: Any, n: int) -> Callable:
     library.define(name + SIGNATURE)
     forward = getattr(torch.ops.aten, f"max_pool{n}d_with_indices")
 
-    def in_torch(g: torch.Tensor, x: torch.Tensor, *config: Any) -> torch.Tensor:
-        return _backward(n)(g, x, *config, forward(x, *config)[1])
+    def in_torch(tensor: torch.Tensor, x: torch.Tensor, *config: Any) -> torch.Tensor:
+        return _backward(n)(tensor, x, *config, forward(x, *config)[1])
 
     library.impl(name, in_torch, "CPU")
     torch.library.register_fake(
@@ -40,8 +40,8 @@ def _define(library: Any, n: int) -> Callable:
     )
     operator = getattr(torch.ops.pbkern, name).default
 
-    def decomposition(g: torch.Tensor, x: torch.Tensor, *config: Any) -> torch.Tensor:
+    def decomposition(tensor: torch.Tensor, x: torch.Tensor, *config: Any) -> torch.Tensor:
         *window, _ = config
-        return operator(g, x, *window)
+        return operator(tensor, x, *window)
 
     return decomposition

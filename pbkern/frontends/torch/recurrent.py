@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 
 def step(
-    kind: str, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor
+    kind: str, tensor: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(h, c) after one step; x: what the input contributes to the gates.
 
@@ -30,14 +30,14 @@ def step(
     """
     own = F.linear(h, weight, bias)
     if kind == "gru":
-        (r, z, n), (own_r, own_z, own_n) = x.chunk(3, -1), own.chunk(3, -1)
+        (r, z, n), (own_r, own_z, own_n) = tensor.chunk(3, -1), own.chunk(3, -1)
         z, n = torch.sigmoid(z + own_z), torch.tanh(n + torch.sigmoid(r + own_r) * own_n)
         return n + z * (h - n), c
     if kind == "lstm":
-        i, f, g, o = (x + own).chunk(4, -1)
+        i, f, g, o = (tensor + own).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
-    return (torch.tanh if kind == "tanh" else torch.relu)(x + own), c
+    return (torch.tanh if kind == "tanh" else torch.relu)(tensor + own), c
 
 
 def _in_torch(
@@ -57,7 +57,7 @@ def _backward_in_torch(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: An
         tensors = gates, h, c, weight, bias = [x.detach().requires_grad_() for x in state[:-1]]
         made = _in_torch(kind, gates, h, c, weight, bias, state[-1])
     found = torch.autograd.grad(made, tensors, (gy, gh, gc), allow_unused=True)
-    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors))
+    return tuple(torch.zeros_like(tensor) if g is None else g for g, tensor in zip(found, tensors))
 
 
 @functools.cache
@@ -70,8 +70,12 @@ def operators() -> tuple[Any, Any]:
     library.impl("recur", _in_torch, "CPU")
     library.impl("recur_backward", _backward_in_torch, "CPU")
 
-    def fake(kind: str, gates: Tensor, h: Tensor, c: Tensor, *_: Any):
-        return gates.new_empty(gates.shape[0], *h.shape), torch.empty_like(h), torch.empty_like(c)
+    def fake(kind: str, gates: Tensor, tensor: Tensor, c: Tensor, *_: Any):
+        return (
+            gates.new_empty(gates.shape[0], *tensor.shape),
+            torch.empty_like(tensor),
+            torch.empty_like(c),
+        )
 
     def fake_backward(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: Any):
         return tuple(torch.empty_like(x) for x in state[:-1])
@@ -114,8 +118,8 @@ def _layers(
     last = []
     for layer in range(layers):
         made = []
-        for d in range(directions):
-            k = layer * directions + d
+        for axis in range(directions):
+            k = layer * directions + axis
             wide, weight, *bias = weights[k * per : (k + 1) * per]
             gates = F.linear(x, wide, bias[0] if biases else None)
             y, *state = loop(
@@ -125,7 +129,7 @@ def _layers(
                 c[k],
                 weight,
                 bias[1] if biases else weight.new_zeros(len(weight)),
-                d == 1,
+                axis == 1,
             )
             made.append(y)
             last.append(state)
@@ -137,26 +141,28 @@ def _layers(
 
 
 def lstm(
-    x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], *config: Any
+    tensor: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], *config: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     h, c = state
-    return _layers("lstm", x, h, c, weights, *config)
+    return _layers("lstm", tensor, h, c, weights, *config)
 
 
-def gru(x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any) -> tuple[Tensor, Tensor]:
-    return _layers("gru", x, h, h, weights, *config)[:2]
+def gru(
+    tensor: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
+) -> tuple[Tensor, Tensor]:
+    return _layers("gru", tensor, h, h, weights, *config)[:2]
 
 
 def rnn_tanh(
-    x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
+    tensor: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
 ) -> tuple[Tensor, Tensor]:
-    return _layers("tanh", x, h, h, weights, *config)[:2]
+    return _layers("tanh", tensor, h, h, weights, *config)[:2]
 
 
 def rnn_relu(
-    x: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
+    tensor: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
 ) -> tuple[Tensor, Tensor]:
-    return _layers("relu", x, h, h, weights, *config)[:2]
+    return _layers("relu", tensor, h, h, weights, *config)[:2]
 
 
 REPLACED: dict[Any, Callable] = {

@@ -20,7 +20,7 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 def is_symbolic(module: torch.fx.GraphModule) -> bool:
     """Whether some shape or number of a graph is a symbol."""
-    return any(map(_is_symbolic, (n.meta.get("val") for n in module.graph.nodes)))
+    return any(map(_is_symbolic, (node.meta.get("val") for node in module.graph.nodes)))
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -54,7 +54,9 @@ def concrete(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch.fx
     module = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*[_fake(a) for a in arguments])
+        FakeTensorProp(module, mode).propagate_dont_convert_inputs(
+            *[_fake(argument) for argument in arguments]
+        )
     for node, value in zip((n for n in module.graph.nodes if n.op == "placeholder"), arguments):
         if not isinstance(value, torch.Tensor):
             node.meta["val"] = value

@@ -41,18 +41,23 @@ class Unfusable(Exception):
     """These equations cannot share one kernel."""
 
 
-def _hull(a: Access, b: Access, slack: float) -> Access | None:
-    """The least block around both, `a` itself if it contains `b`; None if it holds more than `slack` times what they hold."""
+def _hull(access: Access, b: Access, slack: float) -> Access | None:
+    """The least block around both, `access` itself if it contains `b`.
+
+    None if it holds more than `slack` times what they hold.
+    """
     ends = [
         (min(x.start.const, y.start.const), max(x.start.const + x.size, y.start.const + y.size))
-        for x, y in zip(a, b)
+        for x, y in zip(access, b)
     ]
-    if all(first == x.start.const and last == first + x.size for x, (first, last) in zip(a, ends)):
-        return a
-    if math.prod(last - first for first, last in ends) > slack * (volume(a) + volume(b)):
+    if all(
+        first == x.start.const and last == first + x.size for x, (first, last) in zip(access, ends)
+    ):
+        return access
+    if math.prod(last - first for first, last in ends) > slack * (volume(access) + volume(b)):
         return None
     return tuple(
-        Span(Affine(x.start.terms, first), last - first) for x, (first, last) in zip(a, ends)
+        Span(Affine(x.start.terms, first), last - first) for x, (first, last) in zip(access, ends)
     )
 
 
@@ -60,11 +65,11 @@ def _linear(access: Access) -> tuple:
     return tuple(s.start.terms for s in access)
 
 
-def _contains(a: Access, b: Access) -> bool:
-    """Is `b`, of equal linear part, inside `a`?"""
+def _contains(access: Access, b: Access) -> bool:
+    """Is `b`, of equal linear part, inside `access`?"""
     return all(
         x.start.const <= y.start.const and y.start.const + y.size <= x.start.const + x.size
-        for x, y in zip(a, b)
+        for x, y in zip(access, b)
     )
 
 
@@ -172,7 +177,9 @@ class _Remembered:
             made = _step(eqn, out)
         except NeedsWhole as e:
             return e
-        inputs = tuple(a if a is None else self.one(a) for a in made.pull.inputs)
+        inputs = tuple(
+            operand if operand is None else self.one(operand) for operand in made.pull.inputs
+        )
         return Step(eqn, self.one(made.out), dataclasses.replace(made.pull, inputs=inputs))
 
 
@@ -245,9 +252,14 @@ def request_more(eqns: Sequence, found: Requests) -> Requests:
 
     Raises as `request` does.
     """
-    made = {v for e in eqns for v in e.outvars}
-    asked = {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
-    hulls = {v: h.copy() if v in asked else h for v, h in found.hulls.items()}
+    made = {var for eqn in eqns for var in eqn.outvars}
+    asked = {
+        var
+        for eqn in eqns
+        for var in eqn.invars
+        if not isinstance(var, jex.Literal) and var not in made
+    }
+    hulls = {v: hull.copy() if v in asked else hull for v, hull in found.hulls.items()}
     return _walked(eqns, hulls, found.steps[::-1])
 
 
@@ -272,8 +284,8 @@ def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> Requests:
                 if atom not in hulls:
                     hulls[atom] = Hulls()
                 hulls[atom].ask(access, linear)
-        for v in eqn.outvars:
-            hulls[v] = produced
+        for var in eqn.outvars:
+            hulls[var] = produced
     steps.reverse()
     made = {v for s in steps for v in s.eqn.outvars}
     read = dict.fromkeys(
@@ -330,7 +342,7 @@ def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
         if hull == access:
             return block
         starts = [s.start.const - h.start.const for s, h in zip(access, hull)]
-        return lax.slice(block, starts, [b + s.size for b, s in zip(starts, access)])
+        return lax.slice(block, starts, [start + s.size for start, s in zip(starts, access)])
 
     for step in requests.steps:
         operands = [get(a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
@@ -340,8 +352,8 @@ def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
             else:
                 results = step.eqn.primitive.bind(*operands, **step.pull.params)
                 results = results if step.eqn.primitive.multiple_results else [results]
-        for v, r in zip(step.eqn.outvars, results):
-            blocks[v, step.out] = rounded(r) if v in once else r
+        for var, result in zip(step.eqn.outvars, results):
+            blocks[var, step.out] = rounded(result) if var in once else result
     return get
 
 
@@ -360,7 +372,7 @@ def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> 
             if v not in given:
                 ref[...] = get(v, access)
 
-    types = [ref_aval(block_shape(a), v.aval.dtype) for v, a in (*requests.inputs, *outputs)]
+    types = [ref_aval(block_shape(a), var.aval.dtype) for var, a in (*requests.inputs, *outputs)]
     return jax.make_jaxpr(body)(*types)
 
 

@@ -14,16 +14,24 @@ def moved(eqn, places: Places) -> Places | None:
 
     None for a reshape that joins or splits dimensions.
     """
-    p, shape, to = eqn.params, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    params, shape, to = eqn.params, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     match eqn.primitive.name:
         case "transpose":
-            return tuple(places[d] for d in p["permutation"])
+            return tuple(places[axis] for axis in params["permutation"])
         case "squeeze":
-            return tuple(q for d, q in enumerate(places) if d not in p["dimensions"])
+            return tuple(
+                place for axis, place in enumerate(places) if axis not in params["dimensions"]
+            )
         case "broadcast_in_dim":
-            kept = {d: q for d, q, n in zip(p["broadcast_dimensions"], places, shape) if n == to[d]}
-            return tuple(kept.get(d) for d in range(len(to)))
-    if [n for n in shape if n > 1] != [n for n in to if n > 1] or p["dimensions"] is not None:
+            kept = {
+                dim: place
+                for dim, place, size in zip(params["broadcast_dimensions"], places, shape)
+                if size == to[dim]
+            }
+            return tuple(kept.get(axis) for axis in range(len(to)))
+    if [size for size in shape if size > 1] != [n for n in to if n > 1] or params[
+        "dimensions"
+    ] is not None:
         return None
-    rest = iter(q for q, n in zip(places, shape) if n > 1)
+    rest = iter(place for place, size in zip(places, shape) if size > 1)
     return tuple(next(rest) if n > 1 else None for n in to)

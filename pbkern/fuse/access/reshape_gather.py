@@ -30,17 +30,17 @@ from .rules import (
 
 
 def _strides(extents: Sequence[int]) -> list[int]:
-    return [math.prod(extents[d + 1 :]) for d in range(len(extents))]
+    return [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
 
 
 def _flat(spans: Sequence[Span], extents: Sequence[int]) -> tuple[Affine, int] | None:
     """(start, size) in row-major order if the spans are one contiguous run."""
-    first = next((d for d, s in enumerate(spans) if s.size != 1), len(spans) - 1)
-    if any(not is_whole(s, n) for s, n in zip(spans[first + 1 :], extents[first + 1 :])):
+    first = next((axis for axis, s in enumerate(spans) if s.size != 1), len(spans) - 1)
+    if any(not is_whole(s, extent) for s, extent in zip(spans[first + 1 :], extents[first + 1 :])):
         return None
     start = Affine()
-    for s, stride in zip(spans, _strides(extents)):
-        start = start + s.start * stride
+    for span, stride in zip(spans, _strides(extents)):
+        start = start + span.start * stride
     return start, spans[first].size * _strides(extents)[first]
 
 
@@ -51,13 +51,13 @@ def _unflatten(
     if len(extents) == 1:
         return [Span(start, size)]
     strides = _strides(extents)
-    for d, stride in enumerate(strides):
-        if size % stride or size // stride > extents[d]:
+    for axis, stride in enumerate(strides):
+        if size % stride or size // stride > extents[axis]:
             continue
         spans, rest = [], start
-        for outer in strides[: d + 1]:
+        for outer in strides[: axis + 1]:
             terms = tuple((s, c // outer) for s, c in rest.terms if c % outer == 0)
-            const = rest.const // outer if outer != strides[d] else rest.const / outer
+            const = rest.const // outer if outer != strides[axis] else rest.const / outer
             if const != int(const):
                 return None
             spans.append(Affine(terms, int(const)))
@@ -65,12 +65,12 @@ def _unflatten(
         if rest.terms or rest.const:
             return None
         # An index that crosses into the next outer one would need a division.
-        if any(_reach(span, programs) >= n for span, n in zip(spans[1:], extents[1:])):
+        if any(_reach(span, programs) >= extent for span, extent in zip(spans[1:], extents[1:])):
             return None
         return [
-            *(Span(s, 1) for s in spans[:d]),
-            Span(spans[d], size // stride),
-            *(whole(n) for n in extents[d + 1 :]),
+            *(Span(span, 1) for span in spans[:axis]),
+            Span(spans[axis], size // stride),
+            *(whole(extent) for extent in extents[axis + 1 :]),
         ]
     return None
 
@@ -83,9 +83,9 @@ def _reach(index: Affine, programs: Mapping[int, int]) -> int:
 def _programs(spans: Sequence[Span], extents: Sequence[int]) -> dict[int, int]:
     """Grid axis -> number of programs along it, as far as these dimensions show."""
     found: dict[int, int] = {}
-    for s, n in zip(spans, extents):
-        for axis, c in s.start.terms:
-            found[axis] = max(found.get(axis, 1), -(-n // abs(c)))
+    for span, extent in zip(spans, extents):
+        for axis, c in span.start.terms:
+            found[axis] = max(found.get(axis, 1), -(-extent // abs(c)))
     return found
 
 
@@ -97,8 +97,8 @@ def _split_dimension(eqn, asked: Access, outer: Sequence[int], inner: Sequence[i
     multiple = 0
     if len(outer) == 1:
         size, (shape, *_) = asked[outer[0]].size, shapes(eqn)
-        strides = _strides([shape[d] for d in inner])[:-1]
-        multiple = min((s for s in strides if s > size or size % s), default=0)
+        strides = _strides([shape[dim] for dim in inner])[:-1]
+        multiple = min((stride for stride in strides if stride > size or size % stride), default=0)
     try:
         return require_whole(eqn, asked, outer)
     except NeedsWhole as e:
@@ -109,9 +109,9 @@ def _split_dimension(eqn, asked: Access, outer: Sequence[int], inner: Sequence[i
 def _reshape(eqn, out: Access) -> Pull:
     """Dimensions map one to one, or a contiguous run maps to one; otherwise a run is taken whole."""
     (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
-    source: list[Span] = [whole(n) for n in shape]
+    source: list[Span] = [whole(size) for size in shape]
     # A concatenation may ask for more than a dimension of one element has: the element is repeated.
-    asked = [whole(1) if n == 1 < s.size else s for n, s in zip(extents, out)]
+    asked = [whole(1) if extent == 1 < s.size else s for extent, s in zip(extents, out)]
     for inner, outer in segments(shape, extents):
         if len(inner) == len(outer) == 1:
             source[inner[0]] = asked[outer[0]]
@@ -124,15 +124,15 @@ def _reshape(eqn, out: Access) -> Pull:
         if spans is None:
             asked = list(_split_dimension(eqn, tuple(asked), outer, inner))
             continue
-        for d, s in zip(inner, spans):
-            source[d] = s
+        for dim, span in zip(inner, spans):
+            source[dim] = span
     params, inputs = (
         {**eqn.params, "new_sizes": block_shape(asked)},
         (tuple(source), *(() for _ in dynamic)),
     )
-    if not any(n == 1 < s.size for n, s in zip(extents, out)):
+    if not any(extent == 1 < s.size for extent, s in zip(extents, out)):
         return Pull(inputs, params, out=tuple(asked))
-    repeated = tuple(o if n == 1 else a for n, o, a in zip(extents, out, asked))
+    repeated = tuple(o if extent == 1 else a for extent, o, a in zip(extents, out, asked))
 
     def repeat(ctx, x, *dynamic):
         x = eqn.primitive.bind(x, *dynamic, **params)
@@ -150,30 +150,33 @@ def _gather(eqn, out: Access) -> Pull:
     (operand, indices), p = shapes(eqn), eqn.params
     dn, sizes = p["dimension_numbers"], p["slice_sizes"]
     window = [
-        d
-        for d in range(len(operand))
-        if d not in dn.collapsed_slice_dims and d not in dn.operand_batching_dims
+        axis
+        for axis in range(len(operand))
+        if axis not in dn.collapsed_slice_dims and axis not in dn.operand_batching_dims
     ]
     source, slice_sizes = [whole(n) for n in operand], list(sizes)
     partial = []
-    for o, d in zip(dn.offset_dims, window):
+    for dim, d in zip(dn.offset_dims, window):
         if sizes[d] == operand[d]:
-            source[d], slice_sizes[d] = out[o], out[o].size
+            source[d], slice_sizes[d] = out[dim], out[dim].size
         else:
-            partial.append(o)
+            partial.append(dim)
     out = require_whole(eqn, out, partial)
-    batch = [s for d, s in enumerate(out) if d not in dn.offset_dims]
+    batch = [s for axis, s in enumerate(out) if axis not in dn.offset_dims]
     for d, k in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
         source[d] = batch[k]
     params = {**p, "slice_sizes": tuple(slice_sizes)}
-    if any(d in dn.start_index_map and slice_sizes[d] != sizes[d] for d in range(len(operand))):
+    if any(
+        axis in dn.start_index_map and slice_sizes[axis] != sizes[axis]
+        for axis in range(len(operand))
+    ):
         # The start of a full slice is always clamped to 0; on a block, another start would be in
         # bounds.
         moving = frozenset(
-            s
+            symbol
             for o, d in zip(dn.offset_dims, window)
             if d in dn.start_index_map
-            for s in out[o].start.symbols
+            for symbol in out[o].start.symbols
         )
         if moving:
             raise NeedsWhole(moving, "gather moves along this dimension")
@@ -184,18 +187,20 @@ def _gather(eqn, out: Access) -> Pull:
 def _gather_whole(eqn, out: Access) -> Pull:
     extents = eqn.outvars[0].aval.shape
     out = require_whole(eqn, out, range(len(extents)))
-    return Pull(tuple(tuple(whole(n) for n in s) for s in shapes(eqn)), eqn.params, out=out)
+    return Pull(tuple(tuple(whole(n) for n in shape) for shape in shapes(eqn)), eqn.params, out=out)
 
 
 @rules.register("dynamic_slice")
 def _dynamic_slice(eqn, out: Access) -> Pull:
     (operand, *starts), sizes = shapes(eqn), eqn.params["slice_sizes"]
-    moved = [d for d, (n, m) in enumerate(zip(operand, sizes)) if n != m]
+    moved = [axis for axis, (n, size) in enumerate(zip(operand, sizes)) if n != size]
     out = require_whole(eqn, out, moved)
-    source = tuple(whole(n) if d in moved else out[d] for d, n in enumerate(operand))
+    source = tuple(whole(n) if axis in moved else out[axis] for axis, n in enumerate(operand))
     params = {
         **eqn.params,
-        "slice_sizes": tuple(sizes[d] if d in moved else out[d].size for d in range(len(operand))),
+        "slice_sizes": tuple(
+            sizes[axis] if axis in moved else out[axis].size for axis in range(len(operand))
+        ),
     }
     # Starts along dimensions taken in full are clamped to 0, as they are on a block taken in full.
     return Pull((source, *(() for _ in starts)), params, out=out)
@@ -205,12 +210,12 @@ def _dynamic_slice(eqn, out: Access) -> Pull:
 def _dynamic_update_slice(eqn, out: Access) -> Pull:
     """Dimensions that the update spans in full follow the output."""
     operand, update = shapes(eqn)[:2]
-    moved = [d for d, (n, m) in enumerate(zip(operand, update)) if n != m]
-    if all(out[d].is_const for d in moved):
+    moved = [axis for axis, (n, m) in enumerate(zip(operand, update)) if n != m]
+    if all(out[dim].is_const for dim in moved):
         out = require_whole(eqn, out, moved)
-        part = tuple(whole(update[d]) if d in moved else s for d, s in enumerate(out))
+        part = tuple(whole(update[axis]) if axis in moved else s for axis, s in enumerate(out))
         return Pull((out, part, *(() for _ in operand)), eqn.params, out=out)
     raise NeedsWhole(
-        frozenset(s for d in moved for s in out[d].start.symbols),
+        frozenset(symbol for dim in moved for symbol in out[dim].start.symbols),
         "the update moves along this dimension",
     )

@@ -95,13 +95,13 @@ def pull(eqn, out: Access) -> Pull:
     """Applies the primitive's rule. Raises UnsupportedOp or NeedsWhole."""
     rule = rules.get(eqn.primitive.name)
     if rule is None:
-        types = ", ".join(str(a.aval) for a in eqn.invars)
+        types = ", ".join(str(var.aval) for var in eqn.invars)
         rule = rules.lookup(eqn.primitive.name, operands=types, at=user_line(eqn))
     return rule(eqn, out)
 
 
 def shapes(eqn) -> tuple[tuple[int, ...], ...]:
-    return tuple(a.aval.shape for a in eqn.invars)
+    return tuple(var.aval.shape for var in eqn.invars)
 
 
 # Indices in kernels are of 32 bits; in flat arrays, of 64.
@@ -111,19 +111,21 @@ MAX_EXTENT = 2**31 - 1
 def is_long(eqn) -> bool:
     """Has an operand or result more elements along a dimension than kernels can count?"""
     return any(
-        n > MAX_EXTENT for v in (*eqn.outvars, *eqn.invars) for n in getattr(v.aval, "shape", ())
+        n > MAX_EXTENT
+        for var in (*eqn.outvars, *eqn.invars)
+        for n in getattr(var.aval, "shape", ())
     )
 
 
 def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
     """`out` with the given output dimensions widened to their whole extent."""
     extents = eqn.outvars[0].aval.shape
-    moving = frozenset(s for d in dims for s in out[d].start.symbols)
+    moving = frozenset(symbol for dim in dims for symbol in out[dim].start.symbols)
     if moving:
         raise NeedsWhole(
             moving, f"{eqn.primitive.name} takes dimension {', '.join(map(str, dims))} as a whole"
         )
-    return tuple(whole(extents[d]) if d in dims else s for d, s in enumerate(out))
+    return tuple(whole(extents[axis]) if axis in dims else s for axis, s in enumerate(out))
 
 
 # ---- elementwise
@@ -159,21 +161,24 @@ def _elementwise(eqn, out: Access) -> Pull:
             inputs.append(())
         else:
             inputs.append(
-                tuple(whole(1) if n == 1 != extents[d] else out[d] for d, n in enumerate(shape))
+                tuple(
+                    whole(1) if size == 1 != extents[axis] else out[axis]
+                    for axis, size in enumerate(shape)
+                )
             )
     return Pull(tuple(inputs), eqn.params)
 
 
 @rules.register("iota")
 def _iota(eqn, out: Access) -> Pull:
-    p = eqn.params
-    d = p["dimension"]
+    params = eqn.params
+    d = params["dimension"]
 
     def compute(ctx, *_):
-        made = lax.broadcasted_iota(p["dtype"], block_shape(out), d)
-        return [made if out[d].start == ZERO else made + ctx.affine(out[d].start, p["dtype"])]
+        made = lax.broadcasted_iota(params["dtype"], block_shape(out), d)
+        return [made if out[d].start == ZERO else made + ctx.affine(out[d].start, params["dtype"])]
 
-    return Pull(tuple(() for _ in eqn.invars), p, compute)
+    return Pull(tuple(() for _ in eqn.invars), params, compute)
 
 
 # ---- dimensions that move, appear or disappear
@@ -181,30 +186,30 @@ def _iota(eqn, out: Access) -> Pull:
 
 @rules.register("broadcast_in_dim")
 def _broadcast(eqn, out: Access) -> Pull:
-    p = eqn.params
+    params = eqn.params
     (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
     source = tuple(
-        whole(1) if n == 1 != extents[d] else out[d]
-        for n, d in zip(shape, p["broadcast_dimensions"])
+        whole(1) if size == 1 != extents[dim] else out[dim]
+        for size, dim in zip(shape, params["broadcast_dimensions"])
     )
-    return Pull((source, *(() for _ in dynamic)), {**p, "shape": block_shape(out)})
+    return Pull((source, *(() for _ in dynamic)), {**params, "shape": block_shape(out)})
 
 
 @rules.register("squeeze")
 def _squeeze(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
-    gone = {d % len(shape) for d in eqn.params["dimensions"]}
+    gone = {dim % len(shape) for dim in eqn.params["dimensions"]}
     rest = iter(out)
     return Pull(
-        (tuple(whole(1) if d in gone else next(rest) for d in range(len(shape))),), eqn.params
+        (tuple(whole(1) if axis in gone else next(rest) for axis in range(len(shape))),), eqn.params
     )
 
 
 @rules.register("transpose")
 def _transpose(eqn, out: Access) -> Pull:
     source: list = [None] * len(out)
-    for d, s in zip(eqn.params["permutation"], out):
-        source[d] = s
+    for axis, s in zip(eqn.params["permutation"], out):
+        source[axis] = s
     return Pull((tuple(source),), eqn.params)
 
 
@@ -213,8 +218,8 @@ def _rev(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
     reversed_dims = eqn.params["dimensions"]
     source = tuple(
-        Span(s.start * -1 + (n - s.size), s.size) if d in reversed_dims else s
-        for d, (s, n) in enumerate(zip(out, shape))
+        Span(s.start * -1 + (size - s.size), s.size) if axis in reversed_dims else s
+        for axis, (s, size) in enumerate(zip(out, shape))
     )
     return Pull((source,), eqn.params)
 
@@ -225,10 +230,10 @@ def _slice(eqn, out: Access) -> Pull:
     p = eqn.params
     strides = p["strides"] or (1,) * len(out)
     source = tuple(
-        Span(s.start * int(t) + int(b), (s.size - 1) * int(t) + 1 if s.size else 0)
-        for s, b, t in zip(out, p["start_indices"], strides)
+        Span(s.start * int(stride) + int(index), (s.size - 1) * int(stride) + 1 if s.size else 0)
+        for s, index, stride in zip(out, p["start_indices"], strides)
     )
-    if all(t == 1 for t in strides):
+    if all(stride == 1 for stride in strides):
         return Pull((source,), {}, lambda ctx, x: [x])
     limits = block_shape(source)
     params = dict(start_indices=(0,) * len(out), limit_indices=limits, strides=tuple(strides))
@@ -253,7 +258,8 @@ def _reduce(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
     axes, rest = eqn.params["axes"], iter(out)
     return Pull(
-        (tuple(whole(n) if d in axes else next(rest) for d, n in enumerate(shape)),), eqn.params
+        (tuple(whole(size) if axis in axes else next(rest) for axis, size in enumerate(shape)),),
+        eqn.params,
     )
 
 
@@ -296,33 +302,33 @@ def _pad(eqn, out: Access) -> Pull:
     """Moving spans read past the edge and select by index; constant spans pad the block."""
     (shape, _), config = shapes(eqn), eqn.params["padding_config"]
     source, static, moving = [], [], []
-    for d, (s, n, (lo, hi, interior)) in enumerate(
+    for axis, (s, size, (lo, hi, interior)) in enumerate(
         zip(out, shape, [tuple(map(int, c)) for c in config])
     ):
         if (lo, hi, interior) == (0, 0, 0):
             source.append(s)
             static.append((0, 0, 0))
         elif s.is_const:
-            span, padding = _pad_const(s, n, lo, interior)
+            span, padding = _pad_const(s, size, lo, interior)
             source.append(span)
             static.append(padding)
         elif interior:
-            require_whole(eqn, out, (d,))
+            require_whole(eqn, out, (axis,))
         else:
             source.append(s.shifted(-lo))
             static.append((0, 0, 0))
             if lo > 0 or hi > 0:
-                moving.append((d, lo, n))
+                moving.append((axis, lo, size))
 
     def compute(ctx, x, value):
         if any(c != (0, 0, 0) for c in static):
             x = lax.pad_p.bind(x, value, padding_config=tuple(static))
         inside = None
-        for d, lo, n in moving:
+        for dim, lo, n in moving:
             # One row of indices per dimension: comparisons stay one-dimensional until they are
             # combined.
-            line = tuple(s if k == d else whole(1) for k, s in enumerate(out))
-            index = _index(ctx, line, d)
+            line = tuple(s if k == dim else whole(1) for k, s in enumerate(out))
+            index = _index(ctx, line, dim)
             here = lax.ge(index, np.int32(lo)) & lax.lt(index, np.int32(lo + n))
             here = lax.broadcast_in_dim(here, x.shape, tuple(range(x.ndim)))
             inside = here if inside is None else inside & here
@@ -339,14 +345,14 @@ def _splat(value, like):
 def _concatenate(eqn, out: Access) -> Pull:
     """A constant span joins the operands under it; a moving one reads all of them and selects by index."""
     d = eqn.params["dimension"]
-    offsets = np.cumsum([0] + [s[d] for s in shapes(eqn)]).tolist()
+    offsets = np.cumsum([0] + [shape[d] for shape in shapes(eqn)]).tolist()
     span = out[d]
     if span.is_const:
         lo, hi = span.start.const, span.start.const + span.size
         inputs: list = []
-        for a, b in zip(offsets, offsets[1:]):
-            first, last = max(a, lo), min(b, hi)
-            part = Span(Affine((), first - a), last - first)
+        for offset, b in zip(offsets, offsets[1:]):
+            first, last = max(offset, lo), min(b, hi)
+            part = Span(Affine((), first - offset), last - first)
             inputs.append(
                 tuple(part if k == d else s for k, s in enumerate(out)) if last > first else None
             )

@@ -19,14 +19,14 @@ from .rules import Access, Pull, is_whole, require_whole, rules, shapes, whole
 def owned(eqn) -> dict[int, int]:
     """Operand dimensions in which indices choose one element -> position in an index vector."""
     form = ScatterForm.of(eqn)
-    return {d: k for d, k in form.starts.items() if d not in form.windows}
+    return {dim: start for dim, start in form.starts.items() if dim not in form.windows}
 
 
 def share(eqn, out: Access) -> float:
     """The part of the updates that falls into a block of the result, if they are spread evenly."""
     extents, found = eqn.outvars[0].aval.shape, 1.0
-    for d in owned(eqn):
-        found *= min(1.0, out[d].size / max(extents[d], 1))
+    for dim in owned(eqn):
+        found *= min(1.0, out[dim].size / max(extents[dim], 1))
     return found
 
 
@@ -34,17 +34,21 @@ def share(eqn, out: Access) -> float:
 def _scatter(eqn, out: Access) -> Pull:
     form, (extents, indices, updates) = ScatterForm.of(eqn), shapes(eqn)
     full = {
-        d: w for d, w in form.windows.items() if d not in form.starts and updates[w] == extents[d]
+        d: window
+        for d, window in form.windows.items()
+        if d not in form.starts and updates[window] == extents[d]
     }
     follows = full | {d: form.loops[k] for d, k in form.batch.items()}
     out = require_whole(
-        eqn, out, [d for d in range(len(extents)) if d not in follows and d not in owned(eqn)]
+        eqn,
+        out,
+        [axis for axis in range(len(extents)) if axis not in follows and axis not in owned(eqn)],
     )
-    chosen, source = [whole(n) for n in indices], [whole(n) for n in updates]
-    for d, k in form.batch.items():
-        chosen[k] = out[d]
-    for d, k in follows.items():
-        source[k] = out[d]
+    chosen, source = [whole(index) for index in indices], [whole(update) for update in updates]
+    for dim, k in form.batch.items():
+        chosen[k] = out[dim]
+    for dim, k in follows.items():
+        source[k] = out[dim]
     cut = {d: k for d, k in owned(eqn).items() if not is_whole(out[d], extents[d])}
     params = {**eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
 
@@ -58,7 +62,7 @@ def _scatter(eqn, out: Access) -> Pull:
 def _counted_from(eqn, index, starts: dict):
     """i32 indices less `starts`: position in an index vector -> scalar. Indices out of bounds stay out of bounds."""
     form = ScatterForm.of(eqn)
-    limits = {k: form.limits[d] for d, k in form.starts.items()}
+    limits = {start: form.limits[dim] for dim, start in form.starts.items()}
     clip = "CLIP" in str(eqn.params["mode"])
     if clip or index.dtype.itemsize > 4 or index.dtype == np.uint32:
         largest = np.iinfo(index.dtype).max
@@ -66,8 +70,8 @@ def _counted_from(eqn, index, starts: dict):
         high = _columns(
             index,
             {
-                k: np.asarray(min(n if clip else n + 1, largest), index.dtype)
-                for k, n in limits.items()
+                k: np.asarray(min(limit if clip else limit + 1, largest), index.dtype)
+                for k, limit in limits.items()
             },
         )
         index = lax.min(lax.max(index, lax.full(index.shape, low, index.dtype)), high)

@@ -31,9 +31,9 @@ def _dot_general(eqn, out: Access) -> Pull:
     for a, b in zip(lb, rb):
         source_l[a] = source_r[b] = next(spans)
     for source, used in ((source_l, (*lc, *lb)), (source_r, (*rc, *rb))):
-        for d in range(len(source)):
-            if d not in used:
-                source[d] = next(spans)
+        for axis in range(len(source)):
+            if axis not in used:
+                source[axis] = next(spans)
     return Pull((tuple(source_l), tuple(source_r)), eqn.params)
 
 
@@ -41,7 +41,7 @@ def _feature_groups(s: Span, extent: int, groups: int, inner: int) -> tuple[Span
     """(output channels, input channels, groups) of a grouped convolution's block."""
     per = extent // groups
     parts = (s.size, s.start.const, *(c for _, c in s.start.terms))
-    if any(n % per for n in parts):
+    if any(part % per for part in parts):
         if s.start.terms:
             raise NeedsWhole(
                 s.start.symbols, f"blocks of {s.size} channels do not hold whole groups of {per}"
@@ -55,13 +55,15 @@ def _feature_groups(s: Span, extent: int, groups: int, inner: int) -> tuple[Span
 
 @rules.register("conv_general_dilated")
 def _conv(eqn, out: Access) -> Pull:
-    p, (lhs, rhs), extents = eqn.params, shapes(eqn), eqn.outvars[0].aval.shape
-    dn = p["dimension_numbers"]
+    params, (lhs, rhs), extents = eqn.params, shapes(eqn), eqn.outvars[0].aval.shape
+    dn = params["dimension_numbers"]
     ls, rs, os = dn.lhs_spec, dn.rhs_spec, dn.out_spec
-    if any(lo or hi for lo, hi in p["padding"]) or any(d != 1 for d in p["lhs_dilation"]):
+    if any(lo or hi for lo, hi in params["padding"]) or any(
+        dim != 1 for dim in params["lhs_dilation"]
+    ):
         raise NotImplementedError("padding is taken out of convolutions by simplify")
-    groups = p["feature_group_count"]
-    if p["batch_group_count"] != 1:
+    groups = params["feature_group_count"]
+    if params["batch_group_count"] != 1:
         out = require_whole(eqn, out, (os[0], os[1]))
         channels, inputs, batch = whole(extents[os[1]]), whole(lhs[ls[1]]), whole(lhs[ls[0]])
     elif groups != 1:
@@ -69,22 +71,30 @@ def _conv(eqn, out: Access) -> Pull:
         batch = out[os[0]]
     else:
         channels, inputs, batch = out[os[1]], whole(lhs[ls[1]]), out[os[0]]
-    out = tuple(channels if d == os[1] else s for d, s in enumerate(out))
+    out = tuple(channels if axis == os[1] else s for axis, s in enumerate(out))
     source_l: list = [None] * len(lhs)
     source_r = [whole(n) for n in rhs]
     source_l[ls[0]], source_l[ls[1]], source_r[rs[0]] = batch, inputs, channels
     for k, (l, r, o) in enumerate(zip(ls[2:], rs[2:], os[2:])):
-        source_l[l] = _window(out[o], rhs[r], p["window_strides"][k], p["rhs_dilation"][k])
-    return Pull((tuple(source_l), tuple(source_r)), {**p, "feature_group_count": groups}, out=out)
+        source_l[l] = _window(
+            out[o], rhs[r], params["window_strides"][k], params["rhs_dilation"][k]
+        )
+    return Pull(
+        (tuple(source_l), tuple(source_r)), {**params, "feature_group_count": groups}, out=out
+    )
 
 
 @rules.register("reduce_window_sum", "reduce_window_max", "reduce_window_min")
 def _reduce_window(eqn, out: Access) -> Pull:
-    p = eqn.params
-    if any(lo or hi for lo, hi in p["padding"]) or any(d != 1 for d in p["base_dilation"]):
+    params = eqn.params
+    if any(lo or hi for lo, hi in params["padding"]) or any(
+        dim != 1 for dim in params["base_dilation"]
+    ):
         raise NotImplementedError("padding is taken out of windows by simplify")
-    sizes = zip(out, p["window_dimensions"], p["window_strides"], p["window_dilation"])
-    return Pull((tuple(_window(*each) for each in sizes),), p)
+    sizes = zip(
+        out, params["window_dimensions"], params["window_strides"], params["window_dilation"]
+    )
+    return Pull((tuple(_window(*each) for each in sizes),), params)
 
 
 # ---- the first stage of a split reduction
@@ -147,7 +157,7 @@ def _partial_type(x, *, reducer, axis, block, axes, outer, part):
 
 def _partial_shape(shape, axis: int, runs: int, axes) -> tuple[int, ...]:
     return tuple(
-        runs if d == axis else n for d, n in enumerate(shape) if d == axis or d not in axes
+        runs if d == axis else size for d, size in enumerate(shape) if d == axis or d not in axes
     )
 
 
@@ -155,7 +165,7 @@ def _partial_shape(shape, axis: int, runs: int, axes) -> tuple[int, ...]:
 def _partial_eager(x, *, reducer, axis, block, axes, outer, part):
     _, identity = REDUCERS[reducer]
     runs = -(-x.shape[axis] // block)
-    config = [(0, runs * block - n if d == axis else 0, 0) for d, n in enumerate(x.shape)]
+    config = [(0, runs * block - size if d == axis else 0, 0) for d, size in enumerate(x.shape)]
     return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes, part)
 
 
@@ -183,22 +193,26 @@ def _partial_reduce(eqn, out: Access) -> Pull:
     All chunks of a part of the columns would be narrow parts of far rows, which chunks exist to
     avoid.
     """
-    p, (shape,), spans = eqn.params, shapes(eqn), iter(out)
-    axis, block, axes = p["axis"], p["block"], p["axes"]
-    counts = [out[d] for d in run_dimensions(axis, axes, p["outer"])]
+    params, (shape,), spans = eqn.params, shapes(eqn), iter(out)
+    axis, block, axes = params["axis"], params["block"], params["axes"]
+    counts = [out[dim] for dim in run_dimensions(axis, axes, params["outer"])]
     moving = frozenset(axis for s in out for axis in s.start.symbols)
-    if moving and any(s.size > 1 for s in counts) and all(s.is_const for s in counts):
+    if (
+        moving
+        and any(count.size > 1 for count in counts)
+        and all(count.is_const for count in counts)
+    ):
         raise NeedsWhole(moving, "its runs are several programs' work")
     source: list[Span] = []
-    for d, n in enumerate(shape):
-        span = next(spans) if d == axis or d not in axes else whole(n)
+    for d, size in enumerate(shape):
+        span = next(spans) if d == axis or d not in axes else whole(size)
         source.append(Span(span.start * block, span.size * block) if d == axis else span)
     asked = source[axis]
     beyond = max(asked.start.const + asked.size - shape[axis], 0) if asked.is_const else 0
     source[axis] = Span(asked.start, asked.size - beyond)
 
     def compute(ctx, x):
-        _, identity = REDUCERS[p["reducer"]]
+        _, identity = REDUCERS[params["reducer"]]
         if beyond:
             x = lax.pad(
                 x, identity(x.dtype), [(0, beyond if d == axis else 0, 0) for d in range(x.ndim)]
@@ -209,6 +223,6 @@ def _partial_reduce(eqn, out: Access) -> Pull:
             left = lax.sub(np.int32(shape[axis]), ctx.affine(asked.start, np.int32))
             inside = lax.broadcast_in_dim(lax.lt(index, left), x.shape, tuple(range(x.ndim)))
             x = lax.select_n(inside, lax.full(x.shape, identity(x.dtype), x.dtype), x)
-        return [_reduce_runs(x, p["reducer"], axis, block, axes, p["part"])]
+        return [_reduce_runs(x, params["reducer"], axis, block, axes, params["part"])]
 
     return Pull((tuple(source),), {}, compute)

@@ -36,9 +36,9 @@ def set_precision(closed: jex.ClosedJaxpr, mode: str | None) -> jex.ClosedJaxpr:
     kind, multiply, add = MODES[mode]
 
     def rewrite(eqn, operands):
-        if not all(jnp.issubdtype(x.dtype, kind) for x in operands):
+        if not all(jnp.issubdtype(operand.dtype, kind) for operand in operands):
             return None
-        narrow = [lax.convert_element_type(x, multiply) for x in operands]
+        narrow = [lax.convert_element_type(operand, multiply) for operand in operands]
         params = {**eqn.params, "preferred_element_type": np.dtype(add)}
         (result,) = bind_again(eqn, narrow, params)
         return [_rounded(lax.convert_element_type(result, eqn.outvars[0].aval.dtype), add)]

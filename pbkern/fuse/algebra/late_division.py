@@ -21,7 +21,7 @@ from pbkern.fuse.simplify.facts import Notes
 def delay_normalisation(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold exponentials, divisions and products. Changes rounding."""
     if not {"exp", "div", "dot_general", "reduce_max"} <= {
-        e.primitive.name for e in equations(closed.jaxpr)
+        eqn.primitive.name for eqn in equations(closed.jaxpr)
     }:
         return closed
     seen = _Quotients()
@@ -39,7 +39,7 @@ class _Quotients:
 
     def reduce_max(self, eqn, operands):
         """Notes the operand of a maximum, and its dimension per dimension of the result; None where the maximum repeats."""
-        kept = tuple(d for d in range(operands[0].ndim) if d not in eqn.params["axes"])
+        kept = tuple(axis for axis in range(operands[0].ndim) if axis not in eqn.params["axes"])
         return self.notes.bound("max", eqn, operands, operands[0], kept)
 
     def broadcast_in_dim(self, eqn, operands):
@@ -54,7 +54,9 @@ class _Quotients:
         if found is None or jnp.ndim(x) != jnp.ndim(y):
             return None
         base, order = self.notes.find("transposed", x) or (x, range(x.ndim))
-        beside = all(d is None or d == o or base.shape[d] == 1 for d, o in zip(found[1], order))
+        beside = all(
+            dim is None or dim == o or base.shape[dim] == 1 for dim, o in zip(found[1], order)
+        )
         return self.notes.bound("negative", eqn, operands) if found[0] is base and beside else None
 
     def exp(self, eqn, operands):
@@ -109,17 +111,17 @@ def _divided(eqn, operands, side: int, numerator, denominator):
     """The product with the numerator, then divided; None if the denominator varies along a contracted dimension."""
     contracted, batch = (pair[side] for pair in eqn.params["dimension_numbers"])
     rank = operands[side].ndim
-    if any(denominator.shape[d] != 1 for d in contracted) or not jnp.issubdtype(
+    if any(denominator.shape[dim] != 1 for dim in contracted) or not jnp.issubdtype(
         eqn.outvars[0].aval.dtype, jnp.floating
     ):
         return None
-    given = [numerator if k == side else x for k, x in enumerate(operands)]
+    given = [numerator if k == side else operand for k, operand in enumerate(operands)]
     product = eqn.primitive.bind(*given, **eqn.params)
-    free = [d for d in range(rank) if d not in contracted and d not in batch]
+    free = [axis for axis in range(rank) if axis not in contracted and axis not in batch]
     others = product.ndim - len(batch) - len(free)
     row = lax.squeeze(denominator, tuple(contracted))
-    kept = [d for d in range(rank) if d not in contracted]
-    row = lax.transpose(row, [kept.index(d) for d in (*batch, *free)])
+    kept = [axis for axis in range(rank) if axis not in contracted]
+    row = lax.transpose(row, [kept.index(dim) for dim in (*batch, *free)])
     first = len(batch) + (others if side == 1 else 0)
     places = (*range(len(batch)), *range(first, first + len(free)))
     row = lax.convert_element_type(row, product.dtype)

@@ -25,7 +25,7 @@ def cancel_log_of_exp(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     Changes rounding, and keeps what would overflow.
     """
-    names = {e.primitive.name for e in equations(closed.jaxpr)}
+    names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
     if "log" not in names or names.isdisjoint(EXPONENTIALS):
         return closed
     seen = _Exponents()

@@ -31,7 +31,7 @@ def _products(eqn, operands):
     _, batch = eqn.params["dimension_numbers"]
     out, first, spread = eqn.outvars[0].aval, len(batch[0]), []
     for x, together in zip(operands, batch):
-        free = [d for d in range(x.ndim) if d not in together]
+        free = [axis for axis in range(x.ndim) if axis not in together]
         x = lax.transpose(lax.convert_element_type(x, out.dtype), (*together, *free))
         spread.append(
             lax.broadcast_in_dim(

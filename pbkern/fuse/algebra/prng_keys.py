@@ -20,33 +20,37 @@ def keys_as_words(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites a function without typed keys, those among its operands and results too."""
     if not _has_keys(closed.jaxpr):
         return closed
-    avals = [jax.ShapeDtypeStruct(*held(v.aval)) for v in closed.jaxpr.invars]
+    avals = [jax.ShapeDtypeStruct(*held(var.aval)) for var in closed.jaxpr.invars]
     return jax.make_jaxpr(lambda *args: _translated(closed.jaxpr, closed.consts, args))(*avals)
 
 
 def words_of_keys(values: Sequence) -> list:
     """Key arrays as their words; other arrays as they are."""
-    return [jax.random.key_data(x) if is_key(jax.typeof(x).dtype) else x for x in values]
+    return [
+        jax.random.key_data(value) if is_key(jax.typeof(value).dtype) else value for value in values
+    ]
 
 
 def keys_of_words(values: Sequence, avals: Sequence) -> list:
     """The inverse of `words_of_keys`, for values of these types."""
     return [
-        jax.random.wrap_key_data(x, impl=_jax.key_implementation(a.dtype).name)
-        if is_key(a.dtype)
-        else x
-        for x, a in zip(values, avals)
+        jax.random.wrap_key_data(value, impl=_jax.key_implementation(aval.dtype).name)
+        if is_key(aval.dtype)
+        else value
+        for value, aval in zip(values, avals)
     ]
 
 
 def _has_keys(jaxpr: jex.Jaxpr) -> bool:
     if any(
-        is_key(v.aval.dtype) for v in (*jaxpr.invars, *jaxpr.outvars) if hasattr(v.aval, "dtype")
+        is_key(var.aval.dtype)
+        for var in (*jaxpr.invars, *jaxpr.outvars)
+        if hasattr(var.aval, "dtype")
     ):
         return True
     return any(
-        e.primitive.name in RULES or any(_has_keys(j.jaxpr) for j in inner_jaxprs(e))
-        for e in jaxpr.eqns
+        eqn.primitive.name in RULES or any(_has_keys(j.jaxpr) for j in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
     )
 
 
@@ -62,5 +66,5 @@ def _rewrite(eqn, *operands) -> list | None:
     if (
         eqn.primitive.name == "random_gamma"
     ):  # its loops take long to compile: XLA's, on keys made from their words
-        return _jax.bind_again(eqn, keys_of_words(operands, [v.aval for v in eqn.invars]))
+        return _jax.bind_again(eqn, keys_of_words(operands, [var.aval for var in eqn.invars]))
     return rewrite(eqn, operands, _translated, lambda *given: _jax.bind_again(eqn, given))

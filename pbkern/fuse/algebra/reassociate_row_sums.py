@@ -28,7 +28,7 @@ SHORTER = 2
 def sums_of_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold products of exponentials and sums. Changes rounding."""
     if not {"exp", "dot_general", "reduce_sum", "mul"} <= {
-        e.primitive.name for e in equations(closed.jaxpr)
+        eqn.primitive.name for eqn in equations(closed.jaxpr)
     }:
         return closed
     seen, names = _Seen(), ("mul", "div", "transpose", "dot_general", "reduce_sum")
@@ -51,18 +51,20 @@ class _Product:
     @classmethod
     def of(cls, eqn, operands, result) -> _Product:
         contracted, batch = eqn.params["dimension_numbers"]
-        labels = [[(side, d) for d in range(x.ndim)] for side, x in enumerate(operands)]
+        labels = [
+            [(side, axis) for axis in range(operand.ndim)] for side, operand in enumerate(operands)
+        ]
         for one, other in (*zip(*contracted), *zip(*batch)):
             labels[1][other] = (0, one)
         free = [
-            [x for d, x in enumerate(labels[k]) if d not in (*contracted[k], *batch[k])]
+            [x for axis, x in enumerate(labels[k]) if axis not in (*contracted[k], *batch[k])]
             for k in (0, 1)
         ]
         return cls(
             tuple(operands),
             tuple(map(tuple, labels)),
             result,
-            (*((0, d) for d in batch[0]), *free[0], *free[1]),
+            (*((0, dim) for dim in batch[0]), *free[0], *free[1]),
         )
 
 
@@ -90,7 +92,7 @@ class _Seen:
 
     def mul(self, eqn, operands):
         shape = eqn.outvars[0].aval.shape
-        a, b = (self._factors(x, shape) for x in operands)
+        a, b = (self._factors(operand, shape) for operand in operands)
         made = _Factors(a.whole + b.whole, a.over + b.over, a.under + b.under)
         return (
             self.notes.bound("factors", eqn, operands, made) if 0 < len(made.whole) <= 2 else None
@@ -111,7 +113,7 @@ class _Seen:
             operands[0],
             range(operands[0].ndim),
         )
-        return self.notes.bound("transposed", eqn, operands, x, tuple(before[d] for d in order))
+        return self.notes.bound("transposed", eqn, operands, x, tuple(before[dim] for dim in order))
 
     def dot_general(self, eqn, operands):
         made = eqn.primitive.bind(*operands, **eqn.params)
@@ -130,7 +132,7 @@ class _Seen:
             return None
         axes, shape = eqn.params["axes"], operands[0].shape
         if any(
-            jnp.ndim(x) and any(x.shape[d] != 1 for d in axes)
+            jnp.ndim(x) and any(x.shape[axis] != 1 for axis in axes)
             for x in (*found[0].over, *found[0].under)
         ):
             return None
@@ -148,14 +150,16 @@ class _Seen:
     ):
         """sum(p * y) over axes, for a transpose y of `product`, by a known product with its operand on that side; else None."""
         v, g = product.operands[side], product.operands[1 - side]
-        place = {product.of_result[d]: n for n, d in enumerate(order)}  # label -> dimension of p
+        place = {
+            product.of_result[axis]: n for n, axis in enumerate(order)
+        }  # label -> dimension of p
         of_v = tuple(place.get(x, x) for x in product.labels[side])
         of_g = tuple(place.get(x, x) for x in product.labels[1 - side])
         contracted = [x for x in of_v if not isinstance(x, int)]
         shorter = SHORTER * math.prod(v.shape[of_v.index(x)] for x in contracted) <= math.prod(
-            p.shape[d] for d in axes
+            p.shape[axis] for axis in axes
         )
-        order = [*(d for d in range(p.ndim) if d not in axes), *contracted]
+        order = [*(axis for axis in range(p.ndim) if axis not in axes), *contracted]
         if not shorter or not set(axes) <= set(of_v) or not _has(of_g, order):
             return None
         for known in self.products:
@@ -166,7 +170,7 @@ class _Seen:
                 and known.result.dtype == g.dtype == p.dtype
             ):
                 a, b = (
-                    lax.transpose(x, [labels.index(d) for d in order])
+                    lax.transpose(x, [labels.index(dim) for dim in order])
                     for x, labels in ((g, of_g), (known.result, of_known))
                 )
                 return lax.reduce_sum(

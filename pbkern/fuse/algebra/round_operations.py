@@ -34,15 +34,15 @@ EXACT = {
 
 def round_operations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     names = {
-        e.primitive.name
-        for e in equations(closed.jaxpr)
-        if called_jaxpr(e) is None and any(map(_is_short, e.outvars))
+        eqn.primitive.name
+        for eqn in equations(closed.jaxpr)
+        if called_jaxpr(eqn) is None and any(map(_is_short, eqn.outvars))
     }
     return retrace(closed, dict.fromkeys(names - EXACT, _with_rounding))
 
 
-def _is_short(v) -> bool:
-    dtype = getattr(v.aval, "dtype", None)
+def _is_short(var) -> bool:
+    dtype = getattr(var.aval, "dtype", None)
     return (
         isinstance(dtype, np.dtype) and dtype.itemsize == 2 and jnp.issubdtype(dtype, jnp.floating)
     )
@@ -50,4 +50,6 @@ def _is_short(v) -> bool:
 
 def _with_rounding(eqn, operands):
     results = bind_again(eqn, operands)
-    return [rounded(r) if _is_short(v) else r for r, v in zip(results, eqn.outvars)]
+    return [
+        rounded(result) if _is_short(var) else result for result, var in zip(results, eqn.outvars)
+    ]

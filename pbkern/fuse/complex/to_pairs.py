@@ -43,10 +43,10 @@ def complex_as_pairs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         results = jaxprs.retrace_into(
             closed.jaxpr, closed.consts, list(map(_from_array, args)), _rewrite, _constant
         )
-        return [_to_array(x) for x in results]
+        return [_to_array(result) for result in results]
 
     return jax.make_jaxpr(run)(
-        *[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+        *[jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
     )
 
 
@@ -59,13 +59,13 @@ def is_complex(aval) -> bool:
 
 def _mentions_complex(jaxpr: jex.Jaxpr) -> bool:
     eqns = jaxprs.equations(jaxpr)
-    return any(is_complex(a.aval) for a in (*jaxpr.invars, *jaxpr.outvars)) or any(
+    return any(is_complex(var.aval) for var in (*jaxpr.invars, *jaxpr.outvars)) or any(
         map(_touches, eqns)
     )
 
 
 def _touches(eqn) -> bool:
-    return any(is_complex(a.aval) for a in (*eqn.invars, *eqn.outvars))
+    return any(is_complex(var.aval) for var in (*eqn.invars, *eqn.outvars))
 
 
 def _constant(x):
@@ -108,7 +108,7 @@ def _rewrite(eqn, *operands) -> list | None:
         return _keep(eqn, operands)
     results = RULES[name](eqn, *operands)
     results = results if isinstance(results, list) else [results]
-    return [_of_shape(r, v.aval.shape) for r, v in zip(results, eqn.outvars)]
+    return [_of_shape(result, var.aval.shape) for result, var in zip(results, eqn.outvars)]
 
 
 def _has_rule(eqn) -> bool:
@@ -120,7 +120,12 @@ def _has_rule(eqn) -> bool:
 
 def _stays(eqn) -> bool:
     """Whether a loop or branch contains an equation on complex arrays without a rule."""
-    inner = [e for j in jaxprs.inner_jaxprs(eqn) for e in jaxprs.equations(j.jaxpr) if _touches(e)]
+    inner = [
+        e
+        for jaxpr in jaxprs.inner_jaxprs(eqn)
+        for e in jaxprs.equations(jaxpr.jaxpr)
+        if _touches(e)
+    ]
     return any(
         e.primitive.name not in CONTROL and not jaxprs.called_jaxpr(e) and not _has_rule(e)
         for e in inner
@@ -148,29 +153,36 @@ def _of_shape(x, shape: Sequence[int]):
 
 def _scan(eqn, operands: Sequence) -> list:
     """A scan whose xs and ys have their parts interleaved."""
-    p, body = params_of(eqn), eqn.params["jaxpr"]
-    first_x = p["num_consts"] + p["num_carry"]
+    params, body = params_of(eqn), eqn.params["jaxpr"]
+    first_x = params["num_consts"] + params["num_carry"]
     consts, init, xs = (
-        operands[: p["num_consts"]],
-        operands[p["num_consts"] : first_x],
+        operands[: params["num_consts"]],
+        operands[params["num_consts"] : first_x],
         operands[first_x:],
     )
-    is_pair = [is_complex(v.aval) for v in body.jaxpr.invars[first_x:]]
+    is_pair = [is_complex(var.aval) for var in body.jaxpr.invars[first_x:]]
 
     def step(carry, x):
         x = [deinterleave(v) if c else v for v, c in zip(x, is_pair)]
         out = jaxprs.retrace_into(
             body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant
         )
-        return tuple(out[: p["num_carry"]]), tuple(_stored(y) for y in out[p["num_carry"] :])
+        return tuple(out[: params["num_carry"]]), tuple(
+            _stored(y) for y in out[params["num_carry"] :]
+        )
 
     walked = tuple(map(_stored, xs))
     carry, ys = lax.scan(
-        step, tuple(init), walked, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
+        step,
+        tuple(init),
+        walked,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
     )
     stacked = [
-        deinterleave(y) if is_complex(v.aval) else y
-        for y, v in zip(ys, eqn.outvars[p["num_carry"] :])
+        deinterleave(y) if is_complex(var.aval) else y
+        for y, var in zip(ys, eqn.outvars[params["num_carry"] :])
     ]
     return [*carry, *stacked]
 
@@ -199,9 +211,9 @@ def _number(x) -> Complex:
     return x if isinstance(x, Complex) else Complex(x, None)
 
 
-def _wide(x: Complex, shape: Sequence[int]) -> Complex:
+def _wide(value: Complex, shape: Sequence[int]) -> Complex:
     """An operand with dimensions of size 1 repeated; scalars stay scalars."""
-    return _of_shape(x, shape) if np.ndim(x.some) else x
+    return _of_shape(value, shape) if np.ndim(value.some) else value
 
 
 for _name, _function in {
@@ -232,7 +244,7 @@ for _name, _function in {
 }.items():
     rule(_name)(
         lambda eqn, *operands, f=_function: f(
-            *(_wide(_number(x), eqn.outvars[0].aval.shape) for x in operands)
+            *(_wide(_number(operand), eqn.outvars[0].aval.shape) for operand in operands)
         )
     )
 
@@ -244,8 +256,8 @@ rule("eq")(lambda eqn, x, y: _both_equal(x, y))
 rule("ne")(lambda eqn, x, y: lax.bitwise_not(_both_equal(x, y)))
 
 
-def _both_equal(x: Complex, y: Complex):
-    return lax.bitwise_and(*(a == b for a, b in zip(x.parts, y.parts)))
+def _both_equal(value: Complex, y: Complex):
+    return lax.bitwise_and(*(part == b for part, b in zip(value.parts, y.parts)))
 
 
 @rule("pow")
@@ -274,8 +286,10 @@ def _convert(eqn, x):
 
 @rule("iota")
 def _iota(eqn):
-    p = eqn.params
-    return Complex(lax.broadcasted_iota(part_type(p["dtype"]), p["shape"], p["dimension"]), None)
+    params = eqn.params
+    return Complex(
+        lax.broadcasted_iota(part_type(params["dtype"]), params["shape"], params["dimension"]), None
+    )
 
 
 # -- equations that move numbers, or sum them: the same on each part
@@ -286,14 +300,20 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
 
     A part that all operands lack is None.
     """
-    pairs = [x for x in operands if isinstance(x, Complex)]
+    pairs = [operand for operand in operands if isinstance(operand, Complex)]
     found = []
     for n in range(2):
-        lacking = all((x.im if n else x.re) is None for x in pairs)
+        lacking = all((pair.im if n else pair.re) is None for pair in pairs)
         found.append(
             None
             if lacking
-            else bind(n, *(x.parts[n] if isinstance(x, Complex) else x for x in operands))
+            else bind(
+                n,
+                *(
+                    operand.parts[n] if isinstance(operand, Complex) else operand
+                    for operand in operands
+                ),
+            )
         )
     count = len(next(f for f in found if f is not None))
     return [Complex(*(None if f is None else f[k] for f in found)) for k in range(count)]
@@ -342,28 +362,28 @@ def _gather(eqn, x, indices):
 
     Out of bounds is the fill value, NaN by default, which is real.
     """
-    p, fill = eqn.params, eqn.params["fill_value"]
-    if x.interleaved is not None and p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
-        dn = p["dimension_numbers"]
+    params, fill = eqn.params, eqn.params["fill_value"]
+    if x.interleaved is not None and params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        dn = params["dimension_numbers"]
         both = dn._replace(offset_dims=(*dn.offset_dims, len(eqn.outvars[0].aval.shape)))
-        wider = p | {"dimension_numbers": both, "slice_sizes": (*p["slice_sizes"], 2)}
+        wider = params | {"dimension_numbers": both, "slice_sizes": (*params["slice_sizes"], 2)}
         return deinterleave(bind_again(eqn, [x.interleaved, indices], wider)[0])
 
     def bind(n: int, part, indices):
         value = (None, 0.0)[n] if fill is None else float((np.real, np.imag)[n](fill))
-        return bind_again(eqn, [part, indices], p | {"fill_value": value})
+        return bind_again(eqn, [part, indices], params | {"fill_value": value})
 
     return _by_part(bind, [Complex(*x.parts), indices])
 
 
 @rule("scatter", "scatter-add")
 def _scatter(eqn, *operands):
-    p, add = (
+    params, add = (
         eqn.params,
         {"scatter": lax.scatter, "scatter-add": lax.scatter_add}[eqn.primitive.name],
     )
-    kept = {k: p[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
-    return _by_part(lambda n, *given: [add(*given, p["dimension_numbers"], **kept)], operands)
+    kept = {k: params[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
+    return _by_part(lambda n, *given: [add(*given, params["dimension_numbers"], **kept)], operands)
 
 
 # -- products along a dimension
@@ -373,9 +393,9 @@ def _scatter(eqn, *operands):
 def _reduce_prod(eqn, x):
     """Halves are multiplied by each other until one number is left."""
     axes, rank = eqn.params["axes"], np.ndim(x.some)
-    rest = [d for d in range(rank) if d not in axes]
-    count = math.prod(x.some.shape[d] for d in axes)
-    shape = tuple(x.some.shape[d] for d in rest)
+    rest = [axis for axis in range(rank) if axis not in axes]
+    count = math.prod(x.some.shape[axis] for axis in axes)
+    shape = tuple(x.some.shape[dim] for dim in rest)
     x = _each(lambda part: lax.reshape(lax.transpose(part, (*axes, *rest)), (count, *shape)), x)
     if count == 0:
         return Complex(lax.full(shape, 1, x.some.dtype), None)
@@ -388,18 +408,18 @@ def _reduce_prod(eqn, x):
     return _each(lambda part: lax.squeeze(part, (0,)), x)
 
 
-def _each(f: Callable, x: Complex) -> Complex:
-    return Complex(*(None if part is None else f(part) for part in (x.re, x.im)))
+def _each(function: Callable, value: Complex) -> Complex:
+    return Complex(*(None if part is None else function(part) for part in (value.re, value.im)))
 
 
-def _rows(x: Complex, start: int, stop: int) -> Complex:
-    return _each(lambda part: lax.slice_in_dim(part, start, stop), x)
+def _rows(value: Complex, start: int, stop: int) -> Complex:
+    return _each(lambda part: lax.slice_in_dim(part, start, stop), value)
 
 
-def _pad_ones(x: Complex, count: int) -> Complex:
+def _pad_ones(value: Complex, count: int) -> Complex:
     """x followed by ones, `count` rows."""
-    config = [(0, count - 1, 0), *((0, 0, 0) for _ in np.shape(x.some)[1:])]
-    re, im = x.parts
+    config = [(0, count - 1, 0), *((0, 0, 0) for _ in np.shape(value.some)[1:])]
+    re, im = value.parts
     return Complex(
         lax.pad(re, np.ones((), re.dtype), config), lax.pad(im, np.zeros((), im.dtype), config)
     )

@@ -62,9 +62,9 @@ def deinterleave(x, whole=None) -> Complex:
     return Complex(re, im, x, whole)
 
 
-def interleave(z: Complex):
+def interleave(value: Complex):
     """real[..., 2]: both parts interleaved."""
-    if z.interleaved is not None:
-        return z.interleaved
-    rank = np.ndim(z.some)
-    return lax.concatenate([lax.expand_dims(part, [rank]) for part in z.parts], rank)
+    if value.interleaved is not None:
+        return value.interleaved
+    rank = np.ndim(value.some)
+    return lax.concatenate([lax.expand_dims(part, [rank]) for part in value.parts], rank)

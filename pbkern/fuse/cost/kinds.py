@@ -50,16 +50,16 @@ def nbytes(aval) -> int:
     return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
 
 
-def itemsize(v) -> int:
-    return np.dtype(v.aval.dtype).itemsize
+def itemsize(var) -> int:
+    return np.dtype(var.aval.dtype).itemsize
 
 
 def contracted_size(eqn) -> int:
     """Multiply-adds per output element of a contraction."""
-    lhs, rhs = (a.aval.shape for a in eqn.invars[:2])
+    lhs, rhs = (var.aval.shape for var in eqn.invars[:2])
     if eqn.primitive.name == "dot_general":
         (lc, _), _ = eqn.params["dimension_numbers"]
-        return math.prod(lhs[d] for d in lc)
+        return math.prod(lhs[dim] for dim in lc)
     return math.prod(rhs) // max(rhs[eqn.params["dimension_numbers"].rhs_spec[0]], 1)
 
 

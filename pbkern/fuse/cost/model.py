@@ -17,14 +17,19 @@ from .sizes import Sizes
 class Price:
     """Cost of one step for one program, and its kind: most attempts to join groups share their steps.
 
-    Attributes: seconds, packing: all but that of copies for contractions, and that. operations: of
-      all its elements. part: the part of the result. limit: seconds of a contraction's operations
-      at the machine's peak, each done once. block_bytes: of its first result. read: the variables
-      that it reads. of_tests: whether comparisons of indices consist of such. in_place: whether it
-      makes each element of elements at the same place, so that lowering needs no stored operands.
-      light: whether it makes as many elements as it reads, or only renames them. own_updates: the
-      part of a scatter's updates that the program reads; None for all other steps. table: what it
-      looks up or scatters.
+    Attributes:
+      seconds, packing: all but that of copies for contractions, and that.
+      operations: of all its elements.
+      part: the part of the result.
+      limit: seconds of a contraction's operations at the machine's peak, each done once.
+      block_bytes: of its first result.
+      read: the variables that it reads.
+      of_tests: whether comparisons of indices consist of such.
+      in_place: whether it makes each element of elements at the same place, so that lowering needs
+        no stored operands.
+      light: whether it makes as many elements as it reads, or only renames them.
+      own_updates: the part of a scatter's updates that the program reads; None for all other steps.
+      table: what it looks up or scatters.
     """
 
     seconds: float
@@ -78,14 +83,20 @@ class CostModel(Protocol):
 
     All times are seconds, sizes bytes, rates per second of all cores together.
 
-    Attributes: name: of the device's platform. cores: programs that run at the same time: hardware
-      threads of a CPU, multiprocessors of a GPU. near_bytes: memory of one core that is as good as
-      near: what a program holds there costs little to read again. scratch_bytes: values between
-      equations that a program may hold without a look at blocks of another shape. shared_bytes: the
-      last cache, that all cores share. near_bandwidth, shared_bandwidth, memory_bandwidth: of these
-      and of the memory behind them. clock_hz: operations of `lanes` elements per second of one
-      core. launch_seconds: start and end of one kernel on all cores. program_seconds: overhead of
-      one program. sizes: what has been found good for the device, see fuse/cost/sizes.py.
+    Attributes:
+      name: of the device's platform.
+      cores: programs that run at the same time: hardware threads of a CPU, multiprocessors of a
+        GPU.
+      near_bytes: memory of one core that is as good as near: what a program holds there costs
+        little to read again.
+      scratch_bytes: values between equations that a program may hold without a look at blocks of
+        another shape.
+      shared_bytes: the last cache, that all cores share.
+      near_bandwidth, shared_bandwidth, memory_bandwidth: of these and of the memory behind them.
+      clock_hz: operations of `lanes` elements per second of one core.
+      launch_seconds: start and end of one kernel on all cores. program_seconds: overhead of one
+        program.
+      sizes: what has been found good for the device, see fuse/cost/sizes.py.
     """
 
     @property

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 class Sizes:
     """Sizes of one device family. They steer choices; no result depends on them.
 
-    Attributes: line_bytes: memory comes in multiples of this. mask_strip: keys of attention that
-      are left out together where a mask silences them. tile_rows, tile_columns: rows and columns of
-      a contraction's block that are worth a try, in ascending order. stage_bytes: a reduction of
-      fewer bytes gains nothing from a second kernel. far_row_bytes: fewest bytes that one program
-      reads of a row that no cache holds. short_row_bytes: rows up to this length are read one after
-      the other by a program, where several make one result. split_result_bytes,
-      split_operand_bytes: most of a contraction's result, fewest of its operands, for two stages.
+    Attributes:
+      line_bytes: memory comes in multiples of this.
+      mask_strip: keys of attention that are left out together where a mask silences them.
+      tile_rows, tile_columns: rows and columns of a contraction's block that are worth a try, in
+        ascending order.
+      stage_bytes: a reduction of fewer bytes gains nothing from a second kernel.
+      far_row_bytes: fewest bytes that one program reads of a row that no cache holds.
+      short_row_bytes: rows up to this length are read one after the other by a program, where
+        several make one result.
+      split_result_bytes, split_operand_bytes: most of a contraction's result, fewest of its
+        operands, for two stages.
     """
 
     line_bytes: int

@@ -65,20 +65,20 @@ class PricedSteps:
         """
         moving = [(step.eqn, price) for step, price in self.steps if not price.in_place]
         stored = {
-            v
+            var
             for e, price in moving
             if price.own_updates is not None
-            for v in e.outvars
-            if v not in results
+            for var in e.outvars
+            if var not in results
         }
         if not moving:
             return stored
-        makers = {v: step.eqn for step, _ in self.steps for v in step.eqn.outvars}
+        makers = {var: step.eqn for step, _ in self.steps for var in step.eqn.outvars}
         readers = Counter(a for _, price in self.steps for a in price.read)
         chosen_by = self.index_values()
-        for e, price in moving:
-            name = e.primitive.name
-            if name == "concatenate" and e.outvars[0] in chosen_by:
+        for eqn, price in moving:
+            name = eqn.primitive.name
+            if name == "concatenate" and eqn.outvars[0] in chosen_by:
                 continue  # each index vector is read one number at a time
             once = name in SINGLE_PASS or price.own_updates is not None
             for atom in price.read:
@@ -120,15 +120,23 @@ def elements_read(requests: Requests, v, access: Access, among: Collection) -> i
     if v not in among:
         return volume(access)
     looked_up = [
-        s for s in requests.steps if s.eqn.primitive.name in LOOKUPS and s.eqn.invars[0] is v
+        step
+        for step in requests.steps
+        if step.eqn.primitive.name in LOOKUPS and step.eqn.invars[0] is v
     ]
     scattered = [
-        s for s in requests.steps if s.eqn.primitive.name in SCATTERS and s.eqn.invars[2] is v
+        step
+        for step in requests.steps
+        if step.eqn.primitive.name in SCATTERS and step.eqn.invars[2] is v
     ]
-    readers = [s for s in requests.steps if any(a is v for a in s.eqn.invars)]
+    readers = [step for step in requests.steps if any(var is v for var in step.eqn.invars)]
     if scattered and len(scattered) == len(readers):
-        return math.ceil(volume(access) * min(1.0, sum(share(s.eqn, s.out) for s in readers)))
-    if len(looked_up) < len(readers) or any(a is v for s in readers for a in s.eqn.invars[1:]):
+        return math.ceil(
+            volume(access) * min(1.0, sum(share(reader.eqn, reader.out) for reader in readers))
+        )
+    if len(looked_up) < len(readers) or any(
+        var is v for reader in readers for var in reader.eqn.invars[1:]
+    ):
         return volume(access)
     return min(volume(access), sum(volume(s.out) for s in looked_up))
 

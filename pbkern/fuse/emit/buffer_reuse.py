@@ -28,7 +28,7 @@ def touched(step: Step) -> Iterator[str]:
                 yield from touched(s)
         case Cond(index=i, branches=branches):
             yield i.buffer
-            for s in (s for b in branches for s in b):
+            for s in (s for branch in branches for s in branch):
                 yield from touched(s)
 
 
@@ -40,17 +40,19 @@ def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buff
             life.setdefault(name, [n, n])[1] = n
     slots: list[tuple[int, int]] = []  # (last step in use, bytes) per slot
     placed: dict[str, int] = {}
-    temps = [b for b in buffers if b.kind is BufferKind.TEMP and b.name in life]
-    for b in sorted(temps, key=lambda b: (life[b.name][0], -b.type.nbytes)):
-        first, last = life[b.name]
+    temps = [buffer for buffer in buffers if buffer.kind is BufferKind.TEMP and buffer.name in life]
+    for temp in sorted(temps, key=lambda b: (life[b.name][0], -b.type.nbytes)):
+        first, last = life[temp.name]
         free = [k for k, (end, _) in enumerate(slots) if end < first]
         if free:
             # The closest size: a small value does not hold a large slot.
-            k = min(free, key=lambda k: abs(slots[k][1] - b.type.nbytes))
-            slots[k] = (last, max(slots[k][1], b.type.nbytes))
+            k = min(free, key=lambda k: abs(slots[k][1] - temp.type.nbytes))
+            slots[k] = (last, max(slots[k][1], temp.type.nbytes))
         else:
             k = len(slots)
-            slots.append((last, b.type.nbytes))
-        placed[b.name] = k
-    kept = (b for b in buffers if b.kind is not BufferKind.TEMP or b.name in life)
+            slots.append((last, temp.type.nbytes))
+        placed[temp.name] = k
+    kept = (
+        buffer for buffer in buffers if buffer.kind is not BufferKind.TEMP or buffer.name in life
+    )
     return tuple(replace(b, slot=placed[b.name]) if b.name in placed else b for b in kept)

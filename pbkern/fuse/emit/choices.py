@@ -64,7 +64,7 @@ def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
         fits = (
             own.wave is None
             and len(choice.blocks) == len(own.blocks)
-            and all(b > 0 for b in choice.blocks)
+            and all(block > 0 for block in choice.blocks)
         )
         try:
             outputs = [v for v, _ in node.schedule.outputs]

@@ -46,21 +46,21 @@ def run_inner(
     """(steps, views of the results): the inner jaxpr on `arguments`; a result with a given view is written there."""
     outer = dict(builder.views)
     jaxpr = inner.jaxpr
-    for v, view in zip(jaxpr.invars, arguments):
-        builder.views[v] = view
+    for var, view in zip(jaxpr.invars, arguments):
+        builder.views[var] = view
     makers = _made_as(inner)
-    for v, view in zip(jaxpr.outvars, results):
-        made = None if view is None or isinstance(v, jex.Literal) else makers.get(v)
-        if made is not None and v not in builder.views and made not in builder.views:
-            builder.views[v] = view
+    for var, view in zip(jaxpr.outvars, results):
+        made = None if view is None or isinstance(var, jex.Literal) else makers.get(var)
+        if made is not None and var not in builder.views and made not in builder.views:
+            builder.views[var] = view
             builder.views[made] = builder.typed(view, made.aval)
     steps = builder.steps(inner.ordered)
     found = []
-    for v, view in zip(jaxpr.outvars, results):
-        have = builder.place(v)
+    for var, view in zip(jaxpr.outvars, results):
+        have = builder.place(var)
         if view is not None and have != view:
-            steps.append(Copy(builder.typed(have, v.aval), view))
-        found.append(builder.typed(have, v.aval) if view is None else view)
+            steps.append(Copy(builder.typed(have, var.aval), view))
+        found.append(builder.typed(have, var.aval) if view is None else view)
     builder.views = outer
     return steps, found
 
@@ -70,21 +70,24 @@ def _made_as(inner: Inner) -> dict:
     found: dict = {}
     for n in inner.ordered:
         if n.kind != "alias":
-            found.update((v, v) for v in n.outputs)
+            found.update((output, output) for output in n.outputs)
             continue
-        (source, *_), (v,) = n.eqns[0].invars, n.eqns[0].outvars
+        (source, *_), (var,) = n.eqns[0].invars, n.eqns[0].outvars
         # Views of complex numbers count other elements: their places cannot be taken over.
-        if source in found and (source.aval.size, source.aval.dtype) == (v.aval.size, v.aval.dtype):
-            found[v] = found[source]
+        if source in found and (source.aval.size, source.aval.dtype) == (
+            var.aval.size,
+            var.aval.dtype,
+        ):
+            found[var] = found[source]
     return found
 
 
 def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[View], list[Step]]:
     """(buffers of the carries, copies of their first values)."""
-    carries = [builder.place(v) for v in results]
+    carries = [builder.place(result) for result in results]
     return carries, [
-        Copy(builder.typed(_operand(builder, a), v.aval), c)
-        for a, v, c in zip(atoms, results, carries)
+        Copy(builder.typed(_operand(builder, atom), result.aval), carry)
+        for atom, result, carry in zip(atoms, results, carries)
     ]
 
 
@@ -104,20 +107,20 @@ def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -
 
 
 def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
-    p, body, rest = params_of(eqn), inner["jaxpr"], inner.get("rest")
-    n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
-    consts = [_operand(builder, a) for a in eqn.invars[:n_consts]]
-    xs = [_operand(builder, a) for a in eqn.invars[n_consts + n_carry :]]
-    ys = [builder.place(v) for v in eqn.outvars[n_carry:]]
-    x_types = [v.aval for v in body.jaxpr.invars[n_consts + n_carry :]]
-    y_types = [v.aval for v in body.jaxpr.outvars[n_carry:]]
+    params, body, rest = params_of(eqn), inner["jaxpr"], inner.get("rest")
+    n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
+    consts = [_operand(builder, var) for var in eqn.invars[:n_consts]]
+    xs = [_operand(builder, var) for var in eqn.invars[n_consts + n_carry :]]
+    ys = [builder.place(var) for var in eqn.outvars[n_carry:]]
+    x_types = [var.aval for var in body.jaxpr.invars[n_consts + n_carry :]]
+    y_types = [var.aval for var in body.jaxpr.outvars[n_carry:]]
 
     def at_step(wholes, avals, index: Affine) -> list[View]:
-        index = index * -1 + (length - 1) if p["reverse"] else index
-        sizes = [math.prod(a.shape) for a in avals]
+        index = index * -1 + (length - 1) if params["reverse"] else index
+        sizes = [math.prod(aval.shape) for aval in avals]
         return [
-            View(w.buffer, array_type(a), w.offset + index * n)
-            for w, a, n in zip(wholes, avals, sizes)
+            View(whole.buffer, array_type(aval), whole.offset + index * size)
+            for whole, aval, size in zip(wholes, avals, sizes)
         ]
 
     def step(
@@ -127,8 +130,10 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
         if index is None:
             done = turns * body.steps
             ends = [
-                View(w.buffer, array_type(v.aval), w.offset + done * math.prod(v.aval.shape[1:]))
-                for w, v in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
+                View(
+                    w.buffer, array_type(var.aval), w.offset + done * math.prod(var.aval.shape[1:])
+                )
+                for w, var in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
             ]
             return run_inner(builder, rest, [*consts, *old, *ends], new)
         arguments = [*consts, *old, *at_step(xs, x_types, index)]
@@ -138,7 +143,9 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     firsts, carried = eqn.invars[n_consts : n_consts + n_carry], eqn.outvars[:n_carry]
     kept = in_place(body)
     if not kept and turns and _can_alternate(body, n_consts, n_carry):
-        old = [builder.typed(_operand(builder, a), v.aval) for a, v in zip(firsts, carried)]
+        old = [
+            builder.typed(_operand(builder, first), var.aval) for first, var in zip(firsts, carried)
+        ]
         return _alternating(
             builder, counter, turns, rest is not None, old, list(map(builder.place, carried)), step
         )
@@ -154,7 +161,7 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
 
 def _places(body: Inner, carries: Sequence[View], kept: set) -> list[View | None]:
     """Views for new carries: those of `kept` over the old ones, others anywhere."""
-    return [view if v in kept else None for v, view in zip(body.jaxpr.outvars, carries)]
+    return [view if var in kept else None for var, view in zip(body.jaxpr.outvars, carries)]
 
 
 def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
@@ -165,7 +172,7 @@ def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
         for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:])
     )
     olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
-    bytes_carried = sum(array_type(v.aval).nbytes for v in olds)
+    bytes_carried = sum(array_type(old.aval).nbytes for old in olds)
     distinct = None not in news and len(set(news)) == n_carry and not set(news) & set(others)
     return n_carry > 0 and distinct and bytes_carried >= ALTERNATE_BYTES
 
@@ -180,7 +187,7 @@ def _alternating(
     step,
 ) -> list[Step]:
     """Steps that alternate between two sets of buffers, without copies: the first reads operands, the last writes results."""
-    sets = [list(carries), [builder.temporary(c.type) for c in carries]]
+    sets = [list(carries), [builder.temporary(carry.type) for carry in carries]]
     total = turns + rest
 
     def target(turn: int) -> list[View]:
@@ -199,10 +206,10 @@ def _alternating(
 
 
 def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
-    p = eqn.params
-    n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
-    cond_consts = [_operand(builder, a) for a in eqn.invars[:n_cond]]
-    body_consts = [_operand(builder, a) for a in eqn.invars[n_cond : n_cond + n_body]]
+    params = eqn.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts = [_operand(builder, var) for var in eqn.invars[:n_cond]]
+    body_consts = [_operand(builder, var) for var in eqn.invars[n_cond : n_cond + n_body]]
     carries, before = _into_carries(builder, eqn.invars[n_cond + n_body :], eqn.outvars)
     body = inner["body_jaxpr"]
     kept = in_place(body)
@@ -218,7 +225,7 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     if not kept and _can_alternate(body, n_body, len(carries)):
         # Two steps: the second reads the other buffers, and runs only if the first was not the
         # last.
-        others = [builder.temporary(c.type) for c in carries]
+        others = [builder.temporary(carry.type) for carry in carries]
         first, second = turn(carries, others)[0], turn(others, carries)[0]
         between, again = test(others)
         back = tuple(Copy(other, carry) for other, carry in zip(others, carries))
@@ -234,7 +241,7 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
 
 
 def _cond(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
-    index, *operands = (_operand(builder, a) for a in eqn.invars)
-    results = [builder.place(v) for v in eqn.outvars]
+    index, *operands = (_operand(builder, var) for var in eqn.invars)
+    results = [builder.place(var) for var in eqn.outvars]
     branches = [run_inner(builder, b, operands, results)[0] for b in inner.values()]
     return [Cond(index, tuple(map(tuple, branches)))]

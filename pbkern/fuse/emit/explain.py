@@ -98,15 +98,17 @@ class Explanation:
     verbose: bool = False
 
     def __str__(self) -> str:
-        edges = [e for e in self.edges if e.producer.primitive.name not in VIEWS]
-        fused = [e for e in edges if e.fused]
+        edges = [edge for edge in self.edges if edge.producer.primitive.name not in VIEWS]
+        fused = [edge for edge in edges if edge.fused]
         written = f" and {len(self.written)} that you wrote" if self.written else ""
         out = [
             f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"
         ]
         out += [f"  kernel {k}" for k in (*self.kernels, *self.written)]
         out += dict.fromkeys(
-            f"  {_edge(e)}" for e in edges if not e.fused and (self.verbose or not e.superseded)
+            f"  {_edge(edge)}"
+            for edge in edges
+            if not edge.fused and (self.verbose or not edge.superseded)
         )
         if self.verbose:
             out += [f"  {_edge(e)}" for e in fused]
@@ -121,7 +123,8 @@ class Explanation:
     def with_times(self, seconds: Mapping[str, float]) -> Explanation:
         """Adds measured times of kernels, by name."""
         kernels = tuple(
-            dataclasses.replace(k, measured=seconds.get(k.name, k.measured)) for k in self.kernels
+            dataclasses.replace(kernel, measured=seconds.get(kernel.name, kernel.measured))
+            for kernel in self.kernels
         )
         return dataclasses.replace(self, kernels=kernels)
 
@@ -154,19 +157,21 @@ def _ops(node: Node) -> tuple[tuple[str, str | None], ...]:
     """The ops of a kernel; of a wavefront, those of one step."""
     wave = node.schedule.wave if node.schedule is not None else None
     eqns = node.eqns if wave is None else wave.body.jaxpr.eqns
-    return tuple((e.primitive.name, user_line(e)) for e in eqns)
+    return tuple((eqn.primitive.name, user_line(eqn)) for eqn in eqns)
 
 
 def explain(name: str, parts: Partition, plan) -> Explanation:
-    runs = {name: n for program in plan.programs() for name, n in program.runs().items()}
+    runs = {name: run for program in plan.programs() for name, run in program.runs().items()}
     kernels = tuple(
-        dataclasses.replace(report(g.kernel, g), runs=runs.get(g.kernel, 1))
-        for g in reversed(parts.groups())
+        dataclasses.replace(report(group.kernel, group), runs=runs.get(group.kernel, 1))
+        for group in reversed(parts.groups())
     )
     kernels_of = _Places(parts)
     edges = (
-        dataclasses.replace(e, superseded=not e.fused and kernels_of.are_shared(e.producer))
-        for e in parts.edges
+        dataclasses.replace(
+            edge, superseded=not edge.fused and kernels_of.are_shared(edge.producer)
+        )
+        for edge in parts.edges
     )
     return Explanation(name, kernels, tuple(edges), tuple(plan.left_to_xla()))
 
@@ -186,4 +191,6 @@ class _Places:
     def are_shared(self, producer: jex.JaxprEqn) -> bool:
         """Whether every node that reads a producer's results computes them itself, or for others as well."""
         makers = self.makers.get(id(producer), set())
-        return bool(makers) and all(self.readers.get(v, set()) <= makers for v in producer.outvars)
+        return bool(makers) and all(
+            self.readers.get(var, set()) <= makers for var in producer.outvars
+        )

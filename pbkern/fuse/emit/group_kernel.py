@@ -64,9 +64,12 @@ def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
 def block_mapping(
     origin: str, array: ArrayType, access: Access, grid: Sequence[int]
 ) -> BlockMapping:
-    pairs = [_block_dim(s, n, grid) for s, n in zip(access, array.shape)]
+    pairs = [_block_dim(s, size, grid) for s, size in zip(access, array.shape)]
     return BlockMapping(
-        origin, array, tuple(d for d, _ in pairs), _index_map(tuple(i for _, i in pairs), len(grid))
+        origin,
+        array,
+        tuple(dim for dim, _ in pairs),
+        _index_map(tuple(i for _, i in pairs), len(grid)),
     )
 
 
@@ -90,12 +93,12 @@ def emit_kernel(
         name=name,
         grid=grid,
         inputs=tuple(
-            block_mapping(f"input {n}", array_type(v.aval), a, grid)
-            for n, (v, a) in enumerate(requests.inputs)
+            block_mapping(f"input {n}", array_type(var.aval), a, grid)
+            for n, (var, a) in enumerate(requests.inputs)
         ),
         outputs=tuple(
-            block_mapping(f"output {n}", array_type(v.aval), a, grid)
-            for n, (v, a) in enumerate(outputs)
+            block_mapping(f"output {n}", array_type(var.aval), a, grid)
+            for n, (var, a) in enumerate(outputs)
         ),
         scratch=(),
         body=trace_body(requests, outputs) if body else None,
@@ -118,7 +121,7 @@ def emit_finish(
       made: the programs' results, its first operands.
       kept: those of `made` that the kernel returns after `outputs`.
     """
-    access = {v: tuple(map(whole, v.aval.shape)) for v in made}
+    access = {var: tuple(map(whole, var.aval.shape)) for var in made}
     hulls = requests.hulls | {v: Hulls.of([a]) for v, a in access.items() if v in requests.hulls}
     further = [(v, a) for v, a in requests.inputs if v not in access]
     asked = dataclasses.replace(requests, hulls=hulls, inputs=[*access.items(), *further])

@@ -63,11 +63,11 @@ class Builder:
         self.buffers.append(b)
         return View(b.name, b.type)
 
-    def place(self, v) -> View:
-        """The view of `v`; a new temporary if it has none yet."""
-        if v not in self.views:
-            self.views[v] = self.temporary(array_type(v.aval))
-        return self.views[v]
+    def place(self, var) -> View:
+        """The view of `var`; a new temporary if it has none yet."""
+        if var not in self.views:
+            self.views[var] = self.temporary(array_type(var.aval))
+        return self.views[var]
 
     def typed(self, view: View, aval) -> View:
         return View(view.buffer, array_type(aval), view.offset)
@@ -75,7 +75,7 @@ class Builder:
     # -- steps
 
     def steps(self, nodes: Sequence[Node]) -> list[Step]:
-        return [s for n in nodes for s in self.node_steps(n)]
+        return [step for node in nodes for step in self.node_steps(node)]
 
     def node_steps(self, node: Node) -> list[Step]:
         if node.kind == "group":
@@ -92,8 +92,8 @@ class Builder:
         """A hand-written kernel; an operand that shares its array with a result is copied there first."""
         kernel = eqn.params["kernel"]
         operands, results = (
-            [self.place(a) for a in eqn.invars],
-            [self.place(v) for v in eqn.outvars],
+            [self.place(var) for var in eqn.invars],
+            [self.place(var) for var in eqn.outvars],
         )
         copies: list[Step] = []
         for i, o in kernel.shared:
@@ -102,10 +102,10 @@ class Builder:
         return [*copies, Launch(kernel, tuple(operands), tuple(results))]
 
     def launch(self, node: Node) -> Launch:
-        s = node.schedule
+        schedule = node.schedule
         if id(node) not in self.kernels:
             self.kernels[id(node)] = self.emit(node)
-        reads, makes = [v for v, _ in s.requests.inputs], [v for v, _ in s.outputs]
+        reads, makes = [v for v, _ in schedule.requests.inputs], [v for v, _ in schedule.outputs]
         if node.finish is not None:
             last = node.finish.schedule
             reads += [v for v, _ in last.requests.inputs if v not in makes]
@@ -115,13 +115,13 @@ class Builder:
         )
 
     def emit(self, node: Node) -> Kernel:
-        s = node.schedule
+        schedule = node.schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
-        programs = emit_scheduled(name, s, self.params(s))
+        programs = emit_scheduled(name, schedule, self.params(schedule))
         if node.finish is None:
             return programs
-        last, made = node.finish.schedule, [v for v, _ in s.outputs]
+        last, made = node.finish.schedule, [v for v, _ in schedule.outputs]
         finish = emit_finish(
             f"{name}_finish",
             last.requests,
@@ -132,28 +132,36 @@ class Builder:
         )
         return dataclasses.replace(programs, finish=finish)
 
-    def params(self, s: Schedule) -> dict:
-        return dict(self.params_for(s.semantics, **dict(s.params)))
+    def params(self, schedule: Schedule) -> dict:
+        return dict(self.params_for(schedule.semantics, **dict(schedule.params)))
 
     def alias(self, eqn) -> list[Step]:
-        (source, *_), (v,) = eqn.invars, eqn.outvars
+        (source, *_), (var,) = eqn.invars, eqn.outvars
         if (
-            v in self.views and self.views[v].buffer != self.place(source).buffer
+            var in self.views and self.views[var].buffer != self.place(source).buffer
         ):  # a result of its own
-            return [Copy(self.typed(self.place(source), v.aval), self.views[v])]
-        self.views.setdefault(v, self.typed(self.place(source), v.aval))
+            return [Copy(self.typed(self.place(source), var.aval), self.views[var])]
+        self.views.setdefault(var, self.typed(self.place(source), var.aval))
         return []
 
 
-def emit_scheduled(name: str, s: Schedule, compiler_params: dict) -> Kernel:
+def emit_scheduled(name: str, schedule: Schedule, compiler_params: dict) -> Kernel:
     """The kernel of a group."""
-    if s.wave is not None:
-        return emit_wavefront(name, s.wave, compiler_params)
-    if s.online is not None:
+    if schedule.wave is not None:
+        return emit_wavefront(name, schedule.wave, compiler_params)
+    if schedule.online is not None:
         return emit_online(
-            name, s.grid, s.requests, s.outputs, s.online, compiler_params, s.aliases
+            name,
+            schedule.grid,
+            schedule.requests,
+            schedule.outputs,
+            schedule.online,
+            compiler_params,
+            schedule.aliases,
         )
-    return emit_kernel(name, s.grid, s.requests, s.outputs, compiler_params, s.aliases)
+    return emit_kernel(
+        name, schedule.grid, schedule.requests, schedule.outputs, compiler_params, schedule.aliases
+    )
 
 
 def kept_results(node: Node) -> list:
@@ -164,14 +172,14 @@ def kept_results(node: Node) -> list:
 def kernel_stem(node: Node) -> str:
     """A word for the kernel's name: its most expensive operation."""
     eqns = [*node.eqns, *(node.finish.eqns if node.finish else ())]
-    names = [e.primitive.name for e in eqns]
+    names = [eqn.primitive.name for eqn in eqns]
     for known, word in (
         ("conv_general_dilated", "conv"),
         ("dot_general", "dot"),
         ("reduce", "reduce"),
         ("sort", "sort"),
     ):
-        if any(n.startswith(known) for n in names):
+        if any(name.startswith(known) for name in names):
             return word
     return "map" if len(names) > 1 else names[0]
 
@@ -180,19 +188,19 @@ def build_program(
     name: str, nodes: Sequence[Node], reads: Sequence, makes: Sequence, params_for: Callable
 ) -> HostProgram:
     """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order."""
-    b = Builder(identifier(name), params_for)
+    builder = Builder(identifier(name), params_for)
     for n, v in enumerate(reads):
-        b.views[v] = b.buffer("in", v.aval, BufferKind.INPUT, n)
+        builder.views[v] = builder.buffer("in", v.aval, BufferKind.INPUT, n)
     for n, v in enumerate(makes):
-        b.views[v] = b.buffer("out", v.aval, BufferKind.OUTPUT, n)
-    share_outputs(b, nodes)
-    steps = b.steps(nodes)
-    return HostProgram(b.name, assign_slots(b.buffers, steps), tuple(steps))
+        builder.views[v] = builder.buffer("out", v.aval, BufferKind.OUTPUT, n)
+    share_outputs(builder, nodes)
+    steps = builder.steps(nodes)
+    return HostProgram(builder.name, assign_slots(builder.buffers, steps), tuple(steps))
 
 
 def share_outputs(b: Builder, nodes: Iterable[Node]) -> None:
     """Lets a producer write straight into an output that reshapes its result."""
-    made = {v for n in nodes for v in n.outputs}
+    made = {output for n in nodes for output in n.outputs}
     for node in reversed([n for n in nodes if n.kind == "alias"]):
         (source, *_), (v,) = node.eqns[0].invars, node.eqns[0].outvars
         if (

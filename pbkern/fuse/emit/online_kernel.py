@@ -36,7 +36,7 @@ def emit_online(
     """Emits an online kernel, with the operands and results of `emit_kernel`."""
     plain = emit_kernel(name, grid, requests, outputs, compiler_params, aliases, body=False)
     kept = [Scratch(block_shape(a), _kept_type(v), scoped=True) for v, a in _reduced(blocks)]
-    types = [ref_aval(block_shape(a), v.aval.dtype) for v, a in (*requests.inputs, *outputs)]
+    types = [ref_aval(block_shape(a), var.aval.dtype) for var, a in (*requests.inputs, *outputs)]
     body = _Body(requests, outputs, blocks)
     traced = jax.make_jaxpr(body)(*types, *(ref_aval(s.shape, s.dtype) for s in kept))
     return dataclasses.replace(plain, scratch=tuple(kept), body=canonical_body(traced, name))
@@ -48,10 +48,10 @@ def _reduced(blocks: Blocks) -> list[tuple[object, Access]]:
     return [*zip(blocks.online.first, first), *zip(blocks.online.second, second)]
 
 
-def _kept_type(v) -> np.dtype:
+def _kept_type(var) -> np.dtype:
     """Sums of 16-bit floats are kept in 32 bits: each chunk would round them."""
-    narrow = jnp.issubdtype(v.aval.dtype, jnp.floating) and v.aval.dtype.itemsize <= 2
-    return np.dtype(np.float32 if narrow else v.aval.dtype)
+    narrow = jnp.issubdtype(var.aval.dtype, jnp.floating) and var.aval.dtype.itemsize <= 2
+    return np.dtype(np.float32 if narrow else var.aval.dtype)
 
 
 class _Body:
@@ -86,8 +86,8 @@ class _Body:
             self.clear(self.totals)
             self.go(self.blocks.second, found, self.add)
             found |= {
-                (v, a): _as(ref[...], v.aval.dtype)
-                for v, a, ref in zip(self.online.second, self.blocks.second.kept, self.totals)
+                (var, a): _as(ref[...], var.aval.dtype)
+                for var, a, ref in zip(self.online.second, self.blocks.second.kept, self.totals)
             }
         given = {v for v, _ in self.requests.inputs}
         get = run_steps(
@@ -106,10 +106,10 @@ class _Body:
         requests = over.full.requests
         late = self.online.level.outvars[:1] if turn == self.rise else []
         changing, moving = set(late), []
-        for s in requests.steps:
-            if _moves(s) or any(a in changing for a in atoms(s.eqn)):
-                changing.update(s.eqn.outvars)
-                moving.append(s)
+        for step in requests.steps:
+            if _moves(step) or any(atom in changing for atom in atoms(step.eqn)):
+                changing.update(step.eqn.outvars)
+                moving.append(step)
         fixed = [s for s in requests.steps if s not in moving]
         before = self.computed(requests, fixed, found | self.read(requests, found, None), {})
 
@@ -158,17 +158,19 @@ class _Body:
         level, (access, *accesses) = self.level[0][...], self.blocks.first.kept
         m, *sums = self.online.first
         found = {(m, access): _as(level, m.aval.dtype)}
-        for v, a, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):
+        for sum_, a, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):
             empty, total = self.spread(_is_least(level), places, ref.shape), ref[...]
-            found[v, a] = _as(lax.select(empty, lax.full_like(total, np.nan), total), v.aval.dtype)
+            found[sum_, a] = _as(
+                lax.select(empty, lax.full_like(total, np.nan), total), sum_.aval.dtype
+            )
         return found
 
     def spread(self, x, places: Places, shape: tuple[int, ...]):
         """One number per row of the maximum -> one per element of a sum."""
         rows = self.online.places_of_level()
-        x = lax.squeeze(x, [d for d, p in enumerate(rows) if p not in places])
-        left = [p for p in rows if p in places]
-        order = [p for p in places if p in left]
+        x = lax.squeeze(x, [axis for axis, row in enumerate(rows) if row not in places])
+        left = [row for row in rows if row in places]
+        order = [place for place in places if place in left]
         x = lax.transpose(x, [left.index(p) for p in order])
         return lax.broadcast_in_dim(x, shape, [places.index(p) for p in order])
 
@@ -205,7 +207,9 @@ class _Body:
     def computed(self, requests: Requests, steps: Sequence[Step], found: dict, ids: dict) -> dict:
         """`found` with the results of some steps."""
         get = run_steps(dataclasses.replace(requests, steps=list(steps)), found, BodyContext(ids))
-        return found | {(v, s.out): get(v, s.out) for s in steps for v in s.eqn.outvars}
+        return found | {
+            (var, step.out): get(var, step.out) for step in steps for var in step.eqn.outvars
+        }
 
 
 def _runs(span) -> bool:
@@ -213,7 +217,7 @@ def _runs(span) -> bool:
 
 
 def _moves(step: Step) -> bool:
-    return any(moves(a) for a in (step.out, *step.pull.inputs) if a is not None)
+    return any(moves(operand) for operand in (step.out, *step.pull.inputs) if operand is not None)
 
 
 def _covers(hull: Access, access: Access) -> bool:
@@ -237,7 +241,8 @@ def _value(requests: Requests, found: dict, atom, access: Access):
 def _sum(requests: Requests, found: dict, step: Step, dtype):
     """Returns what a chunk adds to a sum."""
     operands = [
-        _value(requests, found, a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)
+        _value(requests, found, var, access)
+        for var, access in zip(step.eqn.invars, step.pull.inputs)
     ]
     if step.eqn.primitive.name == "reduce_sum":
         return step.eqn.primitive.bind(_as(operands[0], dtype), **step.pull.params)

@@ -70,35 +70,41 @@ class Plan:
         env = dict(zip(self.jaxpr.invars, words_of_keys(args))) | dict(
             zip(self.jaxpr.constvars, self.consts)
         )
-        for s in self.segments:
-            inputs = [env[v] for v in s.reads]
+        for segment in self.segments:
+            inputs = [env[read] for read in segment.reads]
             results = (
-                run_program(s.body, inputs) if s.is_ours else jex.jaxpr_as_fun(s.body)(*inputs)
+                run_program(segment.body, inputs)
+                if segment.is_ours
+                else jex.jaxpr_as_fun(segment.body)(*inputs)
             )
-            env.update(zip(s.makes, results))
-        found = [literal(a) if isinstance(a, jex.Literal) else env[a] for a in self.jaxpr.outvars]
+            env.update(zip(segment.makes, results))
+        found = [
+            literal(var) if isinstance(var, jex.Literal) else env[var] for var in self.jaxpr.outvars
+        ]
         return keys_of_words(found, self.results)
 
     def leave(self, program: HostProgram) -> None:
         """Leaves the operations of one of the programs to XLA."""
         self.segments = tuple(
-            xla_segment(list(s.run), set(s.makes)) if s.body is program else s
-            for s in self.segments
+            xla_segment(list(segment.run), set(segment.makes))
+            if segment.body is program
+            else segment
+            for segment in self.segments
         )
 
     def programs(self) -> list[HostProgram]:
-        return [s.body for s in self.segments if s.is_ours]
+        return [segment.body for segment in self.segments if segment.is_ours]
 
     def kernels(self) -> list:
-        return [k for p in self.programs() for k in p.kernels()]
+        return [kernel for program in self.programs() for kernel in program.kernels()]
 
     def left_to_xla(self) -> list[Left]:
         if self.whole is not None:
             return [
-                Left(e.primitive.name, user_line(e), "planning failed")
-                for e in self.whole.jaxpr.eqns
+                Left(eqn.primitive.name, user_line(eqn), "planning failed")
+                for eqn in self.whole.jaxpr.eqns
             ]
-        return [x for s in self.segments for x in s.left]
+        return [x for segment in self.segments for x in segment.left]
 
 
 def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[Node]]:
@@ -107,8 +113,8 @@ def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[No
     known, runs, ours = set(available), [], True
     readers: dict = {}
     for n in nodes:
-        for v in n.reads():
-            readers.setdefault(v, []).append(n)
+        for read in n.reads():
+            readers.setdefault(read, []).append(n)
     while waiting:
         run: dict[Node, None] = {}
         reached = set(known)
@@ -123,10 +129,10 @@ def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[No
         kept = without_early_views(run, readers, results)
         if kept:
             runs.append(list(kept))
-            known.update(v for n in kept for v in n.outputs)
+            known.update(output for n in kept for output in n.outputs)
             waiting = [n for n in waiting if n not in kept]
         ours = not ours
-        if not kept and not any(n.reads() <= known for n in waiting):
+        if not kept and not any(nest.reads() <= known for nest in waiting):
             raise AssertionError("groups depend on each other in a circle")
     return runs
 
@@ -135,7 +141,7 @@ def without_early_views(run: dict[Node, None], readers: dict, results: set) -> d
     """The run without views that only later fused runs read: here they would be copies."""
     kept: set[Node] = set()
     for node in reversed(run):
-        read_by = [r for v in node.outputs for r in readers.get(v, ())]
+        read_by = [r for output in node.outputs for r in readers.get(output, ())]
         early = (
             read_by
             and not results & set(node.outputs)
@@ -148,38 +154,41 @@ def without_early_views(run: dict[Node, None], readers: dict, results: set) -> d
 
 def xla_segment(run: list[Node], needed: set) -> Segment:
     """The equations of a run as one jaxpr, traced again."""
-    eqns = [e for n in run for e in n.eqns]
-    made = [v for e in eqns for v in e.outvars]
+    eqns = [eqn for n in run for eqn in n.eqns]
+    made = [var for eqn in eqns for var in eqn.outvars]
     reads = list(
         dict.fromkeys(
-            a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made
+            var
+            for eqn in eqns
+            for var in eqn.invars
+            if not isinstance(var, jex.Literal) and var not in made
         )
     )
     makes = [v for v in made if v in needed]
 
     def body(*args):
         env = dict(zip(reads, args))
-        for e in eqns:
-            operands = [a.val if isinstance(a, jex.Literal) else env[a] for a in e.invars]
-            with source_context(e):
-                env.update(zip(e.outvars, bind_again(e, operands)))
-        return [env[v] for v in makes]
+        for eqn in eqns:
+            operands = [var.val if isinstance(var, jex.Literal) else env[var] for var in eqn.invars]
+            with source_context(eqn):
+                env.update(zip(eqn.outvars, bind_again(eqn, operands)))
+        return [env[make] for make in makes]
 
     closed = jax.make_jaxpr(body)(
-        *[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in reads]
+        *[jax.ShapeDtypeStruct(read.aval.shape, read.aval.dtype) for read in reads]
     )
     left = tuple(
-        Left(e.primitive.name, user_line(e), n.reason or "not supported")
+        Left(eqn.primitive.name, user_line(eqn), n.reason or "not supported")
         for n in run
-        for e in n.eqns
+        for eqn in n.eqns
     )
     return Segment(closed, tuple(reads), tuple(makes), left)
 
 
 def read_later(runs: list[list[Node]], at: int, results: set) -> set:
     """Values that later runs or the plan's results read."""
-    return results | {v for run in runs[at + 1 :] for n in run for v in n.reads()}
+    return results | {read for run in runs[at + 1 :] for nest in run for read in nest.reads()}
 
 
 def as_arrays(consts) -> tuple:
-    return tuple(c if isinstance(c, jax.Array) else np.asarray(c) for c in consts)
+    return tuple(const if isinstance(const, jax.Array) else np.asarray(const) for const in consts)

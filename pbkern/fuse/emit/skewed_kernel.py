@@ -35,10 +35,10 @@ def emit_wavefront(name: str, wave: Wavefront, compiler_params: dict) -> Kernel:
     """The kernel that computes the carries after `wave.steps` steps from `wave.operands`; xs have `wave.steps` elements."""
     return trace_kernel(
         _Wavefront(wave).body,
-        in_types=[_operand_type(wave, v) for v in wave.operands],
-        out_types=[array_type(v.aval) for v in wave.carries],
+        in_types=[_operand_type(wave, operand) for operand in wave.operands],
+        out_types=[array_type(carry.aval) for carry in wave.carries],
         grid=(wave.programs,),
-        scratch_shapes=[_Ring.of(wave, v).type for v in wave.carries],
+        scratch_shapes=[_Ring.of(wave, carry).type for carry in wave.carries],
         compiler_params=compiler_params,
         name=name,
         x64=True,
@@ -46,9 +46,9 @@ def emit_wavefront(name: str, wave: Wavefront, compiler_params: dict) -> Kernel:
     )
 
 
-def _operand_type(wave: Wavefront, v) -> ArrayType:
-    lead = (wave.steps,) if v in wave.elements else ()
-    return ArrayType((*lead, *v.aval.shape), np.dtype(v.aval.dtype))
+def _operand_type(wave: Wavefront, var) -> ArrayType:
+    lead = (wave.steps,) if var in wave.elements else ()
+    return ArrayType((*lead, *var.aval.shape), np.dtype(var.aval.dtype))
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,24 @@ class _Ring:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, wave: Wavefront, v) -> _Ring:
-        axis, lanes = wave.axis(v), wave.machine.sizes.line_bytes // np.dtype(v.aval.dtype).itemsize
+    def of(cls, wave: Wavefront, var) -> _Ring:
+        axis, lanes = (
+            wave.axis(var),
+            wave.machine.sizes.line_bytes // np.dtype(var.aval.dtype).itemsize,
+        )
         first, shape = [], []
-        for d, (n, (low, high)) in enumerate(zip(v.aval.shape, wave.margins(v))):
-            last = d == len(v.aval.shape) - 1
+        for d, (n, (low, high)) in enumerate(zip(var.aval.shape, wave.margins(var))):
+            last = d == len(var.aval.shape) - 1
             low = -(-low // lanes) * lanes if last else low
             size = -(-(low + n + high) // lanes) * lanes if last else low + n + high
             first.append(low)
             shape.append(_rows(wave) if d == axis else size)
         stride = (
-            math.prod(shape[axis + 1 : -1]) * np.dtype(v.aval.dtype).itemsize
+            math.prod(shape[axis + 1 : -1]) * np.dtype(var.aval.dtype).itemsize
         )  # of rows, per element of the last axis
         wider = range(shape[-1], shape[-1] + MOST_LONGER * lanes, lanes)
         shape[-1] = next((n for n in wider if not wave.machine.rows_alias(n * stride)), shape[-1])
-        return cls(v, axis, tuple(first), tuple(shape))
+        return cls(var, axis, tuple(first), tuple(shape))
 
     @property
     def type(self) -> jax.ShapeDtypeStruct:
@@ -99,8 +102,8 @@ class _Ring:
     def rows(self, slot, count: int) -> tuple:
         """Index of whole rows, without margins."""
         return tuple(
-            ds(slot, count) if d == self.axis else ds(f, n)
-            for d, (f, n) in enumerate(zip(self.first, self.v.aval.shape))
+            ds(slot, count) if d == self.axis else ds(f, size)
+            for d, (f, size) in enumerate(zip(self.first, self.v.aval.shape))
         )
 
 
@@ -125,13 +128,16 @@ class _Wavefront:
 
     def __init__(self, wave: Wavefront):
         self.wave = wave
-        self.rings = [_Ring.of(wave, v) for v in wave.carries]
+        self.rings = [_Ring.of(wave, carry) for carry in wave.carries]
         self.low, _ = wave.reach
 
     def body(self, *refs) -> None:
-        wave, n = self.wave, len(self.wave.operands)
+        wave, operand_count = self.wave, len(self.wave.operands)
         self.given = dict(zip(wave.operands, refs))
-        self.results, self.scratch = refs[n : n + len(wave.carries)], refs[n + len(wave.carries) :]
+        self.results, self.scratch = (
+            refs[operand_count : operand_count + len(wave.carries)],
+            refs[operand_count + len(wave.carries) :],
+        )
         self.base = program_id(0) * I32(wave.height)
         panels = -(-_turns(wave) // _panel(wave))
 
@@ -199,25 +205,25 @@ class _Wavefront:
         """Reads rows of the carries; with periodic borders, rows beyond the edges from the other side."""
         wave = self.wave
 
-        def read(v, ring, scratch, row, slot, count) -> None:
-            scratch[ring.rows(slot, count)] = self.given[v][
-                _along(v.aval.ndim, wave.axis(v), ds(row, count))
+        def read(var, ring, scratch, row, slot, count) -> None:
+            scratch[ring.rows(slot, count)] = self.given[var][
+                _along(var.aval.ndim, wave.axis(var), ds(row, count))
             ]
             self.wrap(ring, scratch, slot, count)
 
-        for v, ring, scratch in zip(wave.carries, self.rings, self.scratch):
-            if v in self.given:
+        for carry, ring, scratch in zip(wave.carries, self.rings, self.scratch):
+            if carry in self.given:
                 self.by_rows(
                     row,
                     slot,
-                    wave.rows_of(v),
-                    lambda *at, v=v, r=ring, s=scratch: read(v, r, s, *at),
+                    wave.rows_of(carry),
+                    lambda *at, v=carry, r=ring, s=scratch: read(v, r, s, *at),
                 )
 
-    def leave(self, d, slot) -> None:
+    def leave(self, dim, slot) -> None:
         """Writes rows of the last step."""
         wave = self.wave
-        row, own = self.base + d, self.base + I32(wave.height)
+        row, own = self.base + dim, self.base + I32(wave.height)
 
         def write(result, ring, scratch, row, slot, count) -> None:
             result[_along(len(ring.shape), ring.axis, ds(row, count))] = scratch[
@@ -265,13 +271,13 @@ class _Wavefront:
     def wrap(self, ring: _Ring, scratch, slot, count: int) -> None:
         """Continues rows beyond their ends where borders are periodic."""
         dims = self.wave.periodic[self.wave.body.jaxpr.invars.index(ring.v)] - {ring.axis}
-        for d in sorted(dims):
-            low, high = self.wave.margins(ring.v)[d]
-            n, first = ring.v.aval.shape[d], ring.first[d]
+        for dim in sorted(dims):
+            low, high = self.wave.margins(ring.v)[dim]
+            n, first = ring.v.aval.shape[dim], ring.first[dim]
             for size, to, origin in ((low, first - low, first + n - low), (high, first + n, first)):
                 if size:
-                    scratch[ring.line(slot, count, d, to, size)] = scratch[
-                        ring.line(slot, count, d, origin, size)
+                    scratch[ring.line(slot, count, dim, to, size)] = scratch[
+                        ring.line(slot, count, dim, origin, size)
                     ]
 
     # ---------------------------------------------------------------- a step
@@ -306,44 +312,47 @@ class _Wavefront:
     def inside(self, reads: Reads) -> tuple[int, int]:
         """(first, last) row for which no operand is read beyond its edges."""
         low, high = 0, self.wave.least_extent - reads.rows
-        for v in self.wave.body.jaxpr.invars:
-            for h in reads.hulls(v):
-                for s, n in zip(h, v.aval.shape):
+        for var in self.wave.body.jaxpr.invars:
+            for hull in reads.hulls(var):
+                for s, size in zip(hull, var.aval.shape):
                     if not s.is_const:
-                        low, high = max(low, -s.start.const), min(high, n - s.start.const - s.size)
+                        low, high = (
+                            max(low, -s.start.const),
+                            min(high, size - s.start.const - s.size),
+                        )
         return low, high
 
     def has_rows_of_others(self) -> bool:
         return any(
             not s.is_const
             for v in (*self.wave.consts, *self.wave.elements)
-            for h in self.wave.reads.hulls(v)
-            for s in h
+            for hull in self.wave.reads.hulls(v)
+            for s in hull
         )
 
     def store(self, reads: Reads, k, row, slot, clipped: bool) -> None:
         """Stores rows of a step, from `row` on, into `slot`."""
         wave = self.wave
         blocks = {
-            (v, h): self.block(v, h, k, row, slot, clipped)
-            for v in wave.operands
-            for h in reads.hulls(v)
+            (operand, hull): self.block(operand, hull, k, row, slot, clipped)
+            for operand in wave.operands
+            for hull in reads.hulls(operand)
         }
         get = run_steps(reads.requests, blocks, BodyContext({0: row}))
-        made = [get(a, access) for a, access in zip(wave.body.jaxpr.outvars, reads.results)]
+        made = [get(var, access) for var, access in zip(wave.body.jaxpr.outvars, reads.results)]
         for ring, scratch, value in zip(self.rings, self.scratch, made):
             scratch[ring.rows(slot, reads.rows)] = value
         for ring, scratch in zip(self.rings, self.scratch):
             self.wrap(ring, scratch, slot, reads.rows)
 
-    def block(self, v, hull: Access, k, row, slot, clipped: bool):
+    def block(self, var, hull: Access, k, row, slot, clipped: bool):
         """The block of an operand that rows of step k + 1, from `row` on, need."""
-        if v in self.wave.carries:
-            ring, scratch = next((r, s) for r, s in zip(self.rings, self.scratch) if r.v is v)
+        if var in self.wave.carries:
+            ring, scratch = next((r, s) for r, s in zip(self.rings, self.scratch) if r.v is var)
             return scratch[ring.at(slot + I32(hull[ring.axis].start.const - self.low), hull)]
-        ref = self.given[v]
+        ref = self.given[var]
         index: list = [ds(s.start.const, s.size) for s in hull]
-        lead = [k] if v in self.wave.elements else []
+        lead = [k] if var in self.wave.elements else []
         axis = next((d for d, s in enumerate(hull) if not s.is_const), None)
         if axis is None:
             return ref[tuple([*lead, *index])]
@@ -351,7 +360,7 @@ class _Wavefront:
             index[axis] = ds(row + I32(hull[axis].start.const), hull[axis].size)
             return ref[tuple([*lead, *index])]
         nearest = [
-            self.nearest(row + I32(hull[axis].start.const + far), v.aval.shape[axis])
+            self.nearest(row + I32(hull[axis].start.const + far), var.aval.shape[axis])
             for far in range(hull[axis].size)
         ]
         lines = [

@@ -36,21 +36,23 @@ def _only_picked(closed: jex.ClosedJaxpr):
     """Results of arithmetic and gathers that only gathers read, as their operand."""
     jaxpr = closed.jaxpr
     made = {
-        v for e in jaxpr.eqns if e.primitive.name in (*ELEMENTWISE, "gather") for v in e.outvars
+        var for e in jaxpr.eqns if e.primitive.name in (*ELEMENTWISE, "gather") for var in e.outvars
     }
     picked = (
         {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "gather"} & made if made else set()
     )
     if picked:
         others = {
-            a
+            var
             for e in jaxpr.eqns
-            for k, a in enumerate(e.invars)
-            if not isinstance(a, jex.Literal) and not (e.primitive.name == "gather" and k == 0)
+            for k, var in enumerate(e.invars)
+            if not isinstance(var, jex.Literal) and not (e.primitive.name == "gather" and k == 0)
         }
-        yield from picked - others - {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
-    for e in jaxpr.eqns:
-        for inner in inner_jaxprs(e):
+        yield from (
+            picked - others - {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
+        )
+    for eqn in jaxpr.eqns:
+        for inner in inner_jaxprs(eqn):
             yield from _only_picked(inner)
 
 
@@ -91,19 +93,20 @@ class _Lookups:
 
 def at_once(first, second, x, i, j):
     """A gather of a gather as one: x[i][:, j] -> x[i, j]. None if both look up the same dimension."""
-    a, b = (e.params["dimension_numbers"] for e in (first, second))
+    a, b = (eqn.params["dimension_numbers"] for eqn in (first, second))
     taken, dims, again = list(a.start_index_map), result_dims(first), result_dims(second)
-    back = {d: k for k, d in dims.items()}
+    back = {size: dim for dim, size in dims.items()}
     if any(
-        not _picks_elements(e) or e.params["mode"] != first.params["mode"] for e in (first, second)
+        not _picks_elements(eqn) or eqn.params["mode"] != first.params["mode"]
+        for eqn in (first, second)
     ):
         return None
     if fills(first) and not _same(fill_value(first), fill_value(second)):
         return None
-    if i.dtype.kind != j.dtype.kind or any(d not in back for d in b.start_index_map):
+    if i.dtype.kind != j.dtype.kind or any(dim not in back for dim in b.start_index_map):
         return None
-    of_i, of_j = [again[d] for d in batch_dims(first)], batch_dims(second)
-    taken += [back[d] for d in b.start_index_map]
+    of_i, of_j = [again[dim] for dim in batch_dims(first)], batch_dims(second)
+    taken += [back[dim] for dim in b.start_index_map]
     rest = [again[dims[k]] for k in range(x.ndim) if k not in taken]
     if of_i != sorted(of_i) or rest != sorted(rest):
         return None
@@ -112,13 +115,13 @@ def at_once(first, second, x, i, j):
     indices = [
         lax.broadcast_in_dim(
             lax.convert_element_type(v, np.promote_types(i.dtype, j.dtype)),
-            [*(out[d] for d in at), v.shape[-1]],
-            [*(at.index(d) for d in own), len(at)],
+            [*(out[dim] for dim in at), v.shape[-1]],
+            [*(at.index(dim) for dim in own), len(at)],
         )
         for v, own in ((i, of_i), (j, of_j))
     ]
     numbers = lax.GatherDimensionNumbers(tuple(rest), tuple(sorted(taken)), tuple(taken))
-    sizes = tuple(1 if k in taken else n for k, n in enumerate(x.shape))
+    sizes = tuple(1 if k in taken else size for k, size in enumerate(x.shape))
     params = {**second.params, "indices_are_sorted": False, "unique_indices": False}
     indices = lax.concatenate(indices, len(at))
     return second.primitive.bind(
@@ -135,7 +138,7 @@ def _picks_elements(eqn) -> bool:
     )
     if dn.operand_batching_dims or sorted(dn.start_index_map) != sorted(dn.collapsed_slice_dims):
         return False
-    return all(sizes[k] == (1 if k in dn.start_index_map else n) for k, n in enumerate(shape))
+    return all(sizes[k] == (1 if k in dn.start_index_map else size) for k, size in enumerate(shape))
 
 
 def _same(x, y) -> bool:
@@ -170,12 +173,12 @@ class _Pick:
             self.eqn.params["slice_sizes"],
             self.eqn.params["dimension_numbers"].operand_batching_dims,
         )
-        own = [d for d, n in zip(dims, np.shape(array)) if n > 1]
-        kept = {d for d in self.dims if d in batched or sizes[d] == self.source[d]}
+        own = [dim for dim, size in zip(dims, np.shape(array)) if size > 1]
+        kept = {dim for dim in self.dims if dim in batched or sizes[dim] == self.source[dim]}
         if len(own) == len(self.source) or not kept.issuperset(own):
             return None
-        return lax.squeeze(array, [j for j, n in enumerate(np.shape(array)) if n == 1]), [
-            self.dims[d] for d in own
+        return lax.squeeze(array, [j for j, size in enumerate(np.shape(array)) if size == 1]), [
+            self.dims[dim] for dim in own
         ]
 
     def count(self, x) -> int:

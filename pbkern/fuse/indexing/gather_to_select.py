@@ -28,7 +28,7 @@ FEW = 12
 
 def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites gathers from concatenations of at most FEW pieces of size one along the concatenated dimension."""
-    names = {e.primitive.name for e in equations(closed.jaxpr)}
+    names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
     if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
         return closed
     seen = _Stacks(_times_read(closed))
@@ -41,11 +41,14 @@ def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _times_read(closed: jex.ClosedJaxpr) -> Counter:
     """Counts how often equations and results read each value, at any depth."""
     read = Counter(
-        a for e in equations(closed.jaxpr) for a in e.invars if not isinstance(a, jex.Literal)
+        var
+        for eqn in equations(closed.jaxpr)
+        for var in eqn.invars
+        if not isinstance(var, jex.Literal)
     )
-    bodies = [closed, *(inner for e in equations(closed.jaxpr) for inner in inner_jaxprs(e))]
+    bodies = [closed, *(inner for eqn in equations(closed.jaxpr) for inner in inner_jaxprs(eqn))]
     return read + Counter(
-        a for c in bodies for a in c.jaxpr.outvars if not isinstance(a, jex.Literal)
+        var for body in bodies for var in body.jaxpr.outvars if not isinstance(var, jex.Literal)
     )
 
 
@@ -67,7 +70,7 @@ class _Stacks:
         dim, shape, out = eqn.params["dimension"], eqn.params["shape"], eqn.outvars[0].aval
         if out.dtype.kind not in "iu" or shape[dim] - 1 > np.iinfo(out.dtype).max:
             return None
-        places = tuple(0 if d == dim else None for d in range(len(shape)))
+        places = tuple(0 if axis == dim else None for axis in range(len(shape)))
         return self.notes.note("counts", self._bound(eqn, operands), places)
 
     def moved(self, eqn, operands):
@@ -124,7 +127,7 @@ class _Stacks:
 
     def concatenate(self, eqn, operands):
         dim = eqn.params["dimension"]
-        if len(operands) > FEW or any(x.shape[dim] != 1 for x in operands):
+        if len(operands) > FEW or any(operand.shape[dim] != 1 for operand in operands):
             return None
         return self.notes.note("stack", self._bound(eqn, operands), dim, operands)
 
@@ -152,7 +155,7 @@ class _Stacks:
         """One piece of a stack that nothing else reads; otherwise a slice of the stack reads less."""
         (x, *starts), sizes = operands, eqn.params["slice_sizes"]
         dim, pieces = self.notes.find("stack", x) or (None, ())
-        moving = [d for d, n in enumerate(x.shape) if sizes[d] != n]
+        moving = [axis for axis, size in enumerate(x.shape) if sizes[axis] != size]
         if moving != [dim] or sizes[dim] != 1 or self.times_read[eqn.invars[0]] > 1:
             return None
         return [_one_of(pieces, starts[dim])]
@@ -168,19 +171,22 @@ class _Stacks:
         dn, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
         looked_up, batch, dims = list(dn.start_index_map), batch_dims(eqn), result_dims(eqn)
         walked: dict[int, int] = {}
-        for d, n in enumerate(x.shape):
-            if d == dim:
+        for axis, size in enumerate(x.shape):
+            if axis == dim:
                 continue
-            if d in looked_up and (b := self._counted(indices, looked_up.index(d), n)) is not None:
-                if sizes[d] != 1:
-                    return None
-                walked[d] = batch[b]
-            elif (
-                d in dn.operand_batching_dims
-                or sizes[d] == n
-                and not (d in looked_up and fills(eqn))
+            if (
+                axis in looked_up
+                and (b := self._counted(indices, looked_up.index(axis), size)) is not None
             ):
-                walked |= {d: int(dims[d])} if d in dims else {}
+                if sizes[axis] != 1:
+                    return None
+                walked[axis] = batch[b]
+            elif (
+                axis in dn.operand_batching_dims
+                or sizes[axis] == size
+                and not (axis in looked_up and fills(eqn))
+            ):
+                walked |= {axis: int(dims[axis])} if axis in dims else {}
             else:
                 return None
         return walked if len({*walked.values()}) == len(walked) else None
@@ -190,14 +196,16 @@ class _Stacks:
         found = self.notes.find("counts", self._column(indices, k))
         if found is None or 0 not in found[0]:
             return None
-        b = found[0].index(0)
-        return b if b < indices.ndim - 1 and indices.shape[b] == n else None
+        index = found[0].index(0)
+        return index if index < indices.ndim - 1 and indices.shape[index] == n else None
 
 
 def _copies_rows(eqn, walked: dict[int, int]) -> bool:
     """Does the gather repeat rows? It copies them from a stack that is small beside the result, and reads one of each."""
     out, sizes = eqn.outvars[0].aval.shape, eqn.params["slice_sizes"]
-    return max(sizes) > 1 and any(n > 1 and d not in walked.values() for d, n in enumerate(out))
+    return max(sizes) > 1 and any(
+        n > 1 and axis not in walked.values() for axis, n in enumerate(out)
+    )
 
 
 def _walk(piece, walked: dict[int, int], out):
@@ -205,11 +213,11 @@ def _walk(piece, walked: dict[int, int], out):
 
     It repeats along dimensions that it lacks, and along those of size one.
     """
-    kept = sorted((d for d in walked if piece.shape[d] > 1), key=walked.__getitem__)
-    dropped = [d for d in range(piece.ndim) if d not in kept]
+    kept = sorted((dim for dim in walked if piece.shape[dim] > 1), key=walked.__getitem__)
+    dropped = [axis for axis in range(piece.ndim) if axis not in kept]
     order = sorted(kept)
-    transposed = lax.transpose(lax.squeeze(piece, dropped), [order.index(d) for d in kept])
-    return lax.broadcast_in_dim(transposed, out, [walked[d] for d in kept])
+    transposed = lax.transpose(lax.squeeze(piece, dropped), [order.index(dim) for dim in kept])
+    return lax.broadcast_in_dim(transposed, out, [walked[dim] for dim in kept])
 
 
 def _one_of(pieces, which):

@@ -23,7 +23,9 @@ from pbkern.fuse.simplify.facts import Notes
 
 def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold broadcasts and reshapes. The same values."""
-    if not {"broadcast_in_dim", "reshape"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
+    if not {"broadcast_in_dim", "reshape"} <= {
+        eqn.primitive.name for eqn in equations(closed.jaxpr)
+    }:
         return closed
     seen = _Repeats(set(_only_moved(closed.jaxpr)))
     return drop_dead(
@@ -34,13 +36,15 @@ def repeats_to_broadcasts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _only_moved(jaxpr: jex.Jaxpr) -> Iterator:
     """Values that only broadcasts and reshapes read, on the way to results."""
     read: set = set()
-    for e in reversed(jaxpr.eqns):
-        moves = e.primitive.name in ("broadcast_in_dim", "reshape") and read.isdisjoint(e.outvars)
+    for eqn in reversed(jaxpr.eqns):
+        moves = eqn.primitive.name in ("broadcast_in_dim", "reshape") and read.isdisjoint(
+            eqn.outvars
+        )
         if moves:
-            yield e.outvars[0]
+            yield eqn.outvars[0]
         else:
-            read.update(a for a in e.invars if not isinstance(a, jex.Literal))
-        for inner in inner_jaxprs(e):
+            read.update(var for var in eqn.invars if not isinstance(var, jex.Literal))
+        for inner in inner_jaxprs(eqn):
             yield from _only_moved(inner.jaxpr)
 
 
@@ -81,10 +85,10 @@ class _Repeats:
         groups = _groups(source.shape, x.shape) or {}
         finer: list[int] = []
         places: list[int] = []
-        for d, n in enumerate(shape):
-            group = groups.get(dims.index(d), ()) if d in dims else ()
+        for axis, size in enumerate(shape):
+            group = groups.get(dims.index(axis), ()) if axis in dims else ()
             places += range(len(finer), len(finer) + len(group))
-            finer += [source.shape[k] for k in group] or [n]
+            finer += [source.shape[k] for k in group] or [size]
         flat = lax.squeeze(source, [k for k, n in enumerate(source.shape) if n == 1])
         return self._joined(lax.broadcast_in_dim(flat, finer, places), shape)
 

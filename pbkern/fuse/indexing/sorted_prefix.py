@@ -20,8 +20,10 @@ first_sorted_p.multiple_results = True
 
 @first_sorted_p.def_abstract_eval
 def _types(*operands, dimension: int, num_keys: int, first: int):
-    shape = tuple(first if d == dimension else n for d, n in enumerate(operands[0].shape))
-    return [jax.core.ShapedArray(shape, v.dtype) for v in operands]
+    shape = tuple(
+        first if axis == dimension else size for axis, size in enumerate(operands[0].shape)
+    )
+    return [jax.core.ShapedArray(shape, operand.dtype) for operand in operands]
 
 
 @first_sorted_p.def_impl

@@ -60,8 +60,8 @@ ARITHMETIC: dict[str, Callable] = {
 
 def _broadcast(x, shape, dims):
     spread = [1] * len(shape)
-    for d, n in zip(dims, x.shape):
-        spread[d] = n
+    for dim, size in zip(dims, x.shape):
+        spread[dim] = size
     return np.broadcast_to(x.reshape(spread), shape)
 
 
@@ -80,14 +80,14 @@ class Constants:
         self._walk(closed)
 
     def _walk(self, closed: jex.ClosedJaxpr) -> None:
-        for v, c in zip(closed.jaxpr.constvars, closed.consts):
-            if np.size(c) <= SMALL and np.dtype(v.aval.dtype).kind in "iub":
-                self.known[v] = np.asarray(c)
+        for var, const in zip(closed.jaxpr.constvars, closed.consts):
+            if np.size(const) <= SMALL and np.dtype(var.aval.dtype).kind in "iub":
+                self.known[var] = np.asarray(const)
         for eqn in closed.jaxpr.eqns:
             if len(eqn.outvars) == 1 and eqn.primitive.name in ARITHMETIC:
                 self.makers[eqn.outvars[0]] = eqn
-            for v, outer in _handed_in(eqn):
-                self.given.setdefault(v, []).append(outer)
+            for var, outer in _handed_in(eqn):
+                self.given.setdefault(var, []).append(outer)
             for inner in inner_jaxprs(eqn):
                 self._walk(inner)
 
@@ -98,31 +98,31 @@ class Constants:
             self.known[atom] = self._evaluate(atom)
         return self.known[atom]
 
-    def _evaluate(self, v) -> np.ndarray | None:
-        eqn = self.makers.get(v)
-        if v.aval.size > SMALL or v.aval.dtype.kind not in "iub":
+    def _evaluate(self, var) -> np.ndarray | None:
+        eqn = self.makers.get(var)
+        if var.aval.size > SMALL or var.aval.dtype.kind not in "iub":
             return None
         if eqn is None:
-            return _agreed(map(self.value, self.given.get(v, ())))
+            return _agreed(map(self.value, self.given.get(var, ())))
         operands = [self.value(a) for a in eqn.invars]
-        if any(x is None for x in operands):
+        if any(operand is None for operand in operands):
             return None
         made = ARITHMETIC[eqn.primitive.name](eqn.params, *operands)
-        return None if made is None else np.asarray(made, v.aval.dtype)
+        return None if made is None else np.asarray(made, var.aval.dtype)
 
 
 def _handed_in(eqn) -> Iterator[tuple]:
     """(operand of a body, the operand of the loop or conditional that it always equals)."""
-    p = params_of(eqn)
+    params = params_of(eqn)
     match eqn.primitive.name:
         case "scan":
-            yield from zip(p["jaxpr"].jaxpr.invars[: p["num_consts"]], eqn.invars)
+            yield from zip(params["jaxpr"].jaxpr.invars[: params["num_consts"]], eqn.invars)
         case "while":
-            first, second = p["cond_nconsts"], p["body_nconsts"]
-            yield from zip(p["cond_jaxpr"].jaxpr.invars[:first], eqn.invars)
-            yield from zip(p["body_jaxpr"].jaxpr.invars[:second], eqn.invars[first:])
+            first, second = params["cond_nconsts"], params["body_nconsts"]
+            yield from zip(params["cond_jaxpr"].jaxpr.invars[:first], eqn.invars)
+            yield from zip(params["body_jaxpr"].jaxpr.invars[:second], eqn.invars[first:])
         case "cond":
-            for branch in p["branches"]:
+            for branch in params["branches"]:
                 yield from zip(branch.jaxpr.invars, eqn.invars[1:])
 
 
@@ -131,7 +131,8 @@ def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
     first, *others = [*values] or [None]
     return (
         first
-        if first is not None and all(x is not None and np.array_equal(first, x) for x in others)
+        if first is not None
+        and all(other is not None and np.array_equal(first, other) for other in others)
         else None
     )
 
@@ -142,7 +143,8 @@ def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def has_any(c: jex.ClosedJaxpr) -> bool:
         return any(
-            e.primitive.name in names or any(map(has_any, inner_jaxprs(e))) for e in c.jaxpr.eqns
+            eqn.primitive.name in names or any(map(has_any, inner_jaxprs(eqn)))
+            for eqn in c.jaxpr.eqns
         )
 
     if not has_any(closed):
@@ -171,11 +173,11 @@ def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _starts(atoms: Sequence, extents, sizes, constants: Constants) -> list[int] | None:
     """Constant starts, clamped so that the window is in bounds; a window over a whole dimension starts at 0."""
     found = []
-    for a, n, m in zip(atoms, extents, sizes):
-        value = np.zeros((), int) if n == m else constants.value(a)
+    for atom, extent, size in zip(atoms, extents, sizes):
+        value = np.zeros((), int) if extent == size else constants.value(atom)
         if value is None:
             return None
-        found.append(int(np.clip(value, 0, n - m)))
+        found.append(int(np.clip(value, 0, extent - size)))
     return found
 
 
@@ -185,13 +187,14 @@ def _gather(eqn, operands, constants: Constants):
     if operands[1].ndim != 1 or (places := constants.value(eqn.invars[1])) is None:
         return None
     starts = [0] * x.ndim
-    for d, i in zip(dn.start_index_map, places):
-        starts[d] = int(i)
-    if not all(0 <= s <= n - m for s, n, m in zip(starts, x.shape, sizes)):
+    for dim, place in zip(dn.start_index_map, places):
+        starts[dim] = int(place)
+    if not all(0 <= start <= size - m for start, size, m in zip(starts, x.shape, sizes)):
         return None
     return [
         lax.squeeze(
-            lax.slice(x, starts, [s + n for s, n in zip(starts, sizes)]), dn.collapsed_slice_dims
+            lax.slice(x, starts, [start + size for start, size in zip(starts, sizes)]),
+            dn.collapsed_slice_dims,
         )
     ]
 
@@ -201,7 +204,7 @@ def _dynamic_slice(eqn, operands, constants: Constants):
     starts = _starts(eqn.invars[1 : 1 + x.ndim], x.shape, sizes, constants)
     if starts is None:
         return None
-    return [lax.slice(x, starts, [s + n for s, n in zip(starts, sizes)])]
+    return [lax.slice(x, starts, [start + size for start, size in zip(starts, sizes)])]
 
 
 def _dynamic_update_slice(eqn, operands, constants: Constants):
@@ -209,7 +212,11 @@ def _dynamic_update_slice(eqn, operands, constants: Constants):
     starts = _starts(eqn.invars[2 : 2 + x.ndim], x.shape, update.shape, constants)
     if starts is None or 0 in update.shape:
         return None
-    tests = [_Range(d, s) for d, s in enumerate(starts) if update.shape[d] != x.shape[d]]
+    tests = [
+        _Range(axis, start)
+        for axis, start in enumerate(starts)
+        if update.shape[axis] != x.shape[axis]
+    ]
     return [_updated(x, update, tests, "scatter")]
 
 
@@ -251,19 +258,19 @@ def _line(x, dim: int):
 
 def _spread(x, shape):
     """Broadcasts dimensions of size 1."""
-    kept = [d for d, n in enumerate(x.shape) if n == shape[d]]
-    squeezed = lax.squeeze(x, [d for d in range(x.ndim) if d not in kept])
+    kept = [axis for axis, size in enumerate(x.shape) if size == shape[axis]]
+    squeezed = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in kept])
     return lax.broadcast_in_dim(squeezed, shape, kept)
 
 
 def _updated(x, update, tests: Sequence, name: str):
     """x with `update`, of x's rank, combined where all tests hold."""
     inside, config = None, [(0, 0, 0)] * x.ndim
-    for t in tests:
-        here = t.inside(x, update)
+    for test in tests:
+        here = test.inside(x, update)
         inside = here if inside is None else inside & here
-        if isinstance(t, _Range):
-            config[t.dim] = t.padding(x, update)
+        if isinstance(test, _Range):
+            config[test.dim] = test.padding(x, update)
     if any(c != (0, 0, 0) for c in config):
         update = lax.pad(update, np.zeros((), update.dtype), config)
     update = _spread(update, x.shape) if update.shape != x.shape else update
@@ -278,39 +285,41 @@ def _updated(x, update, tests: Sequence, name: str):
 
 
 def _scatter(eqn, operands, constants: Constants, moving: bool):
-    (x, indices, update), p = operands, eqn.params
+    (x, indices, update), params = operands, eqn.params
     if 0 in update.shape:
         return [x]
-    dn, name = p["dimension_numbers"], eqn.primitive.name
+    dn, name = params["dimension_numbers"], eqn.primitive.name
     batch = dict(zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims))
-    single = all(n == 1 for d, n in enumerate(indices.shape[:-1]) if d not in batch.values())
+    single = all(
+        size == 1 for axis, size in enumerate(indices.shape[:-1]) if axis not in batch.values()
+    )
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         return None
     numbers = jax.numpy.issubdtype(x.dtype, np.floating) or x.dtype.kind in "iub"
     if not single or not numbers or 0 in x.shape or scatter_combines(eqn) is None:
         return None
     box = _box(x, update, dn, batch)
-    constant, mode = constants.value(eqn.invars[1]), str(p["mode"])
+    constant, mode = constants.value(eqn.invars[1]), str(params["mode"])
     others = (
-        d
-        for d in range(x.ndim)
-        if d not in dn.scatter_dims_to_operand_dims and box.shape[d] != x.shape[d]
+        axis
+        for axis in range(x.ndim)
+        if axis not in dn.scatter_dims_to_operand_dims and box.shape[axis] != x.shape[axis]
     )
-    tests: list = [_Range(d, 0) for d in others]
-    for k, d in enumerate(dn.scatter_dims_to_operand_dims):
-        room = x.shape[d] - box.shape[d]
+    tests: list = [_Range(other, 0) for other in others]
+    for k, dim in enumerate(dn.scatter_dims_to_operand_dims):
+        room = x.shape[dim] - box.shape[dim]
         if constant is not None and not batch:
             start = int(constant.reshape(-1)[k])
             if "CLIP" in mode:
                 start = min(max(start, 0), room)
             if not 0 <= start <= room:
                 return [x]  # dropped as a whole
-            tests += [_Range(d, start)] if room else []
-        elif box.shape[d] == 1 and moving:
+            tests += [_Range(dim, start)] if room else []
+        elif box.shape[dim] == 1 and moving:
             start = _index_column(indices, k, x.ndim, batch)
             if "CLIP" in mode:
                 start = lax.clamp(np.int32(0), start, np.int32(room))
-            tests.append(_At(d, start))
+            tests.append(_At(dim, start))
         else:
             return None
     return [_updated(x, box, tests, name)]
@@ -321,10 +330,10 @@ def _box(x, update, dn, batch: dict[int, int]):
     scatter_dims = [d for d in range(update.ndim) if d not in dn.update_window_dims]
     windows = iter(dn.update_window_dims)
     kept = []
-    for d in range(x.ndim):
-        if d in batch:
-            kept.append(scatter_dims[batch[d]])
-        elif d not in dn.inserted_window_dims:
+    for axis in range(x.ndim):
+        if axis in batch:
+            kept.append(scatter_dims[batch[axis]])
+        elif axis not in dn.inserted_window_dims:
             kept.append(next(windows))
     dropped = [d for d in range(update.ndim) if d not in kept]
     squeezed = lax.squeeze(lax.transpose(update, (*kept, *dropped)), range(len(kept), update.ndim))
@@ -338,7 +347,7 @@ def _index_column(indices, k: int, rank: int, batch: dict[int, int]):
         column = lax.convert_element_type(column, np.int32)
     kept = list(batch.values())
     column = lax.squeeze(
-        lax.transpose(column, (*kept, *(d for d in range(column.ndim) if d not in kept))),
+        lax.transpose(column, (*kept, *(axis for axis in range(column.ndim) if axis not in kept))),
         range(len(kept), column.ndim),
     )
-    return lax.expand_dims(column, [d for d in range(rank) if d not in batch])
+    return lax.expand_dims(column, [axis for axis in range(rank) if axis not in batch])

@@ -21,7 +21,7 @@ Order = tuple[int, ...]
 
 def move_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold both transposes and convolutions."""
-    names = {e.primitive.name for e in closed.jaxpr.eqns}
+    names = {eqn.primitive.name for eqn in closed.jaxpr.eqns}
     if not {"transpose", "conv_general_dilated"} <= names:
         return closed
     moved = _Transposes()
@@ -45,7 +45,7 @@ class _Transposes:
         return kept[1:] if kept else None
 
     def made(self, base, order: Sequence[int]) -> list:
-        order = tuple(int(d) for d in order)
+        order = tuple(int(dim) for dim in order)
         if order == tuple(range(len(order))):
             return [base]
         value = lax.transpose_p.bind(base, permutation=order)
@@ -58,12 +58,12 @@ class _Transposes:
 
     def transpose(self, eqn, operands):
         base, order = self.find(operands[0]) or (operands[0], range(operands[0].ndim))
-        return self.made(base, [order[d] for d in eqn.params["permutation"]])
+        return self.made(base, [order[axis] for axis in eqn.params["permutation"]])
 
     def elementwise(self, eqn, operands):
         """Before -> after: f(transpose(x), transpose(y), 2) -> transpose(f(x, y, 2))."""
-        arrays = [x for x in operands if getattr(x, "ndim", 0)]
-        found = [self.find(x) for x in arrays]
+        arrays = [operand for operand in operands if getattr(operand, "ndim", 0)]
+        found = [self.find(array) for array in arrays]
         if (
             eqn.primitive.multiple_results
             or not found
@@ -73,7 +73,10 @@ class _Transposes:
             return None
         if eqn.outvars[0].aval.ndim != len(found[0][1]):  # a bitcast to elements of another width
             return None
-        bases = [self.find(x)[0] if getattr(x, "ndim", 0) else x for x in operands]
+        bases = [
+            self.find(operand)[0] if getattr(operand, "ndim", 0) else operand
+            for operand in operands
+        ]
         return self.made(eqn.primitive.bind(*bases, **eqn.params), found[0][1])
 
     def pad(self, eqn, operands):
@@ -84,7 +87,7 @@ class _Transposes:
 
     def slice(self, eqn, operands):
         def change(order: Order) -> dict:
-            return {k: v and _permuted(v, order) for k, v in eqn.params.items()}
+            return {key: param and _permuted(param, order) for key, param in eqn.params.items()}
 
         return self._same_rank(eqn, operands, change)
 
@@ -100,23 +103,27 @@ class _Transposes:
         if found is None:
             return None
         base, order = found
-        gone = {order[d % len(order)] for d in eqn.params["dimensions"]}
-        rank = {d: n for n, d in enumerate(d for d in range(len(order)) if d not in gone)}
-        return self.made(lax.squeeze(base, sorted(gone)), [rank[d] for d in order if d not in gone])
+        gone = {order[dim % len(order)] for dim in eqn.params["dimensions"]}
+        rank = {
+            axis: n for n, axis in enumerate(axis for axis in range(len(order)) if axis not in gone)
+        }
+        return self.made(
+            lax.squeeze(base, sorted(gone)), [rank[dim] for dim in order if dim not in gone]
+        )
 
     def broadcast_in_dim(self, eqn, operands):
         """New dimensions of size 1 go last."""
-        found, p = self.find(operands[0]), eqn.params
-        kept = p["broadcast_dimensions"]
-        new = [d for d in range(len(p["shape"])) if d not in kept]
-        if found is None or len(operands) > 1 or any(p["shape"][d] != 1 for d in new):
+        found, params = self.find(operands[0]), eqn.params
+        kept = params["broadcast_dimensions"]
+        new = [axis for axis in range(len(params["shape"])) if axis not in kept]
+        if found is None or len(operands) > 1 or any(params["shape"][dim] != 1 for dim in new):
             return None
-        if any(p["shape"][d] != n for d, n in zip(kept, operands[0].shape)):
+        if any(params["shape"][dim] != size for dim, size in zip(kept, operands[0].shape)):
             return None
         base, order = found
-        place = dict(zip(kept, order)) | {d: base.ndim + n for n, d in enumerate(new)}
+        place = dict(zip(kept, order)) | {axis: base.ndim + n for n, axis in enumerate(new)}
         grown = lax.expand_dims(base, range(base.ndim, base.ndim + len(new)))
-        return self.made(grown, [place[d] for d in range(len(p["shape"]))])
+        return self.made(grown, [place[axis] for axis in range(len(params["shape"]))])
 
     def convolution(self, eqn, operands):
         """The result gets the input's layout, with output channels in place of input channels."""
@@ -125,18 +132,18 @@ class _Transposes:
             return None
         base, order = found
         numbers = eqn.params["dimension_numbers"]
-        layout = tuple(order[d] for d in numbers.lhs_spec)
+        layout = tuple(order[dim] for dim in numbers.lhs_spec)
         transposed = lax.ConvDimensionNumbers(layout, numbers.rhs_spec, layout)
         result = eqn.primitive.bind(
             base, operands[1], **{**eqn.params, "dimension_numbers": transposed}
         )
         place = dict(zip(numbers.out_spec, layout))
-        return self.made(result, [place[d] for d in range(len(place))])
+        return self.made(result, [place[axis] for axis in range(len(place))])
 
 
 def _permuted(entries: Sequence, order: Order) -> tuple:
     """Entries per dimension of a transposed value -> per dimension of its base."""
     out: list = [None] * len(order)
-    for d, e in zip(order, entries):
-        out[d] = e
+    for dim, entry in zip(order, entries):
+        out[dim] = entry
     return tuple(out)

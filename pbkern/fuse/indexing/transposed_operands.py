@@ -20,7 +20,7 @@ from pbkern.fuse.simplify.facts import Notes
 
 def fold_transposes(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites jaxprs that hold transposes and contractions."""
-    if not {"transpose", "dot_general"} <= {e.primitive.name for e in equations(closed.jaxpr)}:
+    if not {"transpose", "dot_general"} <= {eqn.primitive.name for eqn in equations(closed.jaxpr)}:
         return closed
     seen = _Transposed()
     return drop_dead(
@@ -39,7 +39,9 @@ class _Transposed:
 
     def dot_general(self, eqn, operands):
         contracted, batch = eqn.params["dimension_numbers"]
-        if not all(_rows(x.shape, c, b) > 1 for x, c, b in zip(operands, contracted, batch)):
+        if not all(
+            _rows(operand.shape, c, b) > 1 for operand, c, b in zip(operands, contracted, batch)
+        ):
             return None
         operands, contracted = list(operands), list(contracted)
         for side in (0, 1):
@@ -47,7 +49,7 @@ class _Transposed:
             if found is not None and _keeps_results(found[1], contracted[side], batch[side]):
                 operands[side], contracted[side] = (
                     found[0],
-                    tuple(found[1][d] for d in contracted[side]),
+                    tuple(found[1][dim] for dim in contracted[side]),
                 )
         if contracted == list(eqn.params["dimension_numbers"][0]):
             return None
@@ -60,12 +62,16 @@ class _Transposed:
 
 def _rows(shape: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int, ...]) -> int:
     """Elements along an operand's free dimensions."""
-    return math.prod(n for d, n in enumerate(shape) if d not in contracted and d not in batch)
+    return math.prod(
+        size for axis, size in enumerate(shape) if axis not in contracted and axis not in batch
+    )
 
 
 def _keeps_results(
     order: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int, ...]
 ) -> bool:
     """Whether the result keeps its dimensions: batch dimensions stay where they are, free ones in their order."""
-    free = [order[d] for d in range(len(order)) if d not in contracted and d not in batch]
-    return all(order[d] == d for d in batch) and free == sorted(free)
+    free = [
+        order[axis] for axis in range(len(order)) if axis not in contracted and axis not in batch
+    ]
+    return all(order[dim] == dim for dim in batch) and free == sorted(free)

@@ -24,10 +24,10 @@ def _is_batched(eqn) -> bool:
 def _as_one(eqn, operands):
     if not _is_batched(eqn):
         return None
-    p, first = eqn.params, eqn.params["cond_nconsts"]
-    last = first + p["body_nconsts"]
+    params, first = eqn.params, eqn.params["cond_nconsts"]
+    last = first + params["body_nconsts"]
     goes_on, step = (
-        jex.jaxpr_as_fun(loops_as_one(p[name])) for name in ("cond_jaxpr", "body_jaxpr")
+        jex.jaxpr_as_fun(loops_as_one(params[name])) for name in ("cond_jaxpr", "body_jaxpr")
     )
     return while_any(
         lambda c: goes_on(*operands[:first], *c)[0],

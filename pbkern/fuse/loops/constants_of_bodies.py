@@ -30,7 +30,7 @@ def hoist_constants_of_bodies(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
             closed.jaxpr, closed.consts, args, None, lambda value: passed.get(id(value), value)
         )
 
-    avals = [fresh_aval(v.aval) for v in closed.jaxpr.invars]
+    avals = [fresh_aval(var.aval) for var in closed.jaxpr.invars]
     made = jax.make_jaxpr(run)(list(arrays.values()), *avals)
     return _jax.with_constants(_jax.hoist_constants(made), [*made.consts, *arrays.values()])
 
@@ -40,5 +40,5 @@ def _held(jaxpr: jex.Jaxpr, in_body: bool) -> Iterator:
     for eqn in jaxpr.eqns:
         below = in_body or called_jaxpr(eqn) is None
         for inner in inner_jaxprs(eqn):
-            yield from (c for c in inner.consts if below and np.ndim(c))
+            yield from (const for const in inner.consts if below and np.ndim(const))
             yield from _held(inner.jaxpr, below)

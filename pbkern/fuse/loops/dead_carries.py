@@ -28,21 +28,21 @@ def _live_carries(body: jex.Jaxpr, n_consts: int, n_carry: int, wanted: set[int]
 def _needed(body: jex.Jaxpr, n_carry: int, live: set[int]) -> set:
     """Values that live carries and ys need."""
     read = {
-        a
-        for k, a in enumerate(body.outvars)
-        if (k >= n_carry or k in live) and not isinstance(a, jex.Literal)
+        var
+        for k, var in enumerate(body.outvars)
+        if (k >= n_carry or k in live) and not isinstance(var, jex.Literal)
     }
     for eqn in reversed(body.eqns):
-        if eqn.effects or any(v in read for v in eqn.outvars):
+        if eqn.effects or any(var in read for var in eqn.outvars):
             read.update(atoms(eqn))
     return read
 
 
 def _read(jaxpr: jex.Jaxpr) -> set:
     """Values that equations or results read, also inside control flow."""
-    atoms = [*jaxpr.outvars, *(a for e in jaxpr.eqns for a in e.invars)]
-    own = {a for a in atoms if not isinstance(a, jex.Literal)}
-    return own.union(*(_read(inner.jaxpr) for e in jaxpr.eqns for inner in inner_jaxprs(e)))
+    atoms = [*jaxpr.outvars, *(var for eqn in jaxpr.eqns for var in eqn.invars)]
+    own = {atom for atom in atoms if not isinstance(atom, jex.Literal)}
+    return own.union(*(_read(inner.jaxpr) for eqn in jaxpr.eqns for inner in inner_jaxprs(eqn)))
 
 
 def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -50,28 +50,30 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     used = _read(closed.jaxpr)
 
     def rewrite(eqn, operands):
-        p, body = params_of(eqn), eqn.params["jaxpr"]
-        n_consts, n_carry = p["num_consts"], p["num_carry"]
+        params, body = params_of(eqn), eqn.params["jaxpr"]
+        n_consts, n_carry = params["num_consts"], params["num_carry"]
         wanted = {k for k in range(n_carry) if eqn.outvars[k] in used}
         kept = sorted(_live_carries(body.jaxpr, n_consts, n_carry, wanted))
         needed = _needed(body.jaxpr, n_carry, set(kept))
         consts = [k for k in range(n_consts) if body.jaxpr.invars[k] in needed]
         if len(kept) == n_carry and len(consts) == n_consts:
             return None
-        types = [v.aval for v in body.jaxpr.invars]
+        types = [var.aval for var in body.jaxpr.invars]
         read = [*consts, *(n_consts + k for k in kept), *range(n_consts + n_carry, len(types))]
 
         def slim(*args):
             given = dict(zip(read, args))  # the values of the others do not matter
             others = {
-                k: jax.numpy.zeros(t.shape, t.dtype) for k, t in enumerate(types) if k not in given
+                k: jax.numpy.zeros(type_.shape, type_.dtype)
+                for k, type_ in enumerate(types)
+                if k not in given
             }
             results = jex.jaxpr_as_fun(body)(*((given | others)[k] for k in range(len(types))))
             return [results[k] for k in kept] + list(results[n_carry:])
 
         made = drop_dead(jax.make_jaxpr(slim)(*(types[k] for k in read)))
         changed = {"jaxpr": made, "num_consts": len(consts), "num_carry": len(kept)}
-        rebound = bind_again(eqn, [operands[k] for k in read], {**p, **changed})
+        rebound = bind_again(eqn, [operands[k] for k in read], {**params, **changed})
         # Nobody reads the results that are None.
         results: list = [None] * n_carry + list(rebound[len(kept) :])
         for k, x in zip(kept, rebound):
@@ -79,6 +81,6 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         return results
 
     has_scan = any(
-        e.primitive.name == "scan" and "linear" not in e.params for e in closed.jaxpr.eqns
+        eqn.primitive.name == "scan" and "linear" not in eqn.params for eqn in closed.jaxpr.eqns
     )
     return drop_dead(retrace(closed, {"scan": rewrite})) if has_scan else closed

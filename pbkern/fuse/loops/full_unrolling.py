@@ -24,19 +24,19 @@ MAX_EQUATIONS = 200
 
 def unroll_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Unrolls, at any depth, scans of one step, and elementwise ones that stack nothing and come to at most MAX_EQUATIONS."""
-    short = any(e.primitive.name == "scan" and _is_short(e) for e in equations(closed.jaxpr))
+    short = any(eqn.primitive.name == "scan" and _is_short(eqn) for eqn in equations(closed.jaxpr))
     return retrace(closed, REWRITES | {"scan": _written_out}) if short else closed
 
 
 def _is_short(eqn) -> bool:
-    p = params_of(eqn)
-    body = p["jaxpr"].jaxpr
+    params = params_of(eqn)
+    body = params["jaxpr"].jaxpr
     return (
-        p["length"] == 1
+        params["length"] == 1
         and not body.effects
         or (
-            len(body.outvars) == p["num_carry"]
-            and p["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
+            len(body.outvars) == params["num_carry"]
+            and params["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
             and all(_is_pointwise(e) for e in body.eqns)
         )
     )
@@ -53,18 +53,18 @@ def _is_pointwise(eqn) -> bool:
 def _written_out(eqn, operands):
     if not _is_short(eqn):
         return None
-    p = params_of(eqn)
-    end = p["num_consts"] + p["num_carry"]
+    params = params_of(eqn)
+    end = params["num_consts"] + params["num_carry"]
     consts, carries, xs = (
-        operands[: p["num_consts"]],
-        operands[p["num_consts"] : end],
+        operands[: params["num_consts"]],
+        operands[params["num_consts"] : end],
         operands[end:],
     )
-    step = jex.jaxpr_as_fun(p["jaxpr"])
-    turns, stacked = range(p["length"]), []
-    for k in reversed(turns) if p["reverse"] else turns:
-        made = step(*consts, *carries, *(lax.index_in_dim(x, k, keepdims=False) for x in xs))
-        carries, stacked = made[: p["num_carry"]], made[p["num_carry"] :]
+    step = jex.jaxpr_as_fun(params["jaxpr"])
+    turns, stacked = range(params["length"]), []
+    for turn in reversed(turns) if params["reverse"] else turns:
+        made = step(*consts, *carries, *(lax.index_in_dim(x, turn, keepdims=False) for x in xs))
+        carries, stacked = made[: params["num_carry"]], made[params["num_carry"] :]
     return [
         *carries,
         *(lax.expand_dims(y, (0,)) for y in stacked),

@@ -28,13 +28,13 @@ def count_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Moves induction variables from carries to xs of scans, except in nested scans: those have no room for constants."""
-    own = {id(e) for e in closed.jaxpr.eqns}
+    own = {id(eqn) for eqn in closed.jaxpr.eqns}
     walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in own else None  # noqa: E731
     return drop_dead(retrace(closed, {"scan": walk})) if _holds(closed, "scan") else closed
 
 
 def _holds(closed: jex.ClosedJaxpr, name: str) -> bool:
-    return any(e.primitive.name in (name, "scan", "while", "cond") for e in closed.jaxpr.eqns)
+    return any(eqn.primitive.name in (name, "scan", "while", "cond") for eqn in closed.jaxpr.eqns)
 
 
 def _constant(x) -> int | None:
@@ -43,15 +43,15 @@ def _constant(x) -> int | None:
     return int(x) if known else None
 
 
-def _maker(jaxpr: jex.Jaxpr, v):
-    """The equation that makes `v`, through conversions that only change the weakness of a type."""
-    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
-    while v in makers and makers[v].primitive.name == "convert_element_type":
-        source = makers[v].invars[0]
-        if isinstance(source, jex.Literal) or source.aval.dtype != v.aval.dtype:
+def _maker(jaxpr: jex.Jaxpr, var):
+    """The equation that makes `var`, through conversions that only change the weakness of a type."""
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    while var in makers and makers[var].primitive.name == "convert_element_type":
+        source = makers[var].invars[0]
+        if isinstance(source, jex.Literal) or source.aval.dtype != var.aval.dtype:
             return None
-        v = source
-    return makers.get(v)
+        var = source
+    return makers.get(var)
 
 
 def _increment(jaxpr: jex.Jaxpr, old, new) -> int | None:
@@ -72,29 +72,29 @@ def _increment(jaxpr: jex.Jaxpr, old, new) -> int | None:
 
 def _trips(eqn, operands) -> int | None:
     """Trip count of a while loop, if it counts from one constant to another."""
-    p = eqn.params
-    cond, body = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr
+    params = eqn.params
+    cond, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
     test = None if isinstance(cond.outvars[0], jex.Literal) else _maker(cond, cond.outvars[0])
     if test is None or test.primitive.name not in CONDITIONS:
         return None
     compared, name = list(test.invars), test.primitive.name
-    carries = cond.invars[p["cond_nconsts"] :]
+    carries = cond.invars[params["cond_nconsts"] :]
     if isinstance(compared[0], jex.Literal) or compared[0] not in carries:
         compared, name = compared[::-1], MIRRORED[name]
     counter, bound = compared
     if isinstance(counter, jex.Literal) or counter not in carries:
         return None
-    k = carries.index(counter)
+    index = carries.index(counter)
     if isinstance(bound, jex.Literal):
         last = _constant(np.asarray(bound.val, bound.aval.dtype))
     else:
         last = (
             _constant(operands[cond.invars.index(bound)])
-            if bound in cond.invars[: p["cond_nconsts"]]
+            if bound in cond.invars[: params["cond_nconsts"]]
             else None
         )
-    first = _constant(operands[p["cond_nconsts"] + p["body_nconsts"] + k])
-    step = _increment(body, body.invars[p["body_nconsts"] + k], body.outvars[k])
+    first = _constant(operands[params["cond_nconsts"] + params["body_nconsts"] + index])
+    step = _increment(body, body.invars[params["body_nconsts"] + index], body.outvars[index])
     sign, behind = CONDITIONS[name]
     if first is None or last is None or not step or step * sign < 0:
         return None
@@ -109,25 +109,26 @@ def _as_scan(eqn, operands):
     trips = None if eqn.effects else _trips(eqn, operands)
     if trips is None:
         return None
-    p = eqn.params
-    body = retrace(p["body_jaxpr"], {"while": _as_scan})
-    consts = operands[p["cond_nconsts"] : p["cond_nconsts"] + p["body_nconsts"]]
-    firsts = tuple(operands[p["cond_nconsts"] + p["body_nconsts"] :])
+    params = eqn.params
+    body = retrace(params["body_jaxpr"], {"while": _as_scan})
+    consts = operands[params["cond_nconsts"] : params["cond_nconsts"] + params["body_nconsts"]]
+    firsts = tuple(operands[params["cond_nconsts"] + params["body_nconsts"] :])
     if trips == 0:
         return list(firsts)
 
     def step(carry, _):
         results = jex.jaxpr_as_fun(body)(*consts, *carry)
         return tuple(
-            lax.convert_element_type(r, v.aval.dtype) for r, v in zip(results, eqn.outvars)
+            lax.convert_element_type(result, var.aval.dtype)
+            for result, var in zip(results, eqn.outvars)
         ), None
 
     return list(lax.scan(step, firsts, None, length=trips)[0])
 
 
 def _over_counters(eqn, operands):
-    p, body = params_of(eqn), eqn.params["jaxpr"]
-    n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
+    params, body = params_of(eqn), eqn.params["jaxpr"]
+    n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
     olds, news = body.jaxpr.invars[n_consts : n_consts + n_carry], body.jaxpr.outvars[:n_carry]
     found: dict[int, tuple[int, int]] = {}  # carry -> (first value, step)
     for k, (old, new) in enumerate(zip(olds, news)):
@@ -135,7 +136,7 @@ def _over_counters(eqn, operands):
         step = _increment(body.jaxpr, old, new)
         if first is not None and step is not None:
             found[k] = first, step
-    if not found or p["reverse"] or eqn.effects:
+    if not found or params["reverse"] or eqn.effects:
         return None
     kept = [k for k in range(n_carry) if k not in found]
 
@@ -155,7 +156,7 @@ def _over_counters(eqn, operands):
         )
         return [results[k] for k in kept] + list(results[n_carry:])
 
-    ins = [v.aval for v in body.jaxpr.invars]
+    ins = [var.aval for var in body.jaxpr.invars]
     types = (
         ins[:n_consts] + [ins[n_consts + k] for k in (*kept, *found)] + ins[n_consts + n_carry :]
     )
@@ -167,6 +168,6 @@ def _over_counters(eqn, operands):
         *walked,
         *operands[n_consts + n_carry :],
     ]
-    rebound = bind_again(eqn, given, {**p, "jaxpr": made, "num_carry": len(kept)})
+    rebound = bind_again(eqn, given, {**params, "jaxpr": made, "num_carry": len(kept)})
     results = dict(zip(kept, rebound)) | {k: values(k, length, length + 1)[0] for k in found}
     return [*(results[k] for k in range(n_carry)), *rebound[len(kept) :]]

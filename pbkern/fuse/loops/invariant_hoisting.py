@@ -29,28 +29,28 @@ def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
     """Loops inside loops give what they share to the outer ones."""
 
     def scan(eqn, operands):
-        p, n = params_of(eqn), params_of(eqn)["num_consts"]
-        body = hoist_invariants(p["jaxpr"], machine)
+        params, n = params_of(eqn), params_of(eqn)["num_consts"]
+        body = hoist_invariants(params["jaxpr"], machine)
         moved = _Moved.of(body, n, machine)
         if moved is None:
             return None
         given = [*operands[:n], *moved.values(operands[:n]), *operands[n:]]
         return bind_again(
-            eqn, given, {**p, "jaxpr": moved.body(), "num_consts": n + len(moved.shared)}
+            eqn, given, {**params, "jaxpr": moved.body(), "num_consts": n + len(moved.shared)}
         )
 
     def loop(eqn, operands):
-        p, first, n = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        body = hoist_invariants(p["body_jaxpr"], machine)
+        params, first, n = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        body = hoist_invariants(params["body_jaxpr"], machine)
         moved = _Moved.of(body, n, machine)
         if moved is None:
             return None
         consts = operands[first : first + n]
         given = [*operands[:first], *consts, *moved.values(consts), *operands[first + n :]]
         changed = {"body_jaxpr": moved.body(), "body_nconsts": n + len(moved.shared)}
-        return eqn.primitive.bind(*given, **{**p, **changed})
+        return eqn.primitive.bind(*given, **{**params, **changed})
 
-    has_loop = any(e.primitive.name in ("scan", "while", "cond") for e in closed.jaxpr.eqns)
+    has_loop = any(eqn.primitive.name in ("scan", "while", "cond") for eqn in closed.jaxpr.eqns)
     return drop_dead(retrace(closed, {"scan": scan, "while": loop})) if has_loop else closed
 
 
@@ -74,12 +74,12 @@ class _Moved:
         jaxpr = closed.jaxpr
         fixed, expensive = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
         limit = max(
-            [machine.near_bytes, *(nbytes(v.aval) for v in fixed)]
+            [machine.near_bytes, *(nbytes(var.aval) for var in fixed)]
         )  # what grows is made again where it is used
         before: set = set()  # equations that can be computed before the loop, by id
         moved: set = set()
         for eqn in jaxpr.eqns:
-            read = [a for a in eqn.invars if not isinstance(a, jex.Literal)]
+            read = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
             if eqn.effects or list(inner_jaxprs(eqn)) or not all(a in fixed for a in read):
                 continue
             before.add(id(eqn))
@@ -89,9 +89,9 @@ class _Moved:
             if follows or _is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit:
                 moved.add(id(eqn))
                 expensive.update(eqn.outvars)
-        rest = [a for e in jaxpr.eqns if id(e) not in moved for a in e.invars]
+        rest = [var for e in jaxpr.eqns if id(e) not in moved for var in e.invars]
         read = {a for a in (*rest, *jaxpr.outvars) if not isinstance(a, jex.Literal)}
-        shared = [v for e in jaxpr.eqns if id(e) in moved for v in e.outvars if v in read]
+        shared = [var for e in jaxpr.eqns if id(e) in moved for var in e.outvars if var in read]
         return cls(closed, consts, before, moved, shared) if shared else None
 
     def values(self, consts) -> list:
@@ -111,22 +111,26 @@ class _Moved:
 
     def body(self) -> jex.ClosedJaxpr:
         """The rest of the body, with the shared values behind the operands that never change."""
-        jaxpr, n, count = self.closed.jaxpr, self.consts, len(self.shared)
+        jaxpr, consts, count = self.closed.jaxpr, self.consts, len(self.shared)
 
         def slim(*args):
-            given = dict(zip(self.shared, args[n : n + count]))
+            given = dict(zip(self.shared, args[consts : consts + count]))
 
             def bind(eqn, *operands):
                 return (
-                    [given.get(v) for v in eqn.outvars]
+                    [given.get(var) for var in eqn.outvars]
                     if id(eqn) in self.moved
                     else bind_again(eqn, operands)
                 )
 
-            return evaluate(jaxpr, self.closed.consts, [*args[:n], *args[n + count :]], bind=bind)
+            return evaluate(
+                jaxpr, self.closed.consts, [*args[:consts], *args[consts + count :]], bind=bind
+            )
 
-        ins = [v.aval for v in jaxpr.invars]
-        return drop_dead(jax.make_jaxpr(slim)(*ins[:n], *(v.aval for v in self.shared), *ins[n:]))
+        ins = [var.aval for var in jaxpr.invars]
+        return drop_dead(
+            jax.make_jaxpr(slim)(*ins[:consts], *(var.aval for var in self.shared), *ins[consts:])
+        )
 
 
 def _bound(eqn, operands) -> list:
@@ -141,4 +145,4 @@ def _is_expensive(eqn, machine: CostModel) -> bool:
 
 
 def _size(values) -> int:
-    return max(math.prod(v.aval.shape) for v in values)
+    return max(math.prod(value.aval.shape) for value in values)

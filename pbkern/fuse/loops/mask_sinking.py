@@ -26,16 +26,16 @@ LEAST_ELEMENTS = 1024
 
 def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Sinks masks into bodies of scans, nested ones too."""
-    if not any(e.primitive.name == "scan" for e in closed.jaxpr.eqns):
+    if not any(eqn.primitive.name == "scan" for eqn in closed.jaxpr.eqns):
         return closed
     made = _masks(closed.jaxpr)
 
     def rewrite(eqn, operands):
         body, n = eqn.params["jaxpr"], params_of(eqn)["num_consts"]
         sunk = {
-            k: made[v]
-            for k, v in enumerate(eqn.invars[:n])
-            if not isinstance(v, jex.Literal) and v in made
+            k: made[var]
+            for k, var in enumerate(eqn.invars[:n])
+            if not isinstance(var, jex.Literal) and var in made
         }
         sunk = {k: eqns for k, eqns in sunk.items() if _is_mask(eqn.invars[k].aval, eqns)}
         inner = sink_masks(_with_masks(body, sunk, eqn.invars) if sunk else body)
@@ -51,20 +51,22 @@ def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _masks(jaxpr: jex.Jaxpr) -> dict:
     """Value -> the few equations, in order, that compute it from indices only."""
     made: dict = {}
-    for e in jaxpr.eqns:
-        if e.primitive.name in OF_TESTS and all(
-            isinstance(a, jex.Literal) or a in made for a in e.invars
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in OF_TESTS and all(
+            isinstance(var, jex.Literal) or var in made for var in eqn.invars
         ):
-            before = [x for a in e.invars if not isinstance(a, jex.Literal) for x in made[a]]
-            eqns = tuple({id(x): x for x in (*before, e)}.values())
+            before = [
+                x for var in eqn.invars if not isinstance(var, jex.Literal) for x in made[var]
+            ]
+            eqns = tuple({id(x): x for x in (*before, eqn)}.values())
             if len(eqns) <= MOST_OF_INDICES:
-                made[e.outvars[0]] = eqns
+                made[eqn.outvars[0]] = eqns
     return made
 
 
 def _is_mask(aval, eqns) -> bool:
-    compared = any(e.primitive.name in COMPARISONS for e in eqns)
-    return compared and sum(n > 1 for n in aval.shape) > 1 and aval.size >= LEAST_ELEMENTS
+    compared = any(eqn.primitive.name in COMPARISONS for eqn in eqns)
+    return compared and sum(size > 1 for size in aval.shape) > 1 and aval.size >= LEAST_ELEMENTS
 
 
 def _with_masks(body: jex.ClosedJaxpr, sunk: dict, atoms) -> jex.ClosedJaxpr:
@@ -76,13 +78,17 @@ def _with_masks(body: jex.ClosedJaxpr, sunk: dict, atoms) -> jex.ClosedJaxpr:
         operands = [masks[k] if k in masks else next(rest) for k in range(len(body.jaxpr.invars))]
         return jex.jaxpr_as_fun(body)(*operands)
 
-    return jax.make_jaxpr(slim)(*(v.aval for k, v in enumerate(body.jaxpr.invars) if k not in sunk))
+    return jax.make_jaxpr(slim)(
+        *(var.aval for k, var in enumerate(body.jaxpr.invars) if k not in sunk)
+    )
 
 
 def _evaluate(eqns, result):
     env: dict = {}
-    for e in eqns:
-        operands = [literal(a) if isinstance(a, jex.Literal) else env[a] for a in e.invars]
-        with source_of(e):
-            env[e.outvars[0]] = e.primitive.bind(*operands, **e.params)
+    for eqn in eqns:
+        operands = [
+            literal(var) if isinstance(var, jex.Literal) else env[var] for var in eqn.invars
+        ]
+        with source_of(eqn):
+            env[eqn.outvars[0]] = eqn.primitive.bind(*operands, **eqn.params)
     return env[result]

@@ -48,7 +48,7 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         if closed.consts:
             return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
         inside = partition(closed, parts.machine, parts.supports, parts.options)
-        bad = _cause([n for n in inside.nodes if n.kind == "xla"])
+        bad = _cause([node for node in inside.nodes if node.kind == "xla"])
         if bad is not None:
             reason = f"{bad.eqns[0].primitive.name} in its body: {bad.reason}"
             return Node("xla", [eqn], list(eqn.outvars), reason=reason)
@@ -57,7 +57,7 @@ def control_node(parts, eqn, partition: Callable) -> Node:
         return Node(
             "xla", [eqn], list(eqn.outvars), reason="a scatter in its body would copy its operand"
         )
-    if any(isinstance(a, jex.Literal) for a in eqn.invars):
+    if any(isinstance(var, jex.Literal) for var in eqn.invars):
         return Node("xla", [eqn], list(eqn.outvars), reason="an operand is a literal")
     return Node("control", [eqn], list(eqn.outvars), inner=found | _time_blocks(parts, eqn, found))
 
@@ -66,7 +66,7 @@ def _cause(left: list[Node]) -> Node | None:
     """The node that is left to XLA on its own account, rather than for an operation beside it."""
 
     def is_own(node: Node) -> bool:
-        moves = all(e.primitive.name in MOVES_OF_COMPLEX for e in node.eqns)
+        moves = all(eqn.primitive.name in MOVES_OF_COMPLEX for eqn in node.eqns)
         return not moves and node.reason != leave_layouts_to_xla.REASON
 
     return next(filter(is_own, left), left[0] if left else None)
@@ -75,41 +75,45 @@ def _cause(left: list[Node]) -> Node | None:
 def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
     """Do scatters into operands of a body update in place, as XLA's do, instead of copying once per step?"""
     nodes = inner.partition.nodes
-    nested = [g for n in nodes for i in n.inner.values() for g in i.partition.groups()]
+    nested = [g for node in nodes for i in node.inner.values() for g in i.partition.groups()]
     if any(n.scatters() and n.schedule.aliases for n in nested):
         return False  # that loop starts with a copy
     given = set(inner.jaxpr.invars)
     groups = [
-        n
-        for n in nodes
-        if n.kind == "group"
-        and any(e.primitive.name in SCATTERS and e.invars[0] in given for e in n.eqns)
+        node
+        for node in nodes
+        if node.kind == "group"
+        and any(e.primitive.name in SCATTERS and e.invars[0] in given for e in node.eqns)
     ]
     scatter_into_carries(eqn, name, inner)
-    for n in groups:
+    for group in groups:
         few = all(
-            e.invars[2].aval.size <= FEW_UPDATES for e in n.eqns if e.primitive.name in SCATTERS
+            e.invars[2].aval.size <= FEW_UPDATES for e in group.eqns if e.primitive.name in SCATTERS
         )
-        if few and n.schedule.aliases:  # nothing is copied: one program is enough
-            made = [v for v, _ in n.schedule.outputs]
-            whole = schedule_at(n.eqns, made, made[0].aval.shape, parts.machine)
-            n.schedule = n.schedule if whole is None else whole
+        if few and group.schedule.aliases:  # nothing is copied: one program is enough
+            made = [v for v, _ in group.schedule.outputs]
+            whole = schedule_at(group.eqns, made, made[0].aval.shape, parts.machine)
+            group.schedule = group.schedule if whole is None else whole
     scatter_into_carries(eqn, name, inner)
     return all(n.schedule.aliases for n in groups)
 
 
 def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
     """{"jaxpr": several steps of the loop's body in one kernel, "rest": the remaining steps}, if that pays."""
-    p = params_of(eqn)
+    params = params_of(eqn)
     if eqn.primitive.name != "scan" or parts.options_disable_fusion():
         return {}
     inner = found["jaxpr"]
-    walks = len(eqn.invars) > p["num_consts"] + p["num_carry"]
-    if len(inner.jaxpr.outvars) != p["num_carry"] or walks and p["reverse"]:
+    walks = len(eqn.invars) > params["num_consts"] + params["num_carry"]
+    if len(inner.jaxpr.outvars) != params["num_carry"] or walks and params["reverse"]:
         return {}
     body = jex.ClosedJaxpr(inner.jaxpr, ())
     blocks = tile_time(
-        body, inner.partition, (p["num_consts"], p["num_carry"]), p["length"], parts.machine
+        body,
+        inner.partition,
+        (params["num_consts"], params["num_carry"]),
+        params["length"],
+        parts.machine,
     )
     if blocks is None:
         return {}

@@ -36,25 +36,30 @@ def scatter_into_carries(eqn, name: str, inner: Inner) -> None:
     """Sets `aliases` in the body `name` of a loop: if each new carry is the old one with values scattered into it."""
     nodes = inner.partition.nodes
     _set_aliases(
-        [n for n in nodes if n.scatters()], nodes, inner.jaxpr, _carried(eqn, name, inner.jaxpr)
+        [node for node in nodes if node.scatters()],
+        nodes,
+        inner.jaxpr,
+        _carried(eqn, name, inner.jaxpr),
     )
 
 
 def in_place(inner: Inner) -> set:
     """Results that kernels of a body write over an operand."""
     schedules = [
-        n.schedule for n in inner.partition.nodes if n.kind == "group" and n.schedule is not None
+        node.schedule
+        for node in inner.partition.nodes
+        if node.kind == "group" and node.schedule is not None
     ]
-    return {s.outputs[o][0] for s in schedules for _, o in s.aliases}
+    return {schedule.outputs[o][0] for schedule in schedules for _, o in schedule.aliases}
 
 
 def _carried(eqn, name: str, body: jex.Jaxpr) -> dict:
     """New carry -> old one."""
-    p = params_of(eqn)
+    params = params_of(eqn)
     if name == "jaxpr" and eqn.primitive.name == "scan":
-        return dict(zip(body.outvars[: p["num_carry"]], body.invars[p["num_consts"] :]))
+        return dict(zip(body.outvars[: params["num_carry"]], body.invars[params["num_consts"] :]))
     if name == "body_jaxpr":
-        return dict(zip(body.outvars, body.invars[p["body_nconsts"] :]))
+        return dict(zip(body.outvars, body.invars[params["body_nconsts"] :]))
     return {}
 
 
@@ -64,13 +69,13 @@ def _set_aliases(
     """`pairs`: result -> operand of the jaxpr that it may overwrite, if no other of `nodes` reads that."""
     readers: dict = {}
     for node in nodes:
-        for v in node.reads():
-            readers.setdefault(v, []).append(node)
-    results = [v for v in jaxpr.outvars if not isinstance(v, jex.Literal)]
+        for read in node.reads():
+            readers.setdefault(read, []).append(node)
+    results = [var for var in jaxpr.outvars if not isinstance(var, jex.Literal)]
     pairs = {
-        r: v
-        for r, v in pairs.items()
-        if len(readers.get(v, ())) == 1 and v not in results and results.count(r) == 1
+        r: pair
+        for r, pair in pairs.items()
+        if len(readers.get(pair, ())) == 1 and pair not in results and results.count(r) == 1
     }
     for node in groups:
         if node.kind == "group" and node.schedule is not None:
@@ -81,16 +86,16 @@ def _set_aliases(
 def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
     """Result -> the donated operand that it overwrites, paired as jax.jit does: the first with the first of equal type."""
     waiting: dict = {}
-    for v, flag in zip(jaxpr.invars, donated):
+    for var, flag in zip(jaxpr.invars, donated):
         if flag:
-            waiting.setdefault((v.aval.shape, v.aval.dtype), []).append(v)
+            waiting.setdefault((var.aval.shape, var.aval.dtype), []).append(var)
     found: dict = {}
     for a in jaxpr.outvars:
         free = waiting.get((a.aval.shape, a.aval.dtype))
         if free:
-            v = free.pop(0)
+            var = free.pop(0)
             if not isinstance(a, jex.Literal):
-                found.setdefault(a, v)
+                found.setdefault(a, var)
     return found
 
 
@@ -115,7 +120,9 @@ def _stays_in_place(node: Node, v) -> bool:
     tainted = {v}
     for eqn in node.eqns:
         at = [
-            k for k, a in enumerate(eqn.invars) if not isinstance(a, jex.Literal) and a in tainted
+            k
+            for k, var in enumerate(eqn.invars)
+            if not isinstance(var, jex.Literal) and var in tainted
         ]
         if at:
             scattered = eqn.primitive.name in SCATTERS and at == [0]

@@ -1,7 +1,8 @@
 """Equations that several groups compute -> shared: one group computes them, and groups that wait for it anyway read them.
 
 Groups grow from their results: x1 = x + f(x), as in a residual network, is copied into every group
-that adds to it before the group of f exists, and that group then has to pass on f's result:
+that adds to it before the
+group of f exists, and that group then has to pass on f's result:
 
     A: h = f(x), norm(x + h)                       A: x1 = x + f(x), norm(x1)
     B: h2 = g(...), norm(x + h + h2)         ->    B: x2 = x1 + g(...), norm(x2)
@@ -31,15 +32,15 @@ SIMPLE = ELEMENTWISE | VIEWS | {"iota"}
 
 def duplicate_masks(parts) -> None:
     """Duplicates functions of indices of `parts`, a Partitioner, into the groups that read them."""
-    for group in [n for n in parts.nodes if n.kind == "group" and not n.reads()]:
-        names = {e.primitive.name for e in group.eqns}
+    for group in [node for node in parts.nodes if node.kind == "group" and not node.reads()]:
+        names = {eqn.primitive.name for eqn in group.eqns}
         if len(group.eqns) <= MOST_OF_INDICES and names <= SIMPLE and names & ELEMENTWISE:
             _copy(parts, group)
 
 
 def _copy(parts, group: Node) -> None:
     users, aliases = parts.readers(group)
-    made = [*group.eqns, *(e for n in aliases for e in n.eqns)]
+    made = [*group.eqns, *(eqn for n in aliases for eqn in n.eqns)]
     users = [n for n in users if n.kind == "group"]
     for user in users:
         schedule = _schedule(parts, [*made, *user.eqns], user.outputs)
@@ -47,10 +48,12 @@ def _copy(parts, group: Node) -> None:
             user.seconds + group.seconds / len(users)
         ):
             parts.set_group(user, [*made, *user.eqns], user.outputs, schedule)
-    for n in (*reversed(aliases), group):  # readers first
-        n.outputs = [v for v in n.outputs if v in parts.results or parts.users(v)]
-        if not n.outputs:
-            parts.drop(n)
+    for aliase in (*reversed(aliases), group):  # readers first
+        aliase.outputs = [
+            output for output in aliase.outputs if output in parts.results or parts.users(output)
+        ]
+        if not aliase.outputs:
+            parts.drop(aliase)
 
 
 def share_duplicates(parts) -> None:
@@ -58,8 +61,8 @@ def share_duplicates(parts) -> None:
     for eqn in parts.jaxpr.eqns:
         groups = [n for n in parts.nodes_of.get(id(eqn), ()) if n.kind == "group"]
         for maker in groups if len(groups) > 1 else ():
-            given = {v for v in maker.outputs if v in eqn.invars}
-            readers = [n for n in groups if n is not maker and given & n.reads()]
+            given = {output for output in maker.outputs if output in eqn.invars}
+            readers = [group for group in groups if group is not maker and given & group.reads()]
             if readers:
                 _share(parts, eqn, maker, readers)
                 break
@@ -68,13 +71,23 @@ def share_duplicates(parts) -> None:
 def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     """Lets `readers`, which wait for the maker anyway, read the results of its copy of `eqn`."""
     changed = [
-        (n, leading_to([e for e in n.eqns if e is not eqn], n.outputs), n.outputs) for n in readers
+        (
+            reader,
+            leading_to([e for e in reader.eqns if e is not eqn], reader.outputs),
+            reader.outputs,
+        )
+        for reader in readers
     ]
     still_read = {
-        v: {id(n) for n in parts.users(v)} - {id(n) for n in readers} for v in maker.outputs
+        output: {id(user) for user in parts.users(output)} - {id(reader) for reader in readers}
+        for output in maker.outputs
     }
     reads = set().union(*(Node("group", eqns).reads() for _, eqns, _ in changed))
-    kept = [v for v in maker.outputs if v in parts.results or still_read[v] or v in reads]
+    kept = [
+        output
+        for output in maker.outputs
+        if output in parts.results or still_read[output] or output in reads
+    ]
     outputs = list(dict.fromkeys([*kept, *eqn.outvars]))
     changed.append((maker, leading_to(maker.eqns, outputs), outputs))
     schedules = [_schedule(parts, eqns, outputs, n.schedule, eqn) for n, eqns, outputs in changed]
@@ -99,6 +112,6 @@ def _schedule(
 
     `changed`: the equation by which it differs now; a cheap one keeps the blocks.
     """
-    heavy = sum(is_heavy(e, parts.machine) for e in eqns)
+    heavy = sum(is_heavy(eqn, parts.machine) for eqn in eqns)
     accept = parts.fits_chain if heavy > 1 else None
     return parts.attempt(eqns, outputs, current, changed or eqns[-1], accept)[0] if eqns else None

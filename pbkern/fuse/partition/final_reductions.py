@@ -1,7 +1,8 @@
 """Small groups that read another group's results -> its last stage: one kernel where there were two.
 
 A reduction over everything leaves a few numbers per program, and one program is enough to combine
-them. It becomes the last stage of the kernel that makes them:
+them. It becomes the last
+stage of the kernel that makes them:
 
     A: parts = partial sums of x       A: parts = partial sums of x, then mean = sum(parts) / n
     B: mean = sum(parts) / n      ->
@@ -58,17 +59,17 @@ class _Joining:
 
     def __init__(self, parts, position: dict[int, int]) -> None:
         self.parts, self.position = parts, position
-        self.makers = {v: n for n in parts.nodes for v in n.outputs}
+        self.makers = {output: n for n in parts.nodes for output in n.outputs}
         self.readers: dict = {}
-        for n in parts.nodes:
-            for v in n.reads():
-                self.readers.setdefault(v, []).append(n)
+        for node in parts.nodes:
+            for read in node.reads():
+                self.readers.setdefault(read, []).append(node)
 
     def join(self, node: Node) -> None:
         """Makes a node the last stage of the group that it reads from, or part of that stage."""
         views = self._views(node)
-        read = {v for n in (node, *views) for v in n.reads()} - {
-            v for n in views for v in n.outputs
+        read = {v for view in (node, *views) for v in view.reads()} - {
+            output for view in views for output in view.outputs
         }
         makers = [self.makers[v] for v in read if v in self.makers]
         if not makers or any(
@@ -77,15 +78,15 @@ class _Joining:
             return
         maker = max(makers, key=lambda n: self.position[id(n)])
         if maker.kind == "group":
-            self._into(maker, node, [n for n in views if self._source(n) is maker])
+            self._into(maker, node, [view for view in views if self._source(view) is maker])
 
     def _views(self, node: Node) -> list[Node]:
         """Reshapes through which a node reads, each before its operand."""
         found: dict[int, Node] = {}
         waiting = [node]
         while waiting:
-            for v in waiting.pop().reads():
-                maker = self.makers.get(v)
+            for read in waiting.pop().reads():
+                maker = self.makers.get(read)
                 if maker is not None and maker.kind == "alias" and id(maker) not in found:
                     found[id(maker)] = maker
                     waiting.append(maker)
@@ -100,14 +101,18 @@ class _Joining:
     def _into(self, maker: Node, node: Node, views: list[Node]) -> None:
         present = [maker.finish] if maker.finish else []
         gone = [node]
-        for n in views:
-            if not any(self._is_read(v, gone) for v in n.outputs):
-                gone.append(n)
-        outputs = [v for n in present for v in n.outputs if self._is_read(v, gone)] + node.outputs
-        finish = self._finish(maker, [e for n in (*present, *views, node) for e in n.eqns], outputs)
+        for view in views:
+            if not any(self._is_read(output, gone) for output in view.outputs):
+                gone.append(view)
+        outputs = [
+            output for n in present for output in n.outputs if self._is_read(output, gone)
+        ] + node.outputs
+        finish = self._finish(
+            maker, [eqn for n in (*present, *views, node) for eqn in n.eqns], outputs
+        )
         if finish is None:
             return
-        own = [v for v in maker.outputs if not any(v in n.outputs for n in present)]
+        own = [output for output in maker.outputs if not any(output in n.outputs for n in present)]
         kept = [v for v in own if self._is_read(v, gone)]
         before = maker.seconds + node.seconds
         self._forget_refusals(maker, gone, set(own) - set(kept))
@@ -125,8 +130,10 @@ class _Joining:
     def _finish(self, maker: Node, eqns: Iterable, outputs: Iterable) -> Node | None:
         """One program of these equations; None if there is none, or it would be too much work."""
         order = self.parts.order
-        eqns = sorted({id(e): e for e in eqns}.values(), key=lambda e: order[id(e)])
-        outputs = sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
+        eqns = sorted({id(eqn): eqn for eqn in eqns}.values(), key=lambda e: order[id(e)])
+        outputs = sorted(
+            outputs, key=lambda output: (-len(output.aval.shape), -math.prod(output.aval.shape))
+        )
         try:
             schedule = schedule_at(eqns, outputs, outputs[0].aval.shape, self.parts.machine)
         except (NeedsWhole, Unfusable):
@@ -139,20 +146,22 @@ class _Joining:
         return Node("group", eqns, outputs, dataclasses.replace(schedule, cost=cost))
 
     def _replace(self, gone: list[Node], maker: Node) -> None:
-        for n in gone:
-            self.parts.nodes.remove(n)
-            for v in n.reads():
-                self.readers[v].remove(n)
-        for v in maker.reads():
-            if not any(n is maker for n in self.readers.setdefault(v, [])):
-                self.readers[v].append(maker)
+        for nest in gone:
+            self.parts.nodes.remove(nest)
+            for read in nest.reads():
+                self.readers[read].remove(nest)
+        for read in maker.reads():
+            if not any(n is maker for n in self.readers.setdefault(read, [])):
+                self.readers[read].append(maker)
         self.makers |= dict.fromkeys(maker.outputs, maker)
 
     def _forget_refusals(self, maker: Node, gone: list[Node], private: set) -> None:
         """Drops refused edges to the last stage: of private values, or all of the maker's if it has no other reader."""
         others = any(
-            not any(n is g for g in gone) for v in maker.outputs for n in self.readers.get(v, ())
+            not any(n is g for g in gone)
+            for output in maker.outputs
+            for n in self.readers.get(output, ())
         )
-        own = {id(e) for e in maker.eqns if not others or private.issuperset(e.outvars)}
+        own = {id(eqn) for eqn in maker.eqns if not others or private.issuperset(eqn.outvars)}
         edges = self.parts.edges
-        edges[:] = [e for e in edges if e.fused or id(e.producer) not in own]
+        edges[:] = [edge for edge in edges if edge.fused or id(edge.producer) not in own]

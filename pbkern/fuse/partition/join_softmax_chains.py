@@ -28,23 +28,23 @@ SCORES_SLACK = 2.0
 def are_scores(values: Iterable, eqns: Sequence) -> bool:
     """Do values become, or come from, exponentials that are both summed and multiplied? `eqns` in program order."""
     weights, ended = set(), set()
-    for e in eqns:
-        reads = any(x in weights for x in atoms(e))
-        if e.primitive.name in ("exp", "exp2") or reads and _passes(e):
-            weights.update(e.outvars)
+    for eqn in eqns:
+        reads = any(atom in weights for atom in atoms(eqn))
+        if eqn.primitive.name in ("exp", "exp2") or reads and _passes(eqn):
+            weights.update(eqn.outvars)
         elif reads:
             ended.add(
                 "sum"
-                if e.primitive.name == "reduce_sum"
+                if eqn.primitive.name == "reduce_sum"
                 else "product"
-                if e.primitive.name in CONTRACTIONS
+                if eqn.primitive.name in CONTRACTIONS
                 else "other"
             )
     leads = set(weights)
-    for e in reversed(eqns):
-        if _passes(e) and any(v in leads for v in e.outvars):
-            leads.update(atoms(e))
-    return {"sum", "product"} <= ended and any(v in leads for v in values)
+    for eqn in reversed(eqns):
+        if _passes(eqn) and any(var in leads for var in eqn.outvars):
+            leads.update(atoms(eqn))
+    return {"sum", "product"} <= ended and any(value in leads for value in values)
 
 
 def _passes(eqn) -> bool:
@@ -55,37 +55,38 @@ def join_softmax(parts: Any) -> None:
     """Joins a group with all readers of its result if the result is scores."""
     for group in parts.groups():
         users, aliases = parts.readers(group)
-        if len(users) < 2 or any(u.kind != "group" for u in users):
+        if len(users) < 2 or any(user.kind != "group" for user in users):
             continue
         inside = [group, *aliases, *users]
         eqns = sorted(
-            {id(e): e for n in inside for e in n.eqns}.values(), key=lambda e: parts.order[id(e)]
+            {id(eqn): eqn for n in inside for eqn in n.eqns}.values(),
+            key=lambda e: parts.order[id(e)],
         )
         if are_scores(group.outputs, eqns) and not any(
-            _leads_around(parts, u, inside) for u in users
+            _leads_around(parts, user, inside) for user in users
         ):
             _join(parts, inside, eqns)
 
 
 def _leads_around(parts: Any, user: Node, inside: list[Node]) -> bool:
     """Do other nodes wait for this reader, and another reader for them?"""
-    outside = [n for n in parts.successors(user) if n not in inside]
+    outside = [successor for successor in parts.successors(user) if successor not in inside]
     return any(parts.reaches(outside, n) for n in inside)
 
 
 def _join(parts: Any, inside: list[Node], eqns: list) -> None:
     *others, last = inside
     outputs = [
-        v
+        output
         for n in inside
-        for v in n.outputs
-        if v in parts.results or any(u not in inside for u in parts.users(v))
+        for output in n.outputs
+        if output in parts.results or any(user not in inside for user in parts.users(output))
     ]
     schedule, why = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain)
     before = sum(n.seconds for n in inside if n.kind == "group")
     ok = schedule is not None and schedule.cost.seconds < before * SCORES_SLACK
     parts.record(inside[0].eqns[-1], ok, why, before, schedule, SCORES_SLACK)
     if ok:
-        for n in others:
-            parts.drop(n)
+        for other in others:
+            parts.drop(other)
         parts.set_group(last, eqns, outputs, schedule)

@@ -32,18 +32,18 @@ REASON = "it only moves elements, beside operations that are left to XLA"
 def leave_layout_ops(nodes: Iterable[Node]) -> None:
     """Leaves nodes to XLA that only move elements and have no kernel among operands and readers."""
     nodes = list(nodes)
-    makers = {v: n for n in nodes for v in n.outputs}
+    makers = {output: node for node in nodes for output in node.outputs}
     readers: dict = {}
     for n in nodes:
-        for v in n.reads():
-            readers.setdefault(v, []).append(n)
+        for read in n.reads():
+            readers.setdefault(read, []).append(n)
     beside = {
-        n: [makers[v] for v in n.reads() if v in makers]
-        + [r for v in n.outputs for r in readers.get(v, ())]
-        for n in nodes
+        node: [makers[v] for v in node.reads() if v in makers]
+        + [r for output in node.outputs for r in readers.get(output, ())]
+        for node in nodes
     }
 
-    found = {n for n in nodes if _moves(n, beside[n])}
+    found = {node for node in nodes if _moves(node, beside[node])}
     while ours := {n for n in found if any(m.kind != "xla" and m not in found for m in beside[n])}:
         found -= ours
     left = {n for n in found if any(m.kind == "xla" for m in beside[n])}
@@ -55,30 +55,30 @@ def leave_layout_ops(nodes: Iterable[Node]) -> None:
 
 def _moves(node: Node, beside: Iterable[Node]) -> bool:
     if node.kind == "alias":
-        return all(e.primitive.name in VIEWS for e in node.eqns)  # not reals of complex numbers
+        return all(eqn.primitive.name in VIEWS for eqn in node.eqns)  # not reals of complex numbers
     if node.kind != "group" or node.finish is not None or not _computes_no_values(node):
         return False
-    turns = any(e.primitive.name == "transpose" for e in node.eqns)
+    turns = any(eqn.primitive.name == "transpose" for eqn in node.eqns)
     return (
         turns
         and any(_is_lapack(n) for n in beside)
-        or sum(nbytes(v.aval) for v in node.outputs) <= MOST_MOVED
+        or sum(nbytes(output.aval) for output in node.outputs) <= MOST_MOVED
     )
 
 
 def _is_lapack(node: Node) -> bool:
-    return node.kind == "xla" and any(e.primitive.name in LAPACK for e in node.eqns)
+    return node.kind == "xla" and any(eqn.primitive.name in LAPACK for eqn in node.eqns)
 
 
 def _computes_no_values(node: Node) -> bool:
     """Does it only tell which element goes where?"""
     indices: set = set()
-    for e in node.eqns:
-        name = e.primitive.name
-        if all(isinstance(a, jex.Literal) or a in indices for a in e.invars) and (
+    for eqn in node.eqns:
+        name = eqn.primitive.name
+        if all(isinstance(var, jex.Literal) or var in indices for var in eqn.invars) and (
             name in VIEWS or name in OF_TESTS
         ):
-            indices.update(e.outvars)
+            indices.update(eqn.outvars)
         elif name not in VIEWS and name != "select_n":
             return False
     return True

@@ -18,12 +18,14 @@ COMPARED = 8
 
 def trim_masked(parts) -> None:
     """Chooses the blocks of the masked groups of `parts`, a Partitioner, again."""
-    for g in parts.nodes:
-        if g.kind == "group" and overhang(g.schedule.requests, parts.machine.sizes.mask_strip):
-            outputs = [v for v, _ in g.schedule.outputs]
-            near = alternatives(g.eqns, outputs, g.schedule.blocks, parts.machine, COMPARED)
-            g.schedule = min(
-                [g.schedule, *near], key=lambda s: _seconds(s, parts.machine.sizes.mask_strip)
+    for node in parts.nodes:
+        if node.kind == "group" and overhang(
+            node.schedule.requests, parts.machine.sizes.mask_strip
+        ):
+            outputs = [v for v, _ in node.schedule.outputs]
+            near = alternatives(node.eqns, outputs, node.schedule.blocks, parts.machine, COMPARED)
+            node.schedule = min(
+                [node.schedule, *near], key=lambda s: _seconds(s, parts.machine.sizes.mask_strip)
             )
 
 
@@ -36,9 +38,13 @@ def overhang(requests: Requests, strip: int) -> float:
     if sum(s.eqn.primitive.name in CONTRACTIONS for s in requests.steps) < 2:
         return 0.0
     indices: set = set()
-    for s in requests.steps:
-        if all(isinstance(a, jex.Literal) or a in indices for a in s.eqn.invars):
-            indices.update(s.eqn.outvars)
-        elif s.eqn.primitive.name == "select_n" and s.eqn.invars[0] in indices and len(s.out) >= 2:
-            return max(s.out[-2].size, strip) / s.eqn.outvars[0].aval.shape[-1]
+    for step in requests.steps:
+        if all(isinstance(var, jex.Literal) or var in indices for var in step.eqn.invars):
+            indices.update(step.eqn.outvars)
+        elif (
+            step.eqn.primitive.name == "select_n"
+            and step.eqn.invars[0] in indices
+            and len(step.out) >= 2
+        ):
+            return max(step.out[-2].size, strip) / step.eqn.outvars[0].aval.shape[-1]
     return 0.0

@@ -34,7 +34,7 @@ def merge_producers(parts) -> None:
     changed = True
     while changed:
         changed = False
-        for group in [n for n in parts.nodes if n.kind == "group"]:
+        for group in [node for node in parts.nodes if node.kind == "group"]:
             users, aliases = parts.readers(group)
             if len(users) != 1 or group not in parts.nodes:
                 continue
@@ -48,32 +48,36 @@ def merge_producers(parts) -> None:
                 refused.add(pair)
 
 
-def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
-    """Makes `a`, the reshapes of its results and `b` one group if the model gains."""
-    eqns = [*a.eqns, *(e for n in aliases for e in n.eqns), *b.eqns]
-    inside = (a, b, *aliases)
+def merge(parts, node: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
+    """Makes `node`, the reshapes of its results and `b` one group if the model gains."""
+    eqns = [*node.eqns, *(eqn for n in aliases for eqn in n.eqns), *b.eqns]
+    inside = (node, b, *aliases)
     outputs = b.outputs + [
-        v for v in a.outputs if v in parts.results or any(n not in inside for n in parts.users(v))
+        output
+        for output in node.outputs
+        if output in parts.results or any(user not in inside for user in parts.users(output))
     ]
-    heavy = [e for e in eqns if e.primitive.name in CONTRACTIONS and is_heavy(e, parts.machine)]
+    heavy = [
+        eqn for eqn in eqns if eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, parts.machine)
+    ]
     accept = parts.fits_chain if len(heavy) > 1 else None
-    schedule, why = parts.attempt(eqns, outputs, None, a.eqns[-1], accept)
-    before = a.seconds + b.seconds
-    between = sum(nbytes(v.aval) for v in a.outputs if v not in outputs)
+    schedule, why = parts.attempt(eqns, outputs, None, node.eqns[-1], accept)
+    before = node.seconds + b.seconds
+    between = sum(nbytes(output.aval) for output in node.outputs if output not in outputs)
     moved = schedule.cost.bytes_moved if schedule is not None else 0
     # What is computed from much smaller arrays or from indices, such as a mask, needs hardly any
     # memory when it is fused.
-    expands = EXPANSION * sum(nbytes(v.aval) for v in a.reads()) <= between
+    expands = EXPANSION * sum(nbytes(read.aval) for read in node.reads()) <= between
     little = are_scores(
-        [v for e in a.eqns for v in e.outvars], a.eqns
+        [var for eqn in node.eqns for var in eqn.outvars], node.eqns
     )  # what follows scores is little beside them
     slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved or little else TIE
     ok = schedule is not None and schedule.cost.seconds < before * slack
-    scores = are_scores(a.outputs, sorted(eqns, key=lambda e: parts.order[id(e)]))
-    if schedule is not None and (scores or _chained(parts, a, b)):
+    scores = are_scores(node.outputs, sorted(eqns, key=lambda eqn: parts.order[id(eqn)]))
+    if schedule is not None and (scores or _chained(parts, node, b)):
         # Attention gains, two layers of a network do not: writing and reading the value between, or
         # reading what both read, must outweigh all other traffic.
-        shared = sum(nbytes(v.aval) for v in a.reads() & b.reads())
+        shared = sum(nbytes(var.aval) for var in node.reads() & b.reads())
         slack = (
             SCORES_SLACK
             if scores
@@ -82,11 +86,11 @@ def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
             else 1.0
         )
         twice = (
-            set(map(id, heavy)) & set(map(id, a.eqns)) & set(map(id, b.eqns))
+            set(map(id, heavy)) & set(map(id, node.eqns)) & set(map(id, b.eqns))
         )  # computed once together
         large = 2 * between > moved or shared > 0.5 * moved or scores or twice
         # If both only stream their operands, as for a single query, no register tile is at stake.
-        streams = _streams(parts, a) and _streams(parts, b)
+        streams = _streams(parts, node) and _streams(parts, b)
         gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
         slack = max(slack, LARGE_SLACK) if streams else slack
         ok = gains and schedule.cost.seconds < before * slack
@@ -95,27 +99,27 @@ def merge(parts, a: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
             if gains
             else "neither the value between two contractions nor a common operand is large"
         )
-    parts.record(a.eqns[-1], ok, why, before, schedule, slack)
+    parts.record(node.eqns[-1], ok, why, before, schedule, slack)
     if ok:
-        for n in (a, *aliases):
-            parts.drop(n)
+        for aliase in (node, *aliases):
+            parts.drop(aliase)
         parts.set_group(b, eqns, outputs, schedule)
     return ok
 
 
 def _streams(parts, group: Node) -> bool:
     """Is it memory-bound: little arithmetic per byte?"""
-    c = group.schedule.cost
+    cost = group.schedule.cost
     return (
-        2 * c.flops / parts.machine.flops("float32")
-        < c.bytes_moved / parts.machine.memory_bandwidth
+        2 * cost.flops / parts.machine.flops("float32")
+        < cost.bytes_moved / parts.machine.memory_bandwidth
     )
 
 
-def _chained(parts, a: Node, b: Node) -> bool:
+def _chained(parts, node: Node, b: Node) -> bool:
     return all(
-        any(e.primitive.name in CONTRACTIONS and is_heavy(e, parts.machine) for e in g.eqns)
-        for g in (a, b)
+        any(eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, parts.machine) for eqn in g.eqns)
+        for g in (node, b)
     )
 
 
@@ -124,18 +128,18 @@ def merge_siblings(parts) -> None:
 
     One may read results of the other.
     """
-    groups = [n for n in parts.nodes if n.kind == "group"]
+    groups = [node for node in parts.nodes if node.kind == "group"]
     for a, b in itertools.combinations(groups, 2):
         if a not in parts.nodes or b not in parts.nodes or not a.reads() & b.reads():
             continue
         if a.outputs[0].aval.shape != b.outputs[0].aval.shape:
             continue
-        if any(e.primitive.name in CONTRACTIONS for g in (a, b) for e in g.eqns):
+        if any(eqn.primitive.name in CONTRACTIONS for g in (a, b) for eqn in g.eqns):
             continue
         if parts.reaches(parts.successors(b), a):
             a, b = b, a
         if parts.reaches(parts.successors(b), a) or parts.reaches(
-            [n for n in parts.successors(a) if n is not b], b
+            [successor for successor in parts.successors(a) if successor is not b], b
         ):
             continue
         merge(parts, a, b)

@@ -1,13 +1,15 @@
 """Consumer sinking: readers of a large value move into the group that makes it, if a smaller value is left to pass on.
 
 Groups grow from their results. A mean takes the look-up of log-probabilities into its group. It
-cannot be divided among programs as their softmax is, so all of them would be stored for it:
+cannot be divided among
+programs as their softmax is, so all of them would be stored for it:
 
     A: p = log_softmax(x)              A: q = log_softmax(x)[labels]
     B: mean(p[labels])          ->     B: mean(q)
 
 Likewise, what follows from a reduction takes another reduction of the same array into its group,
-though that need not wait for it. Back with the first, one pass over the array is left:
+though that need not wait for
+it. Back with the first, one pass over the array is left:
 
     A: l = maxima of chunks of x                  A: l = maxima of chunks of x, s = sums of exp(x - l)
     B: m = max(l)                            ->   B: m = max(l)
@@ -37,12 +39,16 @@ GAIN = 0.98
 
 def sink_consumers(parts) -> None:
     """Moves equations between the groups of `parts`, a Partitioner, where the model gains."""
-    for maker in [n for n in parts.nodes if n.kind == "group"]:
-        for v in [v for v in maker.outputs if nbytes(v.aval) > LARGE * parts.machine.near_bytes]:
-            readers = [n for n in parts.users(v) if n is not maker]
+    for maker in [node for node in parts.nodes if node.kind == "group"]:
+        for v in [
+            output
+            for output in maker.outputs
+            if nbytes(output.aval) > LARGE * parts.machine.near_bytes
+        ]:
+            readers = [user for user in parts.users(v) if user is not maker]
             if len(readers) == 1 and readers[0].kind == "group" and v not in parts.results:
                 _sink_consumer(parts, maker, readers[0], v)
-    for reader in [n for n in parts.nodes if n.kind == "group"]:
+    for reader in [node for node in parts.nodes if node.kind == "group"]:
         for maker in _makers(parts, reader):
             if any(_is_large(parts, v) for v in maker.reads() & reader.reads()):
                 _restore_consumer(parts, maker, reader)
@@ -51,18 +57,18 @@ def sink_consumers(parts) -> None:
 def _makers(parts, reader: Node) -> list[Node]:
     """Groups whose results a group reads, last first."""
     reads = reader.reads()
-    eqns = [parts.makers[v] for v in reads if v in parts.makers]
+    eqns = [parts.makers[read] for read in reads if read in parts.makers]
     makers = {
         id(n): n
-        for e in eqns
-        for n in parts.nodes_of.get(id(e), ())
+        for eqn in eqns
+        for n in parts.nodes_of.get(id(eqn), ())
         if n.kind == "group" and reads & set(n.outputs)
     }
-    return sorted(makers.values(), key=lambda n: -parts.order[id(n.eqns[-1])])
+    return sorted(makers.values(), key=lambda maker: -parts.order[id(maker.eqns[-1])])
 
 
-def _is_large(parts, v) -> bool:
-    return nbytes(v.aval) > parts.machine.near_bytes
+def _is_large(parts, var) -> bool:
+    return nbytes(var.aval) > parts.machine.near_bytes
 
 
 @dataclass(frozen=True)
@@ -77,41 +83,43 @@ class _Move:
         return self.maker[2].cost.seconds + self.reader[2].cost.seconds
 
 
-def _sink_consumer(parts, maker: Node, reader: Node, v) -> None:
-    """Tries to move the readers of `v`, and what follows as long as it gets smaller."""
+def _sink_consumer(parts, maker: Node, reader: Node, var) -> None:
+    """Tries to move the readers of `var`, and what follows as long as it gets smaller."""
     before = maker.seconds + reader.seconds
     moves = [
         m
-        for prefix in _prefixes(reader, v)
+        for prefix in _prefixes(reader, var)
         if (m := _moved(parts, maker, reader, *prefix)) is not None
     ]
-    best = min(moves, key=lambda m: m.seconds, default=None)
+    best = min(moves, key=lambda move: move.seconds, default=None)
     if best is None or best.seconds >= GAIN * before:
         return
     if _apply(parts, maker, reader, best):
         why = "its readers joined its kernel"
-        parts.edges.append(Edge(parts.makers[v], True, why, nbytes(v.aval), before, best.seconds))
+        parts.edges.append(
+            Edge(parts.makers[var], True, why, nbytes(var.aval), before, best.seconds)
+        )
 
 
 def _restore_consumer(parts, maker: Node, reader: Node) -> None:
     """Tries to move back what does not wait for values that others compute from the maker's results."""
     late = _made_after(parts, maker, reader)
     moved, rest = [], []
-    for e in reader.eqns:
-        waits = any(not isinstance(a, jex.Literal) and a in late for a in e.invars)
-        late.update(e.outvars if waits else ())
-        (rest if waits else moved).append(e)
+    for eqn in reader.eqns:
+        waits = any(not isinstance(var, jex.Literal) and var in late for var in eqn.invars)
+        late.update(eqn.outvars if waits else ())
+        (rest if waits else moved).append(eqn)
     shared = [v for v in maker.reads() & reader.reads() if _is_large(parts, v)]
     read_later, made = _read(rest), set(reader.outputs)
-    passed = [v for e in moved for v in e.outvars if v in made or v in read_later]
+    passed = [var for e in moved for var in e.outvars if var in made or var in read_later]
     if not moved or not rest or not read_later.isdisjoint(shared) or not made.isdisjoint(passed):
         return
-    if sum(nbytes(v.aval) for v in passed) > sum(nbytes(v.aval) for v in shared):
+    if sum(nbytes(var.aval) for var in passed) > sum(nbytes(var.aval) for var in shared):
         return  # would store more than it saves in reads
     move, before = _moved(parts, maker, reader, moved, passed), maker.seconds + reader.seconds
     if move is not None and move.seconds < GAIN * before and _apply(parts, maker, reader, move):
         why = "it joined the kernel that reads the same array"
-        saved = sum(nbytes(v.aval) for v in shared)
+        saved = sum(nbytes(var.aval) for var in shared)
         parts.edges.append(Edge(moved[-1], True, why, saved, before, move.seconds))
 
 
@@ -142,12 +150,14 @@ def _apply(parts, maker: Node, reader: Node, best: _Move) -> bool:
 def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move | None:
     """The groups once the maker computes `moved` and passes on `passed`; None if either cannot be a kernel."""
     moving = set(map(id, moved))
-    rest = [e for e in reader.eqns if id(e) not in moving]
+    rest = [eqn for eqn in reader.eqns if id(eqn) not in moving]
     read_later = _read(rest)
     kept = [
-        w
-        for w in maker.outputs
-        if w in parts.results or w in read_later or any(n is not reader for n in parts.users(w))
+        output
+        for output in maker.outputs
+        if output in parts.results
+        or output in read_later
+        or any(user is not reader for user in parts.users(output))
     ]
     eqns, outputs = [*maker.eqns, *moved], list(dict.fromkeys(kept + passed))
     first, _ = parts.attempt(eqns, outputs, None, maker.eqns[-1])
@@ -158,15 +168,15 @@ def _moved(parts, maker: Node, reader: Node, moved: list, passed: list) -> _Move
 
 
 def _read(eqns: Iterable) -> set:
-    return {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal)}
+    return {var for eqn in eqns for var in eqn.invars if not isinstance(var, jex.Literal)}
 
 
-def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
+def _prefixes(reader: Node, var) -> Iterator[tuple[list, list]]:
     """(equations, values that they pass on) of ever longer prefixes of a group.
 
-    Each holds all readers of `v`, and each passes on less than the one before.
+    Each holds all readers of `var`, and each passes on less than the one before.
     """
-    makers = {w: e for e in reader.eqns for w in e.outvars}
+    makers = {w: eqn for eqn in reader.eqns for w in eqn.outvars}
     moved: dict[int, object] = {}
 
     def take(eqn) -> None:
@@ -177,14 +187,14 @@ def _prefixes(reader: Node, v) -> Iterator[tuple[list, list]]:
                     take(makers[a])
 
     for e in reader.eqns:
-        if v in _read([e]):
+        if var in _read([e]):
             take(e)
-    smallest, made = nbytes(v.aval) / SMALLER, set(reader.outputs)
+    smallest, made = nbytes(var.aval) / SMALLER, set(reader.outputs)
     while len(moved) < len(reader.eqns):
-        eqns = [e for e in reader.eqns if id(e) in moved]
-        rest = [e for e in reader.eqns if id(e) not in moved]
+        eqns = [eqn for eqn in reader.eqns if id(eqn) in moved]
+        rest = [eqn for eqn in reader.eqns if id(eqn) not in moved]
         read_later = _read(rest)
-        passed = [w for e in eqns for w in e.outvars if w in made or w in read_later]
+        passed = [w for eqn in eqns for w in eqn.outvars if w in made or w in read_later]
         if not made.isdisjoint(passed):
             return  # a result of the reader, which has a buffer of its own
         size = sum(nbytes(w.aval) for w in passed)

@@ -53,14 +53,14 @@ MOST_COPIED, SMALL_COPY = 16, 1 << 12
 def has_chained_reductions(eqns: Iterable) -> bool:
     """Does one reduction or contraction depend on another?"""
     after: set = set()
-    for e in eqns:
-        name = e.primitive.name
+    for eqn in eqns:
+        name = eqn.primitive.name
         reduces = name.startswith(("reduce_", "arg", "cum", "partial")) or name in CONTRACTIONS
-        depends = any(a in after for a in e.invars if not isinstance(a, jex.Literal))
+        depends = any(var in after for var in eqn.invars if not isinstance(var, jex.Literal))
         if reduces and depends:
             return True
         if reduces or depends:
-            after.update(e.outvars)
+            after.update(eqn.outvars)
     return False
 
 
@@ -68,17 +68,19 @@ def is_alias(eqn) -> bool:
     """Does the equation only give an array another shape?"""
     if eqn.primitive.name not in ALIASES:
         return False
-    a, b = eqn.invars[0], eqn.outvars[0]
-    if isinstance(a, jex.Literal) or math.prod(a.aval.shape) != math.prod(b.aval.shape):
+    var, b = eqn.invars[0], eqn.outvars[0]
+    if isinstance(var, jex.Literal) or math.prod(var.aval.shape) != math.prod(b.aval.shape):
         return False
     return eqn.params.get("dimensions") is None or eqn.primitive.name == "squeeze"
 
 
 def alone_seconds(eqn, machine: CostModel) -> float:
     """Time of a kernel that does one equation only."""
-    atoms = [a for a in eqn.invars if not isinstance(a, jex.Literal)]
-    far = sum(nbytes(a.aval) / machine.far_bandwidth(nbytes(a.aval)) for a in atoms)
-    far += sum(2 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in eqn.outvars)
+    atoms = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
+    far = sum(nbytes(atom.aval) / machine.far_bandwidth(nbytes(atom.aval)) for atom in atoms)
+    far += sum(
+        2 * nbytes(var.aval) / machine.far_bandwidth(nbytes(var.aval)) for var in eqn.outvars
+    )
     work = machine.operations(eqn) * math.prod(eqn.outvars[0].aval.shape)
     if eqn.primitive.name in CONTRACTIONS:
         compute = work / machine.flops(str(atoms[0].aval.dtype) if atoms else "float32")
@@ -101,10 +103,10 @@ class Partitioner:
         self.results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         self.makers = {v: e for e in jaxpr.eqns for v in e.outvars}
         self.consumers: dict = {}
-        for e in jaxpr.eqns:
-            for a in e.invars:
-                if not isinstance(a, jex.Literal):
-                    self.consumers.setdefault(a, []).append(e)
+        for eqn in jaxpr.eqns:
+            for var in eqn.invars:
+                if not isinstance(var, jex.Literal):
+                    self.consumers.setdefault(var, []).append(eqn)
         self.nodes_of: dict[int, list[Node]] = {}  # id(equation) -> nodes that compute it
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
@@ -113,21 +115,21 @@ class Partitioner:
 
     def add_node(self, node: Node) -> Node:
         self.nodes.append(node)
-        for e in node.eqns:
-            self.nodes_of.setdefault(id(e), []).append(node)
+        for eqn in node.eqns:
+            self.nodes_of.setdefault(id(eqn), []).append(node)
         return node
 
     def set_group(self, group: Node, eqns: Iterable, outputs: Iterable, schedule: Schedule) -> None:
-        for e in group.eqns:
-            self.nodes_of[id(e)].remove(group)
+        for eqn in group.eqns:
+            self.nodes_of[id(eqn)].remove(group)
         unique = {id(e): e for e in eqns}
         group.eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
         group.outputs, group.schedule = list(dict.fromkeys(outputs)), schedule
-        for e in group.eqns:
-            self.nodes_of.setdefault(id(e), []).append(group)
+        for eqn in group.eqns:
+            self.nodes_of.setdefault(id(eqn), []).append(group)
 
     def groups(self) -> list[Node]:
-        return [n for n in self.nodes if n.kind == "group"]
+        return [node for node in self.nodes if node.kind == "group"]
 
     def users(self, v) -> list[Node]:
         """Nodes that read `v`.
@@ -143,7 +145,7 @@ class Partitioner:
         return list(found.values())
 
     def successors(self, node: Node) -> list[Node]:
-        return [n for v in node.outputs for n in self.users(v) if n is not node]
+        return [user for output in node.outputs for user in self.users(output) if user is not node]
 
     def reaches(self, sources: Iterable[Node], goal: Node) -> bool:
         seen, stack = set(), list(sources)
@@ -163,7 +165,7 @@ class Partitioner:
             n = waiting.pop()
             if (
                 n.kind == "alias"
-                and not any(v in self.results for v in n.outputs)
+                and not any(output in self.results for output in n.outputs)
                 and n not in aliases
             ):
                 aliases.append(n)
@@ -203,22 +205,24 @@ class Partitioner:
 
     def settle_products(self) -> None:
         """Searches the blocks of products from a second starting point, now that their groups are final."""
-        for g in self.nodes:
-            if g.kind == "group" and any(e.primitive.name == "dot_general" for e in g.eqns):
-                tall = tall_blocks_once(g.eqns, g.schedule, self.machine)
-                if tall is not None and tall.cost.seconds < g.seconds:
-                    g.schedule = tall
+        for node in self.nodes:
+            if node.kind == "group" and any(
+                eqn.primitive.name == "dot_general" for eqn in node.eqns
+            ):
+                tall = tall_blocks_once(node.eqns, node.schedule, self.machine)
+                if tall is not None and tall.cost.seconds < node.seconds:
+                    node.schedule = tall
 
     def settle(self) -> None:
         """Searches the blocks of whole groups: while groups grew, cheap equations kept the blocks so far."""
-        for g in self.nodes:
-            if g.kind == "group" and len(g.eqns) > 1:
+        for node in self.nodes:
+            if node.kind == "group" and len(node.eqns) > 1:
                 try:
-                    best = memoised_search(g.eqns, g.outputs, self.machine)
+                    best = memoised_search(node.eqns, node.outputs, self.machine)
                 except Unfusable:  # there are no blocks but those that the group grew with
                     continue
-                if best.cost.seconds < g.seconds:
-                    g.schedule = best
+                if best.cost.seconds < node.seconds:
+                    node.schedule = best
 
     def options_disable_fusion(self) -> bool:
         return bool(getattr(self.options, "disable_affine_fusion", False))
@@ -235,9 +239,9 @@ class Partitioner:
         if name not in rules and name not in VIEWS_OF_COMPLEX:
             return "xla", "no access rule"
         if any(
-            math.prod(v.aval.shape) == 0
-            for v in (*eqn.outvars, *eqn.invars)
-            if hasattr(v.aval, "shape")
+            math.prod(var.aval.shape) == 0
+            for var in (*eqn.outvars, *eqn.invars)
+            if hasattr(var.aval, "shape")
         ):
             return "xla", "an empty array"
         if is_long(eqn):
@@ -245,8 +249,8 @@ class Partitioner:
         if name in VIEWS_OF_COMPLEX:
             return "alias", ""
         if any(
-            not hasattr(v.aval, "dtype") or str(v.aval.dtype).startswith(("key<", "complex"))
-            for v in eqn.outvars
+            not hasattr(var.aval, "dtype") or str(var.aval.dtype).startswith(("key<", "complex"))
+            for var in eqn.outvars
         ):
             return "xla", f"element type {eqn.outvars[0].aval.dtype}"
         # They become ordinary reductions and sorts in bodies: every target fuses them.
@@ -265,27 +269,31 @@ class Partitioner:
         """
         if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
             return False
-        (v,) = eqn.outvars
-        consumers, small = self.consumers.get(v, ()), nbytes(v.aval) <= SMALL_COPY
+        (var,) = eqn.outvars
+        consumers, small = self.consumers.get(var, ()), nbytes(var.aval) <= SMALL_COPY
         if small:
             like = all(
-                e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS
-                for e in (eqn, *consumers)
+                consumer.primitive.name in ELEMENTWISE or consumer.primitive.name in VIEWS
+                for consumer in (eqn, *consumers)
             )
         else:
-            names = {e.primitive.name for e in (eqn, *consumers)} - {"slice"}
+            names = {consumer.primitive.name for consumer in (eqn, *consumers)} - {"slice"}
             like = names <= ELEMENTWISE and all(
-                c.outvars[0].aval.shape == v.aval.shape for c in consumers
+                consumer.outvars[0].aval.shape == var.aval.shape for consumer in consumers
             )
         if (
             not consumers
             or not like
-            or v in self.results
+            or var in self.results
             or is_heavy(eqn, self.machine)
             or self.options_disable_fusion()
         ):
             return False
-        found = [self.nodes_of.get(id(c), []) for c in consumers if not any(c is a for a in along)]
+        found = [
+            self.nodes_of.get(id(consumer), [])
+            for consumer in consumers
+            if not any(consumer is a for a in along)
+        ]
         if along:
             found.append(self.readers_of(along))
         groups = found[0]
@@ -293,7 +301,7 @@ class Partitioner:
             return False
         if len(groups) > 1 and not (small and self.machine.operations(eqn) <= MOST_COPIED):
             return False
-        return all(g.kind == "group" for g in groups) and not self.waits(eqn, groups)
+        return all(group.kind == "group" for group in groups) and not self.waits(eqn, groups)
 
     def readers_of(self, along: list) -> list[Node]:
         """The groups that equations of `along` are to join: each gets a copy."""
@@ -322,8 +330,8 @@ class Partitioner:
                         before,
                         schedules[0],
                     )
-                for g, schedule in zip(groups, schedules):
-                    self.set_group(g, [*along, *g.eqns], g.outputs, schedule)
+                for group, schedule in zip(groups, schedules):
+                    self.set_group(group, [*along, *group.eqns], group.outputs, schedule)
                 return
         for e in along:
             self.place(e)
@@ -336,10 +344,10 @@ class Partitioner:
         if kind is not None:
             self.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
             return
-        users = list({id(n): n for v in eqn.outvars for n in self.users(v)}.values())
-        groups = [n for n in users if n.kind == "group"]
-        outside = [n for n in users if n.kind != "group"]
-        needed = outside or any(v in self.results for v in eqn.outvars)
+        users = list({id(user): user for var in eqn.outvars for user in self.users(var)}.values())
+        groups = [user for user in users if user.kind == "group"]
+        outside = [user for user in users if user.kind != "group"]
+        needed = outside or any(var in self.results for var in eqn.outvars)
         if groups and not self.options_disable_fusion() and not self.waits(eqn, groups):
             if self.join(eqn, groups, outside, bool(needed)):
                 return
@@ -350,7 +358,7 @@ class Partitioner:
 
     def start(self, eqn) -> None:
         """Starts a group with this equation."""
-        outputs = [v for v in eqn.outvars if v in self.results or self.users(v)]
+        outputs = [var for var in eqn.outvars if var in self.results or self.users(var)]
         try:
             self.add_node(
                 Node("group", [eqn], outputs, memoised_search([eqn], outputs, self.machine))
@@ -363,10 +371,10 @@ class Partitioner:
         if eqn.primitive.name in VIEWS or eqn.primitive.name == "convert_element_type":
             return False
         return any(
-            c.primitive.name in CONTRACTIONS and is_heavy(c, self.machine)
-            for g in groups
-            for v in eqn.outvars
-            for c in self.through_views(v, g)
+            view.primitive.name in CONTRACTIONS and is_heavy(view, self.machine)
+            for group in groups
+            for var in eqn.outvars
+            for view in self.through_views(var, group)
         )
 
     def through_views(self, v, group: Node) -> Iterable:
@@ -388,9 +396,9 @@ class Partitioner:
         if len(groups) > 1 and self.merge_and_join(eqn, groups, outside, needed, alone):
             return True
         # As one more result of a group that does not depend on the others.
-        for g in groups if len(groups) > 1 else ():
-            others = [*outside, *(n for n in groups if n is not g)]
-            if not self.reaches(others, g) and self.try_union(eqn, g, True, alone):
+        for group in groups if len(groups) > 1 else ():
+            others = [*outside, *(n for n in groups if n is not group)]
+            if not self.reaches(others, group) and self.try_union(eqn, group, True, alone):
                 return True
         return False
 
@@ -417,7 +425,7 @@ class Partitioner:
 
     def try_union(self, eqn, group: Node, needed: bool, alone: float) -> bool:
         outputs = group.outputs + (list(eqn.outvars) if needed else [])
-        outputs = [v for v in outputs if v in self.results or self.users(v)]
+        outputs = [output for output in outputs if output in self.results or self.users(output)]
         schedule, why = self.attempt([eqn, *group.eqns], outputs, group.schedule, eqn)
         before = group.seconds + alone
         share = TIE if schedule is None else self.tie(eqn, schedule)
@@ -432,8 +440,8 @@ class Partitioner:
         if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > MOST_COPIED:
             return False
         found = []
-        for g in groups:
-            schedule, _ = self.attempt([eqn, *g.eqns], g.outputs, g.schedule, eqn)
+        for group in groups:
+            schedule, _ = self.attempt([eqn, *group.eqns], group.outputs, group.schedule, eqn)
             if schedule is None:
                 return False
             found.append(schedule)
@@ -441,8 +449,8 @@ class Partitioner:
         after = sum(s.cost.seconds for s in found)
         if after > before:
             return False
-        for g, s in zip(groups, found):
-            self.set_group(g, [eqn, *g.eqns], g.outputs, s)
+        for group, s in zip(groups, found):
+            self.set_group(group, [eqn, *group.eqns], group.outputs, s)
         self.edges.append(
             Edge(
                 eqn,
@@ -462,21 +470,23 @@ class Partitioner:
         if any(self.reaches(outside, g) for g in groups):
             return False
         eqns = [eqn, *(e for g in groups for e in g.eqns)]
-        outputs = [v for g in groups for v in g.outputs] + (list(eqn.outvars) if needed else [])
+        outputs = [output for g in groups for output in g.outputs] + (
+            list(eqn.outvars) if needed else []
+        )
         schedule, why = self.attempt(eqns, outputs, None, eqn)
         before = alone + sum(g.seconds for g in groups)
         ok = schedule is not None and schedule.cost.seconds <= before
         self.record(eqn, ok, why or ("consumers side by side" if ok else ""), before, schedule)
         if ok:
-            for g in groups[1:]:
-                self.drop(g)
+            for group in groups[1:]:
+                self.drop(group)
             self.set_group(groups[0], eqns, outputs, schedule)
         return ok
 
     def drop(self, group: Node) -> None:
         self.nodes.remove(group)
-        for e in group.eqns:
-            self.nodes_of[id(e)].remove(group)
+        for eqn in group.eqns:
+            self.nodes_of[id(eqn)].remove(group)
 
     def attempt(
         self,
@@ -490,7 +500,7 @@ class Partitioner:
 
         Cheap equations keep the group's blocks; others search again.
         """
-        unique = {id(e): e for e in eqns}
+        unique = {id(eqn): eqn for eqn in eqns}
         eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
         if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(
             eqns
@@ -526,7 +536,7 @@ class Partitioner:
         after = schedule.cost.seconds if schedule else 0.0
         text = why or ("the model gains" if ok else _refusal(before, after, share))
         self.edges.append(
-            Edge(eqn, ok, text, sum(nbytes(v.aval) for v in eqn.outvars), before, after)
+            Edge(eqn, ok, text, sum(nbytes(var.aval) for var in eqn.outvars), before, after)
         )
 
 

@@ -37,14 +37,14 @@ def rematerialise_large(parts) -> None:
     """Changes the groups of `parts`, a Partitioner, where the model gains."""
     large = list(_stored(parts))
     for values in [large, *([v] for v in large if len(large) > 1)] if large else []:
-        if not all(v in set(_stored(parts)) for v in values):
+        if not all(value in set(_stored(parts)) for value in values):
             continue
         before, state = _seconds(parts), _State(parts)
         if _rebuild(parts, set(values)):
             _join_sharers(parts)
             after = _seconds(parts)
-            eqn = next(e for e in parts.jaxpr.eqns if any(v in values for v in e.outvars))
-            saved = sum(nbytes(v.aval) for v in values)
+            eqn = next(e for e in parts.jaxpr.eqns if any(var in values for var in e.outvars))
+            saved = sum(nbytes(value.aval) for value in values)
             # With only some of them gone, the program still needs the memory.
             if after <= before * (SLACK if len(values) == len(large) else 1.0):
                 parts.edges.append(
@@ -58,27 +58,27 @@ def rematerialise_large(parts) -> None:
 
 
 def _seconds(parts) -> float:
-    return sum(n.seconds for n in parts.nodes if n.kind == "group")
+    return sum(node.seconds for node in parts.nodes if node.kind == "group")
 
 
 def _stored(parts) -> Iterator:
     """Values too large for the cache that only groups make and read."""
     limit = CACHED * parts.machine.shared_bytes
     for node in parts.nodes:
-        for v in node.outputs if node.kind == "group" else ():
+        for output in node.outputs if node.kind == "group" else ():
             if (
-                nbytes(v.aval) > limit
-                and v not in parts.results
-                and all(n.kind == "group" for n in parts.users(v))
+                nbytes(output.aval) > limit
+                and output not in parts.results
+                and all(user.kind == "group" for user in parts.users(output))
             ):
-                yield v
+                yield output
 
 
 class _State:
     """Snapshot of the partitioner, for going back."""
 
     def __init__(self, parts) -> None:
-        self.groups = [(n, n.eqns, n.outputs, n.schedule) for n in parts.nodes]
+        self.groups = [(node, node.eqns, node.outputs, node.schedule) for node in parts.nodes]
         self.nodes_of = {k: list(v) for k, v in parts.nodes_of.items()}
         self.edges = len(parts.edges)
 
@@ -94,30 +94,39 @@ class _State:
 
 def _rebuild(parts, values: set) -> bool:
     """Rebuilds every group that makes or reads `values` from small values; False if that is impossible."""
-    makers = {v: e for n in parts.nodes if n.kind == "group" for e in n.eqns for v in e.outvars}
+    makers = {
+        var: eqn
+        for node in parts.nodes
+        if node.kind == "group"
+        for eqn in node.eqns
+        for var in eqn.outvars
+    }
     indices = _made_of_indices(parts)
-    cones = {v: _cone(v, makers, indices) for v in values}
-    if any(c is None for c in cones.values()):
+    cones = {value: _cone(value, makers, indices) for value in values}
+    if any(cone is None for cone in cones.values()):
         return False
     touched = [
-        n
-        for n in parts.nodes
-        if n.kind == "group" and (values & n.reads() or values & set(n.outputs))
+        node
+        for node in parts.nodes
+        if node.kind == "group" and (values & node.reads() or values & set(node.outputs))
     ]
-    inner = {v for c in cones.values() for e in c for v in e.outvars}
-    stops = {a for c in cones.values() for e in c for a in atoms(e)} - inner
+    inner = {var for cone in cones.values() for eqn in cone for var in eqn.outvars}
+    stops = {atom for cone in cones.values() for e in cone for atom in atoms(e)} - inner
     # Equations of each group, and the results that others need.
     wanted = []
-    for n in touched:
-        made = dict.fromkeys(v for e in n.eqns for v in e.outvars)
-        outputs = [v for v in n.outputs if v not in values] + [
-            v for v in made if v in stops and v not in n.outputs
+    for nest in touched:
+        made = dict.fromkeys(var for eqn in nest.eqns for var in eqn.outvars)
+        outputs = [output for output in nest.outputs if output not in values] + [
+            v for v in made if v in stops and v not in nest.outputs
         ]
         known = {
             id(e): e
-            for e in (*n.eqns, *(e for v in values & (n.reads() | made.keys()) for e in cones[v]))
+            for e in (
+                *nest.eqns,
+                *(e for v in values & (nest.reads() | made.keys()) for e in cones[v]),
+            )
         }
-        wanted.append((n, list(known.values()), outputs))
+        wanted.append((nest, list(known.values()), outputs))
     wanted = [(n, eqns, _once(n, outputs, wanted)) for n, eqns, outputs in wanted]
     return _apply(parts, wanted)
 
@@ -125,42 +134,44 @@ def _rebuild(parts, values: set) -> bool:
 def _made_of_indices(parts) -> set:
     """Values that depend on no operand, such as masks."""
     found: set = set()
-    for e in parts.jaxpr.eqns:
-        if not e.effects and all(isinstance(a, jex.Literal) or a in found for a in e.invars):
-            found.update(e.outvars)
+    for eqn in parts.jaxpr.eqns:
+        if not eqn.effects and all(
+            isinstance(var, jex.Literal) or var in found for var in eqn.invars
+        ):
+            found.update(eqn.outvars)
     return found
 
 
-def _cone(v, makers: dict, indices: set) -> list | None:
-    """Backward slice: equations that compute `v` from much smaller values and indices.
+def _cone(var, makers: dict, indices: set) -> list | None:
+    """Backward slice: equations that compute `var` from much smaller values and indices.
 
     Products may also combine with values that are in memory anyway, such as biases of scores. None
     if it needs other large values.
     """
-    limit, waiting, found, given = math.prod(v.aval.shape) / SMALLER, [v], {}, False
+    limit, waiting, found, given = math.prod(var.aval.shape) / SMALLER, [var], {}, False
     while waiting:
         eqn = makers.get(waiting.pop())
         given |= eqn is None
         if eqn is None or id(eqn) in found:
             continue
         found[id(eqn)] = eqn
-        for a in atoms(eqn):
-            if math.prod(a.aval.shape) > limit or (a in indices and a in makers):
-                waiting.append(a)
+        for atom in atoms(eqn):
+            if math.prod(atom.aval.shape) > limit or (atom in indices and atom in makers):
+                waiting.append(atom)
     products = any(e.primitive.name in CONTRACTIONS for e in found.values())
     return None if given and not products else list(found.values())
 
 
 def _needed(parts, eqns: Iterable, outputs: Iterable) -> list:
     """Equations of `eqns` that `outputs` need, in order."""
-    return leading_to(sorted(eqns, key=lambda e: parts.order[id(e)]), outputs)
+    return leading_to(sorted(eqns, key=lambda eqn: parts.order[id(eqn)]), outputs)
 
 
 def _once(node: Node, outputs: list, wanted: list) -> list:
     """`outputs` without those that an earlier group gives."""
     earlier = itertools.takewhile(lambda each: each[0] is not node, wanted)
     given = {v for _, _, vs in earlier for v in vs}
-    return [v for v in outputs if v not in given]
+    return [output for output in outputs if output not in given]
 
 
 def _apply(parts, wanted: list) -> bool:
@@ -175,9 +186,9 @@ def _apply(parts, wanted: list) -> bool:
         for each in made[1:]:
             parts.set_group(parts.add_node(Node("group", [])), *each)
     groups = [n for n in parts.nodes if n.kind == "group"]
-    for n in groups:
-        if not any(v in parts.results or parts.users(v) for v in n.outputs):
-            parts.drop(n)
+    for group in groups:
+        if not any(output in parts.results or parts.users(output) for output in group.outputs):
+            parts.drop(group)
     groups = [n for n in parts.nodes if n.kind == "group"]
     return not any(parts.reaches(parts.successors(n), n) for n in groups)
 
@@ -191,10 +202,10 @@ def _groups(parts, eqns: list, outputs: list) -> list[_Group]:
     if together is not None:
         return [together]
     made: list[_Group] = []
-    for v in outputs if len(outputs) > 1 else ():
-        joined = ((n, _scheduled(parts, eqns, [*vs, v])) for n, (_, vs, _) in enumerate(made))
+    for output in outputs if len(outputs) > 1 else ():
+        joined = ((n, _scheduled(parts, eqns, [*vs, output])) for n, (_, vs, _) in enumerate(made))
         at, group = next(((n, g) for n, g in joined if g is not None), (len(made), None))
-        group = group or _scheduled(parts, eqns, [v])
+        group = group or _scheduled(parts, eqns, [output])
         if group is None:
             return []
         made[at : at + 1] = [group]
@@ -203,7 +214,7 @@ def _groups(parts, eqns: list, outputs: list) -> list[_Group]:
 
 def _scheduled(parts, eqns: list, outputs: list) -> _Group | None:
     eqns = _needed(parts, eqns, outputs)
-    heavy = sum(is_heavy(e, parts.machine) for e in eqns)
+    heavy = sum(is_heavy(eqn, parts.machine) for eqn in eqns)
     schedule, _ = parts.attempt(
         eqns, outputs, None, eqns[-1], parts.fits_chain if heavy > 1 else lambda cost: True
     )
@@ -215,14 +226,14 @@ def _scheduled(parts, eqns: list, outputs: list) -> _Group | None:
 
 def _join_sharers(parts) -> None:
     """Joins groups that share expensive equations: producers with consumers, or siblings."""
-    pairs = itertools.permutations([n for n in parts.nodes if n.kind == "group"], 2)
+    pairs = itertools.permutations([node for node in parts.nodes if node.kind == "group"], 2)
     for a, b in pairs:
         if a not in parts.nodes or b not in parts.nodes:
             continue
-        shared = {id(e) for e in a.eqns} & {id(e) for e in b.eqns}
-        if not any(is_heavy(e, parts.machine) for e in a.eqns if id(e) in shared):
+        shared = {id(eqn) for eqn in a.eqns} & {id(eqn) for eqn in b.eqns}
+        if not any(is_heavy(eqn, parts.machine) for eqn in a.eqns if id(eqn) in shared):
             continue
-        others = [n for n in parts.successors(a) if n is not b]
+        others = [successor for successor in parts.successors(a) if successor is not b]
         if parts.reaches(others, b) or parts.reaches(parts.successors(b), a):
             continue
         merge(parts, a, b)

@@ -22,20 +22,22 @@ from pbkern.core.ops.window_winners import interleave
 
 def undilated(eqn, operands):
     """Results of a convolution with a dilated input; None if the input is not dilated, or if there are strides as well."""
-    (x, w), p, shape = operands, eqn.params, eqn.outvars[0].aval.shape
+    (x, w), params, shape = operands, eqn.params, eqn.outvars[0].aval.shape
     plain = (
-        all(n == 1 for n in (*p["window_strides"], *p["rhs_dilation"]))
-        and p["batch_group_count"] == 1
+        all(n == 1 for n in (*params["window_strides"], *params["rhs_dilation"]))
+        and params["batch_group_count"] == 1
     )
-    steps = p["lhs_dilation"]
-    if not plain or all(s == 1 for s in steps) or 0 in x.shape or 0 in w.shape or 0 in shape:
+    steps = params["lhs_dilation"]
+    if not plain or all(step == 1 for step in steps) or 0 in x.shape or 0 in w.shape or 0 in shape:
         return None
     apart = [
         k
-        for k, (s, d) in enumerate(zip(steps, p["dimension_numbers"].rhs_spec[2:]))
-        if 1 < s >= w.shape[d]
+        for k, (step, axis) in enumerate(zip(steps, params["dimension_numbers"].rhs_spec[2:]))
+        if 1 < step >= w.shape[axis]
     ]
-    return [_disjoint_windows(x, w, p, shape, apart) if apart else _polyphase(x, w, p, shape)]
+    return [
+        _disjoint_windows(x, w, params, shape, apart) if apart else _polyphase(x, w, params, shape)
+    ]
 
 
 # --- no result meets two elements
@@ -46,33 +48,34 @@ def _disjoint_windows(x, w, p: dict, shape, apart: list[int]):
     """A convolution whose windows do not meet along the spatial dimensions `apart`; `shape` is the result's."""
     numbers, steps = p["dimension_numbers"], p["lhs_dilation"]
     at, axes = [numbers.rhs_spec[2 + k] for k in apart], [numbers.out_spec[2 + k] for k in apart]
-    taps = [w.shape[d] for d in at]
+    taps = [w.shape[dim] for dim in at]
     sizes = dict(zip(axes, (x.shape[numbers.lhs_spec[2 + k]] for k in apart)))
     inner = {
         **p,
         "padding": tuple((0, 0) if k in apart else pads for k, pads in enumerate(p["padding"])),
-        "lhs_dilation": tuple(1 if k in apart else s for k, s in enumerate(steps)),
+        "lhs_dilation": tuple(1 if k in apart else step for k, step in enumerate(steps)),
     }
     channel = numbers.out_spec[1]
     counted = [
-        sizes.get(d, n) * (math.prod(taps) if d == channel else 1) for d, n in enumerate(shape)
+        sizes.get(d, size) * (math.prod(taps) if d == channel else 1)
+        for d, size in enumerate(shape)
     ]
     y = _polyphase(x, _taps_as_channels(w, numbers.rhs_spec[0], at), inner, counted)
     y = _channels_as_taps(y, channel, taps, axes, [steps[k] for k in apart])
     config = [(0, 0, 0)] * y.ndim
-    for k, axis, n in zip(
+    for k, axis, tap in zip(
         apart, axes, taps
     ):  # of the reversed taps, j of element i is result i s + j + first
-        first = p["padding"][k][0] - (n - 1)
+        first = p["padding"][k][0] - (tap - 1)
         config[axis] = (first, shape[axis] - first - y.shape[axis], 0)
     return lax.pad_p.bind(y, np.zeros((), y.dtype), padding_config=tuple(config))
 
 
 def _taps_as_channels(w, channel: int, at: list[int]):
     """The kernel with one tap along the dimensions `at`, and an output channel for each that it had, the last one first."""
-    shape = [1 if d in at else n for d, n in enumerate(w.shape)]
-    shape[channel] *= math.prod(w.shape[d] for d in at)
-    order = [d for d in range(w.ndim) if d not in at]
+    shape = [1 if axis in at else size for axis, size in enumerate(w.shape)]
+    shape[channel] *= math.prod(w.shape[dim] for dim in at)
+    order = [axis for axis in range(w.ndim) if axis not in at]
     after = order.index(channel) + 1
     return lax.reshape(lax.transpose(lax.rev(w, at), (*order[:after], *at, *order[after:])), shape)
 
@@ -84,18 +87,24 @@ def _channels_as_taps(y, channel: int, taps: list[int], axes: list[int], steps: 
         y, (*shape[:channel], shape[channel] // math.prod(taps), *taps, *shape[channel + 1 :])
     )
     place = {
-        d: d + count * (d > channel) for d in range(len(shape))
+        axis: axis + count * (axis > channel) for axis in range(len(shape))
     }  # where a dimension of the result is now
     tap = {axis: channel + 1 + k for k, axis in enumerate(axes)}
-    order = [part for d in place for part in ((place[d], tap[d]) if d in tap else (place[d],))]
+    order = [
+        part for dim in place for part in ((place[dim], tap[dim]) if dim in tap else (place[dim],))
+    ]
     y = lax.transpose(y, order)
-    pads = dict(zip((tap[a] for a in axes), (s - n for s, n in zip(steps, taps))))
+    pads = dict(zip((tap[axis] for axis in axes), (step - n for step, n in zip(steps, taps))))
     y = lax.pad_p.bind(
-        y, np.zeros((), y.dtype), padding_config=tuple((0, pads.get(d, 0), 0) for d in order)
+        y, np.zeros((), y.dtype), padding_config=tuple((0, pads.get(dim, 0), 0) for dim in order)
     )
     wide = dict(zip(axes, steps))
     return lax.reshape(
-        y, [(shape[d] // (math.prod(taps) if d == channel else 1)) * wide.get(d, 1) for d in place]
+        y,
+        [
+            (shape[dim] // (math.prod(taps) if dim == channel else 1)) * wide.get(dim, 1)
+            for dim in place
+        ],
     )
 
 
@@ -106,7 +115,7 @@ def _channels_as_taps(y, channel: int, taps: list[int], axes: list[int], steps: 
 def _polyphase(x, w, p: dict, shape):
     """A convolution of this shape as one per phase; where nothing is dilated, there is one."""
     steps, spatial = p["lhs_dilation"], p["dimension_numbers"].out_spec[2:]
-    sizes = [-(-shape[d] // s) for d, s in zip(spatial, steps)]
+    sizes = [-(-shape[dim] // step) for dim, step in zip(spatial, steps)]
     parts = {
         phase: _phase(x, w, p, phase, sizes) for phase in itertools.product(*map(range, steps))
     }

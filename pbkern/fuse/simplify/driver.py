@@ -58,13 +58,13 @@ def _long_sums(jaxpr: jex.Jaxpr) -> set:
     Their results are few: dividing these costs nothing, and means stay exact.
     """
     found: set = set()
-    for e in jaxprs.equations(jaxpr):
-        if e.primitive.name == "reduce_sum":
-            terms = math.prod(e.invars[0].aval.shape[d] for d in e.params["axes"])
-            found.update(e.outvars if terms >= MANY else ())
-        elif e.primitive.name in ("broadcast_in_dim", "reshape"):
-            of_sum = not isinstance(e.invars[0], jex.Literal) and e.invars[0] in found
-            found.update(e.outvars if of_sum else ())
+    for eqn in jaxprs.equations(jaxpr):
+        if eqn.primitive.name == "reduce_sum":
+            terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
+            found.update(eqn.outvars if terms >= MANY else ())
+        elif eqn.primitive.name in ("broadcast_in_dim", "reshape"):
+            of_sum = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in found
+            found.update(eqn.outvars if of_sum else ())
     return found
 
 
@@ -83,7 +83,7 @@ def _branch_for(platform: str) -> Rewrite:
 
 def retrace(closed: jex.ClosedJaxpr, rewrites: dict[str, Rewrite]) -> jex.ClosedJaxpr:
     """Rewrites equations of a function: primitive name -> Rewrite."""
-    avals = [_strong(v.aval) for v in closed.jaxpr.invars]
+    avals = [_strong(var.aval) for var in closed.jaxpr.invars]
     traced = jax.make_jaxpr(lambda *args: _run(closed, args, rewrites))(*avals)
     return drop_dead(traced)
 
@@ -95,9 +95,9 @@ def _strong(aval):
 def _unsharded(params: dict) -> dict:
     """`params` without shardings over an empty mesh, which derivatives leave behind and which mean nothing."""
     empty = [
-        k
-        for k, v in params.items()
-        if k.endswith("sharding") and getattr(getattr(v, "mesh", None), "empty", False)
+        key
+        for key, param in params.items()
+        if key.endswith("sharding") and getattr(getattr(param, "mesh", None), "empty", False)
     ]
     return params | dict.fromkeys(empty) if empty else params
 
@@ -147,7 +147,7 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
         return literal(atom) if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        operands = [read(a) for a in eqn.invars]
+        operands = [read(var) for var in eqn.invars]
         inner = jaxprs.called_jaxpr(eqn)
         line = eqn if caller is None or user_line(eqn) else caller
         if inner is not None:
@@ -156,7 +156,7 @@ def _evaluate(jaxpr: jex.Jaxpr, consts, args, bind, caller=None) -> list:
             with source_of(line):
                 results = bind(eqn, operands)
         env.update(zip(eqn.outvars, results))
-    return [read(a) for a in jaxpr.outvars]
+    return [read(var) for var in jaxpr.outvars]
 
 
 def _simplify_inner(eqn, rewrites: dict) -> dict:
@@ -166,27 +166,27 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
 
     def inner(value):
         if isinstance(value, jex.ClosedJaxpr):
-            avals = [v.aval for v in value.jaxpr.invars]
+            avals = [var.aval for var in value.jaxpr.invars]
             made = jax.make_jaxpr(
                 lambda *args: _keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
             )(*avals)
             return drop_dead(made)
         return tuple(map(inner, value)) if isinstance(value, tuple) and value else value
 
-    return {k: inner(v) for k, v in eqn.params.items()}
+    return {key: inner(param) for key, param in eqn.params.items()}
 
 
 def _keep_types(results, atoms) -> list:
     """Keeps weak types of a control-flow body's results: they belong to the equation's type."""
     kept = []
-    for r, a in zip(results, atoms):
-        weak = getattr(a.aval, "weak_type", False)
-        have = getattr(jax.typeof(r), "weak_type", False)
+    for result, atom in zip(results, atoms):
+        weak = getattr(atom.aval, "weak_type", False)
+        have = getattr(jax.typeof(result), "weak_type", False)
         kept.append(
-            r
+            result
             if weak == have
             else lax.convert_element_type_p.bind(
-                r, new_dtype=a.aval.dtype, weak_type=weak, sharding=None
+                result, new_dtype=atom.aval.dtype, weak_type=weak, sharding=None
             )
         )
     return kept
@@ -217,12 +217,12 @@ def _key(eqn, operands, params):
 def drop_dead(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Drops equations without effects whose results nothing reads."""
     jaxpr = closed.jaxpr
-    live = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+    live = {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
     kept = []
     for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or any(v in live for v in eqn.outvars):
+        if eqn.effects or any(var in live for var in eqn.outvars):
             kept.append(eqn)
-            live.update(a for a in eqn.invars if not isinstance(a, jex.Literal))
+            live.update(var for var in eqn.invars if not isinstance(var, jex.Literal))
     if len(kept) == len(jaxpr.eqns):
         return closed
     return jex.ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts)

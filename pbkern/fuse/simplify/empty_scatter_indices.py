@@ -21,12 +21,12 @@ def index_first_elements(eqn, operands):
     scalar = not x.shape
     if scalar:  # one element, in a dimension that can be indexed
         x, numbers = lax.reshape(x, (1,)), numbers._replace(inserted_window_dims=(0,))
-    free = [d for d in range(x.ndim) if d not in numbers.operand_batching_dims]
+    free = [axis for axis in range(x.ndim) if axis not in numbers.operand_batching_dims]
     if not free:
         return None
     # A dimension without extent in the windows, where there is one: every place in it is a valid
     # start.
-    along = next((d for d in numbers.inserted_window_dims if d in free), free[0])
+    along = next((dim for dim in numbers.inserted_window_dims if dim in free), free[0])
     zeros = jnp.zeros((*indices.shape[:-1], 1), indices.dtype)
     params = eqn.params | {
         "dimension_numbers": numbers._replace(scatter_dims_to_operand_dims=(along,))

@@ -23,32 +23,35 @@ def _written(x):
 
 def outputs_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Adds equations for results that are literals."""
-    if not any(isinstance(a, jex.Literal) for a in closed.jaxpr.outvars):
+    if not any(isinstance(var, jex.Literal) for var in closed.jaxpr.outvars):
         return closed
 
     def run(*args):
         results = jex.jaxpr_as_fun(closed)(*args)
         return [
-            _written(x) if isinstance(a, jex.Literal) else x
-            for a, x in zip(closed.jaxpr.outvars, results)
+            _written(result) if isinstance(var, jex.Literal) else result
+            for var, result in zip(closed.jaxpr.outvars, results)
         ]
 
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
     return jax.make_jaxpr(run)(*avals)
 
 
 def operands_as_equations(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Adds equations for literals that enter control flow or hand-written kernels."""
     if not any(
-        e.primitive.name in TAKE_BUFFERS and any(isinstance(a, jex.Literal) for a in e.invars)
-        for e in closed.jaxpr.eqns
+        eqn.primitive.name in TAKE_BUFFERS
+        and any(isinstance(var, jex.Literal) for var in eqn.invars)
+        for eqn in closed.jaxpr.eqns
     ):
         return closed
 
     def rewrite(eqn, operands):
         written = [
-            _written(x) if isinstance(x, (np.ndarray, np.generic)) and x.ndim == 0 else x
-            for x in operands
+            _written(operand)
+            if isinstance(operand, (np.ndarray, np.generic)) and operand.ndim == 0
+            else operand
+            for operand in operands
         ]
         return list(eqn.primitive.bind(*written, **eqn.params))
 

@@ -22,16 +22,16 @@ MAX_WINDOW = 16
 
 def scatter_to_argmax(eqn, operands):
     """Rewrite of select_and_scatter_add, see rewrites.py."""
-    (source, x), p = operands, eqn.params
-    window, strides = tuple(p["window_dimensions"]), tuple(p["window_strides"])
+    (source, x), params = operands, eqn.params
+    window, strides = tuple(params["window_dimensions"]), tuple(params["window_strides"])
     if (
         math.prod(window) > MAX_WINDOW
         or 0 in source.shape
-        or min(min(pair) for pair in p["padding"]) < 0
+        or min(min(pair) for pair in params["padding"]) < 0
     ):
         return None
-    winner = _winners(x, source.shape, p)
-    return [scatter_to_winners(winner, source, x.shape, window, strides, p["padding"])]
+    winner = _winners(x, source.shape, params)
+    return [scatter_to_winners(winner, source, x.shape, window, strides, params["padding"])]
 
 
 def _winners(x, counts, p):
@@ -42,7 +42,7 @@ def _winners(x, counts, p):
         x = lax.pad(x, loses(x.dtype), [(lo, hi, 0) for lo, hi in p["padding"]])
     best = place = None
     for k, offset in enumerate(itertools.product(*map(range, window))):
-        limits = [o + (n - 1) * s + 1 for o, n, s in zip(offset, counts, strides)]
+        limits = [o + (count - 1) * stride + 1 for o, count, stride in zip(offset, counts, strides)]
         here = lax.slice(x, offset, limits, strides)
         if best is None:
             best, place = here, lax.full(counts, 0, np.int32)

@@ -46,7 +46,7 @@ MOVES = (
 
 
 def drop_proved_ranges(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    if not any(e.primitive.name == "in_range" for e in equations(closed.jaxpr)):
+    if not any(eqn.primitive.name == "in_range" for eqn in equations(closed.jaxpr)):
         return closed
     ranges = _Ranges()
     rules = {name: ranges.noted(rule) for name, rule in RULES.items()}
@@ -78,7 +78,7 @@ class _Ranges:
             possible = _of_type(getattr(out, "dtype", None))
             if possible is None:
                 return None
-            bounds, (low, high) = rule(eqn, [self.of(x) for x in operands]), possible
+            bounds, (low, high) = rule(eqn, [self.of(operand) for operand in operands]), possible
             if (
                 bounds is None or bounds == possible or bounds[0] < low or bounds[1] > high
             ):  # it may wrap
@@ -158,27 +158,27 @@ def _hull(eqn, of) -> Bounds | None:
     )
 
 
-def _corners(f: Callable[[int, int], int]) -> Callable:
+def _corners(function: Callable[[int, int], int]) -> Callable:
     """Bounds of a function that is monotonic in each of its two operands."""
 
     def rule(eqn, of) -> Bounds | None:
         if None in of:
             return None
-        found = [f(x, y) for x in of[0] for y in of[1]]
+        found = [function(x, y) for x in of[0] for y in of[1]]
         return min(found), max(found)
 
     return rule
 
 
-def _compared(f: Callable[[int, int], bool]) -> Callable:
+def _compared(function: Callable[[int, int], bool]) -> Callable:
     """0 or 1 where all elements compare alike: at the corners, and neither can be the other."""
 
     def rule(eqn, of) -> Bounds | None:
         if None in of:
             return None
         (a, b), (c, d) = of
-        found = {f(x, y) for x in (a, b) for y in (c, d)}
-        apart = b < c or d < a or a == b == c == d or f(0, 1) != f(1, 0)
+        found = {function(x, y) for x in (a, b) for y in (c, d)}
+        apart = b < c or d < a or a == b == c == d or function(0, 1) != function(1, 0)
         return (int(min(found)),) * 2 if len(found) == 1 and apart else None
 
     return rule

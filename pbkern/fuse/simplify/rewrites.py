@@ -169,7 +169,10 @@ FOLDED = {
 
 def _fold_scalars(eqn, operands):
     """Arithmetic and comparisons of rank-0 constants, by NumPy: with JAX, XLA would compile each one."""
-    if any(not isinstance(x, (np.ndarray, np.generic)) or np.ndim(x) for x in operands):
+    if any(
+        not isinstance(operand, (np.ndarray, np.generic)) or np.ndim(operand)
+        for operand in operands
+    ):
         return None
     try:
         with np.errstate(all="ignore"):
@@ -193,13 +196,13 @@ def _broadcast(eqn, operands):
 def _reshape(eqn, operands):
     if eqn.params["dimensions"] is None:
         return _same(eqn, operands)
-    (transposed,) = (lax.transpose(x, eqn.params["dimensions"]) for x in operands)
+    (transposed,) = (lax.transpose(operand, eqn.params["dimensions"]) for operand in operands)
     return [lax.reshape(transposed, eqn.params["new_sizes"])]
 
 
 def _concatenate(eqn, operands):
     """Drops empty operands."""
-    kept = [x for x in operands if 0 not in x.shape]
+    kept = [operand for operand in operands if 0 not in operand.shape]
     if len(kept) == len(operands) or not kept:
         return None
     return kept if len(kept) == 1 else [lax.concatenate(kept, eqn.params["dimension"])]
@@ -224,14 +227,14 @@ def _monoids(eqn, operands):
     """(equation of the body, operand, start) per result of a variadic reduction, if each body is one operation; else None."""
     count, body = len(operands) // 2, eqn.params["jaxpr"]
     body = getattr(body, "jaxpr", body)
-    makers = {v: e for e in body.eqns for v in e.outvars}
+    makers = {var: e for e in body.eqns for var in e.outvars}
     found = []
-    for k, (x, init) in enumerate(zip(operands[:count], operands[count:])):
+    for k, (operand, init) in enumerate(zip(operands[:count], operands[count:])):
         made = makers.get(body.outvars[k])
         pair = {body.invars[k], body.invars[count + k]}
         if made is None or made.primitive.name not in MONOIDS or set(made.invars) != pair:
             return None
-        found.append((made, x, init))
+        found.append((made, operand, init))
     return found
 
 
@@ -278,7 +281,7 @@ def _reduce_window(eqn, operands):
 def _padded_windows(primitive, x, params: dict, identity):
     """Windows with padding and input dilation as a pad."""
     config = tuple(
-        (lo, hi, d - 1) for (lo, hi), d in zip(params["padding"], params["base_dilation"])
+        (lo, hi, dim - 1) for (lo, hi), dim in zip(params["padding"], params["base_dilation"])
     )
     if any(c != (0, 0, 0) for c in config):
         x = lax.pad_p.bind(x, identity, padding_config=config)
@@ -290,17 +293,17 @@ def _padded_windows(primitive, x, params: dict, identity):
 def _reduce_units(eqn, operands):
     """Reductions over dimensions of size 1 only rename elements."""
     (x,), axes = operands, eqn.params["axes"]
-    if x.dtype != eqn.outvars[0].aval.dtype or any(x.shape[d] != 1 for d in axes):
+    if x.dtype != eqn.outvars[0].aval.dtype or any(x.shape[axis] != 1 for axis in axes):
         return None
     return [lax.squeeze(x, axes) if axes else x]
 
 
 def _arg_units(eqn, operands):
     """Along a dimension of size 1 the first element wins."""
-    (out,) = (v.aval for v in eqn.outvars)
+    (out,) = (var.aval for var in eqn.outvars)
     return (
         [lax.full(out.shape, 0, out.dtype)]
-        if all(operands[0].shape[d] == 1 for d in eqn.params["axes"])
+        if all(operands[0].shape[axis] == 1 for axis in eqn.params["axes"])
         else None
     )
 
@@ -310,17 +313,19 @@ def _conv(eqn, operands):
     made = undilated(eqn, operands)
     if made is not None:
         return made
-    (x, w), p = operands, eqn.params
-    spatial = p["dimension_numbers"].lhs_spec[2:]
-    if all(lo == hi == 0 for lo, hi in p["padding"]) and all(d == 1 for d in p["lhs_dilation"]):
+    (x, w), params = operands, eqn.params
+    spatial = params["dimension_numbers"].lhs_spec[2:]
+    if all(lo == hi == 0 for lo, hi in params["padding"]) and all(
+        d == 1 for d in params["lhs_dilation"]
+    ):
         return None
     if 0 in x.shape:
         return None
     config = [(0, 0, 0)] * x.ndim
-    for d, (lo, hi), dilation in zip(spatial, p["padding"], p["lhs_dilation"]):
-        config[d] = (lo, hi, dilation - 1)
+    for dim, (lo, hi), dilation in zip(spatial, params["padding"], params["lhs_dilation"]):
+        config[dim] = (lo, hi, dilation - 1)
     x = lax.pad_p.bind(x, np.zeros((), x.dtype), padding_config=tuple(config))
-    plain = {**p, "padding": ((0, 0),) * len(spatial), "lhs_dilation": (1,) * len(spatial)}
+    plain = {**params, "padding": ((0, 0),) * len(spatial), "lhs_dilation": (1,) * len(spatial)}
     return [eqn.primitive.bind(x, w, **plain)]
 
 
@@ -345,7 +350,7 @@ REWRITES: dict[str, Rewrite] = {
     "copy_p": _same,
     "optimization_barrier": lambda eqn, operands: list(operands),
     "device_put": lambda eqn, operands: (
-        None if any(d is not None for d in eqn.params["devices"]) else list(operands)
+        None if any(device is not None for device in eqn.params["devices"]) else list(operands)
     ),
     # Inside shard_map: plans have plain types, which do not say over which mesh axes a value
     # varies.

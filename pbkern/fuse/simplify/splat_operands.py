@@ -34,7 +34,7 @@ def _keeps_other(eqn, operands, scalars) -> np.bool_ | None:
     """The result, if one operand decides it; remainders of unsigned numbers are compared with 0."""
     name = eqn.primitive.name
     if name in ABSORBING and eqn.outvars[0].aval.dtype == bool:
-        decided = any(s is not None and bool(s) == ABSORBING[name] for s in scalars)
+        decided = any(scalar is not None and bool(scalar) == ABSORBING[name] for scalar in scalars)
         return np.bool_(ABSORBING[name]) if decided else None
     if (
         name in OF_UNSIGNED
@@ -72,7 +72,7 @@ class Splat:
         """The result of an operation on splats."""
         if eqn.primitive.name not in FOLDING & self.rewrites.keys():
             return None
-        out, scalars = eqn.outvars[0].aval, [self.scalar(x) for x in operands]
+        out, scalars = eqn.outvars[0].aval, [self.scalar(operand) for operand in operands]
         if not out.shape:
             return None
         found = _keeps_other(eqn, operands, scalars)
@@ -90,11 +90,12 @@ class Splat:
         name = eqn.primitive.name
         if name == "select_n" and self.scalar(operands[0]) is not None:
             return [self.scalar(operands[0]), *operands[1:]]
-        scalars = [self.scalar(x) for x in operands] if name in FOLDED else []
+        scalars = [self.scalar(operand) for operand in operands] if name in FOLDED else []
         if all(s is None for s in scalars):
             return operands
         if any(
-            s is None and x.shape == eqn.outvars[0].aval.shape for s, x in zip(scalars, operands)
+            s is None and operand.shape == eqn.outvars[0].aval.shape
+            for s, operand in zip(scalars, operands)
         ):
-            return [x if s is None else s for s, x in zip(scalars, operands)]
+            return [operand if s is None else s for s, operand in zip(scalars, operands)]
         return operands

@@ -64,13 +64,13 @@ class Deviation(NamedTuple):
     dims: tuple[int, ...]
 
     def varies_along(self, axes) -> bool:
-        return any(d in axes for d, n in zip(self.dims, np.shape(self.c)) if n > 1)
+        return any(dim in axes for dim, size in zip(self.dims, np.shape(self.c)) if size > 1)
 
     def level_less_c(self, runs: Chunks, axes, level):
         """One number per chunk of x, laid out by `runs`, less c."""
         kept = runs.kept(axes, self.x.ndim)
-        own = [kept.index(d) for d, n in zip(self.dims, np.shape(self.c)) if n > 1]
-        units = [j for j, n in enumerate(np.shape(self.c)) if n == 1]
+        own = [kept.index(dim) for dim, size in zip(self.dims, np.shape(self.c)) if size > 1]
+        units = [j for j, size in enumerate(np.shape(self.c)) if size == 1]
         return level - lax.broadcast_in_dim(lax.squeeze(self.c, units), level.shape, own)
 
 
@@ -101,7 +101,7 @@ class Chunks:
 
     def _inner(self, axes) -> list[int]:
         """Axes of the cut operand that are reduced within a chunk."""
-        return [d + (d >= self.axis) for d in self.within(axes)]
+        return [dim + (dim >= self.axis) for dim in self.within(axes)]
 
     def cut(self, x, axes, level):
         """x in chunks, less the `level` of each."""
@@ -125,7 +125,7 @@ class Chunks:
 
     def beginning(self, shape, axes) -> tuple[tuple[int, int], int]:
         """((dimension, elements along it) of the first part of each chunk, along its longest dimension; elements in all)."""
-        sizes = {d: self.block if d == self.axis else shape[d] for d in self.within(axes)}
+        sizes = {dim: self.block if dim == self.axis else shape[dim] for dim in self.within(axes)}
         longest = max(sizes, key=sizes.__getitem__)
         part = max(-(-sizes[longest] // BEGINNINGS), min(sizes[longest], LEAST_BEGINNING))
         return (longest, part), math.prod(sizes.values()) // sizes[longest] * part
@@ -158,8 +158,8 @@ class ReductionStages:
         itemsize = np.dtype(eqn.invars[0].aval.dtype).itemsize
         if math.prod(shape) * itemsize < self.machine.sizes.stage_bytes or not axes:
             return None
-        kept = [n for d, n in enumerate(shape) if d not in axes]
-        reduced = math.prod(shape[d] for d in axes)
+        kept = [size for axis, size in enumerate(shape) if axis not in axes]
+        reduced = math.prod(shape[axis] for axis in axes)
         # Fewest neighbouring results of one program, and how much of the operand it may read for
         # them.
         part = (
@@ -193,7 +193,7 @@ class ReductionStages:
         programs, high = 4 * self.machine.cores, low
 
         def line() -> int:
-            inside = math.prod(shape[d] for d in axes if not low <= d <= high)
+            inside = math.prod(shape[axis] for axis in axes if not low <= axis <= high)
             return inside * part
 
         while high + 1 in axes and (
@@ -241,7 +241,7 @@ class ReductionStages:
             return False
         shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
         last, lanes = len(shape) - 1, self.machine.lanes(eqn.invars[0].aval.dtype.itemsize)
-        outer = math.prod(shape[d] for d in axes if d != last)
+        outer = math.prod(shape[axis] for axis in axes if axis != last)
         return (
             last in axes
             and last - 1 not in axes
@@ -251,7 +251,7 @@ class ReductionStages:
 
     def _columns_first(self, eqn, x):
         """reduce(x, (1, 3)) -> reduce(reduce(x, 1), 2): whole vectors over the rows, then the few elements."""
-        name, axes = eqn.primitive.name, [d for d in eqn.params["axes"] if d != x.ndim - 1]
+        name, axes = eqn.primitive.name, [axis for axis in eqn.params["axes"] if axis != x.ndim - 1]
         columns = eqn.primitive.bind(x, **reducer_params(name, tuple(axes)))
         return eqn.primitive.bind(columns, **reducer_params(name, (columns.ndim - 1,)))
 
@@ -271,11 +271,19 @@ class ReductionStages:
 
     def statistic(self, eqn, operands):
         """Notes scaled, reshaped and repeated sums of x, or its maximum, and products of deviations."""
-        if eqn.primitive.name == "mul" and all(self.notes.find("deviation", x) for x in operands):
+        if eqn.primitive.name == "mul" and all(
+            self.notes.find("deviation", operand) for operand in operands
+        ):
             return self.notes.bound("product", eqn, operands, *operands)
-        kind = "greatest" if any(self.notes.find("greatest", x) for x in operands) else "statistic"
-        found = [self.notes.find(kind, x) for x in operands]
-        if not any(found) or any(f is None and np.ndim(x) for f, x in zip(found, operands)):
+        kind = (
+            "greatest"
+            if any(self.notes.find("greatest", operand) for operand in operands)
+            else "statistic"
+        )
+        found = [self.notes.find(kind, operand) for operand in operands]
+        if not any(found) or any(
+            f is None and np.ndim(operand) for f, operand in zip(found, operands)
+        ):
             return None
         (of,) = next(f for f in found if f)
         (value,) = self.notes.bound(kind, eqn, operands, of)
@@ -285,7 +293,9 @@ class ReductionStages:
 
     def greatest(self, eqn, operands):
         """Notes selects and maxima of the maximum of x and something else, such as where it is not finite."""
-        found = next((f for x in operands if (f := self.notes.find("greatest", x))), None)
+        found = next(
+            (f for operand in operands if (f := self.notes.find("greatest", operand))), None
+        )
         return found and self.notes.bound("greatest", eqn, operands, *found)
 
     def deviation(self, eqn, operands):
@@ -316,11 +326,13 @@ class ReductionStages:
         parts: list[Deviation] = [
             part for factor in found for part in self.notes.find("deviation", factor) or ()
         ]
-        if any(p.x.shape != x.shape for p in parts):  # a factor repeats
+        if any(part.x.shape != x.shape for part in parts):  # a factor repeats
             return None
-        if not runs.divide(x.shape) or any(p.varies_along(axes) for p in parts):
+        if not runs.divide(x.shape) or any(part.varies_along(axes) for part in parts):
             return None
-        count = runs.block * math.prod(x.shape[d] for d in runs.within(axes) if d != runs.axis)
+        count = runs.block * math.prod(
+            x.shape[dim] for dim in runs.within(axes) if dim != runs.axis
+        )
         around, apart = zip(*(self._around_runs(part, axes, runs) for part in parts))
 
         def of_runs(y):
@@ -390,8 +402,8 @@ def _sum(x: jax.Array, axes) -> jax.Array:
 
 def _has_short_rows(shape, axes, longest: int) -> bool:
     """Does one result reduce rows of up to `longest` elements that are apart: the last dimensions, and earlier ones?"""
-    kept = [d for d in range(len(shape)) if d not in axes and shape[d] > 1]
-    if not kept or not any(d < kept[-1] and shape[d] > 1 for d in axes):
+    kept = [axis for axis in range(len(shape)) if axis not in axes and shape[axis] > 1]
+    if not kept or not any(axis < kept[-1] and shape[axis] > 1 for axis in axes):
         return False
     return 1 < math.prod(shape[kept[-1] + 1 :]) <= longest
 
@@ -401,23 +413,23 @@ def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
     # Value -> whether only sums, and the functions summed, use it.
     summed = dict.fromkeys((v for v in jaxpr.outvars if not isinstance(v, jex.Literal)), False)
     statistics: set = set()
-    for e in reversed(jaxpr.eqns):
-        name = e.primitive.name
-        is_term = name == "reduce_sum" or name in SUMMED and summed.get(e.outvars[0], False)
-        for a in e.invars:
-            if not isinstance(a, jex.Literal):
-                summed[a] = summed.get(a, True) and is_term
-                statistics |= {a} if name in STATISTICS else set()
+    for eqn in reversed(jaxpr.eqns):
+        name = eqn.primitive.name
+        is_term = name == "reduce_sum" or name in SUMMED and summed.get(eqn.outvars[0], False)
+        for var in eqn.invars:
+            if not isinstance(var, jex.Literal):
+                summed[var] = summed.get(var, True) and is_term
+                statistics |= {var} if name in STATISTICS else set()
     twice: set = set()
-    for e in jaxpr.eqns:
-        x = e.invars[0] if e.invars else None
-        if e.primitive.name == "sub" and not isinstance(x, jex.Literal) and x in statistics:
-            twice |= {x, e.outvars[0]} if summed.get(e.outvars[0], False) else set()
+    for eqn in jaxpr.eqns:
+        x = eqn.invars[0] if eqn.invars else None
+        if eqn.primitive.name == "sub" and not isinstance(x, jex.Literal) and x in statistics:
+            twice |= {x, eqn.outvars[0]} if summed.get(eqn.outvars[0], False) else set()
         elif (
-            e.primitive.name in SUMMED
+            eqn.primitive.name in SUMMED
             and not isinstance(x, jex.Literal)
             and x in twice
             and summed.get(x, False)
         ):
-            twice.add(e.outvars[0])
+            twice.add(eqn.outvars[0])
     return twice

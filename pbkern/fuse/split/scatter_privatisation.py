@@ -38,20 +38,22 @@ def runs_of(eqn, machine: CostModel) -> tuple[int, int] | None:
     """(dimension of the indices to cut, elements per run) of a scatter to be split, or None."""
     if SCATTERS.get(eqn.primitive.name, "set") == "set":
         return None
-    operand, indices, updates = (a.aval for a in eqn.invars)
+    operand, indices, updates = (var.aval for var in eqn.invars)
     dn = eqn.params["dimension_numbers"]
     count = updates.size
     if machine.scatter_cycles(eqn) < LITTLE_WORK or not operand.size or operand.dtype.kind == "b":
         return None
-    batch = math.prod(operand.shape[d] for d in dn.operand_batching_dims)
-    free = [d for d in range(indices.ndim - 1) if d not in dn.scatter_indices_batching_dims]
+    batch = math.prod(operand.shape[dim] for dim in dn.operand_batching_dims)
+    free = [
+        axis for axis in range(indices.ndim - 1) if axis not in dn.scatter_indices_batching_dims
+    ]
     stays_near = operand.size * operand.dtype.itemsize <= machine.near_bytes // 2
     wanted = min(
         (4 if stays_near else 1) * machine.cores, count // (UPDATES_PER_RESULT * operand.size)
     )
     if batch >= 2 * machine.cores or wanted < 2 or not free:
         return None
-    cut = max(free, key=lambda d: indices.shape[d])
+    cut = max(free, key=lambda dim: indices.shape[dim])
     block = near_divisor(indices.shape[cut], -(-indices.shape[cut] // wanted))
     return (cut, block) if 2 * block <= indices.shape[cut] else None
 
@@ -65,7 +67,7 @@ def split_scatter(eqn, operands, machine: CostModel):
     (cut, block), dn = choice, eqn.params["dimension_numbers"]
     scatter, reducer, combine = STAGES[SCATTERS[eqn.primitive.name]]
     reduce, identity = REDUCERS[reducer]
-    along = [d for d in range(updates.ndim) if d not in dn.update_window_dims][cut]
+    along = [axis for axis in range(updates.ndim) if axis not in dn.update_window_dims][cut]
     neutral = identity(np.dtype(operand.dtype))
     private = lax.full((-(-indices.shape[cut] // block), *operand.shape), neutral, operand.dtype)
     # Padding of the last chunk is the identity: it changes nothing wherever it goes.
@@ -81,7 +83,7 @@ def _batched(dn: lax.ScatterDimensionNumbers, cut: int, along: int) -> lax.Scatt
     """`dn` with a batch dimension: the operand's first, dimension `cut` of the indices, `along` of the updates."""
 
     def later(dims, start: int) -> tuple[int, ...]:
-        return tuple(int(d) + (d >= start) for d in dims)
+        return tuple(int(dim) + (dim >= start) for dim in dims)
 
     return lax.ScatterDimensionNumbers(
         update_window_dims=later(dn.update_window_dims, along),

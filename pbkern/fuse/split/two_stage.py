@@ -38,7 +38,7 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
         lambda e: _choose_depth(e, machine),
         lambda e: runs_of(e, machine),
     )
-    if not any(test(e) for e in closed.jaxpr.eqns for test in tests):
+    if not any(test(eqn) for eqn in closed.jaxpr.eqns for test in tests):
         return closed
 
     transposed = Notes()
@@ -55,7 +55,9 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
         block, (contracted, _) = _choose_depth(eqn, machine), eqn.params["dimension_numbers"]
         if block is None:
             return None
-        lhs, rhs = (_as_stored(x, d, transposed) for x, (d,) in zip(operands, contracted))
+        lhs, rhs = (
+            _as_stored(operand, dim, transposed) for operand, (dim,) in zip(operands, contracted)
+        )
         return [_split_contraction(eqn, lhs, rhs, block)]
 
     scatters = dict.fromkeys(SCATTERS, lambda eqn, operands: split_scatter(eqn, operands, machine))
@@ -70,7 +72,7 @@ def _choose_depth(eqn, machine: CostModel) -> int | None:
     (lc, rc), batch = eqn.params["dimension_numbers"]
     if len(lc) != 1 or batch != ((), ()):
         return None
-    (lhs, rhs), out = (a.aval for a in eqn.invars[:2]), eqn.outvars[0].aval
+    (lhs, rhs), out = (var.aval for var in eqn.invars[:2]), eqn.outvars[0].aval
     depth = lhs.shape[lc[0]]
     operand_bytes = sum(a.size * a.dtype.itemsize for a in (lhs, rhs))
     result_bytes = out.size * max(out.dtype.itemsize, 4)
@@ -96,7 +98,7 @@ def _as_stored(x, contracted: int, transposed: Notes) -> tuple:
     if found is None:
         return x, contracted
     base, order = found
-    free = [n for d, n in enumerate(order) if d != contracted]
+    free = [n for axis, n in enumerate(order) if axis != contracted]
     return (base, order[contracted]) if free == sorted(free) else (x, contracted)
 
 
@@ -111,7 +113,9 @@ def _split_contraction(eqn, lhs: tuple, rhs: tuple, block: int):
         if out.dtype.itemsize >= 4
         else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
     )
-    (a, l), (b, r) = ((in_chunks(z, d, block, np.zeros((), z.dtype)), d) for z, d in (lhs, rhs))
+    (a, l), (b, r) = (
+        (in_chunks(z, dim, block, np.zeros((), z.dtype)), dim) for z, dim in (lhs, rhs)
+    )
     params = {
         **eqn.params,
         "preferred_element_type": wide,

@@ -34,13 +34,15 @@ def contraction_roles(eqn) -> list[str]:
         # Among several free dimensions of an operand, such as positions and heads, the longest is
         # tiled.
         if rows:
-            names[max(range(batch, batch + rows), key=lambda d: (extents[d], d))] = "row"
+            names[max(range(batch, batch + rows), key=lambda dim: (extents[dim], dim))] = "row"
         if batch + rows < rank:
-            names[max(range(batch + rows, rank), key=lambda d: (extents[d] > 1, d))] = "column"
+            names[max(range(batch + rows, rank), key=lambda dim: (extents[dim] > 1, dim))] = (
+                "column"
+            )
         return names
     spec = eqn.params["dimension_numbers"].out_spec
     names = ["space"] * rank
-    places = math.prod(eqn.outvars[0].aval.shape[d] for d in spec[2:])
+    places = math.prod(eqn.outvars[0].aval.shape[dim] for dim in spec[2:])
     names[spec[0]], names[spec[1]] = "image" if places <= FEW_PLACES else "batch", "channel"
     first = spec[2] if rank > 2 else spec[0]
     if rank > 3:
@@ -75,48 +77,48 @@ def options_of(
     shape: Sequence[int], forced: set[int], roles: Mapping[int, str], sizes: Sizes, grain: int = 1
 ) -> tuple[list[list[int]], list[int]]:
     """(sorted options, preferred size) per dimension."""
-    options: list[list[int]] = [[n] for n in shape]
+    options: list[list[int]] = [[size] for size in shape]
     target = list(shape)
     if any(role not in ("run", "owned", "scatter batch") for role in roles.values()):
-        for d, n in enumerate(shape):
-            if d not in forced and n > 1:
-                options[d], target[d] = _contraction_options(n, roles.get(d, "batch"), sizes)
+        for dim, n in enumerate(shape):
+            if dim not in forced and n > 1:
+                options[dim], target[dim] = _contraction_options(n, roles.get(dim, "batch"), sizes)
         return options, target
     # If a program reads a long line for one element of the root, the root is tiled by rows.
     run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
-    for d in reversed(range(len(shape))):
-        n = shape[d]
+    for dim in reversed(range(len(shape))):
+        n = shape[dim]
         if n == 1 or n == 0:
             continue
-        if roles.get(d) == "run":
-            options[d], target[d] = [1], 1
+        if roles.get(dim) == "run":
+            options[dim], target[dim] = [1], 1
             continue
-        if roles.get(d) == "scatter batch":
-            options[d], target[d] = _powers(n, SCATTER_BATCHES), max(1, min(n // 4, 256 // run))
-            run *= target[d]
+        if roles.get(dim) == "scatter batch":
+            options[dim], target[dim] = _powers(n, SCATTER_BATCHES), max(1, min(n // 4, 256 // run))
+            run *= target[dim]
             continue
-        if roles.get(d) == "owned":
-            options[d] = even_cuts(n, [-(-n // k) for k in OWNERS])
+        if roles.get(dim) == "owned":
+            options[dim] = even_cuts(n, [-(-n // k) for k in OWNERS])
             run *= n
             continue
-        if d in forced:
+        if dim in forced:
             run *= n if stage == "lanes" else 1  # otherwise counted in the grain
             stage = "rows" if run >= 256 else stage
             continue
         if stage == "lanes" and run * n <= 8192:
             run *= n
             # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
-            options[d] = _powers(n, (64, 256, 512, 1024, 2048)) if n > 128 else [n]
+            options[dim] = _powers(n, (64, 256, 512, 1024, 2048)) if n > 128 else [n]
             stage = "rows" if run >= 256 else "lanes"
         elif stage == "lanes":
             sizes = [
                 max(1, size // run)
                 for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
             ]
-            options[d], target[d] = _powers(n, sorted(set(sizes))), max(1, 4096 // run)
+            options[dim], target[dim] = _powers(n, sorted(set(sizes))), max(1, 4096 // run)
             run, stage = 4096, "rows"
         elif stage == "rows":
-            options[d], target[d] = (
+            options[dim], target[dim] = (
                 _powers(n, (1, 2, 4, 8, 16, 32, 64, 128)),
                 max(1, min(32, 32768 // run)),
             )
@@ -125,7 +127,7 @@ def options_of(
         else:
             # One element at a time; but launching programs of little work costs more, and parts of
             # a short one may share work.
-            options[d], target[d] = (
+            options[dim], target[dim] = (
                 (
                     _powers(n, (1, 4, 16))
                     if math.prod(shape) <= SMALL
@@ -140,7 +142,7 @@ def options_of(
 
 def multiples(options: list[int], least: int) -> list[int]:
     """The options as multiples of `least`, which divides the dimension."""
-    return sorted({max(least, n // least * least) for n in options})
+    return sorted({max(least, option // least * least) for option in options})
 
 
 def _powers(limit: int, among: Sequence[int]) -> list[int]:
@@ -151,4 +153,4 @@ def _powers(limit: int, among: Sequence[int]) -> list[int]:
 def even_cuts(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
     """Sizes near those of `among` that cut `limit` into equal blocks, in steps of `grain`, and `limit` itself."""
     counts = {-(-limit // n) for n in among if n < limit}
-    return sorted({min(-(-limit // (c * grain)) * grain, limit) for c in counts} | {limit})
+    return sorted({min(-(-limit // (count * grain)) * grain, limit) for count in counts} | {limit})

@@ -81,33 +81,33 @@ def _tile(
 ) -> tuple[Access, tuple[int, ...], dict[int, int]]:
     """(access, grid, grid axis -> dimension) of an array cut into blocks."""
     access, grid, dims = [], [], {}
-    for d, (n, b) in enumerate(zip(shape, blocks)):
-        if b >= n:
-            access.append(whole(n))
+    for axis, (size, block) in enumerate(zip(shape, blocks)):
+        if block >= size:
+            access.append(whole(size))
         else:
-            dims[len(grid)] = d
-            access.append(Span(Affine.symbol(len(grid), b), b))
-            grid.append(-(-n // b))
+            dims[len(grid)] = axis
+            access.append(Span(Affine.symbol(len(grid), block), block))
+            grid.append(-(-size // block))
     return tuple(access), tuple(grid), dims
 
 
 def _follow(
-    v, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: Requests
+    var, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: Requests
 ) -> Access:
     """Another output's access under the root's grid. Raises Unfusable unless every axis splits it.
 
     `placed` are the outputs with accesses so far, the root first; `shape_of_axis` is the extent
     that each axis cuts.
     """
-    shape = v.aval.shape
-    for hull in requests.hulls.get(v, ()) if v in requests.hulls else ():
+    shape = var.aval.shape
+    for hull in requests.hulls.get(var, ()) if var in requests.hulls else ():
         at = {}
         for d, s in enumerate(hull):
-            for axis, n in enumerate(grid):
+            for axis, size in enumerate(grid):
                 # The hull's own stride cuts this dimension into exactly as many blocks as the grid
                 # has.
                 step = s.start.coefficient(axis)
-                if step > 0 and len(s.start.terms) == 1 and -(-shape[d] // step) == n:
+                if step > 0 and len(s.start.terms) == 1 and -(-shape[d] // step) == size:
                     at[d] = Span(Affine.symbol(axis, step), step)
         if len(at) == len(grid) == len({next(iter(s.start.symbols)) for s in at.values()}):
             return tuple(at.get(d, whole(n)) for d, n in enumerate(shape))
@@ -115,12 +115,12 @@ def _follow(
     ways = [
         tuple(by_axis[dims.index(d)] if d in dims else whole(n) for d, n in enumerate(shape))
         for dims in itertools.permutations(range(len(shape)), len(grid))
-        if all(shape[d] == n for d, n in zip(dims, shape_of_axis))
+        if all(shape[dim] == n for dim, n in zip(dims, shape_of_axis))
     ]
     if not ways:
         raise Unfusable("an output does not have every grid axis")
     return (
-        min(ways, key=lambda access: _elements(eqns, [*placed, (v, access)]))
+        min(ways, key=lambda access: _elements(eqns, [*placed, (var, access)]))
         if len(ways) > 1
         else ways[0]
     )
@@ -132,7 +132,9 @@ def _elements(eqns, placed: Sequence) -> float:
         requests = request(eqns, placed)
     except NeedsWhole:
         return math.inf
-    return sum(volume(s.out) for s in requests.steps) + sum(volume(h) for _, h in requests.inputs)
+    return sum(volume(step.out) for step in requests.steps) + sum(
+        volume(h) for _, h in requests.inputs
+    )
 
 
 def schedule_at(
@@ -149,11 +151,11 @@ def schedule_at(
         placed = [(root, access)]
         if len(outputs) > 1:
             extents = [root.aval.shape[axes[axis]] for axis in range(len(grid))]
-            for v in outputs[1:]:
-                placed.append((v, _follow(v, eqns, placed, extents, grid, requests)))
+            for output in outputs[1:]:
+                placed.append((output, _follow(output, eqns, placed, extents, grid, requests)))
             requests = request(eqns, placed)
     except NeedsWhole as e:
-        raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why, e.multiple) from None
+        raise NeedsWhole(frozenset(axes[axis] for axis in e.axes), e.why, e.multiple) from None
     return _priced(eqns, requests, placed, grid, blocks, machine)
 
 
@@ -163,10 +165,10 @@ def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
 
     If the new ones only make what the others read, only their part is computed. Raises NeedsWhole.
     """
-    before = {id(s.eqn) for s in found.requests.steps}
-    more = [e for e in eqns if id(e) not in before]
-    made = {v for s in found.requests.steps for v in s.eqn.outvars}
-    if len(more) + len(before) > len(eqns) or any(a in made for e in more for a in atoms(e)):
+    before = {id(step.eqn) for step in found.requests.steps}
+    more = [eqn for eqn in eqns if id(eqn) not in before]
+    made = {var for step in found.requests.steps for var in step.eqn.outvars}
+    if len(more) + len(before) > len(eqns) or any(atom in made for e in more for atom in atoms(e)):
         return schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
     requests = request_more(more, found.requests)
     return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
@@ -199,7 +201,7 @@ class _Least(dict):
     """Dimension of the root -> its blocks must be multiples of this many elements."""
 
     def whole(self, shape: Sequence[int]) -> set[int]:
-        return {d for d, n in self.items() if n >= shape[d]}
+        return {dim for dim, n in self.items() if n >= shape[dim]}
 
     def demand(self, e: NeedsWhole, dims: Iterable[int], shape: Sequence[int]) -> None:
         """Adds what an equation needs of `dims`.
@@ -207,11 +209,11 @@ class _Least(dict):
         Raises Unfusable if that was known and did not help.
         """
         news = False
-        for d in dims:
-            old = self.get(d, 1)
-            new = math.lcm(old, e.multiple) if e.multiple else shape[d]
-            new = shape[d] if new == old or new >= shape[d] or shape[d] % new else new
-            news, self[d] = news or new != old, new
+        for dim in dims:
+            old = self.get(dim, 1)
+            new = math.lcm(old, e.multiple) if e.multiple else shape[dim]
+            new = shape[dim] if new == old or new >= shape[dim] or shape[dim] % new else new
+            news, self[dim] = news or new != old, new
         if not news:
             raise Unfusable(e.why) from None
 
@@ -237,13 +239,15 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
             runs = step.out[
                 : run_dimensions(*(step.eqn.params[k] for k in ("axis", "axes", "outer"))).stop
             ]
-            roles.update({axes[a]: "run" for s in runs for a in s.start.symbols})
+            roles.update({axes[symbol]: "run" for run in runs for symbol in run.start.symbols})
         if step.eqn.primitive.name in SCATTERS:
             for role, among in (
                 ("scatter batch", ScatterForm.of(step.eqn).batch),
                 ("owned", owned(step.eqn)),
             ):
-                roles.update({axes[a]: role for d in among for a in step.out[d].start.symbols})
+                roles.update(
+                    {axes[symbol]: role for dim in among for symbol in step.out[dim].start.symbols}
+                )
     for step in reversed(requests.steps):
         if step.eqn.primitive.name in CONTRACTIONS and is_heavy(step.eqn, machine):
             names = contraction_roles(step.eqn)
@@ -269,17 +273,18 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
 def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: CostModel) -> int:
     """A dimension along which a heavy value would be repeated: the last whose whole is enough, or the last of all."""
     dims = sorted(dims, reverse=True)
-    products = any(e.primitive.name in CONTRACTIONS and is_heavy(e, machine) for e in eqns)
-    for d in dims if len(dims) > 1 and products else ():
+    products = any(eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, machine) for eqn in eqns)
+    for dim in dims if len(dims) > 1 and products else ():
         access, grid, _ = _tile(
-            root.aval.shape, [root.aval.shape[e] if e == d else b for e, b in enumerate(blocks)]
+            root.aval.shape,
+            [root.aval.shape[e] if e == dim else block for e, block in enumerate(blocks)],
         )
         try:
             if (
                 machine.kernel_cost(request(eqns, [(root, access)]), [(root, access)], grid)
                 is not None
             ):
-                return d
+                return dim
         except NeedsWhole:
             continue
     return dims[0]
@@ -295,7 +300,9 @@ def _own_elements(access: Access) -> int:
 
 def root_first(outputs: Sequence) -> list:
     """Results in the order in which they are placed."""
-    return sorted(outputs, key=lambda v: (-len(v.aval.shape), -math.prod(v.aval.shape)))
+    return sorted(
+        outputs, key=lambda output: (-len(output.aval.shape), -math.prod(output.aval.shape))
+    )
 
 
 def search(
@@ -320,7 +327,7 @@ def search(
         options, target = options_of(
             root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain
         )
-        options = [multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
+        options = [multiples(option, least.get(axis, 1)) for axis, option in enumerate(options)]
         try:
             best = _descend(at, options, target)
             if (
@@ -350,9 +357,10 @@ def _equal_cuts(
     for nothing.
     """
     even = [
-        multiples(even_cuts(n, o), least.get(d, 1)) for d, (n, o) in enumerate(zip(shape, options))
+        multiples(even_cuts(size, option), least.get(axis, 1))
+        for axis, (size, option) in enumerate(zip(shape, options))
     ]
-    return _descend(at, even, [o[-1] for o in options]) or at(list(shape))
+    return _descend(at, even, [option[-1] for option in options]) or at(list(shape))
 
 
 def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
@@ -369,44 +377,49 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     options, target = options_of(
         root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain
     )
-    options = [multiples(o, least.get(d, 1)) for d, o in enumerate(options)]
-    start = [TALL.get(roles.get(d, ""), n) for d, n in enumerate(target)]
+    options = [multiples(option, least.get(axis, 1)) for axis, option in enumerate(options)]
+    start = [TALL.get(roles.get(axis, ""), n) for axis, n in enumerate(target)]
     try:
         tall = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
     except (NeedsWhole, Unfusable):
         return None
-    columns = next(d for d, role in roles.items() if role == "column")
+    columns = next(dim for dim, role in roles.items() if role == "column")
     return tall if tall is not None and tall.blocks[columns] % TALL_TILE == 0 else None
 
 
 def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
     """Another starting point: square blocks have the smallest halos."""
-    free = [d for d, o in enumerate(options) if len(o) > 2][-2:]
-    return [min(SQUARE, options[d][-1]) if d in free else t for d, t in enumerate(target)]
+    free = [axis for axis, option in enumerate(options) if len(option) > 2][-2:]
+    return [min(SQUARE, options[axis][-1]) if axis in free else t for axis, t in enumerate(target)]
 
 
-def _better(a: Schedule | None, b: Schedule | None) -> Schedule | None:
-    return min((s for s in (a, b) if s is not None), key=lambda s: s.cost.seconds, default=None)
+def _better(schedule: Schedule | None, b: Schedule | None) -> Schedule | None:
+    return min(
+        (s for s in (schedule, b) if s is not None), key=lambda s: s.cost.seconds, default=None
+    )
 
 
 def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> Schedule | None:
     """Coordinate descent from the options nearest to `target`, one step per dimension at a time."""
-    place = [min(range(len(o)), key=lambda k: abs(o[k] - t)) for o, t in zip(options, target)]
+    place = [
+        min(range(len(option)), key=lambda k: abs(option[k] - t))
+        for option, t in zip(options, target)
+    ]
     known: dict = {}
 
     def price(where) -> float:
         key = tuple(where)
         if key not in known:
-            known[key] = at([o[k] for o, k in zip(options, key)])
+            known[key] = at([option[k] for option, k in zip(options, key)])
         return known[key].cost.seconds if known[key] else math.inf
 
     best, improved = price(place), True
     while improved:
         improved = False
-        for d in range(len(options)):
+        for axis in range(len(options)):
             for step in (1, -1):
-                while 0 <= place[d] + step < len(options[d]):
-                    moved = [k + step * (e == d) for e, k in enumerate(place)]
+                while 0 <= place[axis] + step < len(options[axis]):
+                    moved = [k + step * (e == axis) for e, k in enumerate(place)]
                     cost = price(moved)
                     if not (cost < best * 0.995 or (best == math.inf and cost == math.inf)):
                         break
@@ -430,9 +443,10 @@ def alternatives(
     least, roles, grain = _roles(eqns, outputs[0], machine)
     options, _ = options_of(shape, least.whole(shape), roles, machine.sizes, grain)
     options = [
-        sorted({*multiples(o, least.get(d, 1)), b}) for d, (o, b) in enumerate(zip(options, blocks))
+        sorted({*multiples(option, least.get(axis, 1)), block})
+        for axis, (option, block) in enumerate(zip(options, blocks))
     ]
-    start = tuple(o.index(b) for o, b in zip(options, blocks))
+    start = tuple(option.index(block) for option, block in zip(options, blocks))
     known: dict[tuple[int, ...], Schedule] = {}
     waiting, seen = [(0.0, start)], {start}
     while waiting and len(seen) <= PRICED_PER_RESULT * count:
@@ -442,7 +456,9 @@ def alternatives(
                 continue
             seen.add(near)
             try:
-                made = schedule_at(eqns, outputs, [o[k] for o, k in zip(options, near)], machine)
+                made = schedule_at(
+                    eqns, outputs, [option[k] for option, k in zip(options, near)], machine
+                )
             except (NeedsWhole, Unfusable):
                 continue
             if made is not None and near not in known:
@@ -454,9 +470,12 @@ def alternatives(
 def _neighbours(place: tuple[int, ...], options: list[list[int]]) -> list[tuple[int, ...]]:
     """The place itself, and those one option away in one dimension."""
     steps = [
-        (d, step)
-        for d, o in enumerate(options)
+        (axis, step)
+        for axis, option in enumerate(options)
         for step in (1, -1)
-        if 0 <= place[d] + step < len(o)
+        if 0 <= place[axis] + step < len(option)
     ]
-    return [place, *(tuple(k + step * (e == d) for e, k in enumerate(place)) for d, step in steps)]
+    return [
+        place,
+        *(tuple(k + step * (e == dim) for e, k in enumerate(place)) for dim, step in steps),
+    ]

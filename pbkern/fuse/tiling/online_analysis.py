@@ -55,12 +55,16 @@ def runs_are_allowed() -> bool:
 class Online:
     """Reductions in chunks.
 
-    Attributes: columns: number of reduced elements; `run` of them at a time. level: the equation of
-      the maximum m = reduce_max(x); None: there is no first pass. function: "exp", or "exp2". sums:
-      equations linear in exp(x - m), each with the dimension of x per dimension of its result.
-      before: equations that x and the sums' operands need. totals: equations of the second pass.
-      again: equations that the totals' operands need, given m and the sums. after: equations from
-      m, the sums and the totals to the group's results.
+    Attributes:
+      columns: number of reduced elements; `run` of them at a time.
+      level: the equation of the maximum m = reduce_max(x); None: there is no first pass.
+      function: "exp", or "exp2".
+      sums: equations linear in exp(x - m), each with the dimension of x per dimension of its
+        result.
+      before: equations that x and the sums' operands need.
+      totals: equations of the second pass.
+      again: equations that the totals' operands need, given m and the sums.
+      after: equations from m, the sums and the totals to the group's results.
     """
 
     columns: int
@@ -76,34 +80,40 @@ class Online:
     @property
     def first(self) -> list:
         """The maximum and the sums, as values."""
-        return [e.outvars[0] for e in (self.level, *(e for e, _ in self.sums)) if e is not None]
+        return [
+            eqn.outvars[0] for eqn in (self.level, *(e for e, _ in self.sums)) if eqn is not None
+        ]
 
     @property
     def second(self) -> list:
-        return [e.outvars[0] for e in self.totals]
+        return [total.outvars[0] for total in self.totals]
 
     def places_of_level(self) -> Places:
         return tuple(
-            d for d in range(self.level.invars[0].aval.ndim) if d not in self.level.params["axes"]
+            axis
+            for axis in range(self.level.invars[0].aval.ndim)
+            if axis not in self.level.params["axes"]
         )
 
 
 def find(eqns: Sequence, outputs: Sequence) -> Online | None:
     """The reductions of a group, given in program order, that can be taken in chunks; None without a contraction."""
-    names = {e.primitive.name for e in eqns}
+    names = {eqn.primitive.name for eqn in eqns}
     if not _allowed.get() or "dot_general" not in names or names.isdisjoint(EXPONENTIALS):
         return None
     for level in filter(_is_long, eqns):
         x, axis = level.invars[0], int(level.params["axes"][0])
         linear = _Linear(level)
         sums = tuple(linear.sums(eqns))
-        first = {e.outvars[0] for e in (level, *(e for e, _ in sums))}
+        first = {eqn.outvars[0] for eqn in (level, *(e for e, _ in sums))}
         before = leading_to(
-            eqns, {a for e in (level, *(e for e, _ in sums)) for a in atoms(e)}, {level.outvars[0]}
+            eqns,
+            {atom for e in (level, *(e for e, _ in sums)) for atom in atoms(e)},
+            {level.outvars[0]},
         )
-        if not sums or any(v in first for e in before for v in e.outvars):
+        if not sums or any(var in first for eqn in before for var in eqn.outvars):
             continue
-        totals = [e for e in _totals(eqns, x).get(axis, ()) if e.outvars[0] not in first]
+        totals = [eqn for eqn in _totals(eqns, x).get(axis, ()) if eqn.outvars[0] not in first]
         found = _complete(
             eqns, outputs, x.aval.shape[axis], (level, linear.function, sums, before), totals
         )
@@ -116,7 +126,7 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
                 found = columns >= 2 * COLUMNS and _complete(
                     eqns, outputs, columns, (None, "", (), ()), totals
                 )
-                if found and any(e.primitive.name in EXPONENTIALS for e in found.again):
+                if found and any(eqn.primitive.name in EXPONENTIALS for eqn in found.again):
                     return found
     return None
 
@@ -124,15 +134,16 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
 def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online | None:
     """Adds the equations of the second pass, if any, and of the results. first_pass: (level, function, sums, before)."""
     level, _, sums, before = first_pass
-    first = {e.outvars[0] for e in (level, *(e for e, _ in sums)) if e is not None}
-    needed = {v for e in leading_to(eqns, set(outputs), first) for v in e.outvars}
-    totals = [e for e in totals if e.outvars[0] in needed]
-    second = {e.outvars[0] for e in totals}
-    again = leading_to(eqns, {a for e in totals for a in atoms(e)}, first)
+    first = {eqn.outvars[0] for eqn in (level, *(e for e, _ in sums)) if eqn is not None}
+    needed = {var for eqn in leading_to(eqns, set(outputs), first) for var in eqn.outvars}
+    totals = [total for total in totals if total.outvars[0] in needed]
+    second = {total.outvars[0] for total in totals}
+    again = leading_to(eqns, {atom for total in totals for atom in atoms(total)}, first)
     products = any(
-        e.primitive.name == "dot_general" for e in (*totals, *again, *before, *(e for e, _ in sums))
+        eqn.primitive.name == "dot_general"
+        for eqn in (*totals, *again, *before, *(e for e, _ in sums))
     )
-    if not products or any(v in second for e in again for v in e.outvars):
+    if not products or any(var in second for eqn in again for var in eqn.outvars):
         return None
     after = leading_to(eqns, set(outputs), first | second)
     run = _run_of(columns, totals)
@@ -152,15 +163,15 @@ def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online 
 def _run_of(columns: int, totals: Sequence) -> int:
     """Columns of a chunk: fewer if sums go over other dimensions as well, such as the queries that share a key."""
     over = [
-        e.params["dimension_numbers"][0][0]
-        if e.primitive.name == "dot_general"
-        else e.params["axes"]
-        for e in totals
+        total.params["dimension_numbers"][0][0]
+        if total.primitive.name == "dot_general"
+        else total.params["axes"]
+        for total in totals
     ]
     beside = max(
         (
-            math.prod(e.invars[0].aval.shape[d] for d in dims) // columns
-            for e, dims in zip(totals, over)
+            math.prod(total.invars[0].aval.shape[dim] for dim in dims) // columns
+            for total, dims in zip(totals, over)
         ),
         default=1,
     )
@@ -170,38 +181,40 @@ def _run_of(columns: int, totals: Sequence) -> int:
 def _totals(eqns: Sequence, root) -> dict[int, list]:
     """Dimension of `root` -> sums and products over it of values that are elementwise functions of the root."""
     known, found = {root: tuple(range(root.aval.ndim))}, {}
-    for e in eqns:
-        places = [None if isinstance(a, jex.Literal) else known.get(a) for a in e.invars]
-        if not any(places) or root in e.outvars:
+    for eqn in eqns:
+        places = [None if isinstance(var, jex.Literal) else known.get(var) for var in eqn.invars]
+        if not any(places) or root in eqn.outvars:
             continue
-        name, shape = e.primitive.name, e.outvars[0].aval.shape
+        name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
         if name in MOVING:
-            at = moved(e, places[0])
-        elif name in ELEMENTWISE and len({p for p in places if p}) == 1:
+            at = moved(eqn, places[0])
+        elif name in ELEMENTWISE and len({place for place in places if place}) == 1:
             at = (
-                next(p for p in places if p)
-                if len(shape) == len(next(p for p in places if p))
+                next(place for place in places if place)
+                if len(shape) == len(next(place for place in places if place))
                 else None
             )
         else:
             at = None
-            for axis in _summed_over(e, places):
-                found.setdefault(axis, []).append(e)
+            for axis in _summed_over(eqn, places):
+                found.setdefault(axis, []).append(eqn)
         if at is not None:
-            known[e.outvars[0]] = at
+            known[eqn.outvars[0]] = at
     return found
 
 
-def _summed_over(e, places: Sequence) -> list[int]:
+def _summed_over(eqn, places: Sequence) -> list[int]:
     """The dimensions of the root that a sum or product reduces, if it reduces no other."""
-    if e.primitive.name == "reduce_sum":
-        over = [places[0][d] for d in e.params["axes"] if e.invars[0].aval.shape[d] > 1]
-    elif e.primitive.name == "dot_general" and sum(map(bool, places)) == 1:
+    if eqn.primitive.name == "reduce_sum":
+        over = [
+            places[0][axis] for axis in eqn.params["axes"] if eqn.invars[0].aval.shape[axis] > 1
+        ]
+    elif eqn.primitive.name == "dot_general" and sum(map(bool, places)) == 1:
         side = 0 if places[0] else 1
         over = [
-            places[side][d]
-            for d in e.params["dimension_numbers"][0][side]
-            if e.invars[side].aval.shape[d] > 1
+            places[side][dim]
+            for dim in eqn.params["dimension_numbers"][0][side]
+            if eqn.invars[side].aval.shape[dim] > 1
         ]
     else:
         return []
@@ -227,52 +240,54 @@ class _Linear:
     """Follows x, its maximum and what is linear in exp(x - maximum) through a group, with their dimension maps.
 
     Any other value that depends on the maximum, or on exponentials, is `other`: it changes from
-      chunk to chunk. So is a select
-    between exponentials and zero: in rows that are all -inf it leaves some elements NaN and some
-      not, which sums cannot tell.
+    chunk to chunk. So is a select between exponentials and zero: in rows that are all -inf it
+    leaves some elements NaN and some not, which sums cannot tell.
     """
 
     def __init__(self, level):
         x, m = level.invars[0], level.outvars[0]
         self.level, self.axis = level, int(level.params["axes"][0])
         dims = tuple(range(x.aval.ndim))
-        self.known: dict = {x: ("x", dims), m: ("level", tuple(d for d in dims if d != self.axis))}
+        self.known: dict = {
+            x: ("x", dims),
+            m: ("level", tuple(dim for dim in dims if dim != self.axis)),
+        }
         self.other: set = set()
         self.function: str | None = None
         self.found: list[tuple[object, Places]] = []
 
     def sums(self, eqns: Sequence) -> list[tuple[object, Places]]:
         ended: set = set()  # sums, and what depends on them: it waits for all chunks
-        for e in eqns:
-            if e is self.level:
+        for eqn in eqns:
+            if eqn is self.level:
                 continue
-            read = atoms(e)
+            read = atoms(eqn)
             if any(a in ended for a in read):
-                ended.update(e.outvars)
+                ended.update(eqn.outvars)
                 continue
             if any(a in self.other for a in read):
-                self.other.update(e.outvars)
+                self.other.update(eqn.outvars)
             elif any(a in self.known for a in read):
-                place = self._result(e)
+                place = self._result(eqn)
                 if place is None:
                     self.other.update(
-                        e.outvars if any(self.known.get(a, "x")[0] != "x" for a in read) else ()
+                        eqn.outvars if any(self.known.get(a, "x")[0] != "x" for a in read) else ()
                     )
                 elif place[0] == "sum":
-                    self.found.append((e, place[1]))
-                    ended.update(e.outvars)
+                    self.found.append((eqn, place[1]))
+                    ended.update(eqn.outvars)
                 else:
-                    self.known[e.outvars[0]] = place
+                    self.known[eqn.outvars[0]] = place
         return self.found
 
-    def _result(self, e) -> tuple[str, Places] | None:
+    def _result(self, eqn) -> tuple[str, Places] | None:
         name, operands = (
-            e.primitive.name,
-            [None if isinstance(a, jex.Literal) else self.known.get(a) for a in e.invars],
+            eqn.primitive.name,
+            [None if isinstance(var, jex.Literal) else self.known.get(var) for var in eqn.invars],
         )
         first = operands[0]
         if name in MOVING and first:
-            places = moved(e, first[1])
+            places = moved(eqn, first[1])
             return places and (first[0], places)
         if name == "sub" and all(operands):
             (kind, places), (other, levels) = operands
@@ -284,18 +299,18 @@ class _Linear:
         if name in EXPONENTIALS and first[0] == "difference" and self.function in (None, name):
             self.function = name
             return "weight", first[1]
-        if not all(o is None or o[0] == "weight" for o in operands):
+        if not all(operand is None or operand[0] == "weight" for operand in operands):
             return None
         if (
             name in ("mul", "neg", "convert_element_type", "div")
             and sum(map(bool, operands)) == 1
             and (first or name == "mul")
         ):
-            return "weight", next(o for o in operands if o)[1]
+            return "weight", next(operand for operand in operands if operand)[1]
         if name == "reduce_sum":
-            return self._summed(first[1], e.params["axes"], e.invars[0].aval.shape)
+            return self._summed(first[1], eqn.params["axes"], eqn.invars[0].aval.shape)
         return (
-            self._product(e, operands)
+            self._product(eqn, operands)
             if name == "dot_general" and sum(map(bool, operands)) == 1
             else None
         )
@@ -304,27 +319,28 @@ class _Linear:
         """Does every element meet the maximum of its own row?"""
         shape = self.level.invars[0].aval.shape
         return len(levels) == len(places) and all(
-            a == b or a is None or shape[a] == 1 for a, b in zip(levels, places)
+            level == place or level is None or shape[level] == 1
+            for level, place in zip(levels, places)
         )
 
     def _summed(self, places: Places, axes, shape) -> tuple[str, Places] | None:
-        over = [places[d] for d in axes if shape[d] > 1]
+        over = [places[axis] for axis in axes if shape[axis] > 1]
         return (
-            ("sum", tuple(p for d, p in enumerate(places) if d not in axes))
+            ("sum", tuple(place for axis, place in enumerate(places) if axis not in axes))
             if over == [self.axis]
             else None
         )
 
-    def _product(self, e, operands) -> tuple[str, Places] | None:
-        side = next(k for k, o in enumerate(operands) if o)
-        contracted, batch = (pair[side] for pair in e.params["dimension_numbers"])
-        made = self._summed(operands[side][1], contracted, e.invars[side].aval.shape)
+    def _product(self, eqn, operands) -> tuple[str, Places] | None:
+        side = next(k for k, operand in enumerate(operands) if operand)
+        contracted, batch = (pair[side] for pair in eqn.params["dimension_numbers"])
+        made = self._summed(operands[side][1], contracted, eqn.invars[side].aval.shape)
         if made is None:
             return None
         places = operands[side][1]
-        free = [places[d] for d in range(len(places)) if d not in (*contracted, *batch)]
-        beside = [None] * (e.outvars[0].aval.ndim - len(batch) - len(free))
+        free = [places[axis] for axis in range(len(places)) if axis not in (*contracted, *batch)]
+        beside = [None] * (eqn.outvars[0].aval.ndim - len(batch) - len(free))
         return "sum", (
-            *(places[d] for d in batch),
+            *(places[dim] for dim in batch),
             *(free + beside if side == 0 else beside + free),
         )

@@ -22,8 +22,10 @@ RUN = 1 << 16
 class Run:
     """One chunk of a pass: what it reads and computes. Spans may count in RUN.
 
-    Attributes: requests: of the equations that the reductions' operands need. products: steps of
-      the reductions on a chunk's columns; in the first pass, the maximum comes first.
+    Attributes:
+      requests: of the equations that the reductions' operands need.
+      products: steps of the reductions on a chunk's columns; in the first pass, the maximum comes
+        first.
     """
 
     requests: Requests
@@ -44,7 +46,7 @@ class Pass:
     @property
     def kept(self) -> list[Access]:
         """The block of each reduction's result."""
-        return [s.out for s in self.full.products]
+        return [product.out for product in self.full.products]
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,12 @@ class Blocks:
 
     def parts(self) -> dict:
         """Value -> the part of its block that a chunk holds."""
-        steps = [s for p in (self.first, self.second) if p for s in p.full.steps()]
+        steps = [step for p in (self.first, self.second) if p for step in p.full.steps()]
         read = (
-            (a, access)
-            for s in steps
-            for a, access in zip(s.eqn.invars, s.pull.inputs)
-            if not isinstance(a, jex.Literal)
+            (var, access)
+            for step in steps
+            for var, access in zip(step.eqn.invars, step.pull.inputs)
+            if not isinstance(var, jex.Literal)
         )
         return dict.fromkeys(
             (a for a, access in read if access and moves(access)),
@@ -75,7 +77,7 @@ class Blocks:
         if self.first is None or self.second is None:
             return set()
         both = [
-            {id(s.eqn) for s in p.full.requests.steps if moves(s.out)}
+            {id(step.eqn) for step in p.full.requests.steps if moves(step.out)}
             for p in (self.first, self.second)
         ]
         return both[0] & both[1]
@@ -108,10 +110,10 @@ def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | Non
         return None
     left = {id(e) for e in online.after}
     if any(
-        id(s.eqn) in left and _has_rows(s.out, online.run)
+        id(step.eqn) in left and _has_rows(step.out, online.run)
         for p in (first, second)
         if p
-        for s in p.full.requests.steps
+        for step in p.full.requests.steps
     ):
         return None
     return Blocks(online, first, second, after)
@@ -152,7 +154,8 @@ def _pass(
         Span(Affine((), count * online.run), rest),
     ]
     full, last = (
-        _run(online, sums, eqns, kept, s, level, of_level) if s.size else None for s in spans
+        _run(online, sums, eqns, kept, span, level, of_level) if span.size else None
+        for span in spans
     )
     return Pass(full, count, last)
 
@@ -167,12 +170,14 @@ def _run(
     of_level: Access | None,
 ) -> Run:
     """Reads and computations of one chunk."""
-    products = [_narrowed(e, access, columns, online.columns) for e, access in zip(sums, kept)]
+    products = [
+        _narrowed(sum_, access, columns, online.columns) for sum_, access in zip(sums, kept)
+    ]
     wanted = [
-        (a, access)
-        for s in products
-        for a, access in zip(s.eqn.invars, s.pull.inputs)
-        if not isinstance(a, jex.Literal)
+        (var, access)
+        for product in products
+        for var, access in zip(product.eqn.invars, product.pull.inputs)
+        if not isinstance(var, jex.Literal)
     ]
     requests = request(eqns, wanted)
     if level is not None:
@@ -182,9 +187,9 @@ def _run(
         products.insert(0, _narrowed(level, inner, columns, online.columns))
         requests = request(eqns, [*wanted, (level.invars[0], products[0].pull.inputs[0])])
         _only([requests], level.outvars[0])
-    made = {v for s in requests.steps for v in s.eqn.outvars}
+    made = {var for step in requests.steps for var in step.eqn.outvars}
     read = [
-        (v, h) for v, hulls in requests.hulls.items() if v not in made for h in hulls
+        (v, hull) for v, hulls in requests.hulls.items() if v not in made for hull in hulls
     ]  # also by the reductions themselves
     return Run(replace(requests, inputs=read), tuple(products))
 
@@ -198,17 +203,17 @@ def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
     pulled = step.pull
     if pulled.compute is not None or step.out != out:
         raise Unfusable("a reduction in runs would be computed otherwise")
-    name, p = eqn.primitive.name, eqn.params
-    over = p["dimension_numbers"][0] if name == "dot_general" else (p["axes"],)
-    extents = [eqn.invars[0].aval.shape[d] for d in over[0]]
+    name, params = eqn.primitive.name, eqn.params
+    over = params["dimension_numbers"][0] if name == "dot_general" else (params["axes"],)
+    extents = [eqn.invars[0].aval.shape[dim] for dim in over[0]]
     if total not in extents:
         raise Unfusable("a reduction in runs is over other dimensions")
     long = extents.index(total)
     inputs = []
-    for dims, access, a in zip(over, pulled.inputs, eqn.invars):
-        if not all(is_whole(access[d], a.aval.shape[d]) for d in dims):
+    for dims, access, var in zip(over, pulled.inputs, eqn.invars):
+        if not all(is_whole(access[dim], var.aval.shape[dim]) for dim in dims):
             raise Unfusable("a reduction in runs is in parts")
-        inputs.append(tuple(columns if d == dims[long] else s for d, s in enumerate(access)))
+        inputs.append(tuple(columns if axis == dims[long] else s for axis, s in enumerate(access)))
     return Step(eqn, out, Pull(tuple(inputs), pulled.params))
 
 
@@ -216,7 +221,8 @@ def _check_aligned(level: Access, of_level: Places, access: Access, places: Plac
     """Raises Unfusable unless each row of a block of sums belongs to one row of the maximum's block."""
     spans = dict(zip(of_level, level))
     alike = all(
-        p is None or spans[p] == s or s.size == 1 == spans[p].size for p, s in zip(places, access)
+        place is None or spans[place] == s or s.size == 1 == spans[place].size
+        for place, s in zip(places, access)
     )
     if not alike or not all(p in places or spans[p].size == 1 for p in of_level):
         raise Unfusable("sums in runs have other blocks than their maximum")

@@ -63,13 +63,15 @@ class _Searches:
         """Equal for groups that differ only in the names of values."""
         names: dict = {}
         key: list[int] = []
-        for e in eqns:
-            key.append(self._kind(e))
+        for eqn in eqns:
+            key.append(self._kind(eqn))
             key += [
-                names.setdefault(a, len(names)) for a in e.invars if not isinstance(a, jex.Literal)
+                names.setdefault(var, len(names))
+                for var in eqn.invars
+                if not isinstance(var, jex.Literal)
             ]
-            key += [names.setdefault(v, len(names)) for v in e.outvars]
-        return (*key, *(names[v] for v in outputs))
+            key += [names.setdefault(var, len(names)) for var in eqn.outvars]
+        return (*key, *(names[output] for output in outputs))
 
     def _kind(self, eqn) -> int:
         if id(eqn) not in self.kind_of:
@@ -80,11 +82,11 @@ class _Searches:
 def _description(eqn) -> tuple:
     """Operation, parameters, types and literals; the equation itself if parameters cannot be compared."""
     params = tuple((name, type(value), value) for name, value in sorted(eqn.params.items()))
-    types = tuple(v.aval for v in (*eqn.invars, *eqn.outvars))
+    types = tuple(var.aval for var in (*eqn.invars, *eqn.outvars))
     literals = tuple(
-        (k, np.asarray(a.val).tobytes())
-        for k, a in enumerate(eqn.invars)
-        if isinstance(a, jex.Literal)
+        (k, np.asarray(var.val).tobytes())
+        for k, var in enumerate(eqn.invars)
+        if isinstance(var, jex.Literal)
     )
     found = (eqn.primitive, params, types, literals)
     try:
@@ -153,11 +155,9 @@ def _once(
     look: Callable[[], Schedule | None],
     with_runs: Callable[[tuple], Schedule | None],
 ) -> Schedule | None:
-    """look(), or its result for an earlier group of equal structure.
-
-    `outputs`: in placement order; `with_runs`: the schedule for known blocks, if reductions are
-      taken in chunks.
-    """
+    """look(), or its result for an earlier group of equal structure. `outputs`: in placement order; `with_runs`: the schedule
+    for known blocks, if reductions are taken in chunks.
+    """  # fmt: skip
     searches = _current.get()
     if searches is None:
         return look()

@@ -54,17 +54,17 @@ class Reads:
     @classmethod
     def of(cls, body: jex.Jaxpr, along: int, rows: int) -> Reads:
         """Raises NeedsWhole, UnsupportedOp, Unfusable."""
-        results = tuple(_rows_of(v, along, rows) for v in body.outvars)
+        results = tuple(_rows_of(var, along, rows) for var in body.outvars)
         return cls(rows, request(body.eqns, list(zip(body.outvars, results))), results)
 
     def hulls(self, v) -> list[Access]:
         return list(self.requests.hulls.get(v, ()))
 
 
-def _rows_of(v, along: int, rows: int) -> Access:
-    shape = v.aval.shape
+def _rows_of(var, along: int, rows: int) -> Access:
+    shape = var.aval.shape
     axis = len(shape) - along
-    return tuple(Span(ROW, rows) if d == axis else whole(n) for d, n in enumerate(shape))
+    return tuple(Span(ROW, rows) if d == axis else whole(size) for d, size in enumerate(shape))
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,11 @@ class Wavefront:
 
     Attributes:
       body: one step, (*consts, *carries, *elements of xs) -> carries; `counts` of consts and carries.
-      periodic: per operand of the body, the dimensions along which elements beyond an edge come from the other side.
-      along: the dimension of all carries along which the wavefront moves, counted from the end. Carries may differ in
-        length (on staggered grids they do); nothing reads what a step computes beyond a carry's
-        end.
+      periodic: per operand of the body, the dimensions along which elements beyond an edge come
+        from the other side.
+      along: the dimension of all carries along which the wavefront moves, counted from the end.
+        Carries may differ in length (on staggered grids they do); nothing reads what a step
+        computes beyond a carry's end.
       height: rows that one program makes. reads: blocks that a few rows of a step read. alone:
         blocks that one row reads.
       machine: for which its rows are placed.
@@ -107,13 +108,13 @@ class Wavefront:
     @cached_property
     def operands(self) -> list:
         """Operands of the body that it reads."""
-        return [v for v in self.body.jaxpr.invars if self.reads.hulls(v)]
+        return [var for var in self.body.jaxpr.invars if self.reads.hulls(var)]
 
-    def axis(self, v) -> int:
-        return len(v.aval.shape) - self.along
+    def axis(self, var) -> int:
+        return len(var.aval.shape) - self.along
 
-    def rows_of(self, v) -> int:
-        return v.aval.shape[self.axis(v)]
+    def rows_of(self, var) -> int:
+        return var.aval.shape[self.axis(var)]
 
     @cached_property
     def extent(self) -> int:
@@ -133,9 +134,11 @@ class Wavefront:
     @cached_property
     def reach(self) -> tuple[int, int]:
         """(low <= 0, high >= 0): a row of a step needs rows from low to high around it of the step before (the halo)."""
-        spans = [h[self.axis(v)] for v in self.carries for h in self.reads.hulls(v)]
-        low = min([0, *(s.start.const for s in spans)])
-        return low, max([0, *(s.start.const + s.size - self.reads.rows for s in spans)])
+        spans = [
+            hull[self.axis(carry)] for carry in self.carries for hull in self.reads.hulls(carry)
+        ]
+        low = min([0, *(span.start.const for span in spans)])
+        return low, max([0, *(span.start.const + span.size - self.reads.rows for span in spans)])
 
     @property
     def lag(self) -> int:
@@ -146,22 +149,22 @@ class Wavefront:
     def programs(self) -> int:
         return -(-self.extent // self.height)
 
-    def made_by_program(self, v) -> Access:
+    def made_by_program(self, var) -> Access:
         """The part of a new carry that one program makes."""
-        axis = self.axis(v)
+        axis = self.axis(var)
         return tuple(
-            Span(Affine.symbol(0, self.height), self.height) if d == axis else whole(n)
-            for d, n in enumerate(v.aval.shape)
+            Span(Affine.symbol(0, self.height), self.height) if d == axis else whole(size)
+            for d, size in enumerate(var.aval.shape)
         )
 
-    def margins(self, v) -> list[tuple[int, int]]:
+    def margins(self, var) -> list[tuple[int, int]]:
         """Per dimension of a carry, elements before and behind it that a step reads; none along the front."""
-        found = [(0, 0)] * len(v.aval.shape)
-        for h in self.reads.hulls(v):
-            for d, (s, n) in enumerate(zip(h, v.aval.shape)):
-                if d != self.axis(v):
+        found = [(0, 0)] * len(var.aval.shape)
+        for hull in self.reads.hulls(var):
+            for d, (s, size) in enumerate(zip(hull, var.aval.shape)):
+                if d != self.axis(var):
                     low, high = found[d]
-                    found[d] = max(low, -s.start.const), max(high, s.start.const + s.size - n)
+                    found[d] = max(low, -s.start.const), max(high, s.start.const + s.size - size)
         return found
 
 
@@ -176,7 +179,7 @@ def wavefronts(
     for along in ALONG:
         if not _all_have_rows(body.jaxpr, counts, periodic, along):
             continue
-        shortest = min(v.aval.shape[-along] for v in body.jaxpr.invars[counts[0] : sum(counts)])
+        shortest = min(var.aval.shape[-along] for var in body.jaxpr.invars[counts[0] : sum(counts)])
         for rows in (n for n in ROWS if n <= shortest):
             try:
                 reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
@@ -200,32 +203,32 @@ def _all_have_rows(
     """Do all carries have rows along the front, and all wrap around, or none?"""
     carries = body.invars[counts[0] : sum(counts)]
     if not carries or any(
-        isinstance(v, jex.Literal) or v.aval.ndim < along for v in (*carries, *body.outvars)
+        isinstance(var, jex.Literal) or var.aval.ndim < along for var in (*carries, *body.outvars)
     ):
         return False
-    extents = {v.aval.shape[-along] for v in carries}
-    wrap = {v.aval.ndim - along in dims for v, dims in zip(carries, periodic[counts[0] :])}
+    extents = {carry.aval.shape[-along] for carry in carries}
+    wrap = {carry.aval.ndim - along in dims for carry, dims in zip(carries, periodic[counts[0] :])}
     return (
         len(wrap) == 1
         and (len(extents) == 1 or wrap == {False})
-        and min(v.aval.size for v in carries) > 0
+        and min(carry.aval.size for carry in carries) > 0
     )
 
 
 def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
     """Are carries read by rows, and other operands by rows or at one place?"""
-    for k, v in enumerate(wave.body.jaxpr.invars):
+    for k, var in enumerate(wave.body.jaxpr.invars):
         carried = wave.counts[0] <= k < sum(wave.counts)
-        for h in reads.hulls(v):
-            moving = [d for d, s in enumerate(h) if not s.is_const]
-            if any(h[d].start.terms != ROW.terms for d in moving) or len(moving) > 1:
+        for hull in reads.hulls(var):
+            moving = [axis for axis, s in enumerate(hull) if not s.is_const]
+            if any(hull[dim].start.terms != ROW.terms for dim in moving) or len(moving) > 1:
                 return False
-            if carried and moving != [wave.axis(v)]:
+            if carried and moving != [wave.axis(var)]:
                 return False
             if not carried and any(
-                not 0 <= s.start.const <= s.start.const + s.size <= n
-                for d, (s, n) in enumerate(zip(h, v.aval.shape))
-                if d not in moving
+                not 0 <= s.start.const <= s.start.const + s.size <= size
+                for axis, (s, size) in enumerate(zip(hull, var.aval.shape))
+                if axis not in moving
             ):
                 return False
     return True
@@ -234,12 +237,16 @@ def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
 def _wraps_once(wave: Wavefront) -> bool:
     """Tells whether reads beyond an edge are at most one extent away, with periodic borders."""
     dims = zip(wave.carries, wave.periodic[wave.counts[0] :])
-    return all(max(wave.margins(v)[d]) <= v.aval.shape[d] for v, periodic in dims for d in periodic)
+    return all(
+        max(wave.margins(var)[dim]) <= var.aval.shape[dim]
+        for var, periodic in dims
+        for dim in periodic
+    )
 
 
 def _sized(wave: Wavefront, length: int, machine: CostModel) -> Iterator[tuple[Wavefront, Cost]]:
     """Varies a wavefront: rows for one core or for each, and as many steps as the cache holds and neighbours may repeat."""
-    row_bytes = sum(_row_bytes(wave, v) for v in wave.carries)
+    row_bytes = sum(_row_bytes(wave, carry) for carry in wave.carries)
     room = int(NEAR_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
@@ -258,9 +265,11 @@ def _even(most: int, length: int) -> int:
     return divisor if divisor >= EVEN_SHARE * most else -(-length // -(-length // most))
 
 
-def _row_bytes(wave: Wavefront, v) -> int:
-    sizes = [n + low + high for n, (low, high) in zip(v.aval.shape, wave.margins(v))]
-    return math.prod(n for d, n in enumerate(sizes) if d != wave.axis(v)) * itemsize(v)
+def _row_bytes(wave: Wavefront, var) -> int:
+    sizes = [size + low + high for size, (low, high) in zip(var.aval.shape, wave.margins(var))]
+    return math.prod(size for axis, size in enumerate(sizes) if axis != wave.axis(var)) * itemsize(
+        var
+    )
 
 
 def price(wave: Wavefront, machine: CostModel) -> Cost | None:
@@ -279,14 +288,17 @@ def price(wave: Wavefront, machine: CostModel) -> Cost | None:
     idle = machine.cores / min(programs, machine.cores)
     arithmetic, trips = (
         one.compute,
-        2 * sum(nbytes(v.aval) for v in wave.carries) / machine.near_bandwidth,
+        2 * sum(nbytes(carry.aval) for carry in wave.carries) / machine.near_bandwidth,
     )
     compute = _overlapped(arithmetic, trips) * idle * wave.steps * repeated
-    moved = sum(nbytes(v.aval) for v in (*wave.operands, *wave.carries))
-    memory = sum(3 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in wave.carries)
+    moved = sum(nbytes(var.aval) for var in (*wave.operands, *wave.carries))
+    memory = sum(
+        3 * nbytes(carry.aval) / machine.far_bandwidth(nbytes(carry.aval)) for carry in wave.carries
+    )
     seconds = _overlapped(compute, memory) + machine.launch_seconds
     front = int(
-        sum(_row_bytes(wave, v) for v in wave.carries) * (wave.lag * wave.steps + wave.reads.rows)
+        sum(_row_bytes(wave, carry) for carry in wave.carries)
+        * (wave.lag * wave.steps + wave.reads.rows)
     )
     return Cost(
         seconds,

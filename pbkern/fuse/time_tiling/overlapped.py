@@ -52,16 +52,16 @@ class TimeBlocks:
 
 def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
     """Is it groups of cheap equations with small halos that make an array?"""
-    local = all(_is_local(e) for n in parts.nodes for e in n.eqns)
-    kinds = {n.kind for n in parts.nodes}
+    local = all(_is_local(eqn) for node in parts.nodes for eqn in node.eqns)
+    kinds = {node.kind for node in parts.nodes}
     ours = "group" in kinds and kinds <= {"group", "alias"}
-    return ours and local and max(v.aval.ndim for v in body.outvars) > 0
+    return ours and local and max(var.aval.ndim for var in body.outvars) > 0
 
 
 def _is_local(eqn) -> bool:
     name = eqn.primitive.name
     if name in SINGLE_PASS and "axes" in eqn.params:
-        return math.prod(eqn.invars[0].aval.shape[d] for d in eqn.params["axes"]) <= FEW
+        return math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"]) <= FEW
     return name in ELEMENTWISE or name in VIEWS or is_window(eqn)
 
 
@@ -79,7 +79,7 @@ def tile_time(
     if not is_stencil(parts, body.jaxpr):
         return None
     step = _step(body, counts)
-    seconds = (sum(n.seconds for n in parts.nodes) + _copying(body.jaxpr, machine)) * length
+    seconds = (sum(node.seconds for node in parts.nodes) + _copying(body.jaxpr, machine)) * length
     fronts = [
         _Wavefront(*found)
         for found in wavefronts(step.body, counts, step.periodic, length, machine)
@@ -125,10 +125,12 @@ def _best_tile(
 
 def _copying(body: jex.Jaxpr, machine: CostModel) -> float:
     """Seconds of copying carries after a turn: none if all are computed, so that they alternate (fuse/emit/control_flow.py)."""
-    computed = {v for e in body.eqns for v in e.outvars}
-    if all(not isinstance(v, jex.Literal) and v in computed for v in body.outvars):
+    computed = {var for eqn in body.eqns for var in eqn.outvars}
+    if all(not isinstance(var, jex.Literal) and var in computed for var in body.outvars):
         return 0.0
-    return sum(2 * nbytes(v.aval) / machine.far_bandwidth(nbytes(v.aval)) for v in body.outvars)
+    return sum(
+        2 * nbytes(var.aval) / machine.far_bandwidth(nbytes(var.aval)) for var in body.outvars
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ time_steps_p.multiple_results = True
 
 @time_steps_p.def_abstract_eval
 def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int):
-    return [v.aval for v in body.jaxpr.outvars]
+    return [var.aval for var in body.jaxpr.outvars]
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,12 @@ class _Wavefront:
     def inner(self) -> Inner:
         wave = self.wave
         shapes = [
-            (wave.steps,) * (v in wave.elements) + v.aval.shape for v in wave.body.jaxpr.invars
+            (wave.steps,) * (var in wave.elements) + var.aval.shape
+            for var in wave.body.jaxpr.invars
         ]
         avals = [
-            jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, wave.body.jaxpr.invars)
+            jax.ShapeDtypeStruct(shape, var.aval.dtype)
+            for shape, var in zip(shapes, wave.body.jaxpr.invars)
         ]
         jaxpr = jax.make_jaxpr(
             lambda *args: time_steps_p.bind(*args, body=wave.body, steps=wave.steps)
@@ -187,7 +191,7 @@ class _Wavefront:
         (eqn,) = jaxpr.eqns
         operand = dict(zip(wave.body.jaxpr.invars, jaxpr.invars))
         reads = [(operand[v], tuple(map(whole, operand[v].aval.shape))) for v in wave.operands]
-        makes = [(v, wave.made_by_program(v)) for v in eqn.outvars]
+        makes = [(var, wave.made_by_program(var)) for var in eqn.outvars]
         schedule = Schedule(
             (wave.programs,),
             (wave.height,),
@@ -232,7 +236,9 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
             [set() for _ in body.jaxpr.invars],
             MAX_EQUATIONS // max(len(body.jaxpr.eqns), 1),
         )
-    extent = min(v.aval.shape[d] for v, dims in zip(rolled.jaxpr.invars, periodic) for d in dims)
+    extent = min(
+        var.aval.shape[dim] for var, dims in zip(rolled.jaxpr.invars, periodic) for dim in dims
+    )
     return _Step(
         rolled,
         counts,
@@ -247,21 +253,25 @@ def _unrolled(one: _Step, steps: int, machine: CostModel) -> _Unrolled | None:
     step: Callable = jex.jaxpr_as_fun(body)
 
     def several(*args):
-        arrays = [continued(x, dims) for x, dims in zip(args[:end], one.periodic)]
+        arrays = [continued(arg, dims) for arg, dims in zip(args[:end], one.periodic)]
         consts, carries, xs = arrays[:first], arrays[first:], args[end:]
         for k in range(steps):
             elements = (lax.squeeze(lax.slice_in_dim(x, k, k + 1), (0,)) for x in xs)
             carries = step(*consts, *carries, *map(continued, elements, one.periodic[end:]))
-        originals = {id(a): x for a, x in zip(arrays, args)}
-        return [originals.get(id(c), c) for c in carries]
+        originals = {id(array): arg for array, arg in zip(arrays, args)}
+        return [originals.get(id(carry), carry) for carry in carries]
 
-    shapes = [(steps,) * (n >= end) + v.aval.shape for n, v in enumerate(body.jaxpr.invars)]
-    avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for s, v in zip(shapes, body.jaxpr.invars)]
+    shapes = [(steps,) * (n >= end) + var.aval.shape for n, var in enumerate(body.jaxpr.invars)]
+    avals = [
+        jax.ShapeDtypeStruct(shape, var.aval.dtype) for shape, var in zip(shapes, body.jaxpr.invars)
+    ]
     made = retrace(jax.make_jaxpr(several)(*avals), {})
     jaxpr = made.jaxpr
-    computed = {v for e in jaxpr.eqns for v in e.outvars}
+    computed = {var for eqn in jaxpr.eqns for var in eqn.outvars}
     outputs = list(
-        dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, jex.Literal) and v in computed)
+        dict.fromkeys(
+            var for var in jaxpr.outvars if not isinstance(var, jex.Literal) and var in computed
+        )
     )
     if made.consts or not outputs:
         return None

@@ -66,7 +66,8 @@ class _Windows:
         if window.shape == shape:
             # The shorter way round.
             starts = tuple(
-                (s + n // 2) % n - n // 2 if n else 0 for s, n in zip(window.starts, shape)
+                (start + size // 2) % size - size // 2 if size else 0
+                for start, size in zip(window.starts, shape)
             )
             result = roll_p.bind(base, starts=starts) if any(starts) else base
         else:
@@ -75,22 +76,24 @@ class _Windows:
         return [result]
 
     def slice(self, eqn, operands):
-        (x,), p = operands, eqn.params
-        if any(n != 1 for n in p["strides"] or ()):
+        (x,), params = operands, eqn.params
+        if any(stride != 1 for stride in params["strides"] or ()):
             return None
         whole = self.of(x)
-        starts = tuple(a + b for a, b in zip(whole.starts, p["start_indices"]))
+        starts = tuple(start + index for start, index in zip(whole.starts, params["start_indices"]))
         return self.made(eqn, operands, _Window(whole.base, starts, eqn.outvars[0].aval.shape))
 
     def concatenate(self, eqn, operands):
         """Adjacent parts of one base are a longer window of it."""
-        parts, d = [self.of(x) for x in operands], eqn.params["dimension"]
+        parts, d = [self.of(operand) for operand in operands], eqn.params["dimension"]
         first = parts[0]
         n, at = first.base.shape[d] if first.base.ndim > d else 0, first.starts[d]
         for part in parts:
             if part.base is not first.base or not n or (part.starts[d] - at) % n:
                 return None
-            if any(a != b for k, (a, b) in enumerate(zip(part.starts, first.starts)) if k != d):
+            if any(
+                start != b for k, (start, b) in enumerate(zip(part.starts, first.starts)) if k != d
+            ):
                 return None
             at += part.shape[d]
         return self.made(
@@ -121,10 +124,10 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
         return None
     carried = zip(body.invars[counts[0] : sum(counts)], body.outvars)
     joined += [
-        ((a, d), (b, d), True)
-        for a, b in carried
+        ((var, axis), (b, axis), True)
+        for var, b in carried
         if not isinstance(b, jex.Literal)
-        for d in range(a.aval.ndim)
+        for axis in range(var.aval.ndim)
     ]
     for a, b, alike in joined:
         links[a].add(b)
@@ -133,7 +136,9 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
     waiting = []
     for eqn in body.eqns:
         if eqn.primitive is roll_p:
-            waiting += [(eqn.outvars[0], d) for d, by in enumerate(eqn.params["starts"]) if by]
+            waiting += [
+                (eqn.outvars[0], axis) for axis, by in enumerate(eqn.params["starts"]) if by
+            ]
         if eqn.primitive.name == "iota":
             uneven.add((eqn.outvars[0], eqn.params["dimension"]))
     while waiting:
@@ -144,33 +149,35 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
     return (
         None
         if found & uneven
-        else [{d for d in range(v.aval.ndim) if (v, d) in found} for v in body.invars]
+        else [
+            {axis for axis in range(var.aval.ndim) if (var, axis) in found} for var in body.invars
+        ]
     )
 
 
 def _links(eqn) -> Iterator[tuple[tuple, tuple, bool]]:
     """((result, dimension), (operand, dimension), does each element depend on the one of the same index?)."""
     shape = eqn.outvars[0].aval.shape
-    asked = tuple(Span(Affine.symbol(d), 1) for d in range(len(shape)))
+    asked = tuple(Span(Affine.symbol(axis), 1) for axis in range(len(shape)))
     for atom, access in zip(eqn.invars, pull(eqn, asked).inputs):
         if access is None or isinstance(atom, jex.Literal):
             continue
         for e, span in enumerate(access):
-            for d in span.start.symbols:
-                same = span == asked[d] or eqn.primitive is roll_p
-                for v in eqn.outvars:
-                    yield (v, d), (atom, e), same and atom.aval.shape[e] == shape[d]
+            for symbol in span.start.symbols:
+                same = span == asked[symbol] or eqn.primitive is roll_p
+                for var in eqn.outvars:
+                    yield (var, symbol), (atom, e), same and atom.aval.shape[e] == shape[symbol]
 
 
 def reach(body: jex.Jaxpr) -> int:
     """Halo width: an upper bound of elements beyond an edge that one step reads."""
-    return sum(sum(map(abs, e.params["starts"])) for e in body.eqns if e.primitive is roll_p)
+    return sum(sum(map(abs, eqn.params["starts"])) for eqn in body.eqns if eqn.primitive is roll_p)
 
 
 def continued(x, dims: Collection[int]):
     """`x` with a periodic halo along `dims`: elements beyond its edges come from the other side, up to one extent away."""
-    for d in sorted(dims):
-        x = continued_p.bind(x, x, x, dimension=d)
+    for dim in sorted(dims):
+        x = continued_p.bind(x, x, x, dimension=dim)
     return x
 
 

@@ -25,19 +25,19 @@ def is_window(eqn) -> bool:
 
 
 def _keeps_channels_apart(eqn) -> bool:
-    (x, w), p = (a.aval for a in eqn.invars), eqn.params
-    numbers, channels = p["dimension_numbers"], p["feature_group_count"]
+    (x, w), params = (var.aval for var in eqn.invars), eqn.params
+    numbers, channels = params["dimension_numbers"], params["feature_group_count"]
     one_each = channels == w.shape[numbers.rhs_spec[0]] and w.shape[numbers.rhs_spec[1]] == 1
     steps = (
-        all(n == 1 for n in (*p["window_strides"], *p["lhs_dilation"]))
-        and p["batch_group_count"] == 1
+        all(n == 1 for n in (*params["window_strides"], *params["lhs_dilation"]))
+        and params["batch_group_count"] == 1
     )
-    unpadded = all(pair == (0, 0) for pair in map(tuple, p["padding"]))
+    unpadded = all(pair == (0, 0) for pair in map(tuple, params["padding"]))
     exact = x.dtype == w.dtype == eqn.outvars[0].aval.dtype and np.dtype(x.dtype).name in (
         "float32",
         "float64",
     )
-    few = math.prod(w.shape[d] for d in numbers.rhs_spec[2:]) <= MAX_SLICES
+    few = math.prod(w.shape[dim] for dim in numbers.rhs_spec[2:]) <= MAX_SLICES
     return (
         one_each and steps and unpadded and exact and few and numbers.lhs_spec == numbers.out_spec
     )
@@ -45,12 +45,17 @@ def _keeps_channels_apart(eqn) -> bool:
 
 def window_as_slices(eqn, operands):
     """Reduces windows one dimension after the other: fewer operations, and halos along each alone."""
-    (x,), p = operands, eqn.params
-    if any(n != 1 for n in p["window_strides"]) or sum(p["window_dimensions"]) > MAX_SLICES:
+    (x,), params = operands, eqn.params
+    if (
+        any(stride != 1 for stride in params["window_strides"])
+        or sum(params["window_dimensions"]) > MAX_SLICES
+    ):
         return None
-    for d, (size, apart) in enumerate(zip(p["window_dimensions"], p["window_dilation"])):
-        n = x.shape[d] - (size - 1) * apart
-        parts = [lax.slice_in_dim(x, k * apart, k * apart + n, axis=d) for k in range(size)]
+    for axis, (size, apart) in enumerate(
+        zip(params["window_dimensions"], params["window_dilation"])
+    ):
+        n = x.shape[axis] - (size - 1) * apart
+        parts = [lax.slice_in_dim(x, k * apart, k * apart + n, axis=axis) for k in range(size)]
         x = functools.reduce(WINDOWS[eqn.primitive.name], parts)
     return [x]
 
@@ -59,16 +64,16 @@ def convolution_as_slices(eqn, operands):
     """The sum of slices, each times its weight."""
     if not _keeps_channels_apart(eqn):
         return None
-    (x, w), p = operands, eqn.params
-    numbers, shape = p["dimension_numbers"], eqn.outvars[0].aval.shape
+    (x, w), params = operands, eqn.params
+    numbers, shape = params["dimension_numbers"], eqn.outvars[0].aval.shape
     taps, spatial = numbers.rhs_spec[2:], numbers.lhs_spec[2:]
     terms = []
     for at in itertools.product(*(range(w.shape[d]) for d in taps)):
         starts, tap = [0] * x.ndim, [slice(None)] * w.ndim
-        for k, d, dilation, along in zip(at, spatial, p["rhs_dilation"], taps):
-            starts[d], tap[along] = k * dilation, slice(k, k + 1)
-        weights = lax.reshape(w[tuple(tap)], (p["feature_group_count"],))
-        part = lax.slice(x, starts, [s + n for s, n in zip(starts, shape)])
+        for k, dim, dilation, along in zip(at, spatial, params["rhs_dilation"], taps):
+            starts[dim], tap[along] = k * dilation, slice(k, k + 1)
+        weights = lax.reshape(w[tuple(tap)], (params["feature_group_count"],))
+        part = lax.slice(x, starts, [start + size for start, size in zip(starts, shape)])
         terms.append(part * lax.broadcast_in_dim(weights, shape, (numbers.lhs_spec[1],)))
     return [functools.reduce(lax.add, terms)]
 

@@ -51,8 +51,8 @@ def find(kernel: Kernel) -> dict[int, Shift]:
     """Grid dimensions whose last block can be moved back."""
     if kernel.aliases or not kernel.outputs or not is_function(kernel):
         return {}
-    found = {d: _shift(kernel, d) for d in range(len(kernel.grid))}
-    return {d: s for d, s in found.items() if s is not None}
+    found = {axis: _shift(kernel, axis) for axis in range(len(kernel.grid))}
+    return {dim: s for dim, s in found.items() if s is not None}
 
 
 def is_function(kernel: Kernel) -> bool:
@@ -61,12 +61,12 @@ def is_function(kernel: Kernel) -> bool:
         return False
     refs = kernel.body.jaxpr.invars
     outputs = set(refs[len(kernel.inputs) :])
-    used = {a for eqn in kernel.body.jaxpr.eqns for a in eqn.invars if not hasattr(a, "val")}
+    used = {var for eqn in kernel.body.jaxpr.eqns for var in eqn.invars if not hasattr(var, "val")}
     written = []
     for eqn in kernel.body.jaxpr.eqns:
         if not is_ref_access(eqn):
             if eqn.primitive.name == "in_bounds" or any(
-                a in refs for a in eqn.invars if not hasattr(a, "val")
+                var in refs for var in eqn.invars if not hasattr(var, "val")
             ):
                 return False
             continue
@@ -76,10 +76,13 @@ def is_function(kernel: Kernel) -> bool:
         if acc.kind == "load" and acc.ref not in outputs:
             continue
         whole = all(
-            isinstance(i, Range) and i.start == 0 and i.stride == 1 and i.size == n
-            for i, n in zip(acc.indices, _shape(kernel, refs, acc.ref))
+            isinstance(index, Range)
+            and index.start == 0
+            and index.stride == 1
+            and index.size == size
+            for index, size in zip(acc.indices, _shape(kernel, refs, acc.ref))
         )
-        read_back = any(v in used for v in eqn.outvars)
+        read_back = any(var in used for var in eqn.outvars)
         if (
             acc.kind != "store"
             or not whole
@@ -96,85 +99,106 @@ def _shape(kernel: Kernel, refs, ref) -> tuple[int, ...]:
     return (*kernel.inputs, *kernel.outputs)[refs.index(ref)].ref_shape
 
 
-def _shift(kernel: Kernel, d: int) -> Shift | None:
+def _shift(kernel: Kernel, axis: int) -> Shift | None:
     blocks = set()
-    for m in kernel.outputs:
-        axes = [k for k, s in enumerate(m.starts) if s is None or d in s.symbols]
-        if len(axes) != 1 or m.starts[axes[0]] is None or isinstance(m.dims[axes[0]], Squeezed):
+    for output in kernel.outputs:
+        axes = [k for k, s in enumerate(output.starts) if s is None or axis in s.symbols]
+        if (
+            len(axes) != 1
+            or output.starts[axes[0]] is None
+            or isinstance(output.dims[axes[0]], Squeezed)
+        ):
             return None
-        start, size, extent = m.starts[axes[0]], m.dims[axes[0]].size, m.array.shape[axes[0]]
-        if start != Affine.symbol(d, size) or extent < size:
+        start, size, extent = (
+            output.starts[axes[0]],
+            output.dims[axes[0]].size,
+            output.array.shape[axes[0]],
+        )
+        if start != Affine.symbol(axis, size) or extent < size:
             return None
         blocks.add((size, extent))
     if len(blocks) != 1:
         return None
     ((size, extent),) = blocks
-    twice = kernel.grid[d] * size - extent
+    twice = kernel.grid[axis] * size - extent
     if (
         twice <= 0
         or twice > extent * MOST_TWICE
-        and any(e.primitive.name in PRODUCTS for e in equations(kernel.body.jaxpr))
+        and any(eqn.primitive.name in PRODUCTS for eqn in equations(kernel.body.jaxpr))
     ):
         return None
     starts = [s for m in (*kernel.inputs, *kernel.outputs) for s in m.starts]
-    if any(s is None or s.coefficient(d) % size for s in starts):
+    if any(s is None or s.coefficient(axis) % size for s in starts):
         return None
     found = Shift(size, extent - size)
-    return None if any(_crosses(m, d, found, kernel.grid) for m in kernel.inputs) else found
+    return (
+        None
+        if any(_crosses(operand, axis, found, kernel.grid) for operand in kernel.inputs)
+        else found
+    )
 
 
-def _crosses(m: BlockMapping, d: int, by: Shift, grid: tuple[int, ...]) -> bool:
+def _crosses(mapping: BlockMapping, axis: int, by: Shift, grid: tuple[int, ...]) -> bool:
     """Whether blocks of an operand reach over its ends along the dimension, wherever the program's own block is moved to."""
-    for start, dim, extent in zip(m.starts, m.dims, m.array.shape):
-        if d in start.symbols:
-            place = moved(start, {d: by})
-            low, high = place.bounds(lambda s: by.limit + 1 if s == symbol(d) else grid[s])
+    for start, dim, extent in zip(mapping.starts, mapping.dims, mapping.array.shape):
+        if axis in start.symbols:
+            place = moved(start, {axis: by})
+            low, high = place.bounds(lambda s: by.limit + 1 if s == symbol(axis) else grid[s])
             if low < 0 or high + dim.size > extent:
                 return True
     return False
 
 
-def moved(a: Affine, shifts: dict[int, Shift], grid_symbol=lambda d: d) -> Affine:
-    """`a` with grid symbols of shifted dimensions replaced by block starts. Raises CannotShift."""
-    for d, s in shifts.items():
-        c = a.coefficient(grid_symbol(d))
-        if c % s.block:
+def moved(affine: Affine, shifts: dict[int, Shift], grid_symbol=lambda dim: dim) -> Affine:
+    """`affine` with grid symbols of shifted dimensions replaced by block starts. Raises CannotShift."""
+    for dim, shift in shifts.items():
+        c = affine.coefficient(grid_symbol(dim))
+        if c % shift.block:
             raise CannotShift
         if c:
-            a = a - Affine.symbol(grid_symbol(d), c) + Affine.symbol(symbol(d), c // s.block)
-    return a
+            affine = (
+                affine
+                - Affine.symbol(grid_symbol(dim), c)
+                + Affine.symbol(symbol(dim), c // shift.block)
+            )
+    return affine
 
 
 def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]:
     """Statements with program_id values moved likewise. Raises CannotShift."""
-    symbols = {f"%g{d}" for d in shifts}
+    symbols = {f"%g{shift}" for shift in shifts}
 
     def affine(a: Affine) -> Affine:
-        return moved(a, shifts, lambda d: f"%g{d}")
+        return moved(a, shifts, lambda dim: f"%g{dim}")
 
     def expr(e: Expr) -> Expr:
         return pool.rewrite(e, lambda x: pool.with_places(x, affine)) if e.symbols & symbols else e
 
     def nest(n: Nest) -> Nest:
-        writes = [w.mapped(expr, index=tuple(map(affine, w.index))) for w in n.writes]
+        writes = [write.mapped(expr, index=tuple(map(affine, write.index))) for write in n.writes]
         return Nest(
-            n.dims, n.rdims, [r.mapped(expr) for r in n.reductions], writes, n.ordered, n.at
+            n.dims,
+            n.rdims,
+            [reduction.mapped(expr) for reduction in n.reductions],
+            writes,
+            n.ordered,
+            n.at,
         )
 
     def all_of(stmts: list[Stmt]) -> list[Stmt]:
-        return [one(with_bodies(s, all_of)) for s in stmts]
+        return [one(with_bodies(stmt, all_of)) for stmt in stmts]
 
-    def one(s: Stmt) -> Stmt:
-        match s:
+    def one(stmt: Stmt) -> Stmt:
+        match stmt:
             case Nest():
-                return nest(s)
+                return nest(stmt)
             case Let(name=n, value=v):
                 return Let(n, expr(v))
             case Fetch(buf=b, index=i, count=n):
                 return Fetch(b, tuple(map(affine, i)), n)
-        return s
+        return stmt
 
     out = all_of(stmts)
-    if not all(depend_on_places_alone(out, symbol(d)) for d in shifts):
+    if not all(depend_on_places_alone(out, symbol(shift)) for shift in shifts):
         raise CannotShift
     return out

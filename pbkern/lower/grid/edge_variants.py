@@ -46,7 +46,7 @@ class Variant:
     """A body for the programs with indices in `bounds`; `guarded`: blocks may reach over the ends of arrays.
 
     last: of the grid dimensions along which variants differ, those at whose last index its programs
-      are.
+    are.
     """
 
     bounds: Mapping[str, tuple[int, int]]
@@ -62,22 +62,22 @@ class Variant:
 
 def extents(start: Index, dims: Sequence, shape: Sequence[int]) -> list[Extent]:
     """One per axis of a block."""
-    return [Extent(i, d.size, n) for i, d, n in zip(start, dims, shape)]
+    return [Extent(i, dim.size, size) for i, dim, size in zip(start, dims, shape)]
 
 
 def ragged_dimensions(blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) -> tuple[int, ...]:
     """Grid dimensions at whose last index, alone, blocks cross ends of arrays; () where others may do so, or to no use."""
     found = set()
-    dynamic = {d for d, _ in kernel.dynamic_grid}
-    for e in blocks:
-        if e.is_in_bounds(bounds) is not None:
+    dynamic = {dim for dim, _ in kernel.dynamic_grid}
+    for block in blocks:
+        if block.is_in_bounds(bounds) is not None:
             continue
-        if len(e.start.terms) != 1 or not str(e.start.terms[0][0]).startswith("%g"):
+        if len(block.start.terms) != 1 or not str(block.start.terms[0][0]).startswith("%g"):
             return ()
-        symbol = e.start.terms[0][0]
+        symbol = block.start.terms[0][0]
         d = int(symbol[2:])
         before = {symbol: (0, kernel.grid[d] - 2)}
-        if d in dynamic or kernel.grid[d] < 2 or not e.is_in_bounds(before):
+        if d in dynamic or kernel.grid[d] < 2 or not block.is_in_bounds(before):
             return ()
         found.add(d)
     long = (
@@ -95,10 +95,10 @@ def variants(
     for count in range(len(dims) + 1):
         for last in map(frozenset, itertools.combinations(dims, count)):
             own = {
-                f"%g{d}": (n - 1, n - 1) if d in last else (0, n - 2)
-                for d in dims
-                for n in [kernel.grid[d]]
+                f"%g{dim}": (n - 1, n - 1) if dim in last else (0, n - 2)
+                for dim in dims
+                for n in [kernel.grid[dim]]
             }
-            guarded = any(not e.is_in_bounds({**bounds, **own}) for e in blocks)
+            guarded = any(not block.is_in_bounds({**bounds, **own}) for block in blocks)
             found.append(Variant({**bounds, **own}, guarded, last))
     return found

@@ -34,26 +34,28 @@ class GridDimension:
 def grid_dimensions(kernel: Kernel, options: BuildOptions) -> tuple[GridDimension, ...]:
     """One entry per grid dimension."""
     semantics = options.semantics
-    dynamic = {d for d, _ in kernel.dynamic_grid}
+    dynamic = {dim for dim, _ in kernel.dynamic_grid}
     found = []
-    for d, size in enumerate(kernel.grid):
-        if d in dynamic:
-            found.append(GridDimension(d, None, False, "because an operand gives its size"))
+    for axis, size in enumerate(kernel.grid):
+        if axis in dynamic:
+            found.append(GridDimension(axis, None, False, "because an operand gives its size"))
         elif semantics is not None:
             found.append(
-                GridDimension(d, size, semantics[d] == "parallel", f'declared "{semantics[d]}"')
+                GridDimension(
+                    axis, size, semantics[axis] == "parallel", f'declared "{semantics[axis]}"'
+                )
             )
         elif size == 1:
-            found.append(GridDimension(d, size, True, "a single program"))
+            found.append(GridDimension(axis, size, True, "a single program"))
         else:
-            shared = _shared_memory(kernel, d)
-            why = shared or _overlap(kernel, d)
+            shared = _shared_memory(kernel, axis)
+            why = shared or _overlap(kernel, axis)
             proof = "blocks"
-            if why is not None and not shared and _apart_in_body(kernel, d, options):
+            if why is not None and not shared and _apart_in_body(kernel, axis, options):
                 why, proof = None, "elements"
             found.append(
                 GridDimension(
-                    d, size, why is None, why or f"proved: its programs write disjoint {proof}"
+                    axis, size, why is None, why or f"proved: its programs write disjoint {proof}"
                 )
             )
     return tuple(found)
@@ -75,10 +77,12 @@ def _shared_memory(kernel: Kernel, dim: int) -> str | None:
 
 def _overlap(kernel: Kernel, dim: int) -> str | None:
     """Which result's blocks may overlap along `dim`, or None."""
-    mapping = next((m for m in kernel.outputs if not m.moves_apart(dim)), None)
+    mapping = next((output for output in kernel.outputs if not output.moves_apart(dim)), None)
     if mapping is None:
         return None
-    unmoved = None not in mapping.starts and not any(dim in s.symbols for s in mapping.starts)
+    unmoved = None not in mapping.starts and not any(
+        dim in start.symbols for start in mapping.starts
+    )
     what = "are the same along it" if unmoved else "are not proved to be disjoint"
     return f"because blocks of {mapping.origin} {what}"
 
@@ -88,8 +92,8 @@ def _apart_in_body(kernel: Kernel, dim: int, options: BuildOptions) -> bool:
     from .store_disjointness import moves_apart  # builds bodies: too much for `import pbkern`
 
     return all(
-        m.moves_apart(dim) or moves_apart(kernel, o, dim, options)
-        for o, m in enumerate(kernel.outputs)
+        output.moves_apart(dim) or moves_apart(kernel, o, dim, options)
+        for o, output in enumerate(kernel.outputs)
     )
 
 

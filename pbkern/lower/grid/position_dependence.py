@@ -40,17 +40,17 @@ class _Places:
     def hold(self, stmts: list[Stmt]) -> bool:
         return all(map(self._holds, stmts))
 
-    def _holds(self, s: Stmt) -> bool:
-        match s:
+    def _holds(self, stmt: Stmt) -> bool:
+        match stmt:
             case Nest():
-                return all(self._stores(w, s) for w in s.writes)
+                return all(self._stores(write, stmt) for write in stmt.writes)
             case Let(value=v):
                 return self._is_free(v, Nest({}), {}, {})
             case Sort(buffers=buffers):
                 return all(map(self._sorts, buffers))
             case For(counter=c, trips=int(n), body=body):
                 return _Places(self.start, self.axes, {**self.counters, c: n}).hold(body)
-        return all(map(self.hold, bodies(s)))
+        return all(map(self.hold, bodies(stmt)))
 
     def _sorts(self, buf: Buf) -> bool:
         """Whether each line of a buffer has one place."""
@@ -61,65 +61,72 @@ class _Places:
             and math.prod(buf.root.shape[axis + 1 :]) % buf.shape[-1] == 0
         )
 
-    def _stores(self, w: Write, nest: Nest) -> bool:
+    def _stores(self, write: Write, nest: Nest) -> bool:
         """Whether a write suits its buffer; scratch that depends on the block is given the axis with which it does."""
-        if not w.buf.arena:
-            moving = [k for k, i in enumerate(w.index) if self.start in i.symbols]
-            return len(moving) <= 1 and self._suits(w, nest, moving[0] if moving else None)
-        known = self.axes.get(w.buf.root)
-        tried = [None, *range(len(w.buf.shape))] if known is None else [known]
-        found = next((k for k in tried if self._suits(w, nest, k)), -1)
+        if not write.buf.arena:
+            moving = [k for k, position in enumerate(write.index) if self.start in position.symbols]
+            return len(moving) <= 1 and self._suits(write, nest, moving[0] if moving else None)
+        known = self.axes.get(write.buf.root)
+        tried = [None, *range(len(write.buf.shape))] if known is None else [known]
+        found = next((k for k in tried if self._suits(write, nest, k)), -1)
         if found == -1:
             return False
-        self.axes[w.buf.root] = found
+        self.axes[write.buf.root] = found
         return True
 
-    def _suits(self, w: Write, nest: Nest, axis: int | None) -> bool:
+    def _suits(self, write: Write, nest: Nest, axis: int | None) -> bool:
         """Whether each element is stored, and made, as seen from its place, which is counted along `axis`."""
         seen: dict[str, Affine] = {}
         if axis is not None:
-            if not _is_axis_of_root(w.buf, axis):
+            if not _is_axis_of_root(write.buf, axis):
                 return False
-            inside = w.index[axis] if w.buf.arena else w.index[axis] - Affine.symbol(self.start)
-            whole = {**self.counters, **{d: n for d, n in nest.dims.items() if d not in nest.rdims}}
+            inside = (
+                write.index[axis]
+                if write.buf.arena
+                else write.index[axis] - Affine.symbol(self.start)
+            )
+            whole = {
+                **self.counters,
+                **{dim: size for dim, size in nest.dims.items() if dim not in nest.rdims},
+            }
             (d,) = inside.symbols if len(inside.symbols) == 1 else (None,)
             if (
                 d not in whole
                 or inside != Affine.symbol(d)
-                or w.buf.arena
-                and whole[d] != w.buf.shape[axis]
+                or write.buf.arena
+                and whole[d] != write.buf.shape[axis]
             ):
                 return False
             seen = {d: inside - Affine.symbol(self.start)}
         memo: dict[Expr, bool] = {}
         places = all(
-            self.start not in i.substitute(seen.get).symbols
-            for k, i in enumerate(w.index)
+            self.start not in position.substitute(seen.get).symbols
+            for k, position in enumerate(write.index)
             if k != axis
         )
         return places and all(
-            self._is_free(e, nest, seen, memo) for e in (w.value, w.mask) if e is not None
+            self._is_free(e, nest, seen, memo) for e in (write.value, write.mask) if e is not None
         )
 
     def _is_free(
-        self, e: Expr, nest: Nest, seen: dict[str, Affine], memo: dict[Expr, bool]
+        self, expr: Expr, nest: Nest, seen: dict[str, Affine], memo: dict[Expr, bool]
     ) -> bool:
         """Whether an expression does not depend on the start, with symbols as they are `seen` from a place."""
-        if e not in memo:
-            inner = nest.reductions[e.info].args if e.kind == "acc" else e.args
-            memo[e] = self._is_free_itself(e, nest, seen) and all(
+        if expr not in memo:
+            inner = nest.reductions[expr.info].args if expr.kind == "acc" else expr.args
+            memo[expr] = self._is_free_itself(expr, nest, seen) and all(
                 self._is_free(a, nest, seen, memo) for a in inner
             )
-        return memo[e]
+        return memo[expr]
 
-    def _is_free_itself(self, e: Expr, nest: Nest, seen: dict[str, Affine]) -> bool:
-        match e.kind:
+    def _is_free_itself(self, expr: Expr, nest: Nest, seen: dict[str, Affine]) -> bool:
+        match expr.kind:
             case "index":
-                indices = [e.info]
+                indices = [expr.info]
             case "range":
-                indices = [e.info[0]]
+                indices = [expr.info[0]]
             case "load" | "gather":
-                buf, indices = e.info[0], list(e.info[1])
+                buf, indices = expr.info[0], list(expr.info[1])
                 axis = self.axes.setdefault(buf.root, None) if buf.root.arena else None
                 if axis is not None:
                     if not _is_axis_of_root(buf, axis) or not self._is_inside(
@@ -130,7 +137,9 @@ class _Places:
             case _:
                 return True
         return all(
-            self.start not in i.substitute(seen.get).symbols for i in indices if i is not None
+            self.start not in index.substitute(seen.get).symbols
+            for index in indices
+            if index is not None
         )
 
     def _is_inside(self, index: Affine | None, extent: int, nest: Nest) -> bool:

@@ -34,7 +34,7 @@ def _restart(kernel: Kernel, scratch: int) -> int | None:
     """The first dimension along which scratch is handed on; None where programs are not known to overwrite it first."""
     jaxpr = kernel.body.jaxpr
     ref = jaxpr.invars[len(kernel.inputs) + len(kernel.outputs) + scratch]
-    first = next((e for e in jaxpr.eqns if ref in _variables(e.invars)), None)
+    first = next((eqn for eqn in jaxpr.eqns if ref in _variables(eqn.invars)), None)
     if first is None:
         return len(kernel.grid)
     if _overwrites(first, ref, jaxpr):
@@ -45,11 +45,11 @@ def _restart(kernel: Kernel, scratch: int) -> int | None:
         or first.invars[0] is ref
     ):
         return None
-    made = {v: e for e in jaxpr.eqns for v in e.outvars}
+    made = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     dims = _dimensions_at_zero(first.invars[0], made)
     branch = first.params["branches"][1].jaxpr
-    inner = [v for v, a in zip(branch.invars, first.invars[1:]) if a is ref]
-    touched = next((e for e in branch.eqns if inner[0] in _variables(e.invars)), None)
+    inner = [var for var, a in zip(branch.invars, first.invars[1:]) if a is ref]
+    touched = next((eqn for eqn in branch.eqns if inner[0] in _variables(eqn.invars)), None)
     starts_anew = (
         dims and len(inner) == 1 and touched is not None and _overwrites(touched, inner[0], branch)
     )
@@ -57,7 +57,7 @@ def _restart(kernel: Kernel, scratch: int) -> int | None:
 
 
 def _variables(atoms: Sequence) -> list:
-    return [a for a in atoms if isinstance(a, jex.Var)]
+    return [atom for atom in atoms if isinstance(atom, jex.Var)]
 
 
 def _overwrites(eqn, ref, jaxpr: jex.Jaxpr) -> bool:
@@ -65,8 +65,10 @@ def _overwrites(eqn, ref, jaxpr: jex.Jaxpr) -> bool:
     if not is_ref_access(eqn):
         return False
     access = ref_access(eqn)
-    whole = all(is_whole(i, n) for i, n in zip(access.indices, ref.aval.shape))
-    used = {v for e in jaxpr.eqns for v in _variables(e.invars)} | set(_variables(jaxpr.outvars))
+    whole = all(is_whole(index, size) for index, size in zip(access.indices, ref.aval.shape))
+    used = {variable for e in jaxpr.eqns for variable in _variables(e.invars)} | set(
+        _variables(jaxpr.outvars)
+    )
     return (
         access.kind == "store"
         and access.ref is ref
@@ -85,7 +87,7 @@ def _dimensions_at_zero(atom, made: dict) -> set[int]:
         case "convert_element_type":
             return _dimensions_at_zero(eqn.invars[0], made)
         case "and":
-            parts = [_dimensions_at_zero(a, made) for a in eqn.invars]
+            parts = [_dimensions_at_zero(var, made) for var in eqn.invars]
             return parts[0] | parts[1] if all(parts) else set()
         case "eq":
             index, number = eqn.invars

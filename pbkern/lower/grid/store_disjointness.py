@@ -51,28 +51,33 @@ def moves_apart(kernel: Kernel, output: int, dim: int, options: BuildOptions) ->
     """Whether programs that differ in grid dimension `dim` never access the same element of a result."""
     found = _accesses(kernel, options)
     accesses = None if found is None else found[0].get(output, ())
-    if not accesses or any(None in a.index for a in accesses):
+    if not accesses or any(None in access.index for access in accesses):
         return False
     return _by_multiples(kernel, accesses, dim) or _by_trying(kernel, accesses, found[1], dim)
 
 
 def _grid_symbols(kernel: Kernel) -> list[str]:
-    return [f"%g{d}" for d in range(len(kernel.grid))]
+    return [f"%g{axis}" for axis in range(len(kernel.grid))]
 
 
 def _by_multiples(kernel: Kernel, accesses: list[_Access], dim: int) -> bool:
     own, grid = f"%g{dim}", set(_grid_symbols(kernel))
     for axis in range(len(accesses[0].index)):
-        indices = [a.index[axis] for a in accesses]
-        factors = {i.coefficient(own) for i in indices}
-        if len(factors) > 1 or factors == {0} or any(i.symbols & grid != {own} for i in indices):
+        indices = [access.index[axis] for access in accesses]
+        factors = {index.coefficient(own) for index in indices}
+        if (
+            len(factors) > 1
+            or factors == {0}
+            or any(index.symbols & grid != {own} for index in indices)
+        ):
             continue
         rests = [
-            interval(i - Affine.symbol(own, *factors), a.bounds) for i, a in zip(indices, accesses)
+            interval(index - Affine.symbol(own, *factors), access.bounds)
+            for index, access in zip(indices, accesses)
         ]
-        if None not in rests and max(r[1] for r in rests) - min(r[0] for r in rests) < abs(
-            *factors
-        ):
+        if None not in rests and max(rest[1] for rest in rests) - min(
+            rest[0] for rest in rests
+        ) < abs(*factors):
             return True
     return False
 
@@ -86,7 +91,10 @@ def _by_trying(kernel: Kernel, accesses: list[_Access], lets: list[Let], dim: in
         found = values_at(let.value, symbols) if let.value.symbols <= symbols.keys() else None
         if found is not None:
             symbols[let.name] = np.broadcast_to(found, points.shape[1:])
-    boxes = [[_extent(i, a.bounds, symbols) for i in a.index] for a in accesses]
+    boxes = [
+        [_extent(position, access.bounds, symbols) for position in access.index]
+        for access in accesses
+    ]
     if any(None in box for box in boxes):
         return False
     owners: dict[tuple, int] = {}
@@ -96,7 +104,10 @@ def _by_trying(kernel: Kernel, accesses: list[_Access], lets: list[Let], dim: in
         for axis in range(len(boxes[0]))
     ]
     for box in boxes:
-        first, last = ([(end[k] - s) // n for end, s, n in zip(box, starts, sizes)] for k in (0, 1))
+        first, last = (
+            [(end[k] - start) // size for end, start, size in zip(box, starts, sizes)]
+            for k in (0, 1)
+        )
         if any((a != b).any() for a, b in zip(first, last)):
             return False
         for owner, *cell in zip(points[dim].tolist(), *(c.tolist() for c in first)):
@@ -106,14 +117,16 @@ def _by_trying(kernel: Kernel, accesses: list[_Access], lets: list[Let], dim: in
 
 
 def _extent(
-    i: Affine, bounds: dict, symbols: dict[str, np.ndarray]
+    affine: Affine, bounds: dict, symbols: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """(smallest, largest) value of an index for each program."""
-    rest = interval(i.substitute(lambda s: 0 if s in symbols else None), bounds)
+    rest = interval(affine.substitute(lambda s: 0 if s in symbols else None), bounds)
     if rest is None:
         return None
     count = len(next(iter(symbols.values())))
-    moved = sum((symbols[s] * c for s, c in i.terms if s in symbols), np.zeros(count, np.int64))
+    moved = sum(
+        (symbols[s] * c for s, c in affine.terms if s in symbols), np.zeros(count, np.int64)
+    )
     return moved + rest[0], moved + rest[1]
 
 
@@ -125,7 +138,7 @@ def _accesses(
     kernel: Kernel, options: BuildOptions
 ) -> tuple[dict[int, list[_Access]], list[Let]] | None:
     """(result -> accesses to it, scalars evaluated on the way) of the body's statements; None where it cannot be told."""
-    if any(e.primitive.name in IN_ORDER for e in equations(kernel.body.jaxpr)):
+    if any(eqn.primitive.name in IN_ORDER for eqn in equations(kernel.body.jaxpr)):
         return None
     bufs = [
         Buf(f"%a{k}", m.array.shape, m.array.dtype)
@@ -140,15 +153,17 @@ def _accesses(
         return None
     found: dict[int, list[_Access]] = {}
     lets: list[Let] = []
-    for s in every(stmts):
-        if isinstance(s, Sort) and any(b.root in results for b in s.buffers):
+    for nest in every(stmts):
+        if isinstance(nest, Sort) and any(buffer.root in results for buffer in nest.buffers):
             return None
-        if isinstance(s, Let):
-            lets.append(s)
+        if isinstance(nest, Let):
+            lets.append(nest)
         bounds = builder.bounds | (
-            {d: (0, n - 1) for d, n in s.dims.items()} if isinstance(s, Nest) else {}
+            {dim: (0, size - 1) for dim, size in nest.dims.items()}
+            if isinstance(nest, Nest)
+            else {}
         )
-        for buf, index in _touched(s):
+        for buf, index in _touched(nest):
             if buf.root in results:
                 places = index if buf.shape == buf.root.shape else (None,)
                 found.setdefault(results[buf.root], []).append(_Access(tuple(places), bounds))
@@ -163,26 +178,31 @@ def _built(
     builder.operands = tuple(bufs[: len(kernel.inputs)])
     symbols = _grid_symbols(kernel)
     builder.grid = tuple(
-        index_value((), INT32, lambda ix, g=g: Affine.symbol(g), builder) for g in symbols
+        index_value((), INT32, lambda ix, g=symbol: Affine.symbol(g), builder) for symbol in symbols
     )
-    dynamic = {d for d, _ in kernel.dynamic_grid}
+    dynamic = {dim for dim, _ in kernel.dynamic_grid}
     unknown = Affine.symbol(builder.names("%unknown"))
     builder.grid_sizes = tuple(
         index_value((), INT32, lambda ix: unknown, builder)
-        if d in dynamic
-        else Literal((), INT32, n)
-        for d, n in enumerate(kernel.grid)
+        if axis in dynamic
+        else Literal((), INT32, size)
+        for axis, size in enumerate(kernel.grid)
     )
-    builder.bounds.update({g: (0, max(n - 1, 0)) for g, n in zip(symbols, kernel.grid)})
+    builder.bounds.update(
+        {symbol: (0, max(size - 1, 0)) for symbol, size in zip(symbols, kernel.grid)}
+    )
     refs = []
     for buf, m in zip(bufs, (*kernel.inputs, *kernel.outputs)):
-        starts = [Affine.symbol(builder.names("%unknown")) if s is None else s for s in m.starts]
+        starts = [
+            Affine.symbol(builder.names("%unknown")) if start is None else start
+            for start in m.starts
+        ]
         offsets = tuple(
-            s.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None)
-            for s in starts
+            start.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None)
+            for start in starts
         )
         axes = iter(range(len(m.ref_shape)))
-        kept = tuple(None if isinstance(d, Squeezed) else next(axes) for d in m.dims)
+        kept = tuple(None if isinstance(dim, Squeezed) else next(axes) for dim in m.dims)
         refs.append(RefView(buf, m.ref_shape, m.array.dtype, offsets, kept, True))
     for s in kernel.scratch:
         buf = Buf(builder.names("%t"), s.shape, s.dtype, arena=True)
@@ -193,13 +213,17 @@ def _built(
     return builder, builder.region(kernel.body.jaxpr, {})
 
 
-def _touched(s: Stmt) -> Iterator[tuple[Buf, tuple[Affine | None, ...]]]:
+def _touched(stmt: Stmt) -> Iterator[tuple[Buf, tuple[Affine | None, ...]]]:
     """(buffer, index) of every load and store of a statement."""
     expressions = (
-        s.expressions() if isinstance(s, Nest) else [s.value] if isinstance(s, Let) else []
+        stmt.expressions()
+        if isinstance(stmt, Nest)
+        else [stmt.value]
+        if isinstance(stmt, Let)
+        else []
     )
-    for e in nodes(expressions):
-        if e.kind in ("load", "gather"):
-            yield e.info[0], e.info[1]
-    for w in s.writes if isinstance(s, Nest) else ():
-        yield w.buf, w.index
+    for node in nodes(expressions):
+        if node.kind in ("load", "gather"):
+            yield node.info[0], node.info[1]
+    for write in stmt.writes if isinstance(stmt, Nest) else ():
+        yield write.buf, write.index

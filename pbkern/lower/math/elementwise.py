@@ -77,14 +77,14 @@ def register(kinds: str, *names: str):
 
 def supports(primitive: str, in_dtypes, out_dtype) -> bool:
     """Whether a rule covers these dtypes (complex and fp8 have none, int4 few)."""
-    dtypes = [np.dtype(d) for d in (*in_dtypes, out_dtype)]
-    if primitive not in RULES or any(d.name not in ELEMENTS for d in dtypes):
+    dtypes = [np.dtype(dtype) for dtype in (*in_dtypes, out_dtype)]
+    if primitive not in RULES or any(dtype.name not in ELEMENTS for dtype in dtypes):
         return False
-    if any(d.name in SUB_BYTE for d in dtypes) and primitive not in _ON_SUB_BYTE:
+    if any(dtype.name in SUB_BYTE for dtype in dtypes) and primitive not in _ON_SUB_BYTE:
         return False
     if primitive == "bitcast_convert_type":
-        bits = {BITS[storage_el(d)] for d in dtypes}
-        return len(bits) == 1 and not any(d.kind == "b" for d in dtypes)
+        bits = {BITS[storage_el(dtype)] for dtype in dtypes}
+        return len(bits) == 1 and not any(dtype.kind == "b" for dtype in dtypes)
     operand = dtypes[1] if primitive in ("select_n", "clamp") else dtypes[0]
     return _kind(operand) in _KINDS[primitive]
 

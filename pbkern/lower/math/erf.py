@@ -27,21 +27,21 @@ def erf(b: Builder, x: Value) -> Value:
     return b.select(b.cmp("lt", a, one), small, large)
 
 
-def _erfc_positive(b: Builder, a: Value) -> Value:
+def _erfc_positive(b: Builder, value: Value) -> Value:
     """exp(-a**2) P(t) / (1 + 2 a), t = (a - 2) / (a + 2); the square is kept to twice the digits.
 
     A target may have a version of its own of all but the exponential.
     """
-    el = a.el
-    square = b.mul(a, a)
-    lost = b.fma(a, a, b.neg(square))
+    el = value.el
+    square = b.mul(value, value)
+    lost = b.fma(value, value, b.neg(square))
     if (erfcx := b.math.lookup("erfcx", el)) is not None:
         e = exp(b, b.neg(square), nonpositive=True)
-        return b.mul(b.fma(b.neg(lost), e, e), erfcx(b, a))
+        return b.mul(b.fma(b.neg(lost), e, e), erfcx(b, value))
     two = b.c(2, el)
-    t = b.div(b.sub(a, two), b.add(a, two))
+    t = b.div(b.sub(value, two), b.add(value, two))
     p = fit(b, t, "erfcx_short" if el == "f32" else "erfcx")
-    q = b.div(b.fma(b.neg(lost), p, p), b.fma(a, two, b.c(1, el)))
+    q = b.div(b.fma(b.neg(lost), p, p), b.fma(value, two, b.c(1, el)))
     return b.mul(exp(b, b.neg(square), nonpositive=True), q)
 
 

@@ -278,11 +278,11 @@ def log1p(b: Builder, x: Value) -> Value:
     return keep_tiny(b, x, _log_specials(b, u, y), f.mantissa + 2)
 
 
-def _log_of_sum(b: Builder, a: Value, excess: Value) -> Value:
+def _log_of_sum(b: Builder, value: Value, excess: Value) -> Value:
     """log1p(excess) for moderate a; log(a) + ln 2 where a is so large that its square may overflow."""
-    huge = b.cmp("gt", a, b.c(2.0 ** (FORMATS[a.el].mantissa + 6), a.el))
-    y = log1p(b, b.select(huge, a, excess))
-    return b.add(y, b.select(huge, b.c(LN2[0], a.el), b.c(0, a.el)))
+    huge = b.cmp("gt", value, b.c(2.0 ** (FORMATS[value.el].mantissa + 6), value.el))
+    y = log1p(b, b.select(huge, value, excess))
+    return b.add(y, b.select(huge, b.c(LN2[0], value.el), b.c(0, value.el)))
 
 
 def asinh(b: Builder, x: Value) -> Value:

@@ -33,7 +33,7 @@ def lgamma(b: Builder, x: Value) -> Value:
     return b.rare(b.cmp("lt", x, b.c(0, x.el)), y, lambda b: _lgamma_reflected(b, a, y))
 
 
-def _lgamma_positive(b: Builder, a: Value) -> Value:
+def _lgamma_positive(b: Builder, value: Value) -> Value:
     """(a - 1/2) (log(a) - 1) + S(a**-2) / a + a constant from 3.28 on.
 
     Below, with a = n + d: d P(d) for lgamma(2 + d), and -log(a (a + 1)), -log(a), 0 or log(a - 1)
@@ -42,35 +42,35 @@ def _lgamma_positive(b: Builder, a: Value) -> Value:
     d is in [-0.72, 0.28): logarithms that cancel are below 1/4 then and none does where lgamma is
     least, at 1.46. About 1 both terms are multiples of d, and over half of d remains.
     """
-    el = a.el
+    el = value.el
     one, two = b.c(1, el), b.c(2, el)
-    n = b.floor(b.add(a, b.c(0.72, el)))
+    n = b.floor(b.add(value, b.c(0.72, el)))
     large = b.cmp("gt", n, b.c(3, el))
-    d = b.sub(a, n)
+    d = b.sub(value, n)
     near = b.mul(d, fit(b, d, "lgamma"))
-    r = b.div(one, a)
+    r = b.div(one, value)
     far = b.fma(fit(b, b.mul(r, r), "stirling"), r, b.c(HALF_LOG_2PI - 0.5, el))
 
-    argument = b.select(b.cmp("lt", n, one), b.fma(a, a, a), a)
+    argument = b.select(b.cmp("lt", n, one), b.fma(value, value, value), value)
     argument = b.select(b.cmp("eq", n, two), one, argument)
-    argument = b.select(b.cmp("eq", n, b.c(3, el)), b.sub(a, one), argument)
+    argument = b.select(b.cmp("eq", n, b.c(3, el)), b.sub(value, one), argument)
     times = b.select(b.cmp("lt", n, two), b.c(-1, el), one)
-    times = b.select(large, b.sub(a, b.c(0.5, el)), times)
+    times = b.select(large, b.sub(value, b.c(0.5, el)), times)
     logarithm = b.sub(log(b, argument), b.select(large, one, b.c(0, el)))
     return b.fma(times, logarithm, b.select(large, far, near))
 
 
-def _lgamma_reflected(b: Builder, a: Value, y: Value) -> Value:
+def _lgamma_reflected(b: Builder, value: Value, y: Value) -> Value:
     """lgamma(-a) from y = lgamma(a): log(pi / (a |sin(pi a)|)) - y; y itself where they do not differ."""
-    el, f = a.el, FORMATS[a.el]
-    d = b.sub(a, b.roundeven(a))
+    el, f = value.el, FORMATS[value.el]
+    d = b.sub(value, b.roundeven(value))
     z = b.mul(d, d)
     sinc = b.fma(z, fit(b, z, "sinc"), b.c(1, el))  # sin(pi d) / (pi d)
-    product = b.mul(b.mul(a, b.abs(d)), sinc)
+    product = b.mul(b.mul(value, b.abs(d)), sinc)
     reflected = b.sub(b.neg(log(b, product)), y)
-    reflected = b.select(b.cmp("lt", a, b.c(2.0 ** (-f.mantissa - 2), el)), y, reflected)
+    reflected = b.select(b.cmp("lt", value, b.c(2.0 ** (-f.mantissa - 2), el)), y, reflected)
     integers = b.cmp(
-        "ge", a, b.c(2.0**f.mantissa, el)
+        "ge", value, b.c(2.0**f.mantissa, el)
     )  # nothing else; infinity less infinity is avoided
     return b.select(integers, b.c(math.inf, el), reflected)
 
@@ -87,46 +87,46 @@ def digamma(b: Builder, x: Value) -> Value:
     return b.rare(b.cmp("le", x, b.c(0, x.el)), y, lambda b: _digamma_reflected(b, a, y))
 
 
-def _digamma_positive(b: Builder, a: Value) -> Value:
+def _digamma_positive(b: Builder, value: Value) -> Value:
     """log(a) - 1 / (2 a) - T(a**-2) / a**2 from 3 on.
 
     Below, by the distance t of the argument from digamma's zero after it was moved into [1, 2): t
     P(t), and -1 / a below 1 or 1 / (a - 1) from 2 on.
     """
-    el = a.el
+    el = value.el
     one, two, three = (b.c(k, el) for k in (1, 2, 3))
-    large = b.cmp("ge", a, three)
-    n = b.floor(a)
+    large = b.cmp("ge", value, three)
+    n = b.floor(value)
     high, low = split(*DIGAMMA_ZERO, el)
-    t = b.sub(b.sub(b.sub(a, n), b.c(high - 1, el)), b.c(low, el))
+    t = b.sub(b.sub(b.sub(value, n), b.c(high - 1, el)), b.c(low, el))
     near = b.mul(t, fit(b, t, "digamma"))
 
     second = b.cmp("eq", n, two)
-    r = b.div(one, b.select(second, b.sub(a, one), a))
+    r = b.div(one, b.select(second, b.sub(value, one), value))
     square = b.mul(r, r)
-    far = b.fma(b.neg(square), fit(b, square, "digamma_tail"), log(b, a))
-    times = b.select(b.cmp("lt", a, one), b.c(-1, el), b.c(0, el))
+    far = b.fma(b.neg(square), fit(b, square, "digamma_tail"), log(b, value))
+    times = b.select(b.cmp("lt", value, one), b.c(-1, el), b.c(0, el))
     times = b.select(large, b.c(-0.5, el), b.select(second, one, times))
     return b.fma(times, r, b.select(large, far, near))
 
 
-def _digamma_reflected(b: Builder, a: Value, y: Value) -> Value:
+def _digamma_reflected(b: Builder, value: Value, y: Value) -> Value:
     """digamma(-a) from y = digamma(a): y + 1 / a + pi / tan(pi a); -y where nothing but 1 / a counts."""
-    el, f = a.el, FORMATS[a.el]
-    d = b.sub(a, b.roundeven(a))
+    el, f = value.el, FORMATS[value.el]
+    d = b.sub(value, b.roundeven(value))
     high, low = _cotangent(b, d)
-    reflected = b.add(b.add(b.add(y, b.div(b.c(1, el), a)), low), high)
-    reflected = b.select(b.cmp("lt", a, b.c(2.0 ** (-f.mantissa - 2), el)), b.neg(y), reflected)
+    reflected = b.add(b.add(b.add(y, b.div(b.c(1, el), value)), low), high)
+    reflected = b.select(b.cmp("lt", value, b.c(2.0 ** (-f.mantissa - 2), el)), b.neg(y), reflected)
     return b.select(b.cmp("eq", d, b.c(0, el)), b.c(math.nan, el), reflected)
 
 
-def _cotangent(b: Builder, d: Value) -> tuple[Value, Value]:
+def _cotangent(b: Builder, dim: Value) -> tuple[Value, Value]:
     """pi / tan(pi d), |d| <= 1/2, as a sum: up to 1/4 of 1 / d, rounded, and a correction, beyond by the distance from 1/2."""
-    el = d.el
-    one, h = b.c(1, el), b.sub(b.c(0.5, el), b.abs(d))
-    r = b.div(one, d)
-    lost = b.mul(r, b.fma(b.neg(r), d, one))
-    correction = b.fma(b.neg(d), fit(b, b.mul(d, d), "cotangent"), lost)
-    flat = b.copysign(b.mul(h, fit(b, b.mul(h, h), "tangent")), d)
+    el = dim.el
+    one, h = b.c(1, el), b.sub(b.c(0.5, el), b.abs(dim))
+    r = b.div(one, dim)
+    lost = b.mul(r, b.fma(b.neg(r), dim, one))
+    correction = b.fma(b.neg(dim), fit(b, b.mul(dim, dim), "cotangent"), lost)
+    flat = b.copysign(b.mul(h, fit(b, b.mul(h, h), "tangent")), dim)
     near_half = b.cmp("lt", h, b.c(0.25, el))
     return b.select(near_half, flat, r), b.select(near_half, b.c(0, el), correction)

@@ -10,8 +10,8 @@ from .coefficients import COEFFICIENTS
 def poly(b: Builder, x: Value, coefficients) -> Value:
     """Horner's scheme; coefficients are constant first."""
     acc = b.c(coefficients[-1], x.el)
-    for k in reversed(coefficients[:-1]):
-        acc = b.fma(acc, x, b.c(k, x.el))
+    for coefficient in reversed(coefficients[:-1]):
+        acc = b.fma(acc, x, b.c(coefficient, x.el))
     return acc
 
 

@@ -96,11 +96,11 @@ def _reduce_far(b: Builder, x: Value, *, with_rest: bool = False) -> tuple[Value
     words = [i64(w) for w in TWO_OVER_PI[:4]]
     for j in range(1, LAST_WORD[x.el] + 1):
         here = b.cmp("eq", index, i64(j))
-        words = [b.select(here, i64(TWO_OVER_PI[j + k]), w) for k, w in enumerate(words)]
+        words = [b.select(here, i64(TWO_OVER_PI[j + k]), word) for k, word in enumerate(words)]
     back = b.sub(i64(63), shift)
     first, second, third = (
-        b.or_(b.shl(w, shift), b.shr(b.shr(following, i64(1)), back))
-        for w, following in zip(words, words[1:])
+        b.or_(b.shl(word, shift), b.shr(b.shr(following, i64(1)), back))
+        for word, following in zip(words, words[1:])
     )
     carry_in = b.mul_high(m, third, unsigned=True)
     low = b.mul(m, second)
@@ -280,13 +280,13 @@ def atan2(b: Builder, y: Value, x: Value) -> Value:
     return b.select(b.cmp("uno", x, y), b.add(x, y), angle)
 
 
-def _asin_parts(b: Builder, a: Value) -> tuple[Value, Value]:
+def _asin_parts(b: Builder, value: Value) -> tuple[Value, Value]:
     """(whether a > 1/2, asin(a) or, there, asin(sqrt((1 - a) / 2)))."""
-    el = a.el
-    big = b.cmp("gt", a, b.c(0.5, el))
-    half = b.fma(a, b.c(-0.5, el), b.c(0.5, el))
-    z = b.select(big, half, b.mul(a, a))
-    s = b.select(big, b.sqrt(half), a)
+    el = value.el
+    big = b.cmp("gt", value, b.c(0.5, el))
+    half = b.fma(value, b.c(-0.5, el), b.c(0.5, el))
+    z = b.select(big, half, b.mul(value, value))
+    s = b.select(big, b.sqrt(half), value)
     return big, b.fma(b.mul(s, z), fit(b, z, "asin"), s)
 
 

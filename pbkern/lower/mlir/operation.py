@@ -28,12 +28,15 @@ class Region(NamedTuple):
 class Operation:
     """An operation, with the regions that follow its text.
 
-    Attributes: text: as it is printed, without regions. name: which operation, such as
-      `arith.addf`. names: all names, in the order in which they are printed; `between`: what is
-      printed before, between and behind them. defined: names of results and of arguments of
-      regions. result: the one result's name, or None where there is none or several. attributes:
-      what is printed beside the name of the operation, its results and its operands: attributes and
-      types.
+    Attributes:
+      text: as it is printed, without regions.
+      name: which operation, such as `arith.addf`.
+      names: all names, in the order in which they are printed; `between`: what is printed before,
+        between and behind them.
+      defined: names of results and of arguments of regions.
+      result: the one result's name, or None where there is none or several.
+      attributes: what is printed beside the name of the operation, its results and its operands:
+        attributes and types.
     """
 
     __slots__ = ("text", "regions", "_head", "_names", "_between")
@@ -94,7 +97,11 @@ class Operation:
         """Lines that it prints."""
         if not self.regions:
             return 1
-        return 1 + len(self.regions) + sum(op.size for r in self.regions for op in r.operations)
+        return (
+            1
+            + len(self.regions)
+            + sum(op.size for region in self.regions for op in region.operations)
+        )
 
     def lines(self) -> Iterator[str]:
         if not self.regions:
@@ -117,7 +124,8 @@ class Operation:
         """Changes texts, also within: `change` sees operations in the order of the text."""
         text = change(self)
         regions = tuple(
-            Region([op.mapped(change) for op in r.operations], r.word) for r in self.regions
+            Region([op.mapped(change) for op in region.operations], region.word)
+            for region in self.regions
         )
         return Operation(text, regions)
 
@@ -149,7 +157,11 @@ def replaced(
         elif op.regions:
             found.append(
                 Operation(
-                    op.text, tuple(Region(replaced(r.operations, by), r.word) for r in op.regions)
+                    op.text,
+                    tuple(
+                        Region(replaced(region.operations, by), region.word)
+                        for region in op.regions
+                    ),
                 )
             )
         else:

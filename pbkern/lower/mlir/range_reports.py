@@ -52,7 +52,10 @@ def is_comparable(el: str, limit: int) -> bool:
 def nothing(found: Sequence[Report], const: Emit) -> list[Report]:
     """Per kind of report: nothing was found."""
     kinds = dict.fromkeys(r.kind for r in found)
-    return [k._replace(value=k.value._replace(name=_number(0, k.value, const))) for k in kinds]
+    return [
+        kind._replace(value=kind.value._replace(name=_number(0, kind.value, const)))
+        for kind in kinds
+    ]
 
 
 def joined(before: Report, found: Sequence[Report], emit: Emit) -> Report:

@@ -57,7 +57,7 @@ class Block:
         for region in regions:
             region.report()
         self.operations.append(
-            Operation(text, tuple(Region(r.operations, w) for r, w in zip(regions, words)))
+            Operation(text, tuple(Region(r.operations, word) for r, word in zip(regions, words)))
         )
 
     def take(self, block: Block) -> None:
@@ -170,7 +170,7 @@ class Text:
                 const += value * c
             else:
                 terms.append((where.depth, symbol, value, c, where))
-        terms.sort(key=lambda t: (t[0], str(t[1])))
+        terms.sort(key=lambda term: (term[0], str(term[1])))
         current, where = None, self.top
         for _, _, value, c, at in terms:
             where = at if at.depth > where.depth else where
@@ -245,9 +245,9 @@ class Text:
         made: list[Ssa] = []
         if carried:
             name = self.name()
-            pairs = ", ".join(f"{a.name} = {c.name}" for a, c in zip(args, carried))
+            pairs = ", ".join(f"{arg.name} = {c.name}" for arg, c in zip(args, carried))
             head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
-            inner.add(f"scf.yield {', '.join(r.name for r in results)} : {types}")
+            inner.add(f"scf.yield {', '.join(result.name for result in results)} : {types}")
             made = [Ssa(f"{name}#{k}", c.el, c.lanes) for k, c in enumerate(carried)]
         if self.pins and not inner.has_long_loops and (block.parent is None or not short):
             self._pin(block, inner)
@@ -306,18 +306,18 @@ class Text:
             fill(block)
             return
         test = conditions[0]
-        for c in conditions[1:]:
-            test = self.put(block, f"arith.andi {test}, {c} : i1")
+        for condition in conditions[1:]:
+            test = self.put(block, f"arith.andi {test}, {condition} : i1")
         self.when(block, test, fill)
 
     def either(
-        self, block: Block, condition: str, inner: Block, x: Ssa, other: Block, y: Ssa
+        self, block: Block, condition: str, inner: Block, value: Ssa, other: Block, y: Ssa
     ) -> str:
         """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
         name = self.name()
-        for region, v in ((inner, x), (other, y)):
+        for region, v in ((inner, value), (other, y)):
             region.add(f"scf.yield {v.name} : {v.type}")
-        block.add(f"{name} = scf.if {condition} -> ({x.type})", inner, other)
+        block.add(f"{name} = scf.if {condition} -> ({value.type})", inner, other)
         return name
 
 

@@ -15,9 +15,9 @@ def flat_index(buf: Buf, index) -> Affine:
     """The element's place in the buffer."""
     terms: dict = {}
     const = 0
-    for i, stride in zip(index, buf.strides):
-        const += i.const * stride
-        for s, c in i.terms:
+    for position, stride in zip(index, buf.strides):
+        const += position.const * stride
+        for s, c in position.terms:
             terms[s] = terms.get(s, 0) + c * stride
     return Affine.make(terms, const)
 
@@ -25,9 +25,9 @@ def flat_index(buf: Buf, index) -> Affine:
 def flat_coefficient(buf: Buf, index, dim: str) -> int:
     """Elements between neighbours along `dim`, as far as the axes are affine."""
     total = 0
-    for i, s in zip(index, buf.strides):
-        if i is not None:
-            total += i.coefficient(dim) * s
+    for position, stride in zip(index, buf.strides):
+        if position is not None:
+            total += position.coefficient(dim) * stride
     return total
 
 
@@ -38,25 +38,25 @@ def apart(
     along some axis, their ranges are apart. `index` per axis is an Affine, or None where it is not
     known.
     """
-    for a, b in zip(index, other):
-        if a is not None and b is not None:
-            (base, low, high), (base2, low2, high2) = _range(a, dims), _range(b, other_dims)
+    for position, b in zip(index, other):
+        if position is not None and b is not None:
+            (base, low, high), (base2, low2, high2) = _range(position, dims), _range(b, other_dims)
             if base == base2 and (high < low2 or high2 < low):
                 return True
     return False
 
 
-def _range(i: Affine, dims: Mapping[str, int]) -> tuple[Affine, int, int]:
+def _range(affine: Affine, dims: Mapping[str, int]) -> tuple[Affine, int, int]:
     """Splits an index into what does not depend on the dimensions, and the (smallest, largest) rest."""
-    inner = Affine(tuple((s, c) for s, c in i.terms if s in dims), i.const)
-    return i - inner, *inner.bounds(lambda s: dims[s])
+    inner = Affine(tuple((s, c) for s, c in affine.terms if s in dims), affine.const)
+    return affine - inner, *inner.bounds(lambda s: dims[s])
 
 
-def is_written(e: Expr, nest: Nest) -> bool:
+def is_written(expr: Expr, nest: Nest) -> bool:
     """Whether a load or gather may read what some point of the nest writes."""
-    buf, index, *guard = e.info
-    known = e.kind == "load" and not any(guard)
-    mine = [w for w in nest.writes if w.buf.root is buf.root]
+    buf, index, *guard = expr.info
+    known = expr.kind == "load" and not any(guard)
+    mine = [write for write in nest.writes if write.buf.root is buf.root]
     return any(
         not known or w.buf is not buf or not apart(index, nest.dims, w.index, nest.dims)
         for w in mine

@@ -38,9 +38,9 @@ def collapse(nest: Nest, pool: Pool, aliases: Aliases) -> Nest:
     while changed:
         changed = False
         dims = list(nest.dims)
-        for a, b in zip(dims, dims[1:]):
-            if _joinable(nest, a, b):
-                nest, changed = _join(nest, a, b, pool, aliases), True
+        for dim, b in zip(dims, dims[1:]):
+            if _joinable(nest, dim, b):
+                nest, changed = _join(nest, dim, b, pool, aliases), True
                 break
     return nest
 
@@ -56,32 +56,37 @@ def _joinable(nest: Nest, a: str, b: str) -> bool:
     if 0 in nest.dims.values():  # strides tell nothing
         return False
     size = nest.dims[b]
-    for e in nest.nodes():
-        if e.kind in ("index", "range") and not _counts_as_one(_counted(e), a, b, size):
+    for node in nest.nodes():
+        if node.kind in ("index", "range") and not _counts_as_one(_counted(node), a, b, size):
             return False
-        if e.kind == "moved" and any(d == b for d, _ in e.info):
+        if node.kind == "moved" and any(dim == b for dim, _ in node.info):
             return False
-        if e.kind == "gather" and any(i is not None and i.symbols & {a, b} for i in e.info[1]):
+        if node.kind == "gather" and any(
+            i is not None and i.symbols & {a, b} for i in node.info[1]
+        ):
             return False
-        if e.kind == "load" and not _walks_as_one(nest, e.info, a, b, size):
+        if node.kind == "load" and not _walks_as_one(nest, node.info, a, b, size):
             return False
-    return all(_walks_as_one(nest, (w.buf, w.index, w.guard), a, b, size) for w in nest.writes)
+    return all(
+        _walks_as_one(nest, (write.buf, write.index, write.guard), a, b, size)
+        for write in nest.writes
+    )
 
 
-def _counted(e: Expr) -> Affine:
+def _counted(expr: Expr) -> Affine:
     """The integer that an index is, or that a test of a range asks for."""
-    return e.info if e.kind == "index" else e.info[0]
+    return expr.info if expr.kind == "index" else expr.info[0]
 
 
-def _counts_as_one(i: Affine, a: str, b: str, size: int) -> bool:
-    return i.coefficient(a) == i.coefficient(b) * size
+def _counts_as_one(affine: Affine, a: str, b: str, size: int) -> bool:
+    return affine.coefficient(a) == affine.coefficient(b) * size
 
 
 def _walks_as_one(nest: Nest, access: Access, a: str, b: str, size: int) -> bool:
     buf, index, guard = access
     if not _counts_as_one(flat_index(buf, index), a, b, size):
         return False
-    axes = [k for k, i in enumerate(index) if i.symbols & {a, b}]
+    axes = [k for k, position in enumerate(index) if position.symbols & {a, b}]
     if not axes:
         return True
     run = index[axes[0] : axes[-1] + 1]
@@ -90,15 +95,15 @@ def _walks_as_one(nest: Nest, access: Access, a: str, b: str, size: int) -> bool
     # one, unguarded).
     return (
         (not guard and len(run) == 1)
-        or all(_inside(nest, i, n) for i, n in zip(run, extents))
+        or all(_inside(nest, i, extent) for i, extent in zip(run, extents))
         or not guard
     )
 
 
-def _inside(nest: Nest, i: Affine, extent: int) -> bool:
-    if not i.symbols <= nest.dims.keys():
+def _inside(nest: Nest, affine: Affine, extent: int) -> bool:
+    if not affine.symbols <= nest.dims.keys():
         return False
-    low, high = i.bounds(nest.dims.__getitem__)
+    low, high = affine.bounds(nest.dims.__getitem__)
     return low >= 0 and high < extent
 
 
@@ -113,8 +118,8 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
         low, high = axes[0], axes[-1]
         if high > low:
             flat = Affine()
-            for i, n in zip(index[low : high + 1], buf.shape[low : high + 1]):
-                flat = flat * n + i
+            for position, n in zip(index[low : high + 1], buf.shape[low : high + 1]):
+                flat = flat * n + position
             buf, index = aliases.joined(buf, low, high), (*index[:low], flat, *index[high + 1 :])
         joined = index[low]
         c = joined.coefficient(b)
@@ -122,19 +127,21 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
         assert joined.coefficient(a) == c * size
         return buf, (*index[:low], kept + Affine.symbol(b, c), *index[low + 1 :])
 
-    def replace(e: Expr) -> Expr | None:
-        if e.kind == "moved":
-            steps = tuple((b, k * size) if d == a else (d, k) for d, k in e.info)
-            return pool.make("moved", e.dtype, steps, e.args)
-        if e.kind in ("index", "range"):
-            counted = _counted(e).substitute({a: Affine()}.get)
+    def replace(expr: Expr) -> Expr | None:
+        if expr.kind == "moved":
+            steps = tuple((b, k * size) if dim == a else (dim, k) for dim, k in expr.info)
+            return pool.make("moved", expr.dtype, steps, expr.args)
+        if expr.kind in ("index", "range"):
+            counted = _counted(expr).substitute({a: Affine()}.get)
             return pool.make(
-                e.kind, e.dtype, counted if e.kind == "index" else (counted, *e.info[1:])
+                expr.kind,
+                expr.dtype,
+                counted if expr.kind == "index" else (counted, *expr.info[1:]),
             )
-        if e.kind != "load":
+        if expr.kind != "load":
             return None
-        buf, index = access(e.info[0], e.info[1])
-        return pool.make("load", e.dtype, (buf, index, e.info[2]))
+        buf, index = access(expr.info[0], expr.info[1])
+        return pool.make("load", expr.dtype, (buf, index, expr.info[2]))
 
     rewrite = pool.rewriter(replace)
 
@@ -142,11 +149,11 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
         buf, index = access(w.buf, w.index)
         return w.mapped(rewrite, buf=buf, index=index)
 
-    dims = {d: n * nest.dims[a] if d == b else n for d, n in nest.dims.items() if d != a}
+    dims = {dim: n * nest.dims[a] if dim == b else n for dim, n in nest.dims.items() if dim != a}
     return Nest(
         dims,
-        tuple(d for d in nest.rdims if d != a),
-        [r.mapped(rewrite) for r in nest.reductions],
+        tuple(rdim for rdim in nest.rdims if rdim != a),
+        [reduction.mapped(rewrite) for reduction in nest.reductions],
         [write(w) for w in nest.writes],
         nest.ordered,
         nest.at,

@@ -58,7 +58,7 @@ class NestContext(Generic[Options]):
 
     def op(self, primitive: str, dtype: Any, *args: Expr, params: Mapping | None = None) -> Expr:
         return self.pool.make(
-            "op", dtype, self.info(primitive, dtype, [a.dtype for a in args], params), args
+            "op", dtype, self.info(primitive, dtype, [arg.dtype for arg in args], params), args
         )
 
     def const(self, value: Any, dtype: Any) -> Expr:
@@ -89,13 +89,13 @@ class NestContext(Generic[Options]):
         return Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True)
 
 
-def is_reported_outside(e: Expr, limit: int) -> bool:
+def is_reported_outside(expr: Expr, limit: int) -> bool:
     """Whether an integer has passed a check by which everything outside [0, limit] is reported (dsl/primitives/in_range.py)."""
     if (
-        e.kind != "op"
-        or e.info.primitive != "in_range"
-        or e.dtype.itemsize < 4
+        expr.kind != "op"
+        or expr.info.primitive != "in_range"
+        or expr.dtype.itemsize < 4
         or limit > np.iinfo(INT32).max
     ):
         return False
-    return 0 <= e.info.params["low"] < e.info.params["high"] <= limit + 1
+    return 0 <= expr.info.params["low"] < expr.info.params["high"] <= limit + 1

@@ -65,12 +65,12 @@ def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes:
     `bounds` of runtime symbols that are known; `cut_bytes`: see lower/build_options.py.
     """
     out: list[Stmt] = []
-    for s in stmts:
-        match s:
+    for stmt in stmts:
+        match stmt:
             case Nest():
                 out += [
                     simplified(piece, pool, bounds)
-                    for piece in _cut(simplified(s, pool, bounds), pool, cut_bytes)
+                    for piece in _cut(simplified(stmt, pool, bounds), pool, cut_bytes)
                 ]
             case If(index=i, branches=bs):
                 out.append(If(i, [decide_index_tests(b, pool, bounds, cut_bytes) for b in bs]))
@@ -81,14 +81,14 @@ def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes:
                 condition, body = (decide_index_tests(x, pool, bounds, cut_bytes) for x in (c, b))
                 out.append(While(condition, p, body))
             case _:
-                out.append(s)
+                out.append(stmt)
     return out
 
 
-def interval(a: Affine, bounds: Bounds) -> tuple[int, int] | None:
+def interval(affine: Affine, bounds: Bounds) -> tuple[int, int] | None:
     """(smallest, largest) value, or None if a symbol is unbounded."""
-    low = high = a.const
-    for s, c in a.terms:
+    low = high = affine.const
+    for s, c in affine.terms:
         if s not in bounds:
             return None
         ends = (c * bounds[s][0], c * bounds[s][1])
@@ -99,19 +99,25 @@ def interval(a: Affine, bounds: Bounds) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- folding
 
 
-def simplified(n: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] = ()) -> Nest:
+def simplified(nest: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] = ()) -> Nest:
     """The nest with its tests folded; `assumed` hold at all of its points."""
-    points = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.dims.items()}}
-    fold = Folder(pool, {**bounds, **{d: (0, max(size - 1, 0)) for d, size in n.extents().items()}})
+    points = {**bounds, **{dim: (0, max(size - 1, 0)) for dim, size in nest.dims.items()}}
+    fold = Folder(
+        pool, {**bounds, **{dim: (0, max(size - 1, 0)) for dim, size in nest.extents().items()}}
+    )
     stored = Folder(pool, points)
     for test in assumed:
         fold.assume(test)
-    n = n.mapped(fold)
-    writes = [replace(w, guard=w.guard and not stored.inside(w.buf, w.index)) for w in n.writes]
+    nest = nest.mapped(fold)
     writes = [
-        w if w.mask is None or not _is(w.mask, True) else replace(w, mask=None) for w in writes
+        replace(write, guard=write.guard and not stored.inside(write.buf, write.index))
+        for write in nest.writes
     ]
-    return replace(n, writes=writes)
+    writes = [
+        write if write.mask is None or not _is(write.mask, True) else replace(write, mask=None)
+        for write in writes
+    ]
+    return replace(nest, writes=writes)
 
 
 def _moved(end: int, by: int) -> int:
@@ -124,8 +130,8 @@ def _holds(dtype: np.dtype, found: tuple[int, int]) -> bool:
     return info.min <= found[0] and found[1] <= info.max
 
 
-def _is(e: Expr, value: bool) -> bool:
-    return e.kind == "const" and e.dtype == BOOL and bool(e.info) is value
+def _is(expr: Expr, value: bool) -> bool:
+    return expr.kind == "const" and expr.dtype == BOOL and bool(expr.info) is value
 
 
 class Folder:
@@ -151,96 +157,106 @@ class Folder:
             self._assumed[a.linear()] = max(before[0], found[0]), min(before[1], found[1])
         self._rewrite = self.pool.rewriter(self._replace)
 
-    def __call__(self, e: Expr) -> Expr:
-        return self._rewrite(e)
+    def __call__(self, expr: Expr) -> Expr:
+        return self._rewrite(expr)
 
     def inside(self, buf, index) -> bool:
         """Whether every index is certainly in the buffer."""
-        for i, extent in zip(index, buf.shape):
-            if i is not None and not _is(self._range(i, 0, extent), True):
+        for position, extent in zip(index, buf.shape):
+            if position is not None and not _is(self._range(position, 0, extent), True):
                 return False
         return True
 
     def _bool(self, value: bool) -> Expr:
         return self.pool.make("const", BOOL, np.bool_(value))
 
-    def _replace(self, e: Expr) -> Expr | None:
-        if e in self._holding and e.kind == "op":
+    def _replace(self, expr: Expr) -> Expr | None:
+        if expr in self._holding and expr.kind == "op":
             return self._bool(True)
-        if e.kind == "range":
-            return self._range(*e.info)
-        if e.kind == "load" and e.info[2] and self.inside(e.info[0], e.info[1]):
-            return self.pool.make("load", e.dtype, (e.info[0], e.info[1], False))
-        if e.kind == "gather":
-            return self._gather(e)
-        if e.kind != "op":
+        if expr.kind == "range":
+            return self._range(*expr.info)
+        if expr.kind == "load" and expr.info[2] and self.inside(expr.info[0], expr.info[1]):
+            return self.pool.make("load", expr.dtype, (expr.info[0], expr.info[1], False))
+        if expr.kind == "gather":
+            return self._gather(expr)
+        if expr.kind != "op":
             return None
-        name = e.info.primitive
-        if name in COMPARISONS and e.args[0].dtype != BOOL:
-            return self._comparison(name, *e.args)
-        if name in ("and", "or") and e.dtype == BOOL:
-            return self._logic(name, *e.args)
-        if name == "ne" and e.args[0].dtype == BOOL and all(a.kind == "const" for a in e.args):
-            return self._bool(bool(e.args[0].info) is not bool(e.args[1].info))
-        if name == "not" and e.dtype == BOOL and e.args[0].kind == "const":
-            return self._bool(not e.args[0].info)
-        if name == "select_n" and e.args[0].dtype == BOOL:
-            return self._select(e, *e.args)
+        name = expr.info.primitive
+        if name in COMPARISONS and expr.args[0].dtype != BOOL:
+            return self._comparison(name, *expr.args)
+        if name in ("and", "or") and expr.dtype == BOOL:
+            return self._logic(name, *expr.args)
+        if (
+            name == "ne"
+            and expr.args[0].dtype == BOOL
+            and all(arg.kind == "const" for arg in expr.args)
+        ):
+            return self._bool(bool(expr.args[0].info) is not bool(expr.args[1].info))
+        if name == "not" and expr.dtype == BOOL and expr.args[0].kind == "const":
+            return self._bool(not expr.args[0].info)
+        if name == "select_n" and expr.args[0].dtype == BOOL:
+            return self._select(expr, *expr.args)
         if name in ("max", "min"):
-            return self._extreme(name, *e.args)
+            return self._extreme(name, *expr.args)
         if name == "convert_element_type":
-            return self._convert(e.args[0], e.dtype)
+            return self._convert(expr.args[0], expr.dtype)
         if name == "add":
-            return self._sum(e)
+            return self._sum(expr)
         return None
 
-    def values_of(self, e: Expr) -> Interval | None:
+    def values_of(self, expr: Expr) -> Interval | None:
         """(smallest, largest) value of an integer expression that cannot have wrapped; None where it is not known."""
-        if e not in self._intervals:
-            found = self._found_interval(e) if e.dtype.kind in "iu" else None
-            self._intervals[e] = found if found is not None and _holds(e.dtype, found) else None
-        return self._intervals[e]
+        if expr not in self._intervals:
+            found = self._found_interval(expr) if expr.dtype.kind in "iu" else None
+            self._intervals[expr] = (
+                found if found is not None and _holds(expr.dtype, found) else None
+            )
+        return self._intervals[expr]
 
-    def _found_interval(self, e: Expr) -> Interval | None:
-        if e.kind == "const":
-            return int(e.info), int(e.info)
-        if e.kind == "index":
-            return interval(e.info, self.bounds)
-        rule = INTERVALS.get(e.info.primitive) if e.kind == "op" and len(e.args) <= 2 else None
+    def _found_interval(self, expr: Expr) -> Interval | None:
+        if expr.kind == "const":
+            return int(expr.info), int(expr.info)
+        if expr.kind == "index":
+            return interval(expr.info, self.bounds)
+        rule = (
+            INTERVALS.get(expr.info.primitive)
+            if expr.kind == "op" and len(expr.args) <= 2
+            else None
+        )
         if rule is None:
-            return int(np.iinfo(e.dtype).min), int(np.iinfo(e.dtype).max)
-        parts = [self.values_of(a) for a in e.args]
+            return int(np.iinfo(expr.dtype).min), int(np.iinfo(expr.dtype).max)
+        parts = [self.values_of(arg) for arg in expr.args]
         return rule(*parts) if None not in parts else None
 
-    def _extreme(self, name: str, x: Expr, y: Expr) -> Expr | None:
-        a, b = self.values_of(x), self.values_of(y)
+    def _extreme(self, name: str, expr: Expr, y: Expr) -> Expr | None:
+        a, b = self.values_of(expr), self.values_of(y)
         if a is None or b is None:
             return None
-        larger, smaller = (x, y) if name == "max" else (y, x)
+        larger, smaller = (expr, y) if name == "max" else (y, expr)
         if a[0] >= b[1]:
             return larger
         return smaller if b[0] >= a[1] else None
 
-    def _convert(self, x: Expr, dtype: np.dtype) -> Expr | None:
-        found = self.values_of(x) if x.kind == "index" else None
+    def _convert(self, expr: Expr, dtype: np.dtype) -> Expr | None:
+        found = self.values_of(expr) if expr.kind == "index" else None
         if found is None or dtype.kind not in "iu" or not _holds(dtype, found):
             return None
-        return self.pool.make("index", dtype, x.info)
+        return self.pool.make("index", dtype, expr.info)
 
-    def _sum(self, e: Expr) -> Expr | None:
+    def _sum(self, expr: Expr) -> Expr | None:
         """An index plus what can only be one number."""
-        if self.values_of(e) is None:
+        if self.values_of(expr) is None:
             return None
-        for x, y in (e.args, e.args[::-1]):
+        for x, y in (expr.args, expr.args[::-1]):
             low, high = self.values_of(y)
             if x.kind == "index" and low == high:
-                return self.pool.make("index", e.dtype, x.info + low)
+                return self.pool.make("index", expr.dtype, x.info + low)
         return None
 
-    def _gather(self, e: Expr) -> Expr | None:
+    def _gather(self, expr: Expr) -> Expr | None:
         """Axes along which the index is affine and certainly inside are addressed by it; a load where all are."""
-        buf, axes = e.info
-        args, left, located = iter(e.args), [], []
+        buf, axes = expr.info
+        args, left, located = iter(expr.args), [], []
         for axis, extent in zip(axes, buf.shape):
             if axis is None:
                 arg = next(args)
@@ -250,35 +266,35 @@ class Folder:
                 else:
                     left.append(arg)
             located.append(axis)
-        if len(left) == len(e.args):
+        if len(left) == len(expr.args):
             return None
         if left:
-            return self.pool.make("gather", e.dtype, (buf, tuple(located)), tuple(left))
-        return self.pool.make("load", e.dtype, (buf, tuple(located), False))
+            return self.pool.make("gather", expr.dtype, (buf, tuple(located)), tuple(left))
+        return self.pool.make("load", expr.dtype, (buf, tuple(located), False))
 
-    def _select(self, e: Expr, test: Expr, *cases: Expr) -> Expr | None:
+    def _select(self, expr: Expr, test: Expr, *cases: Expr) -> Expr | None:
         if test.kind == "const":
             return cases[int(test.info)]
-        return test if e.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
+        return test if expr.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
-    def _range(self, a: Affine, low: int, high: int) -> Expr:
-        found = interval(a, self.bounds) or (-FAR, FAR)
-        start, end = self._assumed.get(a.linear(), (-FAR, FAR))
+    def _range(self, affine: Affine, low: int, high: int) -> Expr:
+        found = interval(affine, self.bounds) or (-FAR, FAR)
+        start, end = self._assumed.get(affine.linear(), (-FAR, FAR))
         smallest, largest = (
-            max(found[0], _moved(start, a.const)),
-            min(found[1], _moved(end, a.const) - 1),
+            max(found[0], _moved(start, affine.const)),
+            min(found[1], _moved(end, affine.const) - 1),
         )
         if low <= smallest and largest < high:
             return self._bool(True)
         if largest < low or smallest >= high:
             return self._bool(False)
-        return self.pool.make("range", BOOL, (a, low, high))
+        return self.pool.make("range", BOOL, (affine, low, high))
 
-    def _comparison(self, name: str, x: Expr, y: Expr) -> Expr | None:
-        if x.dtype.kind not in "iu":
+    def _comparison(self, name: str, expr: Expr, y: Expr) -> Expr | None:
+        if expr.dtype.kind not in "iu":
             return None
         low, high = COMPARISONS[name]
-        found = self.values_of(x), self.values_of(y)
+        found = self.values_of(expr), self.values_of(y)
         if None not in found:
             smallest, largest = found[0][0] - found[1][1], found[0][1] - found[1][0]
             if (low == -FAR or low <= smallest) and (high == FAR or largest < high):
@@ -286,103 +302,124 @@ class Folder:
             if low != -FAR and largest < low or high != FAR and smallest >= high:
                 return self._bool(False)
         if (
-            any(a.kind not in ("index", "const") for a in (x, y))
-            or x.dtype.kind != "i"
-            or x.dtype.itemsize < 4
+            any(a.kind not in ("index", "const") for a in (expr, y))
+            or expr.dtype.kind != "i"
+            or expr.dtype.itemsize < 4
         ):
             return None
-        a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (x, y))
+        a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (expr, y))
         d = a - b
         low = low if low == -FAR else low - d.const
         high = high if high == FAR else high - d.const
         return self._range(d.linear(), max(low, -FAR), min(high, FAR))
 
-    def _logic(self, name: str, x: Expr, y: Expr) -> Expr | None:
+    def _logic(self, name: str, expr: Expr, y: Expr) -> Expr | None:
         absorbing = name == "or"
-        for a, b in ((x, y), (y, x)):
+        for a, b in ((expr, y), (y, expr)):
             if _is(a, absorbing):
                 return self._bool(absorbing)
             if _is(a, not absorbing):
                 return b
         if (
-            x.kind == y.kind == "range"
+            expr.kind == y.kind == "range"
             and name == "and"
-            and x.info[0].linear() == y.info[0].linear()
+            and expr.info[0].linear() == y.info[0].linear()
         ):
             # One interval from two, both measured from the same expression.
-            base = x.info[0].linear()
+            base = expr.info[0].linear()
             ends = [
                 (max(low - a.const, -FAR), min(high - a.const, FAR))
-                for a, low, high in (x.info, y.info)
+                for a, low, high in (expr.info, y.info)
             ]
-            return self._range(base, max(e[0] for e in ends), min(e[1] for e in ends))
+            return self._range(base, max(end[0] for end in ends), min(end[1] for end in ends))
         return None
 
 
 # ---------------------------------------------------------------- cutting
 
 
-def _cut(n: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
+def _cut(nest: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
     """Pieces of the nest between the boundaries of its tests."""
-    if n.ordered or math.prod(n.dims.values()) < MIN_POINTS or _carries_between_points(n):
-        return [n]
-    pieces = [n]
-    for d in list(n.dims):
-        if d in n.rdims:
+    if nest.ordered or math.prod(nest.dims.values()) < MIN_POINTS or _carries_between_points(nest):
+        return [nest]
+    pieces = [nest]
+    for dim in list(nest.dims):
+        if dim in nest.rdims:
             continue
-        cuts = _boundaries(n, d, cut_bytes)
+        cuts = _boundaries(nest, dim, cut_bytes)
         if cuts and len(pieces) * (len(cuts) + 1) <= MAX_PIECES:
-            edges = [0, *cuts, n.dims[d]]
+            edges = [0, *cuts, nest.dims[dim]]
             pieces = [
-                _piece(p, d, low, high, pool) for p in pieces for low, high in zip(edges, edges[1:])
+                _piece(piece, dim, low, high, pool)
+                for piece in pieces
+                for low, high in zip(edges, edges[1:])
             ]
     return pieces
 
 
-def _carries_between_points(n: Nest) -> bool:
+def _carries_between_points(nest: Nest) -> bool:
     """Whether one point may read what another writes: then the order of points matters."""
-    written = {w.buf.root: w for w in n.writes}
-    return any(is_written(e, n) and e.info[1] != written[e.info[0].root].index for e in n.loads())
+    written = {write.buf.root: write for write in nest.writes}
+    return any(
+        is_written(load, nest) and load.info[1] != written[load.info[0].root].index
+        for load in nest.loads()
+    )
 
 
-def _boundaries(n: Nest, d: str, cut_bytes: int) -> list[int]:
-    """Places where tests on `d` alone change, if few."""
+def _boundaries(nest: Nest, dim: str, cut_bytes: int) -> list[int]:
+    """Places where tests on `dim` alone change, if few."""
     cuts: set[int] = set()
-    for e in n.nodes():
-        if e.kind == "range" and e.symbols == {d} and abs(e.info[0].coefficient(d)) == 1:
-            a, low, high = e.info
-            if a.coefficient(d) == 1:
-                cuts |= {low - a.const, high - a.const}
+    for node in nest.nodes():
+        if (
+            node.kind == "range"
+            and node.symbols == {dim}
+            and abs(node.info[0].coefficient(dim)) == 1
+        ):
+            affine, low, high = node.info
+            if affine.coefficient(dim) == 1:
+                cuts |= {low - affine.const, high - affine.const}
             else:
-                cuts |= {a.const - low + 1, a.const - high + 1}
+                cuts |= {affine.const - low + 1, affine.const - high + 1}
     inner = sorted(
-        {end for c in cuts if 0 < c < n.dims[d] for end in _around(n, d, c, cut_bytes)}
-        - {0, n.dims[d]}
+        {
+            end
+            for cut in cuts
+            if 0 < cut < nest.dims[dim]
+            for end in _around(nest, dim, cut, cut_bytes)
+        }
+        - {0, nest.dims[dim]}
     )
     return inner if len(inner) <= 4 else []
 
 
-def _around(n: Nest, d: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
-    """The ends of the vector that a cut divides, where results are long rows along `d`: those between start at a vector."""
-    lanes = max(cut_bytes // max(w.buf.dtype.itemsize for w in n.writes), 1)
+def _around(nest: Nest, dim: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
+    """The ends of the vector that a cut divides, where results are long rows along `dim`: those between start at a vector."""
+    lanes = max(cut_bytes // max(write.buf.dtype.itemsize for write in nest.writes), 1)
     starts = {
-        w.index[-1].const % lanes for w in n.writes if w.index and w.index[-1].coefficient(d) == 1
+        write.index[-1].const % lanes
+        for write in nest.writes
+        if write.index and write.index[-1].coefficient(dim) == 1
     }
-    if len(starts) != 1 or n.dims[d] < LONG * lanes:
+    if len(starts) != 1 or nest.dims[dim] < LONG * lanes:
         return (cut,)
     (start,) = starts
     low = (cut + start) // lanes * lanes - start
-    return (cut,) if low == cut else (max(low, 0), min(low + lanes, n.dims[d]))
+    return (cut,) if low == cut else (max(low, 0), min(low + lanes, nest.dims[dim]))
 
 
-def _piece(n: Nest, d: str, low: int, high: int, pool: Pool) -> Nest:
-    place = {d: Affine.symbol(d) + low if high - low > 1 else Affine((), low)}
+def _piece(nest: Nest, dim: str, low: int, high: int, pool: Pool) -> Nest:
+    place = {dim: Affine.symbol(dim) + low if high - low > 1 else Affine((), low)}
     rename = pool.renamer(place)
     return Nest(
-        {k: (high - low if k == d else size) for k, size in n.dims.items()},
-        n.rdims,
-        [r.mapped(rename) for r in n.reductions],
-        [w.mapped(rename, index=tuple(i.substitute(place.get) for i in w.index)) for w in n.writes],
-        n.ordered,
-        n.at,
+        {k: (high - low if k == dim else size) for k, size in nest.dims.items()},
+        nest.rdims,
+        [reduction.mapped(rename) for reduction in nest.reductions],
+        [
+            write.mapped(
+                rename, index=tuple(position.substitute(place.get) for position in write.index)
+            )
+            for write in nest.writes
+        ],
+        nest.ordered,
+        nest.at,
     )

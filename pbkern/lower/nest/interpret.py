@@ -52,10 +52,10 @@ class Memory:
 
 def run(stmts: Sequence[Stmt], memory: Memory, symbols: dict[str, int], trace: Tracer) -> None:
     """Runs statements in order. `symbols`: values of grid indices; Lets and counters are added."""
-    for s in stmts:
-        match s:
+    for stmt in stmts:
+        match stmt:
             case Nest():
-                _run_nest(s, memory, symbols)
+                _run_nest(stmt, memory, symbols)
             case Let(name=name, value=e):
                 symbols[name] = int(_Points(memory, symbols, {}).value(e))
             case If(index=index, branches=branches):
@@ -72,27 +72,27 @@ def run(stmts: Sequence[Stmt], memory: Memory, symbols: dict[str, int], trace: T
                     run(body, memory, symbols, trace)
                     run(condition, memory, symbols, trace)
             case Sort():
-                _sort(s, memory)
+                _sort(stmt, memory)
             case Trace(site=site, buffers=buffers):
-                trace(site, [memory.read(b) for b in buffers])
+                trace(site, [memory.read(buffer) for buffer in buffers])
             case Fetch():
                 pass  # changes nothing
 
 
-def _sort(s: Sort, memory: Memory) -> None:
+def _sort(sort: Sort, memory: Memory) -> None:
     """Stable, by the first keys; NaN last, -0 equal to 0, subnormal numbers too."""
     keys: list[np.ndarray] = []
-    for b in s.buffers[: s.num_keys]:
-        key = numpy_ops.rounded(memory.read(b), numpy_ops.register_dtype(b.dtype))
+    for buffer in sort.buffers[: sort.num_keys]:
+        key = numpy_ops.rounded(memory.read(buffer), numpy_ops.register_dtype(buffer.dtype))
         if key.dtype.kind == "f":
             small = np.abs(key) < np.finfo(key.dtype).tiny
             keys += [np.isnan(key), np.where(small, 0, key)]
         else:
             keys.append(key)
-    lines, length = s.buffers[0].shape
+    lines, length = sort.buffers[0].shape
     orders = np.lexsort(keys[::-1], axis=-1) if length else np.zeros((lines, 0), np.int64)
-    for b in s.buffers:
-        memory.flat(b)[:] = np.take_along_axis(memory.read(b), orders, -1).reshape(-1)
+    for buffer in sort.buffers:
+        memory.flat(buffer)[:] = np.take_along_axis(memory.read(buffer), orders, -1).reshape(-1)
 
 
 # ---------------------------------------------------------------- expressions at points
@@ -124,38 +124,40 @@ class _Points:
             )
         return np.asarray(found)
 
-    def value(self, e: Expr, moved: Mapping[str, int] | None = None) -> np.ndarray:
+    def value(self, expr: Expr, moved: Mapping[str, int] | None = None) -> np.ndarray:
         """Register values of an expression; `moved`: how far from the points it is taken, by dimension."""
         moved = moved or {}
-        key = (id(e), tuple(sorted(moved.items())))
+        key = (id(expr), tuple(sorted(moved.items())))
         if key not in self.memo:
-            self.memo[key] = self._value(e, moved)
+            self.memo[key] = self._value(expr, moved)
         return self.memo[key]
 
-    def _value(self, e: Expr, moved: Mapping[str, int]) -> np.ndarray:
-        dtype = numpy_ops.register_dtype(e.dtype)
-        match e.kind:
+    def _value(self, expr: Expr, moved: Mapping[str, int]) -> np.ndarray:
+        dtype = numpy_ops.register_dtype(expr.dtype)
+        match expr.kind:
             case "const":
-                return np.asarray(e.info).astype(dtype)
+                return np.asarray(expr.info).astype(dtype)
             case "index":
-                return self.affine(e.info, moved).astype(dtype)
+                return self.affine(expr.info, moved).astype(dtype)
             case "range":
-                a, low, high = e.info
+                a, low, high = expr.info
                 at = self.affine(a, moved)
                 return (low <= at) & (at < high)
             case "load":
-                buf, index, guard = e.info
-                return self._load(buf, [self.affine(i, moved) for i in index], guard).astype(dtype)
+                buf, index, guard = expr.info
+                return self._load(
+                    buf, [self.affine(position, moved) for position in index], guard
+                ).astype(dtype)
             case "gather":
-                return self._gather(e, moved).astype(dtype)
+                return self._gather(expr, moved).astype(dtype)
             case "acc":
-                return self.accumulators[e.info]
+                return self.accumulators[expr.info]
             case "moved":
                 there = dict(moved)
-                for d, k in e.info:
-                    there[d] = there.get(d, 0) + k
-                return self.value(e.args[0], there)
-        return numpy_ops.apply(e.info, [self.value(a, moved) for a in e.args])
+                for dim, k in expr.info:
+                    there[dim] = there.get(dim, 0) + k
+                return self.value(expr.args[0], there)
+        return numpy_ops.apply(expr.info, [self.value(arg, moved) for arg in expr.args])
 
     def _load(self, buf: Buf, index: Sequence[np.ndarray], guard: bool) -> np.ndarray:
         inside = _inside(buf, index)
@@ -164,105 +166,135 @@ class _Points:
         if buf.size == 0:
             return np.full(inside.shape, poison(buf.dtype), buf.dtype)
         found = self.memory.flat(buf)[
-            _flat(buf, [np.clip(i, 0, n - 1) for i, n in zip(index, buf.shape)])
+            _flat(buf, [np.clip(position, 0, size - 1) for position, size in zip(index, buf.shape)])
         ]
         return found if inside.all() else np.where(inside, found, poison(buf.dtype))
 
-    def _gather(self, e: Expr, moved: Mapping[str, int]) -> np.ndarray:
-        buf, index = e.info
-        args = iter(e.args)
+    def _gather(self, expr: Expr, moved: Mapping[str, int]) -> np.ndarray:
+        buf, index = expr.info
+        args = iter(expr.args)
         places = [
-            self.value(next(args), moved) if i is None else self.affine(i, moved) for i in index
+            self.value(next(args), moved) if position is None else self.affine(position, moved)
+            for position in index
         ]
         if buf.size == 0:
-            return np.zeros(np.broadcast_shapes(*(p.shape for p in places)), buf.dtype)
+            return np.zeros(np.broadcast_shapes(*(place.shape for place in places)), buf.dtype)
         return self.memory.flat(buf)[
-            _flat(buf, [np.clip(p, 0, n - 1) for p, n in zip(places, buf.shape)])
+            _flat(buf, [np.clip(place, 0, size - 1) for place, size in zip(places, buf.shape)])
         ]
 
-    def places(self, w: Write) -> list[np.ndarray]:
-        return [self.affine(i, {}) for i in w.index]
+    def places(self, write: Write) -> list[np.ndarray]:
+        return [self.affine(position, {}) for position in write.index]
 
 
 def _inside(buf: Buf, index: Sequence[np.ndarray]) -> np.ndarray:
     inside = np.asarray(True)
-    for i, n in zip(index, buf.shape):
-        inside = inside & (i >= 0) & (i < n)
+    for position, size in zip(index, buf.shape):
+        inside = inside & (position >= 0) & (position < size)
     return inside
 
 
 def _flat(buf: Buf, index: Sequence[np.ndarray]) -> np.ndarray:
     found = np.asarray(0)
-    for i, stride in zip(index, buf.strides):
-        found = found + i.astype(np.int64) * stride
+    for position, stride in zip(index, buf.strides):
+        found = found + position.astype(np.int64) * stride
     return found
 
 
 # ---------------------------------------------------------------- nests
 
 
-def _run_nest(n: Nest, memory: Memory, symbols: Mapping[str, int]) -> None:
-    free = [d for d in n.dims if d not in n.rdims]
-    if any(n.dims[d] == 0 for d in free):
+def _run_nest(nest: Nest, memory: Memory, symbols: Mapping[str, int]) -> None:
+    free = [dim for dim in nest.dims if dim not in nest.rdims]
+    if any(nest.dims[dim] == 0 for dim in free):
         return
     axes = {
-        d: np.arange(size).reshape([-1 if k == at else 1 for k in range(len(n.dims))])
-        for at, (d, size) in enumerate(n.dims.items())
+        dim: np.arange(size).reshape([-1 if k == at else 1 for k in range(len(nest.dims))])
+        for at, (dim, size) in enumerate(nest.dims.items())
     }
-    if not _meets_itself(n, memory, symbols, axes):
-        _run_points(n, memory, symbols, axes)
+    if not _meets_itself(nest, memory, symbols, axes):
+        _run_points(nest, memory, symbols, axes)
         return
     run = (
-        _run_in_order if any(w.inner for w in n.writes) and n.rdims else _run_points
+        _run_in_order if any(write.inner for write in nest.writes) and nest.rdims else _run_points
     )  # one point alone meets nothing
-    for at in itertools.product(*(range(n.dims[d]) for d in free)):
-        run(n, memory, symbols, axes | {d: np.full([1] * len(axes), k) for d, k in zip(free, at)})
+    for at in itertools.product(*(range(nest.dims[dim]) for dim in free)):
+        run(
+            nest,
+            memory,
+            symbols,
+            axes | {dim: np.full([1] * len(axes), k) for dim, k in zip(free, at)},
+        )
 
 
 def _run_points(
-    n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+    nest: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
 ) -> None:
     """All points of `axes` at once."""
-    shape = tuple(a.size for a in axes.values())
-    reduced = tuple(k for k, d in enumerate(axes) if d in n.rdims)
+    shape = tuple(axis.size for axis in axes.values())
+    reduced = tuple(k for k, axis in enumerate(axes) if axis in nest.rdims)
     if 0 in shape:  # nothing is reduced
-        axes = {d: a if a.size else np.zeros([1] * len(axes), int) for d, a in axes.items()}
+        axes = {
+            dim: axis if axis.size else np.zeros([1] * len(axes), int) for dim, axis in axes.items()
+        }
         accumulators = [
-            np.asarray(reductions.IDENTITY[r.op](r.dtype)).astype(r.dtype) for r in n.reductions
+            np.asarray(reductions.IDENTITY[reduction.op](reduction.dtype)).astype(reduction.dtype)
+            for reduction in nest.reductions
         ]
     else:
         before = _Points(memory, symbols, axes)
-        reduce = reductions.accumulated if n.ordered else reductions.reduced
+        reduce = reductions.accumulated if nest.ordered else reductions.reduced
         accumulators = [
-            reduce(r, [before.value(e) for e in r.args], reduced, shape) for r in n.reductions
+            reduce(reduction, [before.value(arg) for arg in reduction.args], reduced, shape)
+            for reduction in nest.reductions
         ]
     if 0 not in shape:
-        _write([w for w in n.writes if w.inner], _Points(memory, symbols, axes, accumulators))
-    places = {d: np.zeros([1] * len(axes), int) if d in n.rdims else a for d, a in axes.items()}
-    _write([w for w in n.writes if not w.inner], _Points(memory, symbols, places, accumulators))
+        _write(
+            [write for write in nest.writes if write.inner],
+            _Points(memory, symbols, axes, accumulators),
+        )
+    places = {
+        dim: np.zeros([1] * len(axes), int) if dim in nest.rdims else axis
+        for dim, axis in axes.items()
+    }
+    _write(
+        [write for write in nest.writes if not write.inner],
+        _Points(memory, symbols, places, accumulators),
+    )
 
 
 def _run_in_order(
-    n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+    nest: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
 ) -> None:
     """One point of the free dimensions of a nest, the reduced ones step by step."""
     accumulators = [
-        np.asarray(reductions.IDENTITY[r.op](r.dtype)).astype(r.dtype) for r in n.reductions
+        np.asarray(reductions.IDENTITY[reduction.op](reduction.dtype)).astype(reduction.dtype)
+        for reduction in nest.reductions
     ]
-    if any(r.op in ("argmax", "argmin") for r in n.reductions):
-        raise InternalError("nest: a search whose points depend on each other", at=n.at, why=str(n))
+    if any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions):
+        raise InternalError(
+            "nest: a search whose points depend on each other", at=nest.at, why=str(nest)
+        )
     one = (1,) * len(axes)
-    for at in itertools.product(*(range(n.dims[d]) for d in n.rdims)):
-        here = dict(axes) | {d: np.full(one, k) for d, k in zip(n.rdims, at)}
+    for at in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
+        here = dict(axes) | {rdim: np.full(one, k) for rdim, k in zip(nest.rdims, at)}
         point = _Points(memory, symbols, here)
         steps = [
-            reductions.reduced(r, [point.value(e) for e in r.args], (), one) for r in n.reductions
+            reductions.reduced(reduction, [point.value(arg) for arg in reduction.args], (), one)
+            for reduction in nest.reductions
         ]
         accumulators = [
-            _joined(r.op, r.dtype, a, s) for r, a, s in zip(n.reductions, accumulators, steps)
+            _joined(reduction.op, reduction.dtype, accumulator, step)
+            for reduction, accumulator, step in zip(nest.reductions, accumulators, steps)
         ]
-        _write([w for w in n.writes if w.inner], _Points(memory, symbols, here, accumulators))
-    _write([w for w in n.writes if not w.inner], _Points(memory, symbols, axes, accumulators))
+        _write(
+            [write for write in nest.writes if write.inner],
+            _Points(memory, symbols, here, accumulators),
+        )
+    _write(
+        [write for write in nest.writes if not write.inner],
+        _Points(memory, symbols, axes, accumulators),
+    )
 
 
 def _joined(op: str, dtype: np.dtype, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -278,53 +310,64 @@ def _write(writes: Sequence[Write], at: _Points) -> None:
 
     All is read before the first store.
     """
-    shape = tuple(np.broadcast_shapes(*(a.shape for a in at.dims.values()))) if at.dims else ()
+    shape = tuple(np.broadcast_shapes(*(dim.shape for dim in at.dims.values()))) if at.dims else ()
     ready = []
-    for w in writes:
-        index = at.places(w)
-        mask = np.asarray(True) if w.mask is None else at.value(w.mask)
-        inside = _inside(w.buf, index)
-        if not w.guard and (mask & ~inside).any():
-            raise InternalError(f"nest: a store to {w.buf} outside it")
+    for write in writes:
+        index = at.places(write)
+        mask = np.asarray(True) if write.mask is None else at.value(write.mask)
+        inside = _inside(write.buf, index)
+        if not write.guard and (mask & ~inside).any():
+            raise InternalError(f"nest: a store to {write.buf} outside it")
         live = np.broadcast_to(mask & inside, shape)
         ready.append(
-            [np.broadcast_to(a, shape)[live] for a in (_flat(w.buf, index), at.value(w.value))]
+            [
+                np.broadcast_to(a, shape)[live]
+                for a in (_flat(write.buf, index), at.value(write.value))
+            ]
         )
-    for w, (flat, value) in zip(writes, ready):
-        at.memory.flat(w.buf)[flat] = numpy_ops.rounded(value, w.buf.dtype)
+    for write, (flat, value) in zip(writes, ready):
+        at.memory.flat(write.buf)[flat] = numpy_ops.rounded(value, write.buf.dtype)
 
 
 # ---------------------------------------------------------------- do points meet?
 
 
 def _meets_itself(
-    n: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+    nest: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
 ) -> bool:
     """Whether some point may touch what another point stores, so that their order matters."""
     at = _Points(memory, symbols, axes)
     stored: dict[Buf, list[Write]] = {}
-    for w in n.writes:
-        stored.setdefault(w.buf.root, []).append(w)
+    for write in nest.writes:
+        stored.setdefault(write.buf.root, []).append(write)
 
     def is_own(w: Write, buf: Buf, index: tuple) -> bool:
         """Whether an access is, at each point, to the element that the write stores at that point and no other."""
-        if buf is not w.buf or index != w.index or n.moves():
+        if buf is not w.buf or index != w.index or nest.moves():
             return False
         points = {
-            d: size for d, size in n.dims.items() if size > 1 and (w.inner or d not in n.rdims)
+            dim: size
+            for dim, size in nest.dims.items()
+            if size > 1 and (w.inner or dim not in nest.rdims)
         }
-        alone = {next(iter(own)) for i in w.index if len(own := i.symbols & points.keys()) == 1}
+        alone = {
+            next(iter(own))
+            for position in w.index
+            if len(own := position.symbols & points.keys()) == 1
+        }
         return points.keys() <= alone or _elements(buf, at.places(w)).size == math.prod(
             points.values()
         )
 
     def meet(w: Write, buf: Buf, index: tuple) -> bool:
-        if buf.dtype != w.buf.dtype or None in index or n.moves():
+        if buf.dtype != w.buf.dtype or None in index or nest.moves():
             return True
-        places = _elements(buf, [at.affine(i, {}) for i in index])
+        places = _elements(buf, [at.affine(position, {}) for position in index])
         return bool(np.intersect1d(places, _elements(w.buf, at.places(w))).size)
 
-    loads = [(w, *e.info[:2]) for e in n.loads() for w in stored.get(e.info[0].root, ())]
+    loads = [
+        (w, *load.info[:2]) for load in nest.loads() for w in stored.get(load.info[0].root, ())
+    ]
     pairs = [
         (a, b.buf, b.index)
         for writes in stored.values()

@@ -90,7 +90,7 @@ class Expr:
         self, kind: str, dtype: np.dtype, info, args: tuple[Expr, ...], symbols: frozenset
     ):
         self.kind, self.dtype, self.info, self.args, self.symbols = kind, dtype, info, args, symbols
-        self.height = 1 + max((a.height for a in args), default=0)
+        self.height = 1 + max((arg.height for arg in args), default=0)
 
     def __str__(self) -> str:
         return self.text({})
@@ -99,7 +99,7 @@ class Expr:
         """Nested text; nodes that `names` names are written by name (a DAG as a tree is exponential)."""
         if id(self) in names:
             return names[id(self)]
-        inner = ", ".join(a.text(names) for a in self.args)
+        inner = ", ".join(arg.text(names) for arg in self.args)
         match self.kind:
             case "const" | "scalar":
                 return str(self.info)
@@ -116,7 +116,7 @@ class Expr:
             case "acc":
                 return f"acc{self.info}"
             case "moved":
-                return f"({inner} at {', '.join(f'{d} + {k}' for d, k in self.info)})"
+                return f"({inner} at {', '.join(f'{dim} + {k}' for dim, k in self.info)})"
         return f"{self.info.primitive}({inner})"
 
 
@@ -130,7 +130,7 @@ class Pool:
         key = (kind, np.dtype(dtype), self._key(kind, info), tuple(map(id, args)))
         node = self._nodes.get(key)
         if node is None:
-            symbols = frozenset().union(*(a.symbols for a in args), self._symbols(kind, info))
+            symbols = frozenset().union(*(arg.symbols for arg in args), self._symbols(kind, info))
             node = self._nodes[key] = Expr(kind, np.dtype(dtype), info, args, symbols)
         return node
 
@@ -159,48 +159,53 @@ class Pool:
         """
         memo: dict[Expr, Expr] = {}
 
-        def go(x: Expr) -> Expr:
-            if x not in memo:
-                args = tuple(map(go, x.args))
-                same = all(a is b for a, b in zip(args, x.args))
-                y = x if same else self.make(x.kind, x.dtype, x.info, args)
-                memo[x] = replace(y) or y
-            return memo[x]
+        def go(expr: Expr) -> Expr:
+            if expr not in memo:
+                args = tuple(map(go, expr.args))
+                same = all(arg is b for arg, b in zip(args, expr.args))
+                y = expr if same else self.make(expr.kind, expr.dtype, expr.info, args)
+                memo[expr] = replace(y) or y
+            return memo[expr]
 
         return go
 
-    def rewrite(self, e: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
+    def rewrite(self, expr: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
         """One expression rebuilt; see `rewriter`."""
-        return self.rewriter(replace)(e)
+        return self.rewriter(replace)(expr)
 
-    def with_places(self, x: Expr, change: Callable[[Affine], Affine]) -> Expr | None:
+    def with_places(self, expr: Expr, change: Callable[[Affine], Affine]) -> Expr | None:
         """The expression with its own affine places changed, None if it has none."""
-        match x.kind:
+        match expr.kind:
             case "index":
-                return self.make("index", x.dtype, change(x.info))
+                return self.make("index", expr.dtype, change(expr.info))
             case "range":
-                return self.make("range", x.dtype, (change(x.info[0]), *x.info[1:]))
+                return self.make("range", expr.dtype, (change(expr.info[0]), *expr.info[1:]))
             case "load" | "gather":
-                index = tuple(i if i is None else change(i) for i in x.info[1])
-                return self.make(x.kind, x.dtype, (x.info[0], index, *x.info[2:]), x.args)
+                index = tuple(i if i is None else change(i) for i in expr.info[1])
+                return self.make(
+                    expr.kind, expr.dtype, (expr.info[0], index, *expr.info[2:]), expr.args
+                )
         return None
 
     def renamer(self, dims: dict[str, Affine]) -> Callable[[Expr], Expr]:
         """Replaces dimension symbols of expressions by affine ones."""
 
-        def replace(x: Expr) -> Expr | None:
-            if x.kind == "moved":
+        def replace(expr: Expr) -> Expr | None:
+            if expr.kind == "moved":
                 return self.make(
-                    "moved", x.dtype, tuple((_renamed(d, dims), k) for d, k in x.info), x.args
+                    "moved",
+                    expr.dtype,
+                    tuple((_renamed(dim, dims), k) for dim, k in expr.info),
+                    expr.args,
                 )
-            return self.with_places(x, lambda a: a.substitute(dims.get))
+            return self.with_places(expr, lambda a: a.substitute(dims.get))
 
         rewrite = self.rewriter(replace)
-        return lambda e: rewrite(e) if e.symbols & dims.keys() else e
+        return lambda expr: rewrite(expr) if expr.symbols & dims.keys() else expr
 
-    def rename(self, e: Expr, dims: dict[str, Affine]) -> Expr:
+    def rename(self, expr: Expr, dims: dict[str, Affine]) -> Expr:
         """One expression with its symbols replaced; see `renamer`."""
-        return self.renamer(dims)(e)
+        return self.renamer(dims)(expr)
 
 
 def _renamed(dim: str, dims: dict[str, Affine]) -> str:
@@ -265,7 +270,7 @@ class Nest:
     `rdims` are reduced; `ordered` keeps them sequential (cumulative ops).
 
     A point reads all that its writes need before any of them stores: they may read what another one
-      overwrites.
+    overwrites.
     """
 
     dims: dict[str, int]
@@ -283,66 +288,77 @@ class Nest:
     over: frozenset[Buf] = frozenset()
 
     def expressions(self) -> list[Expr]:
-        found = [e for r in self.reductions for e in r.args] + [w.value for w in self.writes]
-        return found + [w.mask for w in self.writes if w.mask is not None]
+        found = [arg for reduction in self.reductions for arg in reduction.args] + [
+            write.value for write in self.writes
+        ]
+        return found + [write.mask for write in self.writes if write.mask is not None]
 
     def nodes(self) -> list[Expr]:
         """Every distinct node, operands before users."""
         return nodes(self.expressions())
 
     def loads(self) -> list[Expr]:
-        return [e for e in self.nodes() if e.kind in ("load", "gather")]
+        return [node for node in self.nodes() if node.kind in ("load", "gather")]
 
     def mapped(self, change: Callable[[Expr], Expr]) -> Nest:
         """The nest with what it reduces, stores and masks changed."""
-        reductions = [r.mapped(change) for r in self.reductions]
-        return replace(self, reductions=reductions, writes=[w.mapped(change) for w in self.writes])
+        reductions = [reduction.mapped(change) for reduction in self.reductions]
+        return replace(
+            self, reductions=reductions, writes=[write.mapped(change) for write in self.writes]
+        )
 
-    def reuse(self, e: Expr) -> int:
+    def reuse(self, expr: Expr) -> int:
         """Points of results that use one value of an expression."""
         return math.prod(
-            n for d, n in self.dims.items() if d not in self.rdims and d not in e.symbols
+            size
+            for dim, size in self.dims.items()
+            if dim not in self.rdims and dim not in expr.symbols
         )
 
     def moves(self) -> bool:
         """Whether it takes values at a distance: what its loads read is not at their indices alone."""
-        return any(e.kind == "moved" for e in self.nodes())
+        return any(node.kind == "moved" for node in self.nodes())
 
     def reaches(self) -> dict[int, dict[str, int]]:
         """id of an expression -> how far from the nest's points, at most, it is taken, by dimension; {} if at them only."""
         found: dict[int, dict[str, int]] = {}
-        for e in reversed(self.nodes()) if self.moves() else ():
-            here = dict(found.get(id(e), {}))
-            for d, k in e.info if e.kind == "moved" else ():
-                here[d] = here.get(d, 0) + k
-            for a in e.args:
-                there = found.setdefault(id(a), {})
-                for d, k in here.items():
-                    there[d] = max(there.get(d, 0), k)
+        for node in reversed(self.nodes()) if self.moves() else ():
+            here = dict(found.get(id(node), {}))
+            for dim, k in node.info if node.kind == "moved" else ():
+                here[dim] = here.get(dim, 0) + k
+            for arg in node.args:
+                there = found.setdefault(id(arg), {})
+                for dim, k in here.items():
+                    there[dim] = max(there.get(dim, 0), k)
         return found
 
     def extents(self) -> dict[str, int]:
         """dimension -> number of places at which expressions are taken: the nest's points, and those at a distance."""
         far = list(self.reaches().values())
-        return {d: n + max((r.get(d, 0) for r in far), default=0) for d, n in self.dims.items()}
+        return {
+            dim: size + max((r.get(dim, 0) for r in far), default=0)
+            for dim, size in self.dims.items()
+        }
 
     def __str__(self) -> str:
         head = ", ".join(
-            f"{d}<{n}" + ("*" if d in self.rdims else "") for d, n in self.dims.items()
+            f"{dim}<{size}" + ("*" if dim in self.rdims else "") for dim, size in self.dims.items()
         )
         ahead = "".join(f" fetch {b.name} + {n}" for b, n in self.fetch.items())
         rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + ahead]
         names = _name_shared(self.nodes(), rows, "  ")
         rows += [
-            f"  acc{k} {r.op}= {', '.join(a.text(names) for a in r.args)}"
-            for k, r in enumerate(self.reductions)
+            f"  acc{k} {reduction.op}= {', '.join(arg.text(names) for arg in reduction.args)}"
+            for k, reduction in enumerate(self.reductions)
         ]
-        for w in self.writes:
-            tail = ("" if w.inner else "  (after)") + (
-                f"  if {w.mask.text(names)}" if w.mask is not None else ""
+        for write in self.writes:
+            tail = ("" if write.inner else "  (after)") + (
+                f"  if {write.mask.text(names)}" if write.mask is not None else ""
             )
-            target = f"{w.buf.name}[{', '.join(map(str, w.index))}]{'?' if w.guard else ''}"
-            rows.append(f"  {target} = {w.value.text(names)}{tail}")
+            target = (
+                f"{write.buf.name}[{', '.join(map(str, write.index))}]{'?' if write.guard else ''}"
+            )
+            rows.append(f"  {target} = {write.value.text(names)}{tail}")
         return "\n".join(rows)
 
 
@@ -352,25 +368,25 @@ def nodes(expressions: Iterable[Expr]) -> list[Expr]:
 
     def visit(e: Expr) -> None:
         if id(e) not in seen:
-            for a in e.args:
-                visit(a)
+            for arg in e.args:
+                visit(arg)
             seen[id(e)] = e
 
-    for e in expressions:
-        visit(e)
+    for expr in expressions:
+        visit(expr)
     return list(seen.values())
 
 
 def _name_shared(every: list[Expr], rows: list[str], indent: str) -> dict[int, str]:
     """Adds a row per operation that is used twice or stands on a tall stack of unnamed ones."""
-    uses = Counter(id(a) for e in every for a in e.args)
+    uses = Counter(id(arg) for e in every for arg in e.args)
     names: dict[int, str] = {}
     height: dict[int, int] = {}
-    for e in every:
-        height[id(e)] = 1 + max((height[id(a)] for a in e.args), default=0)
-        if e.kind in ("op", "gather") and (uses[id(e)] > 1 or height[id(e)] > TALL):
-            rows.append(f"{indent}v{len(names)} = {e.text(names)}")
-            names[id(e)], height[id(e)] = f"v{len(names)}", 0
+    for expr in every:
+        height[id(expr)] = 1 + max((height[id(arg)] for arg in expr.args), default=0)
+        if expr.kind in ("op", "gather") and (uses[id(expr)] > 1 or height[id(expr)] > TALL):
+            rows.append(f"{indent}v{len(names)} = {expr.text(names)}")
+            names[id(expr)], height[id(expr)] = f"v{len(names)}", 0
     return names
 
 
@@ -445,9 +461,9 @@ class Fetch:
 Stmt = Nest | Let | If | For | While | Sort | Trace | Fetch
 
 
-def bodies(s: Stmt) -> list[list[Stmt]]:
+def bodies(stmt: Stmt) -> list[list[Stmt]]:
     """The lists of statements inside a statement."""
-    match s:
+    match stmt:
         case If(branches=branches):
             return branches
         case For(body=body):
@@ -459,31 +475,31 @@ def bodies(s: Stmt) -> list[list[Stmt]]:
 
 def every(stmts: list[Stmt]) -> Iterator[Stmt]:
     """All statements, inner ones too."""
-    for s in stmts:
-        yield s
-        for inner in bodies(s):
+    for stmt in stmts:
+        yield stmt
+        for inner in bodies(stmt):
             yield from every(inner)
 
 
-def with_bodies(s: Stmt, change: Callable[[list[Stmt]], list[Stmt]]) -> Stmt:
+def with_bodies(stmt: Stmt, change: Callable[[list[Stmt]], list[Stmt]]) -> Stmt:
     """The statement with each list of statements inside it changed."""
-    match s:
+    match stmt:
         case If(index=i, branches=bs):
             return If(i, [change(b) for b in bs])
         case For(counter=c, trips=t, body=b):
             return For(c, t, change(b))
         case While(condition=c, predicate=p, body=b):
             return While(change(c), p, change(b))
-    return s
+    return stmt
 
 
 def show(stmts: list[Stmt], indent: str = "") -> str:
     """Readable text of a statement list."""
     rows: list[str] = []
-    for s in stmts:
-        match s:
+    for stmt in stmts:
+        match stmt:
             case Nest():
-                rows += [indent + r for r in str(s).splitlines()]
+                rows += [indent + splitline for splitline in str(stmt).splitlines()]
             case Let(name=n, value=v):
                 names = _name_shared(nodes([v]), rows, indent)
                 rows.append(f"{indent}let {n} = {v.text(names)}")
@@ -500,13 +516,13 @@ def show(stmts: list[Stmt], indent: str = "") -> str:
                     show(b, indent + "  "),
                 ]
             case Trace(site=k, buffers=bufs):
-                rows.append(f"{indent}trace {k}: {', '.join(b.name for b in bufs)}")
+                rows.append(f"{indent}trace {k}: {', '.join(buf.name for buf in bufs)}")
             case Fetch(buf=b, index=i, count=n):
                 rows.append(f"{indent}fetch {n} of {b.name}[{', '.join(map(str, i))}]")
             case Sort(buffers=bufs, num_keys=k, first=n):
                 which = f", first {n}" if n < bufs[0].shape[1] else ""
-                rows.append(f"{indent}sort {', '.join(b.name for b in bufs)} by {k}{which}")
-    return "\n".join(r for r in rows if r)
+                rows.append(f"{indent}sort {', '.join(buf.name for buf in bufs)} by {k}{which}")
+    return "\n".join(row for row in rows if row)
 
 
 class Names:

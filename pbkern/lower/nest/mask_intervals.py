@@ -51,12 +51,12 @@ def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> Spa
     return EVERYWHERE
 
 
-def _range_span(a: Affine, low: int, high: int, dim: str, dims: Mapping[str, int]) -> Span:
+def _range_span(affine: Affine, low: int, high: int, dim: str, dims: Mapping[str, int]) -> Span:
     """low <= a < high solved for `dim`, over the extremes of the other dimensions."""
-    c = a.coefficient(dim)
+    c = affine.coefficient(dim)
     if abs(c) != 1:
         return EVERYWHERE
-    rest = a - Affine.symbol(dim, c)
+    rest = affine - Affine.symbol(dim, c)
     smallest, largest = (_extreme(rest, dims, pick) for pick in (min, max))
     lows: set[Affine] = set()
     highs: set[Affine] = set()
@@ -73,10 +73,10 @@ def _range_span(a: Affine, low: int, high: int, dim: str, dims: Mapping[str, int
     return Span(frozenset(lows), frozenset(highs))
 
 
-def _extreme(a: Affine, dims: Mapping[str, int], pick) -> Affine:
+def _extreme(affine: Affine, dims: Mapping[str, int], pick) -> Affine:
     """The smallest or largest value over the dimensions of a nest, affine in what remains."""
-    total = Affine((), a.const)
-    for s, c in a.terms:
+    total = Affine((), affine.const)
+    for s, c in affine.terms:
         total = total + (pick(0, c * (dims[s] - 1)) if s in dims else Affine.symbol(s, c))
     return total
 
@@ -84,34 +84,34 @@ def _extreme(a: Affine, dims: Mapping[str, int], pick) -> Affine:
 def live_span(nest: Nest, dim: str) -> Span:
     """The span that the masked selects of a nest share and that moves with the program, or EVERYWHERE."""
     found = {
-        mask_span(e.args[0], truth, dim, nest.dims)
-        for e in nest.nodes()
-        if _is_masked(e)
+        mask_span(node.args[0], truth, dim, nest.dims)
+        for node in nest.nodes()
+        if _is_masked(node)
         for truth in (True, False)
-        if not _varies(e.args[1 if truth else 2], dim)
+        if not _varies(node.args[1 if truth else 2], dim)
     }
-    moving = [s for s in found if any(a.symbols for a in (*s.lows, *s.highs))]
+    moving = [s for s in found if any(expr.symbols for expr in (*s.lows, *s.highs))]
     return moving[0] if len(moving) == 1 else EVERYWHERE
 
 
-def _varies(e: Expr, dim: str) -> bool:
+def _varies(expr: Expr, dim: str) -> bool:
     """Whether an expression, or what a nest has reduced in it, may change along `dim`."""
-    return dim in e.symbols or any(x.kind == "acc" for x in nodes([e]))
+    return dim in expr.symbols or any(node.kind == "acc" for node in nodes([expr]))
 
 
-def _is_masked(e: Expr) -> bool:
+def _is_masked(expr: Expr) -> bool:
     return (
-        e.kind == "op"
-        and e.info.primitive == "select_n"
-        and e.args[0].dtype == BOOL
-        and len(e.args) == 3
+        expr.kind == "op"
+        and expr.info.primitive == "select_n"
+        and expr.args[0].dtype == BOOL
+        and len(expr.args) == 3
     )
 
 
 def outside(
-    e: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: Pool
+    expr: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: Pool
 ) -> Expr | None:
-    """The value of `e` beyond `span`; None if it depends on `dim`, but for values of each index of `dim` alone.
+    """The value of `expr` beyond `span`; None if it depends on `dim`, but for values of each index of `dim` alone.
 
     fill_of(load) -> (True, value beyond the span or None) for loads of buffers that are written in the span only, or
     (False, None).
@@ -139,14 +139,14 @@ def outside(
         if x.kind == "acc" or dim in x.symbols and not x.args and x.kind != "load":
             return None
         args = tuple(map(go, x.args))
-        if any(a is None for a in args) or x.kind == "gather" and dim in x.symbols:
+        if any(arg is None for arg in args) or x.kind == "gather" and dim in x.symbols:
             return None
         return (
             x
-            if all(a is b for a, b in zip(args, x.args))
+            if all(arg is b for arg, b in zip(args, x.args))
             else pool.make(x.kind, x.dtype, x.info, args)
         )
 
-    found = go(e)
-    others = {d for d, n in nest.dims.items() if n > 1 and d != dim}
+    found = go(expr)
+    others = {d for d, size in nest.dims.items() if size > 1 and d != dim}
     return None if found is not None and dim in found.symbols and others & found.symbols else found

@@ -44,7 +44,7 @@ def apply(info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
     name = info.primitive
     with np.errstate(all="ignore"):
         if name in ON_MEMORY:  # what depends on the format of a number
-            args = [rounded(a, d) for a, d in zip(args, info.in_dtypes)]
+            args = [rounded(arg, dtype) for arg, dtype in zip(args, info.in_dtypes)]
             found = ON_MEMORY[name](info, *args)
         elif name in NUMPY and not _is_narrow(info):
             found = NUMPY[name](info, *args)
@@ -58,11 +58,12 @@ def apply(info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
 def _is_narrow(info: EqnInfo) -> bool:
     """Whether an operand has elements of less than a byte."""
     return any(
-        d.kind not in "biuf" and d.name not in HALF for d in (*info.in_dtypes, info.out_dtype)
+        dtype.kind not in "biuf" and dtype.name not in HALF
+        for dtype in (*info.in_dtypes, info.out_dtype)
     )
 
 
-def _by_jax(f: Callable, info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
+def _by_jax(function: Callable, info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
     """f(info, *operands) as JAX has it, on the CPU.
 
     Operands are padded to few lengths: JAX compiles for each.
@@ -74,7 +75,7 @@ def _by_jax(f: Callable, info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarra
         for a in wide
     ]
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        found = np.asarray(f(info, *map(jax.numpy.asarray, flat)))
+        found = np.asarray(function(info, *map(jax.numpy.asarray, flat)))
     return found[:size].reshape(wide[0].shape)
 
 
@@ -157,18 +158,18 @@ NUMPY: dict[str, Callable[..., np.ndarray]] = {
 # ---------------------------------------------------------------- JAX's
 
 
-def _total_order(f: Callable) -> Callable:
+def _total_order(function: Callable) -> Callable:
     """Floats by sign, then magnitude: -NaN < -inf < ... < -0 < +0 < ... < NaN."""
 
     def ordered(info: EqnInfo, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if x.dtype.kind != "f":
-            return f(x, y)
+            return function(x, y)
         bits = np.dtype(f"i{x.dtype.itemsize}")
         x, y = (
             np.where(v.view(bits) < 0, v.view(bits) ^ np.iinfo(bits).max, v.view(bits))
             for v in (x, y)
         )
-        return f(x, y)
+        return function(x, y)
 
     return ordered
 
@@ -186,9 +187,11 @@ def _nextafter(info: EqnInfo, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _reduce_precision(info: EqnInfo, x: np.ndarray) -> np.ndarray:
-    p = info.params
+    params = info.params
     return _by_jax(
-        lambda info, x: jax.lax.reduce_precision(x, p["exponent_bits"], p["mantissa_bits"]),
+        lambda info, x: jax.lax.reduce_precision(
+            x, params["exponent_bits"], params["mantissa_bits"]
+        ),
         info,
         [x],
     )

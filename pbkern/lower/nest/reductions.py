@@ -27,19 +27,19 @@ def highest(dtype: np.dtype) -> Any:
 
 
 IDENTITY: dict[str, Callable[[np.dtype], Any]] = {
-    "sum": lambda d: 0,
-    "dot": lambda d: 0,
-    "dot_bf16": lambda d: 0,
-    "dot_i16": lambda d: 0,
-    "dot_i8": lambda d: 0,
-    "prod": lambda d: 1,
+    "sum": lambda dim: 0,
+    "dot": lambda dim: 0,
+    "dot_bf16": lambda dim: 0,
+    "dot_i16": lambda dim: 0,
+    "dot_i8": lambda dim: 0,
+    "prod": lambda dim: 1,
     "max": lowest,
     "min": highest,
     "greatest_number": lowest,
-    "and": lambda d: True if d.kind == "b" else -1,
-    "or": lambda d: 0,
-    "xor": lambda d: 0,
-    "logaddexp": lambda d: -np.inf,
+    "and": lambda dim: True if dim.kind == "b" else -1,
+    "or": lambda dim: 0,
+    "xor": lambda dim: 0,
+    "logaddexp": lambda dim: -np.inf,
     "argmax": lowest,
     "argmin": highest,
 }
@@ -61,81 +61,86 @@ ON_BOOLS = {"sum": np.logical_or, "max": np.logical_or, "min": np.logical_and}
 
 
 def reduced(
-    r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
+    reduction: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
 ) -> np.ndarray:
     """The accumulator once all points of `shape` are done, with size 1 along `axes`.
 
     `args` broadcast to `shape`.
     """
-    if r.op == "dot":
-        return _sum_of_products(r, args, axes, shape)
-    if r.op in ("argmax", "argmin"):
-        return _first_best(r, args, axes, shape)
-    ufunc, dtype = _operation(r)
-    start = np.asarray(IDENTITY[r.op](r.dtype)).astype(dtype)[()]
+    if reduction.op == "dot":
+        return _sum_of_products(reduction, args, axes, shape)
+    if reduction.op in ("argmax", "argmin"):
+        return _first_best(reduction, args, axes, shape)
+    ufunc, dtype = _operation(reduction)
+    start = np.asarray(IDENTITY[reduction.op](reduction.dtype)).astype(dtype)[()]
     values = np.broadcast_to(args[0], shape).astype(dtype)
     with np.errstate(all="ignore"):
-        return ufunc.reduce(values, axis=axes, initial=start, keepdims=True).astype(r.dtype)
+        return ufunc.reduce(values, axis=axes, initial=start, keepdims=True).astype(reduction.dtype)
 
 
 def accumulated(
-    r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
+    reduction: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
 ) -> np.ndarray:
     """The accumulator after each point of `shape`; those along `axes` follow one another, the last axis fastest."""
-    ufunc, dtype = _operation(r)
+    ufunc, dtype = _operation(reduction)
     values = np.moveaxis(np.broadcast_to(args[0], shape).astype(dtype), axes, range(-len(axes), 0))
     rows = values.reshape(*values.shape[: values.ndim - len(axes)], -1)
     with np.errstate(all="ignore"):
-        found = ufunc.accumulate(rows, axis=-1, dtype=dtype).astype(r.dtype)
+        found = ufunc.accumulate(rows, axis=-1, dtype=dtype).astype(reduction.dtype)
     return np.moveaxis(found.reshape(values.shape), range(-len(axes), 0), axes)
 
 
-def _operation(r: Reduction) -> tuple[np.ufunc, np.dtype]:
+def _operation(reduction: Reduction) -> tuple[np.ufunc, np.dtype]:
     """(NumPy's function, the dtype in which it runs).
 
     Raises InternalError for operations that only one target has.
     """
-    if r.op not in UFUNCS:
+    if reduction.op not in UFUNCS:
         raise InternalError(
-            f"nest: the interpreter has no reduction `{r.op}`", why="a target's own pass made it"
+            f"nest: the interpreter has no reduction `{reduction.op}`",
+            why="a target's own pass made it",
         )
-    if r.dtype.kind == "b":
-        return ON_BOOLS.get(r.op, UFUNCS[r.op]), r.dtype
-    exact = r.op in ("sum", "prod", "logaddexp") and r.dtype.kind not in "iu"
-    return UFUNCS[r.op], np.dtype(np.float64) if exact else r.dtype
+    if reduction.dtype.kind == "b":
+        return ON_BOOLS.get(reduction.op, UFUNCS[reduction.op]), reduction.dtype
+    exact = reduction.op in ("sum", "prod", "logaddexp") and reduction.dtype.kind not in "iu"
+    return UFUNCS[reduction.op], np.dtype(np.float64) if exact else reduction.dtype
 
 
 def _sum_of_products(
-    r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
+    reduction: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
 ) -> np.ndarray:
     """Sums products by einsum: the products take no memory."""
-    dtype = np.dtype(np.float64) if r.dtype.kind not in "iub" else r.dtype
+    dtype = np.dtype(np.float64) if reduction.dtype.kind not in "iub" else reduction.dtype
     operands: list = []
     seen: set[int] = set()
     for a in args:
         a = np.broadcast_to(a, [1] * (len(shape) - np.ndim(a)) + list(np.shape(a))).astype(dtype)
-        own = [k for k, n in enumerate(a.shape) if n > 1]
+        own = [k for k, size in enumerate(a.shape) if size > 1]
         seen.update(own)
         operands += [a.reshape([a.shape[k] for k in own]), own]
     kept = [k for k in range(len(shape)) if k in seen and k not in axes]
-    repeats = np.prod([shape[k] for k in axes if k not in seen], dtype=dtype)
+    repeats = np.prod([shape[axis] for axis in axes if axis not in seen], dtype=dtype)
     with np.errstate(all="ignore"):
         found = (np.einsum(*operands, kept, optimize=True) * repeats).astype(
             dtype
         )  # by BLAS where it can be
-    return found.reshape([shape[k] if k in kept else 1 for k in range(len(shape))]).astype(r.dtype)
+    return found.reshape([shape[k] if k in kept else 1 for k in range(len(shape))]).astype(
+        reduction.dtype
+    )
 
 
 def _first_best(
-    r: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
+    reduction: Reduction, args: Sequence[np.ndarray], axes: tuple[int, ...], shape: tuple[int, ...]
 ) -> np.ndarray:
     """The smallest index of those with the best value; NaN is better than any number."""
-    value, index = (np.broadcast_to(a, shape) for a in args)
+    value, index = (np.broadcast_to(arg, shape) for arg in args)
     value = value.astype(np.int8) if value.dtype.kind == "b" else value
-    better = np.maximum if r.op == "argmax" else np.minimum
-    best = better.reduce(value, axis=axes, initial=IDENTITY[r.op](value.dtype), keepdims=True)
+    better = np.maximum if reduction.op == "argmax" else np.minimum
+    best = better.reduce(
+        value, axis=axes, initial=IDENTITY[reduction.op](value.dtype), keepdims=True
+    )
     is_best = (value == best) | ((value != value) & (best != best))
-    last = np.iinfo(r.dtype).max
+    last = np.iinfo(reduction.dtype).max
     return np.minimum.reduce(
         np.where(is_best, index, last), axis=axes, initial=last, keepdims=True
-    ).astype(r.dtype)
+    ).astype(reduction.dtype)

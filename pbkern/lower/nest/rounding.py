@@ -5,20 +5,20 @@ from __future__ import annotations
 from .ir import Expr
 
 
-def may_cancel(e: Expr) -> bool:
+def may_cancel(expr: Expr) -> bool:
     """A difference of scaled numbers, such as pixels / 255: equal ones cancel only if both products are rounded."""
-    return e.info.primitive == "sub" and all(map(_is_scaled, e.args))
+    return expr.info.primitive == "sub" and all(map(_is_scaled, expr.args))
 
 
-def _is_scaled(e: Expr) -> bool:
+def _is_scaled(expr: Expr) -> bool:
     """A product with a constant, or of several numbers, some of them constants."""
-    waiting, seen = [e], {e}
+    waiting, seen = [expr], {expr}
     while waiting:
-        e = waiting.pop()
-        name = e.info.primitive if e.kind == "op" else None
-        if name == "mul" and any(a.kind == "const" for a in e.args):
+        expr = waiting.pop()
+        name = expr.info.primitive if expr.kind == "op" else None
+        if name == "mul" and any(arg.kind == "const" for arg in expr.args):
             return True
         if name in ("max", "min"):
-            waiting += [a for a in e.args if a not in seen]
-            seen.update(e.args)
+            waiting += [arg for arg in expr.args if arg not in seen]
+            seen.update(expr.args)
     return False

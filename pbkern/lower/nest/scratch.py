@@ -15,9 +15,9 @@ from .ir import Buf, Fetch, Let, Nest, Sort, Stmt, Trace, every, nodes
 ALIGNMENT = 64
 
 
-def padded_bytes(b: Buf) -> int:
+def padded_bytes(buf: Buf) -> int:
     """Bytes of a buffer in the arena."""
-    size = max(b.size, 1) * max(b.dtype.itemsize, 1)
+    size = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -27,8 +27,8 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
     `fixed` buffers have their place already.
     """
     lives: dict[Buf, tuple[int, int]] = {}
-    for at, s in enumerate(stmts):
-        for b in touched([s]):
+    for at, stmt in enumerate(stmts):
+        for b in touched([stmt]):
             if b.arena and b not in fixed:
                 lives[b] = (lives.get(b, (at, at))[0], at)
     placed: dict[Buf, int] = {}
@@ -37,7 +37,9 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
         (len(lives), 4), np.int64
     )  # of buffers that have their place: first and last statement, bytes
     # By name at last: sets of buffers have no order that another process would repeat.
-    for k, b in enumerate(sorted(lives, key=lambda b: (-padded_bytes(b), lives[b], b.name))):
+    for k, b in enumerate(
+        sorted(lives, key=lambda live: (-padded_bytes(live), lives[live], live.name))
+    ):
         (first, last), size, at = lives[b], padded_bytes(b), start
         beside = taken[:k][(taken[:k, 0] <= last) & (first <= taken[:k, 1]), 2:]
         for low, high in sorted(beside.tolist()):
@@ -60,23 +62,25 @@ def read(stmts: Sequence[Stmt]) -> set[Buf]:
     for s in every(stmts):
         match s:
             case Nest():
-                found |= {e.info[0].root for e in s.loads()}
+                found |= {load.info[0].root for load in s.loads()}
             case Let(value=v):
-                found |= {e.info[0].root for e in nodes([v]) if e.kind in ("load", "gather")}
+                found |= {
+                    node.info[0].root for node in nodes([v]) if node.kind in ("load", "gather")
+                }
             case Sort(buffers=buffers, spare=spare):
-                found |= {b.root for b in (*buffers, *spare)}
+                found |= {buf.root for buf in (*buffers, *spare)}
             case Trace(buffers=buffers):
-                found |= {b.root for b in buffers}
+                found |= {buffer.root for buffer in buffers}
     return found
 
 
 def written(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements write, inner ones too."""
     found: set[Buf] = set()
-    for s in every(stmts):
-        match s:
+    for nest in every(stmts):
+        match nest:
             case Nest():
-                found |= {w.buf.root for w in s.writes}
+                found |= {write.buf.root for write in nest.writes}
             case Sort(buffers=buffers, spare=spare):
-                found |= {b.root for b in (*buffers, *spare)}
+                found |= {buf.root for buf in (*buffers, *spare)}
     return found

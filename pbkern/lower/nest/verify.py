@@ -10,10 +10,10 @@ from .ir import Buf, Fetch, For, If, Let, Nest, Stmt, While, show
 def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
     """Checks ranks, known symbols and static bounds of unguarded accesses. Raises InternalError."""
     known = set(symbols)
-    for s in stmts:
-        match s:
+    for stmt in stmts:
+        match stmt:
             case Nest():
-                _verify_nest(s, known)
+                _verify_nest(stmt, known)
             case Let(name=n, value=v):
                 if not v.symbols <= known:
                     raise InternalError(
@@ -21,8 +21,8 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
                     )
                 known.add(n)
             case Fetch(index=index):
-                if not all(i.symbols <= known for i in index):
-                    raise InternalError(f"nest: unknown symbols in {show([s])}")
+                if not all(position.symbols <= known for position in index):
+                    raise InternalError(f"nest: unknown symbols in {show([stmt])}")
             case If(branches=bs):
                 for b in bs:
                     verify(b, frozenset(known))
@@ -33,41 +33,47 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
                 verify(b, frozenset(known))
 
 
-def _verify_nest(n: Nest, known: set[str]) -> None:
-    symbols, reaches = known | n.dims.keys(), n.reaches()
-    if n.reductions and not n.rdims:
-        raise InternalError("nest: reductions without a reduced dimension", at=n.at, why=str(n))
+def _verify_nest(nest: Nest, known: set[str]) -> None:
+    symbols, reaches = known | nest.dims.keys(), nest.reaches()
+    if nest.reductions and not nest.rdims:
+        raise InternalError(
+            "nest: reductions without a reduced dimension", at=nest.at, why=str(nest)
+        )
 
     def check(buf: Buf, index: tuple, guard: bool, what: str, reach: dict[str, int]) -> None:
         if len(index) != len(buf.shape):
             raise InternalError(
-                f"nest: {what} {buf} with {len(index)} indices", at=n.at, why=str(n)
+                f"nest: {what} {buf} with {len(index)} indices", at=nest.at, why=str(nest)
             )
-        for i, extent in zip(index, buf.shape):
-            if i is None:
+        for position, extent in zip(index, buf.shape):
+            if position is None:
                 continue
-            if not i.symbols <= symbols:
+            if not position.symbols <= symbols:
                 raise InternalError(
-                    f"nest: unknown symbols {sorted(i.symbols - symbols)}", at=n.at, why=str(n)
+                    f"nest: unknown symbols {sorted(position.symbols - symbols)}",
+                    at=nest.at,
+                    why=str(nest),
                 )
-            if not guard and i.symbols <= n.dims.keys():
-                low, high = i.bounds(lambda d: n.dims[d] + reach.get(d, 0))
-                if (low < 0 or high >= extent) and all(n.dims.values()):
+            if not guard and position.symbols <= nest.dims.keys():
+                low, high = position.bounds(lambda dim: nest.dims[dim] + reach.get(dim, 0))
+                if (low < 0 or high >= extent) and all(nest.dims.values()):
                     raise InternalError(
-                        f"nest: {what} {buf} at {i}, outside 0..{extent - 1}", at=n.at, why=str(n)
+                        f"nest: {what} {buf} at {position}, outside 0..{extent - 1}",
+                        at=nest.at,
+                        why=str(nest),
                     )
 
-    for e in n.loads():
-        guard = e.kind == "gather" or e.info[2]  # gathers clamp
-        check(e.info[0], e.info[1], guard, "load of", reaches.get(id(e), {}))
-    for w in n.writes:
-        check(w.buf, w.index, w.guard, "store to", {})
+    for load in nest.loads():
+        guard = load.kind == "gather" or load.info[2]  # gathers clamp
+        check(load.info[0], load.info[1], guard, "load of", reaches.get(id(load), {}))
+    for write in nest.writes:
+        check(write.buf, write.index, write.guard, "store to", {})
         if (
-            w.inner
-            and n.rdims
-            and not n.ordered
-            and any(e.kind == "acc" for e in Nest({}, writes=[w]).nodes())
+            write.inner
+            and nest.rdims
+            and not nest.ordered
+            and any(node.kind == "acc" for node in Nest({}, writes=[write]).nodes())
         ):
             raise InternalError(
-                "nest: an inner write uses an unfinished accumulator", at=n.at, why=str(n)
+                "nest: an inner write uses an unfinished accumulator", at=nest.at, why=str(nest)
             )

@@ -57,7 +57,7 @@ class Body:
 
 def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
     """The statements of each body, without what nothing reads of any of them."""
-    shortened = [replace(b, stmts=_without_tails(b)) for b in lists]
+    shortened = [replace(list_, stmts=_without_tails(list_)) for list_ in lists]
     needs = _Needs(shortened)
     if not needs.settle():
         return [b.stmts for b in shortened]
@@ -66,20 +66,20 @@ def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
     ]
 
 
-def _inner_bounds(s: Stmt, bounds: Bounds) -> Bounds:
+def _inner_bounds(stmt: Stmt, bounds: Bounds) -> Bounds:
     return (
-        {**bounds, s.counter: (0, max(s.trips - 1, 0))}
-        if isinstance(s, For) and isinstance(s.trips, int)
+        {**bounds, stmt.counter: (0, max(stmt.trips - 1, 0))}
+        if isinstance(stmt, For) and isinstance(stmt.trips, int)
         else bounds
     )
 
 
 def _flat(stmts: list[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]]:
     """All statements, inner ones too, with what is known around them."""
-    for s in stmts:
-        yield s, bounds
-        for inner in bodies(s):
-            yield from _flat(inner, _inner_bounds(s, bounds))
+    for stmt in stmts:
+        yield stmt, bounds
+        for inner in bodies(stmt):
+            yield from _flat(inner, _inner_bounds(stmt, bounds))
 
 
 # ---------------------------------------------------------------- how far buffers are needed
@@ -94,8 +94,8 @@ class _Needs:
         self.changed = False
         self.reinterpreted = {
             buf.root
-            for b in lists
-            for s, _ in _flat(b.stmts, {})
+            for list_ in lists
+            for s, _ in _flat(list_.stmts, {})
             for buf in _mentioned(s)
             if buf.storage
         }
@@ -104,9 +104,9 @@ class _Needs:
         """Grows the needs until they cover all that they lead to; False where that takes too long."""
         for _ in range(MOST_ROUNDS):
             self.changed = False
-            for b in self.bodies:
-                for s, bounds in _flat(b.stmts, b.bounds):
-                    self._reads(b, s, bounds)
+            for body in self.bodies:
+                for s, bounds in _flat(body.stmts, body.bounds):
+                    self._reads(body, s, bounds)
             if not self.changed:
                 return True
         return False
@@ -119,7 +119,7 @@ class _Needs:
             )
             if isinstance(s, Nest):
                 limits = self.limits(body, s, bounds)
-                if any(limits[d] == 0 < n for d, n in s.dims.items()):
+                if any(limits[dim] == 0 < size for dim, size in s.dims.items()):
                     continue
                 s = _cut(s, limits, body.pool)
             out.append(s)
@@ -128,13 +128,15 @@ class _Needs:
     def smaller(self, body: Body) -> dict[Buf, Buf]:
         """Scratch of one program that is needed only in part -> scratch as large as that part."""
         own = {
-            w.buf
-            for s, _ in _flat(body.stmts, {})
-            if isinstance(s, Nest)
-            for w in s.writes
-            if w.buf.arena
+            write.buf
+            for nest, _ in _flat(body.stmts, {})
+            if isinstance(nest, Nest)
+            for write in nest.writes
+            if write.buf.arena
         }
-        own = {b for b in own - body.handed_on.keys() - self.reinterpreted if b.storage is None}
+        own = {
+            buf for buf in own - body.handed_on.keys() - self.reinterpreted if buf.storage is None
+        }
         found = {b: tuple(self._need(body, b)) for b in own}
         return {
             b: replace(b, shape=shape)
@@ -147,31 +149,35 @@ class _Needs:
         if nest.moves():
             return dict(nest.dims)
         found = dict.fromkeys(nest.dims, 0)
-        for w in nest.writes:
-            own = self._points(body, nest, w, bounds)
+        for write in nest.writes:
+            own = self._points(body, nest, write, bounds)
             if 0 not in own.values():
-                found = {d: max(found[d], own.get(d, n)) for d, n in nest.dims.items()}
+                found = {
+                    dim: max(found[dim], own.get(dim, size)) for dim, size in nest.dims.items()
+                }
         return found
 
-    def _points(self, body: Body, nest: Nest, w: Write, bounds: Bounds) -> dict[str, int]:
+    def _points(self, body: Body, nest: Nest, write: Write, bounds: Bounds) -> dict[str, int]:
         """dimension -> points at which a store may go to places that are needed; others all are. 0: at no point."""
-        lowest = {**bounds, **{d: (0, max(n - 1, 0)) for d, n in nest.dims.items()}}
+        lowest = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in nest.dims.items()}}
         own: dict[str, int] = {}
-        for i, need in zip(w.index, self._need(body, w.buf)):
-            for d, c in (*i.terms, (None, 1)):
-                rest = interval(i if d is None else i - Affine.symbol(d, c), lowest)
+        for position, need in zip(write.index, self._need(body, write.buf)):
+            for dim, c in (*position.terms, (None, 1)):
+                rest = interval(
+                    position if dim is None else position - Affine.symbol(dim, c), lowest
+                )
                 if (
                     rest is None
                     or c < 0
-                    or d is not None
-                    and (d not in nest.dims or d in nest.rdims)
+                    or dim is not None
+                    and (dim not in nest.dims or dim in nest.rdims)
                 ):
                     continue
                 points = -((rest[0] - need) // c)
-                if d is None:
+                if dim is None:
                     own |= {None: 0} if points <= 0 else {}
                 else:
-                    own[d] = max(min(own.get(d, nest.dims[d]), points), 0)
+                    own[dim] = max(min(own.get(dim, nest.dims[dim]), points), 0)
         return own
 
     def _need(self, body: Body, buf: Buf) -> list[int]:
@@ -179,27 +185,32 @@ class _Needs:
             return list(buf.shape)
         return self.found.setdefault(body.handed_on.get(buf, buf), [0] * len(buf.shape))
 
-    def _reads(self, body: Body, s: Stmt, bounds: Bounds) -> None:
-        match s:
+    def _reads(self, body: Body, stmt: Stmt, bounds: Bounds) -> None:
+        match stmt:
             case Nest():
-                limits = self.limits(body, s, bounds)
+                limits = self.limits(body, stmt, bounds)
                 if all(limits.values()):
-                    inside = {**bounds, **{d: (0, n - 1) for d, n in limits.items()}}
-                    for e in s.loads():
+                    inside = {**bounds, **{dim: (0, limit - 1) for dim, limit in limits.items()}}
+                    for e in stmt.loads():
                         self._read(body, e, inside)
-                    for w in (
-                        s.writes
+                    for write in (
+                        stmt.writes
                     ):  # where no point is left out, all that is written must have a place
-                        uncut = [s.moves() or bool(i.symbols & {*s.rdims}) for i in w.index]
+                        uncut = [
+                            stmt.moves() or bool(position.symbols & {*stmt.rdims})
+                            for position in write.index
+                        ]
                         self._require(
-                            body, w.buf, [n if whole else 0 for n, whole in zip(w.buf.shape, uncut)]
+                            body,
+                            write.buf,
+                            [size if whole else 0 for size, whole in zip(write.buf.shape, uncut)],
                         )
             case Let(value=value):
                 for e in nodes([value]):
                     if e.kind in ("load", "gather"):
                         self._read(body, e, bounds)
             case Sort() | Trace():
-                for buf in _mentioned(s):
+                for buf in _mentioned(stmt):
                     self._require(body, buf, buf.shape)
 
     def _read(self, body: Body, load: Expr, bounds: Bounds) -> None:
@@ -207,9 +218,11 @@ class _Needs:
         if not buf.root.arena:
             return
         ends = []
-        for i, n in zip(index, buf.shape):
-            reach = None if i is None or load.kind == "gather" else interval(i, bounds)
-            ends.append(n if reach is None else max(min(reach[1] + 1, n), 1))
+        for position, size in zip(index, buf.shape):
+            reach = (
+                None if position is None or load.kind == "gather" else interval(position, bounds)
+            )
+            ends.append(size if reach is None else max(min(reach[1] + 1, size), 1))
         self._require(body, buf, ends)
 
     def _require(self, body: Body, buf: Buf, ends: Sequence[int]) -> None:
@@ -222,14 +235,16 @@ class _Needs:
 
 def _cut(nest: Nest, limits: dict[str, int], pool: Pool) -> Nest:
     """The nest with that many points; a dimension of one is at 0."""
-    single = {d: ZERO for d, n in limits.items() if n == 1 < nest.dims[d]}
+    single = {dim: ZERO for dim, limit in limits.items() if limit == 1 < nest.dims[dim]}
     if limits == nest.dims:
         return nest
     rename = pool.renamer(single)
-    reductions = [r.mapped(rename) for r in nest.reductions]
+    reductions = [reduction.mapped(rename) for reduction in nest.reductions]
     writes = [
-        w.mapped(rename, index=tuple(i.substitute(single.get) for i in w.index))
-        for w in nest.writes
+        write.mapped(
+            rename, index=tuple(position.substitute(single.get) for position in write.index)
+        )
+        for write in nest.writes
     ]
     return replace(nest, dims=limits, reductions=reductions, writes=writes)
 
@@ -249,26 +264,26 @@ def _resized(stmts: list[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[
     def write(w: Write) -> Write:
         return w.mapped(expr, buf=smaller.get(w.buf, w.buf))
 
-    def changed(s: Stmt) -> Stmt:
-        match s:
+    def changed(stmt: Stmt) -> Stmt:
+        match stmt:
             case Nest():
-                reductions = [r.mapped(expr) for r in s.reductions]
-                return replace(s, reductions=reductions, writes=list(map(write, s.writes)))
+                reductions = [reduction.mapped(expr) for reduction in stmt.reductions]
+                return replace(stmt, reductions=reductions, writes=list(map(write, stmt.writes)))
             case Let(value=value):
-                return replace(s, value=expr(value))
-        return with_bodies(s, lambda inner: [changed(t) for t in inner])
+                return replace(stmt, value=expr(value))
+        return with_bodies(stmt, lambda inner: [changed(t) for t in inner])
 
-    return [changed(s) for s in stmts]
+    return [changed(stmt) for stmt in stmts]
 
 
-def _mentioned(s: Stmt) -> Iterator[Buf]:
+def _mentioned(stmt: Stmt) -> Iterator[Buf]:
     """Buffers that a statement itself reads or writes."""
-    match s:
+    match stmt:
         case Nest():
-            yield from (e.info[0] for e in s.loads())
-            yield from (w.buf for w in s.writes)
+            yield from (load.info[0] for load in stmt.loads())
+            yield from (write.buf for write in stmt.writes)
         case Let(value=value):
-            yield from (e.info[0] for e in nodes([value]) if e.kind in ("load", "gather"))
+            yield from (node.info[0] for node in nodes([value]) if node.kind in ("load", "gather"))
         case Sort(buffers=buffers, spare=spare):
             yield from (*buffers, *spare)
         case Trace(buffers=buffers):
@@ -299,23 +314,29 @@ def _without_tails(body: Body) -> list[Stmt]:
 
 
 def _is_product(nest: Nest) -> bool:
-    inner = any(w.inner for w in nest.writes)
+    inner = any(write.inner for write in nest.writes)
     return (
         bool(nest.reductions)
         and not nest.ordered
         and not inner
-        and all(r.op == "dot" for r in nest.reductions)
+        and all(reduction.op == "dot" for reduction in nest.reductions)
     )
 
 
 def _shortened(nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> Nest:
     ends = {}
-    for d in nest.rdims:
+    for rdim in nest.rdims:
         tail = max(
-            _zero_from(a, d, nest, pool, zeros, bounds) for r in nest.reductions for a in r.args
+            _zero_from(arg, rdim, nest, pool, zeros, bounds)
+            for reduction in nest.reductions
+            for arg in reduction.args
         )
-        step = max(WORD // min(a.dtype.itemsize for r in nest.reductions for a in r.args), 1)
-        ends[d] = min(max(-(-tail // step), 1) * step, nest.dims[d])
+        step = max(
+            WORD
+            // min(arg.dtype.itemsize for reduction in nest.reductions for arg in reduction.args),
+            1,
+        )
+        ends[rdim] = min(max(-(-tail // step), 1) * step, nest.dims[rdim])
     return replace(nest, dims=nest.dims | ends)
 
 
@@ -341,22 +362,22 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
             or nest.reductions
         ):
             continue
-        for k, (i, n) in enumerate(zip(w.index, buf.shape)):
-            d = i.terms[0][0] if len(i.terms) == 1 else None
-            if i == Affine.symbol(d) and nest.dims.get(d) == n:
+        for k, (position, size) in enumerate(zip(w.index, buf.shape)):
+            d = position.terms[0][0] if len(position.terms) == 1 else None
+            if position == Affine.symbol(d) and nest.dims.get(d) == size:
                 found[buf, k] = _zero_from(w.value, d, nest, body.pool, found, bounds)
     return found
 
 
-def _zero_from(e: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> int:
+def _zero_from(expr: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> int:
     """The first index along `dim` from which on an expression is +0 at all points; the nest's extent where none is known."""
     n = nest.dims[dim]
     fold = Folder(pool, {**bounds, **{d: (0, max(size - 1, 0)) for d, size in nest.dims.items()}})
 
     def end(mask: Expr, truth: bool) -> int:
         """From where on a mask differs from `truth`."""
-        highs = (interval(h, bounds) for h in mask_span(mask, truth, dim, nest.dims).highs)
-        return min((max(h[1], 0) for h in highs if h is not None), default=n)
+        highs = (interval(high, bounds) for high in mask_span(mask, truth, dim, nest.dims).highs)
+        return min((max(high[1], 0) for high in highs if high is not None), default=n)
 
     def go(x: Expr) -> int:
         if x.kind == "const":
@@ -379,7 +400,7 @@ def _zero_from(e: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bounds
             )
         if x.kind == "load":
             axes = [k for k, i in enumerate(x.info[1]) if i == Affine.symbol(dim)]
-            return min((zeros.get((x.info[0], k), n) for k in axes), default=n)
+            return min((zeros.get((x.info[0], axis), n) for axis in axes), default=n)
         return n
 
-    return min(go(fold(e)), n)
+    return min(go(fold(expr)), n)

@@ -26,7 +26,7 @@ MOST_PERMUTED = 4
 def without_unread(stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
     """Without stores to scratch that nothing reads."""
     while True:
-        dead = {b for b in scratch.written(stmts) if b.arena} - kept - scratch.read(stmts)
+        dead = {buf for buf in scratch.written(stmts) if buf.arena} - kept - scratch.read(stmts)
         if not dead:
             return stmts
         stmts = _without_writes(stmts, dead)
@@ -36,8 +36,8 @@ def _without_writes(stmts: list[Stmt], dead: set[Buf]) -> list[Stmt]:
     out = []
     for s in stmts:
         s = with_bodies(s, lambda inner: _without_writes(inner, dead))
-        if isinstance(s, Nest) and any(w.buf.root in dead for w in s.writes):
-            s = replace(s, writes=[w for w in s.writes if w.buf.root not in dead])
+        if isinstance(s, Nest) and any(write.buf.root in dead for write in s.writes):
+            s = replace(s, writes=[write for write in s.writes if write.buf.root not in dead])
             if not s.writes:
                 continue
         out.append(s)
@@ -50,7 +50,7 @@ def merge_all(stmts: list[Stmt], context) -> list[Stmt]:
     for s in stmts:
         s = with_bodies(s, lambda inner: merge_all(inner, context))
         if isinstance(s, Nest):
-            if any(n == 0 for d, n in s.dims.items() if d not in s.rdims):
+            if any(size == 0 for dim, size in s.dims.items() if dim not in s.rdims):
                 continue
             joined = _joined_before(out, effects, s, context.pool)
             if joined is not None:
@@ -70,8 +70,8 @@ class _Effects:
     touched: set[Buf]
 
     @staticmethod
-    def of(s: Stmt) -> _Effects:
-        return _Effects(scratch.written([s]), scratch.touched([s]))
+    def of(stmt: Stmt) -> _Effects:
+        return _Effects(scratch.written([stmt]), scratch.touched([stmt]))
 
     def commute(self, other: _Effects) -> bool:
         """Whether two statements mean the same in either order."""
@@ -100,17 +100,17 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if (
         first.ordered
         or second.ordered
-        or any(r.op == "dot" for r in first.reductions + second.reductions)
+        or any(reduction.op == "dot" for reduction in first.reductions + second.reductions)
     ):
         return None
     live = _matched(first, second)
     if live is None or max(len(n.nodes()) for n in (first, second)) > MAX_NODES:
         return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
-    rename |= {d: Affine() for d, n in second.dims.items() if n == 1}
-    own = {d: Affine() for d, n in first.dims.items() if n == 1}
-    rdims = {d for d in first.rdims if first.dims[d] > 1}
-    theirs = {rename[d].terms[0][0] for d in second.rdims if second.dims[d] > 1}
+    rename |= {dim: Affine() for dim, size in second.dims.items() if size == 1}
+    own = {dim: Affine() for dim, size in first.dims.items() if size == 1}
+    rdims = {rdim for rdim in first.rdims if first.dims[rdim] > 1}
+    theirs = {rename[rdim].terms[0][0] for rdim in second.rdims if second.dims[rdim] > 1}
     if first.reductions and (
         rdims != theirs if second.reductions else first.moves() or second.moves()
     ):
@@ -123,7 +123,9 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if len(merged.nodes()) > MAX_NODES or _rereads(merged):  # what both compute counts once
         return None
     return (
-        merged if max((e.height for e in merged.expressions()), default=0) <= MAX_HEIGHT else None
+        merged
+        if max((expr.height for expr in merged.expressions()), default=0) <= MAX_HEIGHT
+        else None
     )
 
 
@@ -134,17 +136,19 @@ def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
     than their own they share a walk only for that: else one of them would go across its rows. A
     reduction over several dimensions keeps its order.
     """
-    mine, theirs = ({d: n for d, n in nest.dims.items() if n > 1} for nest in (first, second))
+    mine, theirs = (
+        {dim: size for dim, size in nest.dims.items() if size > 1} for nest in (first, second)
+    )
     if list(mine.values()) == list(theirs.values()) and len(set(mine.values())) == len(mine):
         return list(zip(mine, theirs))
-    fixed = any(sum(nest.dims[d] > 1 for d in nest.rdims) > 1 for nest in (first, second))
+    fixed = any(sum(nest.dims[rdim] > 1 for rdim in nest.rdims) > 1 for nest in (first, second))
     orders = (
         [tuple(theirs)] if fixed or len(mine) > MOST_PERMUTED else itertools.permutations(theirs)
     )
     found = [
         list(zip(mine, order))
         for order in orders
-        if [theirs[d] for d in order] == list(mine.values())
+        if [theirs[dim] for dim in order] == list(mine.values())
     ]
     if not found:
         return None
@@ -155,45 +159,53 @@ def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
 
 def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
     """Counts loads of the second nest that are of what the first one loads or stores at the same point."""
-    units = {d: Affine() for nest in (first, second) for d, n in nest.dims.items() if n == 1}
+    units = {
+        dim: Affine() for nest in (first, second) for dim, size in nest.dims.items() if size == 1
+    }
     renamed = units | {theirs: Affine.symbol(mine) for mine, theirs in pairs}
 
     def place(buf: Buf, index: tuple, names: dict[str, Affine]) -> tuple:
-        return (buf, *(i if i is None else i.substitute(names.get) for i in index))
+        return (
+            buf,
+            *(
+                position if position is None else position.substitute(names.get)
+                for position in index
+            ),
+        )
 
-    mine = {place(e.info[0], e.info[1], units) for e in first.loads()} | {
-        place(w.buf, w.index, units) for w in first.writes
+    mine = {place(load.info[0], load.info[1], units) for load in first.loads()} | {
+        place(write.buf, write.index, units) for write in first.writes
     }
-    return len(mine & {place(e.info[0], e.info[1], renamed) for e in second.loads()})
+    return len(mine & {place(load.info[0], load.info[1], renamed) for load in second.loads()})
 
 
-def _renamed(n: Nest, dims: dict, pool: Pool) -> Nest:
+def _renamed(nest: Nest, dims: dict, pool: Pool) -> Nest:
     if not dims:
-        return n
+        return nest
 
     rename = pool.renamer(dims)
 
     def ix(index):
-        return tuple(i.substitute(dims.get) for i in index)
+        return tuple(position.substitute(dims.get) for position in index)
 
     kept = {}
-    for d, size in n.dims.items():
-        if d not in dims:
-            kept[d] = size
-        elif dims[d].terms:
-            kept[dims[d].terms[0][0]] = size
+    for dim, size in nest.dims.items():
+        if dim not in dims:
+            kept[dim] = size
+        elif dims[dim].terms:
+            kept[dims[dim].terms[0][0]] = size
     rdims = tuple(
-        dims[d].terms[0][0] if d in dims and dims[d].terms else d
-        for d in n.rdims
-        if d not in dims or dims[d].terms
+        dims[rdim].terms[0][0] if rdim in dims and dims[rdim].terms else rdim
+        for rdim in nest.rdims
+        if rdim not in dims or dims[rdim].terms
     )
     return Nest(
         kept,
         rdims,
-        [r.mapped(rename) for r in n.reductions],
-        [w.mapped(rename, index=ix(w.index)) for w in n.writes],
-        n.ordered,
-        n.at,
+        [reduction.mapped(rename) for reduction in nest.reductions],
+        [write.mapped(rename, index=ix(write.index)) for write in nest.writes],
+        nest.ordered,
+        nest.at,
     )
 
 
@@ -204,8 +216,8 @@ def _independent(first: Nest, second: Nest) -> bool:
     point: they come before writes there.
     """
     made: dict[Buf, list[Write]] = {}
-    for w in first.writes:
-        made.setdefault(w.buf.root, []).append(w)
+    for write in first.writes:
+        made.setdefault(write.buf.root, []).append(write)
     for e in second.loads():
         if e.info[0].root in made and not _is_forwarded(first, made[e.info[0].root], e):
             return False
@@ -213,7 +225,7 @@ def _independent(first: Nest, second: Nest) -> bool:
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
     taken = Nest({}, reductions=first.reductions).loads()
     for buf, index in [(w.buf, w.index) for w in first.writes] + [
-        e.info[:2] for e in Nest({}, writes=first.writes).loads()
+        load.info[:2] for load in Nest({}, writes=first.writes).loads()
     ]:
         if buf.root in overwritten:
             places[buf.root].append((buf, index))
@@ -231,23 +243,26 @@ def _independent(first: Nest, second: Nest) -> bool:
     return True
 
 
-def _at_its_point(nest: Nest, e: Expr, write: Write) -> bool:
+def _at_its_point(nest: Nest, expr: Expr, write: Write) -> bool:
     """Whether a load reads, at each point of a nest, the element that is written there and at no other point."""
-    buf, index = e.info[:2]
-    own = {i.terms[0][0] for i in write.index if len(i.terms) == 1}
+    buf, index = expr.info[:2]
+    own = {position.terms[0][0] for position in write.index if len(position.terms) == 1}
     return (
-        e.kind == "load" and buf is write.buf and index == write.index and own >= nest.dims.keys()
+        expr.kind == "load"
+        and buf is write.buf
+        and index == write.index
+        and own >= nest.dims.keys()
     )
 
 
-def _is_forwarded(first: Nest, writes: list[Write], e: Expr) -> bool:
+def _is_forwarded(first: Nest, writes: list[Write], expr: Expr) -> bool:
     """Whether a load gives what the first nest writes at the same point, by one of these to the same root."""
-    buf, index = e.info[:2]
-    found = [w for w in writes if not _apart(buf, index, w)]
-    if len(found) != 1 or e.kind == "gather":
+    buf, index = expr.info[:2]
+    found = [write for write in writes if not _apart(buf, index, write)]
+    if len(found) != 1 or expr.kind == "gather":
         return False
     (w,) = found
-    whole = {d for i in w.index for d in i.symbols} >= first.dims.keys()
+    whole = {symbol for position in w.index for symbol in position.symbols} >= first.dims.keys()
     return (
         buf is w.buf and index == w.index and w.inner and w.mask is None and not w.guard and whole
     )
@@ -256,26 +271,28 @@ def _is_forwarded(first: Nest, writes: list[Write], e: Expr) -> bool:
 def _apart(buf: Buf, index: tuple, write: Write) -> bool:
     """Whether an access and a write are at different constants along an axis."""
     return buf is write.buf and any(
-        i is not None and i.is_const and j.is_const and i.const != j.const
-        for i, j in zip(index, write.index)
+        position is not None and position.is_const and j.is_const and position.const != j.const
+        for position, j in zip(index, write.index)
     )
 
 
 def _rereads(nest: Nest) -> bool:
     """Whether writes behind the reductions compute anew, of a single element, what a write before them has overwritten."""
-    before = {w.buf.root for w in nest.writes if w.inner}
+    before = {write.buf.root for write in nest.writes if write.inner}
     return any(
-        e.info[0].root in before
-        for e in Nest({}, writes=[w for w in nest.writes if not w.inner]).loads()
+        load.info[0].root in before
+        for load in Nest({}, writes=[write for write in nest.writes if not write.inner]).loads()
     )
 
 
 def _vector_conflict(first: Nest, second: Nest) -> bool:
     """Writes whose contiguous dimensions differ would make one of them a scatter."""
 
-    def last(n: Nest) -> set:
+    def last(nest: Nest) -> set:
         return {
-            w.index[-1].terms[-1][0] for w in n.writes if w.inner and w.index and w.index[-1].terms
+            write.index[-1].terms[-1][0]
+            for write in nest.writes
+            if write.inner and write.index and write.index[-1].terms
         }
 
     a, b = last(first), last(second)
@@ -283,22 +300,29 @@ def _vector_conflict(first: Nest, second: Nest) -> bool:
 
 
 def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Nest:
-    values = {(w.buf, w.index): w.value for w in first.writes}
+    values = {(write.buf, write.index): write.value for write in first.writes}
     base = len(first.reductions)
 
-    def replace(e: Expr) -> Expr | None:
-        if e.kind == "load" and e.info[:2] in values:
-            return values[e.info[:2]]  # half precision keeps its register value (excess precision)
-        if e.kind == "acc" and base:
-            return pool.make("acc", e.dtype, e.info + base)
+    def replace(expr: Expr) -> Expr | None:
+        if expr.kind == "load" and expr.info[:2] in values:
+            return values[
+                expr.info[:2]
+            ]  # half precision keeps its register value (excess precision)
+        if expr.kind == "acc" and base:
+            return pool.make("acc", expr.dtype, expr.info + base)
         return None
 
     rewrite = pool.rewriter(replace)
-    reductions = first.reductions + [r.mapped(rewrite) for r in second.reductions]
-    writes = list(first.writes) + [w.mapped(rewrite) for w in second.writes]
+    reductions = first.reductions + [reduction.mapped(rewrite) for reduction in second.reductions]
+    writes = list(first.writes) + [write.mapped(rewrite) for write in second.writes]
     dims = dict(first.dims)
     if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
         dims[SINGLE], rdims = 1, (SINGLE,)
     return Nest(
-        dims, tuple(d for d in dims if d in rdims), reductions, writes, False, first.at or second.at
+        dims,
+        tuple(dim for dim in dims if dim in rdims),
+        reductions,
+        writes,
+        False,
+        first.at or second.at,
     )

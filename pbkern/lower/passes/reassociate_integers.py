@@ -17,13 +17,13 @@ from pbkern.lower.nest.ir import Expr, Nest, Stmt, with_bodies
 def reassociate_shared_sums(stmts: list[Stmt], context) -> list[Stmt]:
     """Statements with such sums, inner ones too."""
 
-    def changed(s: Stmt) -> Stmt:
-        if not isinstance(s, Nest):
-            return with_bodies(s, lambda body: list(map(changed, body)))
-        shared = _Shared(s)
-        if not any(_is_sum(e) and any(map(shared, e.args)) for e in s.nodes()):
-            return s
-        return s.mapped(context.pool.rewriter(lambda e: _regrouped(e, shared, context)))
+    def changed(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, Nest):
+            return with_bodies(stmt, lambda body: list(map(changed, body)))
+        shared = _Shared(stmt)
+        if not any(_is_sum(node) and any(map(shared, node.args)) for node in stmt.nodes()):
+            return stmt
+        return stmt.mapped(context.pool.rewriter(lambda e: _regrouped(e, shared, context)))
 
     return list(map(changed, stmts))
 
@@ -34,34 +34,34 @@ class _Shared:
     def __init__(self, nest: Nest):
         self.dims, self.known = nest.dims.keys(), dict[Expr, bool]()
 
-    def __call__(self, e: Expr) -> bool:
-        if e not in self.known:
-            self.known[e] = (
-                e.kind not in ("acc", "moved")
-                and not e.symbols & self.dims
-                and all(map(self, e.args))
+    def __call__(self, expr: Expr) -> bool:
+        if expr not in self.known:
+            self.known[expr] = (
+                expr.kind not in ("acc", "moved")
+                and not expr.symbols & self.dims
+                and all(map(self, expr.args))
             )
-        return self.known[e]
+        return self.known[expr]
 
 
-def _is_sum(e: Expr) -> bool:
-    return e.kind == "op" and e.info.primitive == "add" and e.dtype.kind in "iu"
+def _is_sum(expr: Expr) -> bool:
+    return expr.kind == "op" and expr.info.primitive == "add" and expr.dtype.kind in "iu"
 
 
-def _regrouped(e: Expr, shared: _Shared, context) -> Expr | None:
+def _regrouped(expr: Expr, shared: _Shared, context) -> Expr | None:
     """x + (a + b) for (x + a) + b, where a and b are shared and x is not."""
-    if not _is_sum(e) or shared(e):
+    if not _is_sum(expr) or shared(expr):
         return None
-    for inner, b in (e.args, e.args[::-1]):
+    for inner, b in (expr.args, expr.args[::-1]):
         if _is_sum(inner) and shared(b) and not shared(inner):
             for x, a in (inner.args, inner.args[::-1]):
                 if shared(a):
-                    return context.op("add", e.dtype, x, _sum(a, b, context))
+                    return context.op("add", expr.dtype, x, _sum(a, b, context))
     return None
 
 
-def _sum(a: Expr, b: Expr, context) -> Expr:
-    if a.kind == b.kind == "const":
+def _sum(expr: Expr, b: Expr, context) -> Expr:
+    if expr.kind == b.kind == "const":
         with np.errstate(over="ignore"):
-            return context.const(np.add(a.info, b.info, dtype=a.dtype), a.dtype)
-    return context.op("add", a.dtype, a, b)
+            return context.const(np.add(expr.info, b.info, dtype=expr.dtype), expr.dtype)
+    return context.op("add", expr.dtype, expr, b)

@@ -18,7 +18,7 @@ from .wide_multiply import use_wide_products
 
 
 def _drop_unread(stmts: list[Stmt], context: NestContext) -> list[Stmt]:
-    return without_unread(stmts, {b.root for b in context.kept})
+    return without_unread(stmts, {buf.root for buf in context.kept})
 
 
 def _decide_index_tests(stmts: list[Stmt], context: NestContext) -> list[Stmt]:

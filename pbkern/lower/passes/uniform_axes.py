@@ -42,11 +42,11 @@ def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
     """Uniform axes of scratch and its reinterpretations; `lists` are all statements that touch it."""
     stmts = [s for stmts in lists for s in every(stmts)]
     units = _candidates(stmts)
-    unit_of = {(buf, k): u for u in units for buf, found in u.axes.items() for k in found}
-    stores = [(n, w) for n in stmts if isinstance(n, Nest) for w in n.writes]
+    unit_of = {(buf, k): unit for unit in units for buf, found in unit.axes.items() for k in found}
+    stores = [(stmt, write) for stmt in stmts if isinstance(stmt, Nest) for write in stmt.writes]
     users: dict[Buf, list] = {}  # stores that what is known of a buffer decides about
     for n, w in stores:
-        for buf in {w.buf, *(e.info[0] for e in n.loads())}:
+        for buf in {w.buf, *(load.info[0] for load in n.loads())}:
             users.setdefault(buf, []).append((n, w))
     axes = _axes(units)
     while stores:
@@ -55,7 +55,7 @@ def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
         for u in gone.values():
             for buf, found in u.axes.items():
                 axes[buf] -= found
-        units = [u for u in units if id(u) not in gone]
+        units = [unit for unit in units if id(unit) not in gone]
         stores = list(
             {
                 id(w): (n, w)
@@ -69,8 +69,8 @@ def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
 
 def _axes(units: list[_Unit]) -> dict[Buf, set[int]]:
     axes: dict[Buf, set[int]] = {}
-    for u in units:
-        for buf, found in u.axes.items():
+    for unit in units:
+        for buf, found in unit.axes.items():
             axes.setdefault(buf, set()).update(found)
     return axes
 
@@ -78,8 +78,8 @@ def _axes(units: list[_Unit]) -> dict[Buf, set[int]]:
 def narrowed_buffers(axes: Axes) -> dict[Buf, Buf]:
     """Buffer -> the one in its place, with one position along uniform axes."""
     made: dict[Buf, Buf] = {}
-    for buf in sorted(axes, key=lambda b: b.storage is not None):  # roots first
-        shape = tuple(1 if k in axes[buf] else n for k, n in enumerate(buf.shape))
+    for buf in sorted(axes, key=lambda axis: axis.storage is not None):  # roots first
+        shape = tuple(1 if k in axes[buf] else size for k, size in enumerate(buf.shape))
         made[buf] = Buf(
             buf.name, shape, buf.dtype, buf.arena, None if buf.storage is None else made[buf.root]
         )
@@ -92,7 +92,7 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
         return stmts
 
     def index(buf: Buf, ix: tuple) -> tuple:
-        return tuple(ZERO if k in axes[buf] else i for k, i in enumerate(ix))
+        return tuple(ZERO if k in axes[buf] else position for k, position in enumerate(ix))
 
     def replace(e: Expr) -> Expr | None:
         if e.kind != "load" or e.info[0] not in made:
@@ -107,22 +107,30 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
             return w.mapped(expr)
         return w.mapped(expr, buf=made[w.buf], index=index(w.buf, w.index))
 
-    def changed(s: Stmt) -> Stmt:
-        match s:
+    def changed(stmt: Stmt) -> Stmt:
+        match stmt:
             case Nest():
                 gone = {
-                    d for w in s.writes for k in axes.get(w.buf, ()) for d in w.index[k].symbols
+                    symbol
+                    for w in stmt.writes
+                    for k in axes.get(w.buf, ())
+                    for symbol in w.index[k].symbols
                 }
-                reductions = [r.mapped(expr) for r in s.reductions]
-                dims = {d: n for d, n in s.dims.items() if d not in gone}
+                reductions = [reduction.mapped(expr) for reduction in stmt.reductions]
+                dims = {dim: size for dim, size in stmt.dims.items() if dim not in gone}
                 return Nest(
-                    dims, s.rdims, reductions, [write(w) for w in s.writes], s.ordered, s.at
+                    dims,
+                    stmt.rdims,
+                    reductions,
+                    [write(w) for w in stmt.writes],
+                    stmt.ordered,
+                    stmt.at,
                 )
             case Let(name=name, value=value):
                 return Let(name, expr(value))
-        return with_bodies(s, lambda inner: narrow(inner, axes, made, pool))
+        return with_bodies(stmt, lambda inner: narrow(inner, axes, made, pool))
 
-    return [changed(s) for s in stmts]
+    return [changed(stmt) for stmt in stmts]
 
 
 # ---------------------------------------------------------------- candidates
@@ -143,13 +151,13 @@ def _candidates(stmts: list[Stmt]) -> list[_Unit]:
         if (
             root in excluded
             or root.size == 0
-            or any(a.dtype != root.dtype or a.size != root.size for a in aliases)
+            or any(aliase.dtype != root.dtype or aliase.size != root.size for aliase in aliases)
         ):
             continue
-        groups = {a: _groups(root.shape, a.shape) for a in aliases}
+        groups = {aliase: _groups(root.shape, aliase.shape) for aliase in aliases}
         taken: set[int] = set()
-        for axis, n in enumerate(root.shape):
-            if n > 1 and axis not in taken:
+        for axis, size in enumerate(root.shape):
+            if size > 1 and axis not in taken:
                 unit = _unit(root, axis, groups)
                 taken |= unit.axes[root]
                 units.append(unit)
@@ -167,20 +175,20 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
             views.setdefault(buf.root, set()).update({buf} - {buf.root})
             excluded.update(() if plain else {buf.root})
 
-    for s in stmts:
-        match s:
+    for stmt in stmts:
+        match stmt:
             case Nest() | Let():
                 nest = (
-                    s
-                    if isinstance(s, Nest)
-                    else Nest({}, reductions=[Reduction("", (s.value,), s.value.dtype)])
+                    stmt
+                    if isinstance(stmt, Nest)
+                    else Nest({}, reductions=[Reduction("", (stmt.value,), stmt.value.dtype)])
                 )
-                for e in nest.loads():
-                    touch(e.info[0], e.kind == "load")
-                    if e.kind == "load" and e.info[2]:
-                        outside |= {(e.info[0], k) for k in _beyond(e, nest)}
-                for w in nest.writes:
-                    touch(w.buf, len(nest.writes) == 1 and not nest.ordered)
+                for load in nest.loads():
+                    touch(load.info[0], load.kind == "load")
+                    if load.kind == "load" and load.info[2]:
+                        outside |= {(load.info[0], k) for k in _beyond(load, nest)}
+                for write in nest.writes:
+                    touch(write.buf, len(nest.writes) == 1 and not nest.ordered)
             case Sort(buffers=buffers, spare=spare):
                 for b in (*buffers, *spare):
                     touch(b, False)
@@ -195,10 +203,10 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
 def _beyond(load: Expr, nest: Nest) -> Iterator[int]:
     """Axes along which a guarded load may be outside its buffer."""
     buf, index, _ = load.info
-    for k, (i, n) in enumerate(zip(index, buf.shape)):
-        known = i.symbols <= nest.dims.keys()
-        low, high = i.bounds(nest.dims.__getitem__) if known else (-1, n)
-        if low < 0 or high >= n:
+    for k, (position, size) in enumerate(zip(index, buf.shape)):
+        known = position.symbols <= nest.dims.keys()
+        low, high = position.bounds(nest.dims.__getitem__) if known else (-1, size)
+        if low < 0 or high >= size:
             yield k
 
 
@@ -206,12 +214,15 @@ def _unit(root: Buf, axis: int, groups: Mapping[Buf, list]) -> _Unit:
     """The smallest unit with this axis: whole groups of each reinterpretation."""
     mine = {axis}
     while True:
-        more = {k for g in groups.values() for ours, _ in g if mine & ours for k in ours}
+        more = {
+            our for group in groups.values() for ours, _ in group if mine & ours for our in ours
+        }
         if more <= mine:
             break
         mine |= more
     theirs = {
-        a: frozenset(k for ours, own in g if mine & ours for k in own) for a, g in groups.items()
+        a: frozenset(k for ours, own in group if mine & ours for k in own)
+        for a, group in groups.items()
     }
     return _Unit({root: frozenset(mine)} | theirs)
 
@@ -223,7 +234,9 @@ def _groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[set[int], set[
     found, i, j = [], 0, 0
     while i < len(a) or j < len(b):
         mine, theirs = {i} & set(range(len(a))), {j} & set(range(len(b)))
-        while (x := math.prod(a[k] for k in mine)) != (y := math.prod(b[k] for k in theirs)):
+        while (x := math.prod(a[k] for k in mine)) != (
+            y := math.prod(b[their] for their in theirs)
+        ):
             if x < y:
                 mine.add(i + len(mine))
             else:
@@ -236,17 +249,17 @@ def _groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[set[int], set[
 # ---------------------------------------------------------------- what stores say
 
 
-def _contradicted(nest: Nest, w: Write, axes: Axes) -> Iterator[int]:
+def _contradicted(nest: Nest, write: Write, axes: Axes) -> Iterator[int]:
     """Axes of w.buf that this store may make different from position to position."""
-    varying = _varying(nest, [w.value] if w.mask is None else [w.value, w.mask], axes) | set(
-        nest.rdims
-    )
-    for k in axes[w.buf]:
-        if w.buf.shape[k] == 1:
+    varying = _varying(
+        nest, [write.value] if write.mask is None else [write.value, write.mask], axes
+    ) | set(nest.rdims)
+    for k in axes[write.buf]:
+        if write.buf.shape[k] == 1:
             continue
-        (d,) = w.index[k].symbols if len(w.index[k].symbols) == 1 else ("",)
-        covers = w.index[k] == Affine.symbol(d) and nest.dims.get(d) == w.buf.shape[k]
-        if not covers or d in varying or d in _symbols(w.index, without={k}):
+        (d,) = write.index[k].symbols if len(write.index[k].symbols) == 1 else ("",)
+        covers = write.index[k] == Affine.symbol(d) and nest.dims.get(d) == write.buf.shape[k]
+        if not covers or d in varying or d in _symbols(write.index, without={k}):
             yield k
 
 
@@ -254,25 +267,30 @@ def _varying(nest: Nest, values: list[Expr], axes: Axes) -> set[str]:
     """Symbols with which values vary, as far as loads along uniform axes do not tell."""
     memo: dict[int, set[str]] = {}
 
-    def go(e: Expr) -> set[str]:
-        if id(e) not in memo:
-            memo[id(e)] = own(e).union(*map(go, e.args))
-        return memo[id(e)]
+    def go(expr: Expr) -> set[str]:
+        if id(expr) not in memo:
+            memo[id(expr)] = own(expr).union(*map(go, expr.args))
+        return memo[id(expr)]
 
-    def own(e: Expr) -> set[str]:
-        match e.kind:
+    def own(expr: Expr) -> set[str]:
+        match expr.kind:
             case "acc":
-                return set().union(*map(go, nest.reductions[e.info].args)) - set(nest.rdims)
+                return set().union(*map(go, nest.reductions[expr.info].args)) - set(nest.rdims)
             case "index" | "range":
-                return set(e.symbols)
+                return set(expr.symbols)
             case "load":
-                return _symbols(e.info[1], without=axes.get(e.info[0], ()))
+                return _symbols(expr.info[1], without=axes.get(expr.info[0], ()))
             case "gather":
-                return _symbols(tuple(i for i in e.info[1] if i is not None))
+                return _symbols(tuple(i for i in expr.info[1] if i is not None))
         return set()
 
     return set().union(*map(go, values))
 
 
 def _symbols(index: tuple[Affine, ...], without: Container[int] = ()) -> set:
-    return {s for k, i in enumerate(index) if k not in without for s in i.symbols}
+    return {
+        symbol
+        for k, position in enumerate(index)
+        if k not in without
+        for symbol in position.symbols
+    }

@@ -30,7 +30,7 @@ OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 def unroll_dims(stmts: list[Stmt], context) -> list[Stmt]:
     """Statements in which dimensions over components are gone from nests whose neighbours use single components."""
-    out = [with_bodies(s, lambda inner: unroll_dims(inner, context)) for s in stmts]
+    out = [with_bodies(stmt, lambda inner: unroll_dims(inner, context)) for stmt in stmts]
     out = [sums_as_expressions(s, context) if isinstance(s, Nest) else s for s in out]
     axes = _axes_of_components(s for s in out if isinstance(s, Nest))
     while axes:
@@ -44,8 +44,8 @@ def unroll_dims(stmts: list[Stmt], context) -> list[Stmt]:
 
 
 def _accesses(nest: Nest) -> Iterable[tuple[Buf, tuple[Affine, ...]]]:
-    yield from ((e.info[0], e.info[1]) for e in nest.loads() if e.kind == "load")
-    yield from ((w.buf, w.index) for w in nest.writes)
+    yield from ((load.info[0], load.info[1]) for load in nest.loads() if load.kind == "load")
+    yield from ((write.buf, write.index) for write in nest.writes)
 
 
 def _axes_of_components(nests: Iterable[Nest]) -> set[Axis]:
@@ -54,8 +54,8 @@ def _axes_of_components(nests: Iterable[Nest]) -> set[Axis]:
         (buf, axis)
         for nest in nests
         for buf, index in _accesses(nest)
-        for axis, i in enumerate(index)
-        if i.is_const
+        for axis, position in enumerate(index)
+        if position.is_const
         and 1 < buf.shape[axis] <= MOST
         and math.prod(nest.dims.values()) >= FEW_POINTS
     }
@@ -66,9 +66,13 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
     if nest.rdims or nest.ordered:
         return None
     for buf, index in _accesses(nest):
-        for axis, i in enumerate(index):
-            if (buf, axis) in axes and len(i.terms) == 1 and i.terms[0][0] in nest.dims:
-                d = i.terms[0][0]
+        for axis, position in enumerate(index):
+            if (
+                (buf, axis) in axes
+                and len(position.terms) == 1
+                and position.terms[0][0] in nest.dims
+            ):
+                d = position.terms[0][0]
                 points = math.prod(nest.dims.values()) // max(nest.dims[d], 1)
                 if (
                     points >= FEW_POINTS
@@ -79,51 +83,55 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
     return None
 
 
-def _unrolled(nest: Nest, d: str, context) -> Nest:
+def _unrolled(nest: Nest, dim: str, context) -> Nest:
     """The nest with a write per component for each of its writes."""
     writes = []
-    for k in range(nest.dims[d]):
-        at = {d: Affine((), k)}
-        for w in nest.writes:
-            index = tuple(i.substitute(at.get) for i in w.index)
-            writes.append(w.mapped(context.pool.renamer(at), index=index))
-    return Nest({o: n for o, n in nest.dims.items() if o != d}, writes=writes, at=nest.at)
+    for k in range(nest.dims[dim]):
+        at = {dim: Affine((), k)}
+        for write in nest.writes:
+            index = tuple(position.substitute(at.get) for position in write.index)
+            writes.append(write.mapped(context.pool.renamer(at), index=index))
+    return Nest({o: size for o, size in nest.dims.items() if o != dim}, writes=writes, at=nest.at)
 
 
 def sums_as_expressions(
     nest: Nest, context, most: int = MOST, most_nodes: int = MOST_NODES
 ) -> Nest:
     """A nest whose reductions are over `most` elements, at most, as one without."""
-    count = math.prod(nest.dims[d] for d in nest.rdims)
-    points = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
+    count = math.prod(nest.dims[rdim] for rdim in nest.rdims)
+    points = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
     if not nest.reductions or nest.ordered or not 1 <= count <= most or points < FEW_POINTS:
         return nest
-    if count * len(nest.nodes()) > most_nodes or any(w.inner for w in nest.writes):
+    if count * len(nest.nodes()) > most_nodes or any(write.inner for write in nest.writes):
         return nest
     if any(
         r.op not in (*OPERATION, "dot")
         or r.dtype.kind not in "iuf"
-        or any(e.dtype != r.dtype for e in r.args)
+        or any(arg.dtype != r.dtype for arg in r.args)
         for r in nest.reductions
     ):
         return nest
     sums = []
-    for r in nest.reductions:
-        total = context.const(IDENTITY[r.op](r.dtype), r.dtype)
-        for place in itertools.product(*(range(nest.dims[d]) for d in nest.rdims)):
-            term = _term(r, {d: Affine((), k) for d, k in zip(nest.rdims, place)}, context)
-            total = context.op(OPERATION.get(r.op, "add"), r.dtype, total, term)
+    for reduction in nest.reductions:
+        total = context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
+        for place in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
+            term = _term(
+                reduction, {rdim: Affine((), k) for rdim, k in zip(nest.rdims, place)}, context
+            )
+            total = context.op(OPERATION.get(reduction.op, "add"), reduction.dtype, total, term)
         sums.append(total)
 
-    def replace(e: Expr) -> Expr | None:
-        return sums[e.info] if e.kind == "acc" else None
+    def replace(expr: Expr) -> Expr | None:
+        return sums[expr.info] if expr.kind == "acc" else None
 
-    writes = [w.mapped(context.pool.rewriter(replace), inner=True) for w in nest.writes]
+    writes = [write.mapped(context.pool.rewriter(replace), inner=True) for write in nest.writes]
     return Nest(
-        {d: n for d, n in nest.dims.items() if d not in nest.rdims}, writes=writes, at=nest.at
+        {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims},
+        writes=writes,
+        at=nest.at,
     )
 
 
 def _term(r, at: dict, context) -> Expr:
-    args = [context.pool.rename(e, at) for e in r.args]
+    args = [context.pool.rename(arg, at) for arg in r.args]
     return context.op("mul", r.dtype, *args) if r.op == "dot" else args[0]

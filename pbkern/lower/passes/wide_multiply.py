@@ -34,18 +34,20 @@ Polynomial = dict[Monomial, int]
 def use_wide_products(stmts: list[Stmt], context) -> list[Stmt]:
     """Statements whose sums of halves are products where they are, inner statements too."""
     found = _Products(context.pool, context.op)
-    return [_rewritten(s, found) for s in stmts]
+    return [_rewritten(stmt, found) for stmt in stmts]
 
 
 def _rewritten(s: Stmt, found: _Products) -> Stmt:
-    s = with_bodies(s, lambda body: [_rewritten(t, found) for t in body])
+    s = with_bodies(s, lambda body: [_rewritten(stmt, found) for stmt in body])
     if not isinstance(s, Nest) or not {"mul", "shift_right_logical"} <= _unsigned_operations(s):
         return s
     return s.mapped(found.pool.rewriter(found.replace))
 
 
 def _unsigned_operations(nest: Nest) -> set[str]:
-    return {e.info.primitive for e in nest.nodes() if e.kind == "op" and e.dtype == UINT32}
+    return {
+        node.info.primitive for node in nest.nodes() if node.kind == "op" and node.dtype == UINT32
+    }
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ def _sum(a: Polynomial, b: Polynomial, factor: int = 1) -> Polynomial:
 
 def _product(a: Polynomial, b: Polynomial) -> Polynomial:
     found: Polynomial = {}
-    for (m, c), (n, d) in itertools.product(a.items(), b.items()):
-        found = _sum(found, {tuple(sorted((*m, *n))): c * d})
+    for (m, c), (n, dim) in itertools.product(a.items(), b.items()):
+        found = _sum(found, {tuple(sorted((*m, *n))): c * dim})
     return found
 
 
@@ -90,18 +92,18 @@ class _Products:
         self._unknowns: list[Expr | _Quotient] = []
         self._numbers: dict[Expr | _Quotient, int] = {}
 
-    def replace(self, e: Expr) -> Expr | None:
+    def replace(self, expr: Expr) -> Expr | None:
         """x * y or mulhi(x, y) for a sum that is it."""
-        if e.kind != "op" or e.info.primitive != "add" or e.dtype != UINT32:
+        if expr.kind != "op" or expr.info.primitive != "add" or expr.dtype != UINT32:
             return None
-        value = self._value(e)
-        low = {m: c % FULL for m, c in value.terms.items() if c % FULL}
+        value = self._value(expr)
+        low = {m: term % FULL for m, term in value.terms.items() if term % FULL}
         if low.keys() <= {()}:
             return self._number(low.get((), 0))
         if (
             len(low) == 1
             and (factors := self._factors(*next(iter(low.items()))))
-            and e.height > 3 + factors[0].height
+            and expr.height > 3 + factors[0].height
         ):
             return self.op("mul", UINT32, *factors)
         if value.most is not None:
@@ -133,15 +135,17 @@ class _Products:
             m: [u for n in m if isinstance(u := self._unknowns[n], _Quotient) and u.bits == 16]
             for m in terms
         }
-        for m, c in terms.items():
-            if len(m) == 2 and len(halves[m]) == 2 and c == 1:
+        for m, term in terms.items():
+            if len(m) == 2 and len(halves[m]) == 2 and term == 1:
                 yield halves[m][0].source, halves[m][1].source
-            if len(m) == 1 and halves[m] and 0 < c < 1 << 16:
+            if len(m) == 1 and halves[m] and 0 < term < 1 << 16:
                 lower = {
-                    self._exact(u[0].source).terms.get(m) for n, u in halves.items() if n != m and u
+                    self._exact(halve[0].source).terms.get(m)
+                    for n, halve in halves.items()
+                    if n != m and halve
                 }
                 yield from (
-                    (halves[m][0].source, self._number(c << 16 | low))
+                    (halves[m][0].source, self._number(term << 16 | low))
                     for low in lower
                     if low and 0 < low < 1 << 16
                 )
@@ -160,16 +164,16 @@ class _Products:
             ]
             if not quotients:
                 return not rest and most < FULL
-            _, n, q = max(quotients, key=lambda t: t[:2])
+            _, n, q = max(quotients, key=lambda quotient: quotient[:2])
             times = -rest[n,] >> q.bits
             rest = _sum(rest, _sum(self._exact(q.source).terms, {(n,): 1 << q.bits}, -1), -times)
             most += times * ((1 << q.bits) - 1)
 
     # ---- expressions as polynomials
 
-    def _exact(self, e: Expr) -> _Value:
-        value = self._value(e)
-        return self._unknown(e, FULL - 1) if value.most is None else value
+    def _exact(self, expr: Expr) -> _Value:
+        value = self._value(expr)
+        return self._unknown(expr, FULL - 1) if value.most is None else value
 
     def _unknown(self, u: Expr | _Quotient, most: int) -> _Value:
         if u not in self._numbers:
@@ -177,44 +181,49 @@ class _Products:
             self._unknowns.append(u)
         return _Value({(self._numbers[u],): 1}, most)
 
-    def _value(self, e: Expr) -> _Value:
-        if e not in self._values:
-            value = self._made(e)
-            self._values[e] = (
-                value if len(value.terms) <= MOST_TERMS else self._unknown(e, FULL - 1)
+    def _value(self, expr: Expr) -> _Value:
+        if expr not in self._values:
+            value = self._made(expr)
+            self._values[expr] = (
+                value if len(value.terms) <= MOST_TERMS else self._unknown(expr, FULL - 1)
             )
-        return self._values[e]
+        return self._values[expr]
 
-    def _made(self, e: Expr) -> _Value:
-        if e.kind == "const":
-            n = int(e.info)
+    def _made(self, expr: Expr) -> _Value:
+        if expr.kind == "const":
+            n = int(expr.info)
             return _Value({(): n} if n else {}, n)
-        if e.kind != "op" or e.dtype != UINT32:
-            return self._unknown(e, FULL - 1)
-        match e.info.primitive, [a.kind == "const" for a in e.args]:
+        if expr.kind != "op" or expr.dtype != UINT32:
+            return self._unknown(expr, FULL - 1)
+        match expr.info.primitive, [arg.kind == "const" for arg in expr.args]:
             case "add", _:
-                a, b = map(self._value, e.args)
-                return _within(_sum(a.terms, b.terms), a, b, lambda x, y: x + y)
+                affine, b = map(self._value, expr.args)
+                return _within(_sum(affine.terms, b.terms), affine, b, lambda x, y: x + y)
             case "mul", _:
-                a, b = map(self._value, e.args)
-                return _within(_product(a.terms, b.terms), a, b, lambda x, y: x * y)
-            case "shift_left", [_, True] if (k := int(e.args[1].info)) < 32:
-                a = self._value(e.args[0])
-                return _within({m: c << k for m, c in a.terms.items()}, a, a, lambda x, _: x << k)
-            case "shift_right_logical", [_, True] if (k := int(e.args[1].info)) < 32:
-                return self._shifted(e.args[0], k)
-            case "and", [_, True] if (mask := int(e.args[1].info)) & (mask + 1) == 0:
-                k, a = mask.bit_length(), self._exact(e.args[0])
-                q = self._shifted(e.args[0], k)
-                return _Value(_sum(a.terms, q.terms, -1 << k), min(a.most, mask))
-        return self._unknown(e, FULL - 1)
+                affine, b = map(self._value, expr.args)
+                return _within(_product(affine.terms, b.terms), affine, b, lambda x, y: x * y)
+            case "shift_left", [_, True] if (k := int(expr.args[1].info)) < 32:
+                affine = self._value(expr.args[0])
+                return _within(
+                    {m: term << k for m, term in affine.terms.items()},
+                    affine,
+                    affine,
+                    lambda x, _: x << k,
+                )
+            case "shift_right_logical", [_, True] if (k := int(expr.args[1].info)) < 32:
+                return self._shifted(expr.args[0], k)
+            case "and", [_, True] if (mask := int(expr.args[1].info)) & (mask + 1) == 0:
+                k, affine = mask.bit_length(), self._exact(expr.args[0])
+                q = self._shifted(expr.args[0], k)
+                return _Value(_sum(affine.terms, q.terms, -1 << k), min(affine.most, mask))
+        return self._unknown(expr, FULL - 1)
 
-    def _shifted(self, e: Expr, k: int) -> _Value:
-        a = self._exact(e)
-        if a.terms.keys() <= {()} or a.most >> k == 0:
-            n = a.terms.get((), 0) >> k
+    def _shifted(self, expr: Expr, k: int) -> _Value:
+        affine = self._exact(expr)
+        if affine.terms.keys() <= {()} or affine.most >> k == 0:
+            n = affine.terms.get((), 0) >> k
             return _Value({(): n} if n else {}, n)
-        return self._unknown(_Quotient(e, k), a.most >> k)
+        return self._unknown(_Quotient(expr, k), affine.most >> k)
 
 
 def _within(terms: Polynomial, a: _Value, b: _Value, largest: Callable[[int, int], int]) -> _Value:

@@ -24,22 +24,22 @@ def _number_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.int32) if dtype.kind == "b" else dtype
 
 
-def _symbol(d: tuple[str, int]) -> Affine:
-    return dims_index([d])[0]
+def _symbol(dim: tuple[str, int]) -> Affine:
+    return dims_index([dim])[0]
 
 
 def _reduce(op: str):
     def rule(builder, eqn, ins):
         src, axes = ins[0], eqn.params["axes"]
         out = eqn.outvars[0].aval
-        dims = tuple((builder.names("d"), n) for n in src.shape)
+        dims = tuple((builder.names("d"), size) for size in src.shape)
         index = dims_index(dims)
         return Contract(
             tuple(out.shape),
             np.dtype(out.dtype),
             dims,
-            tuple(dims[a][0] for a in axes),
-            tuple(i for k, i in enumerate(index) if k not in axes),
+            tuple(dims[axis][0] for axis in axes),
+            tuple(position for k, position in enumerate(index) if k not in axes),
             (src,),
             (index,),
             op,
@@ -66,14 +66,14 @@ for _name, _op in (
 def _argmax(builder, eqn, ins):
     src, axis = ins[0], eqn.params["axes"][0]
     out = eqn.outvars[0].aval
-    dims = tuple((builder.names("d"), n) for n in src.shape)
+    dims = tuple((builder.names("d"), size) for size in src.shape)
     index = dims_index(dims)
     return Contract(
         tuple(out.shape),
         np.dtype(out.dtype),
         dims,
         (dims[axis][0],),
-        tuple(i for k, i in enumerate(index) if k != axis),
+        tuple(position for k, position in enumerate(index) if k != axis),
         (src,),
         (index,),
         eqn.primitive.name,
@@ -86,7 +86,7 @@ def _argmax(builder, eqn, ins):
 def _cumulative(op: str):
     def rule(builder, eqn, ins):
         src, axis = ins[0], eqn.params["axis"]
-        dims = tuple((builder.names("d"), n) for n in src.shape)
+        dims = tuple((builder.names("d"), size) for size in src.shape)
         index = list(dims_index(dims))
         if eqn.params["reverse"] and src.shape[axis] > 1:
             index[axis] = index[axis] * -1 + (src.shape[axis] - 1)
@@ -124,8 +124,8 @@ def _dot_general(builder, eqn, ins):
     out = eqn.outvars[0].aval
     dtype = _number_dtype(np.dtype(out.dtype))
     shape = [("", 0)] * len(out.shape)
-    for a, n in enumerate(out.shape):
-        shape[a] = (builder.names("d"), n)
+    for a, size in enumerate(out.shape):
+        shape[a] = (builder.names("d"), size)
     reduced = [(builder.names("k"), lhs.shape[a]) for a in lhs_k]
     free = iter(shape[len(lhs_b) :])
 
@@ -151,7 +151,7 @@ def _dot_general(builder, eqn, ins):
         tuple(out.shape),
         dtype,
         tuple(shape) + tuple(reduced),
-        tuple(d for d, _ in reduced),
+        tuple(dim for dim, _ in reduced),
         dims_index(shape),
         operands,
         routes,
@@ -166,7 +166,7 @@ def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
     """Every product of elements of two operands: a contraction of no dimension."""
 
     def route(ix: Index) -> list[Index]:
-        places = {d: i for (d, _), i in zip(dims, ix)}
+        places = {dim: position for (dim, _), position in zip(dims, ix)}
         return [tuple(i.substitute(places.get) for i in r) for r in routes]
 
     def combine(pool, ix: Index, xs: list[Expr]) -> Expr:
@@ -178,18 +178,18 @@ def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
 @CONTRACTIONS.register("conv_general_dilated")
 def _conv(builder, eqn, ins):
     """A contraction over (window..., input feature); padding and lhs dilation become a padded operand first."""
-    p = eqn.params
+    params = eqn.params
     lhs, rhs = ins
     dn, groups, batch_groups = (
-        p["dimension_numbers"],
-        p["feature_group_count"],
-        p["batch_group_count"],
+        params["dimension_numbers"],
+        params["feature_group_count"],
+        params["batch_group_count"],
     )
     out = eqn.outvars[0].aval
     dtype = _number_dtype(np.dtype(out.dtype))
     acc = accumulator_dtype(dtype)
-    lhs = _dilate_and_pad(builder, lhs, dn.lhs_spec[2:], p["lhs_dilation"], p["padding"])
-    shape = tuple((builder.names("d"), n) for n in out.shape)
+    lhs = _dilate_and_pad(builder, lhs, dn.lhs_spec[2:], params["lhs_dilation"], params["padding"])
+    shape = tuple((builder.names("d"), size) for size in out.shape)
     n_dim, o_dim, *space = (shape[a] for a in dn.out_spec)
     window = [(builder.names("k"), rhs.shape[a]) for a in dn.rhs_spec[2:]]
     feature = (builder.names("k"), rhs.shape[dn.rhs_spec[1]])
@@ -204,7 +204,7 @@ def _conv(builder, eqn, ins):
     if batch_groups > 1:
         left[dn.lhs_spec[0]] = _symbol(n_dim) + group * out.shape[dn.out_spec[0]]
     for a, s, w, stride, dilation in zip(
-        dn.lhs_spec[2:], space, window, p["window_strides"], p["rhs_dilation"]
+        dn.lhs_spec[2:], space, window, params["window_strides"], params["rhs_dilation"]
     ):
         left[a] = _symbol(s) * stride + _symbol(w) * dilation
     right: list[Affine] = [ZERO] * len(rhs.shape)
@@ -227,12 +227,14 @@ def _conv(builder, eqn, ins):
         )
     # In the order of the filters in memory: where there are many channels, they are many times as
     # much as caches hold.
-    reduced = [d for _, d in sorted(zip((*dn.rhs_spec[2:], dn.rhs_spec[1]), [*window, feature]))]
+    reduced = [
+        dim for _, dim in sorted(zip((*dn.rhs_spec[2:], dn.rhs_spec[1]), [*window, feature]))
+    ]
     made = Contract(
         tuple(out.shape),
         dtype,
         (*dims, *reduced),
-        tuple(d for d, _ in reduced),
+        tuple(dim for dim, _ in reduced),
         tuple(index),
         (builder.cast(lhs, acc), builder.cast(rhs, acc)),
         (tuple(left), tuple(right)),
@@ -255,34 +257,35 @@ def _dilate_and_pad(builder, lhs: Value, axes, dilation, padding) -> Value:
     if all(d == 1 for d in dilation) and all(lo == hi == 0 for lo, hi in padding):
         return lhs
     config = [(0, 0, 0)] * len(lhs.shape)
-    for a, d, (lo, hi) in zip(axes, dilation, padding):
-        config[a] = (int(lo), int(hi), d - 1)
+    for axis, dim, (lo, hi) in zip(axes, dilation, padding):
+        config[axis] = (int(lo), int(hi), dim - 1)
     return builder.pad(lhs, 0, tuple(config))
 
 
 def _window(op: str, identity):
     def rule(builder, eqn, ins):
-        p, src = eqn.params, ins[0]
+        params, src = eqn.params, ins[0]
         out = eqn.outvars[0].aval
         dtype = np.dtype(out.dtype)
         config = tuple(
-            (int(lo), int(hi), d - 1) for (lo, hi), d in zip(p["padding"], p["base_dilation"])
+            (int(lo), int(hi), dim - 1)
+            for (lo, hi), dim in zip(params["padding"], params["base_dilation"])
         )
         if any(c != (0, 0, 0) for c in config):
             src = builder.pad(src, identity(dtype), config)
-        shape = [(builder.names("d"), n) for n in out.shape]
-        window = [(builder.names("k"), n) for n in p["window_dimensions"]]
+        shape = [(builder.names("d"), size) for size in out.shape]
+        window = [(builder.names("k"), dim) for dim in params["window_dimensions"]]
         index = tuple(
-            _symbol(s) * stride + _symbol(w) * dilation
-            for s, w, stride, dilation in zip(
-                shape, window, p["window_strides"], p["window_dilation"]
+            _symbol(size) * stride + _symbol(w) * dilation
+            for size, w, stride, dilation in zip(
+                shape, window, params["window_strides"], params["window_dilation"]
             )
         )
         return Contract(
             tuple(out.shape),
             dtype,
             (*shape, *window),
-            tuple(d for d, _ in window),
+            tuple(dim for dim, _ in window),
             dims_index(shape),
             (src,),
             (index,),
@@ -295,7 +298,7 @@ def _window(op: str, identity):
 
 
 for _name, _op, _identity in (
-    ("reduce_window_sum", "sum", lambda d: 0),
+    ("reduce_window_sum", "sum", lambda dim: 0),
     ("reduce_window_max", "max", lowest),
     ("reduce_window_min", "min", highest),
 ):

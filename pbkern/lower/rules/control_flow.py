@@ -46,8 +46,8 @@ def written_buffers(builder, jaxpr: jex.Jaxpr, refs: dict) -> frozenset[Buf]:
             if eqn.primitive.name == "while":
                 outer = _while_operands(eqn, inner)
             mapped = {
-                v: refs[a]
-                for v, a in zip(inner.jaxpr.invars, outer)
+                var: refs[a]
+                for var, a in zip(inner.jaxpr.invars, outer)
                 if not isinstance(a, jex.Literal) and a in refs
             }
             found |= written_buffers(builder, inner.jaxpr, mapped)
@@ -63,7 +63,7 @@ def _while_operands(eqn, inner):
 
 
 def _no_refs(builder, atoms) -> list:
-    return [a for a in atoms if isinstance(a, jex.Literal) or a not in builder.refs]
+    return [atom for atom in atoms if isinstance(atom, jex.Literal) or atom not in builder.refs]
 
 
 def _all_writes(builder, eqn) -> frozenset[Buf]:
@@ -74,23 +74,25 @@ def _all_writes(builder, eqn) -> frozenset[Buf]:
 
 
 def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
-    uses = tuple(v for v in (builder.read(env, a) for a in _no_refs(builder, eqn.invars)))
+    uses = tuple(v for v in (builder.read(env, ref) for ref in _no_refs(builder, eqn.invars)))
     builder.append_control(ControlItem(uses, _all_writes(builder, eqn), run), results)
 
 
 def _results(builder, eqn, env: dict) -> list[Stored]:
     """Buffers for the results of an equation, known before its statements are built."""
     made = []
-    for v in eqn.outvars:
-        made.append(builder.new_buffer(tuple(v.aval.shape), np.dtype(v.aval.dtype)))
-        env[v] = made[-1]
+    for var in eqn.outvars:
+        made.append(builder.new_buffer(tuple(var.aval.shape), np.dtype(var.aval.dtype)))
+        env[var] = made[-1]
     return made
 
 
 def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda ix: ix) -> None:
-    for t, v in zip(targets, values):
+    for target, value in zip(targets, values):
         builder.items.append(
-            StoreItem(t.buf, v.shape, lambda ix, t=t: t.place(place(ix)), v, at=None)
+            StoreItem(
+                target.buf, value.shape, lambda ix, t=target: t.place(place(ix)), value, at=None
+            )
         )
 
 
@@ -107,8 +109,8 @@ def _cond(builder, eqn, env: dict) -> None:
         bodies = []
         for branch in eqn.params["branches"]:
             local: dict = {}
-            for v, a in zip(branch.jaxpr.invars, eqn.invars[1:]):
-                _bind(builder, env, local, v, a)
+            for var, a in zip(branch.jaxpr.invars, eqn.invars[1:]):
+                _bind(builder, env, local, var, a)
             _constants(local, branch)
             bodies.append(
                 builder.region(
@@ -125,47 +127,47 @@ def _cond(builder, eqn, env: dict) -> None:
 
 
 def _constants(local: dict, closed: jex.ClosedJaxpr) -> None:
-    for v, c in zip(closed.jaxpr.constvars, closed.consts):
-        local[v] = Literal((), np.asarray(c).dtype, np.asarray(c)[()])
+    for var, const in zip(closed.jaxpr.constvars, closed.consts):
+        local[var] = Literal((), np.asarray(const).dtype, np.asarray(const)[()])
 
 
 def _once(builder, closed: jex.ClosedJaxpr, atoms, eqn, env: dict) -> None:
     """The only branch of a conditional or turn of a loop that runs, as if it stood there."""
     local: dict = {}
-    for v, a in zip(closed.jaxpr.invars, atoms):
-        _bind(builder, env, local, v, a)
+    for var, atom in zip(closed.jaxpr.invars, atoms):
+        _bind(builder, env, local, var, atom)
     _constants(local, closed)
     builder.scan_equations(closed.jaxpr, local)
     env.update(zip(eqn.outvars, [builder.read(local, o) for o in closed.jaxpr.outvars]))
 
 
 def _copy_in(builder, carries: list[Stored], values: list[Value]) -> None:
-    for c, v in zip(carries, values):
-        builder.store_value(c, v, lambda ix: ix)
+    for carry, value in zip(carries, values):
+        builder.store_value(carry, value, lambda ix: ix)
 
 
 def _counter_steps(jaxpr: jex.Jaxpr, invars, outvars) -> dict:
     """carry position -> constant step, for integer carries whose next value is carry + constant."""
     made = {o: e for e in jaxpr.eqns for o in e.outvars}
     steps = {}
-    for k, (i, o) in enumerate(zip(invars, outvars)):
-        e = None if isinstance(o, jex.Literal) else made.get(o)
-        if o is i:
+    for k, (var, o) in enumerate(zip(invars, outvars)):
+        eqn = None if isinstance(o, jex.Literal) else made.get(o)
+        if o is var:
             steps[k] = 0
         elif (
-            e is not None
-            and e.primitive.name == "add"
-            and i.aval.shape == ()
-            and np.dtype(i.aval.dtype).kind in "iu"
+            eqn is not None
+            and eqn.primitive.name == "add"
+            and var.aval.shape == ()
+            and np.dtype(var.aval.dtype).kind in "iu"
         ):
-            a, b = e.invars
-            if a is i and isinstance(b, jex.Literal):
+            a, b = eqn.invars
+            if a is var and isinstance(b, jex.Literal):
                 steps[k] = int(b.val)
-            elif b is i and isinstance(a, jex.Literal):
+            elif b is var and isinstance(a, jex.Literal):
                 steps[k] = int(a.val)
     return {
-        k: s
-        for k, s in steps.items()
+        k: step
+        for k, step in steps.items()
         if invars[k].aval.shape == () and np.dtype(invars[k].aval.dtype).kind in "iu"
     }
 
@@ -178,9 +180,9 @@ def _counted(builder, start: Affine, step: int, counter: str, dtype) -> Value:
 
 @RULES.register("scan")
 def _scan(builder, eqn, env: dict) -> None:
-    p = params_of(eqn)
-    closed, length, nc = p["jaxpr"], p["length"], p["num_consts"]
-    ncar = p["num_carry"]
+    params = params_of(eqn)
+    closed, length, nc = params["jaxpr"], params["length"], params["num_consts"]
+    ncar = params["num_carry"]
     jaxpr = closed.jaxpr
     invars = jaxpr.invars
     init, xs = eqn.invars[nc : nc + ncar], eqn.invars[nc + ncar :]
@@ -188,40 +190,40 @@ def _scan(builder, eqn, env: dict) -> None:
         _once(builder, closed, eqn.invars, eqn, env)
         return
     steps = _counter_steps(jaxpr, invars[nc : nc + ncar], jaxpr.outvars[:ncar])
-    starts = {k: builder.index_symbol(builder.read(env, init[k])) for k in steps}
+    starts = {step: builder.index_symbol(builder.read(env, init[step])) for step in steps}
     results = _results(builder, eqn, env)
     counter = builder.names("%i")
     builder.bounds[counter] = (0, max(length - 1, 0))
 
     def run() -> None:
         local: dict = {}
-        for v, a in zip(invars[:nc], eqn.invars[:nc]):
-            _bind(builder, env, local, v, a)
+        for var, a in zip(invars[:nc], eqn.invars[:nc]):
+            _bind(builder, env, local, var, a)
         _constants(local, closed)
         _copy_in(
             builder,
-            [r for k, r in enumerate(results[:ncar]) if k not in steps],
+            [result for k, result in enumerate(results[:ncar]) if k not in steps],
             [builder.read(env, a) for k, a in enumerate(init) if k not in steps],
         )
-        for k, v in enumerate(invars[nc : nc + ncar]):
-            local[v] = (
+        for k, var in enumerate(invars[nc : nc + ncar]):
+            local[var] = (
                 builder.whole(results[k].buf)
                 if k not in steps
-                else _counted(builder, starts[k], steps[k], counter, v.aval.dtype)
+                else _counted(builder, starts[k], steps[k], counter, var.aval.dtype)
             )
         row = (
             Affine.symbol(counter)
-            if not p["reverse"]
+            if not params["reverse"]
             else Affine.symbol(counter) * -1 + (length - 1)
         )
-        for v, a in zip(invars[nc + ncar :], xs):
+        for var, a in zip(invars[nc + ncar :], xs):
             value = builder.read(env, a)
             if isinstance(value, Literal):
-                local[v] = Literal(tuple(v.aval.shape), value.dtype, value.scalar)
+                local[var] = Literal(tuple(var.aval.shape), value.dtype, value.scalar)
                 continue
             stored = builder.in_memory(value)
-            local[v] = Stored(
-                tuple(v.aval.shape),
+            local[var] = Stored(
+                tuple(var.aval.shape),
                 stored.dtype,
                 stored.buf,
                 lambda ix, s=stored: s.place((row, *ix)),
@@ -252,7 +254,7 @@ def _store_carries(builder, env: dict, carries: list[tuple[Stored, jex.Var, Valu
     """Next values into the carry buffers; a carry passed through unchanged needs nothing.
 
     The body sees each carry as a value of its own: what a buffer holds differs before and after the
-      stores.
+    stores.
     """
     moved = [(c, v) for c, var, v in carries if v is not env[var]]
     _store_all(builder, [c for c, _ in moved], [v for _, v in moved])
@@ -260,9 +262,9 @@ def _store_carries(builder, env: dict, carries: list[tuple[Stored, jex.Var, Valu
 
 @RULES.register("while")
 def _while(builder, eqn, env: dict) -> None:
-    p = eqn.params
-    nc, nb = p["cond_nconsts"], p["body_nconsts"]
-    cond, body = p["cond_jaxpr"], p["body_jaxpr"]
+    params = eqn.params
+    nc, nb = params["cond_nconsts"], params["body_nconsts"]
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     init = eqn.invars[nc + nb :]
     carry = body.jaxpr.invars[nb:]
     counted = _fori(cond.jaxpr, body.jaxpr, nc, nb)
@@ -279,13 +281,13 @@ def _while(builder, eqn, env: dict) -> None:
             _once(builder, body, (*eqn.invars[nc : nc + nb], *init), eqn, env)
             return
         steps = _counter_steps(body.jaxpr, carry, body.jaxpr.outvars)
-        starts = {j: builder.index_symbol(builder.read(env, init[j])) for j in steps}
+        starts = {step: builder.index_symbol(builder.read(env, init[step])) for step in steps}
     results = _results(builder, eqn, env)
 
     def bind_consts(closed, atoms) -> dict:
         local: dict = {}
-        for v, a in zip(closed.jaxpr.invars, atoms):
-            _bind(builder, env, local, v, a)
+        for var, atom in zip(closed.jaxpr.invars, atoms):
+            _bind(builder, env, local, var, atom)
         _constants(local, closed)
         return local
 
@@ -297,11 +299,11 @@ def _while(builder, eqn, env: dict) -> None:
         if trips is not None:
             most = trips if isinstance(trips, int) else builder.bounds[trips.terms[0][0]][1]
             builder.bounds[counter] = (0, max(most - 1, 0))
-        for k, v in enumerate(carry):
-            local[v] = (
+        for k, var in enumerate(carry):
+            local[var] = (
                 builder.whole(results[k].buf)
                 if k not in steps
-                else _counted(builder, starts[k], steps[k], counter, v.aval.dtype)
+                else _counted(builder, starts[k], steps[k], counter, var.aval.dtype)
             )
 
         def finish(e: dict) -> None:
@@ -324,7 +326,9 @@ def _while(builder, eqn, env: dict) -> None:
                 builder.store_value(results[k], last, lambda ix: ix)
             return
         test = bind_consts(cond, eqn.invars[:nc])
-        test.update((v, builder.whole(r.buf)) for v, r in zip(cond.jaxpr.invars[nc:], results))
+        test.update(
+            (v, builder.whole(result.buf)) for v, result in zip(cond.jaxpr.invars[nc:], results)
+        )
         predicate: list[Affine] = []
         condition = builder.region(
             cond.jaxpr,
@@ -349,13 +353,13 @@ def _fori(cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
     carried = list(cond.invars[nc:])
     if cond.eqns[0].outvars[0] is not cond.outvars[0] or a not in carried:
         return None
-    k = carried.index(a)
-    if _counter_steps(body, body.invars[nb:], body.outvars).get(k) != 1:
+    index = carried.index(a)
+    if _counter_steps(body, body.invars[nb:], body.outvars).get(index) != 1:
         return None
     if isinstance(b, jex.Literal):
-        return k, b
+        return index, b
     if b in carried and body.outvars[carried.index(b)] is body.invars[nb + carried.index(b)]:
-        return k, carried.index(b)
+        return index, carried.index(b)
     return None
 
 

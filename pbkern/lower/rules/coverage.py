@@ -32,24 +32,30 @@ def supports(eqn) -> str | None:
     name = eqn.primitive.name
     if jaxprs.called_jaxpr(eqn) is not None:
         return next((r for e in jaxprs.called_jaxpr(eqn).jaxpr.eqns if (r := supports(e))), None)
-    dtypes = [getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars)]
-    for d in dtypes:
-        if d is not None and (
-            not isinstance(d, np.dtype) or d.name not in ELEMENTS or d.name in SUB_BYTE
+    dtypes = [getattr(var.aval, "dtype", None) for var in (*eqn.invars, *eqn.outvars)]
+    for dtype in dtypes:
+        if dtype is not None and (
+            not isinstance(dtype, np.dtype) or dtype.name not in ELEMENTS or dtype.name in SUB_BYTE
         ):
-            return f"dtype {d} has no register type on this target"
+            return f"dtype {dtype} has no register type on this target"
     if name in elementwise.RULES and name not in VIEWS:
-        ins = [np.dtype(v.aval.dtype) for v in eqn.invars]
+        ins = [np.dtype(var.aval.dtype) for var in eqn.invars]
         if elementwise.supports(name, ins, np.dtype(eqn.outvars[0].aval.dtype)):
             return None
-        return f"`{name}` is not covered for {', '.join(d.name for d in ins)}"
+        return f"`{name}` is not covered for {', '.join(input_.name for input_ in ins)}"
     if name in SCATTERS:
         return scatter_supports(eqn)
     if name in VIEWS or name in CONTRACTIONS or name in OTHERS:
         return None
     if name in control_flow.RULES:
         return next(
-            (r for j in jaxprs.inner_jaxprs(eqn) for e in j.jaxpr.eqns if (r := supports(e))), None
+            (
+                r
+                for jaxpr in jaxprs.inner_jaxprs(eqn)
+                for e in jaxpr.jaxpr.eqns
+                if (r := supports(e))
+            ),
+            None,
         )
     return f"no lowering rule for `{name}`"
 

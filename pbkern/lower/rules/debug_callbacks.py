@@ -62,7 +62,7 @@ def trace(builder, eqn, env: dict) -> None:
             why="machine code has no Python frame to stop in",
             hint="interpret=True, or pbkern.interpret(kernel.trace(*arrays), *arrays)",
         )
-    values = [builder.read(env, a) for a in eqn.invars]
+    values = [builder.read(env, var) for var in eqn.invars]
     operands: tuple[Buf, ...] = ()
     is_check = eqn.primitive is checks.fail_p
     if is_check:
@@ -72,8 +72,15 @@ def trace(builder, eqn, env: dict) -> None:
     else:
         receive = _printer(eqn)
     site = len(SITES)
-    types = [(v.shape, v.dtype) for v in values]
-    SITES.append(Site(tuple(types), tuple((b.shape, b.dtype) for b in operands), receive, is_check))
+    types = [(value.shape, value.dtype) for value in values]
+    SITES.append(
+        Site(
+            tuple(types),
+            tuple((operand.shape, operand.dtype) for operand in operands),
+            receive,
+            is_check,
+        )
+    )
 
     def run() -> None:
         copies = [builder.new_buffer(v.shape, v.dtype) for v in values]
@@ -104,7 +111,7 @@ def hands_over_operands(kernel: Kernel) -> bool:
     """Whether a failed check in this kernel can tell its operands: larger ones are not worth a file."""
     return (
         bool(checks.messages(kernel.body.jaxpr))
-        and sum(t.nbytes for t in kernel.in_types) <= LARGEST
+        and sum(type_.nbytes for type_ in kernel.in_types) <= LARGEST
     )
 
 

@@ -71,10 +71,10 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
     out = eqn.outvars[0].aval
     shape, dtype = tuple(out.shape), np.dtype(out.dtype)
     name, at = eqn.primitive.name, b.line(eqn)
-    in_dtypes = tuple(v.dtype for v in ins)
+    in_dtypes = tuple(input_.dtype for input_ in ins)
     if name not in elementwise.RULES or not elementwise.supports(name, in_dtypes, dtype):
         elementwise.RULES.lookup(
-            name, operands=", ".join(f"{v.dtype}{list(v.shape)}" for v in ins), at=at
+            name, operands=", ".join(f"{input_.dtype}{list(input_.shape)}" for input_ in ins), at=at
         )
         raise UnsupportedOp(
             f"`{name}` is not lowered for these dtypes",
@@ -86,8 +86,10 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
 
     def route(ix: Index):
         return [
-            tuple(i if n != 1 else ZERO for i, n in zip(ix, v.shape)) if v.shape else ()
-            for v in ins
+            tuple(position if size != 1 else ZERO for position, size in zip(ix, input_.shape))
+            if input_.shape
+            else ()
+            for input_ in ins
         ]
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
@@ -113,10 +115,10 @@ def always(b, test: Value) -> bool | None:
     """The value of a mask that is known to be the same at all points of all programs: one of indices alone."""
     if not is_index_only(test):
         return None
-    dims = [(f"@{k}", n) for k, n in enumerate(test.shape)]
-    points = {d: (0, max(n - 1, 0)) for d, n in dims}
-    e = Folder(b.pool, b.bounds | points)(b.pull(test, dims_index(dims)))
-    return bool(e.info) if e.kind == "const" and e.dtype == BOOL else None
+    dims = [(f"@{k}", size) for k, size in enumerate(test.shape)]
+    points = {dim: (0, max(n - 1, 0)) for dim, n in dims}
+    expr = Folder(b.pool, b.bounds | points)(b.pull(test, dims_index(dims)))
+    return bool(expr.info) if expr.kind == "const" and expr.dtype == BOOL else None
 
 
 def _named(b, eqn, value: Value) -> Value:
@@ -129,8 +131,8 @@ def _named(b, eqn, value: Value) -> Value:
         or value.dtype != INT32
     ):
         return value
-    e = known(b, value)
-    if e is None or e.kind in ("const", "index"):
+    expr = known(b, value)
+    if expr is None or expr.kind in ("const", "index"):
         return value
     symbol = b.index_symbol(value, int(high.val))
     return index_value((), INT32, lambda ix: symbol, b)

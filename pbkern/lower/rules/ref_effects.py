@@ -58,7 +58,10 @@ class _Place:
         """Index of the Ref; gathered axes at 0."""
         gathered, others = self.split(ix)
         rest = iter(others)
-        index = [o if s is None else o + next(rest) * s for o, s in zip(self.offsets, self.strides)]
+        index = [
+            offset if stride is None else offset + next(rest) * stride
+            for offset, stride in zip(self.offsets, self.strides)
+        ]
         for axis, array in self.runs.items():
             index[axis] = array.at(gathered)
         return tuple(index)
@@ -137,8 +140,8 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
     shape[at:at] = gather_shape
     runs = _runs(builder, gathers, ref_shape, mask, tuple(shape) == tuple(gather_shape), writes)
     gathers = {axis: v for axis, v in gathers.items() if axis not in runs}
-    for v in gathers.values():
-        row_steps(builder, v)  # before it is decided what is stored
+    for gather in gathers.values():
+        row_steps(builder, gather)  # before it is decided what is stored
     return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
 
 
@@ -165,8 +168,8 @@ def _runs(
     given = mask if covers else None  # the mask's dimensions are those of the index arrays
     found = {
         axis: array
-        for axis, v in gathers.items()
-        if (array := affine_array(builder, v, given)) is not None
+        for axis, gather in gathers.items()
+        if (array := affine_array(builder, gather, given)) is not None
     }
     if mask is None:
         found = {axis: a for axis, a in found.items() if a.inside(ref_shape[axis])}
@@ -250,7 +253,7 @@ class _Scatter:
     line: str | None
 
     def statements(self) -> list[Stmt]:
-        counters = [(self.builder.names("%i"), n) for n in self.place.gather_shape]
+        counters = [(self.builder.names("%i"), size) for size in self.place.gather_shape]
         at = dims_index(counters)
         body: list[Stmt] = self._elements(at, counters[-1:])
         if counters and counters[-1][1] >= SHORTEST_RUN and self._is_row(at, counters[-1][0]):
@@ -277,8 +280,8 @@ class _Scatter:
         """Stores the slices of the value at the gathered positions `at`, whose indices are `axes`."""
         place, low = self.place, self.place.gather_at
         rest = [
-            (self.builder.names("d"), n)
-            for n in place.shape[:low] + place.shape[low + len(place.gather_shape) :]
+            (self.builder.names("d"), size)
+            for size in place.shape[:low] + place.shape[low + len(place.gather_shape) :]
         ]
         ix = dims_index(rest)
         full = ix[:low] + at + ix[low:]
@@ -299,7 +302,7 @@ class _Scatter:
 
     def _is_row(self, at: Index, counter: str) -> bool:
         """Whether the indices move evenly along the last counter unless their bends show; elements are then distinct."""
-        steps = [s.step for s in self._steps(at, counter).values()]
+        steps = [step.step for step in self._steps(at, counter).values()]
         return None not in steps and any(steps)
 
     def _row(self, at: Index, counter: str, n: int, elements: list[Stmt]) -> list[Stmt]:
@@ -356,7 +359,9 @@ def _sum(builder, old: Value, new: Value) -> Lazy:
 
 def _fit(ix: Index, shape) -> Index:
     """Index of an operand that broadcasts (rank 0, or size-1 dimensions)."""
-    return tuple(i if n != 1 else ZERO for i, n in zip(ix, shape)) if shape else ()
+    return (
+        tuple(position if size != 1 else ZERO for position, size in zip(ix, shape)) if shape else ()
+    )
 
 
 def _broadcast(builder, v: Value, shape) -> Value:

@@ -27,9 +27,9 @@ def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored |
     """Gives stored elements another shape, where they are; None if they are scattered, scratch, or may be outside."""
     if stored.guard or stored.buf.root.arena or 0 in shape:
         return None
-    names = [f"@{d}" for d in range(len(stored.shape))]
+    names = [f"@{axis}" for axis in range(len(stored.shape))]
     placed = stored.place(
-        tuple(Affine.symbol(s) if n > 1 else ZERO for s, n in zip(names, stored.shape))
+        tuple(Affine.symbol(name) if size > 1 else ZERO for name, size in zip(names, stored.shape))
     )
     merges, splits = [], {}
     for old, new in segments(stored.shape, shape):
@@ -37,7 +37,7 @@ def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored |
             splits[old[0]] = new
             continue
         run = (
-            _run(stored, placed, [names[d] for d in old], [stored.shape[d] for d in old])
+            _run(stored, placed, [names[dim] for dim in old], [stored.shape[dim] for dim in old])
             if len(new) == 1
             else None
         )
@@ -46,19 +46,21 @@ def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored |
         merges.append(_Merge(*run, new[0]))
     merges.sort(key=lambda m: -m.low)
     buf = stored.buf
-    for m in merges:
-        buf = aliases.joined(buf, m.low, m.high)
+    for merge in merges:
+        buf = aliases.joined(buf, merge.low, merge.high)
 
     def place(ix: Index) -> Index:
         at = [ZERO] * len(stored.shape)
-        for d, new in splits.items():
+        for dim, new in splits.items():
             for k in new:
-                at[d] = at[d] * shape[k] + ix[k]
+                at[dim] = at[dim] * shape[k] + ix[k]
         index = list(stored.place(tuple(at)))
         for m in merges:
             flat = ZERO
-            for i, n in zip(index[m.low : m.high + 1], stored.buf.shape[m.low : m.high + 1]):
-                flat = flat * n + i
+            for position, size in zip(
+                index[m.low : m.high + 1], stored.buf.shape[m.low : m.high + 1]
+            ):
+                flat = flat * size + position
             index[m.low : m.high + 1] = [flat + ix[m.axis]]
         return tuple(index)
 
@@ -69,12 +71,12 @@ def _run(
     stored: Stored, placed: Index, names: list[str], sizes: list[int]
 ) -> tuple[int, int] | None:
     """(first, last) buffer axis along which the named dimensions are one run of elements."""
-    at = [[k for k, i in enumerate(placed) if s in i.symbols] for s in names]
+    at = [[k for k, i in enumerate(placed) if name in i.symbols] for name in names]
     if any(len(axes) != 1 for axes in at):
         return None
     axes = [k for (k,) in at]
     low, high = axes[0], axes[-1]
-    whole = {k: (s, n) for k, s, n in zip(axes[1:], names[1:], sizes[1:])}
+    whole = {axis: (name, size) for axis, name, size in zip(axes[1:], names[1:], sizes[1:])}
     for k in range(low + 1, high + 1):
         s, n = whole.get(k, (None, 1))
         if stored.buf.shape[k] != n or placed[k] != (ZERO if s is None else Affine.symbol(s)):

@@ -96,19 +96,19 @@ class _Windows:
         self.options: BuildOptions = b.context.options
         self.form, self.clip = ScatterForm.of(eqn), "CLIP" in str(eqn.params["mode"])
         self.combine, self.line = scatter_combines(eqn), b.line(eqn)
-        self.counters = {d: (b.names("%i"), updates.shape[d]) for d in self.form.loops}
+        self.counters = {loop: (b.names("%i"), updates.shape[loop]) for loop in self.form.loops}
         self.dims = {d: (b.names("d"), updates.shape[d]) for d in self.form.windows.values()}
 
     def starts(self, at: dict[int, Affine]) -> tuple[list[Stmt], dict[int, Affine]]:
         """(scalars to evaluate; where the window of the update at `at` starts, per dimension that indices choose)."""
         lets: list[Stmt] = []
         offsets = {}
-        for d, k in self.form.starts.items():
+        for dim, k in self.form.starts.items():
             start, name = self.b.pull(self.columns[k], tuple(at.values())), self.b.names("%s")
             lets.append(
-                Let(name, self.b.clamped(start, self.form.limits[d]) if self.clip else start)
+                Let(name, self.b.clamped(start, self.form.limits[dim]) if self.clip else start)
             )
-            offsets[d] = Affine.symbol(name)
+            offsets[dim] = Affine.symbol(name)
         return lets, offsets
 
     def place(
@@ -116,11 +116,11 @@ class _Windows:
     ) -> Index:
         """Index of the result's buffer at position `inside` a window."""
 
-        def along(d: int) -> Affine:
-            if d in self.form.batch:
-                return at[self.form.loops[self.form.batch[d]]]
-            return offsets.get(d, ZERO) + (
-                inside[self.form.windows[d]] if d in self.form.windows else ZERO
+        def along(axis: int) -> Affine:
+            if axis in self.form.batch:
+                return at[self.form.loops[self.form.batch[axis]]]
+            return offsets.get(axis, ZERO) + (
+                inside[self.form.windows[axis]] if axis in self.form.windows else ZERO
             )
 
         return self.result.place(tuple(map(along, range(len(self.result.shape)))))
@@ -133,7 +133,11 @@ class _Windows:
         *outer, (d, (name, n)) = self.counters.items()
         last = self.b.const(n - 1, INDEX)
         strips = self.options.scatter_strip > 0
-        made = [v for v in (*self.columns, self.updates) if self.is_made(v, at)] if strips else []
+        made = (
+            [column for column in (*self.columns, self.updates) if self.is_made(column, at)]
+            if strips
+            else []
+        )
         stmts = (
             self.in_strips(d, made)
             if made and n > 1
@@ -145,7 +149,7 @@ class _Windows:
 
     def step(self, at: dict[int, Affine]) -> list[Stmt]:
         lets, offsets = self.starts(at)
-        tests = [] if self.clip else [self.inside(d, start) for d, start in offsets.items()]
+        tests = [] if self.clip else [self.inside(dim, start) for dim, start in offsets.items()]
         return [*lets, *_under(self.b, tests, self.window(at, offsets))]
 
     def is_made(self, v: Value, at: dict[int, Affine]) -> bool:
@@ -158,19 +162,21 @@ class _Windows:
     def index_of(self, v: Value, at: dict[int, Affine]) -> Index:
         """Index of an update's elements in an index column or in the updates; of windows, the first one."""
         return (
-            tuple(at.get(d, ZERO) for d in range(len(v.shape)))
+            tuple(at.get(axis, ZERO) for axis in range(len(v.shape)))
             if v is self.updates
             else tuple(at.values())
         )
 
-    def in_strips(self, d: int, made: list[Value]) -> list[Stmt]:
-        """The updates along `d`; values in `made` are stored strip by strip."""
-        (_, n), name, size = self.counters[d], self.b.names("%i"), self.options.scatter_strip
+    def in_strips(self, axis: int, made: list[Value]) -> list[Stmt]:
+        """The updates along `axis`; values in `made` are stored strip by strip."""
+        (_, n), name, size = self.counters[axis], self.b.names("%i"), self.options.scatter_strip
         full, rest = divmod(n, size)
         stmts: list[Stmt] = (
-            [For(name, full, self.strip(d, made, Affine.symbol(name, size), size))] if full else []
+            [For(name, full, self.strip(axis, made, Affine.symbol(name, size), size))]
+            if full
+            else []
         )
-        return stmts + (self.strip(d, made, Affine((), full * size), rest) if rest else [])
+        return stmts + (self.strip(axis, made, Affine((), full * size), rest) if rest else [])
 
     def strip(self, d: int, made: list[Value], start: Affine, size: int) -> list[Stmt]:
         b, each, step = self.b, self.b.names("%i"), self.b.names("d")
@@ -189,7 +195,7 @@ class _Windows:
             )
         near = copy.copy(self)
         near.columns, near.updates = (
-            [stored.get(c, c) for c in self.columns],
+            [stored.get(column, column) for column in self.columns],
             stored.get(self.updates, self.updates),
         )
         at, last = (
@@ -198,17 +204,17 @@ class _Windows:
         )
         return [*nests, For(each, size, near.fetch(at, d, last) + near.step(at))]
 
-    def inside(self, d: int, start: Affine) -> Expr:
+    def inside(self, axis: int, start: Affine) -> Expr:
         """Whether 0 <= start <= limit: negative numbers are large ones without a sign."""
         unsigned = np.dtype(np.uint64)
-        limit = self.b.const(self.form.limits[d], unsigned)
+        limit = self.b.const(self.form.limits[axis], unsigned)
         return self.b.op("le", BOOL, self.b.pool.make("index", unsigned, start), limit)
 
     def window(self, at: dict[int, Affine], offsets: dict[int, Affine]) -> Nest:
         b, result, inside = self.b, self.result, _symbols(self.dims)
         index = self.place(at, offsets, inside)
         value = b.pull(
-            self.updates, tuple({**at, **inside}[d] for d in range(len(self.updates.shape)))
+            self.updates, tuple({**at, **inside}[axis] for axis in range(len(self.updates.shape)))
         )
         if self.combine != "set":
             old = b.pool.make("load", result.dtype, (result.buf, index, result.guard))

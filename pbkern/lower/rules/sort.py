@@ -28,22 +28,22 @@ def sorted_values(b, eqn, ins: list[Value], first: int) -> list[Value]:
 
     def make(b, *operands: Value) -> Stored:
         targets = [b.new_buffer(moved, o.dtype) for o in operands]
-        for t, o in zip(targets, operands):
-            b.store_value(t, o, lambda ix: tuple(ix[k] for k in perm))
+        for target, operand in zip(targets, operands):
+            b.store_value(target, operand, lambda ix: tuple(ix[k] for k in perm))
         flat = [b.reinterpret(t, (lines, length)) for t in targets]
         sizes = b.context.options.sort_scratch(length, [o.dtype for o in operands], keys, first)
         spare = [b.new_buffer(shape, dtype) for shape, dtype in sizes]
         b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys, first))
-        for t in targets:
-            stored = Stored(shape, t.dtype, t.buf, lambda ix: tuple(ix[k] for k in perm))
+        for target in targets:
+            stored = Stored(shape, target.dtype, target.buf, lambda ix: tuple(ix[k] for k in perm))
             b.keep(stored)
             results.append(stored)
         return results[0]
 
     main = b.new(Opaque(shape, ins[0].dtype, tuple(ins), make, needs_buffers=False))
     others = [
-        b.new(Opaque(shape, v.dtype, (main,), lambda b, _, k=k: results[k]))
-        for k, v in enumerate(ins[1:], 1)
+        b.new(Opaque(shape, input_.dtype, (main,), lambda b, _, k=k: results[k]))
+        for k, input_ in enumerate(ins[1:], 1)
     ]
     return [main, *others]
 
@@ -57,8 +57,8 @@ def elements_read(jaxpr: jex.Jaxpr, eqn) -> int:
         return length
     found = 0
     for user in jaxpr.eqns:
-        for a in user.invars:
-            if isinstance(a, jex.Literal) or a not in results:
+        for var in user.invars:
+            if isinstance(var, jex.Literal) or var not in results:
                 continue
             if user.primitive.name != "slice":
                 return length

@@ -22,7 +22,7 @@ COMPARE_COST, CHOICE_COST = 3.0, 1.0
 def sorted_lines(builder, operands: list[Value], axis: int, keys: int) -> list[list[Value]]:
     """The elements, from first to last, of each operand sorted along `axis` by the first `keys` of them."""
     length = operands[0].shape[axis]
-    lines = [[_element(builder, o, axis, k) for o in operands] for k in range(length)]
+    lines = [[_element(builder, operand, axis, k) for operand in operands] for k in range(length)]
     for turn in range(length):
         for k in range(turn % 2, length - 1, 2):
             lines[k], lines[k + 1] = _exchanged(builder, lines[k], lines[k + 1], keys)
@@ -31,10 +31,10 @@ def sorted_lines(builder, operands: list[Value], axis: int, keys: int) -> list[l
 
 def _element(builder, v: Value, axis: int, k: int) -> Value:
     """Position `k` of every line."""
-    shape = tuple(1 if d == axis else n for d, n in enumerate(v.shape))
+    shape = tuple(1 if d == axis else size for d, size in enumerate(v.shape))
 
     def route(ix: Index) -> list[Index]:
-        return [tuple(Affine((), k) if d == axis else i for d, i in enumerate(ix))]
+        return [tuple(Affine((), k) if d == axis else position for d, position in enumerate(ix))]
 
     return builder.new(Lazy(shape, v.dtype, (v,), route, lambda pool, ix, xs: xs[0], is_view=True))
 

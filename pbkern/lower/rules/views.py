@@ -52,7 +52,9 @@ def _broadcast(builder, eqn, ins):
     if isinstance(src, Literal):
         return Literal(tuple(eqn.params["shape"]), src.dtype, src.scalar)
     return view(
-        eqn, src, lambda ix: tuple(ix[d] if src.shape[k] != 1 else ZERO for k, d in enumerate(dims))
+        eqn,
+        src,
+        lambda ix: tuple(ix[dim] if src.shape[k] != 1 else ZERO for k, dim in enumerate(dims)),
     )
 
 
@@ -62,7 +64,11 @@ def _broadcast_to(builder, eqn, ins):
     if isinstance(src, Literal):
         return Literal(tuple(eqn.outvars[0].aval.shape), src.dtype, src.scalar)
     return view(
-        eqn, src, lambda ix: tuple(i if n != 1 else ZERO for i, n in zip(ix[lead:], src.shape))
+        eqn,
+        src,
+        lambda ix: tuple(
+            position if size != 1 else ZERO for position, size in zip(ix[lead:], src.shape)
+        ),
     )
 
 
@@ -76,7 +82,13 @@ def _transpose(builder, eqn, ins):
 def _slice(builder, eqn, ins):
     starts = eqn.params["start_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
-    return view(eqn, ins[0], lambda ix: tuple(i * k + s for i, k, s in zip(ix, strides, starts)))
+    return view(
+        eqn,
+        ins[0],
+        lambda ix: tuple(
+            position * stride + start for position, stride, start in zip(ix, strides, starts)
+        ),
+    )
 
 
 @VIEWS.register("rev")
@@ -85,13 +97,16 @@ def _rev(builder, eqn, ins):
     return view(
         eqn,
         ins[0],
-        lambda ix: tuple(i * -1 + (shape[k] - 1) if k in axes else i for k, i in enumerate(ix)),
+        lambda ix: tuple(
+            position * -1 + (shape[k] - 1) if k in axes else position
+            for k, position in enumerate(ix)
+        ),
     )
 
 
 @VIEWS.register("squeeze")
 def _squeeze(builder, eqn, ins):
-    gone = {d % len(ins[0].shape) for d in eqn.params["dimensions"]}
+    gone = {dim % len(ins[0].shape) for dim in eqn.params["dimensions"]}
 
     def route(ix: Index) -> Index:
         rest = iter(ix)
@@ -102,8 +117,10 @@ def _squeeze(builder, eqn, ins):
 
 @VIEWS.register("expand_dims")
 def _expand_dims(builder, eqn, ins):
-    new = {d % len(eqn.outvars[0].aval.shape) for d in eqn.params["dimensions"]}
-    return view(eqn, ins[0], lambda ix: tuple(i for k, i in enumerate(ix) if k not in new))
+    new = {dim % len(eqn.outvars[0].aval.shape) for dim in eqn.params["dimensions"]}
+    return view(
+        eqn, ins[0], lambda ix: tuple(position for k, position in enumerate(ix) if k not in new)
+    )
 
 
 @VIEWS.register("reshape")
@@ -150,23 +167,33 @@ def _split_route(old: tuple[int, ...], new: tuple[int, ...]):
 def _dynamic_slice(builder, eqn, ins):
     src, starts = ins[0], ins[1:]
     sizes = eqn.outvars[0].aval.shape
-    offsets = [builder.index_symbol(s, clamp=n - m) for s, n, m in zip(starts, src.shape, sizes)]
-    return view(eqn, src, lambda ix: tuple(i + o for i, o in zip(ix, offsets)))
+    offsets = [
+        builder.index_symbol(start, clamp=size - m)
+        for start, size, m in zip(starts, src.shape, sizes)
+    ]
+    return view(
+        eqn, src, lambda ix: tuple(position + offset for position, offset in zip(ix, offsets))
+    )
 
 
 @VIEWS.register("dynamic_update_slice")
 def _dynamic_update_slice(builder, eqn, ins):
     src, update, starts = ins[0], ins[1], ins[2:]
     offsets = [
-        builder.index_symbol(s, clamp=n - m) for s, n, m in zip(starts, src.shape, update.shape)
+        builder.index_symbol(start, clamp=size - m)
+        for start, size, m in zip(starts, src.shape, update.shape)
     ]
 
     def route(ix):
-        return ix, tuple(i - o for i, o in zip(ix, offsets))
+        return ix, tuple(position - offset for position, offset in zip(ix, offsets))
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
         inside = inside_range(
-            pool, builder, tuple(i - o for i, o in zip(ix, offsets)), update.shape, src.shape
+            pool,
+            builder,
+            tuple(position - offset for position, offset in zip(ix, offsets)),
+            update.shape,
+            src.shape,
         )
         return xs[1] if inside is None else builder.select(inside, xs[1], xs[0])
 
@@ -179,10 +206,10 @@ def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | 
     Axes that are as large as `outer` need no test.
     """
     test = None
-    for k, (i, n) in enumerate(zip(ix, extents)):
-        if outer is not None and outer[k] == n:
+    for k, (position, extent) in enumerate(zip(ix, extents)):
+        if outer is not None and outer[k] == extent:
             continue
-        part = pool.make("range", np.dtype(bool), (i, 0, n))
+        part = pool.make("range", np.dtype(bool), (position, 0, extent))
         test = part if test is None else builder.op("and", np.dtype(bool), test, part)
     return test
 
@@ -196,7 +223,7 @@ def _pad(builder, eqn, ins):
         return _pad_interior(eqn, ins)
 
     def source(ix: Index) -> Index:
-        return tuple(i - lo for i, (lo, _, _) in zip(ix, config))
+        return tuple(position - lo for position, (lo, _, _) in zip(ix, config))
 
     # An axis needs a test only on the sides that are really padded.
     padded = [(lo > 0 or hi > 0) for lo, hi, _ in config]
@@ -207,7 +234,7 @@ def _pad(builder, eqn, ins):
             builder,
             source(ix),
             src.shape,
-            [None if p else n for p, n in zip(padded, src.shape)],
+            [None if p else size for p, size in zip(padded, src.shape)],
         )
         return xs[0] if test is None else builder.select(test, xs[0], xs[1])
 
@@ -235,7 +262,9 @@ def _pad_interior(eqn, ins):
         b.store_value(
             result,
             stored,
-            lambda ix: tuple(i * (inner + 1) + lo for i, (lo, _, inner) in zip(ix, config)),
+            lambda ix: tuple(
+                position * (inner + 1) + lo for position, (lo, _, inner) in zip(ix, config)
+            ),
             guard=any(lo < 0 or hi < 0 for lo, hi, _ in config),
         )
         return result
@@ -250,15 +279,17 @@ def _concatenate(builder, eqn, ins):
 
 def joined(parts: Sequence[Value], shape: tuple[int, ...], axis: int) -> Joined:
     """Values side by side along `axis`."""
-    starts = list(itertools.accumulate((v.shape[axis] for v in parts), initial=0))
+    starts = list(itertools.accumulate((part.shape[axis] for part in parts), initial=0))
 
     def make(b, *operands: Value, target: Stored | None = None) -> Stored:
         result = target or b.new_buffer(shape, parts[0].dtype)
-        for s, v in zip(starts, operands):
+        for start, operand in zip(starts, operands):
             b.store_value(
                 result,
-                v,
-                lambda ix, s=s: tuple(i + s if k == axis else i for k, i in enumerate(ix)),
+                operand,
+                lambda ix, s=start: tuple(
+                    position + s if k == axis else position for k, position in enumerate(ix)
+                ),
             )
         return result
 
@@ -306,7 +337,7 @@ def _gather(builder, eqn, ins):
     indices = _in_memory(builder, ins[1]) if window else ins[1]
 
     def route(ix: Index) -> list[Index]:
-        batch = tuple(ix[d] for d in batched)
+        batch = tuple(ix[dim] for dim in batched)
         return [
             (ZERO,) * len(ins[0].shape),
             *(batch + (Affine((), c),) for c in range(len(dn.start_index_map))),

@@ -26,9 +26,9 @@ from .values import ZERO, Index, Lazy, Literal, Value, dims_index
 MOST_VALUES = 64
 
 
-def along(d: int) -> str:
+def along(axis: int) -> str:
     """The symbol that stands for the position along dimension d of an index array."""
-    return f"@along{d}"
+    return f"@along{axis}"
 
 
 @dataclass
@@ -43,12 +43,12 @@ class AffineArray:
 
     def at(self, ix: Index) -> Affine:
         """The element at a position."""
-        places = {along(d): i for d, i in enumerate(ix)}
+        places = {along(axis): position for axis, position in enumerate(ix)}
         return self.value.substitute(places.get)
 
     def evaluated(self, builder) -> AffineArray:
         """Evaluates the scalars here."""
-        symbols = {name: builder.index_symbol(v) for name, v in self.scalars.items()}
+        symbols = {name: builder.index_symbol(scalar) for name, scalar in self.scalars.items()}
         return AffineArray(self.value.substitute(symbols.get), {}, self.bounds)
 
     def inside(self, extent: int) -> bool:
@@ -64,20 +64,22 @@ def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | 
     """
     finder = _Finder(builder, v.shape)
     if mask is not None:
-        at = dims_index([(along(d), n) for d, n in enumerate(v.shape)])[
+        at = dims_index([(along(axis), size) for axis, size in enumerate(v.shape)])[
             len(v.shape) - len(mask.shape) :
         ]
-        test = finder.element(mask, tuple(i if n != 1 else ZERO for i, n in zip(at, mask.shape)))
+        test = finder.element(
+            mask, tuple(i if size != 1 else ZERO for i, size in zip(at, mask.shape))
+        )
         if test is not None:
             finder.fold.assume(test)
             finder.seen.clear()
-    e = finder.element(v, dims_index([(along(d), n) for d, n in enumerate(v.shape)]))
-    if e is None or e.kind not in ("index", "const") or e.dtype.kind not in "iu":
+    expr = finder.element(v, dims_index([(along(axis), size) for axis, size in enumerate(v.shape)]))
+    if expr is None or expr.kind not in ("index", "const") or expr.dtype.kind not in "iu":
         return None
-    value = e.info if e.kind == "index" else Affine((), int(e.info))
+    value = expr.info if expr.kind == "index" else Affine((), int(expr.info))
     return AffineArray(
         value,
-        {name: s for name, s in finder.scalars.items() if name in value.symbols},
+        {name: scalar for name, scalar in finder.scalars.items() if name in value.symbols},
         finder.bounds,
     )
 
@@ -89,7 +91,9 @@ def row_steps(builder, v: Value) -> Steps:
         return UNKNOWN
     if id(v) not in builder.rows:
         finder = _Finder(builder, v.shape)
-        e = finder.element(v, dims_index([(along(d), n) for d, n in enumerate(v.shape)]))
+        e = finder.element(
+            v, dims_index([(along(axis), size) for axis, size in enumerate(v.shape)])
+        )
         found = UNKNOWN if e is None else steps_along(e, along(len(v.shape) - 1))
         builder.rows[id(v)] = found
         if (
@@ -101,29 +105,29 @@ def row_steps(builder, v: Value) -> Steps:
 
 def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
     """Whether no two positions have the same elements in all of `arrays`."""
-    left = {d for d, n in enumerate(shape) if n > 1}
-    for a in arrays:
+    left = {axis for axis, size in enumerate(shape) if size > 1}
+    for array in arrays:
         reach = 0
-        own = [d for d in left if a.value.coefficient(along(d))]
-        for d in sorted(own, key=lambda d: abs(a.value.coefficient(along(d)))):
-            step = abs(a.value.coefficient(along(d)))
+        own = [d for d in left if array.value.coefficient(along(d))]
+        for dim in sorted(own, key=lambda d: abs(array.value.coefficient(along(d)))):
+            step = abs(array.value.coefficient(along(dim)))
             if step <= reach:
                 break
-            reach += step * (shape[d] - 1)
+            reach += step * (shape[dim] - 1)
         else:
             # Dimensions that other arrays have already told apart add nothing here that could make
             # two elements meet.
             if all(
-                not a.value.coefficient(along(d))
-                for d, n in enumerate(shape)
-                if n > 1 and d not in own
+                not array.value.coefficient(along(axis))
+                for axis, size in enumerate(shape)
+                if size > 1 and axis not in own
             ):
                 left -= set(own)
     return not left
 
 
 def _positions(shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-    return {along(d): (0, max(n - 1, 0)) for d, n in enumerate(shape)}
+    return {along(axis): (0, max(size - 1, 0)) for axis, size in enumerate(shape)}
 
 
 @dataclass
@@ -153,21 +157,21 @@ class _Finder:
         if isinstance(v, Literal):
             return v.at(self.builder.pool, ix, False)
         if isinstance(v, Lazy):
-            operands = [self.element(o, i) for o, i in zip(v.operands, v.route(ix))]
+            operands = [self.element(operand, i) for operand, i in zip(v.operands, v.route(ix))]
             if None not in operands:
-                e = self.fold(v.combine(self.builder.pool, ix, operands))
+                expr = self.fold(v.combine(self.builder.pool, ix, operands))
                 if (
-                    e.kind in ("index", "const", "range")
-                    or e.dtype == np.bool_
+                    expr.kind in ("index", "const", "range")
+                    or expr.dtype == np.bool_
                     or v.shape
-                    and e.dtype.kind in "iu"
+                    and expr.dtype.kind in "iu"
                 ):
-                    return e
+                    return expr
         if v.shape == () and v.dtype.kind == "i" and v.dtype.itemsize >= 4:
             name = f"@scalar{len(self.scalars)}"
             self.scalars[name] = v
-            e = known(self.builder, v)
-            if e is not None and (found := bounds_of(self.builder, e)) is not None:
+            expr = known(self.builder, v)
+            if expr is not None and (found := bounds_of(self.builder, expr)) is not None:
                 self.bounds[name] = found
             return self.builder.pool.make("index", v.dtype, Affine.symbol(name))
         return None

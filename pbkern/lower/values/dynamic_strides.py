@@ -24,7 +24,7 @@ class Steps:
     """step: how far an expression moves as a dimension grows by one; None where that is not known.
 
     choices: comparisons that must be the same at both ends; bends: the clamped value or remainder
-      that it depends on.
+    that it depends on.
     """
 
     step: int | None
@@ -35,9 +35,9 @@ class Steps:
 UNKNOWN = Steps(None)
 
 
-def steps_along(e: Expr, dim: str) -> Steps:
+def steps_along(expr: Expr, dim: str) -> Steps:
     """Describes how an expression moves along a dimension."""
-    return _Along(dim)(e)
+    return _Along(dim)(expr)
 
 
 class _Along:
@@ -50,30 +50,36 @@ class _Along:
         self.dim = dim
         self.known: dict[Expr, Steps] = {}
 
-    def __call__(self, e: Expr) -> Steps:
-        if e not in self.known:
-            self.known[e] = self._steps(e)
-        return self.known[e]
+    def __call__(self, expr: Expr) -> Steps:
+        if expr not in self.known:
+            self.known[expr] = self._steps(expr)
+        return self.known[expr]
 
-    def _steps(self, e: Expr) -> Steps:
-        if self.dim not in e.symbols:
+    def _steps(self, expr: Expr) -> Steps:
+        if self.dim not in expr.symbols:
             return Steps(0)
-        if e.kind == "index":
-            return Steps(e.info.coefficient(self.dim))
-        if e.kind == "load":
-            return _loaded(e, self.dim)
-        if e.kind != "op" or e.dtype.kind not in "iu" or e.dtype.itemsize < 4:
+        if expr.kind == "index":
+            return Steps(expr.info.coefficient(self.dim))
+        if expr.kind == "load":
+            return _loaded(expr, self.dim)
+        if expr.kind != "op" or expr.dtype.kind not in "iu" or expr.dtype.itemsize < 4:
             return UNKNOWN
-        parts = [self(a) for a in e.args]
-        if e.info.primitive == "select_n":
-            return self._chosen(e, parts[1:])
-        found = None if any(p.step is None for p in parts) else _step(e, [p.step for p in parts])
-        return _together(found, parts, e if e.info.primitive in ("max", "min", "rem") else None)
+        parts = [self(arg) for arg in expr.args]
+        if expr.info.primitive == "select_n":
+            return self._chosen(expr, parts[1:])
+        found = (
+            None
+            if any(part.step is None for part in parts)
+            else _step(expr, [part.step for part in parts])
+        )
+        return _together(
+            found, parts, expr if expr.info.primitive in ("max", "min", "rem") else None
+        )
 
-    def _chosen(self, e: Expr, cases: list[Steps]) -> Steps:
+    def _chosen(self, expr: Expr, cases: list[Steps]) -> Steps:
         """Steps of a choice between cases that move alike, by a comparison or by what does not move."""
-        test, step = e.args[0], cases[0].step
-        if any(c.step != step for c in cases):
+        test, step = expr.args[0], cases[0].step
+        if any(case.step != step for case in cases):
             return UNKNOWN
         if self.dim not in test.symbols:
             return _together(step, cases)
@@ -81,7 +87,7 @@ class _Along:
             return _together(step, cases, choice=(test,))
         if test.kind != "op" or test.info.primitive not in ORDERS:
             return UNKNOWN
-        compared = [self(a) for a in test.args]
+        compared = [self(arg) for arg in test.args]
         ordered = None not in (c.step for c in compared) and 0 in (c.step for c in compared)
         return _together(step if ordered else None, [*cases, *compared], choice=(test,))
 
@@ -90,34 +96,34 @@ def _together(
     step: int | None, parts: list[Steps], bend: Expr | None = None, choice: tuple[Expr, ...] = ()
 ) -> Steps:
     """Joins the steps of an operation's `parts`, which may bend itself."""
-    bends = frozenset().union(*(p.bends for p in parts))
+    bends = frozenset().union(*(part.bends for part in parts))
     if step is None or len(bends) > 1:
         return UNKNOWN
-    choices = dict.fromkeys([*(c for p in parts for c in p.choices), *choice])
+    choices = dict.fromkeys([*(c for part in parts for c in part.choices), *choice])
     return Steps(step, tuple(choices), bends if bend is None else frozenset({bend}))
 
 
-def _loaded(e: Expr, dim: str) -> Steps:
+def _loaded(expr: Expr, dim: str) -> Steps:
     """Steps of a load from a buffer whose elements are known to move regularly."""
-    buf, index, _ = e.info
-    if buf.step is None or any(dim in i.symbols for i in index[:-1]):
+    buf, index, _ = expr.info
+    if buf.step is None or any(dim in position.symbols for position in index[:-1]):
         return UNKNOWN
-    return Steps(buf.step * index[-1].coefficient(dim), (), frozenset({e}))
+    return Steps(buf.step * index[-1].coefficient(dim), (), frozenset({expr}))
 
 
-def _step(e: Expr, steps: list[int]) -> int | None:
+def _step(expr: Expr, steps: list[int]) -> int | None:
     """The step of an operation whose operands have these."""
-    match e.info.primitive:
+    match expr.info.primitive:
         case "add":
             return steps[0] + steps[1]
         case "sub":
             return steps[0] - steps[1]
         case "mul":
-            for x, step in (e.args[0], steps[1]), (e.args[1], steps[0]):
+            for x, step in (expr.args[0], steps[1]), (expr.args[1], steps[0]):
                 if x.kind == "const":
                     return int(x.info) * step
         case "convert_element_type":
-            source = e.args[0].dtype
+            source = expr.args[0].dtype
             return steps[0] if source.kind in "iu" and source.itemsize >= 4 else None
         case "max" | "min" if 0 in steps:
             return steps[0] + steps[1]

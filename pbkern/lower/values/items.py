@@ -29,7 +29,10 @@ class RefView:
     guard: bool = False
 
     def place(self, ix: Index) -> Index:
-        return tuple(o if a is None else o + ix[a] for o, a in zip(self.offsets, self.axes))
+        return tuple(
+            offset if axis is None else offset + ix[axis]
+            for offset, axis in zip(self.offsets, self.axes)
+        )
 
 
 @dataclass(eq=False)

@@ -74,23 +74,29 @@ class _Decision:
 
     def _costs(self, items: list) -> dict[int, float]:
         costs: dict[int, float] = {}
-        for v in items:
-            if isinstance(v, Lazy) and id(v) not in self.cuts:
-                costs[id(v)] = v.cost + sum(costs.get(id(a), 0.0) for a in v.operands)
+        for item in items:
+            if isinstance(item, Lazy) and id(item) not in self.cuts:
+                costs[id(item)] = item.cost + sum(
+                    costs.get(id(operand), 0.0) for operand in item.operands
+                )
         return costs
 
     def too_tall(self, items: list) -> set[int]:
         """Values at which expressions reach the height where they are to be cut."""
         heights: dict[int, int] = {}
         found = set()
-        for v in items:
-            if not isinstance(v, (Lazy, Contract, Joined)) or id(v) in self.stored:
+        for item in items:
+            if not isinstance(item, (Lazy, Contract, Joined)) or id(item) in self.stored:
                 continue
-            height = 1 + max((heights.get(id(a), 0) for a in v.ins), default=0)
-            if isinstance(v, Lazy) and id(v) in self.requests and height >= self._largest_height(v):
-                found.add(id(v))
+            height = 1 + max((heights.get(id(input_), 0) for input_ in item.ins), default=0)
+            if (
+                isinstance(item, Lazy)
+                and id(item) in self.requests
+                and height >= self._largest_height(item)
+            ):
+                found.add(id(item))
             else:
-                heights[id(v)] = height
+                heights[id(item)] = height
         return found
 
     def _largest_height(self, v: Lazy) -> int:
@@ -115,7 +121,7 @@ class _Decision:
                 row_steps(self.builder, v)
                 self._ask(v, None, forced=not _is_free(v) and id(v) not in self.builder.unstored)
         elif hasattr(item, "shape"):  # a store
-            dims = [(f"r{k}", n) for k, n in enumerate(item.shape)]
+            dims = [(f"r{k}", size) for k, size in enumerate(item.shape)]
             key = ("store", id(item))
             self._root(key, dims)
             # A value that only a store wants, as it is, is made where it goes.
@@ -144,7 +150,7 @@ class _Decision:
             if not (direct and v.takes_target):
                 self.stored.add(id(v))
             for k, a in enumerate(v.operands):
-                dims = [(f"r{j}", n) for j, n in enumerate(a.shape)]
+                dims = [(f"r{j}", size) for j, size in enumerate(a.shape)]
                 key = ("opaque", id(v), k)
                 self._root(key, dims)
                 self._ask(a, (key, dims_index(dims)), forced=v.needs_buffers and not _is_free(a))
@@ -166,13 +172,13 @@ class _Decision:
             self._note_partial(v, places[0])
         if partial or r.forced or id(v) in self.cuts or self._worth_storing(v, places):
             self.stored.add(id(v))
-            dims = [(f"r{k}", n) for k, n in enumerate(v.shape)]
+            dims = [(f"r{k}", size) for k, size in enumerate(v.shape)]
             order = self._lay_out(v, r)
             self._root(id(v), [dims[a] for a in order])
             places = [(id(v), dims_index(dims))]
         for root, ix in places:
-            for a, i in zip(v.operands, v.route(ix)):
-                self._ask(a, (root, tuple(i)))
+            for operand, i in zip(v.operands, v.route(ix)):
+                self._ask(operand, (root, tuple(i)))
 
     def _takes_product(self, v: Lazy, places: list) -> bool:
         """Whether to store v rather than a product that only v wants, which cannot be part of the nest of v's reader.
@@ -183,21 +189,25 @@ class _Decision:
         if len(places) != 1 or v.is_view or v.guard or math.prod(v.shape) < SMALL:
             return False
         ((root, ix),) = places
-        if root not in self.hosts and all(i.const == 0 and len(i.terms) <= 1 for i in ix):
+        if root not in self.hosts and all(
+            position.const == 0 and len(position.terms) <= 1 for position in ix
+        ):
             return False
         return any(
-            id(a) in self.products
-            and a.shape == v.shape
-            and id(a) not in self.requests
-            and not self._sums_lanes(a)
-            for a in v.operands
+            id(operand) in self.products
+            and operand.shape == v.shape
+            and id(operand) not in self.requests
+            and not self._sums_lanes(operand)
+            for operand in v.operands
         )
 
     def _note_partial(self, v: Lazy, place) -> None:
         """Notes which partial sum may be stored over v: the next one, if it reads v at the points where it is stored."""
         root, ix = place
         self.partial.add(id(v))
-        if root in self.partial and ix == dims_index([(f"r{k}", n) for k, n in enumerate(v.shape)]):
+        if root in self.partial and ix == dims_index(
+            [(f"r{k}", size) for k, size in enumerate(v.shape)]
+        ):
             self.over[root] = v
 
     def _lay_out(self, v: Value, r: Requests) -> tuple[int, ...]:
@@ -212,13 +222,19 @@ class _Decision:
     def _walked(self, root, ix, usual: tuple[int, ...]) -> tuple[int, ...]:
         if root in self.products:
             return usual  # operands of products are packed as the microkernel wants them
-        depth = {d: k for k, d in enumerate(self.roots[root])}
+        depth = {axis: k for k, axis in enumerate(self.roots[root])}
         # Where an axis is a result's plus a window's, such as 2 * row + tap, it counts as the
         # result's.
         windows = self.windows.get(root, frozenset())
         inner = [
-            max((depth.get(s, -1) for s in (i.symbols - windows or i.symbols)), default=-1)
-            for i in ix
+            max(
+                (
+                    depth.get(symbol, -1)
+                    for symbol in (position.symbols - windows or position.symbols)
+                ),
+                default=-1,
+            )
+            for position in ix
         ]
         return tuple(sorted(usual, key=lambda a: (inner[a], a)))
 
@@ -250,10 +266,10 @@ class _Decision:
 
     def _row(self, root, ix) -> int:
         """Points of the root's last dimensions, in which the value stays the same and is a scalar; 0 for none."""
-        used = frozenset().union(*(i.symbols for i in ix)) if ix else frozenset()
+        used = frozenset().union(*(position.symbols for position in ix)) if ix else frozenset()
         row = 0
-        for d, n in reversed([(d, n) for d, n in self.roots[root].items() if n > 1]):
-            if d in used:
+        for dim, n in reversed([(d, n) for d, n in self.roots[root].items() if n > 1]):
+            if dim in used:
                 return row
             row = max(row, 1) * n
         return row
@@ -267,21 +283,21 @@ class _Decision:
 
     def _reuse(self, root, ix) -> int:
         """Counts the points of the root's space that read one element."""
-        used = frozenset().union(*(i.symbols for i in ix)) if ix else frozenset()
-        return math.prod(n for d, n in self.roots[root].items() if d not in used)
+        used = frozenset().union(*(position.symbols for position in ix)) if ix else frozenset()
+        return math.prod(n for dim, n in self.roots[root].items() if dim not in used)
 
     def _varies_last(self, root, ix) -> bool:
         """Whether the value changes along the root's last dimension, so that hoisting cannot save it."""
-        dims = [d for d, n in self.roots[root].items() if n > 1]
-        return bool(dims) and any(dims[-1] in i.symbols for i in ix)
+        dims = [dim for dim, n in self.roots[root].items() if n > 1]
+        return bool(dims) and any(dims[-1] in position.symbols for position in ix)
 
     def _sums_lanes(self, v: Contract) -> bool:
         """Whether vectors run along a reduced dimension: the last one of an operand, in products of that which has rows."""
-        symbols = [frozenset().union(*(i.symbols for i in ix)) for ix in v.routes]
-        live = {d for d, n in v.dims if n > 1} - set(v.rdims)
-        if v.op == "dot" and all(live - s for s in symbols):
+        symbols = [frozenset().union(*(position.symbols for position in ix)) for ix in v.routes]
+        live = {dim for dim, n in v.dims if n > 1} - set(v.rdims)
+        if v.op == "dot" and all(live - symbol for symbol in symbols):
             return False  # each operand has rows of its own
-        rows = [ix for ix, s in zip(v.routes, symbols) if ix and s >= live]
+        rows = [ix for ix, symbol in zip(v.routes, symbols) if ix and symbol >= live]
         return bool(rows) and bool(rows[0][-1].symbols & set(v.rdims))
 
     def _inlines(self, v: Contract, r: Requests) -> bool:
@@ -302,18 +318,20 @@ class _Decision:
             and root[0] == "let"
         ):
             return False  # no nest of its own, or it has a contraction inside already
-        space = {d for d, n in self.roots[root].items() if n > 1}
-        named = [i for i in ix if i.terms]
-        if any(len(i.terms) != 1 or i.terms[0][1] != 1 or i.const for i in named):
+        space = {dim for dim, n in self.roots[root].items() if n > 1}
+        named = [position for position in ix if position.terms]
+        if any(
+            len(affine.terms) != 1 or affine.terms[0][1] != 1 or affine.const for affine in named
+        ):
             return False
         # Every dimension of the result must be a plain symbol on both sides.
         if any(len(o.terms) > 1 or (o.terms and o.terms[0][1] != 1) or o.const for o in v.out):
             return False
-        if any(bool(o.terms) != bool(i.terms) for o, i in zip(v.out, ix)) or any(
-            i.const for i in ix
+        if any(bool(o.terms) != bool(position.terms) for o, position in zip(v.out, ix)) or any(
+            position.const for position in ix
         ):
             return False
-        symbols = [i.terms[0][0] for i in named]
+        symbols = [affine.terms[0][0] for affine in named]
         if len(set(symbols)) != len(symbols) or set(symbols) != space:
             return False
         self.hosts.add(root)

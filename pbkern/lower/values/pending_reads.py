@@ -57,13 +57,13 @@ class PendingReads:
 
     def _add(self, item, order: Order) -> None:
         user = item if isinstance(item, Value) else None
-        for position, v in enumerate(materialise.uses(item)):
-            if v not in self._uses:
+        for position, use in enumerate(materialise.uses(item)):
+            if use not in self._uses:
                 self._add(
-                    v, ()
+                    use, ()
                 )  # no effect where it is an item itself; some values are made on the way and are none
-            self._uses[v].append(_Use(order, position, user))
-            self.record(v)
+            self._uses[use].append(_Use(order, position, user))
+            self.record(use)
 
     def record(self, value: Value) -> None:
         """Notes in which buffer a value is, if it is in memory."""

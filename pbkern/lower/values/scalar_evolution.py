@@ -67,32 +67,34 @@ def known(builder, v: Value) -> Expr | None:
 
 def simplified(builder, value: Lazy) -> Value:
     """A scalar without operands, if all of those are known; a constant where it is one."""
-    operands = [known(builder, v) for v in value.operands]
-    if any(e is None or e.dtype.kind not in "biu" for e in operands):
+    operands = [known(builder, operand) for operand in value.operands]
+    if any(operand is None or operand.dtype.kind not in "biu" for operand in operands):
         return value
-    e = Folder(builder.pool, builder.bounds)(value.combine(builder.pool, (), operands))
-    if e.kind == "const":
-        return Literal((), value.dtype, e.info)
-    if e.kind == "op" and (e.dtype == np.bool_ or all(a.kind == "const" for a in e.args)):
-        found = bounds_of(builder, e)
+    expr = Folder(builder.pool, builder.bounds)(value.combine(builder.pool, (), operands))
+    if expr.kind == "const":
+        return Literal((), value.dtype, expr.info)
+    if expr.kind == "op" and (
+        expr.dtype == np.bool_ or all(arg.kind == "const" for arg in expr.args)
+    ):
+        found = bounds_of(builder, expr)
         if found is not None and found[0] == found[1]:
             return Literal((), value.dtype, value.dtype.type(found[0]))
-    if e.height > MAX_HEIGHT:
+    if expr.height > MAX_HEIGHT:
         return value
-    return Lazy((), value.dtype, (), lambda ix: (), lambda pool, ix, xs: e, index_only=True)
+    return Lazy((), value.dtype, (), lambda ix: (), lambda pool, ix, xs: expr, index_only=True)
 
 
 def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
     """A known integer scalar as an affine expression; None where it is none or may be outside [0, clamp]."""
-    e = known(builder, v)
-    if e is None or e.kind not in ("const", "index"):
+    expr = known(builder, v)
+    if expr is None or expr.kind not in ("const", "index"):
         return None
-    if e.kind == "const":
-        n = int(e.info)
+    if expr.kind == "const":
+        n = int(expr.info)
         return Affine((), n if clamp is None else min(max(n, 0), clamp))
-    found = None if clamp is None else interval(e.info, builder.bounds)
+    found = None if clamp is None else interval(expr.info, builder.bounds)
     return (
-        e.info
+        expr.info
         if clamp is None or found is not None and found[0] >= 0 and found[1] <= clamp
         else None
     )
@@ -105,40 +107,42 @@ def known_bounds(builder, v: Value, clamp: int) -> tuple[int, int]:
     return min(max(low, 0), clamp), min(max(high, 0), clamp)
 
 
-def bounds_of(builder, e: Expr) -> tuple[int, int] | None:
+def bounds_of(builder, expr: Expr) -> tuple[int, int] | None:
     """(smallest, largest) value of an expression without loads, over all grid indices and counters; None if not known."""
-    if e.kind == "index":
-        return interval(e.info, builder.bounds)
-    ranges = [builder.bounds.get(s) for s in sorted(e.symbols)]
+    if expr.kind == "index":
+        return interval(expr.info, builder.bounds)
+    ranges = [builder.bounds.get(symbol) for symbol in sorted(expr.symbols)]
     if None in ranges or math.prod(high - low + 1 for low, high in ranges) > MOST_POINTS:
         return None
     axes = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges), indexing="ij")
-    found = values_at(e, dict(zip(sorted(e.symbols), axes)))
+    found = values_at(expr, dict(zip(sorted(expr.symbols), axes)))
     return None if found is None or not found.size else (int(found.min()), int(found.max()))
 
 
-def values_at(e: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
+def values_at(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
     """Values of an expression of integers at all points of `symbols`; None if it loads, or is not defined at one."""
     try:
-        return _values(e, symbols)
+        return _values(expr, symbols)
     except _Undefined:
         return None
 
 
-def _values(e: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
+def _values(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
     made: dict[int, np.ndarray] = {}
-    for x in nodes([e]):
-        args = [made[id(a)] for a in x.args]
-        if x.kind == "const":
-            found = x.info
-        elif x.kind in ("index", "range"):
-            a = x.info if x.kind == "index" else x.info[0]
-            found = sum((symbols[s] * c for s, c in a.terms), np.int64(a.const))
-            found = found if x.kind == "index" else (x.info[1] <= found) & (found < x.info[2])
-        elif x.kind == "op" and x.info.primitive in RULES:
+    for node in nodes([expr]):
+        args = [made[id(arg)] for arg in node.args]
+        if node.kind == "const":
+            found = node.info
+        elif node.kind in ("index", "range"):
+            info = node.info if node.kind == "index" else node.info[0]
+            found = sum((symbols[s] * c for s, c in info.terms), np.int64(info.const))
+            found = (
+                found if node.kind == "index" else (node.info[1] <= found) & (found < node.info[2])
+            )
+        elif node.kind == "op" and node.info.primitive in RULES:
             with np.errstate(over="ignore"):
-                found = RULES[x.info.primitive](x.info.params, *args)
+                found = RULES[node.info.primitive](node.info.params, *args)
         else:
             return None
-        made[id(x)] = np.asarray(found).astype(x.dtype)
-    return made[id(e)]
+        made[id(node)] = np.asarray(found).astype(node.dtype)
+    return made[id(expr)]

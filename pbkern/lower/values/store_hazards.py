@@ -43,35 +43,35 @@ def _conflicts(b, item: StoreItem, written: set[Buf]) -> bool:
     if (
         isinstance(value, Opaque)
         and value.over_first
-        and not any(_reads(b, v, written) for v in value.operands[1:])
+        and not any(_reads(b, operand, written) for operand in value.operands[1:])
     ):
         return _conflicts(b, dataclasses.replace(item, value=value.operands[0]), written)
     asked = [value] if item.mask is None else [value, b.resolve(item.mask)]
     asked = [v for v in asked if _reads(b, v, written)]
     if any(isinstance(v, (Contract, Opaque)) for v in asked):
         return True
-    probe = dims_index([(f"@{k}", n) for k, n in enumerate(item.shape)])
-    nest = Nest({f"@{k}": n for k, n in enumerate(item.shape)})
+    probe = dims_index([(f"@{k}", size) for k, size in enumerate(item.shape)])
+    nest = Nest({f"@{k}": size for k, size in enumerate(item.shape)})
     index = item.place(probe)
     nest.writes = [Write(item.buf, index, b.pull(v, probe, nest)) for v in asked]
 
     def read(n: Nest) -> list[Expr]:
         return [load for load in n.loads() if load.info[0].root in written]
 
-    def meets(e: Expr) -> bool:
-        buf, at, guard = e.info
+    def meets(expr: Expr) -> bool:
+        buf, at, guard = expr.info
         known = buf is item.buf and not guard
         return _whereabouts(buf, at) != same and not (
             known and apart(at, nest.dims, index, nest.dims)
         )
 
     summed, same = read(Nest({}, reductions=nest.reductions)), _whereabouts(item.buf, index)
-    return bool(summed) or any(e.kind == "gather" or meets(e) for e in read(nest))
+    return bool(summed) or any(expr.kind == "gather" or meets(expr) for expr in read(nest))
 
 
 def is_stored_in(b, v: Value, target: Stored) -> bool:
     """Whether `v` is what `target` holds, element by element."""
-    v, probe = b.resolve(v), dims_index([(f"@{k}", n) for k, n in enumerate(target.shape)])
+    v, probe = b.resolve(v), dims_index([(f"@{k}", size) for k, size in enumerate(target.shape)])
     if not isinstance(v, Stored) or v.shape != target.shape:
         return False
     return _whereabouts(v.buf, v.place(probe)) == _whereabouts(target.buf, target.place(probe))

@@ -145,10 +145,10 @@ class Joined(Opaque):
         if not at.is_const:
             return None
         start = 0
-        for v in self.operands:
-            if start <= at.const < start + v.shape[self.axis]:
-                return v, (*ix[: self.axis], at - start, *ix[self.axis + 1 :])
-            start += v.shape[self.axis]
+        for operand in self.operands:
+            if start <= at.const < start + operand.shape[self.axis]:
+                return operand, (*ix[: self.axis], at - start, *ix[self.axis + 1 :])
+            start += operand.shape[self.axis]
         return None  # in the halo of a guarded access
 
 
@@ -165,7 +165,7 @@ def is_index_only(v: Value) -> bool:
 
 
 def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
-    return tuple(Affine.symbol(d) if n > 1 else ZERO for d, n in dims)
+    return tuple(Affine.symbol(dim) if n > 1 else ZERO for dim, n in dims)
 
 
 __all__ = [

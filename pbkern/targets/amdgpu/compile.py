@@ -33,9 +33,9 @@ _FENCE = re.compile(r"call (\w+|<[^>]*>) @llvm\.arithmetic\.fence\.\w+\(")
 class Assembled:
     """Machine code of one kernel.
 
-    Attributes: text: as LLVM prints it. image: code object, ELF. registers: vector registers of a
-      thread. spill_bytes: stored because
-        registers did not suffice. shared_bytes: LDS of a workgroup.
+    Attributes:
+      text: as LLVM prints it. image: code object, ELF. registers: vector registers of a thread.
+        spill_bytes: stored because registers did not suffice. shared_bytes: LDS of a workgroup.
     """
 
     text: str
@@ -60,7 +60,7 @@ def _without_fences(ir: str) -> str:
         call float @llvm.arithmetic.fence.f32(float %x)    ->    call float asm "", "=v,0"(float %x)
 
     "v": in vector registers. The product that it hides is not contracted with a sum; equal ones are
-      still one.
+    still one.
     """
     return _FENCE.sub(r'call \1 asm "", "=v,0"(', ir)
 

@@ -12,9 +12,10 @@ from pbkern.targets.simt.device import Amd, kind_of_name
 class DeviceKind:
     """Kind of device that code is made for.
 
-    Attributes: architecture: as LLVM calls it. device: how threads exchange; a wavefront has 64 of
-      them on CDNA, 32 on RDNA. Source: LLVM, User Guide for AMDGPU
-        Backend, target features (wavefrontsize64).
+    Attributes:
+      architecture: as LLVM calls it.
+      device: how threads exchange; a wavefront has 64 of them on CDNA, 32 on RDNA. Source: LLVM,
+        User Guide for AMDGPU Backend, target features (wavefrontsize64).
       shared_bytes: most LDS of a workgroup. Sources: AMD Instinct MI200 and CDNA 3 ISA, "LDS"; RDNA
         3 ISA, "LDS".
     """

@@ -12,12 +12,13 @@ from pbkern.targets.simt.params import ThreadParams
 class CompilerParams(ThreadParams):
     """Choices for one kernel on an AMD GPU; `kernel(..., compiler_params=pbkern.amdgpu.CompilerParams(...))`.
 
-    Attributes: approx_math: allow cheaper, less exact implementations of functions such as exp.
-      Default False. dimension_semantics: one entry per grid dimension. "parallel": programs run in
-      any order, each on a workgroup.
-        "arbitrary" and "sequential": programs run in order, in a loop inside a workgroup. None, the
-        default: a dimension is parallel where its programs provably write disjoint blocks and keep
-        nothing in scratch.
+    Attributes:
+      approx_math: allow cheaper, less exact implementations of functions such as exp. Default
+        False.
+      dimension_semantics: one entry per grid dimension. "parallel": programs run in any order, each
+        on a workgroup. "arbitrary" and "sequential": programs run in order, in a loop inside a
+        workgroup. None, the default: a dimension is parallel where its programs provably write
+        disjoint blocks and keep nothing in scratch.
       unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory.
         Default False.
       num_warps: wavefronts in a workgroup, of 64 threads on CDNA and 32 on RDNA; a power of two,

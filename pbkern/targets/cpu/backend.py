@@ -38,17 +38,17 @@ class CpuBackend:
     def build_options(
         self, kernel: Kernel, options, program: HostProgram | None = None
     ) -> LowerOptions:
-        p, machine = _params(kernel), self.machine
+        params, machine = _params(kernel), self.machine
         through = not machine.stores_past_caches or (
             program is not None and starts_anywhere(kernel, program)
         )
         fast = not options.mlir_disable_fast_math
         return LowerOptions(
-            approx_math=p.approx_math and fast,
+            approx_math=params.approx_math and fast,
             contract=fast,
-            vector_bits=VectorBits(p.vector_width or machine.vector_bits, machine.registers),
-            semantics=p.dimension_semantics,
-            prefetch_steps=p.max_concurrent_steps - 1,
+            vector_bits=VectorBits(params.vector_width or machine.vector_bits, machine.registers),
+            semantics=params.dimension_semantics,
+            prefetch_steps=params.max_concurrent_steps - 1,
             avx512=machine.vector_bits >= 512 and machine.avx512,
             bf16_pairs=fast and machine.bf16_pairs,
             vnni=machine.vnni,

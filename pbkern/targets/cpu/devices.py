@@ -64,11 +64,14 @@ ICELAKE = FURTHER[:6]
 class Device:
     """Processor that a library is made for.
 
-    Attributes: name: as the option `device` says it, without the system. system: "linux" or
-      "macos". triple: LLVM's. cpu: LLVM's processor with none but the instruction sets of a level.
-      tune: the one to schedule for. needs: instruction sets that a processor must have. features:
-      those of them that LLVM's `cpu` does not have. machine: figures for the cost model and
-      schedules.
+    Attributes:
+      name: as the option `device` says it, without the system.
+      system: "linux" or "macos".
+      triple: LLVM's. cpu: LLVM's processor with none but the instruction sets of a level. tune: the
+        one to schedule for.
+      needs: instruction sets that a processor must have. features: those of them that LLVM's `cpu`
+        does not have.
+      machine: figures for the cost model and schedules.
     """
 
     name: str
@@ -85,7 +88,7 @@ class Device:
 
     @property
     def features(self) -> tuple[str, ...]:
-        return tuple(f for f in self.needs if f not in LEVELS.get(self.cpu, ()))
+        return tuple(need for need in self.needs if need not in LEVELS.get(self.cpu, ()))
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -249,15 +252,15 @@ def devices_of(given: str | None) -> tuple[Device, ...]:
     """
     devices = [device_of(name) for name in (given or NATIVE).split(",")]
     first = devices[0]
-    for d in devices[1:]:
-        if (d.is_x86, d.system) != (first.is_x86, first.system):
+    for device in devices[1:]:
+        if (device.is_x86, device.system) != (first.is_x86, first.system):
             raise OptionError(
                 "one library is for one kind of processor and one system",
-                why=f"{first.name}: {first.triple}, {d.name}: {d.triple}",
+                why=f"{first.name}: {first.triple}, {device.name}: {device.triple}",
                 hint="make two libraries",
             )
     ordered = sorted(devices, key=lambda d: len(d.needs), reverse=True)
-    if len({d.needs for d in ordered}) < len(ordered):
+    if len({dim.needs for dim in ordered}) < len(ordered):
         alike = next((a.name, b.name) for a, b in zip(ordered, ordered[1:]) if a.needs == b.needs)
         raise OptionError(
             "two devices of a library need the same instruction sets",
@@ -306,7 +309,7 @@ def _x86(name: str, system: str) -> Device:
     level, further, figures = _X86[name]
     needs, bits = (*LEVELS[level], *further), 512 if level == "x86-64-v4" else 256
     machine = _machine(
-        name, figures, bits, **instruction_sets([FLAGS.get(f, f) for f in needs], bits)
+        name, figures, bits, **instruction_sets([FLAGS.get(need, need) for need in needs], bits)
     )
     return Device(name, system, _triple("x86_64", system), level, name, needs, machine)
 

@@ -18,14 +18,18 @@ NEVER = 1 << 62
 class LowerOptions(BuildOptions):
     """BuildOptions as they suit CPUs, and what the CPU's own passes and emission want to know.
 
-    Attributes: short_row: a function of rows this short is cheaper in vectors of rows, stored, than
-      once per row as a scalar. scatter_strip: indices and updates of a strip stay in the nearest
-      cache. approx_math: cheaper versions of functions (lower/math/functions.py). vector_bits:
-      width of vectors. prefetch_steps: programs ahead for which blocks of operands are asked for;
-      0: none. avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI.
-      l1_bytes, l2_bytes: caches of a core. stream_bytes: results of this size and more are written
-      past the caches; they start at a cache line. stream_traffic: if operands and results are more
-      than this many bytes.
+    Attributes:
+      short_row: a function of rows this short is cheaper in vectors of rows, stored, than once per
+        row as a scalar.
+      scatter_strip: indices and updates of a strip stay in the nearest cache.
+      approx_math: cheaper versions of functions (lower/math/functions.py).
+      vector_bits: width of vectors.
+      prefetch_steps: programs ahead for which blocks of operands are asked for; 0: none.
+      avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI.
+      l1_bytes, l2_bytes: caches of a core.
+      stream_bytes: results of this size and more are written past the caches; they start at a cache
+        line.
+      stream_traffic: if operands and results are more than this many bytes.
     """
 
     op_costs: Mapping[str, float] = field(default_factory=lambda: COST, hash=False, repr=False)

@@ -75,12 +75,15 @@ def registers_of(vector_bits: int) -> int:
 class CpuMachine(Machine):
     """A CPU.
 
-    Attributes: registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume
-      1, 15.1), NEON 32. avx512: has AVX-512F and AVX512-DQ, whose instructions
-      targets/cpu/math/avx512.py asks for by name. bf16_pairs: multiplies pairs of bfloat16
-      (AVX512-BF16, with the shorter vectors of AVX512-VL). vnni: multiplies words of narrow
-      integers (AVX512-VNNI, with the shorter vectors of AVX512-VL). stores_past_caches: whether
-      large results may be written past the caches.
+    Attributes:
+      registers: vector registers. x86-64 has 16, with AVX-512 32 (Intel's manual volume 1, 15.1),
+        NEON 32.
+      avx512: has AVX-512F and AVX512-DQ, whose instructions targets/cpu/math/avx512.py asks for by
+        name.
+      bf16_pairs: multiplies pairs of bfloat16 (AVX512-BF16, with the shorter vectors of AVX512-VL).
+      vnni: multiplies words of narrow integers (AVX512-VNNI, with the shorter vectors of
+        AVX512-VL).
+      stores_past_caches: whether large results may be written past the caches.
     """
 
     registers: int = 32
@@ -99,7 +102,7 @@ def scaled_machine(cores: int, bits: int, share_of_peak: float = 1.0, **figures:
         vector_bits=bits,
         l2_bandwidth=DEFAULT_MACHINE.l2_bandwidth * share,
         l3_bandwidth=DEFAULT_MACHINE.l3_bandwidth * share,
-        peak_flops={k: v * share * width for k, v in DEFAULT_MACHINE.peak_flops.items()},
+        peak_flops={k: flop * share * width for k, flop in DEFAULT_MACHINE.peak_flops.items()},
         **figures,
     )
 

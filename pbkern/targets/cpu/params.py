@@ -14,12 +14,13 @@ VECTOR_WIDTHS = (128, 256, 512)
 class CompilerParams(CheckedParams):
     """Choices for one kernel on the CPU; `kernel(..., compiler_params=pbkern.cpu.CompilerParams(...))`.
 
-    Attributes: approx_math: allow cheaper, less exact implementations of functions such as exp.
-      Default False. dimension_semantics: one entry per grid dimension. "parallel": programs may run
-      in any order, on several
-        threads. "arbitrary" and "sequential": programs run in order on one thread (the CPU does not
-        distinguish the two). None, the default: a dimension is parallel where its programs provably
-        write disjoint blocks and keep nothing in scratch.
+    Attributes:
+      approx_math: allow cheaper, less exact implementations of functions such as exp. Default
+        False.
+      dimension_semantics: one entry per grid dimension. "parallel": programs may run in any order,
+        on several threads. "arbitrary" and "sequential": programs run in order on one thread (the
+        CPU does not distinguish the two). None, the default: a dimension is parallel where its
+        programs provably write disjoint blocks and keep nothing in scratch.
       num_threads: most threads that run programs of this kernel. None: every core the process may
         use.
       vector_width: bits of the vectors in generated code: 128, 256 or 512. None: the machine's

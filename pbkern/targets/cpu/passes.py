@@ -37,7 +37,11 @@ def _skip_dead_tiles(stmts: list[Stmt], context: Context) -> list[Stmt]:
 
 def _inline_stages(stmts: list[Stmt], context: Context) -> list[Stmt]:
     return inline_stages(
-        stmts, context, context.aliases, context.options.vector_bits, {b.root for b in context.kept}
+        stmts,
+        context,
+        context.aliases,
+        context.options.vector_bits,
+        {buf.root for buf in context.kept},
     )
 
 
@@ -84,7 +88,7 @@ def _store_in_place(stmts: list[Stmt], context: Context) -> list[Stmt]:
         nest = collapse(nest, context.pool, context.aliases)
         return nest, choose(nest, context.options.vector_bits, reassociate=context.options.contract)
 
-    return store_in_place(stmts, context.pool, {b.root for b in context.kept}, scheduled)
+    return store_in_place(stmts, context.pool, {buf.root for buf in context.kept}, scheduled)
 
 
 def _pack(stmts: list[Stmt], context: Context) -> list[Stmt]:

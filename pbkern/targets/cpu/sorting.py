@@ -53,7 +53,7 @@ def _key_cycles(length: int, bits: int) -> float:
 
 def line_cycles(length: int, dtypes, keys: int) -> float:
     """Scalar cycles of sorting one line of operands by the first `keys`."""
-    passes = sum(_key_cycles(length, key_bits(d)) for d in dtypes[:keys])
+    passes = sum(_key_cycles(length, key_bits(dtype)) for dtype in dtypes[:keys])
     return passes + length * ENDS_CYCLES * len(dtypes)
 
 
@@ -106,13 +106,18 @@ class RadixScratch:
         targets/cpu/emit/top_k.py sorts.
         """
         length = head_length(length, first) or length
-        digits = [digit_bits(length, key_bits(d)) for d in dtypes[:keys]]
-        counts = max(1 << n if n else length + key_lanes(d) for n, d in zip(digits, dtypes))
+        digits = [digit_bits(length, key_bits(dtype)) for dtype in dtypes[:keys]]
+        counts = max(
+            1 << digit if digit else length + key_lanes(dtype)
+            for digit, dtype in zip(digits, dtypes)
+        )
         keeps = keeps_places(dtypes, keys)
         # Vectors of keys reach past the last one.
-        words = [((2 * length + RANK_VECTOR_BITS // 32,), d) for d in word_dtypes(dtypes, keys)]
+        words = [
+            ((2 * length + RANK_VECTOR_BITS // 32,), dtype) for dtype in word_dtypes(dtypes, keys)
+        ]
         places = (
-            [((2 * length,), np.dtype(np.int32)), *(((length,), d) for d in dtypes)]
+            [((2 * length,), np.dtype(np.int32)), *(((length,), dtype) for dtype in dtypes)]
             if keeps
             else []
         )

@@ -8,8 +8,7 @@ stdin: per request a line of JSON, then the texts of all modules. The JSON has s
   of LLVM's target machine, such as cpu; level: of its passes and of its code generation kinds: of
   "obj", "asm" and "llvm" library: None, or of a library
     scalar: like `sizes`, whether to run LLVM's passes; names: name that @pbk_main has in each
-      variant, or null
-    keep: names that stay global
+    variant, or null keep: names that stay global
 
 stdout: per request a line of JSON with the size of each kind, then their bytes; or with {"error":
 text}.
@@ -126,7 +125,7 @@ def optimise(module, machine, level: int) -> None:
 
 
 def definitions(module) -> list:
-    return [d for d in (*module.functions, *module.global_variables) if not d.is_declaration]
+    return [dim for dim in (*module.functions, *module.global_variables) if not dim.is_declaration]
 
 
 def joined(whole, module):

@@ -173,7 +173,9 @@ class _Child:
         sizes = json.loads(head)
         results = {kind: stdout.read(size) for kind, size in sizes.items() if kind != "error"}
         return (
-            (sizes, results) if all(len(r) == sizes[kind] for kind, r in results.items()) else None
+            (sizes, results)
+            if all(len(result) == sizes[kind] for kind, result in results.items())
+            else None
         )
 
     @property

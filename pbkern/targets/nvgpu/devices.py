@@ -12,10 +12,11 @@ from pbkern.targets.simt.device import NVIDIA, Device, kind_of_name
 class DeviceKind:
     """Kind of device that code is made for.
 
-    Attributes: architecture: as ptxas and LLVM call it. ptx: version of PTX, times ten.
+    Attributes:
+      architecture: as ptxas and LLVM call it. ptx: version of PTX, times ten.
       shared_bytes: most shared memory of a block. Source: CUDA C++ Programming Guide, table of
-      technical specifications per
-        compute capability, "maximum amount of shared memory per thread block".
+        technical specifications per compute capability, "maximum amount of shared memory per thread
+        block".
     """
 
     architecture: str
@@ -62,7 +63,7 @@ def of_capability(major: int, minor: int) -> DeviceKind:
     """
     runs = [k for k in KINDS.values() if k.capability[0] == major and k.capability[1] <= minor]
     if runs:
-        return max(runs, key=lambda k: k.capability)
+        return max(runs, key=lambda run: run.capability)
     raise OptionError(
         f"there is no code for devices of compute capability {major}.{minor}",
         why=f"architectures are {', '.join(KINDS)}",

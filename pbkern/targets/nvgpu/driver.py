@@ -163,7 +163,7 @@ class SimulatorDriver(Driver):
             "synchronize": _Synchronize(lambda stream: 0),
             "device": DeviceOf(lambda place: 0),
         }
-        self.fill({name: address_of(f) for name, f in self._calls.items()})
+        self.fill({name: address_of(call) for name, call in self._calls.items()})
 
     def open(self) -> None:
         pass

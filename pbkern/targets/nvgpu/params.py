@@ -15,12 +15,13 @@ LOWERINGS = ("Lane", "Warpgroup")
 class CompilerParams(ThreadParams):
     """Choices for one kernel on an NVIDIA GPU; `kernel(..., compiler_params=pbkern.nvgpu.CompilerParams(...))`.
 
-    Attributes: approx_math: allow cheaper, less exact implementations of functions such as exp.
-      Default False. dimension_semantics: one entry per grid dimension. "parallel": programs run in
-      any order, each on a thread block.
-        "arbitrary" and "sequential": programs run in order, in a loop inside a block. None, the
-        default: a dimension is parallel where its programs provably write disjoint blocks and keep
-        nothing in scratch.
+    Attributes:
+      approx_math: allow cheaper, less exact implementations of functions such as exp. Default
+        False.
+      dimension_semantics: one entry per grid dimension. "parallel": programs run in any order, each
+        on a thread block. "arbitrary" and "sequential": programs run in order, in a loop inside a
+        block. None, the default: a dimension is parallel where its programs provably write disjoint
+        blocks and keep nothing in scratch.
       max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time.
         Default 1: none ahead. More are refused: this target does not fetch ahead yet.
       delay_release: sequential steps that the memory of a block is kept after its step. Default 0;

@@ -85,7 +85,7 @@ class _Run:
     def __init__(self, compiled: Compiled, check: bool):
         self.compiled, self.check = compiled, check
         self.memory: dict[str, np.ndarray] = {}  # flat
-        self.types = {b.name: b.type for b in compiled.program.buffers}
+        self.types = {buffer.name: buffer.type for buffer in compiled.program.buffers}
         self.counters: dict[str, int] = {}
         self.counts = Counts()
 
@@ -93,16 +93,16 @@ class _Run:
         program = self.compiled.program
         for b in program.buffers:
             self.memory[b.name] = self._new(b)
-        for b, a in zip(program.inputs, arrays):
-            self.memory[b.name] = np.array(a, b.type.dtype).reshape(-1)
+        for b, array in zip(program.inputs, arrays):
+            self.memory[b.name] = np.array(array, b.type.dtype).reshape(-1)
         self._steps(program.steps)
-        return [self.memory[b.name].reshape(b.type.shape) for b in program.outputs]
+        return [self.memory[output.name].reshape(output.type.shape) for output in program.outputs]
 
     @staticmethod
-    def _new(b: Buffer) -> np.ndarray:
-        if b.kind is BufferKind.INPUT:
-            return np.empty(0, b.type.dtype)
-        size, dtype = int(np.prod(b.type.shape)), np.dtype(b.type.dtype)
+    def _new(buf: Buffer) -> np.ndarray:
+        if buf.kind is BufferKind.INPUT:
+            return np.empty(0, buf.type.dtype)
+        size, dtype = int(np.prod(buf.type.shape)), np.dtype(buf.type.dtype)
         return np.zeros(size, dtype) if dtype.kind == "c" else np.full(size, poison(dtype), dtype)
 
     def _view(self, v: View) -> np.ndarray:
@@ -133,7 +133,7 @@ class _Run:
 
     def _launch(self, step: Launch) -> None:
         code = self.compiled.codes[id(step.kernel)]
-        f = code.function
+        function = code.function
         views = [self._view(v) for v in (*step.operands, *step.results)]
         for (
             i,
@@ -145,28 +145,30 @@ class _Run:
             if not np.shares_memory(views[i], result):
                 result[:] = views[i]
             views[i] = result
-        arrays = [_padded(views[k]) for k in f.operands]
-        if f.global_bytes:
-            arrays.append(np.zeros(f.global_bytes * f.blocks, np.uint8))
-        if f.profile:
-            arrays.append(np.zeros(f.record_bytes // 8, np.int64))
-        if f.reports:
-            arrays.append(np.zeros(f.reports.nbytes // 8, np.int64))
-            before = [v.reshape(t.shape).copy() for v, t in zip(views, step.kernel.in_types)]
-        if f.blocks:
+        arrays = [_padded(views[operand]) for operand in function.operands]
+        if function.global_bytes:
+            arrays.append(np.zeros(function.global_bytes * function.blocks, np.uint8))
+        if function.profile:
+            arrays.append(np.zeros(function.record_bytes // 8, np.int64))
+        if function.reports:
+            arrays.append(np.zeros(function.reports.nbytes // 8, np.int64))
+            before = [
+                view.reshape(type_.shape).copy() for view, type_ in zip(views, step.kernel.in_types)
+            ]
+        if function.blocks:
             self.counts += simulate_ptx(
                 code.ptx,
-                f.blocks,
-                f.threads,
+                function.blocks,
+                function.threads,
                 arrays,
-                shared_bytes=f.dynamic_shared_bytes,
+                shared_bytes=function.dynamic_shared_bytes,
                 check=self.check,
-                unwritten=f.reads_unwritten,
+                unwritten=function.reads_unwritten,
             )
-        if f.blocks and f.profile:
-            trace.write(f, arrays[len(f.operands) + bool(f.global_bytes)])
-        if f.reports:
-            receive(f, arrays[-1], lambda: before)
+        if function.blocks and function.profile:
+            trace.write(function, arrays[len(function.operands) + bool(function.global_bytes)])
+        if function.reports:
+            receive(function, arrays[-1], lambda: before)
 
 
 def _padded(a: np.ndarray) -> np.ndarray:

@@ -26,8 +26,10 @@ NUMBERS = struct.Struct("<3q")  # of an entry on disk, before the cubin
 class Assembled:
     """Machine code of one kernel.
 
-    Attributes: cubin: ELF file. registers: of a thread. spill_bytes: stored and loaded because
-      registers did not suffice. shared_bytes: static, of a block.
+    Attributes:
+      cubin: ELF file. registers: of a thread. spill_bytes: stored and loaded because registers did
+        not suffice.
+      shared_bytes: static, of a block.
     """
 
     cubin: bytes

@@ -56,7 +56,7 @@ class ThreadCosts(CpuCosts):
         overhead = found.seconds - longer - UNOVERLAPPED * shorter
         parallel = min(found.programs, self.cores) / self.cores
         made: list[Any] = [v for v, _ in outputs]
-        stores = sum((nbytes(v.aval) / self.far_bandwidth(nbytes(v.aval)) for v in made), 0.0)
+        stores = sum((nbytes(var.aval) / self.far_bandwidth(nbytes(var.aval)) for var in made), 0.0)
         memory = found.memory * max(parallel, CPU_LEAST_PARALLEL) - stores
         beside = min(
             self.near_bytes // max(found.scratch, 1), RESIDENT

@@ -18,9 +18,13 @@ SHARED = 3
 class Device(Protocol):
     """Code that only one vendor understands.
 
-    Attributes: name: the target's. warp: threads that exchange registers. declared_bytes: most
-      shared memory that the text may declare for a block; more is asked for at the launch. private:
-      LLVM's number of the memory in which a function's own variables lie before they are registers.
+    Attributes:
+      name: the target's.
+      warp: threads that exchange registers.
+      declared_bytes: most shared memory that the text may declare for a block; more is asked for at
+        the launch.
+      private: LLVM's number of the memory in which a function's own variables lie before they are
+        registers.
     """
 
     @property
@@ -131,8 +135,9 @@ NVIDIA = Nvidia()
 class DeviceKind(Protocol):
     """Kind of device that code is made for.
 
-    Attributes: architecture: as compilers call it. device: the vendor's code. shared_bytes: most
-      shared memory of a block.
+    Attributes:
+      architecture: as compilers call it. device: the vendor's code. shared_bytes: most shared
+        memory of a block.
     """
 
     @property

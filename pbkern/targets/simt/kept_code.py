@@ -37,7 +37,7 @@ def environment() -> str:
 
 def key(kernel: Kernel, name: str, options: Any, device: Any) -> str:
     """Key of one kernel's code. Lines are in it: errors of the simulator name them."""
-    lines = tuple(user_line(e) for e in equations(kernel.body.jaxpr))
+    lines = tuple(user_line(eqn) for eqn in equations(kernel.body.jaxpr))
     return disk_cache.digest((environment(), name, kernel.content, lines, options, device))
 
 

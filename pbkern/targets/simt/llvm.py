@@ -36,8 +36,9 @@ def require_llvmlite() -> str:
 def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping[str, str]) -> str:
     """LLVM IR of a kernel. Raises InternalError.
 
-    Args: vendor: passes for operations that only a vendor has. attributes: of the kernel in the
-      LLVM dialect, as MLIR text.
+    Args:
+      vendor: passes for operations that only a vendor has. attributes: of the kernel in the LLVM
+        dialect, as MLIR text.
     """
     m = mlir.bindings()
     passes = _PASSES.format(

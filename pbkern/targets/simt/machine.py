@@ -22,9 +22,10 @@ LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 2e-7
 class Figures:
     """Figures of one device.
 
-    Attributes: multiprocessors: streaming multiprocessors, compute units. flops: float32 per
-      second, without tensor cores. doubles: of float64, as a part of it. cache: bytes of the last
-      one. near: bytes of a
+    Attributes:
+      multiprocessors: streaming multiprocessors, compute units. flops: float32 per second, without
+        tensor cores.
+      doubles: of float64, as a part of it. cache: bytes of the last one. near: bytes of a
         multiprocessor's own memory, shared memory and first cache together. bandwidth: bytes of
         memory per second.
     """

@@ -22,7 +22,7 @@ class MergeScratch:
     def __call__(
         self, length: int, dtypes: Sequence, keys: int, first: int
     ) -> list[tuple[tuple[int, ...], np.dtype]]:
-        return [((length,), np.dtype(d)) for d in dtypes] if length > SHORT_LINE else []
+        return [((length,), np.dtype(dtype)) for dtype in dtypes] if length > SHORT_LINE else []
 
 
 @dataclass(frozen=True)

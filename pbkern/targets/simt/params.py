@@ -44,7 +44,9 @@ def of_kernel(kernel: Kernel, default: P) -> P:
     """
     found = kernel.compiler_params.get(default.target_name)
     if found is None:
-        every = (getattr(p, "dimension_semantics", None) for p in kernel.compiler_params.values())
+        every = (
+            getattr(param, "dimension_semantics", None) for param in kernel.compiler_params.values()
+        )
         return default.replace(dimension_semantics=next(filter(None, every), None))
     if not isinstance(found, type(default)):
         raise OptionError(

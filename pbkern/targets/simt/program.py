@@ -36,9 +36,11 @@ C = TypeVar("C", bound=Code)
 class Compiled(Generic[C]):
     """One program.
 
-    Attributes: program: without last stages. codes: by id of its kernels. options: CompileOptions.
-      times: milliseconds per stage. handlers: by driver, the handler's code and the bytes of
-      temporaries of a call. names: by driver, the one that XLA knows.
+    Attributes:
+      program: without last stages. codes: by id of its kernels. options: CompileOptions. times:
+        milliseconds per stage.
+      handlers: by driver, the handler's code and the bytes of temporaries of a call. names: by
+        driver, the one that XLA knows.
     """
 
     program: HostProgram

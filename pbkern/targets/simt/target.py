@@ -112,13 +112,13 @@ class ThreadTarget(abc.ABC):
         program, start = in_stages(program), time.perf_counter()
         backend, codes = self.backend_of(options.device), {}
         made: dict[tuple[tuple, ThreadOptions], Code] = {}
-        for n, k in enumerate(program.kernels()):
-            build = backend.build_options(k, options, program)
-            like = k.content, build
-            code = made.get(like) or self._code(k, build, f"k{n}_{k.name}", backend)
+        for n, kernel in enumerate(program.kernels()):
+            build = backend.build_options(kernel, options, program)
+            like = kernel.content, build
+            code = made.get(like) or self._code(kernel, build, f"k{n}_{kernel.name}", backend)
             if code.function.is_shared:
                 made[like] = code
-            codes[id(k)] = code
+            codes[id(kernel)] = code
         compiled = self.compiled_class(program, codes, options)
         compiled.times |= {"code": (time.perf_counter() - start) * 1e3}
         return compiled
@@ -192,12 +192,16 @@ class ThreadTarget(abc.ABC):
         codes = compiled.distinct()
         match stage:
             case "nests":
-                return "\n\n".join(f"{c.function.name}:\n{c.function.nests}" for c in codes)
+                return "\n\n".join(
+                    f"{code.function.name}:\n{code.function.nests}" for code in codes
+                )
             case "mlir":
-                return "\n".join(c.function.text for c in codes)
-        return "\n".join(self.show(c, stage) for c in codes)
+                return "\n".join(code.function.text for code in codes)
+        return "\n".join(self.show(code, stage) for code in codes)
 
     def memory(self, compiled: Compiled) -> tuple[int, int]:
         codes = compiled.distinct()
-        scratch = max((c.function.global_bytes * c.function.blocks for c in codes), default=0)
-        return scratch, sum(len(self.made(c)) for c in codes)
+        scratch = max(
+            (code.function.global_bytes * code.function.blocks for code in codes), default=0
+        )
+        return scratch, sum(len(self.made(code)) for code in codes)

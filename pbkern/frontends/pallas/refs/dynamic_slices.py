@@ -34,13 +34,13 @@ class DynamicSlices:
     """Part of a Ref that `is_dynamic` transforms take.
 
     dims: the view's dimensions, one entry each: its index in the last transform if its size is a
-      value, else None.
+    value, else None.
     """
 
     def __init__(self, transforms: Sequence):
         *self._before, self._last = transforms
-        slices = [d for d, i in enumerate(self._last.indices) if _jax.is_slice(i)]
-        self.dims = [d if _has_size(self._last.indices[d]) else None for d in slices]
+        slices = [axis for axis, index in enumerate(self._last.indices) if _jax.is_slice(index)]
+        self.dims = [slice_ if _has_size(self._last.indices[slice_]) else None for slice_ in slices]
 
     def _place(self, dim: int) -> int:
         place = self.dims[dim]
@@ -56,11 +56,12 @@ class DynamicSlices:
 
     def count(self, dim: int):
         """i32: how many elements there are of the view's dimension, those outside of the Ref not counted."""
-        i, extent = self._index(dim), self._last.shape[self._place(dim)]
+        index, extent = self._index(dim), self._last.shape[self._place(dim)]
         room = lax.div(
-            np.int32(extent + i.stride - 1) - jnp.asarray(i.start, np.int32), np.int32(i.stride)
+            np.int32(extent + index.stride - 1) - jnp.asarray(index.start, np.int32),
+            np.int32(index.stride),
         )
-        return lax.min(jnp.asarray(i.size, np.int32), room)
+        return lax.min(jnp.asarray(index.size, np.int32), room)
 
     def part(self, taken: Mapping[int, tuple]) -> list:
         """Transforms of constant sizes.
@@ -69,9 +70,9 @@ class DynamicSlices:
         """
         indices = list(self._last.indices)
         for dim, (first, size) in taken.items():
-            i = self._index(dim)
-            start = jnp.asarray(i.start, np.int32) + jnp.asarray(first, np.int32) * np.int32(
-                i.stride
+            index = self._index(dim)
+            start = jnp.asarray(index.start, np.int32) + jnp.asarray(first, np.int32) * np.int32(
+                index.stride
             )
-            indices[self._place(dim)] = _jax.Slice(start, size, i.stride if size > 1 else 1)
+            indices[self._place(dim)] = _jax.Slice(start, size, index.stride if size > 1 else 1)
         return [*self._before, dataclasses.replace(self._last, indices=tuple(indices))]

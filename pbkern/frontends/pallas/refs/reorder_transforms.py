@@ -43,14 +43,16 @@ class Run:
 def runs(indexer) -> list[Run] | None:
     """The Runs of an indexer; None if it has array indices."""
     found = []
-    for i in indexer.indices:
-        if not _jax.is_slice(i):
-            if np.ndim(i):
+    for index in indexer.indices:
+        if not _jax.is_slice(index):
+            if np.ndim(index):
                 return None
-            found.append(Run(int(i) if isinstance(i, (int, np.integer)) else i, 1, point=True))
+            found.append(
+                Run(int(index) if isinstance(index, (int, np.integer)) else index, 1, point=True)
+            )
         else:
-            size = int(i.size)
-            found.append(Run(i.start, size, i.stride if size > 1 else 1))
+            size = int(index.size)
+            found.append(Run(index.start, size, index.stride if size > 1 else 1))
     return found
 
 
@@ -67,9 +69,9 @@ def before(
         case _jax.ReshapeTransform(shape=after):
             return _before_reshape(shape, after, taken)
         case _jax.TransposeTransform(permutation=p):
-            inverse = [taken[p.index(d)] for d in range(len(p))]
-            kept = [d for d in range(len(p)) if not inverse[d].point]
-            order = tuple(kept.index(d) for d in p if not inverse[d].point)
+            inverse = [taken[p.index(axis)] for axis in range(len(p))]
+            kept = [axis for axis in range(len(p)) if not inverse[axis].point]
+            order = tuple(kept.index(dim) for dim in p if not inverse[dim].point)
             return inverse, _jax.TransposeTransform(order)
         case _jax.BitcastTransform(dtype=new):
             return _before_bitcast(t, bitcasts.width(dtype), bitcasts.width(new), taken)
@@ -81,7 +83,7 @@ def shape_after(t, shape: Sequence[int], dtype: np.dtype) -> tuple[int, ...]:
         case _jax.ReshapeTransform(shape=after):
             return tuple(after)
         case _jax.TransposeTransform(permutation=p):
-            return tuple(shape[d] for d in p)
+            return tuple(shape[dim] for dim in p)
     *lead, rows, columns = (1, *shape, 1) if len(shape) == 1 else shape
     new = (*lead, rows * bitcasts.width(dtype) // bitcasts.width(t.dtype), columns)
     return (new[-2],) if len(shape) == 1 else new
@@ -101,7 +103,9 @@ def _before_reshape(
 ) -> tuple[list[Run], object] | None:
     found: list[Run] = []
     for group, new in _groups(shape, after):
-        inner = _within([shape[d] for d in group], [after[d] for d in new], [taken[d] for d in new])
+        inner = _within(
+            [shape[dim] for dim in group], [after[dim] for dim in new], [taken[dim] for dim in new]
+        )
         if inner is None:
             return None
         found += inner
@@ -138,17 +142,17 @@ def _within(old: list[int], new: list[int], taken: list[Run]) -> list[Run] | Non
     rows = [math.prod(new[d + 1 :]) for d in range(len(new))]
     count = taken[last].size * rows[last]
     steps = [math.prod(old[d + 1 :]) for d in range(len(old))]
-    for d, step in enumerate(steps):
+    for axis, step in enumerate(steps):
         aligned = all(
-            (r.start * n if isinstance(r.start, int) else n) % step == 0
-            for r, n in zip(taken, rows)
+            (r.start * row if isinstance(r.start, int) else row) % step == 0
+            for r, row in zip(taken, rows)
         )
-        if count % step == 0 and aligned and (d == 0 or count == step):
+        if count % step == 0 and aligned and (axis == 0 or count == step):
             # The run starts at this many steps from the group's first element.
-            start = _sum([_scaled(r.start, n, step) for r, n in zip(taken, rows)])
+            start = _sum([_scaled(r.start, row, step) for r, row in zip(taken, rows)])
             return [
-                *_digits(start, old[: d + 1], count // step),
-                *(Run(0, n) for n in old[d + 1 :]),
+                *_digits(start, old[: axis + 1], count // step),
+                *(Run(0, n) for n in old[axis + 1 :]),
             ]
     return None
 
@@ -156,9 +160,9 @@ def _within(old: list[int], new: list[int], taken: list[Run]) -> list[Run] | Non
 def _digits(start, sizes: list[int], count: int) -> list[Run]:
     """The number `start` written in the places `sizes`; `count` elements from it on, in the last place."""
     found = [Run(_rem(start, sizes[-1]) if len(sizes) > 1 else start, count)]
-    for d in range(len(sizes) - 2, -1, -1):
-        start = _div(start, sizes[d + 1])
-        found.append(Run(_rem(start, sizes[d]) if d else start, 1))
+    for axis in range(len(sizes) - 2, -1, -1):
+        start = _div(start, sizes[axis + 1])
+        found.append(Run(_rem(start, sizes[axis]) if axis else start, 1))
     return found[::-1]
 
 
@@ -189,6 +193,6 @@ def _sum(xs: list):
     if not values:
         return constant
     total = values[0]
-    for x in values[1:]:
-        total = total + x
+    for value in values[1:]:
+        total = total + value
     return total + np.int32(constant) if constant else total

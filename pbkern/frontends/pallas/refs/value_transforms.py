@@ -23,14 +23,14 @@ from pbkern.frontends.pallas import bitcasts
 def has_arrays(t) -> bool:
     """Whether a transform is an index with arrays in it."""
     return isinstance(t, _jax.NDIndexer) and any(
-        not _jax.is_slice(i) and np.ndim(i) for i in t.indices
+        not _jax.is_slice(index) and np.ndim(index) for index in t.indices
     )
 
 
 def stays_inside(t) -> bool:
     """Whether a transform is no index of which a part can be outside."""
     return not isinstance(t, _jax.NDIndexer) or all(
-        stays(as_index(i, n), n) for i, n in zip(t.indices, t.shape)
+        stays(as_index(index, size), size) for index, size in zip(t.indices, t.shape)
     )
 
 
@@ -40,8 +40,8 @@ def dtype_after(dtype: np.dtype, t) -> np.dtype:
 
 def apply_all(value, dtype: np.dtype, transforms: Sequence, fixed: bool = False, fill: int = 0):
     """`dtype` is what the body takes the elements for, which is not the value's for narrow floats; `fill`: what is outside."""
-    for t in transforms:
-        value, dtype = _apply(value, dtype, t, fixed, fill), dtype_after(dtype, t)
+    for transform in transforms:
+        value, dtype = _apply(value, dtype, transform, fixed, fill), dtype_after(dtype, transform)
     return value
 
 
@@ -82,12 +82,12 @@ def replaced(value, dtype: np.dtype, transforms: Sequence, new, fixed: bool = Fa
 
 def _index_value(value, t, fixed: bool, fill: int):
     if has_arrays(t):
-        for d, i in enumerate(t.indices):
-            if _jax.is_slice(i):
-                span = _span(i)
-                value, (start,) = _widened(value, [(d, i, span)], [i.start], fixed, fill)
-                window = lax.dynamic_slice_in_dim(value, start, span, d)
-                value = lax.slice_in_dim(window, 0, span, i.stride, d)
+        for axis, index in enumerate(t.indices):
+            if _jax.is_slice(index):
+                span = _span(index)
+                value, (start,) = _widened(value, [(axis, index, span)], [index.start], fixed, fill)
+                window = lax.dynamic_slice_in_dim(value, start, span, axis)
+                value = lax.slice_in_dim(window, 0, span, index.stride, axis)
         return value[tuple(slice(None) if _jax.is_slice(i) else i for i in t.indices)]
     starts, spans, strides, points = _slices(t)
     slices = [(d, i, spans[d]) for d, i in enumerate(t.indices)]
@@ -99,32 +99,37 @@ def _index_value(value, t, fixed: bool, fill: int):
 
 def _update_value(value, t, new, fixed: bool):
     starts, spans, strides, points = _slices(t)
-    slices = [(d, i, spans[d]) for d, i in enumerate(t.indices)]
+    slices = [(axis, index, spans[axis]) for axis, index in enumerate(t.indices)]
     wide, starts = _widened(value, slices, starts, fixed, 0)
     new = lax.expand_dims(new, points)
     if math.prod(strides) != 1:  # widen with what is between
         window = lax.dynamic_slice(wide, starts, spans)
-        config = [(0, n - ((m - 1) * s + 1), s - 1) for n, m, s in zip(spans, new.shape, strides)]
+        config = [
+            (0, span - ((size - 1) * stride + 1), stride - 1)
+            for span, size, stride in zip(spans, new.shape, strides)
+        ]
         inside = lax.pad(jnp.ones(new.shape, bool), np.False_, config)
         new = lax.select(inside, lax.pad(new, np.zeros((), new.dtype), config), window)
     wide = lax.dynamic_update_slice(wide, new, starts)
-    margins = [(w - n) // 2 for w, n in zip(wide.shape, value.shape)]
-    return lax.slice(wide, margins, [m + n for m, n in zip(margins, value.shape)])
+    margins = [(size - n) // 2 for size, n in zip(wide.shape, value.shape)]
+    return lax.slice(wide, margins, [margin + size for margin, size in zip(margins, value.shape)])
 
 
 def _widened(value, slices: Sequence[tuple], starts: Sequence, fixed: bool, fill: int) -> tuple:
     """(value, starts): with `fixed`, a span is added on both sides of dimensions that a (dimension, index, span) may leave."""
     margins, moved = [0] * value.ndim, []
-    for (d, i, span), start in zip(slices, starts):
-        n, start = value.shape[d], jnp.asarray(start, np.int32)
+    for (dim, i, span), start in zip(slices, starts):
+        n, start = value.shape[dim], jnp.asarray(start, np.int32)
         if fixed and not stays(as_index(i, n), n):
-            margins[d] = span
+            margins[dim] = span
             start = lax.clamp(
                 np.int32(0), start + np.int32(span), np.int32(n + span)
             )  # where all of it is outside
         moved.append(start)
     if any(margins):
-        value = lax.pad(value, np.asarray(fill, value.dtype), [(m, m, 0) for m in margins])
+        value = lax.pad(
+            value, np.asarray(fill, value.dtype), [(margin, margin, 0) for margin in margins]
+        )
     return value, moved
 
 
@@ -136,14 +141,14 @@ def _span(i: _jax.Slice) -> int:
 def _slices(t) -> tuple[list, list[int], list[int], list[int]]:
     """(starts, spans, strides, dimensions to drop) of an indexer without array indices."""
     starts, spans, strides, points = [], [], [], []
-    for d, i in enumerate(t.indices):
-        if _jax.is_slice(i):
-            starts.append(i.start)
-            spans.append(_span(i))
-            strides.append(i.stride)
+    for axis, index in enumerate(t.indices):
+        if _jax.is_slice(index):
+            starts.append(index.start)
+            spans.append(_span(index))
+            strides.append(index.stride)
         else:
-            starts.append(i)
+            starts.append(index)
             spans.append(1)
             strides.append(1)
-            points.append(d)
+            points.append(axis)
     return starts, spans, strides, points

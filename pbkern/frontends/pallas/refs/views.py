@@ -164,7 +164,9 @@ class View:
 
         Returns what was there.
         """
-        if any(isinstance(i, Gather) for i in self.indices) or any(map(has_arrays, self.rest)):
+        if any(isinstance(index, Gather) for index in self.indices) or any(
+            map(has_arrays, self.rest)
+        ):
             return (self._gathered() if self.rest else self)._update_each(combine, values, mask)
         old = self.load() if mask is None else self.masked_load(mask, np.zeros((), self.dtype))
         new = combine(old, *values)
@@ -176,8 +178,13 @@ class View:
 
     def _update_each(self, combine, values: Sequence, mask):
         shape = self._shape()
-        flat = [lax.reshape(p, (math.prod(shape),)) for p in positions(self.indices, shape)]
-        columns = [lax.reshape(jnp.broadcast_to(v, shape), (math.prod(shape),)) for v in values]
+        flat = [
+            lax.reshape(position, (math.prod(shape),))
+            for position in positions(self.indices, shape)
+        ]
+        columns = [
+            lax.reshape(jnp.broadcast_to(value, shape), (math.prod(shape),)) for value in values
+        ]
         masks = (
             None
             if mask is None
@@ -207,11 +214,14 @@ class View:
             )
         shape = self.ref_shape
         places = positions(self.indices, self._head()._natural_shape())
-        strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-        flat = functools.reduce(lax.add, (p * np.int32(s) for p, s in zip(places, strides)))
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        flat = functools.reduce(
+            lax.add, (place * np.int32(stride) for place, stride in zip(places, strides))
+        )
         if fixed:
             inside = (
-                lax.ge(p, np.int32(0)) & lax.lt(p, np.int32(n)) for p, n in zip(places, shape)
+                lax.ge(place, np.int32(0)) & lax.lt(place, np.int32(size))
+                for place, size in zip(places, shape)
             )
             flat = lax.select(
                 functools.reduce(lax.bitwise_and, inside), flat, lax.full_like(flat, -1)
@@ -219,8 +229,8 @@ class View:
         flat = flat if self.perm is None else lax.transpose(flat, self.perm)
         flat = apply_all(flat, flat.dtype, self.rest, fixed, fill=-1)
         at = (
-            lax.rem(lax.div(flat, lax.full_like(flat, s)), lax.full_like(flat, n))
-            for s, n in zip(strides, shape)
+            lax.rem(lax.div(flat, lax.full_like(flat, stride)), lax.full_like(flat, size))
+            for stride, size in zip(strides, shape)
         )
         return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ()), lax.ge(
             flat, np.int32(0)
@@ -232,13 +242,13 @@ class View:
         return (
             shape
             if self.perm is None
-            else tuple(shape[self.perm.index(d)] for d in range(len(shape)))
+            else tuple(shape[self.perm.index(axis)] for axis in range(len(shape)))
         )
 
     def _shape(self) -> tuple[int, ...]:
         """Shape of the value, without the rest."""
-        sizes = [i.size for i in self.indices if isinstance(i, Range)]
-        if any(isinstance(i, Gather) for i in self.indices):
+        sizes = [index.size for index in self.indices if isinstance(index, Range)]
+        if any(isinstance(index, Gather) for index in self.indices):
             return tuple(
                 np.shape(
                     jax.eval_shape(
@@ -246,7 +256,7 @@ class View:
                     )
                 )
             )
-        return tuple(sizes if self.perm is None else (sizes[p] for p in self.perm))
+        return tuple(sizes if self.perm is None else (sizes[axis] for axis in self.perm))
 
     def _out(self, value):
         """Converts elements read to what the body sees."""
@@ -271,8 +281,8 @@ def view(ref, dtype, transforms: Sequence) -> View:
     if is_key(dtype):
         transforms, dtype = _over_words(dtype, transforms), WORD
     access = _Access(ref, np.dtype(dtype))
-    for t in transforms:
-        access.take(t)
+    for transform in transforms:
+        access.take(transform)
     return access.view()
 
 
@@ -280,12 +290,16 @@ def _over_words(dtype, transforms: Sequence) -> list:
     """Transforms of a Ref of keys as those of the Ref of their words, whose last dimensions they leave alone."""
     words = words_of(dtype)
     found: list = []
-    for t in transforms:
-        match t:
+    for transform in transforms:
+        match transform:
             case _jax.NDIndexer():
-                whole = tuple(_jax.Slice(0, n) for n in words)
+                whole = tuple(_jax.Slice(0, word) for word in words)
                 found.append(
-                    _jax.NDIndexer((*t.indices, *whole), (*t.shape, *words), t.int_indexer_shape)
+                    _jax.NDIndexer(
+                        (*transform.indices, *whole),
+                        (*transform.shape, *words),
+                        transform.int_indexer_shape,
+                    )
                 )
             case _jax.ReshapeTransform(shape=shape):
                 found.append(_jax.ReshapeTransform((*shape, *words)))
@@ -293,7 +307,7 @@ def _over_words(dtype, transforms: Sequence) -> list:
                 found.append(_jax.TransposeTransform((*p, *range(len(p), len(p) + len(words)))))
             case _:
                 raise UnsupportedOp(
-                    f"{type(t).__name__} of a Ref of PRNG keys",
+                    f"{type(transform).__name__} of a Ref of PRNG keys",
                     hint="index, reshape or transpose it",
                 )
     return found
@@ -322,27 +336,27 @@ class _Access:
             else:
                 self.rest.append(t)
         elif isinstance(t, _jax.TransposeTransform) and not self.rest and not self._gathers():
-            self.order = [self.order[p] for p in t.permutation]
+            self.order = [self.order[axis] for axis in t.permutation]
         else:
             self.rest.append(t)
 
     def _gathers(self) -> bool:
-        return any(isinstance(i, Gather) for i in self.indices)
+        return any(isinstance(index, Gather) for index in self.indices)
 
     def _index(self, entries: Sequence) -> None:
-        for d, raw in zip(self.order, entries):
-            outer = self.indices[d]
+        for dim, raw in zip(self.order, entries):
+            outer = self.indices[dim]
             assert isinstance(outer, Range), "the others have no dimension in the order"
-            self.indices[d] = narrow(outer, _from_start(raw, outer.size), add_index, mul_index)
+            self.indices[dim] = narrow(outer, _from_start(raw, outer.size), add_index, mul_index)
         self.order = [d for d in self.order if isinstance(self.indices[d], Range)]
 
     def _exchanged(self, t) -> tuple[list, list] | None:
         """(indices before the rest, the new rest) with the meaning of the rest, then t."""
         taken = None if self._gathers() else runs(t)
-        ranges = [i for d in self.order if isinstance(i := self.indices[d], Range)]
+        ranges = [i for dim in self.order if isinstance(i := self.indices[dim], Range)]
         if taken is None or len(ranges) < len(self.order):
             return None
-        shapes, dtypes = [tuple(i.size for i in ranges)], [self.dtype]
+        shapes, dtypes = [tuple(range_.size for range_ in ranges)], [self.dtype]
         for r in self.rest:
             if isinstance(r, _jax.NDIndexer):
                 return None
@@ -359,7 +373,7 @@ class _Access:
 
     def view(self) -> View:
         kept = sorted(self.order)
-        perm = tuple(kept.index(d) for d in self.order)
+        perm = tuple(kept.index(dim) for dim in self.order)
         natural = perm == tuple(range(len(perm))) or self._gathers()
         return View(
             self.ref, self.dtype, tuple(self.indices), None if natural else perm, tuple(self.rest)
@@ -377,6 +391,6 @@ def _from_start(raw, extent: int):
 
 def _composes(t, indices: list, order: list) -> bool:
     """Whether the indexer can join the access: no array index before it, and array indices only in the Ref's own order."""
-    if any(isinstance(i, Gather) for i in indices):
+    if any(isinstance(index, Gather) for index in indices):
         return False
     return not has_arrays(t) or order == list(range(len(indices)))

@@ -12,7 +12,7 @@ from ..table import rule
 
 def _precision(op):
     words = op.precision
-    return words and tuple(getattr(lax.Precision, w.upper()) for w in words)
+    return words and tuple(getattr(lax.Precision, word.upper()) for word in words)
 
 
 @rule("stablehlo.dot")
@@ -24,9 +24,15 @@ def dot(op, x, y):
 
 @rule("stablehlo.dot_general")
 def dot_general(op, x, y):
-    d = stablehlo.DotDimensionNumbers(op.attribute("dot_dimension_numbers"))
-    contracted = list(d.lhs_contracting_dimensions), list(d.rhs_contracting_dimensions)
-    batch = list(d.lhs_batching_dimensions), list(d.rhs_batching_dimensions)
+    dot_dimension_numbers = stablehlo.DotDimensionNumbers(op.attribute("dot_dimension_numbers"))
+    contracted = (
+        list(dot_dimension_numbers.lhs_contracting_dimensions),
+        list(dot_dimension_numbers.rhs_contracting_dimensions),
+    )
+    batch = (
+        list(dot_dimension_numbers.lhs_batching_dimensions),
+        list(dot_dimension_numbers.rhs_batching_dimensions),
+    )
     return lax.dot_general(
         x, y, (contracted, batch), precision=_precision(op), preferred_element_type=op.dtype
     )
@@ -34,12 +40,24 @@ def dot_general(op, x, y):
 
 @rule("stablehlo.convolution")
 def convolution(op, x, w):
-    d = stablehlo.ConvDimensionNumbers(op.attribute("dimension_numbers"))
-    space = list(d.kernel_spatial_dimensions)
+    conv_dimension_numbers = stablehlo.ConvDimensionNumbers(op.attribute("dimension_numbers"))
+    space = list(conv_dimension_numbers.kernel_spatial_dimensions)
     numbers = lax.ConvDimensionNumbers(
-        (d.input_batch_dimension, d.input_feature_dimension, *d.input_spatial_dimensions),
-        (d.kernel_output_feature_dimension, d.kernel_input_feature_dimension, *space),
-        (d.output_batch_dimension, d.output_feature_dimension, *d.output_spatial_dimensions),
+        (
+            conv_dimension_numbers.input_batch_dimension,
+            conv_dimension_numbers.input_feature_dimension,
+            *conv_dimension_numbers.input_spatial_dimensions,
+        ),
+        (
+            conv_dimension_numbers.kernel_output_feature_dimension,
+            conv_dimension_numbers.kernel_input_feature_dimension,
+            *space,
+        ),
+        (
+            conv_dimension_numbers.output_batch_dimension,
+            conv_dimension_numbers.output_feature_dimension,
+            *conv_dimension_numbers.output_spatial_dimensions,
+        ),
     )
     ones = [1] * len(space)
     reversed_ = [

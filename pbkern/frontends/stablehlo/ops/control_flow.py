@@ -15,8 +15,8 @@ from ..table import RULES, rule
 def while_(op: Operation, *given):
     """Imports a loop; what it hands on as it got it is no carry; one that counts runs a known number of times."""
     body, test = op.block(1), op.block(0)
-    last = [o.operation for o in body.operations][-1]
-    kept = [k for k, v in enumerate(last.operands) if v != body.arguments[k]]
+    last = [operation.operation for operation in body.operations][-1]
+    kept = [k for k, operand in enumerate(last.operands) if operand != body.arguments[k]]
     start = tuple(jnp.asarray(given[k], op.type(k)[1]) for k in kept)
 
     def every(carry):

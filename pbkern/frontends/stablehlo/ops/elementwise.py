@@ -91,12 +91,14 @@ BROADCASTING = BINARY | {"next_after": lax.nextafter, "polygamma": lax.polygamma
 
 def broadcast(op, *operands):
     """Operands of CHLO's broadcasting operations at one shape; `broadcast_dimensions` places those of a lower rank."""
-    rank = max(x.ndim for x in operands)
+    rank = max(operand.ndim for operand in operands)
     places = op.integers("broadcast_dimensions", ()) or None
     if places is not None:
         operands = [
-            x if x.ndim == rank else lax.expand_dims(x, [d for d in range(rank) if d not in places])
-            for x in operands
+            operand
+            if operand.ndim == rank
+            else lax.expand_dims(operand, [axis for axis in range(rank) if axis not in places])
+            for operand in operands
         ]
     return jnp.broadcast_arrays(*operands)
 

@@ -29,17 +29,17 @@ def _indices_last(indices, dim: int):
 @rule("stablehlo.gather")
 def gather(op, x, indices):
     """Slices that would reach over an end are moved back."""
-    d = stablehlo.GatherDimensionNumbers(op.attribute("dimension_numbers"))
+    gather_dimension_numbers = stablehlo.GatherDimensionNumbers(op.attribute("dimension_numbers"))
     numbers = lax.GatherDimensionNumbers(
-        tuple(d.offset_dims),
-        tuple(d.collapsed_slice_dims),
-        tuple(d.start_index_map),
-        tuple(d.operand_batching_dims),
-        tuple(d.start_indices_batching_dims),
+        tuple(gather_dimension_numbers.offset_dims),
+        tuple(gather_dimension_numbers.collapsed_slice_dims),
+        tuple(gather_dimension_numbers.start_index_map),
+        tuple(gather_dimension_numbers.operand_batching_dims),
+        tuple(gather_dimension_numbers.start_indices_batching_dims),
     )
     return lax.gather(
         x,
-        _indices_last(indices, d.index_vector_dim),
+        _indices_last(indices, gather_dimension_numbers.index_vector_dim),
         numbers,
         op.integers("slice_sizes"),
         indices_are_sorted=op.flag("indices_are_sorted"),
@@ -64,22 +64,24 @@ BOOLEAN = {"add": "or", "multiply": "and", "maximum": "or", "minimum": "and"}
 def scatter(op, *operands):
     """Updates that would reach over an end are left out."""
     n = (len(operands) - 1) // 2
-    d = stablehlo.ScatterDimensionNumbers(op.attribute("scatter_dimension_numbers"))
-    numbers = lax.ScatterDimensionNumbers(
-        tuple(d.update_window_dims),
-        tuple(d.inserted_window_dims),
-        tuple(d.scattered_dims_to_operand_dims),
-        tuple(d.input_batching_dims),
-        tuple(d.scatter_indices_batching_dims),
+    scatter_dimension_numbers = stablehlo.ScatterDimensionNumbers(
+        op.attribute("scatter_dimension_numbers")
     )
-    indices = _indices_last(operands[n], d.index_vector_dim)
+    numbers = lax.ScatterDimensionNumbers(
+        tuple(scatter_dimension_numbers.update_window_dims),
+        tuple(scatter_dimension_numbers.inserted_window_dims),
+        tuple(scatter_dimension_numbers.scattered_dims_to_operand_dims),
+        tuple(scatter_dimension_numbers.input_batching_dims),
+        tuple(scatter_dimension_numbers.scatter_indices_batching_dims),
+    )
+    indices = _indices_last(operands[n], scatter_dimension_numbers.index_vector_dim)
     made = []
-    for x, updates, name in zip(operands[:n], operands[n + 1 :], combiners(op.block(0))):
+    for operand, updates, name in zip(operands[:n], operands[n + 1 :], combiners(op.block(0))):
         assert name is not None
-        f = SCATTERS[BOOLEAN.get(name, name) if x.dtype == bool else name]
+        f = SCATTERS[BOOLEAN.get(name, name) if operand.dtype == bool else name]
         made.append(
             f(
-                x,
+                operand,
                 indices,
                 updates,
                 numbers,
@@ -94,11 +96,12 @@ def scatter(op, *operands):
 @check("stablehlo.scatter")
 def _scatter_combines(op):
     names = combiners(op.regions[0].blocks[0])
-    if len(names) != (len(op.operands) - 1) // 2 or any(n not in SCATTERS for n in names):
+    if len(names) != (len(op.operands) - 1) // 2 or any(name not in SCATTERS for name in names):
         return "elements are combined by more than one operation"
-    types = [str(v.type) for v in op.operands]
+    types = [str(operand.type) for operand in op.operands]
     if any(
-        n in ("or", "and") and "xi1>" not in t and "<i1>" not in t for n, t in zip(names, types)
+        name in ("or", "and") and "xi1>" not in type_ and "<i1>" not in type_
+        for name, type_ in zip(names, types)
     ):
         return "bits of integers are combined"
     return None
@@ -122,5 +125,5 @@ def torch_index_select(op, x, indices):
 @rule("stablehlo.real_dynamic_slice")
 def real_dynamic_slice(op, x, starts, limits, strides):
     """Takes a slice of known size."""
-    places = tuple(starts[k] + jnp.arange(n) * strides[k] for k, n in enumerate(op.shape))
+    places = tuple(starts[k] + jnp.arange(size) * strides[k] for k, size in enumerate(op.shape))
     return x[jnp.ix_(*places)] if places else x

@@ -63,7 +63,7 @@ def batch_norm_inference(op: Operation, x, scale, offset, mean, variance):
 
 
 def _moments(op: Operation, x):
-    others = tuple(d for d in range(x.ndim) if d != op.integer("feature_index"))
+    others = tuple(axis for axis in range(x.ndim) if axis != op.integer("feature_index"))
     return jnp.mean(x, others), jnp.var(x, others), others
 
 

@@ -146,11 +146,11 @@ def reduce_window(op: Operation, *operands):
 
 def _starts_neutral(op: Operation, starts) -> bool:
     """Whether a region leaves numbers as they are with the starts: tried on some, where starts are constants."""
-    if not all(isinstance(s, np.ndarray) and s.dtype.kind == "f" for s in starts):
+    if not all(isinstance(start, np.ndarray) and start.dtype.kind == "f" for start in starts):
         return False
     with jax.ensure_compile_time_eval():
-        tried = [np.array([-2.5, -1.0, 0.0, 0.5, 3.0], s.dtype) for s in starts]
-        given = [np.broadcast_to(s, (5,)) for s in starts]
+        tried = [np.array([-2.5, -1.0, 0.0, 0.5, 3.0], start.dtype) for start in starts]
+        given = [np.broadcast_to(start, (5,)) for start in starts]
         region = jax.vmap(lambda *v: tuple(op.region(0)(*v)))
         made = (*region(*given, *tried), *region(*tried, *given))
     return all(bool((np.asarray(m) == t).all()) for m, t in zip(made, (*tried, *tried)))
@@ -158,8 +158,8 @@ def _starts_neutral(op: Operation, starts) -> bool:
 
 def _cumulated(shape, window, pads) -> tuple[int, bool] | None:
     """(dimension, whether from its end) of windows that hold all elements before, or behind, each."""
-    wide = [d for d, n in enumerate(window) if n != 1]
-    if len(wide) != 1 or any(p != (0, 0) for d, p in enumerate(pads) if d not in wide):
+    wide = [axis for axis, n in enumerate(window) if n != 1]
+    if len(wide) != 1 or any(pad != (0, 0) for axis, pad in enumerate(pads) if axis not in wide):
         return None
     (d,) = wide
     if window[d] != shape[d] or pads[d] not in ((shape[d] - 1, 0), (0, shape[d] - 1)):
@@ -189,7 +189,7 @@ def _selects_extremes(op):
 
 def _direction(block) -> str | None:
     """Recognises a region that compares its two arguments in order, the first with the second."""
-    compare, *rest = [o.operation for o in block.operations]
+    compare, *rest = [operation.operation for operation in block.operations]
     if (
         compare.name != "stablehlo.compare"
         or len(rest) != 1

@@ -18,14 +18,14 @@ def sort(op: Operation, *xs):
     keys = sort_order(op.block(0))
     assert keys is not None
     dim = op.integer("dimension") % xs[0].ndim
-    plain = not any(k.descending or k.total for k in keys)
+    plain = not any(key.descending or key.total for key in keys)
     if plain:
         return lax.sort(list(xs), dimension=dim, is_stable=op.flag("is_stable"), num_keys=len(keys))
     if len(xs) == 1:
         return _from_key(
             lax.sort(_as_key(xs[0], keys[0]), dimension=dim, is_stable=False), keys[0], xs[0].dtype
         )
-    by = [_as_key(x, k) for x, k in zip(xs, keys)]
+    by = [_as_key(x, key) for x, key in zip(xs, keys)]
     return lax.sort([*by, *xs], dimension=dim, is_stable=op.flag("is_stable"), num_keys=len(by))[
         len(by) :
     ]

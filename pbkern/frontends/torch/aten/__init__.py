@@ -35,9 +35,9 @@ def listed() -> str:
     lines = ["| family | operators |", "| --- | --- |"]
     for family in FAMILIES:
         mine = [
-            n.removeprefix("aten::")
-            for n in names()
-            if TABLE.lookup(n).__module__ == family.__name__
+            name.removeprefix("aten::")
+            for name in names()
+            if TABLE.lookup(name).__module__ == family.__name__
         ]
         lines.append(
             f"| {family.__name__.rpartition('.')[2]} | {', '.join(f'`{n}`' for n in mine)} |"

@@ -27,7 +27,7 @@ def _scores(q, k, causal, mask, scale, first=0):
     if mask is not None:
         scores = jnp.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     if causal:
-        rows, columns = (lax.broadcasted_iota(np.int32, scores.shape[-2:], d) for d in (0, 1))
+        rows, columns = (lax.broadcasted_iota(np.int32, scores.shape[-2:], dim) for dim in (0, 1))
         scores = jnp.where(rows + np.int32(first) >= columns, scores, -np.inf)
     return scores
 
@@ -86,7 +86,7 @@ def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_ma
         seen = [lax.slice_in_dim(x, 0, keys, axis=-2) for x in (k, v)]
         part, *of_keys = _gradients(*queries, *seen, causal, attn_mask, scale, first)
         to_q.append(part)
-        to_keys.append([_with_zeros(x, n) for x in of_keys])
+        to_keys.append([_with_zeros(key, n) for key in of_keys])
     to_k, to_v = (functools.reduce(jnp.add, parts) for parts in zip(*to_keys))
     return jnp.concatenate(to_q, -2), _summed(to_k, heads), _summed(to_v, heads)
 

@@ -32,7 +32,7 @@ def convolve(x, w, stride, padding, dilation, transposed, output_padding, groups
         .swapaxes(1, 2)
         .reshape(groups * outs, ins // groups, *window)
     )
-    reach = [d * (k - 1) - p for d, k, p in zip(dilation, window, padding)]
+    reach = [dim * (k - 1) - p for dim, k, p in zip(dilation, window, padding)]
     pads = [(r, r + o) for r, o in zip(reach, extra)]
     return lax.conv_general_dilated(
         x,
@@ -58,5 +58,5 @@ def convolution_backward(call, g, x, w, bias_sizes, *rest):
     *config, mask = rest
     _, vjp = jax.vjp(lambda x, w: convolve(x, w, *config), x, w)
     to_x, to_w = vjp(g)
-    others = tuple(d for d in range(g.ndim) if d != g.ndim - w.ndim + 1)
+    others = tuple(axis for axis in range(g.ndim) if axis != g.ndim - w.ndim + 1)
     return to_x if mask[0] else None, to_w if mask[1] else None, g.sum(others) if mask[2] else None

@@ -18,8 +18,8 @@ def _index(call, x, indices) -> tuple:
     """
     made = "_unsafe_" in call.name
     return tuple(
-        slice(None) if i is None else i if made else call.in_range(i, -n, n)
-        for i, n in zip(indices, x.shape)
+        slice(None) if i is None else i if made else call.in_range(i, -size, size)
+        for i, size in zip(indices, x.shape)
     )
 
 
@@ -63,7 +63,7 @@ def gather(call, x, dim, index, sparse_grad):
 
 def _along(call, x, dim, index) -> tuple:
     """Places of x that `index` names along a dimension; other dimensions keep theirs, from 0 on."""
-    places = list(np.ogrid[tuple(slice(n) for n in index.shape)]) if index.ndim else []
+    places = list(np.ogrid[tuple(slice(size) for size in index.shape)]) if index.ndim else []
     places[dim] = call.in_range(index, 0, x.shape[dim])
     return tuple(places)
 
@@ -81,7 +81,7 @@ def scatter(call, x, dim, index, values, reduce=None, include_self=True):
     if not index.size:
         return x
     if hasattr(values, "shape") and values.ndim:
-        values = as_type(values[tuple(slice(n) for n in index.shape)], x.dtype)
+        values = as_type(values[tuple(slice(size) for size in index.shape)], x.dtype)
     places = _along(call, x, dim, index)
     start = x if include_self or name == "set" else x.at[places].set(_unit(name, x.dtype))
     at = start.at[places]
@@ -172,8 +172,8 @@ def embedding_bag(call, weight, index, offsets, scale, mode, sparse, weights, la
     # What Torch keeps for a gradient alone, it leaves empty where there is none.
     kept_for_gradients = (bag, sizes, jnp.zeros((bags,), np.int64))
     return sums, *(
-        v if v.shape == s else jnp.zeros(s, v.dtype)
-        for v, s in zip(kept_for_gradients, call.shapes[1:])
+        gradient if gradient.shape == shape else jnp.zeros(shape, gradient.dtype)
+        for gradient, shape in zip(kept_for_gradients, call.shapes[1:])
     )
 
 

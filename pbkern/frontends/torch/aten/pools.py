@@ -23,8 +23,8 @@ def _windows(x, n, kernel, stride, padding, dilation, ceil):
     kernel, padding, dilation = as_list(kernel, n), as_list(padding, n), as_list(dilation, n)
     stride = as_list(stride, n) if stride else kernel
     pads = []
-    for size, k, s, p, d in zip(x.shape[-n:], kernel, stride, padding, dilation):
-        reach = d * (k - 1) + 1
+    for size, k, s, p, dim in zip(x.shape[-n:], kernel, stride, padding, dilation):
+        reach = dim * (k - 1) + 1
         count = (size + 2 * p - reach) // s + 1
         if ceil:
             count = -(-(size + 2 * p - reach) // s) + 1
@@ -105,7 +105,7 @@ def _added_at(places, g, shape, n):
 
 
 def _offsets(window, spread):
-    return list(itertools.product(*[range(0, w * d, d) for w, d in zip(window, spread)]))
+    return list(itertools.product(*[range(0, w * dim, dim) for w, dim in zip(window, spread)]))
 
 
 def _winners(x, n, counts, window, strides, spread, pads):
@@ -119,7 +119,7 @@ def _winners(x, n, counts, window, strides, spread, pads):
         padded = x
     winner, best, seen = jnp.zeros(counts, np.int32), None, np.zeros(counts[-n:], bool)
     for k, offset in enumerate(_offsets(window, spread)):
-        ends = [o + (size - 1) * s + 1 for o, size, s in zip(offset, counts, strides)]
+        ends = [o + (size - 1) * stride + 1 for o, size, stride in zip(offset, counts, strides)]
         here = lax.slice(padded, offset, ends, strides)
         inside = _inside(*(v[-n:] for v in (x.shape, counts, offset, strides, pads)))
         wins = (here != here) | (here > best) if best is not None else None
@@ -136,21 +136,26 @@ def _winners(x, n, counts, window, strides, spread, pads):
 def _inside(sizes, counts, offset, strides, pads) -> np.ndarray:
     """Per window, whether its element at this offset lies in the array."""
     found = np.ones(counts, bool)
-    for d, (size, count, o, s, (low, _)) in enumerate(zip(sizes, counts, offset, strides, pads)):
-        at = np.arange(count) * s + o - low
+    for axis, (size, count, o, stride, (low, _)) in enumerate(
+        zip(sizes, counts, offset, strides, pads)
+    ):
+        at = np.arange(count) * stride + o - low
         found &= ((at >= 0) & (at < size)).reshape(
-            [-1 if e == d else 1 for e in range(len(counts))]
+            [-1 if e == axis else 1 for e in range(len(counts))]
         )
     return found
 
 
 def _scattered(winner, g, shape, window, strides, spread, pads):
     """Gradients at the winners of windows with holes, place by place of a window."""
-    sizes = [low + n + high for n, (low, high) in zip(shape, pads)]
+    sizes = [low + size + high for size, (low, high) in zip(shape, pads)]
     total = jnp.zeros(sizes, g.dtype)
     for k, offset in enumerate(_offsets(window, spread)):
-        ends = [o + (size - 1) * s + 1 for o, size, s in zip(offset, g.shape, strides)]
-        config = [(o, size - e, s - 1) for o, e, s, size in zip(offset, ends, strides, sizes)]
+        ends = [o + (size - 1) * stride + 1 for o, size, stride in zip(offset, g.shape, strides)]
+        config = [
+            (o, size - end, stride - 1)
+            for o, end, stride, size in zip(offset, ends, strides, sizes)
+        ]
         total = total + lax.pad(jnp.where(winner == k, g, 0), np.zeros((), g.dtype), config)
     return lax.slice(
         total, [low for low, _ in pads], [low + size for (low, _), size in zip(pads, shape)]

@@ -66,7 +66,7 @@ def dropout(call, x, p, train):
 
 @op("aten::randint", "aten::randint_like")
 def randint(call, *args, **_):
-    numbers = [a for a in args if isinstance(a, int)]
+    numbers = [arg for arg in args if isinstance(arg, int)]
     low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
     return jax.random.randint(call.key(), call.shape, low, high, "int64").astype(call.dtype)
 

@@ -92,12 +92,12 @@ WHERE = ("device", "layout", "pin_memory", "memory_format", "generator")
 @functools.cache
 def _takes(rule: Callable[..., Any], target: Any) -> bool:
     """Whether a rule has a parameter for each argument of an operator's schema."""
-    arguments = [a for a in target._schema.arguments if a.name not in WHERE]
+    arguments = [argument for argument in target._schema.arguments if argument.name not in WHERE]
     try:
         inspect.signature(rule).bind(
             None,
-            *[a for a in arguments if not a.kwarg_only],
-            **{a.name: a for a in arguments if a.kwarg_only},
+            *[argument for argument in arguments if not argument.kwarg_only],
+            **{argument.name: argument for argument in arguments if argument.kwarg_only},
         )
     except TypeError:
         return False
@@ -114,12 +114,12 @@ def arguments_of(
     """
     placed: list[Any] = []
     named: dict[str, Any] = {}
-    for k, a in enumerate(target._schema.arguments):
-        given = args[k] if k < len(args) else kwargs.get(a.name, a.default_value)
-        if a.name in WHERE:
+    for k, argument in enumerate(target._schema.arguments):
+        given = args[k] if k < len(args) else kwargs.get(argument.name, argument.default_value)
+        if argument.name in WHERE:
             continue
-        if a.kwarg_only:
-            named[a.name] = given
+        if argument.kwarg_only:
+            named[argument.name] = given
         else:
             placed.append(given)
     return placed, named
@@ -133,17 +133,25 @@ def check_numbers(
     instead.
     """
     given = [*args, *kwargs.values()]
-    names = [a for a in target._schema.arguments if a.name not in WHERE and not a.kwarg_only]
-    names += [a for a in target._schema.arguments if a.name in kwargs]
-    for a, value in zip(names, given):
-        is_number = "number" in str(a.type) and a.name not in ("other", "self", "test_element")
+    names = [
+        argument
+        for argument in target._schema.arguments
+        if argument.name not in WHERE and not argument.kwarg_only
+    ]
+    names += [argument for argument in target._schema.arguments if argument.name in kwargs]
+    for name, value in zip(names, given):
+        is_number = "number" in str(name.type) and name.name not in (
+            "other",
+            "self",
+            "test_element",
+        )
         if (
             is_number
             and dtype is not None
             and isinstance(value, int | float)
             and _overflows(value, dtype)
         ):
-            raise UnsupportedOp(f"`{a.name}` is no {dtype}", why=f"it is {value}")
+            raise UnsupportedOp(f"`{name.name}` is no {dtype}", why=f"it is {value}")
 
 
 def _overflows(value: int | float, dtype: np.dtype) -> bool:
@@ -209,9 +217,11 @@ def operands(call: Call, *args: Any) -> list[Any]:
     """
     short = call.dtype.itemsize == 2 and jnp.issubdtype(call.dtype, jnp.floating)
     dtype = (
-        np.dtype(np.float32) if short and any(isinstance(a, float) for a in args) else call.dtype
+        np.dtype(np.float32)
+        if short and any(isinstance(arg, float) for arg in args)
+        else call.dtype
     )
-    return [as_type(a, dtype) for a in args]
+    return [as_type(arg, dtype) for arg in args]
 
 
 def check_real(x: Any) -> None:
@@ -236,4 +246,4 @@ def axes_of(x: Any, dims: Any) -> tuple[int, ...]:
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return tuple(range(x.ndim))
     dims = dims if isinstance(dims, list | tuple) else [dims]
-    return tuple(d % max(x.ndim, 1) for d in dims) if x.ndim else ()
+    return tuple(dim % max(x.ndim, 1) for dim in dims) if x.ndim else ()

@@ -37,14 +37,15 @@ def program_key(
 ) -> str:
     """Digest of everything above but the environment."""
     kernels = program.kernels()
-    number = {id(k): n for n, k in enumerate(kernels)}
+    number = {id(kernel): n for n, kernel in enumerate(kernels)}
     steps = program.text(lambda k: f"kernel{number[id(k)]}")
     # Failed checks tell the kernel's name. No other name counts, so that like parts of a function
     # have one code.
     contents = tuple(
-        (can_fail(k) and k.name, k.content, options_of(k), threads_of(k)) for k in kernels
+        (can_fail(kernel) and kernel.name, kernel.content, options_of(kernel), threads_of(kernel))
+        for kernel in kernels
     )
-    positions = tuple(b.position for b in program.buffers)
+    positions = tuple(buffer.position for buffer in program.buffers)
     return disk_cache.digest((steps, positions, contents, opt_level))
 
 

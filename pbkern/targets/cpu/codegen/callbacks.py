@@ -26,7 +26,7 @@ def _trace(site: int, operand: int, address: int) -> None:
         found.append(address)
         if len(found) == max(len(types), 1):
             values, operands = zip(s.types, found), zip(s.operands, found[len(s.types) :])
-            s.receive([_read(*v) for v in values], lambda: [_read(*v) for v in operands])
+            s.receive([_read(*value) for value in values], lambda: [_read(*v) for v in operands])
     except Exception as e:
         print(f"pbkern: a print or check in a kernel failed: {e!r}", file=sys.stderr)
 

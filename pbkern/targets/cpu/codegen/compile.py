@@ -64,8 +64,10 @@ _looked_at: list = []  # weak reference to a program, its lowered form
 class Code:
     """Machine code of one program, as it is kept on disk.
 
-    Attributes: objects: ELF object files. Each may call functions of those before it; the last has
-      @pbk_handler and @pbk_call. arena_bytes: memory of one call for temporaries and scratch.
+    Attributes:
+      objects: ELF object files. Each may call functions of those before it; the last has
+        @pbk_handler and @pbk_call.
+      arena_bytes: memory of one call for temporaries and scratch.
     """
 
     objects: tuple[bytes, ...]
@@ -76,7 +78,7 @@ class Code:
         return sum(map(len, self.objects))
 
     def packed(self) -> bytes:
-        head = {"arena_bytes": self.arena_bytes, "sizes": [len(o) for o in self.objects]}
+        head = {"arena_bytes": self.arena_bytes, "sizes": [len(obj) for obj in self.objects]}
         return b"".join([json.dumps(head).encode(), b"\n", *self.objects])
 
     @classmethod
@@ -121,7 +123,7 @@ class Compiled:
         """Registers the handler.
 
         Not before somebody asks: until XLA has a client it only keeps the address, and the program
-          may have gone when it calls there.
+        may have gone when it calls there.
         """
         lifetime.register(self.name, self.image)
         return self.name
@@ -143,8 +145,8 @@ class Compiled:
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Runs on this thread on NumPy arrays; inputs must be contiguous."""
-        ins = [np.ascontiguousarray(a) for a in arrays]
-        outs = [_aligned(b.type) for b in self.program.outputs]
+        ins = [np.ascontiguousarray(array) for array in arrays]
+        outs = [_aligned(output.type) for output in self.program.outputs]
         pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(
             *(a.ctypes.data for a in (*ins, *outs))
         )
@@ -181,9 +183,11 @@ def compile_program(
 
     Raises UnsupportedOp or InternalError.
 
-    Args: options_of, threads_of: what lowering takes of each kernel; by default LowerOptions() and
-      every core. opt_level: of LLVM; None: as its loops need. key: content.program_key of these
-      arguments, where the caller has made it.
+    Args:
+      options_of, threads_of: what lowering takes of each kernel; by default LowerOptions() and
+        every core.
+      opt_level: of LLVM; None: as its loops need.
+      key: content.program_key of these arguments, where the caller has made it.
     """
     xla.check_api_version()
     program = in_stages(program)
@@ -221,7 +225,7 @@ def compile_program(
         symbols = runtime_symbols()
         key = key or timed("key", cache_key.program_key, program, options_of, threads_of, opt_level)
         by_hand = any(
-            k.defined_at for k in program.kernels()
+            kernel.defined_at for kernel in program.kernels()
         )  # its errors name a program that repeats them
         code, image, found = kept(key, symbols, make, timed, remembers_failures=not by_hand)
     name = f"pbkern_{next(_serial)}_{program.name}"
@@ -242,7 +246,7 @@ def kept(
     """(code, its image, whether it was on disk): what the store has under `key`, else what `make` makes, stored.
 
     remembers_failures: a failure of `make` is stored, too, and raised again in later processes
-      without another try.
+    without another try.
     """
     store = None if fallback.is_failing() else disk_cache.current()
     if store is not None:
@@ -274,11 +278,11 @@ def image_of(code: Code, symbols: Mapping[str, int]) -> objects.Image:
 
 def prints(code: Code) -> bool:
     """Whether the code holds numbers of print sites, which mean nothing in another process."""
-    return any(objects.undefined_symbols(o) & {TRACE, xla.PREFIX + TRACE} for o in code.objects)
+    return any(objects.undefined_symbols(obj) & {TRACE, xla.PREFIX + TRACE} for obj in code.objects)
 
 
 def _host_text(program: HostProgram, lowered: LoweredProgram) -> str:
-    sizes = tuple(b.type.nbytes for b in program.outputs)
+    sizes = tuple(output.type.nbytes for output in program.outputs)
     return lowered.host + xla.program_text(lowered.arena_bytes, len(program.inputs), sizes)
 
 
@@ -318,7 +322,10 @@ def reports() -> ctypes.c_int64:
 
 def call(compiled: Compiled, *args):
     """The program as a JAX operation (to be traced)."""
-    results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]
+    results = [
+        jax.ShapeDtypeStruct(output.type.shape, output.type.dtype)
+        for output in compiled.program.outputs
+    ]
     return _jax.ffi_call(
         compiled.ffi_name, results, *args, input_output_aliases=compiled.program.shared_arrays()
     )
@@ -326,7 +333,9 @@ def call(compiled: Compiled, *args):
 
 def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
     """See targets.target.Target.call_into. The places are operands that the handler writes to."""
-    small = [b.type for b in compiled.program.outputs if b.type.nbytes < xla.POOLED_BYTES]
+    small = [
+        output.type for output in compiled.program.outputs if output.type.nbytes < xla.POOLED_BYTES
+    ]
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in small]
     flag = jax.ShapeDtypeStruct((0,), np.uint8)
     call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)

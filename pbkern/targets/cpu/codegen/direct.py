@@ -49,7 +49,7 @@ def entry(compiled: Compiled, openmp_library: str | None) -> Callable[[Any], Non
     Raises MemoryError where there is no memory for temporaries.
 
     openmp_library: file of a library that is an OpenMP runtime or is linked to one; None: the
-      calling thread does all.
+    calling thread does all.
     """
     symbols = runtime_symbols() | {PARALLEL: _parallel_loop(openmp_library)}
     image = image_of(compiled.code, symbols)

@@ -51,9 +51,12 @@ class _Section:
 class Image:
     """One object in memory, for as long as this value lives.
 
-    Args: content: the object file. symbols: addresses of what it calls, by name; the C library's
-      functions need not be among them. other: an image whose functions it may call, too, and those
-      which that one may call; it lives as long as this one.
+    Args:
+      content: the object file.
+      symbols: addresses of what it calls, by name; the C library's functions need not be among
+        them.
+      other: an image whose functions it may call, too, and those which that one may call; it lives
+        as long as this one.
     Attributes:
       holds: what the code points to, besides.
     Raises InternalError for damaged files, symbols that nothing defines, and relocations of other
@@ -87,14 +90,14 @@ class Image:
             s = sections[n]
             if s.kind != NOBITS:
                 self.memory[at : at + s.size] = _slice(content, s)
-        table = next((s for s in sections if s.kind == SYMTAB), None)
+        table = next((section for section in sections if section.kind == SYMTAB), None)
         names, values = _symbols(
             content, sections, table, {n: base + at for n, at in places.items()}, symbols
         )
         for s in sections:
             if s.kind == RELA and s.info in places:
                 self._relocate(_slice(content, s), places[s.info], base, names, values)
-        self.defined = {n: v for n, (v, here) in zip(names, values) if here and v is not None}
+        self.defined = {name: v for name, (v, here) in zip(names, values) if here and v is not None}
         _protect(base, code_bytes)
 
     def _relocate(self, entries: bytes, at: int, base: int, names: list[str], values: list) -> None:
@@ -123,9 +126,9 @@ class Image:
 def undefined_symbols(content: bytes) -> set[str]:
     """Names that an object file expects others to define."""
     sections = _sections(content)
-    table = next((s for s in sections if s.kind == SYMTAB), None)
+    table = next((section for section in sections if section.kind == SYMTAB), None)
     names, values = _symbols(content, sections, table, {}, {}, search=False)
-    return {n for n, (v, here) in zip(names, values) if n and not here}
+    return {name for name, (v, here) in zip(names, values) if name and not here}
 
 
 def _sections(content: bytes) -> list[_Section]:
@@ -147,8 +150,8 @@ def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
     """(offset of each section that is needed at run time, bytes of those that are not written to, bytes of all)."""
     needed = [
         n
-        for n, s in enumerate(sections)
-        if s.flags & ALLOC and s.kind != UNWIND and s.name != ".eh_frame"
+        for n, section in enumerate(sections)
+        if section.flags & ALLOC and section.kind != UNWIND and section.name != ".eh_frame"
     ]
     for n in needed:
         if sections[n].flags & TLS or sections[n].kind == INIT_ARRAY or sections[n].align > PAGE:

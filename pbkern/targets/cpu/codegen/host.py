@@ -41,7 +41,7 @@ class LoweredProgram:
     """`kernels`: func/scf/vector text; `host`: text of the host functions; `lowered`: the kernels that differ.
 
     Memory of a call: `temporary_bytes`, and behind them the scratch of a launch: (bytes of a
-      thread, most threads) of each.
+    thread, most threads) of each.
     """
 
     kernels: str
@@ -77,7 +77,7 @@ class HostText:
         self.counters: dict[str, str] = {}
         self.offsets, self.copies_at = self._temporaries()
         self.temp_bytes = self.copies_at + max(
-            (sum(self._copy_sizes(k)) for k in program.kernels()), default=0
+            (sum(self._copy_sizes(kernel)) for kernel in program.kernels()), default=0
         )
         self.scratch: list[tuple[int, int]] = []
 
@@ -103,7 +103,7 @@ class HostText:
         for members in slots.values():
             for b in members:
                 offsets[b.name] = at
-            at += -(-max(max(b.type.nbytes for b in members), 1) // ALIGNMENT) * ALIGNMENT
+            at += -(-max(max(member.type.nbytes for member in members), 1) // ALIGNMENT) * ALIGNMENT
         return offsets, at
 
     def copied(self, kernel: Kernel) -> Sequence[int]:
@@ -113,7 +113,7 @@ class HostText:
     def _copy_sizes(self, kernel: Kernel) -> list[int]:
         """Bytes in the arena of the copies that a launch of `kernel` makes of operands."""
         sizes = [kernel.in_types[i].nbytes for i in self.copied(kernel)]
-        return [-(-n // ALIGNMENT) * ALIGNMENT for n in sizes]
+        return [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
 
     def _copies(self, step: Launch, views: list[View]) -> list[str]:
         """Copies operands as the kernel asks; pointers to them."""
@@ -226,7 +226,9 @@ class HostText:
             return
         chunk, threads = tasks(step.kernel, lowered.programs, self.threads_of(step.kernel))
         aliased = {o for _, o in step.kernel.aliases}
-        views = list(step.operands) + [v for k, v in enumerate(step.results) if k not in aliased]
+        views = list(step.operands) + [
+            result for k, result in enumerate(step.results) if k not in aliased
+        ]
         for (
             i,
             o,
@@ -296,7 +298,7 @@ class HostText:
 
     def distinct(self) -> tuple[LoweredKernel, ...]:
         """Each lowered kernel once, in order."""
-        return tuple({k.name: k for k in self.kernels.values()}.values())
+        return tuple({kernel.name: kernel for kernel in self.kernels.values()}.values())
 
     def text(self) -> str:
         declared = []
@@ -322,8 +324,10 @@ def default_threads() -> int:
 def module_text(functions: Iterable[Function]) -> str:
     """One module of several functions."""
     functions = tuple(functions)
-    declared = frozenset().union(*(f.calls for f in functions)) - {f.declaration for f in functions}
-    return "\n".join([*sorted(declared), *(f.text for f in functions)])
+    declared = frozenset().union(*(function.calls for function in functions)) - {
+        function.declaration for function in functions
+    }
+    return "\n".join([*sorted(declared), *(function.text for function in functions)])
 
 
 def emit_host(
@@ -333,7 +337,7 @@ def emit_host(
     host = HostText(program, kernels, threads_of)
     host.steps(program.steps)
     distinct = host.distinct()
-    text = module_text(f for k in distinct for f in k.functions)
+    text = module_text(function for k in distinct for function in k.functions)
     return LoweredProgram(
         text, host.text(), host.temp_bytes, tuple(dict.fromkeys(host.scratch)), distinct
     )
@@ -342,6 +346,6 @@ def emit_host(
 def starts_anywhere(kernel: Kernel, program: HostProgram) -> bool:
     """Whether results of a kernel may start anywhere in a cache line: such are not written past the caches."""
     return any(
-        x.kernel is kernel and any(v.offset != Affine() for v in x.results)
-        for x in program.launches()
+        launch.kernel is kernel and any(result.offset != Affine() for result in launch.results)
+        for launch in program.launches()
     )

@@ -85,12 +85,12 @@ class LoweredKernel:
 
     @property
     def text(self) -> str:
-        return "\n".join(f.text for f in self.functions)
+        return "\n".join(function.text for function in self.functions)
 
     @property
     def is_shared(self) -> bool:
         """Whether launches of equal kernels may use it: the text holds no numbers of print sites."""
-        return not any(debug_callbacks.DECLARATION in f.calls for f in self.functions)
+        return not any(debug_callbacks.DECLARATION in function.calls for function in self.functions)
 
 
 class KernelLowering(ProgramText):
@@ -117,7 +117,7 @@ class KernelLowering(ProgramText):
         self.emitter = NestEmitter(self.text, options.vector_bits, name)
         self.emitter.plain = options.plain
         self.emitter.streamed = frozenset() if options.plain else self._streamed()
-        self.bufs = [o.buf for o in nests.operands]
+        self.bufs = [operand.buf for operand in nests.operands]
         operands = {b.name: memref(b) for b in (*self.bufs, *nests.copies.values())}
         self.outliner = Outliner(name, self.text, operands, repaired if options.avx512 else iter)
         self.offsets: dict[Buf, int] = {}
@@ -130,20 +130,22 @@ class KernelLowering(ProgramText):
         """
         operands, options = self.nests.operands, self.options
         if (
-            sum(o.mapping.array.nbytes for o in operands) <= options.stream_traffic
+            sum(operand.mapping.array.nbytes for operand in operands) <= options.stream_traffic
             or self.kernel.aliases
         ):
             return frozenset()
         results = operands[len(self.kernel.inputs) :]
-        large = {o.buf for o in results if o.mapping.array.nbytes >= options.stream_bytes}
+        large = {
+            result.buf for result in results if result.mapping.array.nbytes >= options.stream_bytes
+        }
         nests = [
             s
-            for c in self.nests.cases
+            for case in self.nests.cases
             if large
-            for s in every(list(c.statements))
+            for s in every(list(case.statements))
             if isinstance(s, Nest)
         ]
-        return frozenset(large - {e.info[0].root for nest in nests for e in nest.loads()})
+        return frozenset(large - {load.info[0].root for nest in nests for load in nest.loads()})
 
     def _place(self) -> None:
         """Gives scratch its places in the arena: what is kept between programs, of the prologue, then of the cases."""
@@ -162,35 +164,37 @@ class KernelLowering(ProgramText):
 
     def lower(self) -> LoweredKernel:
         kernel, parallel = self.kernel, self.nests.parallel
-        programs = math.prod(kernel.grid[d] for d in parallel)
+        programs = math.prod(kernel.grid[dim] for dim in parallel)
         block = Block(self.text.top)
         block.values["%p"] = "%p"
         self.text.indices.add("%p")
         self._delinearise(block, parallel)
         self.in_order(
-            block, [d for d in range(len(kernel.grid)) if d not in parallel], self.program
+            block, [axis for axis in range(len(kernel.grid)) if axis not in parallel], self.program
         )
         return LoweredKernel(
             *self._functions(block),
             programs,
             self.arena_bytes,
             "\n".join(self.shown),
-            sum(b.storage is None for b in self.bufs),
+            sum(buf.storage is None for buf in self.bufs),
             tuple(self.nests.copies),
         )
 
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
-        for d in reversed(parallel):
-            n = self.kernel.grid[d]
-            if d == parallel[0]:
-                block.values[f"%g{d}"] = rest if n > 1 else 0
+        for dim in reversed(parallel):
+            n = self.kernel.grid[dim]
+            if dim == parallel[0]:
+                block.values[f"%g{dim}"] = rest if n > 1 else 0
             elif n > 1:
                 size = self.text.index(n)
-                block.values[f"%g{d}"] = self.text.put(block, f"arith.remui {rest}, {size} : index")
+                block.values[f"%g{dim}"] = self.text.put(
+                    block, f"arith.remui {rest}, {size} : index"
+                )
                 rest = self.text.put(block, f"arith.divui {rest}, {size} : index")
             else:
-                block.values[f"%g{d}"] = 0
+                block.values[f"%g{dim}"] = 0
 
     def dynamic_size(self, block: Block, operand: int) -> str:
         buf = self.bufs[operand]
@@ -213,8 +217,10 @@ class KernelLowering(ProgramText):
 
     def _scatters_much(self) -> bool:
         """Whether a scatter combines more elements than its result has."""
-        scatters = [e for e in self.kernel.body.jaxpr.eqns if e.primitive.name in SCATTERS]
-        return any(e.invars[2].aval.size > e.invars[0].aval.size for e in scatters)
+        scatters = [eqn for eqn in self.kernel.body.jaxpr.eqns if eqn.primitive.name in SCATTERS]
+        return any(
+            scatter.invars[2].aval.size > scatter.invars[0].aval.size for scatter in scatters
+        )
 
     def _prefetch(self, block: Block) -> None:
         """Asks for the input blocks of the step `prefetch_steps` ahead: one prefetch per cache line.
@@ -222,11 +228,11 @@ class KernelLowering(ProgramText):
         Those never fault, so the last steps need no test.
         """
         inner = [
-            d
-            for d in range(len(self.kernel.grid))
-            if self.kernel.grid[d] > 1 and d not in self.nests.parallel
+            axis
+            for axis in range(len(self.kernel.grid))
+            if self.kernel.grid[axis] > 1 and axis not in self.nests.parallel
         ]
-        inner = inner or [d for d in self.nests.parallel if self.kernel.grid[d] > 1]
+        inner = inner or [dim for dim in self.nests.parallel if self.kernel.grid[dim] > 1]
         if not inner:
             return
         last = inner[-1]
@@ -237,13 +243,14 @@ class KernelLowering(ProgramText):
         }
         for operand in self.nests.operands[: len(self.kernel.inputs)]:
             ahead = [
-                o
-                + sum(o.coefficient(s) * n for s, n in moving.items()) * self.options.prefetch_steps
-                for o in operand.starts
+                start
+                + sum(start.coefficient(s) * n for s, n in moving.items())
+                * self.options.prefetch_steps
+                for start in operand.starts
             ]
             if ahead != list(operand.starts):
                 self._prefetch_block(
-                    block, operand.buf, ahead, [d.size for d in operand.mapping.dims]
+                    block, operand.buf, ahead, [dim.size for dim in operand.mapping.dims]
                 )
 
     def _prefetch_block(
@@ -252,8 +259,8 @@ class KernelLowering(ProgramText):
         line = max(LINE_BYTES // buf.dtype.itemsize, 1)
         symbols = [self.names("%x") for _ in sizes]
         flat: Affine = Affine()
-        for start, x, stride in zip(starts, symbols, buf.strides):
-            flat = flat + (start + Affine.symbol(x)) * stride
+        for start, symbol, stride in zip(starts, symbols, buf.strides):
+            flat = flat + (start + Affine.symbol(symbol)) * stride
 
         def walk(b: Block, k: int) -> list:
             if k == len(sizes):
@@ -277,20 +284,22 @@ class KernelLowering(ProgramText):
         before, self.emitter.has_scalar_loops = self.emitter.has_scalar_loops, False
         runs: list[list[Segment]] = [[]]
         scalar = False
-        for s in stmts:
-            if isinstance(s, Let):  # known to all that follows
-                self._let(block, s.name, s.value)
+        for stmt in stmts:
+            if isinstance(stmt, Let):  # known to all that follows
+                self._let(block, stmt.name, stmt.value)
                 runs.append([])
             else:
-                runs[-1].append(self._segment(block, s))
+                runs[-1].append(self._segment(block, stmt))
                 scalar |= runs[-1][-1].scalar
-        cut = self.outliner.outline(block, runs, lambda: {b.name: memref(b) for b in self.offsets})
+        cut = self.outliner.outline(
+            block, runs, lambda: {offset.name: memref(offset) for offset in self.offsets}
+        )
         self.emitter.has_scalar_loops = before | (scalar and not cut)
 
-    def _segment(self, block: Block, s: Stmt) -> Segment:
+    def _segment(self, block: Block, stmt: Stmt) -> Segment:
         """Appends one statement. What it shares with later ones is in `block`, before it."""
         inner, self.emitter.has_scalar_loops = Block(block), False
-        self._statement(inner, s)
+        self._statement(inner, stmt)
         inner.report()
         start = len(block.operations)
         block.take(inner)
@@ -302,23 +311,23 @@ class KernelLowering(ProgramText):
             self.emitter.has_scalar_loops,
         )
 
-    def _statement(self, block: Block, s: Stmt) -> None:
-        match s:
+    def _statement(self, block: Block, stmt: Stmt) -> None:
+        match stmt:
             case Nest():
-                self.emitter.emit(block, s)
+                self.emitter.emit(block, stmt)
             case If():
-                self.branch(block, s)
+                self.branch(block, stmt)
             case For():
-                self._for(block, s)
+                self._for(block, stmt)
             case While():
-                self.conditional_loop(block, s)
+                self.conditional_loop(block, stmt)
             case Sort():
                 self.emitter.has_scalar_loops = True
-                emit_sort(self.text, block, s)
+                emit_sort(self.text, block, stmt)
             case Fetch():
-                self._fetch(block, s)
+                self._fetch(block, stmt)
             case Trace():
-                debug_callbacks.emit_trace(self.text, block, s, memref)
+                debug_callbacks.emit_trace(self.text, block, stmt, memref)
 
     def _fetch(self, block: Block, s: Fetch) -> None:
         """One prefetch per cache line: they never fault."""
@@ -359,16 +368,18 @@ class KernelLowering(ProgramText):
         aliased = {i for i, _ in self.kernel.aliases}
         arena_type, one = f"memref<{self._arena_bytes()}xi8>", self.text.index(1)
         arrays = {
-            b: "" if k in aliased else NOALIAS for k, b in enumerate(self.bufs) if b.storage is None
+            buf: "" if k in aliased else NOALIAS
+            for k, buf in enumerate(self.bufs)
+            if buf.storage is None
         }
         arrays |= dict.fromkeys(self.nests.copies.values(), NOALIAS)
-        args = [f"{b.name}: {memref(b)}{a}" for b, a in arrays.items()]
+        args = [f"{b.name}: {memref(b)}{array}" for b, array in arrays.items()]
         args += [f"%arena: {arena_type}{NOALIAS}", "%low: index", "%high: index"]
         head = [
             f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(b)}"
             for b, offset in self.offsets.items()
         ]
-        constants = [f"{n} = {t}" for t, n in self.text.constants.items()]
+        constants = [f"{constant} = {t}" for t, constant in self.text.constants.items()]
         # Stores past the caches are not ordered with others: the fence comes before any word that
         # the work is done.
         fence = (
@@ -377,10 +388,10 @@ class KernelLowering(ProgramText):
             else []
         )
         programs = Operation(f"scf.for %p = %low to %high step {one}", (Region(block.operations),))
-        attributes = {b.name: a for b, a in arrays.items()} | {ARENA: NOALIAS}
+        attributes = {b.name: array for b, array in arrays.items()} | {ARENA: NOALIAS}
         views = {
-            b.name: f"{b.name} = memref.view %arena[{b.name}_at][] : {arena_type} to {memref(b)}"
-            for b in self.offsets
+            offset.name: f"{offset.name} = memref.view %arena[{offset.name}_at][] : {arena_type} to {memref(offset)}"
+            for offset in self.offsets
         }
         outlined = self.outliner.functions(
             attributes, views, {b.name: offset for b, offset in self.offsets.items()}

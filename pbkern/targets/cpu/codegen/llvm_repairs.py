@@ -1,8 +1,9 @@
 """Operations that LLVM compiles without end -> operations that compute the same, and that it compiles.
 
 LLVM 22 to 24 move a shuffle of 64 bytes, as of numbers that are repeated, before the operation that
-made them, and back, without end. They do not move what an empty assembly statement returns. Found
-by random graphs: jnp.repeat(jnp.minimum(x, 3), 2, axis=1) of uint8.
+made them, and back,
+without end. They do not move what an empty assembly statement returns. Found by random graphs:
+jnp.repeat(jnp.minimum(x, 3), 2, axis=1) of uint8.
 """
 
 from __future__ import annotations
@@ -43,4 +44,4 @@ def _held(op: Operation) -> list[Operation] | None:
         Operation(f'{name} = llvm.inline_asm "", "=v,0" {operand} : ({_TYPE}) -> {_TYPE}')
         for operand, name in held.items()
     ]
-    return [*asm, Operation(op.with_names(held.get(n, n) for n in op.names))]
+    return [*asm, Operation(op.with_names(held.get(name, name) for name in op.names))]

@@ -43,13 +43,15 @@ def _arrays(program: HostProgram) -> Iterator[tuple[ArrayType, Kernel, str | Non
         eqns = list(equations(launch.kernel.body.jaxpr))
         last = next((line for e in reversed(eqns) if (line := user_line(e))), None)
         yield from (
-            (v.type, launch.kernel, last) for v in launch.results if v.buffer in temporaries
+            (result.type, launch.kernel, last)
+            for result in launch.results
+            if result.buffer in temporaries
         )
         for eqn in eqns:
             for value in (
-                v
-                for v in eqn.outvars
-                if hasattr(v.aval, "shape") and not hasattr(v.aval, "inner_aval")
+                var
+                for var in eqn.outvars
+                if hasattr(var.aval, "shape") and not hasattr(var.aval, "inner_aval")
             ):
                 aval = array_aval(value)
                 yield ArrayType(tuple(aval.shape), aval.dtype), launch.kernel, user_line(eqn)

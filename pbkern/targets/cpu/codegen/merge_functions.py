@@ -24,8 +24,7 @@ class Form:
     """Parts of a piece that its copies have as well, and those of its own.
 
     common: its text, with names by order of appearance. places: its index constants that may
-      differ, in order.
-    views: its scratch buffers, in order.
+    differ, in order. views: its scratch buffers, in order.
     """
 
     common: str
@@ -127,10 +126,12 @@ def differences(copies: list[Form], offsets: Mapping[str, int]) -> Differences:
     def argument(values: tuple[int, ...]) -> str:
         return arguments.setdefault(values, f"%place{len(arguments)}")
 
-    by_place = enumerate(zip(*(t.places for t in copies)))
+    by_place = enumerate(zip(*(copy.places for copy in copies)))
     places = {k: argument(values) for k, values in by_place if len(set(values)) > 1}
-    starts = [tuple(offsets[v] for v in same) for same in zip(*(t.views for t in copies))]
+    starts = [tuple(offsets[v] for v in same) for same in zip(*(copy.views for copy in copies))]
     views = {
-        v: argument(values) for v, values in zip(copies[0].views, starts) if len(set(values)) > 1
+        view: argument(values)
+        for view, values in zip(copies[0].views, starts)
+        if len(set(values)) > 1
     }
     return Differences(places, views, tuple(zip(*arguments)) or ((),) * len(copies))

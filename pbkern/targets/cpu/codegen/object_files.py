@@ -55,10 +55,10 @@ class Parts:
 
         Keeps callees before callers: a part may call what earlier parts define.
         """
-        for f in sorted(kernel.pieces, key=lambda f: not f.has_scalar_loops or bool(f.calls)):
-            if self.waiting and self.waiting[-1].has_scalar_loops != f.has_scalar_loops:
+        for piece in sorted(kernel.pieces, key=lambda f: not f.has_scalar_loops or bool(f.calls)):
+            if self.waiting and self.waiting[-1].has_scalar_loops != piece.has_scalar_loops:
                 self._start(self.waiting[0].name)
-            self._take(f)
+            self._take(piece)
         if kernel.pieces and self.waiting:
             self._start(self.waiting[0].name)
         self._take(kernel.main)
@@ -71,7 +71,7 @@ class Parts:
     def finish(self, host: str, function: str) -> tuple[bytes, ...]:
         """Every object, after the last kernel; `function` is one that `host` defines."""
         self._start(function, host)
-        return tuple(o.result() for o in self.objects)
+        return tuple(obj.result() for obj in self.objects)
 
     def _start(self, function: str, host: str = "") -> None:
         functions, self.waiting = tuple(self.waiting), []
@@ -94,9 +94,9 @@ class Parts:
 
 
 def _level(functions: Sequence[Function]) -> int:
-    if not any(f.has_scalar_loops for f in functions):
+    if not any(function.has_scalar_loops for function in functions):
         return VECTOR_OPT_LEVEL
-    at_risk = any(is_shuffled_without_end(f.text) for f in functions)
+    at_risk = any(is_shuffled_without_end(function.text) for function in functions)
     return SCALAR_BYTES_OPT_LEVEL if at_risk else SCALAR_OPT_LEVEL
 
 

@@ -79,7 +79,7 @@ class Outliner:
     """Makes the pieces of one kernel.
 
     operands: types of its arrays, by name; repair: rewrites what is printed into what LLVM compiles
-      (llvm_repairs.py).
+    (llvm_repairs.py).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Outliner:
         """
         if sum(len(s) for run in runs for s in run) <= PIECE:
             return False
-        constants, scratch = {n: t for t, n in self.text.constants.items()}, buffers()
+        constants, scratch = {constant: t for t, constant in self.text.constants.items()}, buffers()
         copies = self._copies(block, [s for run in runs for s in run], constants, scratch)
         groups = [g for run in runs for g in _groups(run, copies)]
         groups = [g for g in groups if g[0].scalar or g[0] in copies or sum(map(len, g)) >= SHORT]
@@ -113,11 +113,13 @@ class Outliner:
             self._piece(_operations(block, g), g[0].scalar, constants, scratch, copies.get(g[0]))
             for g in groups
         ]
-        for g, call in reversed(list(zip(groups, calls))):
+        for group, call in reversed(list(zip(groups, calls))):
             between = [
-                op for s, after in zip(g, g[1:]) for op in block.operations[s.end : after.start]
+                op
+                for s, after in zip(group, group[1:])
+                for op in block.operations[s.end : after.start]
             ]
-            block.operations[g[0].start : g[-1].end] = [*between, Operation(call)]
+            block.operations[group[0].start : group[-1].end] = [*between, Operation(call)]
         return True
 
     def _copies(
@@ -125,13 +127,13 @@ class Outliner:
     ) -> dict[Segment, Form]:
         """Segments that repeat others, but for places."""
         alike: dict[str, list[tuple[Segment, Form]]] = {}
-        for s in segments:
-            operations = _operations(block, [s])
+        for segment in segments:
+            operations = _operations(block, [segment])
             if (
-                len(s) >= SHORTEST_COPY
+                len(segment) >= SHORTEST_COPY
                 and (found := form(operations, constants, scratch, self.operands)) is not None
             ):
-                alike.setdefault(found.common, []).append((s, found))
+                alike.setdefault(found.common, []).append((segment, found))
         return {s: found for same in alike.values() if len(same) > 1 for s, found in same}
 
     def _piece(
@@ -171,11 +173,13 @@ class Outliner:
         """Functions of all pieces; copies share one.
 
         attributes: of what they are passed, by name; views: definitions of scratch buffers, by
-          `<name>_at`; offsets: where.
+        `<name>_at`; offsets: where.
         """
         alike: dict[object, list[Piece]] = {}
-        for p in self.pieces:
-            alike.setdefault((p.form.common, p.scalar) if p.form else p.name, []).append(p)
+        for piece in self.pieces:
+            alike.setdefault(
+                (piece.form.common, piece.scalar) if piece.form else piece.name, []
+            ).append(piece)
         return [self._function(copies, attributes, views, offsets) for copies in alike.values()]
 
     def _function(
@@ -184,23 +188,26 @@ class Outliner:
         first, forms = copies[0], [p.form for p in copies if p.form]
         found = differences(forms, offsets) if len(copies) > 1 else Differences({}, {}, ((),))
         places = dict.fromkeys(found.names, "index")
-        for p, values in zip(copies, found.values):
-            names = {f"%{p.name}_place{k}": v for k, v in enumerate(values)}
-            given = [Operation(f"{n} = arith.constant {v} : index") for n, v in names.items()]
-            self.calls[p.call] = [
+        for copy, values in zip(copies, found.values):
+            names = {f"%{copy.name}_place{k}": value for k, value in enumerate(values)}
+            given = [Operation(f"{n} = arith.constant {name} : index") for n, name in names.items()]
+            self.calls[copy.call] = [
                 *given,
-                Operation(_call(first.name, {**p.passed, **dict.fromkeys(names, "index")})),
+                Operation(_call(first.name, {**copy.passed, **dict.fromkeys(names, "index")})),
             ]
         arguments = ", ".join(
             f"{n}: {t}{attributes.get(n, '')}" for n, t in (*first.passed.items(), *places.items())
         )
-        constants = [f"{n} = {t}" for n, t in first.constants.items()]
+        constants = [f"{n} = {constant}" for n, constant in first.constants.items()]
         constants += [
-            f"{v}_at = arith.constant {offsets[v]} : index"
-            for v in first.views
-            if v not in found.views
+            f"{view}_at = arith.constant {offsets[view]} : index"
+            for view in first.views
+            if view not in found.views
         ]
-        taken = [views[v].replace(f"{v}_at", found.views.get(v, f"{v}_at")) for v in first.views]
+        taken = [
+            views[view].replace(f"{view}_at", found.views.get(view, f"{view}_at"))
+            for view in first.views
+        ]
         operations = (
             found.operations(first.operations, first.constants) if places else first.operations
         )
@@ -226,7 +233,7 @@ class Outliner:
 
 
 def _operations(block: Block, segments: list[Segment]) -> list[Operation]:
-    return [op for s in segments for op in block.operations[s.start : s.end]]
+    return [op for segment in segments for op in block.operations[segment.start : segment.end]]
 
 
 def _call(name: str, passed: Mapping[str, str]) -> str:

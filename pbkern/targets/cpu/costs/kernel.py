@@ -153,12 +153,15 @@ def _traffic(
     programs, last = math.prod(grid), len(grid) - 1
     far = near = 0.0
     moved = blocks = 0
-    for v, access in requests.inputs:
-        size, block = nbytes(v.aval), elements_read(requests, v, access, looked_up) * itemsize(v)
-        waste = _line_waste(access, v.aval.shape, itemsize(v))
+    for var, access in requests.inputs:
+        size, block = (
+            nbytes(var.aval),
+            elements_read(requests, var, access, looked_up) * itemsize(var),
+        )
+        waste = _line_waste(access, var.aval.shape, itemsize(var))
         total = int(block * programs * waste)
         read = int(
-            covered(access, grid, v.aval.shape) * itemsize(v) * waste
+            covered(access, grid, var.aval.shape) * itemsize(var) * waste
         )  # slices leave the rest where it is
         once = min(size, read, total)  # overlap and half-used lines come from caches
         far += once / far_bandwidth(size, machine)
@@ -168,9 +171,9 @@ def _traffic(
         )
         near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
         moved, blocks = moved + once, blocks + block
-    for v, access in outputs:
-        size = nbytes(v.aval)
+    for var, access in outputs:
+        size = nbytes(var.aval)
         # A store reads its line first.
         far += 2 * size / far_bandwidth(size, machine)
-        moved, blocks = moved + size, blocks + volume(access) * itemsize(v)
+        moved, blocks = moved + size, blocks + volume(access) * itemsize(var)
     return far, near, moved, blocks

@@ -38,7 +38,9 @@ class CpuCosts(Machine):
 
     @classmethod
     def of(cls, machine: Machine) -> CpuCosts:
-        return cls(**{f.name: getattr(machine, f.name) for f in dataclasses.fields(Machine)})
+        return cls(
+            **{field.name: getattr(machine, field.name) for field in dataclasses.fields(Machine)}
+        )
 
     @property
     def sizes(self) -> Sizes:

@@ -83,15 +83,18 @@ def operations_per_element(eqn, machine: Machine) -> float:
         length = eqn.outvars[0].aval.shape[eqn.params["dimension"]]
         if LOWERED.sorts_in_registers(length, eqn.params["num_keys"], len(eqn.invars)):
             return EXCHANGE_OPERATIONS * (length - 1) / 2
-        cycles = line_cycles(length, [a.aval.dtype for a in eqn.invars], eqn.params["num_keys"])
+        cycles = line_cycles(length, [var.aval.dtype for var in eqn.invars], eqn.params["num_keys"])
         return cycles / max(length, 1) * machine.vector_bits / 32
     if name == "first_sorted":
-        p = eqn.params
+        params = eqn.params
         shape = eqn.invars[0].aval.shape
         cycles = first_cycles(
-            shape[p["dimension"]], p["first"], [a.aval.dtype for a in eqn.invars], p["num_keys"]
+            shape[params["dimension"]],
+            params["first"],
+            [var.aval.dtype for var in eqn.invars],
+            params["num_keys"],
         )
-        return cycles / p["first"] * machine.vector_bits / 32
+        return cycles / params["first"] * machine.vector_bits / 32
     return machine.cycles(name)
 
 
@@ -105,7 +108,7 @@ def step_price(step: Step, machine: Machine) -> Price:
         recompute_of(step, 1),
         _limit_seconds(step, machine),
         volume(step.out) * itemsize(eqn.outvars[0]),
-        tuple(a for a in eqn.invars if not isinstance(a, jex.Literal)),
+        tuple(var for var in eqn.invars if not isinstance(var, jex.Literal)),
         name in OF_TESTS,
         name in ELEMENTWISE or name in RENAMED,
         name in ELEMENTWISE or name in VIEWS,
@@ -140,9 +143,9 @@ def _step_seconds(step: Step, machine: Machine) -> float:
         )
     # Whole trailing dimensions are one.
     run = 1
-    for n, extent in zip(reversed(shape), reversed(extents)):
-        run *= n
-        if n != extent or run >= 4 * lanes:
+    for size, extent in zip(reversed(shape), reversed(extents)):
+        run *= size
+        if size != extent or run >= 4 * lanes:
             break
     fill = run / (math.ceil(run / lanes) * lanes)
     return (operations / lanes / fill + across) / machine.clock_hz
@@ -162,10 +165,12 @@ def _swapped_seconds(step: Step, full: float, lanes: int, machine: Machine) -> l
         return []
     found, shape = [], block_shape(step.out)
     results = math.prod(shape)
-    for operand, d in enumerate(step.eqn.params["dimension_numbers"].out_spec[:2]):
-        if d < len(shape) - 1:
+    for operand, axis in enumerate(step.eqn.params["dimension_numbers"].out_spec[:2]):
+        if axis < len(shape) - 1:
             columns = (
-                shape[d] // max(step.pull.params["feature_group_count"], 1) if operand else shape[d]
+                shape[axis] // max(step.pull.params["feature_group_count"], 1)
+                if operand
+                else shape[axis]
             )
             transposed = results + volume(step.pull.inputs[operand])
             found.append(
@@ -183,7 +188,9 @@ def _columns(eqn, shape: Sequence[int]) -> int:
     for side in (1, 0):
         extents = eqn.invars[side].aval.shape
         free = [
-            d for d in range(len(extents)) if d not in contracted[side] and d not in batch[side]
+            axis
+            for axis in range(len(extents))
+            if axis not in contracted[side] and axis not in batch[side]
         ]
         at -= len(free)
         if side == 1 or free[-1:] == [
@@ -205,7 +212,7 @@ def _joint_run(dims: Sequence[int], block: Sequence[int], extents: Sequence[int]
 
 def scatter_cycles(eqn, machine: Machine) -> float:
     """Reading all indices, starting each window, combining whole vectors of updates."""
-    indices, updates = (a.aval for a in eqn.invars[1:])
+    indices, updates = (var.aval for var in eqn.invars[1:])
     windows = math.prod(indices.shape[:-1])
     return windows * (READ_INDEX_CYCLES + WINDOW_CYCLES) + updates.size / machine.lanes(
         updates.dtype.itemsize
@@ -244,11 +251,11 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
     if eqn.primitive.name != "dot_general" or not step.out or step.out[-1].size == 1:
         return 0.0
     (left, right), (batch, _) = eqn.params["dimension_numbers"]
-    lhs, rhs = (a.aval.shape for a in eqn.invars)
+    lhs, rhs = (var.aval.shape for var in eqn.invars)
     columns = step.out[-1].size if len(rhs) > len(right) + len(batch) else 1
-    bytes_of = [volume(block) * itemsize(v) for block, v in zip(step.pull.inputs, eqn.invars)]
-    row_bytes = [shape[-1] * itemsize(v) for shape, v in zip((lhs, rhs), eqn.invars)]
-    depth, copied, turned = math.prod(lhs[d] for d in left), 0, 0
+    bytes_of = [volume(block) * itemsize(var) for block, var in zip(step.pull.inputs, eqn.invars)]
+    row_bytes = [shape[-1] * itemsize(var) for shape, var in zip((lhs, rhs), eqn.invars)]
+    depth, copied, turned = math.prod(lhs[dim] for dim in left), 0, 0
     if len(lhs) - 1 not in left:
         if columns >= SCATTERED_REUSE and not fit(depth, row_bytes[0]):
             turned += volume(step.pull.inputs[0])

@@ -51,7 +51,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
     def _accumulate(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         loop: tuple[str, int, int, int],
         terms: int,
@@ -66,19 +66,19 @@ class Accumulators(HorizontalReductions, Cumulative):
         2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
         """
         d, low, high, step = loop
-        limit = self._longest_chain(w)
+        limit = self._longest_chain(walk)
         trips = -(-(high - low) // step)
         if not trips:
             return accs
-        if terms == 1 and self._is_in_runs(w, trips):
-            return self._accumulate_in_runs(w, block, loop, fill, accs)
+        if terms == 1 and self._is_in_runs(walk, trips):
+            return self._accumulate_in_runs(walk, block, loop, fill, accs)
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(
-                w, block, loop, trips, _run_length(trips, terms, limit), fill, accs
+                walk, block, loop, trips, _run_length(trips, terms, limit), fill, accs
             )
 
-        if self._is_exact(w, trips * terms):
-            return self._accumulate_exactly(w, block, loop, max(limit // terms, 1), fill, accs)
+        if self._is_exact(walk, trips * terms):
+            return self._accumulate_exactly(walk, block, loop, max(limit // terms, 1), fill, accs)
 
         def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
             run = _run_length(trips, terms, limit) if limit else trips
@@ -89,28 +89,28 @@ class Accumulators(HorizontalReductions, Cumulative):
                     inner.values[d] = at
                     return fill(inner, accs)
                 return self._joined(
-                    w, inner, accs, sweep(inner, at, 0, run, self._restarted(w, inner, accs))
+                    walk, inner, accs, sweep(inner, at, 0, run, self._restarted(walk, inner, accs))
                 )
 
             full = trips // run * run
             if run < trips <= 2 * run and accs == self._restarted(
-                w, b, accs
+                walk, b, accs
             ):  # two runs: nothing is added to the first
                 accs, full = sweep(b, base, first, run, accs), run
             else:
                 length = 1 if run == trips else run
-                loop = self.text.unrolled if w.sched.straight else self.text.loop
+                loop = self.text.unrolled if walk.sched.straight else self.text.loop
                 accs = loop(b, f"{d}'", first, first + full * step, length * step, one, accs)
             if full == trips:
                 return accs
-            rest = sweep(b, base, first + full * step, trips - full, self._restarted(w, b, accs))
-            return self._joined(w, b, accs, rest)
+            rest = sweep(b, base, first + full * step, trips - full, self._restarted(walk, b, accs))
+            return self._joined(walk, b, accs, rest)
 
         return sweep(block, 0, low, trips, accs)
 
     def _accumulate_in_memory(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         loop: tuple[str, int, int, int],
         trips: int,
@@ -126,13 +126,13 @@ class Accumulators(HorizontalReductions, Cumulative):
 
         def load(b: Block) -> list[Ssa]:
             return [
-                a._replace(name=self.text.put(b, f"memref.load {place}"))
-                for a, place in zip(accs, at)
+                acc._replace(name=self.text.put(b, f"memref.load {place}"))
+                for acc, place in zip(accs, at)
             ]
 
         def store(b: Block, values: list[Ssa]) -> None:
-            for v, place in zip(values, at):
-                b.add(f"memref.store {v.name}, {place}")
+            for value, place in zip(values, at):
+                b.add(f"memref.store {value.name}, {place}")
 
         def whole(length: int):
             def one(outer: Block, _) -> list:
@@ -144,9 +144,15 @@ class Accumulators(HorizontalReductions, Cumulative):
 
                 before = load(outer)
                 new = self.text.loop(
-                    outer, f"{d}''", 0, length * step, step, trip, self._restarted(w, outer, before)
+                    outer,
+                    f"{d}''",
+                    0,
+                    length * step,
+                    step,
+                    trip,
+                    self._restarted(walk, outer, before),
                 )
-                store(outer, self._joined(w, outer, load(outer), new))
+                store(outer, self._joined(walk, outer, load(outer), new))
                 return []
 
             return one
@@ -160,7 +166,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
     def _accumulate_exactly(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         loop: tuple[str, int, int, int],
         run: int,
@@ -174,13 +180,13 @@ class Accumulators(HorizontalReductions, Cumulative):
         """
         d, low, high, step = loop
         trips, lanes = -(-(high - low) // step), accs[0].lanes
-        beside = step // lanes if d == w.sched.vector else 1
+        beside = step // lanes if d == walk.sched.vector else 1
         run = max(
             2 * run // beside, 1
         )  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
         rounded, width = (
-            self._per_accumulator(w, is_rounded),
-            len(self._per_accumulator(w, is_rounded)),
+            self._per_accumulator(walk, is_rounded),
+            len(self._per_accumulator(walk, is_rounded)),
         )
         # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other
         # reductions.
@@ -195,18 +201,19 @@ class Accumulators(HorizontalReductions, Cumulative):
             op = self.text.builder(b, lanes)
             before, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept) :]))
             start = [
-                op.c(-0.0, a.el) if rounded[k % width] else before[k] for k, a in enumerate(accs)
+                op.c(-0.0, acc.el) if rounded[k % width] else before[k]
+                for k, acc in enumerate(accs)
             ]
             new = self.text.loop(b, f"{d}''", 0, trips * step, step, trip, start)
             after = {k: new[k] for k in kept}
-            for k in sums:
-                added = by_halves([new[k + u * width] for u in range(beside)], op.add)
-                after[k] = op.add(before[k], added)
-                lost[k] = op.add(lost[k], lost_in(op, before[k], added, after[k]))
+            for sum_ in sums:
+                added = by_halves([new[sum_ + u * width] for u in range(beside)], op.add)
+                after[sum_] = op.add(before[sum_], added)
+                lost[sum_] = op.add(lost[sum_], lost_in(op, before[sum_], added, after[sum_]))
             return [*after.values(), *lost.values()]
 
         b = self.text.builder(block, lanes)
-        carried = [accs[k] for k in kept] + [b.c(0, accs[k].el) for k in sums]
+        carried = [accs[k] for k in kept] + [b.c(0, accs[sum_].el) for sum_ in sums]
         full = low + trips // run * run * step
         carried = self.text.loop(
             block,
@@ -221,27 +228,31 @@ class Accumulators(HorizontalReductions, Cumulative):
             carried = joined(block, carried, full, trips % run)
         b = self.text.builder(block, lanes)
         after, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept) :]))
-        after |= {k: whole(b, after[k], lost[k]) for k in sums}
-        return [after.get(k, a) for k, a in enumerate(accs)]
+        after |= {sum_: whole(b, after[sum_], lost[sum_]) for sum_ in sums}
+        return [after.get(k, acc) for k, acc in enumerate(accs)]
 
-    def _longest_chain(self, w: Walk) -> int:
+    def _longest_chain(self, walk: Walk) -> int:
         """Additions to one accumulator in a row; 0 for any number of them.
 
         The same for all points of a nest, also those of smaller tiles at its ends: programs whose
         blocks overlap must leave the same bits, and there a point is in full tiles of one and at
         the end of the other.
         """
-        if not self.text.contract or w.nest.ordered or not any(map(is_rounded, w.nest.reductions)):
+        if (
+            not self.text.contract
+            or walk.nest.ordered
+            or not any(map(is_rounded, walk.nest.reductions))
+        ):
             return 0
-        if any(r.op.startswith("dot") for r in w.nest.reductions):
-            many = w.sched.tile * len(w.nest.reductions) > FEW_ACCUMULATORS
+        if any(reduction.op.startswith("dot") for reduction in walk.nest.reductions):
+            many = walk.sched.tile * len(walk.nest.reductions) > FEW_ACCUMULATORS
             return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
-        return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(w.nest) else LONGEST_CHAIN
+        return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(walk.nest) else LONGEST_CHAIN
 
-    def _is_exact(self, w: Walk, additions: int) -> bool:
+    def _is_exact(self, walk: Walk, additions: int) -> bool:
         """Whether sums along vectors, of so many additions to each lane, keep what rounding loses."""
-        along = w.sched.vector in w.nest.rdims and not w.sched.straight
-        return along and additions > LONG_ROW and self._longest_chain(w) > 0
+        along = walk.sched.vector in walk.nest.rdims and not walk.sched.straight
+        return along and additions > LONG_ROW and self._longest_chain(walk) > 0
 
     def _sum_of_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
         if isinstance(x, int) and isinstance(y, int):
@@ -251,108 +262,123 @@ class Accumulators(HorizontalReductions, Cumulative):
         names = (v if isinstance(v, str) else self.text.index(v) for v in (x, y))
         return self.text.put(block, f"arith.addi {', '.join(names)} : index")
 
-    def _restarted(self, w: Walk, block: Block, accs: list[Ssa]) -> list[Ssa]:
+    def _restarted(self, walk: Walk, block: Block, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of floating-point sums at zero, the others as they are."""
-        zeros = self._identities(w, block, accs[0].lanes)
-        rounded = self._per_accumulator(w, is_rounded)
-        return [zeros[k % len(zeros)] if rounded[k % len(zeros)] else a for k, a in enumerate(accs)]
+        zeros = self._identities(walk, block, accs[0].lanes)
+        rounded = self._per_accumulator(walk, is_rounded)
+        return [
+            zeros[k % len(zeros)] if rounded[k % len(zeros)] else acc for k, acc in enumerate(accs)
+        ]
 
-    def _joined(self, w: Walk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
+    def _joined(self, walk: Walk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
         """Accumulators that hold what they held before a run and what they were given in it."""
-        b, rounded = self.text.builder(block, before[0].lanes), self._per_accumulator(w, is_rounded)
+        b, rounded = (
+            self.text.builder(block, before[0].lanes),
+            self._per_accumulator(walk, is_rounded),
+        )
         return [
             b.add(x, y) if rounded[k % len(rounded)] else y
             for k, (x, y) in enumerate(zip(before, run))
         ]
 
-    def _per_accumulator(self, w: Walk, f) -> list:
+    def _per_accumulator(self, walk: Walk, f) -> list:
         """f(reduction) for each accumulator of one point."""
         return [
-            f(r) for r in w.nest.reductions for _ in range(2 if r.op in ("argmax", "argmin") else 1)
+            f(reduction)
+            for reduction in walk.nest.reductions
+            for _ in range(2 if reduction.op in ("argmax", "argmin") else 1)
         ]
 
-    def _identities(self, w: Walk, block: Block, lanes: int) -> list[Ssa]:
+    def _identities(self, walk: Walk, block: Block, lanes: int) -> list[Ssa]:
         b = self.text.builder(block, lanes)
-        return [a for r in w.nest.reductions for a in self._identity(b, r)]
+        return [a for reduction in walk.nest.reductions for a in self._identity(b, reduction)]
 
-    def _identity(self, b: Builder, r: Reduction) -> list[Ssa]:
+    def _identity(self, b: Builder, reduction: Reduction) -> list[Ssa]:
         """Values that the accumulators of a reduction start with."""
-        if r.op in ("argmax", "argmin"):
-            value = r.args[0].dtype
+        if reduction.op in ("argmax", "argmin"):
+            value = reduction.args[0].dtype
             return [
-                b.c(IDENTITY[r.op](value), compute_el(value)),
-                b.c(np.iinfo(r.dtype).max, compute_el(r.dtype)),
+                b.c(IDENTITY[reduction.op](value), compute_el(value)),
+                b.c(np.iinfo(reduction.dtype).max, compute_el(reduction.dtype)),
             ]
-        return [b.c(IDENTITY[r.op](r.dtype), compute_el(r.dtype))]
+        return [b.c(IDENTITY[reduction.op](reduction.dtype), compute_el(reduction.dtype))]
 
     def _step(
-        self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+        self, walk: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> list[Ssa]:
         """One point of every reduction per tile point; returns the next accumulators."""
         width, out = len(accs) // len(points), []
-        lanes = w.sched.lanes
+        lanes = walk.sched.lanes
         b = self.text.builder(block, lanes)
-        masked = tail is not None and w.sched.vector in w.nest.rdims
+        masked = tail is not None and walk.sched.vector in walk.nest.rdims
 
         def point(k: int, p: Point) -> None:
             mine, at = accs[k * width : (k + 1) * width], 0
-            live = tail and tail.of(p, w.sched.vector)
-            for r in w.nest.reductions:
-                args = [self._wide(b, self._value(w, block, e, p, live), lanes) for e in r.args]
-                count = 2 if r.op in ("argmax", "argmin") else 1
+            live = tail and tail.of(p, walk.sched.vector)
+            for reduction in walk.nest.reductions:
+                args = [
+                    self._wide(b, self._value(walk, block, arg, p, live), lanes)
+                    for arg in reduction.args
+                ]
+                count = 2 if reduction.op in ("argmax", "argmin") else 1
                 old = mine[at : at + count]
-                new = self._combine(b, r, old, args)
-                if tail is not None and masked and not self._adds_zeros(w, r):
+                new = self._combine(b, reduction, old, args)
+                if tail is not None and masked and not self._adds_zeros(walk, reduction):
                     mask = self._tail_mask(tail, lanes)
                     new = [b.select(mask, n, o) for n, o in zip(new, old)]
                 out.extend(new)
                 at += count
 
-        self._interleave_points(w, block, points, point)
-        if any(x.inner for x in w.nest.writes):
+        self._interleave_points(walk, block, points, point)
+        if any(write.inner for write in walk.nest.writes):
             self._writes(
-                w,
+                walk,
                 block,
                 points,
                 tail,
-                self._with_before(w, b, out) if w.nest.ordered else [],
+                self._with_before(walk, b, out) if walk.nest.ordered else [],
                 inner=True,
             )
         return out
 
     def _interleave_points(
-        self, w: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
+        self, walk: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
     ) -> None:
         """fill(number, point) for each, with operations of several points interleaved where none reads what another stores."""
         before, filled = block.operations, []
-        for k, p in enumerate(points):
+        for k, point in enumerate(points):
             block.operations = []
-            fill(k, p)
+            fill(k, point)
             filled.append(block.operations)
         free = (
-            w.sched.vector is not None and not w.nest.ordered and not w.nest.over and not w.rewrites
+            walk.sched.vector is not None
+            and not walk.nest.ordered
+            and not walk.nest.over
+            and not walk.rewrites
         )
         block.operations = before + (
             interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one]
         )
 
-    def _adds_zeros(self, w: Walk, r: Reduction) -> bool:
+    def _adds_zeros(self, walk: Walk, reduction: Reduction) -> bool:
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
 
-        def zero(e: Expr) -> bool:
-            if e.kind != "load" or self._keeps(e.info[0]):
+        def zero(expr: Expr) -> bool:
+            if expr.kind != "load" or self._keeps(expr.info[0]):
                 return False
-            return flat_coefficient(e.info[0], e.info[1], w.sched.along) == 1
+            return flat_coefficient(expr.info[0], expr.info[1], walk.sched.along) == 1
 
         return (
-            (r.op == "sum" or r.op.startswith("dot"))
-            and r.dtype.kind != "b"
-            and all(map(zero, r.args))
+            (reduction.op == "sum" or reduction.op.startswith("dot"))
+            and reduction.dtype.kind != "b"
+            and all(map(zero, reduction.args))
         )
 
-    def _combine(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
-        unsigned = r.dtype.kind == "u"
-        match r.op:
+    def _combine(
+        self, b: Builder, reduction: Reduction, acc: list[Ssa], args: list[Ssa]
+    ) -> list[Ssa]:
+        unsigned = reduction.dtype.kind == "u"
+        match reduction.op:
             case "dot":
                 fused = b.contract and args[0].el in ("f32", "f64")
                 return [
@@ -361,7 +387,7 @@ class Accumulators(HorizontalReductions, Cumulative):
                     else b.add(acc[0], b.mul(args[0], args[1]))
                 ]
             case "dot_bf16" | "dot_i16" | "dot_i8":
-                return [self._product_of_words(b, r.op, acc[0], args)]
+                return [self._product_of_words(b, reduction.op, acc[0], args)]
             case "sum":
                 return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
             case "prod":
@@ -387,50 +413,54 @@ class Accumulators(HorizontalReductions, Cumulative):
             case "xor":
                 return [b.xor(acc[0], args[0])]
             case "logaddexp":
-                return [self._logaddexp(b, r, acc[0], args[0])]
+                return [self._logaddexp(b, reduction, acc[0], args[0])]
             case "argmax" | "argmin":
-                return self._better(b, r, acc, args)
-        raise AssertionError(r.op)
+                return self._better(b, reduction, acc, args)
+        raise AssertionError(reduction.op)
 
     def _product_of_words(self, b: Builder, op: str, acc: Ssa, args: list[Ssa]) -> Ssa:
         """acc + the products of the elements that words hold, per lane; of bytes, the first argument's are unsigned."""
         el, bits, name = WORD_PRODUCTS[op]
         parts = f"vector<{32 // bits * acc.lanes}x{el}>"
-        x, y = (b.emit(f"vector.bitcast {a.name} : {a.type} to {parts}") for a in args)
+        x, y = (b.emit(f"vector.bitcast {arg.name} : {arg.type} to {parts}") for arg in args)
         types = f"({acc.type}, {parts}, {parts}) -> {acc.type}"
         call = f'llvm.call_intrinsic "llvm.x86.{name}.{32 * acc.lanes}"({acc.name}, {x}, {y}) : {types}'
         return acc._replace(name=b.emit(call))
 
-    def _logaddexp(self, b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
+    def _logaddexp(self, b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
 
         def call(name: str, v: Ssa) -> Ssa:
-            info = elementwise.EqnInfo(name, {"accuracy": None}, (r.dtype,), r.dtype, None)
+            info = elementwise.EqnInfo(
+                name, {"accuracy": None}, (reduction.dtype,), reduction.dtype, None
+            )
             return elementwise.RULES.lookup(name)(b, info, v)
 
-        high = b.max(x, y)
-        total = b.add(high, call("log1p", call("exp", b.sub(b.min(x, y), high))))
+        high = b.max(value, y)
+        total = b.add(high, call("log1p", call("exp", b.sub(b.min(value, y), high))))
         infinite = b.cmp("eq", b.abs(high), b.c(np.inf, high.el))
         return b.select(infinite, high, total)
 
-    def _better(self, b: Builder, r: Reduction, acc: list[Ssa], args: list[Ssa]) -> list[Ssa]:
+    def _better(
+        self, b: Builder, reduction: Reduction, acc: list[Ssa], args: list[Ssa]
+    ) -> list[Ssa]:
         """The larger (smaller) value, NaN above all; among equals the smaller index."""
-        (v, i), (x, n) = acc, args
-        unsigned = r.args[0].dtype.kind == "u"
-        if v.el == "i1":
-            v2, x2 = b.int_resize(v, "i8", unsigned=True), b.int_resize(x, "i8", unsigned=True)
-            wins = b.cmp("gt" if r.op == "argmax" else "lt", x2, v2, unsigned=True)
+        (value, i), (x, n) = acc, args
+        unsigned = reduction.args[0].dtype.kind == "u"
+        if value.el == "i1":
+            v2, x2 = b.int_resize(value, "i8", unsigned=True), b.int_resize(x, "i8", unsigned=True)
+            wins = b.cmp("gt" if reduction.op == "argmax" else "lt", x2, v2, unsigned=True)
             ties = b.cmp("eq", x2, v2)
         else:
-            wins = b.cmp("gt" if r.op == "argmax" else "lt", x, v, unsigned=unsigned)
-            ties = b.cmp("eq", x, v)
-        if v.el in ("f32", "f64"):
+            wins = b.cmp("gt" if reduction.op == "argmax" else "lt", x, value, unsigned=unsigned)
+            ties = b.cmp("eq", x, value)
+        if value.el in ("f32", "f64"):
             wins = b.or_(
-                b.and_(wins, b.not_(b.is_nan(v))), b.and_(b.is_nan(x), b.not_(b.is_nan(v)))
+                b.and_(wins, b.not_(b.is_nan(value))), b.and_(b.is_nan(x), b.not_(b.is_nan(value)))
             )
-            ties = b.or_(ties, b.and_(b.is_nan(x), b.is_nan(v)))
+            ties = b.or_(ties, b.and_(b.is_nan(x), b.is_nan(value)))
         wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
-        return [b.select(wins, x, v), b.select(wins, n, i)]
+        return [b.select(wins, x, value), b.select(wins, n, i)]
 
 
 def _run_length(trips: int, terms: int, limit: int) -> int:

@@ -24,9 +24,9 @@ class Tail:
     live: int
     start: int = 0
 
-    def of(self, p: Point, vector: str | None) -> Tail | None:
+    def of(self, point: Point, vector: str | None) -> Tail | None:
         """Part of the tail that a point of the register tile has: all vectors of a step but the last are whole."""
-        return self if p.get(vector or "", 0) >= self.start else None
+        return self if point.get(vector or "", 0) >= self.start else None
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Walk:
     @cached_property
     def rewrites(self) -> bool:
         """Whether the nest reads, anywhere, an array that it writes."""
-        return any(e.info[0].root in self.written for e in self.nest.loads())
+        return any(load.info[0].root in self.written for load in self.nest.loads())
 
     def reach(self, dim: str) -> int:
         """Distance from the nest's points at which values are taken, and computed in vain."""
@@ -68,12 +68,12 @@ class Walk:
             furthest + 2 * self.sched.lanes if furthest and dim == self.sched.vector else furthest
         )
 
-    def live_lanes(self, load: Expr, p: Point) -> int:
+    def live_lanes(self, load: Expr, point: Point) -> int:
         """Counts the elements from a load's place on that are there to be read, in a step at a constant place."""
         vector = self.sched.along
         assert self.first is not None
         end = self.nest.dims[vector] + self.reaches.get(id(load), {}).get(vector, 0)
-        return end - self.first - p.get(vector, 0)
+        return end - self.first - point.get(vector, 0)
 
 
 class Places:
@@ -83,55 +83,64 @@ class Places:
         self.text, self.vector_bits = text, vector_bits
         self.pool = Pool()  # of expressions made here
 
-    def _address(self, block: Block, buf: Buf, index, p: Point) -> tuple[Block, str]:
+    def _address(self, block: Block, buf: Buf, index, point: Point) -> tuple[Block, str]:
         flat = flat_index(buf, index)
-        return self.text.affine(block, flat, sum(flat.coefficient(d) * o for d, o in p.items()))
+        return self.text.affine(
+            block, flat, sum(flat.coefficient(dim) * offset for dim, offset in point.items())
+        )
 
     def _tail_mask(self, tail: Tail, lanes: int) -> Ssa:
         return Ssa(
             self.text.const(f"vector.constant_mask [{tail.live}] : vector<{lanes}xi1>"), "i1", lanes
         )
 
-    def _axis_is_safe(self, w: Walk, i: Affine, extent: int) -> bool:
+    def _axis_is_safe(self, walk: Walk, affine: Affine, extent: int) -> bool:
         """Whether an index stays inside without looking at runtime values."""
-        if not i.symbols <= w.nest.dims.keys():
+        if not affine.symbols <= walk.nest.dims.keys():
             return False
-        low, high = i.bounds(lambda d: w.nest.dims[d] + w.reach(d))
+        low, high = affine.bounds(lambda dim: walk.nest.dims[dim] + walk.reach(dim))
         return low >= 0 and high < extent
 
     def _guard_masks(
-        self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int
+        self, walk: Walk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> tuple[list[Ssa], list[str]]:
         """(lane masks, scalar conditions) under which every index is inside its axis."""
         masks, conditions = [], []
-        vector = w.sched.vector if lanes else None
-        for i, extent in zip(index, buf.shape):
-            if self._axis_is_safe(w, i, extent):
+        vector = walk.sched.vector if lanes else None
+        for position, extent in zip(index, buf.shape):
+            if self._axis_is_safe(walk, position, extent):
                 continue
-            if vector and i.coefficient(vector):
-                masks.append(self._range(w, block, (i, 0, extent), p, lanes))
+            if vector and position.coefficient(vector):
+                masks.append(self._range(walk, block, (position, 0, extent), point, lanes))
             else:
-                conditions.append(self._range(w, block, (i, 0, extent), p, 0).name)
+                conditions.append(self._range(walk, block, (position, 0, extent), point, 0).name)
         return masks, conditions
 
-    def _range(self, w: Walk, block: Block, info, p: Point, lanes: int) -> Ssa:
+    def _range(self, walk: Walk, block: Block, info, point: Point, lanes: int) -> Ssa:
         """low <= index < high, per lane where the index moves along the vector dimension."""
         i, low, high = info
         b = self.text.builder(block, lanes)
         value = self._index(
-            w, block, i, p, lanes, "i64" if max(abs(low), abs(high)) > INDEX_BITS_32 else "i32"
+            walk,
+            block,
+            i,
+            point,
+            lanes,
+            "i64" if max(abs(low), abs(high)) > INDEX_BITS_32 else "i32",
         )
         parts = [] if low <= -INDEX_BITS_32 else [b.cmp("ge", value, b.c(low, value.el))]
         parts += [] if high >= INDEX_BITS_32 else [b.cmp("lt", value, b.c(high, value.el))]
         return b.and_(*parts) if len(parts) == 2 else parts[0]
 
-    def _index(self, w: Walk, block: Block, i: Affine, p: Point, lanes: int, el: str) -> Ssa:
+    def _index(
+        self, walk: Walk, block: Block, affine: Affine, point: Point, lanes: int, el: str
+    ) -> Ssa:
         """An index as an integer value; lanes follow the vector dimension."""
-        vector = w.sched.vector
-        offset = sum(i.coefficient(d) * o for d, o in p.items())
-        _, name = self.text.affine(block, i, offset)
+        vector = walk.sched.vector
+        offset = sum(affine.coefficient(dim) * o for dim, o in point.items())
+        _, name = self.text.affine(block, affine, offset)
         scalar = Ssa(self.text.put(block, f"arith.index_cast {name} : index to {el}"), el, 0)
-        c = i.coefficient(vector) if vector else 0
+        c = affine.coefficient(vector) if vector else 0
         if not lanes or not c:
             return scalar if not lanes else self.text.builder(block, lanes).broadcast(scalar)
         b = self.text.builder(block, lanes)

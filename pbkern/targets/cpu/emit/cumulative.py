@@ -32,14 +32,17 @@ class Cumulative(Registers):
     _identities: Callable[..., list[Ssa]]
     _sum_of_indices: Callable[..., str | int]
 
-    def _is_in_runs(self, w: Walk, trips: int) -> bool:
+    def _is_in_runs(self, walk: Walk, trips: int) -> bool:
         """Whether a loop of so many steps of an ordered nest is cut into runs."""
-        ops = [r.op for r in w.nest.reductions]
-        floats = all(r.dtype.kind == "f" or r.dtype.name == "bfloat16" for r in w.nest.reductions)
-        one_loop = sum(w.nest.dims[d] > 1 for d in w.nest.rdims) == 1
+        ops = [reduction.op for reduction in walk.nest.reductions]
+        floats = all(
+            reduction.dtype.kind == "f" or reduction.dtype.name == "bfloat16"
+            for reduction in walk.nest.reductions
+        )
+        one_loop = sum(walk.nest.dims[rdim] > 1 for rdim in walk.nest.rdims) == 1
         return (
             self.text.contract
-            and w.nest.ordered
+            and walk.nest.ordered
             and floats
             and one_loop
             and trips > 2 * RUN
@@ -48,7 +51,7 @@ class Cumulative(Registers):
 
     def _accumulate_in_runs(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         loop: tuple[str, int, int, int],
         fill: Callable,
@@ -57,33 +60,35 @@ class Cumulative(Registers):
         """A loop (symbol, low, high, step) whose trips each add a number to every accumulator, which `fill` then stores."""
         d, low, high, step = loop
         trips, count, lanes = -(-(high - low) // step), len(accs), accs[0].lanes
-        reductions = [w.nest.reductions[k % len(w.nest.reductions)] for k in range(count)]
+        reductions = [walk.nest.reductions[k % len(walk.nest.reductions)] for k in range(count)]
 
         def run(b: Block, carried: list[Ssa], first: str | int, length: int) -> list[Ssa]:
             op = self.text.builder(b, lanes)
             before, lost = carried[:count], carried[count:]
-            w.before = [
-                whole(op, x, y) if is_rounded(r) else x for r, x, y in zip(reductions, before, lost)
+            walk.before = [
+                whole(op, x, y) if is_rounded(reduction) else x
+                for reduction, x, y in zip(reductions, before, lost)
             ]
 
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
                 inner.values[d] = self._sum_of_indices(inner, first, inner.values[f"{d}''"])
                 return fill(inner, values)
 
-            start = self._identities(w, b, lanes) * (count // len(w.nest.reductions))
+            start = self._identities(walk, b, lanes) * (count // len(walk.nest.reductions))
             local = self.text.loop(b, f"{d}''", 0, length * step, step, trip, start)
-            w.before = []
+            walk.before = []
             (*after,) = (
-                self._combine(op, r, [x], [y])[0] for r, x, y in zip(reductions, before, local)
+                self._combine(op, reduction, [x], [y])[0]
+                for reduction, x, y in zip(reductions, before, local)
             )
             kept = [
-                op.add(z, lost_in(op, x, y, s)) if is_rounded(r) else z
-                for r, x, y, s, z in zip(reductions, before, local, after, lost)
+                op.add(z, lost_in(op, x, y, s)) if is_rounded(reduction) else z
+                for reduction, x, y, s, z in zip(reductions, before, local, after, lost)
             ]
             return [*after, *kept]
 
         zero = self.text.builder(block, lanes)
-        carried = [*accs, *(zero.c(0, a.el) for a in accs)]
+        carried = [*accs, *(zero.c(0, acc.el) for acc in accs)]
         full = low + trips // RUN * RUN * step
         carried = self.text.loop(
             block,
@@ -98,13 +103,16 @@ class Cumulative(Registers):
             carried = run(block, carried, full, trips % RUN)
         op = self.text.builder(block, lanes)
         return [
-            whole(op, x, y) if is_rounded(r) else x
-            for r, x, y in zip(reductions, carried, carried[count:])
+            whole(op, x, y) if is_rounded(reduction) else x
+            for reduction, x, y in zip(reductions, carried, carried[count:])
         ]
 
-    def _with_before(self, w: Walk, b: Builder, accs: list[Ssa]) -> list[Ssa]:
+    def _with_before(self, walk: Walk, b: Builder, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of the present run -> those of all steps so far."""
-        if not w.before:
+        if not walk.before:
             return accs
-        reductions = [w.nest.reductions[k % len(w.nest.reductions)] for k in range(len(accs))]
-        return [self._combine(b, r, [x], [y])[0] for r, x, y in zip(reductions, w.before, accs)]
+        reductions = [walk.nest.reductions[k % len(walk.nest.reductions)] for k in range(len(accs))]
+        return [
+            self._combine(b, reduction, [x], [acc])[0]
+            for reduction, x, acc in zip(reductions, walk.before, accs)
+        ]

@@ -39,27 +39,27 @@ class Epilogues(Accumulators):
     _writes: Callable[..., None]
 
     def _follow(
-        self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+        self, walk: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> None:
         """The writes of a tile's points; `accs` are their sums."""
-        dim, rows = self._rows(w, points) if len({a.type for a in accs}) == 1 else (None, 0)
+        dim, rows = self._rows(walk, points) if len({acc.type for acc in accs}) == 1 else (None, 0)
         at_once = -(-GROUP * max(rows, 1) // len(points))
         looped = rows // at_once * at_once
         if dim is None or looped <= at_once:
-            self._writes(w, block, points, tail, accs, inner=False)
+            self._writes(walk, block, points, tail, accs, inner=False)
             return
         count, each = len(points) // rows, len(accs) // rows
         self._row_by_row(
-            w, block, dim, each, points[: at_once * count], tail, accs[: looped * each]
+            walk, block, dim, each, points[: at_once * count], tail, accs[: looped * each]
         )
         if looped < rows:
             self._writes(
-                w, block, points[looped * count :], tail, accs[looped * each :], inner=False
+                walk, block, points[looped * count :], tail, accs[looped * each :], inner=False
             )
 
     def _row_by_row(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         dim: str,
         each: int,
@@ -70,10 +70,10 @@ class Epilogues(Accumulators):
         """A loop over rows along `dim`, with `each` of the sums in `accs`; `points` are those of the first trip."""
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
-        for k, a in enumerate(accs):
-            block.add(f"memref.store {a.name}, {sums}[{self.text.index(k)}] : {kind}")
+        for k, acc in enumerate(accs):
+            block.add(f"memref.store {acc.name}, {sums}[{self.text.index(k)}] : {kind}")
         _, first = block.lookup(dim)
-        at_once = 1 + max(p[dim] for p in points)
+        at_once = 1 + max(point[dim] for point in points)
 
         def fill(inner: Block, _) -> list[Ssa]:
             row = inner.values[f"{dim}'"]
@@ -85,24 +85,24 @@ class Epilogues(Accumulators):
                 mine.append(
                     a._replace(name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}"))
                 )
-            self._writes(w, inner, points, tail, mine, inner=False)
+            self._writes(walk, inner, points, tail, mine, inner=False)
             return []
 
         self.text.loop(block, f"{dim}'", 0, len(accs) // each, at_once, fill)
 
-    def _rows(self, w: Walk, points: list[Point]) -> tuple[str | None, int]:
+    def _rows(self, walk: Walk, points: list[Point]) -> tuple[str | None, int]:
         """(dimension, number) of the tile's equal rows, which the epilogue takes one by one; (None, 0): all at once."""
         dim = next(iter(points[0]), None)
         plain = (
             self.kept is None
-            and not w.moves
-            and not w.rewrites
-            and w.sched.vector not in (None, dim)
+            and not walk.moves
+            and not walk.rewrites
+            and walk.sched.vector not in (None, dim)
         )
-        if dim is None or not plain or dim == w.sched.transpose:
+        if dim is None or not plain or dim == walk.sched.transpose:
             return None, 0
         spare = registers_of(self.vector_bits) > 16
-        if _cost_of_point(w.nest, {dim, w.sched.along}) < (
+        if _cost_of_point(walk.nest, {dim, walk.sched.along}) < (
             LONG_EPILOGUE if spare else LONG_WITHOUT_SPARE_REGISTERS
         ):
             return None, 0
@@ -111,9 +111,9 @@ class Epilogues(Accumulators):
             for _, row in groupby(points, lambda p: p[dim])
         ]
         even = all(row == rows[0] for row in rows) and [
-            p[dim] for p in points[:: len(rows[0])]
+            point[dim] for point in points[:: len(rows[0])]
         ] == list(range(len(rows)))
-        if not even or runs_of_stores(w.nest, w.sched.vector, points, inner=False):
+        if not even or runs_of_stores(walk.nest, walk.sched.vector, points, inner=False):
             return None, 0
         return dim, len(rows)
 
@@ -121,9 +121,15 @@ class Epilogues(Accumulators):
 def _cost_of_point(nest: Nest, apart: set[str]) -> float:
     """Cost of what is computed for each sum by itself: of it, or of values that differ along all dimensions of `apart`."""
     behind = nodes(
-        e for x in nest.writes if not x.inner for e in (x.value, x.mask) if e is not None
+        e
+        for write in nest.writes
+        if not write.inner
+        for e in (write.value, write.mask)
+        if e is not None
     )
     own: dict[int, bool] = {}
-    for e in behind:
-        own[id(e)] = e.kind == "acc" or apart <= e.symbols or any(own[id(a)] for a in e.args)
+    for expr in behind:
+        own[id(expr)] = (
+            expr.kind == "acc" or apart <= expr.symbols or any(own[id(arg)] for arg in expr.args)
+        )
     return sum(COST.get(e.info.primitive, 1.0) for e in behind if e.kind == "op" and own[id(e)])

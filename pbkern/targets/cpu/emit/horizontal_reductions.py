@@ -40,24 +40,28 @@ class HorizontalReductions(Registers):
     _combine: Callable[..., list[Ssa]]
     _identity: Callable[..., list[Ssa]]
 
-    def _fold(self, w: Walk, block: Block, parts: list[list[Ssa]], *, exact: bool) -> list[Ssa]:
+    def _fold(self, walk: Walk, block: Block, parts: list[list[Ssa]], *, exact: bool) -> list[Ssa]:
         """Accumulators of several vectors -> one scalar per accumulator. `exact`: also of what their sums lose."""
-        b, at, out = self.text.builder(block, w.sched.lanes), 0, []
-        for r in w.nest.reductions:
-            count = 2 if r.op in ("argmax", "argmin") else 1
-            mine = [p[at : at + count] for p in parts]
-            if exact and is_rounded(r):
+        b, at, out = self.text.builder(block, walk.sched.lanes), 0, []
+        for reduction in walk.nest.reductions:
+            count = 2 if reduction.op in ("argmax", "argmin") else 1
+            mine = [part[at : at + count] for part in parts]
+            if exact and is_rounded(reduction):
                 out.append(self._fold_exactly(block, [m for (m,) in mine]))
                 at += count
                 continue
-            merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
+            merged = Reduction(
+                "sum" if reduction.op.startswith("dot") else reduction.op,
+                reduction.args,
+                reduction.dtype,
+            )
             merged_parts = by_halves(
                 mine, lambda x, y, merged=merged: self._combine(b, merged, x, y)
             )
             out += (
-                self._reduce_lanes(block, r, merged_parts)
+                self._reduce_lanes(block, reduction, merged_parts)
                 if count == 1
-                else self._reduce_lanes_arg(block, r, merged_parts)
+                else self._reduce_lanes_arg(block, reduction, merged_parts)
             )
             at += count
         return out
@@ -65,7 +69,9 @@ class HorizontalReductions(Registers):
     def _fold_exactly(self, block: Block, parts: list[Ssa]) -> Ssa:
         """The sum of the lanes of vectors, and what is lost by adding them up."""
         b = self.text.builder(block, parts[0].lanes)
-        pair = by_halves([(p, b.c(0, p.el)) for p in parts], lambda x, y: _with_lost(b, x, y))
+        pair = by_halves(
+            [(part, b.c(0, part.el)) for part in parts], lambda x, y: _with_lost(b, x, y)
+        )
         half = parts[0].lanes // 2
         while half:
             pair = _with_lost(b, pair, tuple(self._rotated(block, v, half) for v in pair))
@@ -74,26 +80,32 @@ class HorizontalReductions(Registers):
         first = f"vector.extract {total.name}[0] : {total._replace(lanes=0).type} from {total.type}"
         return Ssa(self.text.put(block, first), total.el, 0)
 
-    def _rotated(self, block: Block, v: Ssa, by: int) -> Ssa:
-        return self._shuffled(block, v, v, [(k + by) % v.lanes for k in range(v.lanes)])
+    def _rotated(self, block: Block, value: Ssa, by: int) -> Ssa:
+        return self._shuffled(
+            block, value, value, [(k + by) % value.lanes for k in range(value.lanes)]
+        )
 
-    def _reduced_rows(self, w: Walk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
+    def _reduced_rows(self, walk: Walk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
         """Accumulators of up to as many rows as a vector has lanes -> a vector of each, a row in every lane."""
-        lanes, at, out = w.sched.lanes, 0, []
+        lanes, at, out = walk.sched.lanes, 0, []
         b = self.text.builder(block, lanes)
-        for r in w.nest.reductions:
-            count = 2 if r.op in ("argmax", "argmin") else 1
+        for reduction in walk.nest.reductions:
+            count = 2 if reduction.op in ("argmax", "argmin") else 1
             mine = [accs[at : at + count] for accs in rows]
-            mine += [self._identity(b, r)] * (lanes - len(mine))
+            mine += [self._identity(b, reduction)] * (lanes - len(mine))
             at += count
-            if r.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
-                ordered = [[_ordered(b, r.op, v)] for (v,) in mine]
+            if reduction.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
+                ordered = [[_ordered(b, reduction.op, v)] for (v,) in mine]
                 (best,) = self._permuted_together(
-                    block, ordered, lambda x, y, r=r: [getattr(b, r.op)(x[0], y[0])]
+                    block, ordered, lambda x, y, r=reduction: [getattr(b, r.op)(x[0], y[0])]
                 )
                 out.append(b.bitcast(_sign_magnitude(b, best), mine[0][0].el))
                 continue
-            merged = Reduction("sum" if r.op.startswith("dot") else r.op, r.args, r.dtype)
+            merged = Reduction(
+                "sum" if reduction.op.startswith("dot") else reduction.op,
+                reduction.args,
+                reduction.dtype,
+            )
             out += self._permuted_together(
                 block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y)
             )
@@ -110,23 +122,23 @@ class HorizontalReductions(Registers):
             rows = [
                 join(
                     *(
-                        [self._shuffled(block, x, y, order) for x, y in zip(a, b)]
+                        [self._shuffled(block, x, y, order) for x, y in zip(row, b)]
                         for order in (low, high)
                     )
                 )
-                for a, b in zip(rows[::2], rows[1::2])
+                for row, b in zip(rows[::2], rows[1::2])
             ]
             done *= 2
         return rows[0]
 
-    def _shuffled(self, block: Block, x: Ssa, y: Ssa, order: list[int]) -> Ssa:
-        both = f"{x.name}, {y.name} {order} : {x.type}, {y.type}"
-        return x._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+    def _shuffled(self, block: Block, value: Ssa, y: Ssa, order: list[int]) -> Ssa:
+        both = f"{value.name}, {y.name} {order} : {value.type}, {y.type}"
+        return value._replace(name=self.text.put(block, f"vector.shuffle {both}"))
 
-    def _reduce_lanes(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
-        v, sign = x[0], "u" if r.dtype.kind == "u" else "s"
-        if r.op in ("max", "min") and v.el in ("f32", "f64"):
-            return [self._extreme_of_lanes(block, r.op, v)]
+    def _reduce_lanes(self, block: Block, reduction: Reduction, x: list[Ssa]) -> list[Ssa]:
+        value, sign = x[0], "u" if reduction.dtype.kind == "u" else "s"
+        if reduction.op in ("max", "min") and value.el in ("f32", "f64"):
+            return [self._extreme_of_lanes(block, reduction.op, value)]
         kind = {
             **dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
             "prod": "mul",
@@ -136,38 +148,46 @@ class HorizontalReductions(Registers):
             "max": f"max{sign}i",
             "min": f"min{sign}i",
             "greatest_number": "maxnumf",
-        }[r.op]
-        if v.el == "i1":
+        }[reduction.op]
+        if value.el == "i1":
             kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
-        return [self._reduced(block, kind, v)]
+        return [self._reduced(block, kind, value)]
 
-    def _reduced(self, block: Block, kind: str, v: Ssa) -> Ssa:
-        scalar = v._replace(lanes=0)
+    def _reduced(self, block: Block, kind: str, value: Ssa) -> Ssa:
+        scalar = value._replace(lanes=0)
         reduced = self.text.put(
-            block, f"vector.reduction <{kind}>, {v.name} : {v.type} into {scalar.type}"
+            block, f"vector.reduction <{kind}>, {value.name} : {value.type} into {scalar.type}"
         )
         return scalar._replace(name=reduced)
 
-    def _extreme_of_lanes(self, block: Block, op: str, v: Ssa) -> Ssa:
+    def _extreme_of_lanes(self, block: Block, op: str, value: Ssa) -> Ssa:
         """The extreme of the lanes, found among integers in the order of the floats, NaN behind
         all: a comparison of floats takes four instructions each time, for NaN and zeros of both
         signs.
         """
         one = self.text.builder(block, 0)
-        best = self._reduced(block, f"{op}si", _ordered(self.text.builder(block, v.lanes), op, v))
-        return one.bitcast(_sign_magnitude(one, best), v.el)
+        best = self._reduced(
+            block, f"{op}si", _ordered(self.text.builder(block, value.lanes), op, value)
+        )
+        return one.bitcast(_sign_magnitude(one, best), value.el)
 
-    def _reduce_lanes_arg(self, block: Block, r: Reduction, x: list[Ssa]) -> list[Ssa]:
+    def _reduce_lanes_arg(self, block: Block, reduction: Reduction, x: list[Ssa]) -> list[Ssa]:
         """The best of the lanes, and the smallest of the indices that have it."""
-        b, (v, i) = self.text.builder(block, x[0].lanes), x
-        op, sign, el = r.op.removeprefix("arg"), "u" if r.args[0].dtype.kind == "u" else "s", v.el
+        b, (value, i) = self.text.builder(block, x[0].lanes), x
+        op, sign, el = (
+            reduction.op.removeprefix("arg"),
+            "u" if reduction.args[0].dtype.kind == "u" else "s",
+            value.el,
+        )
         if el in ("f32", "f64"):
-            v = _ordered(b, op, b.add(v, b.c(0, el)))  # zeros of both signs are equal
+            value = _ordered(b, op, b.add(value, b.c(0, el)))  # zeros of both signs are equal
         elif el == "i1":
-            v, sign = b.int_resize(v, "i8", unsigned=True), "u"
-        best = self._reduced(block, f"{op}{sign}i", v)
+            value, sign = b.int_resize(value, "i8", unsigned=True), "u"
+        best = self._reduced(block, f"{op}{sign}i", value)
         none = b.c((1 << (BITS[i.el] - 1)) - 1, i.el)
-        index = self._reduced(block, "minsi", b.select(b.cmp("eq", v, b.broadcast(best)), i, none))
+        index = self._reduced(
+            block, "minsi", b.select(b.cmp("eq", value, b.broadcast(best)), i, none)
+        )
         one = self.text.builder(block, 0)
         if el in ("f32", "f64"):
             return [one.bitcast(_sign_magnitude(one, best), el), index]
@@ -194,24 +214,33 @@ def butterfly_halves(lanes: int, done: int, block: int) -> tuple[list[int], list
     return low, [k + block for k in low]
 
 
-def _sign_magnitude(b: Builder, x: Ssa) -> Ssa:
+def _sign_magnitude(b: Builder, value: Ssa) -> Ssa:
     """Sign and magnitude to two's complement, and back."""
     return b.xor(
-        x, b.and_(b.sar(x, b.c(BITS[x.el] - 1, x.el)), b.c((1 << (BITS[x.el] - 1)) - 1, x.el))
+        value,
+        b.and_(
+            b.sar(value, b.c(BITS[value.el] - 1, value.el)),
+            b.c((1 << (BITS[value.el] - 1)) - 1, value.el),
+        ),
     )
 
 
-def _ordered(b: Builder, op: str, v: Ssa) -> Ssa:
+def _ordered(b: Builder, op: str, value: Ssa) -> Ssa:
     """Integers in the order of floats, -0 before 0; NaN wins, whether `op` is max or min."""
-    el = int_el(v.el)
+    el = int_el(value.el)
     most = (1 << (BITS[el] - 1)) - 1
     return b.select(
-        b.is_nan(v), b.c(most if op == "max" else ~most, el), _sign_magnitude(b, b.bitcast(v, el))
+        b.is_nan(value),
+        b.c(most if op == "max" else ~most, el),
+        _sign_magnitude(b, b.bitcast(value, el)),
     )
 
 
-def is_rounded(r: Reduction) -> bool:
-    return r.op in ("sum", "dot", "dot_bf16") and compute_el(r.dtype) in ("f32", "f64")
+def is_rounded(reduction: Reduction) -> bool:
+    return reduction.op in ("sum", "dot", "dot_bf16") and compute_el(reduction.dtype) in (
+        "f32",
+        "f64",
+    )
 
 
 def by_halves(parts: list, join):
@@ -222,10 +251,10 @@ def by_halves(parts: list, join):
     return parts[0]
 
 
-def lost_in(b: Builder, x: Ssa, y: Ssa, total: Ssa) -> Ssa:
+def lost_in(b: Builder, value: Ssa, y: Ssa, total: Ssa) -> Ssa:
     """Error of rounding total = x + y. Source: Knuth, TAOCP 2, 4.2.2, theorem B."""
-    added = b.sub(total, x)
-    return b.add(b.sub(x, b.sub(total, added)), b.sub(y, added))
+    added = b.sub(total, value)
+    return b.add(b.sub(value, b.sub(total, added)), b.sub(y, added))
 
 
 def _with_lost(b: Builder, x: tuple[Ssa, ...], y: tuple[Ssa, ...]) -> tuple[Ssa, Ssa]:

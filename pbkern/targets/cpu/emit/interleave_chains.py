@@ -24,10 +24,10 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
     Those with branches stay as they are: they end what LLVM schedules together.
     """
     if (
-        not all(map(_is_plain, (x for operations in points for x in operations)))
+        not all(map(_is_plain, (operation for operations in points for operation in operations)))
         or max(map(len, points)) < LONG_CHAIN
     ):
-        return [x for operations in points for x in operations]
+        return [operation for operations in points for operation in operations]
     size = GROUP
     found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
     while size > 1 and max(map(_most_live, found)) > MOST_LIVE:
@@ -48,7 +48,7 @@ def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
 
     What a point needs of an earlier one, such as a load, comes before.
     """
-    defined = {x.result for operations in points for x in operations}
+    defined = {operation.result for operations in points for operation in operations}
     made: set[str] = set()
     waiting, order = [list(reversed(operations)) for operations in points], []
     while any(waiting):

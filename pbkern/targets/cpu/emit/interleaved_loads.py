@@ -21,7 +21,7 @@ class InterleavedLoads(Places):
 
     def _load_strided(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         buf: Buf,
         flat: Affine,
@@ -33,13 +33,15 @@ class InterleavedLoads(Places):
 
         Reads nothing outside the run's own elements.
         """
-        step, live = flat.coefficient(w.sched.vector), tail.live if tail else lanes
+        step, live = flat.coefficient(walk.sched.vector), tail.live if tail else lanes
         low, high = (
-            (place, place) if buf.root in w.written else w.runs[buf.root, flat.linear()][place]
+            (place, place)
+            if buf.root in walk.written
+            else walk.runs[buf.root, flat.linear()][place]
         )
         wanted = [place + k * step for k in range(live)]
         return self._load_places(
-            w,
+            walk,
             block,
             buf,
             flat,
@@ -49,7 +51,14 @@ class InterleavedLoads(Places):
         )
 
     def _load_places(
-        self, w: Walk, block: Block, buf: Buf, flat: Affine, run: Run, wanted: list[int], lanes: int
+        self,
+        walk: Walk,
+        block: Block,
+        buf: Buf,
+        flat: Affine,
+        run: Run,
+        wanted: list[int],
+        lanes: int,
     ) -> Ssa:
         """The elements at the wanted places, of whole vectors that cover a run of places."""
         low, count = run[0], run[1] - run[0] + 1
@@ -65,16 +74,16 @@ class InterleavedLoads(Places):
 
         chosen = [lane(place - low) for place in wanted]
         vectors = {
-            n: self._load_whole(w, block, buf, flat, low + starts[n], min(count, width), width)
+            n: self._load_whole(walk, block, buf, flat, low + starts[n], min(count, width), width)
             for n, _ in chosen
         }
         return self._picked(block, vectors, chosen, lanes)
 
     def _load_whole(
-        self, w: Walk, block: Block, buf: Buf, flat: Affine, place: int, live: int, lanes: int
+        self, walk: Walk, block: Block, buf: Buf, flat: Affine, place: int, live: int, lanes: int
     ) -> Ssa:
         key = ("strided", buf.root, flat.linear(), place, live)
-        if key not in block.memo or buf.root in w.written:
+        if key not in block.memo or buf.root in walk.written:
             el, m = storage_el(buf.dtype), memref(buf)
             _, address = self.text.affine(block, flat, place - flat.const)
             t = mlir_type(el, lanes)
@@ -129,13 +138,13 @@ class InterleavedLoads(Places):
         self, block: Block, buf: Buf, flat: Affine, place: int, vectors: list[Ssa], count: int
     ) -> None:
         """Stores the first `count` elements of vectors side by side."""
-        for start, v in zip(range(0, count, vectors[0].lanes), vectors):
+        for start, vector in zip(range(0, count, vectors[0].lanes), vectors):
             _, address = self.text.affine(block, flat, place + start - flat.const)
             to = f"{buf.root.name}[{address}]"
-            if start + v.lanes <= count:
-                block.add(f"vector.store {v.name}, {to} : {memref(buf)}, {v.type}")
+            if start + vector.lanes <= count:
+                block.add(f"vector.store {vector.name}, {to} : {memref(buf)}, {vector.type}")
             else:
-                mask = self._tail_mask(Tail(count - start), v.lanes)
+                mask = self._tail_mask(Tail(count - start), vector.lanes)
                 block.add(
-                    f"vector.maskedstore {to}, {mask.name}, {v.name} : {memref(buf)}, {mask.type}, {v.type}"
+                    f"vector.maskedstore {to}, {mask.name}, {vector.name} : {memref(buf)}, {mask.type}, {vector.type}"
                 )

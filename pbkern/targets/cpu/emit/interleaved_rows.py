@@ -29,7 +29,7 @@ class Rows:
 
     def __init__(self, points: list[Point], count: int):
         self.points, self.count, self.size = points, count, count * len(points)
-        self._key = (count, *(tuple(sorted(p.items())) for p in points))
+        self._key = (count, *(tuple(sorted(point.items())) for point in points))
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -49,19 +49,21 @@ class InterleavedRows(InterleavedLoads, Registers):
     _interleave_points: Callable[..., None]
     _place: Callable[..., Block]
 
-    def _interleaved_writes(self, w: Walk, joint: set[int]) -> set[int]:
+    def _interleaved_writes(self, walk: Walk, joint: set[int]) -> set[int]:
         """Numbers of those joint writes whose vectors are computed as they are stored; registers keep other ones."""
         if not joint or self.kept is not None:
             return set()
         vector, steps = (
-            w.sched.along,
-            joint_stores(w.nest, w.sched.along)[1],
+            walk.sched.along,
+            joint_stores(walk.nest, walk.sched.along)[1],
         )  # other dimensions may be jammed as well
-        return {n for n in joint if is_interleaved_row(w.nest, w.nest.writes[n], vector, steps)}
+        return {
+            n for n in joint if is_interleaved_row(walk.nest, walk.nest.writes[n], vector, steps)
+        }
 
     def _store_row(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         write: Write,
         run: tuple[Buf, Affine, int],
@@ -73,50 +75,63 @@ class InterleavedRows(InterleavedLoads, Registers):
         Of a row: one vector per element, or their points.
         """
         buf, flat, place = run
-        rows = tail.live if tail else w.sched.lanes
+        rows = tail.live if tail else walk.sched.lanes
         points, vectors = (
-            [p for p in parts if isinstance(p, dict)],
-            [v for v in parts if isinstance(v, Ssa)],
+            [part for part in parts if isinstance(part, dict)],
+            [part for part in parts if isinstance(part, Ssa)],
         )
         if points:
-            whole = self._interleaved_rows(w, block, write, Rows(points, rows))
+            whole = self._interleaved_rows(walk, block, write, Rows(points, rows))
         else:
             whole = self._interlaced(block, vectors, rows * len(parts))
         self._store_run(block, buf, flat, place, whole, rows * len(parts))
 
-    def _interleaved_rows(self, w: Walk, block: Block, write: Write, rows: Rows) -> list[Ssa]:
-        lanes, found = w.sched.lanes, []
+    def _interleaved_rows(self, walk: Walk, block: Block, write: Write, rows: Rows) -> list[Ssa]:
+        lanes, found = walk.sched.lanes, []
         b = self.text.builder(block, lanes)
 
         def vector(k: int, _: Point) -> None:
-            v = self._woven(w, block, write.value, rows, k * lanes)
-            found.append(b.to_storage(v if v.lanes else b.broadcast(v), write.buf.dtype))
+            value = self._woven(walk, block, write.value, rows, k * lanes)
+            found.append(
+                b.to_storage(value if value.lanes else b.broadcast(value), write.buf.dtype)
+            )
 
-        self._interleave_points(w, block, [{}] * -(-rows.size // lanes), vector)
+        self._interleave_points(walk, block, [{}] * -(-rows.size // lanes), vector)
         return found
 
-    def _woven(self, w: Walk, block: Block, e: Expr, rows: Rows, first: int) -> Ssa:
+    def _woven(self, walk: Walk, block: Block, expr: Expr, rows: Rows, first: int) -> Ssa:
         """One vector of an expression, from an element on that is counted through all rows."""
-        if w.sched.vector not in e.symbols and all(e.symbols.isdisjoint(p) for p in rows.points):
-            return self._value(w, block, e, rows.points[0], None)
-        where = self._place(w, block, e)
-        key = ("interleaved", id(e), rows, first)
+        if walk.sched.vector not in expr.symbols and all(
+            expr.symbols.isdisjoint(point) for point in rows.points
+        ):
+            return self._value(walk, block, expr, rows.points[0], None)
+        where = self._place(walk, block, expr)
+        key = ("interleaved", id(expr), rows, first)
         if key not in where.memo:
-            if e.kind == "load":
-                where.memo[key] = self._load_interleaved(w, where, e, rows, first)
+            if expr.kind == "load":
+                where.memo[key] = self._load_interleaved(walk, where, expr, rows, first)
             else:
                 where.memo[key] = self._operation(
-                    w, where, e, w.sched.lanes, lambda a: self._woven(w, where, a, rows, first)
+                    walk,
+                    where,
+                    expr,
+                    walk.sched.lanes,
+                    lambda a: self._woven(walk, where, a, rows, first),
                 )
         return where.memo[key]
 
-    def _load_interleaved(self, w: Walk, block: Block, e: Expr, rows: Rows, first: int) -> Ssa:
+    def _load_interleaved(
+        self, walk: Walk, block: Block, expr: Expr, rows: Rows, first: int
+    ) -> Ssa:
         """All vectors of the rows share the whole vectors around their elements."""
-        buf, index, _ = e.info
-        flat, lanes = flat_index(buf, index), w.sched.lanes
-        row = [flat.const + sum(flat.coefficient(d) * o for d, o in p.items()) for p in rows.points]
-        step = flat.coefficient(w.sched.vector)
+        buf, index, _ = expr.info
+        flat, lanes = flat_index(buf, index), walk.sched.lanes
+        row = [
+            flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
+            for point in rows.points
+        ]
+        step = flat.coefficient(walk.sched.vector)
         every = [k * step + place for k in range(rows.count) for place in row]
         run, wanted = (min(every), max(every)), every[first : first + lanes]
-        stored = self._load_places(w, block, buf, flat, run, wanted, lanes)
+        stored = self._load_places(walk, block, buf, flat, run, wanted, lanes)
         return self.text.builder(block, lanes).from_storage(stored, buf.dtype)

@@ -37,20 +37,27 @@ class Loads(InterleavedLoads, Registers):
     _wide: Callable[..., Ssa]
     _place: Callable[..., Block]
 
-    def _load(self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int) -> Ssa:
-        buf, index, guard = e.info
+    def _load(
+        self, walk: Walk, block: Block, expr: Expr, point: Point, tail: Tail | None, lanes: int
+    ) -> Ssa:
+        buf, index, guard = expr.info
         b = self.text.builder(block, lanes)
-        carried = self._carried(block, buf, index, p)
+        carried = self._carried(block, buf, index, point)
         if carried is not None:
             return b.from_storage(carried, buf.dtype)
-        turn = w.sched.transpose
-        if lanes and turn and buf.root not in w.written and is_transposed(e, w.sched.along, turn):
+        turn = walk.sched.transpose
+        if (
+            lanes
+            and turn
+            and buf.root not in walk.written
+            and is_transposed(expr, walk.sched.along, turn)
+        ):
             return b.from_storage(
-                self._load_transposed(w, block, buf, index, p, tail, lanes), buf.dtype
+                self._load_transposed(walk, block, buf, index, point, tail, lanes), buf.dtype
             )
         flat = flat_index(buf, index)
-        if w.moves and w.first is not None and tail is None and lanes and not guard:
-            live = w.live_lanes(e, p)
+        if walk.moves and walk.first is not None and tail is None and lanes and not guard:
+            live = walk.live_lanes(expr, point)
             if live <= 0:
                 return b.broadcast(b.c(0, compute_el(buf.dtype)))
             tail = Tail(live) if live < lanes else None
@@ -59,32 +66,32 @@ class Loads(InterleavedLoads, Registers):
             buf.root.name,
             storage_el(buf.dtype),
             flat.linear(),
-            flat.const + sum(flat.coefficient(d) * o for d, o in p.items()),
+            flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items()),
             tail.live if tail else None,
             lanes,
-            self._guard_key(index, p) if guard else None,
+            self._guard_key(index, point) if guard else None,
         )
-        if key in block.memo and buf.root not in w.written:
+        if key in block.memo and buf.root not in walk.written:
             return block.memo[key]
-        if lanes and not guard and is_strided(buf, index, w.sched.vector):
-            v = self._load_strided(w, block, buf, flat, key[4], tail, lanes)
+        if lanes and not guard and is_strided(buf, index, walk.sched.vector):
+            v = self._load_strided(walk, block, buf, flat, key[4], tail, lanes)
         else:
-            v = self._load_storage(w, block, buf, index, p, tail, lanes, guard)
+            v = self._load_storage(walk, block, buf, index, point, tail, lanes, guard)
         v = b.from_storage(v, buf.dtype)
         block.memo[key] = v
         return v
 
     def _load_transposed(
-        self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int
+        self, walk: Walk, block: Block, buf: Buf, index, point: Point, tail, lanes: int
     ) -> Ssa:
         """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square.
 
         Butterfly: in step s, rows that differ in bit s exchange the elements whose index differs in
-          that bit.
+        that bit.
         """
-        along, vector = w.sched.transpose, w.sched.along
+        along, vector = walk.sched.transpose, walk.sched.along
         assert along is not None
-        corner = {**p, along: 0}
+        corner = {**point, along: 0}
         flat = flat_index(buf, index)
         key = (
             "square",
@@ -92,12 +99,12 @@ class Loads(InterleavedLoads, Registers):
             flat,
             tuple(sorted(corner.items())),
             tail.live if tail else None,
-            w.transposed_rows,
+            walk.transposed_rows,
         )
         if key not in block.memo:
             rows = [
                 self._square_row(
-                    w, block, buf, index, {**corner, vector: corner.get(vector, 0) + r}, lanes
+                    walk, block, buf, index, {**corner, vector: corner.get(vector, 0) + r}, lanes
                 )
                 for r in range(tail.live if tail else lanes)
             ]
@@ -115,84 +122,97 @@ class Loads(InterleavedLoads, Registers):
                             transposed[place] = rows[r]._replace(name=name)
                 rows, step = transposed, step * 2
             block.memo[key] = rows
-        return block.memo[key][p.get(along, 0)]
+        return block.memo[key][point.get(along, 0)]
 
-    def _square_row(self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int) -> Ssa:
+    def _square_row(
+        self, walk: Walk, block: Block, buf: Buf, index, point: Point, lanes: int
+    ) -> Ssa:
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        step = flat_coefficient(buf, index, w.sched.transpose or "")
+        step = flat_coefficient(buf, index, walk.sched.transpose or "")
         if step > 1:
-            return self._spread_row(w, block, buf, flat_index(buf, index), step, p, lanes)
-        _, address = self._address(block, buf, index, p)
+            return self._spread_row(walk, block, buf, flat_index(buf, index), step, point, lanes)
+        _, address = self._address(block, buf, index, point)
         t = mlir_type(el, lanes)
-        if w.transposed_rows == lanes:
+        if walk.transposed_rows == lanes:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         live, zero = (
-            self._tail_mask(Tail(w.transposed_rows), lanes),
+            self._tail_mask(Tail(walk.transposed_rows), lanes),
             self.text.builder(block, lanes).c(0, el),
         )
         load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
         return Ssa(self.text.put(block, load), el, lanes)
 
     def _spread_row(
-        self, w: Walk, block: Block, buf: Buf, flat: Affine, step: int, p: Point, lanes: int
+        self, walk: Walk, block: Block, buf: Buf, flat: Affine, step: int, point: Point, lanes: int
     ) -> Ssa:
         """The elements at a point and every step behind it, of whole vectors that loads of the elements between share."""
-        place = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
+        place = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
         near = [
             f.const - flat.const
             for f in (
-                flat_index(e.info[0], e.info[1])
-                for e in w.nest.loads()
-                if e.kind == "load" and e.info[0].root is buf.root
+                flat_index(load.info[0], load.info[1])
+                for load in walk.nest.loads()
+                if load.kind == "load" and load.info[0].root is buf.root
             )
             if f.linear() == flat.linear()
         ]
         near = [n for n in near if (flat.const + n) // step == flat.const // step]
-        low, count = place + min(near), (w.transposed_rows - 1) * step + max(near) - min(near) + 1
-        wanted = [divmod(place - low + k * step, lanes) for k in range(w.transposed_rows)]
+        low, count = (
+            place + min(near),
+            (walk.transposed_rows - 1) * step + max(near) - min(near) + 1,
+        )
+        wanted = [divmod(place - low + k * step, lanes) for k in range(walk.transposed_rows)]
         vectors = {
             n: self._load_whole(
-                w, block, buf, flat, low + n * lanes, min(lanes, count - n * lanes), lanes
+                walk, block, buf, flat, low + n * lanes, min(lanes, count - n * lanes), lanes
             )
             for n in sorted({n for n, _ in wanted})
         }
         return self._picked(block, vectors, wanted, lanes)
 
-    def _guard_key(self, index, p: Point):
+    def _guard_key(self, index, point: Point):
         return tuple(
-            (i, tuple((d, o) for d, o in sorted(p.items()) if d in i.symbols)) for i in index
+            (
+                position,
+                tuple(
+                    (dim, offset)
+                    for dim, offset in sorted(point.items())
+                    if dim in position.symbols
+                ),
+            )
+            for position in index
         )
 
     def _load_storage(
-        self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, guard: bool
+        self, walk: Walk, block: Block, buf: Buf, index, point: Point, tail, lanes: int, guard: bool
     ) -> Ssa:
         """The stored element(s); guarded axes are clamped, or masked along the vector dimension."""
         el, m, name = storage_el(buf.root.dtype), memref(buf), buf.root.name
         wanted = storage_el(buf.dtype)
         if BITS[el] < BITS[wanted]:
-            return self._load_words(w, block, buf, index, p, tail, lanes, wanted)
+            return self._load_words(walk, block, buf, index, point, tail, lanes, wanted)
         if el != wanted:  # the same bits under another type
             root = Buf(name, buf.shape, buf.root.dtype, buf.arena, storage=buf.root)
-            stored = self._load_storage(w, block, root, index, p, tail, lanes, guard)
+            stored = self._load_storage(walk, block, root, index, point, tail, lanes, guard)
             return self.text.builder(block, lanes).bitcast(stored, wanted)
-        vector = w.sched.along
+        vector = walk.sched.along
         c = flat_coefficient(buf, index, vector) if lanes else 0
         masks: list[Ssa] = []
         if guard:
-            address, masks = self._guarded_address(w, block, buf, index, p, lanes)
+            address, masks = self._guarded_address(walk, block, buf, index, point, lanes)
         else:
-            where, address = self._address(block, buf, index, p)
+            where, address = self._address(block, buf, index, point)
             block = self._outside(block, where, buf.root) if c == 1 else block
         if not lanes or c == 0:
-            v = Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0)
-            return v if not lanes else self.text.builder(block, lanes).broadcast(v)
+            ssa = Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0)
+            return ssa if not lanes else self.text.builder(block, lanes).broadcast(ssa)
         b = self.text.builder(block, lanes)
         live = self._tail_mask(tail, lanes) if tail else None
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
         t = mlir_type(el, lanes)
-        if c == 1 and buf.root in w.nest.fetch and self._leads(w, buf, index):
-            self._fetch(w, block, buf, index, p)
+        if c == 1 and buf.root in walk.nest.fetch and self._leads(walk, buf, index):
+            self._fetch(walk, block, buf, index, point)
         if c == 1 and live is None:
             return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
         zero = b.c(0, el).name
@@ -230,35 +250,41 @@ class Loads(InterleavedLoads, Registers):
         v, order = self.text.put(block, load), [*range(count - 1, -1, -1), *range(count, lanes)]
         return Ssa(self.text.put(block, f"vector.shuffle {v}, {v} {order} : {t}, {t}"), el, lanes)
 
-    def _leads(self, w: Walk, buf: Buf, index) -> bool:
+    def _leads(self, walk: Walk, buf: Buf, index) -> bool:
         """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
-        loads = [e.info for e in w.nest.loads() if e.kind == "load" and e.info[0].root is buf.root]
+        loads = [
+            load.info
+            for load in walk.nest.loads()
+            if load.kind == "load" and load.info[0].root is buf.root
+        ]
         return flat_index(buf, index).const == max(flat_index(b, i).const for b, i, _ in loads)
 
-    def _fetch(self, w: Walk, block: Block, buf: Buf, index, p: Point) -> None:
+    def _fetch(self, walk: Walk, block: Block, buf: Buf, index, point: Point) -> None:
         """Asks for the line that a later step loads; addresses behind the end do not fault."""
         flat = flat_index(buf, index)
-        offset = sum(flat.coefficient(d) * o for d, o in p.items()) + w.nest.fetch[buf.root]
+        offset = (
+            sum(flat.coefficient(dim) * o for dim, o in point.items()) + walk.nest.fetch[buf.root]
+        )
         _, address = self.text.affine(block, flat, offset)
         block.add(
             f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}"
         )
 
     def _load_words(
-        self, w: Walk, block: Block, buf: Buf, index, p: Point, tail, lanes: int, el: str
+        self, walk: Walk, block: Block, buf: Buf, index, point: Point, tail, lanes: int, el: str
     ) -> Ssa:
         """Elements that span several of the buffer they reinterpret: one, or neighbours along the vectors."""
         small, name, m = storage_el(buf.root.dtype), buf.root.name, memref(buf)
         count = BITS[el] // BITS[small]
         flat = flat_index(buf, index) * count
         _, address = self.text.affine(
-            block, flat, sum(flat.coefficient(d) * o for d, o in p.items())
+            block, flat, sum(flat.coefficient(dim) * offset for dim, offset in point.items())
         )
-        wide = lanes if lanes and flat.coefficient(w.sched.vector) else 0
-        if wide and flat.coefficient(w.sched.vector) != count:
+        wide = lanes if lanes and flat.coefficient(walk.sched.vector) else 0
+        if wide and flat.coefficient(walk.sched.vector) != count:
             raise InternalError(
                 "words that do not lie side by side in a vector",
-                why=f"{buf}, {flat} along {w.sched.vector}",
+                why=f"{buf}, {flat} along {walk.sched.vector}",
             )
         t = mlir_type(small, count * max(wide, 1))
         load = f"vector.load {name}[{address}] : {m}, {t}"
@@ -270,25 +296,25 @@ class Loads(InterleavedLoads, Registers):
         word = self.text.put(block, f"vector.bitcast {self.text.put(block, load)} : {t} to {words}")
         if wide:
             return Ssa(word, el, wide)
-        v = Ssa(
+        ssa = Ssa(
             self.text.put(block, f"vector.extract {word}[0] : {mlir_type(el)} from {words}"), el, 0
         )
-        return self.text.builder(block, lanes).broadcast(v) if lanes else v
+        return self.text.builder(block, lanes).broadcast(ssa) if lanes else ssa
 
     def _guarded_address(
-        self, w: Walk, block: Block, buf: Buf, index, p: Point, lanes: int
+        self, walk: Walk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> tuple[str, list[Ssa]]:
         """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""
-        vector, total = w.sched.along if lanes else "", None
+        vector, total = walk.sched.along if lanes else "", None
         masks: list[Ssa] = []
-        if any(n == 0 for n in buf.shape):
+        if any(size == 0 for size in buf.shape):
             return self.text.index(0), masks
-        for i, extent, stride in zip(index, buf.shape, buf.strides):
-            offset = sum(i.coefficient(d) * o for d, o in p.items())
-            _, name = self.text.affine(block, i, offset)
-            if not self._axis_is_safe(w, i, extent):
-                if vector and i.coefficient(vector):
-                    masks.append(self._range(w, block, (i, 0, extent), p, lanes))
+        for position, extent, stride in zip(index, buf.shape, buf.strides):
+            offset = sum(position.coefficient(dim) * o for dim, o in point.items())
+            _, name = self.text.affine(block, position, offset)
+            if not self._axis_is_safe(walk, position, extent):
+                if vector and position.coefficient(vector):
+                    masks.append(self._range(walk, block, (position, 0, extent), point, lanes))
                 else:
                     name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
                     name = self.text.put(
@@ -304,32 +330,50 @@ class Loads(InterleavedLoads, Registers):
         return total or self.text.index(0), masks
 
     def _gather(
-        self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs
+        self,
+        walk: Walk,
+        block: Block,
+        expr: Expr,
+        point: Point,
+        tail: Tail | None,
+        lanes: int,
+        accs,
     ) -> Ssa:
         """Axes given by index expressions (already clamped); the others are affine."""
-        buf, index = e.info
-        widths = [self._value(w, block, a, p, tail, accs).lanes for a in e.args]
+        buf, index = expr.info
+        widths = [self._value(walk, block, arg, point, tail, accs).lanes for arg in expr.args]
         lanes = max([lanes, *widths])
-        if lanes and not any(widths) and self._is_run(w, e):
-            return self._gather_run(w, block, e, p, tail, lanes, accs)
-        if lanes and accs is None and (steps := self._row_steps(w, e)) is not None:
-            return self._gather_row(w, block, e, steps, p, tail, lanes)
-        return self._gather_each(w, block, e, p, tail, lanes, accs)
+        if lanes and not any(widths) and self._is_run(walk, expr):
+            return self._gather_run(walk, block, expr, point, tail, lanes, accs)
+        if lanes and accs is None and (steps := self._row_steps(walk, expr)) is not None:
+            return self._gather_row(walk, block, expr, steps, point, tail, lanes)
+        return self._gather_each(walk, block, expr, point, tail, lanes, accs)
 
     def _gather_each(
-        self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs
+        self,
+        walk: Walk,
+        block: Block,
+        expr: Expr,
+        point: Point,
+        tail: Tail | None,
+        lanes: int,
+        accs,
     ) -> Ssa:
         """Each element by itself."""
-        buf, index = e.info
+        buf, index = expr.info
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        b, args, wide = self.text.builder(block, lanes), iter(e.args), compute_el(buf.index_dtype)
+        b, args, wide = (
+            self.text.builder(block, lanes),
+            iter(expr.args),
+            compute_el(buf.index_dtype),
+        )
         total: Ssa | None = None
-        for i, extent, stride in zip(index, buf.shape, buf.strides):
-            if i is None:
-                part = self._wide(b, self._value(w, block, next(args), p, tail, accs), lanes)
+        for position, extent, stride in zip(index, buf.shape, buf.strides):
+            if position is None:
+                part = self._wide(b, self._value(walk, block, next(args), point, tail, accs), lanes)
             else:
-                part = self._index(w, block, i, p, lanes, wide)
-                if not self._axis_is_safe(w, i, extent):
+                part = self._index(walk, block, position, point, lanes, wide)
+                if not self._axis_is_safe(walk, position, extent):
                     part = b.max(b.min(part, b.c(max(extent - 1, 0), wide)), b.c(0, wide))
             part = part if stride == 1 else b.mul(part, b.c(stride, wide))
             total = part if total is None else b.add(total, part)
@@ -350,31 +394,44 @@ class Loads(InterleavedLoads, Registers):
         )
         return b.from_storage(Ssa(v, el, lanes), buf.dtype)
 
-    def _row_steps(self, w: Walk, e: Expr) -> Steps | None:
+    def _row_steps(self, walk: Walk, expr: Expr) -> Steps | None:
         """Steps of a gather whose place moves by one element along vectors, but for bends
         (lower/values/dynamic_strides.py); else None.
         """
-        buf, index = e.info
-        vector, args = w.sched.along, iter(e.args)
+        buf, index = expr.info
+        vector, args = walk.sched.along, iter(expr.args)
         parts = [
-            steps_along(next(args), vector) if i is None else Steps(i.coefficient(vector))
-            for i in index
+            steps_along(next(args), vector)
+            if position is None
+            else Steps(position.coefficient(vector))
+            for position in index
         ]
-        moving = [(p, s) for p, s in zip(parts, buf.strides) if p.step != 0]
+        moving = [(part, stride) for part, stride in zip(parts, buf.strides) if part.step != 0]
         if buf.size == 0 or len(moving) != 1 or moving[0][0].step != 1 or moving[0][1] != 1:
             return None
         return moving[0][0]
 
     def _gather_row(
-        self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point, tail: Tail | None, lanes: int
+        self,
+        walk: Walk,
+        block: Block,
+        expr: Expr,
+        steps: Steps,
+        point: Point,
+        tail: Tail | None,
+        lanes: int,
     ) -> Ssa:
         """Whole vectors if the ends of the row tell that no bend shows in it; otherwise element by element."""
-        buf, vector = e.info[0], w.sched.along
+        buf, vector = expr.info[0], walk.sched.along
         first, test = self._row_start(
-            w, block, e, steps, {d: o for d, o in p.items() if d != vector}
+            walk,
+            block,
+            expr,
+            steps,
+            {dim: offset for dim, offset in point.items() if dim != vector},
         )
         inner, other = Block(block), Block(block)
-        _, along = self.text.affine(inner, Affine.symbol(vector), p.get(vector, 0))
+        _, along = self.text.affine(inner, Affine.symbol(vector), point.get(vector, 0))
         address = self.text.put(inner, f"arith.addi {first}, {along} : index")
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
         b, t = self.text.builder(inner, lanes), mlir_type(el, lanes)
@@ -383,90 +440,113 @@ class Loads(InterleavedLoads, Registers):
             live, zero = self._tail_mask(tail, lanes), b.c(0, el)
             load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
         row = b.from_storage(Ssa(self.text.put(inner, load), el, lanes), buf.dtype)
-        each = self._gather_each(w, other, e, p, tail, lanes, None)
+        each = self._gather_each(walk, other, expr, point, tail, lanes, None)
         return row._replace(name=self.text.either(block, test, inner, row, other, each))
 
-    def _row_start(self, w: Walk, block: Block, e: Expr, steps: Steps, p: Point) -> tuple[str, str]:
+    def _row_start(
+        self, walk: Walk, block: Block, expr: Expr, steps: Steps, point: Point
+    ) -> tuple[str, str]:
         """(where the row starts, whether it is one), in the shallowest block that knows."""
-        vector, length = w.sched.along, w.nest.dims[w.sched.along]
+        vector, length = walk.sched.along, walk.nest.dims[walk.sched.along]
 
         def ends(x: Expr) -> list[Expr]:
             return [self.pool.rename(x, {vector: Affine((), k)}) for k in (0, length - 1)]
 
-        where = self._place(w, block, ends(e)[0])
-        key = ("row", id(e), tuple(sorted((d, o) for d, o in p.items() if d in e.symbols)))
+        where = self._place(walk, block, ends(expr)[0])
+        key = (
+            "row",
+            id(expr),
+            tuple(sorted((dim, offset) for dim, offset in point.items() if dim in expr.symbols)),
+        )
         if key not in where.memo:
-            first, last = (self._scalar_place(w, where, x, p) for x in ends(e))
+            first, last = (self._scalar_place(walk, where, end, point) for end in ends(expr))
             distance = self.text.put(where, f"arith.subi {last}, {first} : index")
             test = self.text.put(
                 where, f"arith.cmpi eq, {distance}, {self.text.index(length - 1)} : index"
             )
             for choice in steps.choices:
-                low, high = (self._value(w, where, x, p, None).name for x in ends(choice))
+                low, high = (
+                    self._value(walk, where, end, point, None).name for end in ends(choice)
+                )
                 same = self.text.put(where, f"arith.cmpi eq, {low}, {high} : i1")
                 test = self.text.put(where, f"arith.andi {test}, {same} : i1")
             where.memo[key] = first, test
         return where.memo[key]
 
-    def _scalar_place(self, w: Walk, block: Block, e: Expr, p: Point) -> str:
+    def _scalar_place(self, walk: Walk, block: Block, expr: Expr, point: Point) -> str:
         """The place in the buffer of a gather of one element."""
-        buf, index = e.info
-        args, place = iter(e.args), self.text.index(0)
-        for i, extent, stride in zip(index, buf.shape, buf.strides):
-            if i is None:
-                number = self._value(w, block, next(args), p, None)
+        buf, index = expr.info
+        args, place = iter(expr.args), self.text.index(0)
+        for position, extent, stride in zip(index, buf.shape, buf.strides):
+            if position is None:
+                number = self._value(walk, block, next(args), point, None)
                 part = self.text.put(
                     block, f"arith.index_cast {number.name} : {number.el} to index"
                 )
             else:
-                part = self._clamped_index(w, block, i, extent, p)
+                part = self._clamped_index(walk, block, position, extent, point)
             part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
             place = self.text.put(block, f"arith.addi {place}, {part} : index")
         return place
 
-    def _clamped_index(self, w: Walk, block: Block, i: Affine, extent: int, p: Point) -> str:
+    def _clamped_index(
+        self, walk: Walk, block: Block, affine: Affine, extent: int, point: Point
+    ) -> str:
         """An affine index, kept in [0, extent)."""
-        _, name = self.text.affine(block, i, sum(i.coefficient(d) * o for d, o in p.items()))
-        if self._axis_is_safe(w, i, extent):
+        _, name = self.text.affine(
+            block, affine, sum(affine.coefficient(dim) * offset for dim, offset in point.items())
+        )
+        if self._axis_is_safe(walk, affine, extent):
             return name
         name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
         return self.text.put(block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index")
 
-    def _is_run(self, w: Walk, e: Expr) -> bool:
+    def _is_run(self, walk: Walk, expr: Expr) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer.
 
         Symbols do not tell whether an accumulator moves along it: the values of all other axes have
-          to be scalars.
+        to be scalars.
         """
-        buf, index = e.info
-        vector = w.sched.along
-        moving = [(i, n) for i, n in zip(index, buf.shape) if i is not None and vector in i.symbols]
+        buf, index = expr.info
+        vector = walk.sched.along
+        moving = [
+            (position, size)
+            for position, size in zip(index, buf.shape)
+            if position is not None and vector in position.symbols
+        ]
         return (
             buf.size > 0
-            and not any(vector in a.symbols for a in e.args)
+            and not any(vector in arg.symbols for arg in expr.args)
             and flat_coefficient(buf, index, vector) == 1
-            and all(self._axis_is_safe(w, i, n) for i, n in moving)
+            and all(self._axis_is_safe(walk, i, n) for i, n in moving)
         )
 
     def _gather_run(
-        self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, lanes: int, accs
+        self,
+        walk: Walk,
+        block: Block,
+        expr: Expr,
+        point: Point,
+        tail: Tail | None,
+        lanes: int,
+        accs,
     ) -> Ssa:
         """A row of a table: one address, contiguous elements."""
-        buf, index = e.info
-        el, m, args = storage_el(buf.dtype), memref(buf), iter(e.args)
+        buf, index = expr.info
+        el, m, args = storage_el(buf.dtype), memref(buf), iter(expr.args)
         affine: Affine = Affine()
         address: str | None = None
-        for i, extent, stride in zip(index, buf.shape, buf.strides):
-            if i is None:
-                number = self._value(w, block, next(args), p, tail, accs)
+        for position, extent, stride in zip(index, buf.shape, buf.strides):
+            if position is None:
+                number = self._value(walk, block, next(args), point, tail, accs)
                 part = self.text.put(
                     block, f"arith.index_cast {number.name} : {number.el} to index"
                 )
-            elif self._axis_is_safe(w, i, extent):
-                affine = affine + i * stride
+            elif self._axis_is_safe(walk, position, extent):
+                affine = affine + position * stride
                 continue
             else:
-                part = self._clamped_index(w, block, i, extent, p)
+                part = self._clamped_index(walk, block, position, extent, point)
             part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
             address = (
                 part
@@ -474,7 +554,7 @@ class Loads(InterleavedLoads, Registers):
                 else self.text.put(block, f"arith.addi {address}, {part} : index")
             )
         _, start = self.text.affine(
-            block, affine, sum(affine.coefficient(d) * o for d, o in p.items())
+            block, affine, sum(affine.coefficient(dim) * offset for dim, offset in point.items())
         )
         address = self.text.put(block, f"arith.addi {address}, {start} : index")
         b, t = self.text.builder(block, lanes), mlir_type(el, lanes)

@@ -35,14 +35,14 @@ class MathFunction:
 
     @property
     def types(self) -> str:
-        return f"({', '.join(a.type for a in self.arguments)}) -> {self.result.type}"
+        return f"({', '.join(argument.type for argument in self.arguments)}) -> {self.result.type}"
 
     @property
     def declaration(self) -> str:
         return f"func.func private @{self.name}{self.types}"
 
     def text(self, attributes: str) -> str:
-        arguments = ", ".join(f"{a.name}: {a.type}" for a in self.arguments)
+        arguments = ", ".join(f"{argument.name}: {argument.type}" for argument in self.arguments)
         head = f"func.func @{self.name}({arguments}) -> {self.result.type} {attributes} {{"
         return "\n".join([head, *self.body, f"return {self.result.name} : {self.result.type}", "}"])
 
@@ -58,15 +58,15 @@ class MathFunctions:
             dict
         )  # by id, kept so that it stays theirs
 
-    def emit(self, b: Builder, e: Expr, args: list[Ssa]) -> Ssa:
+    def emit(self, b: Builder, expr: Expr, args: list[Ssa]) -> Ssa:
         """The operation's result, of operands that all have b's lanes."""
-        info = e.info
+        info = expr.info
         key = self._key(b, info, args)
-        if len(self._written[key]) < REPEATED or id(e) in self._written[key]:
+        if len(self._written[key]) < REPEATED or id(expr) in self._written[key]:
             counted = _Counted(b)
             result = elementwise.RULES.lookup(info.primitive)(counted.builder, info, *args)
             if counted.lines >= LONG:
-                self._written[key][id(e)] = e
+                self._written[key][id(expr)] = expr
             return result
         if key not in self._called:
             self._called[key] = _function(
@@ -74,11 +74,11 @@ class MathFunctions:
             )
             self.made.append(self._called[key])
         f = self._called[key]
-        passed = ", ".join(a.name for a in args if b.number(a) is None)
+        passed = ", ".join(arg.name for arg in args if b.number(arg) is None)
         return f.result._replace(name=b.emit(f"func.call @{f.name}({passed}) : {f.types}"))
 
     def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
-        operands = tuple((a.type, repr(b.number(a))) for a in args)
+        operands = tuple((arg.type, repr(b.number(arg))) for arg in args)
         return (
             info.primitive,
             str(info.params),
@@ -108,13 +108,13 @@ def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunc
     text = Text(approx=b.approx, contract=b.contract, math=b.math)
     inner = text.builder(text.top, b.lanes)
     values = [
-        a._replace(name=f"%a{k}") if b.number(a) is None else inner.c(b.number(a), a.el)
-        for k, a in enumerate(args)
+        arg._replace(name=f"%a{k}") if b.number(arg) is None else inner.c(b.number(arg), arg.el)
+        for k, arg in enumerate(args)
     ]
     result = elementwise.RULES.lookup(info.primitive)(inner, info, *values)
     text.top.report()
-    arguments = tuple(v for v, a in zip(values, args) if b.number(a) is None)
-    constants = [f"{n} = {t}" for t, n in text.constants.items()]
+    arguments = tuple(value for value, arg in zip(values, args) if b.number(arg) is None)
+    constants = [f"{constant} = {t}" for t, constant in text.constants.items()]
     return MathFunction(
         name, arguments, (*constants, *operation.lines(text.top.operations)), result
     )

@@ -68,9 +68,11 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         if self.plain:
             sched = NestSchedule(order=tuple(nest.dims))
         sched = sched or schedule_of(nest, self.vector_bits, self.text.contract)
-        if any(n == 0 for d, n in nest.dims.items() if d not in nest.rdims):
+        if any(size == 0 for dim, size in nest.dims.items() if dim not in nest.rdims):
             return sched
-        if any(nest.dims[d] == 0 for d in nest.rdims):  # what a reduction starts with is stored
+        if any(
+            nest.dims[rdim] == 0 for rdim in nest.rdims
+        ):  # what a reduction starts with is stored
             sched = NestSchedule(order=tuple(nest.dims))
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
         if nest.over and (self.kept is not None or not walks_ahead(nest, sched)):
@@ -91,124 +93,145 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         top = Block(block)
         if self.kept is None and not self.plain:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
-        walk = Walk(nest, sched, top, {w.buf.root for w in nest.writes}, reaches=nest.reaches())
-        outer = [d for d in sched.order if d not in nest.rdims]
+        walk = Walk(
+            nest, sched, top, {write.buf.root for write in nest.writes}, reaches=nest.reaches()
+        )
+        outer = [dim for dim in sched.order if dim not in nest.rdims]
         self._outer(walk, top, outer, [{}])
         return top
 
-    def scalar(self, block: Block, e: Expr, nest: Nest) -> Ssa:
+    def scalar(self, block: Block, expr: Expr, nest: Nest) -> Ssa:
         """A scalar expression outside any nest, evaluated in `block`."""
         inner = Block(block)
         walk = Walk(nest, NestSchedule(), inner, set())
-        v = self._value(walk, inner, e, {}, None)
+        v = self._value(walk, inner, expr, {}, None)
         block.take(inner)
         return v
 
     # ---------------------------------------------------------------- loops
 
-    def _outer(self, w: Walk, block: Block, dims: list[str], points: list[Point]) -> None:
+    def _outer(self, walk: Walk, block: Block, dims: list[str], points: list[Point]) -> None:
         if not dims:
-            self._vector(w, block, points)
+            self._vector(walk, block, points)
             return
         d, rest = dims[0], dims[1:]
-        size, jam = w.nest.dims[d], w.sched.jam.get(d, 1)
+        size, jam = walk.nest.dims[d], walk.sched.jam.get(d, 1)
         full = size // jam * jam
         for low, high, step in ((0, full, jam), (full, size, size - full)):
             if high > low:
 
                 def fill(inner: Block, _, step=step):
-                    if d == w.sched.transpose:
-                        w.transposed_rows = step
+                    if d == walk.sched.transpose:
+                        walk.transposed_rows = step
                     self._outer(
-                        w,
+                        walk,
                         inner,
                         rest,
-                        [{**p, d: o} for p in points for o in range(step)] if jam > 1 else points,
+                        [{**point, d: o} for point in points for o in range(step)]
+                        if jam > 1
+                        else points,
                     )
                     return []
 
                 self.text.loop(block, d, low, high, step, fill)
 
-    def _vector(self, w: Walk, block: Block, points: list[Point]) -> None:
-        vector = w.sched.vector
+    def _vector(self, walk: Walk, block: Block, points: list[Point]) -> None:
+        vector = walk.sched.vector
         if vector is None:
-            self._reduce(w, block, points, None)
-        elif vector in w.nest.rdims:
-            self._horizontal(w, block, points)
+            self._reduce(walk, block, points, None)
+        elif vector in walk.nest.rdims:
+            self._horizontal(walk, block, points)
         else:
             known: dict[tuple, Ssa] = {}
-            for chunk in chunks(w.nest, w.sched):
-                known = self._chunk(w, block, points, chunk, known)
+            for chunk in chunks(walk.nest, walk.sched):
+                known = self._chunk(walk, block, points, chunk, known)
 
     def _chunk(
-        self, w: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]
+        self, walk: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]
     ) -> dict[tuple, Ssa]:
         """Steps along the vector dimension.
 
         `known` before, and the result after it: values that steps hand on.
         """
-        vector, lanes = w.sched.along, w.sched.lanes
+        vector, lanes = walk.sched.along, walk.sched.lanes
         step, tail = (
             chunk.vectors * lanes,
             None if chunk.tail is None else Tail(chunk.tail, (chunk.vectors - 1) * lanes),
         )
-        tile = [{**p, vector: lanes * u} for p in points for u in range(chunk.vectors)]
-        carried = Visits(w.nest, w.sched, chunk.vectors).carried if w.moves else {}
-        w.first = chunk.low if chunk.is_one_step(w.sched) else None
-        keys = list(carried) if w.first is None else [key for key in carried if key in known]
+        tile = [{**point, vector: lanes * u} for point in points for u in range(chunk.vectors)]
+        carried = Visits(walk.nest, walk.sched, chunk.vectors).carried if walk.moves else {}
+        walk.first = chunk.low if chunk.is_one_step(walk.sched) else None
+        keys = list(carried) if walk.first is None else [key for key in carried if key in known]
 
         def fill(inner: Block, handed: list[Ssa]) -> list[Ssa]:
             inner.memo |= {_memo_key(key, lanes): v for key, v in zip(keys, handed)}
-            self._reduce(w, inner, tile, tail)
+            self._reduce(walk, inner, tile, tail)
             after = (
                 [(e, {**p, vector: p[vector] + step}) for e, p in carried.values()]
                 if tail is None
                 else []
             )
-            return [self._value(w, inner, e, p, None) for e, p in after]
+            return [self._value(walk, inner, e, p, None) for e, p in after]
 
-        start = self._made_before(w, block, chunk.low, {key: carried[key] for key in keys}, known)
+        start = self._made_before(
+            walk, block, chunk.low, {key: carried[key] for key in keys}, known
+        )
         return dict(
             zip(carried, self.text.loop(block, vector, chunk.low, chunk.high, step, fill, start))
         )
 
     def _made_before(
-        self, w: Walk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]
+        self, walk: Walk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]
     ) -> list[Ssa]:
         """Values that the first step of a loop finds."""
         if not carried:
             return []
         before = Block(block)
-        before.values[w.sched.along] = low
+        before.values[walk.sched.along] = low
         made = [
-            known[key] if key in known else self._value(w, before, e, p, None)
+            known[key] if key in known else self._value(walk, before, e, p, None)
             for key, (e, p) in carried.items()
         ]
         block.take(before)
         return made
 
-    def _reduce(self, w: Walk, block: Block, points: list[Point], tail: Tail | None) -> None:
+    def _reduce(self, walk: Walk, block: Block, points: list[Point], tail: Tail | None) -> None:
         """Accumulators per point in registers, loops over the reduced dimensions, then the final writes."""
-        nest = w.nest
-        w.runs = runs_of_loads(nest, w.sched.vector, points)
+        nest = walk.nest
+        walk.runs = runs_of_loads(nest, walk.sched.vector, points)
         if not nest.rdims:
-            self._writes(w, block, points, tail, [], inner=True)
+            self._writes(walk, block, points, tail, [], inner=True)
             return
-        start = [a for _ in points for a in self._identities(w, block, w.sched.lanes)]
+        start = [
+            identity for _ in points for identity in self._identities(walk, block, walk.sched.lanes)
+        ]
         accs = self._loops(
-            w, block, nest.rdims, _terms(w), lambda b, c: self._steps(w, b, points, tail, c), start
+            walk,
+            block,
+            nest.rdims,
+            _terms(walk),
+            lambda b, c: self._steps(walk, b, points, tail, c),
+            start,
         )
-        self._follow(w, block, points, tail, accs)
+        self._follow(walk, block, points, tail, accs)
 
     def _loops(
-        self, w: Walk, block: Block, dims: tuple[str, ...], terms: int, innermost, accs: list[Ssa]
+        self,
+        walk: Walk,
+        block: Block,
+        dims: tuple[str, ...],
+        terms: int,
+        innermost,
+        accs: list[Ssa],
     ) -> list[Ssa]:
         """Loops over reduced dimensions around `innermost`, which adds `terms` numbers in a row to each accumulator."""
         if not dims:
             return innermost(block, accs)
-        at_once = {w.sched.transpose: w.sched.lanes}
-        inside = terms * math.prod(-(-w.nest.dims[x] // at_once.get(x, 1)) for x in dims[1:])
-        d, size, rows = dims[0], w.nest.dims[dims[0]], at_once.get(dims[0], 1)
+        at_once = {walk.sched.transpose: walk.sched.lanes}
+        inside = terms * math.prod(
+            -(-walk.nest.dims[dim] // at_once.get(dim, 1)) for dim in dims[1:]
+        )
+        d, size, rows = dims[0], walk.nest.dims[dims[0]], at_once.get(dims[0], 1)
         for low, high, step in (
             (0, size // rows * rows, rows),
             (size // rows * rows, size, size % rows),
@@ -216,36 +239,38 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             if high > low:
 
                 def fill(inner: Block, accs: list[Ssa], step=step) -> list[Ssa]:
-                    w.transposed_rows = step
-                    return self._loops(w, inner, dims[1:], terms, innermost, accs)
+                    walk.transposed_rows = step
+                    return self._loops(walk, inner, dims[1:], terms, innermost, accs)
 
-                accs = self._accumulate(w, block, (d, low, high, step), inside, fill, accs)
+                accs = self._accumulate(walk, block, (d, low, high, step), inside, fill, accs)
         return accs
 
     def _steps(
-        self, w: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+        self, walk: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> list[Ssa]:
         """A step of the reduction, or one for each of the rows that are transposed together."""
-        transposed = w.sched.transpose
-        if transposed not in w.nest.rdims:
-            return self._step(w, block, points, tail, accs)
-        for row in range(w.transposed_rows):
-            accs = self._step(w, block, [{**p, transposed: row} for p in points], tail, accs)
+        transposed = walk.sched.transpose
+        if transposed not in walk.nest.rdims:
+            return self._step(walk, block, points, tail, accs)
+        for row in range(walk.transposed_rows):
+            accs = self._step(
+                walk, block, [{**point, transposed: row} for point in points], tail, accs
+            )
         return accs
 
-    def _horizontal(self, w: Walk, block: Block, points: list[Point]) -> None:
+    def _horizontal(self, walk: Walk, block: Block, points: list[Point]) -> None:
         """Vectors along a reduced dimension; lanes are combined at the end."""
-        if w.sched.batched_rows:
-            self._horizontal_batch(w, block, points)
+        if walk.sched.batched_rows:
+            self._horizontal_batch(walk, block, points)
             return
-        nest, vector, lanes = w.nest, w.sched.along, w.sched.lanes
-        accs = self._lane_sums(w, block, points)
+        nest, vector, lanes = walk.nest, walk.sched.along, walk.sched.lanes
+        accs = self._lane_sums(walk, block, points)
         width, vectors = (
-            len(self._per_accumulator(w, bool)),
-            max(c.vectors for c in chunks(nest, w.sched)),
+            len(self._per_accumulator(walk, bool)),
+            max(chunk.vectors for chunk in chunks(nest, walk.sched)),
         )
         exact = self._is_exact(
-            w, -(-math.prod(nest.dims[d] for d in nest.rdims) // (lanes * vectors))
+            walk, -(-math.prod(nest.dims[rdim] for rdim in nest.rdims) // (lanes * vectors))
         )
         scalars: list[Ssa] = []
         for k in range(len(points)):
@@ -253,54 +278,63 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                 accs[(k * vectors + u) * width : (k * vectors + u + 1) * width]
                 for u in range(vectors)
             ]
-            scalars += self._fold(w, block, parts, exact=exact)
+            scalars += self._fold(walk, block, parts, exact=exact)
         self._writes(
-            w, block, [{**p, vector: 0} for p in points], None, scalars, inner=False, scalar=True
+            walk,
+            block,
+            [{**point, vector: 0} for point in points],
+            None,
+            scalars,
+            inner=False,
+            scalar=True,
         )
 
-    def _horizontal_batch(self, w: Walk, block: Block, points: list[Point]) -> None:
+    def _horizontal_batch(self, walk: Walk, block: Block, points: list[Point]) -> None:
         """Reduces a row in every lane of what is stored; a few rows at a time are added up in registers."""
         width, lanes, rows = (
-            len(self._per_accumulator(w, bool)),
-            w.sched.lanes,
-            w.sched.batched_rows,
+            len(self._per_accumulator(walk, bool)),
+            walk.sched.lanes,
+            walk.sched.batched_rows,
         )
-        at_once = max((LONG_POINTS if is_long_point(w.nest) else lanes) // width, 1)
+        at_once = max((LONG_POINTS if is_long_point(walk.nest) else lanes) // width, 1)
         accs: list[list[Ssa]] = []
         for at in range(0, len(points), at_once):
-            mine = self._lane_sums(w, block, points[at : at + at_once])
+            mine = self._lane_sums(walk, block, points[at : at + at_once])
             accs += [mine[k : k + width] for k in range(0, len(mine), width)]
-        across = replace(w, sched=NestSchedule(lanes, rows, order=w.sched.order))
-        across.runs = runs_of_loads(w.nest, rows, points[:1])
+        across = replace(walk, sched=NestSchedule(lanes, rows, order=walk.sched.order))
+        across.runs = runs_of_loads(walk.nest, rows, points[:1])
         tail = Tail(len(points)) if len(points) < lanes else None
         self._writes(
-            across, block, points[:1], tail, self._reduced_rows(w, block, accs), inner=False
+            across, block, points[:1], tail, self._reduced_rows(walk, block, accs), inner=False
         )
 
-    def _lane_sums(self, w: Walk, block: Block, points: list[Point]) -> list[Ssa]:
+    def _lane_sums(self, walk: Walk, block: Block, points: list[Point]) -> list[Ssa]:
         """Accumulators of points whose vectors run along a reduced dimension."""
-        nest, vector, lanes = w.nest, w.sched.along, w.sched.lanes
-        others = tuple(d for d in nest.rdims if d != vector)
-        cut = chunks(nest, w.sched)
+        nest, vector, lanes = walk.nest, walk.sched.along, walk.sched.lanes
+        others = tuple(rdim for rdim in nest.rdims if rdim != vector)
+        cut = chunks(nest, walk.sched)
         vectors = max(c.vectors for c in cut)
-        width = len(self._identities(w, block, lanes))
+        width = len(self._identities(walk, block, lanes))
         accs = [
-            a for _ in points for _ in range(vectors) for a in self._identities(w, block, lanes)
+            identity
+            for _ in points
+            for _ in range(vectors)
+            for identity in self._identities(walk, block, lanes)
         ]
 
         def sweep(b: Block, accs: list[Ssa]) -> list[Ssa]:
             for low, high, count, live in cut:
                 tail = None if live is None else Tail(live)
-                tile = [{**p, vector: lanes * u} for p in points for u in range(count)]
+                tile = [{**point, vector: lanes * u} for point in points for u in range(count)]
                 used = [k * vectors + u for k in range(len(points)) for u in range(count)]
                 mine = [accs[t * width + j] for t in used for j in range(width)]
-                w.runs = runs_of_loads(nest, vector, tile)
+                walk.runs = runs_of_loads(nest, vector, tile)
                 new = self._accumulate(
-                    w,
+                    walk,
                     b,
                     (vector, low, high, count * lanes),
-                    _terms(w),
-                    lambda inner, c, tile=tile, tail=tail: self._steps(w, inner, tile, tail, c),
+                    _terms(walk),
+                    lambda inner, c, tile=tile, tail=tail: self._steps(walk, inner, tile, tail, c),
                     mine,
                 )
                 accs = list(accs)
@@ -308,14 +342,14 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                     accs[t * width : (t + 1) * width] = new[n * width : (n + 1) * width]
             return accs
 
-        terms = _terms(w) * -(-nest.dims[vector] // (lanes * vectors))
-        return self._loops(w, block, others, terms, sweep, accs)
+        terms = _terms(walk) * -(-nest.dims[vector] // (lanes * vectors))
+        return self._loops(walk, block, others, terms, sweep, accs)
 
     # ---------------------------------------------------------------- writes
 
     def _writes(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         points: list[Point],
         tail: Tail | None,
@@ -325,17 +359,17 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         scalar: bool = False,
     ) -> None:
         width = len(accs) // len(points) if accs else 0
-        joint = {} if scalar else runs_of_stores(w.nest, w.sched.vector, points, inner)
-        interleaved = self._interleaved_writes(w, {n for n, _ in joint})
+        joint = {} if scalar else runs_of_stores(walk.nest, walk.sched.vector, points, inner)
+        interleaved = self._interleaved_writes(walk, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
         def point(k: int, p: Point) -> None:
             bound = (
                 None
-                if inner and not w.nest.ordered
-                else self._bind_accumulators(w, accs[k * width : (k + 1) * width])
+                if inner and not walk.nest.ordered
+                else self._bind_accumulators(walk, accs[k * width : (k + 1) * width])
             )
-            for n, write in enumerate(w.nest.writes):
+            for n, write in enumerate(walk.nest.writes):
                 if (n, k) in joint:
                     _, flat, first = joint[n, k]
                     row = rows.setdefault(joint[n, k], {})
@@ -343,11 +377,11 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                     row[place - first] = (
                         p
                         if n in interleaved
-                        else self._stored(w, block, write, p, tail, bound, w.sched.lanes)
+                        else self._stored(walk, block, write, p, tail, bound, walk.sched.lanes)
                     )
-                    if len(row) == flat.coefficient(w.sched.vector):
+                    if len(row) == flat.coefficient(walk.sched.vector):
                         self._store_row(
-                            w,
+                            walk,
                             block,
                             write,
                             joint[n, k],
@@ -356,17 +390,17 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                         )
                 elif write.inner == inner:
                     self._write(
-                        w, block, write, p, tail and tail.of(p, w.sched.vector), bound, scalar
+                        walk, block, write, p, tail and tail.of(p, walk.sched.vector), bound, scalar
                     )
 
-        self._interleave_points(w, block, points, point)
+        self._interleave_points(walk, block, points, point)
 
     def _stored(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         write: Write,
-        p: Point,
+        point: Point,
         tail: Tail | None,
         accs: dict | None,
         lanes: int,
@@ -374,39 +408,42 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         """Value that a write stores, in the buffer's element type."""
         b = self.text.builder(block, lanes)
         return b.to_storage(
-            self._wide(b, self._value(w, block, write.value, p, tail, accs), lanes), write.buf.dtype
+            self._wide(b, self._value(walk, block, write.value, point, tail, accs), lanes),
+            write.buf.dtype,
         )
 
-    def _bind_accumulators(self, w: Walk, accs: list[Ssa]) -> dict[int, Ssa]:
+    def _bind_accumulators(self, walk: Walk, accs: list[Ssa]) -> dict[int, Ssa]:
         """Accumulator number -> value (of argmax: the index)."""
         bound, at = {}, 0
-        for n, r in enumerate(w.nest.reductions if accs else []):
-            count = 2 if r.op in ("argmax", "argmin") else 1
+        for n, reduction in enumerate(walk.nest.reductions if accs else []):
+            count = 2 if reduction.op in ("argmax", "argmin") else 1
             bound[n] = accs[at + count - 1]
             at += count
         return bound
 
     def _write(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         write: Write,
-        p: Point,
+        point: Point,
         tail: Tail | None,
         accs: dict | None,
         scalar: bool,
     ) -> None:
-        vector = None if scalar else w.sched.vector
+        vector = None if scalar else walk.sched.vector
         coefficient = flat_coefficient(write.buf, write.index, vector) if vector else 0
-        moves = bool(vector) and any(vector in i.symbols for i in write.index)
-        lanes = w.sched.lanes if moves else 0
+        moves = bool(vector) and any(vector in position.symbols for position in write.index)
+        lanes = walk.sched.lanes if moves else 0
         b = self.text.builder(block, lanes)
-        stored = self._stored(w, block, write, p, tail, accs, lanes)
-        if self._carry(block, write.buf, write.index, p, stored):
+        stored = self._stored(walk, block, write, point, tail, accs, lanes)
+        if self._carry(block, write.buf, write.index, point, stored):
             return
-        mask = None if write.mask is None else self._value(w, block, write.mask, p, tail, accs)
+        mask = (
+            None if write.mask is None else self._value(walk, block, write.mask, point, tail, accs)
+        )
         if not moves:
-            self._store_scalar(w, block, write, stored, mask, p)
+            self._store_scalar(walk, block, write, stored, mask, point)
             return
         live = self._tail_mask(tail, lanes) if tail else None
         if mask is not None:
@@ -414,213 +451,233 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             live = mask if live is None else b.and_(live, mask)
         conditions: list[str] = []
         if write.guard:
-            lane_masks, conditions = self._guard_masks(w, block, write.buf, write.index, p, lanes)
+            lane_masks, conditions = self._guard_masks(
+                walk, block, write.buf, write.index, point, lanes
+            )
             for m in lane_masks:
                 live = m if live is None else b.and_(live, m)
         self.text.when_all(
             block,
             conditions,
-            lambda inner: self._store_vector(w, inner, write, stored, live, coefficient, p),
+            lambda inner: self._store_vector(walk, inner, write, stored, live, coefficient, point),
         )
 
     def _store_vector(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
         write: Write,
-        v: Ssa,
+        value: Ssa,
         live: Ssa | None,
         coefficient: int,
-        p: Point,
+        point: Point,
     ) -> None:
-        _, address = self._address(block, write.buf, write.index, p)
+        _, address = self._address(block, write.buf, write.index, point)
         m, name = memref(write.buf), write.buf.root.name
         if coefficient == 1 and live is None:
             past = ""
-            if write.buf.root in self.streamed and self._fills_lines(w, write, v.lanes, p):
+            if write.buf.root in self.streamed and self._fills_lines(
+                walk, write, value.lanes, point
+            ):
                 past, self.streams = (
                     f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}",
                     True,
                 )
-            block.add(f"vector.store {v.name}, {name}[{address}]{past} : {m}, {v.type}")
+            block.add(f"vector.store {value.name}, {name}[{address}]{past} : {m}, {value.type}")
         elif coefficient == 1 and live is not None:
             block.add(
-                f"vector.maskedstore {name}[{address}], {live.name}, {v.name} : {m}, {live.type}, {v.type}"
+                f"vector.maskedstore {name}[{address}], {live.name}, {value.name} : {m}, {live.type}, {value.type}"
             )
         else:
-            steps = [k * coefficient for k in range(v.lanes)]
-            offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{v.lanes}xi32>")
-            live = live or self._tail_mask(Tail(v.lanes), v.lanes)
+            steps = [k * coefficient for k in range(value.lanes)]
+            offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{value.lanes}xi32>")
+            live = live or self._tail_mask(Tail(value.lanes), value.lanes)
             block.add(
-                f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {v.name} : {m}, "
-                f"vector<{v.lanes}xi32>, {live.type}, {v.type}"
+                f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {value.name} : {m}, "
+                f"vector<{value.lanes}xi32>, {live.type}, {value.type}"
             )
 
-    def _fills_lines(self, w: Walk, write: Write, lanes: int, p: Point) -> bool:
+    def _fills_lines(self, walk: Walk, write: Write, lanes: int, point: Point) -> bool:
         """Whether a vector is one whole cache line at its boundary, wherever the loops are."""
         size = write.buf.root.dtype.itemsize
         flat = flat_index(write.buf, write.index)
-        start = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
-        steps = [c * lanes if s == w.sched.vector else c for s, c in flat.terms]
+        start = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
+        steps = [c * lanes if s == walk.sched.vector else c for s, c in flat.terms]
         return lanes * size == LINE_BYTES and all(
-            n * size % LINE_BYTES == 0 for n in (start, *steps)
+            step * size % LINE_BYTES == 0 for step in (start, *steps)
         )
 
     def _store_scalar(
-        self, w: Walk, block: Block, write: Write, v: Ssa, mask: Ssa | None, p: Point
+        self, walk: Walk, block: Block, write: Write, value: Ssa, mask: Ssa | None, point: Point
     ) -> None:
         conditions = [] if mask is None else [mask.name]
         if write.guard:
-            conditions += self._guard_masks(w, block, write.buf, write.index, p, 0)[1]
+            conditions += self._guard_masks(walk, block, write.buf, write.index, point, 0)[1]
 
         def fill(inner: Block) -> None:
-            _, address = self._address(inner, write.buf, write.index, p)
+            _, address = self._address(inner, write.buf, write.index, point)
             inner.add(
-                f"memref.store {v.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}"
+                f"memref.store {value.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}"
             )
 
         self.text.when_all(block, conditions, fill)
 
     # ---------------------------------------------------------------- expressions
 
-    def _wide(self, b: Builder, v: Ssa, lanes: int) -> Ssa:
-        return b.broadcast(v, lanes) if lanes and not v.lanes else v
+    def _wide(self, b: Builder, value: Ssa, lanes: int) -> Ssa:
+        return b.broadcast(value, lanes) if lanes and not value.lanes else value
 
-    def _place(self, w: Walk, block: Block, e: Expr) -> Block:
+    def _place(self, walk: Walk, block: Block, expr: Expr) -> Block:
         """The shallowest block of this nest that knows e's symbols.
 
         Reads of what the nest writes stay put.
         """
-        if self._reads_written(w, e):
+        if self._reads_written(walk, expr):
             return block
-        depth = w.top.depth
-        for s in e.symbols:
-            depth = max(depth, block.lookup(s)[0].depth)
+        depth = walk.top.depth
+        for symbol in expr.symbols:
+            depth = max(depth, block.lookup(symbol)[0].depth)
         return block.ancestor(depth)
 
-    def _reads_written(self, w: Walk, e: Expr) -> bool:
-        key = ("reads", id(e))
-        if key not in w.memo:
-            own = e.kind in ("load", "gather") and e.info[0].root in w.written
-            w.memo[key] = own or e.kind == "acc" or any(self._reads_written(w, a) for a in e.args)
-        return w.memo[key]
+    def _reads_written(self, walk: Walk, expr: Expr) -> bool:
+        key = ("reads", id(expr))
+        if key not in walk.memo:
+            own = expr.kind in ("load", "gather") and expr.info[0].root in walk.written
+            walk.memo[key] = (
+                own
+                or expr.kind == "acc"
+                or any(self._reads_written(walk, arg) for arg in expr.args)
+            )
+        return walk.memo[key]
 
     def _value(
-        self, w: Walk, block: Block, e: Expr, p: Point, tail: Tail | None, accs: dict | None = None
+        self,
+        walk: Walk,
+        block: Block,
+        expr: Expr,
+        point: Point,
+        tail: Tail | None,
+        accs: dict | None = None,
     ) -> Ssa:
-        if e.kind == "acc":
+        if expr.kind == "acc":
             assert accs is not None, "only what follows a reduction reads its result"
-            return accs[e.info]
-        scalar_epilogue = accs is not None and w.sched.vector in w.nest.rdims
-        vector = None if scalar_epilogue else w.sched.vector
-        lanes = w.sched.lanes if vector and vector in e.symbols else 0
-        where = self._place(w, block, e)
-        key = _memo_key(key_of(e, p), lanes, tail if lanes else None)
-        if self._depends_on_acc(w, e):
+            return accs[expr.info]
+        scalar_epilogue = accs is not None and walk.sched.vector in walk.nest.rdims
+        vector = None if scalar_epilogue else walk.sched.vector
+        lanes = walk.sched.lanes if vector and vector in expr.symbols else 0
+        where = self._place(walk, block, expr)
+        key = _memo_key(key_of(expr, point), lanes, tail if lanes else None)
+        if self._depends_on_acc(walk, expr):
             assert accs is not None
-            key = (*key, *(a.name for a in accs.values()))
+            key = (*key, *(acc.name for acc in accs.values()))
         if key not in where.memo:
-            where.memo[key] = self._make(w, where, e, p, tail if lanes else None, lanes, accs)
+            where.memo[key] = self._make(
+                walk, where, expr, point, tail if lanes else None, lanes, accs
+            )
         return where.memo[key]
 
-    def _depends_on_acc(self, w: Walk, e: Expr) -> bool:
-        key = ("acc", id(e))
-        if key not in w.memo:
-            w.memo[key] = e.kind == "acc" or any(self._depends_on_acc(w, a) for a in e.args)
-        return w.memo[key]
+    def _depends_on_acc(self, walk: Walk, expr: Expr) -> bool:
+        key = ("acc", id(expr))
+        if key not in walk.memo:
+            walk.memo[key] = expr.kind == "acc" or any(
+                self._depends_on_acc(walk, arg) for arg in expr.args
+            )
+        return walk.memo[key]
 
     def _make(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
-        e: Expr,
-        p: Point,
+        expr: Expr,
+        point: Point,
         tail: Tail | None,
         lanes: int,
         accs: dict | None,
     ) -> Ssa:
         b = self.text.builder(block, lanes)
-        match e.kind:
+        match expr.kind:
             case "const":
-                return b.c(e.info, compute_el(e.dtype))
+                return b.c(expr.info, compute_el(expr.dtype))
             case "index":
-                return self._index(w, block, e.info, p, lanes, compute_el(e.dtype))
+                return self._index(walk, block, expr.info, point, lanes, compute_el(expr.dtype))
             case "range":
-                return self._range(w, block, e.info, p, lanes)
+                return self._range(walk, block, expr.info, point, lanes)
             case "load":
-                return self._load(w, block, e, p, tail, lanes)
+                return self._load(walk, block, expr, point, tail, lanes)
             case "gather":
-                return self._gather(w, block, e, p, tail, lanes, accs)
+                return self._gather(walk, block, expr, point, tail, lanes, accs)
             case "moved":
-                return self._moved(w, block, e, p, lanes)
+                return self._moved(walk, block, expr, point, lanes)
         live = (
             self._tail_mask(tail, lanes)
-            if tail and lanes and e.info.primitive == "in_range"
+            if tail and lanes and expr.info.primitive == "in_range"
             else None
         )
         return self._operation(
-            w, block, e, lanes, lambda a: self._value(w, block, a, p, tail, accs), live
+            walk, block, expr, lanes, lambda a: self._value(walk, block, a, point, tail, accs), live
         )
 
     def _operation(
         self,
-        w: Walk,
+        walk: Walk,
         block: Block,
-        e: Expr,
+        expr: Expr,
         lanes: int,
         value: Callable[[Expr], Ssa],
         live: Ssa | None = None,
     ) -> Ssa:
         """An operation on the values of its operands. live: lanes of elements that exist, where that matters."""
-        product = self._contracted(w, e)
-        atoms = e.args if product is None else (*e.args[product].args, e.args[1 - product])
-        args = [value(a) for a in atoms]
-        lanes = max([lanes, *(a.lanes for a in args)])
+        product = self._contracted(walk, expr)
+        atoms = expr.args if product is None else (*expr.args[product].args, expr.args[1 - product])
+        args = [value(atom) for atom in atoms]
+        lanes = max([lanes, *(arg.lanes for arg in args)])
         b = self.text.builder(block, lanes)
-        args = [self._wide(b, a, lanes) for a in args]
+        args = [self._wide(b, arg, lanes) for arg in args]
         if product is None:
-            b = b.strict() if may_cancel(e) else b
+            b = b.strict() if may_cancel(expr) else b
             b = b if live is None else b.of_lanes(live)
-            return self.functions.emit(b, e, args)
+            return self.functions.emit(b, expr, args)
         x, y, z = args
-        if e.info.primitive == "sub":
+        if expr.info.primitive == "sub":
             x, z = (b.neg(x), z) if product else (x, b.neg(z))
         return b.fma(x, y, z)
 
-    def _contracted(self, w: Walk, e: Expr) -> int | None:
+    def _contracted(self, walk: Walk, expr: Expr) -> int | None:
         """Which operand of a sum or difference is a product that is rounded with it, if any.
 
         LLVM would decide by how often the product is used, which differs from row to row of a
         block; results must not. Products that other loops compute stay there.
         """
-        sums = e.info.primitive in ("add", "add_any", "sub") and not may_cancel(e)
-        if not self.text.contract or not sums or e.dtype not in FUSED:
+        sums = expr.info.primitive in ("add", "add_any", "sub") and not may_cancel(expr)
+        if not self.text.contract or not sums or expr.dtype not in FUSED:
             return None
-        for k, a in enumerate(e.args):
-            if a.kind == "op" and a.info.primitive == "mul" and a.dtype == e.dtype:
-                here = a.symbols if w.sched.vector is None else w.sched.vector in a.symbols
+        for k, arg in enumerate(expr.args):
+            if arg.kind == "op" and arg.info.primitive == "mul" and arg.dtype == expr.dtype:
+                here = (
+                    arg.symbols if walk.sched.vector is None else walk.sched.vector in arg.symbols
+                )
                 if here or any(
-                    factor.kind == "acc" for factor in a.args
+                    factor.kind == "acc" for factor in arg.args
                 ):  # sums are multiplied where they end
                     return k
         return None
 
-    def _moved(self, w: Walk, block: Block, e: Expr, p: Point, lanes: int) -> Ssa:
+    def _moved(self, walk: Walk, block: Block, expr: Expr, point: Point, lanes: int) -> Ssa:
         """The operand's value at another place, of the whole vectors around it."""
-        places = parts(e, p, w.sched.vector, lanes)
-        found = [self._value(w, block, e.args[0], q, None) for q in places]
+        places = parts(expr, point, walk.sched.vector, lanes)
+        found = [self._value(walk, block, expr.args[0], place, None) for place in places]
         if len(found) == 1:
             return found[0]
         low, high = found
-        lane = (p.get(w.sched.along, 0) + dict(e.info).get(w.sched.along, 0)) % lanes
+        lane = (point.get(walk.sched.along, 0) + dict(expr.info).get(walk.sched.along, 0)) % lanes
         order = list(range(lane, lane + lanes))
         both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
         return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
 
 
-def _terms(w: Walk) -> int:
+def _terms(walk: Walk) -> int:
     """Numbers that a step adds, one after the other, to an accumulator."""
-    return w.sched.lanes if w.sched.transpose in w.nest.rdims else 1
+    return walk.sched.lanes if walk.sched.transpose in walk.nest.rdims else 1
 
 
 def _memo_key(key: tuple, lanes: int, tail: Tail | None = None) -> tuple:

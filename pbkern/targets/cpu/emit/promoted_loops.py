@@ -53,7 +53,7 @@ class Registers(Places):
             )
             for nest, schedule in zip(loop.body, made.schedules):
                 self.emit(inner, nest, schedule)
-            after, self.kept = [self.kept.values[p] for p in parts], None
+            after, self.kept = [self.kept.values[part] for part in parts], None
             return after
 
         before = [self._load_part(block, b, at, made.carried[b]) for b, at in parts]
@@ -77,39 +77,39 @@ class Registers(Places):
         )
         return Ssa(self.text.put(block, load), el, place.lanes)
 
-    def _store_part(self, block: Block, buf: Buf, at: int, place: Place, v: Ssa) -> None:
+    def _store_part(self, block: Block, buf: Buf, at: int, place: Place, value: Ssa) -> None:
         m, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
         if not place.lanes:
-            block.add(f"memref.store {v.name}, {where} : {m}")
+            block.add(f"memref.store {value.name}, {where} : {m}")
         elif place.live(at) == place.lanes:
-            block.add(f"vector.store {v.name}, {where} : {m}, {v.type}")
+            block.add(f"vector.store {value.name}, {where} : {m}, {value.type}")
         else:
             mask = self._tail_mask(Tail(place.live(at)), place.lanes)
             block.add(
-                f"vector.maskedstore {where}, {mask.name}, {v.name} : {m}, {mask.type}, {v.type}"
+                f"vector.maskedstore {where}, {mask.name}, {value.name} : {m}, {mask.type}, {value.type}"
             )
 
-    def _carried(self, block: Block, buf: Buf, index: tuple, p: Point) -> Ssa | None:
+    def _carried(self, block: Block, buf: Buf, index: tuple, point: Point) -> Ssa | None:
         """The value of an access, if it is kept."""
         return (
-            self.kept.values[self._part(block, buf, index, p)]
+            self.kept.values[self._part(block, buf, index, point)]
             if self.kept and self._keeps(buf)
             else None
         )
 
-    def _carry(self, block: Block, buf: Buf, index: tuple, p: Point, v: Ssa) -> bool:
+    def _carry(self, block: Block, buf: Buf, index: tuple, point: Point, value: Ssa) -> bool:
         """Takes the value of an access, if it is kept; whether it is."""
         if self.kept and self._keeps(buf):
-            self.kept.values[self._part(block, buf, index, p)] = v
+            self.kept.values[self._part(block, buf, index, point)] = value
             return True
         return False
 
     def _keeps(self, buf: Buf) -> bool:
         return self.kept is not None and any(b is buf.root for b, _ in self.kept.values)
 
-    def _part(self, block: Block, buf: Buf, index: tuple, p: Point) -> tuple[Buf, int]:
+    def _part(self, block: Block, buf: Buf, index: tuple, point: Point) -> tuple[Buf, int]:
         flat = flat_index(buf, index)
-        at = flat.const + sum(flat.coefficient(d) * o for d, o in p.items())
+        at = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
         for symbol, c in flat.terms:
             _, value = block.lookup(symbol)
             assert isinstance(value, int)  # a loop of one trip

@@ -36,18 +36,18 @@ from .top_k import Selection
 MANTISSA = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
 
 
-def emit_sort(text: Text, block: Block, s: Sort) -> None:
+def emit_sort(text: Text, block: Block, sort: Sort) -> None:
     """Appends the loop over lines to `block`."""
-    lines, length = s.buffers[0].shape
+    lines, length = sort.buffers[0].shape
 
-    head = head_length(length, s.first)
+    head = head_length(length, sort.first)
 
     def line(inner: Block, _) -> list:
         _, base = text.affine(inner, Affine.symbol("%line") * length)
         if head is None:
-            _Line(text, s, base, length).sort(inner, length)
+            _Line(text, sort, base, length).sort(inner, length)
         else:
-            Selection(text, s, base, head, _Line(text, s, base, head).sort).emit(inner)
+            Selection(text, sort, base, head, _Line(text, sort, base, head).sort).emit(inner)
         return []
 
     if lines and length > 1:
@@ -62,7 +62,7 @@ class _Line:
 
     def __init__(self, text: Text, s: Sort, base: str, length: int):
         self.text, self.s, self.base, self.length = text, s, base, length
-        dtypes = [b.dtype for b in s.buffers]
+        dtypes = [buffer.dtype for buffer in s.buffers]
         widths = len(word_dtypes(dtypes, s.num_keys))
         self.counts, self.words = s.spare[0], s.spare[1 : 1 + widths]
         others = s.spare[1 + widths :]
@@ -85,8 +85,8 @@ class _Line:
         load = self.text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}")
         return Ssa(load, storage_el(buf.root.dtype), 0)
 
-    def _store(self, block: Block, buf: Buf, at: str, v: Ssa) -> None:
-        block.add(f"memref.store {v.name}, {buf.root.name}[{at}] : {memref(buf)}")
+    def _store(self, block: Block, buf: Buf, at: str, value: Ssa) -> None:
+        block.add(f"memref.store {value.name}, {buf.root.name}[{at}] : {memref(buf)}")
 
     def _each(self, block: Block, count: int | str, fill, carried=()) -> list[Ssa]:
         """`fill(inner block, index, carried)` for every index below `count`."""
@@ -99,12 +99,12 @@ class _Line:
 
     def _plus(self, block: Block, *terms: str) -> str:
         total = terms[0]
-        for t in terms[1:]:
-            total = self.text.put(block, f"arith.addi {total}, {t} : index")
+        for term in terms[1:]:
+            total = self.text.put(block, f"arith.addi {total}, {term} : index")
         return total
 
-    def _as_index(self, block: Block, v: Ssa) -> str:
-        return self.text.put(block, f"arith.index_castui {v.name} : {v.el} to index")
+    def _as_index(self, block: Block, value: Ssa) -> str:
+        return self.text.put(block, f"arith.index_castui {value.name} : {value.el} to index")
 
     def _as_count(self, block: Block, index: str) -> Ssa:
         return Ssa(self.text.put(block, f"arith.index_cast {index} : index to i32"), "i32", 0)
@@ -113,7 +113,7 @@ class _Line:
 
     def _word(self, n: int) -> Buf:
         wanted = word_dtype(self.s.buffers[n].dtype)
-        return next(w for w in self.words if w.dtype == wanted)
+        return next(word for word in self.words if word.dtype == wanted)
 
     def _make_keys(self, block: Block, n: int, source: str, *, first: bool) -> None:
         """Words of key `n` in the order so far."""
@@ -229,8 +229,8 @@ class _Line:
             return found
 
         ranks = self._each(block, self.count, compare, [ops.c(0, "i32") for _ in places])
-        for p, rank in zip(places, ranks):
-            at = self.text.index(p)
+        for place, rank in zip(places, ranks):
+            at = self.text.index(place)
             block.add(
                 f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}"
             )
@@ -255,10 +255,10 @@ class _Line:
 
     # ------------------------------------------------------------------ results
 
-    def _place_of(self, b: Block, at: str):
+    def _place_of(self, block: Block, at: str):
         """Place of scratch where the element that is in order was before; not kept for the only pass over one key."""
         assert self.places is not None
-        return self._load(b, self.places, at)
+        return self._load(block, self.places, at)
 
     def _write(self, block: Block, source: str) -> None:
         """Puts the elements that are read in their places: the first `count`; there are no fewer."""
@@ -298,17 +298,17 @@ def rising(b: Builder, x: Ssa, dtype) -> Ssa:
     return b.int_resize(x, f"i{8 * word_dtype(dtype).itemsize}", unsigned=True)
 
 
-def _rising_bits(b: Builder, x: Ssa) -> Ssa:
+def _rising_bits(b: Builder, value: Ssa) -> Ssa:
     """Negative floats, whose bits rise as the numbers fall, are complemented; zeros are one number, and all NaNs.
 
     Subnormal numbers are zeros to comparisons in registers, which those of 16 bits enter as f32.
     """
-    width, el = BITS[x.el], int_el(x.el)
+    width, el = BITS[value.el], int_el(value.el)
     sign = 1 << (width - 1)
-    infinity = sign - (1 << MANTISSA[x.el])
-    bits = b.bitcast(x, el)
+    infinity = sign - (1 << MANTISSA[value.el])
+    bits = b.bitcast(value, el)
     size = b.and_(bits, b.c(sign - 1, el))
-    least = 1 if x.el == "f16" else 1 << MANTISSA[x.el]
+    least = 1 if value.el == "f16" else 1 << MANTISSA[value.el]
     bits = b.select(b.cmp("lt", size, b.c(least, el), unsigned=True), b.c(0, el), bits)
     bits = b.select(b.cmp("lt", b.c(infinity, el), size, unsigned=True), b.c(sign - 1, el), bits)
     return b.xor(bits, b.or_(b.sar(bits, b.c(width - 1, el)), b.c(sign, el)))

@@ -28,7 +28,7 @@ class Selection:
     """Emits the selection for the line that starts at address `base`.
 
     head: length of its head; sort_head(block, n) appends a sort of the first n elements, a number
-      or the name of one.
+    or the name of one.
     """
 
     text: Text

@@ -97,7 +97,9 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
     d = _streamed_rows(nest, vector_bits)
     if d is None:
         return [nest]
-    apart = next((o for o in nest.dims if nest.dims[o] > 1 and _is_around(nest, o, d)), None)
+    apart = next(
+        (dim for dim in nest.dims if nest.dims[dim] > 1 and _is_around(nest, dim, d)), None
+    )
     chain = Chain.find(Run([nest]), {0: apart or d})
     if chain is None:
         return [nest]
@@ -117,8 +119,8 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
 def _is_around(nest: Nest, outer: str, rows: str) -> bool:
     """Whether each step along `outer` goes past all rows, in everything that has them."""
     steps = [
-        [abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in (outer, rows)]
-        for e in nest.loads()
+        [abs(flat_coefficient(load.info[0], load.info[1], dim) or 0) for dim in (outer, rows)]
+        for load in nest.loads()
     ]
     return outer not in nest.rdims and all(
         far >= step * nest.dims[rows] for far, step in steps if step
@@ -134,20 +136,23 @@ def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
     """
     schedule = choose(nest, vector_bits)
     vector = schedule.vector
-    live = [d for d in nest.rdims if nest.dims[d] > 1 and d != vector]
-    if len(live) != 1 or nest.ordered or any(w.inner for w in nest.writes):
+    live = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1 and rdim != vector]
+    if len(live) != 1 or nest.ordered or any(write.inner for write in nest.writes):
         return None
     d, fewest = live[0], 2 if vector in nest.rdims else 4 * ROWS_AT_ONCE
     if vector is None or schedule.transpose or nest.dims[d] < fewest:
         return None
-    if any(r.op not in JOINS or is_matrix_product(nest, r) for r in nest.reductions):
+    if any(
+        reduction.op not in JOINS or is_matrix_product(nest, reduction)
+        for reduction in nest.reductions
+    ):
         return None
-    for e in nest.loads():
-        if e.kind == "load" and not e.info[0].arena and {d, vector} <= e.symbols:
-            size = e.info[0].dtype.itemsize
-            step = abs(flat_coefficient(e.info[0], e.info[1], d) or 0) * size
+    for load in nest.loads():
+        if load.kind == "load" and not load.info[0].arena and {d, vector} <= load.symbols:
+            size = load.info[0].dtype.itemsize
+            step = abs(flat_coefficient(load.info[0], load.info[1], d) or 0) * size
             parts = schedule.lanes * schedule.unroll * size < step  # a row is not read as a whole
-            if step >= FAR_BYTES and parts and _extent(nest, e.info[1]) * size > FAR_BLOCK:
+            if step >= FAR_BYTES and parts and _extent(nest, load.info[1]) * size > FAR_BLOCK:
                 return d
     return None
 
@@ -172,14 +177,17 @@ def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int
 
 def _sums_rows(chain: Chain) -> bool:
     """Whether a nest adds up rows: sums in memory, which take a few rows at a time."""
-    return any(d in chain.run[at].rdims for at, d in chain.dims.items())
+    return any(size in chain.run[at].rdims for at, size in chain.dims.items())
 
 
 def _shared(run: Run) -> Iterator[_Shared]:
     places: dict[Buf, list[tuple[int, tuple]]] = {}
     for at, touched in enumerate(run.accesses):
         for buf, index, _ in touched:
-            if all(i is not None for i in index) and (at, index) not in places.setdefault(buf, []):
+            if all(position is not None for position in index) and (
+                at,
+                index,
+            ) not in places.setdefault(buf, []):
                 places[buf].append((at, index))
     for buf, found in places.items():
         if len({at for at, _ in found}) < 2:
@@ -193,39 +201,39 @@ def _shared(run: Run) -> Iterator[_Shared]:
 
 def _extent(nest: Nest, index: tuple) -> int:
     """Elements that a nest touches."""
-    names = frozenset().union(*(i.symbols for i in index)) & nest.dims.keys()
-    return math.prod(nest.dims[d] for d in names)
+    names = frozenset().union(*(position.symbols for position in index)) & nest.dims.keys()
+    return math.prod(nest.dims[name] for name in names)
 
 
 def _walk(run: Run, places: list[tuple[int, Affine]]) -> dict[int, str] | None:
     """Position -> dimension, if all nests walk an axis step by step from the same start."""
     dims: dict[int, str] = {}
     starts = set()
-    for at, i in places:
-        names = i.symbols & run[at].dims.keys()
+    for at, affine in places:
+        names = affine.symbols & run[at].dims.keys()
         if len(names) != 1:
             return None
         (d,) = names
-        if i.coefficient(d) != 1 or dims.setdefault(at, d) != d:
+        if affine.coefficient(d) != 1 or dims.setdefault(at, d) != d:
             return None
-        starts.add(i - Affine.symbol(d))
-    sizes = {run[at].dims[d] for at, d in dims.items()}
+        starts.add(affine - Affine.symbol(d))
+    sizes = {run[at].dims[size] for at, size in dims.items()}
     return dims if len(starts) == 1 and len(sizes) == 1 and sizes.pop() > 1 else None
 
 
 def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int) -> bool:
     """Whether one loop holds several of the nests that share, and no nest loses its vectors or its register tile."""
-    loops = [g for g in chain.groups() if isinstance(g, list)]
-    if not any(len(seeds.keys() & set(g)) > 1 for g in loops):
+    loops = [group for group in chain.groups() if isinstance(group, list)]
+    if not any(len(seeds.keys() & set(loop)) > 1 for loop in loops):
         return False
     points = {at: math.prod(chain.run[at].dims.values()) for at in chain.dims}
-    for at, d in chain.dims.items():
+    for at, size in chain.dims.items():
         nest = chain.run[at]
         if points[at] * MINOR < sum(points.values()):
             continue
-        if choose(nest, vector_bits).vector == d:
+        if choose(nest, vector_bits).vector == size:
             return False
-        if any(is_matrix_product(nest, r) for r in nest.reductions):
+        if any(is_matrix_product(nest, reduction) for reduction in nest.reductions):
             return False  # bound by arithmetic: it has tiles and packing of its own
     return True
 
@@ -234,7 +242,9 @@ def _bytes_per_index(chain: Chain) -> int:
     total: dict[Buf, int] = {}
     for at, d in chain.dims.items():
         for buf, index, _ in chain.run.accesses[at]:
-            if all(i is not None for i in index) and any(d in i.symbols for i in index):
+            if all(position is not None for position in index) and any(
+                d in position.symbols for position in index
+            ):
                 size = _extent(chain.run[at], index) // chain.size * buf.dtype.itemsize
                 total[buf.root] = max(total.get(buf.root, 0), size)
     return max(sum(total.values()), 1)
@@ -251,14 +261,19 @@ class _CacheBlocking(StripMinedLoop):
         steps: dict[Buf, int] = {}
         for at, nest in zip(group, nests):
             for buf, index, written in self.run.accesses[at]:
-                if written or any(i is None for i in index) or not is_far(buf):
+                if written or any(position is None for position in index) or not is_far(buf):
                     continue
                 step = (
-                    sum(i.coefficient(self.chain.dims[at]) * s for i, s in zip(index, buf.strides))
+                    sum(
+                        position.coefficient(self.chain.dims[at]) * stride
+                        for position, stride in zip(index, buf.strides)
+                    )
                     * self.length
                 )
                 if step:
-                    start = sum(i.const * s for i, s in zip(index, buf.strides))
+                    start = sum(
+                        position.const * stride for position, stride in zip(index, buf.strides)
+                    )
                     before = last.get(buf.root, (nest, start))
                     last[buf.root] = nest, max(start, before[1]) if before[0] is nest else start
                     furthest[buf.root] = max(furthest.get(buf.root, start), start)

@@ -34,8 +34,12 @@ class Row:
 
     @staticmethod
     def of(nest: Nest) -> Row | None:
-        live = [d for d, n in nest.dims.items() if n > 1]
-        if len(live) != 1 or nest.ordered or any(r.op not in JOINED for r in nest.reductions):
+        live = [dim for dim, n in nest.dims.items() if n > 1]
+        if (
+            len(live) != 1
+            or nest.ordered
+            or any(reduction.op not in JOINED for reduction in nest.reductions)
+        ):
             return None
         return Row(nest, live[0])
 
@@ -52,12 +56,14 @@ class Row:
 
     def places(self, at: Affine) -> dict[str, Affine]:
         """Values of the nest's dimensions at one element."""
-        return {d: at if d == self.d else Affine() for d in self.nest.dims}
+        return {dim: at if dim == self.d else Affine() for dim in self.nest.dims}
 
     def itemsize(self) -> int:
         """Bytes of the widest element that its reductions read along the row; 0 if they read none."""
         loads = Nest({}, reductions=self.nest.reductions).loads()
-        return max((e.info[0].dtype.itemsize for e in loads if self.d in e.symbols), default=0)
+        return max(
+            (load.info[0].dtype.itemsize for load in loads if self.d in load.symbols), default=0
+        )
 
 
 @dataclass
@@ -98,11 +104,15 @@ def find_exp_of_difference(
         row = Row.of(nest)
         if (
             row is None
-            or any(w.inner for w in nest.writes)
+            or any(write.inner for write in nest.writes)
             or row.size * row.itemsize() < least_bytes
         ):
             continue
-        found = [k for k, r in enumerate(nest.reductions) if r.op == "max" and _is_float(r.dtype)]
+        found = [
+            k
+            for k, reduction in enumerate(nest.reductions)
+            if reduction.op == "max" and _is_float(reduction.dtype)
+        ]
         if not found or choose(nest, vector_bits).vector != row.d:
             continue
         for later in range(at + 1, len(run)):
@@ -129,12 +139,12 @@ class _Pair:
             run, at, which, later, of if exponential is None else exponential
         )
 
-    def _normal(self, e: Expr) -> Expr:
-        return self.pool.rename(e, self.sums.places(ROW))
+    def _normal(self, expr: Expr) -> Expr:
+        return self.pool.rename(expr, self.sums.places(ROW))
 
     def _exponential(self, of: Expr) -> Expr | None:
         """The nest's one exp(x - c)."""
-        found = [e for e in self.sums.nest.nodes() if self._is_exponential(e)]
+        found = [node for node in self.sums.nest.nodes() if self._is_exponential(node)]
         if len(found) != 1:
             return None
         x = self._normal(found[0].args[0].args[0])
@@ -142,10 +152,10 @@ class _Pair:
         inner = [of.args[2 - k] for _, k in self.left_out]
         return found[0] if self.everywhere or x in inner else None
 
-    def _is_exponential(self, e: Expr) -> bool:
-        if e.kind != "op" or e.info.primitive not in EXPONENTIALS:
+    def _is_exponential(self, expr: Expr) -> bool:
+        if expr.kind != "op" or expr.info.primitive not in EXPONENTIALS:
             return False
-        (x,) = e.args
+        (x,) = expr.args
         return x.kind == "op" and x.info.primitive == "sub" and self.sums.d not in x.args[1].symbols
 
     def holds(self, elsewhere: set[Buf]) -> bool:
@@ -153,15 +163,15 @@ class _Pair:
         found, nest = self.found, self.sums.nest
         if not self.has_exponential:
             return False
-        for k, r in enumerate(nest.reductions):
-            if r.op == "sum" and self._is_proportional(r.args[0], self.everywhere):
+        for k, reduction in enumerate(nest.reductions):
+            if reduction.op == "sum" and self._is_proportional(reduction.args[0], self.everywhere):
                 found.weighted.add(k)
-            elif not self._is_free(r.args[0]):
+            elif not self._is_free(reduction.args[0]):
                 return False
         found.telling = next(
             (k for k in sorted(found.weighted) if self._tells(nest.reductions[k].args[0])), None
         )
-        inner = [w for w in nest.writes if w.inner]
+        inner = [write for write in nest.writes if write.inner]
         found.scaled |= {w.buf for w in inner if self._is_proportional(w.value, self.everywhere)}
         if any(
             w.guard or w.mask is not None or not (w.buf in found.scaled or self._is_free(w.value))
@@ -176,50 +186,53 @@ class _Pair:
 
     # ---- expressions
 
-    def _is_free(self, e: Expr) -> bool:
+    def _is_free(self, expr: Expr) -> bool:
         """Whether an expression does not depend on the exponential."""
-        return all(x is not self.found.exponential for x in nodes([e]))
+        return all(node is not self.found.exponential for node in nodes([expr]))
 
     def _is_left_out(self, test: Expr, branch: int) -> bool:
         return (self._normal(test), branch) in self.left_out
 
-    def _is_proportional(self, e: Expr, taken: bool) -> bool:
+    def _is_proportional(self, expr: Expr, taken: bool) -> bool:
         """Whether an expression is the exponential times something.
 
         `taken`: all elements here are among those whose greatest is known; the exponential of
-          others might overflow.
+        others might overflow.
         """
-        if e is self.found.exponential:
+        if expr is self.found.exponential:
             return taken
-        name = e.info.primitive if e.kind == "op" else ""
+        name = expr.info.primitive if expr.kind == "op" else ""
         if name == "mul":
-            x, y = e.args if self._is_free(e.args[1]) else e.args[::-1]
+            x, y = expr.args if self._is_free(expr.args[1]) else expr.args[::-1]
             return self._is_free(y) and self._is_proportional(x, taken)
         if name == "div":
-            return self._is_free(e.args[1]) and self._is_proportional(e.args[0], taken)
+            return self._is_free(expr.args[1]) and self._is_proportional(expr.args[0], taken)
         if name in ("neg", "convert_element_type"):
-            return _is_float(e.dtype) and self._is_proportional(e.args[0], taken)
-        if not _is_choice(e) or not self._is_free(e.args[0]):
+            return _is_float(expr.dtype) and self._is_proportional(expr.args[0], taken)
+        if not _is_choice(expr) or not self._is_free(expr.args[0]):
             return False
-        zeros = [k for k in range(2) if e.args[1 + k].kind == "const" and e.args[1 + k].info == 0]
+        zeros = [
+            k for k in range(2) if expr.args[1 + k].kind == "const" and expr.args[1 + k].info == 0
+        ]
         return any(
-            self._is_proportional(e.args[2 - k], taken or self._is_left_out(e.args[0], k))
+            self._is_proportional(expr.args[2 - k], taken or self._is_left_out(expr.args[0], k))
             for k in zeros
         )
 
-    def _tells(self, e: Expr) -> bool:
+    def _tells(self, expr: Expr) -> bool:
         """Whether a term is the exponential wherever an element may be the greatest, so that NaN shows in the sum."""
-        if e is self.found.exponential:
+        if expr is self.found.exponential:
             return True
-        if _is_choice(e):
+        if _is_choice(expr):
             return any(
-                self._is_left_out(e.args[0], k) and self._tells(e.args[2 - k]) for k in range(2)
+                self._is_left_out(expr.args[0], k) and self._tells(expr.args[2 - k])
+                for k in range(2)
             )
         return (
-            e.kind == "op"
-            and e.info.primitive == "convert_element_type"
-            and _is_float(e.dtype)
-            and self._tells(e.args[0])
+            expr.kind == "op"
+            and expr.info.primitive == "convert_element_type"
+            and _is_float(expr.dtype)
+            and self._tells(expr.args[0])
         )
 
     # ---- memory
@@ -228,9 +241,13 @@ class _Pair:
         """Whether the sums, which do without c then, may be taken before the statements between the two nests."""
         exp, nest = self.found.exponential, self.sums.nest
         without = self.pool.rewriter(lambda e: exp.args[0].args[0] if e is exp else None)
-        inner = [w for w in nest.writes if w.inner]
-        read = {e.info[0].root for r in nest.reductions for e in _loads(without(r.args[0]))}
-        read |= {e.info[0].root for w in inner for e in _loads(without(w.value))}
+        inner = [write for write in nest.writes if write.inner]
+        read = {
+            load.info[0].root
+            for reduction in nest.reductions
+            for load in _loads(without(reduction.args[0]))
+        }
+        read |= {load.info[0].root for w in inner for load in _loads(without(w.value))}
         written = {w.buf.root for w in inner}
         before = self.run[self.found.at : self.found.later]
         return not (read & (written | scratch.written(before)) or written & scratch.touched(before))
@@ -239,7 +256,7 @@ class _Pair:
         """Whether only later nests, which walk it along the row, read a buffer, and this one alone writes it."""
         if not buf.arena or buf.storage is not None or buf in elsewhere:
             return False
-        if sum(w.buf.root is buf for w in self.sums.nest.writes) > 1:
+        if sum(write.buf.root is buf for write in self.sums.nest.writes) > 1:
             return False
         users = [
             at
@@ -252,18 +269,18 @@ class _Pair:
         row = Row.of(nest)
         if row is None or row.size != self.sums.size or buf in scratch.written([nest]):
             return False
-        loads = [e for e in nest.loads() if e.info[0].root is buf]
-        if any(e.kind != "load" or e.info[0] is not buf or e.info[2] for e in loads):
+        loads = [load for load in nest.loads() if load.info[0].root is buf]
+        if any(load.kind != "load" or load.info[0] is not buf or load.info[2] for load in loads):
             return False
-        return all(axis_of(e.info[1], row.d) is not None for e in loads)
+        return all(axis_of(load.info[1], row.d) is not None for load in loads)
 
 
-def _is_choice(e: Expr) -> bool:
+def _is_choice(expr: Expr) -> bool:
     return (
-        e.kind == "op"
-        and e.info.primitive == "select_n"
-        and len(e.args) == 3
-        and e.args[0].dtype == np.dtype(bool)
+        expr.kind == "op"
+        and expr.info.primitive == "select_n"
+        and len(expr.args) == 3
+        and expr.args[0].dtype == np.dtype(bool)
     )
 
 
@@ -271,5 +288,5 @@ def _is_float(dtype: np.dtype) -> bool:
     return is_float(compute_el(dtype))
 
 
-def _loads(e: Expr) -> list[Expr]:
-    return [x for x in nodes([e]) if x.kind in ("load", "gather")]
+def _loads(expr: Expr) -> list[Expr]:
+    return [node for node in nodes([expr]) if node.kind in ("load", "gather")]

@@ -51,24 +51,26 @@ def store_in_place(
     return out
 
 
-def _copied(s: Stmt) -> set[Buf]:
+def _copied(stmt: Stmt) -> set[Buf]:
     """The scratch that a statement copies elsewhere, if that is all it does."""
     if (
-        not isinstance(s, Nest)
-        or s.rdims
-        or s.ordered
-        or any(w.value.kind != "load" for w in s.writes)
+        not isinstance(stmt, Nest)
+        or stmt.rdims
+        or stmt.ordered
+        or any(write.value.kind != "load" for write in stmt.writes)
     ):
         return set()
-    targets = {w.buf.root for w in s.writes}
-    found = {w.value.info[0] for w in s.writes}
-    plain = all(not w.value.info[2] and not w.guard and w.mask is None for w in s.writes)
+    targets = {write.buf.root for write in stmt.writes}
+    found = {write.value.info[0] for write in stmt.writes}
+    plain = all(
+        not write.value.info[2] and not write.guard and write.mask is None for write in stmt.writes
+    )
     apart_from = (
-        len(found) == len(targets) == len(s.writes) and not {b.root for b in found} & targets
+        len(found) == len(targets) == len(stmt.writes) and not {buf.root for buf in found} & targets
     )
     return (
         found
-        if plain and apart_from and all(b.arena and b.storage is None for b in found)
+        if plain and apart_from and all(buf.arena and buf.storage is None for buf in found)
         else set()
     )
 
@@ -83,92 +85,105 @@ def _makers(stmts: list[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
     return nests_of(stmts[first:at])
 
 
-def _makes(s: Stmt, beside: set[Buf]) -> bool:
+def _makes(stmt: Stmt, beside: set[Buf]) -> bool:
     """Whether a statement stores once at each of its points, to each of these buffers, and does nothing else."""
-    if not isinstance(s, Nest) or s.rdims or s.ordered or s.schedule is not None:
+    if not isinstance(stmt, Nest) or stmt.rdims or stmt.ordered or stmt.schedule is not None:
         return False
-    if beside & {e.info[0].root for e in s.loads()}:
+    if beside & {load.info[0].root for load in stmt.loads()}:
         return False
-    live = sorted(d for d, n in s.dims.items() if n > 1)
-    once = all(sorted(_steps(w)) == live and not w.guard and w.mask is None for w in s.writes)
-    return once and len(s.writes) == len(beside) and {w.buf for w in s.writes} == beside
+    live = sorted(dim for dim, size in stmt.dims.items() if size > 1)
+    once = all(
+        sorted(_steps(write)) == live and not write.guard and write.mask is None
+        for write in stmt.writes
+    )
+    return (
+        once and len(stmt.writes) == len(beside) and {write.buf for write in stmt.writes} == beside
+    )
 
 
-def _steps(w: Write) -> list:
+def _steps(write: Write) -> list:
     """Dimensions that walk an axis alone, step by step."""
-    return [i.terms[0][0] for i in w.index if len(i.terms) == 1 and i.terms[0][1] == 1]
+    return [
+        position.terms[0][0]
+        for position in write.index
+        if len(position.terms) == 1 and position.terms[0][1] == 1
+    ]
 
 
 def _joined(
     makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]
 ) -> list[Stmt] | None:
     """Joins the largest maker in place: after the others, before the copies of what those made."""
-    placed = [p for n in makers if (p := _placed(n, copy)) is not None]
+    placed = [p for maker in makers if (p := _placed(maker, copy)) is not None]
     if len(placed) < len(makers) or sum(map(_points, makers)) != _points(copy):
         return None
-    if not all(_store_apart(a, b) for k, a in enumerate(makers) for b in makers[:k]):
+    if not all(_store_apart(maker, b) for k, maker in enumerate(makers) for b in makers[:k]):
         return None
     largest = max(range(len(makers)), key=lambda k: _points(makers[k]))
-    values = [w.value for w in makers[largest].writes]
-    over = frozenset(w.buf.root for w in copy.writes)
+    values = [write.value for write in makers[largest].writes]
+    over = frozenset(write.buf.root for write in copy.writes)
     nest = replace(makers[largest], writes=_writes(placed[largest], values), over=over)
     if not walks_ahead(*scheduled(nest)):
         return None
     others = [k for k in range(len(makers)) if k != largest]
     copies = [
-        replace(makers[k], writes=_writes(placed[k], [_load(w, pool) for w in makers[k].writes]))
-        for k in others
+        replace(
+            makers[other],
+            writes=_writes(placed[other], [_load(write, pool) for write in makers[other].writes]),
+        )
+        for other in others
     ]
-    return [*(makers[k] for k in others), nest, *copies]
+    return [*(makers[other] for other in others), nest, *copies]
 
 
 def _writes(places: list[tuple[Buf, Place]], values: list[Expr]) -> list[Write]:
     return [Write(buf, index, value) for (buf, index), value in zip(places, values)]
 
 
-def _store_apart(a: Nest, b: Nest) -> bool:
-    by_buffer = {w.buf: w.index for w in b.writes}
-    return all(apart(w.index, a.dims, by_buffer[w.buf], b.dims) for w in a.writes)
+def _store_apart(nest: Nest, b: Nest) -> bool:
+    by_buffer = {write.buf: write.index for write in b.writes}
+    return all(apart(write.index, nest.dims, by_buffer[write.buf], b.dims) for write in nest.writes)
 
 
-def _points(n: Nest) -> int:
-    return math.prod(n.dims.values())
+def _points(nest: Nest) -> int:
+    return math.prod(nest.dims.values())
 
 
-def _load(w: Write, pool: Pool) -> Expr:
-    return pool.make("load", w.value.dtype, (w.buf, w.index, False))
+def _load(write: Write, pool: Pool) -> Expr:
+    return pool.make("load", write.value.dtype, (write.buf, write.index, False))
 
 
 def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
     """Finds where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
     by_buffer = {w.value.info[0]: w for w in copy.writes}
     found: list[tuple[Buf, Place]] = []
-    for w in maker.writes:
-        copied = by_buffer[w.buf]
-        place = _place(w, maker, copied, copy)
+    for write in maker.writes:
+        copied = by_buffer[write.buf]
+        place = _place(write, maker, copied, copy)
         if place is None:
             return None
         found.append((copied.buf, place))
     return found
 
 
-def _place(made: Write, maker: Nest, w: Write, copy: Nest) -> Place | None:
+def _place(made: Write, maker: Nest, write: Write, copy: Nest) -> Place | None:
     from_copy: dict[str, Affine] = {}
-    for stored, read in zip(made.index, w.value.info[1]):
-        inner = [(d, c) for d, c in read.terms if d in copy.dims]
-        if len(inner) > 1 or any(c != 1 or d in from_copy for d, c in inner):
+    for stored, read in zip(made.index, write.value.info[1]):
+        inner = [(dim, c) for dim, c in read.terms if dim in copy.dims]
+        if len(inner) > 1 or any(c != 1 or dim in from_copy for dim, c in inner):
             return None
-        rest = stored - Affine(tuple(t for t in read.terms if t not in inner), read.const)
+        rest = stored - Affine(tuple(term for term in read.terms if term not in inner), read.const)
         if not rest.symbols <= maker.dims.keys():
             return None
-        low, high = rest.bounds(lambda d: maker.dims[d])
+        low, high = rest.bounds(lambda dim: maker.dims[dim])
         if low < 0 or high >= (copy.dims[inner[0][0]] if inner else 1):
             return None
-        from_copy |= {d: rest for d, _ in inner}
-    if {d for d, n in copy.dims.items() if n > 1} - from_copy.keys():
+        from_copy |= {dim: rest for dim, _ in inner}
+    if {dim for dim, size in copy.dims.items() if size > 1} - from_copy.keys():
         return None
     return tuple(
-        i.substitute(lambda d: from_copy.get(d, 0 if d in copy.dims else None)) for i in w.index
+        position.substitute(lambda dim: from_copy.get(dim, 0 if dim in copy.dims else None))
+        for position in write.index
     )
 
 
@@ -181,32 +196,34 @@ def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
     if (
         sched.vector is None
         or sched.transpose
-        or not all(_steps_along_axes(nest, w, sched.vector) for w in nest.writes)
+        or not all(_steps_along_axes(nest, write, sched.vector) for write in nest.writes)
     ):
         return False
-    stores = {w.buf.root: w for w in nest.writes}
+    stores = {write.buf.root: write for write in nest.writes}
     distances = {}
-    for e in nest.loads():
-        if e.info[0].root in nest.over:
-            apart_by = _distance(e, stores[e.info[0].root])
+    for load in nest.loads():
+        if load.info[0].root in nest.over:
+            apart_by = _distance(load, stores[load.info[0].root])
             if apart_by is None or min(apart_by[:-1], default=0) < 0:
                 return False
-            distances[id(e)] = apart_by
+            distances[id(load)] = apart_by
     return _Row(nest, sched, distances).is_safe()
 
 
-def _steps_along_axes(nest: Nest, w: Write, vector: str) -> bool:
+def _steps_along_axes(nest: Nest, write: Write, vector: str) -> bool:
     """Whether each axis is walked by at most one dimension, step by step, and the last one by vectors."""
-    walked = [[(d, c) for d, c in i.terms if d in nest.dims] for i in w.index]
+    walked = [
+        [(dim, c) for dim, c in position.terms if dim in nest.dims] for position in write.index
+    ]
     steps = all(len(steps) <= 1 and all(c == 1 for _, c in steps) for steps in walked)
-    return steps and walked[-1:] == [[(vector, 1)]] and w.mask is None and not w.guard
+    return steps and walked[-1:] == [[(vector, 1)]] and write.mask is None and not write.guard
 
 
-def _distance(e: Expr, w: Write) -> tuple[int, ...] | None:
+def _distance(expr: Expr, write: Write) -> tuple[int, ...] | None:
     """Distance of a load from what its point stores, per axis."""
-    if e.kind != "load" or e.info[0] is not w.buf or e.info[2]:
+    if expr.kind != "load" or expr.info[0] is not write.buf or expr.info[2]:
         return None
-    apart_by = [mine - theirs for mine, theirs in zip(e.info[1], w.index)]
+    apart_by = [mine - theirs for mine, theirs in zip(expr.info[1], write.index)]
     return tuple(a.const for a in apart_by) if all(a.is_const for a in apart_by) else None
 
 
@@ -220,8 +237,10 @@ class _Row:
         self.nest, self.sched, self.vector, self.distances = nest, sched, sched.vector, distances
         # "": an axis that no dimension walks
         self.walked_by = {
-            w.buf: [next(iter(i.symbols & nest.dims.keys()), "") for i in w.index[:-1]]
-            for w in nest.writes
+            write.buf: [
+                next(iter(position.symbols & nest.dims.keys()), "") for position in write.index[:-1]
+            ]
+            for write in nest.writes
         }
 
     def is_safe(self) -> bool:
@@ -240,9 +259,9 @@ class _Row:
         """Whether one step loads nothing that it, or the `done` elements of these rows before it, have stored."""
         lanes, loaded = self.sched.lanes, set(at_hand)
         stored: set[tuple] = set()
-        for p in visits.points:
-            for w in self.nest.writes:
-                for key, e, q in self._needed(w.value, p, at_hand):
+        for point in visits.points:
+            for write in self.nest.writes:
+                for key, e, q in self._needed(write.value, point, at_hand):
                     if key not in loaded and (place := self._place(e, q)) is not None:
                         *row, at = place
                         if (
@@ -253,29 +272,37 @@ class _Row:
                             return False
                     if chunk.tail is None:  # masked loads are not shared
                         loaded.add(key)
-                stored.add((w.buf, *(p.get(d, 0) for d in self.walked_by[w.buf]), p[self.vector]))
+                stored.add(
+                    (
+                        write.buf,
+                        *(point.get(dim, 0) for dim in self.walked_by[write.buf]),
+                        point[self.vector],
+                    )
+                )
         return True
 
-    def _needed(self, value: Expr, p: Point, at_hand: set) -> Iterator[tuple[tuple, Expr, Point]]:
+    def _needed(
+        self, value: Expr, point: Point, at_hand: set
+    ) -> Iterator[tuple[tuple, Expr, Point]]:
         """(key, load of what the nest stores over, place) for a value at a point, except for what is made of values at hand."""
-        waiting = [(value, p)]
+        waiting = [(value, point)]
         while waiting:
-            e, q = waiting.pop()
-            key = key_of(e, q)
+            expr, q = waiting.pop()
+            key = key_of(expr, q)
             if key in at_hand:
                 continue
-            if id(e) in self.distances:
-                yield key, e, q
-            places = parts(e, q, self.vector, self.sched.lanes) if e.kind == "moved" else [q]
-            waiting += [(a, place) for a in e.args for place in places]
+            if id(expr) in self.distances:
+                yield key, expr, q
+            places = parts(expr, q, self.vector, self.sched.lanes) if expr.kind == "moved" else [q]
+            waiting += [(arg, place) for arg in expr.args for place in places]
 
-    def _place(self, e: Expr, q: Point) -> tuple | None:
+    def _place(self, expr: Expr, point: Point) -> tuple | None:
         """Place of a load, among the rows that this one walks and from where the step starts; None where beyond them."""
-        *rows, column = self.distances[id(e)]
+        *rows, column = self.distances[id(expr)]
         found = []
-        for d, far in zip(self.walked_by[e.info[0]], rows):
-            at = q.get(d, 0) + far
-            if at >= self.sched.jam.get(d, 1):
+        for dim, far in zip(self.walked_by[expr.info[0]], rows):
+            at = point.get(dim, 0) + far
+            if at >= self.sched.jam.get(dim, 1):
                 return None
             found.append(at)
-        return e.info[0], *found, q.get(self.vector, 0) + column
+        return expr.info[0], *found, point.get(self.vector, 0) + column

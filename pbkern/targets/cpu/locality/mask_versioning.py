@@ -68,9 +68,13 @@ class _Chooser:
 
     def variants(self, nest: Nest, bounds: Bounds) -> list[Stmt]:
         tests, fold = self.tests(nest), Folder(self.context.pool, bounds)
-        conditions = list(dict.fromkeys(fold(c) for t in tests for c in self.conditions(t, nest)))
+        conditions = list(
+            dict.fromkeys(
+                fold(condition) for test in tests for condition in self.conditions(test, nest)
+            )
+        )
         if not tests or any(
-            c.kind == "const" and not c.info for c in conditions
+            condition.kind == "const" and not condition.info for condition in conditions
         ):  # they hold for no program
             return [nest]
         name = self.context.names("%s")
@@ -83,12 +87,14 @@ class _Chooser:
         if (
             nest.ordered
             or math.prod(nest.dims.values()) < MIN_POINTS
-            or any(r.op == "dot" for r in nest.reductions)
+            or any(reduction.op == "dot" for reduction in nest.reductions)
         ):
             return []
         every = nest.nodes()
         found = [
-            e for e in every if e.symbols & nest.dims.keys() and self.hardest(e, nest) is not None
+            expr
+            for expr in every
+            if expr.symbols & nest.dims.keys() and self.hardest(expr, nest) is not None
         ]
         if len(found) > MOST_TESTS or len(every) > MOST_NODES or any(map(_overlaps, found)):
             return []
@@ -100,11 +106,11 @@ class _Chooser:
         if sign == 0:
             return None
         corner: dict[str, Affine] = {}
-        for d, n in nest.extents().items():
-            step = _step(test, d)
+        for dim, extent in nest.extents().items():
+            step = _step(test, dim)
             if step is None:
                 return None
-            corner[d] = Affine((), n - 1 if step * sign > 0 else 0)
+            corner[dim] = Affine((), extent - 1 if step * sign > 0 else 0)
         around = self.context.pool.rename(test, corner)
         return corner if around.symbols or around.kind == "op" else None
 
@@ -114,9 +120,9 @@ class _Chooser:
         assert hardest is not None, "the others are no tests of the nest"
         found = [self.context.pool.rename(test, hardest)]
         for x in (
-            a for a in test.args if a.symbols & nest.dims.keys()
+            arg for arg in test.args if arg.symbols & nest.dims.keys()
         ):  # which must not wrap around in between
-            rises = {d: (steps_along(x, d).step or 0) > 0 for d in nest.dims}
+            rises = {dim: (steps_along(x, dim).step or 0) > 0 for dim in nest.dims}
             least, greatest = (
                 self.context.pool.rename(x, _corner(nest, rises, up)) for up in (False, True)
             )
@@ -126,12 +132,15 @@ class _Chooser:
 
 def _corner(nest: Nest, rises: dict[str, bool], up: bool) -> dict[str, Affine]:
     """Corner where what rises, or falls, along each dimension is greatest; least if not `up`."""
-    return {d: Affine((), n - 1 if rises[d] is up else 0) for d, n in nest.extents().items()}
+    return {
+        dim: Affine((), extent - 1 if rises[dim] is up else 0)
+        for dim, extent in nest.extents().items()
+    }
 
 
 def _overlaps(test: Expr) -> bool:
     """Whether it moves with a block that may overlap the one before, which must store the same (lower/grid/block_shift.py)."""
-    return any(str(s).startswith(block_shift.PREFIX) for s in test.symbols)
+    return any(str(symbol).startswith(block_shift.PREFIX) for symbol in test.symbols)
 
 
 def _direction(test: Expr) -> int:
@@ -149,5 +158,5 @@ def _step(test: Expr, dim: str) -> int | None:
         return test.info[0].coefficient(dim)
     if test.args[0].dtype.kind != "i" or test.args[0].dtype.itemsize < 4:
         return None
-    x, y = (steps_along(a, dim) for a in test.args)
+    x, y = (steps_along(arg, dim) for arg in test.args)
     return None if x.step is None or y.step is None or x.bends or y.bends else x.step - y.step

@@ -71,7 +71,7 @@ def _without_masked(
     strips = _LiveTiles(chain, outer, elsewhere, context, vector_bits)
     return (
         None
-        if any(strips.reads_skipped(g) for g in chain.groups() if isinstance(g, list))
+        if any(strips.reads_skipped(group) for group in chain.groups() if isinstance(group, list))
         else strips.statements()
     )
 
@@ -82,13 +82,13 @@ def _masks(run: list[Nest]) -> list[tuple[dict[int, str], Span]]:
     """
     found = [
         (size, at, d, span)
-        for at, n in enumerate(run)
-        for d, size in n.dims.items()
-        if size >= STRIP * MIN_STRIPS and (span := live_span(n, d))
+        for at, nest in enumerate(run)
+        for d, size in nest.dims.items()
+        if size >= STRIP * MIN_STRIPS and (span := live_span(nest, d))
     ]
     along: dict[tuple[int, Span], dict[int, str]] = {}
-    for size, at, d, span in found:
-        along.setdefault((size, span), {})[at] = d
+    for size, at, dim, span in found:
+        along.setdefault((size, span), {})[at] = dim
     ways = [
         (seeds, span) for (_, span), seeds in sorted(along.items(), key=lambda each: -each[0][0])
     ]
@@ -97,10 +97,10 @@ def _masks(run: list[Nest]) -> list[tuple[dict[int, str], Span]]:
 
 def _written_along(chain: Chain) -> list[Buf]:
     return [
-        w.buf
-        for at, d in chain.dims.items()
-        for w in chain.run[at].writes
-        if any(d in i.symbols for i in w.index)
+        write.buf
+        for at, size in chain.dims.items()
+        for write in chain.run[at].writes
+        if any(size in position.symbols for position in write.index)
     ]
 
 
@@ -127,26 +127,30 @@ class _DeadTiles:
 
     def settle(self) -> bool:
         """Finds the points outside of the mask for every nest, in order; False where one of them needs them."""
-        for at, d in sorted(self.chain.dims.items()):
+        for at, size in sorted(self.chain.dims.items()):
             nest = self.chain.run[at]
 
-            def value(e: Expr, nest=nest, d=d) -> Expr | None:
-                return outside(e, nest, d, self.span, self._fill_of, self.pool)
+            def value(expr: Expr, nest=nest, dim=size) -> Expr | None:
+                return outside(expr, nest, dim, self.span, self._fill_of, self.pool)
 
-            if d in nest.rdims and not all(
-                self._settle_reduction(at, k, r, value) for k, r in enumerate(nest.reductions)
+            if size in nest.rdims and not all(
+                self._settle_reduction(at, k, reduction, value)
+                for k, reduction in enumerate(nest.reductions)
             ):
                 return False
-            for w in nest.writes:
-                if any(d in i.symbols for i in w.index):
-                    self.fills[w.buf] = (w, value(w.value) if w.mask is None else None)
+            for write in nest.writes:
+                if any(size in position.symbols for position in write.index):
+                    self.fills[write.buf] = (
+                        write,
+                        value(write.value) if write.mask is None else None,
+                    )
         return True
 
-    def _settle_reduction(self, at: int, k: int, r: Reduction, value: Callable) -> bool:
-        found = [v for v in map(value, r.args) if v is not None]
-        if not found or r.op not in JOINS or r.dtype.kind == "b":
+    def _settle_reduction(self, at: int, k: int, reduction: Reduction, value: Callable) -> bool:
+        found = [v for v in map(value, reduction.args) if v is not None]
+        if not found or reduction.op not in JOINS or reduction.dtype.kind == "b":
             return False
-        if r.op in ("max", "min"):
+        if reduction.op in ("max", "min"):
             self.starts[at, k] = found[0]
             return found[0].kind == "const"
         if not any(v.kind == "const" and v.info == 0 for v in found):
@@ -190,7 +194,7 @@ class _LiveTiles(StripMinedLoop):
         """Whether the group may have to run everywhere and would then read what an earlier loop left out."""
         if not any(at in self.outer.needs for at in group):
             return False
-        own = {w.buf for at in group for w in self.run[at].writes}
+        own = {write.buf for at in group for write in self.run[at].writes}
         read = {buf for at in group for buf, _, written in self.run.accesses[at] if not written}
         return any(
             buf in self.chain.axes and buf not in own and self.outer.fills[buf][1] is not None
@@ -234,17 +238,19 @@ class _LiveTiles(StripMinedLoop):
     def _test_needs(self, needs: list[Expr], group: list[int]) -> Expr:
         """1 if one of the values is not zero at some point (NaN is not), as a scalar; else 0."""
         flags = []
-        sizes = {d: n for at in group for d, n in self.run[at].dims.items()}
-        for e in dict.fromkeys(needs):
-            dims = {d: sizes[d] for d in sizes if d in e.symbols} or {self.context.names("d"): 1}
+        sizes = {dim: size for at in group for dim, size in self.run[at].dims.items()}
+        for need in dict.fromkeys(needs):
+            dims = {size: sizes[size] for size in sizes if size in need.symbols} or {
+                self.context.names("d"): 1
+            }
             buf = self.context.new_buffer((1,), INT32)
-            test = self.context.op("ne", bool, e, self.context.const(0, e.dtype))
+            test = self.context.op("ne", bool, need, self.context.const(0, need.dtype))
             value = self.context.select(test, self._number(1), self._number(0))
             result = Write(buf, (Affine(),), self.pool.make("acc", INT32, 0), inner=False)
             self.out.append(Nest(dims, tuple(dims), [Reduction("max", (value,), INT32)], [result]))
             flags.append(self.pool.make("load", INT32, (buf, (Affine(),), False)))
-        for f in flags[1:]:
-            flags[0] = self._op("max", flags[0], f)
+        for flag in flags[1:]:
+            flags[0] = self._op("max", flags[0], flag)
         return flags[0]
 
     def _op(self, name: str, *args: Expr) -> Expr:
@@ -258,17 +264,17 @@ class _LiveTiles(StripMinedLoop):
         self.out.append(Let(name, value))
         return name
 
-    def _clamped(self, e: Expr, high: int) -> Expr:
-        return self._op("min", self._op("max", e, self._number(0)), self._number(high))
+    def _clamped(self, expr: Expr, high: int) -> Expr:
+        return self._op("min", self._op("max", expr, self._number(0)), self._number(high))
 
     def _extreme(self, name: str, ends: frozenset[Affine]) -> Expr:
-        values = [self.pool.make("index", INT32, a) for a in sorted(ends, key=str)]
-        for v in values[1:]:
-            values[0] = self._op(name, values[0], v)
+        values = [self.pool.make("index", INT32, end) for end in sorted(ends, key=str)]
+        for value in values[1:]:
+            values[0] = self._op(name, values[0], value)
         return values[0]
 
-    def _strip_of(self, e: Expr, up: int) -> Expr:
-        moved = self._op("add", e, self._number(up)) if up else e
+    def _strip_of(self, expr: Expr, up: int) -> Expr:
+        moved = self._op("add", expr, self._number(up)) if up else expr
         return self._clamped(
             self._op("shift_right_arithmetic", moved, self._number(STRIP.bit_length() - 1)),
             self.full,

@@ -21,13 +21,17 @@ def is_far(buf: Buf) -> bool:
     return not buf.root.arena and buf.size * buf.dtype.itemsize >= FAR_BYTES
 
 
-def is_matrix_product(nest: Nest, r: Reduction) -> bool:
+def is_matrix_product(nest: Nest, reduction: Reduction) -> bool:
     """Whether both operands of a product have rows of their own, so that each element is used many times."""
     rows = [
-        {d for d in e.symbols & nest.dims.keys() if d not in nest.rdims and nest.dims[d] > 1}
-        for e in r.args
+        {
+            dim
+            for dim in arg.symbols & nest.dims.keys()
+            if dim not in nest.rdims and nest.dims[dim] > 1
+        }
+        for arg in reduction.args
     ]
-    return r.op.startswith("dot") and all(rows)
+    return reduction.op.startswith("dot") and all(rows)
 
 
 def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
@@ -40,17 +44,19 @@ def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
 def fetch_rows(nest: Nest, vector_bits: int) -> None:
     """Has a nest fetch the rows that it reads, where they are short or read in parts."""
     # Operands of matrix products are read from the caches, or packed.
-    if nest.fetch or any(is_matrix_product(nest, r) for r in nest.reductions):
+    if nest.fetch or any(is_matrix_product(nest, reduction) for reduction in nest.reductions):
         return
     schedule = choose(nest, vector_bits)
     vector = schedule.along
-    for e in nest.loads() if vector else ():
-        if e.kind != "load" or flat_coefficient(e.info[0], e.info[1], vector) != 1:
+    for load in nest.loads() if vector else ():
+        if load.kind != "load" or flat_coefficient(load.info[0], load.info[1], vector) != 1:
             continue
         steps = {
-            d: abs(flat_coefficient(e.info[0], e.info[1], d) or 0) for d in nest.dims if d != vector
+            dim: abs(flat_coefficient(load.info[0], load.info[1], dim) or 0)
+            for dim in nest.dims
+            if dim != vector
         }
-        row = min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
+        row = min((dim for dim, step in steps.items() if step), key=steps.__getitem__, default=None)
         if row is None:
             continue
         # Columns of a sum over rows are a register tile wide: one row's part is read after the
@@ -61,4 +67,4 @@ def fetch_rows(nest: Nest, vector_bits: int) -> None:
             else nest.dims[vector]
         )
         if steps[row] > run:
-            nest.fetch |= rows_ahead(e, row)
+            nest.fetch |= rows_ahead(load, row)

@@ -57,7 +57,7 @@ def fuse_over_rows(
 
 def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt]:
     """A run of nests in which sums of rows are made row by row, with the rows."""
-    run = Run(s for s in stmts if isinstance(s, Nest))
+    run = Run(stmt for stmt in stmts if isinstance(stmt, Nest))
     for at, nest in enumerate(run):
         chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vector_bits) else None
         if chain is not None and chain.size > 1 and _suits(chain, vector_bits):
@@ -67,11 +67,11 @@ def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], context, vector_bits: int) 
 
 def _suits(chain: Chain, vector_bits: int) -> bool:
     """Whether one loop holds all nests, none with vectors along the rows, and registers hold all sums of rows."""
-    nests = [(chain.run[at], d) for at, d in chain.dims.items()]
-    if any(choose(n, vector_bits).vector == d for n, d in nests):
+    nests = [(chain.run[at], size) for at, size in chain.dims.items()]
+    if any(choose(n, vector_bits).vector == dim for n, dim in nests):
         return False
-    sums = [n for n, d in nests if d in n.rdims]
-    vectors = [_sum_vectors(n, vector_bits) for n in sums]
+    sums = [n for n, dim in nests if dim in n.rdims]
+    vectors = [_sum_vectors(sum_, vector_bits) for sum_ in sums]
     if (
         not sums
         or len(sums) == len(nests)
@@ -79,17 +79,17 @@ def _suits(chain: Chain, vector_bits: int) -> bool:
         or sum(vectors) > column_vectors(registers_of(vector_bits))
     ):
         return False
-    return sum(isinstance(g, list) for g in chain.groups()) == 1
+    return sum(isinstance(group, list) for group in chain.groups()) == 1
 
 
 def _sum_vectors(nest: Nest, vector_bits: int) -> int:
     """Vectors that the sums of products of a nest fill; 0 for other nests."""
-    live = [d for d, n in nest.dims.items() if n > 1]
+    live = [dim for dim, size in nest.dims.items() if size > 1]
     if (
         len(live) != 2
         or len(nest.rdims) != 1
         or not nest.reductions
-        or any(r.op != "dot" for r in nest.reductions)
+        or any(reduction.op != "dot" for reduction in nest.reductions)
     ):
         return 0
     s = choose(nest, vector_bits)

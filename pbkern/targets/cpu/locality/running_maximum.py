@@ -61,7 +61,7 @@ def use_running_maximum(
     times = Counter(b for found in touched for b in found)
     for low, high in list(runs(out))[::-1]:
         mine = Counter(b for found in touched[low:high] for b in found)
-        others = elsewhere.union(b for b, n in times.items() if n > mine[b])
+        others = elsewhere.union(b for b, time in times.items() if time > mine[b])
         run = nests_of(out[low:high])
         found = next(
             find_exp_of_difference(
@@ -120,14 +120,14 @@ class _RunningMaxima:
         self.levels, self.weights = self._buffer(dtype), self._buffer(dtype)
 
     def statements(self) -> list[Stmt]:
-        e, out = self.excess, []
-        for at, nest in enumerate(e.run):
-            if at == e.at:
+        excess, out = self.excess, []
+        for at, nest in enumerate(excess.run):
+            if at == excess.at:
                 out += [*self._first_maximum(), *self._strips(self._one_pass)]
-                out.append(self._joined(e.greatest, self._greatest_of_strips()))
-            elif at == e.later:
+                out.append(self._joined(excess.greatest, self._greatest_of_strips()))
+            elif at == excess.later:
                 out.append(self._weighed_sums())
-            elif any(load.info[0] in e.scaled for load in nest.loads()):
+            elif any(load.info[0] in excess.scaled for load in nest.loads()):
                 out += self._reader(Row.known(nest))
             else:
                 out.append(nest)
@@ -139,7 +139,7 @@ class _RunningMaxima:
         return self.context.new_buffer((self.cut.count,), np.dtype(dtype))
 
     def _partials(self, row: Row) -> list[Buf]:
-        return [self._buffer(r.dtype) for r in row.nest.reductions]
+        return [self._buffer(reduction.dtype) for reduction in row.nest.reductions]
 
     def _load(self, buf: Buf, at: Affine) -> Expr:
         return self.pool.make("load", buf.dtype, (buf, (at,), False))
@@ -147,9 +147,9 @@ class _RunningMaxima:
     def _set(self, buf: Buf, at: Affine, value: Expr) -> Nest:
         return Nest({}, writes=[Write(buf, (at,), value)])
 
-    def _again(self, e: Expr, *args: Expr) -> Expr:
+    def _again(self, expr: Expr, *args: Expr) -> Expr:
         """An operation on other operands."""
-        return self.pool.make("op", e.dtype, e.info, args)
+        return self.pool.make("op", expr.dtype, expr.info, args)
 
     def _strips(self, make: Callable[[_Strip], list[Stmt]]) -> list[Stmt]:
         """A loop over statements on strips, and those on the rest."""
@@ -167,9 +167,9 @@ class _RunningMaxima:
 
     def _first_maximum(self) -> list[Stmt]:
         """The greatest of a part of the first strip; below everything where it is infinite."""
-        e, dtype, step = self.excess, self.level.dtype, self.context.names("d")
-        r = e.greatest.nest.reductions[e.which]
-        of = self.pool.rename(r.args[0], e.greatest.places(Affine.symbol(step)))
+        excess, dtype, step = self.excess, self.level.dtype, self.context.names("d")
+        r = excess.greatest.nest.reductions[excess.which]
+        of = self.pool.rename(r.args[0], excess.greatest.places(Affine.symbol(step)))
         greatest = self.pool.make("acc", dtype, 0)
         finite = self.context.op("is_finite", BOOL, greatest)
         first = self.context.select(
@@ -183,18 +183,18 @@ class _RunningMaxima:
                 (step,),
                 [Reduction("greatest_number", (of,), dtype)],
                 [write],
-                at=e.greatest.nest.at,
+                at=excess.greatest.nest.at,
             )
         ]
 
     def _one_pass(self, strip: _Strip) -> list[Stmt]:
         """Greatest elements and sums of a strip with the level so far; the sums again where that is too low."""
-        e, dtype = self.excess, self.level.dtype
+        excess, dtype = self.excess, self.level.dtype
         level, greatest = (
             self._load(self.level, HERE),
-            self._load(self.found[e.which], strip.number),
+            self._load(self.found[excess.which], strip.number),
         )
-        sums = self._on_strip(e.sums, strip, self.added, lambda x: self._less(x, level))
+        sums = self._on_strip(excess.sums, strip, self.added, lambda x: self._less(x, level))
         both = _fused(self._found_on(strip), sums, self.pool)
         above = self.context.op("sub", dtype, greatest, level)
         near = self.context.op("le", BOOL, above, self.context.const(NEAR, dtype))
@@ -215,17 +215,17 @@ class _RunningMaxima:
             nest.reductions[self.excess.which] = Reduction("greatest_number", r.args, r.dtype)
         return nest
 
-    def _finite(self, x: Expr) -> Expr:
+    def _finite(self, expr: Expr) -> Expr:
         return self.context.select(
-            self.context.op("is_finite", BOOL, x), x, self.context.const(0, x.dtype)
+            self.context.op("is_finite", BOOL, expr), expr, self.context.const(0, expr.dtype)
         )
 
-    def _less(self, e: Expr, level: Expr) -> Expr:
+    def _less(self, expr: Expr, level: Expr) -> Expr:
         """An expression of the sums, its exponential of x less the level."""
         exp = self.excess.exponential
         (difference,) = exp.args
         less = self._again(exp, self._again(difference, difference.args[0], level))
-        return self.pool.rewrite(e, lambda x: less if x is exp else None)
+        return self.pool.rewrite(expr, lambda x: less if x is exp else None)
 
     def _on_strip(
         self,
@@ -236,11 +236,13 @@ class _RunningMaxima:
     ) -> Nest:
         """A nest on one strip of its row. What its reductions find goes to `partials`."""
         nest, step = row.nest, self.context.names("d")
-        writes = [w for w in nest.writes if w.inner or not nest.rdims]
+        writes = [write for write in nest.writes if write.inner or not nest.rdims]
         places = row.places(strip.start + Affine.symbol(step))
         rename = self.pool.renamer(places)
-        reductions = [r.mapped(lambda a: rename(change(a))) for r in nest.reductions]
-        writes = [_moved(w, places, lambda x: rename(change(x))) for w in writes]
+        reductions = [
+            reduction.mapped(lambda a: rename(change(a))) for reduction in nest.reductions
+        ]
+        writes = [_moved(write, places, lambda x: rename(change(x))) for write in writes]
         writes += [
             Write(buf, (strip.number,), self.pool.make("acc", buf.dtype, k), inner=False)
             for k, buf in enumerate(partials)
@@ -257,11 +259,11 @@ class _RunningMaxima:
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
         """Distance of what is prefetched, by buffer that comes from afar."""
-        far = [e for e in row.nest.loads() if e.kind == "load" and is_far(e.info[0])]
+        far = [load for load in row.nest.loads() if load.kind == "load" and is_far(load.info[0])]
         steps = {
-            e.info[0].root: step
-            for e in far
-            if (step := flat_coefficient(e.info[0], e.info[1], row.d))
+            expr.info[0].root: step
+            for expr in far
+            if (step := flat_coefficient(expr.info[0], expr.info[1], row.d))
         }
         return {buf: STRIPS_AHEAD * self.cut.length * step for buf, step in steps.items()}
 
@@ -274,10 +276,11 @@ class _RunningMaxima:
         rename = self.pool.renamer(places)
         writes = [
             _moved(w, places, rename)
-            for w in (*inner, *(w for w in row.nest.writes if not w.inner))
+            for w in (*inner, *(write for write in row.nest.writes if not write.inner))
         ]
         reductions = [
-            Reduction(r.op, (rename(p),), r.dtype) for r, p in zip(row.nest.reductions, parts)
+            Reduction(reduction.op, (rename(part),), reduction.dtype)
+            for reduction, part in zip(row.nest.reductions, parts)
         ]
         return Nest({d: self.cut.count}, (d,), reductions, writes, at=row.nest.at)
 
@@ -293,17 +296,17 @@ class _RunningMaxima:
         return parts
 
     def _weighed_sums(self) -> Nest:
-        e, exp = self.excess, self.excess.exponential
+        excess, exp = self.excess, self.excess.exponential
         (difference,) = exp.args
         weight = self._again(
             exp, self._again(difference, self._load(self.levels, STRIP), difference.args[1])
         )
         parts = [
-            self.context.op("mul", p.dtype, p, weight) if k in e.weighted else p
-            for k, p in enumerate(self._parts(self.added))
+            self.context.op("mul", part.dtype, part, weight) if k in excess.weighted else part
+            for k, part in enumerate(self._parts(self.added))
         ]
         return self._joined(
-            e.sums, parts, [Write(self.weights, (STRIP,), weight)] if e.scaled else []
+            excess.sums, parts, [Write(self.weights, (STRIP,), weight)] if excess.scaled else []
         )
 
     def _reader(self, row: Row) -> list[Stmt]:
@@ -313,17 +316,19 @@ class _RunningMaxima:
         def on(strip: _Strip) -> list[Stmt]:
             weight = self._load(self.weights, strip.number)
 
-            def weighed(x: Expr) -> Expr | None:
-                read = x.kind == "load" and x.info[0] in self.excess.scaled
-                return self.context.op("mul", x.dtype, x, weight) if read else None
+            def weighed(expr: Expr) -> Expr | None:
+                read = expr.kind == "load" and expr.info[0] in self.excess.scaled
+                return self.context.op("mul", expr.dtype, expr, weight) if read else None
 
             return [self._on_strip(row, strip, partials, self.pool.rewriter(weighed))]
 
         return self._strips(on) + ([self._joined(row, self._parts(partials))] if partials else [])
 
 
-def _moved(w: Write, places: dict[str, Affine], expr: Callable[[Expr], Expr]) -> Write:
-    return w.mapped(expr, index=tuple(i.substitute(places.get) for i in w.index))
+def _moved(write: Write, places: dict[str, Affine], expr: Callable[[Expr], Expr]) -> Write:
+    return write.mapped(
+        expr, index=tuple(position.substitute(places.get) for position in write.index)
+    )
 
 
 def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
@@ -332,10 +337,10 @@ def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
     base, places = len(first.reductions), {theirs: Affine.symbol(mine)}
     rename = pool.renamer(places)
     count = pool.rewriter(
-        lambda e: pool.make("acc", e.dtype, e.info + base) if e.kind == "acc" else None
+        lambda expr: pool.make("acc", expr.dtype, expr.info + base) if expr.kind == "acc" else None
     )
-    reductions = [r.mapped(rename) for r in second.reductions]
-    writes = [_moved(w, places, lambda x: count(rename(x))) for w in second.writes]
+    reductions = [reduction.mapped(rename) for reduction in second.reductions]
+    writes = [_moved(write, places, lambda x: count(rename(x))) for write in second.writes]
     return Nest(
         first.dims,
         first.rdims,

@@ -70,7 +70,7 @@ class _Inliner:
                 first, nest = found
                 body.replace(first, None)
                 body.replace(at, nest)
-        return [s for s in body.stmts if s is not None]
+        return [stmt for stmt in body.stmts if stmt is not None]
 
     def _written_out(self, nest: Nest) -> Nest:
         """A nest of sums over a few elements as one of expressions."""
@@ -81,7 +81,7 @@ class _Inliner:
         reader = body.stmts[at]
         if not isinstance(reader, Nest):
             return None
-        read = {e.info[0].root for e in reader.loads()}
+        read = {load.info[0].root for load in reader.loads()}
         for first in range(at - 1, -1, -1):
             maker = body.stmts[first]
             if isinstance(maker, Nest) and read & body.written[first] and body.can_move(first, at):
@@ -98,14 +98,14 @@ class _Inliner:
             return None
         if reader.rdims and not (_adds_all(reader) and self._is_short(before[0])):
             return None
-        if not all(_stores_all(maker, w) for w in maker.writes):
+        if not all(_stores_all(maker, write) for write in maker.writes):
             return None
-        made = {w.buf: w for w in maker.writes}
+        made = {write.buf: write for write in maker.writes}
         dims = _same_dims(made, reader, maker)
         if dims is None:
             return None
         rename = self.pool.renamer(
-            {mine: Affine.symbol(d) for d, mine in dims.items()} | _unit(maker)
+            {mine: Affine.symbol(dim) for dim, mine in dims.items()} | _unit(maker)
         )
         nest = _with_values(reader, {buf: rename(w.value) for buf, w in made.items()}, self.pool)
         return (
@@ -114,15 +114,17 @@ class _Inliner:
 
     def _is_short(self, nest: Nest) -> bool:
         """Whether the reduced elements of a nest fill less than a vector as they are: written out, vectors hold results."""
-        return math.prod(nest.dims[d] for d in nest.rdims) < self.vector_bits // register_bits(nest)
+        return math.prod(
+            nest.dims[rdim] for rdim in nest.rdims
+        ) < self.vector_bits // register_bits(nest)
 
     def _is_less_work(self, nest: Nest, maker: Nest, reader: Nest) -> bool:
         """Whether joining pays: at no distance, as soon as it is not more work; else on the way from memory to memory.
 
         Stages that pass on what the caches hold gain nothing but longer code.
         """
-        far = any(is_far(e.info[0]) for e in maker.loads()) and any(
-            is_far(w.buf) for w in reader.writes
+        far = any(is_far(load.info[0]) for load in maker.loads()) and any(
+            is_far(write.buf) for write in reader.writes
         )
         distances = nest.moves()
         if distances and nest.rdims:
@@ -139,8 +141,8 @@ class _Inliner:
         sched = choose(nest, self.vector_bits)
         if sched.vector is None:
             return 0.0
-        buffers = {e.info[0].root for e in nest.loads() if sched.vector in e.symbols} | {
-            w.buf.root for w in nest.writes
+        buffers = {load.info[0].root for load in nest.loads() if sched.vector in load.symbols} | {
+            write.buf.root for write in nest.writes
         }
         memory = FAR * sum(map(is_far, buffers)) if far else 0.0
         return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(
@@ -150,20 +152,20 @@ class _Inliner:
 
 def _has_windows(nest: Nest) -> bool:
     """Whether reduced elements are neighbours where results are, too."""
-    indices = [i for e in nest.loads() if e.kind == "load" for i in e.info[1]]
+    indices = [i for load in nest.loads() if load.kind == "load" for i in load.info[1]]
     return any(
-        i.symbols & set(nest.rdims) and i.symbols & (nest.dims.keys() - set(nest.rdims))
-        for i in indices
+        index.symbols & set(nest.rdims) and index.symbols & (nest.dims.keys() - set(nest.rdims))
+        for index in indices
     )
 
 
 def _adds_all(nest: Nest) -> bool:
     """Whether a nest makes single numbers of all points, other than by products."""
-    live = {d for d, n in nest.dims.items() if n > 1}
+    live = {dim for dim, size in nest.dims.items() if size > 1}
     return (
         live <= set(nest.rdims)
-        and not any(w.inner for w in nest.writes)
-        and all(r.op != "dot" for r in nest.reductions)
+        and not any(write.inner for write in nest.writes)
+        and all(reduction.op != "dot" for reduction in nest.reductions)
     )
 
 
@@ -173,8 +175,8 @@ class _Body:
     def __init__(self, stmts: list[Stmt], kept: set[Buf]):
         self.stmts: list[Stmt | None] = list(stmts)
         self.kept = kept
-        self.touched = [scratch.touched([s]) for s in stmts]
-        self.written = [scratch.written([s]) for s in stmts]
+        self.touched = [scratch.touched([stmt]) for stmt in stmts]
+        self.written = [scratch.written([stmt]) for stmt in stmts]
         self.users = Counter(b for found in self.touched for b in found)
 
     def replace(self, at: int, stmt: Stmt | None) -> None:
@@ -189,35 +191,38 @@ class _Body:
         """Whether only the statement at `at` uses what the one at `first` stores, and reads the same there as here."""
         made = self.written[first]
         if any(
-            not b.arena or b in self.kept or self.users[b] != 2 or b not in self.touched[at]
-            for b in made
+            not buf.arena or buf in self.kept or self.users[buf] != 2 or buf not in self.touched[at]
+            for buf in made
         ):
             return False
         read = self.touched[first] - made
         return not any(read & self.written[k] for k in range(first + 1, at + 1))
 
 
-def _stores_all(maker: Nest, w: Write) -> bool:
+def _stores_all(maker: Nest, write: Write) -> bool:
     """Whether a write stores once at every point, and is the only access to its buffer."""
-    if not w.inner or w.guard or w.mask is not None or w.buf.storage is not None:
+    if not write.inner or write.guard or write.mask is not None or write.buf.storage is not None:
         return False
-    live = {d for d, n in maker.dims.items() if n > 1}
-    others = [e.info[0].root for e in maker.loads()] + [
-        o.buf.root for o in maker.writes if o is not w
+    live = {dim for dim, size in maker.dims.items() if size > 1}
+    others = [load.info[0].root for load in maker.loads()] + [
+        o.buf.root for o in maker.writes if o is not write
     ]
-    return live <= {d for i in w.index for d in i.symbols} and w.buf not in others
+    return (
+        live <= {symbol for position in write.index for symbol in position.symbols}
+        and write.buf not in others
+    )
 
 
 def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, str] | None:
     """The reader's dimension -> the maker's, if all loads of what is made walk it in step, at distances of 0 and more."""
     dims: dict[str, str] = {}
-    for e in reader.loads():
-        w = made.get(e.info[0].root)
+    for load in reader.loads():
+        w = made.get(load.info[0].root)
         if w is None:
             continue
-        if e.kind != "load" or e.info[0] is not w.buf or e.info[2]:
+        if load.kind != "load" or load.info[0] is not w.buf or load.info[2]:
             return None
-        for theirs, mine in zip(w.index, e.info[1]):
+        for theirs, mine in zip(w.index, load.info[1]):
             if theirs.is_const and mine == theirs:
                 continue
             if theirs.const or len(theirs.terms) != 1 or len(mine.terms) != 1 or mine.const < 0:
@@ -225,8 +230,8 @@ def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, s
             (d, c), (m, n) = mine.terms[0], theirs.terms[0]
             if (c, n) != (1, 1) or d not in reader.dims or dims.setdefault(d, m) != m:
                 return None
-    live = {d for d, n in reader.dims.items() if n > 1}
-    made_live = {d for d, n in maker.dims.items() if n > 1}
+    live = {dim for dim, size in reader.dims.items() if size > 1}
+    made_live = {dim for dim, size in maker.dims.items() if size > 1}
     return (
         dims
         if dims.keys() >= live
@@ -237,33 +242,33 @@ def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, s
 
 
 def _unit(maker: Nest) -> dict[str, Affine]:
-    return {d: Affine() for d, n in maker.dims.items() if n == 1}
+    return {dim: Affine() for dim, size in maker.dims.items() if size == 1}
 
 
 def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
     """The reader with loads replaced by values at a distance."""
 
-    def replaced(e: Expr) -> Expr | None:
-        if e.kind != "load" or e.info[0] not in values:
+    def replaced(expr: Expr) -> Expr | None:
+        if expr.kind != "load" or expr.info[0] not in values:
             return None
-        value = values[e.info[0]]
+        value = values[expr.info[0]]
         moves = tuple(
-            (i.terms[0][0], i.const)
-            for i in e.info[1]
-            if i.terms and i.const and i.terms[0][0] in value.symbols
+            (affine.terms[0][0], affine.const)
+            for affine in expr.info[1]
+            if affine.terms and affine.const and affine.terms[0][0] in value.symbols
         )
-        return pool.make("moved", e.dtype, moves, (value,)) if moves else value
+        return pool.make("moved", expr.dtype, moves, (value,)) if moves else value
 
     return reader.mapped(pool.rewriter(replaced))
 
 
 def _streams(nest: Nest, vector: str) -> bool:
     """Whether vectors of what is taken at a distance are whole ones."""
-    for e in nodes(moved.args[0] for moved in nest.nodes() if moved.kind == "moved"):
+    for node in nodes(moved.args[0] for moved in nest.nodes() if moved.kind == "moved"):
         if (
-            e.kind == "gather"
-            or e.kind == "load"
-            and flat_coefficient(e.info[0], e.info[1], vector) not in (0, 1)
+            node.kind == "gather"
+            or node.kind == "load"
+            and flat_coefficient(node.info[0], node.info[1], vector) not in (0, 1)
         ):
             return False
     return True

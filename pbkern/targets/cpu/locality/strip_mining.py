@@ -39,11 +39,11 @@ def inside(
 ) -> list[Stmt]:
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
-    touched = [scratch.touched([s]) for s in stmts]
+    touched = [scratch.touched([stmt]) for stmt in stmts]
     times = Counter(b for found in touched for b in found)
     for s, mine in zip(stmts, touched):
         around = (
-            elsewhere.union(b for b, n in times.items() if n > (b in mine))
+            elsewhere.union(b for b, time in times.items() if time > (b in mine))
             if bodies(s)
             else elsewhere
         )
@@ -70,7 +70,7 @@ def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
 
 def nests_of(stmts: Sequence[Stmt]) -> list[Nest]:
     """The statements of a run, which are nests."""
-    found = [s for s in stmts if isinstance(s, Nest)]
+    found = [stmt for stmt in stmts if isinstance(stmt, Nest)]
     assert len(found) == len(stmts)
     return found
 
@@ -127,17 +127,21 @@ class Chain:
         None where some access is not at the very index of the dimension, or reductions of strips
         cannot be joined.
         """
-        sizes = {run[at].dims[d] for at, d in seeds.items()}
+        sizes = {run[at].dims[seed] for at, seed in seeds.items()}
         if len(sizes) != 1 or any(run[at].ordered for at in seeds):
             return None
         chain, followed = Chain(run, dict(seeds), sizes.pop()), -1
         while followed != len(chain.dims):
             followed = len(chain.dims)
             for at, d in list(chain.dims.items()):
-                if d in run[at].rdims and any(r.op not in JOINS for r in run[at].reductions):
+                if d in run[at].rdims and any(
+                    reduction.op not in JOINS for reduction in run[at].reductions
+                ):
                     return None
                 for buf, index, written in run.accesses[at]:
-                    if not any(i is not None and d in i.symbols for i in index):
+                    if not any(
+                        position is not None and d in position.symbols for position in index
+                    ):
                         if written and d not in run[at].rdims:
                             return None  # every strip would write it
                     elif (
@@ -153,9 +157,14 @@ class Chain:
             return False
         self.axes[buf], writers = axis, 0
         for at, (other, i, written) in self.run.touching[buf.root]:
-            n = self.run[at]
+            nest = self.run[at]
             d = next(iter(i[axis].symbols), "") if other is buf and i[axis] is not None else ""
-            if d not in n.dims or n.dims[d] != self.size or n.ordered or axis_of(i, d) != axis:
+            if (
+                d not in nest.dims
+                or nest.dims[d] != self.size
+                or nest.ordered
+                or axis_of(i, d) != axis
+            ):
                 return False
             if self.dims.setdefault(at, d) != d:
                 return False
@@ -178,12 +187,14 @@ class Chain:
         """Whether the nest at a position reads, before all strips are done, what nests of a group reduce."""
         nest = self.run[at]
         results = {
-            w.buf.root
+            write.buf.root
             for k in group
-            for w in self.run[k].writes
-            if not w.inner and self._reduces(k)
+            for write in self.run[k].writes
+            if not write.inner and self._reduces(k)
         }
-        inner = Nest({}, reductions=nest.reductions, writes=[w for w in nest.writes if w.inner])
+        inner = Nest(
+            {}, reductions=nest.reductions, writes=[write for write in nest.writes if write.inner]
+        )
         return any(
             buf.root in results for buf, _, _ in accesses(inner if self._reduces(at) else nest)
         )
@@ -192,18 +203,20 @@ class Chain:
         return self.dims[at] in self.run[at].rdims
 
 
-def accesses(n: Nest) -> Iterator[Access]:
+def accesses(nest: Nest) -> Iterator[Access]:
     """Every access."""
-    for e in n.loads():
-        yield e.info[0], e.info[1], False
-    for w in n.writes:
-        yield w.buf, w.index, True
+    for load in nest.loads():
+        yield load.info[0], load.info[1], False
+    for write in nest.writes:
+        yield write.buf, write.index, True
 
 
-def axis_of(index: tuple, d: str) -> int | None:
-    """The one axis that is walked by `d` alone, step by step from 0."""
-    axes = [k for k, i in enumerate(index) if i is not None and d in i.symbols]
-    return axes[0] if len(axes) == 1 and index[axes[0]] == Affine.symbol(d) else None
+def axis_of(index: tuple, dim: str) -> int | None:
+    """The one axis that is walked by `dim` alone, step by step from 0."""
+    axes = [
+        k for k, position in enumerate(index) if position is not None and dim in position.symbols
+    ]
+    return axes[0] if len(axes) == 1 and index[axes[0]] == Affine.symbol(dim) else None
 
 
 # ---------------------------------------------------------------- the loops
@@ -263,8 +276,8 @@ class StripMinedLoop:
         trips = self.trips(group)
         small = self._strip_buffers(group)
         nests = [_StripNest(self, at, small, trips) for at in group]
-        for n in nests:
-            self.out += n.before()
+        for nest in nests:
+            self.out += nest.before()
         counter = self.context.names("%i")
         start = (Affine.symbol(counter) + trips.first) * self.length
         self.out.append(
@@ -280,8 +293,8 @@ class StripMinedLoop:
             self.out += (
                 rest if trips.rest == 1 else [For(self.context.names("%i"), trips.rest, rest)]
             )
-        for n in nests:
-            self.out += n.after()
+        for nest in nests:
+            self.out += nest.after()
 
     def _strip_buffers(self, group: list[int]) -> dict[Buf, Buf]:
         """Scratch that only this group touches, and fills before it reads, holds one strip."""
@@ -300,7 +313,7 @@ class StripMinedLoop:
 def _fills(nest: Nest, buf: Buf) -> bool:
     """Whether all that a nest knows of `buf` is what it writes: nothing of an earlier round shows."""
     return all(written for b, _, written in accesses(nest) if b is buf) and any(
-        w.buf is buf and not w.guard and w.mask is None for w in nest.writes
+        write.buf is buf and not write.guard and write.mask is None for write in nest.writes
     )
 
 
@@ -314,12 +327,14 @@ class _StripNest:
         self.states: list[Buf] = []
         self.lost: dict[int, Buf] = {}  # reduction -> what its state lacks, where that is kept
         self.reduces = self.d in self.nest.rdims
-        self.outer = {d: n for d, n in self.nest.dims.items() if d not in self.nest.rdims}
+        self.outer = {
+            dim: size for dim, size in self.nest.dims.items() if dim not in self.nest.rdims
+        }
         self.lanes = self._lanes() if self.reduces else 0
 
     def _lanes(self) -> int:
         """Values per state: a vector where vectors run along the dimension, so that strips end without a horizontal step."""
-        if any(r.op == "dot" for r in self.nest.reductions):
+        if any(reduction.op == "dot" for reduction in self.nest.reductions):
             return 0
         if choose(self.nest, self.strips.vector_bits).vector != self.d:
             return 0
@@ -335,27 +350,27 @@ class _StripNest:
         lane = self.context.names("d")
         dims = self.outer | ({lane: self.lanes} if self.lanes else {})
         writes = []
-        for k, r in enumerate(self.nest.reductions):
+        for k, reduction in enumerate(self.nest.reductions):
             buf, index = (
-                self.context.new_buffer(tuple(dims.values()), r.dtype),
+                self.context.new_buffer(tuple(dims.values()), reduction.dtype),
                 self._state_index(Affine.symbol(lane)),
             )
             self.states.append(buf)
-            start = self.context.const(IDENTITY[r.op](r.dtype), r.dtype)
+            start = self.context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
             missed = self.strips.missed(self.at, k)
             if missed is not None:
                 start = self.context.select(self.trips.all_live, start, missed)
             writes.append(Write(buf, index, start))
-            if self._keeps_lost(r):
-                self.lost[k] = self.context.new_buffer(tuple(dims.values()), r.dtype)
-                writes.append(Write(self.lost[k], index, self.context.const(0, r.dtype)))
+            if self._keeps_lost(reduction):
+                self.lost[k] = self.context.new_buffer(tuple(dims.values()), reduction.dtype)
+                writes.append(Write(self.lost[k], index, self.context.const(0, reduction.dtype)))
         return [Nest(dims, writes=writes, at=self.nest.at)]
 
-    def _keeps_lost(self, r: Reduction) -> bool:
+    def _keeps_lost(self, reduction: Reduction) -> bool:
         return (
             self.strips.full > self.strips.many
-            and JOINS[r.op] == "add"
-            and r.dtype.name in ("float32", "float64")
+            and JOINS[reduction.op] == "add"
+            and reduction.dtype.name in ("float32", "float64")
         )
 
     def _load(self, buf: Buf, index: tuple[Affine, ...]) -> Expr:
@@ -368,8 +383,8 @@ class _StripNest:
         """
         r, state = self.nest.reductions[k], self.states[k]
 
-        def op(name: str, x: Expr, y: Expr) -> Expr:
-            return self.context.op(name, r.dtype, x, y)
+        def op(name: str, expr: Expr, y: Expr) -> Expr:
+            return self.context.op(name, r.dtype, expr, y)
 
         before, strip = self._load(state, index), self.pool.make("acc", r.dtype, k)
         joined = op(JOINS[r.op], before, strip)
@@ -391,7 +406,7 @@ class _StripNest:
     def body(self, start: Affine, size: int) -> Nest:
         """The nest on elements start .. start + size - 1."""
         lane, step = self.context.names("d"), self.context.names("d")
-        rdims = tuple(step if x == self.d else x for x in self.nest.rdims)
+        rdims = tuple(step if rdim == self.d else rdim for rdim in self.nest.rdims)
         if not self.lanes or size % self.lanes:
             return self._renamed(start, Affine.symbol(step), {step: size}, rdims, Affine())
         within = Affine.symbol(step, self.lanes) + Affine.symbol(lane)
@@ -410,7 +425,10 @@ class _StripNest:
         nest, whole = self.nest, {self.d: start + within}
 
         def place(buf: Buf, index: tuple) -> tuple[Buf, tuple]:
-            moved = tuple(i if i is None else i.substitute(whole.get) for i in index)
+            moved = tuple(
+                position if position is None else position.substitute(whole.get)
+                for position in index
+            )
             if buf not in self.small:
                 return buf, moved
             return self.small[buf], tuple(
@@ -427,8 +445,8 @@ class _StripNest:
         def expr(e: Expr) -> Expr:
             return renamed(shrunk(e))
 
-        reductions = [r.mapped(expr) for r in nest.reductions]
-        kept = [w for w in nest.writes if w.inner or not self.reduces]
+        reductions = [reduction.mapped(expr) for reduction in nest.reductions]
+        kept = [write for write in nest.writes if write.inner or not self.reduces]
         writes = [
             w.mapped(expr, **dict(zip(("buf", "index"), place(w.buf, w.index)))) for w in kept
         ]
@@ -438,28 +456,28 @@ class _StripNest:
                 Write(buf, index, value, inner=False) for buf, value in self._joined(k, index)
             ]
         dims: dict[str, int] = {}
-        for d, n in nest.dims.items():
-            dims |= named if d == self.d else {d: n}
+        for dim, size in nest.dims.items():
+            dims |= named if dim == self.d else {dim: size}
         strip = Nest(dims, rdims, reductions, writes, at=nest.at)
         return (
             self._of_one_element(strip)
-            if reductions and all(dims[d] == 1 for d in rdims)
+            if reductions and all(dims[rdim] == 1 for rdim in rdims)
             else strip
         )
 
     def _of_one_element(self, nest: Nest) -> Nest:
         """Rewrites reductions of a single element without accumulators."""
 
-        def term(e: Expr) -> Expr | None:
-            if e.kind != "acc":
+        def term(expr: Expr) -> Expr | None:
+            if expr.kind != "acc":
                 return None
-            r = nest.reductions[e.info]
+            r = nest.reductions[expr.info]
             if r.op in ("argmax", "argmin"):
                 return r.args[1]  # the place, not the element
             return self.context.op("mul", r.dtype, *r.args) if r.op == "dot" else r.args[0]
 
         rewrite = self.pool.rewriter(term)
-        writes = [w.mapped(rewrite, inner=True) for w in nest.writes]
+        writes = [write.mapped(rewrite, inner=True) for write in nest.writes]
         return Nest(nest.dims, writes=writes, at=nest.at)
 
     def after(self) -> list[Stmt]:
@@ -469,17 +487,18 @@ class _StripNest:
         lane = self.context.names("d")
         index = self._state_index(Affine.symbol(lane))
         states = [self._final(k, index) for k in range(len(self.states))]
-        finals = [w for w in self.nest.writes if not w.inner]
+        finals = [write for write in self.nest.writes if not write.inner]
         if self.lanes:
             reductions = [
-                Reduction(r.op, (e,), r.dtype) for r, e in zip(self.nest.reductions, states)
+                Reduction(reduction.op, (state,), reduction.dtype)
+                for reduction, state in zip(self.nest.reductions, states)
             ]
             return [
                 Nest(self.outer | {lane: self.lanes}, (lane,), reductions, finals, at=self.nest.at)
             ]
 
-        def result(e: Expr) -> Expr:
-            return self.pool.rewrite(e, lambda x: states[x.info] if x.kind == "acc" else None)
+        def result(expr: Expr) -> Expr:
+            return self.pool.rewrite(expr, lambda x: states[x.info] if x.kind == "acc" else None)
 
-        writes = [w.mapped(result, inner=True) for w in finals]
+        writes = [final.mapped(result, inner=True) for final in finals]
         return [Nest(dict(self.outer), writes=writes, at=self.nest.at)]

@@ -63,42 +63,42 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
         or math.prod(nest.dims.values()) < MIN_POINTS
     ):
         return None
-    if any(r.op.startswith("dot") for r in nest.reductions):
+    if any(reduction.op.startswith("dot") for reduction in nest.reductions):
         return None
-    written = {w.buf.root for w in nest.writes}
-    for e in reversed(every):  # the outermost of a chain first: one side of it is settled
+    written = {write.buf.root for write in nest.writes}
+    for expr in reversed(every):  # the outermost of a chain first: one side of it is settled
         if (
-            e.kind != "op"
-            or e.info.primitive != "select_n"
-            or len(e.args) != 3
-            or e.args[0].dtype != BOOL
+            expr.kind != "op"
+            or expr.info.primitive != "select_n"
+            or len(expr.args) != 3
+            or expr.args[0].dtype != BOOL
         ):
             continue
-        test = e.args[0]
+        test = expr.args[0]
         scalar = not test.symbols & nest.dims.keys() and not any(
-            x.kind == "acc" for x in nodes([test])
+            node.kind == "acc" for node in nodes([test])
         )
         if scalar and written.isdisjoint(
-            x.info[0].root for x in nodes([test]) if x.kind in ("load", "gather")
+            node.info[0].root for node in nodes([test]) if node.kind in ("load", "gather")
         ):
             each = [_arrays(_settled(nest, test, taken, pool)) for taken in range(2)]
             if each[0] - each[1] and each[1] - each[0]:
-                return e
+                return expr
     return None
 
 
 def _arrays(nest: Nest) -> set[Buf]:
     """Arrays that are read at more than one place."""
-    return {e.info[0].root for e in nest.loads() if e.symbols & nest.dims.keys()}
+    return {load.info[0].root for load in nest.loads() if load.symbols & nest.dims.keys()}
 
 
 def _settled(nest: Nest, test: Expr, taken: int, pool: Pool) -> Nest:
     """The nest with every select by a test decided."""
 
-    def decided(e: Expr) -> Expr | None:
+    def decided(expr: Expr) -> Expr | None:
         return (
-            e.args[1 + taken]
-            if e.kind == "op" and e.info.primitive == "select_n" and e.args[0] is test
+            expr.args[1 + taken]
+            if expr.kind == "op" and expr.info.primitive == "select_n" and expr.args[0] is test
             else None
         )
 

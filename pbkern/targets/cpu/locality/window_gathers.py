@@ -62,50 +62,55 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
         return nest
     outer = _outer(nest, windows)
     counters = {d: context.names("%w") for d in outer}
-    places = {d: Affine.symbol(c) for d, c in counters.items()}
+    places = {d: Affine.symbol(counter) for d, counter in counters.items()}
     rename = context.pool.renamer(places)
     names: dict[Expr, str] = {}
     for starts in windows.values():
         for s in starts:
             names.setdefault(s.start, context.names("%s"))
 
-    def loaded(e: Expr) -> Expr | None:
-        if e not in windows:
+    def loaded(expr: Expr) -> Expr | None:
+        if expr not in windows:
             return None
-        starts = iter(windows[e])
-        index = tuple(next(starts).named(names) if i is None else i for i in e.info[1])
-        return context.pool.make("load", e.dtype, (e.info[0], index, False))
+        starts = iter(windows[expr])
+        index = tuple(next(starts).named(names) if i is None else i for i in expr.info[1])
+        return context.pool.make("load", expr.dtype, (expr.info[0], index, False))
 
     body = nest.mapped(context.pool.rewriter(loaded)).mapped(rename)
     writes = [
-        replace(w, index=tuple(i.substitute(places.get) for i in w.index)) for w in body.writes
+        replace(write, index=tuple(position.substitute(places.get) for position in write.index))
+        for write in body.writes
     ]
     body = replace(
-        body, dims={d: n for d, n in nest.dims.items() if d not in counters}, writes=writes
+        body, dims={d: size for d, size in nest.dims.items() if d not in counters}, writes=writes
     )
     found: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
-    for d in reversed(outer):
-        found = [For(counters[d], nest.dims[d], found)]
+    for dim in reversed(outer):
+        found = [For(counters[dim], nest.dims[dim], found)]
     return found[0]
 
 
 def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Expr, list[_Start]]:
     """Gathers of windows -> the starts along their gathered axes. Empty where a loop would not pay."""
-    if nest.ordered or nest.moves() or any(is_written(e, nest) for e in nest.loads()):
+    if nest.ordered or nest.moves() or any(is_written(load, nest) for load in nest.loads()):
         return {}
-    fold = Folder(context.pool, {**bounds, **{d: (0, max(n - 1, 0)) for d, n in nest.dims.items()}})
-    found = {e: _starts(e, fold, context) for e in nest.nodes() if e.kind == "gather"}
+    fold = Folder(
+        context.pool, {**bounds, **{dim: (0, max(size - 1, 0)) for dim, size in nest.dims.items()}}
+    )
+    found = {node: _starts(node, fold, context) for node in nest.nodes() if node.kind == "gather"}
     windows = {e: starts for e, starts in found.items() if starts}
     outer = _outer(nest, windows)
-    inner = [d for d in nest.dims if d not in outer]
-    within = {d for starts in windows.values() for s in starts for d in s.within.symbols}
+    inner = [dim for dim in nest.dims if dim not in outer]
+    within = {
+        symbol for starts in windows.values() for start in starts for symbol in start.within.symbols
+    }
     if (
         not outer
-        or any(d in nest.rdims for d in outer)
-        or math.prod(nest.dims[d] for d in inner) < MIN_POINTS
+        or any(dim in nest.rdims for dim in outer)
+        or math.prod(nest.dims[dim] for dim in inner) < MIN_POINTS
     ):
         return {}
-    widest = max(e.dtype.itemsize for e in windows)
+    widest = max(window.dtype.itemsize for window in windows)
     short = (
         nest.dims[inner[-1]] * widest * 8 < vector_bits
     )  # rows of whole vectors are as fast where they are
@@ -114,34 +119,36 @@ def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Expr
 
 def _outer(nest: Nest, windows: dict[Expr, list[_Start]]) -> list[str]:
     """Dimensions that starts depend on."""
-    symbols = {d for starts in windows.values() for s in starts for d in s.start.symbols}
-    return [d for d in nest.dims if d in symbols]
+    symbols = {
+        symbol for starts in windows.values() for start in starts for symbol in start.start.symbols
+    }
+    return [dim for dim in nest.dims if dim in symbols]
 
 
 def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
     """The starts of a gather that certainly stays inside of its array; empty for others."""
     buf, index = gather.info
-    extents = [n for i, n in zip(index, buf.shape) if i is None]
+    extents = [size for position, size in zip(index, buf.shape) if position is None]
     starts = []
     for arg, extent in zip(gather.args, extents):
         found = fold.values_of(arg)
         if found is None or found[0] < 0 or found[1] >= extent:
             return []
         terms = list(_terms(arg))
-        rest = [t for t in terms if t.kind != "index"]
+        rest = [term for term in terms if term.kind != "index"]
         if not rest:
             return []
-        within: Affine = sum((t.info for t in terms if t.kind == "index"), Affine())
+        within: Affine = sum((term.info for term in terms if term.kind == "index"), Affine())
         starts.append(
             _Start(within, functools.reduce(lambda a, b: context.op("add", a.dtype, a, b), rest))
         )
     return starts
 
 
-def _terms(e: Expr) -> Iterator[Expr]:
+def _terms(expr: Expr) -> Iterator[Expr]:
     """Terms of a sum that does not wrap."""
-    if e.kind == "op" and e.info.primitive == "add":
-        for a in e.args:
-            yield from _terms(a)
+    if expr.kind == "op" and expr.info.primitive == "add":
+        for arg in expr.args:
+            yield from _terms(arg)
     else:
-        yield e
+        yield expr

@@ -20,16 +20,16 @@ def register_lanes(el: str) -> int:
     return REGISTER_BITS // BITS[el]
 
 
-def in_registers(b: Builder, x: Value, f: Callable[[Builder, Value], Value]) -> Value:
+def in_registers(b: Builder, x: Value, function: Callable[[Builder, Value], Value]) -> Value:
     """f(b, x), elementwise on floats, for any lanes of x: f gets whole registers; some lanes may be idle."""
     n = register_lanes(x.el)
     wide = b.with_lanes(n)
     if x.lanes == n:
-        return f(wide, x)
+        return function(wide, x)
     if not x.lanes:
-        y = f(wide, b.broadcast(x, n))
+        y = function(wide, b.broadcast(x, n))
         return x._replace(name=b.emit(f"vector.extract {y.name}[0] : {x.el} from {y.type}"))
-    parts = [f(wide, _part(b, x, at, n)) for at in range(0, x.lanes, n)]
+    parts = [function(wide, _part(b, x, at, n)) for at in range(0, x.lanes, n)]
     return _joined(b, parts, x.lanes)
 
 

@@ -21,20 +21,20 @@ def _index(b: Builder, x: Value, shift: int) -> Value:
     return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
 
 
-def by_pieces(b: Builder, a: Value, name: str) -> Value:
+def by_pieces(b: Builder, value: Value, name: str) -> Value:
     """f(a) for a from 0 to the last piece's end: c0 + t (c1 + t (c2 + ...)), t = a - point.
 
     Points are where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
     """
     p, (points, *rows) = PIECES[name], TABLES[name]
-    u = b.add(a, b.c(p.offset, a.el))
-    k = _index(b, u, p.shift)
-    t = b.sub(a, lookup(b, points, k))
-    first, y = lookup(b, rows[0], k), lookup(b, rows[-1], k)
+    u = b.add(value, b.c(p.offset, value.el))
+    index = _index(b, u, p.shift)
+    t = b.sub(value, lookup(b, points, index))
+    first, y = lookup(b, rows[0], index), lookup(b, rows[-1], index)
     for row in rows[-2:0:-1]:
-        y = b.fma(y, t, lookup(b, row, k))
+        y = b.fma(y, t, lookup(b, row, index))
     if p.own is not None:
-        first = b.select(b.cmp("lt", u, b.c(p.offset + p.own, a.el)), a, first)
+        first = b.select(b.cmp("lt", u, b.c(p.offset + p.own, value.el)), value, first)
     return b.fma(y, t, first)
 
 

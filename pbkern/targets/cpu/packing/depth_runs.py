@@ -57,8 +57,12 @@ def _sums_are_results(nest: Nest) -> bool:
         and w.mask is None
         and not w.guard
     )
-    shared = any(s.startswith(block_shift.PREFIX) for i in w.index for s in i.symbols)
-    return plain and not shared and all(e.info[0].root is not w.buf.root for e in nest.loads())
+    shared = any(
+        symbol.startswith(block_shift.PREFIX) for position in w.index for symbol in position.symbols
+    )
+    return (
+        plain and not shared and all(load.info[0].root is not w.buf.root for load in nest.loads())
+    )
 
 
 def summed_in_scratch(
@@ -70,14 +74,16 @@ def summed_in_scratch(
     """
     product = product_along(nest, vector, context.pool)
     sums = context.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype)
-    product.writes = [replace(w, buf=sums) for w in product.writes]
+    product.writes = [replace(write, buf=sums) for write in product.writes]
     value = context.pool.make("load", sums.dtype, (sums, product.writes[0].index, False))
-    rewrite = context.pool.rewriter(lambda e: value if e.kind == "acc" else None)
+    rewrite = context.pool.rewriter(lambda expr: value if expr.kind == "acc" else None)
     writes = [
-        replace(w, value=rewrite(w.value), inner=True, mask=w.mask and rewrite(w.mask))
-        for w in nest.writes
+        replace(
+            write, value=rewrite(write.value), inner=True, mask=write.mask and rewrite(write.mask)
+        )
+        for write in nest.writes
     ]
-    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
+    free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
     return [product] if longest is None else _in_runs(product, longest, context), Nest(
         free, writes=writes, at=nest.at
     )
@@ -85,10 +91,10 @@ def summed_in_scratch(
 
 def product_along(nest: Nest, vector: str, pool) -> Nest:
     """The product with its sums in an array whose last dimension is `vector`."""
-    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims and d != vector} | {
-        vector: nest.dims[vector]
-    }
-    dims = free | {d: nest.dims[d] for d in nest.rdims}
+    free = {
+        dim: size for dim, size in nest.dims.items() if dim not in nest.rdims and dim != vector
+    } | {vector: nest.dims[vector]}
+    dims = free | {rdim: nest.dims[rdim] for rdim in nest.rdims}
     (r,) = nest.reductions
     sums = Buf("sums", tuple(free.values()), r.dtype, arena=True)
     write = Write(sums, tuple(map(Affine.symbol, free)), pool.make("acc", r.dtype, 0), inner=False)
@@ -101,14 +107,14 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
     Each adds to the sums.
     """
     (write,), (r,) = product.writes, product.reductions
-    trips = -(-math.prod(product.dims[d] for d in product.rdims) // longest)
+    trips = -(-math.prod(product.dims[rdim] for rdim in product.rdims) // longest)
     outer = _dim_of_runs(product, trips)
     if outer is None or trips == 1:
         return [product]
     size = product.dims[outer]
     trips = min(trips, size)
     length = _even_length(size, trips)
-    free = {d: n for d, n in product.dims.items() if d not in product.rdims}
+    free = {dim: n for dim, n in product.dims.items() if dim not in product.rdims}
     zero = Nest(
         free, writes=[replace(write, value=context.const(0, r.dtype), inner=True)], at=product.at
     )
@@ -135,7 +141,7 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
 
 def _dim_of_runs(product: Nest, trips: int) -> str | None:
     """The reduced dimension that is cut: the outermost if it has so many elements, else the longest."""
-    live = [d for d in product.rdims if product.dims[d] > 1]
+    live = [rdim for rdim in product.rdims if product.dims[rdim] > 1]
     if not live:
         return None
     return live[0] if product.dims[live[0]] >= trips else max(live, key=product.dims.__getitem__)

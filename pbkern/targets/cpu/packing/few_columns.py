@@ -33,10 +33,12 @@ SIDE_BY_SIDE, SIDE_BY_SIDE_OF_16 = (6, 4), (3, 4)
 def few_rows(nest: Nest, moving: Expr, still: Expr, context, vector_bits: int) -> list[Stmt] | None:
     """A product with few rows and columns that are contiguous along a deep reduction, as one with few columns."""
     rows = [
-        d for d, n in nest.dims.items() if n > 1 and d in still.symbols and d not in moving.symbols
+        dim
+        for dim, size in nest.dims.items()
+        if size > 1 and dim in still.symbols and dim not in moving.symbols
     ]
     deep = DEPTH_FOR_ROWS * vector_bits // register_bits(nest)
-    if len(rows) != 1 or still.kind != "load" or max(nest.dims[d] for d in nest.rdims) < deep:
+    if len(rows) != 1 or still.kind != "load" or max(nest.dims[rdim] for rdim in nest.rdims) < deep:
         return None
     return few_columns(nest, still, moving, rows[0], context, vector_bits)
 
@@ -49,7 +51,7 @@ def few_columns(
     Each row of the other operand, contiguous along the reduction, is then read once in whole
     vectors.
     """
-    inner = [d for d in nest.rdims if nest.dims[d] > 1]
+    inner = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     lanes = vector_bits // register_bits(nest)
     if (
         len(inner) != 1
@@ -61,9 +63,13 @@ def few_columns(
     k, columns = inner[0], nest.dims[vector]
     plain = not still.info[2] and flat_coefficient(still.info[0], still.info[1], k) == 1
     mine, other = (
-        [d for d in nest.dims if d in e.symbols and nest.dims[d] > 1] for e in (moving, still)
+        [dim for dim in nest.dims if dim in expr.symbols and nest.dims[dim] > 1]
+        for expr in (moving, still)
     )
-    batch, rows = [d for d in mine if d not in (vector, k)], [d for d in other if d not in mine]
+    batch, rows = (
+        [dim for dim in mine if dim not in (vector, k)],
+        [dim for dim in other if dim not in mine],
+    )
     if not plain or len(rows) != 1 or k not in mine or not {k, *batch} <= set(other):
         return None
     transposed = moving
@@ -71,7 +77,7 @@ def few_columns(
     for last in (
         [[vector, k]] if moving.kind == "load" else [[k, vector], [vector, k]]
     ):  # made along rows, then transposed
-        sizes = {d: nest.dims[d] for d in [*batch, *last]}
+        sizes = {dim: nest.dims[dim] for dim in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
         buf, index = (
             context.new_buffer((*outer, length + PADDING), moving.dtype),
@@ -85,7 +91,7 @@ def few_columns(
     )
     jammed = -(-columns // -(-columns // most_columns))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
-    order = (*(d for d in nest.dims if d not in (k, vector, rows[0])), rows[0], vector)
+    order = (*(dim for dim in nest.dims if dim not in (k, vector, rows[0])), rows[0], vector)
     product.schedule = NestSchedule(lanes=lanes, vector=k, jam=jam, order=order)
     if is_far(still.info[0]):
         product.fetch = {

@@ -45,7 +45,7 @@ def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     """Scratch that only holds widened integers of one type, where that makes both operands of some product narrow."""
     nests = [s for s in every(stmts) if isinstance(s, Nest)]
     found: dict[Buf, set[str]] = {}
-    for w in (w for n in nests for w in n.writes):
+    for w in (write for nest in nests for write in nest.writes):
         if w.buf.root.arena and w.buf.root.dtype == INT32 and w.buf.root not in kept:
             found.setdefault(w.buf.root, set()).add(_narrow_type(w))
     types = {
@@ -53,55 +53,72 @@ def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
         for b, names in found.items()
         if len(names) == 1 and names <= set(NARROW)
     }
-    views = {b.root for n in nests for b in _other_accesses(n)} | _touched_by_others(stmts)
-    types = {b: t for b, t in types.items() if b not in views}
-    read = set().union(*(_operands(n) for n in nests if _suits(n, types)))
-    return {b: t for b, t in types.items() if b in read}
+    views = {
+        access.root for nest in nests for access in _other_accesses(nest)
+    } | _touched_by_others(stmts)
+    types = {b: type_ for b, type_ in types.items() if b not in views}
+    read = set().union(*(_operands(nest) for nest in nests if _suits(nest, types)))
+    return {b: type_ for b, type_ in types.items() if b in read}
 
 
-def _narrow_type(w: Write) -> str:
+def _narrow_type(write: Write) -> str:
     """The type that a written value is widened from."""
-    widened = w.value.kind == "op" and w.value.info.primitive == "convert_element_type"
-    return w.value.args[0].dtype.name if widened else ""
+    widened = write.value.kind == "op" and write.value.info.primitive == "convert_element_type"
+    return write.value.args[0].dtype.name if widened else ""
 
 
 def _other_accesses(nest: Nest) -> list[Buf]:
     """Buffers that are accessed other than by loads and stores of 32-bit integers."""
-    loads = [e.info[0] for e in nest.loads() if e.kind == "gather" or e.info[0].dtype != INT32]
-    return loads + [w.buf for w in nest.writes if w.buf.dtype != INT32]
+    loads = [
+        load.info[0]
+        for load in nest.loads()
+        if load.kind == "gather" or load.info[0].dtype != INT32
+    ]
+    return loads + [write.buf for write in nest.writes if write.buf.dtype != INT32]
 
 
 def _touched_by_others(stmts: list[Stmt]) -> set[Buf]:
     """Root buffers that statements other than nests touch."""
     found: set[Buf] = set()
-    for s in stmts:
-        inner = bodies(s)
+    for stmt in stmts:
+        inner = bodies(stmt)
         found |= set().union(*map(_touched_by_others, inner)) if inner else set()
-        if not inner and not isinstance(s, Nest):
-            found |= scratch.touched([s])
+        if not inner and not isinstance(stmt, Nest):
+            found |= scratch.touched([stmt])
     return found
 
 
 def _operands(nest: Nest) -> set[Buf]:
-    return {e.info[0].root for r in nest.reductions for e in r.args if e.kind == "load"}
+    return {
+        arg.info[0].root
+        for reduction in nest.reductions
+        for arg in reduction.args
+        if arg.kind == "load"
+    }
 
 
-def _suits(s: Nest, narrow: dict[Buf, np.dtype]) -> bool:
+def _suits(nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     """Whether a nest is a product of enough narrow integers, once `narrow` scratch is."""
-    if len(s.reductions) != 1 or s.reductions[0].op != "dot" or s.reductions[0].dtype != INT32:
+    if (
+        len(nest.reductions) != 1
+        or nest.reductions[0].op != "dot"
+        or nest.reductions[0].dtype != INT32
+    ):
         return False
-    args = s.reductions[0].args
-    if not all(is_narrow_integer(e) or e.kind == "load" and e.info[0].root in narrow for e in args):
+    args = nest.reductions[0].args
+    if not all(
+        is_narrow_integer(arg) or arg.kind == "load" and arg.info[0].root in narrow for arg in args
+    ):
         return False
     inner = [
-        d for d in s.rdims if s.dims[d] > 1
+        rdim for rdim in nest.rdims if nest.dims[rdim] > 1
     ]  # one alone need not be divided (pairs.in_whole_words)
     along = (
-        inner if len(inner) == 1 else [depth_dim(s, e, 2) for e in args]
+        inner if len(inner) == 1 else [depth_dim(nest, arg, 2) for arg in args]
     )  # either may be the broadcast one
-    depths = [s.dims[k] for k in along if k is not None]
-    return any(MIN_DEPTH <= n <= MAX_DEPTH for n in depths) and all(
-        s.reuse(e) >= MIN_REUSE for e in args
+    depths = [nest.dims[k] for k in along if k is not None]
+    return any(MIN_DEPTH <= depth <= MAX_DEPTH for depth in depths) and all(
+        nest.reuse(arg) >= MIN_REUSE for arg in args
     )
 
 
@@ -125,25 +142,25 @@ class _WidenedPairs:
 def _stored_narrow(stmts: list[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
     context = pairs.context
 
-    def widened(e: Expr) -> Expr | None:
-        if e.kind != "load" or e.info[0].root not in pairs.types:
+    def widened(expr: Expr) -> Expr | None:
+        if expr.kind != "load" or expr.info[0].root not in pairs.types:
             return None
-        buf = pairs.of(e.info[0])
-        load = context.pool.make("load", buf.dtype, (buf, *e.info[1:]))
+        buf = pairs.of(expr.info[0])
+        load = context.pool.make("load", buf.dtype, (buf, *expr.info[1:]))
         return context.op("convert_element_type", INT32, load, params={"new_dtype": INT32})
 
     rewrite = context.pool.rewriter(widened)
 
-    def written(w: Write) -> Write:
-        if w.buf.root not in pairs.types:
-            return w.mapped(rewrite)
-        return replace(w, value=w.value.args[0]).mapped(rewrite, buf=pairs.of(w.buf))
+    def written(write: Write) -> Write:
+        if write.buf.root not in pairs.types:
+            return write.mapped(rewrite)
+        return replace(write, value=write.value.args[0]).mapped(rewrite, buf=pairs.of(write.buf))
 
-    def stored(s: Stmt) -> Stmt:
-        if not isinstance(s, Nest):
-            return with_bodies(s, lambda body: list(map(stored, body)))
-        reductions = [r.mapped(rewrite) for r in s.reductions]
-        return replace(s, reductions=reductions, writes=list(map(written, s.writes)))
+    def stored(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, Nest):
+            return with_bodies(stmt, lambda body: list(map(stored, body)))
+        reductions = [reduction.mapped(rewrite) for reduction in stmt.reductions]
+        return replace(stmt, reductions=reductions, writes=list(map(written, stmt.writes)))
 
     return list(map(stored, stmts))
 
@@ -154,35 +171,37 @@ def _stored_narrow(stmts: list[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
 def _without_copies(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     """Products read narrow integers where they come from, not copies of them."""
     stmts = inside(stmts, kept, lambda body, others: _without_copies(body, context, others))
-    stmts = [part for s in stmts for part in _apart(s)]
-    copies = {w.buf: w for s in stmts if (w := _copy(s)) is not None and w.buf not in kept}
+    stmts = [part for stmt in stmts for part in _apart(stmt)]
+    copies = {w.buf: w for stmt in stmts if (w := _copy(stmt)) is not None and w.buf not in kept}
     written = scratch.written(stmts)
     copies = {
-        b: w
-        for b, w in copies.items()
-        if w.value.info[0].root not in written and _writers(stmts, b) == 1
+        b: copy
+        for b, copy in copies.items()
+        if copy.value.info[0].root not in written and _writers(stmts, b) == 1
     }
-    out = [_from_source(s, copies, context) for s in stmts]
+    out = [_from_source(stmt, copies, context) for stmt in stmts]
     read = [s for s in out if (w := _copy(s)) is None or w.buf not in copies]
     unread = copies.keys() - scratch.touched(read)
     return [s for s in out if (w := _copy(s)) is None or w.buf not in unread]
 
 
-def _apart(s: Stmt) -> list[Stmt]:
+def _apart(stmt: Stmt) -> list[Stmt]:
     """Copies of one nest as a nest each: those of operands of one shape have been merged."""
-    parts: list[Stmt] = [replace(s, writes=[w]) for w in s.writes] if isinstance(s, Nest) else []
-    return parts if len(parts) > 1 and all(_copy(p) is not None for p in parts) else [s]
+    parts: list[Stmt] = (
+        [replace(stmt, writes=[write]) for write in stmt.writes] if isinstance(stmt, Nest) else []
+    )
+    return parts if len(parts) > 1 and all(_copy(part) is not None for part in parts) else [stmt]
 
 
 def _writers(stmts: list[Stmt], buf: Buf) -> int:
-    return sum(buf in scratch.written([s]) for s in stmts)
+    return sum(buf in scratch.written([stmt]) for stmt in stmts)
 
 
-def _copy(s: Stmt) -> Write | None:
+def _copy(stmt: Stmt) -> Write | None:
     """The only effect of a nest: a scratch buffer with elements of another buffer, at plain places."""
-    if not isinstance(s, Nest) or s.reductions or len(s.writes) != 1:
+    if not isinstance(stmt, Nest) or stmt.reductions or len(stmt.writes) != 1:
         return None
-    (w,) = s.writes
+    (w,) = stmt.writes
     plain = (
         not w.guard
         and w.mask is None
@@ -192,23 +211,30 @@ def _copy(s: Stmt) -> Write | None:
     )
     if not plain or w.value.dtype.name not in NARROW:
         return None
-    axes = {i: n for i, n in zip(w.index, w.buf.shape) if n > 1}
-    whole = axes == {Affine.symbol(d): n for d, n in s.dims.items() if n > 1}
-    known = w.value.symbols & s.dims.keys() <= frozenset().union(*(i.symbols for i in w.index))
+    axes = {position: size for position, size in zip(w.index, w.buf.shape) if size > 1}
+    whole = axes == {Affine.symbol(dim): size for dim, size in stmt.dims.items() if size > 1}
+    known = w.value.symbols & stmt.dims.keys() <= frozenset().union(
+        *(position.symbols for position in w.index)
+    )
     return w if whole and known else None
 
 
-def _from_source(s: Stmt, copies: dict[Buf, Write], context) -> Stmt:
-    if not isinstance(s, Nest) or not _suits(s, {}):
-        return s
+def _from_source(stmt: Stmt, copies: dict[Buf, Write], context) -> Stmt:
+    if not isinstance(stmt, Nest) or not _suits(stmt, {}):
+        return stmt
 
-    def source(e: Expr) -> Expr | None:
-        if e.kind != "load" or e.info[0] not in copies or e.info[2]:
+    def source(expr: Expr) -> Expr | None:
+        if expr.kind != "load" or expr.info[0] not in copies or expr.info[2]:
             return None
-        w = copies[e.info[0]]
+        w = copies[expr.info[0]]
         return context.pool.rename(
-            w.value, {i.terms[0][0]: at for i, at in zip(w.index, e.info[1]) if i.terms}
+            w.value,
+            {
+                position.terms[0][0]: at
+                for position, at in zip(w.index, expr.info[1])
+                if position.terms
+            },
         )
 
-    args = tuple(context.pool.rewrite(e, source) for e in s.reductions[0].args)
-    return replace(s, reductions=[replace(s.reductions[0], args=args)])
+    args = tuple(context.pool.rewrite(arg, source) for arg in stmt.reductions[0].args)
+    return replace(stmt, reductions=[replace(stmt.reductions[0], args=args)])

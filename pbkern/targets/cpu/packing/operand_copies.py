@@ -52,9 +52,11 @@ def copy_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if compute_el(dtype) == "f32" else dtype
 
 
-def is_expensive(e: Expr) -> bool:
+def is_expensive(expr: Expr) -> bool:
     """A load that converts its elements, or that may be outside its array and is tested."""
-    return e.kind == "load" and (copy_dtype(e.info[0].dtype) != e.info[0].dtype or e.info[2])
+    return expr.kind == "load" and (
+        copy_dtype(expr.info[0].dtype) != expr.info[0].dtype or expr.info[2]
+    )
 
 
 def stage(
@@ -89,7 +91,7 @@ def stage(
             flat = flat * s.size + place
         return *places[: len(rows)], flat
 
-    start = [i.substitute(dict.fromkeys(nest.dims, 0).get) for i in index]
+    start = [position.substitute(dict.fromkeys(nest.dims, 0).get) for position in index]
     key = (
         source,
         guard,
@@ -102,8 +104,8 @@ def stage(
     buf = staged.copies.get(key)
     if buf is None:
         buf = context.new_buffer(shape, dtype)
-        for s, name in zip(spans, names):
-            start[s.axis] += Affine.symbol(name, s.step)
+        for span, name in zip(spans, names):
+            start[span.axis] += Affine.symbol(name, span.step)
         copied = context.pool.make("load", load.dtype, (source, tuple(start), guard))
         write = Write(buf, within([*map(Affine.symbol, names)]), copied)
         out.append(Nest(dict(zip(names, (s.size for s in spans))), writes=[write], at=nest.at))
@@ -118,12 +120,12 @@ def is_scattered(nest: Nest, load: Expr, reuse: int) -> bool:
         return False
     buf, index, _ = load.info
     steps = {
-        d: abs(flat_coefficient(buf, index, d)) * buf.dtype.itemsize
-        for d in nest.dims
-        if nest.dims[d] > 1
+        dim: abs(flat_coefficient(buf, index, dim)) * buf.dtype.itemsize
+        for dim in nest.dims
+        if nest.dims[dim] > 1
     }
-    apart = [(steps[d], nest.dims[d]) for d in nest.rdims if steps.get(d)]
-    rows = [step for d, step in steps.items() if d not in nest.rdims and step]
+    apart = [(steps[rdim], nest.dims[rdim]) for rdim in nest.rdims if steps.get(rdim)]
+    rows = [step for dim, step in steps.items() if dim not in nest.rdims and step]
     if not apart or not rows or min(rows) > min(apart)[0] or min(apart)[0] < LINE_BYTES:
         return False
     return not fit(math.prod(n for _, n in apart), min(apart)[0])
@@ -132,7 +134,7 @@ def is_scattered(nest: Nest, load: Expr, reuse: int) -> bool:
 def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     """The product with another operand in place of one of its own."""
     r = nest.reductions[0]
-    args = tuple(new if a is old else a for a in r.args)
+    args = tuple(new if arg is old else arg for arg in r.args)
     return Nest(
         dict(nest.dims),
         nest.rdims,
@@ -174,19 +176,23 @@ def _spans(load: Expr, nest: Nest) -> list[_Span] | None:
     """
     buf, index, _ = load.info
     spans, seen = list[_Span](), set[str]()
-    for axis, i in enumerate(index):
+    for axis, position in enumerate(index):
         mine = sorted(
-            ((i.coefficient(d), d) for d in i.symbols & nest.dims.keys() if nest.dims[d] > 1),
+            (
+                (position.coefficient(dim), dim)
+                for dim in position.symbols & nest.dims.keys()
+                if nest.dims[dim] > 1
+            ),
             reverse=True,
         )
-        if seen & {d for _, d in mine} or any(c < 0 for c, _ in mine):
+        if seen & {dim for _, dim in mine} or any(c < 0 for c, _ in mine):
             return None
-        seen |= {d for _, d in mine}
+        seen |= {dim for _, dim in mine}
         lengths = [
-            sum(c * (nest.dims[d] - 1) for c, d in mine[n:]) + 1 for n in range(len(mine) + 1)
+            sum(c * (nest.dims[dim] - 1) for c, dim in mine[n:]) + 1 for n in range(len(mine) + 1)
         ]
         if all(c >= length for (c, _), length in zip(mine, lengths[1:])):
-            spans += [_Span(axis, c, nest.dims[d], Affine.symbol(d)) for c, d in mine]
+            spans += [_Span(axis, c, nest.dims[dim], Affine.symbol(dim)) for c, dim in mine]
         else:
             step = math.gcd(*(c for c, _ in mine))
             spans.append(
@@ -194,7 +200,7 @@ def _spans(load: Expr, nest: Nest) -> list[_Span] | None:
                     axis,
                     step,
                     (lengths[0] - 1) // step + 1,
-                    Affine.make({d: c // step for c, d in mine}, 0),
+                    Affine.make({dim: c // step for c, dim in mine}, 0),
                 )
             )
-    return sorted(spans, key=lambda s: -s.step * buf.strides[s.axis])
+    return sorted(spans, key=lambda span: -span.step * buf.strides[span.axis])

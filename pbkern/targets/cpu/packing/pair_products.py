@@ -48,7 +48,7 @@ class Words:
 
     @property
     def depth(self) -> int:
-        return math.prod(self.nest.dims[d] for d in self.nest.rdims)
+        return math.prod(self.nest.dims[rdim] for rdim in self.nest.rdims)
 
 
 def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Words | None:
@@ -81,50 +81,59 @@ def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
     operand is contiguous, so that its words can be read in place, or else the innermost one that
     words divide.
     """
-    divided = [d for d in reversed(nest.rdims) if nest.dims[d] > 1 and nest.dims[d] % count == 0]
-    loads = [e for e in nodes([still]) if e.kind == "load"]
+    divided = [
+        rdim
+        for rdim in reversed(nest.rdims)
+        if nest.dims[rdim] > 1 and nest.dims[rdim] % count == 0
+    ]
+    loads = [node for node in nodes([still]) if node.kind == "load"]
     inner = [
-        d
-        for d in divided
-        if loads and all(flat_coefficient(e.info[0], e.info[1], d) == 1 for e in loads)
+        dim
+        for dim in divided
+        if loads and all(flat_coefficient(load.info[0], load.info[1], dim) == 1 for load in loads)
     ]
     return next(iter(inner or divided), None)
 
 
 def over_words(nest: Nest, k: str, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
     """(dimensions, reduced ones) of a product over words of `count` elements along k, which come one after the other."""
-    return {d: n for d, n in nest.dims.items() if d != k} | {k: nest.dims[k] // count}, (
-        *(d for d in nest.rdims if d != k),
+    return {dim: size for dim, size in nest.dims.items() if dim != k} | {
+        k: nest.dims[k] // count
+    }, (
+        *(rdim for rdim in nest.rdims if rdim != k),
         k,
     )
 
 
 def in_whole_words(nest: Nest, count: int, context) -> Nest:
     """A product of integers whose depth words of `count` elements divide: what is left over is added to the sums."""
-    r, inner = nest.reductions[0], [d for d in nest.rdims if nest.dims[d] > 1]
+    r, inner = nest.reductions[0], [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
     if (
         not rest
         or nest.dims[inner[0]] < SHALLOW * count
         or r.dtype != INT32
-        or any(w.inner for w in nest.writes)
+        or any(write.inner for write in nest.writes)
     ):
         return nest
     depth = nest.dims[inner[0]] - rest
     places: list[dict[str, Affine]] = [{inner[0]: Affine((), depth + j)} for j in range(rest)]
     terms = [
-        context.op("mul", INT32, *(context.pool.rename(a, at) for a in r.args)) for at in places
+        context.op("mul", INT32, *(context.pool.rename(arg, at) for arg in r.args)) for at in places
     ]
 
-    def added(e: Expr) -> Expr | None:
+    def added(expr: Expr) -> Expr | None:
         return (
-            functools.reduce(lambda x, y: context.op("add", INT32, x, y), terms, e)
-            if e.kind == "acc"
+            functools.reduce(lambda x, y: context.op("add", INT32, x, y), terms, expr)
+            if expr.kind == "acc"
             else None
         )
 
     whole = context.pool.rewriter(added)
-    writes = [replace(w, value=whole(w.value), mask=w.mask and whole(w.mask)) for w in nest.writes]
+    writes = [
+        replace(write, value=whole(write.value), mask=write.mask and whole(write.mask))
+        for write in nest.writes
+    ]
     return replace(nest, dims=nest.dims | {inner[0]: depth}, writes=writes)
 
 
@@ -132,7 +141,7 @@ def _over_pairs(
     nest: Nest, op: str, k: str, still: Expr, packed: Expr, broadcast: Expr, before: list[Stmt]
 ) -> Words:
     r = nest.reductions[0]
-    args = tuple(broadcast if a is still else packed for a in r.args)
+    args = tuple(broadcast if arg is still else packed for arg in r.args)
     product = Nest(
         *over_words(nest, k, 2),
         [Reduction(op, args, r.dtype)],
@@ -162,12 +171,12 @@ def _words_in_place(still: Expr, k: str, context) -> Expr | None:
     return context.pool.make("load", INT32, (words, (half,), False))
 
 
-def _is_plain_bfloat16(e: Expr) -> bool:
+def _is_plain_bfloat16(expr: Expr) -> bool:
     return (
-        e.kind == "load"
-        and not e.info[2]
-        and e.info[0].dtype.name == "bfloat16"
-        and e.info[0].root.dtype.name == "bfloat16"
+        expr.kind == "load"
+        and not expr.info[2]
+        and expr.info[0].dtype.name == "bfloat16"
+        and expr.info[0].root.dtype.name == "bfloat16"
     )
 
 
@@ -187,20 +196,20 @@ def _interleaved(moving: Expr, k: str, context) -> Expr:
 # ---------------------------------------------------------------- narrow integers
 
 
-def is_narrow_integer(e: Expr) -> bool:
+def is_narrow_integer(expr: Expr) -> bool:
     """A conversion of a load of int8, uint8 or int16 to int32."""
     return (
-        e.kind == "op"
-        and e.info.primitive == "convert_element_type"
-        and e.dtype == INT32
-        and e.args[0].kind == "load"
-        and e.args[0].dtype.name in NARROW
+        expr.kind == "op"
+        and expr.info.primitive == "convert_element_type"
+        and expr.dtype == INT32
+        and expr.args[0].kind == "load"
+        and expr.args[0].dtype.name in NARROW
     )
 
 
-def _integer_pair(e: Expr, k: str, context) -> Expr:
+def _integer_pair(expr: Expr, k: str, context) -> Expr:
     """e[2k] in the lower half of a word, e[2k + 1] in the upper one, both as int16."""
-    low, high = (context.pool.rename(e, {k: Affine.symbol(k, 2) + offset}) for offset in (0, 1))
+    low, high = (context.pool.rename(expr, {k: Affine.symbol(k, 2) + offset}) for offset in (0, 1))
     low = context.op("and", INT32, low, context.const(0xFFFF, INT32))
     return context.op(
         "or", INT32, low, context.op("shift_left", INT32, high, context.const(16, INT32))
@@ -210,7 +219,9 @@ def _integer_pair(e: Expr, k: str, context) -> Expr:
 def _staged_words(nest: Nest, still: Expr, k: str, context) -> tuple[Nest, Expr]:
     """A copy of the broadcast operand as words, and the word at its place."""
     dims = {
-        d: n // 2 if d == k else n for d, n in nest.dims.items() if d in still.symbols and d != k
+        dim: size // 2 if dim == k else size
+        for dim, size in nest.dims.items()
+        if dim in still.symbols and dim != k
     } | {k: nest.dims[k] // 2}
     *rows, depth = dims.values()
     buf = context.new_buffer((*rows, depth + PADDING), INT32)

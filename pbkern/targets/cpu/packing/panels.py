@@ -93,11 +93,11 @@ def _along_columns(
             words.nest, words.packed, vector, width, context, options.vector_bits, words.shift
         )
         return out + words.before + panels
-    depth = math.prod(nest.dims[d] for d in nest.rdims)
+    depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
     is_turned = still.kind == "load" and is_scattered(nest, still, nest.reuse(still))
     pays = _panel_pays(nest, moving, vector, depth, options.l2_bytes)
     fits = not is_deep(nest, depth, width, is_turned, options)
-    may_run = options.contract and not any(w.inner for w in nest.writes)
+    may_run = options.contract and not any(write.inner for write in nest.writes)
     if pays and not fits and may_run:
         runs = in_depth_runs(nest, vector, longest_run(nest, width, options), context)
         return _packed(runs, context, options, staged)
@@ -119,7 +119,7 @@ def _along_columns(
 
 def _is_streamed(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
     """Whether a panel of a far operand would pay, if more than these few rows shared it."""
-    inner = [d for d in nest.rdims if nest.dims[d] > 1]
+    inner = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     if (
         moving.kind != "load"
         or len(inner) != 1
@@ -147,7 +147,7 @@ def _rows_at_once(nest: Nest, moving: Expr, vector: str, context, vector_bits: i
     """
     root, step = (
         moving.info[0].root,
-        max(flat_coefficient(moving.info[0], moving.info[1], d) for d in nest.rdims),
+        max(flat_coefficient(moving.info[0], moving.info[1], rdim) for rdim in nest.rdims),
     )
 
     def scheduled(s: Stmt) -> Stmt:
@@ -157,7 +157,7 @@ def _rows_at_once(nest: Nest, moving: Expr, vector: str, context, vector_bits: i
             s.fetch = {root: ROWS_AT_ONCE * step}
         return s
 
-    return [scheduled(s) for s in in_depth_runs(nest, vector, ROWS_AT_ONCE, context)]
+    return [scheduled(run) for run in in_depth_runs(nest, vector, ROWS_AT_ONCE, context)]
 
 
 def _packed(stmts: list[Stmt], context, options, staged: OperandCopies) -> list[Stmt]:
@@ -200,10 +200,10 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     vector = _nearest_dim(nest)
     if vector is None:
         return None
-    a, b = nest.reductions[0].args
-    if (vector in a.symbols) == (vector in b.symbols):
+    expr, b = nest.reductions[0].args
+    if (vector in expr.symbols) == (vector in b.symbols):
         return None
-    moving, still = (a, b) if vector in a.symbols else (b, a)
+    moving, still = (expr, b) if vector in expr.symbols else (b, expr)
     if moving.kind not in ("load", "op") or moving.dtype.itemsize < 2:
         return None
     return vector, moving, still
@@ -225,17 +225,17 @@ def _nearest_dim(nest: Nest) -> str | None:
     """The dimension along which results are contiguous, or else nearest to one another."""
     w = nest.writes[0]
     steps = {
-        d: abs(flat_coefficient(w.buf, w.index, d))
-        for d, n in nest.dims.items()
-        if n > 1 and d not in nest.rdims
+        dim: abs(flat_coefficient(w.buf, w.index, dim))
+        for dim, size in nest.dims.items()
+        if size > 1 and dim not in nest.rdims
     }
-    return min((d for d, step in steps.items() if step), key=steps.__getitem__, default=None)
+    return min((dim for dim, step in steps.items() if step), key=steps.__getitem__, default=None)
 
 
 def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
     if depth < 8 or not set(nest.rdims) & moving.symbols:
         return False
-    if any(d not in moving.symbols and nest.dims[d] > 1 for d in nest.rdims):
+    if any(rdim not in moving.symbols and nest.dims[rdim] > 1 for rdim in nest.rdims):
         return False
     reuse = nest.reuse(moving)
     if moving.kind != "load":
@@ -245,7 +245,9 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
         return reuse >= 4
-    steps = [(_row_bytes(moving, d), nest.dims[d]) for d in nest.rdims if nest.dims[d] > 1]
+    steps = [
+        (_row_bytes(moving, rdim), nest.dims[rdim]) for rdim in nest.rdims if nest.dims[rdim] > 1
+    ]
     return reuse >= MIN_REUSE and are_apart(
         depth, max(steps)[0], max(step * n for step, n in steps), l2_bytes
     )
@@ -327,16 +329,16 @@ def _panels(
         stmts += panels.group(Affine((), full // size * size * width), full % size, width)
     if rest:
         stmts += panels.group(Affine((), full * width), 1, rest)
-    for d in reversed(outer):
-        stmts = [For(counters[d], nest.dims[d], stmts)]
+    for dim in reversed(outer):
+        stmts = [For(counters[dim], nest.dims[dim], stmts)]
     return stmts
 
 
 def _group_size(moving: Expr, vector: str, full: int) -> int:
     """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
     steps = {
-        flat_coefficient(e.info[0], e.info[1], vector) if e.kind == "load" else None
-        for e in _loads(moving)
+        flat_coefficient(load.info[0], load.info[1], vector) if load.kind == "load" else None
+        for load in _loads(moving)
     }
     if steps - {0, 1} or full < 2:
         return 1
@@ -345,8 +347,8 @@ def _group_size(moving: Expr, vector: str, full: int) -> int:
     )
 
 
-def _loads(e: Expr) -> list[Expr]:
-    return Nest({}, reductions=[Reduction("dot", (e,), e.dtype)]).loads()
+def _loads(expr: Expr) -> list[Expr]:
+    return Nest({}, reductions=[Reduction("dot", (expr,), expr.dtype)]).loads()
 
 
 class _Panels:
@@ -370,12 +372,12 @@ class _Panels:
             shift,
         )
         self.context, self.pool, self.vector_bits = context, context.pool, vector_bits
-        self.reduced = [d for d in nest.rdims if nest.dims[d] > 1]
+        self.reduced = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
         self.tile = 0  # vectors of a full panel's register tile; full panels come first
 
     def group(self, start: Affine, count: int, width: int) -> list[Stmt]:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
-        moving, sizes = self.moving, {d: self.nest.dims[d] for d in self.reduced}
+        moving, sizes = self.moving, {dim: self.nest.dims[dim] for dim in self.reduced}
         dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
         buf: Buf = self.context.new_buffer((count, *sizes.values(), width), copy_dtype(dtype))
         panel, column = self.context.names("d"), self.context.names("d")
@@ -386,9 +388,9 @@ class _Panels:
         copy = Nest(dims, writes=[copied], at=self.nest.at)
         copy.fetch = {
             b: n
-            for e in copy.loads()
-            if e.kind == "load"
-            for b, n in rows_ahead(e, self.reduced[-1]).items()
+            for load in copy.loads()
+            if load.kind == "load"
+            for b, n in rows_ahead(load, self.reduced[-1]).items()
         }
         before, shifts = [copy], None
         if self.shift is not None:
@@ -410,7 +412,7 @@ class _Panels:
         packed = self.pool.make("load", self.moving.dtype, (buf, self._index(at, column), False))
         assert self.shift is not None
         r = replace(
-            self.shift, args=tuple(packed if a is self.moving else a for a in self.shift.args)
+            self.shift, args=tuple(packed if arg is self.moving else arg for arg in self.shift.args)
         )
         shifts = self.context.new_buffer((count, width), r.dtype)
         value = self.pool.make("acc", r.dtype, 0)
@@ -418,7 +420,7 @@ class _Panels:
         dims = (
             ({panel: count} if count > 1 else {})
             | {column: width}
-            | {d: self.nest.dims[d] for d in self.reduced}
+            | {dim: self.nest.dims[dim] for dim in self.reduced}
         )
         sums = Nest(dims, tuple(self.reduced), [r], [write], at=self.nest.at)
         sums.schedule = contraction_tile(sums, column, self.vector_bits)[1]
@@ -429,9 +431,13 @@ class _Panels:
 
     def _renaming(self, column: Affine) -> dict[str, Affine]:
         # Panels have no dimensions of one element.
-        single: dict[str, Affine] = {d: Affine() for d in self.nest.rdims if self.nest.dims[d] == 1}
+        single: dict[str, Affine] = {
+            rdim: Affine() for rdim in self.nest.rdims if self.nest.dims[rdim] == 1
+        }
         return (
-            single | {d: Affine.symbol(c) for d, c in self.counters.items()} | {self.vector: column}
+            single
+            | {dim: Affine.symbol(counter) for dim, counter in self.counters.items()}
+            | {self.vector: column}
         )
 
     def _product(
@@ -441,26 +447,28 @@ class _Panels:
         rename = self._renaming(start + Affine.symbol(column))
         packed = pool.make("load", self.moving.dtype, (buf, self._index(panel, column), False))
 
-        def shifted(e: Expr) -> Expr | None:
-            if e.kind != "acc" or shifts is None:
+        def shifted(expr: Expr) -> Expr | None:
+            if expr.kind != "acc" or shifts is None:
                 return None
-            shift = pool.make("load", e.dtype, (shifts, (panel, Affine.symbol(column)), False))
-            return self.context.op("sub", e.dtype, e, shift)
+            shift = pool.make("load", expr.dtype, (shifts, (panel, Affine.symbol(column)), False))
+            return self.context.op("sub", expr.dtype, expr, shift)
 
-        def renamed(e: Expr) -> Expr:
-            return pool.rewrite(pool.rename(e, rename), shifted)
+        def renamed(expr: Expr) -> Expr:
+            return pool.rewrite(pool.rename(expr, rename), shifted)
 
         dims = {
-            d: n
-            for d, n in nest.dims.items()
-            if d not in self.counters and d != self.vector and d not in nest.rdims
+            dim: size
+            for dim, size in nest.dims.items()
+            if dim not in self.counters and dim != self.vector and dim not in nest.rdims
         }
-        dims |= {column: width} | {d: nest.dims[d] for d in nest.rdims}
+        dims |= {column: width} | {rdim: nest.dims[rdim] for rdim in nest.rdims}
         r = nest.reductions[0]
-        args = tuple(packed if a is self.moving else renamed(a) for a in r.args)
+        args = tuple(packed if arg is self.moving else renamed(arg) for arg in r.args)
         writes = [
-            w.mapped(renamed, index=tuple(i.substitute(rename.get) for i in w.index))
-            for w in nest.writes
+            write.mapped(
+                renamed, index=tuple(position.substitute(rename.get) for position in write.index)
+            )
+            for write in nest.writes
         ]
         product = Nest(
             dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at

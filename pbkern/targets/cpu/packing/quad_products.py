@@ -114,11 +114,13 @@ class _Box:
 
 def _copy(nest: Nest, load: Expr, k: str, flipped: bool, context) -> tuple[Stmt, Expr]:
     """A copy of what a nest loads whose words start at every fourth byte, and the load from it."""
-    dims = {d: nest.dims[d] for d in nest.dims if d in load.symbols and d != k} | {k: nest.dims[k]}
+    dims = {dim: nest.dims[dim] for dim in nest.dims if dim in load.symbols and dim != k} | {
+        k: nest.dims[k]
+    }
     box = _touched(load, nest)
     if math.prod(box.shape) <= 2 * math.prod(dims.values()):
         symbols = [context.names("d") for _ in box.shape]
-        source = tuple(s + Affine.symbol(d) for s, d in zip(box.start, symbols))
+        source = tuple(s + Affine.symbol(symbol) for s, symbol in zip(box.start, symbols))
         copy, copied = _bytes(
             load, dict(zip(symbols, box.shape)), source, box.index, flipped, nest, context
         )
@@ -130,10 +132,10 @@ def _copy(nest: Nest, load: Expr, k: str, flipped: bool, context) -> tuple[Stmt,
 def _touched(load: Expr, nest: Nest) -> _Box:
     """The smallest box of the buffer around all that a nest loads: windows overlap in it."""
     start, shape, index = [], [], []
-    for i in load.info[1]:
-        inner = Affine.make({s: c for s, c in i.terms if s in nest.dims}, 0)
+    for affine in load.info[1]:
+        inner = Affine.make({s: c for s, c in affine.terms if s in nest.dims}, 0)
         low, high = inner.bounds(nest.dims.__getitem__)
-        start.append(i - inner + low)
+        start.append(affine - inner + low)
         shape.append(high - low + 1)
         index.append(inner - low)
     return _Box(tuple(start), tuple(shape), tuple(index))

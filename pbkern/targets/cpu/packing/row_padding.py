@@ -24,13 +24,13 @@ MANY_ROWS = 16
 def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
     """Statements with other rows in scratch that they alone use."""
     nests = [s for s in every(stmts) if isinstance(s, Nest)]
-    stencils = {e.info[0] for n in nests for e in overlapping(n, vector_bits)}
-    found = {b for b in stencils if _row_bytes(b) % VECTOR_BYTES}
+    stencils = {expr.info[0] for nest in nests for expr in overlapping(nest, vector_bits)}
+    found = {stencil for stencil in stencils if _row_bytes(stencil) % VECTOR_BYTES}
     found |= {
-        w.buf
-        for n in nests
-        for w in n.writes
-        if w.buf.arena and w.buf.storage is None and _conflicts_in_sets(w.buf)
+        write.buf
+        for nest in nests
+        for write in nest.writes
+        if write.buf.arena and write.buf.storage is None and _conflicts_in_sets(write.buf)
     }
     new = {b: _padded(b) for b in found - kept - _otherwise_used(stmts)}
     return _replace(stmts, new, pool) if new else stmts
@@ -57,13 +57,13 @@ def _padded(buf: Buf) -> Buf:
 def _otherwise_used(stmts: list[Stmt]) -> set[Buf]:
     """Buffers whose layout others than plain accesses of nests rely on."""
     found = set()
-    for s in every(stmts):
-        if isinstance(s, Nest):
-            places = [e.info[0] for e in s.loads()] + [w.buf for w in s.writes]
-            found |= {b.root for b in places if b.storage is not None}
-            found |= {e.info[0].root for e in s.loads() if e.kind != "load"}
-        elif not bodies(s):
-            found |= scratch.touched([s])
+    for nest in every(stmts):
+        if isinstance(nest, Nest):
+            places = [load.info[0] for load in nest.loads()] + [write.buf for write in nest.writes]
+            found |= {place.root for place in places if place.storage is not None}
+            found |= {load.info[0].root for load in nest.loads() if load.kind != "load"}
+        elif not bodies(nest):
+            found |= scratch.touched([nest])
     return found
 
 
@@ -81,7 +81,9 @@ def _replace(stmts: list[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
         s = with_bodies(s, lambda body: _replace(body, new, pool))
         if not isinstance(s, Nest):
             return s
-        writes = [w.mapped(expr, buf=new.get(w.buf, w.buf)) for w in s.writes]
-        return replace(s, reductions=[r.mapped(expr) for r in s.reductions], writes=writes)
+        writes = [write.mapped(expr, buf=new.get(write.buf, write.buf)) for write in s.writes]
+        return replace(
+            s, reductions=[reduction.mapped(expr) for reduction in s.reductions], writes=writes
+        )
 
-    return [change(s) for s in stmts]
+    return [change(stmt) for stmt in stmts]

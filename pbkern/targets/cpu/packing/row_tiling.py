@@ -59,29 +59,35 @@ class _Shared:
         self.values: dict[Expr, Buf] = {}
         self._memo: dict[Expr, Expr] = {}
         self.writes = [
-            replace(w, value=self._without(w.value), mask=w.mask and self._without(w.mask))
-            for w in nest.writes
+            replace(
+                write,
+                value=self._without(write.value),
+                mask=write.mask and self._without(write.mask),
+            )
+            for write in nest.writes
         ]
         self.step = context.names("d")
 
-    def _without(self, e: Expr) -> Expr:
+    def _without(self, expr: Expr) -> Expr:
         """The expression with loads from the copies."""
-        if e not in self._memo:
-            moving = e.symbols & self.nest.dims.keys()
-            if moving == {self.column} and e.kind in ("load", "gather", "op", "index", "range"):
-                buf = self.values[e] = self.context.new_buffer(
-                    (self.lanes, self.nest.dims[self.column]), e.dtype
+        if expr not in self._memo:
+            moving = expr.symbols & self.nest.dims.keys()
+            if moving == {self.column} and expr.kind in ("load", "gather", "op", "index", "range"):
+                buf = self.values[expr] = self.context.new_buffer(
+                    (self.lanes, self.nest.dims[self.column]), expr.dtype
                 )
                 index = (
                     Affine.symbol(self.row),
                     Affine.symbol(self.column),
                 )  # of a row: its place in the group
-                self._memo[e] = self.context.pool.make("load", e.dtype, (buf, index, False))
+                self._memo[expr] = self.context.pool.make("load", expr.dtype, (buf, index, False))
             else:
-                args = tuple(map(self._without, e.args))
-                same = all(a is b for a, b in zip(args, e.args))
-                self._memo[e] = e if same else self.context.pool.make(e.kind, e.dtype, e.info, args)
-        return self._memo[e]
+                args = tuple(map(self._without, expr.args))
+                same = all(arg is b for arg, b in zip(args, expr.args))
+                self._memo[expr] = (
+                    expr if same else self.context.pool.make(expr.kind, expr.dtype, expr.info, args)
+                )
+        return self._memo[expr]
 
     def rest_is_contiguous(self) -> bool:
         """Whether all else walks memory from row to row, or stays where it is."""
@@ -92,18 +98,18 @@ class _Shared:
                 flat_coefficient(buf, index, self.row),
                 flat_coefficient(buf, index, self.column),
             )
-            return steps == (size, 1) or not any(i.symbols & moving for i in index)
+            return steps == (size, 1) or not any(position.symbols & moving for position in index)
 
-        for e in Nest({}, writes=self.writes).nodes():
-            if e.kind in ("index", "range", "moved", "gather") and e.symbols & moving:
+        for node in Nest({}, writes=self.writes).nodes():
+            if node.kind in ("index", "range", "moved", "gather") and node.symbols & moving:
                 return False
             if (
-                e.kind == "load"
-                and e.info[0] not in self.values.values()
-                and (e.info[2] or not walks(*e.info[:2]))
+                node.kind == "load"
+                and node.info[0] not in self.values.values()
+                and (node.info[2] or not walks(*node.info[:2]))
             ):
                 return False
-        return all(not w.guard and walks(w.buf, w.index) for w in self.writes)
+        return all(not write.guard and walks(write.buf, write.index) for write in self.writes)
 
     def copies(self) -> list[Nest]:
         index = (Affine.symbol(self.step), Affine.symbol(self.column))
@@ -116,7 +122,9 @@ class _Shared:
     def nests(self) -> list[Nest]:
         groups, left = divmod(self.nest.dims[self.row], self.lanes)
         group = self.context.names("d")
-        outer = {d: n for d, n in self.nest.dims.items() if d not in (self.row, self.column)}
+        outer = {
+            dim: size for dim, size in self.nest.dims.items() if dim not in (self.row, self.column)
+        }
         inner = {self.row: self.lanes, self.column: self.nest.dims[self.column]}
         whole = self._moved(outer | {group: groups} | inner, Affine.symbol(group, self.lanes))
         return (
@@ -131,16 +139,21 @@ class _Shared:
         place = {self.row: start + Affine.symbol(self.row)}
 
         def move(index):
-            return tuple(i.substitute(place.get) for i in index)
+            return tuple(position.substitute(place.get) for position in index)
 
-        def moved(e: Expr) -> Expr | None:
-            if e.kind != "load" or e.info[0] in copies:
+        def moved(expr: Expr) -> Expr | None:
+            if expr.kind != "load" or expr.info[0] in copies:
                 return None
-            return pool.make("load", e.dtype, (e.info[0], move(e.info[1]), *e.info[2:]))
+            return pool.make("load", expr.dtype, (expr.info[0], move(expr.info[1]), *expr.info[2:]))
 
         change = pool.rewriter(moved)
         writes = [
-            replace(w, index=move(w.index), value=change(w.value), mask=w.mask and change(w.mask))
-            for w in self.writes
+            replace(
+                write,
+                index=move(write.index),
+                value=change(write.value),
+                mask=write.mask and change(write.mask),
+            )
+            for write in self.writes
         ]
         return replace(self.nest, dims=dims, writes=writes)

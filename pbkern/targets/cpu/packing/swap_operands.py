@@ -42,34 +42,36 @@ def swapped_operands(
     nest: Nest, usual: str | None, context, options, staged: OperandCopies
 ) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
-    if not is_product(nest) or any(w.inner for w in nest.writes):
+    if not is_product(nest) or any(write.inner for write in nest.writes):
         return None
-    a, b = nest.reductions[0].args
-    if not all(e.kind == "load" and e.dtype.itemsize >= FEWEST_BYTES for e in (a, b)):
+    expr, b = nest.reductions[0].args
+    if not all(e.kind == "load" and e.dtype.itemsize >= FEWEST_BYTES for e in (expr, b)):
         return None
     rows = [
-        d
-        for d, n in nest.dims.items()
-        if n > 1 and d not in nest.rdims and (d in a.symbols) != (d in b.symbols)
+        dim
+        for dim, size in nest.dims.items()
+        if size > 1 and dim not in nest.rdims and (dim in expr.symbols) != (dim in b.symbols)
     ]
     others = {
-        d: _cycles(product_along(nest, d, context.pool), d, options.vector_bits)
-        for d in rows
-        if d != usual
+        row: _cycles(product_along(nest, row, context.pool), row, options.vector_bits)
+        for row in rows
+        if row != usual
     }
     vector = min(others, key=others.__getitem__, default=None)
-    results = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
+    results = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
     if vector is None or others[vector] + TRANSPOSE_CYCLES * results > LESS * _usual_cycles(
         nest, usual, options
     ):
         return None
-    moving, before = a if vector in a.symbols else b, list[Stmt]()
+    moving, before = expr if vector in expr.symbols else b, list[Stmt]()
     if not _is_run(nest, moving):
         copy = stage(nest, moving, copy_dtype(moving.info[0].dtype), context, before, staged)
         (r,) = nest.reductions
         nest = replace(
             nest,
-            reductions=[replace(r, args=tuple(copy or e if e is moving else e for e in r.args))],
+            reductions=[
+                replace(r, args=tuple(copy or arg if arg is moving else arg for arg in r.args))
+            ],
         )
     width, _ = contraction_tile(nest, vector, options.vector_bits)
     longest = longest_run(nest, width, options) if options.contract else None
@@ -80,10 +82,10 @@ def swapped_operands(
 def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     """Cycles with vectors along `vector`, the operand that it moves packed where that is strided."""
     sched = contraction_tile(nest, vector, vector_bits)[1]
-    (moving,) = (e for e in nest.reductions[0].args if vector in e.symbols)
+    (moving,) = (arg for arg in nest.reductions[0].args if vector in arg.symbols)
     if flat_coefficient(moving.info[0], moving.info[1], vector) == 1:
         return product_cycles(nest, sched)
-    elements = math.prod(n for d, n in nest.dims.items() if d in moving.symbols)
+    elements = math.prod(size for dim, size in nest.dims.items() if dim in moving.symbols)
     packing = elements * (TRANSPOSE_CYCLES if _is_run(nest, moving) else COPY + TRANSPOSE_CYCLES)
     return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=moving) + packing)
 
@@ -91,9 +93,9 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
 def _is_run(nest: Nest, load: Expr) -> bool:
     """Whether a load walks a run of neighbours along reduced dimensions: those are transposed in registers, others copied."""
     steps = sorted(
-        (abs(flat_coefficient(load.info[0], load.info[1], d)), nest.dims[d])
-        for d in nest.rdims
-        if nest.dims[d] > 1
+        (abs(flat_coefficient(load.info[0], load.info[1], rdim)), nest.dims[rdim])
+        for rdim in nest.rdims
+        if nest.dims[rdim] > 1
     )
     length = 1
     for step, n in steps:

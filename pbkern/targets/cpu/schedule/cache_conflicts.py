@@ -38,9 +38,9 @@ def are_apart(rows: int, step: int, span: int, l2_bytes: int) -> bool:
 def rows_apart(nest: Nest, dim: str, vector: str) -> int:
     """Bytes between neighbours along `dim` of the operand that the lanes of a vector share; 0 where they are not known."""
     steps = [
-        flat_coefficient(e.info[0], e.info[1], dim) * e.info[0].dtype.itemsize
-        for r in nest.reductions
-        for e in r.args
-        if e.kind == "load" and vector not in e.symbols
+        flat_coefficient(arg.info[0], arg.info[1], dim) * arg.info[0].dtype.itemsize
+        for reduction in nest.reductions
+        for arg in reduction.args
+        if arg.kind == "load" and vector not in arg.symbols
     ]
     return next(iter(steps), 0)

@@ -41,11 +41,15 @@ def runs_of_loads(
 ) -> dict[tuple[Buf, Affine], dict[int, Run]]:
     """(buffer, moving part of the place) -> constant part -> those that it shares vectors with."""
     found: dict[tuple[Buf, Affine], dict[int, Run]] = {}
-    for e in nest.loads():
-        if e.kind == "load" and not e.info[2] and is_strided(e.info[0], e.info[1], vector):
-            flat = flat_index(e.info[0], e.info[1])
-            known = found.setdefault((e.info[0].root, flat.linear()), {})
-            known |= {p: (p, p) for p in places(flat, points)}
+    for load in nest.loads():
+        if (
+            load.kind == "load"
+            and not load.info[2]
+            and is_strided(load.info[0], load.info[1], vector)
+        ):
+            flat = flat_index(load.info[0], load.info[1])
+            known = found.setdefault((load.info[0].root, flat.linear()), {})
+            known |= {place: (place, place) for place in places(flat, points)}
     for (_, flat), known in found.items():
         for run in _grouped(sorted(known), abs(flat.coefficient(vector))):
             known |= dict.fromkeys(run, (run[0], run[-1]))
@@ -53,17 +57,20 @@ def runs_of_loads(
 
 
 def places(flat: Affine, points: Iterable[Point]) -> set[int]:
-    return {flat.const + sum(flat.coefficient(d) * o for d, o in p.items()) for p in points}
+    return {
+        flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
+        for point in points
+    }
 
 
 def _grouped(places: list[int], step: int) -> list[list[int]]:
     """Sorted places in runs that are shorter than the step."""
     runs: list[list[int]] = []
-    for p in places:
-        if runs and p - runs[-1][0] < step:
-            runs[-1].append(p)
+    for place in places:
+        if runs and place - runs[-1][0] < step:
+            runs[-1].append(place)
         else:
-            runs.append([p])
+            runs.append([place])
     return runs
 
 
@@ -92,7 +99,7 @@ def runs_of_stores(
 
 def _can_be_joint(nest: Nest, write: Write, vector: str | None) -> bool:
     """Whether the store may wait for others: nothing else touches the buffer."""
-    alone = all(e.info[0].root is not write.buf.root for e in nest.loads())
+    alone = all(load.info[0].root is not write.buf.root for load in nest.loads())
     alone = alone and vector is not None and flat_coefficient(write.buf, write.index, vector) > 0
     return (
         alone
@@ -104,15 +111,15 @@ def _can_be_joint(nest: Nest, write: Write, vector: str | None) -> bool:
 
 def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
     """(writes that jointly store whole vectors, dimensions that take all their points in one step for that)."""
-    strided = [w for w in nest.writes if w.inner and _can_be_joint(nest, w, vector)]
+    strided = [write for write in nest.writes if write.inner and _can_be_joint(nest, write, vector)]
     steps = {
-        d: n
+        dim: size
         for w in strided
-        for d, n in nest.dims.items()
-        if d != vector
-        and d not in nest.rdims
-        and n > 1
-        and 0 < flat_coefficient(w.buf, w.index, d) < flat_coefficient(w.buf, w.index, vector)
+        for dim, size in nest.dims.items()
+        if dim != vector
+        and dim not in nest.rdims
+        and size > 1
+        and 0 < flat_coefficient(w.buf, w.index, dim) < flat_coefficient(w.buf, w.index, vector)
     }
     if not strided or math.prod(steps.values()) * len(nest.nodes()) > MAX_JOINT_NODES:
         return [], {}
@@ -135,16 +142,18 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
         return False
     written = {w.buf.root for w in nest.writes}
 
-    def suits(e: Expr) -> bool:
-        if e.kind == "load":
-            buf, index, guard = e.info
+    def suits(expr: Expr) -> bool:
+        if expr.kind == "load":
+            buf, index, guard = expr.info
             return (
                 not guard
                 and buf.root not in written
                 and _is_compact(buf, index, vector, steps, step)
             )
         return (
-            e.kind == "const" or e.kind == "op" and (vector not in e.symbols or moving <= e.symbols)
+            expr.kind == "const"
+            or expr.kind == "op"
+            and (vector not in expr.symbols or moving <= expr.symbols)
         )
 
     return all(map(suits, nodes([write.value])))
@@ -152,7 +161,7 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
 
 def _is_compact(buf: Buf, index, vector: str, steps: dict[str, int], step: int) -> bool:
     """Whether rows of `step` points each are within a few vectors, as many rows as fill one."""
-    spread = sum(abs(flat_coefficient(buf, index, d)) * (n - 1) for d, n in steps.items())
+    spread = sum(abs(flat_coefficient(buf, index, dim)) * (n - 1) for dim, n in steps.items())
     same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
     return (
         same_size

@@ -49,20 +49,27 @@ class Plan:
 
 def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
     """Plans what a loop keeps; None if there is nothing."""
-    if not all(isinstance(s, Nest) and all(s.dims.values()) and not s.moves() for s in loop.body):
+    if not all(
+        isinstance(stmt, Nest) and all(stmt.dims.values()) and not stmt.moves()
+        for stmt in loop.body
+    ):
         return None
-    nests: list[Nest] = [s for s in loop.body if isinstance(s, Nest)]
-    schedules = [schedule_of(n, vector_bits, reassociate) for n in nests]
+    nests: list[Nest] = [stmt for stmt in loop.body if isinstance(stmt, Nest)]
+    schedules = [schedule_of(nest, vector_bits, reassociate) for nest in nests]
     carried: dict[Buf, Place] = {}
     most = column_vectors(registers_of(vector_bits))
     for buf in _changed(nests):
-        places = {p for n, s in zip(nests, schedules) for p in _places(n, s, buf)}
+        places = {
+            p for nest, schedule in zip(nests, schedules) for p in _places(nest, schedule, buf)
+        }
         place = places.pop() if len(places) == 1 else None
         if place is not None and place.vectors + sum(p.vectors for p in carried.values()) <= most:
             carried[buf] = place
     if not any(p.lanes for p in carried.values()):
         return None
-    return Plan(carried, [_in_one_tile(n, s, carried) for n, s in zip(nests, schedules)])
+    return Plan(
+        carried, [_in_one_tile(nest, schedule, carried) for nest, schedule in zip(nests, schedules)]
+    )
 
 
 def _changed(nests: list[Nest]) -> list[Buf]:
@@ -70,30 +77,34 @@ def _changed(nests: list[Nest]) -> list[Buf]:
     read: dict[Buf, None] = {}
     changed: dict[Buf, None] = {}
     written: set[Buf] = set()
-    for n in nests:
-        read |= {e.info[0].root: None for e in n.loads() if e.info[0].root not in written}
-        written |= {w.buf.root for w in n.writes}
-        changed |= {w.buf.root: None for w in n.writes if w.buf.root in read}
-    return [b for b in changed if b.arena]
+    for nest in nests:
+        read |= {
+            load.info[0].root: None for load in nest.loads() if load.info[0].root not in written
+        }
+        written |= {write.buf.root for write in nest.writes}
+        changed |= {write.buf.root: None for write in nest.writes if write.buf.root in read}
+    return [buf for buf in changed if buf.arena]
 
 
 def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[Place | None]:
     """Places where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
     found = [
-        _place(nest, schedule, e.info[0], e.info[1]) if e.kind == "load" and not e.info[2] else None
-        for e in nest.loads()
-        if e.info[0].root is buf
+        _place(nest, schedule, load.info[0], load.info[1])
+        if load.kind == "load" and not load.info[2]
+        else None
+        for load in nest.loads()
+        if load.info[0].root is buf
     ]
     return found + [
-        _place(nest, schedule, w.buf, w.index) if _is_plain(nest, schedule, w) else None
-        for w in nest.writes
-        if w.buf.root is buf
+        _place(nest, schedule, write.buf, write.index) if _is_plain(nest, schedule, write) else None
+        for write in nest.writes
+        if write.buf.root is buf
     ]
 
 
 def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Place | None:
     flat = flat_index(buf, index)
-    moving = [s for s in flat.symbols if nest.dims.get(s) != 1]
+    moving = [symbol for symbol in flat.symbols if nest.dims.get(symbol) != 1]
     if buf.dtype != buf.root.dtype or not flat.symbols <= nest.dims.keys():
         return None
     if not moving:
@@ -110,15 +121,15 @@ def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Place 
     return place if place.vectors * len(nest.nodes()) <= MAX_TILE_NODES else None
 
 
-def _is_plain(nest: Nest, schedule: NestSchedule, w: Write) -> bool:
+def _is_plain(nest: Nest, schedule: NestSchedule, write: Write) -> bool:
     """Whether a write takes place once at each of its elements."""
-    after_sums = not w.inner or all(nest.dims[d] == 1 for d in nest.rdims)
-    return after_sums and w.mask is None and not w.guard and _is_straight(nest, schedule)
+    after_sums = not write.inner or all(nest.dims[rdim] == 1 for rdim in nest.rdims)
+    return after_sums and write.mask is None and not write.guard and _is_straight(nest, schedule)
 
 
 def _is_straight(nest: Nest, schedule: NestSchedule) -> bool:
     """Whether nothing but reduced dimensions and the one of vectors has a loop."""
-    loops = {d for d, n in nest.dims.items() if n > 1} - {schedule.vector, *nest.rdims}
+    loops = {dim for dim, size in nest.dims.items() if size > 1} - {schedule.vector, *nest.rdims}
     return not loops and schedule.transpose is None
 
 
@@ -130,7 +141,7 @@ def _in_one_tile(nest: Nest, s: NestSchedule, carried: dict[Buf, Place]) -> Nest
             return s
         short = -(-nest.dims[s.vector] // s.lanes) <= column_vectors(s.registers)
         return replace(s, unroll=min(s.unroll, SUM_ACCUMULATORS), straight=short)
-    roots = {e.info[0].root for e in nest.loads()} | {w.buf.root for w in nest.writes}
+    roots = {load.info[0].root for load in nest.loads()} | {write.buf.root for write in nest.writes}
     if any(b in roots and p.lanes for b, p in carried.items()):
         return replace(s, unroll=-(-nest.dims[s.vector] // s.lanes))
     return s

@@ -102,7 +102,7 @@ class NestSchedule:
         return self.cut_as or math.prod(self.jam.values()) * self.unroll
 
     def __str__(self) -> str:
-        jam = "".join(f", jam {d} by {n}" for d, n in self.jam.items())
+        jam = "".join(f", jam {dim} by {n}" for dim, n in self.jam.items())
         return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
 
 
@@ -137,9 +137,9 @@ def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> Nest
 
     Without `reassociate`, sums of floats are added up in the order of their elements.
     """
-    live = [d for d, n in nest.dims.items() if n > 1]
-    scores = {d: score(nest, d, reassociate) for d in live}
-    best = max(live, key=lambda d: (scores[d], list(nest.dims).index(d)), default=None)
+    live = [dim for dim, size in nest.dims.items() if size > 1]
+    scores = {dim: score(nest, dim, reassociate) for dim in live}
+    best = max(live, key=lambda dim: (scores[dim], list(nest.dims).index(dim)), default=None)
     if best is None or scores[best] <= 0 or nest.dims[best] < 2:
         return NestSchedule(order=tuple(nest.dims))
     found = along(nest, best, vector_bits)
@@ -147,13 +147,15 @@ def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> Nest
         return found
     # Both operands may be contiguous along a short reduced dimension: few lanes, which are then
     # added to one another.
-    others = [along(nest, d, vector_bits) for d in live if scores[d] > 0 and d not in nest.rdims]
+    others = [
+        along(nest, dim, vector_bits) for dim in live if scores[dim] > 0 and dim not in nest.rdims
+    ]
     return min([found, *others], key=lambda sched: product_cycles(nest, sched))
 
 
 def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
     """The schedule with vectors along one dimension."""
-    order = tuple(d for d in nest.dims if d != vector)
+    order = tuple(dim for dim in nest.dims if dim != vector)
     sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest, vector), 2)
     sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
@@ -191,18 +193,18 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
         return math.prod(nest.dims.values())
     operands, lanes = nest.reductions[0].args, sched.lanes
 
-    def loads(e: Expr, tile: dict[str, int], vectors: int) -> int:
-        points = math.prod(n for d, n in tile.items() if d in e.symbols)
-        if sched.vector not in e.symbols:
+    def loads(expr: Expr, tile: dict[str, int], vectors: int) -> int:
+        points = math.prod(size for dim, size in tile.items() if dim in expr.symbols)
+        if sched.vector not in expr.symbols:
             return points
-        return points * vectors * (1 if e is packed else _accesses(e, sched))
+        return points * vectors * (1 if expr is packed else _accesses(expr, sched))
 
     def step(tile: dict[str, int], vectors: int) -> float:
         products = math.prod(tile.values()) * vectors
         return (
             max(
                 products,
-                sum(loads(e, tile, vectors) for e in operands),
+                sum(loads(operand, tile, vectors) for operand in operands),
                 LATENCY if products < LATENCY else 0,
             )
             / 2
@@ -215,23 +217,32 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
         (d, n), *rest = jam
         return _tiled(nest.dims[d], n, lambda rows: tiled(rest, tile | {d: rows}))
 
-    looped = math.prod(n for d, n in nest.dims.items() if d != sched.vector and d not in sched.jam)
-    sums = math.prod(n for d, n in nest.dims.items() if d not in nest.rdims)
+    looped = math.prod(
+        size for dim, size in nest.dims.items() if dim != sched.vector and dim not in sched.jam
+    )
+    sums = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
     if sched.vector in nest.rdims:
         return looped * tiled([*sched.jam.items()], {}) + sums * (
             TURNED_ACROSS if sched.batched_rows else ACROSS
         )
     stores = max(
-        (1 if flat_coefficient(w.buf, w.index, sched.vector) == 1 else lanes for w in nest.writes),
+        (
+            1 if flat_coefficient(write.buf, write.index, sched.vector) == 1 else lanes
+            for write in nest.writes
+        ),
         default=1,
     )
     vectors = sums // nest.dims[sched.vector] * _vectors(nest, sched)
     return looped * tiled([*sched.jam.items()], {}) + vectors * stores
 
 
-def _accesses(e: Expr, sched: NestSchedule) -> int:
+def _accesses(expr: Expr, sched: NestSchedule) -> int:
     """Loads that make one vector of an operand: one, if its elements are neighbours, else one for each and one to add it."""
-    inside = [x for x in nodes([e]) if x.kind in ("load", "gather") and sched.vector in x.symbols]
+    inside = [
+        node
+        for node in nodes([expr])
+        if node.kind in ("load", "gather") and sched.vector in node.symbols
+    ]
     if sched.transpose:
         return 2 + sched.lanes.bit_length()
     neighbours = (flat_coefficient(x.info[0], x.info[1], sched.along) == 1 for x in inside)
@@ -240,10 +251,12 @@ def _accesses(e: Expr, sched: NestSchedule) -> int:
 
 def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
     """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
-    order = tuple(d for d in nest.dims if d != vector)
+    order = tuple(dim for dim in nest.dims if dim != vector)
     sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest), 2)
-    fewest = FEWEST_WORDS if any(r.op.startswith("dot_") for r in nest.reductions) else 1
+    fewest = (
+        FEWEST_WORDS if any(reduction.op.startswith("dot_") for reduction in nest.reductions) else 1
+    )
     sched.lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
     _tile_register(nest, sched)
     _cap(nest, sched)
@@ -277,7 +290,7 @@ def _points_in_turn(nest: Nest) -> int:
     """Vectors per step: several are under way together, if their operations are interleaved
     (targets/cpu/emit/interleave_chains.py).
     """
-    ops = [e.info.primitive for e in nest.nodes() if e.kind == "op"]
+    ops = [node.info.primitive for node in nest.nodes() if node.kind == "op"]
     if BRANCHING.intersection(ops):
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
     work = sum(COST.get(p, 1.0) for p in ops)
@@ -287,7 +300,8 @@ def _points_in_turn(nest: Nest) -> int:
 def _halo(nest: Nest, dim: str) -> int:
     """Counts the points that are computed besides, for values that are taken at a distance."""
     return max(
-        (k for e in nest.nodes() if e.kind == "moved" for d, k in e.info if d == dim), default=0
+        (k for node in nest.nodes() if node.kind == "moved" for d, k in node.info if d == dim),
+        default=0,
     )
 
 
@@ -300,16 +314,21 @@ def _stencil_dim(nest: Nest, vector: str) -> str | None:
             offsets.setdefault((id(e.info[0]), flat), set()).add(tuple(i.const for i in e.info[1]))
     best = None
     for e in nest.nodes():
-        for d, k in e.info if e.kind == "moved" else ():
-            best = d if d != vector and k else best
+        for dim, k in e.info if e.kind == "moved" else ():
+            best = dim if dim != vector and k else best
     for (_, flat), seen in offsets.items():
         if len(seen) < 3:
             continue
         for axis, linear in enumerate(flat):
             if len({o[axis] for o in seen}) > 1:
-                for d, n in nest.dims.items():
-                    if d != vector and linear.coefficient(d) and n > 1 and d not in nest.rdims:
-                        best = d
+                for dim, size in nest.dims.items():
+                    if (
+                        dim != vector
+                        and linear.coefficient(dim)
+                        and size > 1
+                        and dim not in nest.rdims
+                    ):
+                        best = dim
     return best
 
 
@@ -319,13 +338,13 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
     sched.unroll = max(
         1, min((2 if count <= 2 else 1) if is_long_point(nest) else 8 // count, vectors)
     )
-    rows = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
+    rows = [dim for dim, size in nest.dims.items() if size > 1 and dim not in nest.rdims]
     shared = [
-        d
-        for d in rows
-        if any(d not in e.symbols and sched.vector in e.symbols for e in nest.loads())
+        row
+        for row in rows
+        if any(row not in load.symbols and sched.vector in load.symbols for load in nest.loads())
     ]
-    if shared and any(r.op == "dot" for r in nest.reductions):
+    if shared and any(reduction.op == "dot" for reduction in nest.reductions):
         sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
         sched.unroll = min(4, vectors)
         _tile_both_sides(nest, sched)
@@ -335,12 +354,14 @@ def _batch_rows(nest: Nest, sched: NestSchedule, full: int) -> None:
     """Short rows: as many as a vector has lanes end in one vector. `full`: lanes of a register.
 
     Values with their places are many operations to compare: those of half a register are found row
-      by row.
+    by row.
     """
     rows = batched_rows(nest, sched.along)
     if rows is None or _vectors(nest, sched) > FEW_VECTORS or nest.dims[rows] < sched.lanes:
         return
-    if sched.lanes == full or all(r.op not in ("argmax", "argmin") for r in nest.reductions):
+    if sched.lanes == full or all(
+        reduction.op not in ("argmax", "argmin") for reduction in nest.reductions
+    ):
         sched.batched_rows, sched.jam, sched.unroll = rows, {rows: sched.lanes}, 1
 
 
@@ -348,10 +369,10 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
     """A register tile of points; some share one operand, others the other one: gradients of a convolution's weights."""
     if len(nest.reductions) != 1:
         return
-    left, right = (e.symbols for e in nest.reductions[0].args)
-    free = [d for d, n in nest.dims.items() if n > 1 and d not in nest.rdims]
+    left, right = (arg.symbols for arg in nest.reductions[0].args)
+    free = [dim for dim, size in nest.dims.items() if size > 1 and dim not in nest.rdims]
     sides = [
-        [d for d in free if d in mine and d not in other]
+        [dim for dim in free if dim in mine and dim not in other]
         for mine, other in ((left, right), (right, left))
     ]
     if not all(sides) or sched.vector not in left & right:
@@ -379,17 +400,17 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
         )
 
     i, j, sched.unroll = min(tiles, key=cycles)
-    sched.jam = {d: k for d, k in ((a, i), (b, j)) if k > 1}
+    sched.jam = {dim: k for dim, k in ((a, i), (b, j)) if k > 1}
 
 
 def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     """Vectors along a result dimension, accumulators in registers over the reduction."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
-    pair = 2 if any(r.op in ("argmax", "argmin") for r in nest.reductions) else 1
+    pair = 2 if any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions) else 1
     room = max(sched.accumulators // (count * pair), 1)
     jam = _jam_dim(nest, sched.along)
     if jam is None:
-        few = math.prod(nest.dims[d] for d in nest.rdims) <= FEW_ROWS
+        few = math.prod(nest.dims[rdim] for rdim in nest.rdims) <= FEW_ROWS
         sched.unroll = min(
             FEW_COLUMN_VECTORS if few else column_vectors(sched.registers), vectors, room
         )
@@ -423,14 +444,16 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
     Short reductions overlap by themselves, and read memory in its order.
     """
     others = [
-        d for d, n in nest.dims.items() if n > 1 and d != sched.vector and d not in nest.rdims
+        dim
+        for dim, size in nest.dims.items()
+        if size > 1 and dim != sched.vector and dim not in nest.rdims
     ]
     chains = -(-LATENCY // (sched.unroll * len(nest.reductions)))
     if (
         nest.ordered
         or not others
         or min(chains, most) < 2
-        or math.prod(nest.dims[d] for d in nest.rdims) < LONG_WAIT
+        or math.prod(nest.dims[rdim] for rdim in nest.rdims) < LONG_WAIT
     ):
         return
     rows = nest.dims[others[-1]]
@@ -441,7 +464,7 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
 def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: int) -> None:
     """Points of one more dimension in a tile that holds all of the first: windows of a few rows and columns."""
     first, vectors = nest.dims[jam], _vectors(nest, sched)
-    others = [d for d in _sharing_dims(nest, sched.along) if d != jam]
+    others = [dim for dim in _sharing_dims(nest, sched.along) if dim != jam]
     if not others:
         return
     second = others[-1]
@@ -481,7 +504,7 @@ def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
     """Cycles of one reduction step of a tile: two FMAs and two loads per cycle, plus loop overhead; FMA latency 4.
 
     `apart`: bytes between the rows that are broadcast. Loads of those that evict one another go to
-      the second cache.
+    the second cache.
     """
     products, loads = rows * vectors, rows if fit(rows, apart) else 2 * rows
     return max(products, loads + vectors, LATENCY if products < LATENCY else 0) / 2 + STEP
@@ -489,24 +512,30 @@ def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
 
 def _jam_dim(nest: Nest, vector: str) -> str | None:
     """A result dimension whose points share the vector operand of the reduction."""
-    inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
+    inside = [
+        load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
+    ]
     candidates = _sharing_dims(nest, vector)
     if not candidates and len(inside) == 1 and not nest.ordered:
         return _stencil_like(nest, vector, inside[0])
     return max(
-        candidates, key=lambda d: (min(nest.dims[d], 6), list(nest.dims).index(d)), default=None
+        candidates,
+        key=lambda candidate: (min(nest.dims[candidate], 6), list(nest.dims).index(candidate)),
+        default=None,
     )
 
 
 def _sharing_dims(nest: Nest, vector: str) -> list[str]:
-    inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
+    inside = [
+        load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
+    ]
     return [
-        d
-        for d, n in nest.dims.items()
-        if n > 1
-        and d != vector
-        and d not in nest.rdims
-        and any(vector in e.symbols and d not in e.symbols for e in inside)
+        dim
+        for dim, size in nest.dims.items()
+        if size > 1
+        and dim != vector
+        and dim not in nest.rdims
+        and any(vector in expr.symbols and dim not in expr.symbols for expr in inside)
     ]
 
 
@@ -514,9 +543,14 @@ def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:
     """Window reductions: points along a windowed dimension share loads."""
     for i in load.info[1]:
         if i is not None and len(i.symbols & nest.dims.keys()) > 1:
-            for s in i.symbols:
-                if s in nest.dims and s not in nest.rdims and s != vector and nest.dims[s] > 1:
-                    return s
+            for symbol in i.symbols:
+                if (
+                    symbol in nest.dims
+                    and symbol not in nest.rdims
+                    and symbol != vector
+                    and nest.dims[symbol] > 1
+                ):
+                    return symbol
     return None
 
 
@@ -525,12 +559,14 @@ def _cap(nest: Nest, sched: NestSchedule) -> None:
         return
     nodes = max(len(nest.nodes()), 1)
     limit = (
-        MAX_TILE_NODES if any(r.op.startswith("dot") for r in nest.reductions) else MAX_POINT_NODES
+        MAX_TILE_NODES
+        if any(reduction.op.startswith("dot") for reduction in nest.reductions)
+        else MAX_POINT_NODES
     )
     while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:
         if sched.unroll > 1:
             sched.unroll //= 2
         elif any(n > 1 for n in sched.jam.values()):
-            sched.jam = {d: max(n // 2, 1) for d, n in sched.jam.items()}
+            sched.jam = {dim: max(n // 2, 1) for dim, n in sched.jam.items()}
         else:
             return

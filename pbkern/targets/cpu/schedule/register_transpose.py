@@ -25,26 +25,30 @@ def is_transposed(load: Expr, vector: str, along: str) -> bool:
 
 def transposable_dims(nest: Nest, vector: str) -> list[str]:
     """Dimensions whose points may be loaded together and transposed: of reductions reduced ones, if
-      no load serves two points.
+    no load serves two points.
 
     Reductions whose loads are all contiguous along one dimension take vectors along that.
     """
     if not nest.rdims:
-        return [d for d, n in nest.dims.items() if n >= FEWEST]
-    live = {d for d, n in nest.dims.items() if n > 1}
-    inside = [e for r in nest.reductions for e in Nest({}, reductions=[r]).loads()]
-    if nest.ordered or any(live - e.symbols or e.kind != "load" for e in inside):
+        return [dim for dim, size in nest.dims.items() if size >= FEWEST]
+    live = {dim for dim, size in nest.dims.items() if size > 1}
+    inside = [
+        load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
+    ]
+    if nest.ordered or any(live - expr.symbols or expr.kind != "load" for expr in inside):
         return []
-    if all(flat_coefficient(e.info[0], e.info[1], vector) != 1 for e in inside):
+    if all(flat_coefficient(expr.info[0], expr.info[1], vector) != 1 for expr in inside):
         return []
-    return [d for d in nest.rdims if nest.dims[d] >= FEWEST]
+    return [rdim for rdim in nest.rdims if nest.dims[rdim] >= FEWEST]
 
 
 def transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
     """A dimension along which loads are to be transposed, and how far apart their elements are."""
-    for d in transposable_dims(nest, vector):
-        transposed = [e for e in nest.loads() if d != vector and is_transposed(e, vector, d)]
-        steps = [flat_coefficient(e.info[0], e.info[1], d) for e in transposed]
+    for dim in transposable_dims(nest, vector):
+        transposed = [
+            load for load in nest.loads() if dim != vector and is_transposed(load, vector, dim)
+        ]
+        steps = [flat_coefficient(expr.info[0], expr.info[1], dim) for expr in transposed]
         if steps:
-            return d, max(steps)
+            return dim, max(steps)
     return None

@@ -17,22 +17,28 @@ def batched_rows(nest: Nest, vector: str) -> str | None:
 
     All results are side by side along it, and no point reads what another one stores.
     """
-    behind, written = [w for w in nest.writes if not w.inner], {w.buf.root for w in nest.writes}
+    behind, written = (
+        [write for write in nest.writes if not write.inner],
+        {write.buf.root for write in nest.writes},
+    )
     if (
         nest.over
         or nest.ordered
         or not behind
-        or any(nest.dims[d] > 1 for d in nest.rdims if d != vector)
+        or any(nest.dims[rdim] > 1 for rdim in nest.rdims if rdim != vector)
     ):
         return None
-    if any(e.info[0].root in written for e in nest.loads()) or any(map(_is_bool, nest.reductions)):
+    if any(load.info[0].root in written for load in nest.loads()) or any(
+        map(_is_bool, nest.reductions)
+    ):
         return None
-    free = (d for d in nest.dims if d not in nest.rdims)
+    free = (dim for dim in nest.dims if dim not in nest.rdims)
     return next(
-        (d for d in free if all(flat_coefficient(w.buf, w.index, d) == 1 for w in behind)), None
+        (dim for dim in free if all(flat_coefficient(w.buf, w.index, dim) == 1 for w in behind)),
+        None,
     )
 
 
 def _is_bool(r) -> bool:
     """Lanes of masks do not change places."""
-    return r.dtype.kind == "b" or any(a.dtype.kind == "b" for a in r.args)
+    return r.dtype.kind == "b" or any(arg.dtype.kind == "b" for arg in r.args)

@@ -39,22 +39,24 @@ OPERATIONS = 1.7
 Point = dict[str, int]
 
 
-def parts(e: Expr, p: Point, vector: str | None, lanes: int) -> list[Point]:
+def parts(expr: Expr, point: Point, vector: str | None, lanes: int) -> list[Point]:
     """Points at which a moved value's operand is needed for its value at a point: at the place
     itself, or, along the vector dimension, at one or two multiples of a vector.
     """
-    place = dict(p)
-    for d, k in e.info:
-        place[d] = place.get(d, 0) + k
-    if not lanes or vector is None or vector not in e.symbols:
+    place = dict(point)
+    for dim, k in expr.info:
+        place[dim] = place.get(dim, 0) + k
+    if not lanes or vector is None or vector not in expr.symbols:
         return [place]
     first, lane = divmod(place.get(vector, 0), lanes)
     return [{**place, vector: q * lanes} for q in ((first, first + 1) if lane else (first,))]
 
 
-def key_of(e: Expr, p: Point) -> tuple:
+def key_of(expr: Expr, point: Point) -> tuple:
     """Key that tells values of one expression apart."""
-    return id(e), tuple(sorted((d, o) for d, o in p.items() if d in e.symbols))
+    return id(expr), tuple(
+        sorted((dim, offset) for dim, offset in point.items() if dim in expr.symbols)
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Visits:
     def points(self) -> list[Point]:
         jam, vector, lanes = self.sched.jam, self.sched.along, self.sched.lanes
         rows = [dict(zip(jam, p)) for p in itertools.product(*(range(n) for n in jam.values()))]
-        return [{**p, vector: lanes * u} for p in rows for u in range(self.vectors)]
+        return [{**row, vector: lanes * u} for row in rows for u in range(self.vectors)]
 
     @cached_property
     def made(self) -> dict[tuple, tuple[Expr, Point]]:
@@ -85,9 +87,9 @@ class Visits:
         """Operands of moved values that the step before has made."""
         vector = self.sched.along
         found: dict[tuple, tuple[Expr, Point]] = {}
-        for e, p in self.made.values():
-            for place in parts(e, p, vector, self.sched.lanes) if e.kind == "moved" else ():
-                (arg,) = e.args
+        for expr, p in self.made.values():
+            for place in parts(expr, p, vector, self.sched.lanes) if expr.kind == "moved" else ():
+                (arg,) = expr.args
                 ahead = {**place, vector: place.get(vector, 0) + self.step}
                 if vector in arg.symbols and key_of(arg, ahead) in self.made:
                     found[key_of(arg, place)] = arg, place
@@ -99,7 +101,9 @@ class Visits:
         spilled = max(len(self.carried) - CARRIED, 0)
         accesses = STORE * len(self.nest.writes) * len(self.points) + (STORE + 1) * spilled
         places = {
-            _place(e, p) for e, p in values if e.kind == "load" and self.sched.vector in e.symbols
+            _place(expr, p)
+            for expr, p in values
+            if expr.kind == "load" and self.sched.vector in expr.symbols
         }
         accesses += sum(2 if _straddles(*place, self.sched) else 1 for place in places)
         return max(
@@ -108,27 +112,29 @@ class Visits:
 
     def _arithmetic(self, values: Iterable[tuple[Expr, Point]]) -> float:
         """Sums have pipes of their own, one of them for shuffles as well; products, too, and products with sums."""
-        names = [e.info.primitive for e, _ in values if e.kind == "op"]
-        products, sums = names.count("mul"), sum(n in ("add", "sub") for n in names)
+        names = [expr.info.primitive for expr, _ in values if expr.kind == "op"]
+        products, sums = names.count("mul"), sum(name in ("add", "sub") for name in names)
         both = min(products, sums)
         shuffles = sum(
-            e.kind == "moved" and len(parts(e, p, self.sched.vector, self.sched.lanes)) > 1
-            for e, p in values
+            expr.kind == "moved" and len(parts(expr, p, self.sched.vector, self.sched.lanes)) > 1
+            for expr, p in values
         )
-        every = sum(COST.get(n, 1.0) for n in names) - both + shuffles
+        every = sum(COST.get(name, 1.0) for name in names) - both + shuffles
         return max(every / OPERATIONS, sums - both + shuffles / 2, products)
 
     def _visit(self, known: dict) -> dict[tuple, tuple[Expr, Point]]:
         found: dict[tuple, tuple[Expr, Point]] = {}
-        waiting = [(e, p) for p in self.points for e in self.nest.expressions()]
+        waiting = [(e, point) for point in self.points for e in self.nest.expressions()]
         while waiting:
-            e, p = waiting.pop()
-            key = key_of(e, p)
+            expr, p = waiting.pop()
+            key = key_of(expr, p)
             if key in found or key in known:
                 continue
-            found[key] = e, p
-            places = parts(e, p, self.sched.vector, self.sched.lanes) if e.kind == "moved" else [p]
-            waiting += [(a, q) for a in e.args for q in places]
+            found[key] = expr, p
+            places = (
+                parts(expr, p, self.sched.vector, self.sched.lanes) if expr.kind == "moved" else [p]
+            )
+            waiting += [(arg, place) for arg in expr.args for place in places]
         return found
 
 
@@ -179,8 +185,8 @@ def _is_register_tile(nest: Nest, vector: str) -> bool:
         or is_long_point(nest)
     ):
         return False
-    accesses = [e.info[:2] for e in nest.loads() if e.kind == "load"] + [
-        (w.buf, w.index) for w in nest.writes
+    accesses = [load.info[:2] for load in nest.loads() if load.kind == "load"] + [
+        (write.buf, write.index) for write in nest.writes
     ]
     return not any(is_strided(buf, index, vector) for buf, index in accesses)
 
@@ -193,10 +199,10 @@ def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int
     vector, lanes = visits.sched.along, visits.sched.lanes
     size = visits.nest.dims[vector]
     most = size
-    for e, p in visits.made.values():
-        if e.kind == "load" and vector in e.symbols and not e.info[2]:
-            beyond = p.get(vector, 0) - reached.get(id(e), {}).get(vector, 0)
-            if beyond >= visits.step or _straddles(*_place(e, p), visits.sched):
+    for expr, p in visits.made.values():
+        if expr.kind == "load" and vector in expr.symbols and not expr.info[2]:
+            beyond = p.get(vector, 0) - reached.get(id(expr), {}).get(vector, 0)
+            if beyond >= visits.step or _straddles(*_place(expr, p), visits.sched):
                 most = min(most, size - beyond - lanes + visits.step)
     return max(most // visits.step, 0) * visits.vectors
 
@@ -214,13 +220,13 @@ class _Group:
 
     @property
     def places(self) -> set[int]:
-        return {e.info[1][-1].const for e in self.loads}
+        return {load.info[1][-1].const for load in self.loads}
 
     def base(self, axis: int, moves: bool) -> int | None:
         """The constant of an axis that all share; None: each has its own."""
         if not moves:
             return None
-        least = min(e.info[1][axis].const for e in self.loads)
+        least = min(load.info[1][axis].const for load in self.loads)
         last = axis == len(self.loads[0].info[1]) - 1
         return least // self.lanes * self.lanes if last and self.aligned else least
 
@@ -230,7 +236,7 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
     vector = sched.vector
     if nest.reductions or vector is None or sched.transpose:
         return nest
-    chosen = [g for g in _groups(nest, sched) if _pays(g, sched.unroll)]
+    chosen = [group for group in _groups(nest, sched) if _pays(group, sched.unroll)]
     if not chosen:
         return nest
     pool = Pool()
@@ -248,43 +254,47 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
 def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
     vector, lanes = sched.along, sched.lanes
     found: dict[tuple, list[Expr]] = {}
-    for e in _candidates(nest, vector):
-        found.setdefault((e.info[0], *(i.linear() for i in e.info[1])), []).append(e)
+    for candidate in _candidates(nest, vector):
+        found.setdefault((candidate.info[0], *(i.linear() for i in candidate.info[1])), []).append(
+            candidate
+        )
     groups = []
     for loads in found.values():
         buf, index, _ = loads[0].info
         flat = flat_index(buf, index)
-        steps = [c for d, c in flat.terms if d != vector]
-        whole = buf.dtype.itemsize * lanes == VECTOR_BYTES and all(c % lanes == 0 for c in steps)
+        steps = [c for dim, c in flat.terms if dim != vector]
+        whole = buf.dtype.itemsize * lanes == VECTOR_BYTES and all(
+            step % lanes == 0 for step in steps
+        )
         groups.append(_Group(loads, lanes, buf.arena and whole))
     return groups
 
 
 def _candidates(nest: Nest, vector: str) -> Iterable[Expr]:
     """Loads of whole vectors that are the same at whatever point of the nest."""
-    for e in nest.loads():
-        steady = e.info[0].root in nest.over or not is_written(e, nest)
+    for load in nest.loads():
+        steady = load.info[0].root in nest.over or not is_written(load, nest)
         if (
-            e.kind == "load"
-            and not e.info[2]
-            and e.info[0].dtype == e.info[0].root.dtype
+            load.kind == "load"
+            and not load.info[2]
+            and load.info[0].dtype == load.info[0].root.dtype
             and steady
         ):
-            buf, index, _ = e.info
+            buf, index, _ = load.info
             if flat_coefficient(buf, index, vector) == 1 and index[-1].coefficient(vector) == 1:
-                yield e
+                yield load
 
 
 def _pays(group: _Group, unroll: int) -> bool:
     """Whether whole vectors and shuffles are less work than a load for each place."""
-    places = {c + group.lanes * u for c in group.places for u in range(unroll)}
+    places = {place + group.lanes * u for place in group.places for u in range(unroll)}
     if len(places) < 2:
         return False
     base = 0 if group.aligned else min(places)
-    lanes = [(c - base) % group.lanes for c in places]
+    lanes = [(place - base) % group.lanes for place in places]
     whole = {
-        (c - base) // group.lanes + k
-        for c, lane in zip(places, lanes)
+        (place - base) // group.lanes + k
+        for place, lane in zip(places, lanes)
         for k in range(1 + (lane > 0))
     }
     fresh = sum(q + unroll not in whole for q in whole)
@@ -293,30 +303,32 @@ def _pays(group: _Group, unroll: int) -> bool:
     return fresh * straddling + SHUFFLE * sum(lane > 0 for lane in lanes) < direct
 
 
-def _place(load: Expr, p: Point) -> tuple[Buf, Affine]:
+def _place(load: Expr, point: Point) -> tuple[Buf, Affine]:
     """Place where a load reads at a point: expressions of different constants may meet there."""
     buf, index, _ = load.info
     flat = flat_index(buf, index)
-    return buf.root, flat + sum(flat.coefficient(d) * o for d, o in p.items())
+    return buf.root, flat + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
 
 
 def _straddles(buf: Buf, place: Affine, sched: NestSchedule) -> bool:
     """Whether a vector may span two cache lines."""
-    steps = [c for d, c in place.terms if d != sched.vector]
-    return not buf.arena or any(n % sched.lanes for n in (place.const, *steps))
+    steps = [c for dim, c in place.terms if dim != sched.vector]
+    return not buf.arena or any(step % sched.lanes for step in (place.const, *steps))
 
 
 def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, Expr]:
     """id of a load -> what takes its place."""
     buf, index, _ = group.loads[0].info
     axes = [_moving_dim(axis, index, nest) for axis in range(len(index) - 1)] + [vector]
-    bases = [group.base(k, d is not None) for k, d in enumerate(axes)]
+    bases = [group.base(k, axis is not None) for k, axis in enumerate(axes)]
     new = {}
     for e in group.loads:
         own = e.info[1]
         base = tuple(i if b is None else i.linear() + b for i, b in zip(own, bases))
         distances = [
-            (d, i.const - b) for d, i, b in zip(axes, own, bases) if b is not None and i.const != b
+            (axis, i.const - b)
+            for axis, i, b in zip(axes, own, bases)
+            if b is not None and i.const != b
         ]
         load = pool.make("load", e.dtype, (buf, base, False))
         new[id(e)] = pool.make("moved", e.dtype, tuple(distances), (load,)) if distances else load
@@ -325,10 +337,10 @@ def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, E
 
 def _moving_dim(axis: int, index: tuple[Affine, ...], nest: Nest) -> str | None:
     """The dimension by which this index alone moves step by step, if there is one only."""
-    steps = [d for d, c in index[axis].terms if d in nest.dims and c == 1]
+    steps = [dim for dim, c in index[axis].terms if dim in nest.dims and c == 1]
     if len(index[axis].symbols & nest.dims.keys()) != 1 or not steps:
         return None
-    return steps[0] if sum(steps[0] in i.symbols for i in index) == 1 else None
+    return steps[0] if sum(steps[0] in position.symbols for position in index) == 1 else None
 
 
 def overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
@@ -337,10 +349,10 @@ def overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
         return
     vector = choose(nest, vector_bits).vector
     rows: dict[tuple, dict[int, Expr]] = {}
-    for e in _candidates(nest, vector) if vector else ():
-        buf, index, _ = e.info
+    for candidate in _candidates(nest, vector) if vector else ():
+        buf, index, _ = candidate.info
         if buf.arena and buf.storage is None and len(buf.shape) > 1:
-            rows.setdefault((buf, *index[:-1], index[-1].linear()), {})[index[-1].const] = e
+            rows.setdefault((buf, *index[:-1], index[-1].linear()), {})[index[-1].const] = candidate
     for places in rows.values():
         if len(places) > 1:
             yield from places.values()

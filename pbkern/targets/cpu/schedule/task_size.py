@@ -29,7 +29,7 @@ def program_ns(kernel: Kernel) -> float:
 def _cycles(jaxpr: jex.Jaxpr) -> float:
     total = 0.0
     for eqn in jaxpr.eqns:
-        size = max((math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars), default=0)
+        size = max((math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars), default=0)
         name = eqn.primitive.name
         inner = list(jaxprs.inner_jaxprs(eqn))
         if inner:
@@ -51,7 +51,7 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
                 size
                 / length
                 * line_cycles(
-                    length, [array_aval(a).dtype for a in eqn.invars], eqn.params["num_keys"]
+                    length, [array_aval(var).dtype for var in eqn.invars], eqn.params["num_keys"]
                 )
             )
         elif name.startswith(("reduce", "arg", "cum")):

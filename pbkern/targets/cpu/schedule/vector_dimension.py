@@ -41,19 +41,26 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
     epilogue behind a reduced dimension is scalar.
     """
     if along in nest.rdims:
-        nest = Nest(nest.dims, nest.rdims, nest.reductions, [w for w in nest.writes if w.inner])
+        nest = Nest(
+            nest.dims, nest.rdims, nest.reductions, [write for write in nest.writes if write.inner]
+        )
     widths = [
-        BITS[compute_el(e.dtype)] for e in nest.nodes() if e.kind not in ("index", "range", "acc")
+        BITS[compute_el(node.dtype)]
+        for node in nest.nodes()
+        if node.kind not in ("index", "range", "acc")
     ]
-    widths += [BITS[compute_el(r.dtype)] for r in nest.reductions]
-    widths += [BITS[compute_el(w.buf.dtype)] for w in nest.writes]
-    return max([w for w in widths if w > 1], default=8)
+    widths += [BITS[compute_el(reduction.dtype)] for reduction in nest.reductions]
+    widths += [BITS[compute_el(write.buf.dtype)] for write in nest.writes]
+    return max([width for width in widths if width > 1], default=8)
 
 
 def is_long_point(nest: Nest) -> bool:
     """Whether one point of the reductions is so much work that out-of-order execution overlaps few of them; more only spill."""
     inside = Nest({}, reductions=nest.reductions).nodes()
-    return sum(COST.get(e.info.primitive, 1.0) for e in inside if e.kind == "op") >= LONG_POINT
+    return (
+        sum(COST.get(expr.info.primitive, 1.0) for expr in inside if expr.kind == "op")
+        >= LONG_POINT
+    )
 
 
 # Reductions of floats whose results depend on the order of the elements.
@@ -67,12 +74,15 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     if (
         reduced
         and not reassociate
-        and any(r.op in ROUNDED and r.dtype.kind not in "iub" for r in nest.reductions)
+        and any(
+            reduction.op in ROUNDED and reduction.dtype.kind not in "iub"
+            for reduction in nest.reductions
+        )
     ):
         return -1.0  # lanes would be partial sums
     if nest.ordered and reduced:
         return -1.0
-    if reduced and any(r.op == "logaddexp" for r in nest.reductions):
+    if reduced and any(reduction.op == "logaddexp" for reduction in nest.reductions):
         return -1.0
     score = 0.0
     inner = nest_frequency(nest)
@@ -81,50 +91,54 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     interleaved = bool(joint) and all(is_interleaved_row(nest, w, dim, steps) for w in nest.writes)
     if interleaved and math.prod(steps.values()) * register_bits(nest) % WIDEST:
         score += PARTLY_FILLED
-    for e in nest.loads():
-        score += inner(e) * (
+    for load in nest.loads():
+        score += inner(load) * (
             1.0
-            if interleaved and not e.symbols.isdisjoint((dim, *steps))
-            else _load_score(nest, e, dim)
+            if interleaved and not load.symbols.isdisjoint((dim, *steps))
+            else _load_score(nest, load, dim)
         )
-    depth = math.prod(nest.dims[d] for d in nest.rdims)
-    for w in nest.writes:
-        c = flat_coefficient(w.buf, w.index, dim)
-        weight = 4.0 if w.inner and nest.rdims else min(1.0, DEEP / max(depth, 1))
-        if reduced and not w.inner:
+    depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
+    for write in nest.writes:
+        c = flat_coefficient(write.buf, write.index, dim)
+        weight = 4.0 if write.inner and nest.rdims else min(1.0, DEEP / max(depth, 1))
+        if reduced and not write.inner:
             score += 0.0
         else:
-            score += weight * (2.0 if c == 1 or interleaved else 1.0 if id(w) in joint else -3.0)
+            score += weight * (
+                2.0 if c == 1 or interleaved else 1.0 if id(write) in joint else -3.0
+            )
     if score <= 0:
         return score
     if not reduced or size > MAX_STEP:
         # Lanes that are left empty cost little beside a load, and as much as full ones where values
         # and places are compared.
-        compares = any(r.op in ("argmax", "argmin") for r in nest.reductions)
+        compares = any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions)
         return score * min(
             1.0, size / (WIDEST // register_bits(nest) if compares and not reduced else 8)
         )
-    left = min((LEFT_ACROSS.get(r.op, 1.0) for r in nest.reductions), default=1.0)
+    left = min((LEFT_ACROSS.get(reduction.op, 1.0) for reduction in nest.reductions), default=1.0)
     if left < SUMS_LEFT or is_long_point(nest) or batched_rows(nest, dim) is None:
         return score * min(1.0, size / 8) * left
     return score * min(1.0, size / SHORTEST_ROW)
 
 
-def _load_score(nest: Nest, e: Expr, dim: str) -> float:
-    buf, index = e.info[:2]
+def _load_score(nest: Nest, expr: Expr, dim: str) -> float:
+    buf, index = expr.info[:2]
     c = flat_coefficient(buf, index, dim)
     if c == 1:
         return 1.0
     if c == -1:
         return 0.35
-    if e.kind == "gather" and any(dim in a.symbols for a in e.args):
-        windows = any(n > 1 and flat_coefficient(buf, index, d) == 1 for d, n in nest.dims.items())
+    if expr.kind == "gather" and any(dim in arg.symbols for arg in expr.args):
+        windows = any(
+            size > 1 and flat_coefficient(buf, index, d) == 1 for d, size in nest.dims.items()
+        )
         return -1.0 if windows else GATHERED
-    if c == 0 and dim not in e.symbols:
+    if c == 0 and dim not in expr.symbols:
         return 0.0
-    if any(is_transposed(e, dim, d) for d in transposable_dims(nest, dim)):
+    if any(is_transposed(expr, dim, d) for d in transposable_dims(nest, dim)):
         return TRANSPOSED
-    return STRIDED if e.kind == "load" and is_strided(buf, index, dim) else -1.0
+    return STRIDED if expr.kind == "load" and is_strided(buf, index, dim) else -1.0
 
 
 def nest_frequency(nest: Nest):
@@ -132,13 +146,13 @@ def nest_frequency(nest: Nest):
     inside: set[int] = set()
     reduced = set(nest.rdims)
 
-    def mark(e: Expr) -> None:
-        if id(e) not in inside:
-            inside.add(id(e))
-            for a in e.args:
+    def mark(expr: Expr) -> None:
+        if id(expr) not in inside:
+            inside.add(id(expr))
+            for a in expr.args:
                 mark(a)
 
-    for r in nest.reductions:
-        for e in r.args:
-            mark(e)
-    return lambda e: 4.0 if id(e) in inside and reduced & e.symbols else 1.0
+    for reduction in nest.reductions:
+        for arg in reduction.args:
+            mark(arg)
+    return lambda expr: 4.0 if id(expr) in inside and reduced & expr.symbols else 1.0

@@ -29,10 +29,13 @@ INT32_MAX = 2**31 - 1
 class Walk:
     """State while one nest is emitted.
 
-    Attributes: top: the block behind which its points begin. written: root buffers that it stores
-      to. accs: accumulators once they are complete, by number. beside: points of a thread that lie
-      side by side, whose loads and stores are whole vectors; along: their dimension. terms:
-      reductions at each of a thread's neighbours; empty: those of the nest.
+    Attributes:
+      top: the block behind which its points begin.
+      written: root buffers that it stores to.
+      accs: accumulators once they are complete, by number.
+      beside: points of a thread that lie side by side, whose loads and stores are whole vectors;
+        along: their dimension.
+      terms: reductions at each of a thread's neighbours; empty: those of the nest.
     """
 
     nest: Nest
@@ -63,51 +66,53 @@ class Expressions:
     def builder(self, block: Block) -> Builder:
         return self.text.builder(block, 0)
 
-    def scalar(self, block: Block, e: Expr) -> Ssa:
+    def scalar(self, block: Block, expr: Expr) -> Ssa:
         """A value outside of any nest, loaded anew: statements since an equal one may have stored there."""
         inner = Block(block)
-        found = self.value(Walk(Nest({}), inner, frozenset()), inner, e)
+        found = self.value(Walk(Nest({}), inner, frozenset()), inner, expr)
         block.take(inner)
         return found
 
-    def value(self, w: Walk, block: Block, e: Expr) -> Ssa:
-        if e.kind == "acc":
-            return w.accs[e.info]
-        where = self._place(w, block, e)
-        key: tuple = ("value", id(e))
-        if self._has(w, e, "acc"):
-            key = (*key, *(a.name for a in w.accs.values()))
+    def value(self, walk: Walk, block: Block, expr: Expr) -> Ssa:
+        if expr.kind == "acc":
+            return walk.accs[expr.info]
+        where = self._place(walk, block, expr)
+        key: tuple = ("value", id(expr))
+        if self._has(walk, expr, "acc"):
+            key = (*key, *(acc.name for acc in walk.accs.values()))
         if key not in where.memo:
-            where.memo[key] = self._make(w, where, e)
+            where.memo[key] = self._make(walk, where, expr)
         return where.memo[key]
 
-    def _place(self, w: Walk, block: Block, e: Expr) -> Block:
-        if self._has(w, e, "written") or self._has(w, e, "acc"):
+    def _place(self, walk: Walk, block: Block, expr: Expr) -> Block:
+        if self._has(walk, expr, "written") or self._has(walk, expr, "acc"):
             return block
-        depth = max((block.lookup(s)[0].depth for s in e.symbols), default=0)
-        return block.ancestor(max(depth, w.top.depth))
+        depth = max((block.lookup(symbol)[0].depth for symbol in expr.symbols), default=0)
+        return block.ancestor(max(depth, walk.top.depth))
 
-    def _has(self, w: Walk, e: Expr, what: str) -> bool:
+    def _has(self, walk: Walk, expr: Expr, what: str) -> bool:
         """Whether a value comes from an accumulator, or of what the nest writes."""
-        key = (what, id(e))
-        if key not in w.memo:
+        key = (what, id(expr))
+        if key not in walk.memo:
             own = (
-                e.kind == "acc"
+                expr.kind == "acc"
                 if what == "acc"
-                else e.kind in ("load", "gather") and e.info[0].root in w.written
+                else expr.kind in ("load", "gather") and expr.info[0].root in walk.written
             )
-            w.memo[key] = own or any(self._has(w, a, what) for a in e.args)
-        return w.memo[key]
+            walk.memo[key] = own or any(self._has(walk, arg, what) for arg in expr.args)
+        return walk.memo[key]
 
-    def _make(self, w: Walk, block: Block, e: Expr) -> Ssa:
+    def _make(self, walk: Walk, block: Block, expr: Expr) -> Ssa:
         b = self.builder(block)
-        match e.kind:
+        match expr.kind:
             case "const":
-                return b.c(e.info, compute_el(e.dtype))
+                return b.c(expr.info, compute_el(expr.dtype))
             case "index":
-                return self._cast(block, self.text.affine(block, e.info)[1], compute_el(e.dtype))
+                return self._cast(
+                    block, self.text.affine(block, expr.info)[1], compute_el(expr.dtype)
+                )
             case "range":
-                i, low, high = e.info
+                i, low, high = expr.info
                 return Ssa(
                     self._within(block, self.text.affine(block, i)[1], low, high)
                     or b.c(True, "i1").name,
@@ -115,18 +120,18 @@ class Expressions:
                     0,
                 )
             case "load":
-                buf, index, guard = e.info
-                if w.beside > 1 and w.along in e.symbols:
+                buf, index, guard = expr.info
+                if walk.beside > 1 and walk.along in expr.symbols:
                     return b.from_storage(
-                        self._load_beside(w, block, buf, flat_index(buf, index)), buf.dtype
+                        self._load_beside(walk, block, buf, flat_index(buf, index)), buf.dtype
                     )
-                flat = self._clamped(w, block, buf, index) if guard else flat_index(buf, index)
+                flat = self._clamped(walk, block, buf, index) if guard else flat_index(buf, index)
                 return self._load(block, buf, flat)
             case "gather":
-                return self._gather(w, block, e)
-        args = [self.value(w, block, a) for a in e.args]
-        b = b.strict() if may_cancel(e) else b
-        return elementwise.RULES.lookup(e.info.primitive)(b, e.info, *args)
+                return self._gather(walk, block, expr)
+        args = [self.value(walk, block, arg) for arg in expr.args]
+        b = b.strict() if may_cancel(expr) else b
+        return elementwise.RULES.lookup(expr.info.primitive)(b, expr.info, *args)
 
     # ---------------------------------------------------------------- indices
 
@@ -149,33 +154,35 @@ class Expressions:
             else None
         )
 
-    def is_safe(self, w: Walk, i: Affine, extent: int) -> bool:
+    def is_safe(self, walk: Walk, affine: Affine, extent: int) -> bool:
         """Whether an index lies in [0, extent) at every point of the nest."""
-        if not i.symbols <= w.nest.dims.keys():
+        if not affine.symbols <= walk.nest.dims.keys():
             return False
-        low, high = i.bounds(lambda d: w.nest.dims[d])
-        return low >= 0 and high < extent and not w.nest.moves()
+        low, high = affine.bounds(lambda dim: walk.nest.dims[dim])
+        return low >= 0 and high < extent and not walk.nest.moves()
 
-    def guards(self, w: Walk, block: Block, buf: Buf, index) -> list[str]:
+    def guards(self, walk: Walk, block: Block, buf: Buf, index) -> list[str]:
         """Conditions under which an element lies in its buffer."""
         found = [
-            self._within(block, self.text.affine(block, i)[1], 0, n)
-            for i, n in zip(index, buf.shape)
-            if not self.is_safe(w, i, n)
+            self._within(block, self.text.affine(block, position)[1], 0, size)
+            for position, size in zip(index, buf.shape)
+            if not self.is_safe(walk, position, size)
         ]
         return [f for f in found if f is not None]
 
-    def _clamped(self, w: Walk, block: Block, buf: Buf, index) -> str | Affine:
+    def _clamped(self, walk: Walk, block: Block, buf: Buf, index) -> str | Affine:
         """Place of an element of which each index is kept in its axis."""
         if buf.size == 0:
             return Affine()
         rest: Affine = Affine()
         place = None
-        for i, n, stride in zip(index, buf.shape, buf.strides):
-            if self.is_safe(w, i, n):
-                rest = rest + i * stride
+        for position, size, stride in zip(index, buf.shape, buf.strides):
+            if self.is_safe(walk, position, size):
+                rest = rest + position * stride
                 continue
-            part = self._scaled(block, self._kept(block, self.text.affine(block, i)[1], n), stride)
+            part = self._scaled(
+                block, self._kept(block, self.text.affine(block, position)[1], size), stride
+            )
             place = part if place is None else self._sum(block, place, part)
         if place is None:
             return rest
@@ -203,7 +210,7 @@ class Expressions:
         """An integer as an index.
 
         One that 32 bits do not hold lies outside of every array: it becomes the nearest that they
-          do.
+        do.
         """
         if v.el == "i64" and self.index_bits == 32:
             b = self.builder(block)
@@ -246,24 +253,24 @@ class Expressions:
             vectors,
         )
 
-    def _load_beside(self, w: Walk, block: Block, buf: Buf, flat: Affine) -> Ssa:
+    def _load_beside(self, walk: Walk, block: Block, buf: Buf, flat: Affine) -> Ssa:
         """An element of a whole vector, which is loaded once."""
-        lane = flat.const % w.beside
+        lane = flat.const % walk.beside
         key, el = ("whole", buf, flat - lane), storage_el(buf.dtype)
         if key not in block.memo:
-            name, number, kind = self._whole(buf, w.beside, flat - lane)
+            name, number, kind = self._whole(buf, walk.beside, flat - lane)
             block.memo[key] = self.text.put(
                 block, f"memref.load {name}[{self.address(block, number)}] : {kind}"
             )
-        v, kind = block.memo[key], mlir_type(el, w.beside)
+        v, kind = block.memo[key], mlir_type(el, walk.beside)
         return Ssa(
             self.text.put(block, f"vector.extract {v}[{lane}] : {mlir_type(el)} from {kind}"), el, 0
         )
 
-    def write_beside(self, w: Walk, block: Block, writes: list[Write]) -> None:
+    def write_beside(self, walk: Walk, block: Block, writes: list[Write]) -> None:
         """Stores a whole vector."""
         b, buf = self.builder(block), writes[0].buf
-        values = [b.to_storage(self.value(w, block, x.value), buf.dtype) for x in writes]
+        values = [b.to_storage(self.value(walk, block, x.value), buf.dtype) for x in writes]
         kind = mlir_type(values[0].el, len(values))
         v = self.text.put(
             block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}"
@@ -271,24 +278,28 @@ class Expressions:
         name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
         block.add(f"memref.store {v}, {name}[{self.address(block, number)}] : {view}")
 
-    def _gather(self, w: Walk, block: Block, e: Expr) -> Ssa:
+    def _gather(self, walk: Walk, block: Block, expr: Expr) -> Ssa:
         """Axes given by index expressions, which lie inside; the others are affine."""
-        buf, index = e.info
+        buf, index = expr.info
         if buf.size == 0:
             return self.builder(block).c(0, compute_el(buf.dtype))
-        args, place = iter(e.args), None
-        for i, extent, stride in zip(index, buf.shape, buf.strides):
-            if i is None:
+        args, place = iter(expr.args), None
+        for position, extent, stride in zip(index, buf.shape, buf.strides):
+            if position is None:
                 arg = next(args)
-                part = self.to_index(block, self.value(w, block, arg), arg.dtype.kind in "ub")
+                part = self.to_index(block, self.value(walk, block, arg), arg.dtype.kind in "ub")
             else:
-                part = self.text.affine(block, i)[1]
-                part = part if self.is_safe(w, i, extent) else self._kept(block, part, extent)
+                part = self.text.affine(block, position)[1]
+                part = (
+                    part
+                    if self.is_safe(walk, position, extent)
+                    else self._kept(block, part, extent)
+                )
             part = self._scaled(block, part, stride)
             place = part if place is None else self._sum(block, place, part)
         return self._load(block, buf, place or Affine())
 
-    def write(self, w: Walk, block: Block, write: Write, also: str | None = None) -> None:
+    def write(self, walk: Walk, block: Block, write: Write, also: str | None = None) -> None:
         """Stores at the point, where its mask, its guard and `also` hold.
 
         Where `also` does not, nothing is read for it.
@@ -296,11 +307,13 @@ class Expressions:
         if write.buf.root.size == 0:
             return
         if also is not None:
-            self.text.when(block, also, lambda inner: self.write(w, inner, write))
+            self.text.when(block, also, lambda inner: self.write(walk, inner, write))
             return
-        stored = self.builder(block).to_storage(self.value(w, block, write.value), write.buf.dtype)
-        conditions = [] if write.mask is None else [self.value(w, block, write.mask).name]
-        conditions += self.guards(w, block, write.buf, write.index) if write.guard else []
+        stored = self.builder(block).to_storage(
+            self.value(walk, block, write.value), write.buf.dtype
+        )
+        conditions = [] if write.mask is None else [self.value(walk, block, write.mask).name]
+        conditions += self.guards(walk, block, write.buf, write.index) if write.guard else []
 
         def fill(inner: Block) -> None:
             self.store_stored(

@@ -52,9 +52,10 @@ class ThreadFunction:
     """func.func @name(operands..., scratch in global memory if there is any, times if they are
     recorded, what is printed and checked if anything is).
 
-    Attributes: blocks, threads: of a launch. shared_bytes: of a block. dynamic_shared_bytes: of
-      them, what the launch has to ask for. global_bytes: of a block's
-        scratch in global memory.
+    Attributes:
+      blocks, threads: of a launch.
+      shared_bytes: of a block. dynamic_shared_bytes: of them, what the launch has to ask for.
+        global_bytes: of a block's scratch in global memory.
       index_bits: of integers that stand for places.
       nests: readable, as they were emitted. operands: operands and results without memory of
         others.
@@ -163,24 +164,25 @@ class _Lowering(ProgramText):
             return 64
         for s in self._every():
             held = [
-                e
-                for n in (
+                node
+                for expr in (
                     s.expressions()
                     if isinstance(s, Nest)
                     else [s.value]
                     if isinstance(s, Let)
                     else ()
                 )
-                for e in nodes([n])
+                for node in nodes([expr])
             ]
             if any(
-                e.kind == "index" and e.dtype.itemsize == 8 and _is_long(e.info, s) for e in held
+                expr.kind == "index" and expr.dtype.itemsize == 8 and _is_long(expr.info, s)
+                for expr in held
             ):
                 return 64
         return 32
 
     def _blocks(self) -> int:
-        return math.prod(self.kernel.grid[d] for d in self.nests.parallel)
+        return math.prod(self.kernel.grid[dim] for dim in self.nests.parallel)
 
     # ---------------------------------------------------------------- the function
 
@@ -198,7 +200,7 @@ class _Lowering(ProgramText):
             self.writer.begin(top)
         block = Block(top)
         self._delinearise(block)
-        inner = [d for d in range(len(self.kernel.grid)) if d not in self.nests.parallel]
+        inner = [axis for axis in range(len(self.kernel.grid)) if axis not in self.nests.parallel]
         self._plan(inner)
         profile = self._recorded(block, inner)
         return ThreadFunction(
@@ -211,7 +213,9 @@ class _Lowering(ProgramText):
             self.placement.shared_bytes if self._is_dynamic() else 0,
             self.placement.global_bytes,
             self.index_bits,
-            tuple(k for k, o in enumerate(self.nests.operands) if o.buf.storage is None),
+            tuple(
+                k for k, operand in enumerate(self.nests.operands) if operand.buf.storage is None
+            ),
             self._reads_unwritten(),
             profile,
             self.reports,
@@ -223,7 +227,7 @@ class _Lowering(ProgramText):
         if not space:
             self.in_order(block, inner, self.program)
             return None
-        profile = Profile(space, folder, tuple((d, self.kernel.grid[d]) for d in inner))
+        profile = Profile(space, folder, tuple((dim, self.kernel.grid[dim]) for dim in inner))
         device = self.options.device
         assert isinstance(device, Nvidia), device
         kind = f"memref<{profile.words * self._blocks()}xi64>"
@@ -239,37 +243,37 @@ class _Lowering(ProgramText):
 
     def _views(self, top: Block) -> None:
         """Names of arrays and scratch: views of bytes."""
-        p, t, bases = self.placement, self.text, self.emitter.bases
-        for o in self.nests.operands:
-            if o.buf.storage is None:
-                bases[o.buf] = f"{o.buf.name}_bytes", t.index(0), _bytes(o.buf)
-        shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
-        if p.shared_bytes:
+        placement, text, bases = self.placement, self.text, self.emitter.bases
+        for operand in self.nests.operands:
+            if operand.buf.storage is None:
+                bases[operand.buf] = f"{operand.buf.name}_bytes", text.index(0), _bytes(operand.buf)
+        shared = f"memref<{placement.shared_bytes}xi8, {SHARED}>"
+        if placement.shared_bytes:
             top.add(f"{ARENA} = memref.get_global @{self.name}_shared : {shared}")
             if self.slots:
                 top.add(
-                    f"{SLOTS} = memref.view {ARENA}[{t.index(0)}][] : {shared} to {self.emitter.team.slots_type}"
+                    f"{SLOTS} = memref.view {ARENA}[{text.index(0)}][] : {shared} to {self.emitter.team.slots_type}"
                 )
-        if p.global_bytes:
-            start = t.put(top, f"arith.muli %p, {t.index(p.global_bytes)} : index")
-        for b, offset in p.offsets.items():
-            near = p.is_shared(b)
+        if placement.global_bytes:
+            start = text.put(top, f"arith.muli %p, {text.index(placement.global_bytes)} : index")
+        for b, offset in placement.offsets.items():
+            near = placement.is_shared(b)
             at = (
-                t.index(offset)
+                text.index(offset)
                 if near
-                else t.put(top, f"arith.addi {start}, {t.index(offset)} : index")
+                else text.put(top, f"arith.addi {start}, {text.index(offset)} : index")
             )
             bases[b] = (ARENA, at, shared) if near else (FAR, at, self._far())
-        for b in p.slots.values():
+        for b in placement.slots.values():
             self._registers(top, b)
         for b, (base, at, kind) in bases.items():
-            top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {p.memref(b)}")
+            top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {placement.memref(b)}")
 
     def _registers(self, top: Block, slots: Buf) -> None:
         """A variable of each thread, of which LLVM makes registers: all its places are constants.
 
         It starts as zeros: points that are kept inside read, and do not use, what no thread has
-          stored.
+        stored.
         """
         kind, zero = (
             self.placement.memref(slots),
@@ -291,12 +295,16 @@ class _Lowering(ProgramText):
         return f"memref<{self.placement.global_bytes * self._blocks()}xi8>"
 
     def _function(self, block: Block) -> str:
-        t, p = self.text, self.placement
-        arrays = [(k, o.buf) for k, o in enumerate(self.nests.operands) if o.buf.storage is None]
+        text, placement = self.text, self.placement
+        arrays = [
+            (k, operand.buf)
+            for k, operand in enumerate(self.nests.operands)
+            if operand.buf.storage is None
+        ]
         args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
         args += (
             [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
-            if p.global_bytes
+            if placement.global_bytes
             else []
         )
         args += (
@@ -309,15 +317,15 @@ class _Lowering(ProgramText):
             if self.reports
             else []
         )
-        constants = [f"{n} = {c}" for c, n in t.constants.items()]
-        shared = f"memref<{p.shared_bytes}xi8, {SHARED}>"
+        constants = [f"{constant} = {c}" for c, constant in text.constants.items()]
+        shared = f"memref<{placement.shared_bytes}xi8, {SHARED}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
         head = [
             f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = 128 : i64}}"
         ]
-        body = operation.lines([*t.top.operations, *block.operations])
+        body = operation.lines([*text.top.operations, *block.operations])
         lines = [
-            *(head if p.shared_bytes else ()),
+            *(head if placement.shared_bytes else ()),
             f"func.func @{self.name}({', '.join(args)}) {{",
             *constants,
             *body,
@@ -330,7 +338,7 @@ class _Lowering(ProgramText):
         """Attributes of an argument.
 
         LLVM makes vectors of neighbouring loads, and reads what lies behind the last one: it may
-          know no alignment that would let that lie behind the array.
+        know no alignment that would let that lie behind the array.
         """
         nbytes = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
         aligned = f"llvm.align = {alignment_of(nbytes)} : i64"
@@ -341,20 +349,22 @@ class _Lowering(ProgramText):
         """Grid indices along parallel dimensions."""
         rest, parallel = "%p", self.nests.parallel
         longer = [d for d in parallel if self.kernel.grid[d] > 1]
-        for d in reversed(parallel):
-            n = self.kernel.grid[d]
+        for dim in reversed(parallel):
+            n = self.kernel.grid[dim]
             if n == 1:
-                block.values[f"%g{d}"] = 0
-            elif d == longer[0]:
-                block.values[f"%g{d}"] = rest
+                block.values[f"%g{dim}"] = 0
+            elif dim == longer[0]:
+                block.values[f"%g{dim}"] = rest
             else:
                 size = self.text.index(n)
-                block.values[f"%g{d}"] = self.text.put(block, f"arith.remui {rest}, {size} : index")
+                block.values[f"%g{dim}"] = self.text.put(
+                    block, f"arith.remui {rest}, {size} : index"
+                )
                 rest = self.text.put(block, f"arith.divui {rest}, {size} : index")
 
     def dynamic_size(self, block: Block, operand: int) -> str:
-        v = self.emitter.load_stored(block, self.nests.operands[operand].buf, Affine())
-        return self.text.put(block, f"arith.index_cast {v.name} : {v.el} to index")
+        value = self.emitter.load_stored(block, self.nests.operands[operand].buf, Affine())
+        return self.text.put(block, f"arith.index_cast {value.name} : {value.el} to index")
 
     # ---------------------------------------------------------------- barriers
 
@@ -366,7 +376,7 @@ class _Lowering(ProgramText):
         prologue = list(self.nests.prologue.statements)
         for case in self.nests.cases:
             stmts = [*prologue, *case.statements]
-            others = [s for c in self.nests.cases for s in c.statements]
+            others = [stmt for c in self.nests.cases for stmt in c.statements]
             start = Pending()
             if inner:  # what any program may have left, of whichever case it was
                 start.add(*plan.effects([*prologue, *others]))
@@ -384,28 +394,28 @@ class _Lowering(ProgramText):
     # ---------------------------------------------------------------- statements
 
     def statements(self, block: Block, stmts: Sequence[Stmt]) -> None:
-        for s in stmts:
-            if id(s) in self.waits:
+        for stmt in stmts:
+            if id(stmt) in self.waits:
                 self._barrier(block)
-            self._statement(block, s)
+            self._statement(block, stmt)
 
-    def _statement(self, block: Block, s: Stmt) -> None:
-        match s:
+    def _statement(self, block: Block, stmt: Stmt) -> None:
+        match stmt:
             case Let(name=name, value=value):
                 v = self.emitter.scalar(block, value)
                 block.values[name] = self.emitter.to_index(block, v, value.dtype.kind in "ub")
             case Nest():
-                self.emitter.emit(block, s, self.deals[id(s)])
+                self.emitter.emit(block, stmt, self.deals[id(stmt)])
             case If():
-                self.branch(block, s)
+                self.branch(block, stmt)
             case For():
-                self.counted_loop(block, s)
+                self.counted_loop(block, stmt)
             case While():
-                self.conditional_loop(block, s)
+                self.conditional_loop(block, stmt)
             case Sort():
-                sorts.emit_sort(self.emitter, block, s, self.options.threads, self._barrier)
+                sorts.emit_sort(self.emitter, block, stmt, self.options.threads, self._barrier)
             case Trace():
-                self.writer.store(block, s)
+                self.writer.store(block, stmt)
             case Fetch():
                 pass  # changes nothing
 
@@ -415,12 +425,12 @@ def _bytes(buf: Buf) -> str:
     return f"memref<{max(buf.size, 1) * max(buf.dtype.itemsize, 1)}xi8>"
 
 
-def _is_long(i: Affine, s: Stmt) -> bool:
+def _is_long(affine: Affine, stmt: Stmt) -> bool:
     """Whether an index that is computed as an integer of 64 bits may exceed 32: not if it only
     counts points, or is a scalar.
     """
-    dims = s.dims if isinstance(s, Nest) else {}
-    if i.symbols <= dims.keys():
-        low, high = i.bounds(lambda d: dims[d])
+    dims = stmt.dims if isinstance(stmt, Nest) else {}
+    if affine.symbols <= dims.keys():
+        low, high = affine.bounds(lambda dim: dims[dim])
         return low < -(1 << 31) or high >= 1 << 31
-    return not (len(i.terms) == 1 and i.terms[0][1] == 1 and i.const == 0)
+    return not (len(affine.terms) == 1 and affine.terms[0][1] == 1 and affine.const == 0)

@@ -83,8 +83,8 @@ class Recorder:
         """A step's number counts along all sequential dimensions."""
         self.barrier(block)
         number: Affine[str] = Affine()
-        for d, n in self.profile.steps:
-            number = number * n + Affine.symbol(f"%g{d}")
+        for dim, n in self.profile.steps:
+            number = number * n + Affine.symbol(f"%g{dim}")
 
         def fill(inner: Block) -> None:
             cycles = self.device.cycles(lambda text: self.text.put(inner, text))

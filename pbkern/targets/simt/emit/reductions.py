@@ -26,92 +26,96 @@ SEARCHES = ("argmax", "argmin")
 SLOT_BYTES = 8
 
 
-def identity(b: Builder, r: Reduction) -> list[Ssa]:
+def identity(b: Builder, reduction: Reduction) -> list[Ssa]:
     """Values that the accumulators of a reduction start with: of searches, (value, index)."""
-    if r.op in SEARCHES:
-        value = r.args[0].dtype
+    if reduction.op in SEARCHES:
+        value = reduction.args[0].dtype
         return [
-            b.c(IDENTITY[r.op](value), compute_el(value)),
-            b.c(np.iinfo(r.dtype).max, compute_el(r.dtype)),
+            b.c(IDENTITY[reduction.op](value), compute_el(value)),
+            b.c(np.iinfo(reduction.dtype).max, compute_el(reduction.dtype)),
         ]
-    return [b.c(IDENTITY[r.op](r.dtype), compute_el(r.dtype))]
+    return [b.c(IDENTITY[reduction.op](reduction.dtype), compute_el(reduction.dtype))]
 
 
-def width(r: Reduction) -> int:
+def width(reduction: Reduction) -> int:
     """Accumulators of a reduction."""
-    return 2 if r.op in SEARCHES else 1
+    return 2 if reduction.op in SEARCHES else 1
 
 
-def is_rounded(r: Reduction) -> bool:
+def is_rounded(reduction: Reduction) -> bool:
     """Whether the order of additions changes the result, so that long chains of them lose."""
-    return r.op in ("sum", "dot") and compute_el(r.dtype) in ("f32", "f64")
+    return reduction.op in ("sum", "dot") and compute_el(reduction.dtype) in ("f32", "f64")
 
 
-def add(b: Builder, r: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> list[Ssa]:
+def add(b: Builder, reduction: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> list[Ssa]:
     """Accumulators after one more point."""
-    if r.op == "dot":
+    if reduction.op == "dot":
         fused = b.contract and args[0].el in ("f32", "f64")
         return [
             b.fma(args[0], args[1], accs[0]) if fused else b.add(accs[0], b.mul(args[0], args[1]))
         ]
-    return combine(b, r, accs, args)
+    return combine(b, reduction, accs, args)
 
 
-def combine(b: Builder, r: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
+def combine(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
     """Two sets of accumulators of one reduction as one."""
-    if r.op in SEARCHES:
-        return _better(b, r, x, y)
-    (a,), (c,) = x, y
-    unsigned, flag = r.dtype.kind == "u", a.el == "i1"
-    match r.op:
+    if reduction.op in SEARCHES:
+        return _better(b, reduction, x, y)
+    (value,), (c,) = x, y
+    unsigned, flag = reduction.dtype.kind == "u", value.el == "i1"
+    match reduction.op:
         case "dot" | "sum":
-            return [b.or_(a, c) if flag else b.add(a, c)]
+            return [b.or_(value, c) if flag else b.add(value, c)]
         case "prod":
-            return [b.and_(a, c) if flag else b.mul(a, c)]
+            return [b.and_(value, c) if flag else b.mul(value, c)]
         case "max":
-            return [b.or_(a, c) if flag else b.max(a, c, unsigned=unsigned)]
+            return [b.or_(value, c) if flag else b.max(value, c, unsigned=unsigned)]
         case "min":
-            return [b.and_(a, c) if flag else b.min(a, c, unsigned=unsigned)]
+            return [b.and_(value, c) if flag else b.min(value, c, unsigned=unsigned)]
         case "and":
-            return [b.and_(a, c)]
+            return [b.and_(value, c)]
         case "or":
-            return [b.or_(a, c)]
+            return [b.or_(value, c)]
         case "xor":
-            return [b.xor(a, c)]
-    assert r.op == "logaddexp", r.op
-    return [_logaddexp(b, r, a, c)]
+            return [b.xor(value, c)]
+    assert reduction.op == "logaddexp", reduction.op
+    return [_logaddexp(b, reduction, value, c)]
 
 
-def _logaddexp(b: Builder, r: Reduction, x: Ssa, y: Ssa) -> Ssa:
+def _logaddexp(b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
     def call(name: str, v: Ssa) -> Ssa:
         return elementwise.RULES.lookup(name)(
-            b, elementwise.EqnInfo(name, {"accuracy": None}, (r.dtype,), r.dtype, None), v
+            b,
+            elementwise.EqnInfo(
+                name, {"accuracy": None}, (reduction.dtype,), reduction.dtype, None
+            ),
+            v,
         )
 
-    high = b.max(x, y)
-    total = b.add(high, call("log1p", call("exp", b.sub(b.min(x, y), high))))
+    high = b.max(value, y)
+    total = b.add(high, call("log1p", call("exp", b.sub(b.min(value, y), high))))
     return b.select(b.cmp("eq", b.abs(high), b.c(np.inf, high.el)), high, total)
 
 
-def _better(b: Builder, r: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
+def _better(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
     """The larger (smaller) value, NaN above all; among equals the smaller index."""
-    (v, i), (u, n), unsigned = x, y, r.args[0].dtype.kind == "u"
-    a, c = v, u
-    if v.el == "i1":
+    (value, i), (u, n), unsigned = x, y, reduction.args[0].dtype.kind == "u"
+    a, c = value, u
+    if value.el == "i1":
         a, c, unsigned = (
-            b.int_resize(v, "i8", unsigned=True),
+            b.int_resize(value, "i8", unsigned=True),
             b.int_resize(u, "i8", unsigned=True),
             True,
         )
     wins, ties = (
-        b.cmp("gt" if r.op == "argmax" else "lt", c, a, unsigned=unsigned),
+        b.cmp("gt" if reduction.op == "argmax" else "lt", c, a, unsigned=unsigned),
         b.cmp("eq", c, a),
     )
-    if v.el in ("f32", "f64"):
-        wins = b.or_(wins, b.and_(b.is_nan(u), b.not_(b.is_nan(v))))
-        ties = b.or_(ties, b.and_(b.is_nan(u), b.is_nan(v)))
+    if value.el in ("f32", "f64"):
+        wins = b.or_(wins, b.and_(b.is_nan(u), b.not_(b.is_nan(value))))
+        ties = b.or_(ties, b.and_(b.is_nan(u), b.is_nan(value)))
     wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
-    return [b.select(wins, u, v), b.select(wins, n, i)]
+    return [b.select(wins, u, value), b.select(wins, n, i)]
 
 
 class Team:
@@ -158,10 +162,10 @@ class Team:
         put = lambda text: self.text.put(block, text)  # noqa: E731
         bit = put(f"arith.andi {self.thread}, {self.text.index(distance)} : index")
         lower = Ssa(put(f"arith.cmpi eq, {bit}, {self.text.index(0)} : index"), "i1", 0)
-        for r in reductions:
-            mine = accs[at : at + width(r)]
+        for reduction in reductions:
+            mine = accs[at : at + width(reduction)]
             other = [self._exchanged(block, a, distance) for a in mine]
-            if r.op in (
+            if reduction.op in (
                 "sum",
                 "dot",
                 "prod",
@@ -171,19 +175,21 @@ class Team:
                 "or",
                 "xor",
             ):  # the same in either order
-                out += combine(b, r, mine, other)
+                out += combine(b, reduction, mine, other)
             else:
                 first = [b.select(lower, x, y) for x, y in zip(mine, other)]
                 second = [b.select(lower, y, x) for x, y in zip(mine, other)]
-                out += combine(b, r, first, second)
-            at += width(r)
+                out += combine(b, reduction, first, second)
+            at += width(reduction)
         return out
 
-    def _exchanged(self, block: Block, v: Ssa, distance: int) -> Ssa:
+    def _exchanged(self, block: Block, value: Ssa, distance: int) -> Ssa:
         b, put = self.text.builder(block, 0), lambda text: self.text.put(block, text)
-        words = _words(b, v)
+        words = _words(b, value)
         return _value(
-            b, [w._replace(name=self.device.exchange(put, w.name, distance)) for w in words], v.el
+            b,
+            [word._replace(name=self.device.exchange(put, word.name, distance)) for word in words],
+            value.el,
         )
 
     def _across_warps(
@@ -202,10 +208,10 @@ class Team:
 
         def store(inner: Block) -> None:
             one = t.builder(inner, 0)
-            for k, a in enumerate(accs):
+            for k, acc in enumerate(accs):
                 at = t.put(inner, f"arith.addi {mine}, {place(k * warps)} : index")
                 inner.add(
-                    f"memref.store {_word64(one, a).name}, {self.slots}[{at}] : {self.slots_type}"
+                    f"memref.store {_word64(one, acc).name}, {self.slots}[{at}] : {self.slots_type}"
                 )
 
         t.when(block, first, store)
@@ -221,9 +227,9 @@ class Team:
                         "i64",
                         0,
                     ),
-                    a.el,
+                    acc.el,
                 )
-                for k, a in enumerate(accs)
+                for k, acc in enumerate(accs)
             ]
             for n in range(warps)
         ]
@@ -237,9 +243,9 @@ class Team:
         self, b: Builder, reductions: Sequence[Reduction], x: list[Ssa], y: list[Ssa]
     ) -> list[Ssa]:
         at, out = 0, []
-        for r in reductions:
-            n = width(r)
-            out += combine(b, r, x[at : at + n], y[at : at + n])
+        for reduction in reductions:
+            n = width(reduction)
+            out += combine(b, reduction, x[at : at + n], y[at : at + n])
             at += n
         return out
 
@@ -249,10 +255,10 @@ def slots(reductions: Sequence[Reduction], warps: int) -> int:
     return warps * sum(map(width, reductions))
 
 
-def _words(b: Builder, v: Ssa) -> list[Ssa]:
+def _words(b: Builder, value: Ssa) -> list[Ssa]:
     """A value as words of 32 bits."""
-    bits = BITS[v.el]
-    whole = b.bitcast(v, f"i{bits}") if v.el != "i1" else v
+    bits = BITS[value.el]
+    whole = b.bitcast(value, f"i{bits}") if value.el != "i1" else value
     if bits <= 32:
         return [b.int_resize(whole, "i32", unsigned=True)]
     return [b.int_resize(whole, "i32"), b.int_resize(b.shr(whole, b.c(32, "i64")), "i32")]
@@ -262,14 +268,16 @@ def _value(b: Builder, words: list[Ssa], el: str) -> Ssa:
     if BITS[el] <= 32:
         small = b.int_resize(words[0], "i1" if el == "i1" else f"i{BITS[el]}")
         return small if el == "i1" else b.bitcast(small, el)
-    low, high = (b.int_resize(w, "i64", unsigned=True) for w in words)
+    low, high = (b.int_resize(word, "i64", unsigned=True) for word in words)
     return b.bitcast(b.or_(low, b.shl(high, b.c(32, "i64"))), el)
 
 
-def _word64(b: Builder, v: Ssa) -> Ssa:
-    return b.int_resize(v if v.el == "i1" else b.bitcast(v, f"i{BITS[v.el]}"), "i64", unsigned=True)
+def _word64(b: Builder, value: Ssa) -> Ssa:
+    return b.int_resize(
+        value if value.el == "i1" else b.bitcast(value, f"i{BITS[value.el]}"), "i64", unsigned=True
+    )
 
 
-def _from64(b: Builder, v: Ssa, el: str) -> Ssa:
-    small = b.int_resize(v, "i1" if el == "i1" else f"i{BITS[el]}")
+def _from64(b: Builder, value: Ssa, el: str) -> Ssa:
+    small = b.int_resize(value, "i1" if el == "i1" else f"i{BITS[el]}")
     return small if el == "i1" else b.bitcast(small, el)

@@ -33,8 +33,10 @@ NO_PRINT = -1  # in the place of the site: it did not fit
 class Reports:
     """Reports of one kernel.
 
-    Attributes: prints, checks: numbers in lower.rules.debug_callbacks.SITES. copied: operands of
-      which the launch keeps a copy, since the kernel updates what a failed check shows.
+    Attributes:
+      prints, checks: numbers in lower.rules.debug_callbacks.SITES.
+      copied: operands of which the launch keeps a copy, since the kernel updates what a failed
+        check shows.
     """
 
     prints: tuple[int, ...]
@@ -43,10 +45,10 @@ class Reports:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], copied: Sequence[int]) -> Reports | None:
-        sites = sorted({t.site for t in traces})
-        checks = tuple(n for n in sites if SITES[n].is_check)
+        sites = sorted({trace.site for trace in traces})
+        checks = tuple(site for site in sites if SITES[site].is_check)
         return (
-            cls(tuple(n for n in sites if not SITES[n].is_check), checks, tuple(copied))
+            cls(tuple(site for site in sites if not SITES[site].is_check), checks, tuple(copied))
             if sites
             else None
         )
@@ -55,13 +57,13 @@ class Reports:
     def places(self) -> dict[int, int]:
         """Check -> its first word."""
         found, at = {}, 1
-        for n in self.checks:
-            found[n], at = at, at + 1 + words(SITES[n].types)
+        for check in self.checks:
+            found[check], at = at, at + 1 + words(SITES[check].types)
         return found
 
     @property
     def first_print(self) -> int:
-        return 1 + sum(1 + words(SITES[n].types) for n in self.checks)
+        return 1 + sum(1 + words(SITES[check].types) for check in self.checks)
 
     @property
     def room(self) -> int:
@@ -82,7 +84,7 @@ class Reports:
     @property
     def operands(self) -> tuple[Type, ...]:
         """Types of those that a failed check hands over."""
-        return next((SITES[n].operands for n in self.checks), ())
+        return next((SITES[check].operands for check in self.checks), ())
 
 
 def words(types: Sequence[Type]) -> int:

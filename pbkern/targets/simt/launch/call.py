@@ -23,7 +23,10 @@ _images: list[Image] = []  # of handlers: XLA keeps their addresses
 def launched_call(compiled: Compiled, operands: Sequence, driver: Driver) -> list:
     """Results of the program on operands of the driver's platform. Traceable."""
     name, temporaries = _registered(compiled, driver)
-    results = [jax.ShapeDtypeStruct(b.type.shape, b.type.dtype) for b in compiled.program.outputs]
+    results = [
+        jax.ShapeDtypeStruct(output.type.shape, output.type.dtype)
+        for output in compiled.program.outputs
+    ]
     memory = jax.ShapeDtypeStruct((temporaries,), np.uint8)
     made = jax.ffi.ffi_call(
         name, [*results, memory], input_output_aliases=compiled.program.shared_arrays()

@@ -122,7 +122,7 @@ class Driver(abc.ABC):
             "record": Record(self._noted(self._recorded)),
             "report": Report(self._noted(self._reported)),
         }
-        self.fill({name: address_of(f) for name, f in self._callbacks.items()})
+        self.fill({name: address_of(callback) for name, callback in self._callbacks.items()})
 
     @property
     def table(self) -> Address:
@@ -235,7 +235,9 @@ class Driver(abc.ABC):
         ]
         return ", ".join(
             dict.fromkeys(
-                f"`{self.kernels[a].function.name}`" for a in addresses if a in self.kernels
+                f"`{self.kernels[address].function.name}`"
+                for address in addresses
+                if address in self.kernels
             )
         )
 
@@ -262,8 +264,8 @@ class Driver(abc.ABC):
         def read() -> list[np.ndarray]:
             sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in reports.operands]
             return [
-                self.bytes_at(operands[k], n, stream).view(dtype).reshape(shape)
-                for k, (n, (shape, dtype)) in enumerate(zip(sizes, reports.operands))
+                self.bytes_at(operands[k], size, stream).view(dtype).reshape(shape)
+                for k, (size, (shape, dtype)) in enumerate(zip(sizes, reports.operands))
             ]
 
         receive(function, stored, read)

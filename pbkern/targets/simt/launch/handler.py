@@ -40,12 +40,16 @@ class LaunchText(HostText):
     def __init__(self, compiled: Compiled, handles: Mapping[int, int]):
         self.compiled, self.handles = compiled, handles
         super().__init__(compiled.program, {}, lambda kernel: 1)
-        functions = [c.function for c in compiled.codes.values()]
-        scratch = max((f.global_bytes * f.blocks for f in functions), default=0)
+        functions = [code.function for code in compiled.codes.values()]
+        scratch = max(
+            (function.global_bytes * function.blocks for function in functions), default=0
+        )
         self.record_at = -(-(self.temp_bytes + scratch) // ALIGNMENT) * ALIGNMENT
-        recorded = max((f.record_bytes for f in functions), default=0)
+        recorded = max((function.record_bytes for function in functions), default=0)
         self.reports_at = self.record_at + -(-recorded // ALIGNMENT) * ALIGNMENT
-        reported = max((f.reports.nbytes for f in functions if f.reports), default=0)
+        reported = max(
+            (function.reports.nbytes for function in functions if function.reports), default=0
+        )
         self.scratch_bytes = self.reports_at - self.temp_bytes + reported
 
     def copied(self, kernel: Kernel) -> Sequence[int]:
@@ -83,7 +87,7 @@ class LaunchText(HostText):
             if step.operands[i].buffer != step.results[o].buffer:
                 self._copy_unless_same(step.operands[i], step.results[o])
             views[i] = step.results[o]
-        pointers = [self.pointer(views[k]) for k in function.operands]
+        pointers = [self.pointer(views[operand]) for operand in function.operands]
         if function.global_bytes:
             pointers.append(
                 self.put(
@@ -99,7 +103,7 @@ class LaunchText(HostText):
             handed = self._handed_over(step, views)
             pointers.append(self._cleared(function.reports.cleared_bytes))
         places = self._pointers(
-            [self._pointers([p]) for p in pointers]
+            [self._pointers([pointer]) for pointer in pointers]
         )  # the driver is given addresses of arguments
         numbers = (
             self.handles[id(step.kernel)],
@@ -142,9 +146,9 @@ class LaunchText(HostText):
     def _pointers(self, pointers: Sequence[str]) -> str:
         """An array of pointers."""
         found = self.alloca(f"!llvm.array<{max(len(pointers), 1)} x ptr>")
-        for k, p in enumerate(pointers):
+        for k, pointer in enumerate(pointers):
             place = self.put(f"llvm.getelementptr {found}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
-            self.lines.append(f"llvm.store {p}, {place} : !llvm.ptr, !llvm.ptr")
+            self.lines.append(f"llvm.store {pointer}, {place} : !llvm.ptr, !llvm.ptr")
         return found
 
     def distinct(self) -> tuple:
@@ -491,7 +495,9 @@ def handler(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
         gathered=_gathered(compiled.program),
     )
     functions = [c.function for c in compiled.codes.values()]
-    waits = _reads_back(compiled.program.steps) or any(f.profile or f.reports for f in functions)
+    waits = _reads_back(compiled.program.steps) or any(
+        function.profile or function.reports for function in functions
+    )
     traits = 0 if waits else COMMAND_BUFFERS
     parts = [text.text(), _MAIN.format(**constants), xla.metadata_text(traits), entry]
     module = object_files.host_module("\n".join(parts))
@@ -529,7 +535,9 @@ def _gathered(program: HostProgram) -> str:
 
 def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
     """Bytes of each argument of a kernel."""
-    step = next((x for x in compiled.program.launches() if id(x.kernel) == kernel), None)
+    step = next(
+        (launch for launch in compiled.program.launches() if id(launch.kernel) == kernel), None
+    )
     if step is None:
         raise InternalError("a kernel without a launch was compiled")
     function, types = (
@@ -540,8 +548,10 @@ def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
     others = [
         n for n in (function.global_bytes * function.blocks, function.record_bytes, reported) if n
     ]
-    return (*(types[k].nbytes for k in function.operands), *others)
+    return (*(types[operand].nbytes for operand in function.operands), *others)
 
 
 def _reads_back(steps: tuple[Step, ...]) -> bool:
-    return any(isinstance(s, While | Cond) or _reads_back(getattr(s, "steps", ())) for s in steps)
+    return any(
+        isinstance(step, While | Cond) or _reads_back(getattr(step, "steps", ())) for step in steps
+    )

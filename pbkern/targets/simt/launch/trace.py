@@ -78,4 +78,6 @@ def _step(profile: Profile, number: int) -> str:
     """A step by its indices along the sequential grid dimensions."""
     sizes = [n for _, n in profile.steps]
     index = np.unravel_index(number, sizes)
-    return "step " + ", ".join(f"program_id({d}) = {i}" for (d, _), i in zip(profile.steps, index))
+    return "step " + ", ".join(
+        f"program_id({dim}) = {position}" for (dim, _), position in zip(profile.steps, index)
+    )

@@ -23,7 +23,7 @@ def _stage(stmts: list[Stmt], context: Context) -> list[Stmt]:
 
 
 def _join(stmts: list[Stmt], context: Context) -> list[Stmt]:
-    found = [with_bodies(s, lambda body: _join(body, context)) for s in stmts]
+    found = [with_bodies(stmt, lambda body: _join(body, context)) for stmt in stmts]
     return [collapse(s, context.pool, context.aliases) if isinstance(s, Nest) else s for s in found]
 
 

@@ -21,11 +21,13 @@ READS = 2
 class Region:
     """One box.
 
-    Attributes: start: per axis what does not depend on dimensions of nests. low, high: first and
-      last place from there. readers: positions of the statements. reads: of elements, by all of
-      them together. guard: whether some place may lie outside of the array. turned: whether
-      neighbouring threads read across rows. uniform: whether all threads of a warp read one element
-      at a time.
+    Attributes:
+      start: per axis what does not depend on dimensions of nests. low, high: first and last place
+        from there.
+      readers: positions of the statements. reads: of elements, by all of them together.
+      guard: whether some place may lie outside of the array. turned: whether neighbouring threads
+        read across rows.
+      uniform: whether all threads of a warp read one element at a time.
     """
 
     buf: Buf
@@ -60,43 +62,47 @@ class Region:
 def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) -> list[Region]:
     """Regions of the nests of one list of statements; `written`: arrays that are stored to somewhere, which have none."""
     found: dict[tuple, Region] = {}
-    for at, s in enumerate(stmts):
-        if not isinstance(s, Nest) or s.moves() or not all(s.dims.values()):
+    for at, stmt in enumerate(stmts):
+        if not isinstance(stmt, Nest) or stmt.moves() or not all(stmt.dims.values()):
             continue
-        lane = lane_dimension(s, options)
-        often = {id(e) for e in nodes(terms(s))}
-        for e in staged_loads(s, written):
-            buf, index, guard = e.info
-            places = [_split(i, s) for i in index]
+        lane = lane_dimension(stmt, options)
+        often = {id(node) for node in nodes(terms(stmt))}
+        for load in staged_loads(stmt, written):
+            buf, index, guard = load.info
+            places = [_split(position, stmt) for position in index]
             start = tuple(p for p, _, _ in places)
             low, high = [l for _, l, _ in places], [h for _, _, h in places]
             r = found.setdefault((buf, start), Region(buf, start, low, high))
             r.low, r.high = list(map(min, r.low, low)), list(map(max, r.high, high))
             r.readers += [at] if at not in r.readers else []
-            r.reads += math.prod(n for d, n in s.dims.items() if id(e) in often or d not in s.rdims)
+            r.reads += math.prod(
+                size
+                for dim, size in stmt.dims.items()
+                if id(load) in often or dim not in stmt.rdims
+            )
             r.guard |= guard
-            r.turned |= _is_turned(e, s, lane)
+            r.turned |= _is_turned(load, stmt, lane)
             r.uniform &= flat_coefficient(buf, index, lane) == 0
     return list(found.values())
 
 
 def terms(nest: Nest) -> list[Expr]:
     """Expressions that are computed at every point, also of reduced dimensions."""
-    found = [e for r in nest.reductions for e in r.args]
+    found = [arg for reduction in nest.reductions for arg in reduction.args]
     return found + [
         e
-        for w in nest.writes
-        if w.inner or not nest.rdims
-        for e in (w.value, w.mask)
+        for write in nest.writes
+        if write.inner or not nest.rdims
+        for e in (write.value, write.mask)
         if e is not None
     ]
 
 
 def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Expr]:
     """Loads that may come from a copy."""
-    for e in nest.loads():
-        if e.kind == "load":
-            buf = e.info[0]
+    for load in nest.loads():
+        if load.kind == "load":
+            buf = load.info[0]
             if (
                 not buf.arena
                 and buf.storage is None
@@ -104,39 +110,40 @@ def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Expr]:
                 and buf.size
                 and buf.dtype.itemsize
             ):
-                yield e
+                yield load
 
 
-def _split(i: Affine, nest: Nest) -> tuple[Affine, int, int]:
+def _split(affine: Affine, nest: Nest) -> tuple[Affine, int, int]:
     """(what does not depend on the nest's dimensions, the smallest and the largest rest)."""
-    inner = Affine(tuple((s, c) for s, c in i.terms if s in nest.dims), i.const)
-    low, high = inner.bounds(lambda d: nest.dims[d])
-    return i - inner, low, high
+    inner = Affine(tuple((s, c) for s, c in affine.terms if s in nest.dims), affine.const)
+    low, high = inner.bounds(lambda dim: nest.dims[dim])
+    return affine - inner, low, high
 
 
 def lane_dimension(nest: Nest, options: ThreadOptions) -> str:
     """The dimension along which neighbouring threads go; "" if there is none."""
     dealt = deal(nest, options.threads, options.device.warp, options.contract)
-    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
-    dims = {d: nest.dims[d] for d in nest.rdims} if dealt.team > 1 else free
+    free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
+    dims = {rdim: nest.dims[rdim] for rdim in nest.rdims} if dealt.team > 1 else free
     order = along_lanes(nest, dims)
     return list(order)[-1] if order and not dealt.alone else ""
 
 
-def _is_turned(e: Expr, nest: Nest, lane: str) -> bool:
-    buf, index, _ = e.info
+def _is_turned(expr: Expr, nest: Nest, lane: str) -> bool:
+    buf, index, _ = expr.info
     step = abs(flat_coefficient(buf, index, lane))
     beside = any(
-        abs(flat_coefficient(buf, index, d)) == 1 and n > 1
-        for d, n in nest.dims.items()
-        if d != lane
+        abs(flat_coefficient(buf, index, dim)) == 1 and size > 1
+        for dim, size in nest.dims.items()
+        if dim != lane
     )
     return step > 1 and beside and nest.dims.get(lane, 1) > 1
 
 
 def is_contraction(nest: Nest) -> bool:
     """Whether sums of products take each element many times: results have dimensions that an operand lacks."""
-    free = {d for d, n in nest.dims.items() if d not in nest.rdims and n > 1}
+    free = {dim for dim, size in nest.dims.items() if dim not in nest.rdims and size > 1}
     return any(
-        r.op == "dot" and any(not free <= a.symbols for a in r.args) for r in nest.reductions
+        reduction.op == "dot" and any(not free <= arg.symbols for arg in reduction.args)
+        for reduction in nest.reductions
     )

@@ -27,9 +27,9 @@ RESERVED = 2048
 class Stage:
     """Shared memory for copies.
 
-    Attributes: written: arrays that some statement stores to. usual, most: bytes that copies take
-      at a time: such that other blocks fit
-        beside this one, and at most. made: copies.
+    Attributes:
+      written: arrays that some statement stores to. usual, most: bytes that copies take at a time:
+        such that other blocks fit beside this one, and at most. made: copies.
     """
 
     context: NestContext[ThreadOptions]
@@ -42,9 +42,9 @@ class Stage:
     def of(cls, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> Stage:
         options = context.options
         held = sum(
-            scratch.padded_bytes(b)
-            for b in scratch.touched(list(stmts)) | set(context.kept)
-            if b.arena
+            scratch.padded_bytes(buf)
+            for buf in scratch.touched(list(stmts)) | set(context.kept)
+            if buf.arena
         )
         most = max(options.shared_bytes - held - RESERVED, 0)
         return cls(
@@ -56,7 +56,11 @@ class Stage:
 
     def wanted(self, stmts: Sequence[Stmt]) -> list[Region]:
         """Regions that are worth a copy, most first."""
-        found = [r for r in regions(stmts, self.context.options, self.written) if r.is_wanted]
+        found = [
+            region
+            for region in regions(stmts, self.context.options, self.written)
+            if region.is_wanted
+        ]
         return sorted(found, key=lambda r: (-r.turned, -r.reads / r.size, r.buf.name))
 
     def staged(self, stmts: list[Stmt], room: int | None = None) -> list[Stmt]:
@@ -86,27 +90,27 @@ class Stage:
             result += [*before, inner]
         return result
 
-    def _hoisted(self, s: Stmt) -> tuple[list[Stmt], Stmt]:
+    def _hoisted(self, stmt: Stmt) -> tuple[list[Stmt], Stmt]:
         """(copies at the head of a loop's body that are the same in every step, the loop without them)."""
-        if not isinstance(s, For):
-            return [], s
-        inside = {s.counter} | {x.name for x in every(s.body) if isinstance(x, Let)}
+        if not isinstance(stmt, For):
+            return [], stmt
+        inside = {stmt.counter} | {x.name for x in every(stmt.body) if isinstance(x, Let)}
         before: list[Stmt] = []
-        body = list(s.body)
+        body = list(stmt.body)
         while body and any(body[0] is c for c in self.made):
             if (
                 isinstance(body[0], Nest)
-                and frozenset().union(*(e.symbols for e in body[0].loads())) & inside
+                and frozenset().union(*(load.symbols for load in body[0].loads())) & inside
             ):
                 break
             before.append(body.pop(0))
-        return before, For(s.counter, s.trips, body)
+        return before, For(stmt.counter, stmt.trips, body)
 
-    def _buffer(self, r: Region) -> Buf:
+    def _buffer(self, region: Region) -> Buf:
         """Rows that threads read across have a length at which these fall into different banks."""
-        *outer, row = r.shape
-        if r.turned:
-            size = r.buf.dtype.itemsize
+        *outer, row = region.shape
+        if region.turned:
+            size = region.buf.dtype.itemsize
             step = max(BANK_BYTES // size, 1)  # elements of a bank
             words = -(-row // step)
             row = (
@@ -114,30 +118,30 @@ class Stage:
                 if size <= BANK_BYTES
                 else words + (words % 2 == 0)
             )
-        return self.context.new_buffer((*outer, row), r.buf.dtype)
+        return self.context.new_buffer((*outer, row), region.buf.dtype)
 
-    def _reading(self, r: Region, copy: Buf, nest: Nest):
+    def _reading(self, region: Region, copy: Buf, nest: Nest):
         """Rewrites expressions of a nest to read the copy."""
-        mine = {id(e) for e in staged_loads(nest, self.written) if e.info[0] is r.buf}
+        mine = {id(load) for load in staged_loads(nest, self.written) if load.info[0] is region.buf}
 
-        def replace(x: Expr) -> Expr | None:
-            if id(x) not in mine:
+        def replace(expr: Expr) -> Expr | None:
+            if id(expr) not in mine:
                 return None
-            rest = [i - s for i, s in zip(x.info[1], r.start)]
+            rest = [i - s for i, s in zip(expr.info[1], region.start)]
             if not all(i.symbols <= nest.dims.keys() for i in rest):
                 return None  # of another start
-            index = tuple(i - low for i, low in zip(rest, r.low))
-            return self.context.pool.make("load", x.dtype, (copy, index, False))
+            index = tuple(i - low for i, low in zip(rest, region.low))
+            return self.context.pool.make("load", expr.dtype, (copy, index, False))
 
         return self.context.pool.rewriter(replace)
 
 
-def _copy(r: Region, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> Nest:
-    dims = {context.names("d"): n for n in r.shape}
+def _copy(region: Region, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> Nest:
+    dims = {context.names("d"): size for size in region.shape}
     index = tuple(map(Affine.symbol, dims))
-    place = tuple(s + i + low for s, i, low in zip(r.start, index, r.low))
-    load = context.pool.make("load", r.buf.dtype, (r.buf, place, r.guard))
-    first = stmts[min(r.readers)]
+    place = tuple(s + position + low for s, position, low in zip(region.start, index, region.low))
+    load = context.pool.make("load", region.buf.dtype, (region.buf, place, region.guard))
+    first = stmts[min(region.readers)]
     return Nest(
         dims, writes=[Write(copy, index, load)], at=first.at if isinstance(first, Nest) else None
     )

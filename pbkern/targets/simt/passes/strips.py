@@ -27,7 +27,7 @@ Access = tuple[Buf, tuple, bool]
 
 def cut(stmts: list[Stmt], stage: Stage) -> list[Stmt]:
     """The statements, inner ones too, with runs of nests in strips where that lets copies fit."""
-    out = [with_bodies(s, lambda body: cut(body, stage)) for s in stmts]
+    out = [with_bodies(stmt, lambda body: cut(body, stage)) for stmt in stmts]
     for r in stage.wanted(out):
         if scratch.padded_bytes(stage.context.new_buffer(r.shape, r.buf.dtype)) <= stage.usual:
             continue
@@ -38,17 +38,21 @@ def cut(stmts: list[Stmt], stage: Stage) -> list[Stmt]:
     return out
 
 
-def _cut_for(stmts: list[Stmt], r: Region, stage: Stage) -> tuple[int, int, list[Stmt]] | None:
+def _cut_for(stmts: list[Stmt], region: Region, stage: Stage) -> tuple[int, int, list[Stmt]] | None:
     """(first, behind the last of the statements that become strips, what they become)."""
-    low, high = min(r.readers), max(r.readers) + 1
-    run = [s for s in stmts[low:high] if isinstance(s, Nest) and not s.moves() and not s.ordered]
+    low, high = min(region.readers), max(region.readers) + 1
+    run = [
+        stmt
+        for stmt in stmts[low:high]
+        if isinstance(stmt, Nest) and not stmt.moves() and not stmt.ordered
+    ]
     if len(run) != high - low or any(is_contraction(n) for n in run):
         return None  # contractions read all of one operand for each part of the other
     best: tuple[int, dict[int, str]] | None = None
-    for d, n in run[0].dims.items():
-        dims = in_step(run, d) if d not in run[0].rdims and n > 1 else None
-        length = _length(run, dims, r, stage) if dims else 0
-        if dims and 0 < length < n and (best is None or length > best[0]):
+    for dim, size in run[0].dims.items():
+        dims = in_step(run, dim) if dim not in run[0].rdims and size > 1 else None
+        length = _length(run, dims, region, stage) if dims else 0
+        if dims and 0 < length < size and (best is None or length > best[0]):
             best = length, dims
     if best is None:
         return None
@@ -60,8 +64,8 @@ def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
     size, dims = run[0].dims[first], {0: first}
     touching: dict[Buf, list[tuple[int, Access]]] = {}
     for at, nest in enumerate(run):
-        for a in _accesses(nest):
-            touching.setdefault(a[0].root, []).append((at, a))
+        for access in _accesses(nest):
+            touching.setdefault(access[0].root, []).append((at, access))
     written = {b for b, found in touching.items() if any(w for _, (_, _, w) in found)}
     for at, nest in enumerate(run):
         if at not in dims:
@@ -94,43 +98,43 @@ def _dimension_of(
     return None
 
 
-def _along_reads(nest: Nest, first: Nest, d: str) -> str | None:
+def _along_reads(nest: Nest, first: Nest, dim: str) -> str | None:
     """Finds the dimension by an array that the first nest reads as well."""
     for buf, index, _ in _accesses(first):
         for other, there, _ in _accesses(nest):
             if other is buf:
-                for i, j in zip(index, there):
+                for position, j in zip(index, there):
                     if (
-                        i is not None
+                        position is not None
                         and j is not None
-                        and d in i.symbols
+                        and dim in position.symbols
                         and len(j.symbols & nest.dims.keys()) == 1
                     ):
                         return next(iter(j.symbols & nest.dims.keys()))
     return None
 
 
-def _accesses(n: Nest) -> Iterator[Access]:
-    for e in n.loads():
-        yield e.info[0], e.info[1], False
-    for w in n.writes:
-        yield w.buf, w.index, True
+def _accesses(nest: Nest) -> Iterator[Access]:
+    for load in nest.loads():
+        yield load.info[0], load.info[1], False
+    for write in nest.writes:
+        yield write.buf, write.index, True
 
 
-def _place(a: Access, d: str) -> tuple[int, Affine] | None:
-    """(the one axis along which an access goes with `d`, one by one; where it starts), None if there is no such axis."""
-    axes = [k for k, i in enumerate(a[1]) if i is not None and d in i.symbols]
-    if len(axes) != 1 or a[1][axes[0]].coefficient(d) != 1:
+def _place(access: Access, dim: str) -> tuple[int, Affine] | None:
+    """(the one axis along which an access goes with `dim`, one by one; where it starts), None if there is no such axis."""
+    axes = [k for k, i in enumerate(access[1]) if i is not None and dim in i.symbols]
+    if len(axes) != 1 or access[1][axes[0]].coefficient(dim) != 1:
         return None
-    return axes[0], a[1][axes[0]] - Affine.symbol(d)
+    return axes[0], access[1][axes[0]] - Affine.symbol(dim)
 
 
-def _length(run: Sequence[Nest], dims: dict[int, str], r: Region, stage: Stage) -> int:
+def _length(run: Sequence[Nest], dims: dict[int, str], region: Region, stage: Stage) -> int:
     """Longest strips for which all copies fit; 0 if none does."""
 
     def nbytes(length: int) -> int:
         part = [_part(n, dims[k], Affine(), length, stage) for k, n in enumerate(run)]
-        return sum(x.nbytes for x in stage.wanted(part) or [r])
+        return sum(x.nbytes for x in stage.wanted(part) or [region])
 
     one, two = nbytes(1), nbytes(2)
     step = max(two - one, 1)
@@ -139,7 +143,7 @@ def _length(run: Sequence[Nest], dims: dict[int, str], r: Region, stage: Stage) 
     if one > stage.usual:
         return 1 if one <= stage.most else 0
     length = 1 + (stage.usual - one) // step
-    if r.turned and len(run) == 1:
+    if region.turned and len(run) == 1:
         lane = lane_dimension(run[0], stage.context.options)
         length = min(length, TURNED_ROWS * (2 if dims[0] == lane else 1))
     return next(
@@ -147,14 +151,15 @@ def _length(run: Sequence[Nest], dims: dict[int, str], r: Region, stage: Stage) 
     )
 
 
-def _part(nest: Nest, d: str, start: Affine, length: int, stage: Stage) -> Nest:
+def _part(nest: Nest, dim: str, start: Affine, length: int, stage: Stage) -> Nest:
     """The points of a nest from a place along a dimension on."""
-    changed = {d: start + Affine.symbol(d)}
+    changed = {dim: start + Affine.symbol(dim)}
     made = nest.mapped(stage.context.pool.renamer(changed))
     writes = [
-        replace(w, index=tuple(i.substitute(changed.get) for i in w.index)) for w in made.writes
+        replace(write, index=tuple(position.substitute(changed.get) for position in write.index))
+        for write in made.writes
     ]
-    return replace(made, dims={**nest.dims, d: length}, writes=writes)
+    return replace(made, dims={**nest.dims, dim: length}, writes=writes)
 
 
 def _strips(run: Sequence[Nest], dims: dict[int, str], length: int, stage: Stage) -> list[Stmt]:

@@ -37,15 +37,17 @@ class Pending:
         return Pending(set(self.read), set(self.written))
 
 
-def _overlap(p: Place, q: Place) -> bool:
-    return p[0] == q[0] and p[1] < q[2] and q[1] < p[2]
+def _overlap(place: Place, q: Place) -> bool:
+    return place[0] == q[0] and place[1] < q[2] and q[1] < place[2]
 
 
 class Barriers:
     """The plan for one function's statements.
 
-    Args: place: where a buffer's bytes are. waits_inside: whether a statement's own code ends with
-      all threads having met, behind all that it reads.
+    Args:
+      place: where a buffer's bytes are.
+      waits_inside: whether a statement's own code ends with all threads having met, behind all that
+        it reads.
     """
 
     def __init__(self, place: Callable[[Buf], Place], waits_inside: Callable[[Stmt], bool]):
@@ -60,8 +62,8 @@ class Barriers:
 
     def run(self, stmts: Sequence[Stmt], pending: Pending) -> Pending:
         """Follows statements that begin with `pending` to what is pending behind them."""
-        for s in stmts:
-            pending = self.one(s, pending)
+        for stmt in stmts:
+            pending = self.one(stmt, pending)
         return pending
 
     def loop(self, body: Sequence[Stmt], pending: Pending) -> Pending:
@@ -72,22 +74,22 @@ class Barriers:
         after.add(pending.read, pending.written)
         return after
 
-    def one(self, s: Stmt, pending: Pending) -> Pending:
-        match s:
+    def one(self, stmt: Stmt, pending: Pending) -> Pending:
+        match stmt:
             case If(branches=branches):
-                ends = [self.run(b, pending.copy()) for b in branches]
-                for e in ends[1:]:
-                    ends[0].add(e.read, e.written)
+                ends = [self.run(branch, pending.copy()) for branch in branches]
+                for end in ends[1:]:
+                    ends[0].add(end.read, end.written)
                 return ends[0]
             case For(body=body):
                 return self.loop(body, pending)
             case While(condition=condition, body=body):
                 return self.loop([*condition, *body, *condition], pending)
-        read, written = self.effects([s])
+        read, written = self.effects([stmt])
         if pending.meets(read, written):
-            self.before.add(id(s))
+            self.before.add(id(stmt))
             pending = Pending()
-        if self.waits_inside(s):
+        if self.waits_inside(stmt):
             pending = Pending()
             pending.add((), written)
         else:

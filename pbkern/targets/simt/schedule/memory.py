@@ -72,10 +72,10 @@ def place(
     memory first, `limit` at most. The largest buffers go to global memory until the others fit.
     """
     touched = {
-        b
-        for s in (nests.prologue, *nests.cases)
-        for b in scratch.touched(list(s.statements))
-        if b.arena
+        buf
+        for case in (nests.prologue, *nests.cases)
+        for buf in scratch.touched(list(case.statements))
+        if buf.arena
     }
     every = sorted(
         (touched | set(nests.scratch)) - slots.keys(),
@@ -115,7 +115,9 @@ def _placed(
 
 def fewest_index_bits(nests: KernelNests) -> int:
     """32 where places of all elements are integers of 32 bits, else 64."""
-    roots = [o.buf.root for o in nests.operands]
+    roots = [operand.buf.root for operand in nests.operands]
     return (
-        64 if any(math.prod(b.shape) * max(b.dtype.itemsize, 1) >= 1 << 31 for b in roots) else 32
+        64
+        if any(math.prod(root.shape) * max(root.dtype.itemsize, 1) >= 1 << 31 for root in roots)
+        else 32
     )

@@ -75,15 +75,17 @@ def in_slots(nest: Nest, dealt: Deal, slots: Mapping[Buf, Buf], context: NestCon
     def slot(buf: Buf, index: Sequence[Affine]) -> tuple[Buf, tuple[Affine]]:
         return slots[buf.root], (table[buf.root, _moving(flat_index(buf, index), nest)],)
 
-    def kept(x: Expr) -> Expr | None:
-        if x.kind != "load" or x.info[0].root not in roots:
+    def kept(expr: Expr) -> Expr | None:
+        if expr.kind != "load" or expr.info[0].root not in roots:
             return None
-        return context.pool.make("load", x.dtype, (*slot(*x.info[:2]), False))
+        return context.pool.make("load", expr.dtype, (*slot(*expr.info[:2]), False))
 
     found, writes = nest.mapped(context.pool.rewriter(kept)), []
-    for w in found.writes:
-        buf, index = slot(w.buf, w.index) if w.buf.root in roots else (w.buf, w.index)
-        writes.append(replace(w, buf=buf, index=index))
+    for write in found.writes:
+        buf, index = (
+            slot(write.buf, write.index) if write.buf.root in roots else (write.buf, write.index)
+        )
+        writes.append(replace(write, buf=buf, index=index))
     return replace(found, writes=writes)
 
 
@@ -100,10 +102,10 @@ class _Search:
         self.fixed: set[int] = set()  # nests whose deal some buffer in registers relies on
         self.slots: dict[Buf, Buf] = {}
         for section in (nests.prologue, *nests.cases):
-            for s in _leaves(section.statements):
-                self._note(s, section)
+            for leaf in _leaves(section.statements):
+                self._note(leaf, section)
 
-    def _note(self, s: Stmt, section: Section) -> None:
+    def _note(self, stmt: Stmt, section: Section) -> None:
         """A statement and what it touches: programs of one block hand on to each other what those
         of some cases store, and these are at the same ends of the parallel dimensions.
         """
@@ -112,38 +114,40 @@ class _Search:
             if isinstance(section, Case)
             else None
         )
-        for b in scratch.touched([s]):
-            if b.arena:
-                self.users.setdefault(b, {}).setdefault(ends, []).append(s)
-        if isinstance(s, Nest):
-            self.now[id(s)], self.context[id(s)] = s, section.context
-            self.deals[id(s)] = self._deal(s)
+        for buf in scratch.touched([stmt]):
+            if buf.arena:
+                self.users.setdefault(buf, {}).setdefault(ends, []).append(stmt)
+        if isinstance(stmt, Nest):
+            self.now[id(stmt)], self.context[id(stmt)] = stmt, section.context
+            self.deals[id(stmt)] = self._deal(stmt)
 
     def _deal(self, nest: Nest) -> Deal:
         return deal(nest, self.options.threads, self.options.device.warp, self.options.contract)
 
     def found(self) -> Registers:
-        candidates = [b for b in self.users if b not in self._maybe_unwritten()]
+        candidates = [user for user in self.users if user not in self._maybe_unwritten()]
         self._replicate([b for b in candidates if b.size == 1])
-        for b in sorted(candidates, key=lambda b: (-scratch.padded_bytes(b), b.name)):
-            if b not in self.slots:
-                self._try(b)
+        for candidate in sorted(candidates, key=lambda b: (-scratch.padded_bytes(b), b.name)):
+            if candidate not in self.slots:
+                self._try(candidate)
         deals: dict[int, Deal] = {}
 
         def changed(stmts: Sequence[Stmt]) -> list[Stmt]:
             found: list[Stmt] = []
-            for s in stmts:
-                if isinstance(s, Nest):
-                    found.append(self.now[id(s)])
-                    deals[id(found[-1])] = self.deals[id(s)]
+            for stmt in stmts:
+                if isinstance(stmt, Nest):
+                    found.append(self.now[id(stmt)])
+                    deals[id(found[-1])] = self.deals[id(stmt)]
                 else:
-                    found.append(with_bodies(s, changed))
+                    found.append(with_bodies(stmt, changed))
             return found
 
         prologue = replace(
             self.nests.prologue, statements=tuple(changed(self.nests.prologue.statements))
         )
-        cases = tuple(replace(c, statements=tuple(changed(c.statements))) for c in self.nests.cases)
+        cases = tuple(
+            replace(case, statements=tuple(changed(case.statements))) for case in self.nests.cases
+        )
         return Registers(replace(self.nests, prologue=prologue, cases=cases), deals, self.slots)
 
     def _maybe_unwritten(self) -> set[Buf]:
@@ -156,92 +160,99 @@ class _Search:
 
     def _replicate(self, candidates: list[Buf]) -> None:
         """The largest set of them such that each is stored only by nests that store to nothing else."""
-        users = {b: [s for stmts in self.users[b].values() for s in stmts] for b in candidates}
-        chosen = {b for b in candidates if all(_is_plain(s, b) for s in users[b])}
+        users = {
+            candidate: [stmt for stmts in self.users[candidate].values() for stmt in stmts]
+            for candidate in candidates
+        }
+        chosen = {
+            candidate
+            for candidate in candidates
+            if all(_is_plain(s, candidate) for s in users[candidate])
+        }
         nests = {id(s): s for b in chosen for s in users[b] if isinstance(s, Nest)}
         while True:
             bad = {
-                w.buf.root
+                write.buf.root
                 for s in nests.values()
                 if not self._is_for_everyone(s, chosen)
-                for w in s.writes
+                for write in s.writes
             }
             if not bad & chosen:
                 break
             chosen -= bad
         for b in chosen:
             self.slots[b] = b
-        for key, s in nests.items():
-            if any(w.buf.root in chosen for w in s.writes):
-                self.deals[key] = self._for_everyone(s, self.deals[key])
+        for key, nest in nests.items():
+            if any(write.buf.root in chosen for write in nest.writes):
+                self.deals[key] = self._for_everyone(nest, self.deals[key])
                 self.fixed.add(key)
 
-    def _for_everyone(self, nest: Nest, d: Deal) -> Deal:
+    def _for_everyone(self, nest: Nest, dim: Deal) -> Deal:
         """Deals a nest out to the whole block together, or to every thread for itself."""
-        if d.team == self.options.threads:
-            return replace(d, everyone=True)
+        if dim.team == self.options.threads:
+            return replace(dim, everyone=True)
         free, reduced = (
-            tuple((x, n) for x, n in nest.dims.items() if (x in nest.rdims) is which)
+            tuple((x, size) for x, size in nest.dims.items() if (x in nest.rdims) is which)
             for which in (False, True)
         )
-        return Deal(free, reduced, 1, d.threads, everyone=True)
+        return Deal(free, reduced, 1, dim.threads, everyone=True)
 
     def _is_for_everyone(self, nest: Nest, chosen: set[Buf]) -> bool:
-        mine = {w.buf.root for w in nest.writes}
+        mine = {write.buf.root for write in nest.writes}
         if not mine & chosen:
             return True  # only reads them
         d = self.deals[id(nest)]
         together = (
             d.team == self.options.threads
-            or math.prod(nest.dims[x] for x in nest.rdims) <= MOST_TERMS
+            or math.prod(nest.dims[rdim] for rdim in nest.rdims) <= MOST_TERMS
         )
         return (
             mine <= chosen
-            and math.prod(n for x, n in nest.dims.items() if x not in nest.rdims) == 1
+            and math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims) == 1
             and together
         )
 
     # ---------------------------------------------------------------- elements that have a thread
     # each
 
-    def _try(self, b: Buf) -> None:
+    def _try(self, buf: Buf) -> None:
         """Deals out all nests that touch a buffer alike, if that can be done."""
         before = dict(self.now), dict(self.deals), set(self.fixed)
-        models = [self._agreed(b, stmts) for stmts in self.users[b].values()]
-        slots = [_slots(m) for m in models if m is not None]
-        held = sum(_words(o) * s.size for o, s in self.slots.items())
-        if len(slots) == len(models) and held + _words(b) * max(slots) <= MOST_WORDS:
-            self.slots[b] = Buf(b.name, (max(slots),), b.dtype, arena=True)
+        models = [self._agreed(buf, stmts) for stmts in self.users[buf].values()]
+        slots = [_slots(model) for model in models if model is not None]
+        held = sum(_words(offset) * slot.size for offset, slot in self.slots.items())
+        if len(slots) == len(models) and held + _words(buf) * max(slots) <= MOST_WORDS:
+            self.slots[buf] = Buf(buf.name, (max(slots),), buf.dtype, arena=True)
         else:
             self.now, self.deals, self.fixed = before
 
-    def _agreed(self, b: Buf, stmts: Sequence[Stmt]) -> Deal | None:
+    def _agreed(self, buf: Buf, stmts: Sequence[Stmt]) -> Deal | None:
         """Deal in which all of these statements are dealt out now, as far as it concerns a buffer; None if they cannot be."""
-        nests = [s for s in stmts if isinstance(s, Nest)]
-        layouts = {id(s): _layout(self.now[id(s)], b) for s in nests}
+        nests = [stmt for stmt in stmts if isinstance(stmt, Nest)]
+        layouts = {id(nest): _layout(self.now[id(nest)], buf) for nest in nests}
         known = {key: found for key, found in layouts.items() if found is not None}
         if len(known) < len(stmts) or len({const for const, _ in known.values()}) > 1:
             return None
         axes = {key: tuple((c, n) for c, n, _ in found) for key, (_, found) in known.items()}
         fixed = [key for key in axes if key in self.fixed]
-        for key in fixed or sorted(axes, key=lambda k: -len(axes[k])):
+        for key in fixed or sorted(axes, key=lambda axis: -len(axes[axis])):
             runs = {k: _runs(known[k][1], axes[key]) for k in known}
             if all(
-                r is not None and (k not in self.fixed or all(len(x) == 1 for x in r.values()))
-                for k, r in runs.items()
+                run is not None and (k not in self.fixed or all(len(x) == 1 for x in run.values()))
+                for k, run in runs.items()
             ):
                 model = self._dealt_alike(
-                    b, {k: r for k, r in runs.items() if r is not None}, fixed[:1]
+                    buf, {k: run for k, run in runs.items() if run is not None}, fixed[:1]
                 )
                 if model is not None:
                     return model
         return None
 
     def _dealt_alike(
-        self, b: Buf, runs: Mapping[int, Mapping[str, list[Axis]]], fixed: list[int]
+        self, buf: Buf, runs: Mapping[int, Mapping[str, list[Axis]]], fixed: list[int]
     ) -> Deal | None:
         split: dict[int, tuple[Nest, dict[int, str]]] = {
-            k: _split(self.now[k], r, self.context[k]) for k, r in runs.items()
+            k: _split(self.now[k], run, self.context[k]) for k, run in runs.items()
         }
         leaders = fixed or sorted(split, key=lambda k: _work(split[k][0]), reverse=True)
         for leader in leaders:
@@ -249,14 +260,14 @@ class _Search:
             first = self.deals[leader] if fixed else self._deal(nest)
             for model in (
                 first,
-                replace(first, tiles=tuple(replace(t, beside=False) for t in first.tiles)),
+                replace(first, tiles=tuple(replace(tile, beside=False) for tile in first.tiles)),
             ):
                 if fixed and model is not first:
                     continue
-                deals = {k: self._like(model, names, nest, *split[k], b) for k in split}
+                deals = {k: self._like(model, names, nest, *split[k], buf) for k in split}
                 most = MOST_SUMS if any(n.rdims for n, _ in split.values()) else MOST_STEPS
                 if self._keep_theirs(deals) and model.steps <= most:
-                    self._settle(b, split, {k: d for k, d in deals.items() if d is not None})
+                    self._settle(buf, split, {k: d for k, d in deals.items() if d is not None})
                     return model
         return None
 
@@ -278,7 +289,7 @@ class _Search:
         leader: Nest,
         nest: Nest,
         mine: Mapping[int, str],
-        b: Buf,
+        buf: Buf,
     ) -> Deal | None:
         """A nest dealt out as another one; `names`, `mine`: elements between neighbours -> dimension. None if it cannot be, or
         loses by it.
@@ -286,32 +297,35 @@ class _Search:
         own = self._deal(nest)
         if model.team > 1 or model.alone or own.team > 1 or own.alone or model.everyone:
             return None
-        to = {names[c]: mine[c] for c in names}
+        to = {names[name]: mine[name] for name in names}
         lane = next(
-            (to[d] for d in reversed([d for d, _ in model.free]) if leader.dims[d] > 1), None
+            (to[dim] for dim in reversed([dim for dim, _ in model.free]) if leader.dims[dim] > 1),
+            None,
         )
-        weights = lane_weights(nest, [d for d in nest.dims if d not in nest.rdims], b)
+        weights = lane_weights(nest, [dim for dim in nest.dims if dim not in nest.rdims], buf)
         if lane is not None and weights[lane] < max(weights.values()):
             return None
-        tiles = tuple(replace(t, dim=to[t.dim]) for t in model.tiles)
-        if not accepts(nest, tiles, b):
+        tiles = tuple(replace(tile, dim=to[tile.dim]) for tile in model.tiles)
+        if not accepts(nest, tiles, buf):
             return None
-        free = [(to[d], n) for d, n in model.free if d in to] + [
-            (d, n) for d, n in nest.dims.items() if d not in nest.rdims and d not in to.values()
+        free = [(to[dim], n) for dim, n in model.free if dim in to] + [
+            (dim, size)
+            for dim, size in nest.dims.items()
+            if dim not in nest.rdims and dim not in to.values()
         ]
-        reduced = tuple((d, nest.dims[d]) for d in nest.rdims)
+        reduced = tuple((rdim, nest.dims[rdim]) for rdim in nest.rdims)
         return Deal(tuple(free), reduced, 1, model.threads, tiles=tiles)
 
     def _settle(
-        self, b: Buf, split: Mapping[int, tuple[Nest, dict[int, str]]], deals: Mapping[int, Deal]
+        self, buf: Buf, split: Mapping[int, tuple[Nest, dict[int, str]]], deals: Mapping[int, Deal]
     ) -> None:
         for k, (nest, _) in split.items():
-            found = _layout(nest, b)
+            found = _layout(nest, buf)
             assert found is not None
             const, axes = found
-            flat = Affine.make({d: c for c, _, d in axes}, const)
+            flat = Affine.make({dim: c for c, _, dim in axes}, const)
             before = self.deals[k].kept if k in self.fixed else ()
-            self.now[k], self.deals[k] = nest, replace(deals[k], kept=(*before, (b, flat)))
+            self.now[k], self.deals[k] = nest, replace(deals[k], kept=(*before, (buf, flat)))
             self.fixed.add(k)
 
 
@@ -319,36 +333,46 @@ def _leaves(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
     return (s for s in every(list(stmts)) if not bodies(s))
 
 
-def _words(b: Buf) -> int:
-    return -(-b.dtype.itemsize // 4)
+def _words(buf: Buf) -> int:
+    return -(-buf.dtype.itemsize // 4)
 
 
-def _slots(d: Deal) -> int:
-    return d.steps * math.prod(t.count for t in d.tiles)
+def _slots(dim: Deal) -> int:
+    return dim.steps * math.prod(tile.count for tile in dim.tiles)
 
 
 def _work(nest: Nest) -> tuple[bool, int]:
     return bool(nest.rdims), math.prod(nest.dims.values())
 
 
-def _accesses(s: Stmt, root: Buf) -> list[tuple[Buf, Sequence[Affine | None], bool]]:
+def _accesses(stmt: Stmt, root: Buf) -> list[tuple[Buf, Sequence[Affine | None], bool]]:
     """(buffer, indices, whether they may lie outside) of what a statement does to a root buffer."""
-    found = nodes([s.value]) if isinstance(s, Let) else s.nodes() if isinstance(s, Nest) else []
+    found = (
+        nodes([stmt.value])
+        if isinstance(stmt, Let)
+        else stmt.nodes()
+        if isinstance(stmt, Nest)
+        else []
+    )
     loads = [
-        (e.info[0], e.info[1], e.kind == "gather" or bool(e.info[2]))
-        for e in found
-        if e.kind in ("load", "gather")
+        (expr.info[0], expr.info[1], expr.kind == "gather" or bool(expr.info[2]))
+        for expr in found
+        if expr.kind in ("load", "gather")
     ]
-    stores = [(w.buf, w.index, w.guard) for w in s.writes] if isinstance(s, Nest) else []
+    stores = (
+        [(write.buf, write.index, write.guard) for write in stmt.writes]
+        if isinstance(stmt, Nest)
+        else []
+    )
     return [a for a in (*loads, *stores) if a[0].root is root]
 
 
-def _is_plain(s: Stmt, root: Buf) -> bool:
+def _is_plain(stmt: Stmt, root: Buf) -> bool:
     """Whether a statement only loads and stores elements that lie inside, as what they are."""
-    if isinstance(s, Nest) and (s.ordered or s.moves()):
+    if isinstance(stmt, Nest) and (stmt.ordered or stmt.moves()):
         return False
-    return isinstance(s, Nest | Let) and all(
-        b.dtype == root.dtype and not outside for b, _, outside in _accesses(s, root)
+    return isinstance(stmt, Nest | Let) and all(
+        b.dtype == root.dtype and not outside for b, _, outside in _accesses(stmt, root)
     )
 
 
@@ -356,10 +380,10 @@ def _layout(nest: Nest, root: Buf) -> tuple[int, tuple[tuple[int, int, str], ...
     """(first element, (elements between neighbours, size, dimension) slowest first), if each point
     has its own element of the buffer, and no other.
     """
-    if not _is_plain(nest, root) or nest.rdims and any(w.inner for w in nest.writes):
+    if not _is_plain(nest, root) or nest.rdims and any(write.inner for write in nest.writes):
         return None
     flats = {_moving(flat_index(b, index), nest) for b, index, _ in _accesses(nest, root)}
-    free = {d: n for d, n in nest.dims.items() if n > 1 and d not in nest.rdims}
+    free = {dim: size for dim, size in nest.dims.items() if size > 1 and dim not in nest.rdims}
     flat = flats.pop()
     if (
         flats
@@ -368,7 +392,7 @@ def _layout(nest: Nest, root: Buf) -> tuple[int, tuple[tuple[int, int, str], ...
         or any(c < 0 for _, c in flat.terms)
     ):
         return None
-    return flat.const, tuple(sorted(((c, free[d], d) for d, c in flat.terms), reverse=True))
+    return flat.const, tuple(sorted(((c, free[dim], dim) for dim, c in flat.terms), reverse=True))
 
 
 def _moving(flat: Affine, nest: Nest) -> Affine:
@@ -382,14 +406,14 @@ def _runs(
     """dimension -> the axes that it goes through, if all dimensions together go through all of the target's."""
     found: dict[str, list[Axis]] = {}
     rest = list(target)
-    for c, n, d in mine:
+    for c, n, dim in mine:
         run: list[Axis] = []
         while rest and math.prod(size for _, size in run) < n:
             run.append(rest.pop(0))
         follow = all(a[0] == b[0] * b[1] for a, b in zip(run, run[1:]))
         if not follow or not run or run[-1][0] != c or math.prod(size for _, size in run) != n:
             return None
-        found[d] = run
+        found[dim] = run
     return None if rest else found
 
 
@@ -405,17 +429,18 @@ def _split(
     }
     places: dict[str, Affine] = {}
     dims: dict[str, int] = {}
-    for d, n in nest.dims.items():
-        run = runs.get(d, [])
+    for dim, n in nest.dims.items():
+        run = runs.get(dim, [])
         if len(run) < 2:
-            dims[d] = n
+            dims[dim] = n
             continue
-        places[d] = Affine.make({names[c]: c // run[-1][0] for c, _ in run})
+        places[dim] = Affine.make({names[c]: c // run[-1][0] for c, _ in run})
         dims |= {names[c]: size for c, size in run}
     if not places:
         return nest, names
     found = nest.mapped(context.pool.renamer(places))
     writes = [
-        replace(w, index=tuple(i.substitute(places.get) for i in w.index)) for w in found.writes
+        replace(write, index=tuple(position.substitute(places.get) for position in write.index))
+        for write in found.writes
     ]
     return replace(found, dims=dims, writes=writes), names

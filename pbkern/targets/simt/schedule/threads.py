@@ -23,15 +23,19 @@ from .tiles import Tile, nest_rewrites, tiles, whole_terms
 class Deal:
     """Who computes a nest.
 
-    Attributes: free: free dimensions with their sizes, slowest first. reduced: reduced dimensions
-      with their sizes, slowest first. team: threads that share the reduction of a point: 1, a power
-      of two up to the warp, or all threads of the block. threads: of the block. alone: one thread
-      computes all points, in the nest's own order. tiles: several points of one thread (tiles.py);
-      their dimensions count its places. beside: a reduced dimension, of which threads take so many
-      neighbours at a time; it counts such groups. everyone: every thread computes its one point,
-      and stores it to registers of its own. kept: root buffers of which threads have their points'
-      elements in registers, with the element's place at a point; a
-        thread's points are written out then.
+    Attributes:
+      free: free dimensions with their sizes, slowest first.
+      reduced: reduced dimensions with their sizes, slowest first.
+      team: threads that share the reduction of a point: 1, a power of two up to the warp, or all
+        threads of the block.
+      threads: of the block.
+      alone: one thread computes all points, in the nest's own order.
+      tiles: several points of one thread (tiles.py); their dimensions count its places.
+      beside: a reduced dimension, of which threads take so many neighbours at a time; it counts
+        such groups.
+      everyone: every thread computes its one point, and stores it to registers of its own.
+      kept: root buffers of which threads have their points' elements in registers, with the
+        element's place at a point; a thread's points are written out then.
     """
 
     free: tuple[tuple[str, int], ...]
@@ -67,12 +71,16 @@ def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
 
     `reassociate`: sums of floats may be made of partial ones.
     """
-    free = {d: n for d, n in nest.dims.items() if d not in nest.rdims}
-    reduced = {d: nest.dims[d] for d in nest.rdims}
+    free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
+    reduced = {rdim: nest.dims[rdim] for rdim in nest.rdims}
     if not is_parallel(nest, free):
         return Deal(tuple(free.items()), tuple(reduced.items()), 1, threads, alone=True)
     points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
-    in_order = nest.ordered or not reassociate and any(is_rounded(r) for r in nest.reductions)
+    in_order = (
+        nest.ordered
+        or not reassociate
+        and any(is_rounded(reduction) for reduction in nest.reductions)
+    )
     count = 1
     if reduced and not in_order and is_parallel(nest, nest.dims):
         team = _team(nest, points, terms, threads, warp, free, reduced)
@@ -104,9 +112,9 @@ def _whole(nest: Nest, along: str, team: int, terms: int, warp: int) -> tuple[in
     return (fewer, count) if fewer > 1 and terms // count >= fewer else (team, 1)
 
 
-def is_rounded(r: Reduction) -> bool:
+def is_rounded(reduction: Reduction) -> bool:
     """Whether the order of operands changes the result's last bits."""
-    return r.op in ("sum", "dot", "prod", "logaddexp") and r.dtype.kind not in "biu"
+    return reduction.op in ("sum", "dot", "prod", "logaddexp") and reduction.dtype.kind not in "biu"
 
 
 def _team(
@@ -132,7 +140,7 @@ def _team(
 def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
     """(the dimension along which most accesses go to neighbours, how often these are made)."""
     return max(
-        ((d, _weight(nest, d)) for d, n in dims.items() if n > 1),
+        ((dim, _weight(nest, dim)) for dim, size in dims.items() if size > 1),
         key=lambda found: found[1],
         default=("", 0),
     )
@@ -140,21 +148,24 @@ def _neighbours(nest: Nest, dims: Mapping[str, int]) -> tuple[str, int]:
 
 def lane_weights(nest: Nest, dims: Sequence[str], but: Buf) -> dict[str, int]:
     """Counts accesses that go to neighbours along each dimension, but for those of one root buffer."""
-    return {d: _weight(nest, d, but) for d in dims}
+    return {dim: _weight(nest, dim, but) for dim in dims}
 
 
-def _weight(nest: Nest, d: str, but: Buf | None = None) -> int:
+def _weight(nest: Nest, dim: str, but: Buf | None = None) -> int:
     """Counts accesses whose next one along a dimension is the neighbour.
 
     Those that do not depend on others of the dimensions are made once for all of them.
     """
     free = [x for x in nest.dims if x not in nest.rdims]
-    accesses = [(e.info[0], e.info[1], e.symbols) for e in nest.loads()]
-    accesses += [(w.buf, w.index, frozenset(nest.dims if w.inner else free)) for w in nest.writes]
+    accesses = [(load.info[0], load.info[1], load.symbols) for load in nest.loads()]
+    accesses += [
+        (write.buf, write.index, frozenset(nest.dims if write.inner else free))
+        for write in nest.writes
+    ]
     return sum(
         math.prod(nest.dims[x] for x in nest.dims if x in symbols)
         for buf, index, symbols in accesses
-        if buf.root is not but and abs(flat_coefficient(buf, index, d)) == 1
+        if buf.root is not but and abs(flat_coefficient(buf, index, dim)) == 1
     )
 
 
@@ -162,8 +173,8 @@ def along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
     """Dimensions in an order whose last one runs along lanes: the one along which most accesses go to neighbours."""
     if not dims:
         return {}
-    best = max(dims, key=lambda d: (dims[d] > 1, _weight(nest, d), list(dims).index(d)))
-    return {d: n for d, n in dims.items() if d != best} | {best: dims[best]}
+    best = max(dims, key=lambda dim: (dims[dim] > 1, _weight(nest, dim), list(dims).index(dim)))
+    return {dim: size for dim, size in dims.items() if dim != best} | {best: dims[best]}
 
 
 # ---------------------------------------------------------------- do points meet?
@@ -173,20 +184,28 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
     """Whether points that differ in these dimensions may run at the same time: each stores to its
     own elements, and none reads what another one stores.
     """
-    moving = {d: n for d, n in dims.items() if n > 1}
+    moving = {dim: size for dim, size in dims.items() if size > 1}
     stored: dict[Buf, list[Write]] = {}
-    for w in nest.writes:
-        if w.inner:  # at every point, also of reduced dimensions that one thread walks
-            symbols = frozenset().union(*(i.symbols for i in w.index))
-            walked = {d: nest.dims[d] for d in nest.rdims if d in symbols and nest.dims[d] > 1}
-            told = is_one_to_one(w.index, moving | walked)
+    for write in nest.writes:
+        if write.inner:  # at every point, also of reduced dimensions that one thread walks
+            symbols = frozenset().union(*(position.symbols for position in write.index))
+            walked = {
+                rdim: nest.dims[rdim]
+                for rdim in nest.rdims
+                if rdim in symbols and nest.dims[rdim] > 1
+            }
+            told = is_one_to_one(write.index, moving | walked)
         else:
-            told = is_one_to_one(w.index, {d: n for d, n in moving.items() if d not in nest.rdims})
+            told = is_one_to_one(
+                write.index, {dim: n for dim, n in moving.items() if dim not in nest.rdims}
+            )
         if not told:
             return False
-        stored.setdefault(w.buf.root, []).append(w)
+        stored.setdefault(write.buf.root, []).append(write)
     pairs = [
-        (w, e.info[0], e.info[1]) for e in nest.loads() for w in stored.get(e.info[0].root, ())
+        (w, load.info[0], load.info[1])
+        for load in nest.loads()
+        for w in stored.get(load.info[0].root, ())
     ]
     pairs += [
         (a, b.buf, b.index) for ws in stored.values() for k, a in enumerate(ws) for b in ws[:k]
@@ -196,12 +215,12 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
     )
 
 
-def _same_element(w: Write, buf: Buf, index: Sequence[Affine | None]) -> bool:
-    return buf is w.buf and tuple(index) == tuple(w.index)
+def _same_element(write: Write, buf: Buf, index: Sequence[Affine | None]) -> bool:
+    return buf is write.buf and tuple(index) == tuple(write.index)
 
 
-def _apart(w: Write, buf: Buf, index: Sequence[Affine | None], nest: Nest) -> bool:
-    return buf is w.buf and not nest.moves() and apart(w.index, nest.dims, index, nest.dims)
+def _apart(write: Write, buf: Buf, index: Sequence[Affine | None], nest: Nest) -> bool:
+    return buf is write.buf and not nest.moves() and apart(write.index, nest.dims, index, nest.dims)
 
 
 def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
@@ -212,12 +231,12 @@ def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
     found = True
     while left and found:
         found = False
-        for i in index:
-            mine = sorted((abs(c), d) for d, c in i.terms if d in left)
+        for position in index:
+            mine = sorted((abs(c), d) for d, c in position.terms if d in left)
             reach, told = 0, bool(mine)
-            for c, d in mine:
+            for c, dim in mine:
                 told = told and c > reach
-                reach += c * (left[d] - 1)
+                reach += c * (left[dim] - 1)
             if told:
                 left = {d: n for d, n in left.items() if d not in {x for _, x in mine}}
                 found = True

@@ -68,7 +68,7 @@ class Tile:
 def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]:
     """Number of points that a thread takes, by dimension; none where that leaves threads without work."""
     points = int(np.prod(list(free.values()), dtype=np.int64))
-    if nest.ordered or nest.moves() or any(w.inner for w in nest.writes) and nest.rdims:
+    if nest.ordered or nest.moves() or any(write.inner for write in nest.writes) and nest.rdims:
         return ()
     if nest.rdims:
         return _shared_operands(nest, free, points, threads)
@@ -82,44 +82,52 @@ def _shared_operands(
     together take the fewest instructions for a term.
     """
     terms = [
-        e for e in Nest({}, reductions=nest.reductions).nodes() if e.kind in ("load", "gather")
+        node
+        for node in Nest({}, reductions=nest.reductions).nodes()
+        if node.kind in ("load", "gather")
     ]
-    along = [d for d, n in free.items() if n > 1 and any(d not in e.symbols for e in terms)]
-    along = sorted(along, key=lambda d: -free[d])[:2]
+    along = [
+        dim for dim, n in free.items() if n > 1 and any(dim not in term.symbols for term in terms)
+    ]
+    along = sorted(along, key=lambda dim: -free[dim])[:2]
 
     def cost(counts: tuple[int, ...]) -> float:
         chosen, each = dict(zip(along, counts)), math.prod(counts)
-        places = math.prod(-(-n // chosen.get(d, 1)) for d, n in free.items())
-        loads = sum(math.prod(c for d, c in chosen.items() if d in e.symbols) for e in terms)
+        places = math.prod(-(-n // chosen.get(dim, 1)) for dim, n in free.items())
+        loads = sum(
+            math.prod(c for dim, c in chosen.items() if dim in term.symbols) for term in terms
+        )
         return -(-places // threads) * (each * len(nest.reductions) + LOAD_COST * loads)
 
     options = [
         c
         for c in itertools.product(*((1, 2, 4, 8) for _ in along))
         if math.prod(c) * len(nest.reductions) <= MOST_POINTS
-        and all(n <= free[d] for d, n in zip(along, c))
+        and all(n <= free[dim] for dim, n in zip(along, c))
     ]
     if nest_rewrites(nest):  # a point that lies outside would read what another thread stores
-        options = [c for c in options if all(free[d] % n == 0 for d, n in zip(along, c))]
-    best = min(options, key=lambda c: (cost(c), c))
-    return tuple(Tile(d, free[d], c) for d, c in zip(along, best) if c > 1)
+        options = [
+            option for option in options if all(free[dim] % n == 0 for dim, n in zip(along, option))
+        ]
+    best = min(options, key=lambda option: (cost(option), option))
+    return tuple(Tile(dim, free[dim], c) for dim, c in zip(along, best) if c > 1)
 
 
 def nest_rewrites(nest: Nest, but: Buf | None = None) -> bool:
     """Whether it reads, anywhere, an array that it writes, other than a certain root buffer."""
-    written = {w.buf.root for w in nest.writes} - {but}
-    return any(e.info[0].root in written for e in nest.loads())
+    written = {write.buf.root for write in nest.writes} - {but}
+    return any(load.info[0].root in written for load in nest.loads())
 
 
 def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
     """Whether a nest may be tiled so, although its own choice may be another; `kept` is a root buffer in registers."""
     if chosen and (
-        nest.ordered or nest.moves() or any(w.inner for w in nest.writes) and nest.rdims
+        nest.ordered or nest.moves() or any(write.inner for write in nest.writes) and nest.rdims
     ):
         return False
     if any(t.may_lie_outside(t.count - 1) for t in chosen) and nest_rewrites(nest, kept):
         return False
-    sizes = [b.dtype.itemsize for b in _buffers(nest) if b.root is not kept]
+    sizes = [buffer.dtype.itemsize for buffer in _buffers(nest) if buffer.root is not kept]
     for t in chosen:
         if t.beside and (
             max(sizes, default=0) * t.count > VECTOR_BYTES
@@ -131,68 +139,74 @@ def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
 
 def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Tile, ...]:
     """Along the dimension along which all accesses are the same or whole vectors, at multiples of their size."""
-    sizes = {w.buf.dtype.itemsize for w in nest.writes} | {
-        e.info[0].dtype.itemsize for e in nest.loads()
+    sizes = {write.buf.dtype.itemsize for write in nest.writes} | {
+        load.info[0].dtype.itemsize for load in nest.loads()
     }
     if not sizes or 0 in sizes:
         return ()
     count = VECTOR_BYTES // max(sizes)
-    if len({w.inner for w in nest.writes}) > 1:
+    if len({write.inner for write in nest.writes}) > 1:
         return ()
-    for d, n in free.items():
+    for dim, n in free.items():
         if (
             count > 1
             and n % count == 0
             and points >= count * FEWEST_LANES
-            and _is_whole(nest, d, count)
+            and _is_whole(nest, dim, count)
         ):
-            return (Tile(d, n, count, beside=True),)
+            return (Tile(dim, n, count, beside=True),)
     return ()
 
 
-def whole_terms(nest: Nest, d: str) -> int:
+def whole_terms(nest: Nest, dim: str) -> int:
     """Number of neighbours along a reduced dimension that a thread may load as whole vectors; 1 if it may not."""
-    terms = nodes([e for r in nest.reductions for e in r.args])
-    loads = [e for e in terms if e.kind in ("load", "gather") and d in e.symbols]
-    if not loads or nest.ordered or nest.moves() or any(w.inner for w in nest.writes):
+    terms = nodes([arg for reduction in nest.reductions for arg in reduction.args])
+    loads = [term for term in terms if term.kind in ("load", "gather") and dim in term.symbols]
+    if not loads or nest.ordered or nest.moves() or any(write.inner for write in nest.writes):
         return 1
-    if any(e.kind == "gather" or e.info[2] for e in loads):
+    if any(load.kind == "gather" or load.info[2] for load in loads):
         return 1
-    sizes = [e.info[0].dtype.itemsize for e in loads]
+    sizes = [load.info[0].dtype.itemsize for load in loads]
     count = VECTOR_BYTES // max(sizes) if min(sizes) else 1
-    flats = [flat_index(e.info[0], e.info[1]) for e in loads]
-    return count if nest.dims[d] % count == 0 and all(_is_along(f, d, count) for f in flats) else 1
-
-
-def terms_beside(nest: Nest, d: str, count: int, context: NestContext) -> list[list[Reduction]]:
-    """The reductions at each of `count` neighbours; the dimension counts such groups of them."""
-    places = [context.pool.renamer({d: Affine.symbol(d, count) + u}) for u in range(count)]
-    return [[r.mapped(at) for r in nest.reductions] for at in places]
-
-
-def _is_along(flat: Affine, d: str, count: int) -> bool:
+    flats = [flat_index(load.info[0], load.info[1]) for load in loads]
     return (
-        flat.coefficient(d) == 1
+        count
+        if nest.dims[dim] % count == 0 and all(_is_along(flat, dim, count) for flat in flats)
+        else 1
+    )
+
+
+def terms_beside(nest: Nest, dim: str, count: int, context: NestContext) -> list[list[Reduction]]:
+    """The reductions at each of `count` neighbours; the dimension counts such groups of them."""
+    places = [context.pool.renamer({dim: Affine.symbol(dim, count) + u}) for u in range(count)]
+    return [[reduction.mapped(at) for reduction in nest.reductions] for at in places]
+
+
+def _is_along(flat: Affine, dim: str, count: int) -> bool:
+    return (
+        flat.coefficient(dim) == 1
         and flat.const % count == 0
-        and all(c % count == 0 for s, c in flat.terms if s != d)
+        and all(c % count == 0 for s, c in flat.terms if s != dim)
     )
 
 
 def _buffers(nest: Nest) -> list[Buf]:
-    return [e.info[0] for e in nest.loads()] + [w.buf for w in nest.writes]
+    return [load.info[0] for load in nest.loads()] + [write.buf for write in nest.writes]
 
 
-def _is_whole(nest: Nest, d: str, count: int, but: Buf | None = None) -> bool:
-    accesses = [(e.info[0], e.info[1]) for e in nest.loads() if d in e.symbols] + [
-        (w.buf, w.index) for w in nest.writes
+def _is_whole(nest: Nest, dim: str, count: int, but: Buf | None = None) -> bool:
+    accesses = [(load.info[0], load.info[1]) for load in nest.loads() if dim in load.symbols] + [
+        (write.buf, write.index) for write in nest.writes
     ]
-    if any(e.kind == "gather" and d in e.symbols for e in nest.loads()):
+    if any(load.kind == "gather" and dim in load.symbols for load in nest.loads()):
         return False
-    if any(w.guard for w in nest.writes) or any(
-        e.kind == "load" and e.info[2] for e in nest.loads()
+    if any(write.guard for write in nest.writes) or any(
+        load.kind == "load" and load.info[2] for load in nest.loads()
     ):
         return False
-    return all(_is_along(flat_index(b, i), d, count) for b, i in accesses if b.root is not but)
+    return all(
+        _is_along(flat_index(buf, i), dim, count) for buf, i in accesses if buf.root is not but
+    )
 
 
 def renamed_points(chosen: Sequence[Tile]) -> Iterator[dict[str, Affine]]:
@@ -217,30 +231,30 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
             if t.may_lie_outside(u)
         ]
 
-        def accumulators(x: Expr, n: int = n) -> Expr | None:
+        def accumulators(expr: Expr, n: int = n) -> Expr | None:
             return (
-                context.pool.make("acc", x.dtype, x.info + n * width)
-                if x.kind == "acc" and n
+                context.pool.make("acc", expr.dtype, expr.info + n * width)
+                if expr.kind == "acc" and n
                 else None
             )
 
         renamed = context.pool.renamer(dims)
         numbered = context.pool.rewriter(accumulators)
-        reductions += [r.mapped(renamed) for r in nest.reductions]
+        reductions += [reduction.mapped(renamed) for reduction in nest.reductions]
 
-        def moved(x: Expr, f: Callable = renamed, g: Callable = numbered) -> Expr:
-            return g(f(x))
+        def moved(expr: Expr, function: Callable = renamed, g: Callable = numbered) -> Expr:
+            return g(function(expr))
 
-        writes += [_moved(w.mapped(moved), dims, masks, context) for w in nest.writes]
+        writes += [_moved(write.mapped(moved), dims, masks, context) for write in nest.writes]
     sizes = {t.dim: t.steps for t in chosen}
     kept = {t.kept(u): t.size for t in chosen for u in range(t.count) if t.may_lie_outside(u)}
-    stepped = {d: sizes.get(d, n) for d, n in nest.dims.items()} | kept
+    stepped = {dim: sizes.get(dim, size) for dim, size in nest.dims.items()} | kept
     return replace(nest, dims=stepped, reductions=reductions, writes=writes)
 
 
 def _moved(
     w: Write, dims: Mapping[str, Affine], masks: Sequence[Expr], context: NestContext
 ) -> Write:
-    for m in masks:
-        w = replace(w, mask=m if w.mask is None else context.op("and", BOOL, w.mask, m))
-    return replace(w, index=tuple(i.substitute(dims.get) for i in w.index))
+    for mask in masks:
+        w = replace(w, mask=mask if w.mask is None else context.op("and", BOOL, w.mask, mask))
+    return replace(w, index=tuple(position.substitute(dims.get) for position in w.index))

@@ -38,7 +38,7 @@ def check_api_version() -> None:
     with open(path) as f:
         text = f.read()
     lines = [re.search(rf"XLA_FFI_API_{w} (\d+)", text) for w in ("MAJOR", "MINOR")]
-    found = tuple(int(m[1]) for m in lines if m is not None)
+    found = tuple(int(line[1]) for line in lines if line is not None)
     if len(found) < 2 or found[0] != API_VERSION[0] or found[1] < API_VERSION[1]:
         raise TargetError(
             "jaxlib's XLA FFI API is not supported",
@@ -51,8 +51,8 @@ def _api_call(offset: int, fields: Sequence[tuple[str, str]]) -> str:
     """Lines that call a function of XLA's table as `%answer`; `%frame` is the call frame.
 
     offset: of the function in XLA_FFI_Api. fields: of its arguments behind the first two words,
-      which are their size in bytes
-    and no extension: (value, type) each. `%one` is 1, `%null` the null pointer.
+    which are their size in bytes and no extension: (value, type) each. `%one` is 1, `%null` the
+    null pointer.
     """
     size = 8 * (2 + len(fields))
     words = [("%size", "i64"), ("%null", "!llvm.ptr"), *fields]
