@@ -294,3 +294,14 @@ def test_docstrings_begin_with_a_verb_or_with_the_name_of_a_thing():
                 if text and UNCLEAR_OPENINGS.match(text):
                     found.append(f"{path}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
     assert not found, "\n".join(found)
+
+
+def test_class_names_are_used_once():
+    """CompilerParams is the public name of each target's choices, by specification."""
+    names = collections.Counter(
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in names.items() if count > 1} <= {"CompilerParams"}

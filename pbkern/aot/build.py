@@ -15,15 +15,15 @@ from pbkern.core import config
 from pbkern.core.options import CompileOptions
 from pbkern.core.process import gc_pause, progress, recursion
 from pbkern.core.version import VERSION
-from pbkern.targets.cpu.devices import Device, devices_of
+from pbkern.targets.cpu.devices import CpuDevice, devices_of
 from pbkern.targets.llvm import process
 
 from . import link
 from .codegen.emit import emitted, require_llvmlite
-from .codegen.entry import Entry, Part
+from .codegen.entry import DevicePart, Entry
 from .codegen.variant import variant_of
 from .files import Wanted, all_or_none
-from .function import Function
+from .function import LibraryFunction
 from .interface import companions
 from .interface.c_types import element_type
 from .interface.header import Interface, header_text
@@ -34,7 +34,7 @@ EMITTED = ("obj", "asm", "llvm")
 
 
 def build_library(
-    asked: Wanted, options: CompileOptions, make: Callable[[CompileOptions], Function]
+    asked: Wanted, options: CompileOptions, make: Callable[[CompileOptions], LibraryFunction]
 ) -> Library:
     """Makes a library and writes its files. Nothing is written after an error.
 
@@ -71,7 +71,9 @@ def build_library(
     )
 
 
-def _interface(name: str, parts: Sequence[Part], user_memory: bool, threads: int) -> Interface:
+def _interface(
+    name: str, parts: Sequence[DevicePart], user_memory: bool, threads: int
+) -> Interface:
     """Describes what holds for every device: plans may differ in what they read, and in which results replace arguments."""
     functions = [part.function for part in parts]
     inputs = [
@@ -91,7 +93,11 @@ def _interface(name: str, parts: Sequence[Part], user_memory: bool, threads: int
 
 
 def _texts(
-    asked: Wanted, of: Interface, options: CompileOptions, parts: Sequence[Part], described: Mapping
+    asked: Wanted,
+    of: Interface,
+    options: CompileOptions,
+    parts: Sequence[DevicePart],
+    described: Mapping,
 ) -> dict[str, bytes]:
     """Texts of the kinds in KINDS that are texts."""
     names = {kind: path.name for kind, path in asked.files.items()}
@@ -112,7 +118,7 @@ def _texts(
     }
 
 
-def plan_options(options: CompileOptions, device: Device) -> CompileOptions:
+def plan_options(options: CompileOptions, device: CpuDevice) -> CompileOptions:
     """The options of a plan: the same as just in time where the device is the one at hand."""
     kept = {
         k: v
@@ -122,7 +128,7 @@ def plan_options(options: CompileOptions, device: Device) -> CompileOptions:
     return CompileOptions(**(kept | {"device": None if device.name == "native" else device.name}))
 
 
-def most_threads(options: CompileOptions, device: Device) -> int:
+def most_threads(options: CompileOptions, device: CpuDevice) -> int:
     """Most threads of one call."""
     if not options.openmp:
         return 1
@@ -130,12 +136,14 @@ def most_threads(options: CompileOptions, device: Device) -> int:
     return options.num_threads or here or device.machine.cores
 
 
-def _part(device: Device, options: CompileOptions, make: Callable, times: dict[str, float]) -> Part:
+def _part(
+    device: CpuDevice, options: CompileOptions, make: Callable, times: dict[str, float]
+) -> DevicePart:
     function = _timed(times, f"plan for {device.name}", make, plan_options(options, device))
     for argument in function.arguments:
         element_type(argument.type.dtype, argument.path)
     if function.program is None:
-        return Part(device, function, None)
+        return DevicePart(device, function, None)
     threads = most_threads(options, device)
     variant = _timed(
         times,
@@ -147,7 +155,7 @@ def _part(device: Device, options: CompileOptions, make: Callable, times: dict[s
         threads,
         options.openmp,
     )
-    return Part(device, function, variant)
+    return DevicePart(device, function, variant)
 
 
 def _timed(times: dict[str, float], what: str, function: Callable, *args: Any) -> Any:
@@ -161,7 +169,7 @@ def _timed(times: dict[str, float], what: str, function: Callable, *args: Any) -
 def _write(
     files: Mapping[str, pathlib.Path],
     texts: Mapping[str, bytes],
-    device: Device,
+    device: CpuDevice,
     use_openmp: bool,
     times,
 ) -> None:

@@ -19,7 +19,7 @@ from pbkern.dsl.trace import KernelFunction
 from pbkern.frontends.jax import call
 
 from .files import wanted
-from .function import Function, function_of, function_of_kernel
+from .function import LibraryFunction, function_of, function_of_kernel
 from .interface.names import argument_paths, identifier, parameter_names, result_paths
 from .library import Library
 
@@ -123,7 +123,7 @@ def compile_library(
         fn, args, kwargs, lambda of: of in static.positions or of in static.names
     )
 
-    def make(planned: CompileOptions) -> Function:
+    def make(planned: CompileOptions) -> LibraryFunction:
         return function_of(
             traced.closed,
             own_name,
@@ -137,7 +137,9 @@ def compile_library(
     return build_library(asked, options, make)
 
 
-def _of_kernel(fn: Kernel | KernelFunction, args: tuple, options: CompileOptions) -> Function:
+def _of_kernel(
+    fn: Kernel | KernelFunction, args: tuple, options: CompileOptions
+) -> LibraryFunction:
     kernel = fn if isinstance(fn, Kernel) else fn.trace(*args)
     count = len(kernel.in_types)
     names = (

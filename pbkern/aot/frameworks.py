@@ -25,7 +25,7 @@ from pbkern.core.option_uses import check_for
 from pbkern.core.options import CompileOptions
 
 from .files import wanted
-from .function import Function, function_of
+from .function import LibraryFunction, function_of
 from .interface.names import identifier, parameter_names
 from .library import Library
 
@@ -156,7 +156,7 @@ def _library(
         closed = _jax.hoist_constants(turned)
     constants = [*turned.consts, *held]
 
-    def make(planned: CompileOptions) -> Function:
+    def make(planned: CompileOptions) -> LibraryFunction:
         with jax.enable_x64(True), _jax.types_kept(closed):
             return function_of(closed, name, planned, in_names, out_names, constants)
 

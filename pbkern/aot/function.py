@@ -37,7 +37,7 @@ PRINTS = ("debug_callback", "debug_print")
 
 
 @dataclass(frozen=True)
-class Source:
+class ArraySource:
     """Place of an array: number `n` of the inputs ("input"), of the outputs or of the constants."""
 
     kind: str
@@ -45,7 +45,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Function:
+class LibraryFunction:
     """The computation of a library.
 
     Attributes:
@@ -64,8 +64,8 @@ class Function:
     outputs: tuple[Argument, ...]
     constants: tuple[np.ndarray, ...]
     program: HostProgram | None
-    buffers: tuple[Source, ...]
-    copies: tuple[tuple[int, Source], ...]
+    buffers: tuple[ArraySource, ...]
+    copies: tuple[tuple[int, ArraySource], ...]
     shared: tuple[tuple[int, int], ...]
     build: Build
 
@@ -85,20 +85,20 @@ class _Values:
         self.constants: list[np.ndarray] = []
         self.numbers: dict = {}
 
-    def source(self, v) -> Source:
+    def source(self, v) -> ArraySource:
         if isinstance(v, jex.Literal):
             return self._constant(np.asarray(v.val, array_aval(v).dtype))
         if v in self.inputs:
-            return Source("input", self.inputs[v])
+            return ArraySource("input", self.inputs[v])
         if v in self.outputs:
-            return Source("output", self.outputs[v])
+            return ArraySource("output", self.outputs[v])
         if v not in self.numbers:
             self.numbers[v] = self._constant(self.known[v])
         return self.numbers[v]
 
-    def _constant(self, x: np.ndarray) -> Source:
+    def _constant(self, x: np.ndarray) -> ArraySource:
         self.constants.append(x)
-        return Source("constant", len(self.constants) - 1)
+        return ArraySource("constant", len(self.constants) - 1)
 
 
 def _words(x, aval) -> np.ndarray:
@@ -115,7 +115,7 @@ def function_of(
     out_paths: Sequence[str],
     held: Sequence = (),
     donated: Sequence[bool] = (),
-) -> Function:
+) -> LibraryFunction:
     """The function of a jaxpr.
 
     Args:
@@ -146,7 +146,7 @@ def function_of(
     copies = tuple(
         (k, values.source(v))
         for k, v in enumerate(results)
-        if isinstance(v, jex.Literal) or values.source(v) != Source("output", k)
+        if isinstance(v, jex.Literal) or values.source(v) != ArraySource("output", k)
     )
     _refuse_large(values.constants, name)
     (program,) = plan.programs() or (None,)
@@ -158,7 +158,7 @@ def function_of(
         dataclasses.replace(argument, is_used=n in used)
         for n, argument in enumerate(arguments[: len(in_paths)])
     )
-    return Function(
+    return LibraryFunction(
         name,
         inputs,
         arguments[len(in_paths) :],
@@ -175,7 +175,7 @@ def _arguments(paths: Sequence[str], types: Sequence[ArrayType]) -> tuple[Argume
     return tuple(Argument(n, path, type_) for n, path, type_ in zip(distinct(paths), paths, types))
 
 
-def _shared(program: HostProgram, buffers: Sequence[Source]) -> tuple[tuple[int, int], ...]:
+def _shared(program: HostProgram, buffers: Sequence[ArraySource]) -> tuple[tuple[int, int], ...]:
     """(input, output) pairs of the function that share an array in its program."""
     pairs = [
         (buffers[i], buffers[len(program.inputs) + array])
@@ -186,7 +186,7 @@ def _shared(program: HostProgram, buffers: Sequence[Source]) -> tuple[tuple[int,
 
 def function_of_kernel(
     kernel: Kernel, options: CompileOptions, in_paths: Sequence[str]
-) -> Function:
+) -> LibraryFunction:
     """The function of a hand-written kernel."""
     for stage in kernel.stages:
         _refuse_effects(stage)
@@ -198,10 +198,10 @@ def function_of_kernel(
     given = _arguments((*in_paths, *outs), (*kernel.in_types, *kernel.out_types))
     count = len(kernel.in_types)
     buffers = (
-        *(Source("input", n) for n in range(count)),
-        *(Source("output", n) for n in range(len(outs))),
+        *(ArraySource("input", n) for n in range(count)),
+        *(ArraySource("output", n) for n in range(len(outs))),
     )
-    return Function(
+    return LibraryFunction(
         kernel.name,
         given[:count],
         given[count:],

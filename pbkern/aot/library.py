@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pbkern.targets.cpu.devices import Device
+from pbkern.targets.cpu.devices import CpuDevice
 
 from . import link
 from .loaded import LoadedLibrary
@@ -30,7 +30,7 @@ class Library:
     header: str
     metadata: Mapping[str, Any]
     code: bytes = field(repr=False)
-    device: Device = field(repr=False)
+    device: CpuDevice = field(repr=False)
     use_openmp: bool = field(repr=False)
 
     def load(self) -> LoadedLibrary:

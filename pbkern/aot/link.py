@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from pbkern.core.errors import TargetError
-from pbkern.targets.cpu.devices import Device
+from pbkern.targets.cpu.devices import CpuDevice
 
 COMPILERS = ("cc", "gcc", "clang")
 # (whether x86-64, system) -> as zig calls it.
@@ -24,7 +24,7 @@ HINT = "install a C compiler, or pip install ziglang; an object file (.o) needs 
 
 
 def link(
-    made: pathlib.Path, objects: Sequence[pathlib.Path], device: Device, use_openmp: bool
+    made: pathlib.Path, objects: Sequence[pathlib.Path], device: CpuDevice, use_openmp: bool
 ) -> None:
     """Makes the shared library `made`. Raises TargetError without a linker, or with what it says."""
     compiler = _compiler(device)
@@ -43,14 +43,14 @@ def link(
     _run([*command, *(["-lm"] if device.system == "linux" else [])], "link")
 
 
-def archive(made: pathlib.Path, objects: Sequence[pathlib.Path], device: Device) -> None:
+def archive(made: pathlib.Path, objects: Sequence[pathlib.Path], device: CpuDevice) -> None:
     """Makes the static library `made`, the same bytes each time. Raises TargetError."""
     tool = shutil.which("ar")
     command = [tool] if tool and device.system == "linux" else [*_zig("archive"), "ar"]
     _run([*command, "rcsD", str(made), *map(str, objects)], "archive")
 
 
-def _compiler(device: Device) -> list[str]:
+def _compiler(device: CpuDevice) -> list[str]:
     found = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if device.is_here and found:
         return [found]

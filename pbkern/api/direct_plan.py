@@ -32,7 +32,7 @@ from .pipeline import Build, compile_programs, current_plan
 Values = list[Any]
 
 
-class Device(Protocol):
+class GpuDevice(Protocol):
     """A GPU that a framework's arrays are on."""
 
     def entered(self) -> contextlib.AbstractContextManager[object]:
@@ -42,7 +42,7 @@ class Device(Protocol):
         """The stream on which the calling thread's work goes."""
 
 
-class Memory(Protocol):
+class ArrayMemory(Protocol):
     """Services that a call with addresses asks of a framework's arrays.
 
     Attributes:
@@ -53,7 +53,7 @@ class Memory(Protocol):
       before_call: is called in the calling thread before a program runs; None: nothing is.
     """
 
-    device: Device | None
+    device: GpuDevice | None
     openmp: str | None
     address: Callable[[Any], int]
     before_call: Callable[[], object] | None
@@ -94,7 +94,7 @@ class DirectPlan:
         jaxpr: jex.ClosedJaxpr,
         name: str,
         options: CompileOptions,
-        memory: Memory,
+        memory: ArrayMemory,
         checks: Sequence[str] = (),
     ):
         with jax.enable_x64(True), _jax.types_kept(jaxpr):

@@ -38,7 +38,7 @@ from pbkern.targets.target import Target
 HUGE_PAGE = 2 << 20
 
 
-class Memory:
+class PoolPages:
     """Pages of one size, aligned to huge pages."""
 
     def __init__(self, size: int) -> None:
@@ -53,7 +53,7 @@ class Memory:
 class Lease:
     """Lends memory to one array: when nothing refers to it any more, the memory goes back to its pool."""
 
-    def __init__(self, memory: Memory, pool: Pool):
+    def __init__(self, memory: PoolPages, pool: ResultPool):
         self.memory, self.pool = memory, pool
         self.__array_interface__ = memory.bytes.__array_interface__
 
@@ -61,11 +61,11 @@ class Lease:
         self.pool.give(self.memory)
 
 
-class Pool:
+class ResultPool:
     """Memory that is not in use, what was returned last first."""
 
     def __init__(self) -> None:
-        self.unused: deque[Memory] = deque()
+        self.unused: deque[PoolPages] = deque()
         self.lock = (
             threading.RLock()
         )  # reentrant: garbage collection may return memory while this thread takes some
@@ -76,15 +76,15 @@ class Pool:
         lease = Lease(self._take(-(-size // HUGE_PAGE) * HUGE_PAGE), self)
         return np.asarray(lease)[:size].view(dtype).reshape(shape)
 
-    def _take(self, size: int) -> Memory:
+    def _take(self, size: int) -> PoolPages:
         with self.lock:
             for memory in reversed(list(self.unused)):
                 if memory.size == size:
                     self.unused.remove(memory)
                     return memory
-        return Memory(size)
+        return PoolPages(size)
 
-    def give(self, memory: Memory) -> None:
+    def give(self, memory: PoolPages) -> None:
         with self.lock:
             self.unused.append(memory)
             while (
@@ -94,7 +94,7 @@ class Pool:
                 self.unused.popleft()
 
 
-POOL = Pool()
+POOL = ResultPool()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from .decorators import JitFunction
 from .pipeline import build_kernel, compile_programs
 
 if TYPE_CHECKING:  # lowering is imported when something is compiled
-    from pbkern.targets.nvgpu.program import Compiled
+    from pbkern.targets.nvgpu.program import NvProgram
 
 
 DEFAULT_DEVICE = "sm_90a"  # also where there is another one: the same text everywhere
@@ -85,7 +85,7 @@ def simulate(
     counts: list[Counts] = []
 
     def run(program: HostProgram, operands) -> list:
-        compiled: Compiled = build.compiled[program.name]
+        compiled: NvProgram = build.compiled[program.name]
         found, cost = compiled.simulated([np.asarray(operand) for operand in operands], check)
         checks.raise_failed(program.kernels())
         counts.append(cost)
@@ -141,5 +141,5 @@ def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -
     return Simulation(results, [kernel], _texts([compiled]), counts)
 
 
-def _texts(compiled: list[Compiled]) -> list[str]:
+def _texts(compiled: list[NvProgram]) -> list[str]:
     return [c.codes[id(kernel)].ptx for c in compiled for kernel in c.program.kernels()]

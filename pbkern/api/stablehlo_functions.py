@@ -13,8 +13,8 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import ArgumentError, OptionError
 from pbkern.core.options import CompileOptions
-from pbkern.frontends.stablehlo.importer import Imported, import_program
-from pbkern.frontends.stablehlo.parse import Source, parse
+from pbkern.frontends.stablehlo.importer import ImportedProgram, import_program
+from pbkern.frontends.stablehlo.parse import ProgramSource, parse
 
 from .decorators import JitFunction, polyblocks_jit_jax
 
@@ -54,7 +54,7 @@ class ImportedFunction:
       in_avals, out_avals: types of arguments and results, flat.
     """
 
-    def __init__(self, source: Source, compile_options: Any):
+    def __init__(self, source: ProgramSource, compile_options: Any):
         self._source, imported = source, import_program(source)
         self.in_avals = _arguments(source, imported)
         self.out_avals = tuple(imported.jaxpr.out_avals)
@@ -105,12 +105,12 @@ class ImportedFunction:
         return f"<pbkern.from_stablehlo `{self.__name__}` of ({types})>"
 
 
-def _arguments(source: Source, imported: Imported) -> tuple[Any, ...]:
+def _arguments(source: ProgramSource, imported: ImportedProgram) -> tuple[Any, ...]:
     """Types of all arguments; an export leaves out of its program those that nothing reads."""
     return tuple(source.exported.in_avals if source.exported else imported.jaxpr.in_avals)
 
 
-def _function(source: Source, imported: Imported, in_avals: tuple[Any, ...]):
+def _function(source: ProgramSource, imported: ImportedProgram, in_avals: tuple[Any, ...]):
     """The program as a function to be traced."""
     run, exported = jex.jaxpr_as_fun(imported.jaxpr), source.exported
     kept = exported.module_kept_var_idx if exported else range(len(in_avals))
@@ -130,7 +130,7 @@ def _function(source: Source, imported: Imported, in_avals: tuple[Any, ...]):
     return program
 
 
-def _flat(source: Source, name: str, count: int, args: tuple, kwargs: dict) -> list:
+def _flat(source: ProgramSource, name: str, count: int, args: tuple, kwargs: dict) -> list:
     """The arrays among arguments.
 
     Raises ArgumentError where they are built otherwise than the program's.

@@ -18,7 +18,7 @@ from pbkern.core.errors import FallbackWarning, PbkernError
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
 from pbkern.frontends.torch import graphs as captured
-from pbkern.frontends.torch.capture import Captured
+from pbkern.frontends.torch.capture import CapturedGraph
 from pbkern.frontends.torch.dtypes import check_tensor, is_sparse
 from pbkern.frontends.torch.memory import CudaDevice, CudaMemory, SimulatedDevice, TorchMemory
 
@@ -157,7 +157,7 @@ def backend(options: CompileOptions, graphs: list[captured.Graph]) -> Callable:
         polyblocks_disable_unsafe_math_canonicalizations=options.disable_unsafe_math_canonicalizations,
     )
 
-    def compile_jaxpr(found: Captured, name: str, device: torch.device) -> DirectPlan:
+    def compile_jaxpr(found: CapturedGraph, name: str, device: torch.device) -> DirectPlan:
         return DirectPlan(found.jaxpr, name, plain, _memory(plain.target, device), found.checks)
 
     checked = plain.target == "cpu"  # on GPUs, eager Torch has no error at the call, either

@@ -156,12 +156,12 @@ def _tune_kernels(nodes: list[Node], options: CompileOptions, end: float) -> lis
         node = waiting.pop(0)
         share = node.seconds / max(node.seconds + sum(n.seconds for n in waiting), 1e-12)
         now = time.monotonic()
-        results[id(node)] = _Search(node, options, now + max(end - now, 0.0) * share).run()
+        results[id(node)] = _TuneSearch(node, options, now + max(end - now, 0.0) * share).run()
     return [results[id(n)] for n in nodes]
 
 
 @dataclass
-class _Search:
+class _TuneSearch:
     """Search of one kernel's choice, until `end`."""
 
     node: Node

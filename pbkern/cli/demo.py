@@ -192,7 +192,7 @@ def mark_corners(image: np.ndarray, response: np.ndarray, count: int = 250) -> n
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class DemoCase:
     """One line of the demo: `ours` and `theirs` are called with `arguments` and must agree to `tolerance`."""
 
     title: str
@@ -214,7 +214,7 @@ class Outcome:
     error: float
 
 
-def run(case: Case) -> Outcome:
+def run(case: DemoCase) -> Outcome:
     start = time.perf_counter()
     result = jax.block_until_ready(case.ours(*case.arguments))
     first_call = time.perf_counter() - start
@@ -231,12 +231,14 @@ def run(case: Case) -> Outcome:
     return Outcome(result, first_call, *times, error if error == error else float("inf"))
 
 
-def fused(title: str, function: Callable, arguments: tuple, tolerance: float) -> Case:
+def fused(title: str, function: Callable, arguments: tuple, tolerance: float) -> DemoCase:
     ours = pbkern.jit(function)
-    return Case(title, ours, jax.jit(function), arguments, tolerance, len(ours.kernels(*arguments)))
+    return DemoCase(
+        title, ours, jax.jit(function), arguments, tolerance, len(ours.kernels(*arguments))
+    )
 
 
-def cases(image: np.ndarray) -> Iterator[Case]:
+def cases(image: np.ndarray) -> Iterator[DemoCase]:
     pixels = jax.device_put(image)
     grey = jax.device_put(image @ np.array([0.299, 0.587, 0.114], np.float32))
     yield fused(
@@ -248,7 +250,7 @@ def cases(image: np.ndarray) -> Iterator[Case]:
     x = jax.random.normal(key, (512, 512))
     yield fused("transformer block", transformer_block, (transformer_parameters(key), x), 1e-4)
     a, b = jax.random.normal(key, (2, N, N))
-    yield Case("matmul by hand", jax.jit(tiled_matmul), jax.jit(jnp.matmul), (a, b), 1e-4, 1)
+    yield DemoCase("matmul by hand", jax.jit(tiled_matmul), jax.jit(jnp.matmul), (a, b), 1e-4, 1)
 
 
 # --- the terminal
@@ -268,7 +270,7 @@ def heading(text: str) -> None:
 COLUMNS = f"{'':19}{'kernels':>8}{'compile':>10}{'pbkern':>18}{'jax.jit':>18}{'faster':>9}{'max error':>12}"
 
 
-def line(case: Case, o: Outcome) -> str:
+def line(case: DemoCase, o: Outcome) -> str:
     def pair(seconds: list[float]) -> str:
         return f"{min(seconds) * 1e3:.2f} / {statistics.median(seconds) * 1e3:.2f}"
 

@@ -17,14 +17,14 @@ from .conditional_results import unsure_results
 from .host_program import (
     Buffer,
     BufferKind,
+    BufferView,
     Cond,
     Copy,
     HostProgram,
+    HostWhile,
     Launch,
     Loop,
     Step,
-    View,
-    While,
 )
 from .kernel import ArrayType, Kernel
 from .specs import BlockSpec
@@ -44,7 +44,7 @@ def kernel_program(kernel: Kernel) -> HostProgram:
         [Buffer(f"{stem}{n}", type_, kind, n) for n, type_ in enumerate(types)]
         for types, kind, stem in sides
     ]
-    operands, results = (tuple(View(b.name, b.type) for b in side) for side in buffers)
+    operands, results = (tuple(BufferView(b.name, b.type) for b in side) for side in buffers)
     return HostProgram(
         kernel.name, (*buffers[0], *buffers[1]), (Launch(kernel, operands, results),)
     )
@@ -91,8 +91,8 @@ class _Stages:
                 yield step
             case Loop(counter=c, trip_count=n, steps=inner):
                 yield Loop(c, n, self.steps(inner))
-            case While(condition=c, predicate=p, steps=inner):
-                yield While(self.steps(c), p, self.steps(inner))
+            case HostWhile(condition=c, predicate=p, steps=inner):
+                yield HostWhile(self.steps(c), p, self.steps(inner))
             case Cond(index=i, branches=branches):
                 yield Cond(i, tuple(map(self.steps, branches)))
 
@@ -110,12 +110,12 @@ class _Stages:
         yield from _filled(Launch(programs, launch.operands[:count], between))
         yield from _filled(Launch(finish, between + launch.operands[count:], launch.results))
 
-    def temporary(self, n: int, array: ArrayType) -> View:
+    def temporary(self, n: int, array: ArrayType) -> BufferView:
         name = f"between{len(self.buffers)}"
         b = self.buffers.setdefault(
             (n, array), Buffer(name, array, BufferKind.TEMP, slot=self.first_slot + n)
         )
-        return View(b.name, b.type)
+        return BufferView(b.name, b.type)
 
 
 def _filled(launch: Launch) -> Iterator[Launch]:

@@ -100,7 +100,7 @@ def can_fail(kernel: Kernel) -> bool:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """The first failed check of a kernel that ran, and its operands; none if they are too large for a file."""
 
     error: CheckError
@@ -108,7 +108,7 @@ class Report:
     operands: list
 
 
-_reported: deque[Report] = deque(maxlen=1000)
+_reported: deque[CheckReport] = deque(maxlen=1000)
 _last: deque[CheckError] = deque(maxlen=1)  # what a call raised through XLA
 
 
@@ -118,7 +118,7 @@ def report(failed: CheckError, kernel: Kernel, operands: Callable[[], list]) -> 
     The first failure of a kernel is the one to raise.
     """
     if not any(r.kernel is kernel for r in list(_reported)):
-        _reported.append(Report(failed, kernel, operands()))
+        _reported.append(CheckReport(failed, kernel, operands()))
 
 
 def after(kernels: Iterable[Kernel], results: Sequence) -> list:

@@ -40,7 +40,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BufferView:
     """`type.shape` contiguous elements of `buffer` from element `offset` (affine in loop counter names).
 
     Elements are those of the view: of a buffer of complex numbers, there are views of their parts.
@@ -56,16 +56,16 @@ class Launch:
     """Runs a kernel over its grid, then its last stage: operands in the order of its in_types, results of its out_types."""
 
     kernel: Kernel
-    operands: tuple[View, ...]
-    results: tuple[View, ...]
+    operands: tuple[BufferView, ...]
+    results: tuple[BufferView, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Copies source's elements to destination; both have one type and do not overlap."""
 
-    source: View
-    destination: View
+    source: BufferView
+    destination: BufferView
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class While:
+class HostWhile:
     """Runs `condition`, then `steps` and `condition` again as long as the bool scalar `predicate` is true."""
 
     condition: tuple[Step, ...]
-    predicate: View
+    predicate: BufferView
     steps: tuple[Step, ...]
 
 
@@ -90,11 +90,11 @@ class While:
 class Cond:
     """Runs branches[clamp(index, 0, len - 1)]; `index` is an int32 scalar or a bool."""
 
-    index: View
+    index: BufferView
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step = Launch | Copy | Loop | While | Cond
+Step = Launch | Copy | Loop | HostWhile | Cond
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class HostProgram:
                         found.append(step)
                     case Loop(steps=inner):
                         visit(inner)
-                    case While(condition=c, steps=inner):
+                    case HostWhile(condition=c, steps=inner):
                         visit(c)
                         visit(inner)
                     case Cond(branches=branches):
@@ -167,7 +167,7 @@ class HostProgram:
                         found[k.name] = None if times is None or before is None else before + times
                     case Loop(trip_count=n, steps=inner):
                         visit(inner, None if times is None else times * n)
-                    case While(condition=c, steps=inner):
+                    case HostWhile(condition=c, steps=inner):
                         visit((*c, *inner), None)
                     case Cond(branches=branches):
                         for branch in branches:
@@ -195,7 +195,7 @@ class HostProgram:
             for buffer in self.buffers
         ]
 
-        def view(v: View) -> str:
+        def view(v: BufferView) -> str:
             return v.buffer if v.offset == Affine() else f"{v.buffer}[{v.offset}]"
 
         def visit(steps: tuple[Step, ...], indent: str) -> None:
@@ -210,7 +210,7 @@ class HostProgram:
                     case Loop(counter=c, trip_count=n, steps=inner):
                         lines.append(f"{indent}for {c} in range({n}):")
                         visit(inner, indent + "  ")
-                    case While(condition=c, predicate=p, steps=inner):
+                    case HostWhile(condition=c, predicate=p, steps=inner):
                         lines.append(f"{indent}while {view(p)}, after:")
                         visit(c, indent + "    ")
                         lines.append(f"{indent}do:")

@@ -115,7 +115,7 @@ def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
 
 
 @dataclass
-class Buffer:
+class RefMemory:
     """Memory that a Ref refers to in one program: a block or scratch, and which of its positions are inside the array."""
 
     name: str
@@ -136,10 +136,10 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramState:
     index: tuple[int, ...]
     grid: tuple[int, ...]
-    refs: tuple[Buffer, ...] = ()
+    refs: tuple[RefMemory, ...] = ()
     kernel: str = ""
 
 
@@ -168,14 +168,14 @@ def _run_grid(kernel: Kernel, inputs: list, outputs: list, parallel: tuple[int, 
             )
         ]
         refs = buffers + [
-            Buffer(f"scratch {n}", s, tuple(slice(0, size) for size in s.shape))
+            RefMemory(f"scratch {n}", s, tuple(slice(0, size) for size in s.shape))
             for n, s in enumerate(scratch)
         ]
         _run(
             kernel.body.jaxpr,
             kernel.body.consts,
             refs,
-            Program(index, grid, tuple(refs), kernel.name),
+            ProgramState(index, grid, tuple(refs), kernel.name),
         )
         for n in range(len(outputs)):
             buffer, window = buffers[len(inputs) + n], windows[len(inputs) + n]
@@ -219,33 +219,33 @@ def block_starts(mapping: BlockMapping, index: tuple[int, ...], prefetched: list
     affine = [start for start in mapping.starts if start is not None]
     if len(affine) == len(mapping.starts):
         return [s.evaluate(dict(enumerate(index))) for s in affine]
-    tables = [Buffer(f"prefetched operand {n}", a, ()) for n, a in enumerate(prefetched)]
+    tables = [RefMemory(f"prefetched operand {n}", a, ()) for n, a in enumerate(prefetched)]
     args = [np.int32(position) for position in index] + tables
     args = args[: len(mapping.index_map.jaxpr.invars)]
-    found = _run(mapping.index_map.jaxpr, mapping.index_map.consts, args, Program(index, ()))
+    found = _run(mapping.index_map.jaxpr, mapping.index_map.consts, args, ProgramState(index, ()))
     return [
         int(i) * (dim.size if isinstance(dim, Blocked) else 1)
         for i, dim in zip(found, mapping.dims)
     ]
 
 
-def _read_block(mapping: BlockMapping, array: np.ndarray, w: Window, record: bool) -> Buffer:
+def _read_block(mapping: BlockMapping, array: np.ndarray, w: Window, record: bool) -> RefMemory:
     block = np.full(tuple(dim.size for dim in mapping.dims), poison(array.dtype), array.dtype)
     block[w.block] = array[w.array]
     kept = [n for n, dim in enumerate(mapping.dims) if not isinstance(dim, Squeezed)]
     data = block.reshape(mapping.ref_shape)
     inside = tuple(w.block[n] for n in kept)
-    return Buffer(
+    return RefMemory(
         mapping.origin, data, inside, np.zeros(mapping.ref_shape, bool) if record else None
     )
 
 
-def _write_block(array: np.ndarray, buffer: Buffer, w: Window) -> None:
+def _write_block(array: np.ndarray, buffer: RefMemory, w: Window) -> None:
     array[w.array] = buffer.data[buffer.inside].reshape(array[w.array].shape)
 
 
 def _check_race(
-    kernel: Kernel, n: int, buffer: Buffer, w: Window, writers: np.ndarray, index, parallel
+    kernel: Kernel, n: int, buffer: RefMemory, w: Window, writers: np.ndarray, index, parallel
 ) -> None:
     """Marks what this program wrote by its number; an element of another parallel coordinate's program is a race."""
     view = writers[w.array]
@@ -271,7 +271,7 @@ def _check_race(
 # ---------------------------------------------------------------------------------------------------
 
 
-def _run(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, program: Program) -> list:
+def _run(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, program: ProgramState) -> list:
     env = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
 
     def read(atom):
@@ -282,7 +282,7 @@ def _run(jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, program: Program) -
     return [read(var) for var in jaxpr.outvars]
 
 
-def _equation(eqn, operands: list, program: Program) -> Sequence:
+def _equation(eqn, operands: list, program: ProgramState) -> Sequence:
     name = eqn.primitive.name
     if is_ref_access(eqn):
         return _access(eqn, value_access(eqn, operands), program)
@@ -382,13 +382,13 @@ NUMPY_RULES: dict[str, Callable] = {
 # ------------------------------------------------------------------------------------------------
 
 
-def _cond(eqn, operands: list, program: Program) -> Sequence:
+def _cond(eqn, operands: list, program: ProgramState) -> Sequence:
     branches = eqn.params["branches"]
     branch = branches[min(max(int(operands[0]), 0), len(branches) - 1)]
     return _run(branch.jaxpr, branch.consts, operands[1:], program)
 
 
-def _while(eqn, operands: list, program: Program) -> Sequence:
+def _while(eqn, operands: list, program: ProgramState) -> Sequence:
     params = eqn.params
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     first = params["cond_nconsts"] + params["body_nconsts"]
@@ -402,7 +402,7 @@ def _while(eqn, operands: list, program: Program) -> Sequence:
     return carry
 
 
-def _scan(eqn, operands: list, program: Program) -> Sequence:
+def _scan(eqn, operands: list, program: ProgramState) -> Sequence:
     params = _jax.params_of(eqn)
     body, first = params["jaxpr"], params["num_consts"] + params["num_carry"]
     consts, carry, xs = (
@@ -428,8 +428,8 @@ CONTROL_FLOW = {"cond": _cond, "while": _while, "scan": _scan}
 # ------------------------------------------------------------------------------------------------
 
 
-def _access(eqn, expr: RefAccess, program: Program) -> Sequence:
-    buffer: Buffer = expr.ref
+def _access(eqn, expr: RefAccess, program: ProgramState) -> Sequence:
+    buffer: RefMemory = expr.ref
     if expr.mask is None:
         where = _subscript(eqn, expr.indices, buffer, None, program)
         return _plain(expr, buffer, where)
@@ -444,7 +444,7 @@ def _access(eqn, expr: RefAccess, program: Program) -> Sequence:
     return []
 
 
-def _plain(expr: RefAccess, buffer: Buffer, where: tuple) -> Sequence:
+def _plain(expr: RefAccess, buffer: RefMemory, where: tuple) -> Sequence:
     before = np.array(buffer.data[where]) if expr.kind != "add" else None
     if expr.kind == "load":
         return [before]
@@ -459,7 +459,7 @@ def _plain(expr: RefAccess, buffer: Buffer, where: tuple) -> Sequence:
 
 
 def _subscript(
-    eqn, indices: tuple, buffer: Buffer, mask: np.ndarray | None, program: Program
+    eqn, indices: tuple, buffer: RefMemory, mask: np.ndarray | None, program: ProgramState
 ) -> tuple:
     """NumPy subscript of an access after its bounds check: slices and arrays, or with `mask` arrays only.
 
@@ -522,7 +522,7 @@ def _positions(indices: tuple) -> list[np.ndarray]:
 
 
 def _out_of_bounds(
-    eqn, buffer: Buffer, axis: int, first: int, last: int, program: Program
+    eqn, buffer: RefMemory, axis: int, first: int, last: int, program: ProgramState
 ) -> OutOfBoundsError:
     touched = f"index {first}" if first == last else f"indices {first} to {last}"
     return OutOfBoundsError(

@@ -22,8 +22,8 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, literal_value, live_equations, same, selector
 from pbkern.dsl.primitives.ref_access import Point, Range, is_ref_access, is_whole, ref_access
 from pbkern.dsl.text.spelling import (
-    Expr,
-    Scope,
+    Spelled,
+    SpellingScope,
     dtype_name,
     plain_number,
     spell,
@@ -236,7 +236,7 @@ def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | 
     """An index map as one expression, or None if a value is used twice or is no expression."""
     uses = Counter(var for e in jaxpr.eqns for var in e.invars if isinstance(var, jex.Var))
     uses.update(var for var in jaxpr.outvars if isinstance(var, jex.Var))
-    scope = Scope({var: Expr(name) for var, name in zip(jaxpr.invars, names)})
+    scope = SpellingScope({var: Spelled(name) for var, name in zip(jaxpr.invars, names)})
     for eqn in jaxpr.eqns:
         if (
             len(eqn.outvars) != 1
@@ -245,7 +245,7 @@ def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | 
         ):
             return None
         if eqn.primitive.name == "get":
-            scope.names[eqn.outvars[0]] = Expr(_subscripted(eqn, scope))
+            scope.names[eqn.outvars[0]] = Spelled(_subscripted(eqn, scope))
         elif is_ref_access(eqn):
             return None
         else:
@@ -254,7 +254,7 @@ def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | 
     return _indices(jaxpr.outvars, scope)
 
 
-def _indices(atoms: Sequence, scope: Scope) -> str:
+def _indices(atoms: Sequence, scope: SpellingScope) -> str:
     shown = [
         plain_number(literal_value(atom)) if isinstance(atom, jex.Literal) else scope.text(atom)
         for atom in atoms
@@ -273,7 +273,7 @@ def _names(letters: str, reserved: set[str], count: int | None = None) -> Iterat
 # ----------------------------------------------------------------------------------------------------
 
 
-def _results(atoms: Sequence, scope: Scope) -> str:
+def _results(atoms: Sequence, scope: SpellingScope) -> str:
     return ", ".join(map(scope.text, atoms))
 
 
@@ -282,7 +282,7 @@ class _Printer:
 
     def __init__(self, reserved: set[str], x64: bool):
         self.reserved, self.x64 = reserved, x64
-        self.scope = Scope(x64=x64)
+        self.scope = SpellingScope(x64=x64)
         self.imports = self.scope.imports
         self._fresh = _names("abcdefghijklmnopqrstuvwxyz", reserved)
         self.carry = next(
@@ -296,7 +296,7 @@ class _Printer:
 
         `bound`: names of (some) inputs; `unpack`: lines before the equations.
         """
-        self.scope.names |= {v: Expr(n) for v, n in bound.items()}
+        self.scope.names |= {v: Spelled(n) for v, n in bound.items()}
         lines = [*unpack, *self.equations(jaxpr)]
         if returned := result(jaxpr.outvars, self.scope):
             lines.append(f"return {returned}")
@@ -326,7 +326,7 @@ class _Printer:
         return self.assign(eqn.outvars, spell(self.scope, eqn).text, eqn.primitive.multiple_results)
 
     def name(self, var) -> str:
-        self.scope.names[var] = Expr(next(self._fresh))
+        self.scope.names[var] = Spelled(next(self._fresh))
         return self.scope.names[var].text
 
     def assign(self, variables: Sequence, expression: str, is_tuple: bool) -> list[str]:
@@ -470,7 +470,7 @@ class _Printer:
         return _tuple_of(atoms, self.scope)
 
 
-def _tuple_of(atoms: Sequence, scope: Scope) -> str:
+def _tuple_of(atoms: Sequence, scope: SpellingScope) -> str:
     return f"({', '.join(map(scope.text, atoms))}{',' if len(atoms) == 1 else ''})"
 
 
@@ -517,11 +517,11 @@ def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
 # -------------------------------------------------------------------------------------------------
 
 
-def _subscripted(eqn, scope: Scope) -> str:
+def _subscripted(eqn, scope: SpellingScope) -> str:
     return f"{scope.text(eqn.invars[0])}[{_subscript(eqn, scope)}]"
 
 
-def _subscript(eqn, scope: Scope) -> str:
+def _subscript(eqn, scope: SpellingScope) -> str:
     """Prints what stands in the brackets of ref[...]."""
     a = ref_access(eqn)
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
@@ -530,7 +530,7 @@ def _subscript(eqn, scope: Scope) -> str:
     return ", ".join(_index(index, size, scope) for index, size in zip(a.indices, shape))
 
 
-def _index(index, extent: int, scope: Scope) -> str:
+def _index(index, extent: int, scope: SpellingScope) -> str:
     match index:
         case Range(start=int(start), size=size, stride=stride):
             if is_whole(index, extent):
@@ -547,7 +547,7 @@ def _index(index, extent: int, scope: Scope) -> str:
             return scope.text(index.at)
 
 
-def _index_argument(eqn, scope: Scope) -> str:
+def _index_argument(eqn, scope: SpellingScope) -> str:
     """The index as a function argument."""
     a = ref_access(eqn)
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
@@ -562,7 +562,7 @@ def _index_argument(eqn, scope: Scope) -> str:
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
-def _stored(value, scope: Scope) -> str:
+def _stored(value, scope: SpellingScope) -> str:
     """A stored value; number literals take the Ref's type."""
     if isinstance(value, jex.Literal) and array_aval(value).dtype.kind in "ifV":
         return plain_number(literal_value(value))

@@ -25,14 +25,14 @@ from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.grid import block_shift, edge_variants
-from pbkern.lower.grid.edge_variants import Extent, Variant
+from pbkern.lower.grid.edge_variants import EdgeVariant, Extent
 from pbkern.lower.grid.parallelism import GridDimension, grid_dimensions
 from pbkern.lower.grid.scratch_resets import restarting_dimension
 from pbkern.lower.mlir.element_types import ELEMENTS, SUB_BYTE
 from pbkern.lower.nest import interpret, ir
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import Bounds
-from pbkern.lower.nest.interpret import Memory
+from pbkern.lower.nest.interpret import NestMemory
 from pbkern.lower.nest.ir import Buf, Let, Names, Stmt
 from pbkern.lower.nest.verify import verify
 from pbkern.lower.passes.dead_points import Body, trim
@@ -51,7 +51,7 @@ def grid_symbol(dim: int) -> str:
 
 
 @dataclass(frozen=True)
-class Operand:
+class KernelOperand:
     """One array of the kernel.
 
     Attributes:
@@ -88,10 +88,10 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Case(Section):
+class BodyCase(Section):
     """The body for some of the programs: those inside, those at each end."""
 
-    variant: Variant
+    variant: EdgeVariant
 
     def __str__(self) -> str:
         return self.variant.title + ir.show(list(self.statements))
@@ -123,19 +123,19 @@ class KernelNests:
     grid: tuple[GridDimension, ...]
     shifts: Mapping[int, block_shift.Shift]
     prologue: Section
-    operands: tuple[Operand, ...]
+    operands: tuple[KernelOperand, ...]
     scratch: tuple[Buf, ...]
     copies: Mapping[int, Buf]
     ragged: tuple[int, ...]
     crossing: tuple[Extent, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[BodyCase, ...]
 
     @property
     def parallel(self) -> tuple[int, ...]:
         """Grid dimensions whose programs may run at the same time."""
         return tuple(size.axis for size in self.grid if size.parallel)
 
-    def case_of(self, symbols: Mapping[str, int]) -> Case:
+    def case_of(self, symbols: Mapping[str, int]) -> BodyCase:
         """The one for a program with these values of grid symbols, starts of shifted blocks and names of the prologue."""
         if self.ragged:
             last = {
@@ -204,7 +204,7 @@ class KernelNests:
         poisoned where programs that may run at the same time follow one another. Raises
         InternalError for accesses outside buffers.
         """
-        return _Run(self, arrays).results()
+        return _NestsRun(self, arrays).results()
 
     def __str__(self) -> str:
         rows = [f"{self.kernel.name}:", *map(str, self.grid)]
@@ -241,7 +241,7 @@ def kernel_nests(kernel: Kernel, options: BuildOptions) -> KernelNests:
         return _Building(kernel, options, {}).nests()
 
 
-class _Run:
+class _NestsRun:
     """KernelNests on NumPy arrays."""
 
     def __init__(self, nests: KernelNests, arrays: Sequence[np.ndarray]):
@@ -262,7 +262,7 @@ class _Run:
             for output in self.outputs
             if output.aliased is None
         }
-        self.whole = Memory(kept)
+        self.whole = NestMemory(kept)
 
     def results(self) -> list[np.ndarray]:
         kernel, parallel = self.nests.kernel, self.nests.parallel
@@ -270,17 +270,17 @@ class _Run:
             dim: min(int(self.whole.read(self.nests.operands[k].buf)), kernel.grid[dim])
             for dim, k in kernel.dynamic_grid
         }
-        together, scratch = None, Memory()
+        together, scratch = None, NestMemory()
         for index in itertools.product(
             *(range(sizes.get(axis, size)) for axis, size in enumerate(kernel.grid))
         ):
             if together != (together := tuple(index[dim] for dim in parallel)):
-                scratch = Memory()
+                scratch = NestMemory()
             kept = {b: scratch.flat(b) for b in self.nests.scratch}
-            self._program(Memory(self.whole.arrays | kept), index)
+            self._program(NestMemory(self.whole.arrays | kept), index)
         return [self.whole.read(output.buf) for output in self.outputs]
 
-    def _program(self, memory: Memory, index: tuple[int, ...]) -> None:
+    def _program(self, memory: NestMemory, index: tuple[int, ...]) -> None:
         nests = self.nests
         symbols = {grid_symbol(axis): position for axis, position in enumerate(index)}
         symbols |= {
@@ -332,10 +332,10 @@ class _Building:
             variants = edge_variants.variants(ragged, blocks, bounds, kernel)
         else:
             states = {block: block.is_in_bounds(bounds) for block in blocks}
-            variants = [Variant(bounds, False in states.values())]
+            variants = [EdgeVariant(bounds, False in states.values())]
             if None in states.values() and False not in states.values():
                 crossing = tuple(e for e, state in states.items() if state is None)
-                variants = [Variant(_inside(blocks, bounds), False), Variant(bounds, True)]
+                variants = [EdgeVariant(_inside(blocks, bounds), False), EdgeVariant(bounds, True)]
         scratch, cases = self._cases(operands, [] if 0 in kernel.grid else variants)
         grid = grid_dimensions(kernel, self.options)
         return KernelNests(
@@ -353,14 +353,14 @@ class _Building:
 
     # ---------------------------------------------------------------- where blocks start
 
-    def _operands(self) -> tuple[tuple[Operand, ...], Section]:
+    def _operands(self) -> tuple[tuple[KernelOperand, ...], Section]:
         context = self._context()
         statements: list[Stmt] = []
         aliased = {o: i for i, o in self.kernel.aliases}
         found = []
         for k, (m, buf) in enumerate(zip((*self.kernel.inputs, *self.kernel.outputs), self.bufs)):
             starts = self._starts(m, context, statements)
-            found.append(Operand(buf, m, starts, aliased.get(k - len(self.kernel.inputs))))
+            found.append(KernelOperand(buf, m, starts, aliased.get(k - len(self.kernel.inputs))))
         return tuple(found), Section(tuple(statements), context)
 
     def _starts(
@@ -408,8 +408,8 @@ class _Building:
     # ---------------------------------------------------------------- the body
 
     def _cases(
-        self, operands: Sequence[Operand], variants: list[Variant]
-    ) -> tuple[tuple[Buf, ...], tuple[Case, ...]]:
+        self, operands: Sequence[KernelOperand], variants: list[EdgeVariant]
+    ) -> tuple[tuple[Buf, ...], tuple[BodyCase, ...]]:
         """The scratch, and the body for each variant; they agree about uniform scratch, which all of them use."""
         built = [self._build(operands, v) for v in variants]
         axes = uniform_axes([stmts for _, stmts in built])
@@ -427,10 +427,10 @@ class _Building:
             context.kept = frozenset(scratch)
             context.bounds.update(variant.bounds)
         return scratch, tuple(
-            Case(tuple(stmts), c, v) for (c, _), stmts, v in zip(built, narrowed, variants)
+            BodyCase(tuple(stmts), c, v) for (c, _), stmts, v in zip(built, narrowed, variants)
         )
 
-    def _handed_on(self, variant: Variant, made: Mapping[Buf, Buf]) -> dict[Buf, tuple]:
+    def _handed_on(self, variant: EdgeVariant, made: Mapping[Buf, Buf]) -> dict[Buf, tuple]:
         """Scratch -> what is equal for cases whose programs may hand it to each other: their place before its dimension."""
         found = {}
         for n, (s, buf) in enumerate(zip(self.kernel.scratch, self.scratch)):
@@ -439,7 +439,7 @@ class _Building:
         return found
 
     def _build(
-        self, operands: Sequence[Operand], variant: Variant
+        self, operands: Sequence[KernelOperand], variant: EdgeVariant
     ) -> tuple[NestContext, list[Stmt]]:
         context = self._context()
         context.bounds.update(variant.bounds)

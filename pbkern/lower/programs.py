@@ -13,7 +13,7 @@ from pbkern.core.affine import Affine
 
 from .grid import block_shift
 from .grid.edge_variants import Extent
-from .kernel_nests import Case, KernelNests
+from .kernel_nests import BodyCase, KernelNests
 from .mlir.text import Block, Text
 from .nest.ir import For, If, Stmt, While
 
@@ -41,7 +41,7 @@ class ProgramText:
         """Appends statements."""
         raise NotImplementedError
 
-    def body(self, block: Block, case: Case) -> None:
+    def body(self, block: Block, case: BodyCase) -> None:
         """Appends the body for some of the programs."""
         self.shown.append(str(case))
         self.statements(block, case.statements)
@@ -94,7 +94,7 @@ class ProgramText:
         else:
             self._choose(block, nests.ragged, nests.cases)
 
-    def _choose(self, block: Block, ragged: Sequence[int], cases: Sequence[Case]) -> None:
+    def _choose(self, block: Block, ragged: Sequence[int], cases: Sequence[BodyCase]) -> None:
         """The body for the programs at this place of the grid."""
         if not ragged:
             (case,) = cases

@@ -14,7 +14,7 @@ from . import ops
 from .counts import WARP, Memo
 from .memory import LOCAL, Arrays, BlockMemory, Fault
 from .operands import Reader, as_type, operand
-from .parse import SIZES, Instruction, Program
+from .parse import SIZES, Instruction, PtxProgram
 
 Mask = np.ndarray | None
 Step = Callable[[Any, Mask], None]
@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"\[\s*([\w%$.]+)\s*(?:\+\s*(-?\w+))?\s*\]")
 _VECTOR = {"v2": 2, "v4": 4, "v8": 8}
 
 
-def compiled(program: Program, instruction: Instruction) -> Step:
+def compiled(program: PtxProgram, instruction: Instruction) -> Step:
     """An instruction as a function of a gang and the lanes that take part.
 
     Raises InternalError for unknown ones.
@@ -42,7 +42,7 @@ def compiled(program: Program, instruction: Instruction) -> Step:
 # ---------------------------------------------------------------- computing
 
 
-def _table(program: Program, instruction: Instruction) -> Step:
+def _table(program: PtxProgram, instruction: Instruction) -> Step:
     """Makes a step of an instruction of ops.TABLE."""
     if instruction.op[-1].endswith("x2"):
         return _halves(program, instruction)
@@ -76,7 +76,7 @@ def _table(program: Program, instruction: Instruction) -> Step:
     return lambda g, mask: g.put(dst, f(*(r(g) for r in read)), mask)
 
 
-def _halves(program: Program, instruction: Instruction) -> Step:
+def _halves(program: PtxProgram, instruction: Instruction) -> Step:
     """An operation on both halves of words."""
     name, base = instruction.op[0], instruction.op[-1].removesuffix("x2")
     if name not in ops.TABLE or ops.COUNTS.get(name):
@@ -103,7 +103,7 @@ def _names(text: str) -> list[str]:
     return re.findall(r"[^\s,{}]+", text)
 
 
-def _unpacked(program: Program, instruction: Instruction, dtype: np.dtype) -> Step:
+def _unpacked(program: PtxProgram, instruction: Instruction, dtype: np.dtype) -> Step:
     """mov {a, b}, x: parts of a register, the low one first."""
     names, whole = _names(instruction.operands[0]), ops.unsigned(dtype.itemsize)
     part, read = (
@@ -119,7 +119,7 @@ def _unpacked(program: Program, instruction: Instruction, dtype: np.dtype) -> St
     return step
 
 
-def _packed(program: Program, instruction: Instruction, dtype: np.dtype) -> Step:
+def _packed(program: PtxProgram, instruction: Instruction, dtype: np.dtype) -> Step:
     whole, names = ops.unsigned(dtype.itemsize), _names(instruction.operands[1])
     part = ops.unsigned(dtype.itemsize // len(names))
     reads = [operand(program, name, part) for name in names]
@@ -133,7 +133,7 @@ def _packed(program: Program, instruction: Instruction, dtype: np.dtype) -> Step
     return step
 
 
-def _setp(program: Program, instruction: Instruction) -> Step:
+def _setp(program: PtxProgram, instruction: Instruction) -> Step:
     t = ops.TYPES[instruction.op[-1]]
     f = ops.comparison(instruction.op[1], t)
     x, y, dst = (
@@ -147,7 +147,7 @@ def _setp(program: Program, instruction: Instruction) -> Step:
 
 
 def _setp_and(
-    program: Program, instruction: Instruction, function: Callable, dtype: np.dtype
+    program: PtxProgram, instruction: Instruction, function: Callable, dtype: np.dtype
 ) -> Step:
     """setp with a second result, or combined with a predicate."""
     names = instruction.operands[0].split("|")
@@ -169,7 +169,7 @@ def _setp_and(
     return step
 
 
-def _selp(program: Program, instruction: Instruction) -> Step:
+def _selp(program: PtxProgram, instruction: Instruction) -> Step:
     t, dst = ops.TYPES[instruction.op[-1]], instruction.operands[0]
     x, y, p = (
         operand(program, o, u) for o, u in zip(instruction.operands[1:], (t, t, np.dtype(bool)))
@@ -177,7 +177,7 @@ def _selp(program: Program, instruction: Instruction) -> Step:
     return lambda g, mask: g.put(dst, np.where(p(g), x(g), y(g)), mask)
 
 
-def _cvt(program: Program, instruction: Instruction) -> Step:
+def _cvt(program: PtxProgram, instruction: Instruction) -> Step:
     if len(instruction.operands) == 3:
         return _cvt_pair(program, instruction)
     to, source, f = ops.conversion(instruction.op)
@@ -186,7 +186,7 @@ def _cvt(program: Program, instruction: Instruction) -> Step:
     return lambda g, mask: g.put(dst, _widened(f(x(g)), True) if signed else f(x(g)), mask)
 
 
-def _cvt_pair(program: Program, instruction: Instruction) -> Step:
+def _cvt_pair(program: PtxProgram, instruction: Instruction) -> Step:
     """Two floats as halves of a word: the first operand is the high one."""
     if not any(m in instruction.op for m in ("f16x2", "bf16x2")):
         raise ops.Unknown("two operands")
@@ -204,7 +204,7 @@ def _cvt_pair(program: Program, instruction: Instruction) -> Step:
     return step
 
 
-def _cvta(program: Program, instruction: Instruction) -> Step:
+def _cvta(program: PtxProgram, instruction: Instruction) -> Step:
     """Addresses of one memory <-> generic ones: the same, but for local memory."""
     dst, t = instruction.operands[0], ops.TYPES[instruction.op[-1]]
     source = operand(program, instruction.operands[1], t)
@@ -216,7 +216,7 @@ def _cvta(program: Program, instruction: Instruction) -> Step:
     return lambda g, mask: g.put(dst, source(g) + base, mask)
 
 
-def _nothing(program: Program, instruction: Instruction) -> Step:
+def _nothing(program: PtxProgram, instruction: Instruction) -> Step:
     """Order of memory, hints: lanes here see memory in the order of the program."""
     return lambda g, mask: None
 
@@ -224,7 +224,7 @@ def _nothing(program: Program, instruction: Instruction) -> Step:
 # ---------------------------------------------------------------- memory
 
 
-def _address(program: Program, text: str) -> Reader:
+def _address(program: PtxProgram, text: str) -> Reader:
     found = _ADDRESS.match(text)
     if found is None:
         raise ops.Unknown(f"address {text}")
@@ -239,7 +239,7 @@ def _address(program: Program, text: str) -> Reader:
     return read
 
 
-def _param(program: Program, instruction: Instruction, dtype: np.dtype) -> Step:
+def _param(program: PtxProgram, instruction: Instruction, dtype: np.dtype) -> Step:
     found = _ADDRESS.match(instruction.operands[1])
     if found is None or found[2]:
         raise ops.Unknown("a part of a parameter")
@@ -260,7 +260,7 @@ def space_of(instruction: Instruction) -> str:
     )
 
 
-def _load(program: Program, instruction: Instruction) -> Step:
+def _load(program: PtxProgram, instruction: Instruction) -> Step:
     dtype, space, signed = (
         ops.unsigned(SIZES[instruction.op[-1]]),
         space_of(instruction),
@@ -407,7 +407,7 @@ def _note(
     return cells
 
 
-def _store(program: Program, instruction: Instruction) -> Step:
+def _store(program: PtxProgram, instruction: Instruction) -> Step:
     dtype, space = ops.unsigned(SIZES[instruction.op[-1]]), space_of(instruction)
     names, address = _names(instruction.operands[1]), _address(program, instruction.operands[0])
     values, memo = [operand(program, name, dtype) for name in names], Memo()
@@ -481,7 +481,7 @@ _ATOMICS: dict[str, Callable] = {
 }
 
 
-def _atomic(program: Program, instruction: Instruction) -> Step:
+def _atomic(program: PtxProgram, instruction: Instruction) -> Step:
     """atom and red: lanes one after the other, in the order of their numbers.
 
     Atomic accesses do not race with each other.
@@ -526,7 +526,7 @@ def _atomic(program: Program, instruction: Instruction) -> Step:
 # ---------------------------------------------------------------- other lanes
 
 
-def _shfl(program: Program, instruction: Instruction) -> Step:
+def _shfl(program: PtxProgram, instruction: Instruction) -> Step:
     kind = instruction.op[2]
     names, u32 = instruction.operands[0].split("|"), ops.TYPES["u32"]
     value, by, limits = (operand(program, o, u32) for o in instruction.operands[1:4])
@@ -576,7 +576,7 @@ def _check_present(g: Any, mask: Mask, source: np.ndarray) -> None:
         )
 
 
-def _vote(program: Program, instruction: Instruction) -> Step:
+def _vote(program: PtxProgram, instruction: Instruction) -> Step:
     kind, dst = instruction.op[2], instruction.operands[0]
     p = operand(program, instruction.operands[1].lstrip("!"), np.dtype(bool))
 
@@ -596,7 +596,7 @@ def _vote(program: Program, instruction: Instruction) -> Step:
     return step
 
 
-def _activemask(program: Program, instruction: Instruction) -> Step:
+def _activemask(program: PtxProgram, instruction: Instruction) -> Step:
     def step(g: Any, mask: Mask) -> None:
         lanes = g._by_warp(np.ones(g.shape, bool) if mask is None else mask)
         bits = (lanes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(
@@ -611,7 +611,7 @@ def _activemask(program: Program, instruction: Instruction) -> Step:
     return step
 
 
-_MAKERS: dict[str, Callable[[Program, Instruction], Step]] = {
+_MAKERS: dict[str, Callable[[PtxProgram, Instruction], Step]] = {
     "setp": _setp,
     "selp": _selp,
     "cvt": _cvt,

@@ -11,9 +11,9 @@ import numpy as np
 from pbkern.core.errors import KernelError
 
 from .counts import Counts
-from .machine import Launch, smallest_access
+from .machine import SimulatedLaunch, smallest_access
 from .memory import Arrays
-from .parse import Program, parse
+from .parse import PtxProgram, parse
 
 MOST_THREADS = 1024  # of a block. Source: CUDA C++ Programming Guide, technical specifications
 _REGISTER = re.compile(r"%[\w$]+")
@@ -58,19 +58,19 @@ def simulate_ptx(
         numbers[parameter] for parameter in written_parameters(program) if parameter in numbers
     }
     memory = Arrays(held, stored, check, smallest_access(program, "global"))
-    launch = Launch(
+    launch = SimulatedLaunch(
         program, grid, block, values, memory, _shared(program, shared_bytes), check, unwritten
     )
     launch.run()
     return launch.counts
 
 
-def _shared(program: Program, dynamic: int) -> int:
+def _shared(program: PtxProgram, dynamic: int) -> int:
     return (-(-program.shared_bytes // 16) * 16 if dynamic else program.shared_bytes) + dynamic
 
 
 def _arguments(
-    program: Program, arrays: Sequence[np.ndarray]
+    program: PtxProgram, arrays: Sequence[np.ndarray]
 ) -> tuple[list[int], list[np.ndarray]]:
     """(bits per parameter, arrays by number)."""
     if len(arrays) != len(program.parameters):
@@ -122,7 +122,7 @@ def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
     return frozenset(found)
 
 
-def written_parameters(program: Program) -> frozenset[int]:
+def written_parameters(program: PtxProgram) -> frozenset[int]:
     """Positions of the parameters from which addresses of stores come."""
     code = tuple((c.op, c.operands) for c in program.code)
     return _written(program.name, code, tuple((n, p) for n, (p, _) in program.parameters.items()))

@@ -19,7 +19,7 @@ from . import instructions, ops
 from .counts import WARP, Counts
 from .memory import BLOCK_SHIFT, THREAD_BITS, Arrays, BlockMemory, Fault
 from .operands import as_type, operand
-from .parse import SIZES, Instruction, Program
+from .parse import SIZES, Instruction, PtxProgram
 
 # Lanes that run at a time: their registers stay in the caches of a CPU core.
 LANES = 1 << 15
@@ -37,7 +37,7 @@ _EXCHANGES = ("shfl", "vote", "redux", "match", "activemask")
 
 
 @dataclass
-class Launch:
+class SimulatedLaunch:
     """One launch.
 
     Attributes:
@@ -48,7 +48,7 @@ class Launch:
         have ended show at most.
     """
 
-    program: Program
+    program: PtxProgram
     grid: int
     block: int
     arguments: Sequence[int]
@@ -80,7 +80,7 @@ class Launch:
 class Gang:
     """Some blocks of a launch that run together."""
 
-    def __init__(self, launch: Launch, numbers: np.ndarray):
+    def __init__(self, launch: SimulatedLaunch, numbers: np.ndarray):
         self.launch, self.program, self.counts = launch, launch.program, launch.counts
         self.numbers, blocks = numbers, len(numbers)
         self.blocks, self.threads = blocks, launch.block
@@ -452,7 +452,7 @@ _HINTS = {
 _ACCESSES = ("ld", "ldu", "st", "atom", "red")
 
 
-def smallest_access(program: Program, space: str) -> int:
+def smallest_access(program: PtxProgram, space: str) -> int:
     """Bytes of the smallest access to a memory, also by generic addresses: who touches what is noted for so many at a time."""
     sizes = [
         SIZES.get(c.op[-1], 4)

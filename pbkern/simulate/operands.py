@@ -10,7 +10,7 @@ import numpy as np
 from . import ops
 from .counts import WARP
 from .memory import Fault
-from .parse import Program
+from .parse import PtxProgram
 
 # Reads an operand of a gang of lanes (machine.py): an array that broadcasts to [blocks, threads].
 Reader = Callable[[Any], np.ndarray]
@@ -25,7 +25,7 @@ def as_type(v: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return v.view(ops.unsigned(v.dtype.itemsize)).astype(ops.unsigned(dtype.itemsize)).view(dtype)
 
 
-def operand(program: Program, text: str, dtype: np.dtype) -> Callable[[Any], np.ndarray]:
+def operand(program: PtxProgram, text: str, dtype: np.dtype) -> Callable[[Any], np.ndarray]:
     """Reads an operand as a type: a register, a number, a special register, the address of a variable."""
     special = _SPECIAL.get(text)
     if special is not None:
@@ -43,7 +43,7 @@ def operand(program: Program, text: str, dtype: np.dtype) -> Callable[[Any], np.
     return lambda g: value
 
 
-def _number(program: Program, text: str, dtype: np.dtype):
+def _number(program: PtxProgram, text: str, dtype: np.dtype):
     if text in program.shared:
         return program.shared[text]
     if text == program.dynamic_shared and text:

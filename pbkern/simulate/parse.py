@@ -49,7 +49,7 @@ class Instruction:
 
 
 @dataclass
-class Program:
+class PtxProgram:
     """One kernel.
 
     Attributes:
@@ -73,7 +73,7 @@ class Program:
     threads: int | None = None
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> PtxProgram:
     """The kernel of a text. Raises InternalError if there is none, or more than one."""
     blank = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
     entries = list(_ENTRY.finditer(blank))
@@ -82,7 +82,7 @@ def parse(text: str) -> Program:
             f"PTX with {len(entries)} kernels cannot be run", why="one text, one kernel"
         )
     (entry,) = entries
-    program = Program(entry[1])
+    program = PtxProgram(entry[1])
     for position, parameter in enumerate(filter(None, (p.strip() for p in entry[2].split(",")))):
         found = _PARAM.match(parameter)
         if found is None:
@@ -97,7 +97,7 @@ def parse(text: str) -> Program:
     return program
 
 
-def _variable(program: Program, found: re.Match) -> None:
+def _variable(program: PtxProgram, found: re.Match) -> None:
     space, align, kind, name, count = found.groups()
     if space in ("const", "global"):
         raise InternalError(
@@ -120,7 +120,7 @@ def _variable(program: Program, found: re.Match) -> None:
         program.local_bytes = places[name] + size
 
 
-def _body(program: Program, text: str, start: int, files: dict[str, str]) -> None:
+def _body(program: PtxProgram, text: str, start: int, files: dict[str, str]) -> None:
     line, at, depth = text.count("\n", 0, start) + 1, "", 1
     for statement, first in _statements(text, start):
         line = text.count("\n", 0, first) + 1

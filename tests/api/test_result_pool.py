@@ -20,7 +20,7 @@ SHAPE = (ROWS, 4096)  # 32 MB of float32, the least that is pooled
 @pytest.fixture
 def pool(monkeypatch):
     """A pool of this test's own."""
-    fresh = result_pool.Pool()
+    fresh = result_pool.ResultPool()
     monkeypatch.setattr(result_pool, "POOL", fresh)
     return fresh
 

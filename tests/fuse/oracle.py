@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.dsl.build_programs import in_stages
-from pbkern.dsl.host_program import BufferKind, Cond, Copy, Launch, Loop, While
+from pbkern.dsl.host_program import BufferKind, Cond, Copy, HostWhile, Launch, Loop
 from pbkern.dsl.interpret import interpret
 from pbkern.dsl.kernel import Element
 
@@ -147,7 +147,7 @@ def run_program(program, inputs):
                     for i in range(n):
                         counters[c] = i
                         run(inner)
-                case While(condition=c, predicate=p, steps=inner):
+                case HostWhile(condition=c, predicate=p, steps=inner):
                     run(c)
                     while bool(at(p)):
                         run(inner)

@@ -13,7 +13,7 @@ from jax import lax
 import pbkern
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.machine import DEFAULT_MACHINE
-from pbkern.dsl.host_program import Cond, Copy, Loop, While
+from pbkern.dsl.host_program import Cond, Copy, HostWhile, Loop
 from pbkern.fuse.partition.leave_layouts_to_xla import REASON as LAYOUT
 from pbkern.fuse.tiling.block_search import search, tall_blocks
 from pbkern.targets.cpu.costs.model import CpuCosts
@@ -62,7 +62,7 @@ LOOPS = {
             lambda c: c[0].sum() < 100.0, lambda c: (c[0] * 1.5 + 1, c[1] + 1), (x, 0)
         ),
         (X,),
-        While,
+        HostWhile,
     ),
     "cond": (
         lambda x: lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.max() - x, x),

@@ -7,7 +7,7 @@ import pytest
 
 import pbkern
 from pbkern.core.jaxprs import equations
-from pbkern.dsl.host_program import Cond, Copy, While
+from pbkern.dsl.host_program import Cond, Copy, HostWhile
 
 from .checking import compare, planned, rand
 
@@ -85,7 +85,7 @@ def test_large_carries_of_while_loops_alternate(count):
     compare(plan, relaxed(count), (x,), 1e-5)
     for got, expected in zip(pbkern.jit(relaxed(count))(x), jax.jit(relaxed(count))(x)):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-    (loop,) = (s for s in plan.programs()[0].steps if isinstance(s, While))
+    (loop,) = (s for s in plan.programs()[0].steps if isinstance(s, HostWhile))
     *turn, second = loop.steps
     assert isinstance(second, Cond) and not any(
         isinstance(s, Copy) for s in (*turn, *second.branches[1])
@@ -94,6 +94,6 @@ def test_large_carries_of_while_loops_alternate(count):
 
 def test_small_carries_are_copied():
     (loop,) = (
-        s for s in planned(relaxed(3), rand(5, 6)).programs()[0].steps if isinstance(s, While)
+        s for s in planned(relaxed(3), rand(5, 6)).programs()[0].steps if isinstance(s, HostWhile)
     )
     assert not any(isinstance(s, Cond) for s in loop.steps)

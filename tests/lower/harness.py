@@ -12,7 +12,7 @@ import numpy as np
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.math_table import SHARED
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.mlir import bindings
 
@@ -58,7 +58,7 @@ def loop_text(
     elements = [storage_el(d) for d in in_dtypes] + [storage_el(out_dtype)]
     values = []
     for i, (dtype, el) in enumerate(zip(in_dtypes, elements)):
-        v = Value("", el, lanes)
+        v = Ssa("", el, lanes)
         load = (
             f"vector.load %a{i}[%i] : memref<1073741824x{mlir_type(el)}>, {v.type}"
             if lanes

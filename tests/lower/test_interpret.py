@@ -8,7 +8,7 @@ from pbkern.core.errors import InternalError
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.nest import interpret, reductions
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.interpret import Memory
+from pbkern.lower.nest.interpret import NestMemory
 from pbkern.lower.nest.ir import (
     Buf,
     Fetch,
@@ -33,7 +33,7 @@ class Small:
     def __init__(self, **arrays: np.ndarray):
         self.context = NestContext(BuildOptions())
         self.bufs = {n: Buf(f"%{n}", a.shape, a.dtype) for n, a in arrays.items()}
-        self.memory = Memory({self.bufs[n]: a.reshape(-1).copy() for n, a in arrays.items()})
+        self.memory = NestMemory({self.bufs[n]: a.reshape(-1).copy() for n, a in arrays.items()})
         self.traced: list = []
 
     def load(self, name: str, *index: Affine, guard: bool = False):

@@ -11,7 +11,7 @@ import tempfile
 import jax.numpy as jnp
 import numpy as np
 
-from pbkern.dsl.host_program import Buffer, BufferKind, HostProgram, Launch, View
+from pbkern.dsl.host_program import Buffer, BufferKind, BufferView, HostProgram, Launch
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.cpu.codegen.compile import compile_program
 from pbkern.targets.cpu.lower_options import LowerOptions
@@ -43,7 +43,9 @@ def compiled(kernel: Kernel):
     ins = [Buffer(f"in{n}", t, BufferKind.INPUT, n) for n, t in enumerate(kernel.in_types)]
     outs = [Buffer(f"out{n}", t, BufferKind.OUTPUT, n) for n, t in enumerate(kernel.out_types)]
     launch = Launch(
-        kernel, tuple(View(b.name, b.type) for b in ins), tuple(View(b.name, b.type) for b in outs)
+        kernel,
+        tuple(BufferView(b.name, b.type) for b in ins),
+        tuple(BufferView(b.name, b.type) for b in outs),
     )
     program = HostProgram(kernel.name, (*ins, *outs), (launch,))
     return (
@@ -62,7 +64,7 @@ def library(program: HostProgram):
     """A program as a C library: a function of its operands."""
     from pbkern.aot.build import build_library
     from pbkern.aot.files import Wanted
-    from pbkern.aot.function import Function, Source
+    from pbkern.aot.function import ArraySource, LibraryFunction
     from pbkern.aot.interface.arguments import Argument
     from pbkern.core.options import CompileOptions
 
@@ -70,10 +72,10 @@ def library(program: HostProgram):
     inputs, outputs = (tuple(Argument(f"{stem}{n}", stem, b.type) for n, b in enumerate(side))
                        for stem, side in (("in", program.inputs), ("out", program.outputs)))  # fmt: skip
     buffers = (
-        *(Source("input", n) for n in range(len(inputs))),
-        *(Source("output", n) for n in range(len(outputs))),
+        *(ArraySource("input", n) for n in range(len(inputs))),
+        *(ArraySource("output", n) for n in range(len(outputs))),
     )
-    function = Function(program.name, inputs, outputs, (), program, buffers, (), (), None)
+    function = LibraryFunction(program.name, inputs, outputs, (), program, buffers, (), (), None)
     with tempfile.TemporaryDirectory() as folder:
         files = {"shared": pathlib.Path(folder) / "program.so"}
         made = build_library(

@@ -9,7 +9,7 @@ from pbkern.core import config
 from pbkern.core.errors import InternalError
 from pbkern.targets import mlir
 from pbkern.targets.cpu.codegen import compile, object_files, outlining
-from pbkern.targets.cpu.codegen.compile import Code, compile_program
+from pbkern.targets.cpu.codegen.compile import ObjectCode, compile_program
 
 from ..fuse.checking import planned
 
@@ -99,7 +99,7 @@ def test_objects_do_not_depend_on_timing(monkeypatch):
 def test_parts_survive_the_store(monkeypatch):
     monkeypatch.setattr(object_files, "PART", 1)
     made = built(layers, X, X)
-    code = Code.unpacked(made.code.packed())
+    code = ObjectCode.unpacked(made.code.packed())
     assert code == made.code and len(code.objects) > 1
     made.image = compile.image_of(code, compile.runtime_symbols())
     check(made, layers, X, X)

@@ -15,7 +15,7 @@ from pbkern.lower.passes import merge_nests, uniform_axes
 from pbkern.lower.values import pending_reads
 from pbkern.targets.cpu.codegen import outlining
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
-from pbkern.targets.cpu.emit.nests import NestEmitter
+from pbkern.targets.cpu.emit.nests import CpuNestEmitter
 from pbkern.targets.cpu.locality import strip_mining
 
 from .running import native
@@ -144,13 +144,13 @@ def test_what_nests_look_at_is_in_proportion(monkeypatch, owner, function):
 
 def test_expressions_have_a_largest_height(monkeypatch):
     heights = []
-    emit = NestEmitter.emit
+    emit = CpuNestEmitter.emit
 
     def measured(self, block, nest, *args):
         heights.extend(e.height for e in nest.expressions())
         return emit(self, block, nest, *args)
 
-    monkeypatch.setattr(NestEmitter, "emit", measured)
+    monkeypatch.setattr(CpuNestEmitter, "emit", measured)
     lower_kernel(made("chain", 600), "k")
     assert MAX_HEIGHT / 3 < max(heights) <= MAX_HEIGHT
 

@@ -11,7 +11,7 @@ import pytest
 import pbkern
 from pbkern.cli import demo
 from pbkern.dsl import same_kernel
-from pbkern.dsl.host_program import Cond, HostProgram, Launch, Loop, While
+from pbkern.dsl.host_program import Cond, HostProgram, HostWhile, Launch, Loop
 from pbkern.lower.rules.coverage import supports
 from tests.arrays import array
 
@@ -49,7 +49,7 @@ def rebuilt(program: HostProgram) -> HostProgram:
                 return dataclasses.replace(s, kernel=again)
             case Loop():
                 return dataclasses.replace(s, steps=steps(s.steps))
-            case While():
+            case HostWhile():
                 return dataclasses.replace(s, condition=steps(s.condition), steps=steps(s.steps))
             case Cond():
                 return dataclasses.replace(s, branches=tuple(map(steps, s.branches)))

@@ -129,7 +129,7 @@ def test_machine_code_that_the_driver_refuses_is_replaced_by_its_text(cuda, monk
     monkeypatch.setattr(
         ptxas,
         "assemble",
-        lambda text, architecture: ptxas.Assembled(b"\x7fELF of " + text.encode(), 8, 0, 0),
+        lambda text, architecture: ptxas.Cubin(b"\x7fELF of " + text.encode(), 8, 0, 0),
     )
     cuda.library.fake_refuse_machine_code(1)
     call, out = entry(compiled(lambda x: x * 2.25, X), cuda.driver), np.zeros_like(X)

@@ -82,4 +82,4 @@ def test_machine_code_as_text(tmp_path, monkeypatch):
         f = pbkern.jit(lambda x: x * 3 - 1, compile_options={"target": "nvgpu"})
         assert f.as_text(jnp.zeros(8), stage="sass").strip() == "code of -arch=sm_90a"
         made = ptxas.assemble("anything", "sm_80")
-    assert made == ptxas.Assembled(b"-arch=sm_80\n", 17, 32, 128)
+    assert made == ptxas.Cubin(b"-arch=sm_80\n", 17, 32, 128)

@@ -16,14 +16,14 @@ from pbkern.core.passes import Pass
 from pbkern.dsl.build_programs import kernel_program
 from pbkern.dsl.host_program import (
     BufferKind,
+    BufferView,
     Cond,
     Copy,
     HostProgram,
+    HostWhile,
     Launch,
     Loop,
     Step,
-    View,
-    While,
 )
 from pbkern.dsl.interpret import poison
 from pbkern.dsl.kernel import Kernel
@@ -68,7 +68,7 @@ class StubProgram:
     def _run(
         self, steps: tuple[Step, ...], memory: dict[str, np.ndarray], counters: dict[str, int]
     ) -> None:
-        def at(v: View) -> np.ndarray:
+        def at(v: BufferView) -> np.ndarray:
             start = v.offset.evaluate(counters)
             return (
                 memory[v.buffer]
@@ -87,7 +87,7 @@ class StubProgram:
                 case Loop(counter=counter, trip_count=count, steps=inner):
                     for k in range(count):
                         self._run(inner, memory, counters | {counter: k})
-                case While(condition=condition, predicate=predicate, steps=inner):
+                case HostWhile(condition=condition, predicate=predicate, steps=inner):
                     self._run(condition, memory, counters)
                     while at(predicate):
                         self._run(inner, memory, counters)

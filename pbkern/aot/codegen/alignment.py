@@ -15,7 +15,7 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.backend import device_function, device_functions
 from pbkern.targets.cpu.codegen.host import ALIGNMENT, argument_types
-from pbkern.targets.cpu.codegen.kernel import Function, LoweredKernel, emit
+from pbkern.targets.cpu.codegen.kernel import FunctionText, LoweredKernel, emit
 from pbkern.targets.cpu.lower_options import NEVER, LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
 
@@ -27,7 +27,7 @@ class Kernels:
     """by_id: what the host calls, by id of a launch's kernel; functions: of all; choosing: MLIR of those that choose."""
 
     by_id: dict[int, LoweredKernel]
-    functions: tuple[Function, ...]
+    functions: tuple[FunctionText, ...]
     choosing: str
 
 

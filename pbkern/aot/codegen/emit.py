@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pbkern.targets.cpu.devices import Device
+from pbkern.targets.cpu.devices import CpuDevice
 from pbkern.targets.llvm import process
 
 from .entry import Entry
-from .variant import Variant
+from .variant import ProcessorVariant
 
 # Of LLVM's passes and of its code generation.
 LEVEL = 2
@@ -24,7 +24,10 @@ def require_llvmlite() -> None:
 
 
 def emitted(
-    entry: Entry, variants: Sequence[Variant | None], device: Device, kinds: Sequence[str]
+    entry: Entry,
+    variants: Sequence[ProcessorVariant | None],
+    device: CpuDevice,
+    kinds: Sequence[str],
 ) -> dict[str, bytes]:
     """The whole library in each of `kinds`: "obj", "asm" or "llvm".
 

@@ -17,26 +17,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pbkern.targets.cpu.codegen.host import ALIGNMENT
-from pbkern.targets.cpu.devices import Device
+from pbkern.targets.cpu.devices import CpuDevice
 
-from ..function import Function, Source
+from ..function import ArraySource, LibraryFunction
 from ..interface.arguments import NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR, Argument
 from ..interface.header import Interface
 from .messages import messages_text
 from .processor_check import bits_of, features_text
-from .variant import Variant
+from .variant import ProcessorVariant
 
 # In what @pbk_call returns, the number of an argument stands above the code.
 ARGUMENT_SHIFT = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class DevicePart:
     """A library's half for one device."""
 
-    device: Device
-    function: Function
-    variant: Variant | None
+    device: CpuDevice
+    function: LibraryFunction
+    variant: ProcessorVariant | None
 
     def aligned_bytes(self, threads: int) -> int:
         """Memory of a call, from a cache line's start on."""
@@ -53,7 +53,7 @@ class Entry:
     """Writes the functions. parts: the most demanding device first; metadata: a text of JSON."""
 
     interface: Interface
-    parts: Sequence[Part]
+    parts: Sequence[DevicePart]
     metadata: str
     lines: list[str] = field(default_factory=list)
     constants: dict[bytes, str] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Entry:
 
     # ---------------------------------------------------------------- one variant
 
-    def _run(self, n: int, part: Part) -> None:
+    def _run(self, n: int, part: DevicePart) -> None:
         """@pbk_run{n}(arguments..., memory): the variant on memory that starts anywhere, then copies."""
         function = part.function
         lines = [f"define internal void @pbk_run{n}({self._with('ptr %memory')}) #0 {{"]
@@ -169,7 +169,7 @@ class Entry:
             ]
         for k, source in function.copies:
             size = function.outputs[k].type.nbytes
-            to = self._pointer(function, Source("output", k))
+            to = self._pointer(function, ArraySource("output", k))
             if size:
                 lines.append(
                     f"  call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {self._pointer(function, source)}, i64 {size}, i1 false)"
@@ -180,7 +180,7 @@ class Entry:
         """The arrays and one more pointer."""
         return ", ".join(filter(None, [self._arrays, memory]))
 
-    def _pointer(self, function: Function, source: Source) -> str:
+    def _pointer(self, function: LibraryFunction, source: ArraySource) -> str:
         match source.kind:
             case "input":
                 return f"%a{source.n}"
@@ -226,7 +226,7 @@ class Entry:
             f"not.{label}:",
         ]
 
-    def _with_memory(self, n: int, part: Part) -> list[str]:
+    def _with_memory(self, n: int, part: DevicePart) -> list[str]:
         """Lines that run one variant with its memory, up to their return."""
         size = part.memory_bytes(self.threads)
         run = lambda memory: f"  call void @pbk_run{n}({self._with(f'ptr {memory}')})"
@@ -325,7 +325,7 @@ class Entry:
             "",
         ]
 
-    def _lacking(self, device: Device) -> list[str]:
+    def _lacking(self, device: CpuDevice) -> list[str]:
         """Lines that name the instruction sets that are not there."""
         lines = ["  %has = call i64 @pbk_features()"]
         for name in device.asked:

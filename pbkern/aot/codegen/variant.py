@@ -13,7 +13,7 @@ from pbkern.targets import mlir
 from pbkern.targets.cpu.backend import CpuBackend
 from pbkern.targets.cpu.codegen.host import emit_host, module_text
 from pbkern.targets.cpu.codegen.runtime import openmp, serial
-from pbkern.targets.cpu.devices import Device
+from pbkern.targets.cpu.devices import CpuDevice
 from pbkern.targets.llvm import literals
 
 from .alignment import lowered_kernels
@@ -22,7 +22,7 @@ MAIN = "pbk_main"
 
 
 @dataclass(frozen=True)
-class Part:
+class IrModule:
     """LLVM IR of one module. has_scalar_loops: whether LLVM's optimiser is worth its time."""
 
     text: str
@@ -30,7 +30,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Variant:
+class ProcessorVariant:
     """A program for one kind of processor; its entry is @pbk_main(frame, buffers, memory).
 
     Attributes:
@@ -40,7 +40,7 @@ class Variant:
       mlir: kernels and host, for reading.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[IrModule, ...]
     temporary_bytes: int
     scratch: tuple[tuple[int, int], ...]
     mlir: str
@@ -53,8 +53,8 @@ class Variant:
 
 
 def variant_of(
-    program: HostProgram, options: CompileOptions, device: Device, threads: int, use_openmp: bool
-) -> Variant:
+    program: HostProgram, options: CompileOptions, device: CpuDevice, threads: int, use_openmp: bool
+) -> ProcessorVariant:
     """Lowers a program. threads: the most that a launch takes.
 
     Raises UnsupportedOp or InternalError.
@@ -70,12 +70,14 @@ def variant_of(
     for scalar in (False, True):
         of_kind = [function for function in functions if function.has_scalar_loops is scalar]
         if of_kind:
-            parts.append(Part(_llvm_ir(module_text(of_kind), mlir.KERNEL_PASSES, device), scalar))
+            parts.append(
+                IrModule(_llvm_ir(module_text(of_kind), mlir.KERNEL_PASSES, device), scalar)
+            )
     runtime = openmp.OPENMP if use_openmp else serial.SERIAL
     if kernels.choosing:
-        parts.append(Part(_llvm_ir(kernels.choosing, mlir.HOST_PASSES, device), False))
-    parts.append(Part(_llvm_ir(lowered.host + runtime, mlir.HOST_PASSES, device), False))
-    return Variant(
+        parts.append(IrModule(_llvm_ir(kernels.choosing, mlir.HOST_PASSES, device), False))
+    parts.append(IrModule(_llvm_ir(lowered.host + runtime, mlir.HOST_PASSES, device), False))
+    return ProcessorVariant(
         tuple(parts),
         lowered.temporary_bytes,
         lowered.scratch,
@@ -83,7 +85,7 @@ def variant_of(
     )
 
 
-def _llvm_ir(text: str, passes: str, device: Device) -> str:
+def _llvm_ir(text: str, passes: str, device: CpuDevice) -> str:
     """MLIR -> LLVM IR that llvmlite's LLVM reads; its functions are compiled for the device."""
     module = mlir.run_passes(mlir.parse(text), passes)
     mlir.check_lowered(module)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pbkern.core.options import CompileOptions
 from pbkern.core.version import VERSION
-from pbkern.targets.cpu.devices import Device
+from pbkern.targets.cpu.devices import CpuDevice
 
 from .arguments import Argument
 from .c_types import element_type, memref
@@ -16,7 +16,7 @@ from .header import Interface
 
 
 def metadata_of(
-    of: Interface, options: CompileOptions, devices: Sequence[Device], content: Sequence[str]
+    of: Interface, options: CompileOptions, devices: Sequence[CpuDevice], content: Sequence[str]
 ) -> dict[str, Any]:
     """Makes the content of NAME_metadata."""
 

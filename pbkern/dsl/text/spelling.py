@@ -32,7 +32,7 @@ from pbkern.core.rules import RuleTable
 BITS, SUM, PRODUCT, UNARY, ATOM = range(5)
 
 
-class Expr(NamedTuple):
+class Spelled(NamedTuple):
     """Python source and how tightly it binds."""
 
     text: str
@@ -42,19 +42,19 @@ class Expr(NamedTuple):
         return self.text if self.tightness >= tightness else f"({self.text})"
 
 
-class Scope:
+class SpellingScope:
     """Spelled variables, and the imports that parameters turned out to need.
 
     `x64`: whether Python numbers are 64-bit where the text will run.
     """
 
-    def __init__(self, names: Mapping[Any, Expr] | None = None, x64: bool = False):
+    def __init__(self, names: Mapping[Any, Spelled] | None = None, x64: bool = False):
         self.x64 = x64
-        self.names: dict[Any, Expr] = dict(names or {})
+        self.names: dict[Any, Spelled] = dict(names or {})
         self.imports: set[str] = set()
 
-    def expr(self, atom) -> Expr:
-        return Expr(typed_literal(atom)) if isinstance(atom, jex.Literal) else self.names[atom]
+    def expr(self, atom) -> Spelled:
+        return Spelled(typed_literal(atom)) if isinstance(atom, jex.Literal) else self.names[atom]
 
     def text(self, atom) -> str:
         return self.expr(atom).text
@@ -66,17 +66,17 @@ class Scope:
         return spell_param(value, self.imports)
 
 
-Rule = Callable[[Scope, Any], "Expr | str | None"]
+Rule = Callable[[SpellingScope, Any], "Spelled | str | None"]
 rules: RuleTable[Rule] = RuleTable("spelling")
 
 
-def spell(scope: Scope, eqn) -> Expr:
+def spell(scope: SpellingScope, eqn) -> Spelled:
     """The expression for one equation (a tuple, if the primitive has several results)."""
     rule = rules.get(eqn.primitive.name)
     found = rule(scope, eqn) if rule is not None else None
     if found is None:
         found = _spell_bind(scope, eqn)
-    return found if isinstance(found, Expr) else Expr(found)
+    return found if isinstance(found, Spelled) else Spelled(found)
 
 
 # --- literals and parameters
@@ -112,14 +112,14 @@ def typed_literal(atom: jex.Literal) -> str:
     return f"{dtype_name(value.dtype)}({plain_number(value)})"
 
 
-def beside(scope: Scope, atom, partner) -> Expr:
+def beside(scope: SpellingScope, atom, partner) -> Spelled:
     """An operand as it may stand in an operation with `partner`: a literal takes the partner's type."""
     if (
         isinstance(atom, jex.Literal)
         and not isinstance(partner, jex.Literal)
         and array_aval(atom).dtype.kind in "bifV"
     ):
-        return Expr(plain_number(literal_value(atom)))
+        return Spelled(plain_number(literal_value(atom)))
     return scope.expr(atom)
 
 
@@ -209,7 +209,7 @@ def _value(x):
     return x if hasattr(x, "aval") or _jax.is_ref(jax.typeof(x)) else np.asarray(x)[()]
 
 
-def _spell_bind(scope: Scope, eqn) -> str:
+def _spell_bind(scope: SpellingScope, eqn) -> str:
     if eqn.primitive.name not in _primitives():
         raise UnsupportedOp(
             f"no spelling rule for primitive `{eqn.primitive.name}`",
@@ -220,7 +220,7 @@ def _spell_bind(scope: Scope, eqn) -> str:
     return f"pbkern.bind({', '.join([repr(eqn.primitive.name), *scope.operands(eqn), *params])})"
 
 
-def _bound_param(scope: Scope, v: Any) -> str:
+def _bound_param(scope: SpellingScope, v: Any) -> str:
     """jnp.float32 is no dtype, only convertible to one, which `bind` does not do."""
     return f"jnp.dtype({scope.param(v)})" if as_dtype(v) else scope.param(v)
 
@@ -262,7 +262,7 @@ for _name, _operator, _kinds, _tightness in (
         # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless
         # they are atoms.
         left, right = (UNARY, UNARY) if tightness == BITS else (tightness, tightness + 1)
-        return Expr(
+        return Spelled(
             f"{beside(scope, var, b).inside(left)} {operator} {beside(scope, b, var).inside(right)}",
             tightness,
         )
@@ -271,7 +271,7 @@ for _name, _operator, _kinds, _tightness in (
 @rules.register("neg", "not")
 def _sign(scope, eqn):
     operator = {"neg": "-", "not": "~"}[eqn.primitive.name]
-    return Expr(operator + scope.expr(eqn.invars[0]).inside(ATOM), UNARY)
+    return Spelled(operator + scope.expr(eqn.invars[0]).inside(ATOM), UNARY)
 
 
 @rules.register("max", "min")

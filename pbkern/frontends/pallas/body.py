@@ -26,7 +26,7 @@ from pbkern.dsl import checks
 from pbkern.dsl.kernel import Scratch
 from pbkern.dsl.primitives import grid, prng_keys
 from pbkern.dsl.primitives.atomics import COMBINE
-from pbkern.frontends.pallas.refs.views import View, view
+from pbkern.frontends.pallas.refs.views import IndexedRef, view
 
 from . import prng_state
 from .narrow_floats import body_dtype, calculate, in_body, is_narrow_float, quantise, to_float32
@@ -57,7 +57,7 @@ class Importer:
     generator: object = None
     writes_back: bool = False
 
-    def stored_to(self, where: View) -> View:
+    def stored_to(self, where: IndexedRef) -> IndexedRef:
         """`where`, noted as the target of a store."""
         self.writes_back |= where.writes_back
         return where
@@ -166,7 +166,7 @@ NEEDS_HARDWARE = {
 # ----------------------------------------------------------------------------------------------------------
 
 
-def _plain_view(eqn, operands) -> tuple[View, Sequence]:
+def _plain_view(eqn, operands) -> tuple[IndexedRef, Sequence]:
     """(view, operands before the index) of JAX's own get, swap and addupdate."""
     n = _jax.REF_OPERANDS[eqn.primitive.name]
     return view(

@@ -47,7 +47,7 @@ from .params import backend_of, cpu_params, nvidia_params
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedCall:
     """A kernel and which operand of the pallas_call each of its operands is."""
 
     kernel: Kernel
@@ -56,7 +56,7 @@ class Imported:
 
 def import_call(
     *, jaxpr, grid_mapping, input_output_aliases, compiler_params, name, target="cpu", **unused
-) -> Imported:
+) -> ImportedCall:
     """The kernel of a pallas_call with these parameters, for a target.
 
     `unused`: debug, mesh, metadata, cost_estimate, out_avals: they say nothing about results.
@@ -138,7 +138,7 @@ def import_call(
     kernel = with_private_inputs(kernel, cores)
     verify(kernel)
     operand_count, k = len(inputs), len(dynamic)
-    return Imported(kernel, (*range(k, operand_count), *range(k)))
+    return ImportedCall(kernel, (*range(k, operand_count), *range(k)))
 
 
 GENERATOR = (

@@ -19,7 +19,7 @@ from jax import lax
 
 
 @dataclass(frozen=True)
-class Format:
+class FloatFormat:
     """Bits of an element and of its mantissa, exponent of the smallest normal, the largest value,
     what is beyond it, and what NaN becomes.
     """
@@ -33,9 +33,9 @@ class Format:
 
 
 FORMATS = {
-    "float8_e5m2": Format(8, 2, -14, 57344.0, np.inf),
-    "float8_e4m3fn": Format(8, 3, -6, 448.0, np.nan),
-    "float4_e2m1fn": Format(4, 1, 0, 6.0, 6.0, -0.0),
+    "float8_e5m2": FloatFormat(8, 2, -14, 57344.0, np.inf),
+    "float8_e4m3fn": FloatFormat(8, 3, -6, 448.0, np.nan),
+    "float4_e2m1fn": FloatFormat(4, 1, 0, 6.0, 6.0, -0.0),
 }
 
 

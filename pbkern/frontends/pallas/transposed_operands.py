@@ -23,7 +23,7 @@ SHORTEST_RUN = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class InterleavedLoads:
+class InterleavedView:
     """An array as a view of another: (size, stride in elements) of each dimension in `source`."""
 
     source: Any
@@ -40,7 +40,7 @@ class InterleavedLoads:
 
 def in_place(
     kernel: Kernel, operands: tuple[int, ...], nodes: tuple
-) -> tuple[Kernel, dict[int, InterleavedLoads]]:
+) -> tuple[Kernel, dict[int, InterleavedView]]:
     """The kernel that reads transposed operands where they are, and those by their number among `nodes`.
 
     Args:
@@ -60,19 +60,19 @@ def in_place(
     return dataclasses.replace(kernel, inputs=tuple(inputs)), views
 
 
-def strided(node) -> InterleavedLoads:
+def strided(node) -> InterleavedView:
     """Finds what an MLIR value is a view of, through transpositions and reshapes that move nothing."""
-    whole = InterleavedLoads(node, tuple(zip(node.type.shape, _row_major(node.type.shape))))
+    whole = InterleavedView(node, tuple(zip(node.type.shape, _row_major(node.type.shape))))
     name = getattr(node.owner, "name", None)  # blocks, which own arguments, have none
     if name not in ("stablehlo.transpose", "stablehlo.reshape"):
         return whole
     inner = strided(node.owner.operands[0])
     if name == "stablehlo.transpose":
-        return InterleavedLoads(
+        return InterleavedView(
             inner.source, tuple(inner.dims[axis] for axis in node.owner.attributes["permutation"])
         )
     dims = _reshaped(inner.dims, tuple(node.type.shape))
-    return whole if dims is None else InterleavedLoads(inner.source, dims)
+    return whole if dims is None else InterleavedView(inner.source, dims)
 
 
 def _row_major(shape) -> list[int]:
@@ -110,7 +110,7 @@ def _reshaped(
     return tuple(found)
 
 
-def _reads_alike(mapping: BlockMapping, view: InterleavedLoads, order: tuple[int, ...]) -> bool:
+def _reads_alike(mapping: BlockMapping, view: InterleavedView, order: tuple[int, ...]) -> bool:
     """Whether a block is the same Ref in the source, made of runs that are long enough."""
     kept = [d for d in order if not isinstance(mapping.dims[d], Squeezed)]
     plain = all(isinstance(d, (Blocked, Squeezed)) for d in mapping.dims)

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from .constants import constant
-from .operation import Operation, made_by, tensor_type
+from .operation import HloOperation, made_by, tensor_type
 
 EXTREMES = {"stablehlo.maximum": np.maximum, "stablehlo.minimum": np.minimum}
 LOGIC = {
@@ -169,7 +169,7 @@ def _result(op: Any, given: list[np.ndarray]) -> np.ndarray:
     if op.name == "stablehlo.constant":
         return constant(op, tensor_type(op.results[0])[1])
     if op.name == "stablehlo.compare":
-        wrapped = Operation(op)
+        wrapped = HloOperation(op)
         if wrapped.choice("compare_type") == "TOTALORDER" and given[0].dtype.kind not in "iub":
             given = [total_order(np.asarray(g)) for g in given]
         return COMPARISONS[wrapped.choice("comparison_direction") or ""](*given)

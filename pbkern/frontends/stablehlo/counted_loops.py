@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .constants import constant
-from .operation import Operation, made_by, tensor_type
+from .operation import HloOperation, made_by, tensor_type
 
 COMPARING = ("stablehlo.compare", "stablehlo.constant", "stablehlo.and")
 MOST_STEPS = 2**31 - 1
@@ -91,7 +91,7 @@ MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 def _comparison(found: Any, test: Any) -> tuple[int, str, Any] | None:
     """(number of the counter among the carries, direction, what it is compared with) of a comparison of whole numbers."""
-    direction = Operation(found).choice("comparison_direction")
+    direction = HloOperation(found).choice("comparison_direction")
     x, y = found.operands
     arguments = list(test.arguments)
     if direction not in MIRRORED or tensor_type(x)[1].kind not in "iu":

@@ -1,4 +1,4 @@
-"""Source -> Imported: the main function of a program as a ClosedJaxpr, with calls of other functions inlined.
+"""ProgramSource -> ImportedProgram: the main function of a program as a ClosedJaxpr, with calls of other functions inlined.
 
 What cannot be imported is found, all of it, before anything is traced. The jaxpr is traced with
 64-bit types, which programs of TensorFlow and others hold; where it is called does not matter.
@@ -19,9 +19,9 @@ from pbkern.core.errors import ArgumentError, PbkernError, UnsupportedOp
 
 from . import ops
 from .canonical import canonicalise, functions_of, name_of
-from .operation import Operation, described, tensor_type, type_problem
-from .parse import Source
-from .places import Places
+from .operation import HloOperation, described, tensor_type, type_problem
+from .parse import ProgramSource
+from .places import SourcePlaces
 from .table import CHECKS, RULES
 
 RETURNS = ("func.return", "stablehlo.return")
@@ -32,7 +32,7 @@ assert ops.__all__  # its files register their rules
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedProgram:
     """A program's function.
 
     Attributes:
@@ -44,7 +44,7 @@ class Imported:
     name: str
 
 
-def import_program(source: Source) -> Imported:
+def import_program(source: ProgramSource) -> ImportedProgram:
     """Raises UnsupportedOp, which names all that cannot be imported; ArgumentError for a module without a main function."""
     functions = functions_of(source.module)
     if MAIN not in functions and len(functions) != 1:
@@ -60,7 +60,7 @@ def import_program(source: Source) -> Imported:
         jax.ShapeDtypeStruct(*tensor_type(argument))
         for argument in main.regions[0].blocks[0].arguments
     ]
-    scope = Scope(functions_of(source.module), {}, source.places)
+    scope = BlockScope(functions_of(source.module), {}, source.places)
     block = main.regions[0].blocks[0]
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(lambda *args: [jnp.asarray(x) for x in scope.run(block, args)])(
@@ -68,10 +68,10 @@ def import_program(source: Source) -> Imported:
         )
     attributes = source.module.operation.attributes
     name = ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else "program"
-    return Imported(jaxpr, name.removeprefix("jit_") or "program")
+    return ImportedProgram(jaxpr, name.removeprefix("jit_") or "program")
 
 
-def _check(source: Source) -> None:
+def _check(source: ProgramSource) -> None:
     problems = list(dict.fromkeys(_problems(source.module.operation, source.places)))
     if problems:
         count = f"{len(problems)} operations" if len(problems) > 1 else "an operation"
@@ -82,7 +82,7 @@ def _check(source: Source) -> None:
         )
 
 
-def _problems(op: Any, places: Places) -> Iterator[str]:
+def _problems(op: Any, places: SourcePlaces) -> Iterator[str]:
     """Names what has no rule in an operation and in those within it."""
     name = op.name
     if name not in WITHOUT_EFFECT:
@@ -103,15 +103,15 @@ def _problems(op: Any, places: Places) -> Iterator[str]:
                 yield from _problems(inner.operation, places)
 
 
-class Scope:
+class BlockScope:
     """Values that the operations of a block can name."""
 
-    def __init__(self, functions: dict[str, Any], values: dict[Any, Any], places: Places):
+    def __init__(self, functions: dict[str, Any], values: dict[Any, Any], places: SourcePlaces):
         self.functions, self.values, self.places = functions, values, places
 
     def run(self, block: Any, arguments: Sequence[Any]) -> list:
         """Results of a block called with these arguments, in a scope of its own within this one."""
-        inner = Scope(self.functions, dict(self.values), self.places)
+        inner = BlockScope(self.functions, dict(self.values), self.places)
         inner.values.update(zip(block.arguments, arguments))
         for view in block.operations:
             op = view.operation
@@ -126,7 +126,7 @@ class Scope:
         try:
             with self.places.context(op):
                 made = RULES.lookup(op.name)(
-                    Operation(op, self.run, self.call, self.places), *operands
+                    HloOperation(op, self.run, self.call, self.places), *operands
                 )
         except PbkernError:
             raise
@@ -141,6 +141,6 @@ class Scope:
 
     def call(self, name: str, arguments: Sequence[Any]) -> list:
         """Results of a function of the module."""
-        return Scope(self.functions, {}, self.places).run(
+        return BlockScope(self.functions, {}, self.places).run(
             self.functions[name].regions[0].blocks[0], arguments
         )

@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from pbkern.core.errors import UnsupportedOp
 
 from .constants import dense, dense_integers
-from .places import Places
+from .places import SourcePlaces
 
 FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 DTYPES: dict[str, np.dtype] = {
@@ -72,7 +72,7 @@ def _no_scope(*_: Any) -> list:
 
 
 @dataclass(frozen=True)
-class Operation:
+class HloOperation:
     """An operation and the scope it is in; without a scope its attributes can be read.
 
     Attributes:
@@ -85,7 +85,7 @@ class Operation:
     mlir: Any
     run_block: Callable[[Any, Sequence[Any]], list] = _no_scope
     call: Callable[[str, Sequence[Any]], list] = _no_scope
-    places: Places = Places()
+    places: SourcePlaces = SourcePlaces()
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ class Operation:
         return self.mlir.regions[k].blocks[0]
 
 
-def described(op: Any, places: Places) -> str:
+def described(op: Any, places: SourcePlaces) -> str:
     """An operation's name, and its place where the program tells it."""
     name = op.name
     if name == "stablehlo.custom_call":
@@ -172,7 +172,7 @@ def described(op: Any, places: Places) -> str:
     return f"{name} at {place}" if place else name
 
 
-def refused(op: Operation, why: str) -> UnsupportedOp:
+def refused(op: HloOperation, why: str) -> UnsupportedOp:
     """The error of one operation that has a rule, which does not cover this case."""
     return UnsupportedOp(
         f"{described(op.mlir, op.places)} is not imported",

@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import stablehlo
 from pbkern import _jax
 from pbkern.core.errors import ArgumentError, TargetError, UnsupportedOp
 
-from .places import Place, Places
+from .places import SourcePlace, SourcePlaces
 
 BYTECODE = b"ML\xefR"
 PORTABLE = b"StableHLO_v"  # producer in the header of a portable artefact's bytecode
@@ -25,7 +25,7 @@ LONGEST_PATH = 4096
 
 
 @dataclass(frozen=True)
-class Source:
+class ProgramSource:
     """A program that can be imported.
 
     Attributes:
@@ -39,26 +39,28 @@ class Source:
     module: ir.Module
     what: str
     exported: jax.export.Exported | None = None
-    places: Places = Places()
+    places: SourcePlaces = SourcePlaces()
 
 
-def parse(given: Any, what: str = "the text", named: Mapping[str, Place] | None = None) -> Source:
+def parse(
+    given: Any, what: str = "the text", named: Mapping[str, SourcePlace] | None = None
+) -> ProgramSource:
     """Reads a program; `what` stands for a text in messages, `named` knows places by the names of operations.
 
     Raises ArgumentError for what is no StableHLO, TargetError where a package is missing,
     UnsupportedOp for several devices.
     """
-    if isinstance(given, Source):
+    if isinstance(given, ProgramSource):
         return given
     if isinstance(given, jax.export.Exported):
         return _of_exported(given, f"the export of `{given.fun_name}`")
     if isinstance(given, os.PathLike) or (isinstance(given, str) and _is_path(given)):
         found = _of_bytes(_contents(pathlib.Path(given)), f"`{given}`")
-        return dataclasses.replace(found, places=Places(os.fspath(given)))
+        return dataclasses.replace(found, places=SourcePlaces(os.fspath(given)))
     if isinstance(given, bytes | bytearray | memoryview):
         return _of_bytes(bytes(given), f"program of {len(given)} bytes")
     if isinstance(given, str):
-        return Source(_module(given, what), what, places=Places(named=named or {}))
+        return ProgramSource(_module(given, what), what, places=SourcePlaces(named=named or {}))
     forms = "a StableHLO program is a path, bytes, text or a jax.export.Exported"
     raise ArgumentError(
         forms, why=f"given {type(given).__name__}", hint="jax.export.export(jax.jit(f))(*args)"
@@ -81,19 +83,19 @@ def _contents(path: pathlib.Path) -> bytes:
         ) from None
 
 
-def _of_bytes(given: bytes, what: str) -> Source:
+def _of_bytes(given: bytes, what: str) -> ProgramSource:
     if given.startswith(BYTECODE):
-        return Source(_module(given, what), what)
+        return ProgramSource(_module(given, what), what)
     try:
         text = given.decode()
     except UnicodeDecodeError:
         text = ""
     if "{" in text:
-        return Source(_module(text, what), what)
+        return ProgramSource(_module(text, what), what)
     return _of_blob(given, what)
 
 
-def _of_blob(given: bytes, what: str) -> Source:
+def _of_blob(given: bytes, what: str) -> ProgramSource:
     """Reads what jax.export.Exported.serialize wrote."""
     try:
         exported = jax.export.deserialize(bytearray(given))
@@ -108,7 +110,7 @@ def _of_blob(given: bytes, what: str) -> Source:
     return _of_exported(exported, what)
 
 
-def _of_exported(exported: jax.export.Exported, what: str) -> Source:
+def _of_exported(exported: jax.export.Exported, what: str) -> ProgramSource:
     if exported.nr_devices != 1:
         raise UnsupportedOp(
             f"{what} is for {exported.nr_devices} devices",
@@ -126,7 +128,7 @@ def _of_exported(exported: jax.export.Exported, what: str) -> Source:
         raise UnsupportedOp(
             f"{what} has side effects", why=effects, hint="export it without callbacks and prints"
         )
-    return Source(_module(exported.mlir_module_serialized, what), what, exported)
+    return ProgramSource(_module(exported.mlir_module_serialized, what), what, exported)
 
 
 def _module(given: bytes | str, what: str) -> ir.Module:

@@ -21,7 +21,7 @@ def names_a_line(location: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """A place in a source file; lines count from 1, columns as the program counts them."""
 
     file: str
@@ -34,7 +34,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Places:
+class SourcePlaces:
     """Finds the places of a program's operations.
 
     Attributes:
@@ -45,16 +45,16 @@ class Places:
     """
 
     file: str = "program"
-    named: Mapping[str, Place] = field(default_factory=dict)
+    named: Mapping[str, SourcePlace] = field(default_factory=dict)
 
-    def of(self, op: Any) -> Place | None:
+    def of(self, op: Any) -> SourcePlace | None:
         """The innermost line that is no line of TensorFlow's own, else what the operation's name is known for."""
         tokens = TOKEN.findall(str(op.location))
         function = ""
         for text, line, column in tokens:
             if line and not LIBRARIES.search(text):
                 name = self.file if text == PARSED else text
-                return Place(name, int(line), int(column), function or "program")
+                return SourcePlace(name, int(line), int(column), function or "program")
             function = text if not line else ""
         known = (self.named[text] for text, line, _ in tokens if not line and text in self.named)
         return next(known, None)

@@ -55,12 +55,12 @@ class Arguments:
     def rebuilt(self, tensors: Sequence[Any]) -> tuple[tuple, dict]:
         """(args, kwargs) with other tensors in their places."""
         return tf.nest.map_structure(
-            lambda x: tensors[x.number] if isinstance(x, Place) else x, self.structure
+            lambda x: tensors[x.number] if isinstance(x, TensorPlace) else x, self.structure
         )
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Place of a tensor among arguments."""
 
     number: int
@@ -77,7 +77,7 @@ def arguments(args: tuple, kwargs: dict) -> Arguments:
             and not isinstance(value, tf.Variable)
         ):
             tensors.append(_tensor(value, f"argument {len(tensors)}"))
-            return Place(len(tensors) - 1)
+            return TensorPlace(len(tensors) - 1)
         return value
 
     structure = tf.nest.map_structure(place, (args, kwargs))
@@ -161,7 +161,7 @@ def _hashable(x: Any) -> Any:
         return dict, tuple((k, _hashable(v)) for k, v in x.items())
     if isinstance(x, tuple | list):
         return type(x), tuple(map(_hashable, x))
-    if isinstance(x, Place):
+    if isinstance(x, TensorPlace):
         return x
     try:
         hash(x)

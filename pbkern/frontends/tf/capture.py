@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
-from pbkern.frontends.stablehlo.places import LIBRARIES, Place
+from pbkern.frontends.stablehlo.places import LIBRARIES, SourcePlace
 
 from .arguments import DTYPES, Arguments
 
@@ -21,7 +21,7 @@ ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(
 
 
 @dataclass(frozen=True)
-class Captured:
+class TracedFunction:
     """A traced function.
 
     Attributes:
@@ -39,7 +39,7 @@ class Captured:
     assigned: tuple[tuple[int, tf.Variable], ...]
     results: Any
     count: int
-    places: dict[str, Place]
+    places: dict[str, SourcePlace]
 
     @functools.cached_property
     def values(self) -> Callable[[], list[tf.Tensor]]:
@@ -62,7 +62,7 @@ class Captured:
         return tf.nest.pack_sequence_as(self.results, leaves)
 
 
-def capture(fn: Callable, given: Arguments) -> Captured:
+def capture(fn: Callable, given: Arguments) -> TracedFunction:
     """Traces a function for arguments like these.
 
     Raises UnsupportedOp for operations that XLA does not have.
@@ -80,7 +80,7 @@ def capture(fn: Callable, given: Arguments) -> Captured:
     captures = tuple(_captured(operand, variables, name) for operand in concrete.captured_inputs)
     text = _stablehlo(traced, specs, name)
     assigned = tuple((k, captures[n - len(specs)]) for n, k in _aliases(text))
-    return Captured(
+    return TracedFunction(
         text,
         captures,
         assigned,
@@ -90,7 +90,7 @@ def capture(fn: Callable, given: Arguments) -> Captured:
     )
 
 
-def _places(graph: Any) -> dict[str, Place]:
+def _places(graph: Any) -> dict[str, SourcePlace]:
     """The innermost line of the user's for each operation of a graph."""
     found = {}
     for op in graph.get_operations():
@@ -101,7 +101,7 @@ def _places(graph: Any) -> dict[str, Place]:
         )
         frame = next(users, None)
         if frame is not None:
-            found[op.name] = Place(frame.filename, frame.lineno, 0, frame.name)
+            found[op.name] = SourcePlace(frame.filename, frame.lineno, 0, frame.name)
     return found
 
 

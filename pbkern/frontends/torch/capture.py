@@ -45,7 +45,7 @@ class NotCompiled(UnsupportedOp):
 
 
 @dataclass(frozen=True)
-class Place:
+class ResultPlace:
     """A result of a graph that is one of its jaxpr's, by number.
 
     Attributes:
@@ -59,14 +59,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Argument:
+class GraphArgument:
     """A result of a graph that is one of its arguments, by number."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedGraph:
     """A graph as a jaxpr.
 
     Attributes:
@@ -171,7 +171,7 @@ def capture(
     strided: bool = True,
     checked: bool = True,
     rounds: bool = False,
-) -> Captured:
+) -> CapturedGraph:
     """The jaxpr of a graph called with arguments like these, which may be fake. Raises NotCompiled.
 
     strided: tensors come, and results go, in the orders of dimensions that Torch has in memory;
@@ -220,15 +220,15 @@ def capture(
                 numbers[n] = env[n]
                 continue
             order = order_of(n.meta["val"]) if strided else None
-            numbers[n] = Place(len(kept), None if order is None else inverse(order))
+            numbers[n] = ResultPlace(len(kept), None if order is None else inverse(order))
             kept.append(env[n] if order is None else jax.numpy.transpose(env[n], order))
         return kept
 
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
     jaxpr = _views_apart(jaxpr, numbers) if strided else jaxpr
-    numbers |= {placeholder: Argument(k) for k, placeholder in enumerate(placeholders)}
-    return Captured(
+    numbers |= {placeholder: GraphArgument(k) for k, placeholder in enumerate(placeholders)}
+    return CapturedGraph(
         jaxpr,
         tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned),
         orders,
@@ -248,7 +248,7 @@ def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> 
         if eqn.primitive.name == "broadcast_in_dim"
     }
     for n, place in numbers.items():
-        if not isinstance(place, Place) or place.permuted is not None:
+        if not isinstance(place, ResultPlace) or place.permuted is not None:
             continue
         view = outs[place.number]
         x = None if isinstance(view, jex.Literal) else before.get(view)
@@ -420,10 +420,10 @@ def array_of(t: torch.Tensor) -> np.ndarray:
 
 __all__ = [
     "CPU",
-    "Argument",
-    "Captured",
+    "GraphArgument",
+    "CapturedGraph",
     "NotCompiled",
-    "Place",
+    "ResultPlace",
     "capture",
     "described",
     "is_supported",

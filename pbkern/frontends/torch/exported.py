@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from pbkern.core.errors import UnsupportedOp
 
 from .aten.table import name_of
-from .capture import Argument, Place, capture, described, unsupported
+from .capture import GraphArgument, ResultPlace, capture, described, unsupported
 from .decompositions import decompositions
 
 ASSERTIONS = ("aten::_assert_tensor_metadata",)
@@ -151,10 +151,10 @@ def _ordered(found: Any, order: list[int], tensors: list[int]) -> jex.ClosedJaxp
         made = run(*given)
         return [
             made[result.number]
-            if isinstance(result, Place)
+            if isinstance(result, ResultPlace)
             else given[tensors.index(result.number)]
             for result in found.results
-            if isinstance(result, Place | Argument)
+            if isinstance(result, ResultPlace | GraphArgument)
         ]
 
     with jax.enable_x64(True):

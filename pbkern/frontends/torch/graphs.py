@@ -23,10 +23,10 @@ from pbkern.core.errors import FallbackWarning, UnsupportedOp
 from . import recurrent, shapes
 from .capture import (
     CPU,
-    Argument,
-    Captured,
+    CapturedGraph,
+    GraphArgument,
     NotCompiled,
-    Place,
+    ResultPlace,
     capture,
     described,
     is_supported,
@@ -37,7 +37,7 @@ from .dtypes import check_tensor, is_sparse
 from .partition import partition
 
 # jaxpr, name, device -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
-Compile = Callable[[Captured, str, torch.device], Any]
+Compile = Callable[[CapturedGraph, str, torch.device], Any]
 SEEDS = 2**62
 
 
@@ -84,7 +84,7 @@ class Runner:
     ):
         self.module, self.name, self.compile, self.graph = module, name, compile_jaxpr, graph
         self.symbolic = shapes.is_symbolic(module)
-        self.captured: Captured | None = None  # of the only shapes, before the first call
+        self.captured: CapturedGraph | None = None  # of the only shapes, before the first call
         self._made: dict[tuple, Callable[[Sequence[Any]], list[Any]]] = {}
         self._only: Callable[[Sequence[Any]], list[Any]] | None = None
         self._lock = threading.RLock()
@@ -122,12 +122,12 @@ def _kind(a: Any) -> Any:
 
 
 def _linked(
-    captured: Captured, call: Callable, arguments: Sequence[Any], device: torch.device
+    captured: CapturedGraph, call: Callable, arguments: Sequence[Any], device: torch.device
 ) -> Callable[[Sequence[Any]], list[Any]]:
     """The function of a graph's arguments that `call` is of its tensors."""
     tensors = [k for k, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
     everything = len(tensors) == len(arguments) and not captured.draws and not any(captured.orders)
-    if everything and captured.results == tuple(map(Place, range(len(captured.results)))):
+    if everything and captured.results == tuple(map(ResultPlace, range(len(captured.results)))):
         return call
 
     def run(arguments: Sequence[Any]) -> list[Any]:
@@ -144,10 +144,10 @@ def _linked(
 
 
 def _result(r: Any, made: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
-    if isinstance(r, Place):
+    if isinstance(r, ResultPlace):
         t = made[r.number] if r.shape is None else made[r.number].view(r.shape)
         return t if r.permuted is None else t.permute(r.permuted)
-    return arguments[r.number] if isinstance(r, Argument) else r
+    return arguments[r.number] if isinstance(r, GraphArgument) else r
 
 
 class _Supported(OperatorSupportBase):

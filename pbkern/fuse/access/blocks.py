@@ -208,7 +208,7 @@ def _step(eqn, out: Access) -> Step:
 
 
 @dataclass
-class Requests:
+class BlockRequests:
     """Reads and computations of one program of a group.
 
     Attributes:
@@ -222,7 +222,7 @@ class Requests:
     inputs: list[tuple[object, Access]]
 
 
-class LaterRequests(Requests):
+class LaterRequests(BlockRequests):
     """Requests that are computed on first use."""
 
     def __init__(self, eqns: Sequence, outputs: Sequence[tuple[object, Access]]):
@@ -236,7 +236,7 @@ class LaterRequests(Requests):
         return getattr(self, name)
 
 
-def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Requests:
+def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> BlockRequests:
     """Walks `eqns` in reverse from the wanted blocks of `outputs`.
 
     Raises NeedsWhole, UnsupportedOp, Unfusable.
@@ -247,7 +247,7 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
     return _walked(eqns, hulls, [])
 
 
-def request_more(eqns: Sequence, found: Requests) -> Requests:
+def request_more(eqns: Sequence, found: BlockRequests) -> BlockRequests:
     """`request` for equations in front of those of `found`, which they do not read.
 
     Raises as `request` does.
@@ -263,7 +263,7 @@ def request_more(eqns: Sequence, found: Requests) -> Requests:
     return _walked(eqns, hulls, found.steps[::-1])
 
 
-def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> Requests:
+def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> BlockRequests:
     """Requests after walking `eqns` too.
 
     `hulls` so far are changed in place; `steps`, last one first.
@@ -291,7 +291,7 @@ def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> Requests:
     read = dict.fromkeys(
         a for s in steps for a in s.eqn.invars if not isinstance(a, jex.Literal) and a not in made
     )
-    return Requests(hulls, steps, [(v, h) for v in read for h in hulls.get(v, ())])
+    return BlockRequests(hulls, steps, [(v, h) for v in read for h in hulls.get(v, ())])
 
 
 class BodyContext:
@@ -328,7 +328,7 @@ rounded_products: contextvars.ContextVar[frozenset] = contextvars.ContextVar(
 )
 
 
-def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
+def run_steps(requests: BlockRequests, blocks: dict, ctx: BodyContext) -> Callable:
     """Computes all steps, given the `blocks` of inputs, (value, hull) -> array. Returns get(value or literal, access)."""
     blocks, once = dict(blocks), rounded_products.get()
 
@@ -357,7 +357,9 @@ def run_steps(requests: Requests, blocks: dict, ctx: BodyContext) -> Callable:
     return get
 
 
-def trace_body(requests: Requests, outputs: Sequence[tuple[object, Access]]) -> jex.ClosedJaxpr:
+def trace_body(
+    requests: BlockRequests, outputs: Sequence[tuple[object, Access]]
+) -> jex.ClosedJaxpr:
     """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last.
 
     Inputs that nothing asks for are not read. Outputs that are inputs share their arrays and are

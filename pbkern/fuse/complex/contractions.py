@@ -36,7 +36,7 @@ Contract = Callable  # (real lhs, real rhs, dimension numbers) -> real result, a
 
 
 @dataclass(frozen=True)
-class Operand:
+class ComplexOperand:
     """A complex operand with its dimensions: batch, free, contracted."""
 
     value: Complex
@@ -45,7 +45,7 @@ class Operand:
     contracted: tuple[int, ...]
 
     @classmethod
-    def of(cls, x: Complex, batch: Sequence[int], contracted: Sequence[int]) -> Operand:
+    def of(cls, x: Complex, batch: Sequence[int], contracted: Sequence[int]) -> ComplexOperand:
         used = {*batch, *contracted}
         free = tuple(axis for axis in range(np.ndim(x.some)) if axis not in used)
         return cls(x, tuple(batch), free, tuple(contracted))
@@ -82,8 +82,8 @@ def contract(value: Complex, y: Complex, dimension_numbers, real_contract: Contr
     in_order_of_y = _are_last(yc, y) and not _are_last(xc, value)
     pairs = sorted(zip(xc, yc), key=lambda pair: pair[in_order_of_y])
     lhs, rhs = (
-        Operand.of(value, xb, [i for i, _ in pairs]),
-        Operand.of(y, yb, [j for _, j in pairs]),
+        ComplexOperand.of(value, xb, [i for i, _ in pairs]),
+        ComplexOperand.of(y, yb, [j for _, j in pairs]),
     )
     if not lhs.free and not rhs.free:
         return _sum_of_products(lhs, rhs)
@@ -111,10 +111,10 @@ def _of_parts(value: Complex, y: Complex, product: Callable) -> Complex:
     )
 
 
-def _sum_of_products(x: Operand, y: Operand) -> Complex:
+def _sum_of_products(x: ComplexOperand, y: ComplexOperand) -> Complex:
     axis = len(x.batch)
 
-    def aligned(z: Operand) -> Complex:
+    def aligned(z: ComplexOperand) -> Complex:
         return Complex(
             *(
                 None if part is None else z.arranged(part, z.contracted, *z.extents(z.contracted))
@@ -129,7 +129,7 @@ def _sum_of_products(x: Operand, y: Operand) -> Complex:
     )
 
 
-def _transposed(x, first: Operand, second: Operand):
+def _transposed(x, first: ComplexOperand, second: ComplexOperand):
     """[*batch, *free of second, *free of first, ...] of [*batch, *free of first, *free of second, ...]."""
     b, m = len(first.batch), len(first.free)
     rest = b + m + len(second.free)
@@ -138,7 +138,7 @@ def _transposed(x, first: Operand, second: Operand):
     )
 
 
-def _with_table(w: Operand, o: Operand, real_contract: Contract):
+def _with_table(w: ComplexOperand, o: ComplexOperand, real_contract: Contract):
     """real[*batch, *free of w, *free of o, 2]."""
     b, k, m, n = len(w.batch), w.count(w.contracted), w.count(w.free), o.count(o.free)
     rows = [
@@ -151,7 +151,7 @@ def _with_table(w: Operand, o: Operand, real_contract: Contract):
     return lax.reshape(found, (*w.extents(w.batch), *w.extents(w.free), *o.extents(o.free), 2))
 
 
-def _with_rows(w: Operand, o: Operand, real_contract: Contract) -> tuple:
+def _with_rows(w: ComplexOperand, o: ComplexOperand, real_contract: Contract) -> tuple:
     """(re, im), both real[*batch, *free of o, *free of w]."""
     b, k, m, n = len(w.batch), w.count(w.contracted), w.count(w.free), o.count(o.free)
     batch = w.extents(w.batch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from pbkern.fuse.access.blocks import Requests, Step
+from pbkern.fuse.access.blocks import BlockRequests, Step
 from pbkern.fuse.access.rules import Access
 
 from .sizes import Sizes
@@ -147,7 +147,7 @@ class CostModel(Protocol):
 
     def kernel_cost(
         self,
-        requests: Requests,
+        requests: BlockRequests,
         outputs: Sequence[tuple[object, Access]],
         grid: Sequence[int],
         parts: Mapping[object, float] = MappingProxyType({}),

@@ -14,7 +14,7 @@ from functools import cached_property
 from jax.extend import core as jex
 
 from pbkern.core.ops.scatter import SCATTERS
-from pbkern.fuse.access.blocks import Requests, Step, volume
+from pbkern.fuse.access.blocks import BlockRequests, Step, volume
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.access.scatter import share
 
@@ -29,7 +29,7 @@ class PricedSteps:
     steps: list[tuple[Step, Price]]
 
     @classmethod
-    def of(cls, requests: Requests, costs: CostModel) -> PricedSteps:
+    def of(cls, requests: BlockRequests, costs: CostModel) -> PricedSteps:
         return cls([(step, price_of(step, costs)) for step in requests.steps])
 
     @cached_property
@@ -107,12 +107,12 @@ class PricedSteps:
         return {price.table for _, price in self.steps if price.table is not None}
 
 
-def tables(requests: Requests, costs: CostModel) -> set:
+def tables(requests: BlockRequests, costs: CostModel) -> set:
     """Values that a program looks up, or scatters."""
     return PricedSteps.of(requests, costs).tables()
 
 
-def elements_read(requests: Requests, v, access: Access, among: Collection) -> int:
+def elements_read(requests: BlockRequests, v, access: Access, among: Collection) -> int:
     """Elements of an input that one program reads: of a table that is only looked up, those it finds there.
 
     `among`: tables.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pbkern.dsl.host_program import Buffer, BufferKind, Cond, Copy, Launch, Loop, Step, While
+from pbkern.dsl.host_program import Buffer, BufferKind, Cond, Copy, HostWhile, Launch, Loop, Step
 
 
 def touched(step: Step) -> Iterator[str]:
@@ -22,7 +22,7 @@ def touched(step: Step) -> Iterator[str]:
         case Loop(steps=inner):
             for s in inner:
                 yield from touched(s)
-        case While(condition=c, predicate=p, steps=inner):
+        case HostWhile(condition=c, predicate=p, steps=inner):
             yield p.buffer
             for s in (*c, *inner):
                 yield from touched(s)

@@ -16,7 +16,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.affine import Affine
-from pbkern.dsl.host_program import Cond, Copy, Loop, Step, View, While
+from pbkern.dsl.host_program import BufferView, Cond, Copy, HostWhile, Loop, Step
 from pbkern.fuse.graph import Inner, Node
 from pbkern.fuse.partition.donation import in_place
 
@@ -34,15 +34,15 @@ def control_steps(builder, node: Node) -> list[Step]:
     )
 
 
-def _operand(builder, atom) -> View:
+def _operand(builder, atom) -> BufferView:
     """The view of an operand. fuse/simplify/literal_operands.py has given literals equations of their own."""
     assert not isinstance(atom, jex.Literal), "operands of control flow are values"
     return builder.place(atom)
 
 
 def run_inner(
-    builder, inner: Inner, arguments: Sequence[View], results: Sequence[View | None]
-) -> tuple[list[Step], list[View]]:
+    builder, inner: Inner, arguments: Sequence[BufferView], results: Sequence[BufferView | None]
+) -> tuple[list[Step], list[BufferView]]:
     """(steps, views of the results): the inner jaxpr on `arguments`; a result with a given view is written there."""
     outer = dict(builder.views)
     jaxpr = inner.jaxpr
@@ -82,7 +82,9 @@ def _made_as(inner: Inner) -> dict:
     return found
 
 
-def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[View], list[Step]]:
+def _into_carries(
+    builder, atoms: Sequence, results: Sequence
+) -> tuple[list[BufferView], list[Step]]:
     """(buffers of the carries, copies of their first values)."""
     carries = [builder.place(result) for result in results]
     return carries, [
@@ -91,7 +93,9 @@ def _into_carries(builder, atoms: Sequence, results: Sequence) -> tuple[list[Vie
     ]
 
 
-def _back_to_carries(builder, values: Sequence[View], carries: Sequence[View]) -> list[Step]:
+def _back_to_carries(
+    builder, values: Sequence[BufferView], carries: Sequence[BufferView]
+) -> list[Step]:
     """Copies new carries over old ones; through temporaries if one carry becomes another."""
     steps, late = [], []
     others = {c.buffer for c in carries}
@@ -115,22 +119,22 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     x_types = [var.aval for var in body.jaxpr.invars[n_consts + n_carry :]]
     y_types = [var.aval for var in body.jaxpr.outvars[n_carry:]]
 
-    def at_step(wholes, avals, index: Affine) -> list[View]:
+    def at_step(wholes, avals, index: Affine) -> list[BufferView]:
         index = index * -1 + (length - 1) if params["reverse"] else index
         sizes = [math.prod(aval.shape) for aval in avals]
         return [
-            View(whole.buffer, array_type(aval), whole.offset + index * size)
+            BufferView(whole.buffer, array_type(aval), whole.offset + index * size)
             for whole, aval, size in zip(wholes, avals, sizes)
         ]
 
     def step(
-        index: Affine | None, old: Sequence[View], new: Sequence[View | None]
-    ) -> tuple[list[Step], list[View]]:
+        index: Affine | None, old: Sequence[BufferView], new: Sequence[BufferView | None]
+    ) -> tuple[list[Step], list[BufferView]]:
         """One step of the loop, or the remaining ones if the index is None."""
         if index is None:
             done = turns * body.steps
             ends = [
-                View(
+                BufferView(
                     w.buffer, array_type(var.aval), w.offset + done * math.prod(var.aval.shape[1:])
                 )
                 for w, var in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
@@ -159,7 +163,7 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     return [*before, Loop(counter, turns, once(Affine.symbol(counter))), *last]
 
 
-def _places(body: Inner, carries: Sequence[View], kept: set) -> list[View | None]:
+def _places(body: Inner, carries: Sequence[BufferView], kept: set) -> list[BufferView | None]:
     """Views for new carries: those of `kept` over the old ones, others anywhere."""
     return [view if var in kept else None for var, view in zip(body.jaxpr.outvars, carries)]
 
@@ -182,15 +186,15 @@ def _alternating(
     counter: str,
     turns: int,
     rest: bool,
-    first: Sequence[View],
-    carries: Sequence[View],
+    first: Sequence[BufferView],
+    carries: Sequence[BufferView],
     step,
 ) -> list[Step]:
     """Steps that alternate between two sets of buffers, without copies: the first reads operands, the last writes results."""
     sets = [list(carries), [builder.temporary(carry.type) for carry in carries]]
     total = turns + rest
 
-    def target(turn: int) -> list[View]:
+    def target(turn: int) -> list[BufferView]:
         return sets[(total - 1 - turn) % 2]
 
     def turn(n: int, index: Affine | None) -> list[Step]:
@@ -214,11 +218,13 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     body = inner["body_jaxpr"]
     kept = in_place(body)
 
-    def test(at: Sequence[View]) -> tuple[tuple[Step, ...], View]:
+    def test(at: Sequence[BufferView]) -> tuple[tuple[Step, ...], BufferView]:
         steps, (predicate,) = run_inner(builder, inner["cond_jaxpr"], [*cond_consts, *at], [None])
         return tuple(steps), predicate
 
-    def turn(old: Sequence[View], new: Sequence[View | None]) -> tuple[list[Step], list[View]]:
+    def turn(
+        old: Sequence[BufferView], new: Sequence[BufferView | None]
+    ) -> tuple[list[Step], list[BufferView]]:
         return run_inner(builder, body, [*body_consts, *old], new)
 
     condition, predicate = test(carries)
@@ -231,12 +237,12 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
         back = tuple(Copy(other, carry) for other, carry in zip(others, carries))
         return [
             *before,
-            While(condition, predicate, (*first, *between, Cond(again, (back, tuple(second))))),
+            HostWhile(condition, predicate, (*first, *between, Cond(again, (back, tuple(second))))),
         ]
     steps, found = turn(carries, _places(body, carries, kept))
     return [
         *before,
-        While(condition, predicate, (*steps, *_back_to_carries(builder, found, carries))),
+        HostWhile(condition, predicate, (*steps, *_back_to_carries(builder, found, carries))),
     ]
 
 

@@ -166,7 +166,7 @@ def explain(name: str, parts: Partition, plan) -> Explanation:
         dataclasses.replace(report(group.kernel, group), runs=runs.get(group.kernel, 1))
         for group in reversed(parts.groups())
     )
-    kernels_of = _Places(parts)
+    kernels_of = _EquationPlaces(parts)
     edges = (
         dataclasses.replace(
             edge, superseded=not edge.fused and kernels_of.are_shared(edge.producer)
@@ -176,7 +176,7 @@ def explain(name: str, parts: Partition, plan) -> Explanation:
     return Explanation(name, kernels, tuple(edges), tuple(plan.left_to_xla()))
 
 
-class _Places:
+class _EquationPlaces:
     """Which nodes of a partition compute an equation, and which read a value."""
 
     def __init__(self, parts: Partition):

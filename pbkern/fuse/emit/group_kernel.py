@@ -18,7 +18,7 @@ from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
 from pbkern.dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel
-from pbkern.fuse.access.blocks import Hulls, Requests, bounds, trace_body
+from pbkern.fuse.access.blocks import BlockRequests, Hulls, bounds, trace_body
 from pbkern.fuse.access.rules import Access, Span, whole
 
 
@@ -76,7 +76,7 @@ def block_mapping(
 def emit_kernel(
     name: str,
     grid: tuple[int, ...],
-    requests: Requests,
+    requests: BlockRequests,
     outputs: Sequence[tuple[object, Access]],
     compiler_params: dict | None = None,
     aliases: tuple[tuple[int, int], ...] = (),
@@ -109,7 +109,7 @@ def emit_kernel(
 
 def emit_finish(
     name: str,
-    requests: Requests,
+    requests: BlockRequests,
     outputs: Sequence[tuple[object, Access]],
     made: Sequence,
     kept: Sequence,

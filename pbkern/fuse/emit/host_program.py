@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from jax.extend import core as jex
 
-from pbkern.dsl.host_program import Buffer, BufferKind, Copy, HostProgram, Launch, Step, View
+from pbkern.dsl.host_program import Buffer, BufferKind, BufferView, Copy, HostProgram, Launch, Step
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.fuse.graph import Node
 from pbkern.fuse.tiling.block_search import Schedule
@@ -31,7 +31,7 @@ def identifier(text: str) -> str:
 
 
 @dataclass
-class Builder:
+class HostProgramBuilder:
     """Collects the buffers and steps of one HostProgram.
 
     Attributes:
@@ -53,24 +53,24 @@ class Builder:
         self.counts[stem] = n + 1
         return f"{stem}{n}"
 
-    def buffer(self, stem: str, aval, kind: BufferKind, position: int = -1) -> View:
+    def buffer(self, stem: str, aval, kind: BufferKind, position: int = -1) -> BufferView:
         b = Buffer(self.fresh(stem), array_type(aval), kind, position)
         self.buffers.append(b)
-        return View(b.name, b.type)
+        return BufferView(b.name, b.type)
 
-    def temporary(self, array: ArrayType) -> View:
+    def temporary(self, array: ArrayType) -> BufferView:
         b = Buffer(self.fresh("t"), array, BufferKind.TEMP)
         self.buffers.append(b)
-        return View(b.name, b.type)
+        return BufferView(b.name, b.type)
 
-    def place(self, var) -> View:
+    def place(self, var) -> BufferView:
         """The view of `var`; a new temporary if it has none yet."""
         if var not in self.views:
             self.views[var] = self.temporary(array_type(var.aval))
         return self.views[var]
 
-    def typed(self, view: View, aval) -> View:
-        return View(view.buffer, array_type(aval), view.offset)
+    def typed(self, view: BufferView, aval) -> BufferView:
+        return BufferView(view.buffer, array_type(aval), view.offset)
 
     # -- steps
 
@@ -188,7 +188,7 @@ def build_program(
     name: str, nodes: Sequence[Node], reads: Sequence, makes: Sequence, params_for: Callable
 ) -> HostProgram:
     """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order."""
-    builder = Builder(identifier(name), params_for)
+    builder = HostProgramBuilder(identifier(name), params_for)
     for n, v in enumerate(reads):
         builder.views[v] = builder.buffer("in", v.aval, BufferKind.INPUT, n)
     for n, v in enumerate(makes):
@@ -198,7 +198,7 @@ def build_program(
     return HostProgram(builder.name, assign_slots(builder.buffers, steps), tuple(steps))
 
 
-def share_outputs(b: Builder, nodes: Iterable[Node]) -> None:
+def share_outputs(b: HostProgramBuilder, nodes: Iterable[Node]) -> None:
     """Lets a producer write straight into an output that reshapes its result."""
     made = {output for n in nodes for output in n.outputs}
     for node in reversed([n for n in nodes if n.kind == "alias"]):

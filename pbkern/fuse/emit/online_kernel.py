@@ -16,10 +16,10 @@ from pbkern.core.jaxprs import atoms, leading_to
 from pbkern.dsl.kernel import Kernel, Scratch
 from pbkern.dsl.primitives.grid import ds, loop
 from pbkern.dsl.trace import canonical_body
-from pbkern.fuse.access.blocks import BodyContext, Requests, Step, literal, run_steps
+from pbkern.fuse.access.blocks import BlockRequests, BodyContext, Step, literal, run_steps
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, block_shape
-from pbkern.fuse.tiling.online_blocks import RUN, Blocks, Pass, Run, moves
+from pbkern.fuse.tiling.online_blocks import RUN, Blocks, ChunkPass, ChunkRun, moves
 
 from .group_kernel import emit_kernel
 
@@ -27,7 +27,7 @@ from .group_kernel import emit_kernel
 def emit_online(
     name: str,
     grid: tuple[int, ...],
-    requests: Requests,
+    requests: BlockRequests,
     outputs: Sequence[tuple[object, Access]],
     blocks: Blocks,
     compiler_params: dict,
@@ -37,7 +37,7 @@ def emit_online(
     plain = emit_kernel(name, grid, requests, outputs, compiler_params, aliases, body=False)
     kept = [Scratch(block_shape(a), _kept_type(v), scoped=True) for v, a in _reduced(blocks)]
     types = [ref_aval(block_shape(a), var.aval.dtype) for var, a in (*requests.inputs, *outputs)]
-    body = _Body(requests, outputs, blocks)
+    body = _OnlineBody(requests, outputs, blocks)
     traced = jax.make_jaxpr(body)(*types, *(ref_aval(s.shape, s.dtype) for s in kept))
     return dataclasses.replace(plain, scratch=tuple(kept), body=canonical_body(traced, name))
 
@@ -54,11 +54,11 @@ def _kept_type(var) -> np.dtype:
     return np.dtype(np.float32 if narrow else var.aval.dtype)
 
 
-class _Body:
+class _OnlineBody:
     """The body over Refs (*inputs, *outputs, *reductions), as methods that trace its parts."""
 
     def __init__(
-        self, requests: Requests, outputs: Sequence[tuple[object, Access]], blocks: Blocks
+        self, requests: BlockRequests, outputs: Sequence[tuple[object, Access]], blocks: Blocks
     ):
         self.requests, self.outputs, self.blocks, self.online = (
             requests,
@@ -101,7 +101,7 @@ class _Body:
         for ref in refs:
             ref[...] = lax.full(ref.shape, 0, ref.dtype)
 
-    def go(self, over: Pass, found: dict, turn: Callable) -> None:
+    def go(self, over: ChunkPass, found: dict, turn: Callable) -> None:
         """All chunks of a pass. What is the same for all is computed before them."""
         requests = over.full.requests
         late = self.online.level.outvars[:1] if turn == self.rise else []
@@ -123,7 +123,7 @@ class _Body:
             left = [s for s in requests.steps if (s.eqn.outvars[0], s.out) not in before]
             turn(over.rest, left, before | self.read(requests, before, {}), {})
 
-    def rise(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
+    def rise(self, run: ChunkRun, steps: Sequence[Step], found: dict, ids: dict) -> None:
         """A chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
         requests, (level, *sums) = run.requests, run.products
         (m, access), (x, of_x) = (
@@ -147,7 +147,7 @@ class _Body:
             )
         self.level[0][...] = new
 
-    def add(self, run: Run, steps: Sequence[Step], found: dict, ids: dict) -> None:
+    def add(self, run: ChunkRun, steps: Sequence[Step], found: dict, ids: dict) -> None:
         """A chunk of the second pass."""
         found = self.computed(run.requests, steps, found, ids)
         for step, ref in zip(run.products, self.totals):
@@ -176,7 +176,7 @@ class _Body:
 
     # ---------------------------------------------------------------- values
 
-    def read(self, requests: Requests, found: dict, ids: dict | None) -> dict:
+    def read(self, requests: BlockRequests, found: dict, ids: dict | None) -> dict:
         """Blocks of operands that are not in `found`: all if `ids` are given, else those that are the same for all chunks."""
         wanted = [
             (v, a) for v, a in requests.inputs if (v, a) not in found and v not in self.reduced
@@ -204,7 +204,9 @@ class _Body:
             return self.refs[n][...]
         return self.refs[n][tuple(ds(start, s.size) for start, s in zip(starts, access))]
 
-    def computed(self, requests: Requests, steps: Sequence[Step], found: dict, ids: dict) -> dict:
+    def computed(
+        self, requests: BlockRequests, steps: Sequence[Step], found: dict, ids: dict
+    ) -> dict:
         """`found` with the results of some steps."""
         get = run_steps(dataclasses.replace(requests, steps=list(steps)), found, BodyContext(ids))
         return found | {
@@ -232,13 +234,13 @@ def _covers(hull: Access, access: Access) -> bool:
     return all(map(covers, hull, access))
 
 
-def _value(requests: Requests, found: dict, atom, access: Access):
+def _value(requests: BlockRequests, found: dict, atom, access: Access):
     if isinstance(atom, jex.Literal):
         return literal(atom)
     return run_steps(dataclasses.replace(requests, steps=[]), found, BodyContext())(atom, access)
 
 
-def _sum(requests: Requests, found: dict, step: Step, dtype):
+def _sum(requests: BlockRequests, found: dict, step: Step, dtype):
     """Returns what a chunk adds to a sum."""
     operands = [
         _value(requests, found, var, access)

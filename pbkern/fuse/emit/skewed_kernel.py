@@ -34,7 +34,7 @@ MOST_LONGER = 64
 def emit_wavefront(name: str, wave: Wavefront, compiler_params: dict) -> Kernel:
     """The kernel that computes the carries after `wave.steps` steps from `wave.operands`; xs have `wave.steps` elements."""
     return trace_kernel(
-        _Wavefront(wave).body,
+        _SkewedBody(wave).body,
         in_types=[_operand_type(wave, operand) for operand in wave.operands],
         out_types=[array_type(carry.aval) for carry in wave.carries],
         grid=(wave.programs,),
@@ -123,7 +123,7 @@ def _rows(wave: Wavefront) -> int:
     return wave.lag * wave.steps + _panel(wave) * wave.reads.rows
 
 
-class _Wavefront:
+class _SkewedBody:
     """The body of the kernel, as methods that trace its parts."""
 
     def __init__(self, wave: Wavefront):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jax.extend import core as jex
 
-from pbkern.fuse.access.blocks import Requests
+from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.tiling.block_search import Schedule, alternatives
 
@@ -33,7 +33,7 @@ def _seconds(schedule: Schedule, strip: int) -> float:
     return schedule.cost.seconds * (1 + overhang(schedule.requests, strip))
 
 
-def overhang(requests: Requests, strip: int) -> float:
+def overhang(requests: BlockRequests, strip: int) -> float:
     """The part of all scores between two products that is masked but computed, as `strip` keys are left out together."""
     if sum(s.eqn.primitive.name in CONTRACTIONS for s in requests.steps) < 2:
         return 0.0

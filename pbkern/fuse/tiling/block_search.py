@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pbkern.core.affine import Affine
 from pbkern.core.jaxprs import atoms
 from pbkern.core.ops.scatter import SCATTERS, ScatterForm
-from pbkern.fuse.access.blocks import Requests, Unfusable, request, request_more, volume
+from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, request_more, volume
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
 from pbkern.fuse.access.scatter import owned
 from pbkern.fuse.access.windows_contractions import run_dimensions
@@ -64,7 +64,7 @@ class Schedule:
     grid: tuple[int, ...]
     blocks: tuple[int, ...]
     outputs: tuple[tuple[object, Access], ...]
-    requests: Requests
+    requests: BlockRequests
     cost: Cost
     params: tuple[tuple[str, object], ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
@@ -92,7 +92,7 @@ def _tile(
 
 
 def _follow(
-    var, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: Requests
+    var, eqns, placed: Sequence, shape_of_axis: Sequence[int], grid, requests: BlockRequests
 ) -> Access:
     """Another output's access under the root's grid. Raises Unfusable unless every axis splits it.
 
@@ -175,7 +175,7 @@ def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
 
 
 def _priced(
-    eqns, requests: Requests, placed: Sequence, grid, blocks, machine: CostModel
+    eqns, requests: BlockRequests, placed: Sequence, grid, blocks, machine: CostModel
 ) -> Schedule | None:
     cost = machine.kernel_cost(requests, placed, grid)
     if cost is None:

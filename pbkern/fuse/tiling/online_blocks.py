@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
-from pbkern.fuse.access.blocks import Requests, Step, Unfusable, request, step_of, volume
+from pbkern.fuse.access.blocks import BlockRequests, Step, Unfusable, request, step_of, volume
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, is_whole
 
@@ -19,7 +19,7 @@ RUN = 1 << 16
 
 
 @dataclass(frozen=True)
-class Run:
+class ChunkRun:
     """One chunk of a pass: what it reads and computes. Spans may count in RUN.
 
     Attributes:
@@ -28,7 +28,7 @@ class Run:
         first.
     """
 
-    requests: Requests
+    requests: BlockRequests
     products: tuple[Step, ...]
 
     def steps(self) -> list[Step]:
@@ -36,12 +36,12 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ChunkPass:
     """`count` full chunks, and a shorter last one, if any."""
 
-    full: Run
+    full: ChunkRun
     count: int
-    rest: Run | None
+    rest: ChunkRun | None
 
     @property
     def kept(self) -> list[Access]:
@@ -54,9 +54,9 @@ class Blocks:
     """An Online at the blocks of one program; `after`: requests of what follows the passes."""
 
     online: Online
-    first: Pass | None
-    second: Pass | None
-    after: Requests
+    first: ChunkPass | None
+    second: ChunkPass | None
+    after: BlockRequests
 
     def parts(self) -> dict:
         """Value -> the part of its block that a chunk holds."""
@@ -124,7 +124,7 @@ def _has_rows(access: Access, columns: int) -> bool:
     return moves(access) and volume(access) > columns
 
 
-def _only(asked: Sequence[Requests], v) -> Access | None:
+def _only(asked: Sequence[BlockRequests], v) -> Access | None:
     """The block that is asked for of a value; None if nothing asks for it.
 
     Raises Unfusable for several blocks.
@@ -142,7 +142,7 @@ def _pass(
     kept: Sequence[Access | None],
     level=None,
     of_level: Access | None = None,
-) -> Pass | None:
+) -> ChunkPass | None:
     """The chunks that make these sums, and the maximum. None without sums. Raises Unfusable."""
     if not sums:
         return None
@@ -157,7 +157,7 @@ def _pass(
         _run(online, sums, eqns, kept, span, level, of_level) if span.size else None
         for span in spans
     )
-    return Pass(full, count, last)
+    return ChunkPass(full, count, last)
 
 
 def _run(
@@ -168,7 +168,7 @@ def _run(
     columns: Span,
     level,
     of_level: Access | None,
-) -> Run:
+) -> ChunkRun:
     """Reads and computations of one chunk."""
     products = [
         _narrowed(sum_, access, columns, online.columns) for sum_, access in zip(sums, kept)
@@ -191,7 +191,7 @@ def _run(
     read = [
         (v, hull) for v, hulls in requests.hulls.items() if v not in made for hull in hulls
     ]  # also by the reductions themselves
-    return Run(replace(requests, inputs=read), tuple(products))
+    return ChunkRun(replace(requests, inputs=read), tuple(products))
 
 
 def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:

@@ -21,7 +21,7 @@ from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
-from pbkern.fuse.access.blocks import Requests, Unfusable, request
+from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
 from pbkern.fuse.cost.kinds import UNOVERLAPPED, itemsize, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
@@ -48,7 +48,7 @@ class Reads:
     """The blocks of operands that `rows` rows of a step's results need; the first row is symbol 0."""
 
     rows: int
-    requests: Requests
+    requests: BlockRequests
     results: tuple[Access, ...]
 
     @classmethod

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
-from pbkern.fuse.access.blocks import Requests, Unfusable
+from pbkern.fuse.access.blocks import BlockRequests, Unfusable
 from pbkern.fuse.access.rules import ELEMENTWISE, NeedsWhole, whole
 from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
@@ -81,7 +81,7 @@ def tile_time(
     step = _step(body, counts)
     seconds = (sum(node.seconds for node in parts.nodes) + _copying(body.jaxpr, machine)) * length
     fronts = [
-        _Wavefront(*found)
+        _OverlappedBody(*found)
         for found in wavefronts(step.body, counts, step.periodic, length, machine)
     ]
     # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is
@@ -103,7 +103,7 @@ def tile_time(
 
 def _best_tile(
     step: _Step, length: int, seconds: float, machine: CostModel
-) -> tuple[_Unrolled | _Wavefront | None, float]:
+) -> tuple[_Unrolled | _OverlappedBody | None, float]:
     """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
     best = None
     for s in (s for s in STEPS if s <= min(length, step.most)):
@@ -165,7 +165,7 @@ def _time_steps_type(*_, body: jex.ClosedJaxpr, steps: int):
 
 
 @dataclass(frozen=True)
-class _Wavefront:
+class _OverlappedBody:
     """Several steps as one wavefront kernel, without blocks."""
 
     wave: Wavefront
@@ -196,7 +196,7 @@ class _Wavefront:
             (wave.programs,),
             (wave.height,),
             tuple(makes),
-            Requests({}, [], reads),
+            BlockRequests({}, [], reads),
             self.cost,
             wave=wave,
         )
@@ -209,10 +209,10 @@ class _Wavefront:
         )
         return Inner(jaxpr, Partition([node], [why]), [node], wave.steps)
 
-    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _Wavefront | None:
+    def shorter(self, step: _Step, steps: int, machine: CostModel) -> _OverlappedBody | None:
         wave = replace(self.wave, steps=steps)
         cost = price(wave, machine)
-        return _Wavefront(wave, cost) if cost is not None else None
+        return _OverlappedBody(wave, cost) if cost is not None else None
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class _Window:
     shape: tuple[int, ...]
 
 
-class _Windows:
+class _BorderWindows:
     """Rewrites that know which values are windows of another, and turn windows as large as their base into rolls."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _Windows:
 
 def with_periodic_halos(body: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites concatenations that wrap around as rolls."""
-    windows = _Windows()
+    windows = _BorderWindows()
     return retrace(body, {"slice": windows.slice, "concatenate": windows.concatenate})
 
 

@@ -42,7 +42,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Variant:
+class EdgeVariant:
     """A body for the programs with indices in `bounds`; `guarded`: blocks may reach over the ends of arrays.
 
     last: of the grid dimensions along which variants differ, those at whose last index its programs
@@ -89,7 +89,7 @@ def ragged_dimensions(blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) 
 
 def variants(
     dims: Sequence[int], blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel
-) -> list[Variant]:
+) -> list[EdgeVariant]:
     """One for each set of the ragged dimensions `dims`."""
     found = []
     for count in range(len(dims) + 1):
@@ -100,5 +100,5 @@ def variants(
                 for n in [kernel.grid[dim]]
             }
             guarded = any(not block.is_in_bounds({**bounds, **own}) for block in blocks)
-            found.append(Variant({**bounds, **own}, guarded, last))
+            found.append(EdgeVariant({**bounds, **own}, guarded, last))
     return found

@@ -23,14 +23,14 @@ def depend_on_places_alone(stmts: list[Stmt], start: str) -> bool:
     axes: dict[Buf, int | None] = {}
     while True:  # an axis is found once for each buffer
         before = dict(axes)
-        if not _Places(start, axes).hold(stmts):
+        if not _MovedAxes(start, axes).hold(stmts):
             return False
         if axes == before:
             return True
 
 
 @dataclass
-class _Places:
+class _MovedAxes:
     """axes: scratch -> its axis along the moved dimension; None: it is the same in all blocks. As far as is known."""
 
     start: str
@@ -49,7 +49,7 @@ class _Places:
             case Sort(buffers=buffers):
                 return all(map(self._sorts, buffers))
             case For(counter=c, trips=int(n), body=body):
-                return _Places(self.start, self.axes, {**self.counters, c: n}).hold(body)
+                return _MovedAxes(self.start, self.axes, {**self.counters, c: n}).hold(body)
         return all(map(self.hold, bodies(stmt)))
 
     def _sorts(self, buf: Buf) -> bool:

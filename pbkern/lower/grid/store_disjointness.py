@@ -37,7 +37,7 @@ IN_ORDER = ("debug_print", "check_failed", "breakpoint")
 
 
 @dataclass(frozen=True)
-class _Access:
+class _StoredElements:
     """Elements `index` of an array; None if they are not affine.
 
     `bounds` of symbols other than grid indices.
@@ -60,7 +60,7 @@ def _grid_symbols(kernel: Kernel) -> list[str]:
     return [f"%g{axis}" for axis in range(len(kernel.grid))]
 
 
-def _by_multiples(kernel: Kernel, accesses: list[_Access], dim: int) -> bool:
+def _by_multiples(kernel: Kernel, accesses: list[_StoredElements], dim: int) -> bool:
     own, grid = f"%g{dim}", set(_grid_symbols(kernel))
     for axis in range(len(accesses[0].index)):
         indices = [access.index[axis] for access in accesses]
@@ -82,7 +82,7 @@ def _by_multiples(kernel: Kernel, accesses: list[_Access], dim: int) -> bool:
     return False
 
 
-def _by_trying(kernel: Kernel, accesses: list[_Access], lets: list[Let], dim: int) -> bool:
+def _by_trying(kernel: Kernel, accesses: list[_StoredElements], lets: list[Let], dim: int) -> bool:
     if not 0 < math.prod(kernel.grid) <= MOST_POINTS:
         return False
     points = np.indices(kernel.grid).reshape(len(kernel.grid), -1)
@@ -136,7 +136,7 @@ def _extent(
 @functools.lru_cache(maxsize=8)
 def _accesses(
     kernel: Kernel, options: BuildOptions
-) -> tuple[dict[int, list[_Access]], list[Let]] | None:
+) -> tuple[dict[int, list[_StoredElements]], list[Let]] | None:
     """(result -> accesses to it, scalars evaluated on the way) of the body's statements; None where it cannot be told."""
     if any(eqn.primitive.name in IN_ORDER for eqn in equations(kernel.body.jaxpr)):
         return None
@@ -151,7 +151,7 @@ def _accesses(
         builder, stmts = _built(kernel, bufs, options)
     except UnsupportedOp:  # an error when the kernel is compiled
         return None
-    found: dict[int, list[_Access]] = {}
+    found: dict[int, list[_StoredElements]] = {}
     lets: list[Let] = []
     for nest in every(stmts):
         if isinstance(nest, Sort) and any(buffer.root in results for buffer in nest.buffers):
@@ -166,7 +166,9 @@ def _accesses(
         for buf, index in _touched(nest):
             if buf.root in results:
                 places = index if buf.shape == buf.root.shape else (None,)
-                found.setdefault(results[buf.root], []).append(_Access(tuple(places), bounds))
+                found.setdefault(results[buf.root], []).append(
+                    _StoredElements(tuple(places), bounds)
+                )
     return found, lets
 
 

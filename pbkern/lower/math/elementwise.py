@@ -15,8 +15,8 @@ import numpy as np
 
 from pbkern.core.rules import RuleTable
 from pbkern.lower.mlir.element_types import BITS, ELEMENTS, SUB_BYTE, is_float, storage_el
-from pbkern.lower.mlir.ops import Builder, Value
-from pbkern.lower.mlir.range_reports import Report, is_comparable
+from pbkern.lower.mlir.ops import Builder, Ssa
+from pbkern.lower.mlir.range_reports import RangeReport, is_comparable
 
 from . import functions
 
@@ -38,7 +38,7 @@ class EqnInfo:
         return self.in_dtypes[0].kind in "ub"
 
 
-RULES: RuleTable[Callable[..., Value]] = RuleTable("elementwise")
+RULES: RuleTable[Callable[..., Ssa]] = RuleTable("elementwise")
 _KINDS: dict[str, str] = {}  # primitive -> kinds of its first operand: f, i, u, b
 
 
@@ -130,18 +130,18 @@ for _name, _kinds, _op in (
 
 
 @register("iu", "in_range")
-def _in_range(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _in_range(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range."""
     low, high = eqn.params["low"], eqn.params["high"]
     first, count = min(low, high), abs(high - low)
     moved = b.sub(x, b.c(first, x.el)) if first else x
     if x.lanes and low < high and is_comparable(x.el, count):
-        return b.report(Report(moved, count), x)
+        return b.report(RangeReport(moved, count), x)
     if low > high and count == 1:
         wrong = b.cmp("eq", x, b.c(high, x.el))
     else:
         wrong = b.cmp("ge" if low < high else "lt", moved, b.c(count, x.el), unsigned=True)
-    found = b.report(Report(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong), x)
+    found = b.report(RangeReport(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong), x)
     if high <= 0 < low:
         b.known.divisors.add(found.name)
     return found
@@ -155,24 +155,24 @@ register("fiu", "square")(lambda b, eqn, x: b.mul(x, x))
 
 
 @register("fiu", "div")
-def _div(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+def _div(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     return b.div(x, y, unsigned=eqn.unsigned)
 
 
 @register("fiu", "rem")
-def _rem(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+def _rem(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     if is_float(x.el):
         return functions.BINARY["fmod"](b, x, y)
     return b.rem(x, y, unsigned=eqn.unsigned)
 
 
 @register("fiu", "abs")
-def _abs(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _abs(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return x if eqn.unsigned else b.abs(x)
 
 
 @register("fiu", "sign")
-def _sign(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _sign(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """-1, 0 or 1; NaN and both float zeros are their own sign."""
     zero = b.c(0, x.el)
     if is_float(x.el):
@@ -182,7 +182,7 @@ def _sign(b: Builder, eqn: EqnInfo, x: Value) -> Value:
 
 
 @register("fiu", "integer_pow")
-def _integer_pow(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _integer_pow(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Square and multiply; a negative exponent inverts the result, as XLA does."""
     exponent = eqn.params["y"]
     result, power, n = None, x, abs(exponent)
@@ -198,7 +198,7 @@ def _integer_pow(b: Builder, eqn: EqnInfo, x: Value) -> Value:
 
 
 @register("f", "round")
-def _round(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _round(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Ties away from zero (0) or to even (1)."""
     if int(eqn.params["rounding_method"]) == 1:
         return b.roundeven(x)
@@ -211,7 +211,7 @@ def _round(b: Builder, eqn: EqnInfo, x: Value) -> Value:
 
 
 @register("fiub", "select_n")
-def _select_n(b: Builder, eqn: EqnInfo, which: Value, *cases: Value) -> Value:
+def _select_n(b: Builder, eqn: EqnInfo, which: Ssa, *cases: Ssa) -> Ssa:
     """The case numbered `which`: false, true, or an integer."""
     if which.el == "i1":
         return b.select(which, cases[1], cases[0]) if len(cases) > 1 else cases[0]
@@ -222,7 +222,7 @@ def _select_n(b: Builder, eqn: EqnInfo, which: Value, *cases: Value) -> Value:
 
 
 @register("fiu", "clamp")
-def _clamp(b: Builder, eqn: EqnInfo, low: Value, x: Value, high: Value) -> Value:
+def _clamp(b: Builder, eqn: EqnInfo, low: Ssa, x: Ssa, high: Ssa) -> Ssa:
     """min(max(x, low), high); NaN anywhere gives NaN."""
     unsigned = eqn.in_dtypes[1].kind == "u"
     return b.min(b.max(x, low, unsigned=unsigned), high, unsigned=unsigned)
@@ -231,7 +231,7 @@ def _clamp(b: Builder, eqn: EqnInfo, low: Value, x: Value, high: Value) -> Value
 def _total_order(predicate: str):
     """Floats by sign, then magnitude: -NaN < -inf < ... < -0 < +0 < ... < NaN."""
 
-    def rule(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+    def rule(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
         if is_float(x.el):
             el, width = f"i{BITS[x.el]}", BITS[x.el]
             top, magnitude = b.c(width - 1, el), b.c((1 << (width - 1)) - 1, el)
@@ -247,7 +247,7 @@ for _name in ("eq", "le", "lt"):
 
 
 @register("f", "is_finite")
-def _is_finite(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _is_finite(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """For float16 and bfloat16: whether rounding to them stays finite."""
     bound = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}.get(
         eqn.in_dtypes[0].name, np.inf
@@ -259,12 +259,12 @@ def _is_finite(b: Builder, eqn: EqnInfo, x: Value) -> Value:
 
 
 @register("fiub", "convert_element_type")
-def _convert(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _convert(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return b.convert(x, eqn.in_dtypes[0], eqn.out_dtype)
 
 
 @register("fiu", "bitcast_convert_type")
-def _bitcast(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _bitcast(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     stored = b.to_storage(x, eqn.in_dtypes[0])
     return b.from_storage(b.bitcast(stored, storage_el(eqn.out_dtype)), eqn.out_dtype)
 
@@ -273,7 +273,7 @@ def _bitcast(b: Builder, eqn: EqnInfo, x: Value) -> Value:
 _FORMATS = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}
 
 
-def _as_rounded(b: Builder, x: Value) -> Value:
+def _as_rounded(b: Builder, x: Ssa) -> Ssa:
     """x as it is, rounded: what reads a product does not become a fused multiply-add, which would not round it."""
     name = f"llvm.arithmetic.fence.{f'v{x.lanes}' if x.lanes else ''}{x.el}"
     return x._replace(
@@ -282,7 +282,7 @@ def _as_rounded(b: Builder, x: Value) -> Value:
 
 
 @register("f", "reduce_precision")
-def _reduce_precision(b: Builder, eqn: EqnInfo, x: Value) -> Value:
+def _reduce_precision(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Rounds to fewer exponent and mantissa bits; what is subnormal in the smaller format becomes zero."""
     dtype = eqn.in_dtypes[0]
     exponent_bits, mantissa_bits = _FORMATS[dtype.name]
@@ -310,7 +310,7 @@ def _reduce_precision(b: Builder, eqn: EqnInfo, x: Value) -> Value:
 
 
 @register("f", "nextafter")
-def _nextafter(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+def _nextafter(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     """The neighbour of x towards y: bits + 1 away from zero, bits - 1 towards it.
 
     All of it on bits: comparisons of floats may take subnormal numbers for zeros.
@@ -341,12 +341,12 @@ for _name, _function in functions.UNARY.items():
 
 
 @register("f", "atan2")
-def _atan2(b: Builder, eqn: EqnInfo, y: Value, x: Value) -> Value:
+def _atan2(b: Builder, eqn: EqnInfo, y: Ssa, x: Ssa) -> Ssa:
     return functions.BINARY["atan2"](b, y, x)
 
 
 @register("f", "pow")
-def _pow(b: Builder, eqn: EqnInfo, x: Value, y: Value) -> Value:
+def _pow(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     if not is_float(y.el):  # as JAX: the exponent becomes a float of x's type
         y = b.int_to_float(y, x.el, unsigned=eqn.in_dtypes[1].kind in "ub")
     return functions.BINARY["pow"](b, x, y)

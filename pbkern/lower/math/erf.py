@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .exp_log import exp, exp2_unchecked, log
 from .horner import fit
 
 
-def erf(b: Builder, x: Value) -> Value:
+def erf(b: Builder, x: Ssa) -> Ssa:
     """x (1 + E(x**2)) up to 1; beyond, 1 - erfc(|x|), in f32 with erfc as 2**Q(|x|)."""
     b = b.strict()
     if (own := b.math.lookup("erf", x.el)) is not None:
@@ -27,7 +27,7 @@ def erf(b: Builder, x: Value) -> Value:
     return b.select(b.cmp("lt", a, one), small, large)
 
 
-def _erfc_positive(b: Builder, value: Value) -> Value:
+def _erfc_positive(b: Builder, value: Ssa) -> Ssa:
     """exp(-a**2) P(t) / (1 + 2 a), t = (a - 2) / (a + 2); the square is kept to twice the digits.
 
     A target may have a version of its own of all but the exponential.
@@ -45,21 +45,21 @@ def _erfc_positive(b: Builder, value: Value) -> Value:
     return b.mul(exp(b, b.neg(square), nonpositive=True), q)
 
 
-def erfc(b: Builder, x: Value) -> Value:
+def erfc(b: Builder, x: Ssa) -> Ssa:
     """Keeps its relative accuracy in the tail; 2 - erfc(-x) for negative x."""
     b = b.strict()
     own = b.math.lookup("erfc", x.el)
     return erfc_by_parts(b, x) if own is None else own(b, x)
 
 
-def erfc_by_parts(b: Builder, x: Value) -> Value:
+def erfc_by_parts(b: Builder, x: Ssa) -> Ssa:
     """The shared version; a target may replace parts of it."""
     el = x.el
     y = _erfc_positive(b, b.at_most(b.abs(x), 10.1 if el == "f32" else 27.4))
     return b.select(b.cmp("lt", x, b.c(0, el)), b.sub(b.c(2, el), y), y)
 
 
-def erf_inv(b: Builder, x: Value) -> Value:
+def erf_inv(b: Builder, x: Ssa) -> Ssa:
     """x P(w), w = -log(1 - x**2), and a polynomial in sqrt(w) for large w.
 
     Source of the method: M. Giles, Approximating the erfinv function, GPU Computing Gems 2, 2011.

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .horner import fit
 
 
-class Format(NamedTuple):
+class MathFormat(NamedTuple):
     """Figures of an element type that the algorithms need."""
 
     int_el: str
@@ -33,8 +33,8 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "f32": Format("i32", 23, 127, 2.0**-126, -104.5, 89.0, -80.0, 89.5, 64),
-    "f64": Format("i64", 52, 1023, 2.0**-1022, -746.0, 710.0, -700.0, 710.6, 256),
+    "f32": MathFormat("i32", 23, 127, 2.0**-126, -104.5, 89.0, -80.0, 89.5, 64),
+    "f64": MathFormat("i64", 52, 1023, 2.0**-1022, -746.0, 710.0, -700.0, 710.6, 256),
 }
 SQRT_HALF_BITS = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}
 # Digits of constants beyond f64 come from splitting decimal expansions (OEIS A002162, A003881).
@@ -52,7 +52,7 @@ def split(high: float, low: float, el: str) -> tuple[float, float]:
 # ---------------------------------------------------------------------- exponentials
 
 
-def _exp_reduce(b: Builder, x: Value, shift: int) -> tuple[Value, Value]:
+def _exp_reduce(b: Builder, x: Ssa, shift: int) -> tuple[Ssa, Ssa]:
     """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r).
 
     Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the
@@ -67,13 +67,13 @@ def _exp_reduce(b: Builder, x: Value, shift: int) -> tuple[Value, Value]:
     return _scale(b, t), r
 
 
-def _scale(b: Builder, t: Value) -> Value:
+def _scale(b: Builder, t: Ssa) -> Ssa:
     """Low bits to the exponent field."""
     f = FORMATS[t.el]
     return b.bitcast(b.shl(b.bitcast(t, f.int_el), b.c(f.mantissa, f.int_el)), t.el)
 
 
-def _lifted(b: Builder, x: Value, p: Value, scale: Value, threshold: float) -> Value:
+def _lifted(b: Builder, x: Ssa, p: Ssa, scale: Ssa, threshold: float) -> Ssa:
     """p * scale; where x < threshold the scale may be below the normal numbers, so it is lifted first."""
     f = FORMATS[x.el]
     low = b.cmp("lt", x, b.c(threshold, x.el))
@@ -83,12 +83,12 @@ def _lifted(b: Builder, x: Value, p: Value, scale: Value, threshold: float) -> V
     return b.select(low, b.mul(y, b.c(2.0**-f.lift, x.el)), y)
 
 
-def _exp_tail(b: Builder, r: Value, *, scale: float = 1.0) -> Value:
+def _exp_tail(b: Builder, r: Ssa, *, scale: float = 1.0) -> Ssa:
     """scale * (exp(r) - 1 - r) / r**2."""
     return fit(b, r, "exp_approx" if b.approx else "exp", scale=scale)
 
 
-def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
+def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
     """Twice the polynomial times half the power of two, so that 2**128 is reached by rounding to infinity.
 
     `nonpositive` promises x <= 0 and may save a clamp. `approx`: degree 4, relative error 6e-6
@@ -109,7 +109,7 @@ def exp(b: Builder, x: Value, *, nonpositive: bool = False) -> Value:
     return b.mul(p, scale) if b.approx else _lifted(b, x, p, scale, f.subnormal)
 
 
-def _exp2_parts(b: Builder, x: Value) -> tuple[Value, Value]:
+def _exp2_parts(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """(2**(n - 1), 2 * 2**(x - n)) for the integer n nearest to x."""
     f = FORMATS[x.el]
     magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - 1), x.el)
@@ -118,7 +118,7 @@ def _exp2_parts(b: Builder, x: Value) -> tuple[Value, Value]:
     return _scale(b, t), b.fma(fit(b, r, "exp2", scale=2), r, b.c(2, x.el))
 
 
-def exp2(b: Builder, x: Value) -> Value:
+def exp2(b: Builder, x: Ssa) -> Ssa:
     b, f = b.strict(), FORMATS[x.el]
     if (own := b.math.lookup("exp2", x.el)) is not None:
         return own(b, x)
@@ -127,32 +127,32 @@ def exp2(b: Builder, x: Value) -> Value:
     return _lifted(b, x, p, scale, f.subnormal / math.log(2))
 
 
-def exp2_unchecked(b: Builder, x: Value) -> Value:
+def exp2_unchecked(b: Builder, x: Ssa) -> Ssa:
     """2**x for x and results within the normal range."""
     scale, p = _exp2_parts(b, x)
     return b.mul(p, scale)
 
 
-def _expm1_unclamped(b: Builder, x: Value) -> Value:
+def _expm1_unclamped(b: Builder, x: Ssa) -> Ssa:
     """2**n (exp(r) - 1) + (2**n - 1), halved inside so that overflow comes last."""
     scale, r = _exp_reduce(b, x, 1)
     m = b.fma(_exp_tail(b, r), b.mul(r, r), r)
     return b.mul(b.fma(scale, m, b.sub(scale, b.c(0.5, x.el))), b.c(2, x.el))
 
 
-def expm1(b: Builder, x: Value) -> Value:
+def expm1(b: Builder, x: Ssa) -> Ssa:
     b, f = b.strict(), FORMATS[x.el]
     clamped = b.at_most(b.at_least(x, -1.9 * f.mantissa / 2), f.exp_high)
     y = _expm1_unclamped(b, clamped)
     return keep_tiny(b, x, y, f.mantissa + 2)
 
 
-def keep_tiny(b: Builder, x: Value, y: Value, bits: int) -> Value:
+def keep_tiny(b: Builder, x: Ssa, y: Ssa, bits: int) -> Ssa:
     """x where |x| < 2**-bits, for odd functions that are x there (also keeps -0 and subnormals), else y."""
     return b.select(b.cmp("lt", b.abs(x), b.c(2.0**-bits, x.el)), x, y)
 
 
-def logistic(b: Builder, x: Value) -> Value:
+def logistic(b: Builder, x: Ssa) -> Ssa:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|): neither overflows, small results keep digits."""
     b = b.strict()
     e = exp(b, b.neg(b.abs(x)), nonpositive=True)
@@ -160,7 +160,7 @@ def logistic(b: Builder, x: Value) -> Value:
     return b.div(b.select(b.cmp("lt", x, b.c(0, x.el)), e, one), b.add(one, e))
 
 
-def tanh(b: Builder, x: Value) -> Value:
+def tanh(b: Builder, x: Ssa) -> Ssa:
     """e / (e + 2) with e = expm1(2 |x|)."""
     b = b.strict()
     if (own := b.math.lookup("tanh", x.el)) is not None:
@@ -170,7 +170,7 @@ def tanh(b: Builder, x: Value) -> Value:
     return b.copysign(b.div(e, b.add(e, b.c(2, x.el))), x)
 
 
-def _quarter_exp(b: Builder, x: Value) -> tuple[Value, Value]:
+def _quarter_exp(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """(exp(|x|) / 4, exp(-|x|) / 4): cosh overflows a factor 2 later than exp."""
     f = FORMATS[x.el]
     scale, r = _exp_reduce(b, b.at_most(b.abs(x), f.half_high), 2)
@@ -179,13 +179,13 @@ def _quarter_exp(b: Builder, x: Value) -> tuple[Value, Value]:
     return e, b.div(b.c(0.0625, x.el), e)
 
 
-def cosh(b: Builder, x: Value) -> Value:
+def cosh(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
     up, down = _quarter_exp(b, x)
     return b.mul(b.add(up, down), b.c(2, x.el))
 
 
-def sinh(b: Builder, x: Value) -> Value:
+def sinh(b: Builder, x: Ssa) -> Ssa:
     """A polynomial up to 1, where exp(x) - exp(-x) would cancel."""
     b = b.strict()
     up, down = _quarter_exp(b, x)
@@ -199,7 +199,7 @@ def sinh(b: Builder, x: Value) -> Value:
 # ---------------------------------------------------------------------- logarithms
 
 
-def _log_split(b: Builder, x: Value) -> tuple[Value, Value]:
+def _log_split(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """x = 2**k m with m in [sqrt(1/2), sqrt(2)) -> (k as an integer, m - 1), for normal x > 0."""
     f = FORMATS[x.el]
     half = b.c(SQRT_HALF_BITS[x.el], f.int_el)
@@ -209,7 +209,7 @@ def _log_split(b: Builder, x: Value) -> tuple[Value, Value]:
     return k, b.sub(b.bitcast(m, x.el), b.c(1, x.el))
 
 
-def _log_sum(b: Builder, k: Value, m1: Value) -> Value:
+def _log_sum(b: Builder, k: Ssa, m1: Ssa) -> Ssa:
     """k ln 2 + log(1 + m1).
 
     f32: m1 - m1**2 / 2 + m1**3 P(m1). f64: s = m1 / (2 + m1), 2 atanh(s), arranged so that the
@@ -232,7 +232,7 @@ def _log_sum(b: Builder, k: Value, m1: Value) -> Value:
     return b.fma(k, b.c(high, el), y)
 
 
-def _log_specials(b: Builder, x: Value, y: Value) -> Value:
+def _log_specials(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     """y, but log's values at zero (-inf), below (NaN), at infinity and NaN (themselves)."""
     zero, infinity = b.c(0, x.el), b.c(math.inf, x.el)
     y = b.select(
@@ -243,7 +243,7 @@ def _log_specials(b: Builder, x: Value, y: Value) -> Value:
     return b.select(b.cmp("eq", x, infinity), infinity, y)
 
 
-def log_split(b: Builder, x: Value) -> tuple[Value, Value]:
+def log_split(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """Splits like `_log_split`, k as a float and x possibly subnormal."""
     f = FORMATS[x.el]
     up = f.mantissa + 1
@@ -253,14 +253,14 @@ def log_split(b: Builder, x: Value) -> tuple[Value, Value]:
     return b.select(small, b.sub(k, b.c(up, x.el)), k), m1
 
 
-def log(b: Builder, x: Value) -> Value:
+def log(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
     if (own := b.math.lookup("log", x.el)) is not None:
         return own(b, x)
     return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
 
 
-def log1p(b: Builder, x: Value) -> Value:
+def log1p(b: Builder, x: Ssa) -> Ssa:
     """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
     b, f = b.strict(), FORMATS[x.el]
     if (own := b.math.lookup("log1p", x.el)) is not None:
@@ -278,14 +278,14 @@ def log1p(b: Builder, x: Value) -> Value:
     return keep_tiny(b, x, _log_specials(b, u, y), f.mantissa + 2)
 
 
-def _log_of_sum(b: Builder, value: Value, excess: Value) -> Value:
+def _log_of_sum(b: Builder, value: Ssa, excess: Ssa) -> Ssa:
     """log1p(excess) for moderate a; log(a) + ln 2 where a is so large that its square may overflow."""
     huge = b.cmp("gt", value, b.c(2.0 ** (FORMATS[value.el].mantissa + 6), value.el))
     y = log1p(b, b.select(huge, value, excess))
     return b.add(y, b.select(huge, b.c(LN2[0], value.el), b.c(0, value.el)))
 
 
-def asinh(b: Builder, x: Value) -> Value:
+def asinh(b: Builder, x: Ssa) -> Ssa:
     """log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|."""
     b = b.strict()
     a, one = b.abs(x), b.c(1, x.el)
@@ -294,7 +294,7 @@ def asinh(b: Builder, x: Value) -> Value:
     return b.copysign(_log_of_sum(b, a, excess), x)
 
 
-def acosh(b: Builder, x: Value) -> Value:
+def acosh(b: Builder, x: Ssa) -> Ssa:
     """log1p(t + sqrt(2 t + t**2)), t = x - 1; NaN below 1."""
     b = b.strict()
     t = b.sub(x, b.c(1, x.el))
@@ -303,7 +303,7 @@ def acosh(b: Builder, x: Value) -> Value:
     return b.select(b.cmp("lt", x, b.c(1, x.el)), b.c(math.nan, x.el), y)
 
 
-def atanh(b: Builder, x: Value) -> Value:
+def atanh(b: Builder, x: Ssa) -> Ssa:
     """log1p(2 a / (1 - a)) / 2, a = |x|; NaN above 1."""
     b = b.strict()
     a, one = b.abs(x), b.c(1, x.el)
@@ -315,11 +315,11 @@ def atanh(b: Builder, x: Value) -> Value:
 # ---------------------------------------------------------------------- powers
 
 
-def rsqrt(b: Builder, x: Value) -> Value:
+def rsqrt(b: Builder, x: Ssa) -> Ssa:
     return b.div(b.c(1, x.el), b.sqrt(x))
 
 
-def cbrt(b: Builder, x: Value) -> Value:
+def cbrt(b: Builder, x: Ssa) -> Ssa:
     """A third of the bits as a start (5 %), Halley steps (cubic), then Newton with a small correction."""
     b, f = b.strict(), FORMATS[x.el]
     el, a = x.el, b.abs(x)
@@ -344,14 +344,14 @@ def cbrt(b: Builder, x: Value) -> Value:
     return b.select(odd_ones, x, b.copysign(t, x))
 
 
-def _log2_f64(b: Builder, x: Value) -> Value:
+def _log2_f64(b: Builder, x: Ssa) -> Ssa:
     """log2 of f32 values held in f64, to 2**-43 relative: enough for pow in f32."""
     k, m1 = _log_split(b, x)
     s = b.div(m1, b.add(m1, b.c(2, "f64")))
     return b.fma(s, fit(b, b.mul(s, s), "log2"), b.int_to_float(k, "f64"))
 
 
-def _pow_f32(b: Builder, a: Value, y: Value) -> Value:
+def _pow_f32(b: Builder, a: Ssa, y: Ssa) -> Ssa:
     """|x|**y through f64: no care for the last bits is needed there."""
     wide_y = b.float_resize(y, "f64")
     product = b.mul(wide_y, _log2_f64(b, b.float_resize(a, "f64")))
@@ -359,18 +359,18 @@ def _pow_f32(b: Builder, a: Value, y: Value) -> Value:
     return b.float_resize(exp2_unchecked(b, clamped), "f32")
 
 
-def _two_product(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+def _two_product(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
     p = b.mul(x, y)
     return p, b.fma(x, y, b.neg(p))
 
 
-def _fast_two_sum(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+def _fast_two_sum(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
     """For |x| >= |y|."""
     s = b.add(x, y)
     return s, b.sub(y, b.sub(s, x))
 
 
-def _log_double(b: Builder, x: Value) -> tuple[Value, Value]:
+def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """log of f64 x > 0 as a sum of two, to about 2**-64 relative.
 
     2 s + 2 s (z / 3 + z**2 C(z)), s = m1 / (2 + m1), z = s**2: the first terms in double-double.
@@ -402,7 +402,7 @@ def _log_double(b: Builder, x: Value) -> tuple[Value, Value]:
     return _fast_two_sum(b, total, b.add(error, b.add(n_low, q_low)))
 
 
-def _pow_f64(b: Builder, a: Value, y: Value) -> Value:
+def _pow_f64(b: Builder, a: Ssa, y: Ssa) -> Ssa:
     f = FORMATS["f64"]
     high, low = _log_double(b, a)
     p, p_low = _two_product(b, y, high)
@@ -416,7 +416,7 @@ def _pow_f64(b: Builder, a: Value, y: Value) -> Value:
     return _lifted(b, clamped, e, scale, f.subnormal)
 
 
-def pow(b: Builder, x: Value, y: Value) -> Value:
+def pow(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     """exp(y log|x|), then C99's special cases.
 
     x**0 = 1**y = 1; negative x needs integer y; zeros and infinities go by the sign and parity of
@@ -449,7 +449,7 @@ def pow(b: Builder, x: Value, y: Value) -> Value:
 # ---------------------------------------------------------------------- remainder
 
 
-def fmod(b: Builder, x: Value, y: Value) -> Value:
+def fmod(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     """x - trunc(x / y) y, exact, with the sign of x.
 
     With q = trunc(r / y) rounded to a float, r - q y is a float again: r loses one mantissa of size
@@ -460,7 +460,7 @@ def fmod(b: Builder, x: Value, y: Value) -> Value:
     ax, ay, zero = b.abs(x), b.abs(y), b.c(0, x.el)
     far = b.c(2.0 ** (f.bias - 27), el)
 
-    def step(b: Builder, r: Value) -> Value:
+    def step(b: Builder, r: Ssa) -> Ssa:
         d = ay
         for _ in range(2):  # multiples of y that keep the quotient finite
             multiple = b.mul(d, far)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pbkern.lower.mlir.ops import Value
+from pbkern.lower.mlir.ops import Ssa
 
 from . import erf, exp_log, gamma, trig
 
-UNARY: dict[str, Callable[..., Value]] = {
+UNARY: dict[str, Callable[..., Ssa]] = {
     **{
         name: getattr(exp_log, name)
         for name in (
@@ -39,7 +39,7 @@ UNARY: dict[str, Callable[..., Value]] = {
     **{name: getattr(erf, name) for name in ("erf", "erfc", "erf_inv")},
     **{name: getattr(gamma, name) for name in ("lgamma", "digamma")},
 }
-BINARY: dict[str, Callable[..., Value]] = {
+BINARY: dict[str, Callable[..., Ssa]] = {
     "pow": exp_log.pow,
     "atan2": trig.atan2,
     "fmod": exp_log.fmod,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .exp_log import FORMATS, log, split
 from .horner import fit
@@ -21,7 +21,7 @@ HALF_LOG_2PI = 0.9189385332046728  # OEIS A075700
 DIGAMMA_ZERO = (1.4616321449683622, 9.549995429965697e-17)
 
 
-def lgamma(b: Builder, x: Value) -> Value:
+def lgamma(b: Builder, x: Ssa) -> Ssa:
     """log|gamma(x)|; infinite at zero, at negative integers and at both infinities.
 
     Its zeros at 1 and 2 keep full relative accuracy. At those between negative integers two terms cancel: the error is
@@ -33,7 +33,7 @@ def lgamma(b: Builder, x: Value) -> Value:
     return b.rare(b.cmp("lt", x, b.c(0, x.el)), y, lambda b: _lgamma_reflected(b, a, y))
 
 
-def _lgamma_positive(b: Builder, value: Value) -> Value:
+def _lgamma_positive(b: Builder, value: Ssa) -> Ssa:
     """(a - 1/2) (log(a) - 1) + S(a**-2) / a + a constant from 3.28 on.
 
     Below, with a = n + d: d P(d) for lgamma(2 + d), and -log(a (a + 1)), -log(a), 0 or log(a - 1)
@@ -60,7 +60,7 @@ def _lgamma_positive(b: Builder, value: Value) -> Value:
     return b.fma(times, logarithm, b.select(large, far, near))
 
 
-def _lgamma_reflected(b: Builder, value: Value, y: Value) -> Value:
+def _lgamma_reflected(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     """lgamma(-a) from y = lgamma(a): log(pi / (a |sin(pi a)|)) - y; y itself where they do not differ."""
     el, f = value.el, FORMATS[value.el]
     d = b.sub(value, b.roundeven(value))
@@ -75,7 +75,7 @@ def _lgamma_reflected(b: Builder, value: Value, y: Value) -> Value:
     return b.select(integers, b.c(math.inf, el), reflected)
 
 
-def digamma(b: Builder, x: Value) -> Value:
+def digamma(b: Builder, x: Ssa) -> Ssa:
     """The derivative of lgamma; NaN at zero, negative integers and minus infinity, as in XLA.
 
     Its positive zero keeps full relative accuracy. At those between negative integers terms of a size of 1 / |x| and
@@ -87,7 +87,7 @@ def digamma(b: Builder, x: Value) -> Value:
     return b.rare(b.cmp("le", x, b.c(0, x.el)), y, lambda b: _digamma_reflected(b, a, y))
 
 
-def _digamma_positive(b: Builder, value: Value) -> Value:
+def _digamma_positive(b: Builder, value: Ssa) -> Ssa:
     """log(a) - 1 / (2 a) - T(a**-2) / a**2 from 3 on.
 
     Below, by the distance t of the argument from digamma's zero after it was moved into [1, 2): t
@@ -110,7 +110,7 @@ def _digamma_positive(b: Builder, value: Value) -> Value:
     return b.fma(times, r, b.select(large, far, near))
 
 
-def _digamma_reflected(b: Builder, value: Value, y: Value) -> Value:
+def _digamma_reflected(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     """digamma(-a) from y = digamma(a): y + 1 / a + pi / tan(pi a); -y where nothing but 1 / a counts."""
     el, f = value.el, FORMATS[value.el]
     d = b.sub(value, b.roundeven(value))
@@ -120,7 +120,7 @@ def _digamma_reflected(b: Builder, value: Value, y: Value) -> Value:
     return b.select(b.cmp("eq", d, b.c(0, el)), b.c(math.nan, el), reflected)
 
 
-def _cotangent(b: Builder, dim: Value) -> tuple[Value, Value]:
+def _cotangent(b: Builder, dim: Ssa) -> tuple[Ssa, Ssa]:
     """pi / tan(pi d), |d| <= 1/2, as a sum: up to 1/4 of 1 / d, rounded, and a correction, beyond by the distance from 1/2."""
     el = dim.el
     one, h = b.c(1, el), b.sub(b.c(0.5, el), b.abs(dim))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .exp_log import FORMATS, keep_tiny
 from .horner import fit
@@ -44,7 +44,7 @@ CODY_WAITE_MAX = {"f32": 1.0e5, "f64": 2.0**24}
 LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TWO_OVER_PI
 
 
-def _by_quadrant(b: Builder, x: Value, finish: Callable[[Builder, Value, Value], Value]) -> Value:
+def _by_quadrant(b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa], Ssa]) -> Ssa:
     """finish(builder, n, r) with x = n pi / 2 + r, |r| <= pi / 4; only the last two bits of n are meant."""
     f, el = FORMATS[x.el], x.el
     magic = b.c(1.5 * 2.0**f.mantissa, el)
@@ -58,8 +58,8 @@ def _by_quadrant(b: Builder, x: Value, finish: Callable[[Builder, Value, Value],
 
 
 def _by_quadrant_with_rest(
-    b: Builder, x: Value, finish: Callable[[Builder, Value, Value, Value], Value]
-) -> Value:
+    b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa, Ssa], Ssa]
+) -> Ssa:
     """finish(builder, n, r, rest): the same, and what the rounding of r took from it."""
     f, el = FORMATS[x.el], x.el
     magic = b.c(1.5 * 2.0**f.mantissa, el)
@@ -76,7 +76,7 @@ def _by_quadrant_with_rest(
     return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x, with_rest=True)))
 
 
-def _reduce_far(b: Builder, x: Value, *, with_rest: bool = False) -> tuple[Value, ...]:
+def _reduce_far(b: Builder, x: Ssa, *, with_rest: bool = False) -> tuple[Ssa, ...]:
     """(n, r), and what the rounding of r took from it if asked for, for large x.
 
     Multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
@@ -135,7 +135,7 @@ def _reduce_far(b: Builder, x: Value, *, with_rest: bool = False) -> tuple[Value
     return *reduced, b.select(negative, b.neg(error), error)
 
 
-def _sin_cos(b: Builder, r: Value) -> tuple[Value, Value]:
+def _sin_cos(b: Builder, r: Ssa) -> tuple[Ssa, Ssa]:
     """Both on [-pi/4, pi/4]."""
     z = b.mul(r, r)
     sine = b.fma(b.mul(r, z), fit(b, z, "sin"), r)
@@ -143,23 +143,23 @@ def _sin_cos(b: Builder, r: Value) -> tuple[Value, Value]:
     return sine, cosine
 
 
-def _sign_bit(b: Builder, n: Value, bit: int, el: str) -> Value:
+def _sign_bit(b: Builder, n: Ssa, bit: int, el: str) -> Ssa:
     """The given bit of n, moved to the sign position."""
     f = FORMATS[el]
     width = 32 if el == "f32" else 64
     return b.shl(b.shr(n, b.c(bit, f.int_el)), b.c(width - 1, f.int_el))
 
 
-def _flip(b: Builder, y: Value, sign: Value) -> Value:
+def _flip(b: Builder, y: Ssa, sign: Ssa) -> Ssa:
     return b.bitcast(b.xor(b.bitcast(y, sign.el), sign), y.el)
 
 
-def _odd(b: Builder, n: Value) -> Value:
+def _odd(b: Builder, n: Ssa) -> Ssa:
     return b.cmp("ne", b.and_(n, b.c(1, n.el)), b.c(0, n.el))
 
 
-def sin(b: Builder, x: Value) -> Value:
-    def finish(b: Builder, n: Value, r: Value) -> Value:
+def sin(b: Builder, x: Ssa) -> Ssa:
+    def finish(b: Builder, n: Ssa, r: Ssa) -> Ssa:
         sine, cosine = _sin_cos(b, r)
         return _flip(b, b.select(_odd(b, n), cosine, sine), _sign_bit(b, n, 1, r.el))
 
@@ -167,8 +167,8 @@ def sin(b: Builder, x: Value) -> Value:
     return keep_tiny(b, x, _by_quadrant(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
 
 
-def cos(b: Builder, x: Value) -> Value:
-    def finish(b: Builder, n: Value, r: Value) -> Value:
+def cos(b: Builder, x: Ssa) -> Ssa:
+    def finish(b: Builder, n: Ssa, r: Ssa) -> Ssa:
         sine, cosine = _sin_cos(b, r)
         following = b.add(n, b.c(1, n.el))
         return _flip(b, b.select(_odd(b, n), sine, cosine), _sign_bit(b, following, 1, r.el))
@@ -177,16 +177,16 @@ def cos(b: Builder, x: Value) -> Value:
     return _by_quadrant(b, x, finish)
 
 
-def _with_rest(b: Builder, large: Value, small: Value) -> tuple[Value, Value]:
+def _with_rest(b: Builder, large: Ssa, small: Ssa) -> tuple[Ssa, Ssa]:
     """large + small, rounded, and what rounding took from it (T. J. Dekker, 1971)."""
     total = b.add(large, small)
     return total, b.sub(small, b.sub(total, large))
 
 
-def tan(b: Builder, x: Value) -> Value:
+def tan(b: Builder, x: Ssa) -> Ssa:
     """The quotient of sine and cosine, both with what their rounding took, and that of r: such an error would count twice."""
 
-    def finish(b: Builder, n: Value, r: Value, rest: Value) -> Value:
+    def finish(b: Builder, n: Ssa, r: Ssa, rest: Ssa) -> Ssa:
         z, one = b.mul(r, r), b.c(1, r.el)
         half = b.mul(z, b.c(0.5, r.el))
         near = b.sub(one, half)  # about the cosine, the derivative of the sine
@@ -210,7 +210,7 @@ def tan(b: Builder, x: Value) -> Value:
 # ---------------------------------------------------------------------- inverses
 
 
-def _atan_of_ratio(b: Builder, small: Value, large: Value) -> tuple[Value, Value]:
+def _atan_of_ratio(b: Builder, small: Ssa, large: Ssa) -> tuple[Ssa, Ssa]:
     """atan(small / large) for 0 <= small <= large -> (multiple of pi / 4, remainder).
 
     Above tan(pi / 8) it is pi / 4 + atan((small - large) / (small + large)). What rounding takes
@@ -234,13 +234,13 @@ def _atan_of_ratio(b: Builder, small: Value, large: Value) -> tuple[Value, Value
     return b.select(steep, b.c(1, el), zero), b.add(t, b.fma(b.mul(t, z), fit(b, z, "atan"), rest))
 
 
-def _plus_eighths(b: Builder, k: Value, rest: Value) -> Value:
+def _plus_eighths(b: Builder, k: Ssa, rest: Ssa) -> Ssa:
     """k pi / 4 + rest, k a small integer."""
     high, low = (term / 2 for term in HALF_PI[rest.el][:2])
     return b.fma(k, b.c(high, rest.el), b.fma(k, b.c(low, rest.el), rest))
 
 
-def atan(b: Builder, x: Value) -> Value:
+def atan(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
     el = x.el
     a, one = b.abs(x), b.c(1, el)
@@ -252,7 +252,7 @@ def atan(b: Builder, x: Value) -> Value:
     return b.copysign(_plus_eighths(b, k, t), x)
 
 
-def atan2(b: Builder, y: Value, x: Value) -> Value:
+def atan2(b: Builder, y: Ssa, x: Ssa) -> Ssa:
     """Angle of the point (x, y), with C99's values on the axes and at infinity."""
     b = b.strict()
     el = x.el
@@ -280,7 +280,7 @@ def atan2(b: Builder, y: Value, x: Value) -> Value:
     return b.select(b.cmp("uno", x, y), b.add(x, y), angle)
 
 
-def _asin_parts(b: Builder, value: Value) -> tuple[Value, Value]:
+def _asin_parts(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """(whether a > 1/2, asin(a) or, there, asin(sqrt((1 - a) / 2)))."""
     el = value.el
     big = b.cmp("gt", value, b.c(0.5, el))
@@ -290,7 +290,7 @@ def _asin_parts(b: Builder, value: Value) -> tuple[Value, Value]:
     return big, b.fma(b.mul(s, z), fit(b, z, "asin"), s)
 
 
-def asin(b: Builder, x: Value) -> Value:
+def asin(b: Builder, x: Ssa) -> Ssa:
     """Above 1/2: pi / 2 - 2 asin(sqrt((1 - x) / 2)); NaN beyond 1 from the root."""
     b = b.strict()
     big, s = _asin_parts(b, b.abs(x))
@@ -299,7 +299,7 @@ def asin(b: Builder, x: Value) -> Value:
     return b.copysign(y, x)
 
 
-def acos(b: Builder, x: Value) -> Value:
+def acos(b: Builder, x: Ssa) -> Ssa:
     """2 asin(sqrt((1 - |x|) / 2)) above 1/2, pi minus that below -1/2, pi / 2 - asin(x) between."""
     b = b.strict()
     el = x.el

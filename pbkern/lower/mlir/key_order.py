@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .ops import Builder
-from .value import Value
+from .value import Ssa
 
 
-def compare(b: Builder, x: Value, y: Value, unsigned: bool) -> tuple[Value, Value]:
+def compare(b: Builder, x: Ssa, y: Ssa, unsigned: bool) -> tuple[Ssa, Ssa]:
     """(x < y, x == y) with NaN above every number and equal to itself."""
     if x.el == "i1":
         x, y, unsigned = (
@@ -24,10 +24,10 @@ def compare(b: Builder, x: Value, y: Value, unsigned: bool) -> tuple[Value, Valu
     return less, equal
 
 
-def compared(b: Builder, keys: Iterable[tuple[Value, Value, bool]]) -> tuple[Value, Value]:
+def compared(b: Builder, keys: Iterable[tuple[Ssa, Ssa, bool]]) -> tuple[Ssa, Ssa]:
     """(whether x comes before y, whether they are equal), by (x's key, y's key, whether it is unsigned), in order."""
-    less: Value | None = None
-    equal: Value | None = None
+    less: Ssa | None = None
+    equal: Ssa | None = None
     for x, y, unsigned in keys:
         lt, eq = compare(b, x, y, unsigned)
         less = lt if less is None or equal is None else b.or_(less, b.and_(equal, lt))

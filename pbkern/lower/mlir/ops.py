@@ -1,6 +1,6 @@
 """Typed SSA values -> MLIR text (arith, math, vector), the same at every lane count.
 
-A `Value` is an SSA name with its element type and lanes (0: a scalar). `Builder` turns one
+A `Ssa` is an SSA name with its element type and lanes (0: a scalar). `Builder` turns one
 operation on values into one or a few lines of text; where the text goes and how names are made is
 the caller's choice. What an operation means follows XLA: NaN survives min and max, integers wrap,
 conversions saturate, nothing traps. Functions such as exp are in lower/math/functions.py,
@@ -34,8 +34,8 @@ from .element_types import (
     storage_el,
 )
 from .math_table import SHARED, MathTable
-from .range_reports import Report
-from .value import Value
+from .range_reports import RangeReport
+from .value import Ssa
 
 _REGIONS = itertools.count()  # names in nested regions must differ from every name outside
 
@@ -50,7 +50,7 @@ class Known:
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
-    narrow: dict[str, Value] = field(default_factory=dict)
+    narrow: dict[str, Ssa] = field(default_factory=dict)
     divisors: set[str] = field(default_factory=set)
 
 
@@ -91,8 +91,8 @@ class Builder:
         contract: bool = True,
         math: MathTable = SHARED,
         known: Known | None = None,
-        live: Value | None = None,
-        wrong: Callable[[Report], None] | None = None,
+        live: Ssa | None = None,
+        wrong: Callable[[RangeReport], None] | None = None,
     ):
         self.lanes, self.emit, self.const = lanes, emit, const
         self.approx, self.contract, self.math = approx, contract, math
@@ -129,7 +129,7 @@ class Builder:
             wrong=self.wrong,
         )
 
-    def of_lanes(self, live: Value) -> Builder:
+    def of_lanes(self, live: Ssa) -> Builder:
         """This builder where elements exist in these lanes alone."""
         made = self._copy(self.emit, self.contract)
         made.live = live
@@ -137,7 +137,7 @@ class Builder:
 
     # ------------------------------------------------------------------ constants
 
-    def c(self, x, el: str) -> Value:
+    def c(self, x, el: str) -> Ssa:
         """A constant in every lane, bit-exact. Integers wrap to the width of `el`."""
         if is_float(el):
             with np.errstate(over="ignore"):
@@ -149,13 +149,13 @@ class Builder:
         wrapped = (int(x) + (1 << (width - 1))) % (1 << width) - (1 << (width - 1))
         return self._constant(str(wrapped), wrapped, el)
 
-    def bits(self, pattern: int, el: str) -> Value:
+    def bits(self, pattern: int, el: str) -> Ssa:
         """The float constant with this bit pattern."""
         width = BITS[el]
         number = np.array(pattern, f"uint{width}").view(NUMPY_FLOAT[el])
         return self._constant(f"0x{pattern:0{width // 4}X}", float(number), el)
 
-    def _constant(self, text: str, number, el: str) -> Value:
+    def _constant(self, text: str, number, el: str) -> Ssa:
         literal = (
             f"dense<{text}> : {mlir_type(el, self.lanes)}"
             if self.lanes
@@ -163,20 +163,20 @@ class Builder:
         )
         if el == "i1" and not self.lanes:
             literal = text
-        value = Value(self.const(f"arith.constant {literal}"), el, self.lanes)
+        value = Ssa(self.const(f"arith.constant {literal}"), el, self.lanes)
         self.known.numbers[value.name] = number
         return value
 
-    def number(self, x: Value):
+    def number(self, x: Ssa):
         """The number of a constant, else None."""
         return self.known.numbers.get(x.name)
 
-    def broadcast(self, x: Value, lanes: int | None = None) -> Value:
+    def broadcast(self, x: Ssa, lanes: int | None = None) -> Ssa:
         """A scalar in every lane. A vector stays as it is."""
         lanes = self.lanes if lanes is None else lanes
         if x.lanes or not lanes:
             return x
-        out = Value("", x.el, lanes)
+        out = Ssa("", x.el, lanes)
         out = out._replace(name=self.emit(f"vector.broadcast {x.name} : {x.type} to {out.type}"))
         if (number := self.number(x)) is not None:
             self.known.numbers[out.name] = number
@@ -186,80 +186,80 @@ class Builder:
 
     # ------------------------------------------------------------------ text
 
-    def same(self, op: str, *xs: Value, flags: str = "") -> Value:
+    def same(self, op: str, *xs: Ssa, flags: str = "") -> Ssa:
         """One operation whose result has its operands' type."""
         names = ", ".join(x.name for x in xs)
         return xs[0]._replace(name=self.emit(f"{op} {names}{flags} : {xs[0].type}"))
 
-    def cast(self, op: str, x: Value, el: str) -> Value:
+    def cast(self, op: str, x: Ssa, el: str) -> Ssa:
         return x._replace(name=self.emit(f"{op} {x.name} : {x.type} to {x.typed(el)}"), el=el)
 
     # ------------------------------------------------------------------ arithmetic
 
-    def _arith(self, op: str, x: Value, y: Value) -> Value:
+    def _arith(self, op: str, x: Ssa, y: Ssa) -> Ssa:
         if is_float(x.el):
             return self.same(f"arith.{op}f", x, y, flags=self._flags)
         return self.same(f"arith.{op}i", x, y)
 
-    def add(self, x: Value, y: Value) -> Value:
+    def add(self, x: Ssa, y: Ssa) -> Ssa:
         return self._arith("add", x, y)
 
-    def sub(self, x: Value, y: Value) -> Value:
+    def sub(self, x: Ssa, y: Ssa) -> Ssa:
         return self._arith("sub", x, y)
 
-    def mul(self, x: Value, y: Value) -> Value:
+    def mul(self, x: Ssa, y: Ssa) -> Ssa:
         return self._arith("mul", x, y)
 
-    def fma(self, x: Value, y: Value, z: Value) -> Value:
+    def fma(self, x: Ssa, y: Ssa, z: Ssa) -> Ssa:
         """x * y + z, rounded once for floats."""
         return self.same("math.fma", x, y, z) if is_float(x.el) else self.add(self.mul(x, y), z)
 
-    def neg(self, x: Value) -> Value:
+    def neg(self, x: Ssa) -> Ssa:
         return self.same("arith.negf", x) if is_float(x.el) else self.sub(self.c(0, x.el), x)
 
-    def div(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+    def div(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """Integers round to zero; x / 0 is all ones and the least integer / -1 is itself."""
         if is_float(x.el):
             return self.same("arith.divf", x, y)
         return integer_division.quotient(self, x, y, unsigned)[0]
 
-    def rem(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+    def rem(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """Remainder of integers with the sign of x; x rem 0 is x."""
         q, divisor, by_zero = integer_division.quotient(self, x, y, unsigned)
         rest = self.sub(x, self.mul(q, divisor))
         return rest if by_zero is None else self.select(by_zero, x, rest)
 
-    def mul_high(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+    def mul_high(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """The upper half of the double-width product."""
         return integer_division.upper_half(self, x, y, unsigned)
 
     # ------------------------------------------------------------------ one-instruction float
     # functions
 
-    def abs(self, x: Value) -> Value:
+    def abs(self, x: Ssa) -> Ssa:
         return self.same("math.absf" if is_float(x.el) else "math.absi", x)
 
-    def sqrt(self, x: Value) -> Value:
+    def sqrt(self, x: Ssa) -> Ssa:
         return self.same("math.sqrt", x)
 
-    def roundeven(self, x: Value) -> Value:
+    def roundeven(self, x: Ssa) -> Ssa:
         return self.same("math.roundeven", x)
 
-    def floor(self, x: Value) -> Value:
+    def floor(self, x: Ssa) -> Ssa:
         return self.same("math.floor", x)
 
-    def ceil(self, x: Value) -> Value:
+    def ceil(self, x: Ssa) -> Ssa:
         return self.same("math.ceil", x)
 
-    def trunc(self, x: Value) -> Value:
+    def trunc(self, x: Ssa) -> Ssa:
         return self.same("math.trunc", x)
 
-    def copysign(self, x: Value, sign: Value) -> Value:
+    def copysign(self, x: Ssa, sign: Ssa) -> Ssa:
         return self.same("math.copysign", x, sign)
 
     # ------------------------------------------------------------------ comparison and choice
 
-    def cmp(self, predicate: str, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+    def cmp(self, predicate: str, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """eq ne lt le gt ge (false with NaN, except ne), and for floats uno, ord -> i1."""
         if is_float(x.el):
             op = f"arith.cmpf {FLOAT_PREDICATES[predicate]}"
@@ -269,10 +269,10 @@ class Builder:
             op = f"arith.cmpi {'u' if unsigned or x.el == 'i1' else 's'}{predicate}"
         return x._replace(name=self.emit(f"{op}, {x.name}, {y.name} : {x.type}"), el="i1")
 
-    def is_nan(self, x: Value) -> Value:
+    def is_nan(self, x: Ssa) -> Ssa:
         return self.cmp("uno", x, x)
 
-    def select(self, mask: Value, x: Value, y: Value) -> Value:
+    def select(self, mask: Ssa, x: Ssa, y: Ssa) -> Ssa:
         """x where the mask is true, else y. A scalar mask chooses whole vectors."""
         if x.name == y.name:
             return x
@@ -287,7 +287,7 @@ class Builder:
                 self.known.narrow[out.name] = self.bitcast(chosen, one.el)
         return out
 
-    def _as_narrow(self, x: Value, el: str) -> Value | None:
+    def _as_narrow(self, x: Ssa, el: str) -> Ssa | None:
         """The 16-bit float of type `el` that x equals, if that is known."""
         number = self.number(x)
         if number is not None and x.lanes == self.lanes:
@@ -296,15 +296,15 @@ class Builder:
         narrow = self.known.narrow.get(x.name)
         return narrow if narrow and narrow.el == el else None
 
-    def max(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+    def max(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """NaN if either is NaN, and -0 < +0, as in XLA."""
         return self._extreme("max", x, y, unsigned)
 
-    def min(self, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+    def min(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """NaN if either is NaN, and -0 < +0, as in XLA."""
         return self._extreme("min", x, y, unsigned)
 
-    def _extreme(self, op: str, x: Value, y: Value, unsigned: bool) -> Value:
+    def _extreme(self, op: str, x: Ssa, y: Ssa, unsigned: bool) -> Ssa:
         if not is_float(x.el):
             return self.same(f"arith.{op}{'u' if unsigned or x.el == 'i1' else 's'}i", x, y)
         if self.number(x) is not None:
@@ -319,27 +319,25 @@ class Builder:
         predicate = {"gt": "ge", "lt": "le"}[strict] if wins_ties else strict
         return self.select(self.cmp(predicate, y, x), y, x)
 
-    def at_least(self, x: Value, low: float) -> Value:
+    def at_least(self, x: Ssa, low: float) -> Ssa:
         """max(x, low) that keeps NaN: one instruction (low > x ? low : x)."""
         k = self.c(low, x.el)
         return self.select(self.cmp("gt", k, x), k, x)
 
-    def at_most(self, x: Value, high: float) -> Value:
+    def at_most(self, x: Ssa, high: float) -> Ssa:
         """min(x, high) that keeps NaN: one instruction."""
         k = self.c(high, x.el)
         return self.select(self.cmp("lt", k, x), k, x)
 
     # ------------------------------------------------------------------ regions
 
-    def any(self, mask: Value) -> Value:
+    def any(self, mask: Ssa) -> Ssa:
         """Whether any lane is set, as a scalar."""
         if not mask.lanes:
             return mask
-        return Value(
-            self.emit(f"vector.reduction <or>, {mask.name} : {mask.type} into i1"), "i1", 0
-        )
+        return Ssa(self.emit(f"vector.reduction <or>, {mask.name} : {mask.type} into i1"), "i1", 0)
 
-    def rare(self, mask: Value, usual: Value, slow: Callable[[Builder], Value]) -> Value:
+    def rare(self, mask: Ssa, usual: Ssa, slow: Callable[[Builder], Ssa]) -> Ssa:
         """`usual`, but slow(builder) where the mask is set; skipped when no lane needs it."""
         lines, inner = self._region()
         chosen = inner.select(mask, slow(inner), usual)
@@ -351,7 +349,7 @@ class Builder:
             name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}")
         )
 
-    def report(self, wrong: Report, x: Value) -> Value:
+    def report(self, wrong: RangeReport, x: Ssa) -> Ssa:
         """x, after this report, of lanes that count (range_reports.py).
 
         Its name is another: more is known of it.
@@ -364,7 +362,7 @@ class Builder:
         self.wrong(wrong._replace(value=value))
         return self.same("arith.ori", x, x)  # MLIR folds it
 
-    def repeat(self, count: int, start: Value, step: Callable[[Builder, Value], Value]) -> Value:
+    def repeat(self, count: int, start: Ssa, step: Callable[[Builder, Ssa], Ssa]) -> Ssa:
         """step(builder, value) applied `count` times, as a loop."""
         lines, inner = self._region()
         bounds = [self.const(f"arith.constant {i} : index") for i in (0, count, 1)]
@@ -393,31 +391,31 @@ class Builder:
 
     # ------------------------------------------------------------------ bits
 
-    def and_(self, x: Value, y: Value) -> Value:
+    def and_(self, x: Ssa, y: Ssa) -> Ssa:
         return self.same("arith.andi", x, y)
 
-    def or_(self, x: Value, y: Value) -> Value:
+    def or_(self, x: Ssa, y: Ssa) -> Ssa:
         return self.same("arith.ori", x, y)
 
-    def xor(self, x: Value, y: Value) -> Value:
+    def xor(self, x: Ssa, y: Ssa) -> Ssa:
         return self.same("arith.xori", x, y)
 
-    def not_(self, x: Value) -> Value:
+    def not_(self, x: Ssa) -> Ssa:
         return self.xor(x, self.c(-1, x.el))
 
-    def shl(self, x: Value, n: Value) -> Value:
+    def shl(self, x: Ssa, n: Ssa) -> Ssa:
         """x << n for n below the width; other n are undefined (see `shift`)."""
         return self.same("arith.shli", x, n)
 
-    def shr(self, x: Value, n: Value) -> Value:
+    def shr(self, x: Ssa, n: Ssa) -> Ssa:
         """Logical shift for n below the width."""
         return self.same("arith.shrui", x, n)
 
-    def sar(self, x: Value, n: Value) -> Value:
+    def sar(self, x: Ssa, n: Ssa) -> Ssa:
         """Arithmetic shift for n below the width."""
         return self.same("arith.shrsi", x, n)
 
-    def shift(self, op: str, x: Value, n: Value) -> Value:
+    def shift(self, op: str, x: Ssa, n: Ssa) -> Ssa:
         """op: shl, shr, sar. n taken as unsigned; at or above the width all bits are shifted out."""
         width = BITS[x.el]
         known = self.number(n)
@@ -429,13 +427,13 @@ class Builder:
         shifted = getattr(self, op)(x, n)
         return self.select(inside, shifted, self.c(0, x.el))
 
-    def population_count(self, x: Value) -> Value:
+    def population_count(self, x: Ssa) -> Ssa:
         return self.same("math.ctpop", x)
 
-    def count_leading_zeros(self, x: Value) -> Value:
+    def count_leading_zeros(self, x: Ssa) -> Ssa:
         return self.same("math.ctlz", x)
 
-    def bitcast(self, x: Value, el: str) -> Value:
+    def bitcast(self, x: Ssa, el: str) -> Ssa:
         """Takes the bits as another type of equal width."""
         if mlir_type(el) == mlir_type(x.el):
             return x if el == x.el else x._replace(el=el)
@@ -443,7 +441,7 @@ class Builder:
 
     # ------------------------------------------------------------------ conversions
 
-    def int_resize(self, x: Value, el: str, *, unsigned: bool = False) -> Value:
+    def int_resize(self, x: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
         """Truncates (wraps), or extends with the sign, or with zeros where unsigned."""
         if BITS[el] == BITS[x.el]:
             return x
@@ -451,10 +449,10 @@ class Builder:
             return self.cast("arith.trunci", x, el)
         return self.cast("arith.extui" if unsigned or x.el == "i1" else "arith.extsi", x, el)
 
-    def int_to_float(self, x: Value, el: str, *, unsigned: bool = False) -> Value:
+    def int_to_float(self, x: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
         return self.cast("arith.uitofp" if unsigned or x.el == "i1" else "arith.sitofp", x, el)
 
-    def float_to_int(self, x: Value, el: str, *, unsigned: bool = False) -> Value:
+    def float_to_int(self, x: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
         """Rounds to zero, saturates, NaN -> 0. arith.fptosi alone is undefined out of range."""
         width = BITS[el]
         low = 0 if unsigned else -(1 << (width - 1))
@@ -476,7 +474,7 @@ class Builder:
             return n
         return self.select(self.is_nan(x), self.c(0, el), n)
 
-    def float_resize(self, x: Value, el: str) -> Value:
+    def float_resize(self, x: Ssa, el: str) -> Ssa:
         """Between f64, f32, f16 and bf16, to nearest even; NaN stays NaN, subnormals are kept."""
         if el == x.el:
             return x
@@ -498,7 +496,7 @@ class Builder:
             return self._to_bf16(x)
         return self.cast("arith.truncf", x, el)
 
-    def _to_bf16(self, x: Value) -> Value:
+    def _to_bf16(self, x: Ssa) -> Ssa:
         """f32 -> bf16 by integer arithmetic: vcvtneps2bf16 flushes subnormals."""
         u = self.bitcast(x, "i32")
         high = self.shr(u, self.c(16, "i32"))
@@ -508,7 +506,7 @@ class Builder:
         bits = self.select(self.is_nan(x), quiet, rounded)
         return self.bitcast(self.int_resize(bits, "i16"), "bf16")
 
-    def _round_to_odd(self, x: Value) -> Value:
+    def _round_to_odd(self, x: Ssa) -> Ssa:
         """f64 -> f32 with the last bit set when inexact; rounding that again is rounding once.
 
         Source: S. Boldo, G. Melquiond, When double rounding is odd, 2005.
@@ -521,21 +519,21 @@ class Builder:
         inexact = self.and_(self.cmp("ne", back, x), self.cmp("ord", x, x))
         return self.bitcast(self.select(inexact, self.or_(down, self.c(1, "i32")), u), "f32")
 
-    def from_storage(self, x: Value, dtype) -> Value:
+    def from_storage(self, x: Ssa, dtype) -> Ssa:
         """A loaded value -> its register value."""
         el = compute_el(dtype)
         if el == "i1":
             return self.cmp("ne", x, self.c(0, x.el)) if x.el != "i1" else x
         return self.float_resize(x, el) if is_float(el) else x
 
-    def to_storage(self, x: Value, dtype) -> Value:
+    def to_storage(self, x: Ssa, dtype) -> Ssa:
         """A register value -> what is stored: bool as i8 0 or 1, narrow floats rounded."""
         el = storage_el(dtype)
         if x.el == "i1":
             return self.int_resize(x, el, unsigned=True)
         return self.float_resize(x, el) if is_float(el) else x
 
-    def _to_sub_byte(self, x: Value, target: np.dtype) -> Value:
+    def _to_sub_byte(self, x: Ssa, target: np.dtype) -> Ssa:
         """Floats saturate, integers keep their low bits, extended to a byte."""
         info = ml_dtypes.iinfo(target)
         if is_float(x.el):
@@ -549,11 +547,11 @@ class Builder:
             self.shr(shifted, unused) if target.name.startswith("u") else self.sar(shifted, unused)
         )
 
-    def round_to(self, x: Value, dtype) -> Value:
+    def round_to(self, x: Ssa, dtype) -> Ssa:
         """A register value rounded to what `dtype` can hold."""
         return self.from_storage(self.to_storage(x, dtype), dtype) if is_float(x.el) else x
 
-    def convert(self, x: Value, source, target) -> Value:
+    def convert(self, x: Ssa, source, target) -> Ssa:
         """convert_element_type on register values, rounded to `target` explicitly."""
         source, target = np.dtype(source), np.dtype(target)
         el = compute_el(target)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .element_types import BITS
-from .value import Value
+from .value import Ssa
 
 # What machine code calls where a number is out of its range; and the two words on a function's
 # stack of which the second is set there, and the first elsewhere.
@@ -23,7 +23,7 @@ WORDS = "memref.alloca() {alignment = 64 : i64} : memref<2xi64> // reports"
 Emit = Callable[[str], str]
 
 
-class Report(NamedTuple):
+class RangeReport(NamedTuple):
     """Value that says whether a number is out of its range.
 
     value: a boolean; a count of numbers that are (i64); with a limit, a vector whose elements,
@@ -31,17 +31,17 @@ class Report(NamedTuple):
     out of range. halves: elements are lower and upper halves of such of 64 bits.
     """
 
-    value: Value
+    value: Ssa
     limit: int = 0
     halves: bool = False
 
     @property
-    def kind(self) -> Report:
+    def kind(self) -> RangeReport:
         """Value that a loop carries for this one: equal for all of a kind, which have found nothing yet; it has no name."""
         el, lanes = (self.value.el, self.value.lanes) if self.value.lanes else ("i64", 0)
         if self.limit and el == "i64":  # AVX2 has no comparison of 64 bits without sign
-            return Report(Value("", "i32", 2 * lanes), self.limit, True)
-        return Report(Value("", el, lanes), self.limit, self.halves)
+            return RangeReport(Ssa("", "i32", 2 * lanes), self.limit, True)
+        return RangeReport(Ssa("", el, lanes), self.limit, self.halves)
 
 
 def is_comparable(el: str, limit: int) -> bool:
@@ -49,7 +49,7 @@ def is_comparable(el: str, limit: int) -> bool:
     return limit < 1 << min(BITS[el], 32)
 
 
-def nothing(found: Sequence[Report], const: Emit) -> list[Report]:
+def nothing(found: Sequence[RangeReport], const: Emit) -> list[RangeReport]:
     """Per kind of report: nothing was found."""
     kinds = dict.fromkeys(r.kind for r in found)
     return [
@@ -58,7 +58,7 @@ def nothing(found: Sequence[Report], const: Emit) -> list[Report]:
     ]
 
 
-def joined(before: Report, found: Sequence[Report], emit: Emit) -> Report:
+def joined(before: RangeReport, found: Sequence[RangeReport], emit: Emit) -> RangeReport:
     """`before` and what of `found` is of its kind."""
     so_far, kind = before.value, before.kind
     for r in found:
@@ -76,7 +76,7 @@ def joined(before: Report, found: Sequence[Report], emit: Emit) -> Report:
     return before._replace(value=so_far)
 
 
-def written(found: Sequence[Report], emit: Emit, const: Emit) -> str:
+def written(found: Sequence[RangeReport], emit: Emit, const: Emit) -> str:
     """The last line of a block with these reports: the function's word is set if one of them says so.
 
     No branch: that would keep loops around the block from holding constants in registers.
@@ -92,7 +92,7 @@ def written(found: Sequence[Report], emit: Emit, const: Emit) -> str:
     )
 
 
-def _is_any(report: Report, emit: Emit, const: Emit) -> str:
+def _is_any(report: RangeReport, emit: Emit, const: Emit) -> str:
     """Whether a number was out of its range."""
     value, limit = report.value, report.limit
     if not value.lanes:
@@ -104,7 +104,7 @@ def _is_any(report: Report, emit: Emit, const: Emit) -> str:
     return emit(f"vector.reduction <or>, {tests.name} : {tests.type} into i1")
 
 
-def _number(n: int | list[int], like: Value, const: Emit) -> str:
+def _number(n: int | list[int], like: Ssa, const: Emit) -> str:
     """The name of a constant."""
     return const(f"arith.constant {f'dense<{n}>' if like.lanes else n} : {like.type}")
 

@@ -14,9 +14,8 @@ from pbkern.core.budget import Budget
 from . import range_reports
 from .math_table import SHARED, MathTable
 from .operation import Operation, Region, walk
-from .ops import Builder, Known
-from .ops import Value as Ssa
-from .range_reports import Report
+from .ops import Builder, Known, Ssa
+from .range_reports import RangeReport
 
 ENDS = ("scf.yield", "scf.condition")  # of regions
 BRANCHES = ("scf.if", "scf.while")
@@ -44,7 +43,7 @@ class Block:
         found = text or (parent and parent.text)
         assert found
         self.parent, self.text = parent, found
-        self.wrong: list[Report] = []
+        self.wrong: list[RangeReport] = []
         self.depth = 0 if parent is None else parent.depth + 1
         self.operations: list[Operation] = []
         self.values: dict[str, str | int] = {}

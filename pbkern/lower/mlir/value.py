@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .element_types import mlir_type
 
 
-class Value(NamedTuple):
+class Ssa(NamedTuple):
     """An SSA name, its MLIR element type, and its lanes (0: scalar)."""
 
     name: str

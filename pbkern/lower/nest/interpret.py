@@ -28,7 +28,7 @@ Tracer = Callable[[int, list[np.ndarray]], None]
 
 
 @dataclass
-class Memory:
+class NestMemory:
     """Contents of root buffers.
 
     Scratch that is not there yet is made when it is first touched, full of poison.
@@ -50,7 +50,7 @@ class Memory:
         return self.flat(buf).reshape(buf.shape).copy()
 
 
-def run(stmts: Sequence[Stmt], memory: Memory, symbols: dict[str, int], trace: Tracer) -> None:
+def run(stmts: Sequence[Stmt], memory: NestMemory, symbols: dict[str, int], trace: Tracer) -> None:
     """Runs statements in order. `symbols`: values of grid indices; Lets and counters are added."""
     for stmt in stmts:
         match stmt:
@@ -79,7 +79,7 @@ def run(stmts: Sequence[Stmt], memory: Memory, symbols: dict[str, int], trace: T
                 pass  # changes nothing
 
 
-def _sort(sort: Sort, memory: Memory) -> None:
+def _sort(sort: Sort, memory: NestMemory) -> None:
     """Stable, by the first keys; NaN last, -0 equal to 0, subnormal numbers too."""
     keys: list[np.ndarray] = []
     for buffer in sort.buffers[: sort.num_keys]:
@@ -103,7 +103,7 @@ class _Points:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: NestMemory,
         symbols: Mapping[str, int],
         dims: Mapping[str, np.ndarray],
         accumulators: Sequence[np.ndarray] = (),
@@ -204,7 +204,7 @@ def _flat(buf: Buf, index: Sequence[np.ndarray]) -> np.ndarray:
 # ---------------------------------------------------------------- nests
 
 
-def _run_nest(nest: Nest, memory: Memory, symbols: Mapping[str, int]) -> None:
+def _run_nest(nest: Nest, memory: NestMemory, symbols: Mapping[str, int]) -> None:
     free = [dim for dim in nest.dims if dim not in nest.rdims]
     if any(nest.dims[dim] == 0 for dim in free):
         return
@@ -228,7 +228,7 @@ def _run_nest(nest: Nest, memory: Memory, symbols: Mapping[str, int]) -> None:
 
 
 def _run_points(
-    nest: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+    nest: Nest, memory: NestMemory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
 ) -> None:
     """All points of `axes` at once."""
     shape = tuple(axis.size for axis in axes.values())
@@ -264,7 +264,7 @@ def _run_points(
 
 
 def _run_in_order(
-    nest: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+    nest: Nest, memory: NestMemory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
 ) -> None:
     """One point of the free dimensions of a nest, the reduced ones step by step."""
     accumulators = [
@@ -333,7 +333,7 @@ def _write(writes: Sequence[Write], at: _Points) -> None:
 
 
 def _meets_itself(
-    nest: Nest, memory: Memory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
+    nest: Nest, memory: NestMemory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
 ) -> bool:
     """Whether some point may touch what another point stores, so that their order matters."""
     at = _Points(memory, symbols, axes)

@@ -17,23 +17,23 @@ from .ir import Expr, Nest, Pool, nodes
 
 
 @dataclass(frozen=True)
-class Span:
+class MaskSpan:
     """max(lows) <= index < min(highs); the ends are affine in symbols that are known when the nest starts."""
 
     lows: frozenset[Affine] = frozenset()
     highs: frozenset[Affine] = frozenset()
 
-    def __and__(self, other: Span) -> Span:
-        return Span(self.lows | other.lows, self.highs | other.highs)
+    def __and__(self, other: MaskSpan) -> MaskSpan:
+        return MaskSpan(self.lows | other.lows, self.highs | other.highs)
 
     def __bool__(self) -> bool:
         return bool(self.lows or self.highs)
 
 
-EVERYWHERE = Span()
+EVERYWHERE = MaskSpan()
 
 
-def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> Span:
+def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> MaskSpan:
     """Beyond this span of `dim`, `mask` differs from `truth` at all points of the other dimensions."""
     if mask.kind == "range":
         a, low, high = mask.info
@@ -51,7 +51,7 @@ def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> Spa
     return EVERYWHERE
 
 
-def _range_span(affine: Affine, low: int, high: int, dim: str, dims: Mapping[str, int]) -> Span:
+def _range_span(affine: Affine, low: int, high: int, dim: str, dims: Mapping[str, int]) -> MaskSpan:
     """low <= a < high solved for `dim`, over the extremes of the other dimensions."""
     c = affine.coefficient(dim)
     if abs(c) != 1:
@@ -70,7 +70,7 @@ def _range_span(affine: Affine, low: int, high: int, dim: str, dims: Mapping[str
             lows.add(smallest - high + 1)
         if low > -FAR:
             highs.add(largest - low + 1)
-    return Span(frozenset(lows), frozenset(highs))
+    return MaskSpan(frozenset(lows), frozenset(highs))
 
 
 def _extreme(affine: Affine, dims: Mapping[str, int], pick) -> Affine:
@@ -81,7 +81,7 @@ def _extreme(affine: Affine, dims: Mapping[str, int], pick) -> Affine:
     return total
 
 
-def live_span(nest: Nest, dim: str) -> Span:
+def live_span(nest: Nest, dim: str) -> MaskSpan:
     """The span that the masked selects of a nest share and that moves with the program, or EVERYWHERE."""
     found = {
         mask_span(node.args[0], truth, dim, nest.dims)
@@ -109,7 +109,7 @@ def _is_masked(expr: Expr) -> bool:
 
 
 def outside(
-    expr: Expr, nest: Nest, dim: str, span: Span, fill_of: Callable, pool: Pool
+    expr: Expr, nest: Nest, dim: str, span: MaskSpan, fill_of: Callable, pool: Pool
 ) -> Expr | None:
     """The value of `expr` beyond `span`; None if it depends on `dim`, but for values of each index of `dim` alone.
 

@@ -20,7 +20,7 @@ def reassociate_shared_sums(stmts: list[Stmt], context) -> list[Stmt]:
     def changed(stmt: Stmt) -> Stmt:
         if not isinstance(stmt, Nest):
             return with_bodies(stmt, lambda body: list(map(changed, body)))
-        shared = _Shared(stmt)
+        shared = _Uniform(stmt)
         if not any(_is_sum(node) and any(map(shared, node.args)) for node in stmt.nodes()):
             return stmt
         return stmt.mapped(context.pool.rewriter(lambda e: _regrouped(e, shared, context)))
@@ -28,7 +28,7 @@ def reassociate_shared_sums(stmts: list[Stmt], context) -> list[Stmt]:
     return list(map(changed, stmts))
 
 
-class _Shared:
+class _Uniform:
     """Whether an expression has one value for all points of a nest."""
 
     def __init__(self, nest: Nest):
@@ -48,7 +48,7 @@ def _is_sum(expr: Expr) -> bool:
     return expr.kind == "op" and expr.info.primitive == "add" and expr.dtype.kind in "iu"
 
 
-def _regrouped(expr: Expr, shared: _Shared, context) -> Expr | None:
+def _regrouped(expr: Expr, shared: _Uniform, context) -> Expr | None:
     """x + (a + b) for (x + a) + b, where a and b are shared and x is not."""
     if not _is_sum(expr) or shared(expr):
         return None

@@ -62,7 +62,7 @@ def scatter(builder, eqn, ins: list[Value]) -> Opaque:
         result = target or b.new_buffer(operand.shape, operand.dtype)
         if not is_stored_in(b, operand, result):
             b.store_value(result, operand, lambda ix: ix)
-        b.stmts += _Windows(b, eqn, result, columns, updates).statements()
+        b.stmts += _ScatterWindows(b, eqn, result, columns, updates).statements()
         return result
 
     return Opaque(
@@ -88,7 +88,7 @@ def _column(indices: Value, k: int) -> Lazy:
     )
 
 
-class _Windows:
+class _ScatterWindows:
     """The windows that one scatter combines updates with, in the body being built."""
 
     def __init__(self, b, eqn, result: Stored, columns: Sequence[Value], updates: Value):

@@ -12,7 +12,17 @@ import math
 from pbkern.lower.nest.ir import MAX_HEIGHT
 
 from .affine_index_arrays import row_steps
-from .values import Contract, Joined, Lazy, Literal, Opaque, Requests, Stored, Value, dims_index
+from .values import (
+    Contract,
+    Joined,
+    Lazy,
+    Literal,
+    Opaque,
+    Stored,
+    Value,
+    ValueRequests,
+    dims_index,
+)
 
 # Values smaller than this are cheap wherever they are computed.
 SMALL = 64
@@ -54,7 +64,7 @@ class _Decision:
             builder.context.options.store_price,
             builder.context.options.short_row,
         )
-        self.requests: dict[int, Requests] = {}
+        self.requests: dict[int, ValueRequests] = {}
         self.stored: set[int] = set()
         self.roots: dict[object, dict[str, int]] = {}
         self.whole_stores: dict[object, int] = {}
@@ -105,7 +115,7 @@ class _Decision:
         return SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3
 
     def _ask(self, v: Value, place, forced: bool = False) -> None:
-        r = self.requests.setdefault(id(v), Requests())
+        r = self.requests.setdefault(id(v), ValueRequests())
         r.forced |= forced
         if place is not None:
             r.places.add(place)
@@ -165,7 +175,7 @@ class _Decision:
         else:
             self._visit_lazy(v, r)
 
-    def _visit_lazy(self, v: Lazy, r: Requests) -> None:
+    def _visit_lazy(self, v: Lazy, r: ValueRequests) -> None:
         places = list(r.places)
         partial = not r.forced and self._takes_product(v, places)
         if partial:
@@ -210,7 +220,7 @@ class _Decision:
         ):
             self.over[root] = v
 
-    def _lay_out(self, v: Value, r: Requests) -> tuple[int, ...]:
+    def _lay_out(self, v: Value, r: ValueRequests) -> tuple[int, ...]:
         """Axes from outermost to innermost in memory: as all readers walk them, if they agree."""
         usual = tuple(range(len(v.shape)))
         wanted = {self._walked(root, ix, usual) for root, ix in r.places}
@@ -300,7 +310,7 @@ class _Decision:
         rows = [ix for ix, symbol in zip(v.routes, symbols) if ix and symbol >= live]
         return bool(rows) and bool(rows[0][-1].symbols & set(v.rdims))
 
-    def _inlines(self, v: Contract, r: Requests) -> bool:
+    def _inlines(self, v: Contract, r: ValueRequests) -> bool:
         """One consumer whose space is exactly the result's, by permutation."""
         if r.forced or len(r.places) != 1 or v.ordered:
             return False

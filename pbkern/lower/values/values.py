@@ -153,7 +153,7 @@ class Joined(Opaque):
 
 
 @dataclass
-class Requests:
+class ValueRequests:
     """Who asks for a value: distinct (root, index) pairs, and whether it must be in memory."""
 
     places: set = field(default_factory=set)
@@ -176,7 +176,7 @@ __all__ = [
     "Lazy",
     "Literal",
     "Opaque",
-    "Requests",
+    "ValueRequests",
     "Stored",
     "Value",
     "Write",

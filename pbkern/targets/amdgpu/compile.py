@@ -16,7 +16,7 @@ from pbkern.core.errors import InternalError, TargetError
 from pbkern.targets.simt import llvm
 from pbkern.targets.simt.emit.kernel import ThreadFunction
 
-from .devices import DeviceKind
+from .devices import AmdDeviceKind
 
 TRIPLE = "amdgcn-amd-amdhsa"
 # Code objects of version 5, which every runtime of ROCm since 5.7 loads: those of version 6 need
@@ -30,7 +30,7 @@ _FENCE = re.compile(r"call (\w+|<[^>]*>) @llvm\.arithmetic\.fence\.\w+\(")
 
 
 @dataclass(frozen=True)
-class Assembled:
+class CodeObject:
     """Machine code of one kernel.
 
     Attributes:
@@ -65,7 +65,7 @@ def _without_fences(ir: str) -> str:
     return _FENCE.sub(r'call \1 asm "", "=v,0"(', ir)
 
 
-def assemble(ir: str, kind: DeviceKind) -> Assembled:
+def assemble(ir: str, kind: AmdDeviceKind) -> CodeObject:
     """Machine code of LLVM IR for a device.
 
     Raises TargetError without an lld, InternalError for calls of what no device has.
@@ -82,7 +82,7 @@ def assemble(ir: str, kind: DeviceKind) -> Assembled:
             raise InternalError(
                 "lld does not link the code of a kernel", why=ran.stderr.strip()[:1000]
             )
-        return Assembled(
+        return CodeObject(
             text,
             result.read_bytes(),
             _number(r"\.vgpr_count: +(\d+)", text),

@@ -9,7 +9,7 @@ from pbkern.targets.simt.device import Amd, kind_of_name
 
 
 @dataclass(frozen=True)
-class DeviceKind:
+class AmdDeviceKind:
     """Kind of device that code is made for.
 
     Attributes:
@@ -28,9 +28,9 @@ class DeviceKind:
 KINDS = {
     k.architecture: k
     for k in (
-        DeviceKind("gfx90a", Amd(warp=64)),
-        DeviceKind("gfx942", Amd(warp=64)),
-        DeviceKind("gfx1100", Amd(warp=32)),
+        AmdDeviceKind("gfx90a", Amd(warp=64)),
+        AmdDeviceKind("gfx942", Amd(warp=64)),
+        AmdDeviceKind("gfx1100", Amd(warp=32)),
     )
 }
 NAMES = {
@@ -44,7 +44,7 @@ NAMES = {
 DEFAULT = "gfx942"
 
 
-def kind_of_architecture(name: str) -> DeviceKind:
+def kind_of_architecture(name: str) -> AmdDeviceKind:
     """The kind of a device that says what it is. Raises OptionError where there is no code for it."""
     if name in KINDS:
         return KINDS[name]
@@ -55,6 +55,6 @@ def kind_of_architecture(name: str) -> DeviceKind:
     )
 
 
-def device_kind(name: str | None) -> DeviceKind:
+def device_kind(name: str | None) -> AmdDeviceKind:
     """The device of a name: an architecture, or a product. Raises OptionError."""
     return kind_of_name(name or DEFAULT, KINDS, NAMES, "AMD device")

@@ -10,10 +10,10 @@ import functools
 import re
 
 from pbkern.core.errors import TargetError
-from pbkern.targets.simt.launch.driver import Kernel
+from pbkern.targets.simt.launch.driver import LoadedKernel
 from pbkern.targets.simt.launch.library import LibraryDriver
 
-from .devices import DeviceKind, kind_of_architecture
+from .devices import AmdDeviceKind, kind_of_architecture
 
 # Of hipDeviceProp_t, whose size and places differ between versions: it has 792 bytes up to ROCm 5,
 # 1,472 since.
@@ -37,7 +37,7 @@ class HipDriver(LibraryDriver):
     error_texts = "hipDrvGetErrorName", "hipDrvGetErrorString"
     hint = "rocminfo shows whether ROCm is installed and finds a device; target 'cpu' runs the same function"
 
-    def loaded(self, kernel: Kernel, what: str, image: bytes, device: int) -> int:
+    def loaded(self, kernel: LoadedKernel, what: str, image: bytes, device: int) -> int:
         """A kernel of a module, which belongs to the current device."""
         name = kernel.function.name
         module = self.pointer(f"given kernel `{name}`", "hipModuleLoadData", image)
@@ -47,7 +47,7 @@ class HipDriver(LibraryDriver):
         assert handle is not None
         return handle
 
-    def kind_of(self, device: int) -> DeviceKind:
+    def kind_of(self, device: int) -> AmdDeviceKind:
         return kind_of_architecture(self.architecture(device))
 
     def architecture(self, device: int) -> str:

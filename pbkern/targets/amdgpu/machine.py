@@ -6,7 +6,7 @@ from pbkern.core.machine import Machine
 from pbkern.targets.simt.machine import Figures
 from pbkern.targets.simt.machine import machine as figured
 
-from .devices import DeviceKind
+from .devices import AmdDeviceKind
 
 # Sources: AMD's data sheets of MI250X (one of its two dies), MI300X and RX 7900 XTX. near: LDS and
 # vector cache of a compute unit.
@@ -17,7 +17,7 @@ FIGURES = {
 }
 
 
-def machine(kind: DeviceKind) -> Machine:
+def machine(kind: AmdDeviceKind) -> Machine:
     """The figures of a device."""
     return figured(
         f"amdgpu {kind.architecture}",

@@ -13,24 +13,24 @@ from pbkern.targets.simt.target import ThreadTarget
 from . import compile as codegen
 from . import machine
 from .backend import AmdgpuBackend
-from .devices import DeviceKind, device_kind, kind_of_architecture
+from .devices import AmdDeviceKind, device_kind, kind_of_architecture
 from .driver import HipDriver, driver, present_architecture
 from .params import CompilerParams
 
 
 @dataclass(eq=False)
-class Code:
+class AmdKernelCode:
     """One kernel's code: its function as MLIR, with the numbers of its launch, and what LLVM and lld make of it."""
 
     function: ThreadFunction
-    kind: DeviceKind
+    kind: AmdDeviceKind
 
     @functools.cached_property
     def llvm(self) -> str:
         return codegen.llvm_ir(self.function)
 
     @functools.cached_property
-    def assembled(self) -> codegen.Assembled:
+    def assembled(self) -> codegen.CodeObject:
         return codegen.assemble(self.llvm, self.kind)
 
     @functools.cached_property
@@ -41,7 +41,7 @@ class Code:
         """Yields what a driver may load."""
         yield f"code object for {self.kind.architecture}", self.image
 
-    def made_for(self, kind: DeviceKind) -> Code | None:
+    def made_for(self, kind: AmdDeviceKind) -> AmdKernelCode | None:
         """Makes the kernel for another kind of device; None if that is the same, or has other wavefronts or less memory."""
         if (
             kind == self.kind
@@ -49,7 +49,7 @@ class Code:
             or self.function.shared_bytes > kind.shared_bytes
         ):
             return None
-        return Code(self.function, kind)
+        return AmdKernelCode(self.function, kind)
 
 
 class AmdgpuTarget(ThreadTarget):
@@ -62,7 +62,7 @@ class AmdgpuTarget(ThreadTarget):
 
     def machine(self, device: str | None = None) -> Machine:
         kind = self.backend_of(device).kind
-        assert isinstance(kind, DeviceKind)
+        assert isinstance(kind, AmdDeviceKind)
         return machine.machine(kind)
 
     def backend_of(self, device: str | None) -> AmdgpuBackend:
@@ -70,17 +70,19 @@ class AmdgpuTarget(ThreadTarget):
         present = None if device else present_architecture()
         return AmdgpuBackend(kind_of_architecture(present) if present else device_kind(device))
 
-    def make(self, function: ThreadFunction, kind: DeviceKind, made: bytes | None) -> Code:
-        code = Code(function, kind)
+    def make(
+        self, function: ThreadFunction, kind: AmdDeviceKind, made: bytes | None
+    ) -> AmdKernelCode:
+        code = AmdKernelCode(function, kind)
         if made is not None:
             code.image = made
         return code
 
-    def made(self, code: Code) -> bytes:
+    def made(self, code: AmdKernelCode) -> bytes:
         return code.image
 
     def driver(self) -> HipDriver:
         return driver()
 
-    def show(self, code: Code, stage: str) -> str:
+    def show(self, code: AmdKernelCode, stage: str) -> str:
         return code.llvm if stage == "llvm" else code.assembled.text

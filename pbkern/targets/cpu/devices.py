@@ -61,7 +61,7 @@ ICELAKE = FURTHER[:6]
 
 
 @dataclass(frozen=True)
-class Device:
+class CpuDevice:
     """Processor that a library is made for.
 
     Attributes:
@@ -214,7 +214,7 @@ def names() -> list[str]:
 
 
 @functools.cache
-def device_of(given: str) -> Device:
+def device_of(given: str) -> CpuDevice:
     """The device of a name, with an operating system after a slash where it is another.
 
     Raises OptionError.
@@ -245,7 +245,7 @@ def device_of(given: str) -> Device:
     )
 
 
-def devices_of(given: str | None) -> tuple[Device, ...]:
+def devices_of(given: str | None) -> tuple[CpuDevice, ...]:
     """The devices of one library, the most demanding first: names with commas between them.
 
     Raises OptionError.
@@ -270,7 +270,7 @@ def devices_of(given: str | None) -> tuple[Device, ...]:
     return tuple(ordered)
 
 
-def _native(system: str) -> Device:
+def _native(system: str) -> CpuDevice:
     """The processor at hand; a library asks for all that it uses of it."""
     flags = cpu_flags(cpuinfo())
     has = {f for f in (*V4, *FURTHER) if FLAGS.get(f, f) in flags}
@@ -292,7 +292,7 @@ def _native(system: str) -> Device:
     ):  # with AVX-512 it may have some, as Knights Landing: libraries use that of x86-64-v4 or none
         bits = min(machine.vector_bits, 256)
         machine = dataclasses.replace(machine, vector_bits=bits, **instruction_sets((), bits))
-    return Device(
+    return CpuDevice(
         NATIVE, system, _triple("x86_64", system), level, _host_name(level), needs, machine
     )
 
@@ -305,20 +305,20 @@ def _host_name(level: str) -> str:
         return level
 
 
-def _x86(name: str, system: str) -> Device:
+def _x86(name: str, system: str) -> CpuDevice:
     level, further, figures = _X86[name]
     needs, bits = (*LEVELS[level], *further), 512 if level == "x86-64-v4" else 256
     machine = _machine(
         name, figures, bits, **instruction_sets([FLAGS.get(need, need) for need in needs], bits)
     )
-    return Device(name, system, _triple("x86_64", system), level, name, needs, machine)
+    return CpuDevice(name, system, _triple("x86_64", system), level, name, needs, machine)
 
 
-def _aarch64(name: str, system: str) -> Device:
+def _aarch64(name: str, system: str) -> CpuDevice:
     usual, needs, figures = _AARCH64[name]
     system = system or usual
     machine = _machine(name, figures, 128, registers=32, stores_past_caches=False)
-    return Device(name, system, _triple("aarch64", system), "generic", name, needs, machine)
+    return CpuDevice(name, system, _triple("aarch64", system), "generic", name, needs, machine)
 
 
 def _machine(name: str, figures: _Figures, bits: int, **fields) -> CpuMachine:

@@ -24,7 +24,7 @@ from pbkern.targets.cpu.codegen import compile as cpu_compile
 from pbkern.targets.cpu.codegen.runtime import xla
 
 from .backend import CpuBackend
-from .devices import Device
+from .devices import CpuDevice
 from .machine import detected_machine
 from .params import CompilerParams
 
@@ -43,10 +43,10 @@ class CpuTarget:
     POOLED_BYTES = xla.POOLED_BYTES
     STAGES: tuple[str, ...] = ("nests", "mlir", "llvm", "asm")
 
-    def __init__(self, device: Device | None = None) -> None:
+    def __init__(self, device: CpuDevice | None = None) -> None:
         self.device = device
         self.backend = CpuBackend(None if device is None else device.machine)
-        self._compiled: weakref.WeakValueDictionary[Hashable, cpu_compile.Compiled] = (
+        self._compiled: weakref.WeakValueDictionary[Hashable, cpu_compile.LoadedProgram] = (
             weakref.WeakValueDictionary()
         )
         self._made_once = MadeOnce(self._compiled)
@@ -79,7 +79,7 @@ class CpuTarget:
             else content.environment()
         )
 
-    def compile(self, program: HostProgram, options) -> cpu_compile.Compiled:
+    def compile(self, program: HostProgram, options) -> cpu_compile.LoadedProgram:
         program = in_stages(program)
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
@@ -88,7 +88,7 @@ class CpuTarget:
             cpu_compile.compile_program, options_of=options_of, threads_of=threads_of
         )
 
-        def make() -> cpu_compile.Compiled:
+        def make() -> cpu_compile.LoadedProgram:
             try:
                 return compiled(program, key=key)
             except TargetError:
@@ -102,16 +102,16 @@ class CpuTarget:
             return made
         return self._made_once.get(key, make)
 
-    def call(self, compiled: cpu_compile.Compiled, *operands) -> list:
+    def call(self, compiled: cpu_compile.LoadedProgram, *operands) -> list:
         return cpu_compile.call(compiled, *operands)
 
-    def call_into(self, compiled: cpu_compile.Compiled, operands, places) -> tuple[list, Any]:
+    def call_into(self, compiled: cpu_compile.LoadedProgram, operands, places) -> tuple[list, Any]:
         return cpu_compile.call_into(compiled, operands, places)
 
-    def lower_again(self, compiled: cpu_compile.Compiled) -> Any:
+    def lower_again(self, compiled: cpu_compile.LoadedProgram) -> Any:
         return compiled.lower()
 
-    def text(self, compiled: cpu_compile.Compiled, stage: str) -> str:
+    def text(self, compiled: cpu_compile.LoadedProgram, stage: str) -> str:
         match stage:
             case "nests":
                 return "\n\n".join(f"{k.name}:\n{k.nests}" for k in compiled.lowered.lowered)
@@ -121,7 +121,7 @@ class CpuTarget:
                 return compiled.llvm
         return assembly(compiled)
 
-    def memory(self, compiled: cpu_compile.Compiled) -> tuple[int, int]:
+    def memory(self, compiled: cpu_compile.LoadedProgram) -> tuple[int, int]:
         return compiled.code.arena_bytes, compiled.code.nbytes
 
     def coverage(self) -> dict[str, list[str]]:
@@ -152,7 +152,7 @@ def _fails(compiled: Callable[[HostProgram], Any], kernel: Kernel) -> bool:
     return False
 
 
-def assembly(compiled: cpu_compile.Compiled) -> str:
+def assembly(compiled: cpu_compile.LoadedProgram) -> str:
     """Machine code as objdump prints it. Raises TargetError where objdump is not installed."""
     return "\n".join(map(_disassembled, compiled.code.objects))
 

@@ -8,7 +8,7 @@ from pbkern.core.errors import InternalError
 from pbkern.targets.simt import llvm
 from pbkern.targets.simt.emit.kernel import ThreadFunction
 
-from .devices import DeviceKind
+from .devices import NvDeviceKind
 
 TRIPLE = "nvptx64-nvidia-cuda"
 # Threads that a multiprocessor is to hold at least, so that each may have 128 registers: without a
@@ -26,7 +26,7 @@ def llvm_ir(function: ThreadFunction) -> str:
     return llvm.ir_of(function, ("convert-nvvm-to-llvm",), attributes)
 
 
-def ptx(ir: str, kind: DeviceKind) -> str:
+def ptx(ir: str, kind: NvDeviceKind) -> str:
     """PTX of LLVM IR for a device.
 
     Raises InternalError where code would call functions that no device has.

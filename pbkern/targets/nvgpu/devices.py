@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
-from pbkern.targets.simt.device import NVIDIA, Device, kind_of_name
+from pbkern.targets.simt.device import NVIDIA, VendorCode, kind_of_name
 
 
 @dataclass(frozen=True)
-class DeviceKind:
+class NvDeviceKind:
     """Kind of device that code is made for.
 
     Attributes:
@@ -22,7 +22,7 @@ class DeviceKind:
     architecture: str
     ptx: int
     shared_bytes: int
-    device: Device = NVIDIA
+    device: VendorCode = NVIDIA
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -34,12 +34,12 @@ class DeviceKind:
 KINDS = {
     k.architecture: k
     for k in (
-        DeviceKind("sm_80", 80, 163 << 10),
-        DeviceKind("sm_86", 80, 99 << 10),
-        DeviceKind("sm_89", 80, 99 << 10),
-        DeviceKind("sm_90a", 80, 227 << 10),
-        DeviceKind("sm_100", 86, 227 << 10),
-        DeviceKind("sm_120", 87, 99 << 10),
+        NvDeviceKind("sm_80", 80, 163 << 10),
+        NvDeviceKind("sm_86", 80, 99 << 10),
+        NvDeviceKind("sm_89", 80, 99 << 10),
+        NvDeviceKind("sm_90a", 80, 227 << 10),
+        NvDeviceKind("sm_100", 86, 227 << 10),
+        NvDeviceKind("sm_120", 87, 99 << 10),
     )
 }
 NAMES = {
@@ -56,7 +56,7 @@ NAMES = {
 DEFAULT = "sm_90a"
 
 
-def of_capability(major: int, minor: int) -> DeviceKind:
+def of_capability(major: int, minor: int) -> NvDeviceKind:
     """The newest architecture of a device's major version that is not newer than it: a device runs
     such code (CUDA C++ Programming Guide, binary compatibility). Raises OptionError where there is
     none.
@@ -71,6 +71,6 @@ def of_capability(major: int, minor: int) -> DeviceKind:
     )
 
 
-def device_kind(name: str | None) -> DeviceKind:
+def device_kind(name: str | None) -> NvDeviceKind:
     """The device of a name: an architecture, or a product. Raises OptionError."""
     return kind_of_name(name or DEFAULT, KINDS, NAMES, "device")

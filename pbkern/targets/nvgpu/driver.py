@@ -15,10 +15,10 @@ import numpy as np
 
 from pbkern.core.errors import SimulationError, TargetError
 from pbkern.simulate.launches import simulate_ptx
-from pbkern.targets.simt.launch.driver import DeviceOf, Driver, Kernel, address_of
+from pbkern.targets.simt.launch.driver import DeviceOf, Driver, LoadedKernel, address_of
 from pbkern.targets.simt.launch.library import LibraryDriver
 
-from .devices import DeviceKind, of_capability
+from .devices import NvDeviceKind, of_capability
 
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 CAPABILITY = 75, 76
@@ -56,7 +56,7 @@ class CudaDriver(LibraryDriver):
     error_texts = "cuGetErrorName", "cuGetErrorString"
     hint = "nvidia-smi shows the state of driver and devices; PBKERN_GPU_DRIVER=simulator runs launches without a device"
 
-    def loaded(self, kernel: Kernel, what: str, image: bytes, device: int) -> int:
+    def loaded(self, kernel: LoadedKernel, what: str, image: bytes, device: int) -> int:
         """A kernel of a library, which every context may launch.
 
         The driver assembles PTX. What is of another device it refuses at the latest when the kernel
@@ -80,7 +80,7 @@ class CudaDriver(LibraryDriver):
         assert handle.value is not None
         return handle.value
 
-    def _allow_shared(self, handle: ctypes.c_void_p, kernel: Kernel, device: int) -> None:
+    def _allow_shared(self, handle: ctypes.c_void_p, kernel: LoadedKernel, device: int) -> None:
         """More shared memory than a text may declare has to be allowed, on the device."""
         size, name = kernel.function.dynamic_shared_bytes, kernel.function.name
         if size:
@@ -93,7 +93,7 @@ class CudaDriver(LibraryDriver):
     def _device(self, ordinal: int) -> int:
         return self.number(f"asked for device {ordinal}", "cuDeviceGet", ordinal)
 
-    def kind_of(self, device: int) -> DeviceKind:
+    def kind_of(self, device: int) -> NvDeviceKind:
         return of_capability(*self.capability(device))
 
     def capability(self, device: int) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class SimulatorDriver(Driver):
     def open(self) -> None:
         pass
 
-    def prepare(self, kernel: Kernel, device: int) -> int:
+    def prepare(self, kernel: LoadedKernel, device: int) -> int:
         return ctypes.addressof(kernel.handles)
 
     def text_of(self, error: int) -> str:

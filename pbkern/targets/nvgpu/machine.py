@@ -6,7 +6,7 @@ from pbkern.core.machine import Machine
 from pbkern.targets.simt.machine import Figures
 from pbkern.targets.simt.machine import machine as figured
 
-from .devices import DeviceKind
+from .devices import NvDeviceKind
 
 # Sources: NVIDIA's data sheets and architecture white papers: A100 (SXM 80 GB), GA102 (RTX 3090),
 # AD102 (RTX 4090), H100 (SXM5; H200 has 4.8 TB/s), B200 (half of a GB200's figures), GB202 (RTX
@@ -21,7 +21,7 @@ FIGURES = {
 }
 
 
-def machine(kind: DeviceKind) -> Machine:
+def machine(kind: NvDeviceKind) -> Machine:
     """The figures of a device."""
     return figured(
         f"nvgpu {kind.architecture}",

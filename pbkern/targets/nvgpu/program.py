@@ -9,7 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from pbkern.core.errors import InternalError, TargetError
-from pbkern.dsl.host_program import Buffer, BufferKind, Cond, Copy, Launch, Loop, Step, View, While
+from pbkern.dsl.host_program import (
+    Buffer,
+    BufferKind,
+    BufferView,
+    Cond,
+    Copy,
+    HostWhile,
+    Launch,
+    Loop,
+    Step,
+)
 from pbkern.dsl.interpret import poison
 from pbkern.simulate.counts import Counts
 from pbkern.simulate.launches import simulate_ptx
@@ -20,11 +30,11 @@ from pbkern.targets.simt.launch.reports import receive
 
 from . import compile as codegen
 from . import ptxas
-from .devices import DeviceKind
+from .devices import NvDeviceKind
 
 
 @dataclass(eq=False)
-class Code:
+class NvKernelCode:
     """One kernel's code.
 
     Attributes:
@@ -32,7 +42,7 @@ class Code:
     """
 
     function: ThreadFunction
-    kind: DeviceKind
+    kind: NvDeviceKind
 
     @functools.cached_property
     def llvm(self) -> str:
@@ -56,33 +66,33 @@ class Code:
                 yield f"machine code for {self.kind.architecture}", cubin
         yield f"PTX for {self.kind.architecture}", self.ptx.encode() + b"\0"
 
-    def made_for(self, kind: DeviceKind) -> Code | None:
+    def made_for(self, kind: NvDeviceKind) -> NvKernelCode | None:
         """Makes the kernel for another kind of device; None if it is the same kind or has too little shared memory."""
         if kind == self.kind or self.function.shared_bytes > kind.shared_bytes:
             return None
-        return Code(self.function, kind)
+        return NvKernelCode(self.function, kind)
 
     @functools.cached_property
-    def assembled(self) -> ptxas.Assembled:
+    def assembled(self) -> ptxas.Cubin:
         """Raises TargetError without ptxas."""
         return ptxas.assemble(self.ptx, self.kind.architecture)
 
 
-class Compiled(program.Compiled[Code]):
+class NvProgram(program.DeviceProgram[NvKernelCode]):
     """One program for NVIDIA GPUs, which the simulator runs as well."""
 
     def simulated(
         self, arrays: Sequence[np.ndarray], check: bool = True
     ) -> tuple[list[np.ndarray], Counts]:
         """Results on NumPy arrays, and what all launches cost together. Raises SimulationError."""
-        run = _Run(self, check)
+        run = _ProgramCall(self, check)
         return run(arrays), run.counts
 
 
-class _Run:
+class _ProgramCall:
     """One call of a program."""
 
-    def __init__(self, compiled: Compiled, check: bool):
+    def __init__(self, compiled: NvProgram, check: bool):
         self.compiled, self.check = compiled, check
         self.memory: dict[str, np.ndarray] = {}  # flat
         self.types = {buffer.name: buffer.type for buffer in compiled.program.buffers}
@@ -105,7 +115,7 @@ class _Run:
         size, dtype = int(np.prod(buf.type.shape)), np.dtype(buf.type.dtype)
         return np.zeros(size, dtype) if dtype.kind == "c" else np.full(size, poison(dtype), dtype)
 
-    def _view(self, v: View) -> np.ndarray:
+    def _view(self, v: BufferView) -> np.ndarray:
         """The elements of a view, as they lie in memory."""
         flat = self.memory[v.buffer].view(np.uint8)
         itemsize, size = np.dtype(v.type.dtype).itemsize, int(np.prod(v.type.shape))
@@ -123,7 +133,7 @@ class _Run:
                     for k in range(trips):
                         self.counters[counter] = k
                         self._steps(inner)
-                case While(condition=condition, predicate=predicate, steps=inner):
+                case HostWhile(condition=condition, predicate=predicate, steps=inner):
                     self._steps(condition)
                     while self._view(predicate)[0]:
                         self._steps(inner)

@@ -23,7 +23,7 @@ NUMBERS = struct.Struct("<3q")  # of an entry on disk, before the cubin
 
 
 @dataclass(frozen=True)
-class Assembled:
+class Cubin:
     """Machine code of one kernel.
 
     Attributes:
@@ -60,7 +60,7 @@ def _find(tool: str) -> str | None:
     return shutil.which(tool)
 
 
-def assemble(ptx: str, architecture: str) -> Assembled:
+def assemble(ptx: str, architecture: str) -> Cubin:
     """From disk, or by ptxas. Raises TargetError where ptxas is missing or rejects the text."""
     tool = find()
     if tool is None:
@@ -73,7 +73,7 @@ def assemble(ptx: str, architecture: str) -> Assembled:
     payload = store.get(KIND, key) if store else None
     if store and payload is not None:
         try:
-            return Assembled(payload[NUMBERS.size :], *NUMBERS.unpack_from(payload))
+            return Cubin(payload[NUMBERS.size :], *NUMBERS.unpack_from(payload))
         except struct.error:  # no entry of ours: make it anew
             store.remove(KIND, key)
     made = _assembled(tool, ptx, architecture)
@@ -91,7 +91,7 @@ def _version(tool: str) -> str:
     return subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
 
 
-def _assembled(tool: str, ptx: str, architecture: str) -> Assembled:
+def _assembled(tool: str, ptx: str, architecture: str) -> Cubin:
     with tempfile.TemporaryDirectory() as folder:
         source, result = pathlib.Path(folder) / "kernel.ptx", pathlib.Path(folder) / "kernel.cubin"
         source.write_text(ptx)
@@ -104,7 +104,7 @@ def _assembled(tool: str, ptx: str, architecture: str) -> Assembled:
                 hint=f"ptxas -arch={architecture}",
             )
         said = ran.stderr
-        return Assembled(
+        return Cubin(
             result.read_bytes(),
             _number(r"Used (\d+) registers", said),
             _number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said),

@@ -11,9 +11,9 @@ from pbkern.targets.simt.target import ThreadTarget
 
 from . import driver, machine, ptxas
 from .backend import NvgpuBackend
-from .devices import DeviceKind, device_kind, of_capability
+from .devices import NvDeviceKind, device_kind, of_capability
 from .params import CompilerParams
-from .program import Code, Compiled
+from .program import NvKernelCode, NvProgram
 
 
 class NvgpuTarget(ThreadTarget):
@@ -22,7 +22,7 @@ class NvgpuTarget(ThreadTarget):
     name = "nvgpu"
     params = CompilerParams
     STAGES = ("nests", "mlir", "llvm", "ptx", "sass")
-    compiled_class = Compiled
+    compiled_class = NvProgram
 
     @property
     def platform(self) -> str:
@@ -31,7 +31,7 @@ class NvgpuTarget(ThreadTarget):
 
     def machine(self, device: str | None = None) -> Machine:
         kind = self.backend_of(device).kind
-        assert isinstance(kind, DeviceKind)
+        assert isinstance(kind, NvDeviceKind)
         return machine.machine(kind)
 
     def backend_of(self, device: str | None) -> NvgpuBackend:
@@ -39,19 +39,21 @@ class NvgpuTarget(ThreadTarget):
         capability = None if device or config.current().gpu_driver else driver.present_capability()
         return NvgpuBackend(of_capability(*capability) if capability else device_kind(device))
 
-    def make(self, function: ThreadFunction, kind: DeviceKind, made: bytes | None) -> Code:
-        code = Code(function, kind)
+    def make(
+        self, function: ThreadFunction, kind: NvDeviceKind, made: bytes | None
+    ) -> NvKernelCode:
+        code = NvKernelCode(function, kind)
         if made is not None:
             code.ptx = made.decode()
         return code
 
-    def made(self, code: Code) -> bytes:
+    def made(self, code: NvKernelCode) -> bytes:
         return code.ptx.encode()
 
     def driver(self) -> Any:
         return driver.driver(config.current().gpu_driver)
 
-    def show(self, code: Code, stage: str) -> str:
+    def show(self, code: NvKernelCode, stage: str) -> str:
         match stage:
             case "llvm":
                 return code.llvm

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pbkern.fuse.access.blocks import Requests
+from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.kinds import UNOVERLAPPED, nbytes
 from pbkern.fuse.cost.model import Cost
@@ -43,7 +43,7 @@ class ThreadCosts(CpuCosts):
 
     def kernel_cost(
         self,
-        requests: Requests,
+        requests: BlockRequests,
         outputs: Sequence[tuple[object, Access]],
         grid: Sequence[int],
         parts: Mapping[object, float] = MappingProxyType({}),

@@ -15,7 +15,7 @@ Put = Callable[[str], str]  # appends `name = text`, returns the name
 SHARED = 3
 
 
-class Device(Protocol):
+class VendorCode(Protocol):
     """Code that only one vendor understands.
 
     Attributes:
@@ -143,7 +143,7 @@ class DeviceKind(Protocol):
     @property
     def architecture(self) -> str: ...
     @property
-    def device(self) -> Device: ...
+    def device(self) -> VendorCode: ...
     @property
     def shared_bytes(self) -> int: ...
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pbkern.lower.build_options import BuildOptions, SortScratch
 
-from .device import NVIDIA, Device
+from .device import NVIDIA, VendorCode
 
 # Lines of up to this many elements are sorted by one thread each, without other memory.
 SHORT_LINE = 32
@@ -40,7 +40,7 @@ class ThreadOptions(BuildOptions):
 
     sort_scratch: SortScratch = MergeScratch()
     may_shift: bool = False  # threads mask the ends of arrays; blocks that overlap would race
-    device: Device = NVIDIA
+    device: VendorCode = NVIDIA
     threads: int = 128
     shared_bytes: int = 227 << 10
     approx_math: bool = False

@@ -12,7 +12,7 @@ from pbkern.dsl.host_program import HostProgram
 from .emit.kernel import ThreadFunction
 
 
-class Code(Protocol):
+class KernelCode(Protocol):
     """One kernel's code.
 
     Attributes:
@@ -25,15 +25,15 @@ class Code(Protocol):
     def images(self, refused: list[str]) -> Iterator[tuple[str, bytes]]:
         """(what it is, what a driver may load), the best first; why one cannot be made is added to `refused`."""
 
-    def made_for(self, kind: Any) -> Code | None:
+    def made_for(self, kind: Any) -> KernelCode | None:
         """Makes the kernel for another kind of device, if that can run it."""
 
 
-C = TypeVar("C", bound=Code)
+C = TypeVar("C", bound=KernelCode)
 
 
 @dataclass(eq=False)
-class Compiled(Generic[C]):
+class DeviceProgram(Generic[C]):
     """One program.
 
     Attributes:

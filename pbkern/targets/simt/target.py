@@ -29,7 +29,7 @@ from .launch.call import direct_entry, launched_call
 from .launch.driver import Driver
 from .options import ThreadOptions
 from .params import ThreadParams
-from .program import Code, Compiled
+from .program import DeviceProgram, KernelCode
 
 if TYPE_CHECKING:
     from pbkern.fuse.cost.model import CostModel
@@ -48,10 +48,10 @@ class ThreadTarget(abc.ABC):
     params: type[ThreadParams]
     STAGES: tuple[str, ...]
     POOLED_BYTES = 1 << 62  # results lie where XLA puts them
-    compiled_class: type[Compiled] = Compiled
+    compiled_class: type[DeviceProgram] = DeviceProgram
 
     def __init__(self) -> None:
-        self._codes: dict[str, Code] = {}
+        self._codes: dict[str, KernelCode] = {}
 
     # ---------------------------------------------------------------- a vendor's own
 
@@ -59,7 +59,7 @@ class ThreadTarget(abc.ABC):
     def backend_of(self, device: str | None) -> ThreadBackend: ...
 
     @abc.abstractmethod
-    def make(self, function: ThreadFunction, kind: Any, made: bytes | None) -> Code: ...
+    def make(self, function: ThreadFunction, kind: Any, made: bytes | None) -> KernelCode: ...
 
     @abc.abstractmethod
     def made(self, code: Any) -> bytes: ...
@@ -101,7 +101,7 @@ class ThreadTarget(abc.ABC):
     def coverage(self) -> dict[str, list[str]]:
         return support.coverage()
 
-    def compile(self, program: HostProgram, options) -> Compiled:
+    def compile(self, program: HostProgram, options) -> DeviceProgram:
         """Raises UnsupportedOp, ScheduleError, OptionError or InternalError."""
         if not options.device_one_time_load:
             raise OptionError(
@@ -111,7 +111,7 @@ class ThreadTarget(abc.ABC):
             )
         program, start = in_stages(program), time.perf_counter()
         backend, codes = self.backend_of(options.device), {}
-        made: dict[tuple[tuple, ThreadOptions], Code] = {}
+        made: dict[tuple[tuple, ThreadOptions], KernelCode] = {}
         for n, kernel in enumerate(program.kernels()):
             build = backend.build_options(kernel, options, program)
             like = kernel.content, build
@@ -125,7 +125,7 @@ class ThreadTarget(abc.ABC):
 
     def _code(
         self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend
-    ) -> Code:
+    ) -> KernelCode:
         """Finds what this process or the disk has, else makes the code now."""
         key = kept_code.key(kernel, name, options, backend.kind)
         if fallback.is_failing():
@@ -150,7 +150,7 @@ class ThreadTarget(abc.ABC):
 
     def _lowered(
         self, kernel: Kernel, options: ThreadOptions, name: str, backend: ThreadBackend
-    ) -> Code:
+    ) -> KernelCode:
         process.warm()
         try:
             function = device_function(kernel, options, backend.passes, backend.emit, name)
@@ -161,7 +161,7 @@ class ThreadTarget(abc.ABC):
             raise
         return code
 
-    def lower_again(self, compiled: Compiled) -> Any:
+    def lower_again(self, compiled: DeviceProgram) -> Any:
         options: CompileOptions = compiled.options
         backend = self.backend_of(options.device)
         return device_functions(
@@ -171,10 +171,12 @@ class ThreadTarget(abc.ABC):
             backend.emit,
         )
 
-    def call(self, compiled: Compiled, *operands) -> list:
+    def call(self, compiled: DeviceProgram, *operands) -> list:
         return launched_call(compiled, operands, self.driver())
 
-    def direct_entry(self, compiled: Compiled) -> tuple[Callable[[bytes, int, int], None], int]:
+    def direct_entry(
+        self, compiled: DeviceProgram
+    ) -> tuple[Callable[[bytes, int, int], None], int]:
         """See launch/call.py: for callers whose arrays XLA does not have.
 
         Arrays begin at multiples of `alignment`.
@@ -185,10 +187,10 @@ class ThreadTarget(abc.ABC):
         """Bytes, of which the address of an array of `nbytes` has to be a multiple."""
         return alignment_of(nbytes)
 
-    def call_into(self, compiled: Compiled, operands, places) -> tuple[list, Any]:
+    def call_into(self, compiled: DeviceProgram, operands, places) -> tuple[list, Any]:
         return self.call(compiled, *operands), None
 
-    def text(self, compiled: Compiled, stage: str) -> str:
+    def text(self, compiled: DeviceProgram, stage: str) -> str:
         codes = compiled.distinct()
         match stage:
             case "nests":
@@ -199,7 +201,7 @@ class ThreadTarget(abc.ABC):
                 return "\n".join(code.function.text for code in codes)
         return "\n".join(self.show(code, stage) for code in codes)
 
-    def memory(self, compiled: Compiled) -> tuple[int, int]:
+    def memory(self, compiled: DeviceProgram) -> tuple[int, int]:
         codes = compiled.distinct()
         scratch = max(
             (code.function.global_bytes * code.function.blocks for code in codes), default=0

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pbkern.frontends.pallas.refs import reorder_transforms
-from pbkern.frontends.pallas.refs.reorder_transforms import Run
+from pbkern.frontends.pallas.refs.reorder_transforms import StridedRun
 
 from .test_import import imported
 
@@ -38,7 +38,11 @@ def reshapes(draw):
         start = draw(st.integers(0, n - 1))
         size = draw(st.integers(1, n - start))
         taken.append(
-            {"whole": Run(0, n), "point": Run(start, 1, point=True), "run": Run(start, size)}[kind]
+            {
+                "whole": StridedRun(0, n),
+                "point": StridedRun(start, 1, point=True),
+                "run": StridedRun(start, size),
+            }[kind]
         )
     return old, new, taken
 
@@ -59,7 +63,7 @@ def test_runs_before_a_reshape(case, traced):
     asked = taken
     if traced:
         asked = [
-            r if r.is_whole(n) else Run(jnp.int32(r.start), r.size, r.stride, r.point)
+            r if r.is_whole(n) else StridedRun(jnp.int32(r.start), r.size, r.stride, r.point)
             for r, n in zip(taken, new)
         ]
     found = reorder_transforms.before(
@@ -82,19 +86,19 @@ def test_common_reshapes_are_exchanged():
         )
 
     page = jnp.int32(3)
-    assert exchanged((6, 8, 4), (48, 4), Run(page, 1), Run(0, 4))  # a row of a page
+    assert exchanged((6, 8, 4), (48, 4), StridedRun(page, 1), StridedRun(0, 4))  # a row of a page
     assert exchanged(
-        (48, 4), (6, 8, 4), Run(page, 1, point=True), Run(0, 8), Run(0, 4)
+        (48, 4), (6, 8, 4), StridedRun(page, 1, point=True), StridedRun(0, 8), StridedRun(0, 4)
     )  # a page of rows
     assert exchanged(
         (6, 8, 4),
         (6, 2, 4, 4),
-        Run(page, 1, point=True),
-        Run(page, 1, point=True),
-        Run(0, 4),
-        Run(0, 4),
+        StridedRun(page, 1, point=True),
+        StridedRun(page, 1, point=True),
+        StridedRun(0, 4),
+        StridedRun(0, 4),
     )
-    assert not exchanged((6, 8), (48,), Run(page, 5))  # may lie in two rows
+    assert not exchanged((6, 8), (48,), StridedRun(page, 5))  # may lie in two rows
 
 
 @pytest.mark.parametrize(

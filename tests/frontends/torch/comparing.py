@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pbkern.api.direct_plan import DirectPlan
 from pbkern.core.options import CompileOptions
-from pbkern.frontends.torch.capture import Argument, Place, array_of, capture
+from pbkern.frontends.torch.capture import GraphArgument, ResultPlace, array_of, capture
 from pbkern.frontends.torch.decompositions import decompositions
 from pbkern.frontends.torch.memory import TorchMemory
 
@@ -39,8 +39,8 @@ def by_graph(graph, *tensors, seed=0, compiled=False):
             made = [tensor_of(a) for a in jax.jit(jex.jaxpr_as_fun(captured.jaxpr))(*arrays)]
     shaped = lambda r: made[r.number] if r.shape is None else made[r.number].view(r.shape)
     placed = lambda r: shaped(r) if r.permuted is None else shaped(r).permute(r.permuted)
-    other = lambda r: tensors[r.number] if isinstance(r, Argument) else r
-    return [placed(r) if isinstance(r, Place) else other(r) for r in captured.results]
+    other = lambda r: tensors[r.number] if isinstance(r, GraphArgument) else r
+    return [placed(r) if isinstance(r, ResultPlace) else other(r) for r in captured.results]
 
 
 def check_table(f, *tensors, rtol=None, atol=None, compiled=False):

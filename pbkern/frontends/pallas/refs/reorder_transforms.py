@@ -20,7 +20,7 @@ from pbkern.frontends.pallas import bitcasts
 
 
 @dataclass(frozen=True)
-class Run:
+class StridedRun:
     """Elements start, start + stride, ... of a dimension; `point`: one, and the dimension goes."""
 
     start: object
@@ -40,7 +40,7 @@ class Run:
         return _jax.Slice(self.start, self.size, self.stride)
 
 
-def runs(indexer) -> list[Run] | None:
+def runs(indexer) -> list[StridedRun] | None:
     """The Runs of an indexer; None if it has array indices."""
     found = []
     for index in indexer.indices:
@@ -48,17 +48,19 @@ def runs(indexer) -> list[Run] | None:
             if np.ndim(index):
                 return None
             found.append(
-                Run(int(index) if isinstance(index, (int, np.integer)) else index, 1, point=True)
+                StridedRun(
+                    int(index) if isinstance(index, (int, np.integer)) else index, 1, point=True
+                )
             )
         else:
             size = int(index.size)
-            found.append(Run(index.start, size, index.stride if size > 1 else 1))
+            found.append(StridedRun(index.start, size, index.stride if size > 1 else 1))
     return found
 
 
 def before(
-    t, shape: Sequence[int], dtype: np.dtype, taken: Sequence[Run]
-) -> tuple[list[Run], object] | None:
+    t, shape: Sequence[int], dtype: np.dtype, taken: Sequence[StridedRun]
+) -> tuple[list[StridedRun], object] | None:
     """(Runs of t's operand, the transform of what they take), or None if they would have to take more.
 
     Args:
@@ -89,19 +91,21 @@ def shape_after(t, shape: Sequence[int], dtype: np.dtype) -> tuple[int, ...]:
     return (new[-2],) if len(shape) == 1 else new
 
 
-def _before_bitcast(t, old: int, new: int, taken: Sequence[Run]) -> tuple[list[Run], object] | None:
+def _before_bitcast(
+    t, old: int, new: int, taken: Sequence[StridedRun]
+) -> tuple[list[StridedRun], object] | None:
     if old == new:
         return list(taken), t
     if len(taken) < 2 or taken[-1].point or taken[-2].point or taken[-2].stride != 1 or new < old:
         return None
     rows, k = taken[-2], new // old
-    return [*taken[:-2], Run(_times(rows.start, k), rows.size * k), taken[-1]], t
+    return [*taken[:-2], StridedRun(_times(rows.start, k), rows.size * k), taken[-1]], t
 
 
 def _before_reshape(
-    shape: Sequence[int], after: Sequence[int], taken: Sequence[Run]
-) -> tuple[list[Run], object] | None:
-    found: list[Run] = []
+    shape: Sequence[int], after: Sequence[int], taken: Sequence[StridedRun]
+) -> tuple[list[StridedRun], object] | None:
+    found: list[StridedRun] = []
     for group, new in _groups(shape, after):
         inner = _within(
             [shape[dim] for dim in group], [after[dim] for dim in new], [taken[dim] for dim in new]
@@ -129,12 +133,12 @@ def _groups(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[list[int], lis
         yield left, right
 
 
-def _within(old: list[int], new: list[int], taken: list[Run]) -> list[Run] | None:
+def _within(old: list[int], new: list[int], taken: list[StridedRun]) -> list[StridedRun] | None:
     """Runs of a group's dimensions, of sizes `old`, that hold what `taken` takes of the same elements as sizes `new`."""
     if all(r.is_whole(n) for r, n in zip(taken, new)):
-        return [Run(0, n) for n in old]
+        return [StridedRun(0, n) for n in old]
     if len(old) == len(new) == 1:
-        return [Run(taken[0].start, taken[0].size, taken[0].stride)]
+        return [StridedRun(taken[0].start, taken[0].size, taken[0].stride)]
     partial = [d for d, (r, n) in enumerate(zip(taken, new)) if not r.is_whole(n)]
     last = partial[-1]
     if any(r.size != 1 for r in taken[:last]) or taken[last].stride != 1:
@@ -152,17 +156,17 @@ def _within(old: list[int], new: list[int], taken: list[Run]) -> list[Run] | Non
             start = _sum([_scaled(r.start, row, step) for r, row in zip(taken, rows)])
             return [
                 *_digits(start, old[: axis + 1], count // step),
-                *(Run(0, n) for n in old[axis + 1 :]),
+                *(StridedRun(0, n) for n in old[axis + 1 :]),
             ]
     return None
 
 
-def _digits(start, sizes: list[int], count: int) -> list[Run]:
+def _digits(start, sizes: list[int], count: int) -> list[StridedRun]:
     """The number `start` written in the places `sizes`; `count` elements from it on, in the last place."""
-    found = [Run(_rem(start, sizes[-1]) if len(sizes) > 1 else start, count)]
+    found = [StridedRun(_rem(start, sizes[-1]) if len(sizes) > 1 else start, count)]
     for axis in range(len(sizes) - 2, -1, -1):
         start = _div(start, sizes[axis + 1])
-        found.append(Run(_rem(start, sizes[axis]) if axis else start, 1))
+        found.append(StridedRun(_rem(start, sizes[axis]) if axis else start, 1))
     return found[::-1]
 
 

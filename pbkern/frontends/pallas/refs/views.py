@@ -41,7 +41,7 @@ from .value_transforms import apply_all, dtype_after, has_arrays, replaced, stay
 
 
 @dataclass(frozen=True)
-class View:
+class IndexedRef:
     """`ref[indices]`, its dimensions in the order `perm`, then `rest` applied to the value.
 
     `dtype` is what the body takes the Ref's elements for; those of int4 and its like are held in a
@@ -90,9 +90,9 @@ class View:
         self._head().swap(replaced(whole, self.dtype, self.rest, value), want_old=False)
         return apply_all(whole, self.dtype, self.rest) if want_old else None
 
-    def _head(self) -> View:
+    def _head(self) -> IndexedRef:
         """The view without the transforms of values."""
-        return View(self.ref, self.dtype, self.indices, self.perm, ())
+        return IndexedRef(self.ref, self.dtype, self.indices, self.perm, ())
 
     def add(self, value) -> None:
         if self.rest or is_narrow_float(self.dtype):
@@ -193,21 +193,21 @@ class View:
 
         def step(_, x):
             at, new, taking_part = x
-            one = View(self.ref, self.dtype, tuple(map(Point, at)), None, ())
+            one = IndexedRef(self.ref, self.dtype, tuple(map(Point, at)), None, ())
             return None, one.update(combine, new, taking_part)
 
         _, old = lax.scan(step, None, (tuple(flat), tuple(columns), masks))
         return lax.reshape(old, shape)
 
-    def _gathered(self) -> View:
+    def _gathered(self) -> IndexedRef:
         """Returns a view of the elements, each named by array indices alone."""
         return self._places(fixed=False)[0]
 
-    def _gathered_inside(self) -> tuple[View, jax.Array]:
+    def _gathered_inside(self) -> tuple[IndexedRef, jax.Array]:
         """Returns such a view with slices that stay where they are, and which elements are inside."""
         return self._places(fixed=True)
 
-    def _places(self, fixed: bool) -> tuple[View, jax.Array]:
+    def _places(self, fixed: bool) -> tuple[IndexedRef, jax.Array]:
         if any(isinstance(t, _jax.BitcastTransform) for t in self.rest):
             raise UnsupportedOp(
                 "a store through an array index after a bitcast", hint="index before the bitcast"
@@ -232,7 +232,7 @@ class View:
             lax.rem(lax.div(flat, lax.full_like(flat, stride)), lax.full_like(flat, size))
             for stride, size in zip(strides, shape)
         )
-        return View(self.ref, self.dtype, tuple(map(Gather, at)), None, ()), lax.ge(
+        return IndexedRef(self.ref, self.dtype, tuple(map(Gather, at)), None, ()), lax.ge(
             flat, np.int32(0)
         )
 
@@ -252,7 +252,7 @@ class View:
             return tuple(
                 np.shape(
                     jax.eval_shape(
-                        lambda: View(self.ref, self.dtype, self.indices, None, ()).load()
+                        lambda: IndexedRef(self.ref, self.dtype, self.indices, None, ()).load()
                     )
                 )
             )
@@ -276,11 +276,11 @@ class View:
         return value if self.perm is None else lax.transpose(value, tuple(np.argsort(self.perm)))
 
 
-def view(ref, dtype, transforms: Sequence) -> View:
+def view(ref, dtype, transforms: Sequence) -> IndexedRef:
     """Composes as many transforms as an access can express."""
     if is_key(dtype):
         transforms, dtype = _over_words(dtype, transforms), WORD
-    access = _Access(ref, np.dtype(dtype))
+    access = _ViewAccess(ref, np.dtype(dtype))
     for transform in transforms:
         access.take(transform)
     return access.view()
@@ -313,7 +313,7 @@ def _over_words(dtype, transforms: Sequence) -> list:
     return found
 
 
-class _Access:
+class _ViewAccess:
     """A View in the making.
 
     order: per dimension of what the access gives, the Ref's dimension that it runs along.
@@ -371,11 +371,11 @@ class _Access:
             rest.append(moved)
         return [r.start if r.point else r.as_slice() for r in taken], rest[::-1]
 
-    def view(self) -> View:
+    def view(self) -> IndexedRef:
         kept = sorted(self.order)
         perm = tuple(kept.index(dim) for dim in self.order)
         natural = perm == tuple(range(len(perm))) or self._gathers()
-        return View(
+        return IndexedRef(
             self.ref, self.dtype, tuple(self.indices), None if natural else perm, tuple(self.rest)
         )
 

@@ -7,12 +7,12 @@ from jax import lax
 from jaxlib.mlir import ir
 
 from ..counted_loops import trip_count
-from ..operation import Operation
+from ..operation import HloOperation
 from ..table import RULES, rule
 
 
 @rule("stablehlo.while")
-def while_(op: Operation, *given):
+def while_(op: HloOperation, *given):
     """Imports a loop; what it hands on as it got it is no carry; one that counts runs a known number of times."""
     body, test = op.block(1), op.block(0)
     last = [operation.operation for operation in body.operations][-1]
@@ -38,7 +38,7 @@ def while_(op: Operation, *given):
 
 
 @rule("stablehlo.case")
-def case(op: Operation, index):
+def case(op: HloOperation, index):
     """A number of no branch means the last."""
     count = len(op.mlir.regions)
     branches = [_branch(op, k) for k in range(count)]
@@ -46,22 +46,22 @@ def case(op: Operation, index):
 
 
 @rule("stablehlo.if")
-def if_(op: Operation, test):
+def if_(op: HloOperation, test):
     return lax.cond(test, _branch(op, 0), _branch(op, 1))
 
 
-def _branch(op: Operation, k: int):
+def _branch(op: HloOperation, k: int):
     region = op.region(k)
     return lambda: tuple(jnp.asarray(x, op.type(n)[1]) for n, x in enumerate(region()))
 
 
 @rule("func.call")
-def call(op: Operation, *operands):
+def call(op: HloOperation, *operands):
     return op.call(op.text("callee"), operands)
 
 
 @rule("stablehlo.composite")
-def composite(op: Operation, *operands):
+def composite(op: HloOperation, *operands):
     """An operation of CHLO under its name, or what it is made of."""
     name = ir.StringAttr(op.attribute("name")).value
     attributes = op.attribute("composite_attributes")
@@ -75,15 +75,15 @@ def composite(op: Operation, *operands):
 
 
 @rule("stablehlo.tuple")
-def tuple_(op: Operation, *xs):
+def tuple_(op: HloOperation, *xs):
     return (tuple(xs),)
 
 
 @rule("stablehlo.get_tuple_element")
-def get_tuple_element(op: Operation, xs):
+def get_tuple_element(op: HloOperation, xs):
     return xs[op.integer("index")]
 
 
 @rule("stablehlo.create_token", "stablehlo.after_all")
-def token(op: Operation, *tokens):
+def token(op: HloOperation, *tokens):
     return (None,)

@@ -6,17 +6,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxlib.mlir import ir
 
-from ..operation import Operation
+from ..operation import HloOperation
 from ..table import check, rule
 
 
 @rule("stablehlo.fft")
-def fft(op: Operation, x):
+def fft(op: HloOperation, x):
     return lax.fft(x, lax.FftType[op.choice("fft_type") or ""], tuple(op.integers("fft_length")))
 
 
 @rule("stablehlo.cholesky")
-def cholesky(op: Operation, x):
+def cholesky(op: HloOperation, x):
     lower = op.flag("lower")
     made = lax.linalg.cholesky(
         x if lower else jnp.swapaxes(x, -1, -2).conj(), symmetrize_input=False
@@ -25,7 +25,7 @@ def cholesky(op: Operation, x):
 
 
 @rule("stablehlo.triangular_solve")
-def triangular_solve(op: Operation, a, b):
+def triangular_solve(op: HloOperation, a, b):
     turned = op.choice("transpose_a")
     return lax.linalg.triangular_solve(
         a,
@@ -39,17 +39,17 @@ def triangular_solve(op: Operation, a, b):
 
 
 @rule("stablehlo.rng")
-def rng(op: Operation, low, high, shape):
+def rng(op: HloOperation, low, high, shape):
     return lax.rng_uniform(low, high, op.shape)
 
 
 @check("stablehlo.rng")
 def _is_uniform(op):
-    kind = Operation(op).choice("rng_distribution")
+    kind = HloOperation(op).choice("rng_distribution")
     return None if kind == "UNIFORM" else f"{kind} numbers; lax has uniform ones"
 
 
-def _normalised(op: Operation, x, scale, offset, mean, variance):
+def _normalised(op: HloOperation, x, scale, offset, mean, variance):
     d = op.integer("feature_index")
     across = lambda v: lax.broadcast_in_dim(v, x.shape, (d,))
     return (x - across(mean)) * across(
@@ -58,23 +58,23 @@ def _normalised(op: Operation, x, scale, offset, mean, variance):
 
 
 @rule("stablehlo.batch_norm_inference")
-def batch_norm_inference(op: Operation, x, scale, offset, mean, variance):
+def batch_norm_inference(op: HloOperation, x, scale, offset, mean, variance):
     return _normalised(op, x, scale, offset, mean, variance)
 
 
-def _moments(op: Operation, x):
+def _moments(op: HloOperation, x):
     others = tuple(axis for axis in range(x.ndim) if axis != op.integer("feature_index"))
     return jnp.mean(x, others), jnp.var(x, others), others
 
 
 @rule("stablehlo.batch_norm_training")
-def batch_norm_training(op: Operation, x, scale, offset):
+def batch_norm_training(op: HloOperation, x, scale, offset):
     mean, variance, _ = _moments(op, x)
     return _normalised(op, x, scale, offset, mean, variance), mean, variance
 
 
 @rule("stablehlo.batch_norm_grad")
-def batch_norm_grad(op: Operation, x, scale, mean, variance, g):
+def batch_norm_grad(op: HloOperation, x, scale, mean, variance, g):
     """Gradients of batch_norm_training; formula of StableHLO's specification."""
     d = op.integer("feature_index")
     others = tuple(k for k in range(x.ndim) if k != d)
@@ -113,7 +113,7 @@ FUNCTIONS = {
 
 
 @rule("stablehlo.custom_call")
-def custom_call(op: Operation, *xs):
+def custom_call(op: HloOperation, *xs):
     name = op.text("call_target_name")
     if name in UNCHANGED:
         return xs[0]
@@ -129,5 +129,5 @@ def _is_known(op):
 
 
 @rule("sdy.sharding_constraint", "mhlo.copy")
-def unchanged(op: Operation, x):
+def unchanged(op: HloOperation, x):
     return x

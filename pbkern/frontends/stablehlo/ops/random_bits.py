@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..operation import Operation, tensor_type
+from ..operation import HloOperation, tensor_type
 from ..table import check, rule
 
 ALGORITHMS = {"DEFAULT": "RNG_DEFAULT", "THREE_FRY": "RNG_THREE_FRY"}
@@ -20,7 +20,7 @@ WORDS = 4  # of 32 bits per counter
 
 
 @rule("stablehlo.rng_bit_generator")
-def rng_bit_generator(op: Operation, state):
+def rng_bit_generator(op: HloOperation, state):
     shape, dtype = op.type(1)
     algorithm = op.choice("rng_algorithm") or "DEFAULT"
     if algorithm == "PHILOX":
@@ -33,7 +33,7 @@ def rng_bit_generator(op: Operation, state):
 @check("stablehlo.rng_bit_generator")
 def _state_is_known(op):
     shape, dtype = tensor_type(op.operands[0])
-    philox = Operation(op).choice("rng_algorithm") == "PHILOX"
+    philox = HloOperation(op).choice("rng_algorithm") == "PHILOX"
     if philox and (dtype != np.uint64 or shape not in ((2,), (3,))):
         return f"a state of {dtype.name}{list(shape)}; Philox has one of two or three uint64"
     if not philox and (dtype.name, shape) not in (("uint64", (2,)), ("uint32", (4,))):

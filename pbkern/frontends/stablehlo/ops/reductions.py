@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..comparators import combiner, extreme
-from ..operation import Operation, made_by
+from ..operation import HloOperation, made_by
 from ..table import check, rule
 
 REDUCTIONS = {
@@ -61,7 +61,7 @@ def starts_at_identity(name: str, start) -> bool:
 
 
 @rule("stablehlo.reduce")
-def reduce(op: Operation, *operands):
+def reduce(op: HloOperation, *operands):
     n = len(operands) // 2
     xs, starts, dims = operands[:n], operands[n:], tuple(op.integers("dimensions"))
     name = combiner(op.block(0)) if n == 1 else None
@@ -83,21 +83,21 @@ def reduce(op: Operation, *operands):
     return lax.reduce(tuple(xs), tuple(starts), lambda x, y: tuple(region(*x, *y)), dims)
 
 
-def _places_along(op: Operation, dim: int) -> bool:
+def _places_along(op: HloOperation, dim: int) -> bool:
     """Whether the second operand of a reduction numbers the elements of the first along a dimension."""
     made = made_by(op.mlir.operands[1])
     if made is not None and made.name == "stablehlo.broadcast_in_dim":
-        dims = Operation(made).integers("broadcast_dimensions")
+        dims = HloOperation(made).integers("broadcast_dimensions")
         dim = dims.index(dim) if dim in dims else -1
         made = made_by(made.operands[0])
     return (
         made is not None
         and made.name == "stablehlo.iota"
-        and Operation(made).integer("iota_dimension") == dim
+        and HloOperation(made).integer("iota_dimension") == dim
     )
 
 
-def _starts_low(op: Operation, starts) -> bool:
+def _starts_low(op: HloOperation, starts) -> bool:
     """Whether a search for an extreme starts at what any element beats."""
     best = extreme(op.block(0))
     return best is not None and starts_at_identity(
@@ -106,7 +106,7 @@ def _starts_low(op: Operation, starts) -> bool:
 
 
 @rule("stablehlo.reduce_window")
-def reduce_window(op: Operation, *operands):
+def reduce_window(op: HloOperation, *operands):
     n = len(operands) // 2
     xs, starts, rank = operands[:n], operands[n:], operands[0].ndim
     ones = [1] * rank
@@ -144,7 +144,7 @@ def reduce_window(op: Operation, *operands):
     )
 
 
-def _starts_neutral(op: Operation, starts) -> bool:
+def _starts_neutral(op: HloOperation, starts) -> bool:
     """Whether a region leaves numbers as they are with the starts: tried on some, where starts are constants."""
     if not all(isinstance(start, np.ndarray) and start.dtype.kind == "f" for start in starts):
         return False
@@ -168,7 +168,7 @@ def _cumulated(shape, window, pads) -> tuple[int, bool] | None:
 
 
 @rule("stablehlo.select_and_scatter")
-def select_and_scatter(op: Operation, x, source, start):
+def select_and_scatter(op: HloOperation, x, source, start):
     """The gradient of a pool that takes maxima or minima: each window's element goes to where its extreme is."""
     ones = [1] * x.ndim
     window, strides = op.integers("window_dimensions", ones), op.integers("window_strides", ones)
@@ -196,12 +196,12 @@ def _direction(block) -> str | None:
         or list(compare.operands) != list(block.arguments)
     ):
         return None
-    found = Operation(compare).choice("comparison_direction")
+    found = HloOperation(compare).choice("comparison_direction")
     return found if found in ("GE", "GT", "LE", "LT") else None
 
 
 @rule("stablehlo.map")
-def map_(op: Operation, *xs):
+def map_(op: HloOperation, *xs):
     """Regions get single elements."""
     region = op.region(0)
     return functools.reduce(lambda f, _: jax.vmap(f), range(xs[0].ndim), lambda *x: region(*x)[0])(

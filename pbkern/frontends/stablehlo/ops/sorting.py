@@ -7,13 +7,13 @@ import numpy as np
 from jax import lax
 
 from ..comparators import Key, sort_order
-from ..operation import Operation
+from ..operation import HloOperation
 from ..table import check, rule
 from .elementwise import in_total_order
 
 
 @rule("stablehlo.sort")
-def sort(op: Operation, *xs):
+def sort(op: HloOperation, *xs):
     """Sorts by the order that the comparator means."""
     keys = sort_order(op.block(0))
     assert keys is not None
@@ -60,7 +60,7 @@ def _order_is_known(op):
 
 
 @rule("chlo.top_k", "mhlo.topk")
-def top_k(op: Operation, x):
+def top_k(op: HloOperation, x):
     """Takes the largest of the last dimension."""
     return lax.top_k(x, op.integer("k"))
 

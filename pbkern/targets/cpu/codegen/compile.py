@@ -55,13 +55,13 @@ STAGES = {
     "load": "loading",
 }
 _serial = itertools.count()
-_resident: weakref.WeakSet[Compiled] = weakref.WeakSet()
+_resident: weakref.WeakSet[LoadedProgram] = weakref.WeakSet()
 _runtime: list[objects.Image] = []
 _looked_at: list = []  # weak reference to a program, its lowered form
 
 
 @dataclass(frozen=True)
-class Code:
+class ObjectCode:
     """Machine code of one program, as it is kept on disk.
 
     Attributes:
@@ -82,7 +82,7 @@ class Code:
         return b"".join([json.dumps(head).encode(), b"\n", *self.objects])
 
     @classmethod
-    def unpacked(cls, payload: bytes) -> Code:
+    def unpacked(cls, payload: bytes) -> ObjectCode:
         first, _, rest = payload.partition(b"\n")
         head = json.loads(first)
         ends = list(itertools.accumulate(head["sizes"]))
@@ -93,7 +93,7 @@ class Code:
 
 
 @dataclass(eq=False)
-class Compiled:
+class LoadedProgram:
     """One program in memory.
 
     Attributes:
@@ -105,7 +105,7 @@ class Compiled:
 
     program: HostProgram
     name: str
-    code: Code
+    code: ObjectCode
     image: objects.Image
     lower: Callable[[], LoweredProgram]
     from_disk: bool = False
@@ -178,7 +178,7 @@ def compile_program(
     threads_of: Callable[[Kernel], int] | None = None,
     opt_level: int | None = None,
     key: str | None = None,
-) -> Compiled:
+) -> LoadedProgram:
     """Finds or makes a program's code, loads and registers it.
 
     Raises UnsupportedOp or InternalError.
@@ -214,12 +214,12 @@ def compile_program(
             program, device_functions(program, announced, CPU_PASSES, emit, ready), threads_of
         )
 
-    def make() -> Code:
+    def make() -> ObjectCode:
         mlir.bindings()  # a missing package is reported before any work
         with object_files.Parts(symbols, opt_level, timed) as parts:
             lowered = timed("lower", lower, parts.add)
             objects = parts.finish(_host_text(program, lowered), "pbk_handler")
-        return Code(objects, lowered.arena_bytes)
+        return ObjectCode(objects, lowered.arena_bytes)
 
     with progress.compiling(program.name), gc_pause.paused(), recursion.headroom():
         symbols = runtime_symbols()
@@ -229,7 +229,7 @@ def compile_program(
         )  # its errors name a program that repeats them
         code, image, found = kept(key, symbols, make, timed, remembers_failures=not by_hand)
     name = f"pbkern_{next(_serial)}_{program.name}"
-    compiled = Compiled(program, name, code, image, lower, found, times)
+    compiled = LoadedProgram(program, name, code, image, lower, found, times)
     lifetime.free_with(compiled, image)
     give_message(image, compiled.no_memory)
     _resident.add(compiled)
@@ -239,7 +239,7 @@ def compile_program(
 def kept(
     key: str,
     symbols: dict[str, int],
-    make: Callable[[], Code],
+    make: Callable[[], ObjectCode],
     timed=lambda stage, f, *args: f(*args),
     remembers_failures: bool = False,
 ):
@@ -254,7 +254,7 @@ def kept(
         payload = timed("read", store.get, KIND, key)
         if payload is not None:
             try:
-                code = Code.unpacked(payload)
+                code = ObjectCode.unpacked(payload)
                 return code, timed("load", image_of, code, symbols), True
             except (InternalError, ValueError, KeyError):  # no object of ours: make it again
                 store.remove(KIND, key)
@@ -266,7 +266,7 @@ def kept(
     return code, image, False
 
 
-def image_of(code: Code, symbols: Mapping[str, int]) -> objects.Image:
+def image_of(code: ObjectCode, symbols: Mapping[str, int]) -> objects.Image:
     """The last object's image, which keeps those of the others alive. Raises InternalError."""
     image = None
     for made in code.objects:
@@ -276,7 +276,7 @@ def image_of(code: Code, symbols: Mapping[str, int]) -> objects.Image:
     return image
 
 
-def prints(code: Code) -> bool:
+def prints(code: ObjectCode) -> bool:
     """Whether the code holds numbers of print sites, which mean nothing in another process."""
     return any(objects.undefined_symbols(obj) & {TRACE, xla.PREFIX + TRACE} for obj in code.objects)
 
@@ -298,10 +298,12 @@ def runtime_symbols() -> dict[str, int]:
 @functools.cache
 def _loaded_runtime() -> dict[str, int]:
 
-    def make() -> Code:
+    def make() -> ObjectCode:
         module = object_files.host_module(xla.runtime_module_text())
         mlir.check_lowered(module)
-        return Code((mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, xla.SYMBOLS[0], {}),))
+        return ObjectCode(
+            (mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, xla.SYMBOLS[0], {}),)
+        )
 
     _, image, _ = kept("runtime", {}, make)
     _runtime.append(image)
@@ -320,7 +322,7 @@ def reports() -> ctypes.c_int64:
     return ctypes.c_int64.from_address(_runtime[0].address("pbk_reports"))
 
 
-def call(compiled: Compiled, *args):
+def call(compiled: LoadedProgram, *args):
     """The program as a JAX operation (to be traced)."""
     results = [
         jax.ShapeDtypeStruct(output.type.shape, output.type.dtype)
@@ -331,7 +333,7 @@ def call(compiled: Compiled, *args):
     )
 
 
-def call_into(compiled: Compiled, operands, places) -> tuple[list, jax.Array]:
+def call_into(compiled: LoadedProgram, operands, places) -> tuple[list, jax.Array]:
     """See targets.target.Target.call_into. The places are operands that the handler writes to."""
     small = [
         output.type for output in compiled.program.outputs if output.type.nbytes < xla.POOLED_BYTES

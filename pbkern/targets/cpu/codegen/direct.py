@@ -20,7 +20,7 @@ from typing import Any
 from pbkern.targets import mlir
 
 from . import lifetime, object_files
-from .compile import Code, Compiled, image_of, kept, runtime_symbols
+from .compile import LoadedProgram, ObjectCode, image_of, kept, runtime_symbols
 from .elf_loader import PAGE, Image
 from .runtime import arena, openmp, serial
 
@@ -42,7 +42,7 @@ func.func @pbk_in_parallel() -> i32 {
 """
 
 
-def entry(compiled: Compiled, openmp_library: str | None) -> Callable[[Any], None]:
+def entry(compiled: LoadedProgram, openmp_library: str | None) -> Callable[[Any], None]:
     """f(addresses): runs the program on addresses of inputs, then results, which start at cache
     lines: a ctypes array or bytes.
 
@@ -97,10 +97,12 @@ _images: list[Image] = []  # stay as long as the process: programs call into the
 
 
 def _loaded(key: str, text: str, function: str, addresses: dict[str, int]) -> Image:
-    def make() -> Code:
+    def make() -> ObjectCode:
         module = object_files.host_module(text)
         mlir.check_lowered(module)
-        return Code((mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, function, addresses),))
+        return ObjectCode(
+            (mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, function, addresses),)
+        )
 
     _, image, _ = kept(f"parallel loop: {key}", addresses, make)
     _images.append(image)

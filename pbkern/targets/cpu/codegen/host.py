@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pbkern.core.affine import Affine
 from pbkern.dsl.host_program import (
     BufferKind,
+    BufferView,
     Cond,
     Copy,
     HostProgram,
+    HostWhile,
     Launch,
     Loop,
     Step,
-    View,
-    While,
 )
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.cpu.schedule.task_size import tasks
 
-from .kernel import Function, LoweredKernel
+from .kernel import FunctionText, LoweredKernel
 
 ALIGNMENT = 64
 # Of functions that nothing outside the module calls. MLIR's execution engine gives all others a
@@ -115,7 +115,7 @@ class HostText:
         sizes = [kernel.in_types[i].nbytes for i in self.copied(kernel)]
         return [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
 
-    def _copies(self, step: Launch, views: list[View]) -> list[str]:
+    def _copies(self, step: Launch, views: list[BufferView]) -> list[str]:
         """Copies operands as the kernel asks; pointers to them."""
         found, at = [], self.copies_at
         for i, size in zip(self.copied(step.kernel), self._copy_sizes(step.kernel)):
@@ -132,7 +132,7 @@ class HostText:
             "<{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()"
         )
 
-    def _load(self, view: View, kind: str) -> str:
+    def _load(self, view: BufferView, kind: str) -> str:
         """The value of type `kind` at the start of a view."""
         return self.put(f"llvm.load {self.pointer(view)} : !llvm.ptr -> {kind}")
 
@@ -161,7 +161,7 @@ class HostText:
                     self.lines.append(f"scf.for {iv} = {low} to {high} step {one} : i64 {{")
                     self.steps(inner)
                     self.lines.append("}")
-                case While(condition=c, predicate=p, steps=inner):
+                case HostWhile(condition=c, predicate=p, steps=inner):
                     self.lines.append("scf.while : () -> () {")
                     self.steps(c)
                     value = self._load(p, "i8")
@@ -196,7 +196,7 @@ class HostText:
         self._branches(value, branches, k + 1)
         self.lines.append("}")
 
-    def pointer(self, v: View) -> str:
+    def pointer(self, v: BufferView) -> str:
         buffer = next(b for b in self.program.buffers if b.name == v.buffer)
         if buffer.kind is BufferKind.TEMP:
             base = self.put(
@@ -265,7 +265,7 @@ class HostText:
             f"{self.const(threads)}) : (!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"
         )
 
-    def _copy_unless_same(self, source: View, destination: View) -> None:
+    def _copy_unless_same(self, source: BufferView, destination: BufferView) -> None:
         """A caller that donates the operand passes one address for both."""
         a, b = self.pointer(source), self.pointer(destination)
         test = self.put(f'llvm.icmp "ne" {a}, {b} : !llvm.ptr')
@@ -321,7 +321,7 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def module_text(functions: Iterable[Function]) -> str:
+def module_text(functions: Iterable[FunctionText]) -> str:
     """One module of several functions."""
     functions = tuple(functions)
     declared = frozenset().union(*(function.calls for function in functions)) - {

@@ -15,7 +15,7 @@ from pbkern.core.budget import Budget
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
-from pbkern.lower.kernel_nests import Case, KernelNests, kernel_nests
+from pbkern.lower.kernel_nests import BodyCase, KernelNests, kernel_nests
 from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.lower.mlir.range_reports import REPORT, WORDS, reporting
@@ -27,7 +27,7 @@ from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.lower.programs import ProgramText
 from pbkern.lower.rules import debug_callbacks
 from pbkern.targets.cpu.emit.addressing import memref
-from pbkern.targets.cpu.emit.nests import NestEmitter
+from pbkern.targets.cpu.emit.nests import CpuNestEmitter
 from pbkern.targets.cpu.emit.radix_sort import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.machine import LINE_BYTES
@@ -36,7 +36,7 @@ from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
 
 from .llvm_repairs import repaired
-from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, Segment
+from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, StatementRange
 
 # Of one kernel's text: what takes more goes the plain way, and from there to XLA. MLIR and LLVM
 # take about 0.1 ms for a line.
@@ -45,7 +45,7 @@ NOALIAS = " {llvm.noalias}"
 
 
 @dataclass(frozen=True)
-class Function:
+class FunctionText:
     """Text of a function.
 
     calls: declarations of functions that it calls; declaration: its own, where others call it by
@@ -67,8 +67,8 @@ class LoweredKernel:
     IR; copies: numbers of the operands that it reads as they were before the launch, from copies.
     """
 
-    main: Function
-    pieces: tuple[Function, ...]
+    main: FunctionText
+    pieces: tuple[FunctionText, ...]
     programs: int
     scratch_bytes: int
     nests: str
@@ -80,7 +80,7 @@ class LoweredKernel:
         return self.main.name
 
     @property
-    def functions(self) -> tuple[Function, ...]:
+    def functions(self) -> tuple[FunctionText, ...]:
         return (*self.pieces, self.main)
 
     @property
@@ -114,7 +114,7 @@ class KernelLowering(ProgramText):
             pins=options.avx512,
             budget=budget,
         )
-        self.emitter = NestEmitter(self.text, options.vector_bits, name)
+        self.emitter = CpuNestEmitter(self.text, options.vector_bits, name)
         self.emitter.plain = options.plain
         self.emitter.streamed = frozenset() if options.plain else self._streamed()
         self.bufs = [operand.buf for operand in nests.operands]
@@ -207,7 +207,7 @@ class KernelLowering(ProgramText):
         if self.options.prefetch_steps:
             self._prefetch(block)
 
-    def body(self, block: Block, case: Case) -> None:
+    def body(self, block: Block, case: BodyCase) -> None:
         stmts = list(case.statements)
         if self._scatters_much() or not block_shift.is_function(
             self.kernel
@@ -282,7 +282,7 @@ class KernelLowering(ProgramText):
     def statements(self, block: Block, stmts: Sequence[Stmt]) -> None:
         """Appends statements; where they are many, as calls of functions that hold them."""
         before, self.emitter.has_scalar_loops = self.emitter.has_scalar_loops, False
-        runs: list[list[Segment]] = [[]]
+        runs: list[list[StatementRange]] = [[]]
         scalar = False
         for stmt in stmts:
             if isinstance(stmt, Let):  # known to all that follows
@@ -296,7 +296,7 @@ class KernelLowering(ProgramText):
         )
         self.emitter.has_scalar_loops = before | (scalar and not cut)
 
-    def _segment(self, block: Block, stmt: Stmt) -> Segment:
+    def _segment(self, block: Block, stmt: Stmt) -> StatementRange:
         """Appends one statement. What it shares with later ones is in `block`, before it."""
         inner, self.emitter.has_scalar_loops = Block(block), False
         self._statement(inner, stmt)
@@ -304,7 +304,7 @@ class KernelLowering(ProgramText):
         start = len(block.operations)
         block.take(inner)
         block.has_long_loops |= inner.has_long_loops
-        return Segment(
+        return StatementRange(
             start,
             len(block.operations),
             sum(op.size for op in inner.operations),
@@ -361,7 +361,7 @@ class KernelLowering(ProgramText):
     def _arena_bytes(self) -> int:
         return max(self.arena_bytes, scratch.ALIGNMENT)
 
-    def _functions(self, block: Block) -> tuple[Function, tuple[Function, ...]]:
+    def _functions(self, block: Block) -> tuple[FunctionText, tuple[FunctionText, ...]]:
         """The kernel's own, and those that it calls, callees before callers."""
         self.text.top.report()
         block.report()
@@ -418,7 +418,7 @@ class KernelLowering(ProgramText):
 
     def _function(
         self, name: str, text: str, declaration: str, scalar: bool, made: list[Made]
-    ) -> Function:
+    ) -> FunctionText:
         def sized(text: str) -> str:
             return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
@@ -427,7 +427,7 @@ class KernelLowering(ProgramText):
         calls = {sized(m.declaration) for m in made if f"{CALL}{m.name}(" in text}
         calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
         calls |= {f"func.func private @{REPORT}()"} if REPORT in text else set()
-        return Function(name, sized(text), frozenset(calls), sized(declaration), scalar)
+        return FunctionText(name, sized(text), frozenset(calls), sized(declaration), scalar)
 
 
 def emit(nests: KernelNests, name: str) -> LoweredKernel:

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pbkern.targets import mlir
 
 from .host import default_threads, module_text
-from .kernel import Function, LoweredKernel
+from .kernel import FunctionText, LoweredKernel
 from .llvm_repairs import is_shuffled_without_end
 
 # LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does
@@ -39,7 +39,7 @@ class Parts:
     def __init__(self, symbols: Mapping[str, int], opt_level: int | None, timed: Callable):
         self.symbols, self.opt_level, self.timed = dict(symbols), opt_level, timed
         self.threads = ThreadPoolExecutor(default_threads(), thread_name_prefix="pbkern-compile")
-        self.waiting: list[Function] = []
+        self.waiting: list[FunctionText] = []
         self.objects: list[Future[bytes]] = []
 
     def __enter__(self) -> Parts:
@@ -63,7 +63,7 @@ class Parts:
             self._start(self.waiting[0].name)
         self._take(kernel.main)
 
-    def _take(self, function: Function) -> None:
+    def _take(self, function: FunctionText) -> None:
         self.waiting.append(function)
         if sum(len(f.text) for f in self.waiting) >= PART:
             self._start(self.waiting[0].name)
@@ -83,7 +83,11 @@ class Parts:
         self.symbols |= {f.name: ELSEWHERE for f in functions}
 
     def _object(
-        self, functions: tuple[Function, ...], host: str, function: str, symbols: Mapping[str, int]
+        self,
+        functions: tuple[FunctionText, ...],
+        host: str,
+        function: str,
+        symbols: Mapping[str, int],
     ) -> bytes:
         module = llvm_module(module_text(functions), host, self.timed)
         mlir.check_lowered(module)
@@ -93,7 +97,7 @@ class Parts:
         return self.timed("llvm", mlir.object_code, module, level, function, symbols)
 
 
-def _level(functions: Sequence[Function]) -> int:
+def _level(functions: Sequence[FunctionText]) -> int:
     if not any(function.has_scalar_loops for function in functions):
         return VECTOR_OPT_LEVEL
     at_risk = any(is_shuffled_without_end(function.text) for function in functions)

@@ -36,7 +36,7 @@ FRAMED = "attributes {llvm.frame_pointer = #llvm.framePointerKind<all>}"
 
 
 @dataclass(frozen=True)
-class Segment:
+class StatementRange:
     """Operations [start, end) of a block, which one statement wrote. lines: how many they print; scalar: with scalar loops."""
 
     start: int
@@ -96,7 +96,10 @@ class Outliner:
         ] = {}  # of pieces, as blocks hold them -> of functions
 
     def outline(
-        self, block: Block, runs: list[list[Segment]], buffers: Callable[[], Mapping[str, str]]
+        self,
+        block: Block,
+        runs: list[list[StatementRange]],
+        buffers: Callable[[], Mapping[str, str]],
     ) -> bool:
         """Puts calls in the place of segments that are long together: of scalar loops, repeated and long ones.
 
@@ -123,10 +126,10 @@ class Outliner:
         return True
 
     def _copies(
-        self, block: Block, segments: list[Segment], constants, scratch: Mapping[str, str]
-    ) -> dict[Segment, Form]:
+        self, block: Block, segments: list[StatementRange], constants, scratch: Mapping[str, str]
+    ) -> dict[StatementRange, Form]:
         """Segments that repeat others, but for places."""
-        alike: dict[str, list[tuple[Segment, Form]]] = {}
+        alike: dict[str, list[tuple[StatementRange, Form]]] = {}
         for segment in segments:
             operations = _operations(block, [segment])
             if (
@@ -232,7 +235,7 @@ class Outliner:
         )
 
 
-def _operations(block: Block, segments: list[Segment]) -> list[Operation]:
+def _operations(block: Block, segments: list[StatementRange]) -> list[Operation]:
     return [op for segment in segments for op in block.operations[segment.start : segment.end]]
 
 
@@ -240,12 +243,14 @@ def _call(name: str, passed: Mapping[str, str]) -> str:
     return f"{CALL}{name}({', '.join(passed)}) : ({', '.join(passed.values())}) -> ()"
 
 
-def _groups(run: list[Segment], copies: Collection[Segment]) -> list[list[Segment]]:
+def _groups(
+    run: list[StatementRange], copies: Collection[StatementRange]
+) -> list[list[StatementRange]]:
     """Neighbours that make one piece: alike, and not much longer than PIECE together.
 
     Copies are pieces of their own.
     """
-    groups: list[list[Segment]] = []
+    groups: list[list[StatementRange]] = []
     for s in run:
         last = groups[-1] if groups and s not in copies else None
         if (

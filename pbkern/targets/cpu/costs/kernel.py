@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from pbkern.core.machine import Machine
-from pbkern.fuse.access.blocks import Requests, volume
+from pbkern.fuse.access.blocks import BlockRequests, volume
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.kinds import SINGLE_PASS, UNOVERLAPPED, is_heavy, itemsize, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
@@ -48,7 +48,7 @@ def traffic_limit(moved: int, machine: Machine) -> float:
 
 
 def kernel_cost(
-    requests: Requests,
+    requests: BlockRequests,
     outputs: Sequence[tuple[object, Access]],
     grid: Sequence[int],
     machine: Machine,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pbkern.core.machine import Machine
-from pbkern.fuse.access.blocks import Requests, Step
+from pbkern.fuse.access.blocks import BlockRequests, Step
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.model import Cost, Price
 from pbkern.fuse.cost.sizes import Sizes
@@ -87,7 +87,7 @@ class CpuCosts(Machine):
 
     def kernel_cost(
         self,
-        requests: Requests,
+        requests: BlockRequests,
         outputs: Sequence[tuple[object, Access]],
         grid: Sequence[int],
         parts: Mapping[object, float] = MappingProxyType({}),

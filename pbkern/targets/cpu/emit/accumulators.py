@@ -8,8 +8,7 @@ import numpy as np
 
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import compute_el
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Reduction
@@ -17,7 +16,7 @@ from pbkern.lower.nest.reductions import IDENTITY
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
-from .addressing import Point, Tail, Walk
+from .addressing import NestWalk, Point, Tail
 from .cumulative import Cumulative
 from .horizontal_reductions import (
     WORD_PRODUCTS,
@@ -51,7 +50,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
     def _accumulate(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         loop: tuple[str, int, int, int],
         terms: int,
@@ -110,7 +109,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
     def _accumulate_in_memory(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         loop: tuple[str, int, int, int],
         trips: int,
@@ -166,7 +165,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
     def _accumulate_exactly(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         loop: tuple[str, int, int, int],
         run: int,
@@ -231,7 +230,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         after |= {sum_: whole(b, after[sum_], lost[sum_]) for sum_ in sums}
         return [after.get(k, acc) for k, acc in enumerate(accs)]
 
-    def _longest_chain(self, walk: Walk) -> int:
+    def _longest_chain(self, walk: NestWalk) -> int:
         """Additions to one accumulator in a row; 0 for any number of them.
 
         The same for all points of a nest, also those of smaller tiles at its ends: programs whose
@@ -249,7 +248,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
         return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(walk.nest) else LONGEST_CHAIN
 
-    def _is_exact(self, walk: Walk, additions: int) -> bool:
+    def _is_exact(self, walk: NestWalk, additions: int) -> bool:
         """Whether sums along vectors, of so many additions to each lane, keep what rounding loses."""
         along = walk.sched.vector in walk.nest.rdims and not walk.sched.straight
         return along and additions > LONG_ROW and self._longest_chain(walk) > 0
@@ -262,7 +261,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         names = (v if isinstance(v, str) else self.text.index(v) for v in (x, y))
         return self.text.put(block, f"arith.addi {', '.join(names)} : index")
 
-    def _restarted(self, walk: Walk, block: Block, accs: list[Ssa]) -> list[Ssa]:
+    def _restarted(self, walk: NestWalk, block: Block, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of floating-point sums at zero, the others as they are."""
         zeros = self._identities(walk, block, accs[0].lanes)
         rounded = self._per_accumulator(walk, is_rounded)
@@ -270,7 +269,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             zeros[k % len(zeros)] if rounded[k % len(zeros)] else acc for k, acc in enumerate(accs)
         ]
 
-    def _joined(self, walk: Walk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
+    def _joined(self, walk: NestWalk, block: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
         """Accumulators that hold what they held before a run and what they were given in it."""
         b, rounded = (
             self.text.builder(block, before[0].lanes),
@@ -281,7 +280,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             for k, (x, y) in enumerate(zip(before, run))
         ]
 
-    def _per_accumulator(self, walk: Walk, f) -> list:
+    def _per_accumulator(self, walk: NestWalk, f) -> list:
         """f(reduction) for each accumulator of one point."""
         return [
             f(reduction)
@@ -289,7 +288,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             for _ in range(2 if reduction.op in ("argmax", "argmin") else 1)
         ]
 
-    def _identities(self, walk: Walk, block: Block, lanes: int) -> list[Ssa]:
+    def _identities(self, walk: NestWalk, block: Block, lanes: int) -> list[Ssa]:
         b = self.text.builder(block, lanes)
         return [a for reduction in walk.nest.reductions for a in self._identity(b, reduction)]
 
@@ -304,7 +303,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         return [b.c(IDENTITY[reduction.op](reduction.dtype), compute_el(reduction.dtype))]
 
     def _step(
-        self, walk: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+        self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> list[Ssa]:
         """One point of every reduction per tile point; returns the next accumulators."""
         width, out = len(accs) // len(points), []
@@ -342,7 +341,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         return out
 
     def _interleave_points(
-        self, walk: Walk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
+        self, walk: NestWalk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
     ) -> None:
         """fill(number, point) for each, with operations of several points interleaved where none reads what another stores."""
         before, filled = block.operations, []
@@ -360,7 +359,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one]
         )
 
-    def _adds_zeros(self, walk: Walk, reduction: Reduction) -> bool:
+    def _adds_zeros(self, walk: NestWalk, reduction: Reduction) -> bool:
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
 
         def zero(expr: Expr) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
@@ -30,7 +30,7 @@ class Tail:
 
 
 @dataclass
-class Walk:
+class NestWalk:
     """State while one nest is emitted."""
 
     nest: Nest
@@ -76,7 +76,7 @@ class Walk:
         return end - self.first - point.get(vector, 0)
 
 
-class Places:
+class Addressing:
     """Emits addresses and masks into blocks of `text`."""
 
     def __init__(self, text: Text, vector_bits: int = 512):
@@ -94,7 +94,7 @@ class Places:
             self.text.const(f"vector.constant_mask [{tail.live}] : vector<{lanes}xi1>"), "i1", lanes
         )
 
-    def _axis_is_safe(self, walk: Walk, affine: Affine, extent: int) -> bool:
+    def _axis_is_safe(self, walk: NestWalk, affine: Affine, extent: int) -> bool:
         """Whether an index stays inside without looking at runtime values."""
         if not affine.symbols <= walk.nest.dims.keys():
             return False
@@ -102,7 +102,7 @@ class Places:
         return low >= 0 and high < extent
 
     def _guard_masks(
-        self, walk: Walk, block: Block, buf: Buf, index, point: Point, lanes: int
+        self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> tuple[list[Ssa], list[str]]:
         """(lane masks, scalar conditions) under which every index is inside its axis."""
         masks, conditions = [], []
@@ -116,7 +116,7 @@ class Places:
                 conditions.append(self._range(walk, block, (position, 0, extent), point, 0).name)
         return masks, conditions
 
-    def _range(self, walk: Walk, block: Block, info, point: Point, lanes: int) -> Ssa:
+    def _range(self, walk: NestWalk, block: Block, info, point: Point, lanes: int) -> Ssa:
         """low <= index < high, per lane where the index moves along the vector dimension."""
         i, low, high = info
         b = self.text.builder(block, lanes)
@@ -133,7 +133,7 @@ class Places:
         return b.and_(*parts) if len(parts) == 2 else parts[0]
 
     def _index(
-        self, walk: Walk, block: Block, affine: Affine, point: Point, lanes: int, el: str
+        self, walk: NestWalk, block: Block, affine: Affine, point: Point, lanes: int, el: str
     ) -> Ssa:
         """An index as an integer value; lanes follow the vector dimension."""
         vector = walk.sched.vector

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 
-from .addressing import Walk
+from .addressing import NestWalk
 from .horizontal_reductions import is_rounded, lost_in, whole
-from .promoted_loops import Registers
+from .promoted_loops import PromotedLoops
 
 # Elements of a run. Measured: of 2^20 float32, 1.1 times the largest error of XLA's tree, 1.3 times
 # the mean square of errors.
@@ -25,14 +24,14 @@ RUN = 64
 IN_RUNS = ("sum", "logaddexp")
 
 
-class Cumulative(Registers):
+class Cumulative(PromotedLoops):
     """Emits ordered reductions in runs."""
 
     _combine: Callable[..., list[Ssa]]
     _identities: Callable[..., list[Ssa]]
     _sum_of_indices: Callable[..., str | int]
 
-    def _is_in_runs(self, walk: Walk, trips: int) -> bool:
+    def _is_in_runs(self, walk: NestWalk, trips: int) -> bool:
         """Whether a loop of so many steps of an ordered nest is cut into runs."""
         ops = [reduction.op for reduction in walk.nest.reductions]
         floats = all(
@@ -51,7 +50,7 @@ class Cumulative(Registers):
 
     def _accumulate_in_runs(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         loop: tuple[str, int, int, int],
         fill: Callable,
@@ -107,7 +106,7 @@ class Cumulative(Registers):
             for reduction, x, y in zip(reductions, carried, carried[count:])
         ]
 
-    def _with_before(self, walk: Walk, b: Builder, accs: list[Ssa]) -> list[Ssa]:
+    def _with_before(self, walk: NestWalk, b: Builder, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of the present run -> those of all steps so far."""
         if not walk.before:
             return accs

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest, nodes
 from pbkern.targets.cpu.machine import registers_of
@@ -21,7 +21,7 @@ from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 
 from .accumulators import Accumulators
-from .addressing import Point, Tail, Walk
+from .addressing import NestWalk, Point, Tail
 from .interleave_chains import GROUP
 
 # Cost (targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen
@@ -39,7 +39,7 @@ class Epilogues(Accumulators):
     _writes: Callable[..., None]
 
     def _follow(
-        self, walk: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+        self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> None:
         """The writes of a tile's points; `accs` are their sums."""
         dim, rows = self._rows(walk, points) if len({acc.type for acc in accs}) == 1 else (None, 0)
@@ -59,7 +59,7 @@ class Epilogues(Accumulators):
 
     def _row_by_row(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         dim: str,
         each: int,
@@ -90,7 +90,7 @@ class Epilogues(Accumulators):
 
         self.text.loop(block, f"{dim}'", 0, len(accs) // each, at_once, fill)
 
-    def _rows(self, walk: Walk, points: list[Point]) -> tuple[str | None, int]:
+    def _rows(self, walk: NestWalk, points: list[Point]) -> tuple[str | None, int]:
         """(dimension, number) of the tile's equal rows, which the epilogue takes one by one; (None, 0): all at once."""
         dim = next(iter(points[0]), None)
         plain = (

@@ -16,13 +16,12 @@ import itertools
 from collections.abc import Callable
 
 from pbkern.lower.mlir.element_types import BITS, compute_el, int_el
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Reduction
 
-from .addressing import Walk
-from .promoted_loops import Registers
+from .addressing import NestWalk
+from .promoted_loops import PromotedLoops
 
 # Products of words that hold several elements -> (type of these, its bits, LLVM's name of the instruction).
 WORD_PRODUCTS = {
@@ -34,13 +33,15 @@ WORD_PRODUCTS = {
 BLOCK_BITS = 128
 
 
-class HorizontalReductions(Registers):
+class HorizontalReductions(PromotedLoops):
     """Emits what becomes of the lanes of accumulators: `_identity` is what they start with, `_combine` adds values to them."""
 
     _combine: Callable[..., list[Ssa]]
     _identity: Callable[..., list[Ssa]]
 
-    def _fold(self, walk: Walk, block: Block, parts: list[list[Ssa]], *, exact: bool) -> list[Ssa]:
+    def _fold(
+        self, walk: NestWalk, block: Block, parts: list[list[Ssa]], *, exact: bool
+    ) -> list[Ssa]:
         """Accumulators of several vectors -> one scalar per accumulator. `exact`: also of what their sums lose."""
         b, at, out = self.text.builder(block, walk.sched.lanes), 0, []
         for reduction in walk.nest.reductions:
@@ -85,7 +86,7 @@ class HorizontalReductions(Registers):
             block, value, value, [(k + by) % value.lanes for k in range(value.lanes)]
         )
 
-    def _reduced_rows(self, walk: Walk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
+    def _reduced_rows(self, walk: NestWalk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
         """Accumulators of up to as many rows as a vector has lanes -> a vector of each, a row in every lane."""
         lanes, at, out = walk.sched.lanes, 0, []
         b = self.text.builder(block, lanes)

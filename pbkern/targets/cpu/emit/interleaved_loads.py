@@ -6,22 +6,22 @@ from __future__ import annotations
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import BITS, mlir_type, storage_el
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf
 from pbkern.targets.cpu.schedule.interleaved_access import Run
 
-from .addressing import Places, Tail, Walk, memref
+from .addressing import Addressing, NestWalk, Tail, memref
 
 Lane = tuple[int, int]  # (number of a vector, lane in it)
 
 
-class InterleavedLoads(Places):
+class InterleavedLoads(Addressing):
     """Emits strided accesses."""
 
     def _load_strided(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         buf: Buf,
         flat: Affine,
@@ -52,7 +52,7 @@ class InterleavedLoads(Places):
 
     def _load_places(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         buf: Buf,
         flat: Affine,
@@ -80,7 +80,14 @@ class InterleavedLoads(Places):
         return self._picked(block, vectors, chosen, lanes)
 
     def _load_whole(
-        self, walk: Walk, block: Block, buf: Buf, flat: Affine, place: int, live: int, lanes: int
+        self,
+        walk: NestWalk,
+        block: Block,
+        buf: Buf,
+        flat: Affine,
+        place: int,
+        live: int,
+        lanes: int,
     ) -> Ssa:
         key = ("strided", buf.root, flat.linear(), place, live)
         if key not in block.memo or buf.root in walk.written:

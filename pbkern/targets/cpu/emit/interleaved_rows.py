@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Write
 from pbkern.targets.cpu.schedule.interleaved_access import is_interleaved_row, joint_stores
 
-from .addressing import Point, Tail, Walk
+from .addressing import NestWalk, Point, Tail
 from .interleaved_loads import InterleavedLoads
-from .promoted_loops import Registers
+from .promoted_loops import PromotedLoops
 
 
 class Rows:
@@ -38,7 +38,7 @@ class Rows:
         return isinstance(other, Rows) and self._key == other._key
 
 
-class InterleavedRows(InterleavedLoads, Registers):
+class InterleavedRows(InterleavedLoads, PromotedLoops):
     """Emits joint stores.
 
     `_value` gives an expression that is the same in all rows, `_operation` one of others.
@@ -49,7 +49,7 @@ class InterleavedRows(InterleavedLoads, Registers):
     _interleave_points: Callable[..., None]
     _place: Callable[..., Block]
 
-    def _interleaved_writes(self, walk: Walk, joint: set[int]) -> set[int]:
+    def _interleaved_writes(self, walk: NestWalk, joint: set[int]) -> set[int]:
         """Numbers of those joint writes whose vectors are computed as they are stored; registers keep other ones."""
         if not joint or self.kept is not None:
             return set()
@@ -63,7 +63,7 @@ class InterleavedRows(InterleavedLoads, Registers):
 
     def _store_row(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         write: Write,
         run: tuple[Buf, Affine, int],
@@ -86,7 +86,9 @@ class InterleavedRows(InterleavedLoads, Registers):
             whole = self._interlaced(block, vectors, rows * len(parts))
         self._store_run(block, buf, flat, place, whole, rows * len(parts))
 
-    def _interleaved_rows(self, walk: Walk, block: Block, write: Write, rows: Rows) -> list[Ssa]:
+    def _interleaved_rows(
+        self, walk: NestWalk, block: Block, write: Write, rows: Rows
+    ) -> list[Ssa]:
         lanes, found = walk.sched.lanes, []
         b = self.text.builder(block, lanes)
 
@@ -99,7 +101,7 @@ class InterleavedRows(InterleavedLoads, Registers):
         self._interleave_points(walk, block, [{}] * -(-rows.size // lanes), vector)
         return found
 
-    def _woven(self, walk: Walk, block: Block, expr: Expr, rows: Rows, first: int) -> Ssa:
+    def _woven(self, walk: NestWalk, block: Block, expr: Expr, rows: Rows, first: int) -> Ssa:
         """One vector of an expression, from an element on that is counted through all rows."""
         if walk.sched.vector not in expr.symbols and all(
             expr.symbols.isdisjoint(point) for point in rows.points
@@ -121,7 +123,7 @@ class InterleavedRows(InterleavedLoads, Registers):
         return where.memo[key]
 
     def _load_interleaved(
-        self, walk: Walk, block: Block, expr: Expr, rows: Rows, first: int
+        self, walk: NestWalk, block: Block, expr: Expr, rows: Rows, first: int
     ) -> Ssa:
         """All vectors of the rows share the whole vectors around their elements."""
         buf, index, _ = expr.info

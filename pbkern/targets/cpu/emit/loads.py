@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage_el
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr
@@ -21,12 +20,12 @@ from pbkern.lower.values.dynamic_strides import Steps, steps_along
 from pbkern.targets.cpu.schedule.interleaved_access import is_strided
 from pbkern.targets.cpu.schedule.register_transpose import is_transposed
 
-from .addressing import Point, Tail, Walk, memref
+from .addressing import NestWalk, Point, Tail, memref
 from .interleaved_loads import InterleavedLoads
-from .promoted_loops import Registers
+from .promoted_loops import PromotedLoops
 
 
-class Loads(InterleavedLoads, Registers):
+class Loads(InterleavedLoads, PromotedLoops):
     """Emits loads.
 
     `_value` gives an expression at a point, `_wide` a vector of it, `_place` the block where it is
@@ -38,7 +37,7 @@ class Loads(InterleavedLoads, Registers):
     _place: Callable[..., Block]
 
     def _load(
-        self, walk: Walk, block: Block, expr: Expr, point: Point, tail: Tail | None, lanes: int
+        self, walk: NestWalk, block: Block, expr: Expr, point: Point, tail: Tail | None, lanes: int
     ) -> Ssa:
         buf, index, guard = expr.info
         b = self.text.builder(block, lanes)
@@ -82,7 +81,7 @@ class Loads(InterleavedLoads, Registers):
         return v
 
     def _load_transposed(
-        self, walk: Walk, block: Block, buf: Buf, index, point: Point, tail, lanes: int
+        self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, tail, lanes: int
     ) -> Ssa:
         """One vector of a lanes x lanes square that is loaded row by row and transposed in registers, once per square.
 
@@ -125,7 +124,7 @@ class Loads(InterleavedLoads, Registers):
         return block.memo[key][point.get(along, 0)]
 
     def _square_row(
-        self, walk: Walk, block: Block, buf: Buf, index, point: Point, lanes: int
+        self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> Ssa:
         el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
         step = flat_coefficient(buf, index, walk.sched.transpose or "")
@@ -143,7 +142,14 @@ class Loads(InterleavedLoads, Registers):
         return Ssa(self.text.put(block, load), el, lanes)
 
     def _spread_row(
-        self, walk: Walk, block: Block, buf: Buf, flat: Affine, step: int, point: Point, lanes: int
+        self,
+        walk: NestWalk,
+        block: Block,
+        buf: Buf,
+        flat: Affine,
+        step: int,
+        point: Point,
+        lanes: int,
     ) -> Ssa:
         """The elements at a point and every step behind it, of whole vectors that loads of the elements between share."""
         place = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
@@ -184,7 +190,15 @@ class Loads(InterleavedLoads, Registers):
         )
 
     def _load_storage(
-        self, walk: Walk, block: Block, buf: Buf, index, point: Point, tail, lanes: int, guard: bool
+        self,
+        walk: NestWalk,
+        block: Block,
+        buf: Buf,
+        index,
+        point: Point,
+        tail,
+        lanes: int,
+        guard: bool,
     ) -> Ssa:
         """The stored element(s); guarded axes are clamped, or masked along the vector dimension."""
         el, m, name = storage_el(buf.root.dtype), memref(buf), buf.root.name
@@ -250,7 +264,7 @@ class Loads(InterleavedLoads, Registers):
         v, order = self.text.put(block, load), [*range(count - 1, -1, -1), *range(count, lanes)]
         return Ssa(self.text.put(block, f"vector.shuffle {v}, {v} {order} : {t}, {t}"), el, lanes)
 
-    def _leads(self, walk: Walk, buf: Buf, index) -> bool:
+    def _leads(self, walk: NestWalk, buf: Buf, index) -> bool:
         """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
         loads = [
             load.info
@@ -259,7 +273,7 @@ class Loads(InterleavedLoads, Registers):
         ]
         return flat_index(buf, index).const == max(flat_index(b, i).const for b, i, _ in loads)
 
-    def _fetch(self, walk: Walk, block: Block, buf: Buf, index, point: Point) -> None:
+    def _fetch(self, walk: NestWalk, block: Block, buf: Buf, index, point: Point) -> None:
         """Asks for the line that a later step loads; addresses behind the end do not fault."""
         flat = flat_index(buf, index)
         offset = (
@@ -271,7 +285,7 @@ class Loads(InterleavedLoads, Registers):
         )
 
     def _load_words(
-        self, walk: Walk, block: Block, buf: Buf, index, point: Point, tail, lanes: int, el: str
+        self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, tail, lanes: int, el: str
     ) -> Ssa:
         """Elements that span several of the buffer they reinterpret: one, or neighbours along the vectors."""
         small, name, m = storage_el(buf.root.dtype), buf.root.name, memref(buf)
@@ -302,7 +316,7 @@ class Loads(InterleavedLoads, Registers):
         return self.text.builder(block, lanes).broadcast(ssa) if lanes else ssa
 
     def _guarded_address(
-        self, walk: Walk, block: Block, buf: Buf, index, point: Point, lanes: int
+        self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> tuple[str, list[Ssa]]:
         """Flat address with axes clamped into the buffer; axes along the vector dimension get lane masks instead."""
         vector, total = walk.sched.along if lanes else "", None
@@ -331,7 +345,7 @@ class Loads(InterleavedLoads, Registers):
 
     def _gather(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         expr: Expr,
         point: Point,
@@ -351,7 +365,7 @@ class Loads(InterleavedLoads, Registers):
 
     def _gather_each(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         expr: Expr,
         point: Point,
@@ -394,7 +408,7 @@ class Loads(InterleavedLoads, Registers):
         )
         return b.from_storage(Ssa(v, el, lanes), buf.dtype)
 
-    def _row_steps(self, walk: Walk, expr: Expr) -> Steps | None:
+    def _row_steps(self, walk: NestWalk, expr: Expr) -> Steps | None:
         """Steps of a gather whose place moves by one element along vectors, but for bends
         (lower/values/dynamic_strides.py); else None.
         """
@@ -413,7 +427,7 @@ class Loads(InterleavedLoads, Registers):
 
     def _gather_row(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         expr: Expr,
         steps: Steps,
@@ -444,7 +458,7 @@ class Loads(InterleavedLoads, Registers):
         return row._replace(name=self.text.either(block, test, inner, row, other, each))
 
     def _row_start(
-        self, walk: Walk, block: Block, expr: Expr, steps: Steps, point: Point
+        self, walk: NestWalk, block: Block, expr: Expr, steps: Steps, point: Point
     ) -> tuple[str, str]:
         """(where the row starts, whether it is one), in the shallowest block that knows."""
         vector, length = walk.sched.along, walk.nest.dims[walk.sched.along]
@@ -473,7 +487,7 @@ class Loads(InterleavedLoads, Registers):
             where.memo[key] = first, test
         return where.memo[key]
 
-    def _scalar_place(self, walk: Walk, block: Block, expr: Expr, point: Point) -> str:
+    def _scalar_place(self, walk: NestWalk, block: Block, expr: Expr, point: Point) -> str:
         """The place in the buffer of a gather of one element."""
         buf, index = expr.info
         args, place = iter(expr.args), self.text.index(0)
@@ -490,7 +504,7 @@ class Loads(InterleavedLoads, Registers):
         return place
 
     def _clamped_index(
-        self, walk: Walk, block: Block, affine: Affine, extent: int, point: Point
+        self, walk: NestWalk, block: Block, affine: Affine, extent: int, point: Point
     ) -> str:
         """An affine index, kept in [0, extent)."""
         _, name = self.text.affine(
@@ -501,7 +515,7 @@ class Loads(InterleavedLoads, Registers):
         name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
         return self.text.put(block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index")
 
-    def _is_run(self, walk: Walk, expr: Expr) -> bool:
+    def _is_run(self, walk: NestWalk, expr: Expr) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer.
 
         Symbols do not tell whether an accumulator moves along it: the values of all other axes have
@@ -523,7 +537,7 @@ class Loads(InterleavedLoads, Registers):
 
     def _gather_run(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         expr: Expr,
         point: Point,

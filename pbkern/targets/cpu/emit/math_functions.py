@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pbkern.lower.math import elementwise
 from pbkern.lower.math.elementwise import EqnInfo
 from pbkern.lower.mlir import operation
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Text
 from pbkern.lower.nest.ir import Expr
 

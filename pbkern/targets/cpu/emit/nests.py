@@ -16,8 +16,7 @@ import numpy as np
 from pbkern.core.errors import InternalError
 from pbkern.core.fallback import Declined
 from pbkern.lower.mlir.element_types import compute_el
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
@@ -36,7 +35,7 @@ from pbkern.targets.cpu.schedule.sliding_windows import (
 )
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
-from .addressing import Point, Tail, Walk, memref
+from .addressing import NestWalk, Point, Tail, memref
 from .epilogue_loops import Epilogues
 from .interleaved_rows import InterleavedRows
 from .loads import Loads
@@ -50,7 +49,7 @@ LONG_POINTS = 4
 FUSED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-class NestEmitter(Loads, InterleavedRows, Epilogues):
+class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
     """Emits nests of one function into blocks of `text`."""
 
     def __init__(self, text: Text, vector_bits: int = 512, kernel: str = "kernel"):
@@ -93,7 +92,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         top = Block(block)
         if self.kept is None and not self.plain:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
-        walk = Walk(
+        walk = NestWalk(
             nest, sched, top, {write.buf.root for write in nest.writes}, reaches=nest.reaches()
         )
         outer = [dim for dim in sched.order if dim not in nest.rdims]
@@ -103,14 +102,14 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
     def scalar(self, block: Block, expr: Expr, nest: Nest) -> Ssa:
         """A scalar expression outside any nest, evaluated in `block`."""
         inner = Block(block)
-        walk = Walk(nest, NestSchedule(), inner, set())
+        walk = NestWalk(nest, NestSchedule(), inner, set())
         v = self._value(walk, inner, expr, {}, None)
         block.take(inner)
         return v
 
     # ---------------------------------------------------------------- loops
 
-    def _outer(self, walk: Walk, block: Block, dims: list[str], points: list[Point]) -> None:
+    def _outer(self, walk: NestWalk, block: Block, dims: list[str], points: list[Point]) -> None:
         if not dims:
             self._vector(walk, block, points)
             return
@@ -135,7 +134,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
                 self.text.loop(block, d, low, high, step, fill)
 
-    def _vector(self, walk: Walk, block: Block, points: list[Point]) -> None:
+    def _vector(self, walk: NestWalk, block: Block, points: list[Point]) -> None:
         vector = walk.sched.vector
         if vector is None:
             self._reduce(walk, block, points, None)
@@ -147,7 +146,12 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                 known = self._chunk(walk, block, points, chunk, known)
 
     def _chunk(
-        self, walk: Walk, block: Block, points: list[Point], chunk: Chunk, known: dict[tuple, Ssa]
+        self,
+        walk: NestWalk,
+        block: Block,
+        points: list[Point],
+        chunk: Chunk,
+        known: dict[tuple, Ssa],
     ) -> dict[tuple, Ssa]:
         """Steps along the vector dimension.
 
@@ -181,7 +185,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         )
 
     def _made_before(
-        self, walk: Walk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]
+        self, walk: NestWalk, block: Block, low: int, carried: dict, known: dict[tuple, Ssa]
     ) -> list[Ssa]:
         """Values that the first step of a loop finds."""
         if not carried:
@@ -195,7 +199,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         block.take(before)
         return made
 
-    def _reduce(self, walk: Walk, block: Block, points: list[Point], tail: Tail | None) -> None:
+    def _reduce(self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None) -> None:
         """Accumulators per point in registers, loops over the reduced dimensions, then the final writes."""
         nest = walk.nest
         walk.runs = runs_of_loads(nest, walk.sched.vector, points)
@@ -217,7 +221,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _loops(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         dims: tuple[str, ...],
         terms: int,
@@ -246,7 +250,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         return accs
 
     def _steps(
-        self, walk: Walk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
+        self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> list[Ssa]:
         """A step of the reduction, or one for each of the rows that are transposed together."""
         transposed = walk.sched.transpose
@@ -258,7 +262,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             )
         return accs
 
-    def _horizontal(self, walk: Walk, block: Block, points: list[Point]) -> None:
+    def _horizontal(self, walk: NestWalk, block: Block, points: list[Point]) -> None:
         """Vectors along a reduced dimension; lanes are combined at the end."""
         if walk.sched.batched_rows:
             self._horizontal_batch(walk, block, points)
@@ -289,7 +293,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             scalar=True,
         )
 
-    def _horizontal_batch(self, walk: Walk, block: Block, points: list[Point]) -> None:
+    def _horizontal_batch(self, walk: NestWalk, block: Block, points: list[Point]) -> None:
         """Reduces a row in every lane of what is stored; a few rows at a time are added up in registers."""
         width, lanes, rows = (
             len(self._per_accumulator(walk, bool)),
@@ -308,7 +312,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             across, block, points[:1], tail, self._reduced_rows(walk, block, accs), inner=False
         )
 
-    def _lane_sums(self, walk: Walk, block: Block, points: list[Point]) -> list[Ssa]:
+    def _lane_sums(self, walk: NestWalk, block: Block, points: list[Point]) -> list[Ssa]:
         """Accumulators of points whose vectors run along a reduced dimension."""
         nest, vector, lanes = walk.nest, walk.sched.along, walk.sched.lanes
         others = tuple(rdim for rdim in nest.rdims if rdim != vector)
@@ -349,7 +353,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _writes(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         points: list[Point],
         tail: Tail | None,
@@ -397,7 +401,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _stored(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         write: Write,
         point: Point,
@@ -412,7 +416,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             write.buf.dtype,
         )
 
-    def _bind_accumulators(self, walk: Walk, accs: list[Ssa]) -> dict[int, Ssa]:
+    def _bind_accumulators(self, walk: NestWalk, accs: list[Ssa]) -> dict[int, Ssa]:
         """Accumulator number -> value (of argmax: the index)."""
         bound, at = {}, 0
         for n, reduction in enumerate(walk.nest.reductions if accs else []):
@@ -423,7 +427,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _write(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         write: Write,
         point: Point,
@@ -464,7 +468,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _store_vector(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         write: Write,
         value: Ssa,
@@ -497,7 +501,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                 f"vector<{value.lanes}xi32>, {live.type}, {value.type}"
             )
 
-    def _fills_lines(self, walk: Walk, write: Write, lanes: int, point: Point) -> bool:
+    def _fills_lines(self, walk: NestWalk, write: Write, lanes: int, point: Point) -> bool:
         """Whether a vector is one whole cache line at its boundary, wherever the loops are."""
         size = write.buf.root.dtype.itemsize
         flat = flat_index(write.buf, write.index)
@@ -508,7 +512,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         )
 
     def _store_scalar(
-        self, walk: Walk, block: Block, write: Write, value: Ssa, mask: Ssa | None, point: Point
+        self, walk: NestWalk, block: Block, write: Write, value: Ssa, mask: Ssa | None, point: Point
     ) -> None:
         conditions = [] if mask is None else [mask.name]
         if write.guard:
@@ -527,7 +531,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
     def _wide(self, b: Builder, value: Ssa, lanes: int) -> Ssa:
         return b.broadcast(value, lanes) if lanes and not value.lanes else value
 
-    def _place(self, walk: Walk, block: Block, expr: Expr) -> Block:
+    def _place(self, walk: NestWalk, block: Block, expr: Expr) -> Block:
         """The shallowest block of this nest that knows e's symbols.
 
         Reads of what the nest writes stay put.
@@ -539,7 +543,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             depth = max(depth, block.lookup(symbol)[0].depth)
         return block.ancestor(depth)
 
-    def _reads_written(self, walk: Walk, expr: Expr) -> bool:
+    def _reads_written(self, walk: NestWalk, expr: Expr) -> bool:
         key = ("reads", id(expr))
         if key not in walk.memo:
             own = expr.kind in ("load", "gather") and expr.info[0].root in walk.written
@@ -552,7 +556,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _value(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         expr: Expr,
         point: Point,
@@ -576,7 +580,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             )
         return where.memo[key]
 
-    def _depends_on_acc(self, walk: Walk, expr: Expr) -> bool:
+    def _depends_on_acc(self, walk: NestWalk, expr: Expr) -> bool:
         key = ("acc", id(expr))
         if key not in walk.memo:
             walk.memo[key] = expr.kind == "acc" or any(
@@ -586,7 +590,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _make(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         expr: Expr,
         point: Point,
@@ -619,7 +623,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
 
     def _operation(
         self,
-        walk: Walk,
+        walk: NestWalk,
         block: Block,
         expr: Expr,
         lanes: int,
@@ -642,7 +646,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
             x, z = (b.neg(x), z) if product else (x, b.neg(z))
         return b.fma(x, y, z)
 
-    def _contracted(self, walk: Walk, expr: Expr) -> int | None:
+    def _contracted(self, walk: NestWalk, expr: Expr) -> int | None:
         """Which operand of a sum or difference is a product that is rounded with it, if any.
 
         LLVM would decide by how often the product is used, which differs from row to row of a
@@ -662,7 +666,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
                     return k
         return None
 
-    def _moved(self, walk: Walk, block: Block, expr: Expr, point: Point, lanes: int) -> Ssa:
+    def _moved(self, walk: NestWalk, block: Block, expr: Expr, point: Point, lanes: int) -> Ssa:
         """The operand's value at another place, of the whole vectors around it."""
         places = parts(expr, point, walk.sched.vector, lanes)
         found = [self._value(walk, block, expr.args[0], place, None) for place in places]
@@ -675,7 +679,7 @@ class NestEmitter(Loads, InterleavedRows, Epilogues):
         return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
 
 
-def _terms(walk: Walk) -> int:
+def _terms(walk: NestWalk) -> int:
     """Numbers that a step adds, one after the other, to an accumulator."""
     return walk.sched.lanes if walk.sched.transpose in walk.nest.rdims else 1
 

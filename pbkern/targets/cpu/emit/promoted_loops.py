@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For
 from pbkern.targets.cpu.machine import registers_of
-from pbkern.targets.cpu.schedule.register_promotion import WORKING, Place, Plan
+from pbkern.targets.cpu.schedule.register_promotion import WORKING, PromotionPlan, RegisterSpan
 
-from .addressing import Places, Point, Tail, memref
+from .addressing import Addressing, Point, Tail, memref
 
 
 @dataclass
@@ -32,13 +32,13 @@ class PromotedBuffers:
     values: dict[tuple[Buf, int], Ssa]
 
 
-class Registers(Places):
+class PromotedLoops(Addressing):
     """Emits loops that keep scratch in registers. `emit` appends a nest."""
 
     kept: PromotedBuffers | None = None
     emit: Callable[..., object]
 
-    def promoted_loop(self, block: Block, loop: For, trips: int | str, made: Plan) -> None:
+    def promoted_loop(self, block: Block, loop: For, trips: int | str, made: PromotionPlan) -> None:
         """Appends a loop as `made` plans it. trips: how many, or the name of their number."""
         parts = [
             (b, at)
@@ -61,7 +61,7 @@ class Registers(Places):
         for (b, at), v in zip(parts, after):
             self._store_part(block, b, at, made.carried[b], v)
 
-    def _load_part(self, block: Block, buf: Buf, at: int, place: Place) -> Ssa:
+    def _load_part(self, block: Block, buf: Buf, at: int, place: RegisterSpan) -> Ssa:
         el, m, where = storage_el(buf.dtype), memref(buf), f"{buf.name}[{self.text.index(at)}]"
         if not place.lanes:
             return Ssa(self.text.put(block, f"memref.load {where} : {m}"), el, 0)
@@ -77,7 +77,7 @@ class Registers(Places):
         )
         return Ssa(self.text.put(block, load), el, place.lanes)
 
-    def _store_part(self, block: Block, buf: Buf, at: int, place: Place, value: Ssa) -> None:
+    def _store_part(self, block: Block, buf: Buf, at: int, place: RegisterSpan, value: Ssa) -> None:
         m, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
         if not place.lanes:
             block.add(f"memref.store {value.name}, {where} : {m}")

@@ -16,8 +16,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import BITS, int_el, is_float, storage_el
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
 from pbkern.targets.cpu.sorting import (

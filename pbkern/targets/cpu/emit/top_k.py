@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.key_order import compare, compared
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Sort
 

@@ -24,7 +24,7 @@ from pbkern.targets.cpu.schedule.register_tiles import choose
 
 from .prefetch import is_far, is_matrix_product
 from .row_fusion import fuse_over_rows
-from .strip_mining import JOINS, Chain, Run, StripMinedLoop, even_part, inside, nests_of, runs
+from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, even_part, inside, nests_of, runs
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
@@ -35,7 +35,7 @@ MINOR = 64
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _SharedBuffer:
     """A buffer that several nests walk: bytes of it in one program, and per axis each nest's dimension there."""
 
     nbytes: int
@@ -68,7 +68,7 @@ def _chains_in_strips(
         lambda body, others: _chains_in_strips(body, context, vector_bits, near_bytes, others),
     )
     for low, high in list(runs(out))[::-1]:
-        run = Run(nests_of(out[low:high]))
+        run = NestRun(nests_of(out[low:high]))
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
             others = elsewhere | scratch.touched(out[:low] + out[high:])
@@ -100,7 +100,7 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
     apart = next(
         (dim for dim in nest.dims if nest.dims[dim] > 1 and _is_around(nest, dim, d)), None
     )
-    chain = Chain.find(Run([nest]), {0: apart or d})
+    chain = Chain.find(NestRun([nest]), {0: apart or d})
     if chain is None:
         return [nest]
     whole = choose(nest, vector_bits).vector in nest.rdims  # each row is a sum of its own
@@ -157,7 +157,7 @@ def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
     return None
 
 
-def _best_chain(run: Run, vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:
+def _best_chain(run: NestRun, vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:
     """The nests that share most, along the outermost dimension that allows it, and the length of a strip."""
     shared = sorted(_shared(run), key=lambda s: -s.nbytes)
     for s in shared:
@@ -180,7 +180,7 @@ def _sums_rows(chain: Chain) -> bool:
     return any(size in chain.run[at].rdims for at, size in chain.dims.items())
 
 
-def _shared(run: Run) -> Iterator[_Shared]:
+def _shared(run: NestRun) -> Iterator[_SharedBuffer]:
     places: dict[Buf, list[tuple[int, tuple]]] = {}
     for at, touched in enumerate(run.accesses):
         for buf, index, _ in touched:
@@ -196,7 +196,7 @@ def _shared(run: Run) -> Iterator[_Shared]:
         axes = tuple(
             _walk(run, [(at, index[k]) for at, index in found]) for k in range(len(buf.shape))
         )
-        yield _Shared(nbytes, axes)
+        yield _SharedBuffer(nbytes, axes)
 
 
 def _extent(nest: Nest, index: tuple) -> int:
@@ -205,7 +205,7 @@ def _extent(nest: Nest, index: tuple) -> int:
     return math.prod(nest.dims[name] for name in names)
 
 
-def _walk(run: Run, places: list[tuple[int, Affine]]) -> dict[int, str] | None:
+def _walk(run: NestRun, places: list[tuple[int, Affine]]) -> dict[int, str] | None:
     """Position -> dimension, if all nests walk an axis step by step from the same start."""
     dims: dict[int, str] = {}
     starts = set()

@@ -22,10 +22,10 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
-from pbkern.lower.nest.mask_intervals import Span, live_span, outside
+from pbkern.lower.nest.mask_intervals import MaskSpan, live_span, outside
 from pbkern.targets.cpu.machine import MASK_STRIP
 
-from .strip_mining import JOINS, Chain, Run, StripMinedLoop, Trips, inside, nests_of, runs
+from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, Trips, inside, nests_of, runs
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
 # A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
@@ -48,7 +48,7 @@ def skip_dead_tiles(
         masks = _masks(nests_of(out[low:high]))
         if masks:
             run, others = (
-                Run(nests_of(out[low:high])),
+                NestRun(nests_of(out[low:high])),
                 elsewhere | scratch.touched(out[:low] + out[high:]),
             )
             ways = (
@@ -60,7 +60,12 @@ def skip_dead_tiles(
 
 
 def _without_masked(
-    run: Run, seeds: dict[int, str], span: Span, elsewhere: set[Buf], context, vector_bits: int
+    run: NestRun,
+    seeds: dict[int, str],
+    span: MaskSpan,
+    elsewhere: set[Buf],
+    context,
+    vector_bits: int,
 ) -> list[Stmt] | None:
     chain = Chain.find(run, seeds)
     if chain is None or not all(_is_private(b, elsewhere) for b in _written_along(chain)):
@@ -76,7 +81,7 @@ def _without_masked(
     )
 
 
-def _masks(run: list[Nest]) -> list[tuple[dict[int, str], Span]]:
+def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
     """Position -> dimension of the nests with masks that move with the program, and the span of those masks: along rows of
     a block, along its columns, or either, longer ones first.
     """
@@ -86,7 +91,7 @@ def _masks(run: list[Nest]) -> list[tuple[dict[int, str], Span]]:
         for d, size in nest.dims.items()
         if size >= STRIP * MIN_STRIPS and (span := live_span(nest, d))
     ]
-    along: dict[tuple[int, Span], dict[int, str]] = {}
+    along: dict[tuple[int, MaskSpan], dict[int, str]] = {}
     for size, at, dim, span in found:
         along.setdefault((size, span), {})[at] = dim
     ways = [
@@ -119,7 +124,7 @@ class _DeadTiles:
     fills: buffer -> (its write, value outside in the writer's dimensions, None where that is anything).
     """
 
-    def __init__(self, chain: Chain, span: Span, pool: Pool):
+    def __init__(self, chain: Chain, span: MaskSpan, pool: Pool):
         self.chain, self.span, self.pool = chain, span, pool
         self.needs: dict[int, list[Expr]] = {}
         self.starts: dict[tuple[int, int], Expr] = {}

@@ -22,7 +22,7 @@ from pbkern.targets.cpu.schedule.register_tiles import (
     column_vectors,
 )
 
-from .strip_mining import Chain, Run, StripMinedLoop, even_part, runs
+from .strip_mining import Chain, NestRun, StripMinedLoop, even_part, runs
 
 # Rows of one loop: the additions to one accumulator in a row. Several loops join their sums.
 LONGEST = LONGEST_CHAIN_OF_FEW_PRODUCTS
@@ -57,7 +57,7 @@ def fuse_over_rows(
 
 def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt]:
     """A run of nests in which sums of rows are made row by row, with the rows."""
-    run = Run(stmt for stmt in stmts if isinstance(stmt, Nest))
+    run = NestRun(stmt for stmt in stmts if isinstance(stmt, Nest))
     for at, nest in enumerate(run):
         chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vector_bits) else None
         if chain is not None and chain.size > 1 and _suits(chain, vector_bits):

@@ -64,7 +64,7 @@ class _Inliner:
         ]
 
     def _join_all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
-        body = _Body(stmts, kept)
+        body = _InliningBody(stmts, kept)
         for at in range(len(stmts) - 1, 0, -1):
             while (found := self._joined(body, at)) is not None:
                 first, nest = found
@@ -76,7 +76,7 @@ class _Inliner:
         """A nest of sums over a few elements as one of expressions."""
         return sums_as_expressions(nest, self.context, MOST_TERMS, MOST_NODES)
 
-    def _joined(self, body: _Body, at: int) -> tuple[int, Nest] | None:
+    def _joined(self, body: _InliningBody, at: int) -> tuple[int, Nest] | None:
         """(position of a nest, the one at `at` with it inside)."""
         reader = body.stmts[at]
         if not isinstance(reader, Nest):
@@ -169,7 +169,7 @@ def _adds_all(nest: Nest) -> bool:
     )
 
 
-class _Body:
+class _InliningBody:
     """Statements of a list, None where one is gone, and the root buffers that each touches and writes."""
 
     def __init__(self, stmts: list[Stmt], kept: set[Buf]):

@@ -86,7 +86,7 @@ def even_part(length: int, size: int) -> int:
 Access = tuple[Buf, tuple, bool]  # buffer, index, whether it is a write
 
 
-class Run(list[Nest]):
+class NestRun(list[Nest]):
     """Neighbouring nests. accesses: those of each nest; touching: root buffer -> (position, access) of all."""
 
     def __init__(self, nests: Iterable[Nest]):
@@ -115,13 +115,13 @@ class Chain:
     for each other.
     """
 
-    run: Run
+    run: NestRun
     dims: dict[int, str]
     size: int
     axes: dict[Buf, int] = field(default_factory=dict)
 
     @staticmethod
-    def find(run: Run, seeds: dict[int, str]) -> Chain | None:
+    def find(run: NestRun, seeds: dict[int, str]) -> Chain | None:
         """Follows what nests write from the seeds.
 
         None where some access is not at the very index of the dimension, or reductions of strips

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pbkern.lower.mlir.element_types import BITS, NUMPY_FLOAT
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 REGISTER_BITS = 512
 
@@ -20,7 +20,7 @@ def register_lanes(el: str) -> int:
     return REGISTER_BITS // BITS[el]
 
 
-def in_registers(b: Builder, x: Value, function: Callable[[Builder, Value], Value]) -> Value:
+def in_registers(b: Builder, x: Ssa, function: Callable[[Builder, Ssa], Ssa]) -> Ssa:
     """f(b, x), elementwise on floats, for any lanes of x: f gets whole registers; some lanes may be idle."""
     n = register_lanes(x.el)
     wide = b.with_lanes(n)
@@ -33,12 +33,12 @@ def in_registers(b: Builder, x: Value, function: Callable[[Builder, Value], Valu
     return _joined(b, parts, x.lanes)
 
 
-def _part(b: Builder, x: Value, at: int, n: int) -> Value:
+def _part(b: Builder, x: Ssa, at: int, n: int) -> Ssa:
     """Lanes at .. at + n; those that x does not have repeat its last."""
     return _shuffled(b, x, x, [min(k, x.lanes - 1) for k in range(at, at + n)])
 
 
-def _joined(b: Builder, parts: Sequence[Value], lanes: int) -> Value:
+def _joined(b: Builder, parts: Sequence[Ssa], lanes: int) -> Ssa:
     """The parts one after the other, cut to `lanes`."""
     while len(parts) > 1:
         pairs = list(zip(parts[::2], parts[1::2]))
@@ -51,16 +51,16 @@ def _joined(b: Builder, parts: Sequence[Value], lanes: int) -> Value:
     return parts[0] if parts[0].lanes == lanes else _shuffled(b, parts[0], parts[0], range(lanes))
 
 
-def _shuffled(b: Builder, x: Value, y: Value, lanes: Sequence[int]) -> Value:
+def _shuffled(b: Builder, x: Ssa, y: Ssa, lanes: Sequence[int]) -> Ssa:
     name = b.emit(f"vector.shuffle {x.name}, {y.name} {list(lanes)} : {x.type}, {y.type}")
-    return Value(name, x.el, len(lanes))
+    return Ssa(name, x.el, len(lanes))
 
 
 # --- instructions
 # ---------------------------------------------------------------------------------------------------
 
 
-def _masked(b: Builder, instruction: str, *xs: Value, immediate: int | None = None) -> Value:
+def _masked(b: Builder, instruction: str, *xs: Ssa, immediate: int | None = None) -> Ssa:
     """An instruction on one or two registers, with no lane masked and the current rounding."""
     x = xs[0]
     name = f"llvm.x86.avx512.mask.{instruction}.p{'sd'[x.el == 'f64']}.512"
@@ -76,27 +76,27 @@ def _masked(b: Builder, instruction: str, *xs: Value, immediate: int | None = No
     )
 
 
-def scale(b: Builder, x: Value, n: Value) -> Value:
+def scale(b: Builder, x: Ssa, n: Ssa) -> Ssa:
     """x * 2**floor(n), rounded once; for positive finite x infinite or zero where n is infinite, NaN where n is."""
     return _masked(b, "scalef", x, n)
 
 
-def within(b: Builder, x: Value, bound: float) -> Value:
+def within(b: Builder, x: Ssa, bound: float) -> Ssa:
     """x with its magnitude cut to `bound`; `bound` where x is NaN."""
     return _masked(b, "range", x, b.c(bound, x.el), immediate=2)
 
 
-def exponent(b: Builder, x: Value) -> Value:
+def exponent(b: Builder, x: Ssa) -> Ssa:
     """floor(log2(|x|)), of subnormal numbers too; -inf for zeros, inf for infinities, NaN for NaN."""
     return _masked(b, "getexp", x)
 
 
-def mantissa(b: Builder, x: Value) -> Value:
+def mantissa(b: Builder, x: Ssa) -> Ssa:
     """x times the power of two that brings it into [3/4, 3/2); 1 for zeros and inf, NaN for the rest below zero and NaN."""
     return _masked(b, "getmant", x, immediate=0b1111)
 
 
-def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Value) -> Value:
+def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Ssa) -> Ssa:
     """table[low bits of x]: a table of as many floats as a register has. x may be a float or an integer."""
     el = f"f{BITS[x.el]}"
     words = ", ".join(

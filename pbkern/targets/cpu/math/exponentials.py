@@ -14,7 +14,7 @@ import numpy as np
 
 from pbkern.lower.math.exp_log import FORMATS, LN2, split
 from pbkern.lower.math.horner import fit
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .avx512 import lookup, register_lanes, scale, within
 
@@ -25,7 +25,7 @@ def _table(el: str) -> np.ndarray:
     return np.exp2(np.arange(n) / n)
 
 
-def exp_by_table(b: Builder, x: Value) -> Value:
+def exp_by_table(b: Builder, x: Ssa) -> Ssa:
     """`approx` leaves the low part of ln 2 out: relative error 4e-7 (f32), 1e-15 (f64)."""
     steps, el = register_lanes(x.el), x.el
     high, low = split(*LN2, el)
@@ -40,7 +40,7 @@ def exp_by_table(b: Builder, x: Value) -> Value:
     return scale(b, b.fma(p, s, s), n)
 
 
-def exp2_by_table(b: Builder, x: Value) -> Value:
+def exp2_by_table(b: Builder, x: Ssa) -> Ssa:
     steps, el = register_lanes(x.el), x.el
     magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
     t = b.add(x, magic)

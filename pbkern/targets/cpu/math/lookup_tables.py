@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 
 from pbkern.lower.math.horner import fit
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .avx512 import exponent, lookup, mantissa, scale, within
 from .lookup_values import LN2_HIGH, PIECES, TABLES
 
 
-def _index(b: Builder, x: Value, shift: int) -> Value:
+def _index(b: Builder, x: Ssa, shift: int) -> Ssa:
     """Bits of x >= 0 above the lowest `shift`; `lookup` takes four of them."""
     return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
 
 
-def by_pieces(b: Builder, value: Value, name: str) -> Value:
+def by_pieces(b: Builder, value: Ssa, name: str) -> Ssa:
     """f(a) for a from 0 to the last piece's end: c0 + t (c1 + t (c2 + ...)), t = a - point.
 
     Points are where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
@@ -38,12 +38,12 @@ def by_pieces(b: Builder, value: Value, name: str) -> Value:
     return b.fma(y, t, first)
 
 
-def odd_by_pieces(b: Builder, x: Value, name: str) -> Value:
+def odd_by_pieces(b: Builder, x: Ssa, name: str) -> Ssa:
     """f(|x|) with the sign of x."""
     return b.copysign(by_pieces(b, b.at_most(b.abs(x), PIECES[name].last), name), x)
 
 
-def _log_of_parts(b: Builder, u: Value, lost: Value | None = None) -> Value:
+def _log_of_parts(b: Builder, u: Ssa, lost: Ssa | None = None) -> Ssa:
     """log(u + lost) = k ln 2 + log c + log(1 + r), r = m / c - 1, where u = 2**k m, 3/4 <= m < 3/2.
 
     Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation
@@ -65,11 +65,11 @@ def _log_of_parts(b: Builder, u: Value, lost: Value | None = None) -> Value:
     return b.add(high, b.fma(b.mul(r, r), fit(b, r, "log_by_table"), low))
 
 
-def log_by_table(b: Builder, x: Value) -> Value:
+def log_by_table(b: Builder, x: Ssa) -> Ssa:
     return _log_of_parts(b, x)
 
 
-def log1p_by_table(b: Builder, x: Value) -> Value:
+def log1p_by_table(b: Builder, x: Ssa) -> Ssa:
     """log of u = 1 + x rounded and of what rounding lost. The sign is that of x, of zeros too."""
     one = b.c(1, x.el)
     u = b.add(x, one)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from pbkern.lower.math.erf import erfc_by_parts
-from pbkern.lower.mlir.ops import Builder, Value
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .avx512 import in_registers
 from .exponentials import exp2_by_table, exp_by_table
 from .lookup_tables import by_pieces, log1p_by_table, log_by_table, odd_by_pieces
 
-Function = Callable[[Builder, Value], Value]
+Function = Callable[[Builder, Ssa], Ssa]
 
 
 def _whole(f: Function) -> Function:

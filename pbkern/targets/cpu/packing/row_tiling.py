@@ -39,13 +39,13 @@ def tile_rows(nest: Nest, context, vector_bits: int) -> list[Nest]:
     size, rows = nest.dims[column], nest.dims[row]
     if size < 2 or size % lanes == 0 or size > MAX_VECTORS * lanes or rows < FEWEST_READS * lanes:
         return [nest]
-    shared = _Shared(nest, row, column, lanes, context)
+    shared = _SharedByRows(nest, row, column, lanes, context)
     if not shared.values or not shared.rest_is_contiguous():
         return [nest]
     return [*shared.copies(), *shared.nests()]
 
 
-class _Shared:
+class _SharedByRows:
     """`values`: the largest expressions that are the same in all rows, and the buffer of the copies of each."""
 
     def __init__(self, nest: Nest, row: str, column: str, lanes: int, context):

@@ -23,7 +23,7 @@ from .register_tiles import MAX_TILE_NODES, NestSchedule, column_vectors, schedu
 WORKING, SUM_ACCUMULATORS = 6, 4
 
 
-class Place(NamedTuple):
+class RegisterSpan(NamedTuple):
     """`size` elements from `start` on, in vectors of `lanes`; one element has 0 lanes."""
 
     start: int
@@ -40,14 +40,14 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Plan:
+class PromotionPlan:
     """carried: what is kept, by root buffer; schedules: of each nest of the body, whose vectors of it are in one tile."""
 
-    carried: dict[Buf, Place]
+    carried: dict[Buf, RegisterSpan]
     schedules: list[NestSchedule]
 
 
-def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
+def plan(loop: For, vector_bits: int, reassociate: bool) -> PromotionPlan | None:
     """Plans what a loop keeps; None if there is nothing."""
     if not all(
         isinstance(stmt, Nest) and all(stmt.dims.values()) and not stmt.moves()
@@ -56,7 +56,7 @@ def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
         return None
     nests: list[Nest] = [stmt for stmt in loop.body if isinstance(stmt, Nest)]
     schedules = [schedule_of(nest, vector_bits, reassociate) for nest in nests]
-    carried: dict[Buf, Place] = {}
+    carried: dict[Buf, RegisterSpan] = {}
     most = column_vectors(registers_of(vector_bits))
     for buf in _changed(nests):
         places = {
@@ -67,7 +67,7 @@ def plan(loop: For, vector_bits: int, reassociate: bool) -> Plan | None:
             carried[buf] = place
     if not any(p.lanes for p in carried.values()):
         return None
-    return Plan(
+    return PromotionPlan(
         carried, [_in_one_tile(nest, schedule, carried) for nest, schedule in zip(nests, schedules)]
     )
 
@@ -86,7 +86,7 @@ def _changed(nests: list[Nest]) -> list[Buf]:
     return [buf for buf in changed if buf.arena]
 
 
-def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[Place | None]:
+def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[RegisterSpan | None]:
     """Places where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
     found = [
         _place(nest, schedule, load.info[0], load.info[1])
@@ -102,13 +102,13 @@ def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[Place | None]:
     ]
 
 
-def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Place | None:
+def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> RegisterSpan | None:
     flat = flat_index(buf, index)
     moving = [symbol for symbol in flat.symbols if nest.dims.get(symbol) != 1]
     if buf.dtype != buf.root.dtype or not flat.symbols <= nest.dims.keys():
         return None
     if not moving:
-        return Place(flat.const, 1, 0)
+        return RegisterSpan(flat.const, 1, 0)
     vector = schedule.along
     if (
         moving != [vector]
@@ -117,7 +117,7 @@ def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Place 
         or not _is_straight(nest, schedule)
     ):
         return None
-    place = Place(flat.const, nest.dims[vector], schedule.lanes)
+    place = RegisterSpan(flat.const, nest.dims[vector], schedule.lanes)
     return place if place.vectors * len(nest.nodes()) <= MAX_TILE_NODES else None
 
 
@@ -133,7 +133,7 @@ def _is_straight(nest: Nest, schedule: NestSchedule) -> bool:
     return not loops and schedule.transpose is None
 
 
-def _in_one_tile(nest: Nest, s: NestSchedule, carried: dict[Buf, Place]) -> NestSchedule:
+def _in_one_tile(nest: Nest, s: NestSchedule, carried: dict[Buf, RegisterSpan]) -> NestSchedule:
     if s.vector is None:
         return s
     if s.vector in nest.rdims:

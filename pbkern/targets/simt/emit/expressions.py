@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pbkern.core.affine import Affine
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import compute_el, mlir_type, storage_el
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
@@ -26,7 +25,7 @@ INT32_MAX = 2**31 - 1
 
 
 @dataclass
-class Walk:
+class SimtWalk:
     """State while one nest is emitted.
 
     Attributes:
@@ -69,11 +68,11 @@ class Expressions:
     def scalar(self, block: Block, expr: Expr) -> Ssa:
         """A value outside of any nest, loaded anew: statements since an equal one may have stored there."""
         inner = Block(block)
-        found = self.value(Walk(Nest({}), inner, frozenset()), inner, expr)
+        found = self.value(SimtWalk(Nest({}), inner, frozenset()), inner, expr)
         block.take(inner)
         return found
 
-    def value(self, walk: Walk, block: Block, expr: Expr) -> Ssa:
+    def value(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
         if expr.kind == "acc":
             return walk.accs[expr.info]
         where = self._place(walk, block, expr)
@@ -84,13 +83,13 @@ class Expressions:
             where.memo[key] = self._make(walk, where, expr)
         return where.memo[key]
 
-    def _place(self, walk: Walk, block: Block, expr: Expr) -> Block:
+    def _place(self, walk: SimtWalk, block: Block, expr: Expr) -> Block:
         if self._has(walk, expr, "written") or self._has(walk, expr, "acc"):
             return block
         depth = max((block.lookup(symbol)[0].depth for symbol in expr.symbols), default=0)
         return block.ancestor(max(depth, walk.top.depth))
 
-    def _has(self, walk: Walk, expr: Expr, what: str) -> bool:
+    def _has(self, walk: SimtWalk, expr: Expr, what: str) -> bool:
         """Whether a value comes from an accumulator, or of what the nest writes."""
         key = (what, id(expr))
         if key not in walk.memo:
@@ -102,7 +101,7 @@ class Expressions:
             walk.memo[key] = own or any(self._has(walk, arg, what) for arg in expr.args)
         return walk.memo[key]
 
-    def _make(self, walk: Walk, block: Block, expr: Expr) -> Ssa:
+    def _make(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
         b = self.builder(block)
         match expr.kind:
             case "const":
@@ -154,14 +153,14 @@ class Expressions:
             else None
         )
 
-    def is_safe(self, walk: Walk, affine: Affine, extent: int) -> bool:
+    def is_safe(self, walk: SimtWalk, affine: Affine, extent: int) -> bool:
         """Whether an index lies in [0, extent) at every point of the nest."""
         if not affine.symbols <= walk.nest.dims.keys():
             return False
         low, high = affine.bounds(lambda dim: walk.nest.dims[dim])
         return low >= 0 and high < extent and not walk.nest.moves()
 
-    def guards(self, walk: Walk, block: Block, buf: Buf, index) -> list[str]:
+    def guards(self, walk: SimtWalk, block: Block, buf: Buf, index) -> list[str]:
         """Conditions under which an element lies in its buffer."""
         found = [
             self._within(block, self.text.affine(block, position)[1], 0, size)
@@ -170,7 +169,7 @@ class Expressions:
         ]
         return [f for f in found if f is not None]
 
-    def _clamped(self, walk: Walk, block: Block, buf: Buf, index) -> str | Affine:
+    def _clamped(self, walk: SimtWalk, block: Block, buf: Buf, index) -> str | Affine:
         """Place of an element of which each index is kept in its axis."""
         if buf.size == 0:
             return Affine()
@@ -253,7 +252,7 @@ class Expressions:
             vectors,
         )
 
-    def _load_beside(self, walk: Walk, block: Block, buf: Buf, flat: Affine) -> Ssa:
+    def _load_beside(self, walk: SimtWalk, block: Block, buf: Buf, flat: Affine) -> Ssa:
         """An element of a whole vector, which is loaded once."""
         lane = flat.const % walk.beside
         key, el = ("whole", buf, flat - lane), storage_el(buf.dtype)
@@ -267,7 +266,7 @@ class Expressions:
             self.text.put(block, f"vector.extract {v}[{lane}] : {mlir_type(el)} from {kind}"), el, 0
         )
 
-    def write_beside(self, walk: Walk, block: Block, writes: list[Write]) -> None:
+    def write_beside(self, walk: SimtWalk, block: Block, writes: list[Write]) -> None:
         """Stores a whole vector."""
         b, buf = self.builder(block), writes[0].buf
         values = [b.to_storage(self.value(walk, block, x.value), buf.dtype) for x in writes]
@@ -278,7 +277,7 @@ class Expressions:
         name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
         block.add(f"memref.store {v}, {name}[{self.address(block, number)}] : {view}")
 
-    def _gather(self, walk: Walk, block: Block, expr: Expr) -> Ssa:
+    def _gather(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
         """Axes given by index expressions, which lie inside; the others are affine."""
         buf, index = expr.info
         if buf.size == 0:
@@ -299,7 +298,7 @@ class Expressions:
             place = part if place is None else self._sum(block, place, part)
         return self._load(block, buf, place or Affine())
 
-    def write(self, walk: Walk, block: Block, write: Write, also: str | None = None) -> None:
+    def write(self, walk: SimtWalk, block: Block, write: Write, also: str | None = None) -> None:
         """Stores at the point, where its mask, its guard and `also` hold.
 
         Where `also` does not, nothing is read for it.

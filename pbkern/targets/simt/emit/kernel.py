@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
-from pbkern.lower.kernel_nests import Case, KernelNests
+from pbkern.lower.kernel_nests import BodyCase, KernelNests
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
@@ -38,7 +38,7 @@ from ..schedule import memory
 from ..schedule.barriers import Barriers, Pending
 from ..schedule.registers import keep
 from . import reductions, sorts
-from .nests import THREAD, NestEmitter
+from .nests import THREAD, SimtNestEmitter
 from .recorder import Profile, Recorder
 from .reports import Reports, ReportWriter
 
@@ -122,7 +122,7 @@ class _Lowering(ProgramText):
             self.options.device.private,
         )
         self.index_bits = self._index_bits()
-        self.emitter = NestEmitter(
+        self.emitter = SimtNestEmitter(
             self.text, self.placement, nests.prologue.context, self.index_bits
         )
         self.emitter.team = reductions.Team(
@@ -387,7 +387,7 @@ class _Lowering(ProgramText):
         for line in self.options.device.barrier():
             block.add(line)
 
-    def body(self, block: Block, case: Case) -> None:
+    def body(self, block: Block, case: BodyCase) -> None:
         self.emitter.context = case.context
         super().body(block, case)
 

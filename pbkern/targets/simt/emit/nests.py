@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest
 
@@ -14,7 +14,7 @@ from ..schedule.registers import in_slots
 from ..schedule.threads import Deal
 from ..schedule.tiles import Tile, terms_beside, tiled
 from . import reductions
-from .expressions import Expressions, Walk
+from .expressions import Expressions, SimtWalk
 from .reductions import Team
 
 # Additions to one accumulator in a row: what rounding loses grows with them. Source: Higham 2002,
@@ -24,7 +24,7 @@ LINE = re.compile(r"(.+?):(\d+)(?::(\d+))?(?: \(.*\))?$")
 THREAD = "%tid"
 
 
-class NestEmitter(Expressions):
+class SimtNestEmitter(Expressions):
     """Emits nests. `team` combines accumulators of threads."""
 
     team: Team
@@ -37,7 +37,7 @@ class NestEmitter(Expressions):
         nest = in_slots(
             tiled(nest, deal.tiles, self.context), deal, self.placement.slots, self.context
         )
-        walk = Walk(nest, top, frozenset(write.buf.root for write in nest.writes))
+        walk = SimtWalk(nest, top, frozenset(write.buf.root for write in nest.writes))
         for tile in deal.tiles:
             if tile.beside:
                 walk.beside, walk.along = tile.count, tile.dim
@@ -53,7 +53,7 @@ class NestEmitter(Expressions):
         _locate(top, nest.at)
         block.take(top)
 
-    def _in_order(self, walk: Walk, block: Block, dims: list[tuple[str, int]]) -> None:
+    def _in_order(self, walk: SimtWalk, block: Block, dims: list[tuple[str, int]]) -> None:
         """All points, one after the other."""
         if not dims:
             self._point(walk, block, None, None)
@@ -68,7 +68,7 @@ class NestEmitter(Expressions):
 
     # ---------------------------------------------------------------- points of teams
 
-    def _dealt(self, walk: Walk, block: Block, deal: Deal) -> None:
+    def _dealt(self, walk: SimtWalk, block: Block, deal: Deal) -> None:
         """The points of each team: number `team + k * teams` in step k."""
         text, points, teams = self.text, deal.points, deal.teams
         number = self._team_number(block, deal)
@@ -107,7 +107,7 @@ class NestEmitter(Expressions):
             return THREAD
         return self.text.put(block, f"arith.divui {THREAD}, {self.text.index(deal.team)} : index")
 
-    def _at(self, walk: Walk, block: Block, deal: Deal, number: str, live: str | None) -> None:
+    def _at(self, walk: SimtWalk, block: Block, deal: Deal, number: str, live: str | None) -> None:
         inner = Block(block)
         self._split(inner, list(deal.free), number)
         for tile in deal.tiles:
@@ -138,7 +138,7 @@ class NestEmitter(Expressions):
 
     # ---------------------------------------------------------------- one point
 
-    def _point(self, walk: Walk, block: Block, deal: Deal | None, live: str | None) -> None:
+    def _point(self, walk: SimtWalk, block: Block, deal: Deal | None, live: str | None) -> None:
         """Reduces, then stores.
 
         `live`: whether the point is this team's own, if others may have it as well.
@@ -174,14 +174,16 @@ class NestEmitter(Expressions):
             return THREAD
         return self.text.put(block, f"arith.remui {THREAD}, {self.text.index(deal.team)} : index")
 
-    def _bind(self, walk: Walk, accs: list[Ssa]) -> None:
+    def _bind(self, walk: SimtWalk, accs: list[Ssa]) -> None:
         """Accumulator number -> value; of searches: the index."""
         at, walk.accs = 0, {}
         for n, reduction in enumerate(walk.nest.reductions):
             at += reductions.width(reduction)
             walk.accs[n] = accs[at - 1]
 
-    def _writes(self, walk: Walk, block: Block, *, inner: bool, also: str | None = None) -> None:
+    def _writes(
+        self, walk: SimtWalk, block: Block, *, inner: bool, also: str | None = None
+    ) -> None:
         mine = [write for write in walk.nest.writes if write.inner == inner]
         each = len(walk.nest.writes) // walk.beside
         if walk.beside > 1 and mine and also is None and all(x.mask is None for x in mine):
@@ -197,7 +199,7 @@ class NestEmitter(Expressions):
             self.write(walk, block, x, also)
 
     def _term(
-        self, walk: Walk, block: Block, accs: list[Ssa], also: str | None = None
+        self, walk: SimtWalk, block: Block, accs: list[Ssa], also: str | None = None
     ) -> list[Ssa]:
         """One point of the reduced dimensions; the next accumulators."""
         b, out = self.builder(block), accs
@@ -216,7 +218,7 @@ class NestEmitter(Expressions):
             walk.accs = {}
         return out
 
-    def _terms(self, walk: Walk, block: Block, dims: list[str], accs: list[Ssa]) -> list[Ssa]:
+    def _terms(self, walk: SimtWalk, block: Block, dims: list[str], accs: list[Ssa]) -> list[Ssa]:
         """All points of the reduced dimensions, by one thread."""
         if not dims:
             return self._term(walk, block, accs)
@@ -233,7 +235,7 @@ class NestEmitter(Expressions):
 
     def _chain(
         self,
-        walk: Walk,
+        walk: SimtWalk,
         block: Block,
         symbol: str,
         trips: int,
@@ -290,7 +292,7 @@ class NestEmitter(Expressions):
         return run(block, accs, Affine((), runs * longest), rest) if rest else accs
 
     def _terms_of_team(
-        self, walk: Walk, block: Block, deal: Deal, accs: list[Ssa], live: str | None
+        self, walk: SimtWalk, block: Block, deal: Deal, accs: list[Ssa], live: str | None
     ) -> list[Ssa]:
         """The points of the reduced dimensions, dealt out to a team's threads."""
         text, team = self.text, deal.team

@@ -12,13 +12,12 @@ import numpy as np
 
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import BITS, compute_el
-from pbkern.lower.mlir.ops import Builder
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Reduction
 from pbkern.lower.nest.reductions import IDENTITY
 
-from ..device import Device
+from ..device import VendorCode
 
 SEARCHES = ("argmax", "argmin")
 # Bytes of shared memory through which warps exchange one accumulator: 8 for each of at most 32
@@ -129,7 +128,7 @@ class Team:
     def __init__(
         self,
         text: Text,
-        device: Device,
+        device: VendorCode,
         threads: int,
         thread: str,
         slots: str,

@@ -13,7 +13,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.key_order import compared
 from pbkern.lower.mlir.operation import Operation
-from pbkern.lower.mlir.ops import Value as Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf, Sort
 

@@ -12,7 +12,7 @@ import numpy as np
 from pbkern.core.errors import TargetError
 from pbkern.targets.cpu.codegen.elf_loader import Image
 
-from ..program import Compiled
+from ..program import DeviceProgram
 from .driver import Driver
 from .handler import handler
 
@@ -20,7 +20,7 @@ _serial = itertools.count()
 _images: list[Image] = []  # of handlers: XLA keeps their addresses
 
 
-def launched_call(compiled: Compiled, operands: Sequence, driver: Driver) -> list:
+def launched_call(compiled: DeviceProgram, operands: Sequence, driver: Driver) -> list:
     """Results of the program on operands of the driver's platform. Traceable."""
     name, temporaries = _registered(compiled, driver)
     results = [
@@ -34,7 +34,7 @@ def launched_call(compiled: Compiled, operands: Sequence, driver: Driver) -> lis
     return list(made)[: len(results)]
 
 
-def _registered(compiled: Compiled, driver: Driver) -> tuple[str, int]:
+def _registered(compiled: DeviceProgram, driver: Driver) -> tuple[str, int]:
     """(name under which XLA knows the handler for this driver, bytes of temporaries).
 
     XLA keeps it, so the process does.
@@ -49,7 +49,7 @@ def _registered(compiled: Compiled, driver: Driver) -> tuple[str, int]:
     return compiled.names[driver], temporaries
 
 
-def _made(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
+def _made(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
     if driver not in compiled.handlers:
         compiled.handlers[driver] = handler(compiled, driver)
         _images.append(compiled.handlers[driver][0])
@@ -57,7 +57,7 @@ def _made(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
 
 
 def direct_entry(
-    compiled: Compiled, driver: Driver
+    compiled: DeviceProgram, driver: Driver
 ) -> tuple[Callable[[bytes, int, int], None], int]:
     """(f(addresses, temporaries, stream), bytes of temporaries): the program on addresses of inputs, then results.
 

@@ -33,7 +33,7 @@ import numpy as np
 from pbkern.core.errors import PbkernError
 
 from ..emit.kernel import ThreadFunction
-from ..program import Code
+from ..program import KernelCode
 from . import trace
 from .reports import receive
 
@@ -76,14 +76,14 @@ Report = ctypes.CFUNCTYPE(
 
 
 @dataclass(eq=False)
-class Kernel:
+class LoadedKernel:
     """One kernel of a handler.
 
     Attributes:
       sizes: bytes of its arguments. handles: its row, by device; zero where it is not loaded.
     """
 
-    code: Code
+    code: KernelCode
     sizes: tuple[int, ...]
     handles: ctypes.Array
 
@@ -106,7 +106,7 @@ class Driver(abc.ABC):
     platform: str
 
     def __init__(self) -> None:
-        self.kernels: dict[Address, Kernel] = {}
+        self.kernels: dict[Address, LoadedKernel] = {}
         self.failures: dict[int, str] = {}
         self.failed: dict[
             int, str
@@ -137,7 +137,7 @@ class Driver(abc.ABC):
         handles = (ctypes.c_int64 * DEVICES)()
         address = ctypes.addressof(handles)
         with self._lock:
-            self.kernels[address] = Kernel(code, sizes, handles)
+            self.kernels[address] = LoadedKernel(code, sizes, handles)
         return address
 
     # ---------------------------------------------------------------- a driver's own
@@ -147,7 +147,7 @@ class Driver(abc.ABC):
         """Makes the functions of the table be there. Raises TargetError."""
 
     @abc.abstractmethod
-    def prepare(self, kernel: Kernel, device: int) -> int:
+    def prepare(self, kernel: LoadedKernel, device: int) -> int:
         """The handle of a kernel for the calling thread's device. Raises TargetError."""
 
     @abc.abstractmethod

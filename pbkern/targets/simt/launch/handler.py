@@ -16,7 +16,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 
 from pbkern.core.errors import InternalError
-from pbkern.dsl.host_program import Cond, HostProgram, Launch, Step, View, While
+from pbkern.dsl.host_program import BufferView, Cond, HostProgram, HostWhile, Launch, Step
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
 from pbkern.targets.cpu.codegen import object_files
@@ -24,7 +24,7 @@ from pbkern.targets.cpu.codegen.elf_loader import Image
 from pbkern.targets.cpu.codegen.host import HostText
 from pbkern.targets.cpu.codegen.runtime import xla
 
-from ..program import Compiled
+from ..program import DeviceProgram
 from .driver import BEYOND, DEVICES, NAMES, RECENT, Driver
 
 STREAM, ERROR, KERNEL, DEVICE = 0, 8, 16, 24  # bytes of `call`
@@ -37,7 +37,7 @@ ERROR_CREATE, STREAM_GET, COMMAND_BUFFERS, ERRC_INTERNAL = 48, 80, 1, 13
 class LaunchText(HostText):
     """Writes the steps of a program for a GPU."""
 
-    def __init__(self, compiled: Compiled, handles: Mapping[int, int]):
+    def __init__(self, compiled: DeviceProgram, handles: Mapping[int, int]):
         self.compiled, self.handles = compiled, handles
         super().__init__(compiled.program, {}, lambda kernel: 1)
         functions = [code.function for code in compiled.codes.values()]
@@ -62,7 +62,7 @@ class LaunchText(HostText):
             "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()"
         )
 
-    def _load(self, view: View, kind: str) -> str:
+    def _load(self, view: BufferView, kind: str) -> str:
         """A value on the device; zero after an error."""
         place = self.alloca("i64")
         self.lines.append(f"llvm.store {self.const(0)}, {place} : i64, !llvm.ptr")
@@ -126,7 +126,7 @@ class LaunchText(HostText):
                 f"func.call @pbk_report(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr) -> ()"
             )
 
-    def _handed_over(self, step: Launch, views: Sequence[View]) -> str:
+    def _handed_over(self, step: Launch, views: Sequence[BufferView]) -> str:
         """An array of the operands' addresses, of copies where the kernel updates them."""
         copies = dict(zip(self.copied(step.kernel), self._copies(step, list(views))))
         return self._pointers(
@@ -465,7 +465,7 @@ func.func @pbk_handler(%frame: !llvm.ptr) -> !llvm.ptr {{
 """
 
 
-def handler(compiled: Compiled, driver: Driver) -> tuple[Image, int]:
+def handler(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
     """(the handler's code, bytes of temporaries that a call brings).
 
     No driver is asked for anything.
@@ -533,7 +533,7 @@ def _gathered(program: HostProgram) -> str:
     return "\n    ".join(lines)
 
 
-def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
+def _sizes(compiled: DeviceProgram, kernel: int) -> tuple[int, ...]:
     """Bytes of each argument of a kernel."""
     step = next(
         (launch for launch in compiled.program.launches() if id(launch.kernel) == kernel), None
@@ -553,5 +553,6 @@ def _sizes(compiled: Compiled, kernel: int) -> tuple[int, ...]:
 
 def _reads_back(steps: tuple[Step, ...]) -> bool:
     return any(
-        isinstance(step, While | Cond) or _reads_back(getattr(step, "steps", ())) for step in steps
+        isinstance(step, HostWhile | Cond) or _reads_back(getattr(step, "steps", ()))
+        for step in steps
     )

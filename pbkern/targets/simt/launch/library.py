@@ -12,7 +12,7 @@ import numpy as np
 
 from pbkern.core.errors import OptionError, TargetError
 
-from .driver import AFTER_LAUNCH, Driver, Kernel, address_of
+from .driver import AFTER_LAUNCH, Driver, LoadedKernel, address_of
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, hipStreamCaptureModeRelaxed
 
@@ -127,10 +127,10 @@ class LibraryDriver(Driver):
         """
 
     @abc.abstractmethod
-    def loaded(self, kernel: Kernel, what: str, image: bytes, device: int) -> int:
+    def loaded(self, kernel: LoadedKernel, what: str, image: bytes, device: int) -> int:
         """The handle of a kernel in an image, for the calling thread's device. Raises TargetError."""
 
-    def prepare(self, kernel: Kernel, device: int) -> int:
+    def prepare(self, kernel: LoadedKernel, device: int) -> int:
         """The first image that the device takes: those that the code was made for, then what is made for the device itself."""
         refused: list[str] = []
         with self._relaxed():
@@ -149,7 +149,7 @@ class LibraryDriver(Driver):
         )
 
     def _images(
-        self, kernel: Kernel, device: int, refused: list[str]
+        self, kernel: LoadedKernel, device: int, refused: list[str]
     ) -> Iterator[tuple[str, bytes]]:
         """(what it is, image); what cannot be made is noted in `refused`."""
         yield from kernel.code.images(refused)

@@ -18,7 +18,7 @@ READS = 2
 
 
 @dataclass
-class Region:
+class BoxRegion:
     """One box.
 
     Attributes:
@@ -59,9 +59,9 @@ class Region:
         return self.size > 1 and (again or self.turned and self.reads >= self.size)
 
 
-def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) -> list[Region]:
+def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) -> list[BoxRegion]:
     """Regions of the nests of one list of statements; `written`: arrays that are stored to somewhere, which have none."""
-    found: dict[tuple, Region] = {}
+    found: dict[tuple, BoxRegion] = {}
     for at, stmt in enumerate(stmts):
         if not isinstance(stmt, Nest) or stmt.moves() or not all(stmt.dims.values()):
             continue
@@ -72,7 +72,7 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
             places = [_split(position, stmt) for position in index]
             start = tuple(p for p, _, _ in places)
             low, high = [l for _, l, _ in places], [h for _, _, h in places]
-            r = found.setdefault((buf, start), Region(buf, start, low, high))
+            r = found.setdefault((buf, start), BoxRegion(buf, start, low, high))
             r.low, r.high = list(map(min, r.low, low)), list(map(max, r.high, high))
             r.readers += [at] if at not in r.readers else []
             r.reads += math.prod(

@@ -16,7 +16,7 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, Write, every, with_bodies
 
 from ..options import ThreadOptions
-from .regions import Region, regions, staged_loads
+from .regions import BoxRegion, regions, staged_loads
 
 BANK_BYTES = 4
 # Of shared memory that warps need to reduce together.
@@ -54,7 +54,7 @@ class Stage:
             most,
         )
 
-    def wanted(self, stmts: Sequence[Stmt]) -> list[Region]:
+    def wanted(self, stmts: Sequence[Stmt]) -> list[BoxRegion]:
         """Regions that are worth a copy, most first."""
         found = [
             region
@@ -106,7 +106,7 @@ class Stage:
             before.append(body.pop(0))
         return before, For(stmt.counter, stmt.trips, body)
 
-    def _buffer(self, region: Region) -> Buf:
+    def _buffer(self, region: BoxRegion) -> Buf:
         """Rows that threads read across have a length at which these fall into different banks."""
         *outer, row = region.shape
         if region.turned:
@@ -120,7 +120,7 @@ class Stage:
             )
         return self.context.new_buffer((*outer, row), region.buf.dtype)
 
-    def _reading(self, region: Region, copy: Buf, nest: Nest):
+    def _reading(self, region: BoxRegion, copy: Buf, nest: Nest):
         """Rewrites expressions of a nest to read the copy."""
         mine = {id(load) for load in staged_loads(nest, self.written) if load.info[0] is region.buf}
 
@@ -136,7 +136,7 @@ class Stage:
         return self.context.pool.rewriter(replace)
 
 
-def _copy(region: Region, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> Nest:
+def _copy(region: BoxRegion, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> Nest:
     dims = {context.names("d"): size for size in region.shape}
     index = tuple(map(Affine.symbol, dims))
     place = tuple(s + position + low for s, position, low in zip(region.start, index, region.low))

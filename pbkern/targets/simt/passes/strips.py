@@ -17,7 +17,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt, with_bodies
 
-from .regions import Region, is_contraction, lane_dimension
+from .regions import BoxRegion, is_contraction, lane_dimension
 from .staging import Stage
 
 # Rows of a strip that is turned: neighbouring threads read and write so many neighbours each.
@@ -38,7 +38,9 @@ def cut(stmts: list[Stmt], stage: Stage) -> list[Stmt]:
     return out
 
 
-def _cut_for(stmts: list[Stmt], region: Region, stage: Stage) -> tuple[int, int, list[Stmt]] | None:
+def _cut_for(
+    stmts: list[Stmt], region: BoxRegion, stage: Stage
+) -> tuple[int, int, list[Stmt]] | None:
     """(first, behind the last of the statements that become strips, what they become)."""
     low, high = min(region.readers), max(region.readers) + 1
     run = [
@@ -129,7 +131,7 @@ def _place(access: Access, dim: str) -> tuple[int, Affine] | None:
     return axes[0], access[1][axes[0]] - Affine.symbol(dim)
 
 
-def _length(run: Sequence[Nest], dims: dict[int, str], region: Region, stage: Stage) -> int:
+def _length(run: Sequence[Nest], dims: dict[int, str], region: BoxRegion, stage: Stage) -> int:
     """Longest strips for which all copies fit; 0 if none does."""
 
     def nbytes(length: int) -> int:

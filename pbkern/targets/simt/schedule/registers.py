@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.grid.scratch_resets import starts_overwritten
-from pbkern.lower.kernel_nests import Case, KernelNests, Section
+from pbkern.lower.kernel_nests import BodyCase, KernelNests, Section
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
@@ -40,7 +40,7 @@ Axis = tuple[int, int]  # elements between neighbours, size
 
 
 @dataclass
-class Registers:
+class RegisterValues:
     """Values that lie in registers, and threads that compute them.
 
     Attributes:
@@ -53,9 +53,9 @@ class Registers:
     slots: dict[Buf, Buf] = field(default_factory=dict)
 
 
-def keep(nests: KernelNests) -> Registers:
+def keep(nests: KernelNests) -> RegisterValues:
     """Deals out all nests, and finds the scratch that lies in registers then."""
-    return _Search(nests).found()
+    return _RegisterSearch(nests).found()
 
 
 def in_slots(nest: Nest, dealt: Deal, slots: Mapping[Buf, Buf], context: NestContext) -> Nest:
@@ -89,7 +89,7 @@ def in_slots(nest: Nest, dealt: Deal, slots: Mapping[Buf, Buf], context: NestCon
     return replace(found, writes=writes)
 
 
-class _Search:
+class _RegisterSearch:
     """State of one kernel's search. Nests are known by the id that they come with."""
 
     def __init__(self, nests: KernelNests):
@@ -111,7 +111,7 @@ class _Search:
         """
         ends = (
             frozenset(section.variant.last & set(self.nests.parallel))
-            if isinstance(section, Case)
+            if isinstance(section, BodyCase)
             else None
         )
         for buf in scratch.touched([stmt]):
@@ -124,7 +124,7 @@ class _Search:
     def _deal(self, nest: Nest) -> Deal:
         return deal(nest, self.options.threads, self.options.device.warp, self.options.contract)
 
-    def found(self) -> Registers:
+    def found(self) -> RegisterValues:
         candidates = [user for user in self.users if user not in self._maybe_unwritten()]
         self._replicate([b for b in candidates if b.size == 1])
         for candidate in sorted(candidates, key=lambda b: (-scratch.padded_bytes(b), b.name)):
@@ -148,7 +148,9 @@ class _Search:
         cases = tuple(
             replace(case, statements=tuple(changed(case.statements))) for case in self.nests.cases
         )
-        return Registers(replace(self.nests, prologue=prologue, cases=cases), deals, self.slots)
+        return RegisterValues(
+            replace(self.nests, prologue=prologue, cases=cases), deals, self.slots
+        )
 
     def _maybe_unwritten(self) -> set[Buf]:
         """Scratch of the kernel that may be read before it is stored: in shared memory the simulator finds that."""
