@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SECTOR = (
-    32  # bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
-)
+# bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
+SECTOR = 32
 BANKS, WORD = 32, 4  # of shared memory. Source: CUDA C++ Programming Guide, shared memory
 WARP = 32
 

@@ -14,9 +14,8 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-OPENMP = (
-    "libgomp.so.1"  # GCC's runtime, which every system with its C++ has; TensorFlow brings none
-)
+# GCC's runtime, which every system with its C++ has; TensorFlow brings none
+OPENMP = "libgomp.so.1"
 WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}  # a user's own choice
 SPINS = "1000"  # some microseconds
 LINE_BYTES = 64  # programs write results that start at cache lines

@@ -121,9 +121,8 @@ class Opaque(Value):
     make: Callable[..., Stored]
     needs_buffers: bool = True  # operands must be Stored contiguously before `make` runs
     takes_target: bool = False  # make(..., target=) may write where the value is wanted
-    over_first: bool = (
-        False  # there also over its first operand, which it stores before it reads the others
-    )
+    # there also over its first operand, which it stores before it reads the others
+    over_first: bool = False
 
     @property
     def ins(self) -> Sequence[Value]:

@@ -28,6 +28,5 @@ class CompilerParams(ThreadParams):
     target_name: ClassVar[str] = "amdgpu"
 
 
-CompilerParams.__module__ = (
-    "pbkern.amdgpu"  # where people import it from, and so how kernels print it
-)
+# where people import it from, and so how kernels print it
+CompilerParams.__module__ = "pbkern.amdgpu"

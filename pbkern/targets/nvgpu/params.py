@@ -74,6 +74,5 @@ class CompilerParams(ThreadParams):
         )
 
 
-CompilerParams.__module__ = (
-    "pbkern.nvgpu"  # where people import it from, and so how kernels print it
-)
+# where people import it from, and so how kernels print it
+CompilerParams.__module__ = "pbkern.nvgpu"

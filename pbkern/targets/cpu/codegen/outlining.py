@@ -23,9 +23,8 @@ from .merge_functions import Differences, Form, differences, form
 CALL = "func.call @"
 # Lines of a piece, and of the shortest one.
 PIECE, SHORT = 4000, 400
-SHORTEST_COPY = (
-    40  # lines of the shortest piece that becomes a function because others are equal to it
-)
+# lines of the shortest piece that becomes a function because others are equal to it
+SHORTEST_COPY = 40
 # The type of the scratch memory, which is not known before all of a kernel is lowered.
 ARENA_TYPE = "memref<arena>"
 ARENA = "%arena"

@@ -40,9 +40,8 @@ class NestWalk:
     memo: dict = field(default_factory=dict)
     # how far expressions are taken (targets/cpu/schedule/sliding_windows.py)
     reaches: dict[int, dict[str, int]] = field(default_factory=dict)
-    first: int | None = (
-        None  # the current step's place along the vector dimension, where it is a constant
-    )
+    # the current step's place along the vector dimension, where it is a constant
+    first: int | None = None
     # strided loads of the current step that share vectors
     # (targets/cpu/schedule/interleaved_access.py)
     runs: dict[tuple, dict] = field(default_factory=dict)

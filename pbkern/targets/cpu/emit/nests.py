@@ -58,9 +58,8 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         self.plain = False  # scalar loops, in the order of the nest's dimensions
         self.streamed: frozenset[Buf] = frozenset()  # too large for the caches: written past them
         self.streams = False  # whether some store went past the caches
-        self.has_scalar_loops = (
-            False  # which LLVM's optimiser still improves; vector code it leaves as it is
-        )
+        # which LLVM's optimiser still improves; vector code it leaves as it is
+        self.has_scalar_loops = False
 
     def emit(self, block: Block, nest: Nest, sched: NestSchedule | None = None) -> NestSchedule:
         """Appends the nest to `block`."""

@@ -76,9 +76,8 @@ class NestSchedule:
     unroll: int = 1
     jam: dict[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
-    transpose: str | None = (
-        None  # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
-    )
+    # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
+    transpose: str | None = None
     straight: bool = False  # reductions have no loops: each step stands by itself
     # sums of `lanes` points along this dim become one vector
     # (targets/cpu/emit/horizontal_reductions.py)
