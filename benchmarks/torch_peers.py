@@ -11,10 +11,10 @@ from collections.abc import Callable
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
+import torch
+import torch.nn.functional as F
 
-from .matrix_products import PRODUCTS  # noqa: E402
+from .matrix_products import PRODUCTS
 
 BINOMIAL = torch.tensor([1.0, 4, 6, 4, 1]) / 16
 

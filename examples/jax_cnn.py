@@ -16,8 +16,7 @@ class CNN(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Conv(features=64, kernel_size=(3, 3))(x)
-        x = nn.relu(x)
-        return x
+        return nn.relu(x)
 
 
 cnn = CNN()
@@ -27,8 +26,7 @@ cnn = CNN()
 # be constants of the program: it would have to be compiled again whenever they change.
 @polyblocks_jit_jax(compile_options={"target": "cpu"})
 def ConvBiasRelu(variables, img):
-    out = cnn.apply(variables, img)
-    return out
+    return cnn.apply(variables, img)
 
 
 if __name__ == "__main__":

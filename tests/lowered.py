@@ -28,7 +28,7 @@ def on(machine=TABLE):
     whole = CpuMachine(**figures, avx512=wide, bf16_pairs=wide, vnni=wide)
     with contextlib.ExitStack() as stack:
         for module in ("target", "backend"):
-            stack.enter_context(mock.patch(f"{cpu}.{module}.detected_machine", lambda: whole))
+            stack.enter_context(mock.patch(f"{cpu}.{module}.detected_machine", return_value=whole))
         yield
 
 

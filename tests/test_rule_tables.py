@@ -53,7 +53,8 @@ def rules_with(imports: list[list[str]]) -> list[dict[str, dict[str, str]]]:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0 and done.stdout.count("\n") == len(imports), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == len(imports), done.stderr
     return list(map(json.loads, done.stdout.splitlines()))
 
 

@@ -27,7 +27,8 @@ plan = mlp.explain(*types)
 # str(plan) is the whole report. Its first line counts kernels and operations left to XLA.
 
 print(str(plan).splitlines()[0])
-assert len(plan.kernels) == 2 and not plan.left
+assert len(plan.kernels) == 2
+assert not plan.left
 
 # Each kernel comes with its grid, the model's prediction of its time and how near that is to the machine's limit, the
 # bytes that it must move, its arithmetic, and how much of it is done more than once ("recompute").

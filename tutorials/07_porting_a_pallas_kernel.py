@@ -67,7 +67,8 @@ f = pbkern.jit(lambda x, y: matmul_relu(x, y) * 0.5)
 plan = f.explain(x, y)
 print(plan)
 (call,) = plan.written
-assert call.origin == "Pallas" and call.lines[0].startswith("grid dimension 0 of 4: parallel")
+assert call.origin == "Pallas"
+assert call.lines[0].startswith("grid dimension 0 of 4: parallel")
 assert call.lines[2].startswith("grid dimension 2 of 4: in order")
 
 # The port. The words are the same: Ref, BlockSpec, when, program_id. What differs:

@@ -58,9 +58,8 @@ optimiser = torch.optim.AdamW(net.parameters(), lr=5e-3)
 loss_of(*pictures(64)).backward()
 print(loss_of.explain(*pictures(64)))
 graphs = loss_of.explain(*pictures(64)).graphs
-assert [(g.number, g.kind) for g in graphs] == [(0, "forward"), (0, "backward")] and not any(
-    g.in_torch for g in graphs
-)
+assert [(g.number, g.kind) for g in graphs] == [(0, "forward"), (0, "backward")]
+assert not any(g.in_torch for g in graphs)
 
 # The gradient is that of eager PyTorch.
 

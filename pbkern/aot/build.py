@@ -46,7 +46,7 @@ def build_library(
     with progress.compiling(asked.name), gc_pause.paused(), recursion.headroom():
         times: dict[str, float] = {}
         parts = [_part(device, options, make, times) for device in devices]
-        threads = max(map(lambda device: most_threads(options, device), devices))
+        threads = max(most_threads(options, device) for device in devices)
         interface = _interface(asked.name, parts, options.user_device_memory, threads)
         described = metadata_of(
             interface,

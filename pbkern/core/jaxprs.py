@@ -329,12 +329,15 @@ def selector(eqn, producers: dict) -> tuple[str, Atom]:
     """
     made_by = producers.get(eqn.invars[0]) if isinstance(eqn.invars[0], jex.Var) else None
     if (
-        made_by is not None
-        and made_by.primitive.name == "convert_element_type"
-        and len(eqn.params["branches"]) == 2
+        (
+            made_by is not None
+            and made_by.primitive.name == "convert_element_type"
+            and len(eqn.params["branches"]) == 2
+        )
+        and made_by.invars[0].aval.dtype == bool
+        and not made_by.invars[0].aval.shape
     ):
-        if made_by.invars[0].aval.dtype == bool and not made_by.invars[0].aval.shape:
-            return "pred", made_by.invars[0]
+        return "pred", made_by.invars[0]
     if made_by is not None and made_by.primitive.name == "clamp":
         low, index, high = made_by.invars
         bounds = [

@@ -198,10 +198,8 @@ def _window(mapping: BlockMapping, index: tuple[int, ...], prefetched: list) -> 
         zip(mapping.dims, mapping.array.shape, block_starts(mapping, index, prefetched))
     ):
         low, high = min(max(start, 0), extent), max(min(start + dim.size, extent), 0)
-        if (
-            isinstance(dim, (Blocked, Squeezed))
-            and start < 0
-            or (isinstance(dim, Squeezed) and start >= extent)
+        if (isinstance(dim, (Blocked, Squeezed)) and start < 0) or (
+            isinstance(dim, Squeezed) and start >= extent
         ):
             raise OutOfBoundsError(
                 f"index map of {mapping.origin} leaves the array in program {index}",
@@ -473,7 +471,7 @@ def _subscript(
                 if isinstance(index, Point)
                 else (index.start, index.start + (index.size - 1) * index.stride)
             )
-            if not (0 <= int(first) and int(last) < shape[axis]) and not (
+            if not (int(first) >= 0 and int(last) < shape[axis]) and not (
                 isinstance(index, Range) and index.size == 0
             ):
                 raise _out_of_bounds(eqn, buffer, axis, int(first), int(last), program)

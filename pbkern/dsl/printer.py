@@ -82,7 +82,7 @@ def rebuild(text: str) -> Kernel:
     filename = f"<pbkern kernel {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict = {"__name__": "pbkern_rebuilt"}
-    exec(compile(text, filename, "exec"), namespace)  # noqa: S102
+    exec(compile(text, filename, "exec"), namespace)
     found = [v for v in namespace.values() if isinstance(v, KernelFunction)]
     if not found:
         raise KernelError(
@@ -211,7 +211,7 @@ def _spec(mapping: BlockMapping, name: str, printer: _Printer) -> tuple[str, lis
     shape = f"({dims.rstrip()})" if len(mapping.dims) == 1 else f"({dims.removesuffix(', ')})"
     if zero:
         return f"pbkern.BlockSpec({shape}{space})", []
-    indices = [n for n in _names("ijklmnopqrstuvwxyz", printer.reserved, len(jaxpr.invars))]
+    indices = list(_names("ijklmnopqrstuvwxyz", printer.reserved, len(jaxpr.invars)))
     inline = _inline(jaxpr, indices, printer)
     if inline is not None:
         return f"pbkern.BlockSpec({shape}, lambda {', '.join(indices)}: {inline}{space})", []
@@ -303,9 +303,9 @@ class _Printer:
         return [f"def {name}({', '.join(params)}):", *(f"    {line}" for line in lines or ["pass"])]
 
     def equations(self, jaxpr: jex.Jaxpr) -> list[str]:
-        used = {var for e in jaxpr.eqns for var in e.invars if isinstance(var, jex.Var)} | set(
+        used = {var for e in jaxpr.eqns for var in e.invars if isinstance(var, jex.Var)} | {
             var for var in jaxpr.outvars if isinstance(var, jex.Var)
-        )
+        }
         producers = {var: e for e in jaxpr.eqns for var in e.outvars}
         lines = []
         for eqn, live in zip(jaxpr.eqns, live_equations(jaxpr)):
@@ -440,7 +440,7 @@ class _Printer:
     def fori_loop(self, eqn, lower: int, upper: int) -> list[str]:
         """A counted scan: pbkern.loop without carries, lax.fori_loop with."""
         body, consts = eqn.params["jaxpr"].jaxpr, _jax.params_of(eqn)["num_consts"]
-        increment, *rest = body.eqns
+        _increment, *rest = body.eqns
         counter = self.name(body.invars[consts])
         inner = body.replace(
             eqns=rest,

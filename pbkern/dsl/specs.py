@@ -39,7 +39,7 @@ class BlockSpec:
       memory_space: "any", or a space that the target names.
     """
 
-    block_shape: Sequence[int | None | BlockDim] | None = None
+    block_shape: Sequence[int | BlockDim | None] | None = None
     index_map: Callable | None = None
     memory_space: str = "any"
 
@@ -173,7 +173,7 @@ def _trace_index_map(f, origin, array, grid, prefetch, at):
     """Closed jaxpr (i32 grid indices, prefetch Refs) -> i32 per dimension, whatever jax_enable_x64 says."""
     at = definition_line(f) or at
     if f is None:
-        f = lambda *_: (0,) * len(array.shape)  # noqa: E731
+        f = lambda *_: (0,) * len(array.shape)
     _check_arity(f, origin, len(grid), len(prefetch), at)
     avals = [jax.core.ShapedArray((), np.dtype("int32"))] * len(grid)
     avals += [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]

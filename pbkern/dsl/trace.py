@@ -411,8 +411,7 @@ def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
             )
 
     with jax.enable_x64(needs_x64(dtype for _, dtype in types) if x64 is None else x64):
-        closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*type_) for type_ in types])
-    return closed
+        return jax.make_jaxpr(run)(*[_jax.ref_aval(*type_) for type_ in types])
 
 
 def canonical_body(closed: jex.ClosedJaxpr, name: str = "kernel") -> jex.ClosedJaxpr:

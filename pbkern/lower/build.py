@@ -372,8 +372,7 @@ class BodyBuilder:
         if v.op in ("argmax", "argmin"):
             args.append(self.pool.make("index", v.dtype, v.index_arg.substitute(rename.get)))
         nest.reductions.append(Reduction(v.op, tuple(args), v.acc_dtype))
-        acc = self.pool.make("acc", v.acc_dtype, len(nest.reductions) - 1)
-        return acc
+        return self.pool.make("acc", v.acc_dtype, len(nest.reductions) - 1)
 
     # ---------------------------------------------------------------- statements
 
@@ -389,7 +388,7 @@ class BodyBuilder:
         ):
             target.buf.step = steps.step
         if isinstance(v, Contract):
-            dims = {dim: n for dim, n in v.dims}
+            dims = dict(v.dims)
             nest = Nest(dims, v.rdims, ordered=v.ordered, at=v.at_line)
             acc = self._reduce(v, nest, {})
             nest.writes.append(

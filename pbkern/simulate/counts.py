@@ -79,14 +79,11 @@ class Memo:
             before is not None
             and before[0].shape == distances.shape
             and (before[0] == distances).all()
+        ) and (
+            before[1] is mask
+            or (before[1] is not None and mask is not None and (before[1] == mask).all())
         ):
-            if (
-                before[1] is mask
-                or before[1] is not None
-                and mask is not None
-                and (before[1] == mask).all()
-            ):
-                return before[2]
+            return before[2]
         found = count()
         self.known[first % period] = distances, mask, found
         return found

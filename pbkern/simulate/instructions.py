@@ -153,7 +153,7 @@ def _setp_and(
     names = instruction.operands[0].split("|")
     x, y = (operand(program, o, dtype) for o in instruction.operands[1:3])
     joins = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
-    join = joins[instruction.op[2]] if instruction.op[2] in joins else None
+    join = joins.get(instruction.op[2])
     third = instruction.operands[3].lstrip("!") if join else ""
     other = operand(program, third, np.dtype(bool)) if join else None
 
@@ -190,7 +190,7 @@ def _cvt_pair(program: PtxProgram, instruction: Instruction) -> Step:
     """Two floats as halves of a word: the first operand is the high one."""
     if not any(m in instruction.op for m in ("f16x2", "bf16x2")):
         raise ops.Unknown("two operands")
-    to, source, f = ops.conversion(tuple(m.removesuffix("x2") for m in instruction.op))
+    _to, source, f = ops.conversion(tuple(m.removesuffix("x2") for m in instruction.op))
     high, low, dst = (
         operand(program, instruction.operands[1], source),
         operand(program, instruction.operands[2], source),

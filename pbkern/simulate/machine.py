@@ -136,7 +136,7 @@ class Gang:
         clocked, seen = self.launch.clocked, place
         while True:
             c, step = code[place], steps[place]
-            if place in clocked or clocked and step is None:
+            if place in clocked or (clocked and step is None):
                 self._tick(place - seen, mask)
                 seen = place
             try:
@@ -408,14 +408,13 @@ class Gang:
     def error(
         self, instruction: Instruction, kind: str, what: str, hint: str = ""
     ) -> SimulationError:
-        found = SimulationError(
+        return SimulationError(
             f"{_TITLES[kind]} in kernel `{self.program.name}`",
             kind=kind,
             at=instruction.at or None,
             why=f"{what}; PTX line {instruction.line}: {instruction.text}",
             hint=hint or _HINTS[kind],
         )
-        return found
 
     # ---------------------------------------------------------------- registers
 

@@ -64,7 +64,7 @@ def _zeroed(x: np.ndarray) -> np.ndarray:
 def _flushed(f: Function, op: tuple[str, ...], dtype: np.dtype) -> Function:
     """Modifiers .ftz, .sat and .relu of floats, and the NaN of results that have 16 bits."""
     has_one_nan = dtype in _ONE_NAN and op[0] not in _SIGNS
-    if not is_float(dtype) or not has_one_nan and not {"ftz", "sat", "relu"} & set(op):
+    if not is_float(dtype) or (not has_one_nan and not {"ftz", "sat", "relu"} & set(op)):
         return f
 
     def modified(*xs: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ def _untied(p: np.ndarray, z: np.ndarray, s: np.ndarray, ties: np.ndarray) -> np
 
 def _fma64(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     p = x * y
-    split = lambda v: (h := v * 134217729.0, h - (h - v))[1]  # noqa: E731
+    split = lambda v: (h := v * 134217729.0, h - (h - v))[1]
     (xh, yh) = split(x), split(y)
     xl, yl = x - xh, y - yh
     lost = ((xh * yh - p) + xh * yl + xl * yh) + xl * yl
@@ -400,7 +400,7 @@ def conversion(op: tuple[str, ...]) -> tuple[np.dtype, np.dtype, Function]:
     """(type of the result, type of the operand, function) of cvt."""
     to, source = TYPES[op[-2]], TYPES[op[-1]]
     rounding = next((m for m in op if m in _ROUND), None)
-    if is_float(to) and ({"rm", "rp"} & set(op) or "rz" in op and not is_float(source)):
+    if is_float(to) and ({"rm", "rp"} & set(op) or ("rz" in op and not is_float(source))):
         raise Unknown("rounding")
 
     def convert(x: np.ndarray) -> np.ndarray:

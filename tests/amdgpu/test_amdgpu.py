@@ -16,8 +16,7 @@ from pbkern.targets.amdgpu import compile as codegen
 from pbkern.targets.amdgpu import driver
 from pbkern.targets.amdgpu.devices import KINDS
 from pbkern.targets.amdgpu.target import AmdgpuTarget
-
-from ..nvgpu.test_kernels import DTYPES, FUNCTIONS
+from tests.nvgpu.test_kernels import DTYPES, FUNCTIONS
 
 GPU = {"target": "amdgpu"}
 
@@ -60,11 +59,11 @@ def test_functions_become_code_objects(name, architecture):
     assert made
     for code in made:
         a = code.assembled
-        assert a.image[:4] == b"\x7fELF" and a.spill_bytes == 0 and 0 < a.registers <= 256
-        assert (
-            f"amdgcn-amd-amdhsa--{architecture}" in a.text
-            and f".amdhsa_kernel {code.function.name}" in a.text
-        )
+        assert a.image[:4] == b"\x7fELF"
+        assert a.spill_bytes == 0
+        assert 0 < a.registers <= 256
+        assert f"amdgcn-amd-amdhsa--{architecture}" in a.text
+        assert f".amdhsa_kernel {code.function.name}" in a.text
 
 
 @needs_lld
@@ -86,13 +85,14 @@ def test_every_dtype(dtype):
 
 @needs_lld
 @pytest.mark.parametrize("architecture", KINDS)
-@pytest.mark.parametrize("f, shape", [
+@pytest.mark.parametrize(("f", "shape"), [
     (jax.grad(lambda x: jnp.arctan(x * x) * x), ()), (lambda x: jax.nn.softmax(x * 3, -1), (1, 1)),
     (jax.grad(lambda x: (x * jax.nn.silu(x[5])).sum()), (131,)), (lambda x: (x - x[0] * x[0]) * x[0] * x[0], (40,)),
 ], ids=["scalar", "one element", "one of many", "product"])  # fmt: skip
 def test_values_that_are_the_same_in_all_lanes_are_rounded(f, shape, architecture):
     made = codes(f, *types([shape]), device=architecture)
-    assert made and all(
+    assert made
+    assert all(
         c.assembled.image and not re.search(r"call .*arithmetic\.fence", c.llvm) for c in made
     )
 
@@ -118,7 +118,8 @@ def test_a_product_that_several_read_is_rounded_for_each(dtype):
             .distinct()
         ]
     text = "".join(c.assembled.text for c in made)
-    assert "v_mul_f" in text and not re.search(r"v_(fma|fmac|mad|mac)_f", text)
+    assert "v_mul_f" in text
+    assert not re.search(r"v_(fma|fmac|mad|mac)_f", text)
     assert (
         "v_fma"
         in codes(lambda x: x * x + x[::-1], *types([(70,)]), device="gfx90a")[0].assembled.text
@@ -170,15 +171,15 @@ def test_calls_without_a_device_say_what_is_missing():
         TargetError, match="compiled for target `amdgpu` but its arguments are on cpu"
     ) as e:
         f(jnp.zeros(8))
-    assert (
-        "jax finds no device of platform 'rocm'" in e.value.hint and "stage='asm'" in e.value.hint
-    )
+    assert "jax finds no device of platform 'rocm'" in e.value.hint
+    assert "stage='asm'" in e.value.hint
     absent = type(
         "Absent", (driver.HipDriver,), {"library_name": "libamdhip64_that_is_not_there.so"}
     )()
     with pytest.raises(TargetError, match="no program can be launched on an AMD GPU") as e:
         absent.open()
-    assert "libamdhip64_that_is_not_there" in str(e.value) and "rocminfo" in str(e.value)
+    assert "libamdhip64_that_is_not_there" in str(e.value)
+    assert "rocminfo" in str(e.value)
 
 
 def test_without_a_linker_the_error_says_what_to_install(monkeypatch):
@@ -198,11 +199,11 @@ def test_devices_by_name():
 
 def test_params_are_checked_and_printed():
     with pytest.raises(
-        OptionError, match="amdgpu.CompilerParams has no field `max_concurrent_steps`"
+        OptionError, match=r"amdgpu.CompilerParams has no field `max_concurrent_steps`"
     ):
         pbkern.amdgpu.CompilerParams(max_concurrent_steps=2)
     with pytest.raises(
-        OptionError, match="amdgpu.CompilerParams field `num_warps` has a bad value"
+        OptionError, match=r"amdgpu.CompilerParams field `num_warps` has a bad value"
     ):
         pbkern.amdgpu.CompilerParams(num_warps=5)
 
@@ -217,7 +218,8 @@ def test_params_are_checked_and_printed():
     backend = get_target("amdgpu").backend_of("gfx942")
     with pytest.raises(ScheduleError, match="asks for num_warps=32") as e:
         backend.build_options(made, CompileOptions(target="amdgpu"))
-    assert "2048 threads of 64" in str(e.value) and "num_warps=16" in str(e.value)
+    assert "2048 threads of 64" in str(e.value)
+    assert "num_warps=16" in str(e.value)
     assert (
         get_target("amdgpu")
         .backend_of("gfx1100")
@@ -238,7 +240,8 @@ def test_another_process_finds_the_code_on_disk(tmp_path, monkeypatch):
         ]
         monkeypatch.setattr(codegen, "assemble", None)  # what is found is not made
         made.append(AmdgpuTarget().compile(program, CompileOptions(target="amdgpu")).distinct()[0])
-    assert made[0].image[:4] == b"\x7fELF" and made[0].image == made[1].image == made[2].image
+    assert made[0].image[:4] == b"\x7fELF"
+    assert made[0].image == made[1].image == made[2].image
     assert len(list(tmp_path.glob("amdgpu-*.pbk"))) == 1
 
 

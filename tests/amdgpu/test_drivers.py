@@ -11,9 +11,9 @@ from pbkern.errors import OptionError, TargetError
 from pbkern.targets import get_target
 from pbkern.targets.amdgpu import compile as codegen
 from pbkern.targets.amdgpu import driver, target
+from tests.fake_drivers import built
+from tests.nvgpu.test_drivers import entry
 
-from ..fake_drivers import built
-from ..nvgpu.test_drivers import entry
 from .test_amdgpu import GPU, needs_lld
 
 X = np.random.default_rng(2).normal(size=(3, 50)).astype("f4")
@@ -63,9 +63,8 @@ def test_a_module_is_loaded_on_every_device(hip):
         t.start()
     for t in threads:
         t.join()
-    assert failures == [None] * 24 and sorted(hip.calls("hipModuleLoadData")) == [
-        f"hipModuleLoadData {d}" for d in range(3)
-    ]
+    assert failures == [None] * 24
+    assert sorted(hip.calls("hipModuleLoadData")) == [f"hipModuleLoadData {d}" for d in range(3)]
     assert sorted((d, s) for d, _, s in hip.launches) == sorted(
         ((n + k) % 3, n) for n in range(1, 5) for k in range(6)
     )
@@ -84,7 +83,9 @@ def test_devices_of_several_architectures(hip):
     for device in (2, 1, 3, 0, 1):
         hip.current(device)
         found[device] = call(X, out)
-    assert found[0] is None and found[1] is None and [d for d, _, _ in hip.launches] == [1, 0, 1]
+    assert found[0] is None
+    assert found[1] is None
+    assert [d for d, _, _ in hip.launches] == [1, 0, 1]
     for device in (2, 3):
         assert f"device {device} takes no code of kernel `k0_" in found[device]
         assert (
@@ -120,7 +121,7 @@ def test_a_device_that_does_not_say_what_it_is(tmp_path):
         hip.driver.architecture(0)
 
 
-@pytest.mark.parametrize("symbol, what", [
+@pytest.mark.parametrize(("symbol", "what"), [
     ("hipInit", "AMD GPU fails when it is initialised"), ("hipModuleLoadData", "device 0 takes no code"),
     ("hipModuleGetFunction", "device 0 takes no code"), ("hipModuleLaunchKernel", "kernel `k0_"),
     ("hipThreadExchangeStreamCaptureMode", "about to be given a kernel"), ("hipGetDevice", "the program was not launched"),
@@ -128,7 +129,8 @@ def test_a_device_that_does_not_say_what_it_is(tmp_path):
 def test_what_the_library_refuses_is_an_error_of_the_call(hip, symbol, what):
     call, out = entry(compiled("gfx942"), hip.driver), np.zeros_like(X)
     hip.fail(symbol, 321)
-    assert what in (text := call(X, out)) and "error 321" in text
+    assert what in (text := call(X, out))
+    assert "error 321" in text
     hip.fail(symbol, 0)
     assert call(X, out) is None
 

@@ -4,8 +4,8 @@ import jax
 import pytest
 
 from pbkern.targets.amdgpu.devices import KINDS
+from tests.robustness.random_graphs import draw
 
-from ..robustness.random_graphs import draw
 from .test_amdgpu import codes, needs_lld
 
 pytestmark = needs_lld

@@ -36,19 +36,20 @@ def close(found, expected) -> None:
 def test_every_device_is_described():
     for name in devices.names():
         d = devices.device_of(name)
-        assert d.machine.source and d.machine.cores > 0 and d.machine.vector_bits in (128, 256, 512)
+        assert d.machine.source
+        assert d.machine.cores > 0
+        assert d.machine.vector_bits in (128, 256, 512)
         assert d.machine.registers == (16 if d.machine.vector_bits == 256 else 32)
         assert d.system == ("macos" if name.startswith("apple") else "linux")
-        assert set(d.features) <= set(d.needs) and d.is_here == d.is_x86
+        assert set(d.features) <= set(d.needs)
+        assert d.is_here == d.is_x86
     assert devices.device_of("neoverse-n1/macos").triple.startswith("arm64-apple")
-    assert (
-        not devices.device_of("haswell").machine.avx512
-        and devices.device_of("znver4").machine.bf16_pairs
-    )
+    assert not devices.device_of("haswell").machine.avx512
+    assert devices.device_of("znver4").machine.bf16_pairs
 
 
 @pytest.mark.parametrize(
-    "name, message",
+    ("name", "message"),
     [
         ("x86-64-v2", "no libraries are made for `x86-64-v2`"),
         ("znver9", "did you mean `znver5`?"),
@@ -67,16 +68,17 @@ def test_a_processor_without_multiply_adds_has_no_native_libraries(monkeypatch):
     monkeypatch.setattr(devices, "cpuinfo", lambda: "flags : fpu sse2 avx\n")
     with pytest.raises(OptionError, match="this computer's processor") as e:
         devices._native("linux")
-    assert "it lacks avx2, fma" in e.value.why and "x86-64-v3" in e.value.hint
+    assert "it lacks avx2, fma" in e.value.why
+    assert "x86-64-v3" in e.value.hint
 
 
 def test_a_part_of_avx512_is_not_used_in_native_libraries(monkeypatch):
     flags = "avx2 fma f16c bmi1 bmi2 abm movbe avx512f avx512cd"
     monkeypatch.setattr(devices, "cpuinfo", lambda: f"flags : {flags}\n")
     found = devices._native("linux")
-    assert (
-        found.cpu == "x86-64-v3" and found.machine.vector_bits == 256 and not found.machine.avx512
-    )
+    assert found.cpu == "x86-64-v3"
+    assert found.machine.vector_bits == 256
+    assert not found.machine.avx512
     assert not any(f.startswith("avx512") for f in found.needs)
 
 
@@ -89,12 +91,11 @@ def test_avx2_computes_the_same(name, tmp_path):
 
 
 def test_vectors_know_their_registers():
-    assert (
-        VectorBits(256, 16) == 256
-        and registers_of(VectorBits(256, 16)) == 16
-        and registers_of(512) == 32
-    )
-    assert repr(VectorBits(256, 16)) != repr(VectorBits(256, 32)) and f"{VectorBits(128)}" == "128"
+    assert VectorBits(256, 16) == 256
+    assert registers_of(VectorBits(256, 16)) == 16
+    assert registers_of(512) == 32
+    assert repr(VectorBits(256, 16)) != repr(VectorBits(256, 32))
+    assert f"{VectorBits(128)}" == "128"
 
 
 def test_sixteen_registers_are_enough_for_avx2(tmp_path):
@@ -105,9 +106,11 @@ def test_sixteen_registers_are_enough_for_avx2(tmp_path):
         lambda a, b: a @ b
     )(x, x)
     text = made.paths["asm"].read_text()
-    assert "%zmm" not in text and "%ymm16" not in text
+    assert "%zmm" not in text
+    assert "%ymm16" not in text
     multiply = [line for line in text.splitlines() if "vfmadd" in line]
-    assert len(multiply) >= 12 and sum("(%rsp)" in line for line in multiply) == 0
+    assert len(multiply) >= 12
+    assert sum("(%rsp)" in line for line in multiply) == 0
 
 
 @needs_gcc
@@ -244,7 +247,8 @@ MACHO = b"\xcf\xfa\xed\xfe"
 
 
 @pytest.mark.parametrize(
-    "device, end", [("apple-m1", MACHO), ("neoverse-v2", b"\x7fELF"), ("x86-64-v3/macos", MACHO)]
+    ("device", "end"),
+    [("apple-m1", MACHO), ("neoverse-v2", b"\x7fELF"), ("x86-64-v3/macos", MACHO)],
 )
 def test_objects_for_other_systems(device, end, tmp_path):
     made, _, _ = programs.library("softmax", tmp_path, ["obj", "header", "asm"], device=device)

@@ -49,7 +49,8 @@ def test_a_library_without_openmp_and_with_a_pool_needs_nothing(name, tmp_path):
         name, tmp_path, ["obj", "header"], openmp=False, user_device_memory=True
     )
     assert undefined(made.paths["obj"]) <= {"memcpy"}
-    assert made.metadata["memory_bytes"] > 0 and made.metadata["threads"] == 1
+    assert made.metadata["memory_bytes"] > 0
+    assert made.metadata["threads"] == 1
     program = programs.compile_c(
         programs.calling_program(made, guarded=True), tmp_path, made.paths["obj"]
     )
@@ -156,11 +157,9 @@ int main(int count, char **words) {
     )
     assert subprocess.run([program], timeout=60).returncode == 0
     done = subprocess.run([program, "x"], capture_output=True, text=True, timeout=60)
-    assert (
-        done.returncode == -6
-        and "bytes of memory cannot be allocated" in done.stderr
-        and done.stderr.count("\n") == 1
-    )
+    assert done.returncode == -6
+    assert "bytes of memory cannot be allocated" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_files_are_the_same_each_time_and_hold_no_paths(tmp_path):
@@ -176,10 +175,8 @@ def test_files_are_the_same_each_time_and_hold_no_paths(tmp_path):
     for kind, path in made[0].paths.items():
         assert path.read_bytes() == made[1].paths[kind].read_bytes(), kind
         if kind != "shared":  # the C compiler's start files are in it
-            assert (
-                str(tmp_path).encode() not in path.read_bytes()
-                and b"/pbkern" not in path.read_bytes()
-            ), kind
+            assert str(tmp_path).encode() not in path.read_bytes(), kind
+            assert b"/pbkern" not in path.read_bytes(), kind
 
 
 def test_a_shared_library_is_one_that_systems_take(tmp_path):
@@ -193,7 +190,8 @@ def test_a_shared_library_is_one_that_systems_take(tmp_path):
     ).stdout
     assert "TEXTREL" not in segments
     stack = next(line for line in segments.splitlines() if "GNU_STACK" in line)
-    assert " RW " in stack and "E" not in stack.split("RW")[1]
+    assert " RW " in stack
+    assert "E" not in stack.split("RW")[1]
     shown = subprocess.run(
         ["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True
     ).stdout
@@ -226,9 +224,11 @@ def test_headers_of_every_type_are_valid(compiler, tmp_path):
         compile_options={"aot_name": "all_types"}, output=tmp_path, emit=["header"]
     )(lambda a: {k: x[:2] for k, x in a.items()})(args)
     for kind in kinds:
-        assert f"*a_{kind}" in made.header and f"*out_{kind}" in made.header
+        assert f"*a_{kind}" in made.header
+        assert f"*out_{kind}" in made.header
     assert "/// Type/shape of a_int8 is memref<3x5xi8>." in made.header
-    assert "const uint16_t *a_bfloat16" in made.header and "const float *a_complex64" in made.header
+    assert "const uint16_t *a_bfloat16" in made.header
+    assert "const float *a_complex64" in made.header
     programs.compile_c(
         '#include "all_types.h"\nint main(void) { return 0; }\n', tmp_path, compiler=compiler
     )

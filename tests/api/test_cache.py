@@ -89,8 +89,10 @@ def child(folder, **environment):
 
 def test_a_second_process_neither_lowers_nor_imports_mlir(tmp_path):
     first, second = child(tmp_path), child(tmp_path)
-    assert not first["from_disk"] and first["mlir"]
-    assert second["from_disk"] and not second["mlir"]
+    assert not first["from_disk"]
+    assert first["mlir"]
+    assert second["from_disk"]
+    assert not second["mlir"]
     assert second["results"] == first["results"]
     assert second["ms"] < first["ms"] / 4
 
@@ -102,12 +104,14 @@ def test_the_environment_switches_it_off(tmp_path):
 
 def test_a_hit_computes_the_same_and_shows_the_same_stages(store):
     fresh, found = compiled(norm, X), compiled(norm, X)
-    assert not fresh.from_disk and found.from_disk
+    assert not fresh.from_disk
+    assert found.from_disk
     np.testing.assert_array_equal(fresh(X)[0], found(X)[0])
     target = CpuTarget()
     for stage in ("nests", "mlir", "llvm"):
         assert target.text(found, stage) == target.text(fresh, stage) != ""
-    assert found.code == fresh.code and fresh.code.arena_bytes > 0
+    assert found.code == fresh.code
+    assert fresh.code.arena_bytes > 0
 
 
 def test_content_and_options_decide(store):
@@ -118,7 +122,8 @@ def test_content_and_options_decide(store):
     assert not compiled(norm, X, options=exact).from_disk
     with config.override(num_threads=1):
         assert not compiled(norm, X).from_disk
-    assert compiled(norm, X).from_disk and compiled(norm, X, options=exact).from_disk
+    assert compiled(norm, X).from_disk
+    assert compiled(norm, X, options=exact).from_disk
 
 
 def checked(x, kernel_name):
@@ -149,7 +154,8 @@ def test_parts_that_are_alike_share_their_code():
     build, _ = pbkern.jit(f).build((a,), {})
     target = CpuTarget()
     codes = [target.compile(p, pbkern.CompileOptions()) for p in build.programs]
-    assert len(build.programs) == 5 and len(set(codes)) == 3  # the first, those between, the last
+    assert len(build.programs) == 5
+    assert len(set(codes)) == 3
     np.testing.assert_allclose(pbkern.jit(f)(a), jax.jit(f)(a), rtol=1e-5, atol=1e-6)
     assert pbkern.jit(f).as_text(a, stage="mlir").count("func.func @k0_") == 3
 
@@ -194,7 +200,8 @@ def test_printing_kernels_are_compiled_by_each_process(store, capfd):
     kernel = pbkern.kernel(body, out_shape=jax.ShapeDtypeStruct(X.shape, "float32"))
     host = kernel_program(kernel.trace(X))
     one, other = (CpuTarget().compile(host, pbkern.CompileOptions()) for _ in range(2))
-    assert not other.from_disk and compile.prints(other.code)
+    assert not other.from_disk
+    assert compile.prints(other.code)
     for c in (one, other):
         c(X)
     assert capfd.readouterr().out.count(f"first {X[0, 0]}"[:9]) == 2
@@ -267,7 +274,8 @@ def test_processes_do_not_disturb_each_other(tmp_path):
         w.start()
     for w in workers:
         w.join(60)
-    assert [w.exitcode for w in workers] == [0, 0] and failures.empty()
+    assert [w.exitcode for w in workers] == [0, 0]
+    assert failures.empty()
     assert not list(tmp_path.glob(".new-*"))
 
 
@@ -296,13 +304,16 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path):
     for n in range(9, 13):
         s.put("code", str(n), bytes(900))
     assert s.size() <= s.limit
-    assert s.get("code", "0") is not None and s.get("code", "12") is not None
-    assert s.get("code", "1") is None and s.get("code", "2") is None
+    assert s.get("code", "0") is not None
+    assert s.get("code", "12") is not None
+    assert s.get("code", "1") is None
+    assert s.get("code", "2") is None
 
 
 def test_an_entry_larger_than_all_is_not_written(tmp_path):
     s = disk_cache.Store(tmp_path, 1000)
-    assert not s.put("code", "a", bytes(2000)) and s.size() == 0
+    assert not s.put("code", "a", bytes(2000))
+    assert s.size() == 0
 
 
 @pytest.mark.parametrize("what", ["a file", "below a file", "open to all", "open to a group"])
@@ -314,10 +325,13 @@ def test_a_folder_that_cannot_be_used_costs_one_warning(tmp_path, what):
     else:
         folder.write_text("")
         folder = folder / "deeper" if what == "below a file" else folder
-    with config.override(cache_dir=folder):
-        with pytest.warns(UserWarning, match="keeps nothing on disk") as caught:
-            results = [compiled(norm, X) for _ in range(3)]
-    assert len(caught) == 1 and str(folder) in str(caught[0].message)
+    with (
+        config.override(cache_dir=folder),
+        pytest.warns(UserWarning, match="keeps nothing on disk") as caught,
+    ):
+        results = [compiled(norm, X) for _ in range(3)]
+    assert len(caught) == 1
+    assert str(folder) in str(caught[0].message)
     assert not any(c.from_disk for c in results)
     np.testing.assert_allclose(results[-1](X)[0], np.asarray(norm(X)), rtol=1e-5)
 
@@ -338,7 +352,8 @@ def test_entries_that_others_may_have_written_are_not_loaded(store, monkeypatch,
             None,
             None,
         ]
-    assert len(caught) == 1 and "chmod go-w" in str(caught[0].message)
+    assert len(caught) == 1
+    assert "chmod go-w" in str(caught[0].message)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o644), (0o077, 0o600)])
@@ -382,7 +397,8 @@ def test_a_damaged_entry_of_a_shared_folder_stays_there_and_is_made_again(tmp_pa
     reader = disk_cache.Store(
         tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),)
     )
-    assert reader.get("code", "a") is None and path.read_bytes() == b"damaged"
+    assert reader.get("code", "a") is None
+    assert path.read_bytes() == b"damaged"
 
 
 def test_a_shared_folder_that_others_may_write_to_is_not_read(tmp_path):
@@ -394,7 +410,8 @@ def test_a_shared_folder_that_others_may_write_to_is_not_read(tmp_path):
     )
     with pytest.warns(UserWarning, match="PBKERN_CACHE_SHARED names another folder"):
         assert reader.get("code", "a") is None
-    assert reader.put("code", "a", b"y") and reader.get("code", "a") == b"y"
+    assert reader.put("code", "a", b"y")
+    assert reader.get("code", "a") == b"y"
 
 
 def test_shared_folders_are_listed_in_the_environment():
@@ -462,7 +479,8 @@ def test_a_folder_without_write_permission_costs_one_warning(store, monkeypatch)
     store.folder.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.warns(UserWarning, match="may not be written to") as caught:
-        assert not store.put("code", "a", b"x") and not store.put("code", "b", b"x")
+        assert not store.put("code", "a", b"x")
+        assert not store.put("code", "b", b"x")
     assert len(caught) == 1
 
 
@@ -473,7 +491,8 @@ def test_what_can_be_read_is_read_where_nothing_can_be_written(store, monkeypatc
     monkeypatch.setattr(os, "utime", lambda path: (_ for _ in ()).throw(PermissionError()))
     with pytest.warns(UserWarning, match="may not be written to"):
         assert not reader.put("code", "b", b"y")
-    assert reader.get("code", "a") == b"x" and reader.get("code", "b") is None
+    assert reader.get("code", "a") == b"x"
+    assert reader.get("code", "b") is None
 
 
 def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
@@ -494,8 +513,10 @@ def test_users_without_a_home_get_one_warning(monkeypatch, capsys):
     disk_cache._warn.cache_clear()
     with config.override(cache_dir=None):
         with pytest.warns(UserWarning, match="no folder for the cache") as caught:
-            assert disk_cache.current() is None and disk_cache.current() is None
-        assert main.main(["cache", "where"]) == 2 and "PBKERN_CACHE_DIR" in capsys.readouterr().err
+            assert disk_cache.current() is None
+            assert disk_cache.current() is None
+        assert main.main(["cache", "where"]) == 2
+        assert "PBKERN_CACHE_DIR" in capsys.readouterr().err
     assert len(caught) == 1
 
 
@@ -507,13 +528,15 @@ def test_the_readme_names_every_variable():
 
 def test_the_command_counts_and_clears(store, capsys):
     compiled(norm, X)
-    assert main.main(["cache", "where"]) == 0 and capsys.readouterr().out.strip() == str(
-        store.folder
-    )
-    assert main.main(["cache", "size"]) == 0 and " code" in capsys.readouterr().out
-    assert main.main(["cache", "clear"]) == 0 and "removed" in capsys.readouterr().out
+    assert main.main(["cache", "where"]) == 0
+    assert capsys.readouterr().out.strip() == str(store.folder)
+    assert main.main(["cache", "size"]) == 0
+    assert " code" in capsys.readouterr().out
+    assert main.main(["cache", "clear"]) == 0
+    assert "removed" in capsys.readouterr().out
     assert store.size() == 0
-    assert main.main(["cache", "size"]) == 0 and "nothing" in capsys.readouterr().out
+    assert main.main(["cache", "size"]) == 0
+    assert "nothing" in capsys.readouterr().out
 
 
 # --- objects --------------------------------------------------------------------------------------------------------

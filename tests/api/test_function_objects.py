@@ -65,9 +65,12 @@ def test_names_and_signatures_are_the_functions(jit):
         __name__,
         scaled.__doc__,
     )
-    assert f.__wrapped__ is scaled and inspect.signature(f) == inspect.signature(scaled)
+    assert f.__wrapped__ is scaled
+    assert inspect.signature(f) == inspect.signature(scaled)
     assert inspect.getsource(f) == inspect.getsource(scaled)
-    assert "scaled" in repr(f) and hash(f) == hash(f) and f == f != jit(scaled)
+    assert "scaled" in repr(f)
+    assert hash(f) == hash(f)
+    assert f == f != jit(scaled)
     assert weakref.ref(f)() is f
 
     @functools.wraps(f)
@@ -81,7 +84,8 @@ def test_names_and_signatures_are_the_functions(jit):
 @pytest.mark.parametrize("jit", [jax.jit, pbkern.jit])
 def test_partial_functions_have_the_name_of_what_they_call(jit):
     f = jit(functools.partial(scaled, by=3))
-    assert f.__name__ == "scaled" and "jit_scaled" in f.lower(X).as_text()
+    assert f.__name__ == "scaled"
+    assert "jit_scaled" in f.lower(X).as_text()
     np.testing.assert_array_equal(f(X), X * 3)
     np.testing.assert_array_equal(functools.partial(jit(scaled), by=4)(X), X * 4)
 
@@ -96,8 +100,10 @@ def test_methods_are_bound():
     for f in (layer.apply, functools.partial(Layer.apply, layer), Layer.of_class, layer.of_class):
         np.testing.assert_array_equal(f(X), X * 3)
     np.testing.assert_array_equal(layer.plain(X), X * 5)
-    assert inspect.ismethod(layer.apply) and str(inspect.signature(layer.apply)) == "(x)"
-    assert layer.apply == layer.apply and Layer.apply is Layer.__dict__["apply"]
+    assert inspect.ismethod(layer.apply)
+    assert str(inspect.signature(layer.apply)) == "(x)"
+    assert layer.apply == layer.apply
+    assert Layer.apply is Layer.__dict__["apply"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +150,8 @@ def test_another_process_runs_what_is_pickled(tmp_path):
 )
 def test_copies_are_the_function(f):
     f(X)
-    assert copy.copy(f) is f and copy.deepcopy({"f": f})["f"] is f
+    assert copy.copy(f) is f
+    assert copy.deepcopy({"f": f})["f"] is f
 
 
 def test_missing_attributes_name_the_object():

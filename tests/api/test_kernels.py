@@ -82,7 +82,7 @@ def test_printed_kernels_rebuild():
         assert "pbkern.cpu.CompilerParams" in k.source()
 
 
-@pytest.mark.parametrize("stage, text", [
+@pytest.mark.parametrize(("stage", "text"), [
     ("jaxpr", "lambda"), ("plan", "1 kernel(s)"), ("kernels", "@pbkern.kernel"), ("nests", "nest"),
     ("mlir", "func.func"), ("llvm", "llvm.func"),
 ])  # fmt: skip
@@ -108,7 +108,7 @@ def test_an_unknown_stage_is_explained():
     with pytest.raises(OptionError, match="no stage `hlo`"):
         f.as_text(X, stage="hlo")
     with pytest.raises(
-        OptionError, match="no pass `pak` ran in stage `nests`(.|\n)*merge nests, (.|\n)*pack"
+        OptionError, match=r"no pass `pak` ran in stage `nests`(.|\n)*merge nests, (.|\n)*pack"
     ):
         f.as_text(X, stage="nests:pak")
     with pytest.raises(OptionError, match="no stage `plan:pack`"):
@@ -130,9 +130,8 @@ def test_dumped_kernels_rebuild_and_agree(tmp_path):
     }
     assert {p.name for p in folder.iterdir()} >= names
     passes = {p.name: p.read_text() for p in (folder / "passes").iterdir()}
-    assert any(n.startswith("jaxpr_") for n in passes) and any(
-        n.startswith("nests_") for n in passes
-    )
+    assert any(n.startswith("jaxpr_") for n in passes)
+    assert any(n.startswith("nests_") for n in passes)
     assert all(
         "--- " in text and " ms)" in text and "unchanged" in text for text in passes.values()
     )
@@ -150,7 +149,8 @@ def test_hand_written_kernels_are_dumped_too(tmp_path):
         make(thrice)(X)
         pl.pallas_call(thrice, out_shape=X)(X)
     folders = list(tmp_path.iterdir())
-    assert len(folders) == 2 and all("thrice" in (f / "2_kernels.py").read_text() for f in folders)
+    assert len(folders) == 2
+    assert all("thrice" in (f / "2_kernels.py").read_text() for f in folders)
 
 
 SCRIPT = """
@@ -183,10 +183,12 @@ def test_dump_command(script, tmp_path, capsys):
 def test_targets_command(capsys):
     assert main(["targets", "--coverage"]) == 0
     out = capsys.readouterr().out
-    assert "cpu:" in out and "dot_general" in out and "nvgpu: " in out
+    assert "cpu:" in out
+    assert "dot_general" in out
+    assert "nvgpu: " in out
 
 
-@pytest.mark.parametrize("where, args, message", [
+@pytest.mark.parametrize(("where", "args", "message"), [
     ("nothing.py:f", None, "no file"), ("{}:g", None, "no function `g`"), ("{}", None, "FILE.py:FUNCTION"),
     ("{}:f", ["q[3"], "not understood"),
 ])  # fmt: skip

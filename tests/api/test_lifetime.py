@@ -51,7 +51,8 @@ def test_code_goes_with_its_function(programs):
     assert len(programs()) == 1
     del f
     collect()
-    assert not programs() and lifetime.executables(image) == 0
+    assert not programs()
+    assert lifetime.executables(image) == 0
     assert image not in lifetime._waiting
 
 
@@ -67,7 +68,9 @@ def test_executables_outlive_functions(programs):
     image = programs()[0].image
     del executable
     collect()
-    assert not programs() and lifetime.executables(image) == 0 and image not in lifetime._waiting
+    assert not programs()
+    assert lifetime.executables(image) == 0
+    assert image not in lifetime._waiting
 
 
 def test_executables_outlive_what_python_knows_of_them(programs):
@@ -76,7 +79,8 @@ def test_executables_outlive_what_python_knows_of_them(programs):
     (p,) = programs()
     image = p.image
     lifetime._retire(image)  # as if nothing in Python referred to it
-    assert image in lifetime._waiting and lifetime.executables(image) >= 1
+    assert image in lifetime._waiting
+    assert lifetime.executables(image) >= 1
     np.testing.assert_array_equal(executable(X), want)
     lifetime._waiting.remove(image)
 
@@ -92,7 +96,8 @@ def test_clear_caches_frees_the_code_of_living_functions(programs, size):
     jax.clear_caches()
     collect()
     assert not programs()
-    assert f(x)[0, 0] == 4 and len(programs()) == 1
+    assert f(x)[0, 0] == 4
+    assert len(programs()) == 1
 
 
 def test_code_of_kernels_and_gradients_goes_too(programs):
@@ -131,11 +136,9 @@ def test_texts_and_nests_are_made_when_they_are_asked_for():
     collect()
     assert len(nests()) == len(before)
     text = f.as_text(X, stage="nests")
-    assert (
-        "dot=" in text
-        and f.as_text(X, stage="nests") == text
-        and "func.func" in f.as_text(X, stage="mlir")
-    )
+    assert "dot=" in text
+    assert f.as_text(X, stage="nests") == text
+    assert "func.func" in f.as_text(X, stage="mlir")
 
 
 def test_arenas_are_given_back(monkeypatch):
@@ -154,7 +157,8 @@ def test_arenas_are_given_back(monkeypatch):
     del f
     jax.clear_caches()
     collect()
-    assert freed and all(freed)
+    assert freed
+    assert all(freed)
 
 
 def run(program, **environment):
@@ -209,7 +213,7 @@ MANY = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count, megabytes", [(40, 45), (1000, 100)])
+@pytest.mark.parametrize(("count", "megabytes"), [(40, 45), (1000, 100)])
 def test_memory_of_many_deleted_functions(count, megabytes):
     assert float(run(MANY.replace("COUNT", str(count)), PBKERN_CACHE="0")) < megabytes
 

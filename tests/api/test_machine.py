@@ -33,20 +33,21 @@ def detected(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text, bits, share",
+    ("text", "bits", "share"),
     [(ZEN5, 512, 1.0), (ZEN4, 512, 0.5), (ZEN3, 256, 0.5), (INTEL, 512, 1.0), ("", 128, 0.25)],
     ids=["zen5", "zen4", "zen3", "intel", "unknown"],
 )
 def test_peaks_follow_what_the_processor_executes(detected, text, bits, share):
     found = detected(text)
-    assert found.vector_bits == bits and found.clock_hz == DEFAULT_MACHINE.clock_hz
+    assert found.vector_bits == bits
+    assert found.clock_hz == DEFAULT_MACHINE.clock_hz
     for dtype, peak in DEFAULT_MACHINE.peak_flops.items():
         assert found.flops(dtype) == pytest.approx(share * peak)
     assert ("halves" in found.source) == (text == ZEN4)
 
 
 @pytest.mark.parametrize(
-    "text, registers",
+    ("text", "registers"),
     [(ZEN5, 32), (ZEN3, 16), (INTEL, 32), ("", 16), ("Features : fp asimd\n", 32)],
 )
 def test_registers_are_the_processor_s(detected, text, registers):

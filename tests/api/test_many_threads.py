@@ -44,12 +44,11 @@ def test_a_value_is_made_once_for_all_who_ask():
         return object()
 
     found = together(lambda n: once.get(n % 2, make))
-    assert (
-        len(made) == 2
-        and len({*map(id, found)}) == 2
-        and [*map(id, found[2:])] == [*map(id, found[:-2])]
-    )
-    assert once.get(0, make) is found[0] and set(kept) == {0, 1}
+    assert len(made) == 2
+    assert len({*map(id, found)}) == 2
+    assert [*map(id, found[2:])] == [*map(id, found[:-2])]
+    assert once.get(0, make) is found[0]
+    assert set(kept) == {0, 1}
 
 
 def test_after_a_failure_the_next_one_makes_the_value():
@@ -68,10 +67,8 @@ def test_after_a_failure_the_next_one_makes_the_value():
         except ValueError as e:
             return str(e)
 
-    assert (
-        sorted(together(work, 4)) == ["the first fails", "value", "value", "value"]
-        and len(tries) == 2
-    )
+    assert sorted(together(work, 4)) == ["the first fails", "value", "value", "value"]
+    assert len(tries) == 2
 
 
 def layer(x, w):
@@ -110,7 +107,8 @@ def test_results_of_many_threads_are_those_of_one():
 
     assert all(together(work))
     next_turn, ended = _turns()
-    assert next_turn == ended and next_turn > 0
+    assert next_turn == ended
+    assert next_turn > 0
 
 
 def _turns():
@@ -166,7 +164,8 @@ def test_eight_callers_are_served_as_well_as_by_jit():
     )
     assert run.returncode == 0, run.stderr
     throughput, tail = map(float, run.stdout.split())
-    assert throughput > 0.95 and tail < 1.25, run.stderr
+    assert throughput > 0.95, run.stderr
+    assert tail < 1.25, run.stderr
 
 
 def test_turns_of_the_parent_are_not_waited_for_in_a_fork():

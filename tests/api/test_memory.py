@@ -27,10 +27,8 @@ def test_an_elementwise_function_needs_its_arrays_and_no_temporaries():
     assert 0 <= m.output_size_in_bytes - (256 * 128 + 256) * F32 <= 64
     assert m.alias_size_in_bytes == 0
     # So do its temporaries: of the results of the call, to which an empty one belongs (pbkern/_jax.py).
-    assert (
-        0 <= m.temp_size_in_bytes - m.arena_size_in_bytes <= 64
-        and m.arena_size_in_bytes < 256 * 128 * F32 / 4
-    )
+    assert 0 <= m.temp_size_in_bytes - m.arena_size_in_bytes <= 64
+    assert m.arena_size_in_bytes < 256 * 128 * F32 / 4
     assert m.generated_code_size_in_bytes > 500
 
 
@@ -94,7 +92,8 @@ def test_what_xla_keeps_is_counted_among_the_temporaries():
 
 def test_nothing_runs_and_types_will_do(capfd):
     f = pbkern.jit(lambda x: x + 1)
-    assert "peak" in str(f.memory_analysis(*types((64,)))) and not capfd.readouterr().err
+    assert "peak" in str(f.memory_analysis(*types((64,))))
+    assert not capfd.readouterr().err
     np.testing.assert_array_equal(f(jnp.ones(64)), np.full(64, 2.0))
 
 
@@ -131,12 +130,8 @@ def test_a_call_without_memory_for_temporaries_names_the_array_and_the_process_g
     run = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, env=env)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
-    assert (
-        len(lines) == 4
-        and [line.split()[0] for line in lines] == ["JaxRuntimeError", "MemoryError"] * 2
-    ), lines
+    assert len(lines) == 4, lines
+    assert [line.split()[0] for line in lines] == ["JaxRuntimeError", "MemoryError"] * 2, lines
     for line in lines:
-        assert (
-            "out of memory: `f` needs 32" in line
-            and "float32[9000,9000] (324.0 MB), which kernel `f_" in line
-        )
+        assert "out of memory: `f` needs 32" in line
+        assert "float32[9000,9000] (324.0 MB), which kernel `f_" in line

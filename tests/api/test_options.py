@@ -20,7 +20,7 @@ A, B = (jnp.asarray(RNG.normal(size=(8, 8)).astype("f")) for _ in range(2))
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    ("given", "message"),
     [
         ({"targt": "cpu"}, "did you mean `target`?"),
         ({"mm-conv-precision-mode": "fp16"}, "did you mean `mm_conv_precision_mode`?"),
@@ -86,7 +86,8 @@ def test_other_backends_refuse_what_they_cannot_do(given):
             pbkern.polymage_jit_jax(
                 lambda x: x, compile_options={"execution_backend": backend} | given
             )
-        assert f"{name}=" in e.value.why and "leave it out" in e.value.hint
+        assert f"{name}=" in e.value.why
+        assert "leave it out" in e.value.hint
     with pytest.raises(OptionError, match="`inline` cannot act with execution_backend 'std'"):
         pbkern.polymage_jit_jax(
             lambda x: x, compile_options={"execution_backend": "std"}, inline=True
@@ -110,14 +111,15 @@ def test_runtime_args_is_an_older_name(make):
 def test_no_other_dtype_is_proposed(mode):
     with pytest.raises(OptionError) as e:
         pj(lambda x: x, compile_options={"mm_conv_precision_mode": mode})
-    assert "did you mean" not in str(e.value) and "mixed_fp16_fp32" in e.value.hint
+    assert "did you mean" not in str(e.value)
+    assert "mixed_fp16_fp32" in e.value.hint
 
 
 SAME_TYPES = {"float16": "fp16", "f32": "fp32", "i32": "int32", "mixed_f16_f32": "mixed_fp16_fp32",
               "mixed-int8-int32": "mixed_int8_int32", "mixed_fp16fp32": "mixed_fp16_fp32"}  # fmt: skip
 
 
-@pytest.mark.parametrize("mode, meant", SAME_TYPES.items())
+@pytest.mark.parametrize(("mode", "meant"), SAME_TYPES.items())
 def test_the_same_dtype_in_other_words_is_proposed(mode, meant):
     with pytest.raises(OptionError, match=f"did you mean `{meant}`"):
         pj(lambda x: x, compile_options={"mm_conv_precision_mode": mode})
@@ -133,7 +135,8 @@ def test_the_fastmath_option_reaches_the_code():
     options = {"mlir_disable_fast_math": True}
     assert "math.fma" in pj(f).as_text(A, B, stage="mlir")
     plain = pj(f, compile_options=options).as_text(A, B, stage="mlir")
-    assert "math.fma" not in plain and "contract" not in plain
+    assert "math.fma" not in plain
+    assert "contract" not in plain
 
 
 def matmul(a, b):
@@ -141,7 +144,7 @@ def matmul(a, b):
 
 
 @pytest.mark.parametrize(
-    "mode, multiply", [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")]
+    ("mode", "multiply"), [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")]
 )
 def test_float_precision_modes(mode, multiply):
     f = pj(matmul, compile_options={"mm_conv_precision_mode": mode})
@@ -159,7 +162,8 @@ def test_sums_of_the_mode_fp16_have_its_range_and_are_no_less_exact():
         for m in ("fp16", "mixed_fp16_fp32")
     )
     a, b = jnp.full((4, 4096), 4.0), jnp.full((4096, 4), 4.0)
-    assert np.isinf(fp16(a, b)).all() and (mixed(a, b) == 65536).all()  # float16 ends at 65504
+    assert np.isinf(fp16(a, b)).all()
+    assert (mixed(a, b) == 65536).all()
     a, b = (RNG.normal(size=s).astype("f2").astype("f4") for s in ((8, 512), (512, 8)))
     np.testing.assert_array_equal(fp16(a, b), np.asarray(mixed(a, b)).astype("f2"))  # rounded once
     np.testing.assert_allclose(mixed(a, b), a.astype(float) @ b.astype(float), rtol=1e-4, atol=1e-4)
@@ -219,7 +223,8 @@ def seconds(f, *args):
 def test_debug_reports_plan_and_times(capfd):
     pj(lambda x: x * 5 + 2, compile_options={"debug": True})(A)
     err = capfd.readouterr().err
-    assert "1 kernel(s)" in err and "ms  plan" in err
+    assert "1 kernel(s)" in err
+    assert "ms  plan" in err
     with config.override(debug=True):  # as PBKERN_DEBUG=1 says for every decorator
         pj(lambda x: x * 6 + 2)(A)
         pj(lambda x: x * 7 + 2, compile_options={"debug": False})(A)
@@ -254,16 +259,17 @@ def test_wrong_compiler_params_are_explained(field):
 
 def test_compiler_params_replace():
     params = pbkern.cpu.CompilerParams(dimension_semantics=["parallel"]).replace(num_threads=1)
-    assert params.dimension_semantics == ("parallel",) and params.num_threads == 1
+    assert params.dimension_semantics == ("parallel",)
+    assert params.num_threads == 1
     with pytest.raises(OptionError):
         params.replace(vector_width=3)
 
 
 def test_machine_says_where_its_numbers_come_from():
     machine = pbkern.cpu.machine()
-    assert (
-        machine.cores >= 1 and machine.vector_bits in (128, 256, 512) and "cores:" in machine.source
-    )
+    assert machine.cores >= 1
+    assert machine.vector_bits in (128, 256, 512)
+    assert "cores:" in machine.source
 
 
 # --- environment
@@ -279,7 +285,7 @@ def test_environment_variables_are_typed():
     )
 
 
-@pytest.mark.parametrize("name, text, message", [
+@pytest.mark.parametrize(("name", "text", "message"), [
     ("PBKERN_DUMMP", "x", "did you mean PBKERN_DUMP?"),
     ("PBKERN_NUM_THREADS", "0", "at least 1"),
     ("PBKERN_TARGET", "tpu", "cpu, nvgpu, amdgpu"),
@@ -301,7 +307,7 @@ def test_override_is_scoped():
     assert config.num_threads() != 7
 
 
-@pytest.mark.parametrize("settings, message", [
+@pytest.mark.parametrize(("settings", "message"), [
     ({"num_thread": 2}, "did you mean num_threads?"),
     ({"num_threads": 0}, "at least 1"),
     ({"cache": "maybe"}, "0 or 1"),
@@ -322,8 +328,10 @@ def test_settings_are_given_as_python_writes_them(tmp_path):
         cache_dir=str(tmp_path),
         num_threads=None,
     ) as made:
-        assert made.cache is False and made.num_threads is None
-        assert made.cache_shared == (tmp_path, tmp_path / "b") and made.cache_dir == tmp_path
+        assert made.cache is False
+        assert made.num_threads is None
+        assert made.cache_shared == (tmp_path, tmp_path / "b")
+        assert made.cache_dir == tmp_path
 
 
 def test_a_file_is_no_folder_for_stages(tmp_path):

@@ -43,7 +43,9 @@ def test_inner_compilations_belong_to_the_outer_one(seconds, capsys):
             progress.step("a stage")
     progress.step("outside")
     err = capsys.readouterr().err
-    assert "inner" not in err and "next" not in err and "outside" not in err
+    assert "inner" not in err
+    assert "next" not in err
+    assert "outside" not in err
     assert err.splitlines() == [
         "pbkern: compiling `outer`: 5.0 s, a stage",
         "pbkern: compiling `outer`: done after 5.0 s",

@@ -48,7 +48,7 @@ def layer_norm(x):
     return (centred / jnp.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * x).sum()
 
 
-@pytest.mark.parametrize("f, args, shapes", [
+@pytest.mark.parametrize(("f", "args", "shapes"), [
     (elementwise, (X,), []),
     (softmax_of_product, (X, W), [(64,), (64,), (64, 32)]),
     (layer_norm, (X,), [(64,), (64,)]),

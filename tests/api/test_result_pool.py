@@ -50,7 +50,8 @@ def test_memory_of_dropped_results_is_used_again(pool, x):
     assert collected(pool) == 32 << 20
     memory = pool.unused[0].bytes
     again = f(x, 3.0)
-    assert is_stored_in(memory, again) and not pool.unused
+    assert is_stored_in(memory, again)
+    assert not pool.unused
     np.testing.assert_array_equal(again, np.asarray(x) * np.float32(3))
 
 
@@ -84,7 +85,8 @@ def test_large_and_small_results_keep_their_places(pool, x):
     np.testing.assert_allclose(got["sum"], a.sum(1, dtype=np.float64), rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(got["both"][0], a + np.arange(4096, dtype="float32"))
     np.testing.assert_array_equal(got["both"][1], y)
-    assert got["one"] == 1.0 and got["double"].dtype == jnp.float16
+    assert got["one"] == 1.0
+    assert got["double"].dtype == jnp.float16
     np.testing.assert_array_equal(got["double"], (a * 2).astype("float16"))
     np.testing.assert_array_equal(got["twice"], a * 2)
     del got
@@ -100,7 +102,8 @@ def test_every_dtype(pool, dtype):
         f = pbkern.jit(lambda v: v.astype(dtype))
         f(v)
         got = f(v)
-        assert got.dtype == jnp.dtype(dtype) and got.shape == (count,)
+        assert got.dtype == jnp.dtype(dtype)
+        assert got.shape == (count,)
         np.testing.assert_array_equal(np.asarray(got).astype("float32")[:1001], np.arange(1001) % 2)
         del got
         assert collected(pool) == 32 << 20
@@ -135,7 +138,9 @@ def test_results_are_committed_as_their_arguments(pool, x):
     f = pbkern.jit(lambda x: x + 1)
     f(x)
     there = jax.device_put(x, jax.devices()[0])
-    assert not f(x).committed and f(there).committed and f(x).sharding == x.sharding
+    assert not f(x).committed
+    assert f(there).committed
+    assert f(x).sharding == x.sharding
 
 
 def test_donation_of_a_pooled_result(pool, x):

@@ -259,7 +259,8 @@ def test_x64():
 
 
 def test_metadata_is_kept():
-    assert jitted.__name__ == "layer" and jitted.__wrapped__ is not None
+    assert jitted.__name__ == "layer"
+    assert jitted.__wrapped__ is not None
     assert jax.eval_shape(jitted, PARAMS, X)["y"].shape == (3, 5)
 
 

@@ -70,7 +70,8 @@ def test_candidates_are_distinct_and_all_compute_the_same():
     (node,) = groups(f, X)
     machine, target = get_target("cpu").costs(), get_target("cpu")
     found = choices.candidates(node, machine, 6)
-    assert found[0] == Choice() and len({c.blocks for c in found}) == len(found) == 6
+    assert found[0] == Choice()
+    assert len({c.blocks for c in found}) == len(found) == 6
     grids = set()
     for c in found:
         kernel = choices.kernel_at(
@@ -88,10 +89,8 @@ def test_choices_reach_the_kernels():
     with tuned_choices.trial((chosen,)):
         (kernel,) = f.kernels(X)
     assert kernel.grid == (32,)
-    assert (
-        kernel.compiler_params["cpu"].max_concurrent_steps == 3
-        and kernel.compiler_params["cpu"].num_threads == 1
-    )
+    assert kernel.compiler_params["cpu"].max_concurrent_steps == 3
+    assert kernel.compiler_params["cpu"].num_threads == 1
     assert f.kernels(X)[0].compiler_params["cpu"].max_concurrent_steps == 1
 
 
@@ -110,8 +109,10 @@ def test_tuning_in_earnest_keeps_results_and_stays_within_its_budget(capsys):
     want = np.asarray(f(X))
     result = tune(f, X, budget=3.0)
     out = capsys.readouterr().out
-    assert out.startswith("softmax: ") and "candidate(s)" in out
-    assert result.seconds < 15 and result.kernels[0].tried > 0
+    assert out.startswith("softmax: ")
+    assert "candidate(s)" in out
+    assert result.seconds < 15
+    assert result.kernels[0].tried > 0
     assert not result.kept or result.after < result.before
     np.testing.assert_allclose(f(X), want, rtol=1e-5, atol=1e-7)
 
@@ -121,7 +122,9 @@ def test_what_is_faster_is_kept_and_used(monkeypatch):
     default = f.kernels(X)[0].grid
     timed_by(monkeypatch, later_is_faster)
     result = tune(f, X, budget=20.0)
-    assert result.kept and result.kernels[0].choice != Choice() and result.kernels[0].differing == 0
+    assert result.kept
+    assert result.kernels[0].choice != Choice()
+    assert result.kernels[0].differing == 0
     (kernel,) = f.kernels(X)
     p = kernel.compiler_params["cpu"]
     assert (kernel.grid, p.max_concurrent_steps, p.num_threads) != (default, 1, None)
@@ -146,7 +149,9 @@ def test_kernels_that_are_faster_alone_but_not_together_are_not_kept(monkeypatch
 
     timed_by(monkeypatch, seconds_of)
     result = tune(f, X, budget=20.0)
-    assert result.kernels[0].choice != Choice() and not result.kept and "not faster" in str(result)
+    assert result.kernels[0].choice != Choice()
+    assert not result.kept
+    assert "not faster" in str(result)
     assert f.kernels(X)[0].source() == before
 
 
@@ -161,9 +166,9 @@ def test_what_is_faster_only_now_and_then_is_not_kept(monkeypatch):
 def test_equal_times_keep_the_models_choice(monkeypatch):
     timed_by(monkeypatch, lambda turn, calls: [1.0] * len(calls))
     result = tune(pbkern.jit(softmax), X, budget=10.0)
-    assert (
-        not result.kept and result.kernels[0].choice == Choice() and "nothing better" in str(result)
-    )
+    assert not result.kept
+    assert result.kernels[0].choice == Choice()
+    assert "nothing better" in str(result)
 
 
 def test_candidates_with_other_results_are_refused(monkeypatch):
@@ -171,7 +176,8 @@ def test_candidates_with_other_results_are_refused(monkeypatch):
     monkeypatch.setattr(tuning, "agree", lambda got, want: False)
     result = tune(pbkern.jit(softmax), X, budget=5.0)
     assert result.kernels[0].tried == result.kernels[0].differing > 0
-    assert result.kernels[0].choice == Choice() and not result.kept
+    assert result.kernels[0].choice == Choice()
+    assert not result.kept
 
 
 def test_several_kernels_and_plain_functions_and_types():
@@ -208,7 +214,7 @@ def test_budgets_that_allow_nothing_are_refused(budget):
 
 
 @pytest.mark.parametrize(
-    "got, want, same",
+    ("got", "want", "same"),
     [
         ([1.0, 2.0], [1.0, 2.0 + 1e-5], True),
         ([1.0, 2.0], [1.0, 2.1], False),

@@ -52,8 +52,10 @@ def test_a_reader_that_stops_reading_ends_the_command_quietly(model):
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=300
     )
-    assert done.stdout.startswith("many: ") and done.stdout.count("\n") == 1
-    assert not done.stderr and done.returncode in (0, main.BROKEN_PIPE)
+    assert done.stdout.startswith("many: ")
+    assert done.stdout.count("\n") == 1
+    assert not done.stderr
+    assert done.returncode in (0, main.BROKEN_PIPE)
 
 
 def test_a_closed_pipe_is_no_traceback(model):
@@ -62,11 +64,12 @@ def test_a_closed_pipe_is_no_traceback(model):
     command = [sys.executable, "-m", "pbkern", "targets", "--coverage"]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=300)
     os.close(write)
-    assert done.returncode == main.BROKEN_PIPE and not done.stderr
+    assert done.returncode == main.BROKEN_PIPE
+    assert not done.stderr
 
 
 @pytest.mark.parametrize(
-    "function, types, why",
+    ("function", "types", "why"),
     [
         (
             "loss",
@@ -93,7 +96,9 @@ def test_a_wrong_number_of_arguments_is_explained(
     assert main.main([command, f"{model}:{function}", *(["--args", *types] if types else [])]) == 2
     err = capsys.readouterr().err
     assert f"OptionError: `{function}` does not take {len(types or [1])} argument" in err
-    assert f"why  {why}" in err and "one type for each parameter" in err and "Traceback" not in err
+    assert f"why  {why}" in err
+    assert "one type for each parameter" in err
+    assert "Traceback" not in err
 
 
 def test_right_arguments(model, capsys):
@@ -103,7 +108,7 @@ def test_right_arguments(model, capsys):
     assert capsys.readouterr().out.count("kernel(s)") == 3
 
 
-@pytest.mark.parametrize("arguments, message", [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["explain", "nothing.py:f"], "there is no file nothing.py"),
     (["explain", "model"], "no function is named"),
     (["explain", "{model}:absent"], "has no function `absent`"),
@@ -113,7 +118,8 @@ def test_right_arguments(model, capsys):
 def test_wrong_names_are_explained(model, capsys, arguments, message):
     assert main.main([a.format(model=model) for a in arguments]) == 2
     err = capsys.readouterr().err
-    assert message in err and "Traceback" not in err
+    assert message in err
+    assert "Traceback" not in err
 
 
 def test_versions(capsys):
@@ -130,7 +136,8 @@ def test_help_shows_examples(capsys):
         with pytest.raises(SystemExit) as e:
             main.main([*arguments, "--help"])
         out = capsys.readouterr().out
-        assert e.value.code == 0 and "examples:\n  pbkern " in out
+        assert e.value.code == 0
+        assert "examples:\n  pbkern " in out
         for line in (
             main.EXAMPLES[arguments[0]]
             if arguments
@@ -143,7 +150,8 @@ def test_help_shows_examples(capsys):
 def test_examples_are_commands(line):
     name, *arguments = line.replace("'", "").split()
     options, rest = main._parser().parse_known_args(main.normalised(arguments))
-    assert name == "pbkern" and (not rest or options.command == "bench")
+    assert name == "pbkern"
+    assert not rest or options.command == "bench"
 
 
 def test_the_package_shows_its_public_names_alone():
@@ -162,7 +170,8 @@ SWITCHES = [("--openmp=false", False), ("--openmp=no", False), ("-openmp=0", Fal
 @pytest.mark.parametrize(("argument", "value"), SWITCHES)
 def test_switches_are_turned_on_and_off(argument, value):
     parsed = main._parser().parse_args(main.normalised(["compile", argument, "model.py:f"]))
-    assert option_flags.given(parsed) == {"openmp": value} and parsed.function == "model.py:f"
+    assert option_flags.given(parsed) == {"openmp": value}
+    assert parsed.function == "model.py:f"
 
 
 def test_a_switch_is_true_or_false(model, capsys):

@@ -92,16 +92,20 @@ def test_compile_with_sizes_by_name(model, capsys, tmp_path):
         "--num-threads=1",
     ]
     status, out, _ = run(capsys, "compile", f"{model}:blur", *arguments)
-    assert status == 0 and out.splitlines() == ["blur_lines.o", "blur_lines.h"]
+    assert status == 0
+    assert out.splitlines() == ["blur_lines.o", "blur_lines.h"]
     text = (tmp_path / "work" / "blur_lines.h").read_text()
-    assert "memref<20x30xf32>" in text and "at most\n" not in text and "1 thread." in text
+    assert "memref<20x30xf32>" in text
+    assert "at most\n" not in text
+    assert "1 thread." in text
 
 
 def test_the_document_s_form(model, capsys, tmp_path):
     status, out, _ = run(
         capsys, f"{model}:softmax", "-aot", "-aot-name", "polyblocks", "--args", "f32[4,5]"
     )
-    assert status == 0 and {p.name for p in (tmp_path / "work").iterdir()} == {
+    assert status == 0
+    assert {p.name for p in (tmp_path / "work").iterdir()} == {
         "polyblocks.o",
         "polyblocks.h",
     }
@@ -115,9 +119,10 @@ def test_the_document_s_form(model, capsys, tmp_path):
         "-skip-std",
         "-skip-xla",
     )
-    assert (
-        status == 0 and out.startswith("polyblocks") and "median of 2" in out and "xla" not in out
-    )
+    assert status == 0
+    assert out.startswith("polyblocks")
+    assert "median of 2" in out
+    assert "xla" not in out
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -138,24 +143,29 @@ def test_a_folder_takes_all_and_a_library_runs(model, capsys, tmp_path):
         "add_up.mlir",
     } < set(made)
     status, out, _ = run(capsys, "run", tmp_path / "libadd_up.so", "-num-iters", "3")
-    assert status == 0 and out.startswith("add_up") and "out memref<100xf32>  checksum " in out
+    assert status == 0
+    assert out.startswith("add_up")
+    assert "out memref<100xf32>  checksum " in out
     for name in "xy":
         np.save(tmp_path / f"{name}.npy", np.full(100, 1.5, np.float32))
     status, out, _ = run(
         capsys, "run", tmp_path / "libadd_up.so", tmp_path / "x.npy", tmp_path / "y.npy"
     )
-    assert (
-        status == 0 and f"checksum {zlib.crc32(np.full(100, 3, np.float32).tobytes()):08x}" in out
-    )
+    assert status == 0
+    assert f"checksum {zlib.crc32(np.full(100, 3, np.float32).tobytes()):08x}" in out
     status, _, err = run(capsys, "run", tmp_path / "libadd_up.so", tmp_path / "x.npy")
-    assert status == 2 and "takes 2 arrays" in err
+    assert status == 2
+    assert "takes 2 arrays" in err
     status, _, err = run(capsys, "run", tmp_path / "libadd_up.so", "--args", "f32[3]")
-    assert status == 2 and "concerns functions" in err
+    assert status == 2
+    assert "concerns functions" in err
     status, _, err = run(capsys, "run", tmp_path / "add_up.o.so")
-    assert status == 2 and "there is no file" in err
+    assert status == 2
+    assert "there is no file" in err
     (tmp_path / "other.so").write_bytes(b"x" * 100)
     status, _, err = run(capsys, "run", tmp_path / "other.so")
-    assert status == 2 and "is no library of pbkern's" in err
+    assert status == 2
+    assert "is no library of pbkern's" in err
 
 
 def test_run_compares_the_backends(model, capsys):
@@ -163,16 +173,19 @@ def test_run_compares_the_backends(model, capsys):
         capsys, "run", f"{model}:softmax", "--args", "f32[30,50]", "-num-iters", "2"
     )
     rows = out.splitlines()
-    assert status == 0 and [r.split()[0] for r in rows] == ["std", "xla", "polyblocks"]
+    assert status == 0
+    assert [r.split()[0] for r in rows] == ["std", "xla", "polyblocks"]
     assert all("equal" in r or "differs by" in r for r in rows[1:])
 
 
 def test_run_takes_arguments_of_every_kind(model, capsys):
     for types in ("bool[30,50]", "i32[30,50]", "f32[0,5]"):
         status, out, err = run(capsys, "run", f"{model}:same", "--args", types, "-num-iters", "1")
-        assert status == 0 and out.count("equal") == 2, err
+        assert status == 0, err
+        assert out.count("equal") == 2, err
     status, out, err = run(capsys, "run", f"{model}:same", "x.npy", "--args", "f32[3]")
-    assert status == 2 and "arrays are inputs of libraries" in err
+    assert status == 2
+    assert "arrays are inputs of libraries" in err
 
 
 def test_results_that_differ_end_the_command():
@@ -220,12 +233,13 @@ def test_every_compile_option_is_an_option_of_every_command(model, capsys, monke
 def test_options_act(model, capsys):
     kernels = lambda *given: run(
         capsys, "explain", f"{model}:softmax", "--args", "f32[40,50]", *given
-    )[1].count("softmax_")  # noqa: E731
+    )[1].count("softmax_")
     assert kernels("-polyblocks-disable-affine-fusion") > kernels()
     status, _, err = run(
         capsys, "compile", f"{model}:softmax", "--args", "f32[4,5]", "--mm-conv-precision-mode=f16"
     )
-    assert status == 2 and "did you mean `fp16`" in err
+    assert status == 2
+    assert "did you mean `fp16`" in err
     status, out, _ = run(
         capsys,
         "compile",
@@ -236,7 +250,8 @@ def test_options_act(model, capsys):
         "metadata",
         "--no-openmp",
     )
-    assert status == 0 and out == "polyblocks_mlir_artifact.json\n"
+    assert status == 0
+    assert out == "polyblocks_mlir_artifact.json\n"
 
 
 # What is given after `compile` and the file; what stderr says.
@@ -309,13 +324,16 @@ def test_every_misuse_ends_with_one_explanation_and_no_files(case, model, capsys
     (function, *rest), message = MISUSES[case]
     function = f"{model}{function}" if function.startswith(":") else function
     status, out, err = run(capsys, "compile", function, *rest)
-    assert status == 2 and message in err and not out, err
+    assert status == 2, err
+    assert message in err, err
+    assert not out, err
     said = re.findall(r"^(?:\w+(?:Error|Op)|pbkern(?: compile)?: error): ", err, re.MULTILINE)
-    assert "Traceback" not in err and len(said) == 1
+    assert "Traceback" not in err
+    assert len(said) == 1
     assert not list((tmp_path / "work").iterdir())
 
 
-@pytest.mark.parametrize("body, message", [
+@pytest.mark.parametrize(("body", "message"), [
     ("def f(x:\n", "SyntaxError"), ("import nothing_of_this_name\n", "ModuleNotFoundError"), ("1 / 0\n", "ZeroDivisionError"),
     ("def f(x):\n    raise KeyError('x')\n", "KeyError"), ("f = lambda x: undefined\n", "NameError"),
 ])  # fmt: skip
@@ -324,15 +342,17 @@ def test_what_the_file_raises_is_explained_at_its_line(body, message, capsys, tm
     path.write_text(body)
     for command in ("compile", "explain", "run"):
         status, _, err = run(capsys, command, f"{path}:f", "--args", "f32[3]")
-        assert (
-            status == 2 and message in err and "broken_file.py:" in err and "FunctionError" in err
-        ), err
+        assert status == 2, err
+        assert message in err, err
+        assert "broken_file.py:" in err, err
+        assert "FunctionError" in err, err
 
 
 def test_a_file_that_ends_the_program_is_explained(capsys, tmp_path):
     (tmp_path / "ends.py").write_text("import sys\nsys.exit(5)\n")
     status, _, err = run(capsys, "compile", f"{tmp_path}/ends.py:f", "--args", "f32[3]")
-    assert status == 2 and "it ended the program with status 5" in err
+    assert status == 2
+    assert "it ended the program with status 5" in err
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -351,7 +371,9 @@ def test_arrays_that_do_not_suit_a_library(model, capsys, tmp_path):
         ("text.npy", "cannot be read"),
     ):
         status, _, err = run(capsys, "run", tmp_path / "libblur.so", tmp_path / name)
-        assert status == 2 and message in err and "Traceback" not in err
+        assert status == 2
+        assert message in err
+        assert "Traceback" not in err
 
 
 def test_errors_of_pbkern_itself_are_not_taken_for_the_user_s(monkeypatch, model):
@@ -368,12 +390,15 @@ def test_a_folder_that_cannot_be_written(model, capsys, tmp_path, monkeypatch):
     status, _, err = run(
         capsys, "compile", f"{model}:blur", "--args", "f32[9]", "-o", folder / "x.o"
     )
-    assert status == 2 and "nothing can be written to" in err
+    assert status == 2
+    assert "nothing can be written to" in err
 
 
 def test_devices_are_listed(capsys):
     status, out, _ = run(capsys, "targets", "--devices")
-    assert status == 0 and "neoverse-n1: aarch64-unknown-linux-gnu" in out and "x86-64-v3: " in out
+    assert status == 0
+    assert "neoverse-n1: aarch64-unknown-linux-gnu" in out
+    assert "x86-64-v3: " in out
 
 
 def test_programs_of_stablehlo_and_of_jax_export(capsys, tmp_path, monkeypatch):
@@ -392,11 +417,14 @@ def test_programs_of_stablehlo_and_of_jax_export(capsys, tmp_path, monkeypatch):
         )
         assert status == 0, err
         text = (tmp_path / "tanh_product.h").read_text()
-        assert "memref<5x6xf32>" in text and "memref<5x7xf32>" in text
+        assert "memref<5x6xf32>" in text
+        assert "memref<5x7xf32>" in text
         status, out, err = run(capsys, "run", name, "-num-iters", "2")
-        assert status == 0 and out.count("median of 2") == 3, err
+        assert status == 0, err
+        assert out.count("median of 2") == 3, err
         assert run(capsys, "explain", name)[0] == 0
     status, _, err = run(capsys, "compile", "text.mlir", "--args", "f32[3]")
-    assert status == 2 and "types of its own" in err
+    assert status == 2
+    assert "types of its own" in err
     (tmp_path / "no.mlir").write_text("nothing")
     assert run(capsys, "compile", "no.mlir")[0] == 2

@@ -143,7 +143,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
 def test_an_installed_package_works(built, environment):
     (built / "user.py").write_text(textwrap.dedent(PROGRAM))
     out = run(environment, "user.py", cwd=built)
-    assert "did you mean `target`?" in out and str(built / "environment") in out
+    assert "did you mean `target`?" in out
+    assert str(built / "environment") in out
     command = environment.with_name("pbkern")
     assert run(command, "--version", cwd=built).startswith("pbkern ")
     assert "kernel softmax" in run(

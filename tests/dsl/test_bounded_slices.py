@@ -114,7 +114,7 @@ def test_index_maps_that_do_not_fit_are_refused():
     with pytest.raises(KernelError, match=text):
         make(body, [wrong]).trace(PARTS, X)
     wrong = pbkern.BlockSpec((8, 4), lambda i, parts: (pbkern.ds(0, 3), 0))
-    with pytest.raises(KernelError, match="only a dimension that is pbkern.BoundedSlice"):
+    with pytest.raises(KernelError, match=r"only a dimension that is pbkern.BoundedSlice"):
         make(body, [wrong]).trace(PARTS, X)
     wrong = pbkern.BlockSpec((pbkern.BoundedSlice(8), 4))
     with pytest.raises(

@@ -13,8 +13,7 @@ from pbkern.dsl.build_programs import BLOCK_BYTES, zeros
 from pbkern.dsl.conditional_results import unsure_results
 from pbkern.dsl.kernel import ArrayType
 from pbkern.errors import KernelError
-
-from ..native.running import compiled
+from tests.native.running import compiled
 
 ROWS, COLUMNS, BOUND = 3, 5, 4
 SHAPE = (ROWS * BOUND, COLUMNS)
@@ -196,7 +195,9 @@ def test_blocks_that_operands_choose_leave_zeros_elsewhere():
 )
 def test_zeros(shape, dtype):
     (got,) = compiled(zeros(ArrayType(shape, jnp.dtype(dtype))))()
-    assert got.shape == shape and got.dtype == jnp.dtype(dtype) and not np.asarray(got, "f8").any()
+    assert got.shape == shape
+    assert got.dtype == jnp.dtype(dtype)
+    assert not np.asarray(got, "f8").any()
 
 
 # ---- programs in parallel -------------------------------------------------------------------------------------------
@@ -231,7 +232,9 @@ def test_parallel_programs_that_write_one_block_are_refused(way):
         KernelError, match="run in parallel write the same elements of output 0"
     ) as e:
         call(x)
-    assert "dimension 0" in e.value.why and __file__ in e.value.at and '"arbitrary"' in e.value.hint
+    assert "dimension 0" in e.value.why
+    assert __file__ in e.value.at
+    assert '"arbitrary"' in e.value.hint
 
 
 def test_programs_in_order_may_write_one_block():

@@ -66,7 +66,8 @@ def stops(monkeypatch):
 def test_a_breakpoint_shows_program_refs_and_values(stops, call):
     call(make(stopping))
     (seen,) = stops
-    assert seen["program"] == (2,) and "test_debugging.py" in seen["at"]
+    assert seen["program"] == (2,)
+    assert "test_debugging.py" in seen["at"]
     assert seen["values"] == {0: (X[16:24] * 2).sum(), "first": 16.0}
     np.testing.assert_array_equal(seen["refs"]["x_ref"], X[16:24])
     np.testing.assert_array_equal(seen["refs"]["o_ref"], X[16:24] * 2)
@@ -156,7 +157,8 @@ def test_the_file_fails_the_same_way(name, tmp_path):
     with config.override(dump=tmp_path / "dump"), pytest.raises(kind) as raised:
         run(kernel, x)
     path = re.search(r"\n  file (\S+\.py)$", str(raised.value))[1]
-    assert path == str(raised.value.repro) and pathlib.Path(path).parent == tmp_path / "dump"
+    assert path == str(raised.value.repro)
+    assert pathlib.Path(path).parent == tmp_path / "dump"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PBKERN_DUMP": str(tmp_path / "again")}
     done = subprocess.run(
         [sys.executable, path],
@@ -213,4 +215,5 @@ def test_large_operands_are_drawn_anew(tmp_path, monkeypatch):
     with config.override(dump=tmp_path), pytest.raises(CheckError) as raised:
         interpreted(make(failing), X)
     text = raised.value.repro.read_text()
-    assert "too large, so these are random" in text and 'packed("' not in text
+    assert "too large, so these are random" in text
+    assert 'packed("' not in text

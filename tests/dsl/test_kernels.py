@@ -324,7 +324,9 @@ def test_unwritten_results_and_scratch_are_poison():
             n[...] = n[...] * 0
 
     o, n, from_scratch = run(lazy)
-    assert o[0] == 1 and np.isnan(o[1]) and np.isnan(from_scratch).all()
+    assert o[0] == 1
+    assert np.isnan(o[1])
+    assert np.isnan(from_scratch).all()
     assert (n == np.iinfo(np.int32).min).all()
 
 
@@ -352,7 +354,7 @@ def test_computed_indices_below_zero_do_not_count_from_the_end():
             o[i] = x[i - 1]
 
     for kernel in (program_before, turn_before):
-        with pytest.raises(OutOfBoundsError, match="dimension 0 of shape .4,., index -1"):
+        with pytest.raises(OutOfBoundsError, match=r"dimension 0 of shape .4,., index -1"):
             pbkern.interpret(kernel.trace(f32(4)), f32(4))
 
 
@@ -488,10 +490,8 @@ def test_equations_keep_the_users_line():
     line = lined.body.__code__.co_firstlineno
     eqns = lined.trace(s((4,))).body.jaxpr.eqns
     lines = {e.primitive.name: _jax.user_line(e) for e in eqns}
-    assert (
-        f"test_kernels.py:{line + 2}:" in lines["exp"]
-        and f"test_kernels.py:{line + 2}:" in lines["get"]
-    )
+    assert f"test_kernels.py:{line + 2}:" in lines["exp"]
+    assert f"test_kernels.py:{line + 2}:" in lines["get"]
     assert f"test_kernels.py:{line + 3}:" in lines["masked_store"]
 
 
@@ -539,6 +539,9 @@ def test_accesses_have_one_canonical_view():
     ]
     kinds = [a.kind for a in found]
     assert kinds == ["load", "load", "store", "load", "add", "load", "store"]
-    assert found[1].indices[0] == Range(0, 4) and isinstance(found[1].indices[1], Point)
-    assert found[4].indices[0].size == 2 and found[4].indices[1] == Point(1)
-    assert [i.size for i in found[6].indices] == [1, 4] and found[6].value is not None
+    assert found[1].indices[0] == Range(0, 4)
+    assert isinstance(found[1].indices[1], Point)
+    assert found[4].indices[0].size == 2
+    assert found[4].indices[1] == Point(1)
+    assert [i.size for i in found[6].indices] == [1, 4]
+    assert found[6].value is not None

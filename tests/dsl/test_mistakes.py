@@ -193,29 +193,63 @@ WHOLE = pbkern.BlockSpec()
 HALF = pbkern.BlockSpec((8, 8), lambda i: (i % 2, 0))
 UNWRITTEN = {
     "never": (nothing, {}, r"output 0 \(`o`\) of kernel `nothing` is never stored to"),
-    "a short grid": (copy, dict(grid=(1,), in_specs=[ROWS], out_specs=ROWS), "none has element 8"),
+    "a short grid": (
+        copy,
+        {"grid": (1,), "in_specs": [ROWS], "out_specs": ROWS},
+        "none has element 8",
+    ),
     "a late start": (
-        copy, dict(grid=(1,), in_specs=[ROWS], out_specs=pbkern.BlockSpec((8, 8), lambda i: (i + 1, 0))), "none has element 0",
+        copy,
+        {
+            "grid": (1,),
+            "in_specs": [ROWS],
+            "out_specs": pbkern.BlockSpec((8, 8), lambda i: (i + 1, 0)),
+        },
+        "none has element 0",
     ),
     "every second block": (
-        copy, dict(grid=(2,), in_specs=[pbkern.BlockSpec((4, 8))], out_specs=pbkern.BlockSpec((4, 8), lambda i: (2 * i, 0))),
+        copy,
+        {
+            "grid": (2,),
+            "in_specs": [pbkern.BlockSpec((4, 8))],
+            "out_specs": pbkern.BlockSpec((4, 8), lambda i: (2 * i, 0)),
+        },
         "none has element 4",
     ),
     "a diagonal": (
-        copy, dict(grid=(2,), in_specs=[pbkern.BlockSpec((8, 4))], out_specs=pbkern.BlockSpec((8, 4), lambda i: (i, i))),
+        copy,
+        {
+            "grid": (2,),
+            "in_specs": [pbkern.BlockSpec((8, 4))],
+            "out_specs": pbkern.BlockSpec((8, 4), lambda i: (i, i)),
+        },
         "2 programs write a block each, the array has 4",
     ),
     "a diagonal walked twice": (
-        copy, dict(grid=(2, 2), in_specs=[pbkern.BlockSpec((8, 4))], out_specs=pbkern.BlockSpec((8, 4), lambda i, j: (i, i))),
+        copy,
+        {
+            "grid": (2, 2),
+            "in_specs": [pbkern.BlockSpec((8, 4))],
+            "out_specs": pbkern.BlockSpec((8, 4), lambda i, j: (i, i)),
+        },
         r"no block has element \(0, 4\)",
     ),
     "blocks by the remainder": (
-        copy, dict(grid=(4,), in_specs=[pbkern.BlockSpec((4, 8))], out_specs=pbkern.BlockSpec((4, 8), lambda i: (i % 2, 0))),
+        copy,
+        {
+            "grid": (4,),
+            "in_specs": [pbkern.BlockSpec((4, 8))],
+            "out_specs": pbkern.BlockSpec((4, 8), lambda i: (i % 2, 0)),
+        },
         r"no block has element \(8, 0\)",
     ),
-    "no program": (copy, dict(grid=(0,), in_specs=[ROWS], out_specs=ROWS), "no program runs"),
-    "a part of the block": (a_row, {}, r"120 of 128 elements of a block of shape \(16, 8\), the first at \(1, 0\)"),
-}  # fmt: skip
+    "no program": (copy, {"grid": (0,), "in_specs": [ROWS], "out_specs": ROWS}, "no program runs"),
+    "a part of the block": (
+        a_row,
+        {},
+        r"120 of 128 elements of a block of shape \(16, 8\), the first at \(1, 0\)",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", UNWRITTEN)
@@ -223,10 +257,8 @@ def test_a_result_that_is_left_unwritten(case):
     body, options, text = UNWRITTEN[case]
     found = error(body, **options)
     assert re.search(text, str(found)), found
-    assert (
-        found.at.startswith(f"{__file__}:{body.__code__.co_firstlineno}:")
-        and "input_output_aliases" in found.hint
-    )
+    assert found.at.startswith(f"{__file__}:{body.__code__.co_firstlineno}:")
+    assert "input_output_aliases" in found.hint
     options |= {"input_output_aliases": {0: 0}}
     pbkern.kernel(body, out_shape=X, **options).trace(
         X
@@ -234,18 +266,18 @@ def test_a_result_that_is_left_unwritten(case):
 
 
 @pytest.mark.parametrize(
-    "body, options",
+    ("body", "options"),
     [
-        (by_program, dict(grid=(16,), in_specs=[WHOLE], out_specs=WHOLE)),
+        (by_program, {"grid": (16,), "in_specs": [WHOLE], "out_specs": WHOLE}),
         (under_a_condition, {}),
-        (copy, dict(grid=(2, 3), in_specs=[pbkern.BlockSpec((8, 8), lambda i, j: (i, 0))],
-                    out_specs=pbkern.BlockSpec((8, 8), lambda i, j: (i, 0)))),
-        (copy, dict(grid=(4, 4), in_specs=[pbkern.BlockSpec((1, 8), lambda i, j: (4 * i + j, 0))],
-                    out_specs=pbkern.BlockSpec((1, 8), lambda i, j: (i + 4 * j, 0)))),
-        (copy, dict(grid=(2,), in_specs=[ROWS], out_specs=pbkern.BlockSpec((8, 8), lambda i: (1 - i, 0)))),
-        (copy, dict(grid=(4,), in_specs=[HALF], out_specs=HALF)),
-        (copy, dict(grid=(3,), in_specs=[pbkern.BlockSpec((7, 8), lambda i: (i, 0))],
-                    out_specs=pbkern.BlockSpec((7, 8), lambda i: (i, 0)))),
+        (copy, {"grid": (2, 3), "in_specs": [pbkern.BlockSpec((8, 8), lambda i, j: (i, 0))],
+                    "out_specs": pbkern.BlockSpec((8, 8), lambda i, j: (i, 0))}),
+        (copy, {"grid": (4, 4), "in_specs": [pbkern.BlockSpec((1, 8), lambda i, j: (4 * i + j, 0))],
+                    "out_specs": pbkern.BlockSpec((1, 8), lambda i, j: (i + 4 * j, 0))}),
+        (copy, {"grid": (2,), "in_specs": [ROWS], "out_specs": pbkern.BlockSpec((8, 8), lambda i: (1 - i, 0))}),
+        (copy, {"grid": (4,), "in_specs": [HALF], "out_specs": HALF}),
+        (copy, {"grid": (3,), "in_specs": [pbkern.BlockSpec((7, 8), lambda i: (i, 0))],
+                    "out_specs": pbkern.BlockSpec((7, 8), lambda i: (i, 0))}),
     ],
     ids=["by program", "conditional", "revisited", "two axes", "backwards", "by remainder", "ragged"],
 )  # fmt: skip
@@ -260,10 +292,8 @@ def test_unknown_fields_of_compiler_params():
     line = inspect.currentframe().f_lineno + 2
     with pytest.raises(OptionError, match="no field `dimension_semantic`") as e:
         pbkern.cpu.CompilerParams(dimension_semantic=("parallel",))
-    assert (
-        e.value.at.startswith(f"{__file__}:{line}:")
-        and "did you mean `dimension_semantics`?" in e.value.hint
-    )
+    assert e.value.at.startswith(f"{__file__}:{line}:")
+    assert "did you mean `dimension_semantics`?" in e.value.hint
 
 
 def test_bad_values_of_compiler_params_have_a_line():
@@ -275,11 +305,10 @@ def test_bad_values_of_compiler_params_have_a_line():
 def test_targets_of_compiler_params():
     params = pbkern.cpu.CompilerParams()
     found = error(copy, compiler_params={"gpu": params})
-    assert "a target that there is not, `gpu`" in found.what and "cpu, nvgpu, amdgpu" in found.why
-    assert (
-        found.at.startswith(f"{__file__}:{copy.__code__.co_firstlineno}:")
-        and "did you mean `nvgpu`?" in found.hint
-    )
+    assert "a target that there is not, `gpu`" in found.what
+    assert "cpu, nvgpu, amdgpu" in found.why
+    assert found.at.startswith(f"{__file__}:{copy.__code__.co_firstlineno}:")
+    assert "did you mean `nvgpu`?" in found.hint
     for wrong in ({"approx_math": True}, 5, None):
         assert (
             "are not that target's CompilerParams"
@@ -294,11 +323,9 @@ def test_targets_of_compiler_params():
 def test_the_number_of_dimension_semantics():
     params = pbkern.cpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
     found = error(copy, grid=(2,), in_specs=[ROWS], out_specs=ROWS, compiler_params=params)
-    assert (
-        "`copy`" in found.what
-        and "grid=(2,)" in found.why
-        and "one entry per grid dimension" in found.hint
-    )
+    assert "`copy`" in found.what
+    assert "grid=(2,)" in found.why
+    assert "one entry per grid dimension" in found.hint
 
 
 # ---- where kernels are called ---------------------------------------------------------------------------------------
@@ -321,10 +348,11 @@ def test_complex_arguments():
     z = jax.ShapeDtypeStruct((4,), jnp.complex64)
     kernel = pbkern.kernel(copy, out_shape=z)
     with pytest.raises(
-        KernelError, match="input 0 .* of kernel `copy` has a dtype that this target lacks"
+        KernelError, match=r"input 0 .* of kernel `copy` has a dtype that this target lacks"
     ) as e:
         kernel(jnp.ones(4, jnp.complex64))
-    assert e.value.at.startswith(f"{__file__}:") and "real and imaginary" in e.value.hint
+    assert e.value.at.startswith(f"{__file__}:")
+    assert "real and imaginary" in e.value.hint
     (found,) = pbkern.interpret(kernel.trace(z), np.full(4, 2j, "c8"))
     np.testing.assert_array_equal(found, np.full(4, 2j, "c8"))
 
@@ -342,11 +370,9 @@ def test_a_pallas_call_without_a_derivative(around):
     with pbkern.pallas.installed():
         with pytest.raises(UnsupportedKernel, match="derivative of kernel `doubled`") as e:
             jax.grad(lambda x: around(call)(x).sum())(x)
-        assert (
-            isinstance(e.value, KernelError)
-            and "jax.custom_vjp" in e.value.hint
-            and __file__ in e.value.at
-        )
+        assert isinstance(e.value, KernelError)
+        assert "jax.custom_vjp" in e.value.hint
+        assert __file__ in e.value.at
         value, tangent = jax.jvp(around(call), (x,), (x * 3,))  # JAX's rule
         np.testing.assert_array_equal(value, x * 2)
         np.testing.assert_array_equal(tangent, x * 6)

@@ -71,7 +71,7 @@ def under_control(kind: str, f, values: list, x_ref, o_ref, literal):
                 1, 3, lambda i, c: f([c, *values[1:]]) + x_ref[pbkern.ds(i, 1)], like
             )
         case "while":
-            body = lambda c: (c[0] + 1, f([c[1], *values[1:]]))  # noqa: E731
+            body = lambda c: (c[0] + 1, f([c[1], *values[1:]]))
             return lax.while_loop(lambda c: c[0] < 2, body, (0, like))[1]
         case "scan":
             return lax.scan(lambda c, row: (f([c, *values[1:]]) + row, row * 2), like, x_ref[:2])[0]
@@ -106,7 +106,7 @@ def rebuilds_and_agrees(dtype, steps, x64, seed):
         o_ref[...] = jnp.zeros(SHAPE, dtype)
         values = [x_ref[...], y_ref[...]]
         for name, i, j, literal, control in steps:
-            f = lambda vs: apply(vs, name, i, j, literal)  # noqa: B023, E731
+            f = lambda vs: apply(vs, name, i, j, literal)  # noqa: B023
             values.append(under_control(control, f, values, x_ref, o_ref, literal).astype(dtype))
         o_ref[...] = values[-1]
 

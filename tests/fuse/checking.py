@@ -43,7 +43,8 @@ def compare(plan, f, args, tolerance, reference=None):
     got = [np.asarray(x) for x in plan.evaluate(jax.tree.leaves(args), run_program)]
     assert len(want) == len(got)
     for w, g in zip(want, got):
-        assert w.shape == g.shape and w.dtype == g.dtype, (w.shape, g.shape, w.dtype, g.dtype)
+        assert w.shape == g.shape, (w.shape, g.shape, w.dtype, g.dtype)
+        assert w.dtype == g.dtype, (w.shape, g.shape, w.dtype, g.dtype)
         if jnp.issubdtype(w.dtype, jnp.floating):
             np.testing.assert_allclose(
                 g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance

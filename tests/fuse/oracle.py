@@ -38,7 +38,8 @@ def window(mapping, start):
     inside, block = [], []
     for s, d, n in zip(start, mapping.dims, mapping.array.shape):
         if isinstance(d, Element):
-            assert -d.padding[0] <= s and s + d.size <= n + d.padding[1], (s, d, n)
+            assert -d.padding[0] <= s, (s, d, n)
+            assert s + d.size <= n + d.padding[1], (s, d, n)
         else:
             assert 0 <= s < max(n, 1), (s, d, n)
         lo, hi = min(max(s, 0), n), max(min(s + d.size, n), min(max(s, 0), n))
@@ -51,7 +52,7 @@ def run_body(kernel, ids, blocks, cells):
     jaxpr = kernel.body.jaxpr
     env = dict(zip(jaxpr.invars[len(blocks) :], cells))
     refs = dict(zip(jaxpr.invars, blocks))
-    read = lambda a: np.asarray(a.val, a.aval.dtype) if isinstance(a, jex.Literal) else env[a]  # noqa: E731
+    read = lambda a: np.asarray(a.val, a.aval.dtype) if isinstance(a, jex.Literal) else env[a]
     for e in jaxpr.eqns:
         name = e.primitive.name
         if name == "get":
@@ -78,7 +79,8 @@ def run_kernel(kernel, *arrays):
     outs = [np.full(t.shape, garbage(t.dtype), t.dtype) for t in kernel.out_types]
     writes = [np.zeros(t.shape, np.int32) for t in kernel.out_types]
     for m, a in zip(kernel.inputs, arrays):
-        assert m.array.shape == a.shape and m.array.dtype == a.dtype, (m.array, a.shape, a.dtype)
+        assert m.array.shape == a.shape, (m.array, a.shape, a.dtype)
+        assert m.array.dtype == a.dtype, (m.array, a.shape, a.dtype)
     for ids in itertools.product(*map(range, kernel.grid)):
         blocks = []
         for m, a in zip(kernel.inputs, arrays):
@@ -117,7 +119,8 @@ def run_program(program, inputs):
         start = v.offset.evaluate(counters)
         size = int(np.prod(v.type.shape))
         held = memory[v.buffer].view(v.type.dtype)
-        assert 0 <= start and start + size <= held.size
+        assert start >= 0
+        assert start + size <= held.size
         assert memory[v.buffer].dtype in (
             v.type.dtype,
             np.result_type(v.type.dtype, np.complex64),

@@ -208,7 +208,7 @@ def test_windows_whose_start_is_an_array(first, padding):
 
     def two(x):
         start = (jnp.asarray(1.0, x.dtype), jnp.asarray(first, x.dtype))
-        both = lambda a, b: (a[0] + b[0], jnp.minimum(a[1], b[1]))  # noqa: E731
+        both = lambda a, b: (a[0] + b[0], jnp.minimum(a[1], b[1]))
         return lax.reduce_window(
             (x, x * 2), start, both, (2, 3), (1, 2), padding, window_dilation=(2, 1)
         )
@@ -222,6 +222,6 @@ def test_windows_whose_start_is_an_array(first, padding):
 def test_windows_of_other_bodies_stay_with_xla():
     f = lambda x: lax.reduce_window(
         x, jnp.float32(0), lambda a, b: a + b * 0.5, (2, 2), (1, 1), "VALID"
-    )  # noqa: E731
+    )
     plan = planned(f, rand(9, 11))
     assert [left.op for s in plan.segments for left in s.left] == ["reduce_window"]

@@ -57,12 +57,8 @@ def test_constants_are_folded_as_xla_computes_them(dtype):
             if not closed.jaxpr.eqns:
                 continue  # evaluated by JAX while it was traced
             simple = simplify(closed)
-            if (
-                f in (lax.max, lax.min)
-                and not any(scalars)
-                or f in (lax.div, lax.rem)
-                and dtype in INTEGERS
-                and not scalars[1]
+            if (f in (lax.max, lax.min) and not any(scalars)) or (
+                f in (lax.div, lax.rem) and dtype in INTEGERS and not scalars[1]
             ):
                 assert simple.jaxpr.eqns  # left alone
                 continue
@@ -88,11 +84,9 @@ def test_arrays_of_one_constant_are_scalars():
     closed = jax.make_jaxpr(f)(jnp.zeros((40, 30), jnp.int32))
     simple = simplify(closed)
     text = str(simple.jaxpr)
-    assert (
-        "rem a 500:i32[]" in text
-        and "full" not in text
-        and "f32[2,3] = broadcast_in_dim 8.0:f32[]" in text
-    ), text
+    assert "rem a 500:i32[]" in text, text
+    assert "full" not in text, text
+    assert "f32[2,3] = broadcast_in_dim 8.0:f32[]" in text, text
     x = jnp.arange(-600, 600, dtype=jnp.int32).reshape(40, 30)
     for got, want in zip(jax.core.eval_jaxpr(simple.jaxpr, simple.consts, x), f(x), strict=True):
         np.testing.assert_array_equal(got, want)
@@ -193,7 +187,7 @@ def test_numbers_in_products_keep_what_overflows():
 
 def test_remainders_of_unsigned_numbers_need_no_test_of_their_sign():
     x = jnp.arange(3000, dtype=jnp.uint32) * 1234567
-    f = lambda x: (x % 65521, x // 7, jnp.where((x >= 0) | (x == 5), x, 1), (x < 0) & (x > 7))  # noqa: E731
+    f = lambda x: (x % 65521, x // 7, jnp.where((x >= 0) | (x == 5), x, 1), (x < 0) & (x > 7))
     plan = planned(f, x)
     assert not {"lt", "ge", "select_n", "or", "and"} & {e.primitive.name for e in plan.jaxpr.eqns}
     check(f, x)

@@ -56,7 +56,7 @@ def clipped(x, i):
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize(
-    "low,high", [(0, 9), (-9, 9), (-40, 60)], ids=["inside", "negative", "outside"]
+    ("low", "high"), [(0, 9), (-9, 9), (-40, 60)], ids=["inside", "negative", "outside"]
 )
 def test_as_jax(f, low, high):
     x, i = rand(31, 17), ints(31 if f is cross_entropy else 7, low=low, high=high)

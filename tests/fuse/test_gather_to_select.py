@@ -26,7 +26,8 @@ def places(*shape, low, high, dtype="int32"):
 
 def agree(f, *args):
     got, want = pbkern.jit(f)(*args), jax.jit(f)(*args)
-    assert got.shape == want.shape and got.dtype == want.dtype
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
     got, want = (
         np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x) for x in (got, want)
     )
@@ -58,7 +59,7 @@ def beside(mode):
 def test_choose(shape, mode, count):
     i, a = places(*shape, low=-20, high=20), pieces(count, *shape)
     agree(choose(mode), i, *a)
-    assert not 0 < i.size or not stays(choose(mode), i, *a)
+    assert not i.size > 0 or not stays(choose(mode), i, *a)
 
 
 @pytest.mark.sampled(6)
@@ -88,7 +89,7 @@ def test_places_outside_are_not_moved_twice(mode):
     """Of negative places, those down to minus the size count from the end; the others are outside."""
     i = jnp.arange(-9, 9, dtype=jnp.int32)
     agree(beside(mode), i, *pieces(3, 18))
-    low = lambda i, *a: lax.gather(  # noqa: E731  without the arithmetic of jax.numpy
+    low = lambda i, *a: lax.gather(
         jnp.stack(a, 1), i[:, None], lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,)), (1, 1), mode=mode)  # fmt: skip
     agree(low, i, *pieces(3, 18))
     assert not stays(low, i, *pieces(3, 18))
@@ -112,10 +113,10 @@ def test_vectorized_lookups():
 def test_turned_and_repeated_pieces():
     turned = lambda i, a, b: jnp.stack([a, b]).transpose(1, 2, 0)[
         jnp.arange(6)[:, None], jnp.arange(9), i
-    ]  # noqa: E731
-    crossed = lambda i, a, b: jnp.stack([a, b])[i, jnp.arange(9), jnp.arange(6)[:, None]]  # noqa: E731
-    repeated = lambda i, a, b: jnp.take_along_axis(jnp.stack([a[0], b[0]]), i, 0)  # noqa: E731
-    numbers = lambda i, a, b: jnp.stack([a[0, 0], b[1, 1], a[2, 2]])[i]  # noqa: E731
+    ]
+    crossed = lambda i, a, b: jnp.stack([a, b])[i, jnp.arange(9), jnp.arange(6)[:, None]]
+    repeated = lambda i, a, b: jnp.take_along_axis(jnp.stack([a[0], b[0]]), i, 0)
+    numbers = lambda i, a, b: jnp.stack([a[0, 0], b[1, 1], a[2, 2]])[i]
     for f, shape in ((turned, (6, 9)), (repeated, (6, 9)), (numbers, (6, 9)), (crossed, (6, 6))):
         i, a = places(6, 9, low=-2, high=2), pieces(2, *shape)
         agree(f, i, *a)
@@ -125,15 +126,15 @@ def test_turned_and_repeated_pieces():
 def test_what_is_not_in_step_stays():
     x = pieces(3, 40)
     i = places(40, low=-40, high=40)
-    backwards = lambda i, *a: jnp.stack(a)[i % 3, 39 - jnp.arange(40)]  # noqa: E731
+    backwards = lambda i, *a: jnp.stack(a)[i % 3, 39 - jnp.arange(40)]
     diagonal = lambda i, *a: jnp.stack([x[:9].reshape(3, 3) for x in a])[
         i[:3] % 3, jnp.arange(3), jnp.arange(3)
-    ]  # noqa: E731
-    looked_up = lambda i, *a: jnp.stack(a)[i % 3, i]  # noqa: E731
+    ]
+    looked_up = lambda i, *a: jnp.stack(a)[i % 3, i]
     pairs = lambda i, *a: jnp.concatenate([a[0].reshape(2, 20), a[1].reshape(2, 20)])[
         i[:20] % 4, jnp.arange(20)
-    ]  # noqa: E731
-    rows = lambda i, *a: jnp.stack(a)[i % 3]  # noqa: E731
+    ]
+    rows = lambda i, *a: jnp.stack(a)[i % 3]
     for f in (backwards, diagonal, looked_up, pairs, rows):
         agree(f, i, *x)
         assert stays(f, i, *x), f
@@ -141,17 +142,17 @@ def test_what_is_not_in_step_stays():
 
 
 def test_one_of_a_few_arrays():
-    f = lambda i, *a: jnp.stack(a, 1)[:, i] * 2  # noqa: E731
+    f = lambda i, *a: jnp.stack(a, 1)[:, i] * 2
     for i in (-7, -3, -1, 0, 1, 2, 3, 9):
         agree(f, jnp.int32(i), *pieces(3, 5, 17))
     assert "concatenate" not in str(planned(f, jnp.int32(0), *pieces(3, 5, 17)).jaxpr)
-    stored = lambda i, *a: (x := jnp.stack(a), x[i])  # noqa: E731
+    stored = lambda i, *a: (x := jnp.stack(a), x[i])
     assert "dynamic_slice" in str(planned(stored, jnp.int32(0), *pieces(3, 17)).jaxpr)
 
 
 def test_inside_of_loops():
     def f(i, a, b):
-        step = lambda k, c: jnp.choose(i, [c + k, c * b, a], mode="clip")  # noqa: E731
+        step = lambda k, c: jnp.choose(i, [c + k, c * b, a], mode="clip")
         return lax.fori_loop(0, 5, step, a)
 
     agree(f, places(45, low=-1, high=4), *pieces(2, 45, dtype="int32"))

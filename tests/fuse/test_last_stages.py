@@ -73,7 +73,9 @@ def test_one_kernel(name):
         assert_kernels(f, (f32(4096, 2048), i32(4096) if labelled else f32(4096, 2048)), 1)
     (kernel,) = planned(f, *operands(labelled)).kernels()
     again = pbkern.rebuild(kernel.source())
-    assert kernel.num_programs > 1 and kernel.finish is not None and again.content == kernel.content
+    assert kernel.num_programs > 1
+    assert kernel.finish is not None
+    assert again.content == kernel.content
 
 
 @pytest.mark.parametrize("name", ["one-hot", "variance", "several results", "reshaped parts"])
@@ -133,7 +135,8 @@ def test_donated_operands_are_updated_in_place(last_reads_it):
     want, place = jax.jit(step)(x, g), x.unsafe_buffer_pointer()
     compiled = pbkern.jit(step, donate_argnums=0)
     (kernel,) = compiled.kernels(x, g)
-    assert kernel.finish is not None and bool(kernel.shared) == (not last_reads_it)
+    assert kernel.finish is not None
+    assert bool(kernel.shared) == (not last_reads_it)
     got = compiled(x, g)
     assert last_reads_it or got[0].unsafe_buffer_pointer() == place
     for a, b in zip(got, want, strict=True):
@@ -161,7 +164,8 @@ def test_what_stays_a_kernel_of_its_own():
     sorted_rows = planned(
         lambda x: jnp.sort(x.max(1)), f32(1 << 18, 256)
     )  # too much for one thread beside a launch
-    assert len(sorted_rows.kernels()) == 2 and not any(k.finish for k in sorted_rows.kernels())
+    assert len(sorted_rows.kernels()) == 2
+    assert not any(k.finish for k in sorted_rows.kernels())
     for option in ("disable_affine_fusion", "disable_reduce_reduce_fusion"):
         assert not any(k.finish for k in planned(jnp.mean, x, **{option: True}).kernels())
     left = planned(
@@ -169,13 +173,14 @@ def test_what_stays_a_kernel_of_its_own():
         x,
         supports=lambda e: "no" if e.primitive is lax.tan_p else None,
     )
-    assert left.left_to_xla() and not any(k.finish for k in left.kernels())
+    assert left.left_to_xla()
+    assert not any(k.finish for k in left.kernels())
 
 
 def test_the_report_tells_the_last_stage():
     explanation = planned(jnp.mean, f32(4096, 2048)).explanation
     (kernel,) = explanation.kernels
-    assert [op for op, _ in kernel.ops] == ["partial_reduce"] and [
-        op for op, _ in kernel.finish
-    ] == ["reduce_sum", "mul"]
-    assert "last stage: reduce_sum, mul" in str(explanation) and "not fused" not in str(explanation)
+    assert [op for op, _ in kernel.ops] == ["partial_reduce"]
+    assert [op for op, _ in kernel.finish] == ["reduce_sum", "mul"]
+    assert "last stage: reduce_sum, mul" in str(explanation)
+    assert "not fused" not in str(explanation)

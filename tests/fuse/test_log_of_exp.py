@@ -80,7 +80,8 @@ def test_exponents(f, dtype):
             for got, want in zip(
                 jax.tree.leaves(pbkern.jit(f)(x)), expected(f, np.asarray(x)), strict=True
             ):
-                assert got.shape == want.shape and got.dtype == want.dtype
+                assert got.shape == want.shape
+                assert got.dtype == want.dtype
                 np.testing.assert_allclose(got, want, rtol=8 * jnp.finfo(dtype).eps, atol=0)
                 np.testing.assert_array_equal(
                     *(np.signbit(np.asarray(v)[~np.isnan(v)]) for v in (got, want))

@@ -111,7 +111,8 @@ def test_target_says_what_it_cannot_do():
         supports=lambda e: refused if e.primitive.name == "tanh" else None,
     )
     (left,) = plan.left_to_xla()
-    assert (left.op, left.why) == ("tanh", refused) and "test_plan.py" in left.at
+    assert (left.op, left.why) == ("tanh", refused)
+    assert "test_plan.py" in left.at
 
 
 def test_strict_target_names_op_and_line():
@@ -159,7 +160,8 @@ def test_division_by_a_constant_keeps_its_rounding_on_request():
         plan = planned(lambda x: x / 3, X, **options)
         return {e.primitive.name for e in plan.jaxpr.eqns}
 
-    assert ops() == {"mul"} and ops(disable_unsafe_math_canonicalizations=True) == {"div"}
+    assert ops() == {"mul"}
+    assert ops(disable_unsafe_math_canonicalizations=True) == {"div"}
 
 
 def test_explanation_names_kernels_lines_and_prices():
@@ -189,7 +191,8 @@ def test_temporaries_share_slots():
 
 
 @pytest.mark.parametrize(
-    "mode, multiplied", [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")]
+    ("mode", "multiplied"),
+    [("fp16", "float16"), ("mixed_fp16_fp32", "float16"), ("fp32", "float32")],
 )
 def test_precision_mode_sets_the_dtype_of_contractions(mode, multiplied):
     plan = check(lambda x: x @ x.T, X, mm_conv_precision_mode=mode, tolerance=3e-2)
@@ -306,7 +309,8 @@ def test_hand_written_kernels_are_launched_as_they_are():
     kernel = twice.trace(kind)
     closed = jax.make_jaxpr(lambda x: jnp.tanh(call_kernel(kernel, x + 1)[0]))(X)
     plan = planned(jax.extend.core.jaxpr_as_fun(closed), X)
-    assert kernel in plan.kernels() and len(plan.kernels()) == 3
+    assert kernel in plan.kernels()
+    assert len(plan.kernels()) == 3
     (got,) = plan.evaluate([X], run_program)
     np.testing.assert_allclose(got, np.tanh(2 * (np.asarray(X) + 1)), rtol=1e-5)
 
@@ -323,7 +327,8 @@ LONG = [
 def test_arrays_longer_than_kernels_count_are_left_to_xla(f):
     made = planned(f, jax.ShapeDtypeStruct((2**31 + 77,), jnp.float32))
     left = [x.why for x in made.explanation.left if x.why != LAYOUT]
-    assert left and all("more than 2147483647 elements" in why or "its body" in why for why in left)
+    assert left
+    assert all("more than 2147483647 elements" in why or "its body" in why for why in left)
     assert planned(lambda x: x.sum(), jax.ShapeDtypeStruct((50000, 50001), jnp.float32)).kernels()
 
 
@@ -334,7 +339,8 @@ def test_blocks_of_products_are_searched_from_two_places():
     machine = dataclasses.replace(CpuCosts.of(DEFAULT_MACHINE), cores=2)
     wide = search(closed.jaxpr.eqns, closed.jaxpr.outvars, machine)
     tall = tall_blocks(closed.jaxpr.eqns, wide, machine)
-    assert tall.blocks[1] < wide.blocks[1] and tall.cost.seconds < wide.cost.seconds
+    assert tall.blocks[1] < wide.blocks[1]
+    assert tall.cost.seconds < wide.cost.seconds
     (kernel,) = planned(lambda a, b: jnp.tanh(a @ b), *types, machine=machine).kernels()
     assert kernel.grid == tall.grid
     sums = jax.make_jaxpr(lambda a: a.sum(1))(types[0])

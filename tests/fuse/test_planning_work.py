@@ -70,9 +70,8 @@ def test_long_arithmetic_is_priced_in_parts(monkeypatch):
     plan = planned(long, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
-    assert (
-        equations >= 600 and sum(priced) < 20 * equations
-    )  # each alone: half the square of their number
+    assert equations >= 600
+    assert sum(priced) < 20 * equations
 
 
 def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
@@ -90,7 +89,8 @@ def test_the_neighbours_of_a_filter_are_priced_in_parts(monkeypatch):
     plan = planned(filtered, np.ones((64, 64), np.float32))
     assert len(plan.kernels()) == 1
     equations = len(plan.jaxpr.eqns)
-    assert equations >= 400 and sum(priced) < 20 * equations
+    assert equations >= 400
+    assert sum(priced) < 20 * equations
 
 
 def test_blocks_of_equations_are_worked_out_once(monkeypatch):
@@ -135,11 +135,9 @@ def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
         whole = block_search.schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
         assert (made is None) == (whole is None)
         if made is not None:
-            assert (
-                made.cost == whole.cost
-                and made.outputs == whole.outputs
-                and made.requests.inputs == whole.requests.inputs
-            )
+            assert made.cost == whole.cost
+            assert made.outputs == whole.outputs
+            assert made.requests.inputs == whole.requests.inputs
             assert [(s.eqn, s.out) for s in made.requests.steps] == [
                 (s.eqn, s.out) for s in whole.requests.steps
             ]
@@ -151,7 +149,8 @@ def test_what_a_group_takes_in_is_worked_out_as_if_all_of_it_were(monkeypatch):
     )
     monkeypatch.setattr(partition, "memoised_extension", compared)
     planned(network, *(np.ones(s, np.float32) for s in [(256, 128), (128, 512), (512, 128)]))
-    assert len(parts) > 20 and sum(parts) > 0.8 * len(parts)
+    assert len(parts) > 20
+    assert sum(parts) > 0.8 * len(parts)
 
 
 def layers(count):
@@ -213,7 +212,8 @@ def test_groups_that_differ_in_a_number_are_not_alike():
     for f in functions:
         jaxpr = jax.make_jaxpr(f)(np.ones(5, np.float32), np.ones(5, np.float32)).jaxpr
         keys.append(searches.key(jaxpr.eqns, jaxpr.outvars))
-    assert keys[0] == keys[1] and len(set(keys)) == len(keys) - 1
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == len(keys) - 1
 
 
 def test_values_handed_over_are_looked_for_in_one_walk(monkeypatch):
@@ -233,7 +233,8 @@ def test_values_handed_over_are_looked_for_in_one_walk(monkeypatch):
     monkeypatch.setattr(move_consumers, "_read", counting)
     plan = planned(long, np.ones((3000, 500), np.float32), np.ones(3000, np.int32))
     equations = len(plan.jaxpr.eqns)
-    assert equations > 200 and equations < sum(read) < 4 * equations**2
+    assert equations > 200
+    assert equations < sum(read) < 4 * equations**2
 
 
 def test_mirrored_borders_do_not_multiply_blocks(monkeypatch):

@@ -21,7 +21,7 @@ def test_powers(dtype, exponent):
     numbers = np.exp(np.random.default_rng(0).uniform(-20, 20, 3000))
     with jax.enable_x64(True):
         x = np.concatenate([SPECIAL, numbers]).astype(dtype)
-        f = lambda x: lax.pow(x, jnp.asarray(exponent, x.dtype))  # noqa: E731
+        f = lambda x: lax.pow(x, jnp.asarray(exponent, x.dtype))
         got, want = np.asarray(pbkern.jit(f)(x)), np.asarray(jax.jit(f)(x))
         assert not any(e.primitive.name == "pow" for e in planned(f, jnp.asarray(x)).jaxpr.eqns)
     few = slice(0, len(SPECIAL))
@@ -40,6 +40,6 @@ def test_other_powers_stay(exponent):
 
 
 def test_powers_stay_where_rounding_may_not_change():
-    f = lambda x: jnp.power(x, 2.5)  # noqa: E731
+    f = lambda x: jnp.power(x, 2.5)
     plan = planned(f, rand(40), disable_unsafe_math_canonicalizations=True)
     assert any(e.primitive.name == "pow" for e in plan.jaxpr.eqns)

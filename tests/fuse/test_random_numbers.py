@@ -66,7 +66,8 @@ def test_keys_as_operands_and_results():
     k = KEYS["typed"]
     got, want = pbkern.jit(f)(k, 4), jax.jit(f)(k, 4)
     for g, w in zip(got, want):
-        assert g.dtype == w.dtype and g.shape == w.shape
+        assert g.dtype == w.dtype
+        assert g.shape == w.shape
         np.testing.assert_array_equal(jax.random.key_data(g), jax.random.key_data(w))
 
 

@@ -76,7 +76,7 @@ def test_as_in_float64(shape_and_axes, name, offset):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("offset", [pytest.param(0.0, marks=pytest.mark.slow), 1000.0])
 @pytest.mark.parametrize(
-    "shape, axes",
+    ("shape", "axes"),
     [((64, 333), (0, 1)), ((16, 7, 6, 32), (0, 1, 2)), ((2, 4096), (1,)), ((3000, 5), (0,))],
 )
 def test_variance_errs_no_more_than_twice_what_jax_errs(shape, axes, offset):
@@ -170,7 +170,7 @@ def test_half_precision(dtype):
 def test_places_of_extrema_in_narrow_integers_and_of_booleans():
     x = rand((100,), 4)
     for dtype in (jnp.int8, jnp.uint8, jnp.int16):
-        f = lambda x: jax.lax.argmax(x, 0, dtype)  # noqa: B023, E731
+        f = lambda x: jax.lax.argmax(x, 0, dtype)  # noqa: B023
         np.testing.assert_array_equal(pbkern.jit(f)(x), f(x))
     for y in (x > 0, x > 9, x < 9):
         for f in (jnp.argmax, jnp.argmin):
@@ -243,7 +243,8 @@ def first_block(f, *shape):
 @pytest.mark.parametrize("f", [jnp.sum, jnp.max, jnp.var], ids=["sum", "max", "var"])
 def test_far_rows_are_read_in_long_parts(f, runs_as_they_are):
     rows, columns = first_block(lambda x: f(x, axis=0), 8192, 4096)
-    assert rows < 8192 and 4 * columns >= COSTS.sizes.far_row_bytes
+    assert rows < 8192
+    assert 4 * columns >= COSTS.sizes.far_row_bytes
 
 
 def test_enough_sums_of_far_rows_are_not_cut(runs_as_they_are):
@@ -262,12 +263,10 @@ def test_far_rows_of_batches_are_read_once(shape, runs_as_they_are):
     for f in (lambda x: x.var(1), lambda x: jax.nn.logsumexp(x, 1)):
         plan = planned(f, f32(*shape))
         blocks = [m.ref_shape for k in plan.kernels() for m in k.inputs if m.array.shape == shape]
-        assert (
-            len(blocks) == 1
-            and blocks[0][0] == 1
-            and blocks[0][1] < shape[1]
-            and blocks[0][2] == shape[2]
-        )
+        assert len(blocks) == 1
+        assert blocks[0][0] == 1
+        assert blocks[0][1] < shape[1]
+        assert blocks[0][2] == shape[2]
 
 
 @pytest.mark.parametrize("columns", [200, 256])
@@ -278,7 +277,8 @@ def test_sums_of_a_run_are_one_pass_over_it(columns, runs_as_they_are):
 
 
 @pytest.mark.parametrize(
-    "shape, rows", [((64, 512, 512), True), ((500, 300, 100), True), ((64, 64, 112 * 112), False)]
+    ("shape", "rows"),
+    [((64, 512, 512), True), ((500, 300, 100), True), ((64, 64, 112 * 112), False)],
 )
 def test_short_rows_that_lie_apart_are_read_one_after_the_other(shape, rows, runs_as_they_are):
     """Long ones are read by a program for each sum."""

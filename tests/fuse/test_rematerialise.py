@@ -50,7 +50,7 @@ ARGS = operands(200, 200, heads=2, width=64)
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "f, args",
+    ("f", "args"),
     [
         (attend, ARGS),
         (causal, ARGS),

@@ -20,7 +20,8 @@ def agree(f, *args):
     for got, want in zip(
         jax.tree.leaves(pbkern.jit(f)(*args)), jax.tree.leaves(jax.jit(f)(*args)), strict=True
     ):
-        assert got.shape == want.shape and got.dtype == want.dtype
+        assert got.shape == want.shape
+        assert got.dtype == want.dtype
         np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64))
 
 
@@ -67,7 +68,8 @@ def test_one_nest_writes_the_result():
     text = pbkern.jit(upsampled).as_text(
         jax.ShapeDtypeStruct((500, 500), jnp.float32), stage="nests"
     )
-    assert text.count("nest [") == 1 and "%t" not in text, text
+    assert text.count("nest [") == 1, text
+    assert "%t" not in text, text
 
 
 def test_small_values_for_arithmetic_stay_small():
@@ -78,9 +80,8 @@ def test_small_values_for_arithmetic_stay_small():
         for e in planned(means_of_groups, x).jaxpr.eqns
         if e.primitive.name == "reshape"
     ]
-    assert all(aval.size < x.size for aval in made if aval.shape == (2, 32)) and any(
-        aval.shape == (2, 32) for aval in made
-    )
+    assert all(aval.size < x.size for aval in made if aval.shape == (2, 32))
+    assert any(aval.shape == (2, 32) for aval in made)
 
 
 @pytest.mark.sampled(9)

@@ -87,9 +87,8 @@ def test_large_carries_of_while_loops_alternate(count):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     (loop,) = (s for s in plan.programs()[0].steps if isinstance(s, HostWhile))
     *turn, second = loop.steps
-    assert isinstance(second, Cond) and not any(
-        isinstance(s, Copy) for s in (*turn, *second.branches[1])
-    )
+    assert isinstance(second, Cond)
+    assert not any(isinstance(s, Copy) for s in (*turn, *second.branches[1]))
 
 
 def test_small_carries_are_copied():

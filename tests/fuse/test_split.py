@@ -53,7 +53,7 @@ def test_half_precision_adds_partial_results_in_single(monkeypatch):
     assert any(e.params.get("preferred_element_type") == jnp.float32 for e in plan.jaxpr.eqns)
 
 
-@pytest.mark.parametrize("rows, columns", [(10000, 200), (20011, 64)])
+@pytest.mark.parametrize(("rows", "columns"), [(10000, 200), (20011, 64)])
 def test_gradient_descent_reads_its_matrix_once_per_step(rows, columns):
     plan = planned(descent, f32(rows, columns), f32(rows), f32(columns))
     assert len(plan.kernels()) == 1, str(plan.explanation)

@@ -115,7 +115,7 @@ def native(f, *args):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("k, l2_bytes, shape", [
+@pytest.mark.parametrize(("k", "l2_bytes", "shape"), [
     (1, 1 << 20, (101, 300)),  # all steps in one turn, on two cores
     (3, 1 << 17, (101, 300)),  # several turns
     pytest.param(0, 1 << 16, (17, 33), marks=pytest.mark.slow),
@@ -134,7 +134,8 @@ def test_fronts_agree(name, k, l2_bytes, shape, fronts):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OF_SEVERAL_SHAPES)
 @pytest.mark.parametrize(
-    "k, l2_bytes, shape", [(0, 1 << 20, (41, 52)), (1, 1 << 20, (102, 67)), (1, 1 << 16, (101, 39))]
+    ("k", "l2_bytes", "shape"),
+    [(0, 1 << 20, (41, 52)), (1, 1 << 20, (102, 67)), (1, 1 << 16, (101, 39))],
 )
 def test_carries_of_several_shapes_agree(name, k, l2_bytes, shape, fronts):
     step, less = OF_SEVERAL_SHAPES[name]
@@ -178,7 +179,7 @@ def test_steps_that_read_rows_of_other_arrays_agree(fronts):
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "uint8", "bool"])
 def test_every_type_agrees(dtype, fronts):
     fronts(1)
-    step = lambda u: jnp.where(jnp.roll(u, 1, 0) > u, jnp.roll(u, -2, 1), u)  # noqa: E731
+    step = lambda u: jnp.where(jnp.roll(u, 1, 0) > u, jnp.roll(u, -2, 1), u)
     with jax.enable_x64(dtype == "float64"):
         native(
             by_fori(step, 9), jnp.asarray(np.random.default_rng(0).integers(0, 9, (37, 150)), dtype)
@@ -222,7 +223,8 @@ def test_small_arrays_agree(shape, fronts):
 def test_a_long_loop_goes_through_memory_once():
     plan = planned(by_fori(padded, 50), f32(2048, 2048))
     (kernel,) = plan.kernels()
-    assert kernel.scratch and kernel.grid == (2,), str(plan.explanation)
+    assert kernel.scratch, str(plan.explanation)
+    assert kernel.grid == (2,), str(plan.explanation)
     assert "50 steps of a loop" in str(plan.explanation)
     ((launch,),) = (program.steps for program in plan.programs())
     assert launch.kernel == kernel  # no copies before or behind it
@@ -259,9 +261,10 @@ def test_convolutions_that_keep_channels_apart(name, fronts):
 
 def test_a_convolved_image_goes_through_memory_once():
     weights = 0.2 * rand(3, 3)
-    step = lambda u: convolved(weights[None, None])(u[None, None])[0, 0]  # noqa: E731
+    step = lambda u: convolved(weights[None, None])(u[None, None])[0, 0]
     plan = planned(by_fori(step, 20), f32(1024, 1024))
-    assert is_front(plan) and len(plan.programs()[0].steps) == 1, str(plan.explanation)
+    assert is_front(plan), str(plan.explanation)
+    assert len(plan.programs()[0].steps) == 1, str(plan.explanation)
 
 
 def test_reach_and_lag():
@@ -269,4 +272,5 @@ def test_reach_and_lag():
     wave, _ = next(
         time_skewing.wavefronts(simplify(body), (0, 1), [set()], 8, CpuCosts.of(DEFAULT_MACHINE))
     )
-    assert wave.reach == (-2, 1) and wave.lag == 3
+    assert wave.reach == (-2, 1)
+    assert wave.lag == 3

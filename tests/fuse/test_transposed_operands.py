@@ -18,7 +18,7 @@ def names(closed) -> list[str]:
     return [e.primitive.name for e in closed.jaxpr.eqns]
 
 
-@pytest.mark.parametrize("left, right", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("left", "right"), [(True, False), (False, True), (True, True)])
 def test_transposes_of_matrices_are_folded(left, right):
     def f(a, b):
         return (a.T if left else a) @ (b.T if right else b)
@@ -38,7 +38,7 @@ def test_what_others_read_stays():
     assert product.invars[0] is closed.jaxpr.invars[0]
 
 
-@pytest.mark.parametrize("order, is_folded", [((0, 2, 1), True), ((2, 1, 0), False)])
+@pytest.mark.parametrize(("order", "is_folded"), [((0, 2, 1), True), ((2, 1, 0), False)])
 def test_batch_dimensions_do_not_move(order, is_folded):
     shape = [2, 3, 5]  # batch, rows, depth as the product reads them
     stored = tuple(shape[order.index(d)] for d in range(3))

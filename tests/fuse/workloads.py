@@ -43,7 +43,7 @@ def harris_slices(x):
         return sum(a[i : h - 2 + i, j : w - 2 + j] for i in range(3) for j in range(3))
 
     def sobel(a):
-        h, w = a.shape
+        h, _w = a.shape
         return (
             sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1)))
             / 12

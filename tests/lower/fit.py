@@ -5,6 +5,7 @@ Run as a script to print every table with its error in bits: those of coefficien
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import mpmath as mp
@@ -367,7 +368,7 @@ def pieces(name, f, degree, slope=None):
         mp.mpf(p.last),
     ]
     columns, errors = [[0] * (degree + 2)] * 16, []
-    for k, (low, high) in enumerate(zip(edges, edges[1:])):
+    for k, (low, high) in enumerate(itertools.pairwise(edges)):
         point, c, worst = (
             first_piece(f, high, degree, slope, p.own)
             if slope and not k
@@ -375,7 +376,8 @@ def pieces(name, f, degree, slope=None):
         )
         columns[(start + k) % 16] = [point, *c]
         errors.append(worst)
-    assert len(errors) <= 16 and p.own in (None, edges[1])
+    assert len(errors) <= 16
+    assert p.own in (None, edges[1])
     return zip(*columns), max(errors)
 
 

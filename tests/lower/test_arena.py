@@ -15,4 +15,5 @@ def test_equal_buffers_take_places_in_order_of_their_names():
     nest = Nest({}, writes=[Write(b, (Affine(),), zero) for b in buffers])
     placed, end = scratch.place([nest], 128)
     assert [b.name for b in sorted(placed, key=placed.__getitem__)] == names
-    assert sorted(placed.values()) == list(range(128, end, 64)) and end == 128 + 64 * len(names)
+    assert sorted(placed.values()) == list(range(128, end, 64))
+    assert end == 128 + 64 * len(names)

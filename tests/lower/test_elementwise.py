@@ -142,7 +142,7 @@ def jax_results(arity: int, dtype) -> dict[str, np.ndarray]:
         return {name: np.asarray(r) for name, r in results.items()}
 
 
-@pytest.mark.parametrize("name, dtype", cases(UNARY))
+@pytest.mark.parametrize(("name", "dtype"), cases(UNARY))
 def test_unary(name, dtype):
     check(name, [dtype], None, expected=jax_results(1, dtype)[name])
 
@@ -157,13 +157,13 @@ BINARY = {
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("name, dtype", cases(BINARY))
+@pytest.mark.parametrize(("name", "dtype"), cases(BINARY))
 def test_binary(name, dtype):
     check(name, [dtype, dtype], None, expected=jax_results(2, dtype)[name])
 
 
 @pytest.mark.parametrize(
-    "name, dtype", cases(dict.fromkeys(("eq_to", "le_to", "lt_to"), FLOATS + INTEGERS))
+    ("name", "dtype"), cases(dict.fromkeys(("eq_to", "le_to", "lt_to"), FLOATS + INTEGERS))
 )
 def test_total_order(name, dtype):
     check(name, [dtype, dtype], getattr(lax_internal, f"{name}_p").bind)
@@ -214,7 +214,7 @@ def test_bitcast(dtype):
 @pytest.mark.parametrize("bits", [(8, 7), (5, 10), (4, 3), (8, 23), (11, 52), (5, 2)], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_reduce_precision(dtype, bits):
-    params = dict(exponent_bits=bits[0], mantissa_bits=bits[1])
+    params = {"exponent_bits": bits[0], "mantissa_bits": bits[1]}
     check("reduce_precision", [dtype], lambda x: lax.reduce_precision(x, **params), **params)
 
 

@@ -50,8 +50,8 @@ SHAPES = [
 
 
 @pytest.mark.sampled(9)
-@pytest.mark.parametrize("m, k, n", SHAPES)
-@pytest.mark.parametrize("f, more", [(gelu, ""), (scaled_by_rows, "m"), (with_residual, "mn")])
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+@pytest.mark.parametrize(("f", "more"), [(gelu, ""), (scaled_by_rows, "m"), (with_residual, "mn")])
 def test_products_with_long_epilogues(f, more, m, k, n):
     args = [drawn(m, k), drawn(k, n)] + (
         [drawn(*({"m": m, "n": n}[d] for d in more))] if more else []
@@ -60,7 +60,7 @@ def test_products_with_long_epilogues(f, more, m, k, n):
     np.testing.assert_allclose(pbkern.jit(f)(*args), want, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(jnp.bfloat16, 2e-2), (jnp.float64, 1e-13)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 2e-2), (jnp.float64, 1e-13)])
 def test_other_types(dtype, tolerance):
     with jax.enable_x64(dtype == jnp.float64):
         a, b = drawn(70, 40, dtype=dtype), drawn(40, 96, dtype=dtype)

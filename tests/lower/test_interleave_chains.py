@@ -73,10 +73,9 @@ def test_groups_shrink_where_registers_are_few():
 
     points = [wide(name) for name in "abcd"]
     lines = interleaved(points)
+    assert len(points) == GROUP
     assert (
-        len(points) == GROUP
-        and lines.index("%c0 = vector.load %x[%i] : memref<64xf32>, vector<16xf32>")
-        == len(lines) // 2
+        lines.index("%c0 = vector.load %x[%i] : memref<64xf32>, vector<16xf32>") == len(lines) // 2
     )
 
 

@@ -191,7 +191,7 @@ def test_reductions(op, nan):
 
 
 @pytest.mark.parametrize(
-    "op, want",
+    ("op", "want"),
     [("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor), ("sum", np.add)],
 )
 @pytest.mark.parametrize("dtype", ["u1", "i4", "?"])
@@ -245,7 +245,7 @@ def test_reductions_start_with_their_identity():
 
 
 @pytest.mark.parametrize(
-    "op, want",
+    ("op", "want"),
     [("sum", np.add), ("prod", np.multiply), ("max", np.maximum), ("logaddexp", np.logaddexp)],
 )
 def test_cumulative_operations(op, want):
@@ -285,7 +285,8 @@ def test_half_precision_is_rounded_where_it_is_stored():
     value = s.context.op("add", half, s.context.op("add", half, s.context.op("mul", half, one, s.const(2048, half)), small),
                          s.const(-2048, half))  # fmt: skip
     s.run(Nest({"i": 1}, writes=[s.write("y", (I,), value)]))
-    assert s["y"][0] == 2.0**-9 and minus is not None
+    assert s["y"][0] == 2.0**-9
+    assert minus is not None
 
 
 def test_reductions_of_one_target_are_errors():
@@ -324,7 +325,7 @@ def test_unsigned_numbers_and_bools_are_indices():
     }
 
 
-@pytest.mark.parametrize("start, left", [(5, 0), (0, 0), (-3, -3)])
+@pytest.mark.parametrize(("start", "left"), [(5, 0), (0, 0), (-3, -3)])
 def test_whiles(start, left):
     s = Small(n=np.array([start], "i4"))
     positive = s.context.op("gt", BOOL, s.load("n", Affine()), s.const(0, I32))
@@ -357,7 +358,9 @@ def test_traces_hand_over_contents_and_fetches_do_nothing():
     np.testing.assert_array_equal(value, s["x"])
 
 
-@pytest.mark.parametrize("dtype, op", [(F32, "sum"), (I32, "max"), (BOOL, "max"), (BOOL, "sum")])
+@pytest.mark.parametrize(
+    ("dtype", "op"), [(F32, "sum"), (I32, "max"), (BOOL, "max"), (BOOL, "sum")]
+)
 def test_steps_that_read_what_steps_before_stored(dtype, op):
     s = Small(x=np.eye(3, 6).astype(dtype))
     wanted = np.eye(3, 6).astype(dtype)

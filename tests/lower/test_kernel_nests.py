@@ -17,11 +17,10 @@ from pbkern.lower.kernel_nests import kernel_nests
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.targets.backend import lowered
 from pbkern.targets.cpu.lower_options import LowerOptions
-
-from ..dsl import test_kernels
-from ..native.test_bodies import HANDWRITTEN, agree, random_kernel
-from ..targets import stub
-from ..test_golden import FUNCTIONS
+from tests.dsl import test_kernels
+from tests.native.test_bodies import HANDWRITTEN, agree, random_kernel
+from tests.targets import stub
+from tests.test_golden import FUNCTIONS
 
 PLAIN = BuildOptions()
 
@@ -56,7 +55,7 @@ def test_kernels_of_golden_functions(name):
 @pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_bodies(seed):
-    kernel, dtype = random_kernel(seed)
+    kernel, _dtype = random_kernel(seed)
     check(kernel, *draw(kernel, seed), options=LowerOptions() if seed % 2 else PLAIN)
 
 
@@ -110,7 +109,7 @@ def double(x, o):
     o[...] = x[...] * 2
 
 
-@pytest.mark.parametrize("rows, columns", [(4, 3), (7, 5), (8, 6), (9, 13), (20, 3)])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 3), (7, 5), (8, 6), (9, 13), (20, 3)])
 @pytest.mark.parametrize("may_shift", [False, True])
 def test_ragged_blocks(rows, columns, may_shift):
     x = np.arange(rows * columns, dtype="f").reshape(rows, columns)
@@ -145,7 +144,8 @@ def test_blocks_of_halos_have_a_case_inside_and_one_with_guards():
     kernel = traced(body, (5,), [halo], out, x.shape, x)
     check(kernel, x)
     nests = kernel_nests(kernel, PLAIN)
-    assert len(nests.cases) == 2 and nests.crossing
+    assert len(nests.cases) == 2
+    assert nests.crossing
     assert [nests.case_of({"%g0": i}).variant.guarded for i in range(5)] == [
         True,
         False,
@@ -181,7 +181,8 @@ def test_scratch_is_kept_in_order_and_poisoned_between_parallel_programs():
     )
     declared = kernel_nests(kernel, BuildOptions(semantics=("parallel", "arbitrary")))
     (got,) = declared.interpret(x)
-    assert np.isnan(got[2:, :2]).all() and not np.isnan(got[:, 2:]).any()
+    assert np.isnan(got[2:, :2]).all()
+    assert not np.isnan(got[:, 2:]).any()
 
 
 def test_index_maps_that_read_operands():
@@ -195,7 +196,8 @@ def test_index_maps_that_read_operands():
         order, x
     )
     nests = kernel_nests(kernel, PLAIN)
-    assert nests.prologue.statements and "let" in str(nests)
+    assert nests.prologue.statements
+    assert "let" in str(nests)
     np.testing.assert_array_equal(nests.interpret(order, x)[0], x[order] * 2)
     check(kernel, order, x)
 
@@ -264,9 +266,8 @@ def test_passes_are_watched_and_can_be_turned_off():
     never = Pass("never", lambda stmts, context: [], "it is turned off", when=lambda context: False)
     with watched() as runs:
         nests.after((*SHARED_PASSES, never))
-    assert [r.name for r in runs] == [p.name for p in SHARED_PASSES] * 2 and len(
-        {r.of for r in runs}
-    ) == 2
+    assert [r.name for r in runs] == [p.name for p in SHARED_PASSES] * 2
+    assert len({r.of for r in runs}) == 2
     assert all(
         r.stage == "nests" and r.text.startswith("nest [") and r.milliseconds >= 0 for r in runs
     )
@@ -280,7 +281,8 @@ def test_names_of_passes_are_their_own():
     from pbkern.targets.cpu.passes import CPU_PASSES
 
     for passes in (FUSE_PASSES, (*SHARED_PASSES, *CPU_PASSES)):
-        assert len({p.name for p in passes}) == len(passes) and all(p.why for p in passes)
+        assert len({p.name for p in passes}) == len(passes)
+        assert all(p.why for p in passes)
 
 
 def test_a_target_that_interprets_runs_whole_programs():

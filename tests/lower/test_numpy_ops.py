@@ -73,7 +73,7 @@ def covered(names, dtypes, count):
 
 
 @pytest.mark.sampled(7)
-@pytest.mark.parametrize("name, dtype", covered(BINARY, (*FLOATS, *INTS, np.bool_), 2))
+@pytest.mark.parametrize(("name", "dtype"), covered(BINARY, (*FLOATS, *INTS, np.bool_), 2))
 def test_operations_on_two(name, dtype):
     x, y = (a.reshape(-1) for a in np.meshgrid(values(dtype), values(dtype)))
     want = np.asarray(BINARY[name](x, y))
@@ -81,7 +81,7 @@ def test_operations_on_two(name, dtype):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name, dtype", covered(UNARY, (*FLOATS, *INTS, np.bool_), 1))
+@pytest.mark.parametrize(("name", "dtype"), covered(UNARY, (*FLOATS, *INTS, np.bool_), 1))
 def test_operations_on_one(name, dtype):
     x = values(dtype)
     want = np.asarray(UNARY[name](x))
@@ -94,8 +94,8 @@ def test_operations_on_one(name, dtype):
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("source", (*FLOATS, *INTS, np.bool_), ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize("target", (*FLOATS, *INTS, np.bool_), ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("source", [*FLOATS, *INTS, np.bool_], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("target", [*FLOATS, *INTS, np.bool_], ids=lambda d: np.dtype(d).name)
 def test_conversions(source, target):
     x = values(source)
     want = np.asarray(
@@ -105,7 +105,7 @@ def test_conversions(source, target):
 
 
 @pytest.mark.parametrize(
-    "source, target",
+    ("source", "target"),
     [(np.float32, np.int32), (np.uint16, ml_dtypes.bfloat16), (np.float16, np.int16)],
 )
 def test_bits(source, target):

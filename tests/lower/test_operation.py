@@ -7,7 +7,7 @@ from pbkern.lower.mlir.text import Text
 
 
 @pytest.mark.parametrize(
-    "text, name, result, operands, defined",
+    ("text", "name", "result", "operands", "defined"),
     [
         ("%v3 = arith.addf %v1, %v2 fastmath<contract> : vector<8xf32>", "arith.addf", "%v3", ("%v1", "%v2"), ["%v3"]),
         ("vector.store %v3, %a0[%v4] : memref<64xf32>, vector<8xf32>", "vector.store", None, ("%v3", "%a0", "%v4"), []),
@@ -21,7 +21,9 @@ from pbkern.lower.mlir.text import Text
 def test_compile_units(text, name, result, operands, defined):
     op = Operation(text)
     assert (op.name, op.result, op.operands, op.defined) == (name, result, operands, defined)
-    assert op.with_names(op.names) == text and list(op.lines()) == [text] and op.size == 1
+    assert op.with_names(op.names) == text
+    assert list(op.lines()) == [text]
+    assert op.size == 1
 
 
 def loop_with_branch() -> list[Operation]:
@@ -38,9 +40,11 @@ def loop_with_branch() -> list[Operation]:
 def test_regions_print_between_braces():
     (loop,) = loop_with_branch()
     head, *body = loop.lines()
-    assert head.startswith("scf.for %v") and head.endswith(" {")
+    assert head.startswith("scf.for %v")
+    assert head.endswith(" {")
     assert body == ["scf.if %test {", "first.op %x", "} else {", "second.op %x", "}", "}"]
-    assert loop.size == 7 and [op.name for op in walk([loop])] == [
+    assert loop.size == 7
+    assert [op.name for op in walk([loop])] == [
         "scf.for",
         "scf.if",
         "first.op",
@@ -51,7 +55,8 @@ def test_regions_print_between_braces():
 def test_operations_are_renamed_and_replaced_within_regions():
     (loop,) = loop_with_branch()
     renamed = loop.mapped(lambda op: op.with_names("%y" if n == "%x" else n for n in op.names))
-    assert "first.op %y" in renamed.lines() and "first.op %x" in loop.lines()
+    assert "first.op %y" in renamed.lines()
+    assert "first.op %x" in loop.lines()
     others = [Operation("a.op"), Operation("b.op")]
     (changed,) = replaced([loop], lambda op: others if op.name == "first.op" else None)
     assert [line for line in lines([changed]) if ".op" in line] == ["a.op", "b.op", "second.op %x"]

@@ -8,8 +8,7 @@ from jax import lax
 
 import pbkern
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
-
-from ..native.running import native
+from tests.native.running import native
 
 X = np.random.default_rng(0).normal(size=(6, 32)).astype("f")
 
@@ -59,7 +58,7 @@ def test_branches_by_the_grid():
     assert nests(k).count("case") == 2  # one conditional
 
 
-@pytest.mark.parametrize("name, trips", [
+@pytest.mark.parametrize(("name", "trips"), [
     ("remainder", lambda i: (i * 0 + 17) % 5),
     ("quotient", lambda i: (i * 0 + 8) // 4),
     ("quotient of a negative number", lambda i: 1 - (i * 0 - 7) // 7),
@@ -76,7 +75,8 @@ def test_loops_of_known_length(name, trips):
     for n in range(2):
         want = want * np.float32(0.5) + n
     np.testing.assert_array_equal(native(k, X)[0], want)
-    assert "for %i" in nests(k) and "let" not in nests(k)
+    assert "for %i" in nests(k)
+    assert "let" not in nests(k)
 
 
 def test_starts_of_slices_stay_affine():
@@ -131,7 +131,7 @@ def test_quotients_by_zero_are_left_to_run():
 
 
 @pytest.mark.parametrize(
-    "shift, moved",
+    ("shift", "moved"),
     [(lax.shift_left, lambda i: i << 2), (lax.shift_right_arithmetic, lambda i: i >> 2)],
 )
 def test_shifts(shift, moved):

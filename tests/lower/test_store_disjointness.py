@@ -110,7 +110,7 @@ def traced(body, grid):
                          out_shape=jax.ShapeDtypeStruct(X.shape, "f")).trace(X)  # fmt: skip
 
 
-@pytest.mark.parametrize("body, programs, apart", BODIES)
+@pytest.mark.parametrize(("body", "programs", "apart"), BODIES)
 def test_one_dimension(body, programs, apart):
     (found,) = grid_dimensions(traced(body, (programs,)), LowerOptions())
     assert found.parallel is apart
@@ -121,7 +121,7 @@ def test_one_dimension(body, programs, apart):
     )
 
 
-@pytest.mark.parametrize("body, programs", [(body, n) for body, n, apart in BODIES if apart])
+@pytest.mark.parametrize(("body", "programs"), [(body, n) for body, n, apart in BODIES if apart])
 def test_results(body, programs):
     k = traced(body, (programs,))
     want = pbkern.interpret(k, X)[0]

@@ -36,14 +36,24 @@ SPECIALS = np.array(
         1e-40,
         5e-324,
         1e-310,
-        1e5,
-        1e10,
+        100000.0,
+        10000000000.0,
         1e38,
         1e308,
         np.inf,
         np.nan,
+        87.33,
+        88.72283,
+        88.72284,
+        89.4,
+        103.9,
+        103.98,
+        708.4,
+        709.78,
+        710.4,
+        745.1,
+        745.2,
     ]
-    + [87.33, 88.72283, 88.72284, 89.4, 103.9, 103.98, 708.4, 709.78, 710.4, 745.1, 745.2]
 )  # exp's and sinh's edges
 SPECIALS = np.concatenate([SPECIALS, -SPECIALS])
 
@@ -284,7 +294,7 @@ EXPONENTIALS = ("exp", "exp2", "logistic", "erfc")
 
 
 @has_avx512
-@pytest.mark.parametrize("dtype, lanes", [(F32, 16), (F64, 8)], ids=["f32", "f64"])
+@pytest.mark.parametrize(("dtype", "lanes"), [(F32, 16), (F64, 8)], ids=["f32", "f64"])
 @pytest.mark.parametrize("name", EXPONENTIALS)
 def test_exponentials_by_table(name, dtype, lanes):
     if name == "erfc" and dtype == F64:
@@ -339,7 +349,8 @@ def test_saturating_functions_stay_within_one():
     for name in ("tanh", "erf"):
         for avx512 in {False, detected_machine().vector_bits >= 512}:
             y = Compiled(UNARY[name], [F32], F32, avx512=avx512)(x)
-            assert y.max() == 1 and y[0] == 0
+            assert y.max() == 1
+            assert y[0] == 0
 
 
 @pytest.mark.parametrize("lanes", [8, 32, 64])
@@ -359,7 +370,7 @@ def test_sine_of_the_hardest_arguments():
             check(name, dtype, [finite], reference(name, finite))
 
 
-@pytest.mark.parametrize("name, el", APPROX_RELATIVE)
+@pytest.mark.parametrize(("name", "el"), APPROX_RELATIVE)
 def test_approximate_versions(name, el):
     dtype = {"f32": F32, "f64": F64}[el]
     x = np.concatenate([np.linspace(-80, 80, 100_001), np.linspace(-1.1, 1.1, 20_001)])
@@ -426,7 +437,12 @@ def test_every_f32(name, avx512):
     for high in range(0, 1 << 32, 1 << 24):
         x = np.arange(high, high + (1 << 24), dtype=np.uint64).astype(np.uint32).view(F32)
         ulp, wrong = errors(kernel(x), reference(name, x), least_unit(name, x))
-        assert not wrong.any() and ulp.max() <= ERROR_ULP[name, "f32"], (
+        assert not wrong.any(), (
+            hex(high),
+            x[np.argmax(ulp)],
+            ulp.max(),
+        )
+        assert ulp.max() <= ERROR_ULP[name, "f32"], (
             hex(high),
             x[np.argmax(ulp)],
             ulp.max(),

@@ -15,8 +15,7 @@ from pbkern.dsl.host_program import Buffer, BufferKind, BufferView, HostProgram,
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.cpu.codegen.compile import compile_program
 from pbkern.targets.cpu.lower_options import LowerOptions
-
-from ..targets import stub
+from tests.targets import stub
 
 engine = ["native"]  # set by tests/conftest.py
 

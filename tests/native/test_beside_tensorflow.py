@@ -42,7 +42,8 @@ def test_both_load(order):
     }
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *order.split()]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "both" in done.stdout, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "both" in done.stdout, done.stderr[-3000:]
 
 
 def test_how_other_libraries_are_loaded_stays():

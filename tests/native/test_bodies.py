@@ -11,8 +11,8 @@ import pytest
 
 import pbkern
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
+from tests.dsl import test_kernels, test_random_bodies
 
-from ..dsl import test_kernels, test_random_bodies
 from .running import native
 
 # Half precision keeps float32 between the operations of one expression, the interpreter rounds after each.
@@ -50,7 +50,7 @@ def random_kernel(seed: int):
         o_ref[...] = jnp.zeros(make.SHAPE, dtype)
         values = [x_ref[...], y_ref[...]]
         for name, i, j, literal, control in steps:
-            f = lambda vs: make.apply(vs, name, i, j, literal)  # noqa: B023, E731
+            f = lambda vs: make.apply(vs, name, i, j, literal)  # noqa: B023
             values.append(
                 make.under_control(control, f, values, x_ref, o_ref, literal).astype(dtype)
             )
@@ -186,7 +186,7 @@ def test_a_product_is_added_to_scratch_without_a_copy():
 
 
 @pytest.mark.parametrize(
-    "f, shape",
+    ("f", "shape"),
     [
         (lambda x: x.sum(), (0,)),
         (lambda x: jnp.max(x, initial=-3.0), (0, 4)),

@@ -24,7 +24,8 @@ def agree(f, *args, tolerance=1e-5):
     compiled = pbkern.jit(f)
     got, want = (jax.tree.leaves(jit(*args)) for jit in (compiled, jax.jit(f)))
     for g, w in zip(got, want, strict=True):
-        assert g.shape == w.shape and g.dtype == w.dtype
+        assert g.shape == w.shape
+        assert g.dtype == w.dtype
         g, w = np.asarray(g), np.asarray(w)
         np.testing.assert_allclose(
             g, w, rtol=0, atol=tolerance * float(np.nanmax(np.abs(w), initial=0))
@@ -170,7 +171,8 @@ def test_numbers_on_one_axis_have_one_part():
             -(y.astype("d") ** 2), z / (1j * y.astype("d")), x / (1j * y.astype("d")), np.exp(1j * y.astype("d")),
             np.exp(x.astype("d")), z.conj().reshape(5, 3), np.ones(3)]  # fmt: skip
     for got, want in zip(pbkern.jit(f)(x, y, z, n), wide, strict=True):
-        assert got.dtype == "c8" and np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+        assert got.dtype == "c8"
+        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
 
 
 def test_a_number_times_its_conjugate_is_real():
@@ -377,13 +379,12 @@ def test_transforms_are_left_and_read_and_write_the_kernels_memory():
     plan = f.explain(
         jax.ShapeDtypeStruct((8, 64), jnp.complex64), jax.ShapeDtypeStruct((64,), jnp.complex64)
     )
-    assert [x.op for x in plan.left] == ["fft", "fft"] and len(plan.kernels) == 2
+    assert [x.op for x in plan.left] == ["fft", "fft"]
+    assert len(plan.kernels) == 2
     text = jax.jit(f).lower(numbers(8, 64), numbers(64)).as_text()
-    assert (
-        text.count("custom_call") == 2
-        and "stablehlo.real" not in text
-        and "stablehlo.complex" not in text
-    )
+    assert text.count("custom_call") == 2
+    assert "stablehlo.real" not in text
+    assert "stablehlo.complex" not in text
 
 
 def test_loops_around_transforms_stay_whole():
@@ -418,7 +419,7 @@ def test_parts_of_different_shapes():
 
     def iterated(x, y):
         c = x[None] + 1j * y[:, None]
-        step = lambda i, z: jnp.where(jnp.abs(z) < 2, z * z + c, z)  # noqa: E731
+        step = lambda i, z: jnp.where(jnp.abs(z) < 2, z * z + c, z)
         return jax.lax.fori_loop(0, 4, step, c * 0), c - y[:, None], x[None] / (1j * y[:, None] + 1)
 
     x, y = jnp.linspace(-2, 0.6, 7), jnp.linspace(-1.2, 1.2, 5)

@@ -51,7 +51,7 @@ SHAPES = [
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("m,k,n", SHAPES)
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
 @pytest.mark.parametrize("transpose", ["nn", "nt", "tn", "tt"])
 def test_matmul(m, k, n, transpose):
     a = draw((m, k) if transpose[0] == "n" else (k, m), seed=1)
@@ -65,7 +65,8 @@ def test_matmul(m, k, n, transpose):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "m,k,n", [(100, 700, 100), (30, 1500, 9), (300, 1500, 50), (17, 700, 250), (45, 5000, 1)]
+    ("m", "k", "n"),
+    [(100, 700, 100), (30, 1500, 9), (300, 1500, 50), (17, 700, 250), (45, 5000, 1)],
 )
 @pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn", "mk,nk->mn"])
 def test_equal_rows_and_columns_give_equal_bits(m, k, n, form):
@@ -84,7 +85,7 @@ def test_dtypes(dtype):
         a, b = draw((33, 66), dtype, 1), draw((66, 50), dtype, 2)
         f = lambda a, b: jnp.matmul(
             a, b, preferred_element_type=jnp.int32 if dtype == "int8" else None
-        )  # noqa: E731
+        )
         check(
             f,
             (a, b),
@@ -94,10 +95,10 @@ def test_dtypes(dtype):
 
 
 @pytest.mark.skipif(not detected_machine().bf16_pairs, reason="the processor has no AVX512-BF16")
-@pytest.mark.parametrize("m,k,n", [(64, 64, 64), (37, 50, 70), (5, 32, 9), (256, 512, 300)])
+@pytest.mark.parametrize(("m", "k", "n"), [(64, 64, 64), (37, 50, 70), (5, 32, 9), (256, 512, 300)])
 def test_pairs_of_bfloat16_accumulate_in_float32(m, k, n):
     a, b = draw((m, k), jnp.bfloat16, 1), draw((k, n), jnp.bfloat16, 2)
-    f = lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32)  # noqa: E731
+    f = lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32)
     assert "dpbf16ps" in pbkern.jit(f).as_text(a, b, stage="llvm")
     check(f, (a, b), 1e-6 * k**0.5, jnp.dot)
 
@@ -131,10 +132,10 @@ def test_prologue_and_epilogue_are_fused():
 
 
 CONVOLUTIONS = {
-    "same": dict(window_strides=(1, 1), padding="SAME"),
-    "strided": dict(window_strides=(2, 3), padding="VALID"),
-    "asymmetric": dict(window_strides=(1, 2), padding=((1, 2), (0, 1)), rhs_dilation=(2, 1)),
-    "transposed": dict(window_strides=(1, 1), padding=((1, 2), (2, 1)), lhs_dilation=(2, 2)),
+    "same": {"window_strides": (1, 1), "padding": "SAME"},
+    "strided": {"window_strides": (2, 3), "padding": "VALID"},
+    "asymmetric": {"window_strides": (1, 2), "padding": ((1, 2), (0, 1)), "rhs_dilation": (2, 1)},
+    "transposed": {"window_strides": (1, 1), "padding": ((1, 2), (2, 1)), "lhs_dilation": (2, 2)},
 }
 
 
@@ -146,12 +147,12 @@ def test_convolution(name, layout, dtype):
     x, w = draw((2, 9, 11, 4), dtype, 1), draw((3, 3, 4, 10), dtype, 2)
     if layout[0] == "NCHW":
         x, w = x.transpose(0, 3, 1, 2), w.transpose(3, 2, 0, 1)
-    f = lambda x, w: lax.conv_general_dilated(x, w, dimension_numbers=layout, **CONVOLUTIONS[name])  # noqa: E731
+    f = lambda x, w: lax.conv_general_dilated(x, w, dimension_numbers=layout, **CONVOLUTIONS[name])
     check(f, (x, w), 1e-5 if dtype == "float32" else 1e-2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-@pytest.mark.parametrize("filters, order", [("OIHW", [64, 3, 5]), ("HWIO", [3, 5, 64])])
+@pytest.mark.parametrize(("filters", "order"), [("OIHW", [64, 3, 5]), ("HWIO", [3, 5, 64])])
 def test_filters_are_read_in_their_order(filters, order, dtype):
     """Of many channels, each filter is read once from beginning to end, not once for each place of the window."""
     shape = {"O": 48, "I": 64, "H": 3, "W": 5}
@@ -161,7 +162,7 @@ def test_filters_are_read_in_their_order(filters, order, dtype):
     )  # 32 results fill their vectors
     f = lambda x, w: lax.conv_general_dilated(
         x, w, (1, 1), "VALID", dimension_numbers=("NCHW", filters, "NCHW")
-    )  # noqa: E731
+    )
     nests = lowered(f, x, w).splitlines()
     (product,) = (
         line for line in nests if line.count("*") == 3 and line.strip().startswith("nest")
@@ -175,7 +176,7 @@ def test_filters_of_bfloat16_are_converted_once():
     x, w = draw((2, 24, 9, 32), "bfloat16", 1), draw((32, 24, 3, 5), "bfloat16", 2)
     f = lambda x, w: lax.conv_general_dilated(
         x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW")
-    )  # noqa: E731
+    )
     nests = lowered(f, x, w)
     (copy,) = re.findall(r"dot= .*(%t\d+)\[d\d+, 5\*k\d+ \+ k\d+ \+ 15\*k\d+\]", nests)
     assert re.search(rf"nest \[d\d+<16, d\d+<360\]\n  {copy}\[", nests)
@@ -207,7 +208,7 @@ def test_sums_over_far_rows(shape):
 
 
 @pytest.mark.parametrize(
-    "dtype, out",
+    ("dtype", "out"),
     [("float32", "float32"), ("bfloat16", "float32"), ("float16", "float16"), ("int8", "int32")],
 )
 def test_nothing_is_summed(dtype, out):
@@ -355,7 +356,7 @@ def test_depths_that_words_do_not_divide(depth, dtype, turned):
 
 @needs_vnni
 @pytest.mark.parametrize(
-    "dtypes, words, instruction",
+    ("dtypes", "words", "instruction"),
     [
         (("int8", "int8"), "dot_i8=", "vpdpbusd"),
         (("uint8", "int8"), "dot_i8=", "vpdpbusd"),
@@ -375,7 +376,8 @@ def test_unsigned_times_signed_bytes_need_no_copy_of_the_rows():
     nests = pbkern.jit(lambda a, b: lax.dot(a, b, preferred_element_type=jnp.int32)).as_text(
         a, b, stage="nests"
     )
-    assert "%a0.words" in nests and "xor" not in nests
+    assert "%a0.words" in nests
+    assert "xor" not in nests
 
 
 def quantised(x, w, scale):
@@ -426,7 +428,8 @@ def test_what_is_more_than_a_copy_of_narrow_integers_stays_narrow(name):
     np.testing.assert_allclose(f(*args), want, rtol=1e-6)
     if detected_machine().vnni:
         nests = f.as_text(*args, stage="nests")
-        assert "dot_i8=" in nests and "dot=" not in nests
+        assert "dot_i8=" in nests
+        assert "dot=" not in nests
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 32), (40, 32, 50)])
@@ -451,7 +454,8 @@ def test_blocks_of_narrow_integers_are_products_of_words(shape):
         pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32)
     )
     nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
-    assert "dot_i8" in nests and "dot=" not in nests
+    assert "dot_i8" in nests
+    assert "dot=" not in nests
 
 
 def test_float16_is_converted_once():
@@ -459,7 +463,8 @@ def test_float16_is_converted_once():
     a, b = draw((64, 256), np.float16, 1), draw((256, 128), np.float16, 2)
     nests = pbkern.jit(jnp.matmul).as_text(a, b, stage="nests")
     products = [line for line in nests.splitlines() if "dot=" in line]
-    assert products and not any("%a0[" in line or "%a1[" in line for line in products)
+    assert products
+    assert not any("%a0[" in line or "%a1[" in line for line in products)
     check(jnp.matmul, (a, b), 1e-3)
 
 
@@ -484,7 +489,8 @@ def test_operands_at_edges_are_tested_once():
         for line in lower_kernel(kernel, "k").nests.split("guarded:")[1].splitlines()
         if "dot=" in line
     ]
-    assert products and not any("]?" in line for line in products)
+    assert products
+    assert not any("]?" in line for line in products)
 
 
 def test_products_of_narrow_integers_in_loops_are_of_words():
@@ -505,7 +511,8 @@ def test_products_of_narrow_integers_in_loops_are_of_words():
         pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32)
     )
     nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
-    assert "dot_i8" in nests and "dot=" not in nests
+    assert "dot_i8" in nests
+    assert "dot=" not in nests
 
 
 @pytest.mark.sampled(2)
@@ -515,10 +522,12 @@ def test_deep_products_are_packed_in_runs(form, depth):
     """A panel of all 8192 rows would leave the nearest caches: each run's panel is packed, and adds to the sums."""
     x, w = draw((256, depth), seed=1), draw((depth, 512), seed=2)
     x, w = x.T if form[0] == "k" else x, w.T if form[3] == "n" else w
-    f = lambda x, w: jnp.tanh(jnp.einsum(form, x, w) / 100)  # noqa: E731
+    f = lambda x, w: jnp.tanh(jnp.einsum(form, x, w) / 100)
     nests = lowered(f, x, w)
     depths = [int(n) for n in re.findall(r"k\d+<(\d+)\*", nests)]
-    assert depths and max(depths) <= 2048 and re.search(r"= add\(%t\d+\[.*, acc0\)", nests)
+    assert depths
+    assert max(depths) <= 2048
+    assert re.search(r"= add\(%t\d+\[.*, acc0\)", nests)
     check(f, (x, w), 1e-5)
 
 

@@ -48,7 +48,9 @@ def product(m, n, k, tile, dtype="f", total="f", scratch=False):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("scratch", [False, True])
-@pytest.mark.parametrize("m, n, k", [(500, 300, 700), (150, 44, 130), (64, 64, 70), (65, 63, 63)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(500, 300, 700), (150, 44, 130), (64, 64, 70), (65, 63, 63)]
+)
 def test_products(m, n, k, scratch):
     kernel = product(m, n, k, (64, 64, 64), scratch=scratch)
     x, y = RNG.normal(size=(m, k)).astype("f"), RNG.normal(size=(k, n)).astype("f")
@@ -57,7 +59,7 @@ def test_products(m, n, k, scratch):
 
 
 @pytest.mark.parametrize(
-    "dtype, total", [("int8", "int32"), ("int16", "int32"), (jnp.bfloat16, "f")]
+    ("dtype", "total"), [("int8", "int32"), ("int16", "int32"), (jnp.bfloat16, "f")]
 )
 def test_products_of_narrow_elements(dtype, total):
     kernel = product(45, 51, 77, (32, 32, 32), dtype, total)
@@ -76,8 +78,12 @@ def test_each_case_multiplies_what_lies_inside():
         for line in nests.splitlines()
         if line.strip().startswith("nest") and line.count("*") == 1
     ]
-    sizes = sorted(tuple(int(size.strip("*]")) for size in line.replace(",", "").split("<")[1:3] for size in size.split()[:1])
-                   + (int(line.split("<")[3].strip("*]")),) for line in dots)  # fmt: skip
+    sizes = []
+    for line in dots:
+        outer, inner, depth = line.replace(",", "").split("<")[1:4]
+        first = [int(part.split()[0].strip("*]")) for part in (outer, inner)]
+        sizes.append((*first, int(depth.strip("*]"))))
+    sizes.sort()
     assert sizes == sorted((m, n, k) for m in (128, 116) for n in (128, 44) for k in (128, 60))
     assert "?" not in nests
 

@@ -53,7 +53,7 @@ define double @g(double %x) {
     assert set(image.functions()) >= {"f", "g"}
 
 
-@pytest.mark.parametrize("text, message", [
+@pytest.mark.parametrize(("text", "message"), [
     ("@v = thread_local global i32 3\n", "a section `.tdata`, which the loader does not know"),
     ('@v = global i64 3, section ".init_array"\n', "a section `.init_array`, which the loader does not know"),
     ("@v = common global i32 0\n", "symbol `v` is of a kind that the loader does not know"),
@@ -66,7 +66,7 @@ def test_what_the_loader_does_not_know(text, message):
 
 def test_relocations_of_other_kinds_and_out_of_reach():
     with pytest.raises(
-        InternalError, match="a relocation of kind 4[12]"
+        InternalError, match=r"a relocation of kind 4[12]"
     ):  # through a table of addresses
         text = "@v = external global i32\ndefine i32 @f() {\n  %x = load i32, ptr @v\n  ret i32 %x\n}\n"
         Image(made(text, reloc="pic"), {"v": 8})

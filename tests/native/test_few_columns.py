@@ -22,7 +22,7 @@ def compared(f, *arrays, dtype):
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ERRORS)
-@pytest.mark.parametrize("rows, depth, columns", [
+@pytest.mark.parametrize(("rows", "depth", "columns"), [
     (300, 2048, 8), (257, 1000, 3), (64, 1001, 5), (100, 514, 15), (33, 300, 2), (1000, 2048, 1), (1, 2050, 9), (256, 2048, 8),
 ])  # fmt: skip
 def test_products(rows, depth, columns, dtype):
@@ -67,4 +67,5 @@ def test_mechanisms_are_at_work():
     assert "fetch" in nests(lambda v, x: v @ x, (4096,), (4096, 4096))
     assert "= %a1[" in nests(jnp.matmul, (16, 256, 1024), (16, 1024, 8))  # the copy of the columns
     words = nests(jnp.matmul, (8192, 2048), (2048, 8), dtype="bfloat16")
-    assert "dot_bf16= %a0.words" in words and "d1<8, k2<1024*" in words
+    assert "dot_bf16= %a0.words" in words
+    assert "d1<8, k2<1024*" in words

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import pbkern
 from pbkern.lower.rules.coverage import supports
+from tests.fuse import checking, test_access, workloads
+from tests.fuse.test_random import random_function
 
-from ..fuse import checking, test_access, workloads
-from ..fuse.test_random import random_function
 from .running import native_program
 
 

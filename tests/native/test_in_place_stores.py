@@ -74,7 +74,7 @@ def test_updates_agree(seed, dtype):
             np.testing.assert_array_equal(g, w)
 
 
-@pytest.mark.parametrize("row, in_place", [(0, True), (1, False)])
+@pytest.mark.parametrize(("row", "in_place"), [(0, True), (1, False)])
 def test_rows_follow_each_other_without_a_copy(row, in_place, monkeypatch):
     """A sum of four neighbours, below and beside the element that it is stored to: over the row before or over its own."""
     found, safe = [], walks_ahead

@@ -21,7 +21,8 @@ def numbers(shape, dtype="float32"):
 def same(f, *args):
     got, want = (jax.tree.leaves(jit(f)(*args)) for jit in (pbkern.jit, jax.jit))
     for g, x in zip(got, want, strict=True):
-        assert g.shape == x.shape and g.dtype == x.dtype
+        assert g.shape == x.shape
+        assert g.dtype == x.dtype
         wide = np.float64 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
         np.testing.assert_array_equal(np.asarray(g, wide), np.asarray(x, wide))
 
@@ -29,7 +30,8 @@ def same(f, *args):
 def shuffles(f, *args) -> int:
     """Of whole vectors, in the program's text; no element may be addressed by itself."""
     text = pbkern.jit(f).as_text(*args, stage="mlir")
-    assert "vector.gather" not in text and "vector.scatter" not in text, text
+    assert "vector.gather" not in text, text
+    assert "vector.scatter" not in text, text
     return text.count("vector.shuffle")
 
 

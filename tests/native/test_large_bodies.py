@@ -134,7 +134,7 @@ def test_what_a_store_looks_at_is_in_proportion(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    "owner, function",
+    ("owner", "function"),
     [(strip_mining, "accesses"), (uniform_axes, "_contradicted"), (merge_nests, "merge")],
 )
 def test_what_nests_look_at_is_in_proportion(monkeypatch, owner, function):
@@ -173,7 +173,8 @@ def test_scalar_loops_are_apart(monkeypatch):
     assert {f.has_scalar_loops for f in lowered.pieces} == {
         False,
         True,
-    } and not lowered.main.has_scalar_loops
+    }
+    assert not lowered.main.has_scalar_loops
     check(k, X)
 
 

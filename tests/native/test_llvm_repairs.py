@@ -22,9 +22,8 @@ def test_operands_of_shuffles_of_64_bytes_are_held_within_loops():
 
 def test_an_operand_that_comes_twice_is_held_once():
     found = list(lines(repaired([Operation(f"%v = vector.shuffle %x, %x [1, 0] : {T}, {T}")])))
-    assert (
-        found[1:] == [f"%v = vector.shuffle %v_of0, %v_of0 [1, 0] : {T}, {T}"] and len(found) == 2
-    )
+    assert found[1:] == [f"%v = vector.shuffle %v_of0, %v_of0 [1, 0] : {T}, {T}"]
+    assert len(found) == 2
 
 
 def test_other_operations_stay():

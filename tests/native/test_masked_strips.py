@@ -70,7 +70,7 @@ def is_cut(f, *args) -> bool:
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("fill", [-np.inf, -1e30, -5.0, 0.0])
-@pytest.mark.parametrize("rows, columns", [(1024, 1024), (600, 1000)])
+@pytest.mark.parametrize(("rows", "columns"), [(1024, 1024), (600, 1000)])
 def test_masked_attention(mask, fill, rows, columns):
     args = operands(rows, columns)
     f = pbkern.jit(lambda q, k, v: attention(q, k, v, mask, fill))

@@ -102,11 +102,9 @@ def test_twins_differ_in_places_and_scratch_buffers():
     first, second = made("%c4", "%t1"), made("%c8", "%t2", value="%v7")
     assert first.common == second.common
     found = differences([first, second], {"%t1": 64, "%t2": 512})
-    assert (
-        len(found.places) == 1
-        and list(found.views) == ["%t1"]
-        and found.values == ((4, 64), (8, 512))
-    )
+    assert len(found.places) == 1
+    assert list(found.views) == ["%t1"]
+    assert found.values == ((4, 64), (8, 512))
 
 
 def test_bounds_and_types_are_not_places():

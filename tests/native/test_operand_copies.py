@@ -38,7 +38,7 @@ def broadcast_operand(f, *args) -> tuple[str, list[int]]:
     return load, [int(n) for n in re.findall(r"<(\d+)", found[1])] if found else []
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float16", 1e-3), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-3), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_windows_are_converted_once(dtype, tolerance, stride):
     """Each pixel belongs to up to 9 windows: 32 images of 9 x 9 pixels are converted, not 9 times those."""
@@ -51,9 +51,10 @@ def test_windows_are_converted_once(dtype, tolerance, stride):
 
 def test_every_second_row_alone_is_copied():
     x, w = draw((64, 2, 128), "float16", 1), draw((128, 64), "float16", 2)
-    f = lambda x, w: jnp.dot(x[:, 1], w)  # noqa: E731
+    f = lambda x, w: jnp.dot(x[:, 1], w)
     _, sizes = broadcast_operand(f, x, w)
-    assert sizes[-1] == 128 and np.prod(sizes) <= 64 * 128
+    assert sizes[-1] == 128
+    assert np.prod(sizes) <= 64 * 128
     check(f, (x, w), 1e-3)
 
 
@@ -78,7 +79,7 @@ def test_copies_are_of_their_own_loops():
 def test_filters_of_interleaved_results_are_moved_apart():
     """Each phase of a transposed convolution takes every second place of its windows, of filters 8 KB apart."""
     x, w = draw((1, 128, 14, 14), "float32", 1), draw((64, 128, 4, 4), "float32", 2)
-    f = lambda x, w: lax.conv_general_dilated(  # noqa: E731
+    f = lambda x, w: lax.conv_general_dilated(
         x,
         w,
         (1, 1),
@@ -87,5 +88,6 @@ def test_filters_of_interleaved_results_are_moved_apart():
         dimension_numbers=("NCHW", "OIHW", "NCHW"),
     )
     nests = pbkern.jit(f).as_text(x, w, stage="nests")
-    assert re.search(r"dot= ", nests) and not re.search(r"dot= .*%a\d+\[", nests)
+    assert re.search(r"dot= ", nests)
+    assert not re.search(r"dot= .*%a\d+\[", nests)
     check(f, (x, w), 1e-5)

@@ -34,11 +34,13 @@ def product(rows: int, columns: int, depth: int, dtype=np.float32) -> Nest:
     )
 
 
-@pytest.mark.parametrize("columns,tail", [(20, 4), (24, 8), (40, 8), (63, 15)])
+@pytest.mark.parametrize(("columns", "tail"), [(20, 4), (24, 8), (40, 8), (63, 15)])
 def test_a_partial_vector_shares_rows_with_the_whole_ones_before_it(columns, tail):
     nest = product(500, columns, 500)
     *_, last = chunks(nest, contraction_tile(nest, "j", 512)[1])
-    assert last.high == columns and last.tail == tail and last.vectors > 1
+    assert last.high == columns
+    assert last.tail == tail
+    assert last.vectors > 1
 
 
 @pytest.mark.parametrize("columns", [17, 20, 36, 40])

@@ -14,8 +14,8 @@ from pbkern.dsl import same_kernel
 from pbkern.dsl.host_program import Cond, HostProgram, HostWhile, Launch, Loop
 from pbkern.lower.rules.coverage import supports
 from tests.arrays import array
+from tests.fuse import checking, workloads
 
-from ..fuse import checking, workloads
 from .running import native_program
 
 

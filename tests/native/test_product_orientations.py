@@ -17,7 +17,7 @@ FORMS = ("mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn")
 
 def operands(form, m, k, n, dtype="float32"):
     rng = np.random.default_rng(m + k + n)
-    sizes, drawn = dict(m=m, k=k, n=n), []
+    sizes, drawn = {"m": m, "k": k, "n": n}, []
     for letters in form.split("->")[0].split(","):
         shape = [sizes[d] for d in letters]
         values = rng.integers(-9, 9, shape) if dtype == "int32" else rng.standard_normal(shape)
@@ -26,7 +26,7 @@ def operands(form, m, k, n, dtype="float32"):
 
 
 def shapes_of(form, m, k, n):
-    sizes = dict(m=m, k=k, n=n)
+    sizes = {"m": m, "k": k, "n": n}
     return [
         jax.ShapeDtypeStruct(tuple(sizes[d] for d in letters), "float32")
         for letters in form.split("->")[0].split(",")
@@ -52,7 +52,7 @@ def products(nests: str) -> list[str]:
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("m, k, n", [
+@pytest.mark.parametrize(("m", "k", "n"), [
     (67, 515, 131), (130, 77, 300), (512, 512, 64), (33, 2600, 50), (7, 1100, 1031), (5, 70, 9),
 ])  # fmt: skip
 def test_numbers(form, m, k, n, dtype):
@@ -72,7 +72,7 @@ def test_deep_and_odd(form):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn"])
-@pytest.mark.parametrize("m, k, n", [(7, 4211, 1030), (3, 9973, 517)])
+@pytest.mark.parametrize(("m", "k", "n"), [(7, 4211, 1030), (3, 9973, 517)])
 def test_few_rows_of_a_far_operand(form, m, k, n):
     """Sums of thousands of positive numbers, a few at a time, stay as exact as those of panels."""
     x, w = (jnp.abs(a) for a in operands(form, m, k, n))
@@ -125,21 +125,25 @@ def test_large_operands_are_both_read_from_copies_along_the_reduction(form):
 def test_columns_that_stay_near_are_read_where_they_are():
     """77 rows of 520 bytes: the lines of a tile of columns do not evict one another."""
     found = products(lowered(einsum("km,kn->mn"), *shapes_of("km,kn->mn", 130, 77, 1000)))
-    assert found and all("dot= %a0[k2, " in line for line in found)
+    assert found
+    assert all("dot= %a0[k2, " in line for line in found)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_sums_of_runs_are_in_the_result_itself(form):
     nests = lowered(einsum(form), *shapes_of(form, 256, 9000, 192))
     depths = [int(n) for n in re.findall(r"k\d+<(\d+)\*", nests)]
-    assert depths and max(depths) <= 1024
+    assert depths
+    assert max(depths) <= 1024
     assert re.search(r"%a2\[.*\] = add\(%a2\[.*\], acc0\)", nests)
 
 
 def test_blocks_that_overlap_do_not_hold_sums():
     """Of 4,100 columns the last block is moved back: two programs write some results, and may not see each other's parts."""
     nests = lowered(einsum("mk,kn->mn"), *shapes_of("mk,kn->mn", 6, 20_001, 4100))
-    assert "%h" in nests and "acc0)" in nests and "add(%a2" not in nests
+    assert "%h" in nests
+    assert "acc0)" in nests
+    assert "add(%a2" not in nests
 
 
 def test_a_result_in_place_of_an_operand_holds_no_sums():
@@ -160,10 +164,12 @@ def test_a_result_in_place_of_an_operand_holds_no_sums():
 @pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn"])
 def test_products_of_few_rows_read_rows_of_the_other_operand_in_turn(form):
     nests = lowered(einsum(form), *shapes_of(form, 8, 4096, 4096))
-    assert re.search(r"k2<8\*\] fetch %a1", nests) and "add(%a2" in nests
+    assert re.search(r"k2<8\*\] fetch %a1", nests)
+    assert "add(%a2" in nests
 
 
 @pytest.mark.parametrize("form", ["mk,nk->mn", "km,nk->mn"])
 def test_products_of_few_rows_run_along_contiguous_reductions(form):
     (line,) = products(lowered(einsum(form), *shapes_of(form, 8, 4096, 4096)))
-    assert re.search(r"%a1\[.*d1, k2\]", line) and re.search(r"%t\d+\[d0, k2\]", line)
+    assert re.search(r"%a1\[.*d1, k2\]", line)
+    assert re.search(r"%t\d+\[d0, k2\]", line)

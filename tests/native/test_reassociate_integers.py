@@ -31,7 +31,7 @@ def test_sums_add_first_what_points_share(name):
 
 def test_sums_of_floats_keep_their_order():
     x = jnp.asarray(RNG.standard_normal(50), jnp.float32)
-    f = lambda x, s: (x + s) + 1e7  # noqa: E731
+    f = lambda x, s: (x + s) + 1e7
     np.testing.assert_array_equal(pbkern.jit(f)(x, jnp.float32(0.1)), f(x, jnp.float32(0.1)))
 
 

@@ -46,7 +46,7 @@ def loops_over_rows(text: str) -> list[int]:
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize(
-    "rows, columns", [(10000, 200), (5000, 256), (10007, 130), (997, 97), (1, 300)]
+    ("rows", "columns"), [(10000, 200), (5000, 256), (10007, 130), (997, 97), (1, 300)]
 )
 @pytest.mark.parametrize("f", [least_squares, logistic], ids=lambda f: f.__name__)
 def test_gradients(f, rows, columns, dtype):
@@ -63,7 +63,8 @@ def test_rows_are_taken_in_turn():
     assert 128 <= rows <= 256  # as long as sums of one accumulator
     mlir = lowered(least_squares, *args, stage="mlir")
     carried = re.search(r"iter_args\((.*?)\) -> \((.*?)\)", mlir)
-    assert carried is not None and carried[2].count("vector<16xf32>") == 13
+    assert carried is not None
+    assert carried[2].count("vector<16xf32>") == 13
 
 
 def test_functions_of_sums_of_rows_are_computed_in_vectors_of_rows():

@@ -12,7 +12,7 @@ from pbkern.targets.cpu.packing import row_padding
 F32 = np.dtype("float32")
 
 
-@pytest.mark.parametrize("shape, want", [
+@pytest.mark.parametrize(("shape", "want"), [
     ((32, 1024), (32, 1040)),  # 4 KB apart
     ((2, 16, 512), (2, 16, 528)),  # 2 KB apart
     ((8, 1024), (8, 1024)),  # few rows
@@ -31,7 +31,7 @@ def spilled(q, k):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rows, columns", [(128, 1024), (100, 512), (33, 2048), (16, 512)])
+@pytest.mark.parametrize(("rows", "columns"), [(128, 1024), (100, 512), (33, 2048), (16, 512)])
 def test_scores_in_scratch(rows, columns, dtype):
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(rows, 16)), rng.normal(size=(columns, 16))

@@ -10,10 +10,10 @@ from jax import lax
 
 from pbkern.fuse.tiling import block_search
 from pbkern.lower.rules.coverage import supports
+from tests.fuse import checking
+from tests.fuse.checking import random_blocks
+from tests.fuse.test_scatter import CASES, LOOPS, MANY, STEPS
 
-from ..fuse import checking
-from ..fuse.checking import random_blocks
-from ..fuse.test_scatter import CASES, LOOPS, MANY, STEPS
 from .running import native_program
 
 
@@ -45,7 +45,8 @@ def run(f, *args):
     assert not plan.left_to_xla(), str(plan.explanation)
     got = [np.asarray(x) for x in plan.evaluate(list(args), native_program)]
     for g, w in zip(got, map(np.asarray, jax.tree.leaves(f(*args)))):
-        assert g.dtype == w.dtype and g.shape == w.shape
+        assert g.dtype == w.dtype
+        assert g.shape == w.shape
         tolerance = 5e-2 if g.dtype.itemsize == 2 else 2e-3
         np.testing.assert_allclose(
             g.astype(np.float64), w.astype(np.float64), rtol=tolerance, atol=tolerance

@@ -24,7 +24,11 @@ def draw(shape, dtype, seed):
 
 
 def convolution(**params):
-    params = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=CHANNELS_FIRST) | params
+    params = {
+        "window_strides": (1, 1),
+        "padding": "SAME",
+        "dimension_numbers": CHANNELS_FIRST,
+    } | params
     return lambda x, w: jax.nn.relu(lax.conv_general_dilated(x, w, **params))
 
 
@@ -121,7 +125,7 @@ def test_vectors_do_not_run_along_short_windows():
 
 def test_gradients_of_images_and_filters():
     f = convolution()
-    g = lambda x, w: jax.grad(lambda x, w: (f(x, w) ** 2).sum(), (0, 1))(x, w)  # noqa: E731
+    g = lambda x, w: jax.grad(lambda x, w: (f(x, w) ** 2).sum(), (0, 1))(x, w)
     x, w = draw((2, 48, 7, 7), "float32", 1), draw((32, 48, 3, 3), "float32", 2)
     for got, want in zip(pbkern.jit(g)(x, w), g(x, w)):
         np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
@@ -130,7 +134,7 @@ def test_gradients_of_images_and_filters():
 def test_small_images_share_what_is_made_of_filters():
     """A program takes several images of 7 x 7 pixels, and gradients of several channels of filters of 3 x 3 places."""
     x, w, f = draw((8, 64, 7, 7), "float32", 1), draw((256, 64, 3, 3), "float32", 2), convolution()
-    gradient = lambda x, w: jax.grad(lambda w: f(x, w).sum())(w)  # noqa: E731
+    gradient = lambda x, w: jax.grad(lambda w: f(x, w).sum())(w)
     (kernel,) = pbkern.jit(f).kernels(x, w)
     assert kernel.outputs[0].dims[0].size >= 4
     assert min(d.size for d in pbkern.jit(gradient).kernels(x, w)[-1].outputs[0].dims[:2]) >= 4

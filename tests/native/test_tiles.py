@@ -36,12 +36,15 @@ def weight_gradient(vector_last: bool) -> Nest:
 
 def test_all_places_of_a_window_share_the_vectors():
     schedule = choose(weight_gradient(vector_last=True))
-    assert schedule.vector == "c" and schedule.jam == {"w": 3, "h": 3}
+    assert schedule.vector == "c"
+    assert schedule.jam == {"w": 3, "h": 3}
 
 
 def test_tiles_along_the_reduction_have_points_on_both_sides():
     schedule = choose(weight_gradient(vector_last=False))
-    assert schedule.vector == "x" and schedule.jam.get("w") == 3 and schedule.jam.get("c", 1) > 1
+    assert schedule.vector == "x"
+    assert schedule.jam.get("w") == 3
+    assert schedule.jam.get("c", 1) > 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -49,7 +52,7 @@ def test_gradients_of_weights(layout):
     def f(x, w, y):
         conv = lambda w: lax.conv_general_dilated(
             x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[layout]
-        )  # noqa: E731
+        )
         return jax.vjp(conv, w)[1](y)[0]
 
     rng = np.random.default_rng(0)

@@ -1,5 +1,7 @@
 """Selects among arrays by a scalar: the side that is not taken is not read."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,7 @@ def cases(f, *args) -> int:
 @pytest.mark.parametrize("flag", [False, True])
 def test_one_of_two(flag, arrays):
     a, b, c, *_ = arrays
-    f = lambda flag, a, b, c: (jnp.where(flag, a * 2, b + 1) + c, jnp.where(flag, a, b).max())  # noqa: E731
+    f = lambda flag, a, b, c: (jnp.where(flag, a * 2, b + 1) + c, jnp.where(flag, a, b).max())
     got = pbkern.jit(f)(flag, a, b, c)
     np.testing.assert_allclose(got[0], (a * 2 if flag else b + 1) + c, rtol=1e-6)
     assert got[1] == (a if flag else b).max()
@@ -31,7 +33,7 @@ def test_one_of_two(flag, arrays):
 
 @pytest.mark.parametrize("count", [2, 3, 12])
 def test_one_of_a_stack(count, arrays):
-    f = lambda i, *x: jnp.stack(x)[i] * 2  # noqa: E731
+    f = lambda i, *x: jnp.stack(x)[i] * 2
     g = pbkern.jit(f)
     for i in (-count, -1, 0, 1, count - 1, count + 5):
         np.testing.assert_array_equal(g(i, *arrays[:count]), jax.jit(f)(i, *arrays[:count]))
@@ -40,7 +42,7 @@ def test_one_of_a_stack(count, arrays):
 
 def test_by_what_the_same_kernel_computes(arrays):
     a, b, *_ = arrays
-    f = lambda x, a, b: jnp.where(jnp.sin(x) > 0, a, b) * 3  # noqa: E731
+    f = lambda x, a, b: jnp.where(jnp.sin(x) > 0, a, b) * 3
     for x in (1.0, 4.0, np.nan):
         np.testing.assert_allclose(
             pbkern.jit(f)(x, a, b), (a if np.sin(x) > 0 else b) * np.float32(3)
@@ -49,7 +51,7 @@ def test_by_what_the_same_kernel_computes(arrays):
 
 def test_several_flags(arrays):
     a, b, c, d, *_ = arrays
-    f = lambda p, q, a, b, c, d: jnp.where(p, a, b) + jnp.where(q, c, d)  # noqa: E731
+    f = lambda p, q, a, b, c, d: jnp.where(p, a, b) + jnp.where(q, c, d)
     for p in (False, True):
         for q in (False, True):
             np.testing.assert_array_equal(
@@ -59,10 +61,10 @@ def test_several_flags(arrays):
 
 def test_the_code_does_not_grow_without_bound(arrays):
     def f(flags, *arrays):
-        return sum(jnp.where(flags[k], a, b) for k, (a, b) in enumerate(zip(arrays, arrays[1:])))
+        return sum(jnp.where(flags[k], a, b) for k, (a, b) in enumerate(itertools.pairwise(arrays)))
 
     flags = np.arange(11) % 3 == 0
-    want = sum(a if flags[k] else b for k, (a, b) in enumerate(zip(arrays, arrays[1:])))
+    want = sum(a if flags[k] else b for k, (a, b) in enumerate(itertools.pairwise(arrays)))
     np.testing.assert_allclose(pbkern.jit(f)(flags, *arrays), want, rtol=1e-5, atol=1e-5)
     assert cases(f, flags, *arrays) <= 2 * 12
 

@@ -60,7 +60,7 @@ UPDATES = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", UPDATES)
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("rows, columns", [(24, 40), (64, 64), (5, 17), (130, 3)])
+@pytest.mark.parametrize(("rows", "columns"), [(24, 40), (64, 64), (5, 17), (130, 3)])
 def test_recurrences(name, axis, rows, columns):
     update, _ = UPDATES[name]
     kernel, x, y = recurrence(axis, update, rows, columns)

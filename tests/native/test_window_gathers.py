@@ -31,7 +31,7 @@ def starts(*shape, low=-9, high=60):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "shape, size",
+    ("shape", "size"),
     [
         ((6, 40, 50, 3), (31, 29, 3)),
         ((5, 33, 41, 2), (20, 41, 2)),

@@ -23,8 +23,8 @@ from pbkern.targets.simt.launch import handler as handlers
 from pbkern.targets.simt.launch import trace
 from pbkern.targets.simt.launch.driver import DEVICES, RECENT
 from pbkern.targets.simt.launch.handler import handler
+from tests.fake_drivers import FakeDriver, built
 
-from ..fake_drivers import FakeDriver, built
 from .test_kernels import turned
 from .test_launch import GPU, frame
 
@@ -133,7 +133,8 @@ def test_machine_code_that_the_driver_refuses_is_replaced_by_its_text(cuda, monk
     )
     cuda.library.fake_refuse_machine_code(1)
     call, out = entry(compiled(lambda x: x * 2.25, X), cuda.driver), np.zeros_like(X)
-    assert call(X, out) is None and call(X, out) is None
+    assert call(X, out) is None
+    assert call(X, out) is None
     np.testing.assert_array_equal(out, X * 2.25)
     assert (
         len(cuda.calls("cuLibraryLoadData")) == 2
@@ -167,7 +168,8 @@ def test_devices_of_several_kinds(cuda):
         errors[device] = call(X, out)
         if device != 3:
             np.testing.assert_array_equal(out, X * 2)
-    assert [d for d in errors if errors[d]] == [3] and [d for d, _, _ in cuda.launches] == [
+    assert [d for d in errors if errors[d]] == [3]
+    assert [d for d, _, _ in cuda.launches] == [
         0,
         1,
         2,
@@ -182,7 +184,8 @@ def test_devices_of_several_kinds(cuda):
     ):
         assert words in errors[3]
     texts = {d: next(k for k in cuda.driver.kernels.values()).handles[d] for d in range(5)}
-    assert all(texts[d] for d in (0, 1, 2, 4)) and not texts[3]
+    assert all(texts[d] for d in (0, 1, 2, 4))
+    assert not texts[3]
 
 
 def test_one_devices_refusal_of_shared_memory_does_not_stop_the_others(cuda):
@@ -218,7 +221,8 @@ def test_threads_devices_and_streams(cuda):
         t.start()
     for t in threads:
         t.join()
-    assert not failures and len(cuda.calls("cuKernelGetFunction")) == 3
+    assert not failures
+    assert len(cuda.calls("cuKernelGetFunction")) == 3
     expected = sorted(((n + k) % 3, 16 * n + 3) for n in range(1, 5) for k in range(6))
     assert sorted((device, stream) for device, _, stream in cuda.launches) == expected
 
@@ -256,10 +260,8 @@ def test_an_error_without_a_text_is_an_error(cuda, monkeypatch):
     monkeypatch.setattr(type(cuda.driver), "error_texts", ("cuGetErrorPoem",))
     call, out = doubled(cuda), np.zeros_like(X)
     cuda.fail("cuLaunchKernel", 321)
-    assert (
-        "error 321 of the driver" in (text := call(X, out))
-        and "has no function cuGetErrorPoem" in text
-    )
+    assert "error 321 of the driver" in (text := call(X, out))
+    assert "has no function cuGetErrorPoem" in text
     cuda.fail("cuLaunchKernel", 0)
 
     def interrupted(*_):
@@ -284,7 +286,8 @@ def test_devices_beyond_those_that_have_a_place(cuda):
 
 
 @pytest.mark.parametrize(
-    "error, text", [(700, ADDRESS), (719, "CUDA_ERROR_LAUNCH_FAILED unspecified launch failure")]
+    ("error", "text"),
+    [(700, ADDRESS), (719, "CUDA_ERROR_LAUNCH_FAILED unspecified launch failure")],
 )
 def test_a_kernel_that_failed_is_named_once_and_the_process_goes_on(cuda, error, text):
     first, second = doubled(cuda), entry(compiled(lambda x: x + 3, X), cuda.driver)
@@ -293,10 +296,8 @@ def test_a_kernel_that_failed_is_named_once_and_the_process_goes_on(cuda, error,
     cuda.break_device(0, error)
     (name,) = {k.function.name for k in cuda.driver.kernels.values() if k.handles[0]}
     found = second(X, out)
-    assert (
-        f"kernel `{name}` failed on device 0 while it ran: {text}" in found
-        and "pbkern.simulate" in found
-    )
+    assert f"kernel `{name}` failed on device 0 while it ran: {text}" in found
+    assert "pbkern.simulate" in found
     again = [second(X, out), first(X, out)]
     assert all(
         f"device 0 has failed before (kernel `{name}`): {text}" in t and "while it ran" not in t
@@ -316,7 +317,7 @@ def test_of_several_launches_all_that_may_have_failed_are_named(cuda):
     """Each is named once, the last one first."""
     calls = []
     for k, name in enumerate(("first", "second", "third", "fourth")):
-        f = lambda x, k=k: x * k + 7  # noqa: E731
+        f = lambda x, k=k: x * k + 7
         f.__name__ = name
         calls.append(entry(compiled(f, X), cuda.driver))
     out = np.zeros_like(X)
@@ -330,7 +331,7 @@ def test_of_several_launches_all_that_may_have_failed_are_named(cuda):
 
 
 def counts(x):
-    step = lambda c: (jnp.sort(c[0] * 1.5 + 1, -1), c[0].sum())  # noqa: E731
+    step = lambda c: (jnp.sort(c[0] * 1.5 + 1, -1), c[0].sum())
     return jax.lax.while_loop(lambda c: c[1] < 30, step, (x * 0, x[0, 0] * 0))[0]
 
 
@@ -350,7 +351,7 @@ def test_a_failure_that_a_read_of_a_condition_meets(cuda):
     np.testing.assert_allclose(out, jax.jit(counts)(X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("symbol, what", [
+@pytest.mark.parametrize(("symbol", "what"), [
     ("cuLaunchKernel", "kernel `k0_"), ("cuMemcpyDtoHAsync_v2", "a copy"), ("cuStreamSynchronize", "a copy"),
     ("cuKernelGetFunction", "device 0 takes no code"), ("cuLibraryGetKernel", "device 0 takes no code"),
     ("cuThreadExchangeStreamCaptureMode", "is about to be given a kernel"), ("cuCtxGetDevice", "the program was not launched"),
@@ -358,7 +359,8 @@ def test_a_failure_that_a_read_of_a_condition_meets(cuda):
 def test_what_the_library_refuses_is_an_error_of_the_call(cuda, symbol, what):
     call, out = entry(compiled(counts, X), cuda.driver), np.zeros_like(X)
     cuda.fail(symbol, 321)
-    assert what in (text := call(X, out)) and "error 321" in text
+    assert what in (text := call(X, out))
+    assert "error 321" in text
     cuda.fail(symbol, 0)
     assert call(X, out) is None
     np.testing.assert_allclose(out, jax.jit(counts)(X), rtol=1e-5)
@@ -379,7 +381,8 @@ def test_copies_that_fail(cuda):
 
     call, out = by_hand(adds, cuda), np.zeros_like(X)
     cuda.fail("cuMemcpyDtoDAsync_v2", 321)
-    assert call(X, out) == "a copy was not launched: error 321" and not cuda.launches
+    assert call(X, out) == "a copy was not launched: error 321"
+    assert not cuda.launches
     cuda.fail("cuMemcpyDtoDAsync_v2", 0)
     assert call(X, out) is None
     np.testing.assert_array_equal(out, X + 1)
@@ -413,7 +416,8 @@ def test_traces_that_cannot_be_written(cuda, monkeypatch, tmp_path):
         lambda x, o: o.__setitem__(..., x[...] - 1), out_shape=X, compiler_params=params
     )
     call, out = by_hand(body, cuda), np.zeros_like(X)
-    assert call(X, out) is None and len(list((tmp_path / "traces").iterdir())) == 1
+    assert call(X, out) is None
+    assert len(list((tmp_path / "traces").iterdir())) == 1
 
     def full(function, records):
         raise OSError("disk full")
@@ -487,7 +491,8 @@ def test_every_device_that_was_used_is_waited_for_from_any_thread(cuda, monkeypa
         t.join()
         return errors[-1]
 
-    assert from_a_new_thread() is None and cuda.calls("cuCtxSynchronize") == [
+    assert from_a_new_thread() is None
+    assert cuda.calls("cuCtxSynchronize") == [
         "cuCtxSynchronize 1",
         "cuCtxSynchronize 3",
     ]
@@ -503,9 +508,8 @@ def test_every_device_that_was_used_is_waited_for_from_any_thread(cuda, monkeypa
     assert "device 1 has failed before" in from_a_new_thread()
     assert [cuda.library.fake_retained(n) for n in range(4)] == [0] * 4
     number = ctypes.c_int()
-    assert (
-        not cuda.library.cuCtxGetDevice(ctypes.byref(number)) and number.value == 1
-    )  # this thread's device is as before
+    assert not cuda.library.cuCtxGetDevice(ctypes.byref(number))
+    assert number.value == 1
 
 
 @pytest.mark.parametrize(
@@ -522,7 +526,7 @@ def test_every_device_that_was_used_is_waited_for_from_any_thread(cuda, monkeypa
 def test_waiting_that_fails(cuda, symbol):
     cuda.library.fake_active(0, 1)
     cuda.fail(symbol, 321)
-    with pytest.raises(TargetError, match="NVIDIA GPU fails when it is .*\n  why  error 321"):
+    with pytest.raises(TargetError, match=r"NVIDIA GPU fails when it is .*\n  why  error 321"):
         cuda.driver.synchronize()
     assert cuda.library.fake_retained(0) == 0
     cuda.fail(symbol, 0)
@@ -536,7 +540,8 @@ def test_every_function_that_is_called_stands_in_the_fake_library_and_in_these_t
     for vendor, (pattern, fake) in sources.items():
         called = set(re.findall(pattern, (root / vendor / "driver.py").read_text()))
         defined = (pathlib.Path(FakeDriver.__init__.__code__.co_filename).parent / fake).read_text()
-        assert len(called) > 9 and not [f for f in called if f"int {f}(" not in defined]
+        assert len(called) > 9
+        assert not [f for f in called if f"int {f}(" not in defined]
 
 
 # ---------------------------------------------------------------- the simulator as a driver
@@ -551,7 +556,7 @@ def test_what_the_simulator_cannot_run_is_an_exception_with_its_traceback(monkey
     )
     with config.override(gpu_driver="simulator"):
         f = pbkern.jit(lambda x: x * 2.375, compile_options=GPU)
-        with pytest.raises(Exception, match="kernel `k0_.*` failed: Traceback") as e:
+        with pytest.raises(Exception, match=r"kernel `k0_.*` failed: Traceback") as e:
             jax.block_until_ready(f(np.zeros((3, 40), "f4")))
     assert "`frobnicate.b32` is not simulated" in str(e.value)
 

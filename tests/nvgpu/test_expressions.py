@@ -77,7 +77,7 @@ def test_places_of_64_bits():
             np.testing.assert_array_equal(g, w)
 
 
-@pytest.mark.parametrize("f, types", [
+@pytest.mark.parametrize(("f", "types"), [
     (lambda x: jnp.exp(x) + 1, [((1 << 26) + 3, 33)]),
     (lambda x: wide_scratch(x), [(7200, 75000)]),
 ], ids=["arrays", "scratch"])  # fmt: skip

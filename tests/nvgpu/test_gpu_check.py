@@ -54,11 +54,9 @@ def test_the_document_has_all_parts_and_failures_count(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "gpu.md")])
     assert gpu_check.main() == 1
     text = (tmp_path / "gpu.md").read_text()
-    assert (
-        "Measured on NVIDIA Test" in text
-        and "## compute-sanitizer: FAILED" in text
-        and "9 passed" in text
-    )
+    assert "Measured on NVIDIA Test" in text
+    assert "## compute-sanitizer: FAILED" in text
+    assert "9 passed" in text
 
 
 @pytest.mark.slow

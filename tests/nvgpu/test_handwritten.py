@@ -72,7 +72,7 @@ def test_newton_until_it_converges():
     )
     def kernel(a, root, count):
         x = a[...]
-        going = lambda s: (jnp.abs(s[0] * s[0] - x).max() > 1e-4 * x.max()) & (s[1] < 50)  # noqa: E731
+        going = lambda s: (jnp.abs(s[0] * s[0] - x).max() > 1e-4 * x.max()) & (s[1] < 50)
         root[...], n = lax.while_loop(
             going, lambda s: (0.5 * (s[0] + x / s[0]), s[1] + 1), (jnp.ones_like(x), jnp.int32(0))
         )

@@ -46,11 +46,14 @@ def softmax(x):
 
 def test_another_process_lowers_nothing(folder, lowerings):
     first = compiled(softmax)
-    assert len(lowerings) == 1 and len(list(folder.glob("nvgpu-*.pbk"))) == 1
+    assert len(lowerings) == 1
+    assert len(list(folder.glob("nvgpu-*.pbk"))) == 1
     second = compiled(softmax)
     assert len(lowerings) == 1
     (a,), (b,) = first.distinct(), second.distinct()
-    assert a.ptx == b.ptx and a.function == b.function and a is not b
+    assert a.ptx == b.ptx
+    assert a.function == b.function
+    assert a is not b
     x = np.random.default_rng(0).normal(size=X.shape).astype("f4")
     np.testing.assert_allclose(second.simulated([x])[0][0], jax.nn.softmax(x * 1.25, -1), rtol=1e-5)
 
@@ -74,7 +77,8 @@ def test_damaged_entries_are_made_again(folder, lowerings):
     kind, key = path.stem.split("-", 1)
     disk_cache.current().put(kind, key, b"\x07" + bytes(100))
     (code,) = compiled(softmax).distinct()
-    assert len(lowerings) == 2 and ".visible .entry" in code.ptx
+    assert len(lowerings) == 2
+    assert ".visible .entry" in code.ptx
     compiled(softmax)
     assert len(lowerings) == 2
 
@@ -83,13 +87,15 @@ def test_without_a_store_everything_is_made_anew(folder, lowerings):
     with config.override(cache=False):
         compiled(softmax)
         compiled(softmax)
-    assert len(lowerings) == 2 and not list(folder.glob("*.pbk"))
+    assert len(lowerings) == 2
+    assert not list(folder.glob("*.pbk"))
 
 
 def test_what_is_packed_is_unpacked():
     (code,) = compiled(softmax).distinct()
     function, made = kept_code.unpacked(kept_code.packed(code.function, code.ptx.encode()))
-    assert function == code.function and made.decode() == code.ptx
+    assert function == code.function
+    assert made.decode() == code.ptx
 
 
 @pytest.fixture
@@ -104,17 +110,16 @@ def assemblies(monkeypatch):
 def test_machine_code_is_kept_by_text_architecture_and_version(folder, assemblies, monkeypatch):
     (code,) = compiled(softmax).distinct()
     first, again = code.assembled, ptxas.assemble(code.ptx, "sm_90a")
-    assert (
-        first == again
-        and first.cubin.startswith(b"\x7fELF")
-        and first.registers > 0
-        and len(assemblies) == 1
-    )
-    (path,) = folder.glob("cubin-*.pbk")
+    assert first == again
+    assert first.cubin.startswith(b"\x7fELF")
+    assert first.registers > 0
+    assert len(assemblies) == 1
+    (_path,) = folder.glob("cubin-*.pbk")
     ptxas.assemble(code.ptx.replace("sm_90a", "sm_80"), "sm_80")
     monkeypatch.setattr(ptxas, "_version", lambda tool: "another")
     ptxas.assemble(code.ptx, "sm_90a")
-    assert len(assemblies) == 3 and len(list(folder.glob("cubin-*.pbk"))) == 3
+    assert len(assemblies) == 3
+    assert len(list(folder.glob("cubin-*.pbk"))) == 3
 
 
 @pytest.mark.skipif(ptxas.find() is None, reason="ptxas is not installed")
@@ -123,5 +128,7 @@ def test_damaged_machine_code_is_made_again(folder, assemblies):
     first = code.assembled
     (path,) = folder.glob("cubin-*.pbk")
     disk_cache.current().put(*path.stem.split("-", 1), b"short")
-    assert ptxas.assemble(code.ptx, "sm_90a") == first and len(assemblies) == 2
-    assert ptxas.assemble(code.ptx, "sm_90a") == first and len(assemblies) == 2
+    assert ptxas.assemble(code.ptx, "sm_90a") == first
+    assert len(assemblies) == 2
+    assert ptxas.assemble(code.ptx, "sm_90a") == first
+    assert len(assemblies) == 2

@@ -73,14 +73,16 @@ def test_function_equals_float64(name):
         want = f(*(jnp.asarray(a, jnp.float64) for a in args))
     for got, w in zip(jax.tree.leaves(found.results), jax.tree.leaves(want)):
         np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-5)
-    assert found.counts.instructions > 0 and len(found.kernels) == len(found.ptx)
+    assert found.counts.instructions > 0
+    assert len(found.kernels) == len(found.ptx)
 
 
 def test_arrays_that_a_function_closes_over_are_operands():
     held, x = jnp.arange(5.0), np.ones(5, np.float32)
     found = pbkern.simulate(lambda x: (x + held, 3, x), x).results
     np.testing.assert_array_equal(found[0], np.arange(1.0, 6))
-    assert found[1] == 3 and (found[2] == x).all()
+    assert found[1] == 3
+    assert (found[2] == x).all()
 
 
 def turned(n):
@@ -100,7 +102,9 @@ def turned(n):
     return body
 
 
-@pytest.mark.parametrize("n, memory", [(10000, "shared"), (20000, "dynamic"), (60000, "global")])
+@pytest.mark.parametrize(
+    ("n", "memory"), [(10000, "shared"), (20000, "dynamic"), (60000, "global")]
+)
 def test_scratch_lies_in_shared_memory_as_far_as_that_reaches(n, memory):
     x = arrays([(2, n)])[0]
     found = pbkern.simulate(turned(n), x)
@@ -151,7 +155,8 @@ def test_every_dtype(dtype):
 def test_aligned_rows_are_whole_vectors_and_every_sector_is_needed():
     x = arrays([(64, 256)])[0]
     found = pbkern.simulate(lambda x: x * 2 + 1, x)
-    assert "ld.global.nc.v4" in found.ptx[0] and "st.global.v4" in found.ptx[0]
+    assert "ld.global.nc.v4" in found.ptx[0]
+    assert "st.global.v4" in found.ptx[0]
     assert found.counts.sectors == found.counts.fewest_sectors == 2 * x.nbytes // 32
     assert found.counts.global_bytes == 2 * x.nbytes
 
@@ -168,7 +173,8 @@ def test_a_removed_barrier_is_found_at_the_users_line():
 
     with pytest.raises(SimulationError) as e:
         pbkern.simulate(reversed_twice, arrays([(300,)])[0])
-    assert e.value.kind == "race" and "test_kernels.py" in e.value.at
+    assert e.value.kind == "race"
+    assert "test_kernels.py" in e.value.at
 
 
 def test_handwritten_kernel_in_blocks():

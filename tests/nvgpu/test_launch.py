@@ -72,7 +72,7 @@ def test_64_bits():
 
 def test_transformations():
     f = pbkern.jit(lambda x: (jnp.tanh(x @ x) ** 2).sum(), compile_options=GPU)
-    plain = lambda x: (jnp.tanh(x @ x) ** 2).sum()  # noqa: E731
+    plain = lambda x: (jnp.tanh(x @ x) ** 2).sum()
     np.testing.assert_allclose(jax.grad(f)(X), jax.grad(plain)(X), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(
         jax.vmap(f)(X[None] * [[[1]], [[2]]]), jax.vmap(plain)(X[None] * [[[1]], [[2]]]), rtol=1e-3
@@ -110,7 +110,7 @@ def test_a_failed_launch_is_an_exception_with_kernel_kind_and_line(monkeypatch):
         codegen, "ptx", lambda ir, kind: plain(ir, kind).replace("bar.sync", "membar.cta; //")
     )
     f = pbkern.jit(lambda x: jax.nn.softmax(x * 7, -1) @ x, compile_options=GPU)
-    with pytest.raises(Exception, match="kernel `k0_.*` failed: .*\n?.*test_launch.py:") as e:
+    with pytest.raises(Exception, match=r"kernel `k0_.*` failed: .*\n?.*test_launch.py:") as e:
         jax.block_until_ready(f(X))
     assert "race" in str(e.value)
     monkeypatch.undo()
@@ -163,7 +163,8 @@ def test_the_handler_for_cuda_takes_its_stream_from_xla():
         is None
     )
     np.testing.assert_allclose(result, X * 2 + 1, rtol=1e-6)
-    assert streams.streams == [0xABC] and kept
+    assert streams.streams == [0xABC]
+    assert kept
 
 
 def test_functions_are_lowered_for_cuda_without_a_driver(monkeypatch):
@@ -176,10 +177,11 @@ def test_functions_are_lowered_for_cuda_without_a_driver(monkeypatch):
     with config.override(gpu_driver=None):
         f = pbkern.jit(lambda x: jax.nn.softmax(x + 5, -1), compile_options=GPU)
         text = jax.jit(lambda x: f(x)).trace(X).lower(lowering_platforms=("cuda",)).as_text()
-    assert "custom_call @pbkern_gpu_" in text and absent._library is None
+    assert "custom_call @pbkern_gpu_" in text
+    assert absent._library is None
 
 
-@pytest.mark.parametrize("platform, there", [("cuda", True), ("rocm", True), ("tpu", False)])
+@pytest.mark.parametrize(("platform", "there"), [("cuda", True), ("rocm", True), ("tpu", False)])
 def test_kernels_by_hand_outside_of_decorated_functions(monkeypatch, platform, there):
     """They run where their arrays are, as on CPUs."""
     from pbkern.targets.amdgpu import compile as amd
@@ -219,11 +221,10 @@ def test_without_a_gpu_the_error_names_the_simulator():
         pytest.raises(TargetError, match="`three_kernels_and_a_loop` is compiled for") as e,
     ):
         pbkern.jit(three_kernels_and_a_loop, compile_options=GPU)(X)
-    assert "its arguments are on cpu" in str(e.value) and "device_put" not in str(e.value)
-    assert (
-        "pbkern.simulate(f, *args)" in e.value.hint
-        and "PBKERN_GPU_DRIVER=simulator" in e.value.hint
-    )
+    assert "its arguments are on cpu" in str(e.value)
+    assert "device_put" not in str(e.value)
+    assert "pbkern.simulate(f, *args)" in e.value.hint
+    assert "PBKERN_GPU_DRIVER=simulator" in e.value.hint
 
 
 def test_where_there_is_a_gpu_the_error_says_how_arrays_get_there(monkeypatch):

@@ -128,7 +128,7 @@ def by_hand(rows, columns):
     return normalised
 
 
-@pytest.mark.parametrize("rows, columns, passes", [(50, 600, 2), (2, 15000, 3)])
+@pytest.mark.parametrize(("rows", "columns", "passes"), [(50, 600, 2), (2, 15000, 3)])
 def test_blocks_that_shared_memory_does_not_hold_are_cut_into_strips_of_rows(rows, columns, passes):
     """A row that is longer than what blocks usually take is a strip by itself: it is read twice, the second time at once."""
     x = arrays([(2 * rows, columns)])[0]

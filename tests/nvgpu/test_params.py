@@ -70,18 +70,17 @@ def test_devices_by_name():
 
 def test_code_and_prices_are_for_the_device_that_is_named_or_there(monkeypatch):
     target, x = get_target("nvgpu"), np.zeros(8, np.float32)
-    assert target.costs("a100").cores == 4 * 108 and target.costs().cores == 4 * 132
+    assert target.costs("a100").cores == 4 * 108
+    assert target.costs().cores == 4 * 132
     f = pbkern.jit(lambda x: x + 1, compile_options={"target": "nvgpu", "device": "a100"})
     assert ".target sm_80" in f.as_text(x, stage="ptx")
     monkeypatch.setattr(driver, "present_capability", lambda: (8, 9))
-    assert (
-        target.backend.kind.architecture == "sm_89"
-        and target.backend_of("b200").kind.architecture == "sm_100"
-    )
+    assert target.backend.kind.architecture == "sm_89"
+    assert target.backend_of("b200").kind.architecture == "sm_100"
     with pbkern.config.override(gpu_driver="simulator"):
         assert target.backend.kind.architecture == "sm_90a"
     monkeypatch.setattr(driver, "present_capability", lambda: (7, 5))
-    with pytest.raises(OptionError, match="no code for devices of compute capability 7.5"):
+    with pytest.raises(OptionError, match=r"no code for devices of compute capability 7.5"):
         _ = target.backend
 
 
@@ -176,14 +175,14 @@ def test_pallas_kernels_run_with_their_params():
 
 
 def test_fields_of_pallas_become_those_of_the_same_name():
-    given = dict(
-        approx_math=True,
-        max_concurrent_steps=4,
-        unsafe_no_auto_barriers=True,
-        profile_space=7,
-        profile_dir="x",
-        lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
-    )
+    given = {
+        "approx_math": True,
+        "max_concurrent_steps": 4,
+        "unsafe_no_auto_barriers": True,
+        "profile_space": 7,
+        "profile_dir": "x",
+        "lowering_semantics": plgpu.LoweringSemantics.Warpgroup,
+    }
     is_default = (
         plgpu.CompilerParams().lowering_semantics is plgpu.LoweringSemantics.Warpgroup
     )  # of jax 0.11: asks for nothing

@@ -68,22 +68,26 @@ def tracks(path):
     """(process, thread) -> events by time, of a file in Chrome's format."""
     found = {}
     for e in json.loads(path.read_text())["traceEvents"]:
-        assert {"ph", "name", "pid"} <= e.keys() and e["ph"] in "MX"
+        assert {"ph", "name", "pid"} <= e.keys()
+        assert e["ph"] in "MX"
         if e["ph"] == "X":
-            assert e["ts"] >= 0 and e["dur"] > 0
+            assert e["ts"] >= 0
+            assert e["dur"] > 0
             found.setdefault((e["pid"], e["tid"]), []).append(e)
     return {k: sorted(events, key=lambda e: (e["ts"], -e["dur"])) for k, events in found.items()}
 
 
-@pytest.mark.parametrize("space, steps", [(9, 8), (4, 3), (1, 0), (50, 8)])
+@pytest.mark.parametrize(("space", "steps"), [(9, 8), (4, 3), (1, 0), (50, 8)])
 def test_a_simulated_launch_writes_a_trace(tmp_path, space, steps):
     found = pbkern.simulate(running_sum(tmp_path / "traces", space), X)
     np.testing.assert_allclose(found.results[0], expected(), rtol=1e-4, atol=1e-5)
     (path,) = (tmp_path / "traces").glob("*running_sum*.trace.json")
     found = tracks(path)
-    assert len(found) == 3 and {thread for _, thread in found} == {0, 1, 2}
+    assert len(found) == 3
+    assert {thread for _, thread in found} == {0, 1, 2}
     for block, *inner in found.values():
-        assert "running_sum" in block["name"] and len(inner) == steps
+        assert "running_sum" in block["name"]
+        assert len(inner) == steps
         names = [f"step program_id(1) = {k // 4}, program_id(2) = {k % 4}" for k in range(steps)]
         assert [e["name"] for e in inner] == names
         ends = [block["ts"], *(e["ts"] + e["dur"] for e in inner)]
@@ -118,7 +122,8 @@ def test_pallas_kernels_in_a_loop_write_a_trace_each_time(tmp_path):
         found = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: doubled(y), x))(X)
     np.testing.assert_array_equal(found, X * 8)
     paths = list(tmp_path.glob("*doubled*.trace.json"))
-    assert len(paths) == 3 and all(len(t) == 3 for p in paths for t in tracks(p).values())
+    assert len(paths) == 3
+    assert all(len(t) == 3 for p in paths for t in tracks(p).values())
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
@@ -126,13 +131,15 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
     kernel = running_sum(tmp_path / "file" / "traces", 2)
     with pytest.raises(OSError):
         pbkern.simulate(kernel, X)
-    with pbkern.config.override(gpu_driver="simulator"):
-        with pytest.raises(
-            Exception, match="running_sum` has recorded could not be written.*Not a directory"
-        ):
-            jax.block_until_ready(
-                pbkern.jit(lambda x: kernel(x), compile_options={"target": "nvgpu"})(X)
-            )
+    with (
+        pbkern.config.override(gpu_driver="simulator"),
+        pytest.raises(
+            Exception, match=r"running_sum` has recorded could not be written.*Not a directory"
+        ),
+    ):
+        jax.block_until_ready(
+            pbkern.jit(lambda x: kernel(x), compile_options={"target": "nvgpu"})(X)
+        )
 
 
 @pytest.mark.parametrize("error", [0, 321])

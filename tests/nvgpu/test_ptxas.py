@@ -32,7 +32,7 @@ def found(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "path"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    path = lambda p: pathlib.Path(str(p).replace("/usr/local/cuda", str(tmp_path / "none")))  # noqa: E731
+    path = lambda p: pathlib.Path(str(p).replace("/usr/local/cuda", str(tmp_path / "none")))
     monkeypatch.setattr(ptxas, "pathlib", types.SimpleNamespace(Path=path))
     return ptxas._find.__wrapped__
 
@@ -51,10 +51,10 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(ptxas, "find", lambda: None)
     monkeypatch.setattr(ptxas, "_find", lambda name: None)
     with pytest.raises(
-        TargetError, match="ptxas was not found.*\n?.*CUDA_HOME.*\n?.*pip install nvidia-cuda-nvcc"
+        TargetError, match=r"ptxas was not found.*\n?.*CUDA_HOME.*\n?.*pip install nvidia-cuda-nvcc"
     ):
         ptxas.assemble("", "sm_90a")
-    with pytest.raises(TargetError, match="cannot be disassembled.*\n?.*nvdisasm was not found"):
+    with pytest.raises(TargetError, match=r"cannot be disassembled.*\n?.*nvdisasm was not found"):
         ptxas.disassembled(b"")
 
 
@@ -66,7 +66,7 @@ def test_a_text_that_is_rejected_is_an_error_with_the_reason(tmp_path, monkeypat
     monkeypatch.setattr(ptxas, "find", lambda: path)
     with pytest.raises(
         TargetError,
-        match="ptxas rejects a kernel.*\n?.*line 3: syntax error.*\n?.*ptxas -arch=sm_90a",
+        match=r"ptxas rejects a kernel.*\n?.*line 3: syntax error.*\n?.*ptxas -arch=sm_90a",
     ):
         ptxas.assemble("wrong", "sm_90a")
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import pbkern
-
-from ..robustness.random_graphs import draw
+from tests.robustness.random_graphs import draw
 
 
 def check(seed: int) -> None:

@@ -80,7 +80,7 @@ def drawn(seed):
                 t[...] = jnp.ones_like(t)
 
         v = jnp.where(pbkern.in_bounds(x, 0)[:, None] & pbkern.in_bounds(x, 1)[None], x[...], 0)
-        value = lambda k: layouts[k][1](scratch[k][...], shape)  # noqa: E731
+        value = lambda k: layouts[k][1](scratch[k][...], shape)
 
         def step(name, i, j):
             scratch[i][...] = layouts[i][2](STEPS[name](value(i), value(j), v, w[...])).astype(

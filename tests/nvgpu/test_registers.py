@@ -49,7 +49,7 @@ def shared_bytes(text: str) -> int:
     )
 
 
-@pytest.mark.parametrize("blocks, sizes, dtype, warps, operands", [
+@pytest.mark.parametrize(("blocks", "sizes", "dtype", "warps", "operands"), [
     ((32, 32, 16), (64, 64, 64), "float32", None, 2048),
     ((32, 32, 32), (70, 50, 100), "float32", None, 4864),
     ((32, 64, 8), (64, 128, 20), "float64", 8, 12800),
@@ -98,7 +98,8 @@ def test_what_lies_in_registers_needs_no_barrier():
         want = want * 0.5 + row
     found = pbkern.simulate(geometric, x)
     np.testing.assert_allclose(found.results[0][0], want, rtol=1e-5)
-    assert found.counts.shared_accesses == 0 and ".shared" not in found.ptx[0]
+    assert found.counts.shared_accesses == 0
+    assert ".shared" not in found.ptx[0]
     assert (
         found.counts.barriers == 2
     )  # once a block: the result may have been stored by the step before
@@ -167,7 +168,8 @@ def test_what_other_threads_read_lies_in_shared_memory():
     x = np.random.default_rng(0).standard_normal(256).astype("f4")
     found = pbkern.simulate(neighbours(True), x)
     np.testing.assert_array_equal(found.results[0], 2 * x[::-1])
-    assert found.counts.shared_accesses > 0 and shared_bytes(found.ptx[0]) == 1024
+    assert found.counts.shared_accesses > 0
+    assert shared_bytes(found.ptx[0]) == 1024
 
 
 def test_reads_before_the_first_store_are_found():

@@ -17,8 +17,8 @@ from pbkern.targets import get_target
 from pbkern.targets.simt.emit import reports
 from pbkern.targets.simt.launch.driver import NOTED
 from pbkern.targets.simt.launch.reports import receive
+from tests.dsl import test_checks
 
-from ..dsl import test_checks
 from .simulated import gpu, reading
 
 X = np.arange(32, dtype="f4")
@@ -113,12 +113,11 @@ def test_prints_that_do_not_fit_are_counted_and_checks_are_found_all_the_same(ca
         prints(x_ref, o_ref)
         pbkern.check(x_ref[0] < 20, "{} is too large", x_ref[0])
 
-    with pytest.raises(CheckError, match="24.0 is too large"):
+    with pytest.raises(CheckError, match=r"24.0 is too large"):
         pbkern.simulate(made(body), X)
     shown = capfd.readouterr()
-    assert len(shown.out.splitlines()) == 2 and all(
-        "holds" in line for line in shown.out.splitlines()
-    )
+    assert len(shown.out.splitlines()) == 2
+    assert all("holds" in line for line in shown.out.splitlines())
     assert "printed 256 bytes in one launch; 160 are kept" in shown.err
 
 
@@ -126,7 +125,8 @@ def test_a_print_longer_than_the_memory_of_prints_has_room(capfd, monkeypatch):
     monkeypatch.setattr(reports, "PRINTED_BYTES", 8)
     pbkern.simulate(made(prints, grid=(1,), in_specs=None, out_specs=None), X)
     shown = capfd.readouterr()
-    assert "at first 0.0" in shown.out and not shown.err
+    assert "at first 0.0" in shown.out
+    assert not shown.err
 
 
 def test_what_cannot_be_shown_is_said(capfd):
@@ -155,7 +155,8 @@ def test_code_that_prints_is_made_anew():
         compiled(checked),
         compiled(lambda x, o: o.__setitem__(..., x[...])),
     )
-    assert not first.function.is_shared and other.function.is_shared
+    assert not first.function.is_shared
+    assert other.function.is_shared
     assert first.function.reports.checks != second.function.reports.checks
 
 
@@ -175,7 +176,7 @@ def test_what_a_device_has_stored_is_read_back(error):
     assert not error or f"error {error}" in cuda.described(row, NOTED, 0)
     assert calls == ([0xABC] if error else [0xABC, "waits"] * 2)
     if not error:
-        with pytest.raises(CheckError, match="24.0 is too large") as raised:
+        with pytest.raises(CheckError, match=r"24.0 is too large") as raised:
             raise_failed([made(checked).trace(X)])
         np.testing.assert_array_equal(test_checks.repeated(raised, "checked")[0]["ARGS"][0], X)
 

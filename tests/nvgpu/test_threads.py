@@ -21,7 +21,7 @@ def copy(source: Buf, index, target: Buf, place, dims) -> Nest:
     return Nest(dims, writes=[Write(target, place, load)])
 
 
-@pytest.mark.parametrize("index, is_one", [
+@pytest.mark.parametrize(("index", "is_one"), [
     ((i, j), True), ((i * 4 + j,), True), ((i * 3 + j,), False), ((i,), False), ((i + j, i), True), ((i * 0 + 2, i + j), False),
 ])  # fmt: skip
 def test_indices_that_tell_points_apart(index, is_one):
@@ -35,7 +35,8 @@ def test_indices_that_tell_points_apart(index, is_one):
 def test_points_that_read_what_others_store_run_in_order():
     a, b = Buf("%a", (10,), F32), Buf("%b", (10,), F32)
     shifted = copy(a, (i,), a, (i + 1,), {"i": 9})
-    assert not is_parallel(shifted, {"i": 9}) and deal(shifted, 128, 32).alone
+    assert not is_parallel(shifted, {"i": 9})
+    assert deal(shifted, 128, 32).alone
     assert not deal(copy(a, (i,), a, (i,), {"i": 9}), 128, 32).alone
     assert not deal(copy(a, (i,), b, (i + 1,), {"i": 9}), 128, 32).alone
 
@@ -51,7 +52,8 @@ def test_lanes_run_along_neighbours():
 
 def test_places_of_a_tile():
     far, near = Tile("i", 10, 4), Tile("i", 8, 4, beside=True)
-    assert far.steps == 3 and [far.may_lie_outside(u) for u in range(4)] == [
+    assert far.steps == 3
+    assert [far.may_lie_outside(u) for u in range(4)] == [
         False,
         False,
         False,
@@ -76,7 +78,7 @@ def planned(stmts) -> list[bool]:
 def test_barriers_stand_where_bytes_meet():
     a, t, u, v = (Buf(n, (8,), F32, arena=n != "%a") for n in ("%a", "%t", "%u", "%v"))
     at = ((i,), {"i": 8})
-    store = lambda source, target: copy(source, at[0], target, at[0], at[1])  # noqa: E731
+    store = lambda source, target: copy(source, at[0], target, at[0], at[1])
     assert planned([store(a, t), store(a, v), store(t, a)]) == [False, False, True]
     assert planned([store(a, t), store(a, u)]) == [False, True]
     assert planned([store(a, t), store(a, v), store(v, u)]) == [False, False, True]
@@ -99,19 +101,18 @@ def test_which_tiles_a_nest_accepts():
     """A neighbour's choice: points in order take none, and those outside may not be read where the nest stores."""
     plain, kept = copy(A, (i, j), B, (i, j), ROWS), Buf("%t", (10, 12), F32, arena=True)
     far, near = Tile("i", 10, 4), Tile("j", 12, 4, beside=True)
-    assert accepts(plain, [far], kept) and accepts(plain, [near], kept)
+    assert accepts(plain, [far], kept)
+    assert accepts(plain, [near], kept)
     assert not accepts(dataclasses.replace(plain, ordered=True), [far], kept)
     over = copy(A, (i, j), A, (i, j), ROWS)
-    assert (
-        not accepts(over, [far], kept)
-        and accepts(over, [Tile("i", 10, 5)], kept)
-        and accepts(over, [far], A)
-    )
+    assert not accepts(over, [far], kept)
+    assert accepts(over, [Tile("i", 10, 5)], kept)
+    assert accepts(over, [far], A)
     assert not accepts(plain, [Tile("j", 12, 6, beside=True)], kept)  # more than 16 bytes
     assert not accepts(copy(A, (i, j), B, (j, i), ROWS), [near], kept)  # no vector
 
 
-@pytest.mark.parametrize("source, place, vectors", [
+@pytest.mark.parametrize(("source", "place", "vectors"), [
     ((i, j), (i, j), True), ((i, j + 4), (i, j), True), ((i, j + 1), (i, j), False), ((i, j * 2), (i, j), False),
     ((i, Affine()), (i, j), True),
 ])  # fmt: skip
@@ -125,7 +126,7 @@ def test_whole_vectors_are_those_at_multiples_of_their_size(source, place, vecto
 
 
 def test_terms_that_a_thread_loads_as_vectors():
-    total = lambda index, guard=False: Nest(  # noqa: E731
+    total = lambda index, guard=False: Nest(
         ROWS, ("j",), [Reduction("sum", (Pool().make("load", F32, (A, index, guard)),), F32)],
         [Write(B, (i, Affine()), Pool().make("acc", F32, 0), inner=False)])  # fmt: skip
     assert [whole_terms(total(index), "j") for index in ((i, j), (i, j + 1), (i, Affine()))] == [
@@ -133,7 +134,8 @@ def test_terms_that_a_thread_loads_as_vectors():
         1,
         1,
     ]
-    assert whole_terms(total((i, j), True), "j") == 1 and whole_terms(total((j, i)), "j") == 1
+    assert whole_terms(total((i, j), True), "j") == 1
+    assert whole_terms(total((j, i)), "j") == 1
 
 
 WALKS = {

@@ -25,7 +25,7 @@ SHAPES = [
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("shape, axis", SHAPES)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
 @pytest.mark.parametrize("kind", ["normal", "uniform"])
 def test_cumsum(kind, shape, axis):
     x = getattr(RNG, kind)(size=shape).astype("f4")
@@ -37,7 +37,7 @@ def test_cumsum(kind, shape, axis):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("shape, axis", [((20000,), 0), ((8, 3000), 1), ((3000, 8), 0)])
+@pytest.mark.parametrize(("shape", "axis"), [((20000,), 0), ((8, 3000), 1), ((3000, 8), 0)])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_cumlogsumexp(shape, axis, reverse):
     x = RNG.normal(size=shape).astype("f4")

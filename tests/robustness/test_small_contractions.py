@@ -53,7 +53,7 @@ def test_products_lower_for_wide_vectors(dtype):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "channels, results, size", [(1, 1, 1), (1, 2, 3), (3, 1, 16), (2, 16, 5), (17, 3, 7)]
+    ("channels", "results", "size"), [(1, 1, 1), (1, 2, 3), (3, 1, 16), (2, 16, 5), (17, 3, 7)]
 )
 def test_convolutions_of_broadcast_operands(channels, results, size, dtype):
     x, w = draw((2, channels, size, size), dtype), draw((results, channels, 3, 3), dtype)
@@ -108,4 +108,5 @@ def test_kernels_with_products_of_booleans():
         o[...] = a[...] @ b[...]
 
     a, b = np.ones((5, 4), bool), np.ones((4, 7), bool)
-    assert np.asarray(kernel(a, b)).all() and pbkern.interpret(kernel.trace(a, b), a, b)[0].all()
+    assert np.asarray(kernel(a, b)).all()
+    assert pbkern.interpret(kernel.trace(a, b), a, b)[0].all()

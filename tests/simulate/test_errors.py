@@ -100,13 +100,14 @@ def test_what_is_wrong_is_named_at_its_line(name):
 def test_blocks_that_store_to_one_element_race():
     with pytest.raises(SimulationError) as e:
         run("st.global.b32 [%rd9], %r2;\n", blocks=2)
-    assert e.value.kind == "race" and "blocks wait for no others" in str(e.value)
+    assert e.value.kind == "race"
+    assert "blocks wait for no others" in str(e.value)
 
 
 BY_BLOCK = "mov.u32 %r9, %ctaid.x;\nsetp.eq.u32 %p1, %r9, 0;\n"
 
 
-@pytest.mark.parametrize("first, second, deed", [
+@pytest.mark.parametrize(("first", "second", "deed"), [
     ("st.global.b32 [%rd9], %r2", "ld.global.b32 %r7, [%rd9]", "loads what another wrote"),
     ("ld.global.b32 %r7, [%rd9]", "st.global.b32 [%rd9], %r2", "stores what another read"),
 ])  # fmt: skip
@@ -117,7 +118,8 @@ def test_a_block_that_touches_what_another_has_stored_or_stores_what_it_has_read
         SimulationError, match=f"thread 0 of block 1 {deed}: a thread of another block"
     ) as e:
         run(f"{BY_BLOCK}@%p1 {first};\n@!%p1 {second};\n", blocks=2)
-    assert e.value.kind == "race" and "blocks wait for no others" in str(e.value)
+    assert e.value.kind == "race"
+    assert "blocks wait for no others" in str(e.value)
     run(f"{BY_BLOCK}@%p1 {first};\n@%p1 {second};\n", blocks=2)  # of one block alone
 
 
@@ -138,7 +140,7 @@ def test_loops_without_end():
 
 
 def test_unknown_instructions_are_named():
-    with pytest.raises(InternalError, match="`frobnicate.b32` is not simulated"):
+    with pytest.raises(InternalError, match=r"`frobnicate.b32` is not simulated"):
         run("frobnicate.b32 %r7, %r1;\n")
 
 

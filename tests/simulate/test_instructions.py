@@ -33,7 +33,7 @@ def run(instruction: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("kind, dtype", [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
+@pytest.mark.parametrize(("kind", "dtype"), [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
 def test_two_floats_become_halves_of_a_word(kind, dtype):
     x, y = np.random.default_rng(0).normal(size=(2, 32)).astype("f4")
     halves = run(f"cvt.rn.{kind}x2.f32", x, y).view(dtype).reshape(32, 2)
@@ -41,7 +41,7 @@ def test_two_floats_become_halves_of_a_word(kind, dtype):
     np.testing.assert_array_equal(halves[:, 1], x.astype(dtype))
 
 
-@pytest.mark.parametrize("instruction, dtype, f", [
+@pytest.mark.parametrize(("instruction", "dtype", "f"), [
     ("add.s16x2", np.int16, lambda a, b: a + b), ("min.s16x2", np.int16, np.minimum), ("max.u16x2", np.uint16, np.maximum),
     ("add.rn.f16x2", np.float16, lambda a, b: a + b),
 ])  # fmt: skip
@@ -76,7 +76,7 @@ ret;
 
 
 @pytest.mark.parametrize(
-    "size, space",
+    ("size", "space"),
     [(1, "generic"), (2, "generic"), (4, "generic"), (1, "shared"), (2, "shared::cta")],
 )
 def test_threads_store_to_elements_of_their_own_however_small(size, space):

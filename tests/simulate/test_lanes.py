@@ -88,7 +88,7 @@ def test_shuffles_say_which_lanes_had_a_source():
         np.testing.assert_array_equal(got, w, name)
 
 
-@pytest.mark.parametrize("kind, by, source", [
+@pytest.mark.parametrize(("kind", "by", "source"), [
     ("bfly", 37, lambda lane: lane ^ 5), ("idx", 35, lambda lane: lane // 32 * 32 + 3),
     ("down", 34, lambda lane: np.where(lane % 32 < 30, lane + 2, lane)),
     ("up", 0xFFFFFFE1, lambda lane: np.where(lane % 32 >= 1, lane - 1, lane)),
@@ -273,7 +273,7 @@ def test_lanes_without_work_touch_nothing():
     assert pbkern.simulate_ptx(made, 0, 64, [T64, np.int32(-3), out]).instructions == 0
 
 
-@pytest.mark.parametrize("change, why", [
+@pytest.mark.parametrize(("change", "why"), [
     (("(.param .u64 p0", "(.param p0"), "a parameter of a kernel was not understood"),
     ((".visible", ".const .align 4 .b8 table[16];\n.visible"), "a variable `table` in const memory"),
     (("mov.u32 %tid_", "??? %tid_"), "an instruction of PTX was not understood"),

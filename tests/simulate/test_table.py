@@ -288,7 +288,7 @@ def test_floats():
             np.testing.assert_array_equal(np.signbit(got)[zero], np.signbit(want)[zero], name)
 
 
-@pytest.mark.parametrize("source, width", [("f16", 2), ("bf16", 2), ("f32", 4), ("f64", 8)])
+@pytest.mark.parametrize(("source", "width"), [("f16", 2), ("bf16", 2), ("f32", 4), ("f64", 8)])
 def test_integers_of_nan_and_of_what_is_out_of_range(source, width):
     """NaN is zero only where neither side has 64 bits. Source: PTX ISA, cvt."""
     dtype = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}.get(source, f"f{width}")
@@ -334,13 +334,16 @@ def test_results_of_16_bits_hold_one_nan():
             "%r2": singles,
             "%r3": np.full(4, 0xC000C000, "u4"),
         },
-        {n: "u2" for n in ("%ha", "%hb", "%hc", "%hd", "%he", "%hf")}
-        | {n: "u4" for n in ("%ra", "%rb", "%rc", "%rd", "%re")},
+        dict.fromkeys(("%ha", "%hb", "%hc", "%hd", "%he", "%hf"), "u2")
+        | dict.fromkeys(("%ra", "%rb", "%rc", "%rd", "%re"), "u4"),
     )
     nan, same = [0x7FFF] * 3, lambda one: np.array([0x7FFF, 0x7FFF, 0x7FFF, one])
-    assert found["%ha"].tolist() == [*nan, 0x4000] and found["%hb"].tolist() == [*nan, 0x3F80]
-    assert found["%hc"].tolist() == [*nan, 0x3C00] and found["%hd"].tolist() == [*nan, 0x3F80]
-    assert found["%he"].tolist() == [*nan, 0x3C00] and found["%hf"].tolist() == [
+    assert found["%ha"].tolist() == [*nan, 0x4000]
+    assert found["%hb"].tolist() == [*nan, 0x3F80]
+    assert found["%hc"].tolist() == [*nan, 0x3C00]
+    assert found["%hd"].tolist() == [*nan, 0x3F80]
+    assert found["%he"].tolist() == [*nan, 0x3C00]
+    assert found["%hf"].tolist() == [
         0x7C01,
         0x7E13,
         0x7FFE,
@@ -373,7 +376,7 @@ def test_comparisons_with_two_results_or_joined_to_a_predicate():
         np.testing.assert_array_equal(found[2 * k : 2 * k + 2], [join(less, p), join(~less, p)])
 
 
-@pytest.mark.parametrize("instruction, why", [
+@pytest.mark.parametrize(("instruction", "why"), [
     ("add.cc.u32 %r2, %r1, %r1", "carries"), ("addc.u32 %r2, %r1, %r1", "addc"), ("add.sat.s32 %r2, %r1, %r1", "saturation"),
     ("add.rz.f32 %r2, %r1, %r1", "rounding"), ("cvt.rm.f32.f64 %r2, %d1", "rounding"), ("cvt.rz.f32.s32 %r2, %r1", "rounding"),
     ("shl.b16x2 %r2, %r1, %r1", "b16x2"), ("cvt.rn.f16.f32 %h1, %r1, %r1", "two operands"),

@@ -3,6 +3,7 @@
 import multiprocessing
 import multiprocessing.spawn
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -11,8 +12,8 @@ import pytest
 
 pytest.importorskip("llvmlite.binding")
 
-from pbkern.errors import InternalError, TargetError  # noqa: E402
-from pbkern.targets.llvm import child, process  # noqa: E402
+from pbkern.errors import InternalError, TargetError
+from pbkern.targets.llvm import child, process
 
 AMD, NVIDIA, ARM = "amdgcn-amd-amdhsa", "nvptx64-nvidia-cuda", "aarch64-unknown-linux-gnu"
 TEXT = "define {kind} void @{name}(ptr %p) {{\n  store i32 {value}, ptr %p\n  ret void\n}}\n"
@@ -51,7 +52,7 @@ def no_children():
 
 
 @pytest.mark.parametrize(
-    "text, why",
+    ("text", "why"),
     [
         (EXITS, "exit status 1: .*illegal VGPR to SGPR copy"),
         (ABORTS, f"(?s)signal {int(signal.SIGABRT)}: .*Cannot select"),
@@ -73,15 +74,17 @@ def test_a_child_serves_every_target_and_stays():
     ):
         assert "written" in asked(TEXT.format(kind=kind, name="written", value=7), triple, machine)
         numbers += [c.process.pid for c in process._idle]
-    assert len(numbers) == 3 and len(set(numbers)) == 1
+    assert len(numbers) == 3
+    assert len(set(numbers)) == 1
 
 
 def test_a_text_that_llvm_refuses_does_not_end_the_child():
     process.warm()
     (before,) = process._idle
-    with pytest.raises(InternalError, match="does not parse: (?s:.*)expected top-level entity"):
+    with pytest.raises(InternalError, match=r"does not parse: (?s:.*)expected top-level entity"):
         asked("nonsense")
-    assert process._idle == [before] and before.is_there()
+    assert process._idle == [before]
+    assert before.is_there()
 
 
 def test_a_child_that_was_killed_while_it_waited_is_replaced():
@@ -104,7 +107,7 @@ def test_llvm_that_does_not_come_back_is_stopped(monkeypatch):
     (before,) = process._idle
     monkeypatch.setattr(process, "SECONDS", 0.3)
     monkeypatch.setattr(before, "_answer", lambda sent: before.process.wait() and None)
-    with pytest.raises(InternalError, match="it was stopped after 0.3 s"):
+    with pytest.raises(InternalError, match=r"it was stopped after 0.3 s"):
         asked(TEXT.format(kind="amdgpu_kernel", name="k", value=5))
     assert not before.is_there()
 
@@ -119,13 +122,14 @@ def test_an_interrupt_of_the_wait_ends_the_child(monkeypatch):
     monkeypatch.setattr(before, "_answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         asked(TEXT.format(kind="amdgpu_kernel", name="k", value=5))
-    assert not before.is_there() and not process._idle
+    assert not before.is_there()
+    assert not process._idle
 
 
 def test_a_child_that_nobody_asks_ends(monkeypatch, tmp_path):
     program = tmp_path / "child.py"
     program.write_text(
-        open(child.__file__).read().replace("IDLE_SECONDS = 60", "IDLE_SECONDS = 0.01")
+        pathlib.Path(child.__file__).read_text().replace("IDLE_SECONDS = 60", "IDLE_SECONDS = 0.01")
     )
     monkeypatch.setattr(process, "CHILD", program)
     process.warm()
@@ -146,10 +150,8 @@ def test_threads_ask_children_of_their_own():
         t.start()
     for t in threads:
         t.join()
-    assert (
-        all(f"kernel_{n}:" in found[n] for n in range(4))
-        and 1 <= len(process._idle) <= process.MOST_IDLE
-    )
+    assert all(f"kernel_{n}:" in found[n] for n in range(4))
+    assert 1 <= len(process._idle) <= process.MOST_IDLE
 
 
 def _in_fork(results) -> None:
@@ -169,10 +171,10 @@ def test_a_forked_process_has_children_of_its_own():
     forked.start()
     assert results.get() == (0, True)
     forked.join()
-    assert process._idle == [before] and before.is_there()
-    assert "k:" in asked(
-        TEXT.format(kind="amdgpu_kernel", name="k", value=9)
-    ) and process._idle == [before]
+    assert process._idle == [before]
+    assert before.is_there()
+    assert "k:" in asked(TEXT.format(kind="amdgpu_kernel", name="k", value=9))
+    assert process._idle == [before]
 
 
 def test_a_program_that_embeds_python_says_which_one_runs_llvm(tmp_path):
@@ -180,7 +182,7 @@ def test_a_program_that_embeds_python_says_which_one_runs_llvm(tmp_path):
     multiprocessing.set_executable(str(tmp_path / "no_python"))
     try:
         with pytest.raises(
-            TargetError, match="cannot be started\n.*no_python.*\n.*multiprocessing.set_executable"
+            TargetError, match=r"cannot be started\n.*no_python.*\n.*multiprocessing.set_executable"
         ):
             asked(TEXT.format(kind="amdgpu_kernel", name="k", value=9))
     finally:

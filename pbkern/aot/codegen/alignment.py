@@ -59,7 +59,8 @@ def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOp
 def _choice(name: str, aligned: LoweredKernel, anywhere: LoweredKernel, inputs: int) -> str:
     """@name: calls the first function if all results start at a cache line, else the second."""
     types = argument_types(aligned)
-    assert types == argument_types(anywhere) and aligned.scratch_bytes >= anywhere.scratch_bytes
+    assert types == argument_types(anywhere)
+    assert aligned.scratch_bytes >= anywhere.scratch_bytes
     parameters, passed = (
         ", ".join(f"%a{k}: {type_}" for k, type_ in enumerate(types)),
         ", ".join(f"%a{k}" for k in range(len(types))),

@@ -16,12 +16,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pbkern.aot.function import ArraySource, LibraryFunction
+from pbkern.aot.interface.arguments import (
+    NULL_POINTER,
+    OUT_OF_MEMORY,
+    UNSUITABLE_PROCESSOR,
+    Argument,
+)
+from pbkern.aot.interface.header import Interface
 from pbkern.targets.cpu.codegen.host import ALIGNMENT
 from pbkern.targets.cpu.devices import CpuDevice
 
-from ..function import ArraySource, LibraryFunction
-from ..interface.arguments import NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR, Argument
-from ..interface.header import Interface
 from .messages import messages_text
 from .processor_check import bits_of, features_text
 from .variant import ProcessorVariant

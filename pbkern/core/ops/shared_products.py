@@ -46,7 +46,7 @@ def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
         for var in eqn.invars:
             if isinstance(var, jex.Var):
                 reads[var] += count
-                if eqn.primitive.name in SUMS or through and not added.isdisjoint(eqn.outvars):
+                if eqn.primitive.name in SUMS or (through and not added.isdisjoint(eqn.outvars)):
                     added.add(var)
     return frozenset(
         found | {product for product in products if reads[product] > 1 and product in added}

@@ -150,14 +150,13 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
     if name == "masked_store":
         mask = mask & operands[1]
     old: Any = None
-    if name == "addupdate":
-        if any(isinstance(index, Gather) for index in indices):
-            raise UnsupportedOp(
-                "+= through array indices into a BoundedSlice",
-                at=_jax.user_line(eqn),
-                why="an element that is named twice is added to twice",
-                hint="pbkern.atomic_add",
-            )
+    if name == "addupdate" and any(isinstance(index, Gather) for index in indices):
+        raise UnsupportedOp(
+            "+= through array indices into a BoundedSlice",
+            at=_jax.user_line(eqn),
+            why="an element that is named twice is added to twice",
+            hint="pbkern.atomic_add",
+        )
     if name == "addupdate" or (name == "swap" and not _jax.is_dropped(eqn.outvars[0])):
         (old,) = bind_access(_jax.REF_PRIMITIVES["get"], shape, [ref], indices)
     if name == "addupdate":

@@ -20,7 +20,7 @@ def _breakpoint_type(*_, names):
     return [], {_jax.debug_effect}
 
 
-def breakpoint(*values, **named) -> None:  # noqa: A001
+def breakpoint(*values, **named) -> None:
     """Stops in Python's debugger (builtins.breakpoint, so PYTHONBREAKPOINT applies) when the interpreter gets here.
 
     There are at hand: `program`, the program's grid indices; `refs`, {name: NumPy array} of every

@@ -317,7 +317,7 @@ def _debug_print(scope, eqn):
 # ---------------------------------------------------------------------------------
 
 
-def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> None:  # noqa: B006
+def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> None:
     """callee(*operands, argument=parameter, ...). `arguments`: parameter name -> argument name; others must be None."""
 
     @rules.register(name)

@@ -148,9 +148,8 @@ def held_as(dtype: np.dtype) -> np.dtype:
 
 
 ATOMICS = ("atomic_rmw", "atomic_cas")
-NEEDS_HARDWARE = {
-    name: "one device runs the whole kernel; values of semaphores and barriers have no counterpart here"
-    for name in (
+NEEDS_HARDWARE = dict.fromkeys(
+    (
         "semaphore_read",
         "get_barrier_semaphore",
         "get_global",
@@ -158,8 +157,9 @@ NEEDS_HARDWARE = {
         "barrier_wait",
         "copy_smem_to_gmem",
         "copy_gmem_to_smem",
-    )
-}
+    ),
+    "one device runs the whole kernel; values of semaphores and barriers have no counterpart here",
+)
 
 
 # --- Refs

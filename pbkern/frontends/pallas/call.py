@@ -116,7 +116,7 @@ def import_call(
     )  # a program's draws depend on those before
     if backend_of(compiler_params) == "triton":
         params = _in_any_order(params, outputs, grid, g.vmapped_dims, jaxpr)
-    params = _in_order(params) if importer.writes_back and in_place or hands_on else params
+    params = _in_order(params) if (importer.writes_back and in_place) or hands_on else params
     slices = _slice_sizes(g, grid, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
@@ -212,12 +212,12 @@ def _in_any_order(
 
     def chooses(m) -> bool:
         return all(
-            dim.size == size or start is not None and start.symbols <= batch
+            dim.size == size or (start is not None and start.symbols <= batch)
             for dim, size, start in zip(m.dims, m.array.shape, m.starts)
         )
 
     apart = all(
-        output.moves_apart(axis) or axis not in batch and chooses(output)
+        output.moves_apart(axis) or (axis not in batch and chooses(output))
         for output in outputs
         for axis in range(len(grid))
     )

@@ -62,10 +62,8 @@ def _without_calls(jaxpr: jex.Jaxpr) -> Iterator:
 
 def _seeds(eqn) -> bool:
     """Drawing from a key of the TPU's seeds the generator with that key."""
-    return (
-        eqn.primitive.name == "prng_seed"
-        or _draws_from_tpu_key(eqn)
-        and bool(words_of(eqn.invars[0].aval.dtype))
+    return eqn.primitive.name == "prng_seed" or (
+        _draws_from_tpu_key(eqn) and bool(words_of(eqn.invars[0].aval.dtype))
     )
 
 

@@ -61,7 +61,7 @@ def combiners(block: Any) -> list[str | None]:
 
 
 def _combiner(made: dict, value: Any, x: Any, y: Any) -> str | None:
-    if value == x or value == y:
+    if value in (x, y):
         return "first" if value == x else "second"
     op = made.get(value)
     if op is None or not op.name.startswith("stablehlo.") or len(op.operands) != 2:

@@ -22,7 +22,7 @@ def dense_integers(attribute: Any) -> list[int]:
 def dense(attribute: Any, dtype: np.dtype | None = None) -> np.ndarray:
     """An array of a dense attribute; `dtype` where MLIR's type is none of NumPy's own."""
     shape = tuple(ir.ShapedType(attribute.type).shape)
-    if dtype is None or dtype.kind in "fiu" and dtype.isbuiltin == 1 or dtype.kind == "b":
+    if dtype is None or (dtype.kind in "fiu" and dtype.isbuiltin == 1) or dtype.kind == "b":
         try:
             found = np.array(attribute)
         except TypeError:  # a type that the bindings have no buffer for

@@ -105,7 +105,7 @@ class HloOperation:
 
     def attribute(self, name: str) -> Any:
         """None where it is absent."""
-        return self.mlir.attributes[name] if name in self.mlir.attributes else None
+        return self.mlir.attributes.get(name, None)
 
     def integer(self, name: str) -> int:
         return ir.IntegerAttr(self.attribute(name)).value

@@ -71,10 +71,8 @@ def arguments(args: tuple, kwargs: dict) -> Arguments:
     tensors: list[tf.Tensor] = []
 
     def place(value: Any) -> Any:
-        if (
-            isinstance(value, np.ndarray | np.generic)
-            or tf.is_tensor(value)
-            and not isinstance(value, tf.Variable)
+        if isinstance(value, np.ndarray | np.generic) or (
+            tf.is_tensor(value) and not isinstance(value, tf.Variable)
         ):
             tensors.append(_tensor(value, f"argument {len(tensors)}"))
             return TensorPlace(len(tensors) - 1)

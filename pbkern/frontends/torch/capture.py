@@ -420,8 +420,8 @@ def array_of(t: torch.Tensor) -> np.ndarray:
 
 __all__ = [
     "CPU",
-    "GraphArgument",
     "CapturedGraph",
+    "GraphArgument",
     "NotCompiled",
     "ResultPlace",
     "capture",

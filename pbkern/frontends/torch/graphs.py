@@ -193,7 +193,8 @@ def compiled_graph(
         parts, failed = _in_parts(module, name, compile_jaxpr, graph, refused)
         if failed is None:
             break
-        assert failed.node is not None and failed.node.name not in refused, failed
+        assert failed.node is not None, failed
+        assert failed.node.name not in refused, failed
         refused[failed.node.name] = f": {failed.why}"
     supported = _Supported(refused, graph.device)
     in_torch = [

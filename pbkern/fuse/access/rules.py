@@ -12,6 +12,7 @@ for windows and contractions in windows_contractions.py.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -236,7 +237,7 @@ def _slice(eqn, out: Access) -> Pull:
     if all(stride == 1 for stride in strides):
         return Pull((source,), {}, lambda ctx, x: [x])
     limits = block_shape(source)
-    params = dict(start_indices=(0,) * len(out), limit_indices=limits, strides=tuple(strides))
+    params = {"start_indices": (0,) * len(out), "limit_indices": limits, "strides": tuple(strides)}
     return Pull((source,), params)
 
 
@@ -350,7 +351,7 @@ def _concatenate(eqn, out: Access) -> Pull:
     if span.is_const:
         lo, hi = span.start.const, span.start.const + span.size
         inputs: list = []
-        for offset, b in zip(offsets, offsets[1:]):
+        for offset, b in itertools.pairwise(offsets):
             first, last = max(offset, lo), min(b, hi)
             part = Span(Affine((), first - offset), last - first)
             inputs.append(

@@ -347,10 +347,8 @@ def _reshape(eqn, x):
     """Interleaved parts stay interleaved: nothing moves."""
     if x.mirror is not None:
         return arithmetic.conj(_reshape(eqn, x.mirror))
-    if (
-        x.interleaved is None
-        or eqn.primitive.name == "reshape"
-        and eqn.params["dimensions"] is not None
+    if x.interleaved is None or (
+        eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None
     ):
         return _alike(eqn, x)[0]
     return deinterleave(lax.reshape(x.interleaved, (*eqn.outvars[0].aval.shape, 2)))

@@ -229,7 +229,7 @@ def _covers(hull: Access, access: Access) -> bool:
         if _runs(s):
             return h.is_const and h.start.const == 0
         low = s.start.const - h.start.const
-        return h.start.terms == s.start.terms and 0 <= low and low + s.size <= h.size
+        return h.start.terms == s.start.terms and low >= 0 and low + s.size <= h.size
 
     return all(map(covers, hull, access))
 

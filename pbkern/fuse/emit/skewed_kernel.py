@@ -355,17 +355,15 @@ class _SkewedBody:
         lead = [k] if var in self.wave.elements else []
         axis = next((d for d, s in enumerate(hull) if not s.is_const), None)
         if axis is None:
-            return ref[tuple([*lead, *index])]
+            return ref[(*lead, *index)]
         if not clipped:
             index[axis] = ds(row + I32(hull[axis].start.const), hull[axis].size)
-            return ref[tuple([*lead, *index])]
+            return ref[(*lead, *index)]
         nearest = [
             self.nearest(row + I32(hull[axis].start.const + far), var.aval.shape[axis])
             for far in range(hull[axis].size)
         ]
-        lines = [
-            ref[tuple([*lead, *index[:axis], ds(at, 1), *index[axis + 1 :]])] for at in nearest
-        ]
+        lines = [ref[(*lead, *index[:axis], ds(at, 1), *index[axis + 1 :])] for at in nearest]
         return lax.concatenate(lines, axis) if len(lines) > 1 else lines[0]
 
     def nearest(self, row, extent: int):

@@ -181,10 +181,8 @@ class _Stacks:
                 if sizes[axis] != 1:
                     return None
                 walked[axis] = batch[b]
-            elif (
-                axis in dn.operand_batching_dims
-                or sizes[axis] == size
-                and not (axis in looked_up and fills(eqn))
+            elif axis in dn.operand_batching_dims or (
+                sizes[axis] == size and not (axis in looked_up and fills(eqn))
             ):
                 walked |= {axis: int(dims[axis])} if axis in dims else {}
             else:

@@ -59,8 +59,7 @@ class _Repeats:
         if (
             len(operands) > 1
             or eqn.params["dimensions"] is not None
-            or repeats is None
-            and joined is None
+            or (repeats is None and joined is None)
         ):
             return None
         (x,) = joined or operands

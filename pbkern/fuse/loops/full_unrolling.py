@@ -31,14 +31,10 @@ def unroll_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _is_short(eqn) -> bool:
     params = params_of(eqn)
     body = params["jaxpr"].jaxpr
-    return (
-        params["length"] == 1
-        and not body.effects
-        or (
-            len(body.outvars) == params["num_carry"]
-            and params["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
-            and all(_is_pointwise(e) for e in body.eqns)
-        )
+    return (params["length"] == 1 and not body.effects) or (
+        len(body.outvars) == params["num_carry"]
+        and params["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
+        and all(_is_pointwise(e) for e in body.eqns)
     )
 
 

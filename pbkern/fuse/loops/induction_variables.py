@@ -29,7 +29,7 @@ def count_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def walk_counters(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Moves induction variables from carries to xs of scans, except in nested scans: those have no room for constants."""
     own = {id(eqn) for eqn in closed.jaxpr.eqns}
-    walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in own else None  # noqa: E731
+    walk = lambda eqn, operands: _over_counters(eqn, operands) if id(eqn) in own else None
     return drop_dead(retrace(closed, {"scan": walk})) if _holds(closed, "scan") else closed
 
 

@@ -86,7 +86,7 @@ class _Moved:
             fixed.update(eqn.outvars)
             parts = expensive.intersection(read)
             follows = bool(parts) and _size(eqn.outvars) <= _size(parts)
-            if follows or _is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit:
+            if follows or (_is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit):
                 moved.add(id(eqn))
                 expensive.update(eqn.outvars)
         rest = [var for e in jaxpr.eqns if id(e) not in moved for var in e.invars]
@@ -140,7 +140,7 @@ def _bound(eqn, operands) -> list:
 
 def _is_expensive(eqn, machine: CostModel) -> bool:
     name = eqn.primitive.name
-    sums = name in CONTRACTIONS or name.startswith("reduce_") and name != "reduce_precision"
+    sums = name in CONTRACTIONS or (name.startswith("reduce_") and name != "reduce_precision")
     return sums or machine.operations(eqn) >= EXPENSIVE_OPERATIONS
 
 

@@ -105,7 +105,7 @@ def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
         return {}
     inner = found["jaxpr"]
     walks = len(eqn.invars) > params["num_consts"] + params["num_carry"]
-    if len(inner.jaxpr.outvars) != params["num_carry"] or walks and params["reverse"]:
+    if len(inner.jaxpr.outvars) != params["num_carry"] or (walks and params["reverse"]):
         return {}
     body = jex.ClosedJaxpr(inner.jaxpr, ())
     blocks = tile_time(

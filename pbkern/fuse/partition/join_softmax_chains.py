@@ -30,7 +30,7 @@ def are_scores(values: Iterable, eqns: Sequence) -> bool:
     weights, ended = set(), set()
     for eqn in eqns:
         reads = any(atom in weights for atom in atoms(eqn))
-        if eqn.primitive.name in ("exp", "exp2") or reads and _passes(eqn):
+        if eqn.primitive.name in ("exp", "exp2") or (reads and _passes(eqn)):
             weights.update(eqn.outvars)
         elif reads:
             ended.add(

@@ -59,11 +59,9 @@ def _moves(node: Node, beside: Iterable[Node]) -> bool:
     if node.kind != "group" or node.finish is not None or not _computes_no_values(node):
         return False
     turns = any(eqn.primitive.name == "transpose" for eqn in node.eqns)
-    return (
-        turns
-        and any(_is_lapack(n) for n in beside)
-        or sum(nbytes(output.aval) for output in node.outputs) <= MOST_MOVED
-    )
+    return (turns and any(_is_lapack(n) for n in beside)) or sum(
+        nbytes(output.aval) for output in node.outputs
+    ) <= MOST_MOVED
 
 
 def _is_lapack(node: Node) -> bool:

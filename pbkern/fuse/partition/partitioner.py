@@ -348,9 +348,9 @@ class Partitioner:
         groups = [user for user in users if user.kind == "group"]
         outside = [user for user in users if user.kind != "group"]
         needed = outside or any(var in self.results for var in eqn.outvars)
-        if groups and not self.options_disable_fusion() and not self.waits(eqn, groups):
-            if self.join(eqn, groups, outside, bool(needed)):
-                return
+        may_join = groups and not self.options_disable_fusion() and not self.waits(eqn, groups)
+        if may_join and self.join(eqn, groups, outside, bool(needed)):
+            return
         if is_alias(eqn):
             self.add_node(Node("alias", [eqn], list(eqn.outvars)))
             return

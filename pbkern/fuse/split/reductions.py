@@ -141,10 +141,9 @@ class ReductionStages:
 
     def rewrites(self) -> dict[str, Rewrite]:
         """Primitive name -> Rewrite."""
-        noted = {
-            name: self.statistic
-            for name in "mul div reshape squeeze broadcast_in_dim convert_element_type".split()
-        }
+        noted = dict.fromkeys(
+            "mul div reshape squeeze broadcast_in_dim convert_element_type".split(), self.statistic
+        )
         noted |= {"sub": self.deviation, "square": self.squared, "integer_pow": self.squared}
         noted |= {"select_n": self.greatest, "max": self.greatest, "exp": self.exponential}
         return noted | dict.fromkeys(REDUCERS, self.split) | dict.fromkeys(ARGS, self.split_arg)
@@ -179,11 +178,10 @@ class ReductionStages:
         if (
             math.prod(kept) // width >= 2 * self.machine.cores
             and reduced * width * itemsize <= room
+        ) and (
+            near or not _has_short_rows(shape, axes, self.machine.sizes.short_row_bytes // itemsize)
         ):
-            if near or not _has_short_rows(
-                shape, axes, self.machine.sizes.short_row_bytes // itemsize
-            ):
-                return None
+            return None
         return next(
             (r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None
         )
@@ -415,7 +413,7 @@ def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
     statistics: set = set()
     for eqn in reversed(jaxpr.eqns):
         name = eqn.primitive.name
-        is_term = name == "reduce_sum" or name in SUMMED and summed.get(eqn.outvars[0], False)
+        is_term = name == "reduce_sum" or (name in SUMMED and summed.get(eqn.outvars[0], False))
         for var in eqn.invars:
             if not isinstance(var, jex.Literal):
                 summed[var] = summed.get(var, True) and is_term

@@ -69,7 +69,7 @@ def _choose_depth(eqn, machine: CostModel) -> int | None:
     """Elements per run of the contracted axis of a contraction to be split, or None."""
     if eqn.primitive.name != "dot_general":
         return None
-    (lc, rc), batch = eqn.params["dimension_numbers"]
+    (lc, _rc), batch = eqn.params["dimension_numbers"]
     if len(lc) != 1 or batch != ((), ()):
         return None
     (lhs, rhs), out = (var.aval for var in eqn.invars[:2]), eqn.outvars[0].aval

@@ -17,10 +17,8 @@ MAX_SLICES = 16
 
 def is_window(eqn) -> bool:
     """Does each result depend on elements of one operand around it, with or without weights?"""
-    return (
-        eqn.primitive.name in WINDOWS
-        or eqn.primitive.name == "conv_general_dilated"
-        and _keeps_channels_apart(eqn)
+    return eqn.primitive.name in WINDOWS or (
+        eqn.primitive.name == "conv_general_dilated" and _keeps_channels_apart(eqn)
     )
 
 

@@ -121,9 +121,8 @@ def _shift(kernel: Kernel, axis: int) -> Shift | None:
         return None
     ((size, extent),) = blocks
     twice = kernel.grid[axis] * size - extent
-    if (
-        twice <= 0
-        or twice > extent * MOST_TWICE
+    if twice <= 0 or (
+        twice > extent * MOST_TWICE
         and any(eqn.primitive.name in PRODUCTS for eqn in equations(kernel.body.jaxpr))
     ):
         return None

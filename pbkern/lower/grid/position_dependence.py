@@ -55,9 +55,8 @@ class _MovedAxes:
     def _sorts(self, buf: Buf) -> bool:
         """Whether each line of a buffer has one place."""
         axis = self.axes.setdefault(buf.root, None)
-        return (
-            axis is None
-            or buf.dtype == buf.root.dtype
+        return axis is None or (
+            buf.dtype == buf.root.dtype
             and math.prod(buf.root.shape[axis + 1 :]) % buf.shape[-1] == 0
         )
 
@@ -93,8 +92,7 @@ class _MovedAxes:
             if (
                 d not in whole
                 or inside != Affine.symbol(d)
-                or write.buf.arena
-                and whole[d] != write.buf.shape[axis]
+                or (write.buf.arena and whole[d] != write.buf.shape[axis])
             ):
                 return False
             seen = {d: inside - Affine.symbol(self.start)}
@@ -153,8 +151,6 @@ class _MovedAxes:
 
 def _is_axis_of_root(buf: Buf, axis: int) -> bool:
     """Whether an axis is that of the buffer whose bytes it reinterprets."""
-    return (
-        buf is buf.root
-        or buf.dtype == buf.root.dtype
-        and buf.shape[: axis + 1] == buf.root.shape[: axis + 1]
+    return buf is buf.root or (
+        buf.dtype == buf.root.dtype and buf.shape[: axis + 1] == buf.root.shape[: axis + 1]
     )

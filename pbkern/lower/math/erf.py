@@ -19,10 +19,11 @@ def erf(b: Builder, x: Ssa) -> Ssa:
     a, one = b.abs(x), b.c(1, el)
     z = b.mul(x, x)
     small = b.fma(x, fit(b, z, "erf"), x)
-    if el == "f32":
-        tail = exp2_unchecked(b, fit(b, b.at_most(a, 4.0), "erf_tail"))
-    else:
-        tail = _erfc_positive(b, b.at_most(a, 6.0))
+    tail = (
+        exp2_unchecked(b, fit(b, b.at_most(a, 4.0), "erf_tail"))
+        if el == "f32"
+        else _erfc_positive(b, b.at_most(a, 6.0))
+    )
     large = b.copysign(b.sub(one, tail), x)
     return b.select(b.cmp("lt", a, one), small, large)
 

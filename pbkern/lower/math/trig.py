@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -100,7 +101,7 @@ def _reduce_far(b: Builder, x: Ssa, *, with_rest: bool = False) -> tuple[Ssa, ..
     back = b.sub(i64(63), shift)
     first, second, third = (
         b.or_(b.shl(word, shift), b.shr(b.shr(following, i64(1)), back))
-        for word, following in zip(words, words[1:])
+        for word, following in itertools.pairwise(words)
     )
     carry_in = b.mul_high(m, third, unsigned=True)
     low = b.mul(m, second)

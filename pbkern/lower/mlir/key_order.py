@@ -32,5 +32,6 @@ def compared(b: Builder, keys: Iterable[tuple[Ssa, Ssa, bool]]) -> tuple[Ssa, Ss
         lt, eq = compare(b, x, y, unsigned)
         less = lt if less is None or equal is None else b.or_(less, b.and_(equal, lt))
         equal = eq if equal is None else b.and_(equal, eq)
-    assert less is not None and equal is not None, "lines are sorted by some key"
+    assert less is not None, "lines are sorted by some key"
+    assert equal is not None, "lines are sorted by some key"
     return less, equal

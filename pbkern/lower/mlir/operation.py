@@ -39,7 +39,7 @@ class Operation:
         attributes and types.
     """
 
-    __slots__ = ("text", "regions", "_head", "_names", "_between")
+    __slots__ = ("_between", "_head", "_names", "regions", "text")
 
     def __init__(self, text: str, regions: tuple[Region, ...] = ()):
         self.text, self.regions = text, regions

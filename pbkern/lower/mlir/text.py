@@ -288,7 +288,7 @@ class Text:
             return
         keep = 'llvm.inline_asm has_side_effects "", "=v,0"'
         pins = {n: self.put(block, f"{keep} {n} : ({vectors[n]}) -> {vectors[n]}") for n in used}
-        pinned = lambda op: op.with_names(pins.get(n, n) for n in op.names)  # noqa: E731
+        pinned = lambda op: op.with_names(pins.get(n, n) for n in op.names)
         inner.operations = [op.mapped(pinned) for op in inner.operations]
 
     def when(self, block: Block, condition: str, fill, otherwise=None) -> None:

@@ -6,6 +6,7 @@ Before -> after:  out[i, j, c] = in[i, j + 1, c]   ->   out'[i, d] = in'[i, d + 
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from pbkern.core.affine import Affine
@@ -38,7 +39,7 @@ def collapse(nest: Nest, pool: Pool, aliases: Aliases) -> Nest:
     while changed:
         changed = False
         dims = list(nest.dims)
-        for dim, b in zip(dims, dims[1:]):
+        for dim, b in itertools.pairwise(dims):
             if _joinable(nest, dim, b):
                 nest, changed = _join(nest, dim, b, pool, aliases), True
                 break

@@ -8,6 +8,7 @@ only thin edges differ.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -299,7 +300,7 @@ class Folder:
             smallest, largest = found[0][0] - found[1][1], found[0][1] - found[1][0]
             if (low == -FAR or low <= smallest) and (high == FAR or largest < high):
                 return self._bool(True)
-            if low != -FAR and largest < low or high != FAR and smallest >= high:
+            if (low != -FAR and largest < low) or (high != FAR and smallest >= high):
                 return self._bool(False)
         if (
             any(a.kind not in ("index", "const") for a in (expr, y))
@@ -352,7 +353,7 @@ def _cut(nest: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
             pieces = [
                 _piece(piece, dim, low, high, pool)
                 for piece in pieces
-                for low, high in zip(edges, edges[1:])
+                for low, high in itertools.pairwise(edges)
             ]
     return pieces
 

@@ -84,7 +84,7 @@ class Expr:
     height: how many nodes stand on each other.
     """
 
-    __slots__ = ("kind", "dtype", "info", "args", "symbols", "height")
+    __slots__ = ("args", "dtype", "height", "info", "kind", "symbols")
 
     def __init__(
         self, kind: str, dtype: np.dtype, info, args: tuple[Expr, ...], symbols: frozenset

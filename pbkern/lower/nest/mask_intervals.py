@@ -136,10 +136,10 @@ def outside(
             ours, fill = fill_of(x)
             if ours:
                 return fill
-        if x.kind == "acc" or dim in x.symbols and not x.args and x.kind != "load":
+        if x.kind == "acc" or (dim in x.symbols and not x.args and x.kind != "load"):
             return None
         args = tuple(map(go, x.args))
-        if any(arg is None for arg in args) or x.kind == "gather" and dim in x.symbols:
+        if any(arg is None for arg in args) or (x.kind == "gather" and dim in x.symbols):
             return None
         return (
             x

@@ -169,8 +169,7 @@ class _Needs:
                 if (
                     rest is None
                     or c < 0
-                    or dim is not None
-                    and (dim not in nest.dims or dim in nest.rdims)
+                    or (dim is not None and (dim not in nest.dims or dim in nest.rdims))
                 ):
                     continue
                 points = -((rest[0] - need) // c)

@@ -120,8 +120,7 @@ class _Products:
         if (
             any(isinstance(f, _Quotient) for f in found)
             or len(found) not in (1, 2)
-            or len(found) == 2
-            and c != 1
+            or (len(found) == 2 and c != 1)
         ):
             return None
         return (found[0], found[1]) if len(found) == 2 else (found[0], self._number(c))

@@ -6,6 +6,8 @@ subscripts made from it stay affine.
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 from jax.extend import core as jex
 
@@ -67,10 +69,7 @@ def _no_refs(builder, atoms) -> list:
 
 
 def _all_writes(builder, eqn) -> frozenset[Buf]:
-    class _One:
-        eqns = [eqn]
-
-    return written_buffers(builder, _One, builder.refs)
+    return written_buffers(builder, types.SimpleNamespace(eqns=[eqn]), builder.refs)
 
 
 def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:

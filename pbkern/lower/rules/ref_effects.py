@@ -74,7 +74,7 @@ def access(builder, eqn, env: dict) -> None:
     masked = acc.mask is not None
     mask = None if not masked else builder.read(env, acc.mask)
     place = _place(builder, env, acc.indices, ref.shape, mask, writes=acc.kind != "load")
-    guard = ref.guard or masked and not _is_in_bounds(builder, acc.indices, place, ref.shape)
+    guard = ref.guard or (masked and not _is_in_bounds(builder, acc.indices, place, ref.shape))
     if masked and not place.gathers and always(builder, mask):
         mask = None
     if (

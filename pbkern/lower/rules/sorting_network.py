@@ -73,10 +73,11 @@ def _less(builder, xs: list[Expr], ys: list[Expr]) -> Expr:
     less = None
     for x, y in reversed(list(zip(xs, ys))):
         before, equal = _compared(builder, x, y)
-        if less is None:
-            less = before
-        else:
-            less = builder.op("or", BOOL, before, builder.op("and", BOOL, equal, less))
+        less = (
+            before
+            if less is None
+            else builder.op("or", BOOL, before, builder.op("and", BOOL, equal, less))
+        )
     assert less is not None
     return less
 

@@ -340,7 +340,7 @@ def _gather(builder, eqn, ins):
         batch = tuple(ix[dim] for dim in batched)
         return [
             (ZERO,) * len(ins[0].shape),
-            *(batch + (Affine((), c),) for c in range(len(dn.start_index_map))),
+            *((*batch, Affine((), c)) for c in range(len(dn.start_index_map))),
         ]
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:

@@ -163,8 +163,7 @@ class _Finder:
                 if (
                     expr.kind in ("index", "const", "range")
                     or expr.dtype == np.bool_
-                    or v.shape
-                    and expr.dtype.kind in "iu"
+                    or (v.shape and expr.dtype.kind in "iu")
                 ):
                     return expr
         if v.shape == () and v.dtype.kind == "i" and v.dtype.itemsize >= 4:

@@ -324,8 +324,7 @@ class _Decision:
         if (
             root in self.contracts
             or root in self.hosts
-            or isinstance(root, tuple)
-            and root[0] == "let"
+            or (isinstance(root, tuple) and root[0] == "let")
         ):
             return False  # no nest of its own, or it has a contraction inside already
         space = {dim for dim, n in self.roots[root].items() if n > 1}

@@ -107,11 +107,12 @@ class PendingReads:
                 left.append(use)
                 key = (len(use.order), use.order, use.position)
                 found[v] = min(key, found.get(v, key))
-            elif now[: len(use.order)] == use.order != ():  # under way: regions inside may use it
+            elif now[: len(use.order)] == use.order != () or (
+                use.user is not None
+                and self._resolve(use.user) is use.user
+                and self._is_used(use.user, now, found, seen)
+            ):  # under way: regions inside may use it
                 left.append(use)
-            elif use.user is not None and self._resolve(use.user) is use.user:
-                if self._is_used(use.user, now, found, seen):
-                    left.append(use)
         self._uses[v] = left
         seen[v] = bool(left)
         return seen[v]

@@ -95,7 +95,7 @@ def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
     found = None if clamp is None else interval(expr.info, builder.bounds)
     return (
         expr.info
-        if clamp is None or found is not None and found[0] >= 0 and found[1] <= clamp
+        if clamp is None or (found is not None and found[0] >= 0 and found[1] <= clamp)
         else None
     )
 

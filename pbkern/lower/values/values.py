@@ -169,17 +169,17 @@ def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
 
 __all__ = [
     "TEST_COST",
+    "ZERO",
     "Contract",
     "Index",
     "Joined",
     "Lazy",
     "Literal",
     "Opaque",
-    "ValueRequests",
     "Stored",
     "Value",
+    "ValueRequests",
     "Write",
-    "ZERO",
     "dims_index",
     "is_index_only",
 ]

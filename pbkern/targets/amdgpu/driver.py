@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+from collections.abc import Mapping
+from typing import ClassVar
 
 from pbkern.core.errors import TargetError
 from pbkern.targets.simt.launch.driver import LoadedKernel
@@ -25,7 +27,7 @@ class HipDriver(LibraryDriver):
     """AMD's."""
 
     platform, vendor, library_name, initialise = "ROCM", "AMD", "libamdhip64.so", "hipInit"
-    symbols = {
+    symbols: ClassVar[Mapping[str, str]] = {
         "launch": "hipModuleLaunchKernel",
         "copy": "hipMemcpyDtoDAsync",
         "read": "hipMemcpyDtoHAsync",

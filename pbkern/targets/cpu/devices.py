@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
@@ -261,7 +262,7 @@ def devices_of(given: str | None) -> tuple[CpuDevice, ...]:
             )
     ordered = sorted(devices, key=lambda d: len(d.needs), reverse=True)
     if len({dim.needs for dim in ordered}) < len(ordered):
-        alike = next((a.name, b.name) for a, b in zip(ordered, ordered[1:]) if a.needs == b.needs)
+        alike = next((a.name, b.name) for a, b in itertools.pairwise(ordered) if a.needs == b.needs)
         raise OptionError(
             "two devices of a library need the same instruction sets",
             why=" and ".join(alike),

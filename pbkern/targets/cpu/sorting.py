@@ -64,7 +64,7 @@ CANDIDATES, FEWEST_CANDIDATES = 4, 64
 def head_length(length: int, first: int) -> int | None:
     """Number of candidates for the `first` elements of a sorted line that are sorted together; None: all elements."""
     head = max(CANDIDATES * first, FEWEST_CANDIDATES)
-    return head if 0 < first and 2 * head <= length else None
+    return head if first > 0 and 2 * head <= length else None
 
 
 def first_cycles(length: int, first: int, dtypes, keys: int) -> float:

@@ -109,12 +109,12 @@ class _Child:
 
     def __init__(self) -> None:
         spec = importlib.util.find_spec("llvmlite")
-        assert spec is not None and spec.origin is not None
+        assert spec is not None
+        assert spec.origin is not None
         environment = dict(os.environ, PYTHONPATH=str(pathlib.Path(spec.origin).parents[1]))
-        self.said = tempfile.TemporaryFile()
-        python = os.fsdecode(
-            spawn.get_executable() or ""
-        )  # a program that embeds Python says there which one to run
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        # a program that embeds Python says there which one to run
+        python = os.fsdecode(spawn.get_executable() or "")
         try:
             self.process = subprocess.Popen(
                 [python, "-P", "-S", str(CHILD)],
@@ -180,7 +180,8 @@ class _Child:
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         return self.process.stdin, self.process.stdout
 
     def is_there(self) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import traceback
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class CudaDriver(LibraryDriver):
     """NVIDIA's."""
 
     platform, vendor, library_name, initialise = "CUDA", "NVIDIA", "libcuda.so.1", "cuInit"
-    symbols = {
+    symbols: ClassVar[Mapping[str, str]] = {
         "launch": "cuLaunchKernel",
         "copy": "cuMemcpyDtoDAsync_v2",
         "read": "cuMemcpyDtoHAsync_v2",

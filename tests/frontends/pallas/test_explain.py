@@ -93,12 +93,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("options, want", CASES)
+@pytest.mark.parametrize(("options", "want"), CASES)
 def test_how_each_grid_dimension_runs_and_why(options, want):
     found = lines_of(make(**options), X)
     assert len(found) == len(want)
     for axis, (line, words) in enumerate(zip(found, want)):
-        assert line.startswith(f"grid dimension {axis} of ") and words in line
+        assert line.startswith(f"grid dimension {axis} of ")
+        assert words in line
 
 
 def test_a_dimension_of_dynamic_size_runs_in_order():
@@ -159,7 +160,7 @@ def scaled(stride_ref, x_ref, o_ref, *, atomic=False):
         o_ref[at] = x_ref[at] * 2
 
 
-@pytest.mark.parametrize("options, words", [({}, "parallel"), ({"atomic": True}, "in order")])
+@pytest.mark.parametrize(("options", "words"), [({}, "parallel"), ({"atomic": True}, "in order")])
 def test_programs_for_triton_have_no_order(options, words):
     """What they store to by index, they choose; what they update, they take turns at."""
     call = pl.pallas_call(functools.partial(scaled, **options), out_shape=SHAPE, grid=(4,),
@@ -188,4 +189,5 @@ def test_pallas_calls_that_are_not_compiled():
             ),
             X,
         )
-    assert line.startswith("cannot be compiled: ") and "collective_id" in line
+    assert line.startswith("cannot be compiled: ")
+    assert "collective_id" in line

@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+import itertools
 import math
 from fractions import Fraction
 
@@ -270,7 +271,7 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize("read, want", READS)
+@pytest.mark.parametrize(("read", "want"), READS)
 def test_reads_through_indices_and_transforms(read, want):
     def kernel(x_ref, o_ref):
         o_ref[...] = read(x_ref)
@@ -323,7 +324,7 @@ WRITES = [
 ]
 
 
-@pytest.mark.parametrize("write, want", WRITES)
+@pytest.mark.parametrize(("write", "want"), WRITES)
 def test_writes_through_indices_and_transforms(write, want):
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...]
@@ -358,7 +359,9 @@ def test_masks_that_always_hold_cost_nothing():
     for width, masked in ((8, 0), (6, 1)):
         np.testing.assert_array_equal(f(A, width), np.where(np.arange(8) < width, A, 5))
         source = imported(functools.partial(f, width=width), A).source()
-        assert source.count("mask=") == masked and "where" not in source and "select" not in source
+        assert source.count("mask=") == masked
+        assert "where" not in source
+        assert "select" not in source
 
 
 def test_run_scoped_gives_private_memory_and_stays_parallel():
@@ -467,7 +470,8 @@ def test_compare_and_swap():
 
     out = (struct(dtype=jnp.int32), struct(2, dtype=jnp.int32))
     value, old = pl.pallas_call(kernel, out_shape=out, input_output_aliases={0: 0})(np.int32(1))
-    assert value == 5 and list(old) == [1, 5]
+    assert value == 5
+    assert list(old) == [1, 5]
 
 
 def test_scan_with_inputs_and_outputs():
@@ -552,7 +556,7 @@ def rounded_once(x, dtype):
         }[name]
         values = [float(v) for v in np.arange(count, dtype=np.uint8).view(dtype).astype(np.float64)]
         values.append(2 * values[-1] - values[-2])  # what is nearer to this is too large
-    middles = [Fraction(a) / 2 + Fraction(b) / 2 for a, b in zip(values, values[1:])]
+    middles = [Fraction(a) / 2 + Fraction(b) / 2 for a, b in itertools.pairwise(values)]
 
     def one(v):
         size = abs(Fraction(v))
@@ -690,7 +694,7 @@ def test_kernels_of_one_program_print_each_in_its_way(capfd):
 # --- imported kernels are kernels ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("f, args", [(add, (X, Y)), (matmul, (np.ones((64, 64), "f4"),) * 2)])
+@pytest.mark.parametrize(("f", "args"), [(add, (X, Y)), (matmul, (np.ones((64, 64), "f4"),) * 2)])
 def test_imported_kernels_print_as_source_that_rebuilds_them(f, args):
     k = imported(f, *args)
     assert same_kernel(rebuild(str(k)), k)
@@ -743,7 +747,7 @@ def test_a_primitive_without_rule_is_named_with_its_line():
     [pltpu.CompilerParams(collective_id=1), plgpu.CompilerParams(profile_space=3, profile_dir="x")],
 )
 def test_compiler_params_without_counterpart_are_refused(params):
-    with pytest.raises(UnsupportedOp, match="collective_id|profile_space"):
+    with pytest.raises(UnsupportedOp, match=r"collective_id|profile_space"):
         add(X, Y, compiler_params=params)
 
 
@@ -931,7 +935,7 @@ def test_elements_are_counted_from_the_padding_on(padding):
     np.testing.assert_array_equal(f(True), x * 2)
 
 
-@pytest.mark.parametrize("dtype, k", [("float32", 3), ("bfloat16", 1), ("int8", 19)])
+@pytest.mark.parametrize(("dtype", "k"), [("float32", 3), ("bfloat16", 1), ("int8", 19)])
 def test_largest_elements(dtype, k):
     """lax.top_k: equal elements in order of their places, NaN first."""
     x = np.random.default_rng(0).integers(-5, 5, (5, 19)).astype(dtype)

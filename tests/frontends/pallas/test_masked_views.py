@@ -110,7 +110,7 @@ def test_index_arrays_behind_a_reshape():
     np.testing.assert_array_equal(got, want.reshape(X.shape))
 
 
-@pytest.mark.parametrize("start, size", [(32, 8), (25, 3), (0, 40), (7, 0)])
+@pytest.mark.parametrize(("start", "size"), [(32, 8), (25, 3), (0, 40), (7, 0)])
 def test_copies_of_dynamic_size(start, size):
     def kernel(n_ref, x_ref, o_ref, semaphore):
         o_ref[...] = jnp.zeros_like(o_ref)

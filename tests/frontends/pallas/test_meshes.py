@@ -46,7 +46,8 @@ def test_a_mesh_that_asks_the_device_has_one_core():
         pltpu.sync_copy(x_ref, o_ref)
 
     asked = pltpu.create_tensorcore_mesh("core")
-    assert asked.shape == {"core": 1} and mesh(2).shape == {"core": 2}
+    assert asked.shape == {"core": 1}
+    assert mesh(2).shape == {"core": 2}
     np.testing.assert_array_equal(pl.kernel(body, out_type=STRUCT, mesh=asked)(X), X)
     pbkern.pallas.uninstall()
     try:

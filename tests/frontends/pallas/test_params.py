@@ -20,7 +20,7 @@ CLASSES = [
 ]
 
 
-@pytest.mark.parametrize("cls, table", CLASSES)
+@pytest.mark.parametrize(("cls", "table"), CLASSES)
 def test_every_field_is_decided(cls, table):
     known = {f.name for f in TABLES[table][1]}
     assert {f.name for f in dataclasses.fields(cls)} <= known
@@ -42,7 +42,8 @@ def test_semantics_of_all_back_ends():
     )
     found = cpu_params(params, (3, 2, 2), (0,), False, "")["cpu"]
     assert found.dimension_semantics == ("parallel", "parallel", "sequential")
-    assert found.approx_math and found.max_concurrent_steps == 3
+    assert found.approx_math
+    assert found.max_concurrent_steps == 3
     assert cpu_params(params, (2, 2), (), True, "")["cpu"].dimension_semantics is None
 
 

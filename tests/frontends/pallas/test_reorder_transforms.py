@@ -102,7 +102,8 @@ def test_common_reshapes_are_exchanged():
 
 
 @pytest.mark.parametrize(
-    "old, new, at", [("f4", "i4", 3), ("bfloat16", "i4", 3), ("i1", "i4", 1), ("bfloat16", "u2", 5)]
+    ("old", "new", "at"),
+    [("f4", "i4", 3), ("bfloat16", "i4", 3), ("i1", "i4", 1), ("bfloat16", "u2", 5)],
 )
 def test_stores_through_bitcasts_of_shared_memory(old, new, at):
     """Programs that run at once store rows of one array through a bitcast."""

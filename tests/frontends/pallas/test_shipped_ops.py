@@ -49,8 +49,8 @@ def softmax_attention(q, k, v, scale=1.0, causal=False):
 @pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_attention_forward_and_backward(causal):
     q, k, v = (normal(1, 128, 2, 64, seed=s) for s in range(3))
-    f = lambda *a: (attention.mha(*a, None, causal=causal) ** 2).sum()  # noqa: E731
-    g = lambda *a: (attention.mha_reference(*a, None, causal=causal) ** 2).sum()  # noqa: E731
+    f = lambda *a: (attention.mha(*a, None, causal=causal) ** 2).sum()
+    g = lambda *a: (attention.mha_reference(*a, None, causal=causal) ** 2).sum()
     close(
         attention.mha(q, k, v, None, causal=causal),
         attention.mha_reference(q, k, v, None, causal=causal),
@@ -84,7 +84,7 @@ def test_paged_attention():
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "inline, cores", [(True, None), (False, None), (True, "kv_head"), (False, "batch")]
+    ("inline", "cores"), [(True, None), (False, None), (True, "kv_head"), (False, "batch")]
 )
 def test_paged_attention_of_tpus(inline, cores):
     """It multiplies in bfloat16."""
@@ -121,7 +121,7 @@ def test_ragged_paged_attention():
 def test_normalisations_and_softmax():
     x, w, b = normal(2, 64, 128), normal(128, seed=1), normal(128, seed=2)
     close(layer_norm.layer_norm(x, w, b), layer_norm.layer_norm_reference(x, w, b))
-    f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1, 2))(x, w, b)  # noqa: E731
+    f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1, 2))(x, w, b)
     close(f(layer_norm.layer_norm), f(layer_norm.layer_norm_reference), 1e-2)
     close(rms_norm.rms_norm(x, w, b), rms_norm.rms_norm_reference(x, w, b))
     close(softmax.softmax(normal(32, 128)), jax.nn.softmax(normal(32, 128)))
@@ -139,7 +139,7 @@ def test_flash_attention(causal):
         flash_attention.flash_attention(q, k, v, causal=causal, sm_scale=0.1),
         softmax_attention(q, k, v, 0.1, causal),
     )
-    f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1, 2))(q, k, v)  # noqa: E731
+    f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1, 2))(q, k, v)
     close(
         f(lambda *a: flash_attention.flash_attention(*a, causal=causal, sm_scale=0.1)),
         f(lambda *a: softmax_attention(*a, 0.1, causal)),
@@ -210,7 +210,7 @@ def test_splash_attention_backward_and_local():
             return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores, -1), v)
 
         close(kernel(q, k, v), plain(q, k, v))
-        f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1, 2))(q, k, v)  # noqa: E731
+        f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1, 2))(q, k, v)
         close(f(kernel), f(plain), 1e-2)
 
 
@@ -230,7 +230,7 @@ def test_grouped_matmul_backward():
         np.array([64, 32, 100, 60], np.int32),
     )
     group = np.repeat(np.arange(4), sizes)
-    f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1))(x, w)  # noqa: E731
+    f = lambda op: jax.grad(lambda *a: (op(*a) ** 2).sum(), (0, 1))(x, w)
     close(
         f(lambda x, w: gmm(x, w, jnp.asarray(sizes))),
         f(lambda x, w: jnp.einsum("mk,mkn->mn", x, w[group])),

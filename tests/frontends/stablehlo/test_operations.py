@@ -80,7 +80,7 @@ def test_operations_of_single_elements():
     order = np.argsort(-X, 1, kind="stable")
     key = lambda x: np.where(x.view("i4") < 0, x.view("i4") ^ 0x7FFFFFFF, x.view("i4"))
     want = [
-        X > b, np.where(X > b, X, b), X - d[:, None], key(X) < key(e), X.astype(ml_dtypes.float8_e5m2), c.real,
+        b < X, np.where(b < X, X, b), X - d[:, None], key(X) < key(e), X.astype(ml_dtypes.float8_e5m2), c.real,
         np.full((3, 4), 3.5), X, b, np.stack([b, b]), X.sum(0), X, scipy.special.erf(X.astype("f8")),
         np.take_along_axis(X, order[:, :2], 1), order[:, :2], X.max(1, keepdims=True), X.argmax(1)[:, None], X, [2.5, -5, 0, 1],
         [True, False, True, True], [np.inf, 1.5],
@@ -142,12 +142,10 @@ def test_matrices_normalisation_and_random_numbers():
     np.testing.assert_allclose(np.tril(low), exact, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.triu(up), exact.T, rtol=1e-5, atol=1e-6)
     drawn = np.asarray(drawn)
-    assert (
-        drawn.shape == (50, 3)
-        and -2 <= drawn.min() < -1.5
-        and 4.5 < drawn.max() < 5
-        and len(np.unique(drawn)) > 140
-    )
+    assert drawn.shape == (50, 3)
+    assert -2 <= drawn.min() < -1.5
+    assert 4.5 < drawn.max() < 5
+    assert len(np.unique(drawn)) > 140
 
 
 PAIR = """%{name}:2 = "stablehlo.reduce_window"(%a, %b, %z, %z) <{{window_dimensions = array<i64: {window}>,

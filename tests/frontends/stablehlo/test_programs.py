@@ -95,7 +95,8 @@ def test_the_order_of_bits_tells_zeros_and_nan_apart():
     x = np.array([[np.nan, 0.0, -np.inf, -0.0]] * 3, np.float32)
     x[1, 0] = -np.nan
     got = np.asarray(run(SORT.format(region=COMPARATORS["by bits"][0]), x))
-    assert np.signbit(got[0]).tolist() == [True, True, False, False] and np.isnan(got[0, 3])
+    assert np.signbit(got[0]).tolist() == [True, True, False, False]
+    assert np.isnan(got[0, 3])
     assert np.isnan(got[1, 0])
 
 
@@ -125,7 +126,7 @@ def test_two_keys_in_different_directions():
 ])  # fmt: skip
 def test_comparators_that_are_no_known_order_are_refused(region):
     with pytest.raises(
-        pbkern.errors.UnsupportedOp, match="stablehlo.sort.*: its comparator is no order"
+        pbkern.errors.UnsupportedOp, match=r"stablehlo.sort.*: its comparator is no order"
     ):
         pbkern.from_stablehlo(SORT.format(region=region))
 
@@ -232,7 +233,7 @@ SCATTER = """module {{ func.func @main(%a: tensor<4xf32>, %i: tensor<3x1xi32>, %
 
 
 @pytest.mark.parametrize(
-    "name, f",
+    ("name", "f"),
     [
         ("add", np.add),
         ("subtract", np.subtract),
@@ -259,7 +260,7 @@ def test_scatters_of_several_operations_are_refused():
         region="%n = stablehlo.abs %x : tensor<f32> %z = stablehlo.add %n, %y : tensor<f32>"
     )
     with pytest.raises(
-        pbkern.errors.UnsupportedOp, match="stablehlo.scatter.*combined by more than one operation"
+        pbkern.errors.UnsupportedOp, match=r"stablehlo.scatter.*combined by more than one operation"
     ):
         pbkern.from_stablehlo(text)
 
@@ -361,7 +362,7 @@ def test_batch_normalisation_and_its_gradient():
     )
 
 
-@pytest.mark.parametrize("compare, want", [
+@pytest.mark.parametrize(("compare", "want"), [
     ("GE", lambda x: (x.max(1), x.argmax(1))), ("LE", lambda x: (x.min(1), x.argmin(1)))])  # fmt: skip
 def test_places_of_extremes_as_tensorflow_writes_them(compare, want):
     text = f"""module {{ func.func @main(%a: tensor<3x4xf32>) -> (tensor<3xf32>, tensor<3xi32>) {{

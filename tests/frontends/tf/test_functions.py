@@ -159,7 +159,8 @@ def test_as_tensorflow(name):
     tf.nest.assert_same_structure(got, want)
     for g, w in zip(tf.nest.flatten(got), tf.nest.flatten(want), strict=True):
         if w is not None:
-            assert tf.is_tensor(g) and (g.shape, g.dtype) == (w.shape, w.dtype)
+            assert tf.is_tensor(g)
+            assert (g.shape, g.dtype) == (w.shape, w.dtype)
             error = 1e-2 if w.dtype == tf.float16 else 3e-5
             np.testing.assert_allclose(g.numpy(), w.numpy(), rtol=error, atol=error)
 
@@ -168,7 +169,8 @@ def test_as_tensorflow(name):
 def test_one_kernel(name):
     f, *args = FUNCTIONS[name]
     plan = pbkern.polyblocks_jit_tf(f).explain(*args)
-    assert len(plan.kernels) == 1 and not plan.left
+    assert len(plan.kernels) == 1
+    assert not plan.left
 
 
 def test_as_a_decorator_with_a_signature():
@@ -191,7 +193,7 @@ def test_as_a_decorator_with_a_signature():
         blur(image[..., 1:])
     with pytest.raises(
         pbkern.errors.ArgumentError,
-        match="does not match the input signature\n.*given 2 arguments, it has 1",
+        match=r"does not match the input signature\n.*given 2 arguments, it has 1",
     ):
         blur(image, image)
     pairs = pbkern.polyblocks_jit_tf(
@@ -204,7 +206,7 @@ def test_as_a_decorator_with_a_signature():
     (kernel,) = blur.kernels(image)
     assert kernel.name in blur.as_text(image)
     with pytest.raises(
-        pbkern.errors.ArgumentError, match="does not match the input signature\n.*given {'a': 1}"
+        pbkern.errors.ArgumentError, match=r"does not match the input signature\n.*given {'a': 1}"
     ):
         pairs({"a": 1})
 
@@ -272,7 +274,9 @@ def test_structures_are_told_from_tensors_of_the_same_types():
     f = pbkern.polyblocks_jit_tf(lambda x: x[0])
     x = tf.constant(uniform(3, 4))
     for _ in range(2):
-        assert f([x]).shape == (3, 4) and f(x).shape == (4,) and f((x, x)).shape == (3, 4)
+        assert f([x]).shape == (3, 4)
+        assert f(x).shape == (4,)
+        assert f((x, x)).shape == (3, 4)
 
 
 def test_results_of_every_type_and_size():
@@ -317,7 +321,8 @@ def test_a_keras_model_and_its_training():
 
     compiled, y = pbkern.polyblocks_jit_tf(step), uniform(5, 3, seed=3)
     losses = [float(compiled(x, y)) for _ in range(5)]
-    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
     start = [v.numpy() for v in model.trainable_variables]
     ours = float(compiled(x, y))
     after = [v.numpy() for v in model.trainable_variables]
@@ -335,7 +340,8 @@ def test_random_numbers_differ_from_call_to_call():
     generator = tf.random.Generator.from_seed(1)
     g = pbkern.polyblocks_jit_tf(lambda x: x + generator.normal([50]))
     first, second = g(np.zeros(50, "f4")), g(np.zeros(50, "f4"))
-    assert abs(first - second).numpy().max() > 0 and abs(float(tf.reduce_mean(first))) < 1
+    assert abs(first - second).numpy().max() > 0
+    assert abs(float(tf.reduce_mean(first))) < 1
 
 
 @pytest.mark.parametrize("alg", ["philox", "threefry"])
@@ -384,7 +390,8 @@ def test_kernels_name_the_lines_of_the_function():
     assert places["exp"] == f"{__file__}:{first + 1} (scaled)"
     assert all(at.startswith(__file__) for at in places.values())
     loops = [kernel for kernel in explained.kernels if "sort" in dict(kernel.ops)]
-    assert loops and all(kernel.runs == 3 for kernel in loops)
+    assert loops
+    assert all(kernel.runs == 3 for kernel in loops)
 
 
 def test_what_xla_keeps_lies_between_programs():
@@ -415,7 +422,8 @@ def test_what_xla_keeps_lies_between_programs():
         np.testing.assert_array_equal(made["large"], expected > 1)
         np.testing.assert_allclose(tf.cast(made["half"], tf.float32), expected, rtol=1e-2)
         np.testing.assert_array_equal(made["given"], x)
-    assert f.explain(x).left and f.explain(x).kernels
+    assert f.explain(x).left
+    assert f.explain(x).kernels
     np.testing.assert_allclose(scale.numpy(), [4.0, 2.5, 3.0, 5.0])
 
 

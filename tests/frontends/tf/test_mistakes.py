@@ -12,7 +12,7 @@ from pbkern.errors import OptionError, TargetError, UnsupportedOp
 X = np.arange(6, dtype="f4")
 
 
-@pytest.mark.parametrize("name, f, message", [
+@pytest.mark.parametrize(("name", "f", "message"), [
     ("python", lambda x: tf.py_function(lambda y: y, [x], tf.float32), "operations that XLA does not have\n.*EagerPyFunc"),
     ("print", lambda x: (tf.print(x), x)[1], "operations that XLA does not have\n.*StringFormat"),
     ("unknown size", lambda x: tf.unique(x)[0], "shape that is known only when it runs"),
@@ -47,7 +47,7 @@ def test_options():
     ):
         with pytest.raises(OptionError, match=message):
             pbkern.polyblocks_jit_tf(lambda x: x, compile_options=options)
-    with pytest.raises(OptionError, match="polyblocks_jit_tf decorates a function\n.*given 3"):
+    with pytest.raises(OptionError, match=r"polyblocks_jit_tf decorates a function\n.*given 3"):
         pbkern.polyblocks_jit_tf(3)
     with pytest.raises(OptionError, match="given twice"):
         pbkern.polyblocks_jit_tf(lambda x: x, compile_options={}, runtime_args={})
@@ -66,6 +66,6 @@ def test_strict_target():
 def test_without_tensorflow(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(
-        TargetError, match="TensorFlow is not installed\n.*\n.*pip install 'pbkern\\[tf\\]'"
+        TargetError, match=r"TensorFlow is not installed\n.*\n.*pip install 'pbkern\\[tf\\]'"
     ):
         pbkern.polyblocks_jit_tf(lambda x: x)

@@ -51,7 +51,8 @@ def check_table(f, *tensors, rtol=None, atol=None, compiled=False):
     assert len(made) == len(expected)
     for m, e in zip(made, expected):
         t = tensor_of(m)
-        assert t.dtype == e.dtype and t.shape == e.shape, (t.dtype, e.dtype, t.shape, e.shape)
+        assert t.dtype == e.dtype, (t.dtype, e.dtype, t.shape, e.shape)
+        assert t.shape == e.shape, (t.dtype, e.dtype, t.shape, e.shape)
         check_close(t, e, rtol, atol)
 
 
@@ -65,7 +66,15 @@ def check_errors(f, *tensors):
     )
     made = [tensor_of(m) for m in by_table(f, *tensors, compiled=True) if m is not None]
     for m, e, x in zip(made, eager, exact, strict=True):
-        assert m.dtype == e.dtype and m.shape == e.shape and torch.equal(m.isnan(), e.isnan()), (
+        assert m.dtype == e.dtype, (
+            m,
+            e,
+        )
+        assert m.shape == e.shape, (
+            m,
+            e,
+        )
+        assert torch.equal(m.isnan(), e.isnan()), (
             m,
             e,
         )
@@ -128,7 +137,8 @@ def check_gradients(fast, module, *args) -> None:
             if mine is None:
                 continue
             mine, plain, truth = mine.detach(), plain.detach(), truth.detach()
-            assert mine.dtype == plain.dtype and mine.shape == plain.shape
+            assert mine.dtype == plain.dtype
+            assert mine.shape == plain.shape
             largest = float(truth.abs().max()) if truth.numel() else 0.0
             allowed = max(
                 4 * float((plain.double() - truth).abs().max()) if truth.numel() else 0.0,

@@ -50,7 +50,7 @@ def test_masks(name):
 
 
 @pytest.mark.parametrize(
-    "queries, keys", [(290, 130), pytest.param(300, 300, marks=pytest.mark.slow)]
+    ("queries", "keys"), [(290, 130), pytest.param(300, 300, marks=pytest.mark.slow)]
 )
 def test_gradient_of_long_causal_attention(queries, keys):
     """Its queries come in parts."""
@@ -74,7 +74,7 @@ def test_a_query_without_keys():
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "dtype, causal",
+    ("dtype", "causal"),
     itertools.product([torch.bfloat16, torch.float16, torch.float64], [False, True]),
 )
 def test_dtypes(dtype, causal):

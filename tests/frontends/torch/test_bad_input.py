@@ -40,7 +40,9 @@ def test_tensors_that_kernels_cannot_read(kind):
     make, says, hint = BAD_TENSORS[kind]
     with pytest.raises(UnsupportedOp) as e:
         double(make())
-    assert says in str(e.value) and hint in str(e.value) and "\n  why " in str(e.value)
+    assert says in str(e.value)
+    assert hint in str(e.value)
+    assert "\n  why " in str(e.value)
 
 
 SPARSE = {
@@ -148,11 +150,13 @@ BAD_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options, says, hint", BAD_OPTIONS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("options", "says", "hint"), BAD_OPTIONS, ids=lambda x: str(x)[:40])
 def test_options_that_mean_nothing(options, says, hint):
     with pytest.raises(OptionError) as e:
         jit(compile_options=options)(lambda x: x)
-    assert says in str(e.value) and (hint or "") in str(e.value) and "\n  why " in str(e.value)
+    assert says in str(e.value)
+    assert (hint or "") in str(e.value)
+    assert "\n  why " in str(e.value)
     fast = torch.compile(lambda x: x * 2, backend=torch_functions.compile_fx, options=options)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as failed:
         fast(torch.rand(3))
@@ -168,7 +172,7 @@ def test_options_that_are_no_dictionary_or_given_twice():
 
 @pytest.mark.parametrize("what", [nn.Linear, 3, "f"], ids=str)
 def test_what_is_no_function(what):
-    with pytest.raises(OptionError, match="compiles a function, a method or an nn.Module"):
+    with pytest.raises(OptionError, match=r"compiles a function, a method or an nn.Module"):
         jit(what)
 
 
@@ -182,7 +186,8 @@ def test_backends_to_compare_with():
     x = torch.rand(3)
     assert pbkern.polymage_jit_torch(compile_options={"execution_backend": "std"})(f) is f
     fast = pbkern.polymage_jit_torch(f, runtime_args={"execution_backend": "polyblocks"})
-    assert torch.equal(fast(x), f(x)) and fast.graphs
+    assert torch.equal(fast(x), f(x))
+    assert fast.graphs
     with pytest.raises(OptionError, match="no execution_backend 'xla'"):
         pbkern.polymage_jit_torch(compile_options={"execution_backend": "xla"})(f)
     with pytest.raises(OptionError, match="operator by operator"):
@@ -198,14 +203,16 @@ def test_operators_that_are_not_compiled_are_all_named_if_strict():
 
     with pytest.raises(UnsupportedOp) as e:
         f(torch.eye(3))
-    assert "2 operator(s) are not compiled" in str(e.value) and "aten::linalg_qr at" in str(e.value)
-    assert "aten::_linalg_eigh at" in str(e.value) and "test_bad_input.py" in str(e.value)
+    assert "2 operator(s) are not compiled" in str(e.value)
+    assert "aten::linalg_qr at" in str(e.value)
+    assert "aten::_linalg_eigh at" in str(e.value)
+    assert "test_bad_input.py" in str(e.value)
 
 
 def test_an_operator_that_is_not_compiled_with_these_arguments_if_strict():
     fast = jit(compile_options={"strict_target": True})(lambda x, m, v: x.index_put((m,), v))
     with pytest.raises(
-        UnsupportedOp, match="`aten::index_put at .* is not compiled with these arguments"
+        UnsupportedOp, match=r"`aten::index_put at .* is not compiled with these arguments"
     ):
         fast(torch.rand(3), torch.tensor([True, False, True]), torch.rand(2))
 
@@ -235,9 +242,8 @@ def test_graphs_are_chosen_by_number():
         fast = jit(compile_options=options)(f)
         assert torch.equal(fast(x), f(x))
         graphs = fast.explain(x).graphs
-        assert [g.number for g in graphs] == [0, 1] and {
-            g.number for g in graphs if g.kernels()
-        } == chosen
+        assert [g.number for g in graphs] == [0, 1]
+        assert {g.number for g in graphs if g.kernels()} == chosen
         assert "the graph was not chosen" in str(fast.explain(x)) or len(chosen) == 2
         torch._dynamo.reset()
         named = torch.compile(f, backend=torch_functions.compile_fx, options=options)

@@ -55,7 +55,8 @@ def test_a_module_has_one_forward_and_one_backward_graph():
         (0, "forward", ()),
         (0, "backward", ()),
     ]
-    assert list(fast.parameters())[0] is module[0].weight and isinstance(fast, nn.Module)
+    assert next(iter(fast.parameters())) is module[0].weight
+    assert isinstance(fast, nn.Module)
 
 
 def test_parameters_are_inputs():
@@ -118,14 +119,16 @@ def doubled(x):
 
 
 def test_decorated_functions_and_modules_are_copied_and_pickled():
-    assert pickle.loads(pickle.dumps(doubled)) is doubled and copy.deepcopy(doubled) is doubled
+    assert pickle.loads(pickle.dumps(doubled)) is doubled
+    assert copy.deepcopy(doubled) is doubled
     x = torch.rand(3, 17)
     remade = pickle.loads(pickle.dumps(pbkern.polyblocks_jit_torch(F.relu)))
     torch.testing.assert_close(remade(x - 0.5), F.relu(x - 0.5))
     module = pbkern.polyblocks_jit_torch(mlp())
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         torch.testing.assert_close(other(x), module(x))
-        assert other.explain(x).graphs and next(other.parameters()) is not next(module.parameters())
+        assert other.explain(x).graphs
+        assert next(other.parameters()) is not next(module.parameters())
 
 
 def test_options_act():

@@ -15,8 +15,7 @@ from pbkern.errors import OptionError, TargetError, UnsupportedOp
 from pbkern.frontends.torch import graphs, memory
 from pbkern.frontends.torch.capture import capture
 from pbkern.targets.nvgpu import driver, ptxas
-
-from ...nvgpu.test_drivers import Cuda
+from tests.nvgpu.test_drivers import Cuda
 
 GPU = {"target": "nvgpu"}
 
@@ -75,7 +74,8 @@ def test_random_numbers_and_integers(simulator):
     x = torch.ones(40, 50)
     x[:, 7] = 3
     dropped, largest = f(x)
-    assert 0.4 < (dropped == 0).double().mean() < 0.6 and bool((largest == 7).all())
+    assert 0.4 < (dropped == 0).double().mean() < 0.6
+    assert bool((largest == 7).all())
 
 
 def test_an_error_of_a_launch_is_an_exception_of_the_call(simulator, monkeypatch):
@@ -86,7 +86,7 @@ def test_an_error_of_a_launch_is_an_exception_of_the_call(simulator, monkeypatch
     x = torch.ones(30)
     torch.testing.assert_close(f(x), x * 1.375)
     monkeypatch.setattr(driver, "simulate_ptx", fails)
-    with pytest.raises(TargetError, match="kernel `k0_.*` failed: threads race in kernel"):
+    with pytest.raises(TargetError, match=r"kernel `k0_.*` failed: threads race in kernel"):
         f(x)
     monkeypatch.undo()
     with config.override(gpu_driver="simulator"):
@@ -162,10 +162,12 @@ def test_torchs_devices_and_streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", OnDevice)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda where: asked.append(where) or Stream())
     device = memory.CudaDevice(torch.device("cuda:3"))
-    assert isinstance(device.entered(), OnDevice) and device.stream() == 0xF0
+    assert isinstance(device.entered(), OnDevice)
+    assert device.stream() == 0xF0
     assert asked == [torch.device("cuda:3")] * 2
     found = torch_calls._memory("nvgpu", torch.device("cuda:3"))
-    assert isinstance(found.device, memory.CudaDevice) and found.where == torch.device("cuda:3")
+    assert isinstance(found.device, memory.CudaDevice)
+    assert found.where == torch.device("cuda:3")
     with FakeTensorMode():
         assert found.empty((2, 0, 3), np.dtype("f4"))().device == torch.device("cuda:3")
 
@@ -177,7 +179,8 @@ def test_tensors_on_other_devices_are_refused():
         pytest.raises(UnsupportedOp, match="argument 0 is on device `cpu`") as e,
     ):
         f(torch.ones(3))
-    assert "target 'nvgpu'" in str(e.value) and e.value.hint == "x.cuda()"
+    assert "target 'nvgpu'" in str(e.value)
+    assert e.value.hint == "x.cuda()"
     with FakeTensorMode():
         first, second = torch.empty(3, device="cuda:0"), torch.empty(3, device="cuda:1")
     compile_graph = graphs.backend(lambda *_: None, lambda n: True, [], False, "cuda")

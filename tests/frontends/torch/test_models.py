@@ -47,7 +47,7 @@ def test_inference_has_one_graph(name):
     fast = pbkern.polyblocks_jit_torch(module, compile_options={"strict_target": name != "gpt"})
     with torch.no_grad():
         torch.testing.assert_close(fast(*args), module(*args), rtol=1e-4, atol=1e-5)
-    assert [(g.kind, g.in_torch) for g in fast.explain(*args).graphs][0] == ("inference", ())
+    assert next((g.kind, g.in_torch) for g in fast.explain(*args).graphs) == ("inference", ())
 
 
 LAYERS = {
@@ -117,7 +117,7 @@ class Step(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "name, compiled_step", [("bags", True), pytest.param("gpt", True, marks=pytest.mark.slow)]
+    ("name", "compiled_step"), [("bags", True), pytest.param("gpt", True, marks=pytest.mark.slow)]
 )
 def test_twenty_steps_of_adamw(name, compiled_step):
     module, args = MODELS[name]

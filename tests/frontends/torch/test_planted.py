@@ -58,7 +58,7 @@ SHAPES = {1: (2, 3, 23), 2: (3, 13, 19), 3: (1, 2, 9, 11, 10)}
 SOME_POOLS = [(1, POOLS[3]), (3, POOLS[1]), *((2, config) for config in POOLS)]
 
 
-@pytest.mark.parametrize("n, config", SOME_POOLS, ids=str)
+@pytest.mark.parametrize(("n", "config"), SOME_POOLS, ids=str)
 def test_max_pools(n, config):
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[n - 1]
     x = planted(SHAPES[n])
@@ -170,12 +170,12 @@ BAGS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode, scaled, weighted, padding, two", BAGS)
+@pytest.mark.parametrize(("mode", "scaled", "weighted", "padding", "two"), BAGS)
 def test_bags(mode, scaled, weighted, padding, two):
     check_bag(mode, scaled, weighted, padding, two)
 
 
-@pytest.mark.parametrize("mode, scaled, weighted, padding, two", [
+@pytest.mark.parametrize(("mode", "scaled", "weighted", "padding", "two"), [
     ("max", False, False, None, True), ("max", False, False, 2, False), ("sum", True, True, None, True),
     ("mean", True, False, 2, False), ("sum", False, True, None, True),
 ])  # fmt: skip
@@ -261,7 +261,7 @@ NUMBERS = {
 TOO_LARGE = [(torch.int8, 300), (torch.uint8, -256), (torch.float16, 7e4), (torch.float32, -1e40)]
 
 
-@pytest.mark.parametrize("dtype, number", TOO_LARGE, ids=str)
+@pytest.mark.parametrize(("dtype", "number"), TOO_LARGE, ids=str)
 def test_numbers_that_a_type_does_not_hold(dtype, number):
     """Torch runs such an operator, whose error it is."""
     x = torch.tensor([1, 2, 3]).to(dtype)

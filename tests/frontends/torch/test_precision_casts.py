@@ -14,7 +14,8 @@ OPTIONS = {"emulate_precision_casts": True}
 
 def check_bits(made, expected) -> None:
     for m, e in zip(made, expected, strict=True):
-        assert m.dtype == e.dtype and torch.equal(m.isnan(), e.isnan())
+        assert m.dtype == e.dtype
+        assert torch.equal(m.isnan(), e.isnan())
         assert torch.equal(m.nan_to_num(0).view(torch.int16), e.nan_to_num(0).view(torch.int16))
 
 

@@ -88,7 +88,7 @@ DIVISIONS = {
 TYPES = [torch.int64, torch.int32, torch.int8, torch.uint8, torch.int32]
 
 
-@pytest.mark.parametrize("name, dtype", list(zip([*DIVISIONS, "floor"], TYPES)), ids=str)
+@pytest.mark.parametrize(("name", "dtype"), list(zip([*DIVISIONS, "floor"], TYPES)), ids=str)
 def test_a_divisor_that_is_zero(name, dtype):
     f = DIVISIONS[name]
     fast = jit(f)
@@ -119,7 +119,8 @@ def test_numbers_that_are_known_raise_the_error_of_torch():
         jit(lambda x: x // 0)(x)
     with pytest.raises((RuntimeError, IndexError)):
         jit(lambda x: x + torch.ops.aten.index(x, [torch.tensor([0, 9])]))(x)
-    assert issubclass(IndexOutOfRange, IndexError) and issubclass(IndexOutOfRange, RuntimeError)
+    assert issubclass(IndexOutOfRange, IndexError)
+    assert issubclass(IndexOutOfRange, RuntimeError)
     with pytest.raises(IndexError):
         jit(lambda x, i: x[i])(x, i)
 
@@ -167,15 +168,15 @@ def test_places_that_a_function_computes_are_not_checked():
     fast, x = jit(f), table()
     torch.testing.assert_close(fast(x), f(x))
     (compiled,) = [c for g in fast.graphs for c in g.compiled]
-    assert "in_range" in str(compiled.jaxpr) and "in_range" not in str(compiled.build.fused.jaxpr)
+    assert "in_range" in str(compiled.jaxpr)
+    assert "in_range" not in str(compiled.build.fused.jaxpr)
 
 
 def test_kernels_stay_fused():
     f = lambda x, i: (F.embedding(i, x) * 2 + 1).relu() // 3
     explained = jit(f).explain(table(), torch.tensor([[1, 2], [3, 4]]))
-    assert str(explained).count(
-        "kernel graph"
-    ) == 1 and "0 operation(s) left to XLA, 0 run in Torch" in str(explained)
+    assert str(explained).count("kernel graph") == 1
+    assert "0 operation(s) left to XLA, 0 run in Torch" in str(explained)
 
 
 def test_what_xla_keeps_and_complex_numbers():

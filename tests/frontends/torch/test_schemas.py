@@ -163,9 +163,8 @@ def test_what_a_graph_leaves_out_is_filled_in():
             if a.kwarg_only and not a.has_default_value()
         }
         args, kwargs = arguments_of(target, given, named)
-        assert len(args) == len(placed(target)) and list(kwargs) == [
-            a.name for a in schema if a.kwarg_only
-        ]
+        assert len(args) == len(placed(target))
+        assert list(kwargs) == [a.name for a in schema if a.kwarg_only]
         for a, value in zip([a for a in schema if not a.kwarg_only], args):
             assert value == a.default_value if a.has_default_value() else value in given
         for a in schema:
@@ -192,7 +191,7 @@ def test_arguments_by_name_come_to_their_place():
 x = torch.tensor([[0.5, -3.0, 2.0, 1.5], [4.0, -0.25, 7.0, -1.0]])
 
 
-@pytest.mark.parametrize("low, high", [(-1, 1), (-1, 2.5), (-0.5, 1), (0, 6), (-2, 2), (1, 1)])
+@pytest.mark.parametrize(("low", "high"), [(-1, 1), (-1, 2.5), (-0.5, 1), (0, 6), (-2, 2), (1, 1)])
 def test_hardtanh(low, high):
     check_table(lambda x: F.hardtanh(x, low, high), x)
     check_table(

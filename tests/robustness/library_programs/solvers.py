@@ -47,7 +47,7 @@ def diffrax_explicit():
 def diffrax_explicit_batch():
     import diffrax
 
-    solve, (friction, state) = differential_equation(
+    solve, (friction, _state) = differential_equation(
         pendulum, diffrax.Dopri8(), jnp.array([1.1, 0.2]), jnp.array(0.15), 3.0
     )
     return lambda friction, states: jax.vmap(solve, (None, 0))(friction, states)[0], (

@@ -128,7 +128,7 @@ def _groups(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[list[int], lis
             elif j < len(b):
                 n, j = n * b[j], j + 1
                 right.append(j - 1)
-            if m == n and (left and right or i == len(a) and j == len(b)):
+            if m == n and ((left and right) or (i == len(a) and j == len(b))):
                 break
         yield left, right
 

@@ -7,7 +7,7 @@ from jax import lax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from ..table import rule
+from pbkern.frontends.stablehlo.table import rule
 
 
 def _precision(op):

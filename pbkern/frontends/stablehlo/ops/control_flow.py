@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxlib.mlir import ir
 
-from ..counted_loops import trip_count
-from ..operation import HloOperation
-from ..table import RULES, rule
+from pbkern.frontends.stablehlo.counted_loops import trip_count
+from pbkern.frontends.stablehlo.operation import HloOperation
+from pbkern.frontends.stablehlo.table import RULES, rule
 
 
 @rule("stablehlo.while")

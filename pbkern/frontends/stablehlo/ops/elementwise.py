@@ -7,8 +7,8 @@ import numpy as np
 from jax import lax
 from jaxlib.mlir import ir
 
-from ..operation import refused
-from ..table import rule
+from pbkern.frontends.stablehlo.operation import refused
+from pbkern.frontends.stablehlo.table import rule
 
 
 def _boolean(of_numbers, of_booleans):

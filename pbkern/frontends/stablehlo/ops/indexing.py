@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxlib.mlir.dialects import stablehlo
 
-from ..comparators import combiners
-from ..table import check, rule
+from pbkern.frontends.stablehlo.comparators import combiners
+from pbkern.frontends.stablehlo.table import check, rule
 
 
 @rule("stablehlo.dynamic_slice")

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxlib.mlir import ir
 
-from ..operation import HloOperation
-from ..table import check, rule
+from pbkern.frontends.stablehlo.operation import HloOperation
+from pbkern.frontends.stablehlo.table import check, rule
 
 
 @rule("stablehlo.fft")

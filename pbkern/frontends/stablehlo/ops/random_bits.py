@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..operation import HloOperation, tensor_type
-from ..table import check, rule
+from pbkern.frontends.stablehlo.operation import HloOperation, tensor_type
+from pbkern.frontends.stablehlo.table import check, rule
 
 ALGORITHMS = {"DEFAULT": "RNG_DEFAULT", "THREE_FRY": "RNG_THREE_FRY"}
 # Philox4x32-10: multipliers, what is added to the key from round to round, rounds. Source: Salmon,

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..comparators import combiner, extreme
-from ..operation import HloOperation, made_by
-from ..table import check, rule
+from pbkern.frontends.stablehlo.comparators import combiner, extreme
+from pbkern.frontends.stablehlo.operation import HloOperation, made_by
+from pbkern.frontends.stablehlo.table import check, rule
 
 REDUCTIONS = {
     "add": lax.reduce_sum,

@@ -6,8 +6,8 @@ import numpy as np
 from jax import lax
 from jaxlib.mlir import ir
 
-from ..constants import constant
-from ..table import check, rule
+from pbkern.frontends.stablehlo.constants import constant
+from pbkern.frontends.stablehlo.table import check, rule
 
 
 @rule("stablehlo.constant", "chlo.constant")

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..comparators import Key, sort_order
-from ..operation import HloOperation
-from ..table import check, rule
+from pbkern.frontends.stablehlo.comparators import Key, sort_order
+from pbkern.frontends.stablehlo.operation import HloOperation
+from pbkern.frontends.stablehlo.table import check, rule
+
 from .elementwise import in_total_order
 
 
@@ -67,5 +68,5 @@ def top_k(op: HloOperation, x):
 
 @check("mhlo.topk")
 def _takes_the_greatest(op):
-    largest = op.attributes["largest"] if "largest" in op.attributes else None
+    largest = op.attributes.get("largest", None)
     return None if largest is None or str(largest) == "true" else "it takes the least"

@@ -113,10 +113,11 @@ def _winners(x, n, counts, window, strides, spread, pads):
 
     Padding wins nothing.
     """
-    if any(map(any, pads)):
-        padded = lax.pad(x, _lowest(x.dtype), [(low, high, 0) for low, high in pads])
-    else:
-        padded = x
+    padded = (
+        lax.pad(x, _lowest(x.dtype), [(low, high, 0) for low, high in pads])
+        if any(map(any, pads))
+        else x
+    )
     winner, best, seen = jnp.zeros(counts, np.int32), None, np.zeros(counts[-n:], bool)
     for k, offset in enumerate(_offsets(window, spread)):
         ends = [o + (size - 1) * stride + 1 for o, size, stride in zip(offset, counts, strides)]

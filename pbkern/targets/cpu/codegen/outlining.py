@@ -10,6 +10,7 @@ indices, which it is passed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -118,7 +119,7 @@ class Outliner:
         for group, call in reversed(list(zip(groups, calls))):
             between = [
                 op
-                for s, after in zip(group, group[1:])
+                for s, after in itertools.pairwise(group)
                 for op in block.operations[s.end : after.start]
             ]
             block.operations[group[0].start : group[-1].end] = [*between, Operation(call)]

@@ -69,10 +69,10 @@ def operations_per_element(eqn, machine: Machine) -> float:
         return 2.0 * contracted_size(eqn)
     if name.startswith("reduce_window"):
         return float(math.prod(eqn.params["window_dimensions"]))
-    if (
-        name.startswith("reduce_")
-        and name != "reduce_precision"
-        or name in ("argmax", "argmin", "partial_reduce")
+    if (name.startswith("reduce_") and name != "reduce_precision") or name in (
+        "argmax",
+        "argmin",
+        "partial_reduce",
     ):
         return machine.cycles(name) * math.prod(eqn.invars[0].aval.shape) / out
     if name in SCATTERS:
@@ -205,7 +205,7 @@ def _joint_run(dims: Sequence[int], block: Sequence[int], extents: Sequence[int]
     run = 1
     for k in reversed(range(len(dims))):
         run *= block[k]
-        if run > 1 and (block[k] != extents[dims[k]] or k and dims[k - 1] != dims[k] - 1):
+        if run > 1 and (block[k] != extents[dims[k]] or (k and dims[k - 1] != dims[k] - 1)):
             break
     return run
 

@@ -38,8 +38,8 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
 
 def _is_plain(op: Operation) -> bool:
     """Whether it makes one value, or stores a vector."""
-    return (
-        op.name in STORES or op.result is not None and not op.regions and "{" not in op.attributes
+    return op.name in STORES or (
+        op.result is not None and not op.regions and "{" not in op.attributes
     )
 
 

@@ -354,7 +354,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         accs,
     ) -> Ssa:
         """Axes given by index expressions (already clamped); the others are affine."""
-        buf, index = expr.info
+        _buf, _index = expr.info
         widths = [self._value(walk, block, arg, point, tail, accs).lanes for arg in expr.args]
         lanes = max([lanes, *widths])
         if lanes and not any(widths) and self._is_run(walk, expr):

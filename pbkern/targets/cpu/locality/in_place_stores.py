@@ -264,10 +264,8 @@ class _Row:
                 for key, e, q in self._needed(write.value, point, at_hand):
                     if key not in loaded and (place := self._place(e, q)) is not None:
                         *row, at = place
-                        if (
-                            -done < at + lanes
-                            and at < 0
-                            or any(r == row and abs(c - at) < lanes for *r, c in stored)
+                        if (-done < at + lanes and at < 0) or any(
+                            r == row and abs(c - at) < lanes for *r, c in stored
                         ):
                             return False
                     if chunk.tail is None:  # masked loads are not shared

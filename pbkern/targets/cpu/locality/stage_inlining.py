@@ -131,7 +131,7 @@ class _Inliner:
             return False
         joined = collapse(nest, self.pool, self.aliases)
         vector = choose(joined, self.vector_bits).vector
-        if vector is None or not _streams(joined, vector) or distances and not far:
+        if vector is None or not _streams(joined, vector) or (distances and not far):
             return False
         apart = self._cycles(maker, far) + self._cycles(reader, far)
         return self._cycles(nest, far) < apart * (WORTH if distances else 1.0)
@@ -265,9 +265,8 @@ def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
 def _streams(nest: Nest, vector: str) -> bool:
     """Whether vectors of what is taken at a distance are whole ones."""
     for node in nodes(moved.args[0] for moved in nest.nodes() if moved.kind == "moved"):
-        if (
-            node.kind == "gather"
-            or node.kind == "load"
+        if node.kind == "gather" or (
+            node.kind == "load"
             and flat_coefficient(node.info[0], node.info[1], vector) not in (0, 1)
         ):
             return False

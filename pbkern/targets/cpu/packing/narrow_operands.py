@@ -107,7 +107,8 @@ def _suits(nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
         return False
     args = nest.reductions[0].args
     if not all(
-        is_narrow_integer(arg) or arg.kind == "load" and arg.info[0].root in narrow for arg in args
+        is_narrow_integer(arg) or (arg.kind == "load" and arg.info[0].root in narrow)
+        for arg in args
     ):
         return False
     inner = [

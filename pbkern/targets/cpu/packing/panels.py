@@ -279,11 +279,8 @@ def _stage_still(
         )
         if copy is not None:
             return replace_operand(nest, still, copy), copy
-    pays = (
-        rows_conflict(nest, still, reuse)
-        or converted
-        and is_expensive(still)
-        and reuse >= MIN_ROW_REUSE
+    pays = rows_conflict(nest, still, reuse) or (
+        converted and is_expensive(still) and reuse >= MIN_ROW_REUSE
     )
     copy = (
         stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged)

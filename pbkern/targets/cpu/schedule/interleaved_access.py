@@ -150,10 +150,8 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
                 and buf.root not in written
                 and _is_compact(buf, index, vector, steps, step)
             )
-        return (
-            expr.kind == "const"
-            or expr.kind == "op"
-            and (vector not in expr.symbols or moving <= expr.symbols)
+        return expr.kind == "const" or (
+            expr.kind == "op" and (vector not in expr.symbols or moving <= expr.symbols)
         )
 
     return all(map(suits, nodes([write.value])))

@@ -389,7 +389,7 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
         i, j, u = tile
         step = lambda i, j, v: (
             max(i * j * v, (i + j) * v, LATENCY if i * j * v < LATENCY else 0) / 2 + STEP
-        )  # noqa: E731
+        )
         return _tiled(
             m,
             i,

@@ -17,9 +17,8 @@ from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write
 from pbkern.lower.nest.rounding import may_cancel
-
-from ..device import SHARED
-from ..schedule.memory import Placement
+from pbkern.targets.simt.device import SHARED
+from pbkern.targets.simt.schedule.memory import Placement
 
 INT32_MAX = 2**31 - 1
 

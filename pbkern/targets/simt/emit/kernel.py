@@ -31,12 +31,12 @@ from pbkern.lower.nest.ir import (
     nodes,
 )
 from pbkern.lower.programs import ProgramText
+from pbkern.targets.simt.device import SHARED, Nvidia
+from pbkern.targets.simt.options import ThreadOptions
+from pbkern.targets.simt.schedule import memory
+from pbkern.targets.simt.schedule.barriers import Barriers, Pending
+from pbkern.targets.simt.schedule.registers import keep
 
-from ..device import SHARED, Nvidia
-from ..options import ThreadOptions
-from ..schedule import memory
-from ..schedule.barriers import Barriers, Pending
-from ..schedule.registers import keep
 from . import reductions, sorts
 from .nests import THREAD, SimtNestEmitter
 from .recorder import Profile, Recorder
@@ -188,7 +188,7 @@ class _Lowering(ProgramText):
 
     def lower(self) -> ThreadFunction:
         t, top = self.text, self.text.top
-        put = lambda text: t.put(top, text)  # noqa: E731
+        put = lambda text: t.put(top, text)
         device = self.options.device
         top.add(f"{THREAD} = arith.index_castui {device.thread(put)} : i32 to index")
         top.add(f"%p = arith.index_castui {device.block(put)} : i32 to index")
@@ -285,7 +285,7 @@ class _Lowering(ProgramText):
 
     def _reads_unwritten(self) -> bool:
         scratch = self.kernel.scratch
-        return bool(scratch) and not self.kernel.defined_at or any(s.scoped for s in scratch)
+        return (bool(scratch) and not self.kernel.defined_at) or any(s.scoped for s in scratch)
 
     def _is_dynamic(self) -> bool:
         """Whether the launch gives shared memory: a text may declare less than there is."""

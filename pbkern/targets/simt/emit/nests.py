@@ -9,10 +9,10 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest
+from pbkern.targets.simt.schedule.registers import in_slots
+from pbkern.targets.simt.schedule.threads import Deal
+from pbkern.targets.simt.schedule.tiles import Tile, terms_beside, tiled
 
-from ..schedule.registers import in_slots
-from ..schedule.threads import Deal
-from ..schedule.tiles import Tile, terms_beside, tiled
 from . import reductions
 from .expressions import Expressions, SimtWalk
 from .reductions import Team

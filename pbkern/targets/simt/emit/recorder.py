@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.text import Block, Text
-
-from ..device import Nvidia
+from pbkern.targets.simt.device import Nvidia
 
 HEADER = 5
 

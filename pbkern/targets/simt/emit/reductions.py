@@ -16,8 +16,7 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Reduction
 from pbkern.lower.nest.reductions import IDENTITY
-
-from ..device import VendorCode
+from pbkern.targets.simt.device import VendorCode
 
 SEARCHES = ("argmax", "argmin")
 # Bytes of shared memory through which warps exchange one accumulator: 8 for each of at most 32
@@ -158,7 +157,7 @@ class Team:
     ) -> list[Ssa]:
         """Combines with the thread whose number differs in one bit: always the lower one's accumulators first."""
         b, at, out = self.text.builder(block, 0), 0, []
-        put = lambda text: self.text.put(block, text)  # noqa: E731
+        put = lambda text: self.text.put(block, text)
         bit = put(f"arith.andi {self.thread}, {self.text.index(distance)} : index")
         lower = Ssa(put(f"arith.cmpi eq, {bit}, {self.text.index(0)} : index"), "i1", 0)
         for reduction in reductions:

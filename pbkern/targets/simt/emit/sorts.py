@@ -16,8 +16,8 @@ from pbkern.lower.mlir.operation import Operation
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf, Sort
+from pbkern.targets.simt.options import SHORT_LINE
 
-from ..options import SHORT_LINE
 from .expressions import Expressions
 
 THREAD = "%tid"
@@ -183,7 +183,7 @@ def _place(
 ) -> None:
     """Element k of a line goes to its place in its run and the neighbour's together."""
     t, (bufs, base), (others, other_base) = expressions.text, here, there
-    put = lambda text: t.put(block, text)  # noqa: E731
+    put = lambda text: t.put(block, text)
     number = put(f"arith.divui {k}, {t.index(run)} : index")
     is_second = put(
         f"arith.cmpi ne, {put(f'arith.andi {number}, {t.index(1)} : index')}, {t.index(0)} : index"
@@ -204,7 +204,7 @@ def _place(
         bufs[: sort.num_keys],
     )
     lo, hi, name, inner = t.name(), t.name(), t.name(), Block(block)
-    put_in = lambda text: t.put(inner, text)  # noqa: E731
+    put_in = lambda text: t.put(inner, text)
     open_ = put_in(f"arith.cmpi ult, {lo}, {hi} : index")
     middle = put_in(f"arith.shrui {put_in(f'arith.addi {lo}, {hi} : index')}, {t.index(1)} : index")
     safe = put_in(f"arith.minui {middle}, {t.index(length - 1)} : index")

@@ -11,8 +11,8 @@ import numpy as np
 
 from pbkern.core.errors import TargetError
 from pbkern.targets.cpu.codegen.elf_loader import Image
+from pbkern.targets.simt.program import DeviceProgram
 
-from ..program import DeviceProgram
 from .driver import Driver
 from .handler import handler
 

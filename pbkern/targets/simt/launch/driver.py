@@ -31,9 +31,9 @@ from typing import Any, cast
 import numpy as np
 
 from pbkern.core.errors import PbkernError
+from pbkern.targets.simt.emit.kernel import ThreadFunction
+from pbkern.targets.simt.program import KernelCode
 
-from ..emit.kernel import ThreadFunction
-from ..program import KernelCode
 from . import trace
 from .reports import receive
 

@@ -23,8 +23,8 @@ from pbkern.targets.cpu.codegen import object_files
 from pbkern.targets.cpu.codegen.elf_loader import Image
 from pbkern.targets.cpu.codegen.host import HostText
 from pbkern.targets.cpu.codegen.runtime import xla
+from pbkern.targets.simt.program import DeviceProgram
 
-from ..program import DeviceProgram
 from .driver import BEYOND, DEVICES, NAMES, RECENT, Driver
 
 STREAM, ERROR, KERNEL, DEVICE = 0, 8, 16, 24  # bytes of `call`

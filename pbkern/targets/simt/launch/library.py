@@ -6,7 +6,7 @@ import abc
 import contextlib
 import ctypes
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class LibraryDriver(Driver):
 
     vendor: str
     library_name: str
-    symbols: Mapping[str, str]
+    symbols: ClassVar[Mapping[str, str]]
     initialise: str
     capture_mode: str
     error_texts: tuple[str, ...]

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from pbkern.lower.rules.debug_callbacks import SITES, Type
-
-from ..emit.kernel import ThreadFunction
-from ..emit.reports import HEAD, NO_PRINT, WORD, value_words, words
+from pbkern.targets.simt.emit.kernel import ThreadFunction
+from pbkern.targets.simt.emit.reports import HEAD, NO_PRINT, WORD, value_words, words
 
 
 def receive(

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..emit.kernel import ThreadFunction
-from ..emit.recorder import Profile
+from pbkern.targets.simt.emit.kernel import ThreadFunction
+from pbkern.targets.simt.emit.recorder import Profile
 
 _serial = itertools.count()
 

@@ -6,8 +6,8 @@ from pbkern.core.passes import Pass
 from pbkern.lower.nest.collapse_dims import collapse
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Nest, Stmt, with_bodies
+from pbkern.targets.simt.options import ThreadOptions
 
-from ..options import ThreadOptions
 from .staging import Stage
 from .strips import cut
 

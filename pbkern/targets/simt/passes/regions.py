@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, nodes
-
-from ..options import ThreadOptions
-from ..schedule.threads import along_lanes, deal
+from pbkern.targets.simt.options import ThreadOptions
+from pbkern.targets.simt.schedule.threads import along_lanes, deal
 
 # How often an element is read, on average, before it is worth a copy.
 READS = 2
@@ -56,7 +55,7 @@ class BoxRegion:
     def is_wanted(self) -> bool:
         """Whether a copy saves loads of memory."""
         again = self.reads >= READS * self.size and not self.uniform
-        return self.size > 1 and (again or self.turned and self.reads >= self.size)
+        return self.size > 1 and (again or (self.turned and self.reads >= self.size))
 
 
 def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) -> list[BoxRegion]:

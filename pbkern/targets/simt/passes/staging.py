@@ -14,8 +14,8 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, Write, every, with_bodies
+from pbkern.targets.simt.options import ThreadOptions
 
-from ..options import ThreadOptions
 from .regions import BoxRegion, regions, staged_loads
 
 BANK_BYTES = 4

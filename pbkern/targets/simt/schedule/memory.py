@@ -12,8 +12,7 @@ from pbkern.lower.kernel_nests import KernelNests
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Stmt
-
-from ..device import SHARED
+from pbkern.targets.simt.device import SHARED
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ store, stay in memory.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +23,8 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Stmt, bodies, every, nodes, with_bodies
+from pbkern.targets.simt.options import ThreadOptions
 
-from ..options import ThreadOptions
 from .threads import Deal, deal, is_one_to_one, lane_weights
 from .tiles import accepts, renamed_points
 
@@ -276,10 +277,8 @@ class _RegisterSearch:
     def _keep_theirs(self, deals: Mapping[int, Deal | None]) -> bool:
         """Whether all nests have a deal, and those that other buffers rely on keep theirs."""
         for k, d in deals.items():
-            if (
-                d is None
-                or k in self.fixed
-                and replace(d, kept=()) != replace(self.deals[k], kept=())
+            if d is None or (
+                k in self.fixed and replace(d, kept=()) != replace(self.deals[k], kept=())
             ):
                 return False
         return True
@@ -382,7 +381,7 @@ def _layout(nest: Nest, root: Buf) -> tuple[int, tuple[tuple[int, int, str], ...
     """(first element, (elements between neighbours, size, dimension) slowest first), if each point
     has its own element of the buffer, and no other.
     """
-    if not _is_plain(nest, root) or nest.rdims and any(write.inner for write in nest.writes):
+    if not _is_plain(nest, root) or (nest.rdims and any(write.inner for write in nest.writes)):
         return None
     flats = {_moving(flat_index(b, index), nest) for b, index, _ in _accesses(nest, root)}
     free = {dim: size for dim, size in nest.dims.items() if size > 1 and dim not in nest.rdims}
@@ -412,7 +411,7 @@ def _runs(
         run: list[Axis] = []
         while rest and math.prod(size for _, size in run) < n:
             run.append(rest.pop(0))
-        follow = all(a[0] == b[0] * b[1] for a, b in zip(run, run[1:]))
+        follow = all(a[0] == b[0] * b[1] for a, b in itertools.pairwise(run))
         if not follow or not run or run[-1][0] != c or math.prod(size for _, size in run) != n:
             return None
         found[dim] = run

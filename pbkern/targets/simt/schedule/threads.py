@@ -76,10 +76,8 @@ def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
     if not is_parallel(nest, free):
         return Deal(tuple(free.items()), tuple(reduced.items()), 1, threads, alone=True)
     points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
-    in_order = (
-        nest.ordered
-        or not reassociate
-        and any(is_rounded(reduction) for reduction in nest.reductions)
+    in_order = nest.ordered or (
+        not reassociate and any(is_rounded(reduction) for reduction in nest.reductions)
     )
     count = 1
     if reduced and not in_order and is_parallel(nest, nest.dims):

@@ -68,7 +68,7 @@ class Tile:
 def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]:
     """Number of points that a thread takes, by dimension; none where that leaves threads without work."""
     points = int(np.prod(list(free.values()), dtype=np.int64))
-    if nest.ordered or nest.moves() or any(write.inner for write in nest.writes) and nest.rdims:
+    if nest.ordered or nest.moves() or (any(write.inner for write in nest.writes) and nest.rdims):
         return ()
     if nest.rdims:
         return _shared_operands(nest, free, points, threads)
@@ -122,7 +122,7 @@ def nest_rewrites(nest: Nest, but: Buf | None = None) -> bool:
 def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
     """Whether a nest may be tiled so, although its own choice may be another; `kept` is a root buffer in registers."""
     if chosen and (
-        nest.ordered or nest.moves() or any(write.inner for write in nest.writes) and nest.rdims
+        nest.ordered or nest.moves() or (any(write.inner for write in nest.writes) and nest.rdims)
     ):
         return False
     if any(t.may_lie_outside(t.count - 1) for t in chosen) and nest_rewrites(nest, kept):
