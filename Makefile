@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-second bench gpu-check lint clean
+.PHONY: demo test test-slow test-second bench docs gpu-check lint clean
 demo: $(STAMP)
 	$(BIN)/python -m pbkern.cli.demo
 
@@ -20,6 +20,11 @@ test-slow: $(STAMP)
 SECOND ?= /var/tmp/pbkern-second
 test-second: $(STAMP)
 	$(BIN)/python scripts/second_environment.py $(SECOND)
+
+# The documentation as a site, in build/site; a warning is an error.
+docs: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[docs]'
+	$(BIN)/python scripts/docs_site.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run

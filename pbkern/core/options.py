@@ -26,7 +26,7 @@ class CompileOptions:
 
     Attributes:
       target: "cpu" | "nvgpu" | "amdgpu", default "cpu". The hardware to compile for.
-      mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None:
+      mm_conv_precision_mode: None | "fp16" | "fp32" | "int32" | "mixed_fp16_fp32" | "mixed_int8_int32", default None. None:
         the precision that operand and result types dictate. Otherwise operands of every matmul and convolution are
         converted to the first type, sums are of the last, and the result is converted back to the type it had: with
         "fp16", a sum beyond 65504 is infinite and others have 11 bits. The CPU, which has no sums of float16, adds in
@@ -51,8 +51,8 @@ class CompileOptions:
       static_argnums, static_argnames: arguments that are compile-time constants, as for jax.jit.
       donate_argnums, donate_argnames: arguments whose memory may be reused for results, as for
         jax.jit.
-      execution_backend: "std" | "xla" | "polyblocks", for polymage_jit_* only, default "polyblocks": run op by op,
-        under jax.jit, or compiled by pbkern.
+      execution_backend: "std" | "xla" | "polyblocks", default "polyblocks". For polymage_jit_* only:
+        run op by op, under jax.jit, or compiled by pbkern.
       polyblocks_gpu_no_tensor_core: bool, default False. GPU targets: no tensor cores. No code uses
         them so far, either way.
       device_one_time_load: bool, default True. GPU targets: a kernel is loaded once however often
@@ -72,7 +72,7 @@ class CompileOptions:
       num_threads: int or None, default None. AOT for CPUs: the most threads of a call; memory is
         reserved for each. None: those of the device.
       torch_polyblocks_select_graphs, torch_polyblocks_filter_graphs: tuples of graph numbers,
-        default (). Torch only.
+        default (). PyTorch: numbers of the graphs that are compiled, and of those that are not.
     """
 
     target: str = "cpu"
