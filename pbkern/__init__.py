@@ -1,5 +1,11 @@
 """pbkern: a Pallas-style kernel DSL with an auto-fusing front end."""
 
+import gc
+
+# A collection while modules load would look at all of JAX's objects, which takes 0.1 s.
+_was_collecting = gc.isenabled()
+gc.disable()
+
 from pbkern import amdgpu, config, cpu, device_helpers, errors, nvgpu, options, pallas, testing
 from pbkern.aot.decorator import polyblocks_aot_jax
 from pbkern.aot.frameworks import polyblocks_aot_tf, polyblocks_aot_torch
@@ -49,6 +55,9 @@ from pbkern.dsl import (
     when,
 )
 from pbkern.simulate.launches import simulate_ptx
+
+if _was_collecting:
+    gc.enable()
 
 __version__ = VERSION
 
