@@ -173,7 +173,7 @@ def params_of(eqn) -> Mapping:
     if eqn.primitive.name != "scan" or "num_carry" in params:
         return params
     consts, carry, _ = map(len, params["ft_in"].unpack())
-    rest = {k: v for k, v in params.items() if k not in ("ft_in", "ft_out")}
+    rest = {key: param for key, param in params.items() if key not in ("ft_in", "ft_out")}
     return rest | {"num_consts": consts, "num_carry": carry}
 
 

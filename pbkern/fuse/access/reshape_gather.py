@@ -187,7 +187,9 @@ def _gather(eqn, out: Access) -> Pull:
 def _gather_whole(eqn, out: Access) -> Pull:
     extents = eqn.outvars[0].aval.shape
     out = require_whole(eqn, out, range(len(extents)))
-    return Pull(tuple(tuple(whole(n) for n in shape) for shape in shapes(eqn)), eqn.params, out=out)
+    return Pull(
+        tuple(tuple(whole(size) for size in shape) for shape in shapes(eqn)), eqn.params, out=out
+    )
 
 
 @rules.register("dynamic_slice")

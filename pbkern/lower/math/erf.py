@@ -10,21 +10,21 @@ from .exp_log import exp, exp2_unchecked, log
 from .horner import fit
 
 
-def erf(b: Builder, x: Ssa) -> Ssa:
+def erf(b: Builder, value: Ssa) -> Ssa:
     """x (1 + E(x**2)) up to 1; beyond, 1 - erfc(|x|), in f32 with erfc as 2**Q(|x|)."""
     b = b.strict()
-    if (own := b.math.lookup("erf", x.el)) is not None:
-        return own(b, x)
-    el = x.el
-    a, one = b.abs(x), b.c(1, el)
-    z = b.mul(x, x)
-    small = b.fma(x, fit(b, z, "erf"), x)
+    if (own := b.math.lookup("erf", value.el)) is not None:
+        return own(b, value)
+    el = value.el
+    a, one = b.abs(value), b.c(1, el)
+    z = b.mul(value, value)
+    small = b.fma(value, fit(b, z, "erf"), value)
     tail = (
         exp2_unchecked(b, fit(b, b.at_most(a, 4.0), "erf_tail"))
         if el == "f32"
         else _erfc_positive(b, b.at_most(a, 6.0))
     )
-    large = b.copysign(b.sub(one, tail), x)
+    large = b.copysign(b.sub(one, tail), value)
     return b.select(b.cmp("lt", a, one), small, large)
 
 
@@ -46,29 +46,29 @@ def _erfc_positive(b: Builder, value: Ssa) -> Ssa:
     return b.mul(exp(b, b.neg(square), nonpositive=True), q)
 
 
-def erfc(b: Builder, x: Ssa) -> Ssa:
+def erfc(b: Builder, value: Ssa) -> Ssa:
     """Keeps its relative accuracy in the tail; 2 - erfc(-x) for negative x."""
     b = b.strict()
-    own = b.math.lookup("erfc", x.el)
-    return erfc_by_parts(b, x) if own is None else own(b, x)
+    own = b.math.lookup("erfc", value.el)
+    return erfc_by_parts(b, value) if own is None else own(b, value)
 
 
-def erfc_by_parts(b: Builder, x: Ssa) -> Ssa:
+def erfc_by_parts(b: Builder, value: Ssa) -> Ssa:
     """The shared version; a target may replace parts of it."""
-    el = x.el
-    y = _erfc_positive(b, b.at_most(b.abs(x), 10.1 if el == "f32" else 27.4))
-    return b.select(b.cmp("lt", x, b.c(0, el)), b.sub(b.c(2, el), y), y)
+    el = value.el
+    y = _erfc_positive(b, b.at_most(b.abs(value), 10.1 if el == "f32" else 27.4))
+    return b.select(b.cmp("lt", value, b.c(0, el)), b.sub(b.c(2, el), y), y)
 
 
-def erf_inv(b: Builder, x: Ssa) -> Ssa:
+def erf_inv(b: Builder, value: Ssa) -> Ssa:
     """x P(w), w = -log(1 - x**2), and a polynomial in sqrt(w) for large w.
 
     Source of the method: M. Giles, Approximating the erfinv function, GPU Computing Gems 2, 2011.
     """
     b = b.strict()
-    el = x.el
+    el = value.el
     one = b.c(1, el)
-    w = b.neg(log(b, b.mul(b.sub(one, x), b.add(one, x))))
+    w = b.neg(log(b, b.mul(b.sub(one, value), b.add(one, value))))
     pieces = {
         "f32": ((2.5, "erf_inv"), (5.0, 3.0, "erf_inv_tail")),
         "f64": ((3.125, "erf_inv_0"), (6.25, 3.25, "erf_inv_1"), (16.0, 5.0, "erf_inv_2")),
@@ -79,5 +79,5 @@ def erf_inv(b: Builder, x: Ssa) -> Ssa:
     for start, middle, name in tails:
         tail = fit(b, b.sub(root, b.c(middle, el)), name)
         p = b.select(b.cmp("ge", w, b.c(start, el)), tail, p)
-    y = b.mul(x, p)
-    return b.select(b.cmp("eq", b.abs(x), one), b.mul(x, b.c(math.inf, el)), y)
+    y = b.mul(value, p)
+    return b.select(b.cmp("eq", b.abs(value), one), b.mul(value, b.c(math.inf, el)), y)

@@ -52,40 +52,40 @@ def split(high: float, low: float, el: str) -> tuple[float, float]:
 # ---------------------------------------------------------------------- exponentials
 
 
-def _exp_reduce(b: Builder, x: Ssa, shift: int) -> tuple[Ssa, Ssa]:
+def _exp_reduce(b: Builder, value: Ssa, shift: int) -> tuple[Ssa, Ssa]:
     """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r).
 
     Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the
     low bits of the sum.
     """
-    f = FORMATS[x.el]
-    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - shift), x.el)
-    t = b.fma(x, b.c(1 / math.log(2), x.el), magic)
+    f = FORMATS[value.el]
+    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - shift), value.el)
+    t = b.fma(value, b.c(1 / math.log(2), value.el), magic)
     n = b.sub(t, magic)
-    high, low = split(*LN2, x.el)
-    r = b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x))
+    high, low = split(*LN2, value.el)
+    r = b.fma(n, b.c(-low, value.el), b.fma(n, b.c(-high, value.el), value))
     return _scale(b, t), r
 
 
-def _scale(b: Builder, t: Ssa) -> Ssa:
+def _scale(b: Builder, value: Ssa) -> Ssa:
     """Low bits to the exponent field."""
-    f = FORMATS[t.el]
-    return b.bitcast(b.shl(b.bitcast(t, f.int_el), b.c(f.mantissa, f.int_el)), t.el)
+    f = FORMATS[value.el]
+    return b.bitcast(b.shl(b.bitcast(value, f.int_el), b.c(f.mantissa, f.int_el)), value.el)
 
 
-def _lifted(b: Builder, x: Ssa, p: Ssa, scale: Ssa, threshold: float) -> Ssa:
+def _lifted(b: Builder, value: Ssa, p: Ssa, scale: Ssa, threshold: float) -> Ssa:
     """p * scale; where x < threshold the scale may be below the normal numbers, so it is lifted first."""
-    f = FORMATS[x.el]
-    low = b.cmp("lt", x, b.c(threshold, x.el))
+    f = FORMATS[value.el]
+    low = b.cmp("lt", value, b.c(threshold, value.el))
     u = b.bitcast(scale, f.int_el)
-    raised = b.bitcast(b.select(low, b.add(u, b.c(f.lift << f.mantissa, f.int_el)), u), x.el)
+    raised = b.bitcast(b.select(low, b.add(u, b.c(f.lift << f.mantissa, f.int_el)), u), value.el)
     y = b.mul(p, raised)
-    return b.select(low, b.mul(y, b.c(2.0**-f.lift, x.el)), y)
+    return b.select(low, b.mul(y, b.c(2.0**-f.lift, value.el)), y)
 
 
-def _exp_tail(b: Builder, r: Ssa, *, scale: float = 1.0) -> Ssa:
+def _exp_tail(b: Builder, value: Ssa, *, scale: float = 1.0) -> Ssa:
     """scale * (exp(r) - 1 - r) / r**2."""
-    return fit(b, r, "exp_approx" if b.approx else "exp", scale=scale)
+    return fit(b, value, "exp_approx" if b.approx else "exp", scale=scale)
 
 
 def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
@@ -109,13 +109,13 @@ def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
     return b.mul(p, scale) if b.approx else _lifted(b, x, p, scale, f.subnormal)
 
 
-def _exp2_parts(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
+def _exp2_parts(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """(2**(n - 1), 2 * 2**(x - n)) for the integer n nearest to x."""
-    f = FORMATS[x.el]
-    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - 1), x.el)
-    t = b.add(x, magic)
-    r = b.sub(x, b.sub(t, magic))
-    return _scale(b, t), b.fma(fit(b, r, "exp2", scale=2), r, b.c(2, x.el))
+    f = FORMATS[value.el]
+    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - 1), value.el)
+    t = b.add(value, magic)
+    r = b.sub(value, b.sub(t, magic))
+    return _scale(b, t), b.fma(fit(b, r, "exp2", scale=2), r, b.c(2, value.el))
 
 
 def exp2(b: Builder, x: Ssa) -> Ssa:
@@ -127,89 +127,89 @@ def exp2(b: Builder, x: Ssa) -> Ssa:
     return _lifted(b, x, p, scale, f.subnormal / math.log(2))
 
 
-def exp2_unchecked(b: Builder, x: Ssa) -> Ssa:
+def exp2_unchecked(b: Builder, value: Ssa) -> Ssa:
     """2**x for x and results within the normal range."""
-    scale, p = _exp2_parts(b, x)
+    scale, p = _exp2_parts(b, value)
     return b.mul(p, scale)
 
 
-def _expm1_unclamped(b: Builder, x: Ssa) -> Ssa:
+def _expm1_unclamped(b: Builder, value: Ssa) -> Ssa:
     """2**n (exp(r) - 1) + (2**n - 1), halved inside so that overflow comes last."""
-    scale, r = _exp_reduce(b, x, 1)
+    scale, r = _exp_reduce(b, value, 1)
     m = b.fma(_exp_tail(b, r), b.mul(r, r), r)
-    return b.mul(b.fma(scale, m, b.sub(scale, b.c(0.5, x.el))), b.c(2, x.el))
+    return b.mul(b.fma(scale, m, b.sub(scale, b.c(0.5, value.el))), b.c(2, value.el))
 
 
-def expm1(b: Builder, x: Ssa) -> Ssa:
-    b, f = b.strict(), FORMATS[x.el]
-    clamped = b.at_most(b.at_least(x, -1.9 * f.mantissa / 2), f.exp_high)
+def expm1(b: Builder, value: Ssa) -> Ssa:
+    b, f = b.strict(), FORMATS[value.el]
+    clamped = b.at_most(b.at_least(value, -1.9 * f.mantissa / 2), f.exp_high)
     y = _expm1_unclamped(b, clamped)
-    return keep_tiny(b, x, y, f.mantissa + 2)
+    return keep_tiny(b, value, y, f.mantissa + 2)
 
 
-def keep_tiny(b: Builder, x: Ssa, y: Ssa, bits: int) -> Ssa:
+def keep_tiny(b: Builder, value: Ssa, y: Ssa, bits: int) -> Ssa:
     """x where |x| < 2**-bits, for odd functions that are x there (also keeps -0 and subnormals), else y."""
-    return b.select(b.cmp("lt", b.abs(x), b.c(2.0**-bits, x.el)), x, y)
+    return b.select(b.cmp("lt", b.abs(value), b.c(2.0**-bits, value.el)), value, y)
 
 
-def logistic(b: Builder, x: Ssa) -> Ssa:
+def logistic(b: Builder, value: Ssa) -> Ssa:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|): neither overflows, small results keep digits."""
     b = b.strict()
-    e = exp(b, b.neg(b.abs(x)), nonpositive=True)
-    one = b.c(1, x.el)
-    return b.div(b.select(b.cmp("lt", x, b.c(0, x.el)), e, one), b.add(one, e))
+    e = exp(b, b.neg(b.abs(value)), nonpositive=True)
+    one = b.c(1, value.el)
+    return b.div(b.select(b.cmp("lt", value, b.c(0, value.el)), e, one), b.add(one, e))
 
 
-def tanh(b: Builder, x: Ssa) -> Ssa:
+def tanh(b: Builder, value: Ssa) -> Ssa:
     """e / (e + 2) with e = expm1(2 |x|)."""
     b = b.strict()
-    if (own := b.math.lookup("tanh", x.el)) is not None:
-        return own(b, x)
-    a = b.at_most(b.abs(x), 9.5 if x.el == "f32" else 20.0)
+    if (own := b.math.lookup("tanh", value.el)) is not None:
+        return own(b, value)
+    a = b.at_most(b.abs(value), 9.5 if value.el == "f32" else 20.0)
     e = _expm1_unclamped(b, b.add(a, a))
-    return b.copysign(b.div(e, b.add(e, b.c(2, x.el))), x)
+    return b.copysign(b.div(e, b.add(e, b.c(2, value.el))), value)
 
 
-def _quarter_exp(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
+def _quarter_exp(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """(exp(|x|) / 4, exp(-|x|) / 4): cosh overflows a factor 2 later than exp."""
-    f = FORMATS[x.el]
-    scale, r = _exp_reduce(b, b.at_most(b.abs(x), f.half_high), 2)
-    one = b.c(1, x.el)
+    f = FORMATS[value.el]
+    scale, r = _exp_reduce(b, b.at_most(b.abs(value), f.half_high), 2)
+    one = b.c(1, value.el)
     e = b.mul(b.fma(b.fma(_exp_tail(b, r), r, one), r, one), scale)
-    return e, b.div(b.c(0.0625, x.el), e)
+    return e, b.div(b.c(0.0625, value.el), e)
 
 
-def cosh(b: Builder, x: Ssa) -> Ssa:
+def cosh(b: Builder, value: Ssa) -> Ssa:
     b = b.strict()
-    up, down = _quarter_exp(b, x)
-    return b.mul(b.add(up, down), b.c(2, x.el))
+    up, down = _quarter_exp(b, value)
+    return b.mul(b.add(up, down), b.c(2, value.el))
 
 
-def sinh(b: Builder, x: Ssa) -> Ssa:
+def sinh(b: Builder, value: Ssa) -> Ssa:
     """A polynomial up to 1, where exp(x) - exp(-x) would cancel."""
     b = b.strict()
-    up, down = _quarter_exp(b, x)
-    large = b.copysign(b.mul(b.sub(up, down), b.c(2, x.el)), x)
-    z = b.mul(x, x)
-    small = b.fma(b.mul(x, z), fit(b, z, "sinh"), x)
-    y = b.select(b.cmp("lt", b.abs(x), b.c(1, x.el)), small, large)
-    return keep_tiny(b, x, y, FORMATS[x.el].mantissa // 2 + 2)
+    up, down = _quarter_exp(b, value)
+    large = b.copysign(b.mul(b.sub(up, down), b.c(2, value.el)), value)
+    z = b.mul(value, value)
+    small = b.fma(b.mul(value, z), fit(b, z, "sinh"), value)
+    y = b.select(b.cmp("lt", b.abs(value), b.c(1, value.el)), small, large)
+    return keep_tiny(b, value, y, FORMATS[value.el].mantissa // 2 + 2)
 
 
 # ---------------------------------------------------------------------- logarithms
 
 
-def _log_split(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
+def _log_split(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """x = 2**k m with m in [sqrt(1/2), sqrt(2)) -> (k as an integer, m - 1), for normal x > 0."""
-    f = FORMATS[x.el]
-    half = b.c(SQRT_HALF_BITS[x.el], f.int_el)
-    u = b.sub(b.bitcast(x, f.int_el), half)
+    f = FORMATS[value.el]
+    half = b.c(SQRT_HALF_BITS[value.el], f.int_el)
+    u = b.sub(b.bitcast(value, f.int_el), half)
     k = b.sar(u, b.c(f.mantissa, f.int_el))
     m = b.add(b.and_(u, b.c((1 << f.mantissa) - 1, f.int_el)), half)
-    return k, b.sub(b.bitcast(m, x.el), b.c(1, x.el))
+    return k, b.sub(b.bitcast(m, value.el), b.c(1, value.el))
 
 
-def _log_sum(b: Builder, k: Ssa, m1: Ssa) -> Ssa:
+def _log_sum(b: Builder, value: Ssa, m1: Ssa) -> Ssa:
     """k ln 2 + log(1 + m1).
 
     f32: m1 - m1**2 / 2 + m1**3 P(m1). f64: s = m1 / (2 + m1), 2 atanh(s), arranged so that the
@@ -220,62 +220,62 @@ def _log_sum(b: Builder, k: Ssa, m1: Ssa) -> Ssa:
     square = b.mul(m1, m1)
     if el == "f32":
         tail = b.mul(b.mul(m1, square), fit(b, m1, "log"))
-        tail = b.fma(k, b.c(low, el), tail)
+        tail = b.fma(value, b.c(low, el), tail)
         y = b.add(m1, b.fma(square, b.c(-0.5, el), tail))
     else:
         s = b.div(m1, b.add(m1, b.c(2, el)))
         z = b.mul(s, s)
         r = b.mul(z, fit(b, z, "atanh", scale=2))
         half = b.mul(square, b.c(0.5, el))
-        tail = b.fma(k, b.c(low, el), b.mul(s, b.add(half, r)))
+        tail = b.fma(value, b.c(low, el), b.mul(s, b.add(half, r)))
         y = b.sub(m1, b.sub(half, tail))
-    return b.fma(k, b.c(high, el), y)
+    return b.fma(value, b.c(high, el), y)
 
 
-def _log_specials(b: Builder, x: Ssa, y: Ssa) -> Ssa:
+def _log_specials(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     """y, but log's values at zero (-inf), below (NaN), at infinity and NaN (themselves)."""
-    zero, infinity = b.c(0, x.el), b.c(math.inf, x.el)
+    zero, infinity = b.c(0, value.el), b.c(math.inf, value.el)
     y = b.select(
-        b.cmp("gt", x, zero),
+        b.cmp("gt", value, zero),
         y,
-        b.select(b.cmp("eq", x, zero), b.c(-math.inf, x.el), b.c(math.nan, x.el)),
+        b.select(b.cmp("eq", value, zero), b.c(-math.inf, value.el), b.c(math.nan, value.el)),
     )
-    return b.select(b.cmp("eq", x, infinity), infinity, y)
+    return b.select(b.cmp("eq", value, infinity), infinity, y)
 
 
-def log_split(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
+def log_split(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """Splits like `_log_split`, k as a float and x possibly subnormal."""
-    f = FORMATS[x.el]
+    f = FORMATS[value.el]
     up = f.mantissa + 1
-    small = b.cmp("lt", x, b.c(f.tiny, x.el))
-    k, m1 = _log_split(b, b.select(small, b.mul(x, b.c(2.0**up, x.el)), x))
-    k = b.int_to_float(k, x.el)
-    return b.select(small, b.sub(k, b.c(up, x.el)), k), m1
+    small = b.cmp("lt", value, b.c(f.tiny, value.el))
+    k, m1 = _log_split(b, b.select(small, b.mul(value, b.c(2.0**up, value.el)), value))
+    k = b.int_to_float(k, value.el)
+    return b.select(small, b.sub(k, b.c(up, value.el)), k), m1
 
 
-def log(b: Builder, x: Ssa) -> Ssa:
+def log(b: Builder, value: Ssa) -> Ssa:
     b = b.strict()
-    if (own := b.math.lookup("log", x.el)) is not None:
-        return own(b, x)
-    return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
+    if (own := b.math.lookup("log", value.el)) is not None:
+        return own(b, value)
+    return _log_specials(b, value, _log_sum(b, *log_split(b, value)))
 
 
-def log1p(b: Builder, x: Ssa) -> Ssa:
+def log1p(b: Builder, value: Ssa) -> Ssa:
     """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
-    b, f = b.strict(), FORMATS[x.el]
-    if (own := b.math.lookup("log1p", x.el)) is not None:
-        return own(b, x)
-    one = b.c(1, x.el)
-    u = b.add(x, one)
+    b, f = b.strict(), FORMATS[value.el]
+    if (own := b.math.lookup("log1p", value.el)) is not None:
+        return own(b, value)
+    one = b.c(1, value.el)
+    u = b.add(value, one)
     back = b.sub(u, one)
-    lost = b.add(b.sub(x, back), b.sub(one, b.sub(u, back)))  # two-sum
+    lost = b.add(b.sub(value, back), b.sub(one, b.sub(u, back)))  # two-sum
     k, m1 = _log_split(b, u)
     exponent = b.max(
         b.sub(b.c(f.bias, f.int_el), k), b.c(0, f.int_el)
     )  # 2**-k, or 0 where it would not matter
-    inverse = b.bitcast(b.shl(exponent, b.c(f.mantissa, f.int_el)), x.el)
-    y = _log_sum(b, b.int_to_float(k, x.el), b.fma(lost, inverse, m1))
-    return keep_tiny(b, x, _log_specials(b, u, y), f.mantissa + 2)
+    inverse = b.bitcast(b.shl(exponent, b.c(f.mantissa, f.int_el)), value.el)
+    y = _log_sum(b, b.int_to_float(k, value.el), b.fma(lost, inverse, m1))
+    return keep_tiny(b, value, _log_specials(b, u, y), f.mantissa + 2)
 
 
 def _log_of_sum(b: Builder, value: Ssa, excess: Ssa) -> Ssa:
@@ -285,44 +285,44 @@ def _log_of_sum(b: Builder, value: Ssa, excess: Ssa) -> Ssa:
     return b.add(y, b.select(huge, b.c(LN2[0], value.el), b.c(0, value.el)))
 
 
-def asinh(b: Builder, x: Ssa) -> Ssa:
+def asinh(b: Builder, value: Ssa) -> Ssa:
     """log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|."""
     b = b.strict()
-    a, one = b.abs(x), b.c(1, x.el)
+    a, one = b.abs(value), b.c(1, value.el)
     square = b.mul(a, a)
     excess = b.add(a, b.div(square, b.add(one, b.sqrt(b.add(square, one)))))
-    return b.copysign(_log_of_sum(b, a, excess), x)
+    return b.copysign(_log_of_sum(b, a, excess), value)
 
 
-def acosh(b: Builder, x: Ssa) -> Ssa:
+def acosh(b: Builder, value: Ssa) -> Ssa:
     """log1p(t + sqrt(2 t + t**2)), t = x - 1; NaN below 1."""
     b = b.strict()
-    t = b.sub(x, b.c(1, x.el))
-    root = b.sqrt(b.mul(t, b.add(t, b.c(2, x.el))))
-    y = _log_of_sum(b, x, b.add(t, root))
-    return b.select(b.cmp("lt", x, b.c(1, x.el)), b.c(math.nan, x.el), y)
+    t = b.sub(value, b.c(1, value.el))
+    root = b.sqrt(b.mul(t, b.add(t, b.c(2, value.el))))
+    y = _log_of_sum(b, value, b.add(t, root))
+    return b.select(b.cmp("lt", value, b.c(1, value.el)), b.c(math.nan, value.el), y)
 
 
-def atanh(b: Builder, x: Ssa) -> Ssa:
+def atanh(b: Builder, value: Ssa) -> Ssa:
     """log1p(2 a / (1 - a)) / 2, a = |x|; NaN above 1."""
     b = b.strict()
-    a, one = b.abs(x), b.c(1, x.el)
+    a, one = b.abs(value), b.c(1, value.el)
     y = log1p(b, b.div(b.add(a, a), b.sub(one, a)))
-    y = b.copysign(b.mul(y, b.c(0.5, x.el)), x)
-    return keep_tiny(b, x, y, FORMATS[x.el].mantissa // 2 + 2)
+    y = b.copysign(b.mul(y, b.c(0.5, value.el)), value)
+    return keep_tiny(b, value, y, FORMATS[value.el].mantissa // 2 + 2)
 
 
 # ---------------------------------------------------------------------- powers
 
 
-def rsqrt(b: Builder, x: Ssa) -> Ssa:
-    return b.div(b.c(1, x.el), b.sqrt(x))
+def rsqrt(b: Builder, value: Ssa) -> Ssa:
+    return b.div(b.c(1, value.el), b.sqrt(value))
 
 
-def cbrt(b: Builder, x: Ssa) -> Ssa:
+def cbrt(b: Builder, value: Ssa) -> Ssa:
     """A third of the bits as a start (5 %), Halley steps (cubic), then Newton with a small correction."""
-    b, f = b.strict(), FORMATS[x.el]
-    el, a = x.el, b.abs(x)
+    b, f = b.strict(), FORMATS[value.el]
+    el, a = value.el, b.abs(value)
     small = b.cmp("lt", a, b.c(16 * f.tiny, el))
     up = 3 * (f.mantissa // 3 + 1)
     a = b.select(small, b.mul(a, b.c(2.0**up, el)), a)
@@ -339,43 +339,43 @@ def cbrt(b: Builder, x: Ssa) -> Ssa:
     t = b.fma(b.sub(b.div(a, b.mul(t, t)), t), b.c(1 / 3, el), t)
     t = b.select(small, b.mul(t, b.c(2.0 ** (-up // 3), el)), t)
     odd_ones = b.not_(
-        b.and_(b.cmp("gt", b.abs(x), b.c(0, el)), b.cmp("lt", b.abs(x), b.c(math.inf, el)))
+        b.and_(b.cmp("gt", b.abs(value), b.c(0, el)), b.cmp("lt", b.abs(value), b.c(math.inf, el)))
     )
-    return b.select(odd_ones, x, b.copysign(t, x))
+    return b.select(odd_ones, value, b.copysign(t, value))
 
 
-def _log2_f64(b: Builder, x: Ssa) -> Ssa:
+def _log2_f64(b: Builder, value: Ssa) -> Ssa:
     """log2 of f32 values held in f64, to 2**-43 relative: enough for pow in f32."""
-    k, m1 = _log_split(b, x)
+    k, m1 = _log_split(b, value)
     s = b.div(m1, b.add(m1, b.c(2, "f64")))
     return b.fma(s, fit(b, b.mul(s, s), "log2"), b.int_to_float(k, "f64"))
 
 
-def _pow_f32(b: Builder, a: Ssa, y: Ssa) -> Ssa:
+def _pow_f32(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     """|x|**y through f64: no care for the last bits is needed there."""
     wide_y = b.float_resize(y, "f64")
-    product = b.mul(wide_y, _log2_f64(b, b.float_resize(a, "f64")))
+    product = b.mul(wide_y, _log2_f64(b, b.float_resize(value, "f64")))
     clamped = b.at_most(b.at_least(product, -200), 200)
     return b.float_resize(exp2_unchecked(b, clamped), "f32")
 
 
-def _two_product(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
-    p = b.mul(x, y)
-    return p, b.fma(x, y, b.neg(p))
+def _two_product(b: Builder, value: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
+    p = b.mul(value, y)
+    return p, b.fma(value, y, b.neg(p))
 
 
-def _fast_two_sum(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
+def _fast_two_sum(b: Builder, value: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
     """For |x| >= |y|."""
-    s = b.add(x, y)
-    return s, b.sub(y, b.sub(s, x))
+    s = b.add(value, y)
+    return s, b.sub(y, b.sub(s, value))
 
 
-def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
+def _log_double(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """log of f64 x > 0 as a sum of two, to about 2**-64 relative.
 
     2 s + 2 s (z / 3 + z**2 C(z)), s = m1 / (2 + m1), z = s**2: the first terms in double-double.
     """
-    k, m1 = log_split(b, x)
+    k, m1 = log_split(b, value)
     d = b.add(m1, b.c(2, "f64"))
     d_low = b.sub(m1, b.sub(d, b.c(2, "f64")))
     s = b.div(m1, d)
@@ -402,9 +402,9 @@ def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     return _fast_two_sum(b, total, b.add(error, b.add(n_low, q_low)))
 
 
-def _pow_f64(b: Builder, a: Ssa, y: Ssa) -> Ssa:
+def _pow_f64(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     f = FORMATS["f64"]
-    high, low = _log_double(b, a)
+    high, low = _log_double(b, value)
     p, p_low = _two_product(b, y, high)
     p_low = b.fma(y, low, p_low)
     clamped = b.at_most(b.at_least(p, f.exp_low), f.exp_high)
@@ -416,16 +416,16 @@ def _pow_f64(b: Builder, a: Ssa, y: Ssa) -> Ssa:
     return _lifted(b, clamped, e, scale, f.subnormal)
 
 
-def pow(b: Builder, x: Ssa, y: Ssa) -> Ssa:
+def pow(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     """exp(y log|x|), then C99's special cases.
 
     x**0 = 1**y = 1; negative x needs integer y; zeros and infinities go by the sign and parity of
     y.
     """
     b = b.strict()
-    el = x.el
+    el = value.el
     zero, one, infinity = b.c(0, el), b.c(1, el), b.c(math.inf, el)
-    a = b.abs(x)
+    a = b.abs(value)
     r = (_pow_f32 if el == "f32" else _pow_f64)(b, a, y)
 
     size = b.abs(y)
@@ -433,31 +433,31 @@ def pow(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     limit = b.select(grows, infinity, zero)
     edge = b.or_(b.cmp("eq", size, infinity), b.or_(b.cmp("eq", a, zero), b.cmp("eq", a, infinity)))
     r = b.select(edge, limit, r)
-    r = b.select(b.cmp("uno", x, y), b.add(x, y), r)
+    r = b.select(b.cmp("uno", value, y), b.add(value, y), r)
 
     half = b.mul(y, b.c(0.5, el))
     integer = b.cmp("eq", b.trunc(y), y)
     odd = b.and_(integer, b.cmp("ne", b.trunc(half), half))
-    r = b.select(odd, b.copysign(r, x), r)
-    undefined = b.and_(b.not_(integer), b.and_(b.cmp("lt", x, zero), b.cmp("lt", a, infinity)))
+    r = b.select(odd, b.copysign(r, value), r)
+    undefined = b.and_(b.not_(integer), b.and_(b.cmp("lt", value, zero), b.cmp("lt", a, infinity)))
     r = b.select(undefined, b.c(math.nan, el), r)
     minus_one = b.and_(b.cmp("eq", a, one), b.cmp("eq", size, infinity))
-    unit = b.or_(b.or_(b.cmp("eq", x, one), b.cmp("eq", y, zero)), minus_one)
+    unit = b.or_(b.or_(b.cmp("eq", value, one), b.cmp("eq", y, zero)), minus_one)
     return b.select(unit, one, r)
 
 
 # ---------------------------------------------------------------------- remainder
 
 
-def fmod(b: Builder, x: Ssa, y: Ssa) -> Ssa:
+def fmod(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     """x - trunc(x / y) y, exact, with the sign of x.
 
     With q = trunc(r / y) rounded to a float, r - q y is a float again: r loses one mantissa of size
     per step, exactly. One step nearly always suffices; the loop covers the largest quotient.
     """
-    b, f = b.strict(), FORMATS[x.el]
-    el = x.el
-    ax, ay, zero = b.abs(x), b.abs(y), b.c(0, x.el)
+    b, f = b.strict(), FORMATS[value.el]
+    el = value.el
+    ax, ay, zero = b.abs(value), b.abs(y), b.c(0, value.el)
     far = b.c(2.0 ** (f.bias - 27), el)
 
     def step(b: Builder, r: Ssa) -> Ssa:
@@ -473,5 +473,5 @@ def fmod(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     left = b.not_(b.cmp("lt", b.abs(first), ay))
     r = b.rare(left, first, lambda b: b.repeat(steps, ax, step))
     r = b.select(b.cmp("lt", r, zero), b.add(r, ay), r)
-    fits = b.and_(b.cmp("lt", ax, ay), b.cmp("ord", x, y))
-    return b.select(fits, x, b.copysign(r, x))
+    fits = b.and_(b.cmp("lt", ax, ay), b.cmp("ord", value, y))
+    return b.select(fits, value, b.copysign(r, value))

@@ -21,16 +21,16 @@ HALF_LOG_2PI = 0.9189385332046728  # OEIS A075700
 DIGAMMA_ZERO = (1.4616321449683622, 9.549995429965697e-17)
 
 
-def lgamma(b: Builder, x: Ssa) -> Ssa:
+def lgamma(b: Builder, value: Ssa) -> Ssa:
     """log|gamma(x)|; infinite at zero, at negative integers and at both infinities.
 
     Its zeros at 1 and 2 keep full relative accuracy. At those between negative integers two terms cancel: the error is
     relative to lgamma(|x|) there.
     """
     b = b.strict()
-    a = b.abs(x)
+    a = b.abs(value)
     y = _lgamma_positive(b, a)
-    return b.rare(b.cmp("lt", x, b.c(0, x.el)), y, lambda b: _lgamma_reflected(b, a, y))
+    return b.rare(b.cmp("lt", value, b.c(0, value.el)), y, lambda b: _lgamma_reflected(b, a, y))
 
 
 def _lgamma_positive(b: Builder, value: Ssa) -> Ssa:
@@ -75,16 +75,16 @@ def _lgamma_reflected(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     return b.select(integers, b.c(math.inf, el), reflected)
 
 
-def digamma(b: Builder, x: Ssa) -> Ssa:
+def digamma(b: Builder, value: Ssa) -> Ssa:
     """The derivative of lgamma; NaN at zero, negative integers and minus infinity, as in XLA.
 
     Its positive zero keeps full relative accuracy. At those between negative integers terms of a size of 1 / |x| and
     digamma(|x|) cancel.
     """
     b = b.strict()
-    a = b.abs(x)
+    a = b.abs(value)
     y = _digamma_positive(b, a)
-    return b.rare(b.cmp("le", x, b.c(0, x.el)), y, lambda b: _digamma_reflected(b, a, y))
+    return b.rare(b.cmp("le", value, b.c(0, value.el)), y, lambda b: _digamma_reflected(b, a, y))
 
 
 def _digamma_positive(b: Builder, value: Ssa) -> Ssa:

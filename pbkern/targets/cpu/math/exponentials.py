@@ -25,14 +25,14 @@ def _table(el: str) -> np.ndarray:
     return np.exp2(np.arange(n) / n)
 
 
-def exp_by_table(b: Builder, x: Ssa) -> Ssa:
+def exp_by_table(b: Builder, value: Ssa) -> Ssa:
     """`approx` leaves the low part of ln 2 out: relative error 4e-7 (f32), 1e-15 (f64)."""
-    steps, el = register_lanes(x.el), x.el
+    steps, el = register_lanes(value.el), value.el
     high, low = split(*LN2, el)
     magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
-    t = b.fma(x, b.c(1 / math.log(2), el), magic)
+    t = b.fma(value, b.c(1 / math.log(2), el), magic)
     n = b.sub(t, magic)
-    r = b.fma(n, b.c(-high, el), x)
+    r = b.fma(n, b.c(-high, el), value)
     r = r if b.approx else b.fma(n, b.c(-low, el), r)
     r = within(b, r, 0.51 / steps * math.log(2))
     p = b.fma(b.mul(r, r), fit(b, r, "exp_by_table"), r)
@@ -40,11 +40,11 @@ def exp_by_table(b: Builder, x: Ssa) -> Ssa:
     return scale(b, b.fma(p, s, s), n)
 
 
-def exp2_by_table(b: Builder, x: Ssa) -> Ssa:
-    steps, el = register_lanes(x.el), x.el
+def exp2_by_table(b: Builder, value: Ssa) -> Ssa:
+    steps, el = register_lanes(value.el), value.el
     magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
-    t = b.add(x, magic)
+    t = b.add(value, magic)
     n = b.sub(t, magic)
-    r = within(b, b.sub(x, n), 0.51 / steps)
+    r = within(b, b.sub(value, n), 0.51 / steps)
     s = lookup(b, _table(el), t)
     return scale(b, b.fma(b.mul(fit(b, r, "exp2_by_table"), r), s, s), n)

@@ -16,9 +16,9 @@ from .avx512 import exponent, lookup, mantissa, scale, within
 from .lookup_values import LN2_HIGH, PIECES, TABLES
 
 
-def _index(b: Builder, x: Ssa, shift: int) -> Ssa:
+def _index(b: Builder, value: Ssa, shift: int) -> Ssa:
     """Bits of x >= 0 above the lowest `shift`; `lookup` takes four of them."""
-    return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
+    return b.shr(b.bitcast(value, "i32"), b.c(shift, "i32"))
 
 
 def by_pieces(b: Builder, value: Ssa, name: str) -> Ssa:
@@ -38,12 +38,12 @@ def by_pieces(b: Builder, value: Ssa, name: str) -> Ssa:
     return b.fma(y, t, first)
 
 
-def odd_by_pieces(b: Builder, x: Ssa, name: str) -> Ssa:
+def odd_by_pieces(b: Builder, value: Ssa, name: str) -> Ssa:
     """f(|x|) with the sign of x."""
-    return b.copysign(by_pieces(b, b.at_most(b.abs(x), PIECES[name].last), name), x)
+    return b.copysign(by_pieces(b, b.at_most(b.abs(value), PIECES[name].last), name), value)
 
 
-def _log_of_parts(b: Builder, u: Ssa, lost: Ssa | None = None) -> Ssa:
+def _log_of_parts(b: Builder, value: Ssa, lost: Ssa | None = None) -> Ssa:
     """log(u + lost) = k ln 2 + log c + log(1 + r), r = m / c - 1, where u = 2**k m, 3/4 <= m < 3/2.
 
     Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation
@@ -51,9 +51,9 @@ def _log_of_parts(b: Builder, u: Ssa, lost: Ssa | None = None) -> Ssa:
     high part of ln 2. Around 1, c = 1 and r is exact. Zero, infinity and NaN are right by
     themselves.
     """
-    el = u.el
-    m = mantissa(b, u)
-    minus_k = b.sub(exponent(b, m), exponent(b, u))  # m has the exponent -1 or 0
+    el = value.el
+    m = mantissa(b, value)
+    minus_k = b.sub(exponent(b, m), exponent(b, value))  # m has the exponent -1 or 0
     index = _index(b, m, 19)
     inverses, logs = (lookup(b, row, index) for row in TABLES["log"])
     r = b.fma(m, inverses, b.c(-1, el))
@@ -65,12 +65,12 @@ def _log_of_parts(b: Builder, u: Ssa, lost: Ssa | None = None) -> Ssa:
     return b.add(high, b.fma(b.mul(r, r), fit(b, r, "log_by_table"), low))
 
 
-def log_by_table(b: Builder, x: Ssa) -> Ssa:
-    return _log_of_parts(b, x)
+def log_by_table(b: Builder, value: Ssa) -> Ssa:
+    return _log_of_parts(b, value)
 
 
-def log1p_by_table(b: Builder, x: Ssa) -> Ssa:
+def log1p_by_table(b: Builder, value: Ssa) -> Ssa:
     """log of u = 1 + x rounded and of what rounding lost. The sign is that of x, of zeros too."""
-    one = b.c(1, x.el)
-    u = b.add(x, one)
-    return b.copysign(_log_of_parts(b, u, b.sub(x, b.sub(u, one))), x)
+    one = b.c(1, value.el)
+    u = b.add(value, one)
+    return b.copysign(_log_of_parts(b, u, b.sub(value, b.sub(u, one))), value)
