@@ -251,20 +251,22 @@ def ref_indexers(eqn) -> list[tuple]:
 def shaped_indexers(eqn) -> list[tuple[tuple, tuple[int, ...]]]:
     """(index tuple, shape that it indexes) of a get / swap / addupdate equation, outermost first; other transforms end it."""
     found = []
-    for t in jax.tree.unflatten(eqn.params["tree"], eqn.invars[REF_OPERANDS[eqn.primitive.name] :]):
-        if not isinstance(t, indexing.NDIndexer):
+    for transform in jax.tree.unflatten(
+        eqn.params["tree"], eqn.invars[REF_OPERANDS[eqn.primitive.name] :]
+    ):
+        if not isinstance(transform, indexing.NDIndexer):
             break
-        found.append((tuple(t.indices), tuple(t.shape)))
+        found.append((tuple(transform.indices), tuple(transform.shape)))
     return found
 
 
 def unflatten_indexers(tree, leaves) -> list[tuple]:
     """Index tuples from a Ref primitive's `tree` and index operands (atoms or values)."""
     found = []
-    for t in jax.tree.unflatten(tree, leaves):
-        if not isinstance(t, indexing.NDIndexer):
-            raise NotImplementedError(f"Ref transform {type(t).__name__}")
-        found.append(tuple(t.indices))
+    for transform in jax.tree.unflatten(tree, leaves):
+        if not isinstance(transform, indexing.NDIndexer):
+            raise NotImplementedError(f"Ref transform {type(transform).__name__}")
+        found.append(tuple(transform.indices))
     return found
 
 
@@ -406,7 +408,7 @@ def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tupl
     ]  # all of them are results afterwards
     kept = [*range(count), *(count + k for k, ref in enumerate(refs) if ref in written)]
     outvars, info = (
-        [pure.jaxpr.outvars[k] for k in kept],
+        [pure.jaxpr.outvars[position] for position in kept],
         pure.jaxpr.debug_info.with_unknown_names(),
     )
     return core.ClosedJaxpr(
@@ -526,22 +528,22 @@ def transposed_jaxpr(
     closed: jex.ClosedJaxpr, linear: tuple[bool, ...], nonzero_ct: tuple[bool, ...]
 ) -> tuple:
     """(jaxpr: nonlinear operands, nonzero cotangents -> nonzero cotangents of linear operands; which those are)."""
-    known_avals = [aval for aval, u in zip(closed.in_avals, linear) if not u]
+    known_avals = [aval for aval, is_linear in zip(closed.in_avals, linear) if not is_linear]
     ct_avals = [aval.to_ct_aval() for aval, nz in zip(closed.out_avals, nonzero_ct) if nz]
     nonzero: list[bool] = []
 
     def run(*args):
         known, cts = map(iter, split_list(list(args), [len(known_avals)]))
         operands = [
-            ad.UndefinedPrimal(aval) if u else next(known)
-            for u, aval in zip(linear, closed.in_avals)
+            ad.UndefinedPrimal(aval) if is_linear else next(known)
+            for is_linear, aval in zip(linear, closed.in_avals)
         ]
         cotangents = [
             next(cts) if nz else Zero(aval.to_ct_aval())
             for nz, aval in zip(nonzero_ct, closed.out_avals)
         ]
         found = ad.backward_pass(closed.jaxpr, False, closed.consts, operands, cotangents)
-        found = [ct for ct, u in zip(found, linear) if u]
+        found = [ct for ct, is_linear in zip(found, linear) if is_linear]
         nonzero[:] = [type(ct) is not Zero for ct in found]
         return [ct for ct in found if type(ct) is not Zero]
 
@@ -561,7 +563,7 @@ def prune_equation(
         return [False] * len(eqn.invars), None
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(used_results))
     params = keep_params(dict(eqn.params, jaxpr=core.ClosedJaxpr(jaxpr, closed.consts)), used)
-    invars = [var for var, u in zip(eqn.invars, used) if u]
+    invars = [var for var, is_used in zip(eqn.invars, used) if is_used]
     outvars = [var for var, result in zip(eqn.outvars, used_results) if result]
     return used, eqn.replace(invars=invars, outvars=outvars, params=params, effects=jaxpr.effects)
 
@@ -610,8 +612,8 @@ def on_clear_caches(function: Callable[[], None]) -> None:
 class _Cleared:
     """An object that JAX takes for a cache of its own."""
 
-    def __init__(self, f: Callable[[], None]):
-        self.cache_clear, self.cache_info, self.cache_keys = f, tuple, tuple
+    def __init__(self, clear: Callable[[], None]):
+        self.cache_clear, self.cache_info, self.cache_keys = clear, tuple, tuple
 
 
 _cleared: dict[Callable, _Cleared] = {}
@@ -669,7 +671,10 @@ def copy_operands(eqn, operands) -> tuple:
     """
     found = eqn.params["tree"].unflatten(list(operands))
     ends = (
-        (r.ref, r.transforms) if isinstance(r, types.TransformedRef) else (r, ()) for r in found[:2]
+        (operand.ref, operand.transforms)
+        if isinstance(operand, types.TransformedRef)
+        else (operand, ())
+        for operand in found[:2]
     )
     return (*ends, *found[2:])
 
@@ -769,7 +774,7 @@ def remove_cpu_lowering(primitive) -> None:
 
 def has_cpu_lowering(name: str) -> bool:
     """Whether a primitive of this name has a lowering for the CPU alone, as pbkern.pallas.install() registers."""
-    return any(p.name == name for p in mlir._platform_specific_lowerings["cpu"])
+    return any(primitive.name == name for primitive in mlir._platform_specific_lowerings["cpu"])
 
 
 def has_devices(platform: str) -> bool:

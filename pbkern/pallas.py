@@ -153,13 +153,13 @@ def _native(ctx, nodes, params: dict):
         else:
             made = target.call(compiled, *held)
         found = checks.after([kernel], made)
-        return [_held(x, a.dtype) for x, a in zip(found, ctx.avals_out)]
+        return [_held(x, aval.dtype) for x, aval in zip(found, ctx.avals_out)]
 
     sources = {
         i: jax.core.ShapedArray(tuple(view.source.type.shape), ctx.avals_in[i].dtype)
         for i, view in views.items()
     }
-    ctx = ctx.replace(avals_in=[sources.get(i, a) for i, a in enumerate(ctx.avals_in)])
+    ctx = ctx.replace(avals_in=[sources.get(i, aval) for i, aval in enumerate(ctx.avals_in)])
     held = (views[i].source if i in views else node for i, node in enumerate(nodes))
     return mlir.lower_fun(call, multiple_results=True)(ctx, *held)
 

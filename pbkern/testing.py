@@ -146,8 +146,8 @@ def _kernels(explanation: Explanation) -> str:
     return "\n".join(rows)
 
 
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _widest_float(result) -> str:
@@ -157,4 +157,4 @@ def _widest_float(result) -> str:
         for leaf in jax.tree.leaves(result)
         if jax.numpy.issubdtype(leaf.dtype, np.floating)
     ]
-    return max(floats, key=lambda d: d.itemsize).name if floats else "float32"
+    return max(floats, key=lambda dtype: dtype.itemsize).name if floats else "float32"

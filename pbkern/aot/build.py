@@ -77,7 +77,7 @@ def _interface(
     """Describes what holds for every device: plans may differ in what they read, and in which results replace arguments."""
     functions = [part.function for part in parts]
     inputs = [
-        dataclasses.replace(of[0], is_used=any(a.is_used for a in of))
+        dataclasses.replace(of[0], is_used=any(argument.is_used for argument in of))
         for of in zip(*(function.inputs for function in functions))
     ]
     shared = [
@@ -121,8 +121,8 @@ def _texts(
 def plan_options(options: CompileOptions, device: CpuDevice) -> CompileOptions:
     """The options of a plan: the same as just in time where the device is the one at hand."""
     kept = {
-        k: v
-        for k, v in options.differing().items()
+        k: value
+        for k, value in options.differing().items()
         if k not in ("aot", "aot_name", "user_device_memory", "openmp", "num_threads")
     }
     return CompileOptions(**(kept | {"device": None if device.name == "native" else device.name}))

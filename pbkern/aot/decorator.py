@@ -113,7 +113,7 @@ def compile_library(
     try:
         JitFunction(fn, options, {})  # which looks at the marked arguments as jax.jit does
     except ValueError as e:
-        marked = {k: v for k, v in options.differing().items() if k in ARGUMENT_OPTIONS}
+        marked = {k: value for k, value in options.differing().items() if k in ARGUMENT_OPTIONS}
         raise OptionError(
             f"`{own_name}` has no such arguments", why=f"{marked}: {str(e).splitlines()[0]}"
         ) from None

@@ -183,17 +183,19 @@ def _tf_library(
     given = arguments.arguments(args, kwargs)
     captured = capture(fn, given)
     if captured.assigned:
-        assigned = ", ".join(v.name for _, v in captured.assigned)
+        assigned = ", ".join(variable.name for _, variable in captured.assigned)
         raise UnsupportedOp(
             f"a library of `{name}` would assign variables",
             why=assigned,
             hint="return the new values",
         )
     imported = import_program(parse(captured.program, f"`{name}`", captured.places))
-    variables = [c for c in captured.captures if isinstance(c, tf.Variable)]
-    held = [c.numpy() for c in captured.captures if not isinstance(c, tf.Variable)]
+    variables = [source for source in captured.captures if isinstance(source, tf.Variable)]
+    held = [source.numpy() for source in captured.captures if not isinstance(source, tf.Variable)]
     jaxpr = _with_held_last(
-        imported.jaxpr, len(given.tensors), [isinstance(c, tf.Variable) for c in captured.captures]
+        imported.jaxpr,
+        len(given.tensors),
+        [isinstance(source, tf.Variable) for source in captured.captures],
     )
     single = len(given.tensors) == len(args) and not kwargs
     own = (
@@ -221,8 +223,8 @@ def _with_held_last(
     jaxpr: jex.ClosedJaxpr, inputs: int, is_variable: Sequence[bool]
 ) -> jex.ClosedJaxpr:
     """The jaxpr with its operands in this order: inputs, variables, constants."""
-    order = [inputs + k for k, v in enumerate(is_variable) if v] + [
-        inputs + k for k, v in enumerate(is_variable) if not v
+    order = [inputs + k for k, flag in enumerate(is_variable) if flag] + [
+        inputs + k for k, flag in enumerate(is_variable) if not flag
     ]
     order = [*range(inputs), *order]
     if order == list(range(len(order))):
@@ -234,7 +236,7 @@ def _with_held_last(
     places = [order.index(k) for k in range(len(order))]
     with jax.enable_x64(True):
         return jax.make_jaxpr(lambda *x: run(*[x[place] for place in places]))(
-            *[types[k] for k in order]
+            *[types[position] for position in order]
         )
 
 

@@ -85,16 +85,16 @@ class _Values:
         self.constants: list[np.ndarray] = []
         self.numbers: dict = {}
 
-    def source(self, v) -> ArraySource:
-        if isinstance(v, jex.Literal):
-            return self._constant(np.asarray(v.val, array_aval(v).dtype))
-        if v in self.inputs:
-            return ArraySource("input", self.inputs[v])
-        if v in self.outputs:
-            return ArraySource("output", self.outputs[v])
-        if v not in self.numbers:
-            self.numbers[v] = self._constant(self.known[v])
-        return self.numbers[v]
+    def source(self, atom) -> ArraySource:
+        if isinstance(atom, jex.Literal):
+            return self._constant(np.asarray(atom.val, array_aval(atom).dtype))
+        if atom in self.inputs:
+            return ArraySource("input", self.inputs[atom])
+        if atom in self.outputs:
+            return ArraySource("output", self.outputs[atom])
+        if atom not in self.numbers:
+            self.numbers[atom] = self._constant(self.known[atom])
+        return self.numbers[atom]
 
     def _constant(self, x: np.ndarray) -> ArraySource:
         self.constants.append(x)
@@ -141,18 +141,22 @@ def function_of(
     for k, result in enumerate(results):
         if not isinstance(result, jex.Literal) and result in made:
             values.outputs.setdefault(result, k)
-    read = [v for segment in plan.segments for v in segment.reads]
+    read = [var for segment in plan.segments for var in segment.reads]
     buffers = tuple(map(values.source, (*read, *made)))
     copies = tuple(
-        (k, values.source(v))
-        for k, v in enumerate(results)
-        if isinstance(v, jex.Literal) or values.source(v) != ArraySource("output", k)
+        (k, values.source(atom))
+        for k, atom in enumerate(results)
+        if isinstance(atom, jex.Literal) or values.source(atom) != ArraySource("output", k)
     )
     _refuse_large(values.constants, name)
     (program,) = plan.programs() or (None,)
-    used = {s.n for s in (*buffers, *(c for _, c in copies)) if s.kind == "input"}
+    used = {
+        source.n
+        for source in (*buffers, *(copied for _, copied in copies))
+        if source.kind == "input"
+    }
     arguments = _arguments(
-        (*in_paths, *out_paths), [_type_of(v) for v in (*values.inputs, *results)]
+        (*in_paths, *out_paths), [_type_of(atom) for atom in (*values.inputs, *results)]
     )
     inputs = tuple(
         dataclasses.replace(argument, is_used=n in used)
@@ -181,7 +185,7 @@ def _shared(program: HostProgram, buffers: Sequence[ArraySource]) -> tuple[tuple
         (buffers[i], buffers[len(program.inputs) + array])
         for i, array in program.shared_arrays().items()
     ]
-    return tuple((expr.n, b.n) for expr, b in pairs if expr.kind == "input")
+    return tuple((expr.n, output.n) for expr, output in pairs if expr.kind == "input")
 
 
 def function_of_kernel(
@@ -214,8 +218,8 @@ def function_of_kernel(
     )
 
 
-def _type_of(v) -> ArrayType:
-    aval = array_aval(v)
+def _type_of(atom) -> ArrayType:
+    aval = array_aval(atom)
     if not all(isinstance(size, int) for size in aval.shape):
         raise UnsupportedOp(
             "a library is made for fixed sizes", why=f"one array is {aval.str_short()}"

@@ -80,8 +80,8 @@ class LoadedLibrary:
                     f"`{self.metadata['name']}` has {len(outputs)} results",
                     why=f"out holds {len(results)}",
                 )
-        for a, x in zip((*inputs, *outputs), (*arrays, *results)):
-            self._check(a, x)
+        for argument, x in zip((*inputs, *outputs), (*arrays, *results)):
+            self._check(argument, x)
         if any(not result.flags.writeable for result in results):
             raise KernelError("a result's array is read-only", why="out=...", hint="a copy of it")
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (*arrays, *results)]

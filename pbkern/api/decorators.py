@@ -128,7 +128,7 @@ def _refuse_options(jit_kw: dict) -> None:
     options = {field.name for field in dataclasses.fields(CompileOptions)} - {
         *inspect.signature(jax.jit).parameters
     }
-    for name in (n for n in jit_kw if n in options):
+    for name in (keyword for keyword in jit_kw if keyword in options):
         why, option = f"given {name}={jit_kw[name]!r}", f"{{{name!r}: {jit_kw[name]!r}}}"
         raise OptionError(
             f"`{name}` is a compile option, not an argument of polyblocks_jit_jax",
@@ -379,7 +379,7 @@ class JitFunction(PickledByName, Generic[P, R]):
         build, options = self.build(args, kwargs)
         target = get_target(options.target)
         compiled = compile_programs(build, options).compiled.values()
-        arenas, code = (sum(n) for n in zip((0, 0), *map(target.memory, compiled)))
+        arenas, code = (sum(sizes) for sizes in zip((0, 0), *map(target.memory, compiled)))
         return stages.MemoryAnalysis.of(
             self.lower(*args, **kwargs).compile().memory_analysis(), arenas, code
         )
@@ -400,13 +400,15 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     def call_of(self, *args, **kwargs) -> tuple[jex.ClosedJaxpr, str, CompileOptions]:
         """(jaxpr, name, options) of what is compiled for arguments like these."""
-        p = self._call(args, kwargs)
-        return p["jaxpr"], p["name"], p["options"]
+        params = self._call(args, kwargs)
+        return params["jaxpr"], params["name"], params["options"]
 
     def build(self, args: tuple, kwargs: dict) -> tuple[Build, CompileOptions]:
         """The plan for arguments like these, and its options."""
-        p = self._call(args, kwargs)
-        return current_plan(p["jaxpr"], p["name"], p["options"], p["donated"]), p["options"]
+        params = self._call(args, kwargs)
+        return current_plan(
+            params["jaxpr"], params["name"], params["options"], params["donated"]
+        ), params["options"]
 
     def _call(self, args, kwargs) -> dict:
         """Parameters of the primitive that is bound for arguments like these."""
@@ -429,7 +431,9 @@ class JitFunction(PickledByName, Generic[P, R]):
 
 def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
     """Counts the costs of what was compiled for a jaxpr that binds the primitive."""
-    eqn = next(e.params for e in equations(traced.jaxpr) if e.primitive is call.call_p)
+    eqn = next(
+        equation.params for equation in equations(traced.jaxpr) if equation.primitive is call.call_p
+    )
     plan = current_plan(eqn["jaxpr"], eqn["name"], eqn["options"], eqn["donated"]).fused
     return stages.Costs.of(plan.explanation, len(plan.programs()))
 
@@ -461,9 +465,9 @@ def name_of(fn: Callable) -> str:
 def _largest(results: Any) -> int:
     """Bytes of the largest array of numbers of known size."""
     types = [
-        t
-        for t in map(jax.typeof, jax.tree.leaves(results))
-        if all(isinstance(size, int) for size in t.shape)
+        aval
+        for aval in map(jax.typeof, jax.tree.leaves(results))
+        if all(isinstance(size, int) for size in aval.shape)
     ]
     return max(
         (

@@ -124,7 +124,9 @@ class DirectPlan:
         plan = self.build.fused
         inner: list[Any] = [var.aval for var in (*plan.jaxpr.invars, *plan.jaxpr.outvars)]
         outer: list[Any] = [*self.jaxpr.in_avals, *self.jaxpr.out_avals]
-        same = [(a.shape, a.dtype) for a in inner] == [(a.shape, a.dtype) for a in outer]
+        same = [(aval.shape, aval.dtype) for aval in inner] == [
+            (aval.shape, aval.dtype) for aval in outer
+        ]
         on_cpu, memory = options.target == "cpu", self._memory
         here = memory.openmp is not None if on_cpu else memory.device is not None
         return (
@@ -191,14 +193,14 @@ class DirectPlan:
         ]
         outputs = plan.jaxpr.outvars
         literals = [
-            (k, self._constant(literal(v), v.aval))
-            for k, v in enumerate(outputs)
-            if isinstance(v, jex.Literal)
+            (k, self._constant(literal(atom), atom.aval))
+            for k, atom in enumerate(outputs)
+            if isinstance(atom, jex.Literal)
         ]
         places: dict[Any, int] = {
-            v: k for k, v in enumerate([*inputs, *(v for v, _ in constants + literals)])
+            var: k for k, var in enumerate([*inputs, *(var for var, _ in constants + literals)])
         }
-        self._constants = [c for _, c in constants + literals]
+        self._constants = [const for _, const in constants + literals]
         seen, filled = set(places.values()), len(places)
         for segment in plan.segments:
             reads = [places[read] for read in segment.reads]
@@ -234,7 +236,11 @@ class DirectPlan:
             made = [make() for make in makers]
             for k, nbytes in large:
                 direct.ask_for_huge_pages(address(made[k]), nbytes)
-            call(addresses(*[address(values[read]) for read in reads], *[address(a) for a in made]))
+            call(
+                addresses(
+                    *[address(values[read]) for read in reads], *[address(array) for array in made]
+                )
+            )
             return made
 
         return step
@@ -258,8 +264,8 @@ class DirectPlan:
             with device.entered():
                 made, held = [make() for make in makers], arena()
                 read = [
-                    v if not address(v) % multiple else memory.copy(v)
-                    for v, multiple in zip((values[k] for k in reads), multiples)
+                    value if not address(value) % multiple else memory.copy(value)
+                    for value, multiple in zip((values[place] for place in reads), multiples)
                 ]
                 call(addresses(*map(address, (*read, *made))), address(held), device.stream())
             return made
@@ -286,7 +292,9 @@ class DirectPlan:
 
         def run(values: Values) -> Values:
             with jax.enable_x64(True):
-                return [from_jax(a) for a in jax.block_until_ready(call(*map(to_jax, values)))]
+                return [
+                    from_jax(array) for array in jax.block_until_ready(call(*map(to_jax, values)))
+                ]
 
         return run
 

@@ -27,10 +27,12 @@ def random_operands(types: Sequence[ArrayType], seed: int = 0) -> list[jax.Array
     """Arrays of these types: normal floats, integers 0 and 1 (which are valid indices of most arrays), both bools."""
     rng = np.random.default_rng(seed)
 
-    def one(t: ArrayType) -> jax.Array:
-        if jnp.issubdtype(t.dtype, jnp.inexact):
-            return jnp.asarray(rng.standard_normal(t.shape, np.float32).astype(t.dtype))
-        return jnp.asarray(rng.integers(0, 2, t.shape, np.int8).astype(t.dtype))
+    def one(array_type: ArrayType) -> jax.Array:
+        if jnp.issubdtype(array_type.dtype, jnp.inexact):
+            return jnp.asarray(
+                rng.standard_normal(array_type.shape, np.float32).astype(array_type.dtype)
+            )
+        return jnp.asarray(rng.integers(0, 2, array_type.shape, np.int8).astype(array_type.dtype))
 
     return [one(type_) for type_ in types]
 

@@ -168,7 +168,7 @@ def compile_programs(build: Build, options: CompileOptions) -> Build:
     for stage in target.STAGES:
         record.texts[stage] = functools.partial(_text, target, build, stage)
     record.again["nests"] = lambda: [
-        target.lower_again(c) for c in dict.fromkeys(build.compiled.values())
+        target.lower_again(executable) for executable in dict.fromkeys(build.compiled.values())
     ]
     if options.debug:
         stages.report(record)
@@ -189,7 +189,9 @@ def _leaves(program: HostProgram, error: Exception) -> bool:
 
 def _text(target: Target, build: Build, stage: str) -> str:
     """Code of a build after a target's stage. Programs that are alike share their code."""
-    return "\n".join(target.text(c, stage) for c in dict.fromkeys(build.compiled.values()))
+    return "\n".join(
+        target.text(compiled, stage) for compiled in dict.fromkeys(build.compiled.values())
+    )
 
 
 def check_precision(jaxpr: jex.ClosedJaxpr, mode: str | None) -> None:

@@ -89,7 +89,7 @@ class ResultPool:
             self.unused.append(memory)
             while (
                 self.unused
-                and sum(m.size for m in self.unused) > config.current().pool_megabytes << 20
+                and sum(block.size for block in self.unused) > config.current().pool_megabytes << 20
             ):
                 self.unused.popleft()
 
@@ -139,11 +139,15 @@ def into_buffers(
     if outer.outvars != call.outvars:
         return None
     outputs = zip(plan.segments[0].makes, programs[0].outputs)
-    large = {v: b.type for v, b in outputs if b.type.nbytes >= target.POOLED_BYTES}
+    large = {var: buf.type for var, buf in outputs if buf.type.nbytes >= target.POOLED_BYTES}
     at = {
-        n: large[v] for v in large for n, result in enumerate(results) if result is v
+        n: large[var] for var in large for n, result in enumerate(results) if result is var
     }  # in the order of the program's outputs
-    if len(at) != len(large) or not at or any(call.outvars[n].aval.weak_type for n in at):
+    if (
+        len(at) != len(large)
+        or not at
+        or any(call.outvars[position].aval.weak_type for position in at)
+    ):
         return None
 
     def run(leaves, places):
@@ -162,7 +166,7 @@ def into_buffers(
         operands = [var.val if isinstance(var, jex.Literal) else env[var] for var in call.invars]
         with _jax.types_kept(traced.jaxpr):
             found = plan.evaluate(operands, program_into)
-        return [r for n, r in enumerate(found) if n not in at], ends[0]
+        return [result for n, result in enumerate(found) if n not in at], ends[0]
 
     return IntoBuffers(jax.jit(run), at, jax.tree.structure(traced.out_info))
 

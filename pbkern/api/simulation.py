@@ -115,8 +115,8 @@ def _evaluated(traced: jex.ClosedJaxpr, leaves: list, call: Callable[[list], lis
         zip(traced.jaxpr.constvars, map(np.asarray, traced.consts))
     )
 
-    def value(a: Any) -> Any:
-        return literal_value(a) if isinstance(a, jex.Literal) else env[a]
+    def value(atom: Any) -> Any:
+        return literal_value(atom) if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in traced.jaxpr.eqns:
         if eqn.primitive is not call_p:
@@ -142,4 +142,8 @@ def _kernel(kernel: Kernel, args: tuple, options: CompileOptions, check: bool) -
 
 
 def _texts(compiled: list[NvProgram]) -> list[str]:
-    return [c.codes[id(kernel)].ptx for c in compiled for kernel in c.program.kernels()]
+    return [
+        executable.codes[id(kernel)].ptx
+        for executable in compiled
+        for kernel in executable.program.kernels()
+    ]

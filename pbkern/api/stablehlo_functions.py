@@ -121,7 +121,7 @@ def _function(source: ProgramSource, imported: ImportedProgram, in_avals: tuple[
             _checked(leaf, aval, k, imported.name)
             for k, (leaf, aval) in enumerate(zip(leaves, in_avals))
         ]
-        results = run(*[arrays[k] for k in kept])
+        results = run(*[arrays[position] for position in kept])
         if exported:
             return jax.tree.unflatten(exported.out_tree, results)
         return results[0] if len(results) == 1 else tuple(results)
@@ -148,7 +148,7 @@ def _flat(source: ProgramSource, name: str, count: int, args: tuple, kwargs: dic
     return leaves
 
 
-def _checked(x: Any, expected: Any, k: int, name: str) -> jax.Array:
+def _checked(x: Any, expected: Any, number: int, name: str) -> jax.Array:
     found = jax.typeof(x)
     if (
         found.shape == expected.shape
@@ -159,7 +159,7 @@ def _checked(x: Any, expected: Any, k: int, name: str) -> jax.Array:
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         types = f"given {found.str_short()}, it takes {expected.str_short()}"
         raise ArgumentError(
-            f"argument {k} of `{name}` has another type than the program's",
+            f"argument {number} of `{name}` has another type than the program's",
             why=types,
             hint="convert it, or export again",
         )

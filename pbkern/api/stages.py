@@ -77,10 +77,12 @@ class Record:
         of, _, name = stage.partition(":")
         if name and of in self.again:
             runs = self.passes(of)
-            found = [f"{r.of}:\n{r.text}" for r in runs if r.name == name]
+            found = [
+                f"{pass_run.of}:\n{pass_run.text}" for pass_run in runs if pass_run.name == name
+            ]
             if found:
                 return "\n\n".join(found)
-            hint = f"one of {', '.join(dict.fromkeys(r.name for r in runs))}"
+            hint = f"one of {', '.join(dict.fromkeys(pass_run.name for pass_run in runs))}"
             raise OptionError(
                 f"no pass `{name}` ran in stage `{of}`", why=f"of `{self.name}`", hint=hint
             )
@@ -93,7 +95,7 @@ class Record:
         """The passes of a stage, which runs again for it: each with its time and what it has made, verified."""
         with watched() as runs:
             self.again[stage]()
-        return [r for r in runs if r.stage == stage]
+        return [pass_run for pass_run in runs if pass_run.stage == stage]
 
     def times(self) -> str:
         return "\n".join(f"{ms:10.2f} ms  {what}" for what, ms in self.milliseconds.items())
@@ -174,7 +176,11 @@ class Costs:
             return cls(programs, None, None, None)
         totals = [
             sum(kernel.runs * figure(kernel.cost) for kernel in explanation.kernels)
-            for figure in (lambda c: c.flops, lambda c: c.bytes_moved, lambda c: c.seconds)
+            for figure in (
+                lambda cost: cost.flops,
+                lambda cost: cost.bytes_moved,
+                lambda cost: cost.seconds,
+            )
         ]
         return cls(programs, *map(float, totals))
 

@@ -126,7 +126,9 @@ def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
     module = _captured(fn, backend(options, graphs))
     module.__class__ = TorchModule
     module.__dict__ |= {"graphs": graphs, "options": options, "sparse": []}
-    module.__dict__["recurrent"] = any(isinstance(m, torch.nn.RNNBase) for m in fn.modules())
+    module.__dict__["recurrent"] = any(
+        isinstance(submodule, torch.nn.RNNBase) for submodule in fn.modules()
+    )
     return module
 
 

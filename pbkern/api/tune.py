@@ -122,10 +122,10 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
     with tuned_choices.trial(()):
         groups = pipeline.current_plan(jaxpr, name, options).groups()
     found = _tune_kernels(groups, options, begin + budget * KERNELS_SHARE)
-    chosen = tuple(k.choice for k in found)
+    chosen = tuple(tuned.choice for tuned in found)
     both = [jitted.undonated() for _ in range(2)]
     before, after, faster = _whole(both, (args, kwargs), ((), chosen), budget * WHOLE_SHARE)
-    kept = faster and any(c != fuse.Choice() for c in chosen)
+    kept = faster and any(choice != fuse.Choice() for choice in chosen)
     tuned_choices.remember(jaxpr, options, chosen if kept else (fuse.Choice(),) * len(chosen))
     jitted.clear_cache()  # what was compiled before is compiled again
     result = Tuning(name, tuple(found), before, after, kept, time.monotonic() - begin)
@@ -151,13 +151,15 @@ def _arrays(tree: Any) -> Any:
 def _tune_kernels(nodes: list[Node], options: CompileOptions, end: float) -> list[TunedKernel]:
     """One result per group. Time is given in proportion to what the model thinks each kernel takes."""
     results: dict[int, TunedKernel] = {}
-    waiting = sorted(nodes, key=lambda n: -n.seconds)
+    waiting = sorted(nodes, key=lambda untuned: -untuned.seconds)
     while waiting:
         node = waiting.pop(0)
-        share = node.seconds / max(node.seconds + sum(n.seconds for n in waiting), 1e-12)
+        share = node.seconds / max(
+            node.seconds + sum(untuned.seconds for untuned in waiting), 1e-12
+        )
         now = time.monotonic()
         results[id(node)] = _TuneSearch(node, options, now + max(end - now, 0.0) * share).run()
-    return [results[id(n)] for n in nodes]
+    return [results[id(tuned_node)] for tuned_node in nodes]
 
 
 @dataclass
@@ -180,12 +182,14 @@ class _TuneSearch:
         )  # the rest is for the finalists
         default = self.kernel(fuse.Choice())
         self.operands = random_operands(default.in_types)
-        self.want = [np.asarray(a) for a in kernel_call(default, self.options)(*self.operands)]
+        self.want = [
+            np.asarray(result) for result in kernel_call(default, self.options)(*self.operands)
+        ]
         self.measure(fuse.Choice())
-        for c in fuse.choices.candidates(self.node, self.target.costs(), CANDIDATES)[1:]:
-            self.attempt(c)
-        for c in self.variations():
-            self.attempt(c)
+        for choice in fuse.choices.candidates(self.node, self.target.costs(), CANDIDATES)[1:]:
+            self.attempt(choice)
+        for choice in self.variations():
+            self.attempt(choice)
         best, before, after = self.final()
         return TunedKernel(self.node.kernel, best, before, after, self.tried, self.differing)
 
@@ -229,12 +233,12 @@ class _TuneSearch:
 
     def final(self) -> tuple[Choice, float, float]:
         """(best, seconds of the default, seconds of the best): the fastest few again, calls alternating with the default's."""
-        ranked = sorted((c for c in self.times if c != fuse.Choice()), key=self.times.__getitem__)[
-            :FINALISTS
-        ]
+        ranked = sorted(
+            (choice for choice in self.times if choice != fuse.Choice()), key=self.times.__getitem__
+        )[:FINALISTS]
         ranked = [fuse.Choice(), *ranked]
         seconds, faster = compared(
-            [self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN
+            [self.calls[choice] for choice in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN
         )
         best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
         return ranked[best], seconds[0], seconds[best]
@@ -260,7 +264,8 @@ def agree(got, want) -> bool:
         return bool(np.array_equal(got, want))
     tolerance = float(jnp.finfo(want.dtype).eps) ** 0.5
     got, want = (
-        a.astype(np.complex128 if a.dtype.kind == "c" else np.float64) for a in (got, want)
+        array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+        for array in (got, want)
     )
     finite = np.abs(want[np.isfinite(want)])
     return bool(
@@ -280,8 +285,8 @@ def _whole(
     """(seconds of the first, of the second, whether that is faster with equal results): one function, two sets of choices."""
     args, kwargs = arguments
     results = []
-    for f, c in zip(both, chosen):
-        with tuned_choices.trial(c):
+    for f, choice in zip(both, chosen):
+        with tuned_choices.trial(choice):
             results.append(jax.tree.leaves(f(*args, **kwargs)))  # compiled here
     same = all(map(agree, *results))
     times, faster = compared(

@@ -30,7 +30,7 @@ def run(parsed: argparse.Namespace) -> None:
     from pbkern.aot.decorator import polyblocks_aot_jax
 
     options = option_flags.given(parsed)
-    kinds = None if parsed.emit is None else [k for k in parsed.emit.split(",") if k]
+    kinds = None if parsed.emit is None else [kind for kind in parsed.emit.split(",") if kind]
     if kinds is None and parsed.output is not None and pathlib.Path(parsed.output).is_dir():
         kinds = _all(options.get("device"))
     if parsed.function.endswith(".pt2"):
@@ -51,5 +51,5 @@ def run(parsed: argparse.Namespace) -> None:
 
 def _all(device: str | None) -> list[str]:
     """Kinds of files for a folder: of libraries for other systems, those that need no linker."""
-    here = all(d.is_here for d in devices_of(device))
-    return [k for k in KINDS if here or k not in ("shared", "static")]
+    here = all(target.is_here for target in devices_of(device))
+    return [kind for kind in KINDS if here or kind not in ("shared", "static")]

@@ -41,9 +41,9 @@ def blur_x_blur_y(planes):
 
 def unsharp_mask(image):
     """float32[h, w, 3] -> float32[h - 4, w - 4, 3]: adds the difference to a blur where it is not noise."""
-    h, w, _ = image.shape
-    rows = sum(BINOMIAL[i] * image[i : h - 4 + i] for i in range(5))
-    blurred = sum(BINOMIAL[i] * rows[:, i : w - 4 + i] for i in range(5))
+    height, width, _ = image.shape
+    rows = sum(BINOMIAL[i] * image[i : height - 4 + i] for i in range(5))
+    blurred = sum(BINOMIAL[i] * rows[:, i : width - 4 + i] for i in range(5))
     centre = image[2:-2, 2:-2]
     return jnp.where(jnp.abs(centre - blurred) < 0.01, centre, 3 * centre - 2 * blurred)
 
@@ -51,14 +51,17 @@ def unsharp_mask(image):
 def harris_corners(image):
     """float32[h, w] -> float32[h - 4, w - 4]: large at corners, negative on edges."""
 
-    def box(a):
-        h, w = a.shape
-        return sum(a[i : h - 2 + i, j : w - 2 + j] for i in range(3) for j in range(3))
+    def box(plane):
+        height, width = plane.shape
+        return sum(plane[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3))
 
-    def sobel(a):
-        h, _ = a.shape
+    def sobel(plane):
+        height, _ = plane.shape
         return (
-            sum(k * (a[i : h - 2 + i, 2:] - a[i : h - 2 + i, :-2]) for i, k in enumerate((1, 2, 1)))
+            sum(
+                weight * (plane[i : height - 2 + i, 2:] - plane[i : height - 2 + i, :-2])
+                for i, weight in enumerate((1, 2, 1))
+            )
             / 12
         )
 
@@ -78,26 +81,28 @@ def attention(q, k, v):
     return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores, -1), v)
 
 
-def transformer_block(p, x, heads=8):
+def transformer_block(params, x, heads=8):
     """float32[tokens, width] -> the same: layer norm, attention and MLP, each with a residual."""
     tokens, width = x.shape
     q, k, v = (
-        (layer_norm(x, *p["norm1"]) @ p["qkv"])
+        (layer_norm(x, *params["norm1"]) @ params["qkv"])
         .reshape(tokens, 3, heads, width // heads)
         .transpose(1, 2, 0, 3)
     )
-    x = x + attention(q, k, v).transpose(1, 0, 2).reshape(tokens, width) @ p["out"]
-    hidden = jax.nn.gelu(layer_norm(x, *p["norm2"]) @ p["up"] + p["up_bias"])
-    return x + hidden @ p["down"] + p["down_bias"]
+    x = x + attention(q, k, v).transpose(1, 0, 2).reshape(tokens, width) @ params["out"]
+    hidden = jax.nn.gelu(layer_norm(x, *params["norm2"]) @ params["up"] + params["up_bias"])
+    return x + hidden @ params["down"] + params["down_bias"]
 
 
 def transformer_parameters(key, width=512):
     names = {"qkv": 3 * width, "out": width, "up": 4 * width}
     keys = dict(zip([*names, "down"], jax.random.split(key, 4)))
-    p = {n: jax.random.normal(keys[n], (width, size)) / np.sqrt(width) for n, size in names.items()}
-    p["down"] = jax.random.normal(keys["down"], (4 * width, width)) / np.sqrt(4 * width)
+    params = {
+        n: jax.random.normal(keys[n], (width, size)) / np.sqrt(width) for n, size in names.items()
+    }
+    params["down"] = jax.random.normal(keys["down"], (4 * width, width)) / np.sqrt(4 * width)
     ones, zeros = jnp.ones(width), jnp.zeros(width)
-    return p | {
+    return params | {
         "norm1": (ones, zeros),
         "norm2": (ones, zeros),
         "up_bias": jnp.zeros(4 * width),
@@ -144,7 +149,7 @@ def photograph() -> np.ndarray:
     data, transform = (_skimage(name) for name in ("data", "transform"))
     image = data.coffee()  # inside the package; nothing is downloaded
     scale = max(HEIGHT / image.shape[0], WIDTH / image.shape[1])
-    size = tuple(int(np.ceil(n * scale)) for n in image.shape[:2])
+    size = tuple(int(np.ceil(extent * scale)) for extent in image.shape[:2])
     large = transform.resize(image, size, order=3, anti_aliasing=False).astype(np.float32)
     top, left = (size[0] - HEIGHT) // 2, (size[1] - WIDTH) // 2
     return np.clip(large[top : top + HEIGHT, left : left + WIDTH], 0, 1)
@@ -270,15 +275,15 @@ def heading(text: str) -> None:
 COLUMNS = f"{'':19}{'kernels':>8}{'compile':>10}{'pbkern':>18}{'jax.jit':>18}{'faster':>9}{'max error':>12}"
 
 
-def line(case: DemoCase, o: Outcome) -> str:
+def line(case: DemoCase, outcome: Outcome) -> str:
     def pair(seconds: list[float]) -> str:
         return f"{min(seconds) * 1e3:.2f} / {statistics.median(seconds) * 1e3:.2f}"
 
-    ratio = statistics.median(o.theirs) / statistics.median(o.ours)
+    ratio = statistics.median(outcome.theirs) / statistics.median(outcome.ours)
     faster = styled(f"{ratio:8.1f}x", "32" if ratio >= 1 else "33")
-    verdict = styled(f"{o.error:12.0e}", "0" if o.error <= case.tolerance else "1;31")
-    first = f"{o.first_call:.2f} s"
-    return f"{case.title:19}{case.kernels:8}{first:>10}{pair(o.ours):>18}{pair(o.theirs):>18}{faster}{verdict}"
+    verdict = styled(f"{outcome.error:12.0e}", "0" if outcome.error <= case.tolerance else "1;31")
+    first = f"{outcome.first_call:.2f} s"
+    return f"{case.title:19}{case.kernels:8}{first:>10}{pair(outcome.ours):>18}{pair(outcome.theirs):>18}{faster}{verdict}"
 
 
 def show_progress(text: str) -> None:

@@ -217,7 +217,7 @@ def parse_type(text: str, sizes: Mapping[str, int] | None = None):
 
     found = re.fullmatch(r"\s*(\w+)\s*\[([\w\s,]*)\]\s*", text)
     dtype = DTYPES.get(found[1], found[1]) if found else None
-    words = [n.strip() for n in found[2].split(",") if n.strip()] if found else []
+    words = [word.strip() for word in found[2].split(",") if word.strip()] if found else []
     if (
         found is None
         or dtype not in DTYPES.values()

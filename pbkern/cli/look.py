@@ -65,11 +65,11 @@ def _devices() -> None:
     from pbkern.targets.cpu.devices import device_of, names
 
     for name in names()[1:]:
-        d = device_of(name)
-        machine = d.machine
+        device = device_of(name)
+        machine = device.machine
         print(
-            f"{name}: {d.triple}, {machine.vector_bits}-bit vectors, {machine.registers} registers, "
-            f"{machine.cores} cores; {', '.join(d.needs)}"
+            f"{name}: {device.triple}, {machine.vector_bits}-bit vectors, {machine.registers} registers, "
+            f"{machine.cores} cores; {', '.join(device.needs)}"
         )
 
 
@@ -83,7 +83,10 @@ def cache(parsed: argparse.Namespace) -> None:
         print(f"removed {count} files, {size / 2**20:.1f} MB")
     else:
         kinds = Counter(path.name.partition("-")[0] for path, _ in store.entries())
-        shown = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())) or "nothing"
+        shown = (
+            ", ".join(f"{kind_count} {kind}" for kind, kind_count in sorted(kinds.items()))
+            or "nothing"
+        )
         print(f"{store.size() / 2**20:.1f} of {store.limit >> 20} MB in {store.folder}: {shown}")
 
 

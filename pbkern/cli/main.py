@@ -84,10 +84,10 @@ def normalised(arguments: Sequence[str]) -> list[str]:
     if found[:1] == ["bench"]:
         return found
     found = [
-        option_flags.as_switch(f"-{a}" if re.match(r"-[a-z][a-z0-9-]+(=|$)", a) else a)
-        for a in found
+        option_flags.as_switch(f"-{arg}" if re.match(r"-[a-z][a-z0-9-]+(=|$)", arg) else arg)
+        for arg in found
     ]
-    if found and found[0] not in EXAMPLES and any(re.search(r"\.py:\w", a) for a in found):
+    if found and found[0] not in EXAMPLES and any(re.search(r"\.py:\w", arg) for arg in found):
         return ["compile" if "--aot" in found else "run", *found]
     return found
 

@@ -71,7 +71,9 @@ def _run_function(parsed: argparse.Namespace) -> None:
     ours = functions.decorated(fn, options)
     jitted = getattr(ours, "jitted", ours)  # of a StableHLO program
     plain, kept = jitted.__wrapped__, getattr(ours, "types_kept", contextlib.nullcontext)
-    static = {k: v for k, v in jitted.options.differing().items() if k.startswith("static_")}
+    static = {
+        k: value for k, value in jitted.options.differing().items() if k.startswith("static_")
+    }
     backends: dict[str, Callable] = {"polyblocks": ours}
     backends |= {} if parsed.skip_xla else {"xla": jax.jit(plain, **static)}
     backends |= {} if parsed.skip_std else {"std": plain}
@@ -141,14 +143,16 @@ def _compared(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> st
     Raises TargetError where rounding does not explain it.
     """
     worst = 0.0
-    for k, (a, b) in enumerate(zip(found, expected, strict=True)):
-        if a.size == 0 or np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"):
+    for k, (result, reference) in enumerate(zip(found, expected, strict=True)):
+        if result.size == 0 or np.array_equal(
+            result, reference, equal_nan=result.dtype.kind in "fc"
+        ):
             continue
-        wide = np.complex128 if a.dtype.kind == "c" else np.float64
-        x, y = a.astype(wide), b.astype(wide)
+        wide = np.complex128 if result.dtype.kind == "c" else np.float64
+        x, y = result.astype(wide), reference.astype(wide)
         scale = max(float(np.nanmax(np.abs(y), initial=0.0)), 1e-30)
         error = float(np.nanmax(np.abs(x - y), initial=0.0)) / scale
-        if not error <= TOLERANCES.get(a.dtype.name, 0.0) or not np.array_equal(
+        if not error <= TOLERANCES.get(result.dtype.name, 0.0) or not np.array_equal(
             np.isnan(x), np.isnan(y)
         ):
             raise TargetError(
@@ -170,7 +174,7 @@ def _run_library(parsed: argparse.Namespace) -> None:
     path = pathlib.Path(parsed.function)
     if not path.is_file():
         raise OptionError(f"there is no file {path}", why=f"in {pathlib.Path.cwd()}")
-    others = {k: v for k, v in option_flags.given(parsed).items() if k != "num_iters"}
+    others = {k: value for k, value in option_flags.given(parsed).items() if k != "num_iters"}
     if others or parsed.args:
         name = next(iter(others), "args")
         raise OptionError(

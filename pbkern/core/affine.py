@@ -22,12 +22,12 @@ class Affine(Generic[S]):
 
     @staticmethod
     def make(terms: Mapping[S, int], const: int = 0) -> Affine[S]:
-        kept = ((s, int(term)) for s, term in terms.items() if term)
-        return Affine(tuple(sorted(kept, key=lambda t: str(t[0]))), int(const))
+        kept = ((var, int(term)) for var, term in terms.items() if term)
+        return Affine(tuple(sorted(kept, key=lambda term: str(term[0]))), int(const))
 
     @staticmethod
-    def symbol(s: S, coefficient: int = 1) -> Affine[S]:
-        return Affine.make({s: coefficient})
+    def symbol(var: S, coefficient: int = 1) -> Affine[S]:
+        return Affine.make({var: coefficient})
 
     def __add__(self, other: Affine[S] | int) -> Affine[S]:
         if not isinstance(other, Affine):  # an int, also NumPy's
@@ -35,26 +35,29 @@ class Affine(Generic[S]):
         if not self.terms or not other.terms:
             return Affine(self.terms or other.terms, self.const + other.const)
         merged = dict(self.terms)
-        for s, c in other.terms:
-            merged[s] = merged.get(s, 0) + c
+        for var, coeff in other.terms:
+            merged[var] = merged.get(var, 0) + coeff
         return Affine.make(merged, self.const + other.const)
 
-    def __mul__(self, k: int) -> Affine[S]:
-        k = int(k)
-        return Affine(tuple((s, c * k) for s, c in self.terms) if k else (), self.const * k)
+    def __mul__(self, factor: int) -> Affine[S]:
+        factor = int(factor)
+        return Affine(
+            tuple((var, coeff * factor) for var, coeff in self.terms) if factor else (),
+            self.const * factor,
+        )
 
     def __sub__(self, other: Affine[S] | int) -> Affine[S]:
         return self + (other * -1)
 
-    def coefficient(self, s: S) -> int:
-        for t, c in self.terms:
-            if t == s:
-                return c
+    def coefficient(self, var: S) -> int:
+        for candidate, coeff in self.terms:
+            if candidate == var:
+                return coeff
         return 0
 
     @property
     def symbols(self) -> frozenset[S]:
-        return frozenset(s for s, _ in self.terms)
+        return frozenset(var for var, _ in self.terms)
 
     @property
     def is_const(self) -> bool:
@@ -67,28 +70,34 @@ class Affine(Generic[S]):
     def substitute(self, f: Callable[[S], Affine[S] | int | None]) -> Affine[S]:
         """Replaces each symbol s by f(s); None keeps it."""
         out: Affine[S] = Affine((), self.const)
-        for s, c in self.terms:
-            r = f(s)
+        for var, coeff in self.terms:
+            value = f(var)
             out = (
                 out
-                + (Affine.symbol(s) if r is None else r if isinstance(r, Affine) else Affine((), r))
-                * c
+                + (
+                    Affine.symbol(var)
+                    if value is None
+                    else value
+                    if isinstance(value, Affine)
+                    else Affine((), value)
+                )
+                * coeff
             )
         return out
 
     def evaluate(self, values: Mapping[S, int]) -> int:
-        return self.const + sum(c * values[s] for s, c in self.terms)
+        return self.const + sum(coeff * values[var] for var, coeff in self.terms)
 
     def bounds(self, extents: Callable[[S], int]) -> tuple[int, int]:
         """(smallest, largest) value with each symbol s in [0, extents(s))."""
         lo = hi = self.const
-        for s, c in self.terms:
-            reach = c * max(extents(s) - 1, 0)
+        for var, coeff in self.terms:
+            reach = coeff * max(extents(var) - 1, 0)
             lo, hi = lo + min(reach, 0), hi + max(reach, 0)
         return lo, hi
 
     def __str__(self) -> str:
-        parts = [f"{s}" if c == 1 else f"{c}*{s}" for s, c in self.terms]
+        parts = [f"{var}" if coeff == 1 else f"{coeff}*{var}" for var, coeff in self.terms]
         if self.const or not parts:
             parts.append(str(self.const))
         return " + ".join(parts).replace("+ -", "- ")

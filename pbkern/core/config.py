@@ -35,17 +35,17 @@ class Variable:
 
 
 def _positive(text: str) -> int:
-    n = int(text)
-    if n < 1:
+    count = int(text)
+    if count < 1:
         raise ValueError
-    return n
+    return count
 
 
 def _count(text: str) -> int:
-    n = int(text)
-    if n < 0:
+    count = int(text)
+    if count < 0:
         raise ValueError
-    return n
+    return count
 
 
 def _folders(text: str) -> tuple[pathlib.Path, ...]:
@@ -69,10 +69,10 @@ def _flag(text: str) -> bool:
 
 
 def _seconds(text: str) -> float:
-    n = float(text)
-    if not 0 <= n < float("inf"):
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
         raise ValueError
-    return n
+    return seconds
 
 
 VARIABLES = (
@@ -179,7 +179,7 @@ class Config:
 
 def read(environment) -> Config:
     """Raises OptionError for unknown variables and bad values."""
-    known = {v.name: v for v in VARIABLES}
+    known = {variable.name: variable for variable in VARIABLES}
     values = {}
     for name, text in environment.items():
         if not name.startswith(PREFIX):
@@ -217,7 +217,7 @@ def _checked(name: str, value: Any) -> Any:
 
     Raises OptionError for unknown names and bad values.
     """
-    known = {_setting(v.name): v for v in VARIABLES}
+    known = {_setting(variable.name): variable for variable in VARIABLES}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         raise OptionError(

@@ -87,11 +87,11 @@ def _solution(eqn) -> jex.ClosedJaxpr:
 def inner_jaxprs(eqn) -> Iterator[jex.ClosedJaxpr]:
     """Every jaxpr among an equation's parameters; open ones close over nothing that is known here."""
     for value in eqn.params.values():
-        for v in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(v, jex.ClosedJaxpr):
-                yield v
-            elif isinstance(v, jex.Jaxpr):
-                yield jex.ClosedJaxpr(v, (None,) * len(v.constvars))
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(inner, jex.ClosedJaxpr):
+                yield inner
+            elif isinstance(inner, jex.Jaxpr):
+                yield jex.ClosedJaxpr(inner, (None,) * len(inner.constvars))
 
 
 def equations(jaxpr: jex.Jaxpr) -> Iterator:
@@ -213,7 +213,10 @@ class _Retrace:
         env = {
             var: _constant(self.constant(const)) for var, const in zip(jaxpr.constvars, consts)
         } | dict(zip(jaxpr.invars, args))
-        live, producers = live_equations(jaxpr), {var: e for e in jaxpr.eqns for var in e.outvars}
+        live, producers = (
+            live_equations(jaxpr),
+            {var: producer for producer in jaxpr.eqns for var in producer.outvars},
+        )
         wanted = _read_variables(jaxpr, live)
 
         def read(atom):
@@ -305,12 +308,14 @@ class _Retrace:
 
         if cond.out_avals[0].shape:
             return while_any(goes_on, step, operands[first:])
-        return jax.lax.while_loop(goes_on, lambda c: tuple(step(c)), tuple(operands[first:]))
+        return jax.lax.while_loop(
+            goes_on, lambda carry: tuple(step(carry)), tuple(operands[first:])
+        )
 
     def cond(self, eqn, kind: str, selected, read) -> Sequence:
         operands = [read(var) for var in eqn.invars[1:]]
         branches = [
-            lambda b=branch: tuple(self.run(b.jaxpr, b.consts, operands))
+            lambda closed=branch: tuple(self.run(closed.jaxpr, closed.consts, operands))
             for branch in eqn.params["branches"]
         ]
         choice = read(selected)
@@ -341,7 +346,8 @@ def selector(eqn, producers: dict) -> tuple[str, Atom]:
     if made_by is not None and made_by.primitive.name == "clamp":
         low, index, high = made_by.invars
         bounds = [
-            int(literal_value(a)) if isinstance(a, jex.Literal) else None for a in (low, high)
+            int(literal_value(atom)) if isinstance(atom, jex.Literal) else None
+            for atom in (low, high)
         ]
         if bounds == [0, len(eqn.params["branches"]) - 1]:
             return "index", index
@@ -350,7 +356,7 @@ def selector(eqn, producers: dict) -> tuple[str, Atom]:
 
 def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
     """Per equation: does a result or an effect need it? A cond needs what selects it, not the converted index."""
-    producers = {var: e for e in jaxpr.eqns for var in e.outvars}
+    producers = {var: producer for producer in jaxpr.eqns for var in producer.outvars}
     needed = {var for var in jaxpr.outvars if isinstance(var, jex.Var)}
     live = []
     for eqn in reversed(jaxpr.eqns):
@@ -367,7 +373,7 @@ def live_equations(jaxpr: jex.Jaxpr) -> list[bool]:
 def _read_variables(jaxpr: jex.Jaxpr, live: Sequence[bool]) -> set:
     """Variables that live equations or the results read."""
     atoms = [var for eqn, used in zip(jaxpr.eqns, live) if used for var in eqn.invars]
-    return {a for a in (*atoms, *jaxpr.outvars) if isinstance(a, jex.Var)}
+    return {atom for atom in (*atoms, *jaxpr.outvars) if isinstance(atom, jex.Var)}
 
 
 def _acts(eqn) -> bool:
@@ -376,7 +382,7 @@ def _acts(eqn) -> bool:
     Some of Pallas's primitives do not tell what their jaxprs do.
     """
     return not only_reads(eqn) or any(
-        _acts(e) for inner in inner_jaxprs(eqn) for e in inner.jaxpr.eqns
+        _acts(inner_eqn) for inner in inner_jaxprs(eqn) for inner_eqn in inner.jaxpr.eqns
     )
 
 
@@ -386,9 +392,9 @@ def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
     The index that a cond makes for itself is not dead.
     """
     selecting = {
-        e.invars[0]
-        for e in jaxpr.eqns
-        if e.primitive.name == "cond" and isinstance(e.invars[0], jex.Var)
+        equation.invars[0]
+        for equation in jaxpr.eqns
+        if equation.primitive.name == "cond" and isinstance(equation.invars[0], jex.Var)
     }
     live = live_equations(jaxpr)
     wanted = _read_variables(jaxpr, live)
@@ -486,19 +492,19 @@ def in_demand_order(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(run)(*[fresh_aval(var.aval) for var in closed.jaxpr.invars])
 
 
-def as_dtype(p) -> np.dtype | None:
+def as_dtype(param) -> np.dtype | None:
     """The dtype that an equation parameter is, if it is one: parameters hold dtypes, NumPy's and JAX's scalar types."""
-    if isinstance(p, np.dtype):
-        return p
-    is_scalar_type = isinstance(p, type) and (
-        issubclass(p, np.generic) or isinstance(p, type(jax.numpy.float32))
+    if isinstance(param, np.dtype):
+        return param
+    is_scalar_type = isinstance(param, type) and (
+        issubclass(param, np.generic) or isinstance(param, type(jax.numpy.float32))
     )
-    return np.dtype(p) if is_scalar_type else None
+    return np.dtype(param) if is_scalar_type else None
 
 
-def same(a: jex.ClosedJaxpr, b: jex.ClosedJaxpr) -> bool:
+def same(left: jex.ClosedJaxpr, right: jex.ClosedJaxpr) -> bool:
     """Whether two jaxprs have the same equations, parameters and types, up to names of variables."""
-    return fingerprint(a) == fingerprint(b)
+    return fingerprint(left) == fingerprint(right)
 
 
 def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> tuple:
@@ -511,18 +517,20 @@ def fingerprint(jaxpr: jex.ClosedJaxpr | jex.Jaxpr) -> tuple:
             return "literal", str(value.dtype), value.tobytes()
         return "var", names.setdefault(var, len(names)), str(var.aval)
 
-    def param(p):
-        if isinstance(p, (jex.ClosedJaxpr, jex.Jaxpr)):
-            return fingerprint(p)
-        if isinstance(p, (tuple, list)):
-            return tuple(map(param, p))
-        if isinstance(p, np.integer):
-            return str(int(p))
-        return str(as_dtype(p) or p)
+    def param(value):
+        if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
+            return fingerprint(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(map(param, value))
+        if isinstance(value, np.integer):
+            return str(int(value))
+        return str(as_dtype(value) or value)
 
     def equation(eqn) -> tuple:
-        said = ((key, v) for key, v in sorted(eqn.params.items()) if v is not None)
-        params = tuple((k, param(v)) for k, v in said if not callable(v) or as_dtype(v))
+        said = ((key, value) for key, value in sorted(eqn.params.items()) if value is not None)
+        params = tuple(
+            (k, param(value)) for k, value in said if not callable(value) or as_dtype(value)
+        )
         return (
             eqn.primitive.name,
             tuple(map(atom, eqn.invars)),
@@ -566,11 +574,11 @@ def affine_outputs(jaxpr: jex.Jaxpr) -> list[Affine | None]:
         for eqn in jx.eqns:
             inner = called_jaxpr(eqn)
             if inner is not None:
-                for var, a in zip(inner.jaxpr.invars, eqn.invars):
-                    env[var] = read(a)
+                for var, atom in zip(inner.jaxpr.invars, eqn.invars):
+                    env[var] = read(atom)
                 run(inner.jaxpr)
-                for var, a in zip(eqn.outvars, inner.jaxpr.outvars):
-                    env[var] = read(a)
+                for var, atom in zip(eqn.outvars, inner.jaxpr.outvars):
+                    env[var] = read(atom)
             elif len(eqn.outvars) == 1:
                 env[eqn.outvars[0]] = step(eqn)
 

@@ -110,7 +110,7 @@ _ARRAYS = Refusal(
 )
 _JIT = (
     Refusal(("device",), *_AOT, unless=_on_gpu),  # of GPUs it names the one that code is made for
-    Refusal(tuple(n for n in AOT_ONLY if n != "device"), *_AOT),
+    Refusal(tuple(option for option in AOT_ONLY if option != "device"), *_AOT),
     Refusal(TORCH_ONLY, "the PyTorch front end", "use it with polyblocks_jit_torch"),
     _GPU,
 )

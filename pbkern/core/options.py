@@ -142,7 +142,7 @@ class CompileOptions:
         return self.polyblocks_disable_unsafe_math_canonicalizations or self.emulate_precision_casts
 
     def __repr__(self) -> str:
-        return f"CompileOptions({', '.join(f'{k}={v!r}' for k, v in self.differing().items())})"
+        return f"CompileOptions({', '.join(f'{k}={value!r}' for k, value in self.differing().items())})"
 
     def differing(self) -> dict[str, Any]:
         """The options that are not at their defaults."""
@@ -160,7 +160,7 @@ def nearest(name: str, names) -> str:
     """
     types = _dtypes_in(name)
     names = list(names)
-    alike = [n for n in names if not types or _dtypes_in(n) == types]
+    alike = [option for option in names if not types or _dtypes_in(option) == types]
     close = difflib.get_close_matches(name.replace("-", "_"), alike, n=1, cutoff=0.5)
     return (
         f"did you mean `{close[0]}`?" if close else f"one of {', '.join(map(str, sorted(names)))}"
@@ -220,7 +220,7 @@ def _tuple_of(kind: type, words: str) -> Callable:
     def check(name: str, value: Any) -> tuple:
         value = (value,) if isinstance(value, kind) else value
         good = isinstance(value, (tuple, list)) and all(
-            isinstance(v, kind) and not isinstance(v, bool) for v in value
+            isinstance(element, kind) and not isinstance(element, bool) for element in value
         )
         return tuple(value) if good else _bad(name, value, f"{words} or a sequence of them")
 

@@ -66,8 +66,8 @@ def watched() -> Iterator[list[Ran]]:
         yield runs
 
 
-def _raise(p: Pass, error: Exception) -> None:
-    raise fallback.PassFailed(p.name) from error
+def _raise(compiler_pass: Pass, error: Exception) -> None:
+    raise fallback.PassFailed(compiler_pass.name) from error
 
 
 def run_passes(

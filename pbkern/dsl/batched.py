@@ -29,16 +29,17 @@ def batch(primitive, args, dims, kernel: Kernel):
     )
     if (
         any(batched[: kernel.num_scalar_prefetch])
-        or any(batched[n] for n in sizes)
+        or any(batched[position] for position in sizes)
         or has_finish_of_its_own
     ):
         # Index maps or grids differ per element: one launch each.
-        rest = [arg for arg, b in zip(args, batched) if b]
+        rest = [arg for arg, is_batched in zip(args, batched) if is_batched]
 
         def one(xs):
             it = iter(xs)
             return primitive.bind(
-                *[next(it) if b else arg for arg, b in zip(args, batched)], kernel=kernel
+                *[next(it) if is_batched else arg for arg, is_batched in zip(args, batched)],
+                kernel=kernel,
             )
 
         return jax.lax.map(one, rest), [0] * len(kernel.outputs)
@@ -61,7 +62,10 @@ def _aliased_operands(kernel: Kernel) -> list[int]:
 @functools.lru_cache(maxsize=256)
 def batched_kernel(kernel: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
     """k with a leading grid dimension over `size` stacked operands (where `batched`) and results."""
-    inputs = tuple(_batched_mapping(operand, size, b) for operand, b in zip(kernel.inputs, batched))
+    inputs = tuple(
+        _batched_mapping(operand, size, is_batched)
+        for operand, is_batched in zip(kernel.inputs, batched)
+    )
     outputs = tuple(_batched_mapping(output, size, True) for output in kernel.outputs)
 
     def shift_axis(eqn, *operands):
@@ -89,13 +93,13 @@ def batched_kernel(kernel: Kernel, batched: tuple[bool, ...], size: int) -> Kern
 
 
 def _batched_mapping(mapping: BlockMapping, size: int, batched: bool) -> BlockMapping:
-    def index_map(b, *args):
+    def index_map(batch_index, *args):
         out = (
             jex.jaxpr_as_fun(mapping.index_map)(*args)
             if args or mapping.index_map.jaxpr.outvars
             else []
         )
-        return [b, *out] if batched else out
+        return [batch_index, *out] if batched else out
 
     avals = [_jax.fresh_aval(var.aval) for var in mapping.index_map.jaxpr.invars]
     with jax.enable_x64(False):

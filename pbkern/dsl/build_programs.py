@@ -44,7 +44,7 @@ def kernel_program(kernel: Kernel) -> HostProgram:
         [Buffer(f"{stem}{n}", type_, kind, n) for n, type_ in enumerate(types)]
         for types, kind, stem in sides
     ]
-    operands, results = (tuple(BufferView(b.name, b.type) for b in side) for side in buffers)
+    operands, results = (tuple(BufferView(buf.name, buf.type) for buf in side) for side in buffers)
     return HostProgram(
         kernel.name, (*buffers[0], *buffers[1]), (Launch(kernel, operands, results),)
     )
@@ -66,7 +66,10 @@ def in_stages(program: HostProgram) -> HostProgram:
     """
     for kernel in program.kernels():
         check_parallel_stores(kernel)
-    if not any(k.finish or unsure_results(k) for k in program.kernels()):
+    if not any(
+        program_kernel.finish or unsure_results(program_kernel)
+        for program_kernel in program.kernels()
+    ):
         return program
     stages = _Stages(1 + max((buffer.slot for buffer in program.buffers), default=-1))
     steps = stages.steps(program.steps)
@@ -110,12 +113,12 @@ class _Stages:
         yield from _filled(Launch(programs, launch.operands[:count], between))
         yield from _filled(Launch(finish, between + launch.operands[count:], launch.results))
 
-    def temporary(self, n: int, array: ArrayType) -> BufferView:
+    def temporary(self, slot: int, array: ArrayType) -> BufferView:
         name = f"between{len(self.buffers)}"
-        b = self.buffers.setdefault(
-            (n, array), Buffer(name, array, BufferKind.TEMP, slot=self.first_slot + n)
+        buf = self.buffers.setdefault(
+            (slot, array), Buffer(name, array, BufferKind.TEMP, slot=self.first_slot + slot)
         )
-        return BufferView(b.name, b.type)
+        return BufferView(buf.name, buf.type)
 
 
 def _filled(launch: Launch) -> Iterator[Launch]:
@@ -133,10 +136,10 @@ def zeros(array: ArrayType) -> Kernel:
         trailing = math.prod(block[axis + 1 :]) * array.dtype.itemsize
         if math.prod(block) * array.dtype.itemsize > BLOCK_BYTES:
             block[axis] = max(min(block[axis], BLOCK_BYTES // max(trailing, 1)), 1)
-    grid = tuple(-(-size // max(b, 1)) for size, b in zip(array.shape, block))
+    grid = tuple(-(-size // max(block_size, 1)) for size, block_size in zip(array.shape, block))
 
-    def body(o):
-        o[...] = jnp.zeros(o.shape, o.dtype)
+    def body(out):
+        out[...] = jnp.zeros(out.shape, out.dtype)
 
     spec = BlockSpec(tuple(block), lambda *index: index)
     return trace_kernel(

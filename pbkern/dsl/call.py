@@ -40,7 +40,7 @@ def call_kernel(kernel: Kernel, *arrays, interpret: bool = False) -> list[jax.Ar
         )
     if interpret and not any(isinstance(operand, jax.core.Tracer) for operand in operands):
         return [
-            jnp.asarray(r) for r in interpret_kernel(kernel, *map(np.asarray, operands))
+            jnp.asarray(result) for result in interpret_kernel(kernel, *map(np.asarray, operands))
         ]  # errors arrive as they are
     return checks.called(
         kernel, lambda: (interpret_p if interpret else kernel_p).bind(*operands, kernel=kernel)
@@ -52,7 +52,7 @@ def checked_arrays(arrays: Sequence, at: str | None) -> list[jax.Array]:
     for n, array in enumerate(arrays):
         if isinstance(array, np.ndarray):
             array_type(array, f"operand {n}", at)
-    return [jnp.asarray(a) for a in arrays]
+    return [jnp.asarray(operand) for operand in arrays]
 
 
 def _result_types(*_, kernel: Kernel) -> list:
@@ -62,7 +62,10 @@ def _result_types(*_, kernel: Kernel) -> list:
 def _run_in_callback(*arrays, kernel: Kernel) -> list:
     results = [jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in kernel.out_types]
     return jax.pure_callback(
-        lambda *a: interpret_kernel(kernel, *a), results, *arrays, vmap_method="sequential"
+        lambda *values: interpret_kernel(kernel, *values),
+        results,
+        *arrays,
+        vmap_method="sequential",
     )
 
 
@@ -93,8 +96,8 @@ for _p in (kernel_p, interpret_p):
     _p.def_abstract_eval(_result_types)
     _jax.set_eager_rule(_p)
     ad.primitive_jvps[_p] = _no_derivative
-    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, p=_p: batch(
-        p, args, dims, kernel
+    batching.primitive_batchers[_p] = lambda args, dims, *, kernel, primitive=_p: batch(
+        primitive, args, dims, kernel
     )
 
 mlir.register_lowering(kernel_p, _no_target)

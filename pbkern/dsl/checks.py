@@ -62,7 +62,7 @@ def check(condition, message: str, *values, **named) -> None:
 
 def fail(message: str, *values, **named) -> None:
     """Makes the call fail with CheckError; see `check`. For use under `when`."""
-    arrays = [jnp.asarray(v) for v in (*values, *named.values())]
+    arrays = [jnp.asarray(value) for value in (*values, *named.values())]
     fail_p.bind(*arrays, message=message, names=(*[None] * len(values), *named))
 
 
@@ -70,8 +70,8 @@ def error(eqn, kernel: str, program: Sequence[int], values: Sequence) -> CheckEr
     """Makes the error of a failed check: its message with values, its line, the kernel's name and the program of the grid."""
     params = eqn.params
     shown = [np.asarray(value)[()] for value in values]
-    numbered = [v for v, name in zip(shown, params["names"]) if name is None]
-    named = {name: v for v, name in zip(shown, params["names"]) if name is not None}
+    numbered = [value for value, name in zip(shown, params["names"]) if name is None]
+    named = {name: value for value, name in zip(shown, params["names"]) if name is not None}
     try:
         what = params["message"].format(*numbered, **named)
     except (IndexError, KeyError, ValueError) as e:
@@ -117,7 +117,7 @@ def report(failed: CheckError, kernel: Kernel, operands: Callable[[], list]) -> 
 
     The first failure of a kernel is the one to raise.
     """
-    if not any(r.kernel is kernel for r in list(_reported)):
+    if not any(record.kernel is kernel for record in list(_reported)):
         _reported.append(CheckReport(failed, kernel, operands()))
 
 
@@ -152,11 +152,13 @@ def _known(kernels: Iterable[Kernel]) -> frozenset[tuple[str, str]]:
 
 
 def _raise_first(known: frozenset[tuple[str, str]]) -> None:
-    of_this = [r for r in list(_reported) if (r.kernel.name, r.error.check) in known]
+    of_this = [
+        entry for entry in list(_reported) if (entry.kernel.name, entry.error.check) in known
+    ]
     if not of_this:
         return
-    for r in of_this:
-        _reported.remove(r)
+    for record in of_this:
+        _reported.remove(record)
     first = of_this[0]
     attach(first.error, first.kernel, first.operands)
     _last.append(first.error)

@@ -29,7 +29,7 @@ def unsure_results(kernel: Kernel) -> tuple[int, ...]:
     """
     if not kernel.defined_at:
         return ()
-    aliased = {o for _, o in kernel.aliases}
+    aliased = {number for _, number in kernel.aliases}
     found = []
     constants = set(kernel.body.jaxpr.constvars)
     for n, output in enumerate(kernel.outputs):

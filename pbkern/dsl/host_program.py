@@ -109,7 +109,8 @@ class HostProgram:
         """Buffers of one kind, inputs and outputs by position."""
         return tuple(
             sorted(
-                (buffer for buffer in self.buffers if buffer.kind is kind), key=lambda b: b.position
+                (buffer for buffer in self.buffers if buffer.kind is kind),
+                key=lambda buf: buf.position,
             )
         )
 
@@ -128,10 +129,10 @@ class HostProgram:
             for buffers in (self.inputs, self.outputs)
         )
         return {
-            inputs[launch.operands[i].buffer]: outputs[launch.results[o].buffer]
+            inputs[launch.operands[i].buffer]: outputs[launch.results[output].buffer]
             for launch in self.launches()
-            for i, o in launch.kernel.aliases
-            if launch.operands[i].buffer in inputs and launch.results[o].buffer in outputs
+            for i, output in launch.kernel.aliases
+            if launch.operands[i].buffer in inputs and launch.results[output].buffer in outputs
         }
 
     def launches(self) -> list[Launch]:
@@ -195,8 +196,12 @@ class HostProgram:
             for buffer in self.buffers
         ]
 
-        def view(v: BufferView) -> str:
-            return v.buffer if v.offset == Affine() else f"{v.buffer}[{v.offset}]"
+        def view(buffer_view: BufferView) -> str:
+            return (
+                buffer_view.buffer
+                if buffer_view.offset == Affine()
+                else f"{buffer_view.buffer}[{buffer_view.offset}]"
+            )
 
         def visit(steps: tuple[Step, ...], indent: str) -> None:
             for step in steps:

@@ -69,11 +69,11 @@ def _interpret_stage(kernel: Kernel, arrays: Sequence, check_races: bool) -> lis
             )
     unsure = unsure_results(kernel)
     outputs = [
-        np.full(t.shape, 0 if n in unsure else poison(t.dtype), t.dtype)
-        for n, t in enumerate(kernel.out_types)
+        np.full(out_type.shape, 0 if n in unsure else poison(out_type.dtype), out_type.dtype)
+        for n, out_type in enumerate(kernel.out_types)
     ]
-    for i, o in kernel.aliases:
-        outputs[o] = inputs[i]
+    for i, output in kernel.aliases:
+        outputs[output] = inputs[i]
     cpu = jax.local_devices(backend="cpu")[0]
     try:
         with jax.enable_x64(True), jax.default_device(cpu), np.errstate(all="ignore"):
@@ -156,20 +156,22 @@ def _run_grid(kernel: Kernel, inputs: list, outputs: list, parallel: tuple[int, 
     )
     for index in itertools.product(*map(range, grid)):
         if coordinates != (coordinates := tuple(index[dim] for dim in parallel)) or not scratch:
-            scratch = [np.full(s.shape, poison(s.dtype), s.dtype) for s in kernel.scratch]
+            scratch = [
+                np.full(spec.shape, poison(spec.dtype), spec.dtype) for spec in kernel.scratch
+            ]
         windows = [
             _window(operand, index, inputs[: kernel.num_scalar_prefetch])
             for operand in kernel.inputs + kernel.outputs
         ]
         buffers = [
-            _read_block(operand, a, w, record=bool(parallel) and n >= len(inputs))
-            for n, (operand, a, w) in enumerate(
+            _read_block(operand, array, region, record=bool(parallel) and n >= len(inputs))
+            for n, (operand, array, region) in enumerate(
                 zip(kernel.inputs + kernel.outputs, inputs + outputs, windows)
             )
         ]
         refs = buffers + [
-            RefMemory(f"scratch {n}", s, tuple(slice(0, size) for size in s.shape))
-            for n, s in enumerate(scratch)
+            RefMemory(f"scratch {n}", array, tuple(slice(0, size) for size in array.shape))
+            for n, array in enumerate(scratch)
         ]
         _run(
             kernel.body.jaxpr,
@@ -216,8 +218,8 @@ def block_starts(mapping: BlockMapping, index: tuple[int, ...], prefetched: list
     """First element of program `index`'s block per array dimension; `prefetched`: arrays that the index map may read."""
     affine = [start for start in mapping.starts if start is not None]
     if len(affine) == len(mapping.starts):
-        return [s.evaluate(dict(enumerate(index))) for s in affine]
-    tables = [RefMemory(f"prefetched operand {n}", a, ()) for n, a in enumerate(prefetched)]
+        return [start.evaluate(dict(enumerate(index))) for start in affine]
+    tables = [RefMemory(f"prefetched operand {n}", array, ()) for n, array in enumerate(prefetched)]
     args = [np.int32(position) for position in index] + tables
     args = args[: len(mapping.index_map.jaxpr.invars)]
     found = _run(mapping.index_map.jaxpr, mapping.index_map.consts, args, ProgramState(index, ()))
@@ -227,26 +229,34 @@ def block_starts(mapping: BlockMapping, index: tuple[int, ...], prefetched: list
     ]
 
 
-def _read_block(mapping: BlockMapping, array: np.ndarray, w: Window, record: bool) -> RefMemory:
+def _read_block(
+    mapping: BlockMapping, array: np.ndarray, window: Window, record: bool
+) -> RefMemory:
     block = np.full(tuple(dim.size for dim in mapping.dims), poison(array.dtype), array.dtype)
-    block[w.block] = array[w.array]
+    block[window.block] = array[window.array]
     kept = [n for n, dim in enumerate(mapping.dims) if not isinstance(dim, Squeezed)]
     data = block.reshape(mapping.ref_shape)
-    inside = tuple(w.block[n] for n in kept)
+    inside = tuple(window.block[axis] for axis in kept)
     return RefMemory(
         mapping.origin, data, inside, np.zeros(mapping.ref_shape, bool) if record else None
     )
 
 
-def _write_block(array: np.ndarray, buffer: RefMemory, w: Window) -> None:
-    array[w.array] = buffer.data[buffer.inside].reshape(array[w.array].shape)
+def _write_block(array: np.ndarray, buffer: RefMemory, window: Window) -> None:
+    array[window.array] = buffer.data[buffer.inside].reshape(array[window.array].shape)
 
 
 def _check_race(
-    kernel: Kernel, n: int, buffer: RefMemory, w: Window, writers: np.ndarray, index, parallel
+    kernel: Kernel,
+    output: int,
+    buffer: RefMemory,
+    window: Window,
+    writers: np.ndarray,
+    index,
+    parallel,
 ) -> None:
     """Marks what this program wrote by its number; an element of another parallel coordinate's program is a race."""
-    view = writers[w.array]
+    view = writers[window.array]
     assert buffer.written is not None, "recorded where races are looked for"
     written = buffer.written[buffer.inside].reshape(view.shape)
     others = view[written]
@@ -255,9 +265,9 @@ def _check_race(
         other = np.unravel_index(number, kernel.grid)
         if any(other[dim] != index[dim] for dim in parallel):
             where = np.argwhere(written & (view == number))[0]
-            element = tuple(int(s.start + i) for s, i in zip(w.array, where))
+            element = tuple(int(span.start + i) for span, i in zip(window.array, where))
             raise RaceError(
-                f"two parallel programs of kernel `{kernel.name}` write one element of {kernel.outputs[n].origin}",
+                f"two parallel programs of kernel `{kernel.name}` write one element of {kernel.outputs[output].origin}",
                 at=kernel.defined_at or None,
                 why=f"programs {tuple(map(int, other))} and {index}, element {element}, parallel dimensions {parallel}",
                 hint='declare the dimension "arbitrary", or give each program its own block',
@@ -312,33 +322,39 @@ def _binary(function: Callable) -> Callable:
     return lambda params, x, y: function(x, y)
 
 
-def _broadcast_in_dim(p, x):
-    shape = [1] * len(p["shape"])
-    for dim, size in zip(p["broadcast_dimensions"], np.shape(x)):
+def _broadcast_in_dim(params, x):
+    shape = [1] * len(params["shape"])
+    for dim, size in zip(params["broadcast_dimensions"], np.shape(x)):
         shape[dim] = size
-    return np.broadcast_to(np.reshape(x, shape), p["shape"])
+    return np.broadcast_to(np.reshape(x, shape), params["shape"])
 
 
-def _slice(p, x):
-    strides = p["strides"] or (1,) * x.ndim
-    return x[tuple(map(slice, p["start_indices"], p["limit_indices"], strides))]
+def _slice(params, x):
+    strides = params["strides"] or (1,) * x.ndim
+    return x[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
 
 
-def _reshape(p, x):
+def _reshape(params, x):
     return np.reshape(
-        x if p["dimensions"] is None else np.transpose(x, p["dimensions"]), p["new_sizes"]
+        x if params["dimensions"] is None else np.transpose(x, params["dimensions"]),
+        params["new_sizes"],
     )
 
 
 # Equations whose NumPy meaning is exactly JAX's, for speed: no compilation per shape.
 NUMPY_RULES: dict[str, Callable] = {
     **{
-        n: _binary(f)
-        for n, f in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("eq", np.equal))
+        n: _binary(ufunc)
+        for n, ufunc in (
+            ("add", np.add),
+            ("sub", np.subtract),
+            ("mul", np.multiply),
+            ("eq", np.equal),
+        )
     },
     **{
-        n: _binary(f)
-        for n, f in (
+        n: _binary(ufunc)
+        for n, ufunc in (
             ("ne", np.not_equal),
             ("lt", np.less),
             ("le", np.less_equal),
@@ -346,33 +362,33 @@ NUMPY_RULES: dict[str, Callable] = {
         )
     },
     **{
-        n: _binary(f)
-        for n, f in (("ge", np.greater_equal), ("and", np.bitwise_and), ("or", np.bitwise_or))
+        n: _binary(ufunc)
+        for n, ufunc in (("ge", np.greater_equal), ("and", np.bitwise_and), ("or", np.bitwise_or))
     },
     **{
-        n: _binary(f)
-        for n, f in (("max", np.maximum), ("min", np.minimum), ("xor", np.bitwise_xor))
+        n: _binary(ufunc)
+        for n, ufunc in (("max", np.maximum), ("min", np.minimum), ("xor", np.bitwise_xor))
     },
     **{
-        n: _unary(f)
-        for n, f in (
+        n: _unary(ufunc)
+        for n, ufunc in (
             ("neg", np.negative),
             ("abs", np.abs),
             ("not", np.bitwise_not),
             ("sqrt", np.sqrt),
         )
     },
-    "select_n": lambda p, which, *cases: (
+    "select_n": lambda params, which, *cases: (
         np.choose(which, cases) if len(cases) > 2 else np.where(which, cases[1], cases[0])
     ),
     "broadcast_in_dim": _broadcast_in_dim,
     "reshape": _reshape,
-    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
-    "expand_dims": lambda p, x: np.expand_dims(x, tuple(p["dimensions"])),
-    "transpose": lambda p, x: np.transpose(x, p["permutation"]),
+    "squeeze": lambda params, x: np.squeeze(x, tuple(params["dimensions"])),
+    "expand_dims": lambda params, x: np.expand_dims(x, tuple(params["dimensions"])),
+    "transpose": lambda params, x: np.transpose(x, params["permutation"]),
     "slice": _slice,
-    "rev": lambda p, x: np.flip(x, tuple(p["dimensions"])),
-    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
+    "rev": lambda params, x: np.flip(x, tuple(params["dimensions"])),
+    "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
 }
 
 
@@ -435,7 +451,7 @@ def _access(eqn, expr: RefAccess, program: ProgramState) -> Sequence:
     mask = np.asarray(expr.mask)
     if expr.kind == "load":
         return [np.where(mask, buffer.data[where], expr.other)]
-    positions = tuple(np.broadcast_to(p, mask.shape)[mask] for p in where)
+    positions = tuple(np.broadcast_to(index, mask.shape)[mask] for index in where)
     buffer.data[positions] = np.asarray(expr.value)[mask]
     if buffer.written is not None:
         buffer.written[positions] = True
@@ -485,19 +501,19 @@ def _subscript(
     full = np.broadcast_shapes(*(position.shape for position in positions)) if positions else ()
     taking_part = np.ones(full, bool) if mask is None else mask
     checked = []
-    for axis, p in enumerate(positions):
-        p = np.broadcast_to(p, full)
-        bad = taking_part & ((p < 0) | (p >= shape[axis]))
+    for axis, coordinate in enumerate(positions):
+        coordinate = np.broadcast_to(coordinate, full)
+        bad = taking_part & ((coordinate < 0) | (coordinate >= shape[axis]))
         if bad.any():
-            value = int(p[bad].ravel()[0])
+            value = int(coordinate[bad].ravel()[0])
             raise _out_of_bounds(eqn, buffer, axis, value, value, program)
-        checked.append(np.where(taking_part, p, 0))
+        checked.append(np.where(taking_part, coordinate, 0))
     return tuple(checked)
 
 
 def _positions(indices: tuple) -> list[np.ndarray]:
     """Per Ref dimension the positions read, as arrays that broadcast to the value's shape."""
-    advanced = [d for d, i in enumerate(indices) if not isinstance(i, Range)]
+    advanced = [dim for dim, i in enumerate(indices) if not isinstance(i, Range)]
     gathered = (
         np.broadcast_shapes(*(np.shape(indices[dim].at) for dim in advanced)) if advanced else ()
     )

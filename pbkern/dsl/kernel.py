@@ -197,9 +197,9 @@ class Kernel:
         if self.finish is None:
             return self.aliases
         results, further = dict(self.finish.aliases), len(self.inputs) - len(self.outputs)
-        through = tuple((i, results[o]) for i, o in self.aliases if o in results)
+        through = tuple((i, results[output]) for i, output in self.aliases if output in results)
         return through + tuple(
-            (i + further, r) for i, r in self.finish.aliases if i >= len(self.outputs)
+            (i + further, result) for i, result in self.finish.aliases if i >= len(self.outputs)
         )
 
     @property
@@ -213,8 +213,8 @@ class Kernel:
         Names and what targets take of compiler_params are not in it.
         """
         mappings = tuple(
-            (m.array, m.dims, m.memory_space, fingerprint(m.index_map))
-            for m in (*self.inputs, *self.outputs)
+            (mapping.array, mapping.dims, mapping.memory_space, fingerprint(mapping.index_map))
+            for mapping in (*self.inputs, *self.outputs)
         )
         return (
             self.grid,

@@ -43,7 +43,9 @@ def source(kernel: Kernel) -> str:
     imports: set[str] = set()
     lines = _definition(kernel.finish, imports) if kernel.finish else []
     lines += _definition(kernel, imports)
-    return "\n".join([IMPORTS + "".join(f"import {m}\n" for m in sorted(imports)), *lines])
+    return "\n".join(
+        [IMPORTS + "".join(f"import {module}\n" for module in sorted(imports)), *lines]
+    )
 
 
 print_as_source.append(source)
@@ -83,7 +85,7 @@ def rebuild(text: str) -> Kernel:
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict = {"__name__": "pbkern_rebuilt"}
     exec(compile(text, filename, "exec"), namespace)
-    found = [v for v in namespace.values() if isinstance(v, KernelFunction)]
+    found = [value for value in namespace.values() if isinstance(value, KernelFunction)]
     if not found:
         raise KernelError(
             "the source defines no kernel", hint="a function under @pbkern.kernel(...)"
@@ -91,32 +93,33 @@ def rebuild(text: str) -> Kernel:
     return found[-1].trace()
 
 
-def same_kernel(kernel: Kernel, b: Kernel) -> bool:
+def same_kernel(kernel: Kernel, other: Kernel) -> bool:
     """Whether two kernels are equal but for where they were defined and how messages call their arrays."""
 
-    def plain(k: Kernel) -> tuple:
+    def plain(candidate: Kernel) -> tuple:
         mappings = [
-            (operand.array, operand.dims, operand.memory_space) for operand in k.inputs + k.outputs
+            (operand.array, operand.dims, operand.memory_space)
+            for operand in candidate.inputs + candidate.outputs
         ]
         return (
-            k.name,
-            k.grid,
+            candidate.name,
+            candidate.grid,
             mappings,
-            k.scratch,
-            k.aliases,
-            dict(k.compiler_params),
-            k.num_scalar_prefetch,
-            k.dynamic_grid,
+            candidate.scratch,
+            candidate.aliases,
+            dict(candidate.compiler_params),
+            candidate.num_scalar_prefetch,
+            candidate.dynamic_grid,
         )
 
-    index_maps = zip(kernel.inputs + kernel.outputs, b.inputs + b.outputs)
+    index_maps = zip(kernel.inputs + kernel.outputs, other.inputs + other.outputs)
     return (
-        plain(kernel) == plain(b)
-        and same(kernel.body, b.body)
-        and all(same(m.index_map, n.index_map) for m, n in index_maps)
+        plain(kernel) == plain(other)
+        and same(kernel.body, other.body)
+        and all(same(left.index_map, right.index_map) for left, right in index_maps)
         and (
-            kernel.finish is b.finish
-            or bool(kernel.finish and b.finish and same_kernel(kernel.finish, b.finish))
+            kernel.finish is other.finish
+            or bool(kernel.finish and other.finish and same_kernel(kernel.finish, other.finish))
         )
     )
 
@@ -131,7 +134,7 @@ def _x64(kernel: Kernel) -> bool:
 
 def _block_dtypes(kernel: Kernel) -> list[np.dtype]:
     return [operand.array.dtype for operand in kernel.inputs + kernel.outputs] + [
-        s.dtype for s in kernel.scratch
+        scratch.dtype for scratch in kernel.scratch
     ]
 
 
@@ -148,9 +151,9 @@ def _other_options(kernel: Kernel, printer: _Printer) -> Iterator[tuple[str, str
         yield (
             "scratch_shapes",
             [
-                f"pbkern.Scratch({s.shape!r}, {dtype_name(s.dtype)}{_memory_space(s.memory_space)}"
-                f"{', scoped=True' if s.scoped else ''})"
-                for s in kernel.scratch
+                f"pbkern.Scratch({scratch.shape!r}, {dtype_name(scratch.dtype)}{_memory_space(scratch.memory_space)}"
+                f"{', scoped=True' if scratch.scoped else ''})"
+                for scratch in kernel.scratch
             ],
         )
     if kernel.aliases:
@@ -173,11 +176,11 @@ def _option(name: str, value: str | list[str]) -> list[str]:
     line = f"    {name}=[{', '.join(value)}],"
     if len(line) <= WIDTH:
         return [line]
-    return [f"    {name}=[", *(f"        {v}," for v in value), "    ],"]
+    return [f"    {name}=[", *(f"        {entry}," for entry in value), "    ],"]
 
 
-def _struct(t: ArrayType) -> str:
-    return f"jax.ShapeDtypeStruct({t.shape!r}, {dtype_name(t.dtype)})"
+def _struct(array_type: ArrayType) -> str:
+    return f"jax.ShapeDtypeStruct({array_type.shape!r}, {dtype_name(array_type.dtype)})"
 
 
 def _memory_space(space: str) -> str:
@@ -191,7 +194,10 @@ def _ref_names(kernel: Kernel) -> list[str]:
     ]
     plain += [f"scratch{n}" for n in range(len(kernel.scratch))]
     own = [re.search(r"`(\w+)`", operand.origin) for operand in kernel.inputs + kernel.outputs]
-    names = [m.group(1) if m else p for m, p in itertools.zip_longest(own, plain)]
+    names = [
+        match.group(1) if match else fallback
+        for match, fallback in itertools.zip_longest(own, plain)
+    ]
     taken = {"jax", "jnp", "lax", "pbkern", kernel.name}
     return plain if len(set(names)) < len(names) or taken & set(names) else names
 
@@ -234,7 +240,9 @@ def _dim(dim) -> str:
 
 def _inline(jaxpr: jex.Jaxpr, names: Sequence[str], printer: _Printer) -> str | None:
     """An index map as one expression, or None if a value is used twice or is no expression."""
-    uses = Counter(var for e in jaxpr.eqns for var in e.invars if isinstance(var, jex.Var))
+    uses = Counter(
+        var for equation in jaxpr.eqns for var in equation.invars if isinstance(var, jex.Var)
+    )
     uses.update(var for var in jaxpr.outvars if isinstance(var, jex.Var))
     scope = SpellingScope({var: Spelled(name) for var, name in zip(jaxpr.invars, names)})
     for eqn in jaxpr.eqns:
@@ -263,7 +271,11 @@ def _indices(atoms: Sequence, scope: SpellingScope) -> str:
 
 
 def _names(letters: str, reserved: set[str], count: int | None = None) -> Iterator[str]:
-    candidates = (letter + (str(n) if n else "") for n in itertools.count() for letter in letters)
+    candidates = (
+        letter + (str(number) if number else "")
+        for number in itertools.count()
+        for letter in letters
+    )
     return itertools.islice(
         (candidate for candidate in candidates if candidate not in reserved), count
     )
@@ -286,9 +298,13 @@ class _Printer:
         self.imports = self.scope.imports
         self._fresh = _names("abcdefghijklmnopqrstuvwxyz", reserved)
         self.carry = next(
-            n for n in ("carry", "carry_", "carry__", "carry___") if n not in reserved
+            candidate
+            for candidate in ("carry", "carry_", "carry__", "carry___")
+            if candidate not in reserved
         )
-        self.xs = next(n for n in ("xs", "xs_", "xs__", "xs___") if n not in reserved)
+        self.xs = next(
+            candidate for candidate in ("xs", "xs_", "xs__", "xs___") if candidate not in reserved
+        )
         self._functions = itertools.count()
 
     def function(self, name, params, jaxpr, bound, unpack=(), result=_results) -> list[str]:
@@ -296,17 +312,17 @@ class _Printer:
 
         `bound`: names of (some) inputs; `unpack`: lines before the equations.
         """
-        self.scope.names |= {v: Spelled(n) for v, n in bound.items()}
+        self.scope.names |= {var: Spelled(text) for var, text in bound.items()}
         lines = [*unpack, *self.equations(jaxpr)]
         if returned := result(jaxpr.outvars, self.scope):
             lines.append(f"return {returned}")
         return [f"def {name}({', '.join(params)}):", *(f"    {line}" for line in lines or ["pass"])]
 
     def equations(self, jaxpr: jex.Jaxpr) -> list[str]:
-        used = {var for e in jaxpr.eqns for var in e.invars if isinstance(var, jex.Var)} | {
-            var for var in jaxpr.outvars if isinstance(var, jex.Var)
-        }
-        producers = {var: e for e in jaxpr.eqns for var in e.outvars}
+        used = {
+            var for reader in jaxpr.eqns for var in reader.invars if isinstance(var, jex.Var)
+        } | {var for var in jaxpr.outvars if isinstance(var, jex.Var)}
+        producers = {var: producer for producer in jaxpr.eqns for var in producer.outvars}
         lines = []
         for eqn, live in zip(jaxpr.eqns, live_equations(jaxpr)):
             if live:
@@ -337,29 +353,29 @@ class _Printer:
 
     def access(self, eqn, used: set) -> list[str]:
         name, scope = eqn.primitive.name, self.scope
-        ref, a = scope.text(eqn.invars[0]), ref_access(eqn)
+        ref, expr = scope.text(eqn.invars[0]), ref_access(eqn)
         index = _index_argument(eqn, scope)
         if name == "get":
             return self.assign(eqn.outvars, _subscripted(eqn, scope), False)
         if name == "masked_load":
-            masked = f"pbkern.load({ref}, {index}, mask={scope.text(a.mask)}, other={scope.text(a.other)})"
+            masked = f"pbkern.load({ref}, {index}, mask={scope.text(expr.mask)}, other={scope.text(expr.other)})"
             return self.assign(eqn.outvars, masked, False)
         if name == "masked_store":
             return [
-                f"pbkern.store({ref}, {index}, {scope.text(a.value)}, mask={scope.text(a.mask)})"
+                f"pbkern.store({ref}, {index}, {scope.text(expr.value)}, mask={scope.text(expr.mask)})"
             ]
         if name == "addupdate":
-            return [f"jax.ref.addupdate({ref}, {index}, {scope.text(a.value)})"]
+            return [f"jax.ref.addupdate({ref}, {index}, {scope.text(expr.value)})"]
         if eqn.outvars[0] in used:
             return self.assign(
-                eqn.outvars, f"jax.ref.swap({ref}, {index}, {scope.text(a.value)})", False
+                eqn.outvars, f"jax.ref.swap({ref}, {index}, {scope.text(expr.value)})", False
             )
-        return [f"{_subscripted(eqn, scope)} = {_stored(a.value, scope)}"]
+        return [f"{_subscripted(eqn, scope)} = {_stored(expr.value, scope)}"]
 
     # Control flow: inner functions see the outer names of what their jaxprs take as constants.
 
     def closed_over(self, atoms: Sequence, inner: Sequence) -> None:
-        self.scope.names |= {v: self.scope.expr(atom) for v, atom in zip(inner, atoms)}
+        self.scope.names |= {var: self.scope.expr(atom) for var, atom in zip(inner, atoms)}
 
     def function_name(self, kind: str) -> str:
         while (found := f"{kind}_{next(self._functions)}") in self.reserved:
@@ -376,7 +392,9 @@ class _Printer:
             return [f"@pbkern.when({self.scope.text(selected)})", *lines]
         names = [self.function_name("branch") for _ in branches]
         lines = [
-            line for n, b in zip(names, branches) for line in self.function(n, (), b.jaxpr, {})
+            line
+            for n, body in zip(names, branches)
+            for line in self.function(n, (), body.jaxpr, {})
         ]
         if kind == "pred":
             call = f"lax.cond({self.scope.text(selected)}, {names[1]}, {names[0]})"
@@ -431,8 +449,8 @@ class _Printer:
         options += f", unroll={params['unroll']}" if params["unroll"] != 1 else ""
         names = [self.name(var) for var in eqn.outvars]
         targets = [
-            f"({', '.join(n)}{',' if len(n) == 1 else ''})"
-            for n in (names[: params["num_carry"]], names[params["num_carry"] :])
+            f"({', '.join(group)}{',' if len(group) == 1 else ''})"
+            for group in (names[: params["num_carry"]], names[params["num_carry"] :])
         ]
         call = f"lax.scan({name}, {init}, {xs}, {options})"
         return [*lines, f"{targets[0]}, {targets[1]} = {call}" if names else call]
@@ -462,7 +480,7 @@ class _Printer:
         unpack = []
         for param, group in zip(params[len(params) - len(groups) :], groups):
             if group:
-                names = [self.name(v) for v in group]
+                names = [self.name(var) for var in group]
                 unpack.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {param}")
         return self.function(name, params, jaxpr, {}, unpack, result)
 
@@ -506,8 +524,8 @@ def _counted(eqn, counter: np.dtype) -> tuple[int, int] | None:
         or params["length"] < 1
     ):
         return None
-    later = [var for e in body.eqns[1:] for var in e.invars] + list(body.outvars[1:])
-    if any(a is first.outvars[0] for a in later):
+    later = [var for equation in body.eqns[1:] for var in equation.invars] + list(body.outvars[1:])
+    if any(atom is first.outvars[0] for atom in later):
         return None
     lower = int(literal_value(start))
     return lower, lower + params["length"]
@@ -523,11 +541,11 @@ def _subscripted(eqn, scope: SpellingScope) -> str:
 
 def _subscript(eqn, scope: SpellingScope) -> str:
     """Prints what stands in the brackets of ref[...]."""
-    a = ref_access(eqn)
+    access = ref_access(eqn)
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
-    if all(is_whole(index, size) for index, size in zip(a.indices, shape)):
+    if all(is_whole(index, size) for index, size in zip(access.indices, shape)):
         return "..."
-    return ", ".join(_index(index, size, scope) for index, size in zip(a.indices, shape))
+    return ", ".join(_index(index, size, scope) for index, size in zip(access.indices, shape))
 
 
 def _index(index, extent: int, scope: SpellingScope) -> str:
@@ -549,12 +567,12 @@ def _index(index, extent: int, scope: SpellingScope) -> str:
 
 def _index_argument(eqn, scope: SpellingScope) -> str:
     """The index as a function argument."""
-    a = ref_access(eqn)
+    access = ref_access(eqn)
     shape, _ = _jax.ref_type(eqn.invars[0].aval)
     if _subscript(eqn, scope) == "...":
         return "..."
     parts = []
-    for index, size in zip(a.indices, shape):
+    for index, size in zip(access.indices, shape):
         text = _index(index, size, scope)
         if ":" in text:
             text = f"slice({', '.join(text.split(':')) if text != ':' else 'None'})"

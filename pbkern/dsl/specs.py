@@ -94,13 +94,16 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
         ) from None
 
 
-def scratch(x, n: int, at: str | None = None) -> Scratch:
+def scratch(x, number: int, at: str | None = None) -> Scratch:
     """Scratch from pbkern.Scratch, a ShapeDtypeStruct or (shape, dtype)."""
     if isinstance(x, tuple) and len(x) == 2:
         x = Scratch(*x)
-    t = array_type(x, f"scratch {n}", at)
+    buf_type = array_type(x, f"scratch {number}", at)
     return Scratch(
-        t.shape, t.dtype, getattr(x, "memory_space", None) or "any", getattr(x, "scoped", False)
+        buf_type.shape,
+        buf_type.dtype,
+        getattr(x, "memory_space", None) or "any",
+        getattr(x, "scoped", False),
     )
 
 
@@ -176,7 +179,7 @@ def _trace_index_map(f, origin, array, grid, prefetch, at):
         f = lambda *_: (0,) * len(array.shape)
     _check_arity(f, origin, len(grid), len(prefetch), at)
     avals = [jax.core.ShapedArray((), np.dtype("int32"))] * len(grid)
-    avals += [_jax.ref_aval(t.shape, t.dtype) for t in prefetch]
+    avals += [_jax.ref_aval(operand_type.shape, operand_type.dtype) for operand_type in prefetch]
 
     def indices(*args):
         result = f(*args)
@@ -240,13 +243,13 @@ def _check_arity(f, origin: str, grid_rank: int, num_prefetch: int, at: str | No
         ) from None
 
 
-def _index(i, n: int, origin: str, array: ArrayType, at: str | None):
+def _index(i, axis: int, origin: str, array: ArrayType, at: str | None):
     if isinstance(i, (int, np.integer)) and not isinstance(i, (bool, np.bool_)):
         return np.int32(i)
     dtype = getattr(i, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or jnp.shape(i) != ():
         raise KernelError(
-            f"index map of {origin} returns a non-integer for dimension {n}",
+            f"index map of {origin} returns a non-integer for dimension {axis}",
             at=at,
             why=f"array {array}, index {_show_indices((i,))}",
             hint="only a dimension that is pbkern.BoundedSlice(n) takes a slice"

@@ -256,7 +256,8 @@ class KernelFunction(PickledByName):
         if self.grid_spec.out_specs is None:
             return None
         return jax.tree.leaves(
-            self.grid_spec.out_specs, is_leaf=lambda s: s is None or isinstance(s, BlockSpec)
+            self.grid_spec.out_specs,
+            is_leaf=lambda spec: spec is None or isinstance(spec, BlockSpec),
         )
 
     @_jax.hides_own_frames
@@ -318,7 +319,7 @@ def trace_kernel(
         block_mapping(spec, type_, label, known, prefetch, at)
         for spec, type_, label in zip(specs, in_types + out_types, labels)
     )
-    k = Kernel(
+    traced_kernel = Kernel(
         name=identifier(name if name else getattr(body, "__name__", "kernel")),
         grid=grid,
         inputs=mappings[: len(in_types)],
@@ -332,17 +333,19 @@ def trace_kernel(
         defined_at=at or "",
         finish=finish,
     )
-    verify_blocks(k)
-    closed = _trace_body(body, k, x64)
-    check_indices(closed, k.name, k.defined_at)
+    verify_blocks(traced_kernel)
+    closed = _trace_body(body, traced_kernel, x64)
+    check_indices(closed, traced_kernel.name, traced_kernel.defined_at)
     if atomics.is_used(closed.jaxpr):
-        k, closed = atomics.in_order(k), atomics.expand(closed)
+        traced_kernel, closed = atomics.in_order(traced_kernel), atomics.expand(closed)
     if sizes:
-        closed = bounded_slices.bound(closed, lambda refs: limits_of(k, sizes, refs))
-    k = with_private_inputs(dataclasses.replace(k, body=canonical_body(closed, k.name)))
-    verify(k)
-    check_written(k, {size - len(in_types) for size in sizes})
-    return k
+        closed = bounded_slices.bound(closed, lambda refs: limits_of(traced_kernel, sizes, refs))
+    traced_kernel = with_private_inputs(
+        dataclasses.replace(traced_kernel, body=canonical_body(closed, traced_kernel.name))
+    )
+    verify(traced_kernel)
+    check_written(traced_kernel, {size - len(in_types) for size in sizes})
+    return traced_kernel
 
 
 @functools.cache
@@ -376,37 +379,41 @@ def _without_slices(
     return plain, sizes
 
 
-def limits_of(k: Kernel, sizes: Mapping[int, Callable], refs: Sequence) -> bounded_slices.Limits:
+def limits_of(
+    traced_kernel: Kernel, sizes: Mapping[int, Callable], refs: Sequence
+) -> bounded_slices.Limits:
     """This program's sizes of BoundedSlice dimensions; `sizes`: number of a Ref -> index map for sizes."""
-    args = [primitives.program_id(axis) for axis in range(len(k.grid))] + list(
-        refs[: k.num_scalar_prefetch]
+    args = [primitives.program_id(axis) for axis in range(len(traced_kernel.grid))] + list(
+        refs[: traced_kernel.num_scalar_prefetch]
     )
     return {id(refs[n]): size(*args) for n, size in sizes.items()}
 
 
-def _trace_body(body: Callable, k: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
+def _trace_body(body: Callable, traced_kernel: Kernel, x64: bool | None) -> jex.ClosedJaxpr:
     """The body as traced, not yet canonical."""
-    types = [(operand.ref_shape, operand.array.dtype) for operand in k.inputs + k.outputs] + [
-        (s.shape, s.dtype) for s in k.scratch
-    ]
+    types = [
+        (operand.ref_shape, operand.array.dtype)
+        for operand in traced_kernel.inputs + traced_kernel.outputs
+    ] + [(buf.shape, buf.dtype) for buf in traced_kernel.scratch]
     try:
         inspect.signature(body).bind(*types)
     except TypeError:
         raise KernelError(
-            f"body of kernel `{k.name}` does not take its {len(types)} Refs",
-            at=k.defined_at,
-            why=f"{len(k.inputs)} operands, {len(k.outputs)} results, {len(k.scratch)} scratch; "
+            f"body of kernel `{traced_kernel.name}` does not take its {len(types)} Refs",
+            at=traced_kernel.defined_at,
+            why=f"{len(traced_kernel.inputs)} operands, {len(traced_kernel.outputs)} "
+            f"results, {len(traced_kernel.scratch)} scratch; "
             f"signature {inspect.signature(body)}",
             hint="body(*in_refs, *out_refs, *scratch_refs)",
         ) from None
 
     @functools.wraps(body)  # JAX's own messages name the body
     def run(*ref_args):
-        result = explain.explained(body, ref_args, k.name, k.defined_at)
+        result = explain.explained(body, ref_args, traced_kernel.name, traced_kernel.defined_at)
         if result is not None:
             raise KernelError(
-                f"body of kernel `{k.name}` returns a value",
-                at=k.defined_at,
+                f"body of kernel `{traced_kernel.name}` returns a value",
+                at=traced_kernel.defined_at,
                 hint="store results: out_ref[...] = value",
             )
 

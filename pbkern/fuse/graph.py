@@ -116,8 +116,8 @@ def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
     while waiting:
         ready = [nest for nest in waiting if nest.reads() <= known]
         assert ready, "groups depend on each other in a circle"
-        for n in ready:
-            done.append(n)
-            known.update(n.outputs)
-        waiting = [n for n in waiting if n not in ready]
+        for node in ready:
+            done.append(node)
+            known.update(node.outputs)
+        waiting = [nest for nest in waiting if nest not in ready]
     return done

@@ -107,16 +107,16 @@ def _of_jaxpr(
     return lambda closed, options: function(closed)
 
 
-def _unsafe(o: FuseOptions) -> bool:
-    return o.unsafe
+def _unsafe(options: FuseOptions) -> bool:
+    return options.unsafe
 
 
-def _fast(o: FuseOptions) -> bool:
-    return o.fast
+def _fast(options: FuseOptions) -> bool:
+    return options.fast
 
 
-def _fast_and_unsafe(o: FuseOptions) -> bool:
-    return o.fast and o.unsafe
+def _fast_and_unsafe(options: FuseOptions) -> bool:
+    return options.fast and options.unsafe
 
 
 # ClosedJaxpr, FuseOptions -> ClosedJaxpr. Groups are made of what the last one leaves.
@@ -134,7 +134,7 @@ FUSE_PASSES = (
         "round operations",
         _of_jaxpr(round_operations),
         "16-bit floats are rounded after each operation of the function",
-        when=lambda o: o.rounds,
+        when=lambda options: options.rounds,
         required=True,
     ),
     Pass(
@@ -150,7 +150,9 @@ FUSE_PASSES = (
     Pass("batched whiles as one", _of_jaxpr(loops_as_one), "loops of a batch run together"),
     Pass(
         "simplify",
-        lambda c, o: simplify(c, unsafe_math=o.unsafe, platform=o.platform),
+        lambda closed, options: simplify(
+            closed, unsafe_math=options.unsafe, platform=options.platform
+        ),
         "calls are inlined, so that later passes see every equation",
         required=True,
     ),
@@ -174,7 +176,7 @@ FUSE_PASSES = (
         "write out loops",
         _of_jaxpr(unroll_loops),
         "short loops fuse with what is around them",
-        when=lambda o: o.unrolls,
+        when=lambda options: options.unrolls,
     ),
     Pass(
         "walk counters",
@@ -183,12 +185,12 @@ FUSE_PASSES = (
     ),
     Pass(
         "hoist invariants",
-        lambda c, o: hoist_invariants(c, o.machine),
+        lambda closed, options: hoist_invariants(closed, options.machine),
         "what no turn changes is made once",
     ),
     Pass(
         "set precision",
-        lambda c, o: set_precision(c, o.precision),
+        lambda closed, options: set_precision(closed, options.precision),
         "contractions have their operands' types",
         required=True,
     ),
@@ -217,7 +219,7 @@ FUSE_PASSES = (
     ),
     Pass(
         "split reductions",
-        lambda c, o: split_reductions(c, o.machine),
+        lambda closed, options: split_reductions(closed, options.machine),
         "narrow reductions keep all cores busy",
         when=_fast,
     ),
@@ -233,11 +235,13 @@ FUSE_PASSES = (
 def _passed_over(name: str) -> Callable[[Pass, Exception], None]:
     """Lets the function `name` go on behind a failed pass: with a warning, and the jaxpr as it was."""
 
-    def failed(p: Pass, error: Exception) -> None:
-        if p.required:
+    def failed(failed_pass: Pass, error: Exception) -> None:
+        if failed_pass.required:
             raise error
         fallback.warn(
-            f"the pass `{p.name}` failed on `{name}`", error, "the function is compiled without it"
+            f"the pass `{failed_pass.name}` failed on `{name}`",
+            error,
+            "the function is compiled without it",
         )
 
     return failed
@@ -295,9 +299,9 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
             segments.append(xla_segment(run, needed))
             continue
         made = {output for node in run for output in node.outputs}
-        read = {v for node in run for v in node.reads()} - made
+        read = {var for node in run for var in node.reads()} - made
         reads = tuple(
-            v for v in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if v in read
+            var for var in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if var in read
         )
         makes = tuple(output for node in run for output in node.outputs if output in needed)
         suffix = "" if len(runs) == 1 else f"_{n}"

@@ -80,7 +80,9 @@ class BodyBuilder:
         ] = {}  # (id of a scalar, clamp) -> its name in this region
         self.now: tuple = ()  # the item being built
         self._prefix: tuple = ()  # where the region being built stands in the outer ones
-        self.pending_reads = PendingReads(self.resolve, lambda v: self._order.get(id(v), ()))
+        self.pending_reads = PendingReads(
+            self.resolve, lambda value: self._order.get(id(value), ())
+        )
 
     # ---------------------------------------------------------------- small makers used by the
     # rules
@@ -132,7 +134,7 @@ class BodyBuilder:
             max(size + lo + hi + max(size - 1, 0) * i, 0)
             for size, (lo, hi, i) in zip(value.shape, config)
         ]
-        eqn = jax.make_jaxpr(lambda x, f: jax.lax.pad(x, f, config))(
+        eqn = jax.make_jaxpr(lambda x, fill_value: jax.lax.pad(x, fill_value, config))(
             jax.ShapeDtypeStruct(value.shape, value.dtype), jax.ShapeDtypeStruct((), value.dtype)
         ).jaxpr.eqns[0]
         assert tuple(eqn.outvars[0].aval.shape) == tuple(out)
@@ -160,7 +162,9 @@ class BodyBuilder:
         self.items.append(LetItem(name, value, clamp))
         if clamp is not None:
             self.bounds[name] = known_bounds(self, value, clamp)
-        elif (e := known(self, value)) is not None and (found := bounds_of(self, e)) is not None:
+        elif (expr := known(self, value)) is not None and (
+            found := bounds_of(self, expr)
+        ) is not None:
             self.bounds[name] = found
         return Affine.symbol(name)
 
@@ -221,22 +225,27 @@ class BodyBuilder:
 
     def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:
         local = {
-            v: Literal((), np.dtype(c.dtype), c) if np.ndim(c) == 0 else None
-            for v, c in zip(inner.jaxpr.constvars, map(np.asarray, inner.consts))
+            constvar: Literal((), np.dtype(captured.dtype), captured)
+            if np.ndim(captured) == 0
+            else None
+            for constvar, captured in zip(inner.jaxpr.constvars, map(np.asarray, inner.consts))
         }
-        if any(v is None for v in local.values()):
+        if any(value is None for value in local.values()):
             raise UnsupportedOp(
                 "a kernel body captures an array constant",
                 at=self.line(eqn),
                 hint="pass the array to the kernel as an input",
             )
-        for var, a in zip(inner.jaxpr.invars, eqn.invars):
-            if not isinstance(a, jex.Literal) and a in self.refs:
-                self.refs[var] = self.refs[a]
+        for var, atom in zip(inner.jaxpr.invars, eqn.invars):
+            if not isinstance(atom, jex.Literal) and atom in self.refs:
+                self.refs[var] = self.refs[atom]
             else:
-                local[var] = self.read(env, a)
+                local[var] = self.read(env, atom)
         self.scan_equations(inner.jaxpr, local)
-        env.update((o, self.read(local, a)) for o, a in zip(eqn.outvars, inner.jaxpr.outvars))
+        env.update(
+            (outvar, self.read(local, inner_atom))
+            for outvar, inner_atom in zip(eqn.outvars, inner.jaxpr.outvars)
+        )
 
     def value_of(self, eqn, ins: list[Value]) -> Value:
         """The result of an equation without effects."""
@@ -260,8 +269,8 @@ class BodyBuilder:
         """Statements of a jaxpr whose inputs are in `env`; `finish(env)` may add items after the last equation."""
         outer = self.items, self.stmts, self._prefix, self._named_indices
         self.items, self.stmts, self._prefix, self._named_indices = [], [], self.now, {}
-        for v in env.values():
-            self._order.setdefault(id(v), ())
+        for value in env.values():
+            self._order.setdefault(id(value), ())
         self.keep(env)
         self.scan_equations(jaxpr, env)
         if finish is not None:
@@ -298,20 +307,20 @@ class BodyBuilder:
 
     # ---------------------------------------------------------------- pulling expressions
 
-    def resolve(self, v: Value) -> Value:
+    def resolve(self, value: Value) -> Value:
         """Finds a value's present place: where it was stored, and where that was copied to before it was overwritten."""
-        while (stored := self._stored.get(id(v), v)) is not v:
-            v = stored
-        return v
+        while (stored := self._stored.get(id(value), value)) is not value:
+            value = stored
+        return value
 
-    def _note_storage(self, v: Value, stored: Stored) -> None:
-        self._stored[id(v)] = stored
-        self.keep(v)
-        self.pending_reads.record(v)
+    def _note_storage(self, value: Value, stored: Stored) -> None:
+        self._stored[id(value)] = stored
+        self.keep(value)
+        self.pending_reads.record(value)
 
     def pull(
         self,
-        v: Value,
+        value: Value,
         ix: Index,
         nest: Nest | None = None,
         guard: bool = False,
@@ -319,167 +328,181 @@ class BodyBuilder:
     ) -> Expr:
         """The expression of v at an index; contractions decided to be inlined add their reduction to `nest`."""
         memo = {} if memo is None else memo
-        key = (id(v), ix, guard)
+        key = (id(value), ix, guard)
         if key not in memo:
-            memo[key] = self._pull(v, ix, nest, guard, memo)
+            memo[key] = self._pull(value, ix, nest, guard, memo)
         return memo[key]
 
-    def _pull(self, v: Value, ix: Index, nest, guard, memo) -> Expr:
-        v = self.resolve(v)
-        if isinstance(v, (Stored, Literal)):
-            return v.at(self.pool, ix, guard)
-        if isinstance(v, Lazy):
-            g = guard or v.guard
+    def _pull(self, value: Value, ix: Index, nest, guard, memo) -> Expr:
+        value = self.resolve(value)
+        if isinstance(value, (Stored, Literal)):
+            return value.at(self.pool, ix, guard)
+        if isinstance(value, Lazy):
+            guarded = guard or value.guard
             args = [
-                self.pull(operand, tuple(i), nest, g, memo)
-                for operand, i in zip(v.operands, v.route(ix))
+                self.pull(operand, tuple(i), nest, guarded, memo)
+                for operand, i in zip(value.operands, value.route(ix))
             ]
-            return v.combine(self.pool, ix, args)
-        if isinstance(v, Joined) and (part := v.part(ix)) is not None:
+            return value.combine(self.pool, ix, args)
+        if isinstance(value, Joined) and (part := value.part(ix)) is not None:
             return self.pull(*part, nest, guard, memo)
-        if isinstance(v, Contract) and nest is not None:
-            return self._inline_contract(v, ix, nest, guard)
+        if isinstance(value, Contract) and nest is not None:
+            return self._inline_contract(value, ix, nest, guard)
         if isinstance(
-            v, (Contract, Opaque)
+            value, (Contract, Opaque)
         ):  # a scalar outside any nest, or decided too late to inline
-            return self.force(v).at(self.pool, ix, guard)
-        raise AssertionError(type(v))
+            return self.force(value).at(self.pool, ix, guard)
+        raise AssertionError(type(value))
 
-    def force(self, v: Value) -> Stored | Lazy | Value:
-        if isinstance(v, Opaque):
-            self._make_opaque(v)
+    def force(self, value: Value) -> Stored | Lazy | Value:
+        if isinstance(value, Opaque):
+            self._make_opaque(value)
         else:
-            self.materialise(v)
-        return self._stored[id(v)]
+            self.materialise(value)
+        return self._stored[id(value)]
 
-    def _inline_contract(self, v: Contract, ix: Index, nest: Nest, guard: bool) -> Expr:
+    def _inline_contract(self, contract: Contract, ix: Index, nest: Nest, guard: bool) -> Expr:
         rename = {}
-        for mine, theirs in zip(v.out, ix):
+        for mine, theirs in zip(contract.out, ix):
             if mine.terms:
                 rename[mine.terms[0][0]] = theirs
-        for dim, n in v.dims:
-            if dim in v.rdims:
-                nest.dims[dim] = n
-        nest.rdims = v.rdims
-        return self._reduce(v, nest, rename, guard)
+        for dim, extent in contract.dims:
+            if dim in contract.rdims:
+                nest.dims[dim] = extent
+        nest.rdims = contract.rdims
+        return self._reduce(contract, nest, rename, guard)
 
-    def _reduce(self, v: Contract, nest: Nest, rename: dict, guard: bool = False) -> Expr:
+    def _reduce(self, contract: Contract, nest: Nest, rename: dict, guard: bool = False) -> Expr:
         memo: dict = {}
         args = [
             self.pull(operand, tuple(i.substitute(rename.get) for i in route), None, guard, memo)
-            for operand, route in zip(v.operands, v.routes)
+            for operand, route in zip(contract.operands, contract.routes)
         ]
-        if v.op in ("argmax", "argmin"):
-            args.append(self.pool.make("index", v.dtype, v.index_arg.substitute(rename.get)))
-        nest.reductions.append(Reduction(v.op, tuple(args), v.acc_dtype))
-        return self.pool.make("acc", v.acc_dtype, len(nest.reductions) - 1)
+        if contract.op in ("argmax", "argmin"):
+            args.append(
+                self.pool.make("index", contract.dtype, contract.index_arg.substitute(rename.get))
+            )
+        nest.reductions.append(Reduction(contract.op, tuple(args), contract.acc_dtype))
+        return self.pool.make("acc", contract.acc_dtype, len(nest.reductions) - 1)
 
     # ---------------------------------------------------------------- statements
 
-    def materialise(self, v: Value, into: Stored | None = None) -> Stored:
+    def materialise(self, value: Value, into: Stored | None = None) -> Stored:
         """Appends the nest that stores v, and remembers where."""
-        if id(v) in self._stored:
-            return self._stored[id(v)]
-        target = into or self._buffer_for(v)
+        if id(value) in self._stored:
+            return self._stored[id(value)]
+        target = into or self._buffer_for(value)
         if (
             into is None
-            and target.buf.shape == v.shape
-            and not (steps := row_steps(self, v)).choices
+            and target.buf.shape == value.shape
+            and not (steps := row_steps(self, value)).choices
         ):
             target.buf.step = steps.step
-        if isinstance(v, Contract):
-            dims = dict(v.dims)
-            nest = Nest(dims, v.rdims, ordered=v.ordered, at=v.at_line)
-            acc = self._reduce(v, nest, {})
+        if isinstance(value, Contract):
+            dims = dict(value.dims)
+            nest = Nest(dims, value.rdims, ordered=value.ordered, at=value.at_line)
+            acc = self._reduce(value, nest, {})
             nest.writes.append(
-                Write(target.buf, target.place(v.out), acc, inner=v.ordered, guard=target.guard)
+                Write(
+                    target.buf,
+                    target.place(value.out),
+                    acc,
+                    inner=value.ordered,
+                    guard=target.guard,
+                )
             )
             self.stmts.append(nest)
         else:
             self.stmts.append(
                 self._store_nest(
-                    StoreItem(target.buf, v.shape, target.place, v, guard=target.guard)
+                    StoreItem(target.buf, value.shape, target.place, value, guard=target.guard)
                 )
             )
-        self._note_storage(v, target)
+        self._note_storage(value, target)
         return target
 
-    def _buffer_for(self, v: Value) -> Stored:
+    def _buffer_for(self, value: Value) -> Stored:
         """Scratch for a value, its axes in the order that its readers walk them."""
-        order = self._layouts.get(id(v))
-        before = self.resolve(self._over[id(v)]) if id(v) in self._over else None
+        order = self._layouts.get(id(value))
+        before = self.resolve(self._over[id(value)]) if id(value) in self._over else None
         if (
             isinstance(before, Stored)
             and before.buf.arena
-            and before.buf.shape == v.shape
-            and before.dtype == v.dtype
+            and before.buf.shape == value.shape
+            and before.dtype == value.dtype
         ):
             return self.whole(before.buf)
         if order is None:
-            return self.new_buffer(v.shape, v.dtype)
-        buf = self.new_buffer(tuple(v.shape[a] for a in order), v.dtype).buf
-        stored = Stored(v.shape, v.dtype, buf, lambda ix: tuple(ix[a] for a in order))
+            return self.new_buffer(value.shape, value.dtype)
+        buf = self.new_buffer(tuple(value.shape[axis] for axis in order), value.dtype).buf
+        stored = Stored(value.shape, value.dtype, buf, lambda ix: tuple(ix[axis] for axis in order))
         self.keep(stored)
         return stored
 
     def _store(self, item: StoreItem) -> None:
         """The nest of a store; contractions and concatenations that only it wants are made in place."""
-        v = self.resolve(item.value)
+        value = self.resolve(item.value)
         plain = item.mask is None
-        target = Stored(v.shape, v.dtype, item.buf, item.place, item.guard)
-        if plain and isinstance(v, Contract):
-            self.materialise(v, into=target)
-        elif plain and isinstance(v, Opaque) and v.takes_target:
-            self._make_opaque(v, target=target)
+        target = Stored(value.shape, value.dtype, item.buf, item.place, item.guard)
+        if plain and isinstance(value, Contract):
+            self.materialise(value, into=target)
+        elif plain and isinstance(value, Opaque) and value.takes_target:
+            self._make_opaque(value, target=target)
         else:
             self.stmts.append(self._store_nest(item))
 
-    def _make_opaque(self, v: Opaque, **into) -> None:
-        if id(v) in self._stored:
+    def _make_opaque(self, opaque: Opaque, **into) -> None:
+        if id(opaque) in self._stored:
             return
         operands = [
-            self.in_memory(operand) if v.needs_buffers else operand for operand in v.operands
+            self.in_memory(operand) if opaque.needs_buffers else operand
+            for operand in opaque.operands
         ]
-        self._note_storage(v, v.make(self, *operands, **into))
+        self._note_storage(opaque, opaque.make(self, *operands, **into))
 
-    def in_memory(self, v: Value) -> Stored:
+    def in_memory(self, value: Value) -> Stored:
         """v as a Stored value: itself, through its index maps, or after a nest."""
-        v = self.resolve(v)
-        if isinstance(v, Stored):
-            return v
-        if isinstance(v, Lazy) and v.is_view:
-            src = self.resolve(v.operands[0])
+        value = self.resolve(value)
+        if isinstance(value, Stored):
+            return value
+        if isinstance(value, Lazy) and value.is_view:
+            src = self.resolve(value.operands[0])
             if isinstance(src, (Stored, Lazy)) and (isinstance(src, Stored) or src.is_view):
                 inner = self.in_memory(src)
                 stored = Stored(
-                    v.shape,
-                    v.dtype,
+                    value.shape,
+                    value.dtype,
                     inner.buf,
-                    lambda ix: inner.place(tuple(v.route(ix)[0])),
-                    inner.guard or v.guard,
+                    lambda ix: inner.place(tuple(value.route(ix)[0])),
+                    inner.guard or value.guard,
                 )
                 self.keep(stored)
                 return stored
-        return self.materialise(v)
+        return self.materialise(value)
 
     def store_value(
-        self, target: Stored, v: Value, place, guard: bool = False, broadcast=None
+        self, target: Stored, value: Value, place, guard: bool = False, broadcast=None
     ) -> None:
         """Appends a nest that writes v into `target` at place(index of v)."""
-        shape = tuple(broadcast) if broadcast is not None else v.shape
-        if broadcast is not None and v.shape != shape:
-            src = v
-            v = Lazy(
-                shape, v.dtype, (src,), lambda ix: ((),), lambda pool, ix, xs: xs[0], is_view=True
+        shape = tuple(broadcast) if broadcast is not None else value.shape
+        if broadcast is not None and value.shape != shape:
+            src = value
+            value = Lazy(
+                shape,
+                value.dtype,
+                (src,),
+                lambda ix: ((),),
+                lambda pool, ix, xs: xs[0],
+                is_view=True,
             )
-            self.keep(v)
+            self.keep(value)
         self.stmts.append(
             self._store_nest(
                 StoreItem(
                     target.buf,
                     shape,
                     lambda ix: target.place(place(ix)),
-                    v,
+                    value,
                     guard=guard or target.guard,
                 )
             )
@@ -491,9 +514,9 @@ class BodyBuilder:
         ix = dims_index(dims)
         nest = Nest(dict(dims), at=item.at)
         memo: dict = {}
-        e = self.pull(value, ix, nest, False, memo)
+        expr = self.pull(value, ix, nest, False, memo)
         mask = None if item.mask is None else self.pull(item.mask, ix, nest, False, memo)
-        nest.writes.append(Write(item.buf, item.place(ix), e, not nest.rdims, item.guard, mask))
+        nest.writes.append(Write(item.buf, item.place(ix), expr, not nest.rdims, item.guard, mask))
         return nest
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
@@ -545,23 +568,31 @@ class BodyBuilder:
             args.append(self._gathered_position(i, tokens, operand.buf.index_dtype))
             located.append(None)
         if args:
-            e = self.pool.make("gather", operand.dtype, (operand.buf, tuple(located)), tuple(args))
+            expr = self.pool.make(
+                "gather", operand.dtype, (operand.buf, tuple(located)), tuple(args)
+            )
         else:  # of what repeats along the dimensions that are looked up
-            e = self.pool.make("load", operand.dtype, (operand.buf, placed, operand.guard))
-        return e if inside is None else self.select(inside, e, self.const(fill, operand.dtype))
+            expr = self.pool.make("load", operand.dtype, (operand.buf, placed, operand.guard))
+        return (
+            expr if inside is None else self.select(inside, expr, self.const(fill, operand.dtype))
+        )
 
     def _gathered_position(self, affine: Affine, tokens: dict[str, Expr], dtype: np.dtype) -> Expr:
         """The value of an index in which `tokens` stand for expressions."""
         total = None
-        rest = affine.substitute(lambda s: 0 if s in tokens else None)
+        rest = affine.substitute(lambda name: 0 if name in tokens else None)
         if rest.terms or rest.const:
             total = self.pool.make("index", dtype, rest)
-        for s, c in affine.terms:
-            if s in tokens:
+        for symbol, coefficient in affine.terms:
+            if symbol in tokens:
                 part = self.op(
-                    "convert_element_type", dtype, tokens[s], params={"new_dtype": dtype}
+                    "convert_element_type", dtype, tokens[symbol], params={"new_dtype": dtype}
                 )
-                part = part if c == 1 else self.op("mul", dtype, part, self.const(c, dtype))
+                part = (
+                    part
+                    if coefficient == 1
+                    else self.op("mul", dtype, part, self.const(coefficient, dtype))
+                )
                 total = part if total is None else self.op("add", dtype, total, part)
         assert total is not None, affine
         return total

@@ -142,8 +142,10 @@ class KernelNests:
                 dim for dim in self.ragged if symbols[grid_symbol(dim)] == self.kernel.grid[dim] - 1
             }
             return next(case for case in self.cases if case.variant.last == last)
-        starts = ((e, e.start.evaluate(symbols)) for e in self.crossing)
-        return self.cases[0 if all(0 <= at <= e.length - e.size for e, at in starts) else -1]
+        starts = ((extent, extent.start.evaluate(symbols)) for extent in self.crossing)
+        return self.cases[
+            0 if all(0 <= at <= extent.length - extent.size for extent, at in starts) else -1
+        ]
 
     @property
     def options(self) -> BuildOptions:
@@ -155,19 +157,19 @@ class KernelNests:
         on each case.
         """
 
-        def passed(s: Any, what: str, symbols: frozenset[str]) -> Any:
-            if not s.statements:
-                return s
+        def passed(section: Any, what: str, symbols: frozenset[str]) -> Any:
+            if not section.statements:
+                return section
             found = run_passes(
                 "nests",
                 passes,
-                list(s.statements),
-                s.context,
+                list(section.statements),
+                section.context,
                 of=f"{self.kernel.name}{what}",
                 show=ir.show,
                 verify=lambda stmts: verify(stmts, symbols),
             )
-            return replace(s, statements=tuple(found))
+            return replace(section, statements=tuple(found))
 
         prologue = passed(self.prologue, ", prologue", self._symbols())
         known = replace(self, prologue=prologue)._symbols(inside=True)
@@ -178,7 +180,7 @@ class KernelNests:
         return replace(
             self,
             prologue=prologue,
-            cases=tuple(passed(case, t, known) for case, t in zip(self.cases, titles)),
+            cases=tuple(passed(case, heading, known) for case, heading in zip(self.cases, titles)),
         )
 
     def _symbols(self, inside: bool = False) -> frozenset[str]:
@@ -222,7 +224,7 @@ class KernelNests:
                 f"{operand.buf}, block [{block}]"
                 + ("" if operand.aliased is None else f", in place of %a{operand.aliased}")
             )
-        rows += [f"scratch {b}" for b in self.scratch]
+        rows += [f"scratch {buf}" for buf in self.scratch]
         rows += [ir.show(list(self.prologue.statements))] if self.prologue.statements else []
         return "\n".join([*rows, *map(str, self.cases)])
 
@@ -267,8 +269,8 @@ class _NestsRun:
     def results(self) -> list[np.ndarray]:
         kernel, parallel = self.nests.kernel, self.nests.parallel
         sizes = {
-            dim: min(int(self.whole.read(self.nests.operands[k].buf)), kernel.grid[dim])
-            for dim, k in kernel.dynamic_grid
+            dim: min(int(self.whole.read(self.nests.operands[operand].buf)), kernel.grid[dim])
+            for dim, operand in kernel.dynamic_grid
         }
         together, scratch = None, NestMemory()
         for index in itertools.product(
@@ -276,7 +278,7 @@ class _NestsRun:
         ):
             if together != (together := tuple(index[dim] for dim in parallel)):
                 scratch = NestMemory()
-            kept = {b: scratch.flat(b) for b in self.nests.scratch}
+            kept = {buf: scratch.flat(buf) for buf in self.nests.scratch}
             self._program(NestMemory(self.whole.arrays | kept), index)
         return [self.whole.read(output.buf) for output in self.outputs]
 
@@ -303,11 +305,11 @@ class _Building:
         self.kernel, self.options, self.shifts = kernel, options, shifts
         self.names = Names()
         self.bufs = [
-            Buf(f"%a{k}", m.array.shape, m.array.dtype)
-            for k, m in enumerate((*kernel.inputs, *kernel.outputs))
+            Buf(f"%a{k}", mapping.array.shape, mapping.array.dtype)
+            for k, mapping in enumerate((*kernel.inputs, *kernel.outputs))
         ]
-        for i, o in kernel.aliases:
-            self.bufs[len(kernel.inputs) + o].storage = self.bufs[i]
+        for i, result in kernel.aliases:
+            self.bufs[len(kernel.inputs) + result].storage = self.bufs[i]
         # What failed checks hand over; of operands that the kernel updates, the copy that the
         # launch makes before.
         handed = kernel.in_types if debug_callbacks.hands_over_operands(kernel) else ()
@@ -318,7 +320,8 @@ class _Building:
         }
         self.handed = tuple(self.copies.get(i, self.bufs[i]) for i in range(len(handed)))
         self.scratch = tuple(
-            Buf(self.names("%t"), s.shape, s.dtype, arena=True) for s in kernel.scratch
+            Buf(self.names("%t"), scratch.shape, scratch.dtype, arena=True)
+            for scratch in kernel.scratch
         )
 
     def nests(self) -> KernelNests:
@@ -334,7 +337,7 @@ class _Building:
             states = {block: block.is_in_bounds(bounds) for block in blocks}
             variants = [EdgeVariant(bounds, False in states.values())]
             if None in states.values() and False not in states.values():
-                crossing = tuple(e for e, state in states.items() if state is None)
+                crossing = tuple(extent for extent, state in states.items() if state is None)
                 variants = [EdgeVariant(_inside(blocks, bounds), False), EdgeVariant(bounds, True)]
         scratch, cases = self._cases(operands, [] if 0 in kernel.grid else variants)
         grid = grid_dimensions(kernel, self.options)
@@ -356,11 +359,15 @@ class _Building:
     def _operands(self) -> tuple[tuple[KernelOperand, ...], Section]:
         context = self._context()
         statements: list[Stmt] = []
-        aliased = {o: i for i, o in self.kernel.aliases}
+        aliased = {result: i for i, result in self.kernel.aliases}
         found = []
-        for k, (m, buf) in enumerate(zip((*self.kernel.inputs, *self.kernel.outputs), self.bufs)):
-            starts = self._starts(m, context, statements)
-            found.append(KernelOperand(buf, m, starts, aliased.get(k - len(self.kernel.inputs))))
+        for k, (mapping, buf) in enumerate(
+            zip((*self.kernel.inputs, *self.kernel.outputs), self.bufs)
+        ):
+            starts = self._starts(mapping, context, statements)
+            found.append(
+                KernelOperand(buf, mapping, starts, aliased.get(k - len(self.kernel.inputs)))
+            )
         return tuple(found), Section(tuple(statements), context)
 
     def _starts(
@@ -371,20 +378,24 @@ class _Building:
             starts = (block_shift.moved(start, self.shifts) for start in mapping.starts)
             return tuple(
                 start.substitute(
-                    lambda g: Affine.symbol(grid_symbol(g)) if isinstance(g, int) else None
+                    lambda dim: Affine.symbol(grid_symbol(dim)) if isinstance(dim, int) else None
                 )
                 for start in starts
             )
         builder = BodyBuilder(context)
         jaxpr, rank = mapping.index_map.jaxpr, len(self.kernel.grid)
-        env = {v: self._grid_value(builder, axis) for axis, v in enumerate(jaxpr.invars[:rank])}
+        env = {
+            invar: self._grid_value(builder, axis) for axis, invar in enumerate(jaxpr.invars[:rank])
+        }
         for k, var in enumerate(jaxpr.invars[rank:]):
             builder.refs[var] = _whole(self.bufs[k])
         found: list[Affine] = []
         statements += builder.region(
             jaxpr,
             env,
-            lambda e: found.extend(builder.index_symbol(builder.read(e, o)) for o in jaxpr.outvars),
+            lambda local: found.extend(
+                builder.index_symbol(builder.read(local, outvar)) for outvar in jaxpr.outvars
+            ),
         )
         return tuple(
             i * (dim.size if isinstance(dim, Blocked) else 1) for i, dim in zip(found, mapping.dims)
@@ -411,30 +422,33 @@ class _Building:
         self, operands: Sequence[KernelOperand], variants: list[EdgeVariant]
     ) -> tuple[tuple[Buf, ...], tuple[BodyCase, ...]]:
         """The scratch, and the body for each variant; they agree about uniform scratch, which all of them use."""
-        built = [self._build(operands, v) for v in variants]
+        built = [self._build(operands, edge_variant) for edge_variant in variants]
         axes = uniform_axes([stmts for _, stmts in built])
         made = narrowed_buffers(axes)
-        scratch = tuple(made.get(b, b) for b in self.scratch)
+        scratch = tuple(made.get(buf, buf) for buf in self.scratch)
         narrowed = [narrow(stmts, axes, made, context.pool) for context, stmts in built]
-        if any(v.guarded for v in variants):
+        if any(edge_variant.guarded for edge_variant in variants):
             narrowed = trim(
                 [
-                    Body(stmts, context.pool, context.bounds, self._handed_on(v, made))
-                    for (context, _), stmts, v in zip(built, narrowed, variants)
+                    Body(stmts, context.pool, context.bounds, self._handed_on(edge_variant, made))
+                    for (context, _), stmts, edge_variant in zip(built, narrowed, variants)
                 ]
             )
         for (context, _), variant in zip(built, variants):
             context.kept = frozenset(scratch)
             context.bounds.update(variant.bounds)
         return scratch, tuple(
-            BodyCase(tuple(stmts), c, v) for (c, _), stmts, v in zip(built, narrowed, variants)
+            BodyCase(tuple(stmts), ctx, edge_variant)
+            for (ctx, _), stmts, edge_variant in zip(built, narrowed, variants)
         )
 
     def _handed_on(self, variant: EdgeVariant, made: Mapping[Buf, Buf]) -> dict[Buf, tuple]:
         """Scratch -> what is equal for cases whose programs may hand it to each other: their place before its dimension."""
         found = {}
-        for n, (s, buf) in enumerate(zip(self.kernel.scratch, self.scratch)):
-            first = len(self.kernel.grid) if s.scoped else restarting_dimension(self.kernel, n)
+        for n, (scratch, buf) in enumerate(zip(self.kernel.scratch, self.scratch)):
+            first = (
+                len(self.kernel.grid) if scratch.scoped else restarting_dimension(self.kernel, n)
+            )
             found[made.get(buf, buf)] = (n, frozenset(dim for dim in variant.last if dim < first))
         return found
 
@@ -495,20 +509,21 @@ def _inside(blocks: list[Extent], bounds: Bounds) -> dict[str, tuple[int, int]]:
             and block.start.terms[0][1] > 0
             and block.start.terms[0][0] in found
         ):
-            symbol, c = block.start.terms[0]
+            symbol, coefficient = block.start.terms[0]
             low, high = found[symbol]
             found[symbol] = (
-                max(low, -(block.start.const // c)),
-                min(high, (block.length - block.size - block.start.const) // c),
+                max(low, -(block.start.const // coefficient)),
+                min(high, (block.length - block.size - block.start.const) // coefficient),
             )
     return found
 
 
 def check_dtypes(kernel: Kernel) -> None:
     """Raises UnsupportedKernel for blocks and scratch whose dtype has no register type, and operands of less than a byte."""
-    arrays = [(m.origin, m.array) for m in (*kernel.inputs, *kernel.outputs)]
+    arrays = [(mapping.origin, mapping.array) for mapping in (*kernel.inputs, *kernel.outputs)]
     found = arrays + [
-        (f"scratch {n}", ArrayType(s.shape, s.dtype)) for n, s in enumerate(kernel.scratch)
+        (f"scratch {n}", ArrayType(scratch.shape, scratch.dtype))
+        for n, scratch in enumerate(kernel.scratch)
     ]
     for what, array in found:
         if array.dtype.name not in ELEMENTS:

@@ -89,7 +89,10 @@ class ProgramText:
             inside, guarded = nests.cases
             condition = self._all_inside(block, nests.crossing)
             self.text.when(
-                block, condition, lambda b: self.body(b, inside), lambda b: self.body(b, guarded)
+                block,
+                condition,
+                lambda inner: self.body(inner, inside),
+                lambda inner: self.body(inner, guarded),
             )
         else:
             self._choose(block, nests.ragged, nests.cases)
@@ -100,34 +103,36 @@ class ProgramText:
             (case,) = cases
             self.body(block, case)
             return
-        d, *rest = ragged
-        last = self.text.index(self.kernel.grid[d] - 1)
+        dim, *rest = ragged
+        last = self.text.index(self.kernel.grid[dim] - 1)
         test = self.text.put(
-            block, f"arith.cmpi ult, {self.named(block.lookup(f'%g{d}')[1])}, {last} : index"
+            block, f"arith.cmpi ult, {self.named(block.lookup(f'%g{dim}')[1])}, {last} : index"
         )
         before, at_end = (
-            [c for c in cases if (d in c.variant.last) is end] for end in (False, True)
+            [body_case for body_case in cases if (dim in body_case.variant.last) is end]
+            for end in (False, True)
         )
         self.text.when(
             block,
             test,
-            lambda b: self._choose(b, rest, before),
-            lambda b: self._choose(b, rest, at_end),
+            lambda inner: self._choose(inner, rest, before),
+            lambda inner: self._choose(inner, rest, at_end),
         )
 
     def _all_inside(self, block: Block, blocks: Sequence[Extent]) -> str:
         """Whether these are inside their arrays."""
         tests = []
-        for e in blocks:
-            _, name = self.text.affine(block, e.start)
-            a = self.text.put(block, f"arith.cmpi sge, {name}, {self.text.index(0)} : index")
-            b = self.text.put(
-                block, f"arith.cmpi sle, {name}, {self.text.index(e.length - e.size)} : index"
+        for extent in blocks:
+            _, name = self.text.affine(block, extent.start)
+            lower = self.text.put(block, f"arith.cmpi sge, {name}, {self.text.index(0)} : index")
+            upper = self.text.put(
+                block,
+                f"arith.cmpi sle, {name}, {self.text.index(extent.length - extent.size)} : index",
             )
-            tests.append(self.text.put(block, f"arith.andi {a}, {b} : i1"))
+            tests.append(self.text.put(block, f"arith.andi {lower}, {upper} : i1"))
         condition, *rest = dict.fromkeys(tests)
-        for t in rest:
-            condition = self.text.put(block, f"arith.andi {condition}, {t} : i1")
+        for test in rest:
+            condition = self.text.put(block, f"arith.andi {condition}, {test} : i1")
         return condition
 
     # ---------------------------------------------------------------- statements that hold others
@@ -136,18 +141,21 @@ class ProgramText:
         """An index that may be a constant."""
         return value if isinstance(value, str) else self.text.index(value)
 
-    def branch(self, block: Block, s: If) -> None:
-        _, value = block.lookup(s.index)
+    def branch(self, block: Block, stmt: If) -> None:
+        _, value = block.lookup(stmt.index)
 
-        def chain(b: Block, k: int) -> None:
-            if k == len(s.branches) - 1:
-                self.statements(b, s.branches[k])
+        def chain(inner: Block, index: int) -> None:
+            if index == len(stmt.branches) - 1:
+                self.statements(inner, stmt.branches[index])
                 return
             test = self.text.put(
-                b, f"arith.cmpi eq, {self.named(value)}, {self.text.index(k)} : index"
+                inner, f"arith.cmpi eq, {self.named(value)}, {self.text.index(index)} : index"
             )
             self.text.when(
-                b, test, lambda x: self.statements(x, s.branches[k]), lambda x: chain(x, k + 1)
+                inner,
+                test,
+                lambda x: self.statements(x, stmt.branches[index]),
+                lambda x: chain(x, index + 1),
             )
 
         chain(block, 0)

@@ -33,7 +33,9 @@ class Counts:
     bank_conflicts: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, n) + getattr(other, n) for n in self.__dataclass_fields__))
+        return Counts(
+            *(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__)
+        )
 
     def add_global(
         self, addresses: np.ndarray, mask: np.ndarray | None, size: int, repeats: int, memo: Memo
@@ -118,12 +120,12 @@ def _warps(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 
 def _distinct(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int]:
     """(sectors that warps touch, those that as many different bytes would take)."""
-    a = _warps(addresses, mask)
-    if (a[:, 1:] < a[:, :-1]).any():
-        a = np.sort(a, 1)
-    step = a[:, 1:] != a[:, :-1]
+    by_warp = _warps(addresses, mask)
+    if (by_warp[:, 1:] < by_warp[:, :-1]).any():
+        by_warp = np.sort(by_warp, 1)
+    step = by_warp[:, 1:] != by_warp[:, :-1]
     unique = 1 + np.count_nonzero(step, 1)
-    first, last = a // SECTOR, (a + size - 1) // SECTOR
+    first, last = by_warp // SECTOR, (by_warp + size - 1) // SECTOR
     touched = np.count_nonzero(first[:, 1:] != last[:, :-1], 1) + 1 + (last - first).sum(1)
     return int(touched.sum()), int((-(-unique * size // SECTOR)).sum())
 
@@ -133,10 +135,11 @@ def _passes(offsets: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[in
 
     Lanes of 8 (16) bytes come in halves (quarters).
     """
-    a = _warps(offsets, mask)
+    by_warp = _warps(offsets, mask)
     share = max(size // WORD, 1)
     words = np.sort(
-        (a // WORD if share == 1 else a // size).reshape(-1, WARP // min(share, WARP)), 1
+        (by_warp // WORD if share == 1 else by_warp // size).reshape(-1, WARP // min(share, WARP)),
+        1,
     )
     fresh = np.concatenate([np.ones((len(words), 1), bool), words[:, 1:] != words[:, :-1]], 1)
     banks = words % (BANKS // min(share, BANKS))

@@ -105,7 +105,7 @@ def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
         for op, operands in code:
             names = [_REGISTER.findall(operand) for operand in operands]
             if op[0] == "ld" and "param" in op:
-                position = next((p for n, p in parameters if n in operands[1]), None)
+                position = next((number for n, number in parameters if n in operands[1]), None)
                 mine = set() if position is None else {position}
             elif op[0] in ("st", "red", "atom"):
                 address = operands[1 if op[0] == "atom" else 0]
@@ -115,14 +115,16 @@ def _written(name: str, code: tuple, parameters: tuple) -> frozenset[int]:
                 continue
             else:
                 mine = set().union(*(sources.get(r, set()) for rs in names[1:] for r in rs))
-            for r in names[0] if names else ():
-                if not mine <= sources.setdefault(r, set()):
-                    sources[r] |= mine
+            for register in names[0] if names else ():
+                if not mine <= sources.setdefault(register, set()):
+                    sources[register] |= mine
                     changed = True
     return frozenset(found)
 
 
 def written_parameters(program: PtxProgram) -> frozenset[int]:
     """Positions of the parameters from which addresses of stores come."""
-    code = tuple((c.op, c.operands) for c in program.code)
-    return _written(program.name, code, tuple((n, p) for n, (p, _) in program.parameters.items()))
+    code = tuple((instruction.op, instruction.operands) for instruction in program.code)
+    return _written(
+        program.name, code, tuple((n, position) for n, (position, _) in program.parameters.items())
+    )

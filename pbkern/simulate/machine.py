@@ -64,11 +64,15 @@ class SimulatedLaunch:
     def run(self) -> None:
         """All blocks. Raises SimulationError."""
         self.steps = [
-            None if c.op[0] in (*_JUMPS, *_MEETS) else instructions.compiled(self.program, c)
-            for c in self.program.code
+            None
+            if instruction.op[0] in (*_JUMPS, *_MEETS)
+            else instructions.compiled(self.program, instruction)
+            for instruction in self.program.code
         ]
         self.clocked = frozenset(
-            k for k, c in enumerate(self.program.code) if c.operands and c.operands[-1] in CLOCKS
+            k
+            for k, instruction in enumerate(self.program.code)
+            if instruction.operands and instruction.operands[-1] in CLOCKS
         )
         at_once = max(1, LANES // self.block)
         with np.errstate(all="ignore"):
@@ -135,21 +139,24 @@ class Gang:
         code, steps, start = self.program.code, self.launch.steps, place
         clocked, seen = self.launch.clocked, place
         while True:
-            c, step = code[place], steps[place]
+            instruction, step = code[place], steps[place]
             if place in clocked or (clocked and step is None):
                 self._tick(place - seen, mask)
                 seen = place
             try:
                 if step is None:
-                    self._turn(groups, place, mask, c)
+                    self._turn(groups, place, mask, instruction)
                     break
-                if c.op[0] in _EXCHANGES and not self._are_whole(mask, c):
+                if instruction.op[0] in _EXCHANGES and not self._are_whole(mask, instruction):
                     self._wait(place, mask)
                     break
-                step(self, mask if c.predicate is None else self._predicated(mask, c))
+                step(
+                    self,
+                    mask if instruction.predicate is None else self._predicated(mask, instruction),
+                )
             except Fault as f:
                 self._check_together(place)  # why threads meet where none should
-                raise self.error(c, f.kind, f.what, f.hint) from None
+                raise self.error(instruction, f.kind, f.what, f.hint) from None
             place += 1
             if place in groups:
                 self._join(groups, place, mask)
@@ -192,9 +199,9 @@ class Gang:
             self._join(groups, place, None if mask.all() else mask)
 
     def _predicated(self, mask: Mask, instruction: Instruction) -> Mask:
-        p = self.registers[instruction.predicate or ""]
-        p = np.broadcast_to(~p if instruction.negated else p, self.shape)
-        return p if mask is None else p & mask
+        pred = self.registers[instruction.predicate or ""]
+        pred = np.broadcast_to(~pred if instruction.negated else pred, self.shape)
+        return pred if mask is None else pred & mask
 
     def _turn(
         self, groups: dict[int, Mask], place: int, mask: Mask, instruction: Instruction
@@ -312,9 +319,9 @@ class Gang:
         """
         groups: dict[int, Mask] = {}
         for place in sorted(self.waiting):
-            c = self.program.code[place]
-            if c.op[0] not in _MEETS:
-                self._resume_exchange(groups, place, c)
+            instruction = self.program.code[place]
+            if instruction.op[0] not in _MEETS:
+                self._resume_exchange(groups, place, instruction)
         if not groups:
             self._resume_barriers(groups)
         if not groups:
@@ -344,16 +351,16 @@ class Gang:
             mine = [place for place in places if self._barrier(self.program.code[place]) == number]
             together = np.logical_or.reduce([self.waiting[p] for p in mine])
             done = np.asarray(together.all(1, keepdims=True))
-            for p in mine:
-                by_warp = self._by_warp(self.waiting[p])
+            for spot in mine:
+                by_warp = self._by_warp(self.waiting[spot])
                 split = by_warp.any(-1) & ~(
                     by_warp | ~self._by_warp(np.ones(self.shape, bool))
                 ).all(-1)
                 done = done & ~split.any(-1, keepdims=True)
             if done.any():
                 self._passed(np.asarray(done))
-                for p in mine:
-                    self._go(groups, p, self.waiting[p] & done)
+                for spot in mine:
+                    self._go(groups, spot, self.waiting[spot] & done)
 
     def _barrier(self, instruction: Instruction) -> str:
         if len(instruction.operands) != 1 or "sync" not in instruction.op:
@@ -367,19 +374,19 @@ class Gang:
         for place, lanes in sorted(self.waiting.items()):
             if end is not None and place > end:
                 continue
-            c = self.program.code[place]
+            instruction = self.program.code[place]
             by_warp = self._by_warp(lanes)
             named = (
-                self._named(c)
-                if c.op[0] not in _MEETS
+                self._named(instruction)
+                if instruction.op[0] not in _MEETS
                 else self._by_warp(np.ones(self.shape, bool))
             )
             absent = by_warp.any(-1, keepdims=True) & named & ~by_warp
             if absent.any():
-                block, warp, lane = (int(k) for k in np.argwhere(absent)[0])
+                block, warp, lane = (int(coord) for coord in np.argwhere(absent)[0])
                 where = self._whereabouts(block, warp * WARP + lane)
                 raise self.error(
-                    c,
+                    instruction,
                     "divergence",
                     f"lanes of a warp wait here, but not thread {warp * WARP + lane} of block "
                     f"{self.numbers[block]}, which {where}",
@@ -454,8 +461,9 @@ _ACCESSES = ("ld", "ldu", "st", "atom", "red")
 def smallest_access(program: PtxProgram, space: str) -> int:
     """Bytes of the smallest access to a memory, also by generic addresses: who touches what is noted for so many at a time."""
     sizes = [
-        SIZES.get(c.op[-1], 4)
-        for c in program.code
-        if c.op[0] in _ACCESSES and instructions.space_of(c) in (space, "generic")
+        SIZES.get(instruction.op[-1], 4)
+        for instruction in program.code
+        if instruction.op[0] in _ACCESSES
+        and instructions.space_of(instruction) in (space, "generic")
     ]
     return min(sizes, default=4)

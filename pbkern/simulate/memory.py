@@ -52,8 +52,8 @@ class Shadow:
         self.written[cells] = marks
         lost = self.written[cells] != marks
         if lost.any():
-            k = int(np.argmax(lost))
-            mine, other = marks.ravel()[k], self.written[cells].ravel()[k]
+            first = int(np.argmax(lost))
+            mine, other = marks.ravel()[first], self.written[cells].ravel()[first]
             apart = mine >> BLOCK_SHIFT != other >> BLOCK_SHIFT
             raise Fault(
                 "race",
@@ -84,9 +84,9 @@ def _check(before: np.ndarray, base: np.ndarray, marks: np.ndarray, deed: str) -
     block = before >> BLOCK_SHIFT != marks >> BLOCK_SHIFT
     bad = (before != 0) & (before != marks) & (block | (before >= base))
     if bad.any():
-        k = int(np.argmax(bad))
-        what = f"thread {_thread(marks[k])} {deed}"
-        if block[k]:
+        first = int(np.argmax(bad))
+        what = f"thread {_thread(marks[first])} {deed}"
+        if block[first]:
             raise Fault("race", f"{what}: a thread of another block", OF_BLOCKS)
         raise Fault("race", f"{what}: another thread of its block, with no barrier between")
 

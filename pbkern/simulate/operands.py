@@ -16,31 +16,35 @@ from .parse import PtxProgram
 Reader = Callable[[Any], np.ndarray]
 
 
-def as_type(v: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def as_type(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The bits of a register as another type; the low ones of a wider register."""
-    if v.dtype == dtype:
-        return v
-    if v.dtype.itemsize == dtype.itemsize:
-        return v.view(dtype)
-    return v.view(ops.unsigned(v.dtype.itemsize)).astype(ops.unsigned(dtype.itemsize)).view(dtype)
+    if value.dtype == dtype:
+        return value
+    if value.dtype.itemsize == dtype.itemsize:
+        return value.view(dtype)
+    return (
+        value.view(ops.unsigned(value.dtype.itemsize))
+        .astype(ops.unsigned(dtype.itemsize))
+        .view(dtype)
+    )
 
 
 def operand(program: PtxProgram, text: str, dtype: np.dtype) -> Callable[[Any], np.ndarray]:
     """Reads an operand as a type: a register, a number, a special register, the address of a variable."""
     special = _SPECIAL.get(text)
     if special is not None:
-        return lambda g: as_type(special(g), dtype)
+        return lambda gang: as_type(special(gang), dtype)
     if text.startswith("%"):
 
-        def register(g: Any) -> np.ndarray:
-            v = g.registers.get(text)
-            if v is None:
+        def register(gang: Any) -> np.ndarray:
+            content = gang.registers.get(text)
+            if content is None:
                 raise Fault("uninitialised", f"register {text} is read before it is written")
-            return as_type(v, dtype)
+            return as_type(content, dtype)
 
         return register
     value = np.full((1, 1), _number(program, text, dtype), dtype)
-    return lambda g: value
+    return lambda gang: value
 
 
 def _number(program: PtxProgram, text: str, dtype: np.dtype):
@@ -59,28 +63,28 @@ def _number(program: PtxProgram, text: str, dtype: np.dtype):
             else pattern
         )
     try:
-        n = int(text.rstrip("U"), 0)
+        number = int(text.rstrip("U"), 0)
     except ValueError:
         raise ops.Unknown(f"operand {text}") from None
     if dtype.kind == "b" or ops.is_float(dtype):
-        return n
-    return np.array(n % (1 << 8 * dtype.itemsize), ops.unsigned(dtype.itemsize)).view(dtype)
+        return number
+    return np.array(number % (1 << 8 * dtype.itemsize), ops.unsigned(dtype.itemsize)).view(dtype)
 
 
-def _constant(n: int) -> Callable[[Any], np.ndarray]:
-    return lambda g: np.full((1, 1), n, np.uint32)
+def _constant(number: int) -> Callable[[Any], np.ndarray]:
+    return lambda gang: np.full((1, 1), number, np.uint32)
 
 
 _SPECIAL: Mapping[str, Callable[[Any], np.ndarray]] = {
-    "%tid.x": lambda g: g.tid,
-    "%ctaid.x": lambda g: g.ctaid,
-    "%ntid.x": lambda g: np.full((1, 1), g.threads, np.uint32),
-    "%nctaid.x": lambda g: np.full((1, 1), g.launch.grid, np.uint32),
-    **{f"%{n}.{dim}": _constant(0) for n in ("tid", "ctaid") for dim in "yz"},
-    **{f"%{n}.{dim}": _constant(1) for n in ("ntid", "nctaid") for dim in "yz"},
-    "%clock64": lambda g: g.clock,
-    "%globaltimer": lambda g: g.clock,
-    "%smid": lambda g: g.ctaid,
-    "%laneid": lambda g: g.tid % np.uint32(WARP),
+    "%tid.x": lambda gang: gang.tid,
+    "%ctaid.x": lambda gang: gang.ctaid,
+    "%ntid.x": lambda gang: np.full((1, 1), gang.threads, np.uint32),
+    "%nctaid.x": lambda gang: np.full((1, 1), gang.launch.grid, np.uint32),
+    **{f"%{name}.{dim}": _constant(0) for name in ("tid", "ctaid") for dim in "yz"},
+    **{f"%{name}.{dim}": _constant(1) for name in ("ntid", "nctaid") for dim in "yz"},
+    "%clock64": lambda gang: gang.clock,
+    "%globaltimer": lambda gang: gang.clock,
+    "%smid": lambda gang: gang.ctaid,
+    "%laneid": lambda gang: gang.tid % np.uint32(WARP),
     "WARP_SZ": _constant(WARP),
 }

@@ -13,9 +13,9 @@ import numpy as np
 
 TYPES = {
     **{
-        f"{kind}{n}": np.dtype(f"{'int' if kind == 's' else 'uint'}{n}")
+        f"{kind}{bits}": np.dtype(f"{'int' if kind == 's' else 'uint'}{bits}")
         for kind in "sub"
-        for n in (8, 16, 32, 64)
+        for bits in (8, 16, 32, 64)
     },
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
@@ -30,8 +30,8 @@ class Unknown(Exception):
     """No instruction of this name and these modifiers."""
 
 
-def unsigned(n: int) -> np.dtype:
-    return np.dtype(f"uint{8 * n}")
+def unsigned(nbytes: int) -> np.dtype:
+    return np.dtype(f"uint{8 * nbytes}")
 
 
 def is_float(dtype: np.dtype) -> bool:
@@ -61,14 +61,14 @@ def _zeroed(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
-def _flushed(f: Function, op: tuple[str, ...], dtype: np.dtype) -> Function:
+def _flushed(function: Function, op: tuple[str, ...], dtype: np.dtype) -> Function:
     """Modifiers .ftz, .sat and .relu of floats, and the NaN of results that have 16 bits."""
     has_one_nan = dtype in _ONE_NAN and op[0] not in _SIGNS
     if not is_float(dtype) or (not has_one_nan and not {"ftz", "sat", "relu"} & set(op)):
-        return f
+        return function
 
     def modified(*xs: np.ndarray) -> np.ndarray:
-        found = _zeroed(f(*map(_zeroed, xs))) if "ftz" in op else f(*xs)
+        found = _zeroed(function(*map(_zeroed, xs))) if "ftz" in op else function(*xs)
         if "relu" in op:
             found = np.where(found < 0, dtype.type(0), found)
         if "sat" in op:
@@ -107,10 +107,10 @@ def fma(dtype: np.dtype) -> Function:
         ).astype(dtype)
 
     def single(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        p = np.multiply(x, y, dtype=np.float64)
-        s = p + z
-        ties = (s.view(np.int64) & _BELOW_F32) == _HALF_F32
-        return (_untied(p, z, s, ties) if ties.any() else s).astype(np.float32)
+        product = np.multiply(x, y, dtype=np.float64)
+        total = product + z
+        ties = (total.view(np.int64) & _BELOW_F32) == _HALF_F32
+        return (_untied(product, z, total, ties) if ties.any() else total).astype(np.float32)
 
     return single
 
@@ -183,10 +183,12 @@ def _div(op: tuple[str, ...], dtype: np.dtype) -> Function:
 
     def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         safe = np.where(y == 0, dtype.type(1), y)
-        q = x // safe
-        q = q + ((x % safe != 0) & ((x < 0) != (safe < 0))) if dtype.kind == "i" else q
+        result = x // safe
+        result = (
+            result + ((x % safe != 0) & ((x < 0) != (safe < 0))) if dtype.kind == "i" else result
+        )
         return np.where(
-            y == 0, dtype.type(-1) if dtype.kind == "i" else np.iinfo(dtype).max, q
+            y == 0, dtype.type(-1) if dtype.kind == "i" else np.iinfo(dtype).max, result
         ).astype(dtype)
 
     return quotient
@@ -203,10 +205,10 @@ def _extreme(number: Function, strict: Function) -> Callable[[tuple[str, ...], n
     def make(op: tuple[str, ...], dtype: np.dtype) -> Function:
         if not is_float(dtype):
             return strict
-        f, up = (strict if "NaN" in op else number), strict is np.maximum
+        pick, up = (strict if "NaN" in op else number), strict is np.maximum
 
         def choose(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-            found = f(x, y)
+            found = pick(x, y)
             zeros = (x == 0) & (y == 0)
             if zeros.any():
                 sign = np.signbit(x) & np.signbit(y) if up else np.signbit(x) | np.signbit(y)
@@ -218,12 +220,12 @@ def _extreme(number: Function, strict: Function) -> Callable[[tuple[str, ...], n
     return make
 
 
-def _unary(f: Function) -> Callable[[tuple[str, ...], np.dtype], Function]:
+def _unary(function: Function) -> Callable[[tuple[str, ...], np.dtype], Function]:
     """A function of one float, rounded once."""
 
     def make(op: tuple[str, ...], dtype: np.dtype) -> Function:
         wide = np.float64 if dtype.itemsize < 8 else dtype
-        return _flushed(lambda x: f(x.astype(wide)).astype(dtype), op, dtype)
+        return _flushed(lambda x: function(x.astype(wide)).astype(dtype), op, dtype)
 
     return make
 
@@ -232,12 +234,12 @@ def _shift(left: bool) -> Callable[[tuple[str, ...], np.dtype], Function]:
     def make(op: tuple[str, ...], dtype: np.dtype) -> Function:
         bits = 8 * dtype.itemsize
 
-        def shift(x: np.ndarray, n: np.ndarray) -> np.ndarray:
-            n = n.view(np.uint32) if n.dtype.itemsize == 4 else n
+        def shift(x: np.ndarray, count: np.ndarray) -> np.ndarray:
+            count = count.view(np.uint32) if count.dtype.itemsize == 4 else count
             if not left and dtype.kind == "i":
-                return x >> np.minimum(n, bits - 1).astype(dtype)
-            kept = np.minimum(n, bits - 1).astype(dtype)
-            return np.where(n < bits, x << kept if left else x >> kept, dtype.type(0))
+                return x >> np.minimum(count, bits - 1).astype(dtype)
+            kept = np.minimum(count, bits - 1).astype(dtype)
+            return np.where(count < bits, x << kept if left else x >> kept, dtype.type(0))
 
         return shift
 
@@ -245,13 +247,13 @@ def _shift(left: bool) -> Callable[[tuple[str, ...], np.dtype], Function]:
 
 
 def _funnel(op: tuple[str, ...], dtype: np.dtype) -> Function:
-    def shift(low: np.ndarray, high: np.ndarray, n: np.ndarray) -> np.ndarray:
-        n = np.minimum(n, 32) if "clamp" in op else n & 31
+    def shift(low: np.ndarray, high: np.ndarray, count: np.ndarray) -> np.ndarray:
+        count = np.minimum(count, 32) if "clamp" in op else count & 31
         both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
         found = (
-            both >> n.astype(np.uint64)
+            both >> count.astype(np.uint64)
             if "r" in op
-            else (both << n.astype(np.uint64)) >> np.uint64(32)
+            else (both << count.astype(np.uint64)) >> np.uint64(32)
         )
         return found.astype(np.uint32)
 
@@ -288,7 +290,9 @@ def _bfe(op: tuple[str, ...], dtype: np.dtype) -> Function:
     bits = 8 * dtype.itemsize
 
     def extract(x: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        start, length = (np.minimum(v.astype(np.int64) & 255, bits) for v in (start, length))
+        start, length = (
+            np.minimum(field.astype(np.int64) & 255, bits) for field in (start, length)
+        )
         room = np.minimum(length, bits - start)
         up = np.clip(bits - start - room, 0, bits - 1).astype(dtype)
         down = np.clip(bits - room, 0, bits - 1).astype(dtype)
@@ -305,8 +309,12 @@ def _bfe(op: tuple[str, ...], dtype: np.dtype) -> Function:
 def _bfi(op: tuple[str, ...], dtype: np.dtype) -> Function:
     bits = 8 * dtype.itemsize
 
-    def insert(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        start, length = (np.minimum(v.astype(np.int64) & 255, bits) for v in (start, length))
+    def insert(
+        inserted: np.ndarray, base: np.ndarray, start: np.ndarray, length: np.ndarray
+    ) -> np.ndarray:
+        start, length = (
+            np.minimum(field.astype(np.int64) & 255, bits) for field in (start, length)
+        )
         room = np.minimum(length, bits - start)
         whole = (1 << bits) - 1
         mask = np.where(
@@ -315,7 +323,7 @@ def _bfi(op: tuple[str, ...], dtype: np.dtype) -> Function:
             (dtype.type(1) << np.minimum(room, bits - 1).astype(dtype)) - dtype.type(1),
         )
         at = np.minimum(start, bits - 1).astype(dtype)
-        return np.where(room == 0, b, b & ~(mask << at) | (a & mask) << at)
+        return np.where(room == 0, base, base & ~(mask << at) | (inserted & mask) << at)
 
     return insert
 
@@ -324,9 +332,9 @@ def _prmt(op: tuple[str, ...], dtype: np.dtype) -> Function:
     if op[-1] != "b32":
         raise Unknown(".".join(op))
 
-    def permute(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-        both = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
-        found = a & np.uint32(0)
+    def permute(low: np.ndarray, high: np.ndarray, selector: np.ndarray) -> np.ndarray:
+        both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
+        found = low & np.uint32(0)
         for k in range(4):
             which = selector >> np.uint32(4 * k)
             byte = (both >> (np.uint64(8) * (which & np.uint32(7)).astype(np.uint64))).astype(
@@ -381,14 +389,14 @@ def comparison(name: str, dtype: np.dtype) -> Function:
     if name == "nan":
         return lambda x, y: np.isnan(x) | np.isnan(y)
     if name.endswith("u") and name[:-1] in _COMPARE:
-        f = _COMPARE[name[:-1]]
-        return lambda x, y: f(x, y) | np.isnan(x) | np.isnan(y)
+        compare = _COMPARE[name[:-1]]
+        return lambda x, y: compare(x, y) | np.isnan(x) | np.isnan(y)
     if name not in _COMPARE:
         raise Unknown(f"setp.{name}")
-    f = _COMPARE[name]
+    compare = _COMPARE[name]
     if name == "ne" and is_float(dtype):
-        return lambda x, y: f(x, y) & ~np.isnan(x) & ~np.isnan(y)
-    return f
+        return lambda x, y: compare(x, y) & ~np.isnan(x) & ~np.isnan(y)
+    return compare
 
 
 # ---------------------------------------------------------------- conversion
@@ -399,7 +407,7 @@ _ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 def conversion(op: tuple[str, ...]) -> tuple[np.dtype, np.dtype, Function]:
     """(type of the result, type of the operand, function) of cvt."""
     to, source = TYPES[op[-2]], TYPES[op[-1]]
-    rounding = next((m for m in op if m in _ROUND), None)
+    rounding = next((modifier for modifier in op if modifier in _ROUND), None)
     if is_float(to) and ({"rm", "rp"} & set(op) or ("rz" in op and not is_float(source))):
         raise Unknown("rounding")
 
@@ -453,8 +461,8 @@ def _toward_zero(x: np.ndarray, to: np.dtype) -> np.ndarray:
 Maker = Callable[[tuple[str, ...], np.dtype], Function]
 
 
-def _plain(f: Function) -> Maker:
-    return lambda op, t: _flushed(f, op, t) if is_float(t) else f
+def _plain(function: Function) -> Maker:
+    return lambda op, dtype: _flushed(function, op, dtype) if is_float(dtype) else function
 
 
 TABLE: dict[str, Maker] = {
@@ -478,23 +486,23 @@ TABLE: dict[str, Maker] = {
     "ex2": _unary(np.exp2),
     "lg2": _unary(np.log2),
     "tanh": _unary(np.tanh),
-    "copysign": lambda op, t: lambda sign, x: np.copysign(x, sign),
+    "copysign": lambda op, dtype: lambda sign, x: np.copysign(x, sign),
     "and": _plain(np.bitwise_and),
     "or": _plain(np.bitwise_or),
     "xor": _plain(np.bitwise_xor),
     "not": _plain(np.invert),
-    "cnot": lambda op, t: lambda x: np.where(x == 0, t.type(1), t.type(0)),
+    "cnot": lambda op, dtype: lambda x: np.where(x == 0, dtype.type(1), dtype.type(0)),
     "shl": _shift(True),
     "shr": _shift(False),
     "shf": _funnel,
-    "popc": lambda op, t: _popc,
+    "popc": lambda op, dtype: _popc,
     "clz": _clz,
     "brev": _brev,
     "bfe": _bfe,
     "bfi": _bfi,
     "prmt": _prmt,
     "lop3": _lop3,
-    "sad": lambda op, t: lambda x, y, z: np.where(x > y, x - y, y - x) + z,
+    "sad": lambda op, dtype: lambda x, y, z: np.where(x > y, x - y, y - x) + z,
 }
 # Which operands, counted from the first source, have a type of their own.
 COUNTS = {"shl": {1}, "shr": {1}, "bfe": {1, 2}, "bfi": {2, 3}, "shf": {2}}

@@ -21,7 +21,7 @@ _INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL
 _OPERAND = re.compile(r"\[[^\]]*\]|\{[^}]*\}|[^,\s]+")
 _TARGETS = re.compile(r"\$?[\w$]+")
 SIZES = {
-    **{f"{kind}{n}": n // 8 for kind in "bsuf" for n in (8, 16, 32, 64)},
+    **{f"{kind}{bits}": bits // 8 for kind in "bsuf" for bits in (8, 16, 32, 64)},
     "bf16": 2,
     "pred": 1,
     "b128": 16,
@@ -75,7 +75,7 @@ class PtxProgram:
 
 def parse(text: str) -> PtxProgram:
     """The kernel of a text. Raises InternalError if there is none, or more than one."""
-    blank = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+    blank = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
     entries = list(_ENTRY.finditer(blank))
     if len(entries) != 1:
         raise InternalError(
@@ -83,7 +83,9 @@ def parse(text: str) -> PtxProgram:
         )
     (entry,) = entries
     program = PtxProgram(entry[1])
-    for position, parameter in enumerate(filter(None, (p.strip() for p in entry[2].split(",")))):
+    for position, parameter in enumerate(
+        filter(None, (piece.strip() for piece in entry[2].split(",")))
+    ):
         found = _PARAM.match(parameter)
         if found is None:
             raise InternalError("a parameter of a kernel was not understood", why=parameter)
@@ -92,7 +94,7 @@ def parse(text: str) -> PtxProgram:
     program.threads = int(required[1]) if required else None
     for found in _VARIABLE.finditer(blank):
         _variable(program, found)
-    files = {n: name for n, name, *_ in (f.groups() for f in _FILE.finditer(blank))}
+    files = {n: name for n, name, *_ in (directive.groups() for directive in _FILE.finditer(blank))}
     _body(program, blank, entry.end(), files)
     return program
 

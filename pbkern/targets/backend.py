@@ -118,7 +118,7 @@ def device_function(
             cause = e.__cause__
             assert isinstance(cause, Exception)
             _warn(kernel, f"the pass `{e.name}`", cause, "the kernel is compiled without it")
-            used = [p for p in used if p.name != e.name]
+            used = [candidate for candidate in used if candidate.name != e.name]
         except Exception as e:
             if options.plain or not fallback.catches(e):
                 raise
@@ -175,6 +175,9 @@ def lowered(program: HostProgram, backend: ProgramBackend[Any, Host], options: A
     """
     program = in_stages(program)
     kernels = device_functions(
-        program, lambda k: backend.build_options(k, options, program), backend.passes, backend.emit
+        program,
+        lambda kernel: backend.build_options(kernel, options, program),
+        backend.passes,
+        backend.emit,
     )
     return backend.emit_host(program, kernels)

@@ -103,12 +103,12 @@ def installed() -> tuple:
 @functools.cache
 def context():
     """One context for all compilations, with every dialect and the LLVM translations."""
-    m = bindings()
-    ctx = m.ir.Context()
-    registry = m.ir.DialectRegistry()
-    m.register.register_dialects(registry)
+    api = bindings()
+    ctx = api.ir.Context()
+    registry = api.ir.DialectRegistry()
+    api.register.register_dialects(registry)
     ctx.append_dialect_registry(registry)
-    m.register.register_llvm_translations(ctx)
+    api.register.register_llvm_translations(ctx)
     return ctx
 
 
@@ -152,11 +152,11 @@ def _handle(value) -> int:
 
 def parse(text: str):
     """Module of a text. Raises InternalError with the parser's diagnostic."""
-    m = bindings()
+    api = bindings()
     with _turn, context():
         try:
-            return m.ir.Module.parse(text)
-        except m.ir.MLIRError as e:
+            return api.ir.Module.parse(text)
+        except api.ir.MLIRError as e:
             raise InternalError("generated MLIR does not parse", why=str(e)[:2000]) from None
 
 
@@ -166,15 +166,15 @@ def run_passes(module, passes: str):
     The module is verified once, at the end: verification after each pass takes nearly as long as
     the passes themselves.
     """
-    m = bindings()
+    api = bindings()
     with _turn, context():
         try:
-            manager = m.passmanager.PassManager.parse(f"builtin.module({passes})")
+            manager = api.passmanager.PassManager.parse(f"builtin.module({passes})")
             manager.enable_verifier(False)
             if not _c().mlirPassManagerRunOnOp(_handle(manager), _handle(module.operation)):
                 raise InternalError("a pass failed", why="MLIR's messages are on stderr")
             module.operation.verify()
-        except m.ir.MLIRError as e:
+        except api.ir.MLIRError as e:
             raise InternalError(
                 "passes made a module that is not well-formed", why=str(e)[:2000]
             ) from None
@@ -183,8 +183,8 @@ def run_passes(module, passes: str):
 
 def join(module, other) -> None:
     """Moves the definitions of `other` into `module`; declarations that `module` defines are dropped."""
-    m = bindings()
-    with _turn, context(), m.ir.Location.unknown():
+    api = bindings()
+    with _turn, context(), api.ir.Location.unknown():
         have = {
             op.attributes["sym_name"].value
             for op in module.body.operations
@@ -231,13 +231,13 @@ def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int
       symbols: addresses of the functions that the module declares, which the engine wants to know
         beforehand.
     """
-    m, c = bindings(), _c()
+    api, capi = bindings(), _c()
     with _turn, context():
-        engine = m.engine.ExecutionEngine(module, opt_level=opt_level)
+        engine = api.engine.ExecutionEngine(module, opt_level=opt_level)
     for name, address in symbols.items():
-        c.mlirExecutionEngineRegisterSymbol(_handle(engine), _Name.of(name), address)
+        capi.mlirExecutionEngineRegisterSymbol(_handle(engine), _Name.of(name), address)
     engine.initialize()
-    if not c.mlirExecutionEngineLookup(_handle(engine), _Name.of(function)):
+    if not capi.mlirExecutionEngineLookup(_handle(engine), _Name.of(function)):
         raise InternalError(f"LLVM made no code for `{function}`", why="its messages are on stderr")
     with tempfile.NamedTemporaryFile(suffix=".o") as file:
         engine.dump_to_object_file(file.name)

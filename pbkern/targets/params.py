@@ -66,7 +66,7 @@ class CheckedParams:
 
     def _check_semantics(self) -> None:
         allowed = f"a sequence of {', '.join(map(repr, SEMANTICS))}"
-        self._check_sequence("dimension_semantics", lambda s: s in SEMANTICS, allowed)
+        self._check_sequence("dimension_semantics", lambda entry: entry in SEMANTICS, allowed)
 
 
 def is_count(value: Any, low: int = 1) -> bool:

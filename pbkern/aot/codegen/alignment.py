@@ -35,7 +35,9 @@ def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOp
     """A program's kernels for results that start anywhere. Raises what lowering raises."""
     made = device_functions(program, options_of, CPU_PASSES, emit)
     functions = [
-        function for k in {k.name: k for k in made.values()}.values() for function in k.functions
+        function
+        for lowered in {lowered.name: lowered for lowered in made.values()}.values()
+        for function in lowered.functions
     ]
     chosen: dict[str, LoweredKernel] = {}
     texts: list[str] = []
@@ -52,7 +54,9 @@ def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOp
             aligned, main=dataclasses.replace(aligned.main, name=name)
         )
     return Kernels(
-        {i: chosen.get(k.name, k) for i, k in made.items()}, tuple(functions), "\n".join(texts)
+        {i: chosen.get(lowered.name, lowered) for i, lowered in made.items()},
+        tuple(functions),
+        "\n".join(texts),
     )
 
 
@@ -65,7 +69,10 @@ def _choice(name: str, aligned: LoweredKernel, anywhere: LoweredKernel, inputs: 
         ", ".join(f"%a{k}: {type_}" for k, type_ in enumerate(types)),
         ", ".join(f"%a{k}" for k in range(len(types))),
     )
-    lines = [f"func.func private @{f.name}({', '.join(types)})" for f in (aligned, anywhere)]
+    lines = [
+        f"func.func private @{function.name}({', '.join(types)})"
+        for function in (aligned, anywhere)
+    ]
     lines += [f"func.func @{name}({parameters}) {{", "%past = arith.constant 0 : i64"]
     past = "%past"
     for k in range(inputs, aligned.operand_count):
@@ -74,7 +81,7 @@ def _choice(name: str, aligned: LoweredKernel, anywhere: LoweredKernel, inputs: 
             f"%or{k} = arith.ori {past}, %at{k} : i64",
         ]
         past = f"%or{k}"
-    call = lambda f: f"func.call @{f.name}({passed}) : ({', '.join(types)}) -> ()"
+    call = lambda function: f"func.call @{function.name}({passed}) : ({', '.join(types)}) -> ()"
     lines += [
         f"%mask = arith.constant {ALIGNMENT - 1} : i64",
         "%zero = arith.constant 0 : i64",

@@ -80,9 +80,9 @@ class Entry:
         """Names that are global."""
         return [self.name, f"{self.name}_try", f"{self.name}_memory_bytes", f"{self.name}_metadata"]
 
-    def main(self, n: int) -> str:
+    def main(self, number: int) -> str:
         """Name of a part's @pbk_main."""
-        return f"pbk_main_{n}"
+        return f"pbk_main_{number}"
 
     @property
     def _arguments(self) -> list[Argument]:
@@ -90,7 +90,7 @@ class Entry:
 
     @property
     def _needs(self) -> list[str]:
-        return list(dict.fromkeys(n for part in self.parts for n in part.device.asked))
+        return list(dict.fromkeys(need for part in self.parts for need in part.device.asked))
 
     @property
     def _arrays(self) -> str:
@@ -130,13 +130,14 @@ class Entry:
                 "declare i64 @llvm.umin.i64(i64, i64)",
                 *(
                     []
-                    if self.user_memory or not any(p.memory_bytes(1) for p in self.parts)
+                    if self.user_memory
+                    or not any(device_part.memory_bytes(1) for device_part in self.parts)
                     else ["declare ptr @aligned_alloc(i64, i64)", "declare void @free(ptr)"]
                 ),
                 *(
                     f"declare void @{self.main(n)}(ptr, ptr, ptr)"
-                    for n, p in enumerate(self.parts)
-                    if p.variant
+                    for n, device_part in enumerate(self.parts)
+                    if device_part.variant
                 ),
                 f"attributes #0 = {{ nounwind {baseline} }}",
                 f"attributes #1 = {{ noreturn nounwind cold noinline {baseline} }}",
@@ -153,10 +154,10 @@ class Entry:
 
     # ---------------------------------------------------------------- one variant
 
-    def _run(self, n: int, part: DevicePart) -> None:
+    def _run(self, number: int, part: DevicePart) -> None:
         """@pbk_run{n}(arguments..., memory): the variant on memory that starts anywhere, then copies."""
         function = part.function
-        lines = [f"define internal void @pbk_run{n}({self._with('ptr %memory')}) #0 {{"]
+        lines = [f"define internal void @pbk_run{number}({self._with('ptr %memory')}) #0 {{"]
         if part.variant is not None:
             total = len(function.buffers)
             lines += [f"  %buffers = alloca [{max(total, 1)} x ptr], align 8"]
@@ -170,7 +171,7 @@ class Entry:
                 f"  %past = add i64 %at, {ALIGNMENT - 1}",
                 f"  %line = and i64 %past, {-ALIGNMENT}",
                 "  %arena = inttoptr i64 %line to ptr",
-                f"  call void @{self.main(n)}(ptr null, ptr %buffers, ptr %arena)",
+                f"  call void @{self.main(number)}(ptr null, ptr %buffers, ptr %arena)",
             ]
         for k, source in function.copies:
             size = function.outputs[k].type.nbytes
@@ -231,33 +232,33 @@ class Entry:
             f"not.{label}:",
         ]
 
-    def _with_memory(self, n: int, part: DevicePart) -> list[str]:
+    def _with_memory(self, number: int, part: DevicePart) -> list[str]:
         """Lines that run one variant with its memory, up to their return."""
         size = part.memory_bytes(self.threads)
-        run = lambda memory: f"  call void @pbk_run{n}({self._with(f'ptr {memory}')})"
+        run = lambda memory: f"  call void @pbk_run{number}({self._with(f'ptr {memory}')})"
         if not size:
             return [run("null"), "  ret i32 0"]
         if self.user_memory:
             code = NULL_POINTER | len(self._arguments) << ARGUMENT_SHIFT
             return [
-                f"  %none{n} = icmp eq ptr %memory, null",
-                f"  br i1 %none{n}, label %without{n}, label %with{n}",
-                f"without{n}:",
+                f"  %none{number} = icmp eq ptr %memory, null",
+                f"  br i1 %none{number}, label %without{number}, label %with{number}",
+                f"without{number}:",
                 f"  ret i32 {code}",
-                f"with{n}:",
+                f"with{number}:",
                 run("%memory"),
                 "  ret i32 0",
             ]
         whole = -(-part.aligned_bytes(self.threads) // ALIGNMENT) * ALIGNMENT
         return [
-            f"  %memory{n} = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})",
-            f"  %none{n} = icmp eq ptr %memory{n}, null",
-            f"  br i1 %none{n}, label %without{n}, label %with{n}",
-            f"without{n}:",
+            f"  %memory{number} = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})",
+            f"  %none{number} = icmp eq ptr %memory{number}, null",
+            f"  br i1 %none{number}, label %without{number}, label %with{number}",
+            f"without{number}:",
             f"  ret i32 {OUT_OF_MEMORY}",
-            f"with{n}:",
-            run(f"%memory{n}"),
-            f"  call void @free(ptr %memory{n})",
+            f"with{number}:",
+            run(f"%memory{number}"),
+            f"  call void @free(ptr %memory{number})",
             "  ret i32 0",
         ]
 
@@ -349,7 +350,8 @@ class Entry:
     def _memory_bytes(self) -> None:
         """NAME_memory_bytes(threads): for whichever variant runs."""
         cases = {
-            t: max(part.memory_bytes(t) for part in self.parts) for t in range(1, self.threads + 1)
+            thread_count: max(part.memory_bytes(thread_count) for part in self.parts)
+            for thread_count in range(1, self.threads + 1)
         }
         lines = [
             f"define i64 @{self.name}_memory_bytes(i32 %threads) #0 {{",
@@ -357,8 +359,11 @@ class Entry:
         ]
         lines += [f"    i32 {case}, label %t{case}" for case in cases if case < self.threads]
         lines += ["  ]"]
-        for t, size in cases.items():
-            lines += [f"t{t}:" if t < self.threads else "most:", f"  ret i64 {size}"]
+        for num_threads, size in cases.items():
+            lines += [
+                f"t{num_threads}:" if num_threads < self.threads else "most:",
+                f"  ret i64 {size}",
+            ]
         self.lines += [*lines, "}", ""]
 
 

@@ -138,13 +138,13 @@ def _asked_of_arm(needs: Sequence[str]) -> str:
     return "declare i64 @getauxval(i64)\n" + _function("pbk_ask", lines, total)
 
 
-def _added(lines: list[str], n: int, total: str) -> str:
+def _added(lines: list[str], bit: int, total: str) -> str:
     lines += [
-        f"%w{n} = zext i1 %u{n} to i64",
-        f"%x{n} = shl i64 %w{n}, {n}",
-        f"%y{n} = or i64 {total}, %x{n}",
+        f"%w{bit} = zext i1 %u{bit} to i64",
+        f"%x{bit} = shl i64 %w{bit}, {bit}",
+        f"%y{bit} = or i64 {total}, %x{bit}",
     ]
-    return f"%y{n}"
+    return f"%y{bit}"
 
 
 def _function(name: str, lines: list[str], result: str) -> str:

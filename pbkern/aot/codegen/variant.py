@@ -89,15 +89,15 @@ def _llvm_ir(text: str, passes: str, device: CpuDevice) -> str:
     """MLIR -> LLVM IR that llvmlite's LLVM reads; its functions are compiled for the device."""
     module = mlir.run_passes(mlir.parse(text), passes)
     mlir.check_lowered(module)
-    m = mlir.bindings()
+    bindings = mlir.bindings()
     features = ", ".join(f'"+{feature}"' for feature in device.features)
     with mlir.context():
         attributes = {
-            "target_cpu": m.ir.StringAttr.get(device.cpu),
-            "tune_cpu": m.ir.StringAttr.get(device.tune),
+            "target_cpu": bindings.ir.StringAttr.get(device.cpu),
+            "tune_cpu": bindings.ir.StringAttr.get(device.tune),
         }
         if features:
-            attributes["target_features"] = m.ir.Attribute.parse(
+            attributes["target_features"] = bindings.ir.Attribute.parse(
                 f"#llvm.target_features<[{features}]>"
             )
         for op in module.body.operations:
@@ -106,5 +106,5 @@ def _llvm_ir(text: str, passes: str, device: CpuDevice) -> str:
             for name, value in attributes.items():
                 op.attributes[name] = value
             if op.attributes["sym_name"].value == MAIN:
-                op.attributes["linkage"] = m.ir.Attribute.parse("#llvm.linkage<external>")
+                op.attributes["linkage"] = bindings.ir.Attribute.parse("#llvm.linkage<external>")
     return literals.readable(mlir.llvm_ir(module))

@@ -22,8 +22,8 @@ class ElementType:
 _PARTS = "pairs of real and imaginary parts"
 TYPES = {
     "bool": ElementType("uint8_t", "i1", "bytes that are 0 or 1"),
-    **{f"int{n}": ElementType(f"int{n}_t", f"i{n}") for n in (8, 16, 32, 64)},
-    **{f"uint{n}": ElementType(f"uint{n}_t", f"ui{n}") for n in (8, 16, 32, 64)},
+    **{f"int{bits}": ElementType(f"int{bits}_t", f"i{bits}") for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": ElementType(f"uint{bits}_t", f"ui{bits}") for bits in (8, 16, 32, 64)},
     "float16": ElementType("uint16_t", "f16", "the bits of IEEE half precision"),
     "bfloat16": ElementType("uint16_t", "bf16", "the upper 16 bits of float"),
     "float32": ElementType("float", "f32"),

@@ -98,22 +98,25 @@ def cpp(of: Interface, files: Files) -> str:
     )
 
 
-def _count(a: Argument) -> int:
+def _count(argument: Argument) -> int:
     """Elements of a span; complex ones count once."""
-    return elements(a.type) // (2 if a.type.dtype.kind == "c" else 1)
+    return elements(argument.type) // (2 if argument.type.dtype.kind == "c" else 1)
 
 
-def _cpp_type(a: Argument) -> str:
-    c = element_type(a.type.dtype, a.path).c
-    if a.type.dtype.kind == "c":
-        return f"std::complex<{c}>"
-    return f"std::{c}" if c.endswith("_t") else c
+def _cpp_type(argument: Argument) -> str:
+    c_type = element_type(argument.type.dtype, argument.path).c
+    if argument.type.dtype.kind == "c":
+        return f"std::complex<{c_type}>"
+    return f"std::{c_type}" if c_type.endswith("_t") else c_type
 
 
-def _cpp_passed(a: Argument, is_input: bool) -> str:
-    if a.type.dtype.kind != "c":
-        return f"{a.name}.data()"
-    return f"reinterpret_cast<{'const ' if is_input else ''}{element_type(a.type.dtype, a.path).c} *>({a.name}.data())"
+def _cpp_passed(argument: Argument, is_input: bool) -> str:
+    if argument.type.dtype.kind != "c":
+        return f"{argument.name}.data()"
+    return (
+        f"reinterpret_cast<{'const ' if is_input else ''}{element_type(argument.type.dtype, argument.path).c} "
+        f"*>({argument.name}.data())"
+    )
 
 
 # --- the program that times a library
@@ -204,12 +207,12 @@ RESULTS
 """
 # How one random element of each kind of type is made of draw().
 _DRAWN: list[tuple[Callable[[str], bool], str]] = [
-    (lambda t: t == "bool", "draw() >> 31"),
-    (lambda t: t == "float16", "(uint16_t)(0x3800 | (draw() >> 22))"),
-    (lambda t: t == "bfloat16", "(uint16_t)(0x3F00 | (draw() >> 25))"),
-    (lambda t: t.startswith("float8"), "(uint8_t)(0x30 | (draw() >> 29))"),
-    (lambda t: t.startswith(("float", "complex")), "({c})(draw() >> 8) / 8388608 - 1"),
-    (lambda t: True, "({c})(draw() % 100)"),
+    (lambda dtype: dtype == "bool", "draw() >> 31"),
+    (lambda dtype: dtype == "float16", "(uint16_t)(0x3800 | (draw() >> 22))"),
+    (lambda dtype: dtype == "bfloat16", "(uint16_t)(0x3F00 | (draw() >> 25))"),
+    (lambda dtype: dtype.startswith("float8"), "(uint8_t)(0x30 | (draw() >> 29))"),
+    (lambda dtype: dtype.startswith(("float", "complex")), "({c})(draw() >> 8) / 8388608 - 1"),
+    (lambda dtype: True, "({c})(draw() % 100)"),
 ]
 
 
@@ -217,11 +220,11 @@ def bench(of: Interface, files: Files, use_openmp: bool) -> str:
     """A C99 program for POSIX systems."""
     lines, results = [], []
     for k, argument in enumerate(of.arguments):
-        c = element_type(argument.type.dtype, argument.path).c
-        lines.append(f"  {c} *p{k} = array({max(argument.type.nbytes, 1)});")
+        c_type = element_type(argument.type.dtype, argument.path).c
+        lines.append(f"  {c_type} *p{k} = array({max(argument.type.nbytes, 1)});")
         if k < len(of.inputs):
             drawn = next(text for test, text in _DRAWN if test(argument.type.dtype.name)).format(
-                c=c
+                c=c_type
             )
             lines += [
                 f"  for (size_t k = 0; k < {elements(argument.type)}; k++) p{k}[k] = {drawn};",
@@ -246,6 +249,6 @@ def bench(of: Interface, files: Files, use_openmp: bool) -> str:
     }
     return re.sub(
         r"\b(BODY|RESULTS|PASSED|HEADER|BENCH|LINKED|FLAGS)\b|NAME(?!_|\w)|NAME(?=_try|_bench)",
-        lambda m: words.get(m[0], of.name),
+        lambda match: words.get(match[0], of.name),
         _BENCH,
     )

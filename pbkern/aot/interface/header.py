@@ -119,8 +119,8 @@ def _described(of: Interface) -> list[str]:
             f"/// {STREAM} is not used on this target.",
         ]
     lines += [
-        f"/// {of.inputs[i].name} and {of.outputs[o].name} may be the same array."
-        for i, o in of.shared
+        f"/// {of.inputs[i].name} and {of.outputs[output].name} may be the same array."
+        for i, output in of.shared
     ]
     lines.append(
         f"/// Arrays are dense, rows first, and do not overlap. Made for {', '.join(of.devices)}; at most "

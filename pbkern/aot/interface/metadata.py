@@ -20,16 +20,16 @@ def metadata_of(
 ) -> dict[str, Any]:
     """Makes the content of NAME_metadata."""
 
-    def argument(a: Argument) -> dict[str, Any]:
+    def argument(arg: Argument) -> dict[str, Any]:
         return {
-            "name": a.name,
-            "path": a.path,
-            "dtype": a.type.dtype.name,
-            "shape": list(a.type.shape),
-            "bytes": a.type.nbytes,
-            "c_type": element_type(a.type.dtype, a.path).c,
-            "memref": memref(a.type, a.path),
-            "used": a.is_used,
+            "name": arg.name,
+            "path": arg.path,
+            "dtype": arg.type.dtype.name,
+            "shape": list(arg.type.shape),
+            "bytes": arg.type.nbytes,
+            "c_type": element_type(arg.type.dtype, arg.path).c,
+            "memref": memref(arg.type, arg.path),
+            "used": arg.is_used,
         }
 
     return {

@@ -126,10 +126,10 @@ def distinct(names: Iterable[str]) -> list[str]:
     """Identifiers of texts, each with a number behind it where another one has the same."""
     found: list[str] = []
     for name in map(identifier, names):
-        other, n = name, 1
+        other, suffix = name, 1
         while other in found:
-            n += 1
-            other = f"{name}_{n}"
+            suffix += 1
+            other = f"{name}_{suffix}"
         found.append(other)
     return found
 
@@ -143,8 +143,8 @@ def argument_paths(
     dynamic += [(value, kwargs[value]) for value in sorted(kwargs) if not static(value)]
     return [
         name + jax.tree_util.keystr(path)
-        for name, a in dynamic
-        for path, _ in jax.tree_util.tree_flatten_with_path(a)[0]
+        for name, value in dynamic
+        for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
     ]
 
 

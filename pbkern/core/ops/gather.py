@@ -45,6 +45,7 @@ def result_dims(eqn) -> dict[int, int]:
         if k not in dn.collapsed_slice_dims and k not in dn.operand_batching_dims
     ]
     batched = {
-        dim: batch[d] for dim, d in zip(dn.operand_batching_dims, dn.start_indices_batching_dims)
+        dim: batch[axis]
+        for dim, axis in zip(dn.operand_batching_dims, dn.start_indices_batching_dims)
     }
     return dict(zip(window, dn.offset_dims)) | batched

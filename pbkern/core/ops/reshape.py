@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Splits shapes of equal size into smallest runs of dimensions with equal products, units left out."""
     ka, kb = (
-        [axis for axis, n in enumerate(a) if n != 1],
-        [axis for axis, n in enumerate(b) if n != 1],
+        [axis for axis, extent in enumerate(a) if extent != 1],
+        [axis for axis, extent in enumerate(b) if extent != 1],
     )
     found, i, j = [], 0, 0
     while i < len(ka) or j < len(kb):

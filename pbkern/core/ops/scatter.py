@@ -45,14 +45,14 @@ class ScatterForm:
         loops = tuple(axis for axis in range(len(updates)) if axis not in dn.update_window_dims)
         absent = (*dn.inserted_window_dims, *dn.operand_batching_dims)
         present = (axis for axis in range(len(operand)) if axis not in absent)
-        windows = {dim: int(w) for dim, w in zip(present, dn.update_window_dims)}
+        windows = {dim: int(window_dim) for dim, window_dim in zip(present, dn.update_window_dims)}
         batch = {
-            int(dim): int(k)
-            for dim, k in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims)
+            int(dim): int(batch_dim)
+            for dim, batch_dim in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims)
         }
         starts = {int(dim): k for k, dim in enumerate(dn.scatter_dims_to_operand_dims)}
         limits = {
-            axis: n - (updates[windows[axis]] if axis in windows else 1)
-            for axis, n in enumerate(operand)
+            axis: extent - (updates[windows[axis]] if axis in windows else 1)
+            for axis, extent in enumerate(operand)
         }
         return ScatterForm(loops, windows, batch, starts, limits)

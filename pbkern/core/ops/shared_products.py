@@ -27,22 +27,26 @@ def shared_products(jaxpr: jex.Jaxpr) -> frozenset[jex.Var]:
     """Products of floats with several readers, some of them sums; also those within loops and branches."""
     found = {
         product
-        for e in jaxpr.eqns
-        for inner in inner_jaxprs(e)
+        for equation in jaxpr.eqns
+        for inner in inner_jaxprs(equation)
         for product in shared_products(inner.jaxpr)
     }
     products = {
-        v for e in jaxpr.eqns if e.primitive.name in PRODUCTS for v in e.outvars if _is_float(v)
+        out_var
+        for equation in jaxpr.eqns
+        if equation.primitive.name in PRODUCTS
+        for out_var in equation.outvars
+        if _is_float(out_var)
     }
     if not products:
         return frozenset(found)
     reads: dict[jex.Var, int] = collections.Counter(
-        v for v in jaxpr.outvars if isinstance(v, jex.Var)
+        result for result in jaxpr.outvars if isinstance(result, jex.Var)
     )
     added: set[jex.Var] = set()
     for eqn in reversed(jaxpr.eqns):
         through = eqn.primitive.name in VIEWS
-        count = max(sum(reads[v] for v in eqn.outvars), 1) if through else 1
+        count = max(sum(reads[out_var] for out_var in eqn.outvars), 1) if through else 1
         for var in eqn.invars:
             if isinstance(var, jex.Var):
                 reads[var] += count

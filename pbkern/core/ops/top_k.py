@@ -17,8 +17,8 @@ FEW, SHORT, FEW_OF_LONG = 4, 4096, 2
 def first_of_sorted(operands, *, dimension: int, num_keys: int, first: int) -> list:
     """The first elements of lines along a dimension, after a stable sort."""
     return [
-        lax.slice_in_dim(v, 0, first, axis=dimension)
-        for v in lax.sort(operands, dimension=dimension, num_keys=num_keys)
+        lax.slice_in_dim(operand, 0, first, axis=dimension)
+        for operand in lax.sort(operands, dimension=dimension, num_keys=num_keys)
     ]
 
 
@@ -37,14 +37,14 @@ def by_sorting(eqn, operands, sort: Callable[..., list] = first_of_sorted) -> li
 
 def _few_first(keys, count: int, axis: int, of_places) -> tuple:
     """The least keys and their places, one after the other: the least of those behind the one before, and its first place."""
-    n, limit = keys.shape[axis], jnp.iinfo(keys.dtype).max
+    extent, limit = keys.shape[axis], jnp.iinfo(keys.dtype).max
     index, least, places, behind = lax.broadcasted_iota(of_places, keys.shape, axis), [], [], None
     for _ in range(count):
         waiting = keys if behind is None else lax.select(behind, keys, lax.full_like(keys, limit))
         least.append(_line(lax.reduce_min(waiting, (axis,)), keys.shape, axis))
         here = lax.eq(keys, least[-1])
         here = here if behind is None else lax.bitwise_and(here, behind)
-        found = lax.select(here, index, lax.full_like(index, n))
+        found = lax.select(here, index, lax.full_like(index, extent))
         places.append(_line(lax.reduce_min(found, (axis,)), keys.shape, axis))
         later = lax.bitwise_and(lax.eq(keys, least[-1]), lax.gt(index, places[-1]))
         behind = lax.bitwise_or(lax.gt(keys, least[-1]), later)
@@ -57,7 +57,7 @@ def _few_first(keys, count: int, axis: int, of_places) -> tuple:
 
 def _line(values, shape, axis: int):
     """One value per line, for all elements of it."""
-    return lax.broadcast_in_dim(values, shape, [d for d in range(len(shape)) if d != axis])
+    return lax.broadcast_in_dim(values, shape, [dim for dim in range(len(shape)) if dim != axis])
 
 
 def _falling(x):

@@ -31,23 +31,24 @@ def scatter_to_winners(winner, source, shape, window, strides, padding):
 
 def _apart(winner, source, shape, window):
     """Windows that touch but do not overlap: a dimension of offsets follows every dimension of windows."""
-    apart = tuple(n for pair in zip(source.shape, window) for n in pair)
+    apart = tuple(extent for pair in zip(source.shape, window) for extent in pair)
     spread = [
-        lax.broadcast_in_dim(v, apart, tuple(range(0, len(apart), 2))) for v in (winner, source)
+        lax.broadcast_in_dim(array, apart, tuple(range(0, len(apart), 2)))
+        for array in (winner, source)
     ]
     won = lax.eq(spread[0], _places(apart, window))
     made = lax.select_n(won, lax.full(apart, 0, source.dtype), spread[1])
-    made = lax.reshape(made, tuple(size * w for size, w in zip(source.shape, window)))
-    rest = [(0, size - m, 0) for size, m in zip(shape, made.shape)]
-    return lax.pad(made, np.zeros((), made.dtype), rest) if any(r[1] for r in rest) else made
+    made = lax.reshape(made, tuple(size * extent for size, extent in zip(source.shape, window)))
+    rest = [(0, size - covered, 0) for size, covered in zip(shape, made.shape)]
+    return lax.pad(made, np.zeros((), made.dtype), rest) if any(pad[1] for pad in rest) else made
 
 
 def _places(apart, window):
     """i32 array: each element's row-major offset in its window."""
     total, stride = lax.full(apart, 0, np.int32), math.prod(window)
-    for axis, w in enumerate(window):
-        stride //= w
-        if w > 1:
+    for axis, extent in enumerate(window):
+        stride //= extent
+        if extent > 1:
             total = total + lax.broadcasted_iota(np.int32, apart, 2 * axis + 1) * np.int32(stride)
     return total
 
@@ -55,11 +56,13 @@ def _places(apart, window):
 def _phase(winner, source, phase, sizes, window, strides):
     """Gradients of elements s q + r of the padded array, q below `sizes`: element r + s j of window q - j."""
     total = lax.full(sizes, 0, source.dtype)
-    earlier = [range(-(-(w - r) // stride)) for w, r, stride in zip(window, phase, strides)]
+    earlier = [
+        range(-(-(extent - r) // stride)) for extent, r, stride in zip(window, phase, strides)
+    ]
     for back in itertools.product(*earlier):
         offset = [r + stride * j for r, stride, j in zip(phase, strides, back)]
-        place = sum(o * math.prod(window[axis + 1 :]) for axis, o in enumerate(offset))
-        moved = [(j, size - m - j, 0) for j, size, m in zip(back, sizes, source.shape)]
+        place = sum(shift * math.prod(window[axis + 1 :]) for axis, shift in enumerate(offset))
+        moved = [(j, size - count - j, 0) for j, size, count in zip(back, sizes, source.shape)]
         at = lax.pad(winner, np.asarray(-1, np.int32), moved)
         won = lax.eq(at, lax.full(sizes, place, np.int32))
         total = total + lax.select_n(
@@ -74,10 +77,14 @@ def interleave(parts: dict, steps, axes):
     """Parts by phase (one number per axis of `axes`) -> the array whose element s q + r, along an axis of step s, is element q
     of phase r.
     """
-    for k in reversed(range(len(steps))):  # the last dimension's phases become neighbours first
+    for position in reversed(
+        range(len(steps))
+    ):  # the last dimension's phases become neighbours first
         parts = {
-            rest: _interleave([parts[*rest, r] for r in range(steps[k])], axes[k])
-            for rest in itertools.product(*map(range, steps[:k]))
+            rest: _interleave(
+                [parts[*rest, phase] for phase in range(steps[position])], axes[position]
+            )
+            for rest in itertools.product(*map(range, steps[:position]))
         }
     return parts[()]
 

@@ -137,14 +137,14 @@ class Store:
 
     def size(self) -> int:
         """Bytes of all entries together."""
-        return sum(s.st_size for _, s in self._files())
+        return sum(status.st_size for _, status in self._files())
 
     def clear(self) -> tuple[int, int]:
         """Removes every entry: (how many, bytes)."""
         found = [*self._files(), *self._files(".new-*")]
         for path, _ in found:
             self._drop(path)
-        return len(found), sum(s.st_size for _, s in found)
+        return len(found), sum(status.st_size for _, status in found)
 
     # ------------------------------------------------------------------------------------------------
     # within
@@ -222,7 +222,7 @@ class Store:
             return
         self._unchecked = 0
         entries = self.entries()
-        total = sum(s.st_size for _, s in entries)
+        total = sum(status.st_size for _, status in entries)
         if total <= self.limit:
             return
         for path, found in entries:
@@ -277,11 +277,11 @@ def folder() -> pathlib.Path:
 
 def current() -> Store | None:
     """The store that configuration names; None where it says to do without, or there is no place for one."""
-    c = config.current()
-    if not c.cache:
+    settings = config.current()
+    if not settings.cache:
         return None
     try:
-        return _store(folder(), c.cache_megabytes << 20, c.cache_shared)
+        return _store(folder(), settings.cache_megabytes << 20, settings.cache_shared)
     except OptionError as e:
         _warn(str(e))
         return None

@@ -103,7 +103,11 @@ def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> A
             raise
         text = _first_sentences(str(e))
         found = next(
-            (m for m in MISTAKES if re.search(m.says, f"{type(e).__name__}: {text}", re.DOTALL)),
+            (
+                mistake
+                for mistake in MISTAKES
+                if re.search(mistake.says, f"{type(e).__name__}: {text}", re.DOTALL)
+            ),
             None,
         )
         what = (

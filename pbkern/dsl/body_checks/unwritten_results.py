@@ -34,7 +34,7 @@ def check_written(kernel: Kernel, bounded: Collection[int] = ()) -> None:
 
     `bounded`: numbers of results whose blocks have sizes that programs choose (BoundedSlice).
     """
-    aliased = {o for _, o in kernel.aliases}
+    aliased = {number for _, number in kernel.aliases}
     written = _jax.written_inputs(kernel.body.jaxpr)
     for n, output in enumerate(kernel.outputs):
         if n in aliased or not math.prod(output.array.shape):
@@ -55,7 +55,7 @@ def check_written(kernel: Kernel, bounded: Collection[int] = ()) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def _check_block(kernel: Kernel, n: int, mapping: BlockMapping) -> None:
+def _check_block(kernel: Kernel, number: int, mapping: BlockMapping) -> None:
     """Checks that stores at constant places cover the block.
 
     Blocks that overlap may leave edges to each other.
@@ -64,7 +64,9 @@ def _check_block(kernel: Kernel, n: int, mapping: BlockMapping) -> None:
     if size > MOST_MARKED or any(isinstance(dim, Element) for dim in mapping.dims):
         return
     marked = np.zeros(mapping.ref_shape, bool)
-    for indices in _stores(kernel.body.jaxpr, kernel.body.jaxpr.invars[len(kernel.inputs) + n]):
+    for indices in _stores(
+        kernel.body.jaxpr, kernel.body.jaxpr.invars[len(kernel.inputs) + number]
+    ):
         where = [_positions(index) for index in indices] if indices is not None else [None]
         if None in where:
             return
@@ -128,16 +130,16 @@ def _check_grid(kernel: Kernel, mapping: BlockMapping) -> None:
 def _share_axes(mapping: BlockMapping) -> bool:
     """Whether two dimensions of the array move with one of the grid: what programs cover is no box then."""
     symbols = [start.symbols for start in mapping.starts if start is not None]
-    return any(a & b for a, b in itertools.combinations(symbols, 2))
+    return any(left & right for left, right in itertools.combinations(symbols, 2))
 
 
-def _check_dimension(kernel: Kernel, mapping: BlockMapping, d: int) -> None:
+def _check_dimension(kernel: Kernel, mapping: BlockMapping, dim: int) -> None:
     """Checks that each element of a dimension is in a block.
 
     With strides in rising order, the first that leaves a gap after what the smaller ones cover
     leaves it for good: the next block starts after it.
     """
-    start, size, extent = mapping.starts[d], mapping.dims[d].size, mapping.array.shape[d]
+    start, size, extent = mapping.starts[dim], mapping.dims[dim].size, mapping.array.shape[dim]
     assert start is not None  # it is affine
     first, last = start.bounds(lambda axis: kernel.grid[axis])
     covered = size
@@ -152,7 +154,7 @@ def _check_dimension(kernel: Kernel, mapping: BlockMapping, d: int) -> None:
         _raise_uncovered(
             kernel,
             mapping,
-            f"dimension {d}: blocks of {size} start at {first} to {last}, none has element {gap[0]}",
+            f"dimension {dim}: blocks of {size} start at {first} to {last}, none has element {gap[0]}",
         )
 
 
@@ -166,7 +168,7 @@ def _check_cells(kernel: Kernel, mapping: BlockMapping) -> None:
             for index in itertools.product(*map(range, kernel.grid))
         ]
     cuts = [
-        sorted({0, size, *(min(max(e, 0), size) for b in boxes for e in b[axis])})
+        sorted({0, size, *(min(max(edge, 0), size) for region in boxes for edge in region[axis])})
         for axis, size in enumerate(mapping.array.shape)
     ]
     if math.prod(len(cut) - 1 for cut in cuts) > MOST_MARKED:

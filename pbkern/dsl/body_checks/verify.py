@@ -32,13 +32,13 @@ def verify_blocks(kernel: Kernel) -> None:
     _verify_grid(kernel)
     for operand in kernel.inputs + kernel.outputs:
         _verify_mapping(kernel, operand)
-    for n, s in enumerate(kernel.scratch):
-        _verify_dtype(kernel, f"scratch {n}", s.dtype)
-        if any(size < 1 for size in s.shape):
+    for n, scratch in enumerate(kernel.scratch):
+        _verify_dtype(kernel, f"scratch {n}", scratch.dtype)
+        if any(size < 1 for size in scratch.shape):
             raise KernelError(
                 f"scratch {n} of kernel `{kernel.name}` is empty",
                 at=kernel.defined_at,
-                why=f"shape {s.shape}",
+                why=f"shape {scratch.shape}",
             )
     _verify_aliases(kernel)
     _verify_semantics(kernel)
@@ -131,8 +131,8 @@ def _verify_index_map(kernel: Kernel, mapping: BlockMapping) -> None:
         )
 
 
-def _verify_block_size(kernel: Kernel, mapping: BlockMapping, n: int, dim, extent: int) -> None:
-    values = f"array {mapping.array}, dimension {n}: block {dim.size}, extent {extent}"
+def _verify_block_size(kernel: Kernel, mapping: BlockMapping, axis: int, dim, extent: int) -> None:
+    values = f"array {mapping.array}, dimension {axis}: block {dim.size}, extent {extent}"
     if dim.size < 1 and not (extent == 0 and dim.size == 0):
         raise KernelError(
             f"{mapping.origin} of kernel `{kernel.name}` has a block size below 1",
@@ -159,46 +159,51 @@ def _verify_block_size(kernel: Kernel, mapping: BlockMapping, n: int, dim, exten
         )
 
 
-def _verify_start(kernel: Kernel, mapping: BlockMapping, n: int) -> None:
+def _verify_start(kernel: Kernel, mapping: BlockMapping, dim: int) -> None:
     """Blocks are inside the array and its padding, where the index map is affine."""
-    start, d, extent = mapping.starts[n], mapping.dims[n], mapping.array.shape[n]
+    start, block_dim, extent = mapping.starts[dim], mapping.dims[dim], mapping.array.shape[dim]
     if start is None:
         return
     if start.symbols & {axis for axis, _ in kernel.dynamic_grid}:
         return
     low, high = start.bounds(lambda axis: kernel.grid[axis])
-    if isinstance(d, Element):
-        first, last = -d.padding[0], extent + d.padding[1] - d.size
-        need = (max(0, -low), max(0, high + d.size - extent))
-        hint = f"pbkern.Element({d.size}, padding={need}), or another index map"
+    if isinstance(block_dim, Element):
+        first, last = -block_dim.padding[0], extent + block_dim.padding[1] - block_dim.size
+        need = (max(0, -low), max(0, high + block_dim.size - extent))
+        hint = f"pbkern.Element({block_dim.size}, padding={need}), or another index map"
     else:
         first, last = 0, max(extent - 1, 0)
-        of_blocks = -(-extent // d.size) if isinstance(d, Blocked) and d.size else extent
-        hint = (
-            f"dimension {n} has {of_blocks} blocks of {d.size}: make the grid or the index map fit"
+        of_blocks = (
+            -(-extent // block_dim.size)
+            if isinstance(block_dim, Blocked) and block_dim.size
+            else extent
         )
+        hint = f"dimension {dim} has {of_blocks} blocks of {block_dim.size}: make the grid or the index map fit"
     if low < first or high > last:
         raise KernelError(
             f"blocks of {mapping.origin} of kernel `{kernel.name}` lie outside the array",
             at=kernel.defined_at,
-            why=f"array {mapping.array}, dimension {n}: starts {low} to {high} with size {d.size} over grid {kernel.grid}",
+            why=(
+                f"array {mapping.array}, dimension {dim}: starts {low} to {high} "
+                f"with size {block_dim.size} over grid {kernel.grid}"
+            ),
             hint=hint,
         )
 
 
 def _verify_aliases(kernel: Kernel) -> None:
-    for i, o in kernel.aliases:
-        if not (0 <= i < len(kernel.inputs) and 0 <= o < len(kernel.outputs)):
+    for i, output in kernel.aliases:
+        if not (0 <= i < len(kernel.inputs) and 0 <= output < len(kernel.outputs)):
             raise KernelError(
                 f"kernel `{kernel.name}` aliases an operand or result that it lacks",
                 at=kernel.defined_at,
-                why=f"input_output_aliases={{{i}: {o}}}, {len(kernel.inputs)} operands, {len(kernel.outputs)} results",
+                why=f"input_output_aliases={{{i}: {output}}}, {len(kernel.inputs)} operands, {len(kernel.outputs)} results",
             )
-        if kernel.inputs[i].array != kernel.outputs[o].array:
+        if kernel.inputs[i].array != kernel.outputs[output].array:
             raise KernelError(
-                f"input {i} and output {o} of kernel `{kernel.name}` are aliased but differ in type",
+                f"input {i} and output {output} of kernel `{kernel.name}` are aliased but differ in type",
                 at=kernel.defined_at,
-                why=f"input {kernel.inputs[i].array}, output {kernel.outputs[o].array}",
+                why=f"input {kernel.inputs[i].array}, output {kernel.outputs[output].array}",
                 hint="an aliased result has its operand's shape and dtype",
             )
     for side in zip(*kernel.aliases):
@@ -253,7 +258,7 @@ def _verify_body(kernel: Kernel) -> None:
     jaxpr = kernel.body.jaxpr
     types = [
         (operand.ref_shape, operand.array.dtype) for operand in kernel.inputs + kernel.outputs
-    ] + [(s.shape, s.dtype) for s in kernel.scratch]
+    ] + [(scratch.shape, scratch.dtype) for scratch in kernel.scratch]
     found = [_jax.ref_type(var.aval) if _jax.is_ref(var.aval) else var.aval for var in jaxpr.invars]
     if found != types or jaxpr.outvars or kernel.body.consts:
         raise KernelError(

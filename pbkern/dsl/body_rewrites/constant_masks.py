@@ -94,7 +94,7 @@ class _Known:
         aval = eqn.outvars[0].aval
         values = [self.value(operand) for operand in operands]
         if (
-            any(v is None or v.dtype.kind not in "biu" for v in values)
+            any(operand is None or operand.dtype.kind not in "biu" for operand in values)
             or int(np.prod(aval.shape)) > LARGEST
         ):
             return None
@@ -108,5 +108,5 @@ class _Known:
 
 
 def _iota(params) -> np.ndarray:
-    shape, d = params["shape"], params["dimension"]
-    return np.arange(shape[d]).reshape([-1 if k == d else 1 for k in range(len(shape))])
+    shape, dim = params["shape"], params["dimension"]
+    return np.arange(shape[dim]).reshape([-1 if k == dim else 1 for k in range(len(shape))])

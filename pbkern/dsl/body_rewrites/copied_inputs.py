@@ -36,10 +36,14 @@ def with_private_inputs(kernel: Kernel, restarting: Collection[int] | None = Non
     )
     if not written:
         return kernel
-    kept = [n for n in written if n < kernel.num_scalar_prefetch]
+    kept = [position for position in written if position < kernel.num_scalar_prefetch]
     copies = [
-        Scratch(kernel.inputs[n].ref_shape, kernel.inputs[n].array.dtype, scoped=n not in kept)
-        for n in written
+        Scratch(
+            kernel.inputs[position].ref_shape,
+            kernel.inputs[position].array.dtype,
+            scoped=position not in kept,
+        )
+        for position in written
     ]
     return dataclasses.replace(
         kernel,
@@ -58,11 +62,11 @@ def _with_copies(
     def run(*refs):
         mine = dict(zip(written, refs[len(refs) - len(copies) :]))
         original = {id(copy): refs[n] for n, copy in mine.items()}
-        for n in (n for n in written if n not in kept):
-            mine[n][...] = refs[n][...]
+        for position in (number for number in written if number not in kept):
+            mine[position][...] = refs[position][...]
         if kept:
             in_order = [axis for axis in range(len(kernel.grid)) if axis not in restarting]
-            _in_first_program(in_order, [(mine[n], refs[n]) for n in kept])
+            _in_first_program(in_order, [(mine[number], refs[number]) for number in kept])
 
         def rewrite(eqn, *operands):
             if eqn.primitive.name == "in_bounds" and id(operands[0]) in original:

@@ -29,7 +29,7 @@ def _unstack(eqn, x) -> list:
 
 def _tile(eqn, x) -> list:
     reps = tuple(eqn.params["reps"])
-    pairs = [n for rep, extent in zip(reps, x.shape) for n in (rep, extent)]
+    pairs = [size for rep, extent in zip(reps, x.shape) for size in (rep, extent)]
     spread = lax.broadcast_in_dim(x, pairs, range(1, 2 * x.ndim, 2))
     return [lax.reshape(spread, [rep * extent for rep, extent in zip(reps, x.shape)])]
 

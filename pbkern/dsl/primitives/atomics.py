@@ -226,8 +226,8 @@ def ordered(params: Any, apart: list[bool]) -> Any:
         return params
     words = (
         semantic
-        if a or str(getattr(semantic, "value", semantic)).lower() != "parallel"
+        if is_apart or str(getattr(semantic, "value", semantic)).lower() != "parallel"
         else "arbitrary"
-        for semantic, a in zip(semantics, apart)
+        for semantic, is_apart in zip(semantics, apart)
     )
     return dataclasses.replace(params, dimension_semantics=tuple(words))

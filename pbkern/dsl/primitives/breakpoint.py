@@ -30,7 +30,7 @@ def breakpoint(*values, **named) -> None:
     For kernels with interpret=True and pbkern.interpret. Compiling a kernel with a breakpoint
     raises UnsupportedOp.
     """
-    arrays = [jnp.asarray(v) for v in (*values, *named.values())]
+    arrays = [jnp.asarray(value) for value in (*values, *named.values())]
     breakpoint_p.bind(*arrays, names=(*range(len(values)), *named))
 
 

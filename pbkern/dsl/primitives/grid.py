@@ -227,7 +227,7 @@ def loop(
             return lax.fori_loop(lower, upper, body, init, unroll=unroll)
         trips = cdiv(upper - lower, step)
         return lax.fori_loop(
-            0, trips, lambda k, carry: body(lower + k * step, carry), init, unroll=unroll
+            0, trips, lambda trip, carry: body(lower + trip * step, carry), init, unroll=unroll
         )
 
     return decorate
@@ -252,7 +252,7 @@ def multiple_of(x, k: int | tuple[int, ...]):
     Returns x; targets that align accesses find the divisibility themselves.
     """
     if isinstance(x, (int, np.integer)) and any(
-        x % n for n in (k if isinstance(k, tuple) else (k,))
+        x % divisor for divisor in (k if isinstance(k, tuple) else (k,))
     ):
         raise KernelError("multiple_of does not hold", why=f"{x} is not a multiple of {k}")
     return x

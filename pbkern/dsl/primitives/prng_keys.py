@@ -68,7 +68,9 @@ def _move(eqn, operands: Sequence, bind: Callable[..., Sequence]) -> list:
         split_words(operand, len(words)) if key else None for operand, key in zip(operands, keys)
     ]
     columns = [
-        bind(*(operand if s is None else s[n] for operand, s in zip(operands, split)))
+        bind(
+            *(operand if pieces is None else pieces[n] for operand, pieces in zip(operands, split))
+        )
         for n in range(math.prod(words))
     ]
     return [join_words(column, words) for column in zip(*columns)]
@@ -101,8 +103,8 @@ def _of_each_key(run, eqn, operands: Sequence, function: Callable[..., object], 
 
     def one(*args):
         args = [
-            jax.random.wrap_key_data(arg, impl=impl.name) if k and wraps else arg
-            for arg, k in zip(args, keyed)
+            jax.random.wrap_key_data(arg, impl=impl.name) if is_keyed and wraps else arg
+            for arg, is_keyed in zip(args, keyed)
         ]
         result = function(impl, *args)
         return jax.random.key_data(result) if is_key(result.dtype) else result
@@ -124,13 +126,15 @@ def _of_each_key(run, eqn, operands: Sequence, function: Callable[..., object], 
 
 
 def _random_seed(run, eqn, seeds) -> list:
-    return _of_each_key(run, eqn, [seeds], lambda impl, s: impl.seed(s), eqn.outvars[0].aval.dtype)
+    return _of_each_key(
+        run, eqn, [seeds], lambda impl, seed: impl.seed(seed), eqn.outvars[0].aval.dtype
+    )
 
 
 def _random_split(run, eqn, keys) -> list:
     shape = eqn.params["shape"]
     return _of_each_key(
-        run, eqn, [keys], lambda impl, k: impl.split(k, shape), eqn.invars[0].aval.dtype
+        run, eqn, [keys], lambda impl, key: impl.split(key, shape), eqn.invars[0].aval.dtype
     )
 
 
@@ -140,7 +144,9 @@ def _random_fold_in(run, eqn, keys, numbers) -> list:
         jnp.broadcast_to(keys, (*shape, *words_of(dtype))),
         jnp.broadcast_to(numbers, shape),
     )
-    return _of_each_key(run, eqn, [keys, numbers], lambda impl, k, n: impl.fold_in(k, n), dtype)
+    return _of_each_key(
+        run, eqn, [keys, numbers], lambda impl, key, number: impl.fold_in(key, number), dtype
+    )
 
 
 def _random_bits(run, eqn, keys) -> list:
@@ -184,9 +190,9 @@ def threefry2x32(k0, k1, x0, x1) -> list:
     keys = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
     x0, x1 = x0 + keys[0], x1 + keys[1]
     for group in range(5):
-        for r in _ROTATIONS[group % 2]:
+        for rotation in _ROTATIONS[group % 2]:
             x0 = x0 + x1
-            x1 = x0 ^ ((x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r)))
+            x1 = x0 ^ ((x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation)))
         x0 = x0 + keys[(group + 1) % 3]
         x1 = x1 + keys[(group + 2) % 3] + np.uint32(group + 1)
     return [x0, x1]

@@ -109,7 +109,9 @@ def write(
         x64=X64
         if any(type_.dtype.itemsize == 8 for type_ in (*kernel.in_types, *kernel.out_types))
         else "",
-        args="\n".join(f"    {_argument(type_, v)}," for type_, v in zip(kernel.in_types, shown)),
+        args="\n".join(
+            f"    {_argument(type_, value)}," for type_, value in zip(kernel.in_types, shown)
+        ),
         call=call,
     )
     folder = config.current().dump or pathlib.Path(tempfile.gettempdir())
@@ -120,10 +122,10 @@ def write(
     return path
 
 
-def _argument(t: ArrayType, value: np.ndarray | None) -> str:
+def _argument(array_type: ArrayType, value: np.ndarray | None) -> str:
     """Source of an operand: its values, or random ones of its type."""
-    dtype = dtype_name(t.dtype)
+    dtype = dtype_name(array_type.dtype)
     if value is None:
-        return f"jnp.asarray(RNG.uniform(0, 4, {t.shape!r})).astype({dtype})"
+        return f"jnp.asarray(RNG.uniform(0, 4, {array_type.shape!r})).astype({dtype})"
     text = base64.b64encode(zlib.compress(np.ascontiguousarray(value).tobytes(), 9)).decode()
-    return f'packed("{text}", {dtype}, {t.shape!r})'
+    return f'packed("{text}", {dtype}, {array_type.shape!r})'

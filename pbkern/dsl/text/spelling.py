@@ -140,14 +140,16 @@ def spell_param(value: Any, imports: set[str]) -> str:
         case float():
             return plain_number(np.float64(value))
         case tuple() if hasattr(value, "_fields"):
-            fields = ", ".join(f"{field}={again(v)}" for field, v in zip(value._fields, value))
+            fields = ", ".join(
+                f"{field}={again(entry)}" for field, entry in zip(value._fields, value)
+            )
             return f"{_qualified(type(value), imports)}({fields})"
         case tuple():
             return f"({', '.join(map(again, value))}{',' if len(value) == 1 else ''})"
         case list():
             return f"[{', '.join(map(again, value))}]"
         case dict():
-            return f"{{{', '.join(f'{again(k)}: {again(v)}' for k, v in value.items())}}}"
+            return f"{{{', '.join(f'{again(k)}: {again(entry)}' for k, entry in value.items())}}}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _spell_dataclass(value, imports)
     raise UnsupportedOp(
@@ -158,13 +160,17 @@ def spell_param(value: Any, imports: set[str]) -> str:
 def _spell_dataclass(value: Any, imports: set[str]) -> str:
     """Constructor call with the fields that differ from their defaults."""
     given = []
-    for f in dataclasses.fields(value):
-        if not f.init:
+    for field_spec in dataclasses.fields(value):
+        if not field_spec.init:
             continue
-        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-        field = getattr(value, f.name)
+        default = (
+            field_spec.default_factory()
+            if field_spec.default_factory is not dataclasses.MISSING
+            else field_spec.default
+        )
+        field = getattr(value, field_spec.name)
         if default is dataclasses.MISSING or field != default:
-            given.append(f"{f.name}={spell_param(field, imports)}")
+            given.append(f"{field_spec.name}={spell_param(field, imports)}")
     return f"{_qualified(type(value), imports)}({', '.join(given)})"
 
 
@@ -186,9 +192,9 @@ def _primitives() -> dict[str, jex.Primitive]:
     found: dict[str, jex.Primitive] = {}
     for module in (grid, in_range, jex.primitives, lax):
         for name in dir(module):
-            p = getattr(module, name) if name.endswith("_p") else None
-            if isinstance(p, jex.Primitive):
-                found.setdefault(p.name, p)
+            primitive = getattr(module, name) if name.endswith("_p") else None
+            if isinstance(primitive, jex.Primitive):
+                found.setdefault(primitive.name, primitive)
     return found | _jax.REF_PRIMITIVES
 
 
@@ -220,9 +226,9 @@ def _spell_bind(scope: SpellingScope, eqn) -> str:
     return f"pbkern.bind({', '.join([repr(eqn.primitive.name), *scope.operands(eqn), *params])})"
 
 
-def _bound_param(scope: SpellingScope, v: Any) -> str:
+def _bound_param(scope: SpellingScope, value: Any) -> str:
     """jnp.float32 is no dtype, only convertible to one, which `bind` does not do."""
-    return f"jnp.dtype({scope.param(v)})" if as_dtype(v) else scope.param(v)
+    return f"jnp.dtype({scope.param(value)})" if as_dtype(value) else scope.param(value)
 
 
 # --- operators
@@ -248,7 +254,7 @@ for _name, _operator, _kinds, _tightness in (
 
     @rules.register(_name)
     def _infix(scope, eqn, operator=_operator, kinds=_kinds, tightness=_tightness):
-        var, b = eqn.invars
+        var, other = eqn.invars
         call = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(
             eqn.primitive.name
         )
@@ -258,12 +264,12 @@ for _name, _operator, _kinds, _tightness in (
             isinstance(var, jex.Literal) and operator[0] in "<>=!"
         )  # Python turns 3 < x into x > 3
         if var.aval.dtype.kind not in kinds or mirrored:
-            return f"lax.{call or eqn.primitive.name}({scope.text(var)}, {scope.text(b)})"
+            return f"lax.{call or eqn.primitive.name}({scope.text(var)}, {scope.text(other)})"
         # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless
         # they are atoms.
         left, right = (UNARY, UNARY) if tightness == BITS else (tightness, tightness + 1)
         return Spelled(
-            f"{beside(scope, var, b).inside(left)} {operator} {beside(scope, b, var).inside(right)}",
+            f"{beside(scope, var, other).inside(left)} {operator} {beside(scope, other, var).inside(right)}",
             tightness,
         )
 
@@ -276,12 +282,10 @@ def _sign(scope, eqn):
 
 @rules.register("max", "min")
 def _extremum(scope, eqn):
-    var, b = eqn.invars
+    var, other = eqn.invars
     if var.aval.dtype.kind not in "iufV":
         return None
-    return (
-        f"jnp.{eqn.primitive.name}imum({beside(scope, var, b).text}, {beside(scope, b, var).text})"
-    )
+    return f"jnp.{eqn.primitive.name}imum({beside(scope, var, other).text}, {beside(scope, other, var).text})"
 
 
 @rules.register("check_failed")
@@ -325,9 +329,9 @@ def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> 
         if any(param is not None for key, param in eqn.params.items() if key not in arguments):
             return None
         given = [
-            f"{argument}={scope.param(eqn.params[p])}"
-            for p, argument in arguments.items()
-            if eqn.params.get(p) is not None
+            f"{argument}={scope.param(eqn.params[param])}"
+            for param, argument in arguments.items()
+            if eqn.params.get(param) is not None
         ]
         return f"{callee}({', '.join([*scope.operands(eqn), *given])})"
 
@@ -454,32 +458,32 @@ def _arg_extremum(scope, eqn):
 
 @rules.register("dot_general")
 def _dot_general(scope, eqn):
-    (var, b), params = eqn.invars, eqn.params
+    (var, other), params = eqn.invars, eqn.params
     if params.get("out_sharding") is not None:
         return None
     given = [
-        f"{k}={scope.param(params[k])}"
-        for k in ("precision", "preferred_element_type")
-        if params[k] is not None
+        f"{key}={scope.param(params[key])}"
+        for key in ("precision", "preferred_element_type")
+        if params[key] is not None
     ]
-    if isinstance(var, jex.Literal) or isinstance(b, jex.Literal):
+    if isinstance(var, jex.Literal) or isinstance(other, jex.Literal):
         return None
-    if len(var.aval.shape) == len(b.aval.shape) == 2 and params["dimension_numbers"] == (
+    if len(var.aval.shape) == len(other.aval.shape) == 2 and params["dimension_numbers"] == (
         ((1,), (0,)),
         ((), ()),
     ):
         natural = (
             var.aval.dtype
-            == b.aval.dtype
+            == other.aval.dtype
             == eqn.outvars[0].aval.dtype
             == params["preferred_element_type"]
         )
         if natural and params["precision"] is None and var.aval.dtype.kind == "f":
-            return f"jnp.dot({scope.text(var)}, {scope.text(b)})"
+            return f"jnp.dot({scope.text(var)}, {scope.text(other)})"
     dims = scope.param(
         tuple(tuple(tuple(map(int, dim)) for dim in pair) for pair in params["dimension_numbers"])
     )
-    return f"lax.dot_general({', '.join([scope.text(var), scope.text(b), dims, *given])})"
+    return f"lax.dot_general({', '.join([scope.text(var), scope.text(other), dims, *given])})"
 
 
 @rules.register("dynamic_slice")
@@ -500,7 +504,7 @@ def _dynamic_update_slice(scope, eqn):
 @rules.register("sort")
 def _sort(scope, eqn):
     given = ", ".join(
-        f"{k}={scope.param(eqn.params[k])}" for k in ("dimension", "is_stable", "num_keys")
+        f"{key}={scope.param(eqn.params[key])}" for key in ("dimension", "is_stable", "num_keys")
     )
     return f"lax.sort(({', '.join(scope.operands(eqn))},), {given})"
 

@@ -123,7 +123,7 @@ class Marked:
             f"{verb}_argnums": tuple(sorted(self.positions)),
             f"{verb}_argnames": tuple(sorted(self.names)),
         }
-        return {k: v for k, v in both.items() if v}
+        return {k: value for k, value in both.items() if value}
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,13 @@ def trace(fn: Callable, static: Marked, donated: Marked, args: tuple, kwargs: di
         *args, **named
     )
     closed = count_progressions(_jax.without_refs(closed))
-    groups = [[n in donated.positions] * len(jax.tree.leaves(a)) for n, a in dynamic.items()]
-    groups += [[k in donated.names] * len(jax.tree.leaves(named[k])) for k in sorted(named)]
-    flags = (False,) * len(closed.consts) + tuple(f for group in groups for f in group)
+    groups = [
+        [n in donated.positions] * len(jax.tree.leaves(argument)) for n, argument in dynamic.items()
+    ]
+    groups += [
+        [name in donated.names] * len(jax.tree.leaves(named[name])) for name in sorted(named)
+    ]
+    flags = (False,) * len(closed.consts) + tuple(flag for group in groups for flag in group)
     return Traced(
         _jax.hoist_constants(closed), [*closed.consts, *leaves], len(closed.consts), flags, results
     )
@@ -220,25 +224,27 @@ def _split(jaxpr, unknown: tuple[bool, ...]) -> Residuals:
 def _partial_eval(trace, *tracers, jaxpr, name, options, donated):
     """Known operands are computed with now; what the rest needs is saved, or recomputed there where that is cheap."""
     unknown = tuple(not tracer.is_known() for tracer in tracers)
-    s = _split(jaxpr, unknown)
+    split = _split(jaxpr, unknown)
     known_operands = [_jax.known_value(tracer) for tracer in tracers if tracer.is_known()]
-    results = bind(known_operands, s.known, f"{name}_fwd", options)
+    results = bind(known_operands, split.known, f"{name}_fwd", options)
     saved = [
-        *(known_operands[operand] for operand in s.kept_operands),
-        *(results[result] for result in s.kept_results),
+        *(known_operands[operand] for operand in split.kept_operands),
+        *(results[result] for result in split.kept_results),
     ]
     operands = [*saved, *(tracer for tracer in tracers if not tracer.is_known())]
     params = {
-        "jaxpr": s.unknown,
+        "jaxpr": split.unknown,
         "name": f"{name}_bwd",
         "options": options,
         "donated": (False,) * len(operands),
     }
     staged = iter(
-        _jax.stage_unknown(trace, call_p, operands, s.unknown.out_avals, params, s.unknown.effects)
+        _jax.stage_unknown(
+            trace, call_p, operands, split.unknown.out_avals, params, split.unknown.effects
+        )
     )
     known = iter(results)
-    return [next(staged) if result else next(known) for result in s.unknown_results]
+    return [next(staged) if result else next(known) for result in split.unknown_results]
 
 
 @_jax.cached_by_jaxpr
@@ -251,13 +257,13 @@ def _transpose(cotangents, *operands, jaxpr, name, options, donated):
     linear = tuple(map(_jax.is_linear_operand, operands))
     nonzero = tuple(type(ct) is not _jax.Zero for ct in cotangents)
     back, nonzero_out = _transposed(jaxpr, linear, nonzero)
-    given = [operand for operand, u in zip(operands, linear) if not u] + [
+    given = [operand for operand, is_linear in zip(operands, linear) if not is_linear] + [
         ct for ct, nz in zip(cotangents, nonzero) if nz
     ]
     results, found = iter(bind(given, back, name, options)), iter(nonzero_out)
     return [
-        (next(results) if next(found) else _jax.cotangent_zero(operand)) if u else None
-        for operand, u in zip(operands, linear)
+        (next(results) if next(found) else _jax.cotangent_zero(operand)) if is_linear else None
+        for operand, is_linear in zip(operands, linear)
     ]
 
 
@@ -269,7 +275,9 @@ def _batch(axis_data, operands, dims, *, jaxpr, name, options, donated):
 
 def _dce(used_results, eqn):
     def keep(params, used):
-        return dict(params, donated=tuple(dim for dim, u in zip(params["donated"], used) if u))
+        return dict(
+            params, donated=tuple(dim for dim, is_used in zip(params["donated"], used) if is_used)
+        )
 
     return _jax.prune_equation(used_results, eqn, keep)
 
@@ -277,7 +285,9 @@ def _dce(used_results, eqn):
 def _split_params(
     unknown_in, staged_in, kept_known, kept_staged, residuals_out, residuals_in, known, staged
 ):
-    return tuple(dict(p, donated=(False,) * len(p["jaxpr"].in_avals)) for p in (known, staged))
+    return tuple(
+        dict(params, donated=(False,) * len(params["jaxpr"].in_avals)) for params in (known, staged)
+    )
 
 
 _jax.set_checkify_rule(call_p, _checked)

@@ -21,8 +21,10 @@ def count_progressions(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def counted(*args):
         consts = [
-            const if f is None else _count(len(const), *f, np.dtype(const.dtype))
-            for const, f in zip(closed.consts, found)
+            const
+            if progression is None
+            else _count(len(const), *progression, np.dtype(const.dtype))
+            for const, progression in zip(closed.consts, found)
         ]
         return jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, consts))(*args)
 

@@ -61,9 +61,9 @@ def choose_residuals(split: Split) -> Residuals:
     made = {
         result: n for n, result in reversed(list(enumerate(results))) if isinstance(result, jex.Var)
     }
-    kept_operands = [v for v in cut if v in operands]
-    kept_results = [v for v in cut if v not in operands and v in made]
-    saved = [v for v in cut if v not in operands and v not in made]
+    kept_operands = [var for var in cut if var in operands]
+    kept_results = [var for var in cut if var not in operands and var in made]
+    saved = [var for var in cut if var not in operands and var not in made]
     known = part_of(split.known, jaxpr.invars, [*results, *saved], jaxpr.eqns)
     kept = [*kept_operands, *kept_results, *saved]
     again = part_of(split.known, kept, residuals, equations_between(jaxpr, kept, residuals))
@@ -91,7 +91,7 @@ def recomputing(
 
 def equations_between(jaxpr: jex.Jaxpr, given: Sequence, wanted: Sequence) -> list:
     """The equations that make `wanted` of `given` and constants, in order."""
-    have, needed, chosen = set(given), {v for v in wanted if isinstance(v, jex.Var)}, []
+    have, needed, chosen = set(given), {var for var in wanted if isinstance(var, jex.Var)}, []
     for eqn in reversed(jaxpr.eqns):
         if any(var in needed and var not in have for var in eqn.outvars):
             chosen.append(eqn)
@@ -124,35 +124,35 @@ def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var
     products by the price of their arithmetic.
     """
     free = {*jaxpr.invars, *jaxpr.constvars, *results}
-    producers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    producers = {value: producer for producer in jaxpr.eqns for value in producer.outvars}
     constants = set(jaxpr.constvars)
     flow = Flow()
     waiting, seen = list(residuals), set()
-    for v in residuals:
-        flow.add((v, 1), SINK, math.inf)
+    for node in residuals:
+        flow.add((node, 1), SINK, math.inf)
     while waiting:
-        v = waiting.pop()
-        if v in seen or v in constants:
+        node = waiting.pop()
+        if node in seen or node in constants:
             continue
-        seen.add(v)
-        flow.add((v, 0), (v, 1), 0 if v in free else price(v.aval))
-        eqn = producers.get(v)
+        seen.add(node)
+        flow.add((node, 0), (node, 1), 0 if node in free else price(node.aval))
+        eqn = producers.get(node)
         if eqn is None:
-            flow.add(SOURCE, (v, 0), math.inf)
+            flow.add(SOURCE, (node, 0), math.inf)
             continue
         if not is_recomputed(eqn):
             effort = product_price(eqn)
-            flow.add(SOURCE, (v, 0), effort)
+            flow.add(SOURCE, (node, 0), effort)
             if effort == math.inf:
                 continue
         for var in eqn.invars:
             if isinstance(var, jex.Var) and var not in constants:
-                flow.add((var, 1), (v, 0), math.inf)
+                flow.add((var, 1), (node, 0), math.inf)
                 waiting.append(var)
     reached = flow.saturate()
-    cut = {v for v in seen if (v, 0) in reached and (v, 1) not in reached}
-    order = [*jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
-    return [v for v in order if v in cut]
+    cut = {value for value in seen if (value, 0) in reached and (value, 1) not in reached}
+    order = [*jaxpr.invars, *(value for equation in jaxpr.eqns for value in equation.outvars)]
+    return [value for value in order if value in cut]
 
 
 def price(aval) -> float:
@@ -177,10 +177,10 @@ class Flow:
     def __init__(self) -> None:
         self.rest: dict = {}  # node -> {node: capacity that is left}
 
-    def add(self, a, b, capacity: float) -> None:
-        self.rest.setdefault(a, {})
-        self.rest[a][b] = self.rest[a].get(b, 0) + capacity
-        self.rest.setdefault(b, {}).setdefault(a, 0)
+    def add(self, tail, head, capacity: float) -> None:
+        self.rest.setdefault(tail, {})
+        self.rest[tail][head] = self.rest[tail].get(head, 0) + capacity
+        self.rest.setdefault(head, {}).setdefault(tail, 0)
 
     def saturate(self) -> set:
         """Sends all the flow there can be; returns the nodes that the source still reaches."""
@@ -189,25 +189,25 @@ class Flow:
             if SINK not in before:
                 return set(before)
             path = list(self.path(before))
-            amount = min(self.rest[a][b] for a, b in path)
-            for a, b in path:
-                self.rest[a][b] -= amount
-                self.rest[b][a] += amount
+            amount = min(self.rest[source][target] for source, target in path)
+            for tail, head in path:
+                self.rest[tail][head] -= amount
+                self.rest[head][tail] += amount
 
     def search(self) -> dict:
         """node -> its predecessor, for what is reachable; stops at the sink."""
         before: dict = {SOURCE: None}
         waiting = deque([SOURCE])
         while waiting and SINK not in before:
-            a = waiting.popleft()
-            for b, left in self.rest.get(a, {}).items():
-                if left > 0 and b not in before:
-                    before[b] = a
-                    waiting.append(b)
+            tail = waiting.popleft()
+            for head, left in self.rest.get(tail, {}).items():
+                if left > 0 and head not in before:
+                    before[head] = tail
+                    waiting.append(head)
         return before
 
     def path(self, before: dict) -> Iterator[tuple]:
-        b = SINK
-        while before[b] is not None:
-            yield before[b], b
-            b = before[b]
+        head = SINK
+        while before[head] is not None:
+            yield before[head], head
+            head = before[head]

@@ -168,10 +168,12 @@ NEEDS_HARDWARE = dict.fromkeys(
 
 def _plain_view(eqn, operands) -> tuple[IndexedRef, Sequence]:
     """(view, operands before the index) of JAX's own get, swap and addupdate."""
-    n = _jax.REF_OPERANDS[eqn.primitive.name]
+    num_leading = _jax.REF_OPERANDS[eqn.primitive.name]
     return view(
-        operands[0], eqn.invars[0].aval.dtype, jax.tree.unflatten(eqn.params["tree"], operands[n:])
-    ), operands[1:n]
+        operands[0],
+        eqn.invars[0].aval.dtype,
+        jax.tree.unflatten(eqn.params["tree"], operands[num_leading:]),
+    ), operands[1:num_leading]
 
 
 @RULES.register("get")
@@ -293,9 +295,9 @@ def _parallel_loop(importer, eqn, *operands):
     jaxpr = eqn.params["jaxpr"]
     first = () if jaxpr.constvars else tuple(consts)  # jax 0.11 has them among the arguments
 
-    def body(k, values):
+    def body(trip, values):
         return importer.run(
-            jaxpr, consts if jaxpr.constvars else (), (*first, lower + k * step, *values)
+            jaxpr, consts if jaxpr.constvars else (), (*first, lower + trip * step, *values)
         )
 
     return lax.fori_loop(np.int32(0), count, body, list(carries))

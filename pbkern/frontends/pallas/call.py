@@ -62,38 +62,45 @@ def import_call(
     `unused`: debug, mesh, metadata, cost_estimate, out_avals: they say nothing about results.
     Raises UnsupportedOp, at the user's line, for what this machine has no counterpart of.
     """
-    g = grid_mapping
+    grid_spec = grid_mapping
     at = _defined_at(jaxpr)
     prefetch = [
         _array(aval.inner_aval if _jax.is_ref(aval) else aval, at)
-        for aval in g.index_map_avals[len(g.grid) :]
+        for aval in grid_spec.index_map_avals[len(grid_spec.grid) :]
     ]
-    dynamic = [axis for axis, size in enumerate(g.grid) if _jax.pallas().is_dynamic_dim(size)]
-    grid = tuple(MAX_DYNAMIC if axis in dynamic else int(size) for axis, size in enumerate(g.grid))
+    dynamic = [
+        axis for axis, size in enumerate(grid_spec.grid) if _jax.pallas().is_dynamic_dim(size)
+    ]
+    grid = tuple(
+        MAX_DYNAMIC if axis in dynamic else int(size) for axis, size in enumerate(grid_spec.grid)
+    )
     whole = [
-        block_mapping(BlockSpec(), t, f"prefetched operand {n}", grid, prefetch, at)
-        for n, t in enumerate(prefetch)
+        block_mapping(BlockSpec(), array_type, f"prefetched operand {n}", grid, prefetch, at)
+        for n, array_type in enumerate(prefetch)
     ]
-    blocks = [_mapping(mapping, grid, prefetch, at) for mapping in g.block_mappings]
+    blocks = [_mapping(mapping, grid, prefetch, at) for mapping in grid_spec.block_mappings]
     sizes = [
         block_mapping(BlockSpec(), SIZE, f"size of grid dimension {dim}", grid, prefetch, at)
         for dim in dynamic
     ]
-    inputs = (*whole, *blocks[: g.num_inputs], *sizes)
-    outputs = tuple(blocks[g.num_inputs :])
-    scratch = tuple(allocation(aval) for aval in g.scratch_avals)
+    inputs = (*whole, *blocks[: grid_spec.num_inputs], *sizes)
+    outputs = tuple(blocks[grid_spec.num_inputs :])
+    scratch = tuple(allocation(aval) for aval in grid_spec.scratch_avals)
     scoped = scoped_allocations(jaxpr)
     generator = prng_state.allocation(jaxpr)
     if generator is not None:
         scoped[GENERATOR] = (generator,)
     importer = Importer(
-        tuple(axis for axis in range(len(grid)) if axis not in g.vmapped_dims), g.grid_names or ()
+        tuple(axis for axis in range(len(grid)) if axis not in grid_spec.vmapped_dims),
+        grid_spec.grid_names or (),
     )
     aliases = tuple(sorted(tuple(pair) for pair in input_output_aliases))
-    params = cpu_params(compiler_params, grid, g.vmapped_dims, uses_atomics(jaxpr), at, target)
+    params = cpu_params(
+        compiler_params, grid, grid_spec.vmapped_dims, uses_atomics(jaxpr), at, target
+    )
     in_place = {
         n
-        for n, mapping in enumerate(g.block_mappings[g.num_inputs :])
+        for n, mapping in enumerate(grid_spec.block_mappings[grid_spec.num_inputs :])
         if _jax.is_whole_memory(mapping)
     }
     cores = [
@@ -101,29 +108,40 @@ def import_call(
         for axis, param in enumerate((params and params["cpu"].dimension_semantics) or ())
         if param == "parallel"
     ]
-    params, private = _share_safely(params, outputs, {o for _, o in aliases}, in_place)
+    params, private = _share_safely(params, outputs, {output for _, output in aliases}, in_place)
     wide = _wide_outputs(
-        jaxpr, outputs, len(whole) + g.num_inputs, private, {o for _, o in aliases}
+        jaxpr,
+        outputs,
+        len(whole) + grid_spec.num_inputs,
+        private,
+        {output for _, output in aliases},
     )
     memory = (
-        *(Scratch(outputs[o].ref_shape, outputs[o].array.dtype) for o in (*private, *wide)),
+        *(
+            Scratch(outputs[output].ref_shape, outputs[output].array.dtype)
+            for output in (*private, *wide)
+        ),
         *scratch,
     )
-    held = (private, wide, {i: o for i, o in aliases if o in in_place and i >= len(prefetch)})
+    held = (
+        private,
+        wide,
+        {i: output for i, output in aliases if output in in_place and i >= len(prefetch)},
+    )
     body = _body(jaxpr, importer, scoped, len(dynamic), inputs, outputs, memory, held, len(grid))
     hands_on = (
         generator is not None and not generator.scoped
     )  # a program's draws depend on those before
     if backend_of(compiler_params) == "triton":
-        params = _in_any_order(params, outputs, grid, g.vmapped_dims, jaxpr)
+        params = _in_any_order(params, outputs, grid, grid_spec.vmapped_dims, jaxpr)
     params = _in_order(params) if (importer.writes_back and in_place) or hands_on else params
-    slices = _slice_sizes(g, grid, prefetch, len(dynamic))
+    slices = _slice_sizes(grid_spec, grid, prefetch, len(dynamic))
     kernel = Kernel(
         name=identifier(name or jaxpr.debug_info.func_name or "kernel"),
         grid=grid,
         inputs=inputs,
         outputs=outputs,
-        scratch=memory + tuple(s for group in scoped.values() for s in group),
+        scratch=memory + tuple(buf for group in scoped.values() for buf in group),
         body=body,
         aliases=aliases,
         compiler_params=params
@@ -137,8 +155,8 @@ def import_call(
         kernel = dataclasses.replace(kernel, body=canonical_body(body))
     kernel = with_private_inputs(kernel, cores)
     verify(kernel)
-    operand_count, k = len(inputs), len(dynamic)
-    return ImportedCall(kernel, (*range(k, operand_count), *range(k)))
+    operand_count, num_dynamic = len(inputs), len(dynamic)
+    return ImportedCall(kernel, (*range(num_dynamic, operand_count), *range(num_dynamic)))
 
 
 # among allocations in the body, in place of an id: the state of the random number generator
@@ -181,11 +199,17 @@ def _share_safely(
         else frozenset().union(*(start.symbols for start in output.starts))
         for output in outputs
     ]
-    moves = [None if o in in_place else symbols for o, symbols in enumerate(moves)]
+    moves = [None if output in in_place else symbols for output, symbols in enumerate(moves)]
     private = tuple(
-        o for o, symbols in enumerate(moves) if symbols == frozenset() and o not in aliased
+        output
+        for output, symbols in enumerate(moves)
+        if symbols == frozenset() and output not in aliased
     )
-    rest = [symbols for o, symbols in enumerate(moves) if o not in private and symbols is not None]
+    rest = [
+        symbols
+        for output, symbols in enumerate(moves)
+        if output not in private and symbols is not None
+    ]
     shared = {
         axis for axis in range(len(semantics)) if any(axis not in symbols for symbols in rest)
     }
@@ -210,10 +234,10 @@ def _in_any_order(
     """
     batch = frozenset(vmapped)
 
-    def chooses(m) -> bool:
+    def chooses(mapping) -> bool:
         return all(
             dim.size == size or (start is not None and start.symbols <= batch)
-            for dim, size, start in zip(m.dims, m.array.shape, m.starts)
+            for dim, size, start in zip(mapping.dims, mapping.array.shape, mapping.starts)
         )
 
     apart = all(
@@ -245,9 +269,9 @@ def _wide_outputs(
         for output in outputs
     )
     return tuple(
-        o
-        for o, w in enumerate(wide)
-        if w and first + o in read and o not in private and o not in aliased
+        number
+        for number, is_wide in enumerate(wide)
+        if is_wide and first + number in read and number not in private and number not in aliased
     )
 
 
@@ -269,11 +293,11 @@ def _body(
             list(refs[num_in:num_blocks]),
             refs[num_blocks:],
         )
-        for i, o in same.items():
-            operands[i] = results[o]
-        kept = {o: (results[o], memory[k]) for k, o in enumerate((*private, *wide))}
-        for o, (_, copy) in kept.items():
-            results[o] = copy
+        for i, output in same.items():
+            operands[i] = results[output]
+        kept = {number: (results[number], memory[k]) for k, number in enumerate((*private, *wide))}
+        for output, (_, copy) in kept.items():
+            results[output] = copy
         rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
         if GENERATOR in scoped:
@@ -285,15 +309,16 @@ def _body(
         passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
         # Scalars that a pl.kernel closes over are operands, and values in its body.
         importer.run(jaxpr, (), [ref if _jax.is_ref(var.aval) else ref[...] for var, ref in passed])
-        for o in wide:
-            target, source = kept[o]
+        for output in wide:
+            target, source = kept[output]
             target[...] = source[...]
         if private:
-            _when_last(rank, [kept[o] for o in private])
+            _when_last(rank, [kept[number] for number in private])
 
-    types = [(m.ref_shape, m.array.dtype) for m in (*inputs, *outputs)]
+    types = [(mapping.ref_shape, mapping.array.dtype) for mapping in (*inputs, *outputs)]
     types += [
-        (s.shape, s.dtype) for s in (*scratch, *(s for group in scoped.values() for s in group))
+        (buf.shape, buf.dtype)
+        for buf in (*scratch, *(buf for group in scoped.values() for buf in group))
     ]
     with jax.enable_x64(True):  # every type is explicit by now
         closed = jax.make_jaxpr(run)(*[_jax.ref_aval(*type_) for type_ in types])
@@ -316,33 +341,35 @@ def _when_last(rank: int, pairs) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def _mapping(m, grid: tuple[int, ...], prefetch: list[ArrayType], at: str) -> BlockMapping:
-    origin = str(m.origin)
-    if m.transforms:
+def _mapping(mapping, grid: tuple[int, ...], prefetch: list[ArrayType], at: str) -> BlockMapping:
+    origin = str(mapping.origin)
+    if mapping.transforms:
         raise UnsupportedOp(
             f"memory transforms of {origin}",
             at=at,
-            why=f"{m.transforms}",
+            why=f"{mapping.transforms}",
             hint="they only mean something on a GPU",
         )
-    array = _array(m.array_aval, at)
-    dims = tuple(_dim(size, n, origin, at) for size, n in zip(m.block_shape, array.shape))
+    array = _array(mapping.array_aval, at)
+    dims = tuple(
+        _dim(size, extent, origin, at) for size, extent in zip(mapping.block_shape, array.shape)
+    )
     dims += tuple(Blocked(size) for size in array.shape[len(dims) :])  # a key's words
-    return BlockMapping(origin, array, dims, _index_map(m, dims, grid, prefetch))
+    return BlockMapping(origin, array, dims, _index_map(mapping, dims, grid, prefetch))
 
 
 def _dim(dim, extent: int, origin: str, at: str) -> BlockDim:
-    p = _jax.pallas()
+    pallas = _jax.pallas()
     match dim:
-        case p.Squeezed():
+        case pallas.Squeezed():
             return Squeezed()
-        case p.BoundedSlice(block_size=n):
+        case pallas.BoundedSlice(block_size=n):
             return bounded_slices.element_of(bounded_slices.BoundedSlice(int(n)))
-        case p.Element(block_size=n, padding=(low, high)):
+        case pallas.Element(block_size=n, padding=(low, high)):
             return Element(int(n), (int(low), int(high)))
-        case p.Blocked(block_size=n) if n <= extent:
+        case pallas.Blocked(block_size=n) if n <= extent:
             return Blocked(int(n))
-        case p.Blocked(block_size=n):  # one block that reaches over the array's end
+        case pallas.Blocked(block_size=n):  # one block that reaches over the array's end
             return Element(int(n), (0, int(n) - extent))
     raise UnsupportedOp(
         f"block dimension {dim} of {origin}",
@@ -356,41 +383,42 @@ def _padding_before(dim: BlockDim) -> int:
     return dim.padding[0] if isinstance(dim, Element) else 0
 
 
-def _indices(m, grid: tuple[int, ...], args) -> list:
+def _indices(mapping, grid: tuple[int, ...], args) -> list:
     """Results of the index map: a scalar per dimension, a Slice for a BoundedSlice."""
-    closed = m.index_map_jaxpr
+    closed = mapping.index_map_jaxpr
     found = Importer(tuple(range(len(grid))), sizes=grid).run(closed.jaxpr, closed.consts, args)
-    return list(jax.tree.unflatten(m.index_map_out_tree, found))
+    return list(jax.tree.unflatten(mapping.index_map_out_tree, found))
 
 
 def _slice_sizes(
-    g, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes: int
+    grid_spec, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes: int
 ) -> dict[int, Callable]:
     """Number of a Ref with BoundedSlice dimensions -> function that `trace.limits_of` takes."""
     found = {}
-    for n, mapping in enumerate(g.block_mappings):
+    for n, mapping in enumerate(grid_spec.block_mappings):
         if any(isinstance(size, _jax.pallas().BoundedSlice) for size in mapping.block_shape):
             kept = [not isinstance(size, _jax.pallas().Squeezed) for size in mapping.block_shape]
-            ref = len(prefetch) + n + (num_sizes if n >= g.num_inputs else 0)
-            found[ref] = lambda *args, m=mapping, kept=kept: {
+            ref = len(prefetch) + n + (num_sizes if n >= grid_spec.num_inputs else 0)
+            found[ref] = lambda *args, block_map=mapping, kept=kept: {
                 sum(kept[:axis]): jax.numpy.asarray(index.size, np.int32)
-                for axis, index in enumerate(_indices(m, grid, args))
+                for axis, index in enumerate(_indices(block_map, grid, args))
                 if _jax.is_slice(index)
             }
     return found
 
 
 def _index_map(
-    m, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: list[ArrayType]
+    mapping, dims: tuple[BlockDim, ...], grid: tuple[int, ...], prefetch: list[ArrayType]
 ) -> jex.ClosedJaxpr:
     """i32 grid indices and prefetched Refs -> one i32 per dimension."""
     types = [jax.core.ShapedArray((), np.dtype(np.int32))] * len(grid) + [
-        _jax.ref_aval(t.shape, t.dtype) for t in prefetch
+        _jax.ref_aval(array_type.shape, array_type.dtype) for array_type in prefetch
     ]
 
     def run(*args):
         found = (
-            index.start if _jax.is_slice(index) else index for index in _indices(m, grid, args)
+            index.start if _jax.is_slice(index) else index
+            for index in _indices(mapping, grid, args)
         )
         found = (jax.lax.convert_element_type(i, np.int32) for i in found)
         found = [

@@ -99,7 +99,7 @@ def _copy_dynamic(
     most = min(end.most(last) for end in ends) if last in counts else 0
 
     def copy(taken: dict) -> None:
-        count = next((d for d in counts if d not in taken), None)
+        count = next((dim for dim in counts if dim not in taken), None)
         if count is None:
             mask = lax.iota(np.int32, most) < counts[last] if last in counts else None
             parts = [
@@ -111,7 +111,7 @@ def _copy_dynamic(
             copy(taken | {count: (0, most)})
         else:
             lax.fori_loop(
-                np.int32(0), counts[count], lambda k, _: copy(taken | {count: (k, 1)}), None
+                np.int32(0), counts[count], lambda step, _: copy(taken | {count: (step, 1)}), None
             )
 
     copy({})

@@ -50,7 +50,7 @@ def call_params(
         pl.MemoryRef(_jax.ref_contents(var.aval), var.aval.memory_space)
         for var in jaxpr.invars[len(arrays) :]
     ]
-    shared = [m for m in scratch if _jax.memory_space(m) in ("vmem_shared", "hbm")]
+    shared = [memory for memory in scratch if _jax.memory_space(memory) in ("vmem_shared", "hbm")]
     if shared and math.prod(meshes[0].shape.values()) > 1:
         raise UnsupportedOp(
             "scratch memory that cores share",

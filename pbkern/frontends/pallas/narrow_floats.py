@@ -127,21 +127,25 @@ def quantise(x, dtype):
     """x: float32, rounded to nearest even among the values of `dtype`."""
     if np.dtype(dtype).name == EXPONENTS:
         return _decode_exponent(_encode_exponent(x))
-    f = FORMATS[np.dtype(dtype).name]
+    float_format = FORMATS[np.dtype(dtype).name]
     bits = lax.bitcast_convert_type(x, np.uint32)
-    drop = 23 - f.mantissa
+    drop = 23 - float_format.mantissa
     odd = (bits >> np.uint32(drop)) & np.uint32(1)
     kept = np.uint32(2**32 - 2**drop)
     normal = lax.bitcast_convert_type(
         (bits + odd + np.uint32(2 ** (drop - 1) - 1)) & kept, np.float32
     )
-    step = np.float32(2.0 ** (f.smallest - f.mantissa))
+    step = np.float32(2.0 ** (float_format.smallest - float_format.mantissa))
     subnormal = lax.round(x / step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
-    rounded = jnp.where(jnp.abs(x) < np.float32(2.0**f.smallest), subnormal, normal)
+    rounded = jnp.where(jnp.abs(x) < np.float32(2.0**float_format.smallest), subnormal, normal)
     rounded = jnp.where(
-        jnp.abs(rounded) > np.float32(f.largest), jnp.copysign(np.float32(f.overflow), x), rounded
+        jnp.abs(rounded) > np.float32(float_format.largest),
+        jnp.copysign(np.float32(float_format.overflow), x),
+        rounded,
     )
-    return jnp.where(x != x, x if np.isnan(f.nan) else np.float32(f.nan), rounded)
+    return jnp.where(
+        x != x, x if np.isnan(float_format.nan) else np.float32(float_format.nan), rounded
+    )
 
 
 def round_at_random(x, random, dtype):
@@ -150,23 +154,23 @@ def round_at_random(x, random, dtype):
     Up where the uint32 `random` is below 2**32 times the part of the step that is below x; in size,
     for either sign.
     """
-    f = FORMATS.get(np.dtype(dtype).name)
-    drop = 16 if f is None else 23 - f.mantissa
+    float_format = FORMATS.get(np.dtype(dtype).name)
+    drop = 16 if float_format is None else 23 - float_format.mantissa
     bits = lax.bitcast_convert_type(x, np.uint32) + (random >> np.uint32(32 - drop))
     rounded = lax.bitcast_convert_type(bits & np.uint32(2**32 - 2**drop), np.float32)
-    if f is not None:
-        step = np.float32(2.0 ** (f.smallest - f.mantissa))
+    if float_format is not None:
+        step = np.float32(2.0 ** (float_format.smallest - float_format.mantissa))
         # 24 bits of the draw: a sum with all of them would round.
         part = (random >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
         subnormal = jnp.copysign(jnp.floor(jnp.abs(x) / step + part) * step, x)
-        rounded = jnp.where(jnp.abs(x) < np.float32(2.0**f.smallest), subnormal, rounded)
+        rounded = jnp.where(jnp.abs(x) < np.float32(2.0**float_format.smallest), subnormal, rounded)
         rounded = jnp.where(
-            jnp.abs(rounded) > np.float32(f.largest),
-            jnp.copysign(np.float32(f.overflow), x),
+            jnp.abs(rounded) > np.float32(float_format.largest),
+            jnp.copysign(np.float32(float_format.overflow), x),
             rounded,
         )
-    rounded = jnp.where(jnp.isfinite(x), rounded, x if f is None else quantise(x, dtype))
-    return rounded if f is not None else rounded.astype(dtype)
+    rounded = jnp.where(jnp.isfinite(x), rounded, x if float_format is None else quantise(x, dtype))
+    return rounded if float_format is not None else rounded.astype(dtype)
 
 
 def decode(byte, dtype):
@@ -177,16 +181,24 @@ def decode(byte, dtype):
         return lax.bitcast_convert_type(byte.astype(np.uint16) << np.uint16(8), np.float16).astype(
             np.float32
         )
-    f = FORMATS[np.dtype(dtype).name]
+    float_format = FORMATS[np.dtype(dtype).name]
     word = byte.astype(np.uint32)
-    sign, size = np.uint32(1 << (f.bits - 1)), word & np.uint32((1 << (f.bits - 1)) - 1)
-    exponent, mantissa = size >> np.uint32(f.mantissa), size & np.uint32((1 << f.mantissa) - 1)
-    bits = ((exponent + np.uint32(f.smallest + 126)) << np.uint32(23)) | (
-        mantissa << np.uint32(23 - f.mantissa)
+    sign, size = (
+        np.uint32(1 << (float_format.bits - 1)),
+        word & np.uint32((1 << (float_format.bits - 1)) - 1),
     )
-    subnormal = mantissa.astype(np.float32) * np.float32(2.0 ** (f.smallest - f.mantissa))
+    exponent, mantissa = (
+        size >> np.uint32(float_format.mantissa),
+        size & np.uint32((1 << float_format.mantissa) - 1),
+    )
+    bits = ((exponent + np.uint32(float_format.smallest + 126)) << np.uint32(23)) | (
+        mantissa << np.uint32(23 - float_format.mantissa)
+    )
+    subnormal = mantissa.astype(np.float32) * np.float32(
+        2.0 ** (float_format.smallest - float_format.mantissa)
+    )
     value = jnp.where(exponent == 0, subnormal, lax.bitcast_convert_type(bits, np.float32))
-    if np.isnan(f.overflow):
+    if np.isnan(float_format.overflow):
         value = jnp.where(size == sign - np.uint32(1), np.float32(np.nan), value)
     return jnp.where(word >= sign, -value, value)
 
@@ -199,15 +211,17 @@ def encode(x, dtype):
         return (lax.bitcast_convert_type(x.astype(np.float16), np.uint16) >> np.uint16(8)).astype(
             np.uint8
         )
-    f = FORMATS[np.dtype(dtype).name]
-    bits, high = lax.bitcast_convert_type(x, np.uint32), np.uint32(1 << (f.bits - 1))
-    sign, size = (bits >> np.uint32(32 - f.bits)) & high, jnp.abs(x)
-    normal = ((bits & np.uint32(0x7FFFFFFF)) >> np.uint32(23 - f.mantissa)) - np.uint32(
-        (f.smallest + 126) << f.mantissa
+    float_format = FORMATS[np.dtype(dtype).name]
+    bits, high = lax.bitcast_convert_type(x, np.uint32), np.uint32(1 << (float_format.bits - 1))
+    sign, size = (bits >> np.uint32(32 - float_format.bits)) & high, jnp.abs(x)
+    normal = ((bits & np.uint32(0x7FFFFFFF)) >> np.uint32(23 - float_format.mantissa)) - np.uint32(
+        (float_format.smallest + 126) << float_format.mantissa
     )
-    subnormal = (size * np.float32(2.0 ** (f.mantissa - f.smallest))).astype(np.uint32)
-    code = jnp.where(size < np.float32(2.0**f.smallest), subnormal, normal)
-    code = jnp.where(x != x, high - np.uint32(1), code) if np.isnan(f.overflow) else code
+    subnormal = (size * np.float32(2.0 ** (float_format.mantissa - float_format.smallest))).astype(
+        np.uint32
+    )
+    code = jnp.where(size < np.float32(2.0**float_format.smallest), subnormal, normal)
+    code = jnp.where(x != x, high - np.uint32(1), code) if np.isnan(float_format.overflow) else code
     return (sign | code).astype(np.uint8)
 
 

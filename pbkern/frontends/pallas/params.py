@@ -204,9 +204,9 @@ def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
     names = NVIDIA.get(backend_of(params) or "", ())
     own = {field.name: field.default for field in dataclasses.fields(params)} if names else {}
     given = {
-        name: v
+        name: value
         for name in names
-        if (v := getattr(params, name, None)) is not None and v != own[name]
+        if (value := getattr(params, name, None)) is not None and value != own[name]
     }
     if "lowering_semantics" in given:
         given["lowering_semantics"] = getattr(
@@ -220,7 +220,10 @@ def nvidia_params(params: Any, semantics: Any) -> dict[str, NvidiaParams]:
 
 def backend_of(params: Any) -> str | None:
     """Which of Pallas's back ends a CompilerParams is for, None if it is for another."""
-    return next((p for p in reversed(type(params).__module__.split(".")) if p in TABLES), None)
+    return next(
+        (package for package in reversed(type(params).__module__.split(".")) if package in TABLES),
+        None,
+    )
 
 
 def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
@@ -234,7 +237,7 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
             hint="pltpu, plgpu or Triton CompilerParams, or pbkern.cpu.CompilerParams",
         )
     label, table = TABLES[backend]
-    uses = {f.name: f for f in table}
+    uses = {param.name: param for param in table}
     found = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
@@ -253,7 +256,7 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
 
 def _semantics(given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str) -> tuple[str, ...]:
     """One of the CPU's words per grid dimension."""
-    words = [str(getattr(s, "value", s)).lower() for s in given]
+    words = [str(getattr(semantic, "value", semantic)).lower() for semantic in given]
     words = [
         "parallel"
         if word.endswith("parallel")
@@ -287,7 +290,7 @@ def markdown() -> str:
     for label, table in TABLES.values():
         rows += [f"## {label}", ""] + ([ANY_ORDER, ""] if table is TRITON else [])
         rows += ["| field | | what it does here |", "|---|---|---|"]
-        rows += [f"| `{f.name}` | {f.use} | {f.meaning} |" for f in table] + [""]
+        rows += [f"| `{param.name}` | {param.use} | {param.meaning} |" for param in table] + [""]
     rows += [
         "## On NVIDIA GPUs",
         "",
@@ -299,7 +302,7 @@ def markdown() -> str:
         "|---|---|",
     ]
     rows += [
-        f"| `{TABLES[b][0]}` | {', '.join(f'`{name}`' for name in names)} |"
-        for b, names in NVIDIA.items()
+        f"| `{TABLES[backend][0]}` | {', '.join(f'`{name}`' for name in names)} |"
+        for backend, names in NVIDIA.items()
     ] + [""]
     return "\n".join(rows)

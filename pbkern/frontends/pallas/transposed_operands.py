@@ -112,8 +112,8 @@ def _reshaped(
 
 def _reads_alike(mapping: BlockMapping, view: InterleavedView, order: tuple[int, ...]) -> bool:
     """Whether a block is the same Ref in the source, made of runs that are long enough."""
-    kept = [d for d in order if not isinstance(mapping.dims[d], Squeezed)]
-    plain = all(isinstance(d, (Blocked, Squeezed)) for d in mapping.dims)
+    kept = [axis for axis in order if not isinstance(mapping.dims[axis], Squeezed)]
+    plain = all(isinstance(block_dim, (Blocked, Squeezed)) for block_dim in mapping.dims)
     if (
         not plain
         or order == tuple(range(len(order)))
@@ -121,7 +121,7 @@ def _reads_alike(mapping: BlockMapping, view: InterleavedView, order: tuple[int,
         or math.prod(mapping.array.shape) == 0
     ):
         return False
-    dense = [view.dims[d] for d in order if view.dims[d][0] != 1]
+    dense = [view.dims[axis] for axis in order if view.dims[axis][0] != 1]
     if [stride for _, stride in dense] != _row_major([size for size, _ in dense]):
         return False
     run = 1

@@ -39,10 +39,12 @@ def _roll(eqn, x, shift) -> list:
         eqn.params.get("stride"),
         eqn.params.get("stride_axis"),
     )
-    n = x.shape[axis]
+    extent = x.shape[axis]
     if stride is None:
-        start = lax.rem(n - lax.rem(jnp.asarray(shift, np.int32), np.int32(n)), np.int32(n))
-        return [lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, n, axis)]
+        start = lax.rem(
+            extent - lax.rem(jnp.asarray(shift, np.int32), np.int32(extent)), np.int32(extent)
+        )
+        return [lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, extent, axis)]
     rows = [
         _roll_by(lax.slice_in_dim(x, k, k + 1, axis=stride_axis), shift + k * stride, axis)
         for k in range(x.shape[stride_axis])
@@ -51,9 +53,11 @@ def _roll(eqn, x, shift) -> list:
 
 
 def _roll_by(x, shift, axis: int):
-    n = x.shape[axis]
-    start = lax.rem(n - lax.rem(jnp.asarray(shift, np.int32), np.int32(n)), np.int32(n))
-    return lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, n, axis)
+    extent = x.shape[axis]
+    start = lax.rem(
+        extent - lax.rem(jnp.asarray(shift, np.int32), np.int32(extent)), np.int32(extent)
+    )
+    return lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), start, extent, axis)
 
 
 def _platform_index(eqn) -> list:

@@ -50,12 +50,12 @@ def combiners(block: Any) -> list[str | None]:
     """Names the combinations of a region of arguments x0, .., xn, y0, .., yn that returns one of each pair."""
     *operations, last = [operation.operation for operation in block.operations]
     arguments = list(block.arguments)
-    n = len(arguments) // 2
+    num_values = len(arguments) // 2
     made = {
         operation.results[0]: operation for operation in operations if len(operation.results) == 1
     }
     return [
-        _combiner(made, value, arguments[k], arguments[n + k])
+        _combiner(made, value, arguments[k], arguments[num_values + k])
         for k, value in enumerate(last.operands)
     ]
 
@@ -117,27 +117,41 @@ def _constants(block: Any) -> list[np.ndarray]:
         for operation in block.operations
         if operation.operation.name == "stablehlo.constant"
     ]
-    return [constant(o, tensor_type(o.results[0])[1]) for o in (*found, *_outer(block))]
+    return [
+        constant(const_op, tensor_type(const_op.results[0])[1])
+        for const_op in (*found, *_outer(block))
+    ]
 
 
 def _samples(dtype: np.dtype, constants: Sequence[np.ndarray]) -> np.ndarray:
     """A number of each kind that comparisons can tell apart, and neighbours of the constants."""
-    given = [c for c in constants if c.dtype == dtype]
+    given = [number for number in constants if number.dtype == dtype]
     if dtype.kind == "b":
         return np.array([False, True])
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
-        values = [limits.min, limits.max, 0, 1, 2, *(int(c) + k for c in given for k in (-1, 0, 1))]
+        values = [
+            limits.min,
+            limits.max,
+            0,
+            1,
+            2,
+            *(int(number) + shift for number in given for shift in (-1, 0, 1)),
+        ]
         return np.array(
             sorted({value for value in values if limits.min <= value <= limits.max}), dtype
         )
     # The first six have all kinds of relations.
     found = [np.array([np.nan, -0.0, 0.0, 1.0, -2.5, np.inf, -np.nan, -np.inf, 2.5, -1.0], dtype)]
-    for c in given:
+    for const in given:
         with np.errstate(all="ignore"):
             found.append(
                 np.array(
-                    [c, np.nextafter(c, dtype.type(np.inf)), np.nextafter(c, dtype.type(-np.inf))],
+                    [
+                        const,
+                        np.nextafter(const, dtype.type(np.inf)),
+                        np.nextafter(const, dtype.type(-np.inf)),
+                    ],
                     dtype,
                 ).ravel()
             )
@@ -155,12 +169,15 @@ def total_order(x: np.ndarray) -> np.ndarray:
 def _run(block: Any, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     """A region that is logic, on many elements at once."""
     values = dict(zip(block.arguments, arguments))
-    values |= {o.results[0]: constant(o, tensor_type(o.results[0])[1]) for o in _outer(block)}
+    values |= {
+        const_op.results[0]: constant(const_op, tensor_type(const_op.results[0])[1])
+        for const_op in _outer(block)
+    }
     for view in block.operations:
         op = view.operation
         given = [values[operand] for operand in op.operands]
         if op.name == "stablehlo.return":
-            return [np.broadcast_to(g, arguments[0].shape) for g in given]
+            return [np.broadcast_to(value, arguments[0].shape) for value in given]
         values[op.results[0]] = _result(op, given)
     raise AssertionError("a region ends with a return")
 
@@ -171,7 +188,7 @@ def _result(op: Any, given: list[np.ndarray]) -> np.ndarray:
     if op.name == "stablehlo.compare":
         wrapped = HloOperation(op)
         if wrapped.choice("compare_type") == "TOTALORDER" and given[0].dtype.kind not in "iub":
-            given = [total_order(np.asarray(g)) for g in given]
+            given = [total_order(np.asarray(value)) for value in given]
         return COMPARISONS[wrapped.choice("comparison_direction") or ""](*given)
     if op.name == "stablehlo.select":
         return np.where(given[0], given[1], given[2]).astype(given[1].dtype)
@@ -227,8 +244,8 @@ def sort_order(block: Any) -> tuple[Key, ...] | None:
 def _candidates(count: int, dtypes: Sequence[np.dtype]) -> Iterator[tuple[Key, ...]]:
     kinds = [
         [
-            Key(dim, t)
-            for t in ((False, True) if dtype.kind not in "iub" else (False,))
+            Key(dim, is_total)
+            for is_total in ((False, True) if dtype.kind not in "iub" else (False,))
             for dim in (False, True)
         ]
         for dtype in dtypes
@@ -251,10 +268,10 @@ def _agrees(keys: Sequence[Key], pairs: list[np.ndarray], found: np.ndarray) -> 
     before, equal = np.zeros(found.shape, bool), np.ones(found.shape, bool)
     known = np.ones(found.shape, bool)
     for key, pair, y in zip(keys, pairs[::2], pairs[1::2]):
-        a, b = key.of(np.stack([pair, y]))
+        left, right = key.of(np.stack([pair, y]))
         known &= ~equal | key.total | ((pair == pair) & (y == y))
-        before |= equal & (a < b)
-        equal &= a == b
+        before |= equal & (left < right)
+        equal &= left == right
     if (found == before).all():
         return True
     return bool((found == before)[known].all() and not found[~known].any())
@@ -278,7 +295,7 @@ def extreme(block: Any) -> str | None:
         return None
     sample, few = _samples(dtype, _constants(block)), np.arange(3, dtype=places)
     x, y, i, j = _grid(sample, sample, few, few)
-    x, y, i, j = (a[i != j] for a in (x, y, i, j))  # places of different elements differ
+    x, y, i, j = (array[i != j] for array in (x, y, i, j))  # places of different elements differ
     value, place = _run(block, [x, i, y, j])
     missing = (x != x) | (y != y)
     if not _nan_wins(x, y, value):

@@ -15,8 +15,8 @@ def dense_integers(attribute: Any) -> list[int]:
     """Elements of an array attribute of integers or flags, or of a dense one of any shape, row by row."""
     for kind in (ir.DenseI64ArrayAttr, ir.DenseBoolArrayAttr, ir.DenseI32ArrayAttr):
         if isinstance(attribute, kind):
-            return [int(n) for n in kind(attribute)]
-    return [int(n) for n in dense(attribute).ravel()]
+            return [int(element) for element in kind(attribute)]
+    return [int(element) for element in dense(attribute).ravel()]
 
 
 def dense(attribute: Any, dtype: np.dtype | None = None) -> np.ndarray:

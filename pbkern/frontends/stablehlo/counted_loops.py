@@ -31,7 +31,10 @@ def trip_count(op: Any, given: Sequence[Any]) -> int | None:
     *operations, last = [operation.operation for operation in test.operations]
     if any(operation.name not in COMPARING for operation in operations):
         return None
-    counts = [_count(c, test, body, given) for c in _conjunction(made_by(last.operands[0])) or []]
+    counts = [
+        _count(condition, test, body, given)
+        for condition in _conjunction(made_by(last.operands[0])) or []
+    ]
     known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
@@ -43,7 +46,7 @@ def _conjunction(made: Any) -> list[Any] | None:
     if made.name == "stablehlo.compare":
         return [made]
     parts = [_conjunction(made_by(operand)) for operand in made.operands]
-    return None if None in parts else [c for part in parts for c in part or ()]
+    return None if None in parts else [condition for part in parts for condition in part or ()]
 
 
 def _count(compare: Any, test: Any, body: Any, given: Sequence[Any]) -> int | None:

@@ -25,11 +25,13 @@ DTYPES: dict[str, np.dtype] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "complex<f32>": np.dtype(np.complex64),
     "complex<f64>": np.dtype(np.complex128),
-    **{f"i{n}": np.dtype(f"int{n}") for n in (8, 16, 32, 64)},
-    **{f"ui{n}": np.dtype(f"uint{n}") for n in (8, 16, 32, 64)},
+    **{f"i{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"ui{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
     "i4": np.dtype(ml_dtypes.int4),
     "ui4": np.dtype(ml_dtypes.uint4),
-    **{f"f8{n.upper()}": np.dtype(getattr(ml_dtypes, f"float8_{n}")) for n in FLOAT8},
+    **{
+        f"f8{suffix.upper()}": np.dtype(getattr(ml_dtypes, f"float8_{suffix}")) for suffix in FLOAT8
+    },
 }
 
 
@@ -91,9 +93,9 @@ class HloOperation:
     def name(self) -> str:
         return self.mlir.name
 
-    def type(self, k: int = 0) -> tuple[tuple[int, ...], np.dtype]:
+    def type(self, position: int = 0) -> tuple[tuple[int, ...], np.dtype]:
         """Shape and dtype of result k."""
-        return tensor_type(self.mlir.results[k])
+        return tensor_type(self.mlir.results[position])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,7 +138,7 @@ class HloOperation:
         found = self.attribute(name)
         if found is None:
             return [(0, 0)] * rank
-        return [(int(a), int(b)) for a, b in dense(found).reshape(-1, 2)]
+        return [(int(first), int(second)) for first, second in dense(found).reshape(-1, 2)]
 
     def choice(self, name: str, default: str | None = None) -> str | None:
         """The word of an enumeration, such as LT of #stablehlo<comparison_direction LT>."""
@@ -150,17 +152,17 @@ class HloOperation:
         words = (
             ()
             if found is None
-            else tuple(str(a).rstrip(">").split()[-1].lower() for a in ir.ArrayAttr(found))
+            else tuple(str(entry).rstrip(">").split()[-1].lower() for entry in ir.ArrayAttr(found))
         )
         return None if all(word == "default" for word in words) else words
 
-    def region(self, k: int) -> Callable[..., list]:
+    def region(self, position: int) -> Callable[..., list]:
         """A region of one block as a function of its arguments."""
-        block = self.mlir.regions[k].blocks[0]
+        block = self.mlir.regions[position].blocks[0]
         return lambda *arguments: self.run_block(block, arguments)
 
-    def block(self, k: int) -> Any:
-        return self.mlir.regions[k].blocks[0]
+    def block(self, position: int) -> Any:
+        return self.mlir.regions[position].blocks[0]
 
 
 def described(op: Any, places: SourcePlaces) -> str:

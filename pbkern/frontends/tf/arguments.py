@@ -95,7 +95,7 @@ def by_signature(signature: Sequence[Any], args: tuple, kwargs: dict) -> tuple:
             why=f"given {given}, it has {len(signature)}",
             hint="pass every argument by position",
         )
-    return tuple(_converted(s, arg) for s, arg in zip(signature, args))
+    return tuple(_converted(spec, arg) for spec, arg in zip(signature, args))
 
 
 def _converted(spec: Any, value: Any) -> Any:
@@ -113,8 +113,8 @@ def _converted(spec: Any, value: Any) -> Any:
             hint="arguments of the structure that the signature has",
         )
     if isinstance(spec, dict):
-        return {k: _converted(s, value[k]) for k, s in spec.items()}
-    return type(spec)(_converted(s, v) for s, v in zip(spec, value))
+        return {k: _converted(inner_spec, value[k]) for k, inner_spec in spec.items()}
+    return type(spec)(_converted(inner_spec, entry) for inner_spec, entry in zip(spec, value))
 
 
 def _of_type(spec: tf.TensorSpec, value: Any) -> tf.Tensor:
@@ -156,7 +156,7 @@ def _tensor(value: Any, what: str) -> tf.Tensor:
 def _hashable(x: Any) -> Any:
     """A structure as tuples, with its constants; variables and other objects by identity."""
     if isinstance(x, dict):
-        return dict, tuple((k, _hashable(v)) for k, v in x.items())
+        return dict, tuple((k, _hashable(value)) for k, value in x.items())
     if isinstance(x, tuple | list):
         return type(x), tuple(map(_hashable, x))
     if isinstance(x, TensorPlace):

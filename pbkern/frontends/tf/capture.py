@@ -48,10 +48,13 @@ class TracedFunction:
         One function of TensorFlow's reads them all: read_value costs 30 us a variable.
         """
         captures = self.captures
-        if not any(isinstance(c, tf.Variable) for c in captures):
+        if not any(isinstance(source, tf.Variable) for source in captures):
             return lambda: list(captures)
         read = tf.function(
-            lambda: [c.read_value() if isinstance(c, tf.Variable) else c for c in captures]
+            lambda: [
+                source.read_value() if isinstance(source, tf.Variable) else source
+                for source in captures
+            ]
         )
         return read.get_concrete_function()
 
@@ -95,9 +98,9 @@ def _places(graph: Any) -> dict[str, SourcePlace]:
     found = {}
     for op in graph.get_operations():
         users = (
-            f
-            for f in reversed(op.traceback)
-            if _jax.is_user_file(f.filename) and not LIBRARIES.search(f.filename)
+            entry
+            for entry in reversed(op.traceback)
+            if _jax.is_user_file(entry.filename) and not LIBRARIES.search(entry.filename)
         )
         frame = next(users, None)
         if frame is not None:

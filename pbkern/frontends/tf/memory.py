@@ -46,7 +46,7 @@ class TfMemory:
     before_call: Callable[[], object] | None = None
     openmp = _openmp()
     address: Callable[[Any], int] = staticmethod(
-        lambda a: np.asarray(a).__array_interface__["data"][0]
+        lambda array: np.asarray(array).__array_interface__["data"][0]
     )
 
     def operands(self, dtypes: Sequence[np.dtype]) -> Callable[[Sequence[tf.Tensor]], list[Any]]:

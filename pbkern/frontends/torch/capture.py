@@ -141,9 +141,11 @@ def _has_kernels(tensor: torch.Tensor, device: torch.device) -> bool:
 
 def _values(node: torch.fx.Node) -> list[torch.Tensor]:
     """Tensors that a node makes and reads."""
-    found = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    flat = [v for f in found for v in (f if isinstance(f, list | tuple) else [f])]
-    return [v for v in flat if isinstance(v, torch.Tensor)]
+    found = [source.meta.get("val") for source in (node, *node.all_input_nodes)]
+    flat = [
+        leaf for entry in found for leaf in (entry if isinstance(entry, list | tuple) else [entry])
+    ]
+    return [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
 
 
 def unsupported(graph: torch.fx.Graph, device: torch.device = CPU) -> list[torch.fx.Node]:
@@ -183,7 +185,11 @@ def capture(
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     made = list(
-        dict.fromkeys(n for n in returned if isinstance(n, torch.fx.Node) and n not in placeholders)
+        dict.fromkeys(
+            result
+            for result in returned
+            if isinstance(result, torch.fx.Node) and result not in placeholders
+        )
     )
     numbers: dict[torch.fx.Node, Any] = {}
     checks: list[str] = []
@@ -197,7 +203,10 @@ def capture(
     lying = [
         value if order is None else value.permute(order) for value, order in zip(values, orders)
     ]
-    types = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in lying]
+    types = [
+        jax.ShapeDtypeStruct(tuple(map(int, tensor.shape)), numpy_dtype(tensor.dtype))
+        for tensor in lying
+    ]
 
     def run(*arrays: Any) -> list:
         left = iter(
@@ -215,13 +224,13 @@ def capture(
             module, arrays[-1] if draws else None, checks if checked else None, rounds
         ).fill(env)
         kept: list[Any] = []
-        for n in made:
-            if not hasattr(env[n], "dtype"):
-                numbers[n] = env[n]
+        for result in made:
+            if not hasattr(env[result], "dtype"):
+                numbers[result] = env[result]
                 continue
-            order = order_of(n.meta["val"]) if strided else None
-            numbers[n] = ResultPlace(len(kept), None if order is None else inverse(order))
-            kept.append(env[n] if order is None else jax.numpy.transpose(env[n], order))
+            order = order_of(result.meta["val"]) if strided else None
+            numbers[result] = ResultPlace(len(kept), None if order is None else inverse(order))
+            kept.append(env[result] if order is None else jax.numpy.transpose(env[result], order))
         return kept
 
     with jax.enable_x64(True):
@@ -230,7 +239,9 @@ def capture(
     numbers |= {placeholder: GraphArgument(k) for k, placeholder in enumerate(placeholders)}
     return CapturedGraph(
         jaxpr,
-        tuple(numbers[n] if isinstance(n, torch.fx.Node) else n for n in returned),
+        tuple(
+            numbers[result] if isinstance(result, torch.fx.Node) else result for result in returned
+        ),
         orders,
         draws,
         tuple(checks),
@@ -286,7 +297,7 @@ class _Interpreter:
             if node.op == "get_attr":
                 env[node] = self._constant(node.target)
             elif node.op == "call_function":
-                read = lambda n: env[n]
+                read = lambda operand: env[operand]
                 args, kwargs = (
                     torch.fx.map_arg(node.args, read),
                     torch.fx.map_arg(node.kwargs, read),
@@ -319,8 +330,8 @@ class _Interpreter:
         made = rule(call, *placed, **named)
         if isinstance(value, list | tuple):
             return [
-                self._typed(m, v) if isinstance(v, torch.Tensor) else m
-                for m, v in zip(made, value, strict=True)
+                self._typed(result, example) if isinstance(example, torch.Tensor) else result
+                for result, example in zip(made, value, strict=True)
             ]
         return self._typed(made, value) if isinstance(value, torch.Tensor) else made
 
@@ -347,7 +358,7 @@ class _Interpreter:
 def _call(node: torch.fx.Node, next_key: Callable[[], Any]) -> Call:
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
-    tensors = [v if isinstance(v, torch.Tensor) else None for v in values]
+    tensors = [example if isinstance(example, torch.Tensor) else None for example in values]
     used: set[Any] = (
         {user.args[1] for user in node.users if user.target is operator.getitem}
         if isinstance(value, list | tuple)
@@ -360,7 +371,7 @@ def _call(node: torch.fx.Node, next_key: Callable[[], Any]) -> Call:
         frozenset(used),
         _promoted(node),
         next_key,
-        all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
+        all(_is_dense(operand.meta.get("val")) for operand in node.all_input_nodes),
     )
 
 
@@ -409,13 +420,13 @@ def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:
     return found
 
 
-def array_of(t: torch.Tensor) -> np.ndarray:
+def array_of(tensor: torch.Tensor) -> np.ndarray:
     """A constant of a graph as an array."""
     with unset_fake_temporarily(), torch.no_grad():
-        t = t.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if t.dtype is torch.bfloat16:
-            return t.view(torch.int16).numpy().view(NUMPY[torch.bfloat16])
-        return t.numpy()
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if tensor.dtype is torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(NUMPY[torch.bfloat16])
+        return tensor.numpy()
 
 
 __all__ = [

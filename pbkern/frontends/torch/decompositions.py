@@ -24,8 +24,8 @@ def decompositions() -> dict[Any, Callable]:
     from torch._decomp import core_aten_decompositions, decomposition_table
 
     core = core_aten_decompositions()
-    found = {k: f for k, f in core.items() if aten.rule_of(k) is None}
-    for k, f in decomposition_table.items():
+    found = {k: rule for k, rule in core.items() if aten.rule_of(k) is None}
+    for k, function in decomposition_table.items():
         name = name_of(k)
         if (
             name is None
@@ -35,5 +35,5 @@ def decompositions() -> dict[Any, Callable]:
         ):
             continue
         if isinstance(k, torch._ops.OpOverload) and k.namespace in ("aten", "prims"):
-            found[k] = f
+            found[k] = function
     return found | pool_gradient.decompositions()

@@ -27,7 +27,7 @@ NUMPY = {
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
 }
-TORCH = {n: t for t, n in NUMPY.items()}
+TORCH = {numpy_type: dtype for dtype, numpy_type in NUMPY.items()}
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
@@ -36,7 +36,7 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
         raise UnsupportedOp(
             f"tensors of dtype {dtype} are not compiled",
             why="kernels have no such numbers",
-            hint=f"one of {', '.join(str(t).removeprefix('torch.') for t in NUMPY)}",
+            hint=f"one of {', '.join(str(supported).removeprefix('torch.') for supported in NUMPY)}",
         )
     return NUMPY[dtype]
 

@@ -63,7 +63,7 @@ def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
         for tensor in tensors
         if specs[tensor].kind is not InputKind.USER_INPUT and placeholders[tensor].users
     ]
-    order = [tensors.index(k) for k in (*inputs, *others)]
+    order = [tensors.index(place) for place in (*inputs, *others)]
     names = [placeholders[operand].name for operand in inputs] + [
         specs[other].target or placeholders[other].name for other in others
     ]
@@ -78,7 +78,7 @@ def _check_sizes(placeholders: list, examples: list) -> None:
             (axis, size) for axis, size in enumerate(sizes) if isinstance(size, torch.SymInt)
         ]
         if dynamic:
-            which = ", ".join(f"dimension {dim} ({n})" for dim, n in dynamic)
+            which = ", ".join(f"dimension {dim} ({size})" for dim, size in dynamic)
             raise UnsupportedOp(
                 f"input `{node.name}` of the exported program has a dynamic size",
                 why=f"{which} of shape {tuple(sizes)}",
@@ -133,7 +133,7 @@ def _check(program: torch.export.ExportedProgram) -> None:
     if changed:
         raise UnsupportedOp(
             "the module changes what it keeps",
-            why=", ".join(str(s.target) for s in changed),
+            why=", ".join(str(spec.target) for spec in changed),
             hint="model.eval()",
         )
 
@@ -158,4 +158,4 @@ def _ordered(found: Any, order: list[int], tensors: list[int]) -> jex.ClosedJaxp
         ]
 
     with jax.enable_x64(True):
-        return jax.make_jaxpr(ordered)(*[types[k] for k in order])
+        return jax.make_jaxpr(ordered)(*[types[place] for place in order])

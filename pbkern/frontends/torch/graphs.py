@@ -67,10 +67,10 @@ class Graph:
 
     def kernels(self) -> list[Any]:
         """Kernels of what has been compiled; parts are compiled when they are first called."""
-        return [kernel for c in self.compiled for kernel in c.build.fused.kernels()]
+        return [kernel for part in self.compiled for kernel in part.build.fused.kernels()]
 
     def left_to_xla(self) -> list[Any]:
-        return [x for c in self.compiled for x in c.build.fused.left_to_xla()]
+        return [x for part in self.compiled for x in part.build.fused.left_to_xla()]
 
 
 class Runner:
@@ -113,11 +113,11 @@ class Runner:
             return found
 
 
-def _kind(a: Any) -> Any:
+def _kind(operand: Any) -> Any:
     return (
-        (a.shape, a.stride(), a.dtype, a.is_conj(), a.is_neg())
-        if isinstance(a, torch.Tensor)
-        else a
+        (operand.shape, operand.stride(), operand.dtype, operand.is_conj(), operand.is_neg())
+        if isinstance(operand, torch.Tensor)
+        else operand
     )
 
 
@@ -143,11 +143,13 @@ def _linked(
     return run
 
 
-def _result(r: Any, made: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
-    if isinstance(r, ResultPlace):
-        t = made[r.number] if r.shape is None else made[r.number].view(r.shape)
-        return t if r.permuted is None else t.permute(r.permuted)
-    return arguments[r.number] if isinstance(r, GraphArgument) else r
+def _result(result: Any, made: list[torch.Tensor], arguments: Sequence[Any]) -> Any:
+    if isinstance(result, ResultPlace):
+        tensor = (
+            made[result.number] if result.shape is None else made[result.number].view(result.shape)
+        )
+        return tensor if result.permuted is None else tensor.permute(result.permuted)
+    return arguments[result.number] if isinstance(result, GraphArgument) else result
 
 
 class _Supported(OperatorSupportBase):
@@ -202,7 +204,9 @@ def compiled_graph(
         for node in module.graph.nodes
         if node.op == "call_function" and not supported.is_node_supported({}, node)
     ]
-    graph.in_torch = tuple(dict.fromkeys(described(n) + refused.get(n.name, "") for n in in_torch))
+    graph.in_torch = tuple(
+        dict.fromkeys(described(node) + refused.get(node.name, "") for node in in_torch)
+    )
     return make_boxed_func(parts.forward)
 
 
@@ -285,14 +289,14 @@ def backend(
         tensors = [
             (k, operand) for k, operand in enumerate(inputs) if isinstance(operand, torch.Tensor)
         ]
-        sparse = next(((k, t.layout) for k, t in tensors if is_sparse(t)), None)
+        sparse = next(((k, operand.layout) for k, operand in tensors if is_sparse(operand)), None)
         if sparse is not None and not strict:
             why = f"input {sparse[0]} is {sparse[1]}, and kernels read dense arrays"
             warnings.warn(f"graph {number} runs in Torch: {why}", FallbackWarning, stacklevel=2)
             graphs.append(Graph(number, "inference", in_torch=(f"all of it: {why}",)))
             return module.forward
-        for k, t in tensors:
-            check_tensor(t, f"input {k} of graph {number}", place)
+        for k, tensor in tensors:
+            check_tensor(tensor, f"input {k} of graph {number}", place)
         device = _device(inputs, number, place)
         recurrent.in_loops(module)
 

@@ -118,7 +118,7 @@ class SimulatedDevice:
         return 0
 
 
-def _dense(t: torch.Tensor) -> torch.Tensor:
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with its elements one after the other, nothing left to conjugate or negate."""
-    t = t.resolve_conj() if t.is_conj() else t
-    return (t.resolve_neg() if t.is_neg() else t).contiguous()
+    tensor = tensor.resolve_conj() if tensor.is_conj() else tensor
+    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()

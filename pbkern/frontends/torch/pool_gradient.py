@@ -16,23 +16,23 @@ def decompositions() -> dict[Any, Callable]:
     """aten::max_pool*d_with_indices_backward -> the same without its last argument, as an operator of our own."""
     library = torch.library.Library("pbkern", "FRAGMENT")
     _kept.append(library)
-    return {_backward(n): _define(library, n) for n in (2, 3)}
+    return {_backward(rank): _define(library, rank) for rank in (2, 3)}
 
 
 _kept: list[Any] = []  # a library's operators go with it
 
 
-def _backward(n: int) -> Any:
-    return getattr(torch.ops.aten, f"max_pool{n}d_with_indices_backward").default
+def _backward(rank: int) -> Any:
+    return getattr(torch.ops.aten, f"max_pool{rank}d_with_indices_backward").default
 
 
-def _define(library: Any, n: int) -> Callable:
-    name = f"max_pool{n}d_backward"
+def _define(library: Any, rank: int) -> Callable:
+    name = f"max_pool{rank}d_backward"
     library.define(name + SIGNATURE)
-    forward = getattr(torch.ops.aten, f"max_pool{n}d_with_indices")
+    forward = getattr(torch.ops.aten, f"max_pool{rank}d_with_indices")
 
     def in_torch(tensor: torch.Tensor, x: torch.Tensor, *config: Any) -> torch.Tensor:
-        return _backward(n)(tensor, x, *config, forward(x, *config)[1])
+        return _backward(rank)(tensor, x, *config, forward(x, *config)[1])
 
     library.impl(name, in_torch, "CPU")
     torch.library.register_fake(

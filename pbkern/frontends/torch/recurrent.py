@@ -22,42 +22,57 @@ Tensor = torch.Tensor
 
 
 def step(
-    kind: str, tensor: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor
+    kind: str, tensor: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(h, c) after one step; x: what the input contributes to the gates.
 
     Gates lie in Torch's order.
     """
-    own = F.linear(h, weight, bias)
+    own = F.linear(hidden, weight, bias)
     if kind == "gru":
         (r, z, n), (own_r, own_z, own_n) = tensor.chunk(3, -1), own.chunk(3, -1)
         z, n = torch.sigmoid(z + own_z), torch.tanh(n + torch.sigmoid(r + own_r) * own_n)
-        return n + z * (h - n), c
+        return n + z * (hidden - n), cell
     if kind == "lstm":
         i, f, g, o = (tensor + own).chunk(4, -1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
-    return (torch.tanh if kind == "tanh" else torch.relu)(tensor + own), c
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(cell), cell
+    return (torch.tanh if kind == "tanh" else torch.relu)(tensor + own), cell
 
 
 def _in_torch(
-    kind: str, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor, reverse: bool
+    kind: str,
+    gates: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    reverse: bool,
 ):
     """The operator where it runs in Torch: gates [time, batch, gates], h and c [batch, size] -> (h of all steps, h, c)."""
     made: list[Any] = [None] * len(gates)
-    h, c = h.clone(), c.clone()
-    for t in range(len(gates))[:: -1 if reverse else 1]:
-        h, c = step(kind, gates[t], h, c, weight, bias)
-        made[t] = h
-    return (torch.stack(made) if made else gates.new_empty(0, *h.shape)), h.clone(), c.clone()
+    hidden, cell = hidden.clone(), cell.clone()
+    for time in range(len(gates))[:: -1 if reverse else 1]:
+        hidden, cell = step(kind, gates[time], hidden, cell, weight, bias)
+        made[time] = hidden
+    return (
+        (torch.stack(made) if made else gates.new_empty(0, *hidden.shape)),
+        hidden.clone(),
+        cell.clone(),
+    )
 
 
 def _backward_in_torch(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: Any):
     with torch.enable_grad():
-        tensors = gates, h, c, weight, bias = [x.detach().requires_grad_() for x in state[:-1]]
-        made = _in_torch(kind, gates, h, c, weight, bias, state[-1])
+        tensors = gates, hidden, cell, weight, bias = [
+            x.detach().requires_grad_() for x in state[:-1]
+        ]
+        made = _in_torch(kind, gates, hidden, cell, weight, bias, state[-1])
     found = torch.autograd.grad(made, tensors, (gy, gh, gc), allow_unused=True)
-    return tuple(torch.zeros_like(tensor) if g is None else g for g, tensor in zip(found, tensors))
+    return tuple(
+        torch.zeros_like(tensor) if gradient is None else gradient
+        for gradient, tensor in zip(found, tensors)
+    )
 
 
 @functools.cache
@@ -70,11 +85,11 @@ def operators() -> tuple[Any, Any]:
     library.impl("recur", _in_torch, "CPU")
     library.impl("recur_backward", _backward_in_torch, "CPU")
 
-    def fake(kind: str, gates: Tensor, tensor: Tensor, c: Tensor, *_: Any):
+    def fake(kind: str, gates: Tensor, tensor: Tensor, cell: Tensor, *_: Any):
         return (
             gates.new_empty(gates.shape[0], *tensor.shape),
             torch.empty_like(tensor),
-            torch.empty_like(c),
+            torch.empty_like(cell),
         )
 
     def fake_backward(kind: str, gy: Tensor, gh: Tensor, gc: Tensor, *state: Any):
@@ -101,8 +116,8 @@ _kept: list[Any] = []  # a library's operators go with it
 def _layers(
     kind: str,
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
     weights: Sequence[Tensor],
     biases: bool,
     layers: int,
@@ -119,14 +134,14 @@ def _layers(
     for layer in range(layers):
         made = []
         for axis in range(directions):
-            k = layer * directions + axis
-            wide, weight, *bias = weights[k * per : (k + 1) * per]
+            index = layer * directions + axis
+            wide, weight, *bias = weights[index * per : (index + 1) * per]
             gates = F.linear(x, wide, bias[0] if biases else None)
             y, *state = loop(
                 kind,
                 gates,
-                h[k],
-                c[k],
+                hidden[index],
+                cell[index],
                 weight,
                 bias[1] if biases else weight.new_zeros(len(weight)),
                 axis == 1,
@@ -136,33 +151,33 @@ def _layers(
         x = torch.cat(made, -1) if both else made[0]
         if dropout and train and layer + 1 < layers:
             x = F.dropout(x, dropout)
-    h, c = map(torch.stack, zip(*last))
-    return x.transpose(0, 1) if batch_first else x, h, c
+    hidden, cell = map(torch.stack, zip(*last))
+    return x.transpose(0, 1) if batch_first else x, hidden, cell
 
 
 def lstm(
     tensor: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], *config: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    h, c = state
-    return _layers("lstm", tensor, h, c, weights, *config)
+    hidden, cell = state
+    return _layers("lstm", tensor, hidden, cell, weights, *config)
 
 
 def gru(
-    tensor: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
+    tensor: Tensor, hidden: Tensor, weights: Sequence[Tensor], *config: Any
 ) -> tuple[Tensor, Tensor]:
-    return _layers("gru", tensor, h, h, weights, *config)[:2]
+    return _layers("gru", tensor, hidden, hidden, weights, *config)[:2]
 
 
 def rnn_tanh(
-    tensor: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
+    tensor: Tensor, hidden: Tensor, weights: Sequence[Tensor], *config: Any
 ) -> tuple[Tensor, Tensor]:
-    return _layers("tanh", tensor, h, h, weights, *config)[:2]
+    return _layers("tanh", tensor, hidden, hidden, weights, *config)[:2]
 
 
 def rnn_relu(
-    tensor: Tensor, h: Tensor, weights: Sequence[Tensor], *config: Any
+    tensor: Tensor, hidden: Tensor, weights: Sequence[Tensor], *config: Any
 ) -> tuple[Tensor, Tensor]:
-    return _layers("relu", tensor, h, h, weights, *config)[:2]
+    return _layers("relu", tensor, hidden, hidden, weights, *config)[:2]
 
 
 REPLACED: dict[Any, Callable] = {

@@ -27,7 +27,7 @@ def _is_symbolic(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_is_symbolic, value))
     if isinstance(value, torch.Tensor):
-        return any(isinstance(n, SYMBOLS) for n in (*value.shape, *_strides(value)))
+        return any(isinstance(size, SYMBOLS) for size in (*value.shape, *_strides(value)))
     return isinstance(value, SYMBOLS)
 
 
@@ -35,7 +35,7 @@ def depends_on_data(node: torch.fx.Node) -> bool:
     """Whether the values of a node's arguments decide the shape of its result."""
     made = _unknown(node.meta.get("val"))
     return bool(made) and not made <= set().union(
-        *(_unknown(n.meta.get("val")) for n in node.all_input_nodes)
+        *(_unknown(operand.meta.get("val")) for operand in node.all_input_nodes)
     )
 
 
@@ -57,7 +57,10 @@ def concrete(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch.fx
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(
             *[_fake(argument) for argument in arguments]
         )
-    for node, value in zip((n for n in module.graph.nodes if n.op == "placeholder"), arguments):
+    for node, value in zip(
+        (placeholder for placeholder in module.graph.nodes if placeholder.op == "placeholder"),
+        arguments,
+    ):
         if not isinstance(value, torch.Tensor):
             node.meta["val"] = value
     return module

@@ -41,20 +41,20 @@ class Unfusable(Exception):
     """These equations cannot share one kernel."""
 
 
-def _hull(access: Access, b: Access, slack: float) -> Access | None:
-    """The least block around both, `access` itself if it contains `b`.
+def _hull(access: Access, other: Access, slack: float) -> Access | None:
+    """The least block around both, `access` itself if it contains `other`.
 
     None if it holds more than `slack` times what they hold.
     """
     ends = [
         (min(x.start.const, y.start.const), max(x.start.const + x.size, y.start.const + y.size))
-        for x, y in zip(access, b)
+        for x, y in zip(access, other)
     ]
     if all(
         first == x.start.const and last == first + x.size for x, (first, last) in zip(access, ends)
     ):
         return access
-    if math.prod(last - first for first, last in ends) > slack * (volume(access) + volume(b)):
+    if math.prod(last - first for first, last in ends) > slack * (volume(access) + volume(other)):
         return None
     return tuple(
         Span(Affine(x.start.terms, first), last - first) for x, (first, last) in zip(access, ends)
@@ -62,19 +62,19 @@ def _hull(access: Access, b: Access, slack: float) -> Access | None:
 
 
 def _linear(access: Access) -> tuple:
-    return tuple(s.start.terms for s in access)
+    return tuple(span.start.terms for span in access)
 
 
-def _contains(access: Access, b: Access) -> bool:
-    """Is `b`, of equal linear part, inside `access`?"""
+def _contains(access: Access, inner: Access) -> bool:
+    """Is `inner`, of equal linear part, inside `access`?"""
     return all(
         x.start.const <= y.start.const and y.start.const + y.size <= x.start.const + x.size
-        for x, y in zip(access, b)
+        for x, y in zip(access, inner)
     )
 
 
 def volume(access: Access) -> int:
-    return math.prod(s.size for s in access)
+    return math.prod(span.size for span in access)
 
 
 @dataclass
@@ -102,10 +102,10 @@ class Hulls:
         if access in kept:
             return
         merged = access
-        for h in list(kept):
-            joint = _hull(h, merged, HULL_SLACK)
+        for hull in list(kept):
+            joint = _hull(hull, merged, HULL_SLACK)
             if joint is not None:
-                kept.remove(h)
+                kept.remove(hull)
                 merged = joint
         kept.append(merged)
 
@@ -115,7 +115,7 @@ class Hulls:
         )
 
     def find(self, access: Access) -> Access:
-        return next(h for h in self.by_linear[_linear(access)] if _contains(h, access))
+        return next(hull for hull in self.by_linear[_linear(access)] if _contains(hull, access))
 
     def __iter__(self):
         for hulls in self.by_linear.values():
@@ -242,8 +242,8 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> BlockRe
     Raises NeedsWhole, UnsupportedOp, Unfusable.
     """
     hulls: dict = {}
-    for v, access in outputs:
-        hulls.setdefault(v, Hulls()).ask(access)
+    for var, access in outputs:
+        hulls.setdefault(var, Hulls()).ask(access)
     return _walked(eqns, hulls, [])
 
 
@@ -259,7 +259,7 @@ def request_more(eqns: Sequence, found: BlockRequests) -> BlockRequests:
         for var in eqn.invars
         if not isinstance(var, jex.Literal) and var not in made
     }
-    hulls = {v: hull.copy() if v in asked else hull for v, hull in found.hulls.items()}
+    hulls = {var: hull.copy() if var in asked else hull for var, hull in found.hulls.items()}
     return _walked(eqns, hulls, found.steps[::-1])
 
 
@@ -268,9 +268,12 @@ def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> BlockRequests:
 
     `hulls` so far are changed in place; `steps`, last one first.
     """
-    most = max(BLOCKS_OF_EACH * (len(eqns) + len({id(s.eqn) for s in steps})), FEW_BLOCKS)
+    most = max(
+        BLOCKS_OF_EACH * (len(eqns) + len({id(walked_step.eqn) for walked_step in steps})),
+        FEW_BLOCKS,
+    )
     for eqn in reversed(eqns):
-        asked = [h for v in eqn.outvars for h in hulls.get(v, ())]
+        asked = [hull for output in eqn.outvars for hull in hulls.get(output, ())]
         if len(asked) > 1:
             asked = Hulls.of(asked)
         if len(steps) > most:
@@ -287,11 +290,16 @@ def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> BlockRequests:
         for var in eqn.outvars:
             hulls[var] = produced
     steps.reverse()
-    made = {v for s in steps for v in s.eqn.outvars}
+    made = {output for walked_step in steps for output in walked_step.eqn.outvars}
     read = dict.fromkeys(
-        a for s in steps for a in s.eqn.invars if not isinstance(a, jex.Literal) and a not in made
+        operand
+        for walked_step in steps
+        for operand in walked_step.eqn.invars
+        if not isinstance(operand, jex.Literal) and operand not in made
     )
-    return BlockRequests(hulls, steps, [(v, h) for v in read for h in hulls.get(v, ())])
+    return BlockRequests(
+        hulls, steps, [(operand, hull) for operand in read for hull in hulls.get(operand, ())]
+    )
 
 
 class BodyContext:
@@ -305,10 +313,10 @@ class BodyContext:
         from pbkern.dsl.primitives.grid import program_id
 
         total = None
-        for axis, c in expr.terms:
+        for axis, coeff in expr.terms:
             if axis not in self._ids:
                 self._ids[axis] = program_id(axis)
-            term = self._ids[axis] if c == 1 else lax.mul(self._ids[axis], np.int32(c))
+            term = self._ids[axis] if coeff == 1 else lax.mul(self._ids[axis], np.int32(coeff))
             total = term if total is None else lax.add(total, term)
         if total is None:
             return np.asarray(expr.const, dtype)
@@ -341,11 +349,11 @@ def run_steps(requests: BlockRequests, blocks: dict, ctx: BodyContext) -> Callab
         block = blocks[atom, hull]
         if hull == access:
             return block
-        starts = [s.start.const - h.start.const for s, h in zip(access, hull)]
-        return lax.slice(block, starts, [start + s.size for start, s in zip(starts, access)])
+        starts = [span.start.const - outer.start.const for span, outer in zip(access, hull)]
+        return lax.slice(block, starts, [start + span.size for start, span in zip(starts, access)])
 
     for step in requests.steps:
-        operands = [get(a, access) for a, access in zip(step.eqn.invars, step.pull.inputs)]
+        operands = [get(atom, access) for atom, access in zip(step.eqn.invars, step.pull.inputs)]
         with source_context(step.eqn):  # messages name the user's line
             if step.pull.compute is not None:
                 results = step.pull.compute(ctx, *operands)
@@ -365,16 +373,23 @@ def trace_body(
     Inputs that nothing asks for are not read. Outputs that are inputs share their arrays and are
     not written.
     """
-    given = {v for v, _ in requests.inputs}
+    given = {var for var, _ in requests.inputs}
 
     def body(*refs):
-        blocks = {(v, h): r[...] for (v, h), r in zip(requests.inputs, refs) if v in requests.hulls}
+        blocks = {
+            (var, hull): source[...]
+            for (var, hull), source in zip(requests.inputs, refs)
+            if var in requests.hulls
+        }
         get = run_steps(requests, blocks, BodyContext())
-        for (v, access), ref in zip(outputs, refs[len(requests.inputs) :]):
-            if v not in given:
-                ref[...] = get(v, access)
+        for (output, access), ref in zip(outputs, refs[len(requests.inputs) :]):
+            if output not in given:
+                ref[...] = get(output, access)
 
-    types = [ref_aval(block_shape(a), var.aval.dtype) for var, a in (*requests.inputs, *outputs)]
+    types = [
+        ref_aval(block_shape(access), var.aval.dtype)
+        for var, access in (*requests.inputs, *outputs)
+    ]
     return jax.make_jaxpr(body)(*types)
 
 

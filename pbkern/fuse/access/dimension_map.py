@@ -29,9 +29,9 @@ def moved(eqn, places: Places) -> Places | None:
                 if size == to[dim]
             }
             return tuple(kept.get(axis) for axis in range(len(to)))
-    if [size for size in shape if size > 1] != [n for n in to if n > 1] or params[
+    if [size for size in shape if size > 1] != [extent for extent in to if extent > 1] or params[
         "dimensions"
     ] is not None:
         return None
     rest = iter(place for place, size in zip(places, shape) if size > 1)
-    return tuple(next(rest) if n > 1 else None for n in to)
+    return tuple(next(rest) if extent > 1 else None for extent in to)

@@ -35,8 +35,10 @@ def _strides(extents: Sequence[int]) -> list[int]:
 
 def _flat(spans: Sequence[Span], extents: Sequence[int]) -> tuple[Affine, int] | None:
     """(start, size) in row-major order if the spans are one contiguous run."""
-    first = next((axis for axis, s in enumerate(spans) if s.size != 1), len(spans) - 1)
-    if any(not is_whole(s, extent) for s, extent in zip(spans[first + 1 :], extents[first + 1 :])):
+    first = next((axis for axis, part in enumerate(spans) if part.size != 1), len(spans) - 1)
+    if any(
+        not is_whole(part, extent) for part, extent in zip(spans[first + 1 :], extents[first + 1 :])
+    ):
         return None
     start = Affine()
     for span, stride in zip(spans, _strides(extents)):
@@ -56,7 +58,9 @@ def _unflatten(
             continue
         spans, rest = [], start
         for outer in strides[: axis + 1]:
-            terms = tuple((s, c // outer) for s, c in rest.terms if c % outer == 0)
+            terms = tuple(
+                (symbol, coeff // outer) for symbol, coeff in rest.terms if coeff % outer == 0
+            )
             const = rest.const // outer if outer != strides[axis] else rest.const / outer
             if const != int(const):
                 return None
@@ -77,15 +81,17 @@ def _unflatten(
 
 def _reach(index: Affine, programs: Mapping[int, int]) -> int:
     """The largest value of an index."""
-    return index.const + sum(max(c, 0) * (programs[s] - 1) for s, c in index.terms)
+    return index.const + sum(
+        max(coeff, 0) * (programs[symbol] - 1) for symbol, coeff in index.terms
+    )
 
 
 def _programs(spans: Sequence[Span], extents: Sequence[int]) -> dict[int, int]:
     """Grid axis -> number of programs along it, as far as these dimensions show."""
     found: dict[int, int] = {}
     for span, extent in zip(spans, extents):
-        for axis, c in span.start.terms:
-            found[axis] = max(found.get(axis, 1), -(-extent // abs(c)))
+        for axis, coeff in span.start.terms:
+            found[axis] = max(found.get(axis, 1), -(-extent // abs(coeff)))
     return found
 
 
@@ -111,16 +117,16 @@ def _reshape(eqn, out: Access) -> Pull:
     (shape, *dynamic), extents = shapes(eqn), eqn.outvars[0].aval.shape
     source: list[Span] = [whole(size) for size in shape]
     # A concatenation may ask for more than a dimension of one element has: the element is repeated.
-    asked = [whole(1) if extent == 1 < s.size else s for extent, s in zip(extents, out)]
+    asked = [whole(1) if extent == 1 < part.size else part for extent, part in zip(extents, out)]
     for inner, outer in segments(shape, extents):
         if len(inner) == len(outer) == 1:
             source[inner[0]] = asked[outer[0]]
             continue
-        if all(is_whole(asked[d], extents[d]) for d in outer):
+        if all(is_whole(asked[axis], extents[axis]) for axis in outer):
             continue
-        flat = _flat([asked[d] for d in outer], [extents[d] for d in outer])
-        programs = _programs([asked[d] for d in outer], [extents[d] for d in outer])
-        spans = flat and _unflatten(*flat, [shape[d] for d in inner], programs)
+        flat = _flat([asked[axis] for axis in outer], [extents[axis] for axis in outer])
+        programs = _programs([asked[axis] for axis in outer], [extents[axis] for axis in outer])
+        spans = flat and _unflatten(*flat, [shape[axis] for axis in inner], programs)
         if spans is None:
             asked = list(_split_dimension(eqn, tuple(asked), outer, inner))
             continue
@@ -130,9 +136,11 @@ def _reshape(eqn, out: Access) -> Pull:
         {**eqn.params, "new_sizes": block_shape(asked)},
         (tuple(source), *(() for _ in dynamic)),
     )
-    if not any(extent == 1 < s.size for extent, s in zip(extents, out)):
+    if not any(extent == 1 < part.size for extent, part in zip(extents, out)):
         return Pull(inputs, params, out=tuple(asked))
-    repeated = tuple(o if extent == 1 else a for extent, o, a in zip(extents, out, asked))
+    repeated = tuple(
+        part if extent == 1 else clipped for extent, part, clipped in zip(extents, out, asked)
+    )
 
     def repeat(ctx, x, *dynamic):
         x = eqn.primitive.bind(x, *dynamic, **params)
@@ -147,25 +155,25 @@ def _reshape(eqn, out: Access) -> Pull:
 @rules.register("gather")
 def _gather(eqn, out: Access) -> Pull:
     """Blocks run over batch dimensions (those of the indices) and over slice dimensions taken in full."""
-    (operand, indices), p = shapes(eqn), eqn.params
-    dn, sizes = p["dimension_numbers"], p["slice_sizes"]
+    (operand, indices), config = shapes(eqn), eqn.params
+    dn, sizes = config["dimension_numbers"], config["slice_sizes"]
     window = [
         axis
         for axis in range(len(operand))
         if axis not in dn.collapsed_slice_dims and axis not in dn.operand_batching_dims
     ]
-    source, slice_sizes = [whole(n) for n in operand], list(sizes)
+    source, slice_sizes = [whole(extent) for extent in operand], list(sizes)
     partial = []
-    for dim, d in zip(dn.offset_dims, window):
-        if sizes[d] == operand[d]:
-            source[d], slice_sizes[d] = out[dim], out[dim].size
+    for dim, operand_axis in zip(dn.offset_dims, window):
+        if sizes[operand_axis] == operand[operand_axis]:
+            source[operand_axis], slice_sizes[operand_axis] = out[dim], out[dim].size
         else:
             partial.append(dim)
     out = require_whole(eqn, out, partial)
-    batch = [s for axis, s in enumerate(out) if axis not in dn.offset_dims]
-    for d, k in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
-        source[d] = batch[k]
-    params = {**p, "slice_sizes": tuple(slice_sizes)}
+    batch = [span for axis, span in enumerate(out) if axis not in dn.offset_dims]
+    for operand_axis, index_dim in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
+        source[operand_axis] = batch[index_dim]
+    params = {**config, "slice_sizes": tuple(slice_sizes)}
     if any(
         axis in dn.start_index_map and slice_sizes[axis] != sizes[axis]
         for axis in range(len(operand))
@@ -174,9 +182,9 @@ def _gather(eqn, out: Access) -> Pull:
         # bounds.
         moving = frozenset(
             symbol
-            for o, d in zip(dn.offset_dims, window)
-            if d in dn.start_index_map
-            for symbol in out[o].start.symbols
+            for out_dim, window_axis in zip(dn.offset_dims, window)
+            if window_axis in dn.start_index_map
+            for symbol in out[out_dim].start.symbols
         )
         if moving:
             raise NeedsWhole(moving, "gather moves along this dimension")
@@ -195,9 +203,11 @@ def _gather_whole(eqn, out: Access) -> Pull:
 @rules.register("dynamic_slice")
 def _dynamic_slice(eqn, out: Access) -> Pull:
     (operand, *starts), sizes = shapes(eqn), eqn.params["slice_sizes"]
-    moved = [axis for axis, (n, size) in enumerate(zip(operand, sizes)) if n != size]
+    moved = [axis for axis, (extent, size) in enumerate(zip(operand, sizes)) if extent != size]
     out = require_whole(eqn, out, moved)
-    source = tuple(whole(n) if axis in moved else out[axis] for axis, n in enumerate(operand))
+    source = tuple(
+        whole(extent) if axis in moved else out[axis] for axis, extent in enumerate(operand)
+    )
     params = {
         **eqn.params,
         "slice_sizes": tuple(
@@ -212,10 +222,12 @@ def _dynamic_slice(eqn, out: Access) -> Pull:
 def _dynamic_update_slice(eqn, out: Access) -> Pull:
     """Dimensions that the update spans in full follow the output."""
     operand, update = shapes(eqn)[:2]
-    moved = [axis for axis, (n, m) in enumerate(zip(operand, update)) if n != m]
+    moved = [axis for axis, (extent, size) in enumerate(zip(operand, update)) if extent != size]
     if all(out[dim].is_const for dim in moved):
         out = require_whole(eqn, out, moved)
-        part = tuple(whole(update[axis]) if axis in moved else s for axis, s in enumerate(out))
+        part = tuple(
+            whole(update[axis]) if axis in moved else span for axis, span in enumerate(out)
+        )
         return Pull((out, part, *(() for _ in operand)), eqn.params, out=out)
     raise NeedsWhole(
         frozenset(symbol for dim in moved for symbol in out[dim].start.symbols),

@@ -49,8 +49,8 @@ class Span:
 Access = tuple[Span, ...]
 
 
-def whole(n: int) -> Span:
-    return Span(ZERO, n)
+def whole(size: int) -> Span:
+    return Span(ZERO, size)
 
 
 def is_whole(span: Span, extent: int) -> bool:
@@ -58,7 +58,7 @@ def is_whole(span: Span, extent: int) -> bool:
 
 
 def block_shape(access: Access) -> tuple[int, ...]:
-    return tuple(s.size for s in access)
+    return tuple(span.size for span in access)
 
 
 class NeedsWhole(Exception):
@@ -112,9 +112,9 @@ MAX_EXTENT = 2**31 - 1
 def is_long(eqn) -> bool:
     """Has an operand or result more elements along a dimension than kernels can count?"""
     return any(
-        n > MAX_EXTENT
+        extent > MAX_EXTENT
         for var in (*eqn.outvars, *eqn.invars)
-        for n in getattr(var.aval, "shape", ())
+        for extent in getattr(var.aval, "shape", ())
     )
 
 
@@ -126,7 +126,7 @@ def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
         raise NeedsWhole(
             moving, f"{eqn.primitive.name} takes dimension {', '.join(map(str, dims))} as a whole"
         )
-    return tuple(whole(extents[axis]) if axis in dims else s for axis, s in enumerate(out))
+    return tuple(whole(extents[axis]) if axis in dims else span for axis, span in enumerate(out))
 
 
 # ---- elementwise
@@ -173,11 +173,13 @@ def _elementwise(eqn, out: Access) -> Pull:
 @rules.register("iota")
 def _iota(eqn, out: Access) -> Pull:
     params = eqn.params
-    d = params["dimension"]
+    axis = params["dimension"]
 
     def compute(ctx, *_):
-        made = lax.broadcasted_iota(params["dtype"], block_shape(out), d)
-        return [made if out[d].start == ZERO else made + ctx.affine(out[d].start, params["dtype"])]
+        made = lax.broadcasted_iota(params["dtype"], block_shape(out), axis)
+        return [
+            made if out[axis].start == ZERO else made + ctx.affine(out[axis].start, params["dtype"])
+        ]
 
     return Pull(tuple(() for _ in eqn.invars), params, compute)
 
@@ -209,8 +211,8 @@ def _squeeze(eqn, out: Access) -> Pull:
 @rules.register("transpose")
 def _transpose(eqn, out: Access) -> Pull:
     source: list = [None] * len(out)
-    for axis, s in zip(eqn.params["permutation"], out):
-        source[axis] = s
+    for axis, span in zip(eqn.params["permutation"], out):
+        source[axis] = span
     return Pull((tuple(source),), eqn.params)
 
 
@@ -219,8 +221,8 @@ def _rev(eqn, out: Access) -> Pull:
     (shape,) = shapes(eqn)
     reversed_dims = eqn.params["dimensions"]
     source = tuple(
-        Span(s.start * -1 + (size - s.size), s.size) if axis in reversed_dims else s
-        for axis, (s, size) in enumerate(zip(out, shape))
+        Span(span.start * -1 + (size - span.size), span.size) if axis in reversed_dims else span
+        for axis, (span, size) in enumerate(zip(out, shape))
     )
     return Pull((source,), eqn.params)
 
@@ -228,11 +230,14 @@ def _rev(eqn, out: Access) -> Pull:
 @rules.register("slice")
 def _slice(eqn, out: Access) -> Pull:
     """Offsets go into the access; the block keeps only strides."""
-    p = eqn.params
-    strides = p["strides"] or (1,) * len(out)
+    config = eqn.params
+    strides = config["strides"] or (1,) * len(out)
     source = tuple(
-        Span(s.start * int(stride) + int(index), (s.size - 1) * int(stride) + 1 if s.size else 0)
-        for s, index, stride in zip(out, p["start_indices"], strides)
+        Span(
+            span.start * int(stride) + int(index),
+            (span.size - 1) * int(stride) + 1 if span.size else 0,
+        )
+        for span, index, stride in zip(out, config["start_indices"], strides)
     )
     if all(stride == 1 for stride in strides):
         return Pull((source,), {}, lambda ctx, x: [x])
@@ -303,34 +308,34 @@ def _pad(eqn, out: Access) -> Pull:
     """Moving spans read past the edge and select by index; constant spans pad the block."""
     (shape, _), config = shapes(eqn), eqn.params["padding_config"]
     source, static, moving = [], [], []
-    for axis, (s, size, (lo, hi, interior)) in enumerate(
-        zip(out, shape, [tuple(map(int, c)) for c in config])
+    for axis, (asked, size, (lo, hi, interior)) in enumerate(
+        zip(out, shape, [tuple(map(int, entry)) for entry in config])
     ):
         if (lo, hi, interior) == (0, 0, 0):
-            source.append(s)
+            source.append(asked)
             static.append((0, 0, 0))
-        elif s.is_const:
-            span, padding = _pad_const(s, size, lo, interior)
+        elif asked.is_const:
+            span, padding = _pad_const(asked, size, lo, interior)
             source.append(span)
             static.append(padding)
         elif interior:
             require_whole(eqn, out, (axis,))
         else:
-            source.append(s.shifted(-lo))
+            source.append(asked.shifted(-lo))
             static.append((0, 0, 0))
             if lo > 0 or hi > 0:
                 moving.append((axis, lo, size))
 
     def compute(ctx, x, value):
-        if any(c != (0, 0, 0) for c in static):
+        if any(entry != (0, 0, 0) for entry in static):
             x = lax.pad_p.bind(x, value, padding_config=tuple(static))
         inside = None
-        for dim, lo, n in moving:
+        for dim, lo, extent in moving:
             # One row of indices per dimension: comparisons stay one-dimensional until they are
             # combined.
-            line = tuple(s if k == dim else whole(1) for k, s in enumerate(out))
+            line = tuple(part if k == dim else whole(1) for k, part in enumerate(out))
             index = _index(ctx, line, dim)
-            here = lax.ge(index, np.int32(lo)) & lax.lt(index, np.int32(lo + n))
+            here = lax.ge(index, np.int32(lo)) & lax.lt(index, np.int32(lo + extent))
             here = lax.broadcast_in_dim(here, x.shape, tuple(range(x.ndim)))
             inside = here if inside is None else inside & here
         return [x if inside is None else lax.select_n(inside, _splat(value, x), x)]
@@ -345,34 +350,39 @@ def _splat(value, like):
 @rules.register("concatenate")
 def _concatenate(eqn, out: Access) -> Pull:
     """A constant span joins the operands under it; a moving one reads all of them and selects by index."""
-    d = eqn.params["dimension"]
-    offsets = np.cumsum([0] + [shape[d] for shape in shapes(eqn)]).tolist()
-    span = out[d]
+    axis = eqn.params["dimension"]
+    offsets = np.cumsum([0] + [shape[axis] for shape in shapes(eqn)]).tolist()
+    span = out[axis]
     if span.is_const:
         lo, hi = span.start.const, span.start.const + span.size
         inputs: list = []
-        for offset, b in itertools.pairwise(offsets):
-            first, last = max(offset, lo), min(b, hi)
+        for offset, limit in itertools.pairwise(offsets):
+            first, last = max(offset, lo), min(limit, hi)
             part = Span(Affine((), first - offset), last - first)
             inputs.append(
-                tuple(part if k == d else s for k, s in enumerate(out)) if last > first else None
+                tuple(part if k == axis else piece for k, piece in enumerate(out))
+                if last > first
+                else None
             )
 
         def join(ctx, *xs):
             xs = [x for x in xs if x is not None]
-            return [xs[0] if len(xs) == 1 else lax.concatenate_p.bind(*xs, dimension=d)]
+            return [xs[0] if len(xs) == 1 else lax.concatenate_p.bind(*xs, dimension=axis)]
 
         return Pull(tuple(inputs), {}, join)
 
     def select(ctx, *xs):
-        line = tuple(s if k == d else whole(1) for k, s in enumerate(out))
-        index, joined = _index(ctx, line, d), xs[-1]
+        line = tuple(piece if k == axis else whole(1) for k, piece in enumerate(out))
+        index, joined = _index(ctx, line, axis), xs[-1]
         for x, end in zip(reversed(xs[:-1]), reversed(offsets[1:-1])):
             here = lax.broadcast_in_dim(lax.lt(index, np.int32(end)), x.shape, tuple(range(x.ndim)))
             joined = lax.select_n(here, joined, x)
         return [joined]
 
-    moved = [tuple(s.shifted(-a) if k == d else s for k, s in enumerate(out)) for a in offsets[:-1]]
+    moved = [
+        tuple(piece.shifted(-origin) if k == axis else piece for k, piece in enumerate(out))
+        for origin in offsets[:-1]
+    ]
     return Pull(tuple(moved), {}, select)
 
 

@@ -34,26 +34,28 @@ def share(eqn, out: Access) -> float:
 def _scatter(eqn, out: Access) -> Pull:
     form, (extents, indices, updates) = ScatterForm.of(eqn), shapes(eqn)
     full = {
-        d: window
-        for d, window in form.windows.items()
-        if d not in form.starts and updates[window] == extents[d]
+        axis: window
+        for axis, window in form.windows.items()
+        if axis not in form.starts and updates[window] == extents[axis]
     }
-    follows = full | {d: form.loops[k] for d, k in form.batch.items()}
+    follows = full | {axis: form.loops[loop] for axis, loop in form.batch.items()}
     out = require_whole(
         eqn,
         out,
         [axis for axis in range(len(extents)) if axis not in follows and axis not in owned(eqn)],
     )
     chosen, source = [whole(index) for index in indices], [whole(update) for update in updates]
-    for dim, k in form.batch.items():
-        chosen[k] = out[dim]
-    for dim, k in follows.items():
-        source[k] = out[dim]
-    cut = {d: k for d, k in owned(eqn).items() if not is_whole(out[d], extents[d])}
+    for dim, place in form.batch.items():
+        chosen[place] = out[dim]
+    for dim, place in follows.items():
+        source[place] = out[dim]
+    cut = {
+        axis: entry for axis, entry in owned(eqn).items() if not is_whole(out[axis], extents[axis])
+    }
     params = {**eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
 
     def compute(ctx, x, index, update):
-        starts = {k: ctx.affine(out[d].start, np.int32) for d, k in cut.items()}
+        starts = {entry: ctx.affine(out[axis].start, np.int32) for axis, entry in cut.items()}
         return [eqn.primitive.bind(x, _counted_from(eqn, index, starts), update, **params)]
 
     return Pull((out, tuple(chosen), tuple(source)), eqn.params, compute if cut else None, out=out)

@@ -17,19 +17,19 @@ from pbkern.core.affine import Affine
 from .rules import Access, NeedsWhole, Pull, Span, require_whole, rules, shapes, whole
 
 
-def _window(s: Span, size: int, stride: int, dilation: int) -> Span:
-    """Input elements under output elements `s` of a window without padding."""
-    return Span(s.start * stride, (s.size - 1) * stride + (size - 1) * dilation + 1)
+def _window(span: Span, size: int, stride: int, dilation: int) -> Span:
+    """Input elements under output elements `span` of a window without padding."""
+    return Span(span.start * stride, (span.size - 1) * stride + (size - 1) * dilation + 1)
 
 
 @rules.register("dot_general")
 def _dot_general(eqn, out: Access) -> Pull:
     lhs, rhs = shapes(eqn)
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
-    source_l, source_r = [whole(n) for n in lhs], [whole(n) for n in rhs]
+    source_l, source_r = [whole(extent) for extent in lhs], [whole(extent) for extent in rhs]
     spans = iter(out)
-    for a, b in zip(lb, rb):
-        source_l[a] = source_r[b] = next(spans)
+    for lhs_dim, rhs_dim in zip(lb, rb):
+        source_l[lhs_dim] = source_r[rhs_dim] = next(spans)
     for source, used in ((source_l, (*lc, *lb)), (source_r, (*rc, *rb))):
         for axis in range(len(source)):
             if axis not in used:
@@ -37,20 +37,22 @@ def _dot_general(eqn, out: Access) -> Pull:
     return Pull((tuple(source_l), tuple(source_r)), eqn.params)
 
 
-def _feature_groups(s: Span, extent: int, groups: int, inner: int) -> tuple[Span, Span, int]:
+def _feature_groups(span: Span, extent: int, groups: int, inner: int) -> tuple[Span, Span, int]:
     """(output channels, input channels, groups) of a grouped convolution's block."""
     per = extent // groups
-    parts = (s.size, s.start.const, *(c for _, c in s.start.terms))
+    parts = (span.size, span.start.const, *(coeff for _, coeff in span.start.terms))
     if any(part % per for part in parts):
-        if s.start.terms:
+        if span.start.terms:
             raise NeedsWhole(
-                s.start.symbols, f"blocks of {s.size} channels do not hold whole groups of {per}"
+                span.start.symbols,
+                f"blocks of {span.size} channels do not hold whole groups of {per}",
             )
         return whole(extent), whole(inner * groups), groups
     start = Affine(
-        tuple((a, c // per * inner) for a, c in s.start.terms), s.start.const // per * inner
+        tuple((axis, coeff // per * inner) for axis, coeff in span.start.terms),
+        span.start.const // per * inner,
     )
-    return s, Span(start, s.size // per * inner), s.size // per
+    return span, Span(start, span.size // per * inner), span.size // per
 
 
 @rules.register("conv_general_dilated")
@@ -71,13 +73,13 @@ def _conv(eqn, out: Access) -> Pull:
         batch = out[os[0]]
     else:
         channels, inputs, batch = out[os[1]], whole(lhs[ls[1]]), out[os[0]]
-    out = tuple(channels if axis == os[1] else s for axis, s in enumerate(out))
+    out = tuple(channels if axis == os[1] else span for axis, span in enumerate(out))
     source_l: list = [None] * len(lhs)
-    source_r = [whole(n) for n in rhs]
+    source_r = [whole(extent) for extent in rhs]
     source_l[ls[0]], source_l[ls[1]], source_r[rs[0]] = batch, inputs, channels
-    for k, (l, r, o) in enumerate(zip(ls[2:], rs[2:], os[2:])):
+    for k, (l, rhs_dim, out_dim) in enumerate(zip(ls[2:], rs[2:], os[2:])):
         source_l[l] = _window(
-            out[o], rhs[r], params["window_strides"][k], params["rhs_dilation"][k]
+            out[out_dim], rhs[rhs_dim], params["window_strides"][k], params["rhs_dilation"][k]
         )
     return Pull(
         (tuple(source_l), tuple(source_r)), {**params, "feature_group_count": groups}, out=out
@@ -102,34 +104,34 @@ def _reduce_window(eqn, out: Access) -> Pull:
 partial_reduce_p = jex.Primitive("partial_reduce")
 
 REDUCERS = {
-    "reduce_sum": (lax.reduce_sum_p, lambda t: np.zeros((), t)),
-    "reduce_prod": (lax.reduce_prod_p, lambda t: np.ones((), t)),
-    "reduce_max": (lax.reduce_max_p, lambda t: least(t)),
-    "reduce_min": (lax.reduce_min_p, lambda t: greatest(t)),
+    "reduce_sum": (lax.reduce_sum_p, lambda dtype: np.zeros((), dtype)),
+    "reduce_prod": (lax.reduce_prod_p, lambda dtype: np.ones((), dtype)),
+    "reduce_max": (lax.reduce_max_p, lambda dtype: least(dtype)),
+    "reduce_min": (lax.reduce_min_p, lambda dtype: greatest(dtype)),
 }
 
 
 def least(dtype):
-    t = np.dtype(dtype)
+    element = np.dtype(dtype)
     return np.asarray(
         -np.inf
-        if jax.numpy.issubdtype(t, np.floating)
+        if jax.numpy.issubdtype(element, np.floating)
         else False
-        if t.kind == "b"
-        else np.iinfo(t).min,
-        t,
+        if element.kind == "b"
+        else np.iinfo(element).min,
+        element,
     )
 
 
 def greatest(dtype):
-    t = np.dtype(dtype)
+    element = np.dtype(dtype)
     return np.asarray(
         np.inf
-        if jax.numpy.issubdtype(t, np.floating)
+        if jax.numpy.issubdtype(element, np.floating)
         else True
-        if t.kind == "b"
-        else np.iinfo(t).max,
-        t,
+        if element.kind == "b"
+        else np.iinfo(element).max,
+        element,
     )
 
 
@@ -139,7 +141,7 @@ def reducer_params(name: str, axes: tuple[int, ...]) -> dict:
 
 def run_dimensions(axis: int, axes, outer: int) -> range:
     """Dimensions of a partial result that count chunks."""
-    first = axis - outer - sum(d < axis - outer for d in axes)
+    first = axis - outer - sum(dim < axis - outer for dim in axes)
     return range(first, first + outer + 1)
 
 
@@ -157,7 +159,9 @@ def _partial_type(x, *, reducer, axis, block, axes, outer, part):
 
 def _partial_shape(shape, axis: int, runs: int, axes) -> tuple[int, ...]:
     return tuple(
-        runs if d == axis else size for d, size in enumerate(shape) if d == axis or d not in axes
+        runs if dim == axis else size
+        for dim, size in enumerate(shape)
+        if dim == axis or dim not in axes
     )
 
 
@@ -165,7 +169,7 @@ def _partial_shape(shape, axis: int, runs: int, axes) -> tuple[int, ...]:
 def _partial_eager(x, *, reducer, axis, block, axes, outer, part):
     _, identity = REDUCERS[reducer]
     runs = -(-x.shape[axis] // block)
-    config = [(0, runs * block - size if d == axis else 0, 0) for d, size in enumerate(x.shape)]
+    config = [(0, runs * block - size if dim == axis else 0, 0) for dim, size in enumerate(x.shape)]
     return _reduce_runs(lax.pad(x, identity(x.dtype), config), reducer, axis, block, axes, part)
 
 
@@ -174,14 +178,14 @@ def _reduce_runs(x, reducer: str, axis: int, block: int, axes: tuple[int, ...], 
     runs = x.shape[axis] // block
     if part is None and runs == 1:
         reduced = REDUCERS[reducer][0].bind(x, **reducer_params(reducer, tuple(sorted(axes))))
-        kept = [d for d in range(x.ndim) if d == axis or d not in axes]
-        places = [k for k, d in enumerate(kept) if d != axis]
+        kept = [dim for dim in range(x.ndim) if dim == axis or dim not in axes]
+        places = [k for k, dim in enumerate(kept) if dim != axis]
         return lax.broadcast_in_dim(reduced, _partial_shape(x.shape, axis, 1, axes), places)
     x = lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))
     if part is not None:
         x = lax.slice_in_dim(x, 0, part[1], axis=part[0] + (part[0] >= axis))
     inner = tuple(
-        sorted(d + (d >= axis) for d in axes)
+        sorted(dim + (dim >= axis) for dim in axes)
     )  # `axis` itself becomes the inside of its chunks
     return REDUCERS[reducer][0].bind(x, **reducer_params(reducer, inner))
 
@@ -196,7 +200,7 @@ def _partial_reduce(eqn, out: Access) -> Pull:
     params, (shape,), spans = eqn.params, shapes(eqn), iter(out)
     axis, block, axes = params["axis"], params["block"], params["axes"]
     counts = [out[dim] for dim in run_dimensions(axis, axes, params["outer"])]
-    moving = frozenset(axis for s in out for axis in s.start.symbols)
+    moving = frozenset(axis for part in out for axis in part.start.symbols)
     if (
         moving
         and any(count.size > 1 for count in counts)
@@ -204,9 +208,9 @@ def _partial_reduce(eqn, out: Access) -> Pull:
     ):
         raise NeedsWhole(moving, "its runs are several programs' work")
     source: list[Span] = []
-    for d, size in enumerate(shape):
-        span = next(spans) if d == axis or d not in axes else whole(size)
-        source.append(Span(span.start * block, span.size * block) if d == axis else span)
+    for source_dim, size in enumerate(shape):
+        span = next(spans) if source_dim == axis or source_dim not in axes else whole(size)
+        source.append(Span(span.start * block, span.size * block) if source_dim == axis else span)
     asked = source[axis]
     beyond = max(asked.start.const + asked.size - shape[axis], 0) if asked.is_const else 0
     source[axis] = Span(asked.start, asked.size - beyond)
@@ -215,10 +219,12 @@ def _partial_reduce(eqn, out: Access) -> Pull:
         _, identity = REDUCERS[params["reducer"]]
         if beyond:
             x = lax.pad(
-                x, identity(x.dtype), [(0, beyond if d == axis else 0, 0) for d in range(x.ndim)]
+                x,
+                identity(x.dtype),
+                [(0, beyond if dim == axis else 0, 0) for dim in range(x.ndim)],
             )
         elif shape[axis] % block and not asked.is_const:
-            line = tuple(n if d == axis else 1 for d, n in enumerate(x.shape))
+            line = tuple(extent if dim == axis else 1 for dim, extent in enumerate(x.shape))
             index = lax.broadcasted_iota(np.int32, line, axis)
             left = lax.sub(np.int32(shape[axis]), ctx.affine(asked.start, np.int32))
             inside = lax.broadcast_in_dim(lax.lt(index, left), x.shape, tuple(range(x.ndim)))

@@ -55,7 +55,7 @@ class _Quotients:
             return None
         base, order = self.notes.find("transposed", x) or (x, range(x.ndim))
         beside = all(
-            dim is None or dim == o or base.shape[dim] == 1 for dim, o in zip(found[1], order)
+            dim is None or dim == axis or base.shape[dim] == 1 for dim, axis in zip(found[1], order)
         )
         return self.notes.bound("negative", eqn, operands) if found[0] is base and beside else None
 

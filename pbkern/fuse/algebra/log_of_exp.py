@@ -55,7 +55,9 @@ class _Exponents:
         if found is None:
             return None
         x, factor = found
-        value, view = (eqn.primitive.bind(v, *operands[1:], **eqn.params) for v in (operands[0], x))
+        value, view = (
+            eqn.primitive.bind(operand, *operands[1:], **eqn.params) for operand in (operands[0], x)
+        )
         return self.notes.note("exponential", value, view, factor)
 
     def log(self, eqn, operands):

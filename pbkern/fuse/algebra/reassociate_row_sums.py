@@ -57,8 +57,12 @@ class _Product:
         for one, other in (*zip(*contracted), *zip(*batch)):
             labels[1][other] = (0, one)
         free = [
-            [x for axis, x in enumerate(labels[k]) if axis not in (*contracted[k], *batch[k])]
-            for k in (0, 1)
+            [
+                x
+                for axis, x in enumerate(labels[side])
+                if axis not in (*contracted[side], *batch[side])
+            ]
+            for side in (0, 1)
         ]
         return cls(
             tuple(operands),
@@ -92,19 +96,22 @@ class _Seen:
 
     def mul(self, eqn, operands):
         shape = eqn.outvars[0].aval.shape
-        a, b = (self._factors(operand, shape) for operand in operands)
-        made = _Factors(a.whole + b.whole, a.over + b.over, a.under + b.under)
+        left, right = (self._factors(operand, shape) for operand in operands)
+        made = _Factors(left.whole + right.whole, left.over + right.over, left.under + right.under)
         return (
             self.notes.bound("factors", eqn, operands, made) if 0 < len(made.whole) <= 2 else None
         )
 
     def div(self, eqn, operands):
         shape = eqn.outvars[0].aval.shape
-        a, divisor = self._factors(operands[0], shape), operands[1]
-        if jnp.shape(divisor) == shape or not a.whole:
+        factors, divisor = self._factors(operands[0], shape), operands[1]
+        if jnp.shape(divisor) == shape or not factors.whole:
             return None
         return self.notes.bound(
-            "factors", eqn, operands, _Factors(a.whole, a.over, (*a.under, divisor))
+            "factors",
+            eqn,
+            operands,
+            _Factors(factors.whole, factors.over, (*factors.under, divisor)),
         )
 
     def transpose(self, eqn, operands):
@@ -169,12 +176,12 @@ class _Seen:
                 and _has(of_known, order)
                 and known.result.dtype == g.dtype == p.dtype
             ):
-                a, b = (
+                left, right = (
                     lax.transpose(x, [labels.index(dim) for dim in order])
                     for x, labels in ((g, of_g), (known.result, of_known))
                 )
                 return lax.reduce_sum(
-                    lax.mul(a, b), tuple(range(len(order) - len(contracted), len(order)))
+                    lax.mul(left, right), tuple(range(len(order) - len(contracted), len(order)))
                 )
         return None
 

@@ -81,7 +81,8 @@ def negated(x: Part | None) -> Part | None:
 def choose(which: Part, x: Part, y: Part) -> Part:
     """x where `which`, else y; scalars repeat."""
     return lax.select_n(
-        which, *(lax.broadcast(v, np.shape(which)) if np.ndim(v) == 0 else v for v in (y, x))
+        which,
+        *(lax.broadcast(case, np.shape(which)) if np.ndim(case) == 0 else case for case in (y, x)),
     )
 
 
@@ -119,8 +120,8 @@ def scaled(a: Part, b: Part) -> tuple[Part, Part, Callable[[Callable], Part]]:
 
     def of_scale(function: Callable) -> Part:
         at_large, at_small, else_ = (
-            constant(function(s), a)
-            for s in (2.0 ** (-2 * quarter - 2), 2.0 ** (3 * quarter + 4), 1.0)
+            constant(function(scale), a)
+            for scale in (2.0 ** (-2 * quarter - 2), 2.0 ** (3 * quarter + 4), 1.0)
         )
         return choose(large, at_large, choose(small, at_small, else_))
 

@@ -89,21 +89,23 @@ def contract(value: Complex, y: Complex, dimension_numbers, real_contract: Contr
         return _sum_of_products(lhs, rhs)
     w, o = (rhs, lhs) if rhs.preference > lhs.preference else (lhs, rhs)
     if any(part is None for part in (value.re, value.im, y.re, y.im)):
-        return _of_parts(value, y, lambda a, b: real_contract(a, b, dimension_numbers))
+        return _of_parts(
+            value, y, lambda left, right: real_contract(left, right, dimension_numbers)
+        )
     if w.contracts_last:
         found = _with_table(w, o, real_contract)
         return deinterleave(_transposed(found, w, o) if w is rhs else found)
     if ROWS_BELOW * o.count(o.free) <= o.count(o.contracted):
         parts = _with_rows(w, o, real_contract)
         return Complex(*(_transposed(part, o, w) if w is lhs else part for part in parts))
-    return _of_parts(value, y, lambda a, b: real_contract(a, b, dimension_numbers))
+    return _of_parts(value, y, lambda left, right: real_contract(left, right, dimension_numbers))
 
 
 def _of_parts(value: Complex, y: Complex, product: Callable) -> Complex:
     """Products of the parts that are not None."""
 
-    def of(a, b):
-        return None if a is None or b is None else product(a, b)
+    def of(left, right):
+        return None if left is None or right is None else product(left, right)
 
     return Complex(
         arithmetic.minus(of(value.re, y.re), of(value.im, y.im)),

@@ -121,14 +121,16 @@ def _has_rule(eqn) -> bool:
 def _stays(eqn) -> bool:
     """Whether a loop or branch contains an equation on complex arrays without a rule."""
     inner = [
-        e
+        inner_eqn
         for jaxpr in jaxprs.inner_jaxprs(eqn)
-        for e in jaxprs.equations(jaxpr.jaxpr)
-        if _touches(e)
+        for inner_eqn in jaxprs.equations(jaxpr.jaxpr)
+        if _touches(inner_eqn)
     ]
     return any(
-        e.primitive.name not in CONTROL and not jaxprs.called_jaxpr(e) and not _has_rule(e)
-        for e in inner
+        inner_eqn.primitive.name not in CONTROL
+        and not jaxprs.called_jaxpr(inner_eqn)
+        and not _has_rule(inner_eqn)
+        for inner_eqn in inner
     )
 
 
@@ -163,7 +165,7 @@ def _scan(eqn, operands: Sequence) -> list:
     is_pair = [is_complex(var.aval) for var in body.jaxpr.invars[first_x:]]
 
     def step(carry, x):
-        x = [deinterleave(v) if c else v for v, c in zip(x, is_pair)]
+        x = [deinterleave(operand) if paired else operand for operand, paired in zip(x, is_pair)]
         out = jaxprs.retrace_into(
             body.jaxpr, body.consts, [*consts, *carry, *x], _rewrite, _constant
         )
@@ -197,11 +199,11 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str):
-    def register(f: Rule) -> Rule:
+    def register(function: Rule) -> Rule:
         for name in names:
             assert name not in RULES, name
-            RULES[name] = f
-        return f
+            RULES[name] = function
+        return function
 
     return register
 
@@ -243,7 +245,7 @@ for _name, _function in {
     "square": arithmetic.square,
 }.items():
     rule(_name)(
-        lambda eqn, *operands, f=_function: f(
+        lambda eqn, *operands, function=_function: function(
             *(_wide(_number(operand), eqn.outvars[0].aval.shape) for operand in operands)
         )
     )
@@ -257,7 +259,7 @@ rule("ne")(lambda eqn, x, y: lax.bitwise_not(_both_equal(x, y)))
 
 
 def _both_equal(value: Complex, y: Complex):
-    return lax.bitwise_and(*(part == b for part, b in zip(value.parts, y.parts)))
+    return lax.bitwise_and(*(part == other for part, other in zip(value.parts, y.parts)))
 
 
 @rule("pow")
@@ -315,8 +317,10 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
                 ),
             )
         )
-    count = len(next(f for f in found if f is not None))
-    return [Complex(*(None if f is None else f[k] for f in found)) for k in range(count)]
+    count = len(next(result for result in found if result is not None))
+    return [
+        Complex(*(None if result is None else result[k] for result in found)) for k in range(count)
+    ]
 
 
 @rule(
@@ -339,7 +343,7 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
     "reduce_window_sum",
 )
 def _alike(eqn, *operands):
-    return _by_part(lambda n, *given: bind_again(eqn, given), operands)
+    return _by_part(lambda which, *given: bind_again(eqn, given), operands)
 
 
 @rule("reshape", "squeeze")
@@ -367,8 +371,8 @@ def _gather(eqn, x, indices):
         wider = params | {"dimension_numbers": both, "slice_sizes": (*params["slice_sizes"], 2)}
         return deinterleave(bind_again(eqn, [x.interleaved, indices], wider)[0])
 
-    def bind(n: int, part, indices):
-        value = (None, 0.0)[n] if fill is None else float((np.real, np.imag)[n](fill))
+    def bind(which: int, part, indices):
+        value = (None, 0.0)[which] if fill is None else float((np.real, np.imag)[which](fill))
         return bind_again(eqn, [part, indices], params | {"fill_value": value})
 
     return _by_part(bind, [Complex(*x.parts), indices])
@@ -380,8 +384,10 @@ def _scatter(eqn, *operands):
         eqn.params,
         {"scatter": lax.scatter, "scatter-add": lax.scatter_add}[eqn.primitive.name],
     )
-    kept = {k: params[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
-    return _by_part(lambda n, *given: [add(*given, params["dimension_numbers"], **kept)], operands)
+    kept = {key: params[key] for key in ("indices_are_sorted", "unique_indices", "mode")}
+    return _by_part(
+        lambda which, *given: [add(*given, params["dimension_numbers"], **kept)], operands
+    )
 
 
 # -- products along a dimension
@@ -432,9 +438,9 @@ def _cumprod(eqn, x):
 
 @rule("dot_general")
 def _dot_general(eqn, x, y):
-    p = eqn.params | {"preferred_element_type": part_type(eqn.outvars[0].aval.dtype)}
+    params = eqn.params | {"preferred_element_type": part_type(eqn.outvars[0].aval.dtype)}
 
     def real_contract(lhs, rhs, dimension_numbers):
-        return eqn.primitive.bind(lhs, rhs, **(p | {"dimension_numbers": dimension_numbers}))
+        return eqn.primitive.bind(lhs, rhs, **(params | {"dimension_numbers": dimension_numbers}))
 
     return contract(_number(x), _number(y), eqn.params["dimension_numbers"], real_contract)

@@ -40,20 +40,24 @@ class PricedSteps:
         """id of a step -> the part of its block that a program evaluates, where that is not all: of updates that a scatter
         reads, its own.
         """
-        wanted = {v: 1.0 for v, _ in outputs}
+        wanted = {output: 1.0 for output, _ in outputs}
         shares: dict[int, float] = {}
         for step, price in reversed(self.steps) if self.scatters else ():
             made = step.eqn.outvars
-            share = max([wanted.get(v, 0.0) for v in made], default=1.0) if price.light else 1.0
+            share = (
+                max([wanted.get(result, 0.0) for result in made], default=1.0)
+                if price.light
+                else 1.0
+            )
             shares[id(step)] = share
-            for v in price.read:
+            for operand in price.read:
                 part = (
                     share * price.own_updates
-                    if price.own_updates is not None and v is step.eqn.invars[2]
+                    if price.own_updates is not None and operand is step.eqn.invars[2]
                     else share
                 )
-                if part > wanted.get(v, 0.0):
-                    wanted[v] = part
+                if part > wanted.get(operand, 0.0):
+                    wanted[operand] = part
         return shares
 
     def stored_values(self, results: set) -> set:
@@ -66,15 +70,15 @@ class PricedSteps:
         moving = [(step.eqn, price) for step, price in self.steps if not price.in_place]
         stored = {
             var
-            for e, price in moving
+            for mover, price in moving
             if price.own_updates is not None
-            for var in e.outvars
+            for var in mover.outvars
             if var not in results
         }
         if not moving:
             return stored
         makers = {var: step.eqn for step, _ in self.steps for var in step.eqn.outvars}
-        readers = Counter(a for _, price in self.steps for a in price.read)
+        readers = Counter(operand for _, price in self.steps for operand in price.read)
         chosen_by = self.index_values()
         for eqn, price in moving:
             name = eqn.primitive.name
@@ -112,39 +116,39 @@ def tables(requests: BlockRequests, costs: CostModel) -> set:
     return PricedSteps.of(requests, costs).tables()
 
 
-def elements_read(requests: BlockRequests, v, access: Access, among: Collection) -> int:
+def elements_read(requests: BlockRequests, operand, access: Access, among: Collection) -> int:
     """Elements of an input that one program reads: of a table that is only looked up, those it finds there.
 
     `among`: tables.
     """
-    if v not in among:
+    if operand not in among:
         return volume(access)
     looked_up = [
         step
         for step in requests.steps
-        if step.eqn.primitive.name in LOOKUPS and step.eqn.invars[0] is v
+        if step.eqn.primitive.name in LOOKUPS and step.eqn.invars[0] is operand
     ]
     scattered = [
         step
         for step in requests.steps
-        if step.eqn.primitive.name in SCATTERS and step.eqn.invars[2] is v
+        if step.eqn.primitive.name in SCATTERS and step.eqn.invars[2] is operand
     ]
-    readers = [step for step in requests.steps if any(var is v for var in step.eqn.invars)]
+    readers = [step for step in requests.steps if any(var is operand for var in step.eqn.invars)]
     if scattered and len(scattered) == len(readers):
         return math.ceil(
             volume(access) * min(1.0, sum(share(reader.eqn, reader.out) for reader in readers))
         )
     if len(looked_up) < len(readers) or any(
-        var is v for reader in readers for var in reader.eqn.invars[1:]
+        var is operand for reader in readers for var in reader.eqn.invars[1:]
     ):
         return volume(access)
-    return min(volume(access), sum(volume(s.out) for s in looked_up))
+    return min(volume(access), sum(volume(step.out) for step in looked_up))
 
 
 def covered(access: Access, grid: Sequence[int], shape: Sequence[int]) -> int:
     """Elements of the part of an array in which the blocks of all programs are."""
     found = 1
-    for s, extent in zip(access, shape):
-        low, high = s.start.bounds(grid.__getitem__)
-        found *= max(min(high + s.size, extent) - max(low, 0), 0)
+    for span, extent in zip(access, shape):
+        low, high = span.start.bounds(grid.__getitem__)
+        found *= max(min(high + span.size, extent) - max(low, 0), 0)
     return found

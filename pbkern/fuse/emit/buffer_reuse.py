@@ -16,7 +16,7 @@ def touched(step: Step) -> Iterator[str]:
     """Names of the buffers that a step reads or writes, nested steps included."""
     match step:
         case Launch(operands=o, results=r):
-            yield from (v.buffer for v in (*o, *r))
+            yield from (view.buffer for view in (*o, *r))
         case Copy(source=s, destination=d):
             yield from (s.buffer, d.buffer)
         case Loop(steps=inner):
@@ -28,7 +28,7 @@ def touched(step: Step) -> Iterator[str]:
                 yield from touched(s)
         case Cond(index=i, branches=branches):
             yield i.buffer
-            for s in (s for branch in branches for s in branch):
+            for s in (nested for branch in branches for nested in branch):
                 yield from touched(s)
 
 
@@ -41,18 +41,21 @@ def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buff
     slots: list[tuple[int, int]] = []  # (last step in use, bytes) per slot
     placed: dict[str, int] = {}
     temps = [buffer for buffer in buffers if buffer.kind is BufferKind.TEMP and buffer.name in life]
-    for temp in sorted(temps, key=lambda b: (life[b.name][0], -b.type.nbytes)):
+    for temp in sorted(temps, key=lambda buffer: (life[buffer.name][0], -buffer.type.nbytes)):
         first, last = life[temp.name]
         free = [k for k, (end, _) in enumerate(slots) if end < first]
         if free:
             # The closest size: a small value does not hold a large slot.
-            k = min(free, key=lambda k: abs(slots[k][1] - temp.type.nbytes))
-            slots[k] = (last, max(slots[k][1], temp.type.nbytes))
+            slot = min(free, key=lambda candidate: abs(slots[candidate][1] - temp.type.nbytes))
+            slots[slot] = (last, max(slots[slot][1], temp.type.nbytes))
         else:
-            k = len(slots)
+            slot = len(slots)
             slots.append((last, temp.type.nbytes))
-        placed[temp.name] = k
+        placed[temp.name] = slot
     kept = (
         buffer for buffer in buffers if buffer.kind is not BufferKind.TEMP or buffer.name in life
     )
-    return tuple(replace(b, slot=placed[b.name]) if b.name in placed else b for b in kept)
+    return tuple(
+        replace(buffer, slot=placed[buffer.name]) if buffer.name in placed else buffer
+        for buffer in kept
+    )

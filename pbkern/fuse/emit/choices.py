@@ -37,7 +37,10 @@ class Choice:
 
     def __str__(self) -> str:
         said = [f"blocks {list(self.blocks)}"] if self.blocks is not None else []
-        return ", ".join([*said, *(f"{k}={v}" for k, v in self.params)]) or "the model's choice"
+        return (
+            ", ".join([*said, *(f"{k}={value}" for k, value in self.params)])
+            or "the model's choice"
+        )
 
 
 def groups_of(nodes: Iterable[Node]) -> list[Node]:
@@ -67,7 +70,7 @@ def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
             and all(block > 0 for block in choice.blocks)
         )
         try:
-            outputs = [v for v, _ in node.schedule.outputs]
+            outputs = [var for var, _ in node.schedule.outputs]
             made = schedule_at(node.eqns, outputs, choice.blocks, machine) if fits else None
         except (NeedsWhole, Unfusable):
             made = None
@@ -86,14 +89,17 @@ def candidates(node: Node, machine: CostModel, count: int) -> list[Choice]:
     """
     if node.schedule.wave is not None:
         return [Choice()]
-    outputs = [v for v, _ in node.schedule.outputs]
+    outputs = [var for var, _ in node.schedule.outputs]
     found = alternatives(node.eqns, outputs, node.schedule.blocks, machine, count)
-    return [Choice(), *(Choice(s.blocks) for s in found if s.blocks != node.schedule.blocks)][
-        :count
-    ]
+    return [
+        Choice(),
+        *(Choice(schedule.blocks) for schedule in found if schedule.blocks != node.schedule.blocks),
+    ][:count]
 
 
 def kernel_at(node: Node, choice: Choice, machine: CostModel, params_for: Callable) -> Kernel:
     """The group's kernel under a choice."""
-    s = chosen(node, choice, machine)
-    return emit_scheduled(node.kernel, s, dict(params_for(s.semantics, **dict(s.params))))
+    schedule = chosen(node, choice, machine)
+    return emit_scheduled(
+        node.kernel, schedule, dict(params_for(schedule.semantics, **dict(schedule.params)))
+    )

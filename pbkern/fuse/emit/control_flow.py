@@ -68,11 +68,11 @@ def run_inner(
 def _made_as(inner: Inner) -> dict:
     """Value -> the node's result behind it: itself, or the array that it reshapes."""
     found: dict = {}
-    for n in inner.ordered:
-        if n.kind != "alias":
-            found.update((output, output) for output in n.outputs)
+    for node in inner.ordered:
+        if node.kind != "alias":
+            found.update((output, output) for output in node.outputs)
             continue
-        (source, *_), (var,) = n.eqns[0].invars, n.eqns[0].outvars
+        (source, *_), (var,) = node.eqns[0].invars, node.eqns[0].outvars
         # Views of complex numbers count other elements: their places cannot be taken over.
         if source in found and (source.aval.size, source.aval.dtype) == (
             var.aval.size,
@@ -98,7 +98,7 @@ def _back_to_carries(
 ) -> list[Step]:
     """Copies new carries over old ones; through temporaries if one carry becomes another."""
     steps, late = [], []
-    others = {c.buffer for c in carries}
+    others = {view.buffer for view in carries}
     for value, carry in zip(values, carries):
         if value == carry:
             continue
@@ -135,9 +135,11 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
             done = turns * body.steps
             ends = [
                 BufferView(
-                    w.buffer, array_type(var.aval), w.offset + done * math.prod(var.aval.shape[1:])
+                    view.buffer,
+                    array_type(var.aval),
+                    view.offset + done * math.prod(var.aval.shape[1:]),
                 )
-                for w, var in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
+                for view, var in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
             ]
             return run_inner(builder, rest, [*consts, *old, *ends], new)
         arguments = [*consts, *old, *at_step(xs, x_types, index)]
@@ -172,7 +174,7 @@ def _can_alternate(body: Inner, n_consts: int, n_carry: int) -> bool:
     """Is every new carry computed by an equation of its own, so that it can go to another buffer?"""
     made = _made_as(body)
     news, others = (
-        [made.get(v) for v in vs if not isinstance(v, jex.Literal)]
+        [made.get(var) for var in vs if not isinstance(var, jex.Literal)]
         for vs in (body.jaxpr.outvars[:n_carry], body.jaxpr.outvars[n_carry:])
     )
     olds = body.jaxpr.invars[n_consts : n_consts + n_carry]
@@ -197,8 +199,8 @@ def _alternating(
     def target(turn: int) -> list[BufferView]:
         return sets[(total - 1 - turn) % 2]
 
-    def turn(n: int, index: Affine | None) -> list[Step]:
-        return step(index, target(n - 1) if n else first, target(n))[0]
+    def turn(number: int, index: Affine | None) -> list[Step]:
+        return step(index, target(number - 1) if number else first, target(number))[0]
 
     steps, pairs = turn(0, Affine()), (turns - 1) // 2
     if pairs:
@@ -249,5 +251,5 @@ def _while(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
 def _cond(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     index, *operands = (_operand(builder, var) for var in eqn.invars)
     results = [builder.place(var) for var in eqn.outvars]
-    branches = [run_inner(builder, b, operands, results)[0] for b in inner.values()]
+    branches = [run_inner(builder, branch, operands, results)[0] for branch in inner.values()]
     return [Cond(index, tuple(map(tuple, branches)))]

@@ -36,7 +36,7 @@ class KernelReport:
     runs: int | None = 1
 
     def __str__(self) -> str:
-        c, one = self.cost, self.measured or self.cost.seconds
+        price, one = self.cost, self.measured or self.cost.seconds
         steps = (
             f"{self.steps} steps of a loop, "
             if self.steps > 1
@@ -46,10 +46,10 @@ class KernelReport:
         )
         measured = f"{self.measured * 1e6:.1f} us measured, " if self.measured is not None else ""
         head = (
-            f"{self.name}: grid {list(self.grid)}, {self._times(one)}{steps}{c.seconds * 1e6:.1f} us predicted, {measured}"
-            f"{100 * c.limit / (one or c.limit or 1):.0f} % of the machine's limit, "
-            f"{c.bytes_moved / 1e6:.2f} MB, {c.flops / 1e6:.2f} Mflop (x{c.recompute:.2f} recompute), "
-            f"{c.working_set // 1024} KB per program"
+            f"{self.name}: grid {list(self.grid)}, {self._times(one)}{steps}{price.seconds * 1e6:.1f} us predicted, {measured}"
+            f"{100 * price.limit / (one or price.limit or 1):.0f} % of the machine's limit, "
+            f"{price.bytes_moved / 1e6:.2f} MB, {price.flops / 1e6:.2f} Mflop (x{price.recompute:.2f} recompute), "
+            f"{price.working_set // 1024} KB per program"
         )
         last = [f"    last stage: {line}" for line in _by_line(self.finish)]
         return "\n".join([head, *(f"    {line}" for line in _by_line(self.ops)), *last])
@@ -104,16 +104,16 @@ class Explanation:
         out = [
             f"{self.name}: {len(self.kernels)} kernel(s){written}, {len(self.left)} operation(s) left to XLA"
         ]
-        out += [f"  kernel {k}" for k in (*self.kernels, *self.written)]
+        out += [f"  kernel {kernel}" for kernel in (*self.kernels, *self.written)]
         out += dict.fromkeys(
             f"  {_edge(edge)}"
             for edge in edges
             if not edge.fused and (self.verbose or not edge.superseded)
         )
         if self.verbose:
-            out += [f"  {_edge(e)}" for e in fused]
+            out += [f"  {_edge(edge)}" for edge in fused]
         elif fused:
-            saved = sum(e.bytes_saved for e in fused) / 1e6
+            saved = sum(edge.bytes_saved for edge in fused) / 1e6
             out.append(
                 f"  fused: {len(fused)} operation(s), which saves {saved:.2f} MB; verbose=True lists them"
             )
@@ -136,11 +136,18 @@ def _by_line(ops: Iterable[tuple[str, str | None]]) -> list[str]:
     return [f"{', '.join(found)}  at {at}" for at, found in lines.items()]
 
 
-def _edge(e: Edge) -> str:
-    verdict = "fused" if e.fused else "not fused at first" if e.superseded else "not fused"
-    price = f", {e.before * 1e6:.1f} us apart, {e.after * 1e6:.1f} us together" if e.after else ""
-    saved = f"{'saves' if e.fused else 'would save'} {e.bytes_saved / 1e6:.2f} MB"
-    return f"{verdict}: {e.producer.primitive.name} at {user_line(e.producer) or 'unknown line'}: {e.why}; {saved}{price}"
+def _edge(edge: Edge) -> str:
+    verdict = "fused" if edge.fused else "not fused at first" if edge.superseded else "not fused"
+    price = (
+        f", {edge.before * 1e6:.1f} us apart, {edge.after * 1e6:.1f} us together"
+        if edge.after
+        else ""
+    )
+    saved = f"{'saves' if edge.fused else 'would save'} {edge.bytes_saved / 1e6:.2f} MB"
+    return (
+        f"{verdict}: {edge.producer.primitive.name} at "
+        f"{user_line(edge.producer) or 'unknown line'}: {edge.why}; {saved}{price}"
+    )
 
 
 def report(name: str, node: Node) -> KernelReport:

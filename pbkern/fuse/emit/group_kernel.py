@@ -29,12 +29,12 @@ def array_type(aval) -> ArrayType:
 def _block_dim(span: Span, extent: int, grid: Sequence[int]) -> tuple[BlockDim, Affine]:
     """(block dimension, index affine in grid axes) of one span."""
     size, start = span.size, span.start
-    if size and start.const % size == 0 and all(c % size == 0 for _, c in start.terms):
+    if size and start.const % size == 0 and all(coeff % size == 0 for _, coeff in start.terms):
         lo, hi = bounds(span, grid)
         # A block wholly outside the array is a halo as well, and only Element may be outside.
         if lo >= 0 and hi - size < max(extent, 1) and size <= extent:
             return Blocked(size), Affine(
-                tuple((s, c // size) for s, c in start.terms), start.const // size
+                tuple((axis, coeff // size) for axis, coeff in start.terms), start.const // size
             )
     lo, hi = bounds(span, grid)
     return Element(size, (max(0, -lo), max(0, hi - extent))), start
@@ -46,15 +46,15 @@ def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
 
     def index(*grid):
         found = []
-        for e in indices:
+        for expr in indices:
             total = None
-            for axis, c in e.terms:
-                term = grid[axis] if c == 1 else grid[axis] * np.int32(c)
+            for axis, coeff in expr.terms:
+                term = grid[axis] if coeff == 1 else grid[axis] * np.int32(coeff)
                 total = term if total is None else total + term
             if total is None:
-                total = np.int32(e.const)
-            elif e.const:
-                total = total + np.int32(e.const)
+                total = np.int32(expr.const)
+            elif expr.const:
+                total = total + np.int32(expr.const)
             found.append(total)
         return tuple(found)
 
@@ -64,7 +64,7 @@ def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
 def block_mapping(
     origin: str, array: ArrayType, access: Access, grid: Sequence[int]
 ) -> BlockMapping:
-    pairs = [_block_dim(s, size, grid) for s, size in zip(access, array.shape)]
+    pairs = [_block_dim(span, size, grid) for span, size in zip(access, array.shape)]
     return BlockMapping(
         origin,
         array,
@@ -93,12 +93,12 @@ def emit_kernel(
         name=name,
         grid=grid,
         inputs=tuple(
-            block_mapping(f"input {n}", array_type(var.aval), a, grid)
-            for n, (var, a) in enumerate(requests.inputs)
+            block_mapping(f"input {n}", array_type(var.aval), access, grid)
+            for n, (var, access) in enumerate(requests.inputs)
         ),
         outputs=tuple(
-            block_mapping(f"output {n}", array_type(var.aval), a, grid)
-            for n, (var, a) in enumerate(outputs)
+            block_mapping(f"output {n}", array_type(var.aval), access, grid)
+            for n, (var, access) in enumerate(outputs)
         ),
         scratch=(),
         body=trace_body(requests, outputs) if body else None,
@@ -122,10 +122,12 @@ def emit_finish(
       kept: those of `made` that the kernel returns after `outputs`.
     """
     access = {var: tuple(map(whole, var.aval.shape)) for var in made}
-    hulls = requests.hulls | {v: Hulls.of([a]) for v, a in access.items() if v in requests.hulls}
-    further = [(v, a) for v, a in requests.inputs if v not in access]
+    hulls = requests.hulls | {
+        var: Hulls.of([block]) for var, block in access.items() if var in requests.hulls
+    }
+    further = [(var, block) for var, block in requests.inputs if var not in access]
     asked = dataclasses.replace(requests, hulls=hulls, inputs=[*access.items(), *further])
-    aliases = tuple((made.index(v), len(outputs) + n) for n, v in enumerate(kept))
+    aliases = tuple((made.index(var), len(outputs) + n) for n, var in enumerate(kept))
     return emit_kernel(
-        name, (), asked, [*outputs, *((v, access[v]) for v in kept)], params, aliases
+        name, (), asked, [*outputs, *((var, access[var]) for var in kept)], params, aliases
     )

@@ -49,19 +49,19 @@ class HostProgramBuilder:
     kernels: dict[int, Kernel] = field(default_factory=dict)
 
     def fresh(self, stem: str) -> str:
-        n = self.counts.get(stem, 0)
-        self.counts[stem] = n + 1
-        return f"{stem}{n}"
+        count = self.counts.get(stem, 0)
+        self.counts[stem] = count + 1
+        return f"{stem}{count}"
 
     def buffer(self, stem: str, aval, kind: BufferKind, position: int = -1) -> BufferView:
-        b = Buffer(self.fresh(stem), array_type(aval), kind, position)
-        self.buffers.append(b)
-        return BufferView(b.name, b.type)
+        buf = Buffer(self.fresh(stem), array_type(aval), kind, position)
+        self.buffers.append(buf)
+        return BufferView(buf.name, buf.type)
 
     def temporary(self, array: ArrayType) -> BufferView:
-        b = Buffer(self.fresh("t"), array, BufferKind.TEMP)
-        self.buffers.append(b)
-        return BufferView(b.name, b.type)
+        buf = Buffer(self.fresh("t"), array, BufferKind.TEMP)
+        self.buffers.append(buf)
+        return BufferView(buf.name, buf.type)
 
     def place(self, var) -> BufferView:
         """The view of `var`; a new temporary if it has none yet."""
@@ -96,20 +96,23 @@ class HostProgramBuilder:
             [self.place(var) for var in eqn.outvars],
         )
         copies: list[Step] = []
-        for i, o in kernel.shared:
-            copies.append(Copy(operands[i], results[o]))
-            operands[i] = results[o]
+        for i, result_index in kernel.shared:
+            copies.append(Copy(operands[i], results[result_index]))
+            operands[i] = results[result_index]
         return [*copies, Launch(kernel, tuple(operands), tuple(results))]
 
     def launch(self, node: Node) -> Launch:
         schedule = node.schedule
         if id(node) not in self.kernels:
             self.kernels[id(node)] = self.emit(node)
-        reads, makes = [v for v, _ in schedule.requests.inputs], [v for v, _ in schedule.outputs]
+        reads, makes = (
+            [var for var, _ in schedule.requests.inputs],
+            [var for var, _ in schedule.outputs],
+        )
         if node.finish is not None:
             last = node.finish.schedule
-            reads += [v for v, _ in last.requests.inputs if v not in makes]
-            makes = [*(v for v, _ in last.outputs), *kept_results(node)]
+            reads += [var for var, _ in last.requests.inputs if var not in makes]
+            makes = [*(var for var, _ in last.outputs), *kept_results(node)]
         return Launch(
             self.kernels[id(node)], tuple(map(self.place, reads)), tuple(map(self.place, makes))
         )
@@ -121,7 +124,7 @@ class HostProgramBuilder:
         programs = emit_scheduled(name, schedule, self.params(schedule))
         if node.finish is None:
             return programs
-        last, made = node.finish.schedule, [v for v, _ in schedule.outputs]
+        last, made = node.finish.schedule, [var for var, _ in schedule.outputs]
         finish = emit_finish(
             f"{name}_finish",
             last.requests,
@@ -166,7 +169,7 @@ def emit_scheduled(name: str, schedule: Schedule, compiler_params: dict) -> Kern
 
 def kept_results(node: Node) -> list:
     """Results of a group's programs that not only its last stage reads."""
-    return [v for v, _ in node.schedule.outputs if v in node.outputs]
+    return [var for var, _ in node.schedule.outputs if var in node.outputs]
 
 
 def kernel_stem(node: Node) -> str:
@@ -189,10 +192,10 @@ def build_program(
 ) -> HostProgram:
     """The HostProgram that runs `nodes`: `reads` are its inputs and `makes` its outputs, in order."""
     builder = HostProgramBuilder(identifier(name), params_for)
-    for n, v in enumerate(reads):
-        builder.views[v] = builder.buffer("in", v.aval, BufferKind.INPUT, n)
-    for n, v in enumerate(makes):
-        builder.views[v] = builder.buffer("out", v.aval, BufferKind.OUTPUT, n)
+    for n, var in enumerate(reads):
+        builder.views[var] = builder.buffer("in", var.aval, BufferKind.INPUT, n)
+    for n, var in enumerate(makes):
+        builder.views[var] = builder.buffer("out", var.aval, BufferKind.OUTPUT, n)
     share_outputs(builder, nodes)
     steps = builder.steps(nodes)
     return HostProgram(builder.name, assign_slots(builder.buffers, steps), tuple(steps))
@@ -200,13 +203,13 @@ def build_program(
 
 def share_outputs(b: HostProgramBuilder, nodes: Iterable[Node]) -> None:
     """Lets a producer write straight into an output that reshapes its result."""
-    made = {output for n in nodes for output in n.outputs}
-    for node in reversed([n for n in nodes if n.kind == "alias"]):
-        (source, *_), (v,) = node.eqns[0].invars, node.eqns[0].outvars
+    made = {output for maker in nodes for output in maker.outputs}
+    for node in reversed([alias for alias in nodes if alias.kind == "alias"]):
+        (source, *_), (var,) = node.eqns[0].invars, node.eqns[0].outvars
         if (
-            v in b.views
+            var in b.views
             and not isinstance(source, jex.Literal)
             and source in made
             and source not in b.views
         ):
-            b.views[source] = b.typed(b.views[v], source.aval)
+            b.views[source] = b.typed(b.views[var], source.aval)

@@ -35,16 +35,26 @@ def emit_online(
 ) -> Kernel:
     """Emits an online kernel, with the operands and results of `emit_kernel`."""
     plain = emit_kernel(name, grid, requests, outputs, compiler_params, aliases, body=False)
-    kept = [Scratch(block_shape(a), _kept_type(v), scoped=True) for v, a in _reduced(blocks)]
-    types = [ref_aval(block_shape(a), var.aval.dtype) for var, a in (*requests.inputs, *outputs)]
+    kept = [
+        Scratch(block_shape(access), _kept_type(var), scoped=True)
+        for var, access in _reduced(blocks)
+    ]
+    types = [
+        ref_aval(block_shape(access), var.aval.dtype)
+        for var, access in (*requests.inputs, *outputs)
+    ]
     body = _OnlineBody(requests, outputs, blocks)
-    traced = jax.make_jaxpr(body)(*types, *(ref_aval(s.shape, s.dtype) for s in kept))
+    traced = jax.make_jaxpr(body)(
+        *types, *(ref_aval(scratch.shape, scratch.dtype) for scratch in kept)
+    )
     return dataclasses.replace(plain, scratch=tuple(kept), body=canonical_body(traced, name))
 
 
 def _reduced(blocks: Blocks) -> list[tuple[object, Access]]:
     """Results of online reductions, with their blocks."""
-    first, second = (p.kept if p else [] for p in (blocks.first, blocks.second))
+    first, second = (
+        chunk_pass.kept if chunk_pass else [] for chunk_pass in (blocks.first, blocks.second)
+    )
     return [*zip(blocks.online.first, first), *zip(blocks.online.second, second)]
 
 
@@ -66,7 +76,7 @@ class _OnlineBody:
             blocks,
             blocks.online,
         )
-        self.reduced = {v for v, _ in _reduced(blocks)}
+        self.reduced = {var for var, _ in _reduced(blocks)}
 
     def __call__(self, *refs) -> None:
         inputs, outputs = len(self.requests.inputs), len(self.outputs)
@@ -86,16 +96,16 @@ class _OnlineBody:
             self.clear(self.totals)
             self.go(self.blocks.second, found, self.add)
             found |= {
-                (var, a): _as(ref[...], var.aval.dtype)
-                for var, a, ref in zip(self.online.second, self.blocks.second.kept, self.totals)
+                (var, place): _as(ref[...], var.aval.dtype)
+                for var, place, ref in zip(self.online.second, self.blocks.second.kept, self.totals)
             }
-        given = {v for v, _ in self.requests.inputs}
+        given = {var for var, _ in self.requests.inputs}
         get = run_steps(
             self.blocks.after, found | self.read(self.blocks.after, found, {}), BodyContext()
         )
-        for (v, access), ref in zip(self.outputs, results):
-            if v not in given:
-                ref[...] = get(v, access)
+        for (output, access), ref in zip(self.outputs, results):
+            if output not in given:
+                ref[...] = get(output, access)
 
     def clear(self, refs: Sequence) -> None:
         for ref in refs:
@@ -110,36 +120,45 @@ class _OnlineBody:
             if _moves(step) or any(atom in changing for atom in atoms(step.eqn)):
                 changing.update(step.eqn.outvars)
                 moving.append(step)
-        fixed = [s for s in requests.steps if s not in moving]
+        fixed = [fixed_step for fixed_step in requests.steps if fixed_step not in moving]
         before = self.computed(requests, fixed, found | self.read(requests, found, None), {})
 
         @loop(0, over.count)
-        def _(t):
-            ids = {RUN: _as(t, np.int32)}
+        def _(chunk):
+            ids = {RUN: _as(chunk, np.int32)}
             turn(over.full, moving, before | self.read(requests, before, ids), ids)
 
         if over.rest is not None:
             requests = over.rest.requests
-            left = [s for s in requests.steps if (s.eqn.outvars[0], s.out) not in before]
+            left = [
+                rest_step
+                for rest_step in requests.steps
+                if (rest_step.eqn.outvars[0], rest_step.out) not in before
+            ]
             turn(over.rest, left, before | self.read(requests, before, {}), {})
 
     def rise(self, run: ChunkRun, steps: Sequence[Step], found: dict, ids: dict) -> None:
         """A chunk of the first pass: the running maximum rises, and the sums so far are rescaled to it."""
         requests, (level, *sums) = run.requests, run.products
-        (m, access), (x, of_x) = (
+        (peak, access), (x, of_x) = (
             (level.eqn.outvars[0], level.out),
             (level.eqn.invars[0], level.pull.inputs[0]),
         )
-        makers = set(map(id, leading_to([s.eqn for s in steps], {x})))
-        makes_x = [s for s in steps if id(s.eqn) in makers]
+        makers = set(map(id, leading_to([chunk_step.eqn for chunk_step in steps], {x})))
+        makes_x = [chunk_step for chunk_step in steps if id(chunk_step.eqn) in makers]
         found = self.computed(requests, makes_x, found, ids)
         old = self.level[0][...]
         highest = lax.reduce_max_p.bind(_value(requests, found, x, of_x), **level.pull.params)
         new = lax.max(old, _as(highest, old.dtype))
         # For a row that is all -inf so far: its exponentials are 0, not those of -inf - -inf.
         base = lax.select(_is_least(new), lax.full_like(new, 0), new)
-        found[m, access] = _as(base, m.aval.dtype)
-        found = self.computed(requests, [s for s in steps if id(s.eqn) not in makers], found, ids)
+        found[peak, access] = _as(base, peak.aval.dtype)
+        found = self.computed(
+            requests,
+            [chunk_step for chunk_step in steps if id(chunk_step.eqn) not in makers],
+            found,
+            ids,
+        )
         share = getattr(lax, self.online.function)(old - base)
         for step, ref, (_, places) in zip(sums, self.sums, self.online.sums):
             ref[...] = ref[...] * self.spread(_as(share, ref.dtype), places, ref.shape) + _sum(
@@ -156,11 +175,11 @@ class _OnlineBody:
     def first(self) -> dict:
         """Maximum and sums at the end. In a row that is all -inf, exp(-inf - -inf) makes them NaN."""
         level, (access, *accesses) = self.level[0][...], self.blocks.first.kept
-        m, *sums = self.online.first
-        found = {(m, access): _as(level, m.aval.dtype)}
-        for sum_, a, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):
+        peak, *sums = self.online.first
+        found = {(peak, access): _as(level, peak.aval.dtype)}
+        for sum_, place, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):
             empty, total = self.spread(_is_least(level), places, ref.shape), ref[...]
-            found[sum_, a] = _as(
+            found[sum_, place] = _as(
                 lax.select(empty, lax.full_like(total, np.nan), total), sum_.aval.dtype
             )
         return found
@@ -171,38 +190,42 @@ class _OnlineBody:
         x = lax.squeeze(x, [axis for axis, row in enumerate(rows) if row not in places])
         left = [row for row in rows if row in places]
         order = [place for place in places if place in left]
-        x = lax.transpose(x, [left.index(p) for p in order])
-        return lax.broadcast_in_dim(x, shape, [places.index(p) for p in order])
+        x = lax.transpose(x, [left.index(place) for place in order])
+        return lax.broadcast_in_dim(x, shape, [places.index(place) for place in order])
 
     # ---------------------------------------------------------------- values
 
     def read(self, requests: BlockRequests, found: dict, ids: dict | None) -> dict:
         """Blocks of operands that are not in `found`: all if `ids` are given, else those that are the same for all chunks."""
         wanted = [
-            (v, a) for v, a in requests.inputs if (v, a) not in found and v not in self.reduced
+            (var, access)
+            for var, access in requests.inputs
+            if (var, access) not in found and var not in self.reduced
         ]
         return {
-            (v, a): self.block(v, a, ids or {})
-            for v, a in wanted
-            if ids is not None or not moves(a)
+            (var, access): self.block(var, access, ids or {})
+            for var, access in wanted
+            if ids is not None or not moves(access)
         }
 
-    def block(self, v, access: Access, ids: dict):
+    def block(self, var, access: Access, ids: dict):
         holds = [
-            (n, h) for n, (w, h) in enumerate(self.requests.inputs) if w is v and _covers(h, access)
+            (n, held)
+            for n, (operand, held) in enumerate(self.requests.inputs)
+            if operand is var and _covers(held, access)
         ]
         assert holds, "a run reads what no block of its operand holds"
-        n, hull = holds[0]
+        number, hull = holds[0]
         ctx = BodyContext(ids)
         starts = [
-            s.start.const - h.start.const
-            if not _runs(s)
-            else ctx.affine(s.start - h.start, np.int32)
-            for s, h in zip(access, hull)
+            span.start.const - outer.start.const
+            if not _runs(span)
+            else ctx.affine(span.start - outer.start, np.int32)
+            for span, outer in zip(access, hull)
         ]
         if access == hull:
-            return self.refs[n][...]
-        return self.refs[n][tuple(ds(start, s.size) for start, s in zip(starts, access))]
+            return self.refs[number][...]
+        return self.refs[number][tuple(ds(start, span.size) for start, span in zip(starts, access))]
 
     def computed(
         self, requests: BlockRequests, steps: Sequence[Step], found: dict, ids: dict
@@ -225,11 +248,11 @@ def _moves(step: Step) -> bool:
 def _covers(hull: Access, access: Access) -> bool:
     """Does a block of an operand hold what chunks read of it?"""
 
-    def covers(h, s) -> bool:
-        if _runs(s):
-            return h.is_const and h.start.const == 0
-        low = s.start.const - h.start.const
-        return h.start.terms == s.start.terms and low >= 0 and low + s.size <= h.size
+    def covers(outer, span) -> bool:
+        if _runs(span):
+            return outer.is_const and outer.start.const == 0
+        low = span.start.const - outer.start.const
+        return outer.start.terms == span.start.terms and low >= 0 and low + span.size <= outer.size
 
     return all(map(covers, hull, access))
 

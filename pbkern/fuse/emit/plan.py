@@ -112,25 +112,25 @@ def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[No
     waiting = nodes[::-1]
     known, runs, ours = set(available), [], True
     readers: dict = {}
-    for n in nodes:
-        for read in n.reads():
-            readers.setdefault(read, []).append(n)
+    for node in nodes:
+        for read in node.reads():
+            readers.setdefault(read, []).append(node)
     while waiting:
         run: dict[Node, None] = {}
         reached = set(known)
         progress = True
         while progress:
             progress = False
-            for n in waiting:
-                if n not in run and (n.kind != "xla") == ours and n.reads() <= reached:
-                    run[n] = None
-                    reached.update(n.outputs)
+            for node in waiting:
+                if node not in run and (node.kind != "xla") == ours and node.reads() <= reached:
+                    run[node] = None
+                    reached.update(node.outputs)
                     progress = True
         kept = without_early_views(run, readers, results)
         if kept:
             runs.append(list(kept))
-            known.update(output for n in kept for output in n.outputs)
-            waiting = [n for n in waiting if n not in kept]
+            known.update(output for member in kept for output in member.outputs)
+            waiting = [member for member in waiting if member not in kept]
         ours = not ours
         if not kept and not any(nest.reads() <= known for nest in waiting):
             raise AssertionError("groups depend on each other in a circle")
@@ -141,20 +141,20 @@ def without_early_views(run: dict[Node, None], readers: dict, results: set) -> d
     """The run without views that only later fused runs read: here they would be copies."""
     kept: set[Node] = set()
     for node in reversed(run):
-        read_by = [r for output in node.outputs for r in readers.get(output, ())]
+        read_by = [reader for output in node.outputs for reader in readers.get(output, ())]
         early = (
             read_by
             and not results & set(node.outputs)
-            and not any(r.kind == "xla" or r in kept for r in read_by)
+            and not any(reader.kind == "xla" or reader in kept for reader in read_by)
         )
         if node.kind != "alias" or not early:
             kept.add(node)
-    return {n: None for n in run if n in kept}
+    return {member: None for member in run if member in kept}
 
 
 def xla_segment(run: list[Node], needed: set) -> Segment:
     """The equations of a run as one jaxpr, traced again."""
-    eqns = [eqn for n in run for eqn in n.eqns]
+    eqns = [eqn for node in run for eqn in node.eqns]
     made = [var for eqn in eqns for var in eqn.outvars]
     reads = list(
         dict.fromkeys(
@@ -164,7 +164,7 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
             if not isinstance(var, jex.Literal) and var not in made
         )
     )
-    makes = [v for v in made if v in needed]
+    makes = [var for var in made if var in needed]
 
     def body(*args):
         env = dict(zip(reads, args))
@@ -178,9 +178,9 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
         *[jax.ShapeDtypeStruct(read.aval.shape, read.aval.dtype) for read in reads]
     )
     left = tuple(
-        Left(eqn.primitive.name, user_line(eqn), n.reason or "not supported")
-        for n in run
-        for eqn in n.eqns
+        Left(eqn.primitive.name, user_line(eqn), node.reason or "not supported")
+        for node in run
+        for eqn in node.eqns
     )
     return Segment(closed, tuple(reads), tuple(makes), left)
 

@@ -70,17 +70,19 @@ class _Ring:
             wave.machine.sizes.line_bytes // np.dtype(var.aval.dtype).itemsize,
         )
         first, shape = [], []
-        for d, (n, (low, high)) in enumerate(zip(var.aval.shape, wave.margins(var))):
-            last = d == len(var.aval.shape) - 1
+        for dim, (extent, (low, high)) in enumerate(zip(var.aval.shape, wave.margins(var))):
+            last = dim == len(var.aval.shape) - 1
             low = -(-low // lanes) * lanes if last else low
-            size = -(-(low + n + high) // lanes) * lanes if last else low + n + high
+            size = -(-(low + extent + high) // lanes) * lanes if last else low + extent + high
             first.append(low)
-            shape.append(_rows(wave) if d == axis else size)
+            shape.append(_rows(wave) if dim == axis else size)
         stride = (
             math.prod(shape[axis + 1 : -1]) * np.dtype(var.aval.dtype).itemsize
         )  # of rows, per element of the last axis
         wider = range(shape[-1], shape[-1] + MOST_LONGER * lanes, lanes)
-        shape[-1] = next((n for n in wider if not wave.machine.rows_alias(n * stride)), shape[-1])
+        shape[-1] = next(
+            (length for length in wider if not wave.machine.rows_alias(length * stride)), shape[-1]
+        )
         return cls(var, axis, tuple(first), tuple(shape))
 
     @property
@@ -90,20 +92,20 @@ class _Ring:
     def at(self, slot, hull: Access) -> tuple:
         """Index of a block whose first row is in `slot`."""
         return tuple(
-            ds(slot, s.size) if d == self.axis else ds(f + s.start.const, s.size)
-            for d, (f, s) in enumerate(zip(self.first, hull))
+            ds(slot, span.size) if dim == self.axis else ds(margin + span.start.const, span.size)
+            for dim, (margin, span) in enumerate(zip(self.first, hull))
         )
 
     def line(self, slot, count: int, dim: int, start: int, size: int) -> tuple:
         """Index of a part of rows along `dim`, with the margins of the others."""
         part = {self.axis: ds(slot, count), dim: ds(start, size)}
-        return tuple(part.get(d, slice(None)) for d in range(len(self.shape)))
+        return tuple(part.get(position, slice(None)) for position in range(len(self.shape)))
 
     def rows(self, slot, count: int) -> tuple:
         """Index of whole rows, without margins."""
         return tuple(
-            ds(slot, count) if d == self.axis else ds(f, size)
-            for d, (f, size) in enumerate(zip(self.first, self.v.aval.shape))
+            ds(slot, count) if dim == self.axis else ds(margin, size)
+            for dim, (margin, size) in enumerate(zip(self.first, self.v.aval.shape))
         )
 
 
@@ -141,8 +143,11 @@ class _SkewedBody:
         self.base = program_id(0) * I32(wave.height)
         panels = -(-_turns(wave) // _panel(wave))
 
-        def panel(p, _):
-            _loop(_panel(wave), lambda m: self.turn(p * I32(_panel(wave)) + m, m))
+        def panel(panel_index, _):
+            _loop(
+                _panel(wave),
+                lambda in_panel: self.turn(panel_index * I32(_panel(wave)) + in_panel, in_panel),
+            )
             if panels > 1:
                 self.go_back()
             return _
@@ -151,14 +156,14 @@ class _SkewedBody:
 
     # ---------------------------------------------------------------- a turn
 
-    def turn(self, n, in_panel) -> None:
+    def turn(self, turns, in_panel) -> None:
         """Rows enter, each step makes some, rows leave.
 
-        `n`: turns so far, `in_panel`: since it moved back.
+        `turns`: turns so far, `in_panel`: since it moved back.
         """
         wave, rows = self.wave, self.wave.reads.rows
         behind = wave.lag * wave.steps
-        entering, slot = n * I32(rows), in_panel * I32(rows) + I32(behind)
+        entering, slot = turns * I32(rows), in_panel * I32(rows) + I32(behind)
         first = self.base + I32(wave.steps * self.low)
 
         @when(entering < wave.height + behind)
@@ -167,9 +172,9 @@ class _SkewedBody:
 
         def step(k):
             back = (k + I32(1)) * I32(wave.lag)
-            d = entering - back
-            row = first + d - (k + I32(1)) * I32(self.low)
-            needed = (d > -rows) & (d < I32(wave.height + behind) - back)
+            distance = entering - back
+            row = first + distance - (k + I32(1)) * I32(self.low)
+            needed = (distance > -rows) & (distance < I32(wave.height + behind) - back)
             if not wave.wraps:
                 needed &= (row > -rows) & (row < wave.extent)
 
@@ -190,8 +195,8 @@ class _SkewedBody:
         far = _panel(wave) * wave.reads.rows
         for ring, scratch in zip(self.rings, self.scratch):
 
-            def move(k, ring=ring, scratch=scratch):
-                to, rank = k * I32(wave.lag), len(ring.shape)
+            def move(chunk, ring=ring, scratch=scratch):
+                to, rank = chunk * I32(wave.lag), len(ring.shape)
                 old, new = (
                     _along(rank, ring.axis, ds(start, wave.lag)) for start in (to + I32(far), to)
                 )
@@ -254,11 +259,13 @@ class _SkewedBody:
 
         @when(~inside)
         def _():
-            def one(k) -> None:
+            def one(number) -> None:
                 if wraps and self.wave.wraps:
-                    use(self.wrapped(row + k), slot + k, 1)
+                    use(self.wrapped(row + number), slot + number, 1)
                 else:
-                    when((row + k >= begin) & (row + k < end))(lambda: use(row + k, slot + k, 1))
+                    when((row + number >= begin) & (row + number < end))(
+                        lambda: use(row + number, slot + number, 1)
+                    )
 
             _loop(rows, one)
 
@@ -273,8 +280,11 @@ class _SkewedBody:
         dims = self.wave.periodic[self.wave.body.jaxpr.invars.index(ring.v)] - {ring.axis}
         for dim in sorted(dims):
             low, high = self.wave.margins(ring.v)[dim]
-            n, first = ring.v.aval.shape[dim], ring.first[dim]
-            for size, to, origin in ((low, first - low, first + n - low), (high, first + n, first)):
+            extent, first = ring.v.aval.shape[dim], ring.first[dim]
+            for size, to, origin in (
+                (low, first - low, first + extent - low),
+                (high, first + extent, first),
+            ):
                 if size:
                     scratch[ring.line(slot, count, dim, to, size)] = scratch[
                         ring.line(slot, count, dim, origin, size)
@@ -298,13 +308,17 @@ class _SkewedBody:
 
         @when(~inside)
         def _():
-            def one(b) -> None:
+            def one(number) -> None:
                 if self.wave.wraps:
-                    self.store(self.wave.alone, k, self.wrapped(row + b), slot + b, clipped=True)
+                    self.store(
+                        self.wave.alone, k, self.wrapped(row + number), slot + number, clipped=True
+                    )
                     return
-                in_array = (row + b >= 0) & (row + b < self.wave.extent)
+                in_array = (row + number >= 0) & (row + number < self.wave.extent)
                 when(in_array)(
-                    lambda: self.store(self.wave.alone, k, row + b, slot + b, clipped=True)
+                    lambda: self.store(
+                        self.wave.alone, k, row + number, slot + number, clipped=True
+                    )
                 )
 
             _loop(rows, one)
@@ -314,20 +328,20 @@ class _SkewedBody:
         low, high = 0, self.wave.least_extent - reads.rows
         for var in self.wave.body.jaxpr.invars:
             for hull in reads.hulls(var):
-                for s, size in zip(hull, var.aval.shape):
-                    if not s.is_const:
+                for span, size in zip(hull, var.aval.shape):
+                    if not span.is_const:
                         low, high = (
-                            max(low, -s.start.const),
-                            min(high, size - s.start.const - s.size),
+                            max(low, -span.start.const),
+                            min(high, size - span.start.const - span.size),
                         )
         return low, high
 
     def has_rows_of_others(self) -> bool:
         return any(
-            not s.is_const
-            for v in (*self.wave.consts, *self.wave.elements)
-            for hull in self.wave.reads.hulls(v)
-            for s in hull
+            not span.is_const
+            for var in (*self.wave.consts, *self.wave.elements)
+            for hull in self.wave.reads.hulls(var)
+            for span in hull
         )
 
     def store(self, reads: Reads, k, row, slot, clipped: bool) -> None:
@@ -348,12 +362,16 @@ class _SkewedBody:
     def block(self, var, hull: Access, k, row, slot, clipped: bool):
         """The block of an operand that rows of step k + 1, from `row` on, need."""
         if var in self.wave.carries:
-            ring, scratch = next((r, s) for r, s in zip(self.rings, self.scratch) if r.v is var)
+            ring, scratch = next(
+                (candidate, buf)
+                for candidate, buf in zip(self.rings, self.scratch)
+                if candidate.v is var
+            )
             return scratch[ring.at(slot + I32(hull[ring.axis].start.const - self.low), hull)]
         ref = self.given[var]
-        index: list = [ds(s.start.const, s.size) for s in hull]
+        index: list = [ds(span.start.const, span.size) for span in hull]
         lead = [k] if var in self.wave.elements else []
-        axis = next((d for d, s in enumerate(hull) if not s.is_const), None)
+        axis = next((dim for dim, span in enumerate(hull) if not span.is_const), None)
         if axis is None:
             return ref[(*lead, *index)]
         if not clipped:
@@ -373,10 +391,10 @@ class _SkewedBody:
 
 def _along(rank: int, axis: int, rows) -> tuple:
     """Index of whole rows."""
-    return tuple(rows if d == axis else slice(None) for d in range(rank))
+    return tuple(rows if dim == axis else slice(None) for dim in range(rank))
 
 
 def _loop(turns: int, body: Callable) -> None:
     """body(i32 number of a turn), for its effects."""
     if turns:
-        lax.fori_loop(I32(0), I32(turns), lambda k, _: body(k), None)
+        lax.fori_loop(I32(0), I32(turns), lambda turn, _: body(turn), None)

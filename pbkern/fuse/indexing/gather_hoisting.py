@@ -36,17 +36,23 @@ def _only_picked(closed: jex.ClosedJaxpr):
     """Results of arithmetic and gathers that only gathers read, as their operand."""
     jaxpr = closed.jaxpr
     made = {
-        var for e in jaxpr.eqns if e.primitive.name in (*ELEMENTWISE, "gather") for var in e.outvars
+        var
+        for maker in jaxpr.eqns
+        if maker.primitive.name in (*ELEMENTWISE, "gather")
+        for var in maker.outvars
     }
     picked = (
-        {e.invars[0] for e in jaxpr.eqns if e.primitive.name == "gather"} & made if made else set()
+        {gather.invars[0] for gather in jaxpr.eqns if gather.primitive.name == "gather"} & made
+        if made
+        else set()
     )
     if picked:
         others = {
             var
-            for e in jaxpr.eqns
-            for k, var in enumerate(e.invars)
-            if not isinstance(var, jex.Literal) and not (e.primitive.name == "gather" and k == 0)
+            for reader in jaxpr.eqns
+            for k, var in enumerate(reader.invars)
+            if not isinstance(var, jex.Literal)
+            and not (reader.primitive.name == "gather" and k == 0)
         }
         yield from (
             picked - others - {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
@@ -93,8 +99,8 @@ class _Lookups:
 
 def at_once(first, second, x, i, j):
     """A gather of a gather as one: x[i][:, j] -> x[i, j]. None if both look up the same dimension."""
-    a, b = (eqn.params["dimension_numbers"] for eqn in (first, second))
-    taken, dims, again = list(a.start_index_map), result_dims(first), result_dims(second)
+    first_dims, second_dims = (eqn.params["dimension_numbers"] for eqn in (first, second))
+    taken, dims, again = list(first_dims.start_index_map), result_dims(first), result_dims(second)
     back = {size: dim for dim, size in dims.items()}
     if any(
         not _picks_elements(eqn) or eqn.params["mode"] != first.params["mode"]
@@ -103,10 +109,10 @@ def at_once(first, second, x, i, j):
         return None
     if fills(first) and not _same(fill_value(first), fill_value(second)):
         return None
-    if i.dtype.kind != j.dtype.kind or any(dim not in back for dim in b.start_index_map):
+    if i.dtype.kind != j.dtype.kind or any(dim not in back for dim in second_dims.start_index_map):
         return None
     of_i, of_j = [again[dim] for dim in batch_dims(first)], batch_dims(second)
-    taken += [back[dim] for dim in b.start_index_map]
+    taken += [back[dim] for dim in second_dims.start_index_map]
     rest = [again[dims[k]] for k in range(x.ndim) if k not in taken]
     if of_i != sorted(of_i) or rest != sorted(rest):
         return None
@@ -114,11 +120,11 @@ def at_once(first, second, x, i, j):
     out = second.outvars[0].aval.shape
     indices = [
         lax.broadcast_in_dim(
-            lax.convert_element_type(v, np.promote_types(i.dtype, j.dtype)),
-            [*(out[dim] for dim in at), v.shape[-1]],
+            lax.convert_element_type(vectors, np.promote_types(i.dtype, j.dtype)),
+            [*(out[dim] for dim in at), vectors.shape[-1]],
             [*(at.index(dim) for dim in own), len(at)],
         )
-        for v, own in ((i, of_i), (j, of_j))
+        for vectors, own in ((i, of_i), (j, of_j))
     ]
     numbers = lax.GatherDimensionNumbers(tuple(rest), tuple(sorted(taken)), tuple(taken))
     sizes = tuple(1 if k in taken else size for k, size in enumerate(x.shape))
@@ -222,7 +228,8 @@ class _Pick:
             return values
         sizes = self.eqn.params["slice_sizes"]
         last = [
-            self.source[k] - sizes[k] for k in self.eqn.params["dimension_numbers"].start_index_map
+            self.source[axis] - sizes[axis]
+            for axis in self.eqn.params["dimension_numbers"].start_index_map
         ]
         rank = self.indices.ndim - 1
         indices = (
@@ -231,8 +238,8 @@ class _Pick:
             else lax.convert_element_type(self.indices, np.int32)
         )
         ok = lax.full(indices.shape[:rank], True)
-        for c, limit in enumerate(last):
-            i = lax.squeeze(lax.slice_in_dim(indices, c, c + 1, axis=rank), (rank,))
+        for column, limit in enumerate(last):
+            i = lax.squeeze(lax.slice_in_dim(indices, column, column + 1, axis=rank), (rank,))
             ok = lax.bitwise_and(
                 ok, lax.bitwise_and(lax.ge(i, i.dtype.type(0)), lax.le(i, i.dtype.type(limit)))
             )

@@ -160,11 +160,13 @@ class _Stacks:
             return None
         return [_one_of(pieces, starts[dim])]
 
-    def _column(self, indices, k: int):
-        """Entry `k` of every index vector, as one value if the vectors were concatenated from such values."""
+    def _column(self, indices, entry: int):
+        """Entry `entry` of every index vector, as one value if the vectors were concatenated from such values."""
         last = indices.ndim - 1
         dim, pieces = self.notes.find("stack", indices) or (None, ())
-        return pieces[k] if dim == last else lax.slice_in_dim(indices, k, k + 1, axis=last)
+        return (
+            pieces[entry] if dim == last else lax.slice_in_dim(indices, entry, entry + 1, axis=last)
+        )
 
     def _walked(self, eqn, x, indices, dim: int) -> dict[int, int] | None:
         """The result's dimension that walks each dimension of the stack except `dim`; None if one is not walked in step."""
@@ -176,11 +178,11 @@ class _Stacks:
                 continue
             if (
                 axis in looked_up
-                and (b := self._counted(indices, looked_up.index(axis), size)) is not None
+                and (place := self._counted(indices, looked_up.index(axis), size)) is not None
             ):
                 if sizes[axis] != 1:
                     return None
-                walked[axis] = batch[b]
+                walked[axis] = batch[place]
             elif axis in dn.operand_batching_dims or (
                 sizes[axis] == size and not (axis in looked_up and fills(eqn))
             ):
@@ -189,20 +191,20 @@ class _Stacks:
                 return None
         return walked if len({*walked.values()}) == len(walked) else None
 
-    def _counted(self, indices, k: int, n: int) -> int | None:
-        """The dimension of the indices, of size n, along which entry `k` of the index vectors counts."""
-        found = self.notes.find("counts", self._column(indices, k))
+    def _counted(self, indices, entry: int, extent: int) -> int | None:
+        """The dimension of the indices, of size n, along which entry `entry` of the index vectors counts."""
+        found = self.notes.find("counts", self._column(indices, entry))
         if found is None or 0 not in found[0]:
             return None
         index = found[0].index(0)
-        return index if index < indices.ndim - 1 and indices.shape[index] == n else None
+        return index if index < indices.ndim - 1 and indices.shape[index] == extent else None
 
 
 def _copies_rows(eqn, walked: dict[int, int]) -> bool:
     """Does the gather repeat rows? It copies them from a stack that is small beside the result, and reads one of each."""
     out, sizes = eqn.outvars[0].aval.shape, eqn.params["slice_sizes"]
     return max(sizes) > 1 and any(
-        n > 1 and axis not in walked.values() for axis, n in enumerate(out)
+        extent > 1 and axis not in walked.values() for axis, extent in enumerate(out)
     )
 
 

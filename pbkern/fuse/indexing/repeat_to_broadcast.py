@@ -87,7 +87,7 @@ class _Repeats:
         for axis, size in enumerate(shape):
             group = groups.get(dims.index(axis), ()) if axis in dims else ()
             places += range(len(finer), len(finer) + len(group))
-            finer += [source.shape[k] for k in group] or [size]
+            finer += [source.shape[dim] for dim in group] or [size]
         flat = lax.squeeze(source, [k for k, n in enumerate(source.shape) if n == 1])
         return self._joined(lax.broadcast_in_dim(flat, finer, places), shape)
 
@@ -97,4 +97,8 @@ def _groups(old, new) -> dict[int, list[int]] | None:
     if 0 in old:
         return None
     runs = segments(old, new)
-    return {b[0]: a for a, b in runs} if all(len(b) == 1 for _, b in runs) else None
+    return (
+        {new_dims[0]: old_dims for old_dims, new_dims in runs}
+        if all(len(new_dims) == 1 for _, new_dims in runs)
+        else None
+    )

@@ -41,9 +41,11 @@ def first_sorted(operands, **params) -> list:
 
 @rules.register("first_sorted")
 def _first_sorted(eqn, out: Access) -> Pull:
-    d = eqn.params["dimension"]
-    access = require_whole(eqn, out, (d,))
-    line = tuple(whole(shapes(eqn)[0][d]) if n == d else span for n, span in enumerate(access))
+    axis = eqn.params["dimension"]
+    access = require_whole(eqn, out, (axis,))
+    line = tuple(
+        whole(shapes(eqn)[0][axis]) if n == axis else span for n, span in enumerate(access)
+    )
     return Pull(
         (line,) * len(eqn.invars),
         {},

@@ -29,8 +29,11 @@ SMALL = 4096
 
 # Scatter -> (combine, identity element). Adding -0 keeps the sign of a zero, adding 0 does not.
 COMBINE: dict[str, tuple[Callable, Callable]] = {
-    "scatter-add": (lax.add, lambda t: np.asarray(-0.0 if t.kind not in "iub" else 0, t)),
-    "scatter-sub": (lax.sub, lambda t: np.zeros((), t)),
+    "scatter-add": (
+        lax.add,
+        lambda dtype: np.asarray(-0.0 if dtype.kind not in "iub" else 0, dtype),
+    ),
+    "scatter-sub": (lax.sub, lambda dtype: np.zeros((), dtype)),
     "scatter-mul": (lax.mul, REDUCERS["reduce_prod"][1]),
     "scatter-min": (lax.min, REDUCERS["reduce_min"][1]),
     "scatter-max": (lax.max, REDUCERS["reduce_max"][1]),
@@ -38,23 +41,27 @@ COMBINE: dict[str, tuple[Callable, Callable]] = {
 
 # Index arithmetic on NumPy arrays: (operands, params) -> array.
 ARITHMETIC: dict[str, Callable] = {
-    "add": lambda p, x, y: x + y,
-    "sub": lambda p, x, y: x - y,
-    "mul": lambda p, x, y: x * y,
-    "min": lambda p, x, y: np.minimum(x, y),
-    "max": lambda p, x, y: np.maximum(x, y),
-    "lt": lambda p, x, y: x < y,
-    "ge": lambda p, x, y: x >= y,
-    "clamp": lambda p, low, x, high: np.minimum(np.maximum(x, low), high),
-    "select_n": lambda p, which, *cases: (
+    "add": lambda params, x, y: x + y,
+    "sub": lambda params, x, y: x - y,
+    "mul": lambda params, x, y: x * y,
+    "min": lambda params, x, y: np.minimum(x, y),
+    "max": lambda params, x, y: np.maximum(x, y),
+    "lt": lambda params, x, y: x < y,
+    "ge": lambda params, x, y: x >= y,
+    "clamp": lambda params, low, x, high: np.minimum(np.maximum(x, low), high),
+    "select_n": lambda params, which, *cases: (
         np.choose(which.astype(int), cases) if len(cases) == 2 else None
     ),
-    "convert_element_type": lambda p, x: x.astype(p["new_dtype"]),
-    "reshape": lambda p, x: x.reshape(p["new_sizes"]) if p.get("dimensions") is None else None,
-    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
-    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
-    "broadcast_in_dim": lambda p, x: _broadcast(x, p["shape"], p["broadcast_dimensions"]),
-    "iota": lambda p: _iota(p["dtype"], p["shape"], p["dimension"]),
+    "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
+    "reshape": lambda params, x: (
+        x.reshape(params["new_sizes"]) if params.get("dimensions") is None else None
+    ),
+    "squeeze": lambda params, x: np.squeeze(x, tuple(params["dimensions"])),
+    "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
+    "broadcast_in_dim": lambda params, x: _broadcast(
+        x, params["shape"], params["broadcast_dimensions"]
+    ),
+    "iota": lambda params: _iota(params["dtype"], params["shape"], params["dimension"]),
 }
 
 
@@ -104,7 +111,7 @@ class Constants:
             return None
         if eqn is None:
             return _agreed(map(self.value, self.given.get(var, ())))
-        operands = [self.value(a) for a in eqn.invars]
+        operands = [self.value(atom) for atom in eqn.invars]
         if any(operand is None for operand in operands):
             return None
         made = ARITHMETIC[eqn.primitive.name](eqn.params, *operands)
@@ -141,10 +148,10 @@ def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites top_k, and the updates and dynamic slices whose places allow it."""
     names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
 
-    def has_any(c: jex.ClosedJaxpr) -> bool:
+    def has_any(nested: jex.ClosedJaxpr) -> bool:
         return any(
             eqn.primitive.name in names or any(map(has_any, inner_jaxprs(eqn)))
-            for eqn in c.jaxpr.eqns
+            for eqn in nested.jaxpr.eqns
         )
 
     if not has_any(closed):
@@ -189,7 +196,7 @@ def _gather(eqn, operands, constants: Constants):
     starts = [0] * x.ndim
     for dim, place in zip(dn.start_index_map, places):
         starts[dim] = int(place)
-    if not all(0 <= start <= size - m for start, size, m in zip(starts, x.shape, sizes)):
+    if not all(0 <= start <= size - width for start, size, width in zip(starts, x.shape, sizes)):
         return None
     return [
         lax.squeeze(
@@ -271,7 +278,7 @@ def _updated(x, update, tests: Sequence, name: str):
         inside = here if inside is None else inside & here
         if isinstance(test, _Range):
             config[test.dim] = test.padding(x, update)
-    if any(c != (0, 0, 0) for c in config):
+    if any(entry != (0, 0, 0) for entry in config):
         update = lax.pad(update, np.zeros((), update.dtype), config)
     update = _spread(update, x.shape) if update.shape != x.shape else update
     if name == "scatter":
@@ -327,7 +334,7 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
 
 def _box(x, update, dn, batch: dict[int, int]):
     """The update with one dimension per dimension of x: 1 where the window is one element wide."""
-    scatter_dims = [d for d in range(update.ndim) if d not in dn.update_window_dims]
+    scatter_dims = [dim for dim in range(update.ndim) if dim not in dn.update_window_dims]
     windows = iter(dn.update_window_dims)
     kept = []
     for axis in range(x.ndim):
@@ -335,14 +342,16 @@ def _box(x, update, dn, batch: dict[int, int]):
             kept.append(scatter_dims[batch[axis]])
         elif axis not in dn.inserted_window_dims:
             kept.append(next(windows))
-    dropped = [d for d in range(update.ndim) if d not in kept]
+    dropped = [dim for dim in range(update.ndim) if dim not in kept]
     squeezed = lax.squeeze(lax.transpose(update, (*kept, *dropped)), range(len(kept), update.ndim))
-    return lax.expand_dims(squeezed, [d for d in range(x.ndim) if d in dn.inserted_window_dims])
+    return lax.expand_dims(
+        squeezed, [dim for dim in range(x.ndim) if dim in dn.inserted_window_dims]
+    )
 
 
-def _index_column(indices, k: int, rank: int, batch: dict[int, int]):
-    """Entry `k` of every index vector as an i32 array of `rank` dimensions, of size 1 except batch dimensions."""
-    column = lax.index_in_dim(indices, k, indices.ndim - 1, keepdims=False)
+def _index_column(indices, entry: int, rank: int, batch: dict[int, int]):
+    """Entry `entry` of every index vector as an i32 array of `rank` dimensions, of size 1 except batch dimensions."""
+    column = lax.index_in_dim(indices, entry, indices.ndim - 1, keepdims=False)
     if column.dtype != np.int32:
         column = lax.convert_element_type(column, np.int32)
     kept = list(batch.values())

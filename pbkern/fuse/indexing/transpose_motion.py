@@ -68,7 +68,7 @@ class _Transposes:
             eqn.primitive.multiple_results
             or not found
             or None in found
-            or len({f[1] for f in found}) > 1
+            or len({view[1] for view in found}) > 1
         ):
             return None
         if eqn.outvars[0].aval.ndim != len(found[0][1]):  # a bitcast to elements of another width

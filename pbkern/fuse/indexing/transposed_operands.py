@@ -40,7 +40,8 @@ class _Transposed:
     def dot_general(self, eqn, operands):
         contracted, batch = eqn.params["dimension_numbers"]
         if not all(
-            _rows(operand.shape, c, b) > 1 for operand, c, b in zip(operands, contracted, batch)
+            _rows(operand.shape, summed, batched) > 1
+            for operand, summed, batched in zip(operands, contracted, batch)
         ):
             return None
         operands, contracted = list(operands), list(contracted)

@@ -30,7 +30,7 @@ def _as_one(eqn, operands):
         jex.jaxpr_as_fun(loops_as_one(params[name])) for name in ("cond_jaxpr", "body_jaxpr")
     )
     return while_any(
-        lambda c: goes_on(*operands[:first], *c)[0],
-        lambda c: step(*operands[first:last], *c),
+        lambda carry: goes_on(*operands[:first], *carry)[0],
+        lambda carry: step(*operands[first:last], *carry),
         operands[last:],
     )

@@ -20,7 +20,7 @@ from pbkern.core.jaxprs import called_jaxpr, fresh_aval, inner_jaxprs, retrace_i
 
 def hoist_constants_of_bodies(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Rewrites a function to canonical form, without constants in bodies; returns it as it was, if no body holds an array."""
-    arrays = {id(c): c for c in _held(closed.jaxpr, in_body=False)}
+    arrays = {id(array): array for array in _held(closed.jaxpr, in_body=False)}
     if not arrays:
         return closed
 

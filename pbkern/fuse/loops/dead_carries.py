@@ -59,7 +59,11 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         if len(kept) == n_carry and len(consts) == n_consts:
             return None
         types = [var.aval for var in body.jaxpr.invars]
-        read = [*consts, *(n_consts + k for k in kept), *range(n_consts + n_carry, len(types))]
+        read = [
+            *consts,
+            *(n_consts + place for place in kept),
+            *range(n_consts + n_carry, len(types)),
+        ]
 
         def slim(*args):
             given = dict(zip(read, args))  # the values of the others do not matter
@@ -69,11 +73,11 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
                 if k not in given
             }
             results = jex.jaxpr_as_fun(body)(*((given | others)[k] for k in range(len(types))))
-            return [results[k] for k in kept] + list(results[n_carry:])
+            return [results[place] for place in kept] + list(results[n_carry:])
 
-        made = drop_dead(jax.make_jaxpr(slim)(*(types[k] for k in read)))
+        made = drop_dead(jax.make_jaxpr(slim)(*(types[place] for place in read)))
         changed = {"jaxpr": made, "num_consts": len(consts), "num_carry": len(kept)}
-        rebound = bind_again(eqn, [operands[k] for k in read], {**params, **changed})
+        rebound = bind_again(eqn, [operands[place] for place in read], {**params, **changed})
         # Nobody reads the results that are None.
         results: list = [None] * n_carry + list(rebound[len(kept) :])
         for k, x in zip(kept, rebound):

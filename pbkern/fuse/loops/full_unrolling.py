@@ -34,7 +34,7 @@ def _is_short(eqn) -> bool:
     return (params["length"] == 1 and not body.effects) or (
         len(body.outvars) == params["num_carry"]
         and params["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
-        and all(_is_pointwise(e) for e in body.eqns)
+        and all(_is_pointwise(body_eqn) for body_eqn in body.eqns)
     )
 
 

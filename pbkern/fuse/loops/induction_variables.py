@@ -45,7 +45,7 @@ def _constant(x) -> int | None:
 
 def _maker(jaxpr: jex.Jaxpr, var):
     """The equation that makes `var`, through conversions that only change the weakness of a type."""
-    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    makers = {output: eqn for eqn in jaxpr.eqns for output in eqn.outvars}
     while var in makers and makers[var].primitive.name == "convert_element_type":
         source = makers[var].invars[0]
         if isinstance(source, jex.Literal) or source.aval.dtype != var.aval.dtype:
@@ -140,9 +140,9 @@ def _over_counters(eqn, operands):
         return None
     kept = [k for k in range(n_carry) if k not in found]
 
-    def values(k: int, low: int, high: int) -> np.ndarray:
-        first, step = found[k]
-        return (first + step * np.arange(low, high, dtype=np.int64)).astype(olds[k].aval.dtype)
+    def values(place: int, low: int, high: int) -> np.ndarray:
+        first, step = found[place]
+        return (first + step * np.arange(low, high, dtype=np.int64)).astype(olds[place].aval.dtype)
 
     def inner(*args):
         consts, carry, xs = (
@@ -154,20 +154,24 @@ def _over_counters(eqn, operands):
         results = jex.jaxpr_as_fun(body)(
             *consts, *(given[k] for k in range(n_carry)), *xs[len(found) :]
         )
-        return [results[k] for k in kept] + list(results[n_carry:])
+        return [results[place] for place in kept] + list(results[n_carry:])
 
     ins = [var.aval for var in body.jaxpr.invars]
     types = (
-        ins[:n_consts] + [ins[n_consts + k] for k in (*kept, *found)] + ins[n_consts + n_carry :]
+        ins[:n_consts]
+        + [ins[n_consts + place] for place in (*kept, *found)]
+        + ins[n_consts + n_carry :]
     )
     made = drop_dead(jax.make_jaxpr(inner)(*types))
-    walked = [values(k, 0, length) for k in found]
+    walked = [values(place, 0, length) for place in found]
     given = [
         *operands[:n_consts],
-        *(operands[n_consts + k] for k in kept),
+        *(operands[n_consts + place] for place in kept),
         *walked,
         *operands[n_consts + n_carry :],
     ]
     rebound = bind_again(eqn, given, {**params, "jaxpr": made, "num_carry": len(kept)})
-    results = dict(zip(kept, rebound)) | {k: values(k, length, length + 1)[0] for k in found}
+    results = dict(zip(kept, rebound)) | {
+        place: values(place, length, length + 1)[0] for place in found
+    }
     return [*(results[k] for k in range(n_carry)), *rebound[len(kept) :]]

@@ -29,25 +29,27 @@ def hoist_invariants(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
     """Loops inside loops give what they share to the outer ones."""
 
     def scan(eqn, operands):
-        params, n = params_of(eqn), params_of(eqn)["num_consts"]
+        params, n_consts = params_of(eqn), params_of(eqn)["num_consts"]
         body = hoist_invariants(params["jaxpr"], machine)
-        moved = _Moved.of(body, n, machine)
+        moved = _Moved.of(body, n_consts, machine)
         if moved is None:
             return None
-        given = [*operands[:n], *moved.values(operands[:n]), *operands[n:]]
+        given = [*operands[:n_consts], *moved.values(operands[:n_consts]), *operands[n_consts:]]
         return bind_again(
-            eqn, given, {**params, "jaxpr": moved.body(), "num_consts": n + len(moved.shared)}
+            eqn,
+            given,
+            {**params, "jaxpr": moved.body(), "num_consts": n_consts + len(moved.shared)},
         )
 
     def loop(eqn, operands):
-        params, first, n = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        params, first, n_consts = eqn.params, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         body = hoist_invariants(params["body_jaxpr"], machine)
-        moved = _Moved.of(body, n, machine)
+        moved = _Moved.of(body, n_consts, machine)
         if moved is None:
             return None
-        consts = operands[first : first + n]
-        given = [*operands[:first], *consts, *moved.values(consts), *operands[first + n :]]
-        changed = {"body_jaxpr": moved.body(), "body_nconsts": n + len(moved.shared)}
+        consts = operands[first : first + n_consts]
+        given = [*operands[:first], *consts, *moved.values(consts), *operands[first + n_consts :]]
+        changed = {"body_jaxpr": moved.body(), "body_nconsts": n_consts + len(moved.shared)}
         return eqn.primitive.bind(*given, **{**params, **changed})
 
     has_loop = any(eqn.primitive.name in ("scan", "while", "cond") for eqn in closed.jaxpr.eqns)
@@ -80,7 +82,11 @@ class _Moved:
         moved: set = set()
         for eqn in jaxpr.eqns:
             read = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
-            if eqn.effects or list(inner_jaxprs(eqn)) or not all(a in fixed for a in read):
+            if (
+                eqn.effects
+                or list(inner_jaxprs(eqn))
+                or not all(operand in fixed for operand in read)
+            ):
                 continue
             before.add(id(eqn))
             fixed.update(eqn.outvars)
@@ -89,9 +95,17 @@ class _Moved:
             if follows or (_is_expensive(eqn, machine) and nbytes(eqn.outvars[0].aval) <= limit):
                 moved.add(id(eqn))
                 expensive.update(eqn.outvars)
-        rest = [var for e in jaxpr.eqns if id(e) not in moved for var in e.invars]
-        read = {a for a in (*rest, *jaxpr.outvars) if not isinstance(a, jex.Literal)}
-        shared = [var for e in jaxpr.eqns if id(e) in moved for var in e.outvars if var in read]
+        rest = [
+            var for loop_eqn in jaxpr.eqns if id(loop_eqn) not in moved for var in loop_eqn.invars
+        ]
+        read = {atom for atom in (*rest, *jaxpr.outvars) if not isinstance(atom, jex.Literal)}
+        shared = [
+            var
+            for moved_eqn in jaxpr.eqns
+            if id(moved_eqn) in moved
+            for var in moved_eqn.outvars
+            if var in read
+        ]
         return cls(closed, consts, before, moved, shared) if shared else None
 
     def values(self, consts) -> list:
@@ -107,7 +121,7 @@ class _Moved:
 
         others = [None] * (len(self.closed.jaxpr.invars) - self.consts)
         evaluate(self.closed.jaxpr, self.closed.consts, [*consts, *others], bind=bind)
-        return [found[v] for v in self.shared]
+        return [found[var] for var in self.shared]
 
     def body(self) -> jex.ClosedJaxpr:
         """The rest of the body, with the shared values behind the operands that never change."""

@@ -31,10 +31,10 @@ def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     made = _masks(closed.jaxpr)
 
     def rewrite(eqn, operands):
-        body, n = eqn.params["jaxpr"], params_of(eqn)["num_consts"]
+        body, n_consts = eqn.params["jaxpr"], params_of(eqn)["num_consts"]
         sunk = {
             k: made[var]
-            for k, var in enumerate(eqn.invars[:n])
+            for k, var in enumerate(eqn.invars[:n_consts])
             if not isinstance(var, jex.Literal) and var in made
         }
         sunk = {k: eqns for k, eqns in sunk.items() if _is_mask(eqn.invars[k].aval, eqns)}
@@ -42,8 +42,8 @@ def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         if inner is body:
             return None
         kept = [k for k in range(len(operands)) if k not in sunk]
-        params = params_of(eqn) | {"jaxpr": inner, "num_consts": n - len(sunk)}
-        return bind_again(eqn, [operands[k] for k in kept], params)
+        params = params_of(eqn) | {"jaxpr": inner, "num_consts": n_consts - len(sunk)}
+        return bind_again(eqn, [operands[place] for place in kept], params)
 
     return retrace(closed, {"scan": rewrite})
 

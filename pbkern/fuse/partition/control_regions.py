@@ -35,7 +35,7 @@ def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
         if isinstance(value, jex.ClosedJaxpr):
             yield name, value
         elif isinstance(value, tuple) and value and isinstance(value[0], jex.ClosedJaxpr):
-            yield from ((f"{name}{n}", v) for n, v in enumerate(value))
+            yield from ((f"{name}{n}", closed) for n, closed in enumerate(value))
 
 
 def control_node(parts, eqn, partition: Callable) -> Node:
@@ -75,27 +75,33 @@ def _cause(left: list[Node]) -> Node | None:
 def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
     """Do scatters into operands of a body update in place, as XLA's do, instead of copying once per step?"""
     nodes = inner.partition.nodes
-    nested = [g for node in nodes for i in node.inner.values() for g in i.partition.groups()]
-    if any(n.scatters() and n.schedule.aliases for n in nested):
+    nested = [
+        subgroup for node in nodes for i in node.inner.values() for subgroup in i.partition.groups()
+    ]
+    if any(subgroup.scatters() and subgroup.schedule.aliases for subgroup in nested):
         return False  # that loop starts with a copy
     given = set(inner.jaxpr.invars)
     groups = [
         node
         for node in nodes
         if node.kind == "group"
-        and any(e.primitive.name in SCATTERS and e.invars[0] in given for e in node.eqns)
+        and any(
+            member.primitive.name in SCATTERS and member.invars[0] in given for member in node.eqns
+        )
     ]
     scatter_into_carries(eqn, name, inner)
     for group in groups:
         few = all(
-            e.invars[2].aval.size <= FEW_UPDATES for e in group.eqns if e.primitive.name in SCATTERS
+            member.invars[2].aval.size <= FEW_UPDATES
+            for member in group.eqns
+            if member.primitive.name in SCATTERS
         )
         if few and group.schedule.aliases:  # nothing is copied: one program is enough
-            made = [v for v, _ in group.schedule.outputs]
+            made = [var for var, _ in group.schedule.outputs]
             whole = schedule_at(group.eqns, made, made[0].aval.shape, parts.machine)
             group.schedule = group.schedule if whole is None else whole
     scatter_into_carries(eqn, name, inner)
-    return all(n.schedule.aliases for n in groups)
+    return all(member.schedule.aliases for member in groups)
 
 
 def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:

@@ -29,7 +29,7 @@ def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]
     for node in nodes:
         for name, inner in node.inner.items():
             scatter_into_carries(node.eqns[0], name, inner)
-            use_donated([n for n in inner.partition.nodes if n.inner], inner.jaxpr, ())
+            use_donated([outer for outer in inner.partition.nodes if outer.inner], inner.jaxpr, ())
 
 
 def scatter_into_carries(eqn, name: str, inner: Inner) -> None:
@@ -50,7 +50,7 @@ def in_place(inner: Inner) -> set:
         for node in inner.partition.nodes
         if node.kind == "group" and node.schedule is not None
     ]
-    return {schedule.outputs[o][0] for schedule in schedules for _, o in schedule.aliases}
+    return {schedule.outputs[place][0] for schedule in schedules for _, place in schedule.aliases}
 
 
 def _carried(eqn, name: str, body: jex.Jaxpr) -> dict:
@@ -73,9 +73,9 @@ def _set_aliases(
             readers.setdefault(read, []).append(node)
     results = [var for var in jaxpr.outvars if not isinstance(var, jex.Literal)]
     pairs = {
-        r: pair
-        for r, pair in pairs.items()
-        if len(readers.get(pair, ())) == 1 and pair not in results and results.count(r) == 1
+        result: pair
+        for result, pair in pairs.items()
+        if len(readers.get(pair, ())) == 1 and pair not in results and results.count(result) == 1
     }
     for node in groups:
         if node.kind == "group" and node.schedule is not None:
@@ -90,34 +90,34 @@ def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
         if flag:
             waiting.setdefault((var.aval.shape, var.aval.dtype), []).append(var)
     found: dict = {}
-    for a in jaxpr.outvars:
-        free = waiting.get((a.aval.shape, a.aval.dtype))
+    for output in jaxpr.outvars:
+        free = waiting.get((output.aval.shape, output.aval.dtype))
         if free:
             var = free.pop(0)
-            if not isinstance(a, jex.Literal):
-                found.setdefault(a, var)
+            if not isinstance(output, jex.Literal):
+                found.setdefault(output, var)
     return found
 
 
 def _aliases(node: Node, schedule: Schedule, pairs: dict) -> Iterator[tuple[int, int]]:
     inputs = schedule.requests.inputs
-    for o, (result, access) in enumerate(schedule.outputs):
-        v = pairs.get(result)
-        places = [i for i, (other, _) in enumerate(inputs) if other is v]
-        if node.finish is not None and v in node.finish.reads():
+    for number, (result, access) in enumerate(schedule.outputs):
+        operand = pairs.get(result)
+        places = [i for i, (other, _) in enumerate(inputs) if other is operand]
+        if node.finish is not None and operand in node.finish.reads():
             continue
         if (
-            v is not None
+            operand is not None
             and len(places) == 1
             and inputs[places[0]][1] == access
-            and _stays_in_place(node, v)
+            and _stays_in_place(node, operand)
         ):
-            yield places[0], o
+            yield places[0], number
 
 
-def _stays_in_place(node: Node, v) -> bool:
-    """Does the node use `v` only for elementwise arithmetic, or to scatter other values into it?"""
-    tainted = {v}
+def _stays_in_place(node: Node, operand) -> bool:
+    """Does the node use `operand` only for elementwise arithmetic, or to scatter other values into it?"""
+    tainted = {operand}
     for eqn in node.eqns:
         at = [
             k

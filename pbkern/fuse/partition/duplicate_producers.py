@@ -40,8 +40,8 @@ def duplicate_masks(parts) -> None:
 
 def _copy(parts, group: Node) -> None:
     users, aliases = parts.readers(group)
-    made = [*group.eqns, *(eqn for n in aliases for eqn in n.eqns)]
-    users = [n for n in users if n.kind == "group"]
+    made = [*group.eqns, *(eqn for view in aliases for eqn in view.eqns)]
+    users = [reader for reader in users if reader.kind == "group"]
     for user in users:
         schedule = _schedule(parts, [*made, *user.eqns], user.outputs)
         if schedule is not None and schedule.cost.seconds <= SLACK * (
@@ -59,7 +59,7 @@ def _copy(parts, group: Node) -> None:
 def share_duplicates(parts) -> None:
     """Removes copies from groups of `parts`, a Partitioner, where the model does not lose."""
     for eqn in parts.jaxpr.eqns:
-        groups = [n for n in parts.nodes_of.get(id(eqn), ()) if n.kind == "group"]
+        groups = [node for node in parts.nodes_of.get(id(eqn), ()) if node.kind == "group"]
         for maker in groups if len(groups) > 1 else ():
             given = {output for output in maker.outputs if output in eqn.invars}
             readers = [group for group in groups if group is not maker and given & group.reads()]
@@ -73,7 +73,7 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     changed = [
         (
             reader,
-            leading_to([e for e in reader.eqns if e is not eqn], reader.outputs),
+            leading_to([member for member in reader.eqns if member is not eqn], reader.outputs),
             reader.outputs,
         )
         for reader in readers
@@ -91,9 +91,12 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     outputs = list(dict.fromkeys([*kept, *eqn.outvars]))
     changed.append((maker, leading_to(maker.eqns, outputs), outputs))
     schedules = [_schedule(parts, eqns, outputs, n.schedule, eqn) for n, eqns, outputs in changed]
-    if any(s is None for s in schedules):
+    if any(candidate is None for candidate in schedules):
         return
-    before, after = sum(n.seconds for n, _, _ in changed), sum(s.cost.seconds for s in schedules)
+    before, after = (
+        sum(n.seconds for n, _, _ in changed),
+        sum(candidate.cost.seconds for candidate in schedules),
+    )
     why = (
         "one copy for all"
         if after <= before

@@ -59,7 +59,7 @@ class _Joining:
 
     def __init__(self, parts, position: dict[int, int]) -> None:
         self.parts, self.position = parts, position
-        self.makers = {output: n for n in parts.nodes for output in n.outputs}
+        self.makers = {output: maker for maker in parts.nodes for output in maker.outputs}
         self.readers: dict = {}
         for node in parts.nodes:
             for read in node.reads():
@@ -68,15 +68,15 @@ class _Joining:
     def join(self, node: Node) -> None:
         """Makes a node the last stage of the group that it reads from, or part of that stage."""
         views = self._views(node)
-        read = {v for view in (node, *views) for v in view.reads()} - {
+        read = {operand for view in (node, *views) for operand in view.reads()} - {
             output for view in views for output in view.outputs
         }
-        makers = [self.makers[v] for v in read if v in self.makers]
+        makers = [self.makers[operand] for operand in read if operand in self.makers]
         if not makers or any(
-            n.kind == "xla" for n in makers
+            source.kind == "xla" for source in makers
         ):  # fused nodes wait for XLA's as late as they can
             return
-        maker = max(makers, key=lambda n: self.position[id(n)])
+        maker = max(makers, key=lambda source: self.position[id(source)])
         if maker.kind == "group":
             self._into(maker, node, [view for view in views if self._source(view) is maker])
 
@@ -90,12 +90,12 @@ class _Joining:
                 if maker is not None and maker.kind == "alias" and id(maker) not in found:
                     found[id(maker)] = maker
                     waiting.append(maker)
-        return sorted(found.values(), key=lambda n: -self.position[id(n)])
+        return sorted(found.values(), key=lambda view: -self.position[id(view)])
 
     def _source(self, view: Node) -> Node | None:
         """The node that makes the value behind a reshape."""
-        (v,) = view.reads()
-        maker = self.makers.get(v)
+        (operand,) = view.reads()
+        maker = self.makers.get(operand)
         return self._source(maker) if maker is not None and maker.kind == "alias" else maker
 
     def _into(self, maker: Node, node: Node, views: list[Node]) -> None:
@@ -105,15 +105,19 @@ class _Joining:
             if not any(self._is_read(output, gone) for output in view.outputs):
                 gone.append(view)
         outputs = [
-            output for n in present for output in n.outputs if self._is_read(output, gone)
+            output for stage in present for output in stage.outputs if self._is_read(output, gone)
         ] + node.outputs
         finish = self._finish(
-            maker, [eqn for n in (*present, *views, node) for eqn in n.eqns], outputs
+            maker, [eqn for stage in (*present, *views, node) for eqn in stage.eqns], outputs
         )
         if finish is None:
             return
-        own = [output for output in maker.outputs if not any(output in n.outputs for n in present)]
-        kept = [v for v in own if self._is_read(v, gone)]
+        own = [
+            output
+            for output in maker.outputs
+            if not any(output in stage.outputs for stage in present)
+        ]
+        kept = [output for output in own if self._is_read(output, gone)]
         before = maker.seconds + node.seconds
         self._forget_refusals(maker, gone, set(own) - set(kept))
         maker.finish, maker.outputs = finish, kept + finish.outputs
@@ -121,16 +125,16 @@ class _Joining:
         why = "it runs as the last stage of the kernel before it"
         self.parts.edges.append(Edge(node.eqns[-1], True, why, 0, before, maker.seconds))
 
-    def _is_read(self, v, gone: Iterable[Node]) -> bool:
+    def _is_read(self, var, gone: Iterable[Node]) -> bool:
         """Do nodes other than those about to go read a value?"""
-        return v in self.parts.results or any(
-            not any(n is g for g in gone) for n in self.readers.get(v, ())
+        return var in self.parts.results or any(
+            not any(reader is removed for removed in gone) for reader in self.readers.get(var, ())
         )
 
     def _finish(self, maker: Node, eqns: Iterable, outputs: Iterable) -> Node | None:
         """One program of these equations; None if there is none, or it would be too much work."""
         order = self.parts.order
-        eqns = sorted({id(eqn): eqn for eqn in eqns}.values(), key=lambda e: order[id(e)])
+        eqns = sorted({id(eqn): eqn for eqn in eqns}.values(), key=lambda eqn: order[id(eqn)])
         outputs = sorted(
             outputs, key=lambda output: (-len(output.aval.shape), -math.prod(output.aval.shape))
         )
@@ -151,16 +155,16 @@ class _Joining:
             for read in nest.reads():
                 self.readers[read].remove(nest)
         for read in maker.reads():
-            if not any(n is maker for n in self.readers.setdefault(read, [])):
+            if not any(reader is maker for reader in self.readers.setdefault(read, [])):
                 self.readers[read].append(maker)
         self.makers |= dict.fromkeys(maker.outputs, maker)
 
     def _forget_refusals(self, maker: Node, gone: list[Node], private: set) -> None:
         """Drops refused edges to the last stage: of private values, or all of the maker's if it has no other reader."""
         others = any(
-            not any(n is g for g in gone)
+            not any(reader is removed for removed in gone)
             for output in maker.outputs
-            for n in self.readers.get(output, ())
+            for reader in self.readers.get(output, ())
         )
         own = {id(eqn) for eqn in maker.eqns if not others or private.issuperset(eqn.outvars)}
         edges = self.parts.edges

@@ -59,8 +59,8 @@ def join_softmax(parts: Any) -> None:
             continue
         inside = [group, *aliases, *users]
         eqns = sorted(
-            {id(eqn): eqn for n in inside for eqn in n.eqns}.values(),
-            key=lambda e: parts.order[id(e)],
+            {id(eqn): eqn for member in inside for eqn in member.eqns}.values(),
+            key=lambda eqn: parts.order[id(eqn)],
         )
         if are_scores(group.outputs, eqns) and not any(
             _leads_around(parts, user, inside) for user in users
@@ -71,19 +71,19 @@ def join_softmax(parts: Any) -> None:
 def _leads_around(parts: Any, user: Node, inside: list[Node]) -> bool:
     """Do other nodes wait for this reader, and another reader for them?"""
     outside = [successor for successor in parts.successors(user) if successor not in inside]
-    return any(parts.reaches(outside, n) for n in inside)
+    return any(parts.reaches(outside, member) for member in inside)
 
 
 def _join(parts: Any, inside: list[Node], eqns: list) -> None:
     *others, last = inside
     outputs = [
         output
-        for n in inside
-        for output in n.outputs
+        for member in inside
+        for output in member.outputs
         if output in parts.results or any(user not in inside for user in parts.users(output))
     ]
     schedule, why = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain)
-    before = sum(n.seconds for n in inside if n.kind == "group")
+    before = sum(member.seconds for member in inside if member.kind == "group")
     ok = schedule is not None and schedule.cost.seconds < before * SCORES_SLACK
     parts.record(inside[0].eqns[-1], ok, why, before, schedule, SCORES_SLACK)
     if ok:

@@ -34,23 +34,29 @@ def leave_layout_ops(nodes: Iterable[Node]) -> None:
     nodes = list(nodes)
     makers = {output: node for node in nodes for output in node.outputs}
     readers: dict = {}
-    for n in nodes:
-        for read in n.reads():
-            readers.setdefault(read, []).append(n)
+    for member in nodes:
+        for read in member.reads():
+            readers.setdefault(read, []).append(member)
     beside = {
-        node: [makers[v] for v in node.reads() if v in makers]
-        + [r for output in node.outputs for r in readers.get(output, ())]
+        node: [makers[operand] for operand in node.reads() if operand in makers]
+        + [reader for output in node.outputs for reader in readers.get(output, ())]
         for node in nodes
     }
 
     found = {node for node in nodes if _moves(node, beside[node])}
-    while ours := {n for n in found if any(m.kind != "xla" and m not in found for m in beside[n])}:
+    while ours := {
+        node
+        for node in found
+        if any(neighbor.kind != "xla" and neighbor not in found for neighbor in beside[node])
+    }:
         found -= ours
-    left = {n for n in found if any(m.kind == "xla" for m in beside[n])}
-    while more := {n for n in found - left if any(m in left for m in beside[n])}:
+    left = {node for node in found if any(neighbor.kind == "xla" for neighbor in beside[node])}
+    while more := {
+        node for node in found - left if any(neighbor in left for neighbor in beside[node])
+    }:
         left |= more
-    for n in left:
-        n.kind, n.schedule, n.reason = "xla", None, REASON
+    for member in left:
+        member.kind, member.schedule, member.reason = "xla", None, REASON
 
 
 def _moves(node: Node, beside: Iterable[Node]) -> bool:
@@ -59,7 +65,7 @@ def _moves(node: Node, beside: Iterable[Node]) -> bool:
     if node.kind != "group" or node.finish is not None or not _computes_no_values(node):
         return False
     turns = any(eqn.primitive.name == "transpose" for eqn in node.eqns)
-    return (turns and any(_is_lapack(n) for n in beside)) or sum(
+    return (turns and any(_is_lapack(neighbor) for neighbor in beside)) or sum(
         nbytes(output.aval) for output in node.outputs
     ) <= MOST_MOVED
 

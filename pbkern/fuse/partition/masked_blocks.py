@@ -22,10 +22,11 @@ def trim_masked(parts) -> None:
         if node.kind == "group" and overhang(
             node.schedule.requests, parts.machine.sizes.mask_strip
         ):
-            outputs = [v for v, _ in node.schedule.outputs]
+            outputs = [var for var, _ in node.schedule.outputs]
             near = alternatives(node.eqns, outputs, node.schedule.blocks, parts.machine, COMPARED)
             node.schedule = min(
-                [node.schedule, *near], key=lambda s: _seconds(s, parts.machine.sizes.mask_strip)
+                [node.schedule, *near],
+                key=lambda schedule: _seconds(schedule, parts.machine.sizes.mask_strip),
             )
 
 
@@ -35,7 +36,7 @@ def _seconds(schedule: Schedule, strip: int) -> float:
 
 def overhang(requests: BlockRequests, strip: int) -> float:
     """The part of all scores between two products that is masked but computed, as `strip` keys are left out together."""
-    if sum(s.eqn.primitive.name in CONTRACTIONS for s in requests.steps) < 2:
+    if sum(product.eqn.primitive.name in CONTRACTIONS for product in requests.steps) < 2:
         return 0.0
     indices: set = set()
     for step in requests.steps:

@@ -39,7 +39,7 @@ def merge_producers(parts) -> None:
             if len(users) != 1 or group not in parts.nodes:
                 continue
             (consumer,) = users
-            pair = tuple(tuple(map(id, n.eqns)) for n in (group, consumer))
+            pair = tuple(tuple(map(id, node.eqns)) for node in (group, consumer))
             if consumer.kind != "group" or pair in refused:
                 continue
             if merge(parts, group, consumer, aliases):
@@ -48,11 +48,11 @@ def merge_producers(parts) -> None:
                 refused.add(pair)
 
 
-def merge(parts, node: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
-    """Makes `node`, the reshapes of its results and `b` one group if the model gains."""
-    eqns = [*node.eqns, *(eqn for n in aliases for eqn in n.eqns), *b.eqns]
-    inside = (node, b, *aliases)
-    outputs = b.outputs + [
+def merge(parts, node: Node, consumer: Node, aliases: Sequence[Node] = ()) -> bool:
+    """Makes `node`, the reshapes of its results and `consumer` one group if the model gains."""
+    eqns = [*node.eqns, *(eqn for alias in aliases for eqn in alias.eqns), *consumer.eqns]
+    inside = (node, consumer, *aliases)
+    outputs = consumer.outputs + [
         output
         for output in node.outputs
         if output in parts.results or any(user not in inside for user in parts.users(output))
@@ -62,7 +62,7 @@ def merge(parts, node: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
     ]
     accept = parts.fits_chain if len(heavy) > 1 else None
     schedule, why = parts.attempt(eqns, outputs, None, node.eqns[-1], accept)
-    before = node.seconds + b.seconds
+    before = node.seconds + consumer.seconds
     between = sum(nbytes(output.aval) for output in node.outputs if output not in outputs)
     moved = schedule.cost.bytes_moved if schedule is not None else 0
     # What is computed from much smaller arrays or from indices, such as a mask, needs hardly any
@@ -74,10 +74,10 @@ def merge(parts, node: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
     slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved or little else TIE
     ok = schedule is not None and schedule.cost.seconds < before * slack
     scores = are_scores(node.outputs, sorted(eqns, key=lambda eqn: parts.order[id(eqn)]))
-    if schedule is not None and (scores or _chained(parts, node, b)):
+    if schedule is not None and (scores or _chained(parts, node, consumer)):
         # Attention gains, two layers of a network do not: writing and reading the value between, or
         # reading what both read, must outweigh all other traffic.
-        shared = sum(nbytes(var.aval) for var in node.reads() & b.reads())
+        shared = sum(nbytes(var.aval) for var in node.reads() & consumer.reads())
         slack = (
             SCORES_SLACK
             if scores
@@ -86,11 +86,11 @@ def merge(parts, node: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
             else 1.0
         )
         twice = (
-            set(map(id, heavy)) & set(map(id, node.eqns)) & set(map(id, b.eqns))
+            set(map(id, heavy)) & set(map(id, node.eqns)) & set(map(id, consumer.eqns))
         )  # computed once together
         large = 2 * between > moved or shared > 0.5 * moved or scores or twice
         # If both only stream their operands, as for a single query, no register tile is at stake.
-        streams = _streams(parts, node) and _streams(parts, b)
+        streams = _streams(parts, node) and _streams(parts, consumer)
         gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
         slack = max(slack, LARGE_SLACK) if streams else slack
         ok = gains and schedule.cost.seconds < before * slack
@@ -103,7 +103,7 @@ def merge(parts, node: Node, b: Node, aliases: Sequence[Node] = ()) -> bool:
     if ok:
         for aliase in (node, *aliases):
             parts.drop(aliase)
-        parts.set_group(b, eqns, outputs, schedule)
+        parts.set_group(consumer, eqns, outputs, schedule)
     return ok
 
 
@@ -116,10 +116,13 @@ def _streams(parts, group: Node) -> bool:
     )
 
 
-def _chained(parts, node: Node, b: Node) -> bool:
+def _chained(parts, node: Node, consumer: Node) -> bool:
     return all(
-        any(eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, parts.machine) for eqn in g.eqns)
-        for g in (node, b)
+        any(
+            eqn.primitive.name in CONTRACTIONS and is_heavy(eqn, parts.machine)
+            for eqn in group.eqns
+        )
+        for group in (node, consumer)
     )
 
 
@@ -129,17 +132,23 @@ def merge_siblings(parts) -> None:
     One may read results of the other.
     """
     groups = [node for node in parts.nodes if node.kind == "group"]
-    for a, b in itertools.combinations(groups, 2):
-        if a not in parts.nodes or b not in parts.nodes or not a.reads() & b.reads():
-            continue
-        if a.outputs[0].aval.shape != b.outputs[0].aval.shape:
-            continue
-        if any(eqn.primitive.name in CONTRACTIONS for g in (a, b) for eqn in g.eqns):
-            continue
-        if parts.reaches(parts.successors(b), a):
-            a, b = b, a
-        if parts.reaches(parts.successors(b), a) or parts.reaches(
-            [successor for successor in parts.successors(a) if successor is not b], b
+    for first, second in itertools.combinations(groups, 2):
+        if (
+            first not in parts.nodes
+            or second not in parts.nodes
+            or not first.reads() & second.reads()
         ):
             continue
-        merge(parts, a, b)
+        if first.outputs[0].aval.shape != second.outputs[0].aval.shape:
+            continue
+        if any(
+            eqn.primitive.name in CONTRACTIONS for group in (first, second) for eqn in group.eqns
+        ):
+            continue
+        if parts.reaches(parts.successors(second), first):
+            first, second = second, first
+        if parts.reaches(parts.successors(second), first) or parts.reaches(
+            [successor for successor in parts.successors(first) if successor is not second], second
+        ):
+            continue
+        merge(parts, first, second)

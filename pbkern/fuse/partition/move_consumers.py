@@ -40,17 +40,17 @@ GAIN = 0.98
 def sink_consumers(parts) -> None:
     """Moves equations between the groups of `parts`, a Partitioner, where the model gains."""
     for maker in [node for node in parts.nodes if node.kind == "group"]:
-        for v in [
+        for var in [
             output
             for output in maker.outputs
             if nbytes(output.aval) > LARGE * parts.machine.near_bytes
         ]:
-            readers = [user for user in parts.users(v) if user is not maker]
-            if len(readers) == 1 and readers[0].kind == "group" and v not in parts.results:
-                _sink_consumer(parts, maker, readers[0], v)
+            readers = [user for user in parts.users(var) if user is not maker]
+            if len(readers) == 1 and readers[0].kind == "group" and var not in parts.results:
+                _sink_consumer(parts, maker, readers[0], var)
     for reader in [node for node in parts.nodes if node.kind == "group"]:
         for maker in _makers(parts, reader):
-            if any(_is_large(parts, v) for v in maker.reads() & reader.reads()):
+            if any(_is_large(parts, shared) for shared in maker.reads() & reader.reads()):
                 _restore_consumer(parts, maker, reader)
 
 
@@ -59,10 +59,10 @@ def _makers(parts, reader: Node) -> list[Node]:
     reads = reader.reads()
     eqns = [parts.makers[read] for read in reads if read in parts.makers]
     makers = {
-        id(n): n
+        id(node): node
         for eqn in eqns
-        for n in parts.nodes_of.get(id(eqn), ())
-        if n.kind == "group" and reads & set(n.outputs)
+        for node in parts.nodes_of.get(id(eqn), ())
+        if node.kind == "group" and reads & set(node.outputs)
     }
     return sorted(makers.values(), key=lambda maker: -parts.order[id(maker.eqns[-1])])
 
@@ -87,9 +87,9 @@ def _sink_consumer(parts, maker: Node, reader: Node, var) -> None:
     """Tries to move the readers of `var`, and what follows as long as it gets smaller."""
     before = maker.seconds + reader.seconds
     moves = [
-        m
+        candidate
         for prefix in _prefixes(reader, var)
-        if (m := _moved(parts, maker, reader, *prefix)) is not None
+        if (candidate := _moved(parts, maker, reader, *prefix)) is not None
     ]
     best = min(moves, key=lambda move: move.seconds, default=None)
     if best is None or best.seconds >= GAIN * before:
@@ -109,9 +109,9 @@ def _restore_consumer(parts, maker: Node, reader: Node) -> None:
         waits = any(not isinstance(var, jex.Literal) and var in late for var in eqn.invars)
         late.update(eqn.outvars if waits else ())
         (rest if waits else moved).append(eqn)
-    shared = [v for v in maker.reads() & reader.reads() if _is_large(parts, v)]
+    shared = [var for var in maker.reads() & reader.reads() if _is_large(parts, var)]
     read_later, made = _read(rest), set(reader.outputs)
-    passed = [var for e in moved for var in e.outvars if var in made or var in read_later]
+    passed = [var for member in moved for var in member.outvars if var in made or var in read_later]
     if not moved or not rest or not read_later.isdisjoint(shared) or not made.isdisjoint(passed):
         return
     if sum(nbytes(var.aval) for var in passed) > sum(nbytes(var.aval) for var in shared):
@@ -127,20 +127,20 @@ def _made_after(parts, maker: Node, reader: Node) -> set:
     """Results of nodes that depend on the maker, but not through the reader."""
     found, seen, waiting = set(), {id(maker), id(reader)}, parts.successors(maker)
     while waiting:
-        n = waiting.pop()
-        if id(n) not in seen:
-            seen.add(id(n))
-            found.update(n.outputs)
-            waiting += parts.successors(n)
+        node = waiting.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            found.update(node.outputs)
+            waiting += parts.successors(node)
     return found
 
 
 def _apply(parts, maker: Node, reader: Node, best: _Move) -> bool:
     """Makes a move, unless groups would then wait for each other."""
-    old = [(n, n.eqns, n.outputs, n.schedule) for n in (maker, reader)]
+    old = [(node, node.eqns, node.outputs, node.schedule) for node in (maker, reader)]
     parts.set_group(maker, *best.maker)
     parts.set_group(reader, *best.reader)
-    if any(parts.reaches(parts.successors(n), n) for n in (maker, reader)):
+    if any(parts.reaches(parts.successors(node), node) for node in (maker, reader)):
         for n, *state in old[::-1]:
             parts.set_group(n, *state)
         return False
@@ -176,32 +176,39 @@ def _prefixes(reader: Node, var) -> Iterator[tuple[list, list]]:
 
     Each holds all readers of `var`, and each passes on less than the one before.
     """
-    makers = {w: eqn for eqn in reader.eqns for w in eqn.outvars}
+    makers = {output: eqn for eqn in reader.eqns for output in eqn.outvars}
     moved: dict[int, object] = {}
 
     def take(eqn) -> None:
         if id(eqn) not in moved:
             moved[id(eqn)] = eqn
-            for a in eqn.invars:
-                if not isinstance(a, jex.Literal) and a in makers:
-                    take(makers[a])
+            for operand in eqn.invars:
+                if not isinstance(operand, jex.Literal) and operand in makers:
+                    take(makers[operand])
 
-    for e in reader.eqns:
-        if var in _read([e]):
-            take(e)
+    for candidate in reader.eqns:
+        if var in _read([candidate]):
+            take(candidate)
     smallest, made = nbytes(var.aval) / SMALLER, set(reader.outputs)
     while len(moved) < len(reader.eqns):
         eqns = [eqn for eqn in reader.eqns if id(eqn) in moved]
         rest = [eqn for eqn in reader.eqns if id(eqn) not in moved]
         read_later = _read(rest)
-        passed = [w for eqn in eqns for w in eqn.outvars if w in made or w in read_later]
+        passed = [
+            output
+            for eqn in eqns
+            for output in eqn.outvars
+            if output in made or output in read_later
+        ]
         if not made.isdisjoint(passed):
             return  # a result of the reader, which has a buffer of its own
-        size = sum(nbytes(w.aval) for w in passed)
+        size = sum(nbytes(output.aval) for output in passed)
         if size < smallest:
             smallest = size
             yield eqns, passed
-        after = next((e for e in rest if not _read([e]).isdisjoint(passed)), None)
+        after = next(
+            (follower for follower in rest if not _read([follower]).isdisjoint(passed)), None
+        )
         if after is None:
             return
         take(after)

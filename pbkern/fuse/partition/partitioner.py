@@ -68,8 +68,8 @@ def is_alias(eqn) -> bool:
     """Does the equation only give an array another shape?"""
     if eqn.primitive.name not in ALIASES:
         return False
-    var, b = eqn.invars[0], eqn.outvars[0]
-    if isinstance(var, jex.Literal) or math.prod(var.aval.shape) != math.prod(b.aval.shape):
+    var, view = eqn.invars[0], eqn.outvars[0]
+    if isinstance(var, jex.Literal) or math.prod(var.aval.shape) != math.prod(view.aval.shape):
         return False
     return eqn.params.get("dimensions") is None or eqn.primitive.name == "squeeze"
 
@@ -99,9 +99,9 @@ class Partitioner:
 
     def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel, supports: Callable, options) -> None:
         self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
-        self.order = {id(e): n for n, e in enumerate(jaxpr.eqns)}
-        self.results = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
-        self.makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+        self.order = {id(member): n for n, member in enumerate(jaxpr.eqns)}
+        self.results = {result for result in jaxpr.outvars if not isinstance(result, jex.Literal)}
+        self.makers = {result: maker for maker in jaxpr.eqns for result in maker.outvars}
         self.consumers: dict = {}
         for eqn in jaxpr.eqns:
             for var in eqn.invars:
@@ -122,8 +122,8 @@ class Partitioner:
     def set_group(self, group: Node, eqns: Iterable, outputs: Iterable, schedule: Schedule) -> None:
         for eqn in group.eqns:
             self.nodes_of[id(eqn)].remove(group)
-        unique = {id(e): e for e in eqns}
-        group.eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
+        unique = {id(member): member for member in eqns}
+        group.eqns = sorted(unique.values(), key=lambda member: self.order[id(member)])
         group.outputs, group.schedule = list(dict.fromkeys(outputs)), schedule
         for eqn in group.eqns:
             self.nodes_of.setdefault(id(eqn), []).append(group)
@@ -131,17 +131,17 @@ class Partitioner:
     def groups(self) -> list[Node]:
         return [node for node in self.nodes if node.kind == "group"]
 
-    def users(self, v) -> list[Node]:
-        """Nodes that read `v`.
+    def users(self, var) -> list[Node]:
+        """Nodes that read `var`.
 
-        A node that computes a copy of the consumer counts, unless it makes `v` as well.
+        A node that computes a copy of the consumer counts, unless it makes `var` as well.
         """
-        makers = self.nodes_of.get(id(self.makers.get(v)), ())
+        makers = self.nodes_of.get(id(self.makers.get(var)), ())
         found: dict[int, Node] = {}
-        for e in self.consumers.get(v, ()):
-            for n in self.nodes_of.get(id(e), ()):
-                if n not in makers:
-                    found[id(n)] = n
+        for consumer in self.consumers.get(var, ()):
+            for node in self.nodes_of.get(id(consumer), ()):
+                if node not in makers:
+                    found[id(node)] = node
         return list(found.values())
 
     def successors(self, node: Node) -> list[Node]:
@@ -150,28 +150,28 @@ class Partitioner:
     def reaches(self, sources: Iterable[Node], goal: Node) -> bool:
         seen, stack = set(), list(sources)
         while stack:
-            n = stack.pop()
-            if n is goal:
+            node = stack.pop()
+            if node is goal:
                 return True
-            if id(n) not in seen:
-                seen.add(id(n))
-                stack.extend(self.successors(n))
+            if id(node) not in seen:
+                seen.add(id(node))
+                stack.extend(self.successors(node))
         return False
 
     def readers(self, group: Node) -> tuple[list[Node], list[Node]]:
         """(nodes that read a group's results, reshapes between them and it that nothing else reads)."""
         users, aliases, waiting = {}, [], self.successors(group)
         while waiting:
-            n = waiting.pop()
+            node = waiting.pop()
             if (
-                n.kind == "alias"
-                and not any(output in self.results for output in n.outputs)
-                and n not in aliases
+                node.kind == "alias"
+                and not any(output in self.results for output in node.outputs)
+                and node not in aliases
             ):
-                aliases.append(n)
-                waiting += self.successors(n)
-            elif n.kind != "alias" or n not in aliases:
-                users[id(n)] = n
+                aliases.append(node)
+                waiting += self.successors(node)
+            elif node.kind != "alias" or node not in aliases:
+                users[id(node)] = node
         return list(users.values()), aliases
 
     # -- phase 1: equations in reverse
@@ -292,12 +292,12 @@ class Partitioner:
         found = [
             self.nodes_of.get(id(consumer), [])
             for consumer in consumers
-            if not any(consumer is a for a in along)
+            if not any(consumer is rider for rider in along)
         ]
         if along:
             found.append(self.readers_of(along))
         groups = found[0]
-        if not groups or any(set(map(id, g)) != set(map(id, groups)) for g in found):
+        if not groups or any(set(map(id, copies)) != set(map(id, groups)) for copies in found):
             return False
         if len(groups) > 1 and not (small and self.machine.operations(eqn) <= MOST_COPIED):
             return False
@@ -312,19 +312,20 @@ class Partitioner:
         if len(along) > 1:
             groups = list(self.readers_of(along))
             found = [
-                self.attempt([*along, *g.eqns], g.outputs, g.schedule, along[0])[0] for g in groups
+                self.attempt([*along, *target.eqns], target.outputs, target.schedule, along[0])[0]
+                for target in groups
             ]
-            before = sum(g.seconds for g in groups) + sum(
-                self.alone(e) for e in along if not is_alias(e)
+            before = sum(target.seconds for target in groups) + sum(
+                self.alone(rider) for rider in along if not is_alias(rider)
             )
-            schedules = [s for s in found if s is not None]
+            schedules = [candidate for candidate in found if candidate is not None]
             if (
                 len(schedules) == len(groups)
-                and sum(s.cost.seconds for s in schedules) <= before * TIE
+                and sum(candidate.cost.seconds for candidate in schedules) <= before * TIE
             ):
-                for e in along:
+                for member in along:
                     self.record(
-                        e,
+                        member,
                         True,
                         f"copied into {len(groups)} kernels" if len(groups) > 1 else "",
                         before,
@@ -333,8 +334,8 @@ class Partitioner:
                 for group, schedule in zip(groups, schedules):
                     self.set_group(group, [*along, *group.eqns], group.outputs, schedule)
                 return
-        for e in along:
-            self.place(e)
+        for member in along:
+            self.place(member)
 
     def place(self, eqn) -> None:
         kind = self.outside_kind(eqn)
@@ -377,14 +378,17 @@ class Partitioner:
             for view in self.through_views(var, group)
         )
 
-    def through_views(self, v, group: Node) -> Iterable:
-        """Consumers of `v` in a group, through views and casts."""
-        for c in self.consumers.get(v, ()):
-            if group in self.nodes_of.get(id(c), ()):
-                if c.primitive.name in VIEWS or c.primitive.name == "convert_element_type":
-                    yield from self.through_views(c.outvars[0], group)
+    def through_views(self, var, group: Node) -> Iterable:
+        """Consumers of `var` in a group, through views and casts."""
+        for consumer in self.consumers.get(var, ()):
+            if group in self.nodes_of.get(id(consumer), ()):
+                if (
+                    consumer.primitive.name in VIEWS
+                    or consumer.primitive.name == "convert_element_type"
+                ):
+                    yield from self.through_views(consumer.outvars[0], group)
                 else:
-                    yield c
+                    yield consumer
 
     def join(self, eqn, groups: list[Node], outside: list[Node], needed: bool) -> bool:
         """Pulls `eqn` into its consumers if the model gains. True if it needs no node of its own."""
@@ -397,7 +401,7 @@ class Partitioner:
             return True
         # As one more result of a group that does not depend on the others.
         for group in groups if len(groups) > 1 else ():
-            others = [*outside, *(n for n in groups if n is not group)]
+            others = [*outside, *(node for node in groups if node is not group)]
             if not self.reaches(others, group) and self.try_union(eqn, group, True, alone):
                 return True
         return False
@@ -445,12 +449,12 @@ class Partitioner:
             if schedule is None:
                 return False
             found.append(schedule)
-        before = alone + sum(g.seconds for g in groups)
-        after = sum(s.cost.seconds for s in found)
+        before = alone + sum(target.seconds for target in groups)
+        after = sum(candidate.cost.seconds for candidate in found)
         if after > before:
             return False
-        for group, s in zip(groups, found):
-            self.set_group(group, [eqn, *group.eqns], group.outputs, s)
+        for group, extended in zip(groups, found):
+            self.set_group(group, [eqn, *group.eqns], group.outputs, extended)
         self.edges.append(
             Edge(
                 eqn,
@@ -465,16 +469,19 @@ class Partitioner:
 
     def merge_and_join(self, eqn, groups, outside, needed, alone) -> bool:
         """Merges the consuming groups, with the producer in front."""
-        if any(self.reaches(self.successors(a), b) for a, b in itertools.permutations(groups, 2)):
+        if any(
+            self.reaches(self.successors(first), second)
+            for first, second in itertools.permutations(groups, 2)
+        ):
             return False
-        if any(self.reaches(outside, g) for g in groups):
+        if any(self.reaches(outside, target) for target in groups):
             return False
-        eqns = [eqn, *(e for g in groups for e in g.eqns)]
-        outputs = [output for g in groups for output in g.outputs] + (
+        eqns = [eqn, *(member for target in groups for member in target.eqns)]
+        outputs = [output for target in groups for output in target.outputs] + (
             list(eqn.outvars) if needed else []
         )
         schedule, why = self.attempt(eqns, outputs, None, eqn)
-        before = alone + sum(g.seconds for g in groups)
+        before = alone + sum(target.seconds for target in groups)
         ok = schedule is not None and schedule.cost.seconds <= before
         self.record(eqn, ok, why or ("consumers side by side" if ok else ""), before, schedule)
         if ok:
@@ -501,14 +508,18 @@ class Partitioner:
         Cheap equations keep the group's blocks; others search again.
         """
         unique = {id(eqn): eqn for eqn in eqns}
-        eqns = sorted(unique.values(), key=lambda e: self.order[id(e)])
+        eqns = sorted(unique.values(), key=lambda eqn: self.order[id(eqn)])
         if getattr(self.options, "disable_reduce_reduce_fusion", False) and has_chained_reductions(
             eqns
         ):
             return None, "reduce-reduce fusion is disabled"
         try:
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
-            if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
+            if (
+                current is not None
+                and cheap
+                and list(outputs) == [var for var, _ in current.outputs]
+            ):
                 kept = memoised_extension(eqns, current, self.machine)
                 taken = kept is not None and (accept is None or accept(kept.cost))
                 if taken and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:

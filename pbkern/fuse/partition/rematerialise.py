@@ -36,14 +36,18 @@ SLACK = 2.0
 def rematerialise_large(parts) -> None:
     """Changes the groups of `parts`, a Partitioner, where the model gains."""
     large = list(_stored(parts))
-    for values in [large, *([v] for v in large if len(large) > 1)] if large else []:
+    for values in [large, *([single] for single in large if len(large) > 1)] if large else []:
         if not all(value in set(_stored(parts)) for value in values):
             continue
         before, state = _seconds(parts), _State(parts)
         if _rebuild(parts, set(values)):
             _join_sharers(parts)
             after = _seconds(parts)
-            eqn = next(e for e in parts.jaxpr.eqns if any(var in values for var in e.outvars))
+            eqn = next(
+                candidate
+                for candidate in parts.jaxpr.eqns
+                if any(var in values for var in candidate.outvars)
+            )
             saved = sum(nbytes(value.aval) for value in values)
             # With only some of them gone, the program still needs the memory.
             if after <= before * (SLACK if len(values) == len(large) else 1.0):
@@ -79,7 +83,7 @@ class _State:
 
     def __init__(self, parts) -> None:
         self.groups = [(node, node.eqns, node.outputs, node.schedule) for node in parts.nodes]
-        self.nodes_of = {k: list(v) for k, v in parts.nodes_of.items()}
+        self.nodes_of = {k: list(members) for k, members in parts.nodes_of.items()}
         self.edges = len(parts.edges)
 
     def restore(self, parts) -> None:
@@ -111,19 +115,23 @@ def _rebuild(parts, values: set) -> bool:
         if node.kind == "group" and (values & node.reads() or values & set(node.outputs))
     ]
     inner = {var for cone in cones.values() for eqn in cone for var in eqn.outvars}
-    stops = {atom for cone in cones.values() for e in cone for atom in atoms(e)} - inner
+    stops = {atom for cone in cones.values() for expr in cone for atom in atoms(expr)} - inner
     # Equations of each group, and the results that others need.
     wanted = []
     for nest in touched:
         made = dict.fromkeys(var for eqn in nest.eqns for var in eqn.outvars)
         outputs = [output for output in nest.outputs if output not in values] + [
-            v for v in made if v in stops and v not in nest.outputs
+            var for var in made if var in stops and var not in nest.outputs
         ]
         known = {
-            id(e): e
-            for e in (
+            id(equation): equation
+            for equation in (
                 *nest.eqns,
-                *(e for v in values & (nest.reads() | made.keys()) for e in cones[v]),
+                *(
+                    equation
+                    for value in values & (nest.reads() | made.keys())
+                    for equation in cones[value]
+                ),
             )
         }
         wanted.append((nest, list(known.values()), outputs))
@@ -158,7 +166,7 @@ def _cone(var, makers: dict, indices: set) -> list | None:
         for atom in atoms(eqn):
             if math.prod(atom.aval.shape) > limit or (atom in indices and atom in makers):
                 waiting.append(atom)
-    products = any(e.primitive.name in CONTRACTIONS for e in found.values())
+    products = any(equation.primitive.name in CONTRACTIONS for equation in found.values())
     return None if given and not products else list(found.values())
 
 
@@ -170,7 +178,7 @@ def _needed(parts, eqns: Iterable, outputs: Iterable) -> list:
 def _once(node: Node, outputs: list, wanted: list) -> list:
     """`outputs` without those that an earlier group gives."""
     earlier = itertools.takewhile(lambda each: each[0] is not node, wanted)
-    given = {v for _, _, vs in earlier for v in vs}
+    given = {value for _, _, vs in earlier for value in vs}
     return [output for output in outputs if output not in given]
 
 
@@ -185,12 +193,12 @@ def _apply(parts, wanted: list) -> bool:
         parts.set_group(node, *made[0])
         for each in made[1:]:
             parts.set_group(parts.add_node(Node("group", [])), *each)
-    groups = [n for n in parts.nodes if n.kind == "group"]
+    groups = [member for member in parts.nodes if member.kind == "group"]
     for group in groups:
         if not any(output in parts.results or parts.users(output) for output in group.outputs):
             parts.drop(group)
-    groups = [n for n in parts.nodes if n.kind == "group"]
-    return not any(parts.reaches(parts.successors(n), n) for n in groups)
+    groups = [member for member in parts.nodes if member.kind == "group"]
+    return not any(parts.reaches(parts.successors(member), member) for member in groups)
 
 
 _Group = tuple[list, list, Schedule]  # equations that the outputs need, outputs, their schedule
@@ -204,7 +212,9 @@ def _groups(parts, eqns: list, outputs: list) -> list[_Group]:
     made: list[_Group] = []
     for output in outputs if len(outputs) > 1 else ():
         joined = ((n, _scheduled(parts, eqns, [*vs, output])) for n, (_, vs, _) in enumerate(made))
-        at, group = next(((n, g) for n, g in joined if g is not None), (len(made), None))
+        at, group = next(
+            ((n, candidate) for n, candidate in joined if candidate is not None), (len(made), None)
+        )
         group = group or _scheduled(parts, eqns, [output])
         if group is None:
             return []
@@ -227,13 +237,15 @@ def _scheduled(parts, eqns: list, outputs: list) -> _Group | None:
 def _join_sharers(parts) -> None:
     """Joins groups that share expensive equations: producers with consumers, or siblings."""
     pairs = itertools.permutations([node for node in parts.nodes if node.kind == "group"], 2)
-    for a, b in pairs:
-        if a not in parts.nodes or b not in parts.nodes:
+    for producer, consumer in pairs:
+        if producer not in parts.nodes or consumer not in parts.nodes:
             continue
-        shared = {id(eqn) for eqn in a.eqns} & {id(eqn) for eqn in b.eqns}
-        if not any(is_heavy(eqn, parts.machine) for eqn in a.eqns if id(eqn) in shared):
+        shared = {id(eqn) for eqn in producer.eqns} & {id(eqn) for eqn in consumer.eqns}
+        if not any(is_heavy(eqn, parts.machine) for eqn in producer.eqns if id(eqn) in shared):
             continue
-        others = [successor for successor in parts.successors(a) if successor is not b]
-        if parts.reaches(others, b) or parts.reaches(parts.successors(b), a):
+        others = [
+            successor for successor in parts.successors(producer) if successor is not consumer
+        ]
+        if parts.reaches(others, consumer) or parts.reaches(parts.successors(consumer), producer):
             continue
-        merge(parts, a, b)
+        merge(parts, producer, consumer)

@@ -29,7 +29,7 @@ class Factors:
 
     def mul(self, eqn, operands):
         simpler = self.others["mul"](eqn, operands)
-        number = next((k for k in (0, 1) if _is_number(operands[k])), None)
+        number = next((side for side in (0, 1) if _is_number(operands[side])), None)
         if simpler is not None or number is None or eqn.outvars[0].aval.dtype.name not in TYPES:
             return simpler
         x = operands[1 - number]
@@ -51,8 +51,8 @@ class Factors:
 
     def _product(self, x, c, side: int = 1):
         """x * c, or c * x for side 0."""
-        y, b = self.notes.find("product", x) or (x, None)
-        joint = _joint(b, c)
+        y, earlier = self.notes.find("product", x) or (x, None)
+        joint = _joint(earlier, c)
         x, c = (x, c) if joint is None else (y, joint)
         key = id(x), c.tobytes(), c.dtype
         if key not in self.made:

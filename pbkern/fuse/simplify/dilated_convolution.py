@@ -22,21 +22,29 @@ from pbkern.core.ops.window_winners import interleave
 
 def undilated(eqn, operands):
     """Results of a convolution with a dilated input; None if the input is not dilated, or if there are strides as well."""
-    (x, w), params, shape = operands, eqn.params, eqn.outvars[0].aval.shape
+    (x, weights), params, shape = operands, eqn.params, eqn.outvars[0].aval.shape
     plain = (
-        all(n == 1 for n in (*params["window_strides"], *params["rhs_dilation"]))
+        all(step == 1 for step in (*params["window_strides"], *params["rhs_dilation"]))
         and params["batch_group_count"] == 1
     )
     steps = params["lhs_dilation"]
-    if not plain or all(step == 1 for step in steps) or 0 in x.shape or 0 in w.shape or 0 in shape:
+    if (
+        not plain
+        or all(step == 1 for step in steps)
+        or 0 in x.shape
+        or 0 in weights.shape
+        or 0 in shape
+    ):
         return None
     apart = [
         k
         for k, (step, axis) in enumerate(zip(steps, params["dimension_numbers"].rhs_spec[2:]))
-        if 1 < step >= w.shape[axis]
+        if 1 < step >= weights.shape[axis]
     ]
     return [
-        _disjoint_windows(x, w, params, shape, apart) if apart else _polyphase(x, w, params, shape)
+        _disjoint_windows(x, weights, params, shape, apart)
+        if apart
+        else _polyphase(x, weights, params, shape)
     ]
 
 
@@ -44,40 +52,47 @@ def undilated(eqn, operands):
 # -----------------------------------------------------------------------------------
 
 
-def _disjoint_windows(x, w, p: dict, shape, apart: list[int]):
+def _disjoint_windows(x, weights, params: dict, shape, apart: list[int]):
     """A convolution whose windows do not meet along the spatial dimensions `apart`; `shape` is the result's."""
-    numbers, steps = p["dimension_numbers"], p["lhs_dilation"]
-    at, axes = [numbers.rhs_spec[2 + k] for k in apart], [numbers.out_spec[2 + k] for k in apart]
-    taps = [w.shape[dim] for dim in at]
-    sizes = dict(zip(axes, (x.shape[numbers.lhs_spec[2 + k]] for k in apart)))
+    numbers, steps = params["dimension_numbers"], params["lhs_dilation"]
+    at, axes = (
+        [numbers.rhs_spec[2 + dim] for dim in apart],
+        [numbers.out_spec[2 + dim] for dim in apart],
+    )
+    taps = [weights.shape[dim] for dim in at]
+    sizes = dict(zip(axes, (x.shape[numbers.lhs_spec[2 + dim]] for dim in apart)))
     inner = {
-        **p,
-        "padding": tuple((0, 0) if k in apart else pads for k, pads in enumerate(p["padding"])),
+        **params,
+        "padding": tuple(
+            (0, 0) if k in apart else pads for k, pads in enumerate(params["padding"])
+        ),
         "lhs_dilation": tuple(1 if k in apart else step for k, step in enumerate(steps)),
     }
     channel = numbers.out_spec[1]
     counted = [
-        sizes.get(d, size) * (math.prod(taps) if d == channel else 1)
-        for d, size in enumerate(shape)
+        sizes.get(dim, size) * (math.prod(taps) if dim == channel else 1)
+        for dim, size in enumerate(shape)
     ]
-    y = _polyphase(x, _taps_as_channels(w, numbers.rhs_spec[0], at), inner, counted)
-    y = _channels_as_taps(y, channel, taps, axes, [steps[k] for k in apart])
+    y = _polyphase(x, _taps_as_channels(weights, numbers.rhs_spec[0], at), inner, counted)
+    y = _channels_as_taps(y, channel, taps, axes, [steps[dim] for dim in apart])
     config = [(0, 0, 0)] * y.ndim
     for k, axis, tap in zip(
         apart, axes, taps
     ):  # of the reversed taps, j of element i is result i s + j + first
-        first = p["padding"][k][0] - (tap - 1)
+        first = params["padding"][k][0] - (tap - 1)
         config[axis] = (first, shape[axis] - first - y.shape[axis], 0)
     return lax.pad_p.bind(y, np.zeros((), y.dtype), padding_config=tuple(config))
 
 
-def _taps_as_channels(w, channel: int, at: list[int]):
+def _taps_as_channels(weights, channel: int, at: list[int]):
     """The kernel with one tap along the dimensions `at`, and an output channel for each that it had, the last one first."""
-    shape = [1 if axis in at else size for axis, size in enumerate(w.shape)]
-    shape[channel] *= math.prod(w.shape[dim] for dim in at)
-    order = [axis for axis in range(w.ndim) if axis not in at]
+    shape = [1 if axis in at else size for axis, size in enumerate(weights.shape)]
+    shape[channel] *= math.prod(weights.shape[dim] for dim in at)
+    order = [axis for axis in range(weights.ndim) if axis not in at]
     after = order.index(channel) + 1
-    return lax.reshape(lax.transpose(lax.rev(w, at), (*order[:after], *at, *order[after:])), shape)
+    return lax.reshape(
+        lax.transpose(lax.rev(weights, at), (*order[:after], *at, *order[after:])), shape
+    )
 
 
 def _channels_as_taps(y, channel: int, taps: list[int], axes: list[int], steps: list[int]):
@@ -94,7 +109,11 @@ def _channels_as_taps(y, channel: int, taps: list[int], axes: list[int], steps: 
         part for dim in place for part in ((place[dim], tap[dim]) if dim in tap else (place[dim],))
     ]
     y = lax.transpose(y, order)
-    pads = dict(zip((tap[axis] for axis in axes), (step - n for step, n in zip(steps, taps))))
+    pads = dict(
+        zip(
+            (tap[axis] for axis in axes), (step - tap_count for step, tap_count in zip(steps, taps))
+        )
+    )
     y = lax.pad_p.bind(
         y, np.zeros((), y.dtype), padding_config=tuple((0, pads.get(dim, 0), 0) for dim in order)
     )
@@ -112,34 +131,35 @@ def _channels_as_taps(y, channel: int, taps: list[int], axes: list[int], steps: 
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _polyphase(x, w, p: dict, shape):
+def _polyphase(x, weights, params: dict, shape):
     """A convolution of this shape as one per phase; where nothing is dilated, there is one."""
-    steps, spatial = p["lhs_dilation"], p["dimension_numbers"].out_spec[2:]
+    steps, spatial = params["lhs_dilation"], params["dimension_numbers"].out_spec[2:]
     sizes = [-(-shape[dim] // step) for dim, step in zip(spatial, steps)]
     parts = {
-        phase: _phase(x, w, p, phase, sizes) for phase in itertools.product(*map(range, steps))
+        phase: _phase(x, weights, params, phase, sizes)
+        for phase in itertools.product(*map(range, steps))
     }
     return lax.slice(interleave(parts, steps, spatial), (0,) * len(shape), shape)
 
 
-def _phase(x, w, p: dict, phase, sizes):
+def _phase(x, weights, params: dict, phase, sizes):
     """Results s q + r, for q below `sizes`."""
     numbers, starts, limits, strides = (
-        p["dimension_numbers"],
-        [0] * w.ndim,
-        list(w.shape),
-        [1] * w.ndim,
+        params["dimension_numbers"],
+        [0] * weights.ndim,
+        list(weights.shape),
+        [1] * weights.ndim,
     )
     pads = [(0, 0, 0)] * x.ndim
-    for k, (r, s, (low, _)) in enumerate(zip(phase, p["lhs_dilation"], p["padding"])):
+    for k, (r, s, (low, _)) in enumerate(zip(phase, params["lhs_dilation"], params["padding"])):
         tap, first = numbers.rhs_spec[2 + k], (low - r) % s
         starts[tap], strides[tap] = first, s  # each phase has taps: there are more than s
-        taps = -(-(w.shape[tap] - starts[tap]) // s)
+        taps = -(-(weights.shape[tap] - starts[tap]) // s)
         before = -((r + first - low) // s)
         at = numbers.lhs_spec[2 + k]
         pads[at] = (before, sizes[k] - x.shape[at] - before + taps - 1, 0)
-    kernel = lax.slice(w, starts, limits, strides)
+    kernel = lax.slice(weights, starts, limits, strides)
     x = lax.pad_p.bind(x, np.zeros((), x.dtype), padding_config=tuple(pads))
     count = len(phase)
     changed = {"padding": ((0, 0),) * count, "lhs_dilation": (1,) * count}
-    return lax.conv_general_dilated_p.bind(x, kernel, **{**p, **changed})
+    return lax.conv_general_dilated_p.bind(x, kernel, **{**params, **changed})

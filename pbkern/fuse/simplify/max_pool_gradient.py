@@ -34,20 +34,23 @@ def scatter_to_argmax(eqn, operands):
     return [scatter_to_winners(winner, source, x.shape, window, strides, params["padding"])]
 
 
-def _winners(x, counts, p):
+def _winners(x, counts, params):
     """i32 array: the row-major offset of each window's winner; a later element wins if `select_prim` is false."""
-    window, strides = p["window_dimensions"], p["window_strides"]
-    if any(map(any, p["padding"])):
-        loses = least if p["select_prim"] is lax.ge_p else greatest
-        x = lax.pad(x, loses(x.dtype), [(lo, hi, 0) for lo, hi in p["padding"]])
+    window, strides = params["window_dimensions"], params["window_strides"]
+    if any(map(any, params["padding"])):
+        loses = least if params["select_prim"] is lax.ge_p else greatest
+        x = lax.pad(x, loses(x.dtype), [(lo, hi, 0) for lo, hi in params["padding"]])
     best = place = None
     for k, offset in enumerate(itertools.product(*map(range, window))):
-        limits = [o + (count - 1) * stride + 1 for o, count, stride in zip(offset, counts, strides)]
+        limits = [
+            start + (count - 1) * stride + 1
+            for start, count, stride in zip(offset, counts, strides)
+        ]
         here = lax.slice(x, offset, limits, strides)
         if best is None:
             best, place = here, lax.full(counts, 0, np.int32)
             continue
-        stays = p["select_prim"].bind(best, here)
+        stays = params["select_prim"].bind(best, here)
         best = lax.select_n(stays, here, best)
         place = lax.select_n(stays, lax.full(counts, k, np.int32), place)
     return place

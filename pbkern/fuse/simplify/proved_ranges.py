@@ -176,9 +176,14 @@ def _compared(function: Callable[[int, int], bool]) -> Callable:
     def rule(eqn, of) -> Bounds | None:
         if None in of:
             return None
-        (a, b), (c, d) = of
-        found = {function(x, y) for x in (a, b) for y in (c, d)}
-        apart = b < c or d < a or a == b == c == d or function(0, 1) != function(1, 0)
+        (x_low, x_high), (y_low, y_high) = of
+        found = {function(x, y) for x in (x_low, x_high) for y in (y_low, y_high)}
+        apart = (
+            x_high < y_low
+            or y_high < x_low
+            or x_low == x_high == y_low == y_high
+            or function(0, 1) != function(1, 0)
+        )
         return (int(min(found)),) * 2 if len(found) == 1 and apart else None
 
     return rule

@@ -184,7 +184,7 @@ def _fold_scalars(eqn, operands):
 
 def _first(*rules: Rewrite) -> Rewrite:
     def first(eqn, operands):
-        return next((r for rule in rules if (r := rule(eqn, operands)) is not None), None)
+        return next((result for rule in rules if (result := rule(eqn, operands)) is not None), None)
 
     return first
 
@@ -216,8 +216,8 @@ def _pad(eqn, operands):
 
 # Operation of a reduction's body -> its identity element.
 MONOIDS = {
-    "add": (lax.reduce_sum_p, lambda t: np.zeros((), t)),
-    "mul": (lax.reduce_prod_p, lambda t: np.ones((), t)),
+    "add": (lax.reduce_sum_p, lambda dtype: np.zeros((), dtype)),
+    "mul": (lax.reduce_prod_p, lambda dtype: np.ones((), dtype)),
     "max": (lax.reduce_max_p, least),
     "min": (lax.reduce_min_p, greatest),
 }
@@ -227,7 +227,7 @@ def _monoids(eqn, operands):
     """(equation of the body, operand, start) per result of a variadic reduction, if each body is one operation; else None."""
     count, body = len(operands) // 2, eqn.params["jaxpr"]
     body = getattr(body, "jaxpr", body)
-    makers = {var: e for e in body.eqns for var in e.outvars}
+    makers = {var: body_eqn for body_eqn in body.eqns for var in body_eqn.outvars}
     found = []
     for k, (operand, init) in enumerate(zip(operands[:count], operands[count:])):
         made = makers.get(body.outvars[k])
@@ -271,7 +271,9 @@ def _reduce_window(eqn, operands):
         if name not in WINDOWS or 0 in x.shape:
             return None
         identity = MONOIDS[name][1](x.dtype)
-        reduced = _padded_windows(WINDOWS[name], x, {k: eqn.params[k] for k in kept}, identity)
+        reduced = _padded_windows(
+            WINDOWS[name], x, {key: eqn.params[key] for key in kept}, identity
+        )
         if not _is_scalar_constant(init, identity):
             reduced = made.primitive.bind(reduced, lax.broadcast_in_dim(init, reduced.shape, ()))
         results.append(reduced)
@@ -283,7 +285,7 @@ def _padded_windows(primitive, x, params: dict, identity):
     config = tuple(
         (lo, hi, dim - 1) for (lo, hi), dim in zip(params["padding"], params["base_dilation"])
     )
-    if any(c != (0, 0, 0) for c in config):
+    if any(pads != (0, 0, 0) for pads in config):
         x = lax.pad_p.bind(x, identity, padding_config=config)
     return primitive.bind(
         x, **{**params, "padding": ((0, 0),) * x.ndim, "base_dilation": (1,) * x.ndim}
@@ -313,10 +315,10 @@ def _conv(eqn, operands):
     made = undilated(eqn, operands)
     if made is not None:
         return made
-    (x, w), params = operands, eqn.params
+    (x, weights), params = operands, eqn.params
     spatial = params["dimension_numbers"].lhs_spec[2:]
     if all(lo == hi == 0 for lo, hi in params["padding"]) and all(
-        d == 1 for d in params["lhs_dilation"]
+        step == 1 for step in params["lhs_dilation"]
     ):
         return None
     if 0 in x.shape:
@@ -326,7 +328,7 @@ def _conv(eqn, operands):
         config[dim] = (lo, hi, dilation - 1)
     x = lax.pad_p.bind(x, np.zeros((), x.dtype), padding_config=tuple(config))
     plain = {**params, "padding": ((0, 0),) * len(spatial), "lhs_dilation": (1,) * len(spatial)}
-    return [eqn.primitive.bind(x, w, **plain)]
+    return [eqn.primitive.bind(x, weights, **plain)]
 
 
 def _window(identity: Callable):
@@ -375,7 +377,7 @@ REWRITES: dict[str, Rewrite] = {
     "concatenate": _concatenate,
     "pad": _pad,
     "conv_general_dilated": _conv,
-    "reduce_window_sum": _window(lambda t: np.zeros((), t)),
+    "reduce_window_sum": _window(lambda dtype: np.zeros((), dtype)),
     "reduce_window_max": _window(least),
     "reduce_window_min": _window(greatest),
 }

@@ -76,7 +76,7 @@ class Splat:
         if not out.shape:
             return None
         found = _keeps_other(eqn, operands, scalars)
-        if found is None and not any(s is None for s in scalars):
+        if found is None and not any(splat is None for splat in scalars):
             results = self.rewrites[eqn.primitive.name](eqn, scalars)
             found = self.scalar(results[0]) if results is not None else None
         if found is None:
@@ -91,11 +91,13 @@ class Splat:
         if name == "select_n" and self.scalar(operands[0]) is not None:
             return [self.scalar(operands[0]), *operands[1:]]
         scalars = [self.scalar(operand) for operand in operands] if name in FOLDED else []
-        if all(s is None for s in scalars):
+        if all(splat is None for splat in scalars):
             return operands
         if any(
-            s is None and operand.shape == eqn.outvars[0].aval.shape
-            for s, operand in zip(scalars, operands)
+            splat is None and operand.shape == eqn.outvars[0].aval.shape
+            for splat, operand in zip(scalars, operands)
         ):
-            return [operand if s is None else s for s, operand in zip(scalars, operands)]
+            return [
+                operand if splat is None else splat for splat, operand in zip(scalars, operands)
+            ]
         return operands

@@ -8,11 +8,15 @@ from jax import lax
 def near_divisor(n: int, block: int) -> int:
     """A divisor of n near `block` (within a factor of two), so that no chunk is ragged; else `block`."""
     found = (
-        [b for b in range(max(1, block // 2), min(n, 2 * block) + 1) if n % b == 0]
+        [
+            divisor
+            for divisor in range(max(1, block // 2), min(n, 2 * block) + 1)
+            if n % divisor == 0
+        ]
         if block < 1 << 20
         else []
     )
-    return min(found, key=lambda b: abs(b - block), default=block)
+    return min(found, key=lambda divisor: abs(divisor - block), default=block)
 
 
 def in_chunks(x, axis: int, block: int, fill):
@@ -20,5 +24,5 @@ def in_chunks(x, axis: int, block: int, fill):
     runs = -(-x.shape[axis] // block)
     missing = runs * block - x.shape[axis]
     if missing:
-        x = lax.pad(x, fill, [(0, missing if d == axis else 0, 0) for d in range(x.ndim)])
+        x = lax.pad(x, fill, [(0, missing if dim == axis else 0, 0) for dim in range(x.ndim)])
     return lax.reshape(x, (*x.shape[:axis], runs, block, *x.shape[axis + 1 :]))

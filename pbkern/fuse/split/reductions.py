@@ -86,11 +86,11 @@ class Chunks:
 
     def within(self, axes) -> tuple[int, ...]:
         """Axes that are reduced within a chunk."""
-        return tuple(d for d in sorted(axes) if not self.axis - self.outer <= d < self.axis)
+        return tuple(dim for dim in sorted(axes) if not self.axis - self.outer <= dim < self.axis)
 
     def kept(self, axes, rank: int) -> list[int]:
         """Dimensions of x that partial results have; along `axis` they have one element per chunk."""
-        return [d for d in range(rank) if d == self.axis or d not in self.within(axes)]
+        return [dim for dim in range(rank) if dim == self.axis or dim not in self.within(axes)]
 
     def counted(self, axes) -> tuple[int, ...]:
         """Dimensions of partial results that count chunks."""
@@ -107,7 +107,7 @@ class Chunks:
         """x in chunks, less the `level` of each."""
         x, inner = in_chunks(x, self.axis, self.block, np.zeros((), x.dtype)), self._inner(axes)
         return x - lax.broadcast_in_dim(
-            level, x.shape, [d for d in range(x.ndim) if d not in inner]
+            level, x.shape, [dim for dim in range(x.ndim) if dim not in inner]
         )
 
     def sums(self, x, axes):
@@ -183,7 +183,8 @@ class ReductionStages:
         ):
             return None
         return next(
-            (r for low in axes if (r := self._runs_from(low, shape, axes, part)) is not None), None
+            (runs for low in axes if (runs := self._runs_from(low, shape, axes, part)) is not None),
+            None,
         )
 
     def _runs_from(self, low: int, shape, axes, part: int) -> Chunks | None:
@@ -204,7 +205,7 @@ class ReductionStages:
         block = max(1, min(RUN_ELEMENTS // line(), -(-size // programs)))
         if low == high:
             return Chunks(low, 0, near_divisor(size, block))
-        block = next(b for b in range(min(block, inner), 0, -1) if inner % b == 0)
+        block = next(divisor for divisor in range(min(block, inner), 0, -1) if inner % divisor == 0)
         return (
             Chunks(high, high - low, block)
             if block * line() >= min(FEW_ELEMENTS, RUN_ELEMENTS // 4)
@@ -280,10 +281,10 @@ class ReductionStages:
         )
         found = [self.notes.find(kind, operand) for operand in operands]
         if not any(found) or any(
-            f is None and np.ndim(operand) for f, operand in zip(found, operands)
+            note is None and np.ndim(operand) for note, operand in zip(found, operands)
         ):
             return None
-        (of,) = next(f for f in found if f)
+        (of,) = next(note for note in found if note)
         (value,) = self.notes.bound(kind, eqn, operands, of)
         if eqn.primitive.name == "broadcast_in_dim":
             self.notes.note("repeated", value, operands[0], eqn.params["broadcast_dimensions"])
@@ -292,22 +293,22 @@ class ReductionStages:
     def greatest(self, eqn, operands):
         """Notes selects and maxima of the maximum of x and something else, such as where it is not finite."""
         found = next(
-            (f for operand in operands if (f := self.notes.find("greatest", operand))), None
+            (note for operand in operands if (note := self.notes.find("greatest", operand))), None
         )
         return found and self.notes.bound("greatest", eqn, operands, *found)
 
     def deviation(self, eqn, operands):
-        x, c = operands
-        kind = "greatest" if self.notes.find("greatest", c) else "statistic"
-        found = self.notes.find(kind, c)
+        x, centre = operands
+        kind = "greatest" if self.notes.find("greatest", centre) else "statistic"
+        found = self.notes.find(kind, centre)
         if (
             found is None
             or found[0] is not x
-            or np.ndim(c) not in (0, x.ndim)
+            or np.ndim(centre) not in (0, x.ndim)
             or eqn.outvars[0].aval.shape != x.shape
         ):
             return None
-        array, dims = self.notes.find("repeated", c) or (c, range(np.ndim(c)))
+        array, dims = self.notes.find("repeated", centre) or (centre, range(np.ndim(centre)))
         part = Deviation(x, array, tuple(dims))
         return self.notes.bound(DIFFERENCES[kind], eqn, operands, part)
 
@@ -388,7 +389,8 @@ class ReductionStages:
         first = eqn.primitive.bind(best, axes=(axis,), index_dtype=dtype)
         run = lax.broadcasted_iota(dtype, place.shape, axis)
         chosen = lax.eq(
-            run, lax.broadcast_in_dim(first, run.shape, [d for d in range(run.ndim) if d != axis])
+            run,
+            lax.broadcast_in_dim(first, run.shape, [dim for dim in range(run.ndim) if dim != axis]),
         )
         at = place + run * np.asarray(runs.block, dtype)
         return [_sum(lax.select(chosen, at, lax.full_like(at, 0)), (axis,))]
@@ -409,7 +411,9 @@ def _has_short_rows(shape, axes, longest: int) -> bool:
 def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
     """Arrays x that only sums of f(x - c) use, and the f(x - c): chunks save a second pass over x."""
     # Value -> whether only sums, and the functions summed, use it.
-    summed = dict.fromkeys((v for v in jaxpr.outvars if not isinstance(v, jex.Literal)), False)
+    summed = dict.fromkeys(
+        (atom for atom in jaxpr.outvars if not isinstance(atom, jex.Literal)), False
+    )
     statistics: set = set()
     for eqn in reversed(jaxpr.eqns):
         name = eqn.primitive.name

@@ -35,8 +35,8 @@ def split_reductions(closed: jex.ClosedJaxpr, machine: CostModel) -> jex.ClosedJ
     tests = (
         reductions.runs_of,
         reductions.is_narrow,
-        lambda e: _choose_depth(e, machine),
-        lambda e: runs_of(e, machine),
+        lambda eqn: _choose_depth(eqn, machine),
+        lambda eqn: runs_of(eqn, machine),
     )
     if not any(test(eqn) for eqn in closed.jaxpr.eqns for test in tests):
         return closed
@@ -74,7 +74,7 @@ def _choose_depth(eqn, machine: CostModel) -> int | None:
         return None
     (lhs, rhs), out = (var.aval for var in eqn.invars[:2]), eqn.outvars[0].aval
     depth = lhs.shape[lc[0]]
-    operand_bytes = sum(a.size * a.dtype.itemsize for a in (lhs, rhs))
+    operand_bytes = sum(aval.size * aval.dtype.itemsize for aval in (lhs, rhs))
     result_bytes = out.size * max(out.dtype.itemsize, 4)
     wide = max(lhs.size // max(depth, 1), rhs.size // max(depth, 1), 32)
     sizes = machine.sizes
@@ -98,7 +98,7 @@ def _as_stored(x, contracted: int, transposed: Notes) -> tuple:
     if found is None:
         return x, contracted
     base, order = found
-    free = [n for axis, n in enumerate(order) if axis != contracted]
+    free = [dim for axis, dim in enumerate(order) if axis != contracted]
     return (base, order[contracted]) if free == sorted(free) else (x, contracted)
 
 
@@ -113,15 +113,15 @@ def _split_contraction(eqn, lhs: tuple, rhs: tuple, block: int):
         if out.dtype.itemsize >= 4
         else np.dtype("int32" if out.dtype.kind in "iu" else "float32")
     )
-    (a, l), (b, r) = (
+    (lhs_chunks, l), (rhs_chunks, rhs_axis) = (
         (in_chunks(z, dim, block, np.zeros((), z.dtype)), dim) for z, dim in (lhs, rhs)
     )
     params = {
         **eqn.params,
         "preferred_element_type": wide,
-        "dimension_numbers": (((l + 1,), (r + 1,)), ((l,), (r,))),
+        "dimension_numbers": (((l + 1,), (rhs_axis + 1,)), ((l,), (rhs_axis,))),
     }
     total = lax.reduce_sum_p.bind(
-        eqn.primitive.bind(a, b, **params), **reducer_params("reduce_sum", (0,))
+        eqn.primitive.bind(lhs_chunks, rhs_chunks, **params), **reducer_params("reduce_sum", (0,))
     )
     return total if wide == out.dtype else lax.convert_element_type(total, out.dtype)

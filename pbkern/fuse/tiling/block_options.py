@@ -80,59 +80,64 @@ def options_of(
     options: list[list[int]] = [[size] for size in shape]
     target = list(shape)
     if any(role not in ("run", "owned", "scatter batch") for role in roles.values()):
-        for dim, n in enumerate(shape):
-            if dim not in forced and n > 1:
-                options[dim], target[dim] = _contraction_options(n, roles.get(dim, "batch"), sizes)
+        for dim, extent in enumerate(shape):
+            if dim not in forced and extent > 1:
+                options[dim], target[dim] = _contraction_options(
+                    extent, roles.get(dim, "batch"), sizes
+                )
         return options, target
     # If a program reads a long line for one element of the root, the root is tiled by rows.
     run, stage = (grain, "rows") if grain >= 256 else (1, "lanes")
     for dim in reversed(range(len(shape))):
-        n = shape[dim]
-        if n == 1 or n == 0:
+        extent = shape[dim]
+        if extent == 1 or extent == 0:
             continue
         if roles.get(dim) == "run":
             options[dim], target[dim] = [1], 1
             continue
         if roles.get(dim) == "scatter batch":
-            options[dim], target[dim] = _powers(n, SCATTER_BATCHES), max(1, min(n // 4, 256 // run))
+            options[dim], target[dim] = (
+                _powers(extent, SCATTER_BATCHES),
+                max(1, min(extent // 4, 256 // run)),
+            )
             run *= target[dim]
             continue
         if roles.get(dim) == "owned":
-            options[dim] = even_cuts(n, [-(-n // k) for k in OWNERS])
-            run *= n
+            options[dim] = even_cuts(extent, [-(-extent // count) for count in OWNERS])
+            run *= extent
             continue
         if dim in forced:
-            run *= n if stage == "lanes" else 1  # otherwise counted in the grain
+            run *= extent if stage == "lanes" else 1  # otherwise counted in the grain
             stage = "rows" if run >= 256 else stage
             continue
-        if stage == "lanes" and run * n <= 8192:
-            run *= n
+        if stage == "lanes" and run * extent <= 8192:
+            run *= extent
             # A long line may be cut, for halos and for parallelism; a short one is a vector or two.
-            options[dim] = _powers(n, (64, 256, 512, 1024, 2048)) if n > 128 else [n]
+            options[dim] = _powers(extent, (64, 256, 512, 1024, 2048)) if extent > 128 else [extent]
             stage = "rows" if run >= 256 else "lanes"
         elif stage == "lanes":
             sizes = [
                 max(1, size // run)
                 for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
             ]
-            options[dim], target[dim] = _powers(n, sorted(set(sizes))), max(1, 4096 // run)
+            options[dim], target[dim] = _powers(extent, sorted(set(sizes))), max(1, 4096 // run)
             run, stage = 4096, "rows"
         elif stage == "rows":
             options[dim], target[dim] = (
-                _powers(n, (1, 2, 4, 8, 16, 32, 64, 128)),
+                _powers(extent, (1, 2, 4, 8, 16, 32, 64, 128)),
                 max(1, min(32, 32768 // run)),
             )
-            stage = "outer" if run * n > 4096 else "rows"
-            run *= n
+            stage = "outer" if run * extent > 4096 else "rows"
+            run *= extent
         else:
             # One element at a time; but launching programs of little work costs more, and parts of
             # a short one may share work.
             options[dim], target[dim] = (
                 (
-                    _powers(n, (1, 4, 16))
+                    _powers(extent, (1, 4, 16))
                     if math.prod(shape) <= SMALL
-                    else [1, n]
-                    if n <= FEW
+                    else [1, extent]
+                    if extent <= FEW
                     else [1]
                 ),
                 1,
@@ -147,10 +152,10 @@ def multiples(options: list[int], least: int) -> list[int]:
 
 def _powers(limit: int, among: Sequence[int]) -> list[int]:
     """`among` below `limit`, and `limit` itself."""
-    return [n for n in among if n < limit] + [limit]
+    return [size for size in among if size < limit] + [limit]
 
 
 def even_cuts(limit: int, among: Sequence[int], grain: int = 1) -> list[int]:
     """Sizes near those of `among` that cut `limit` into equal blocks, in steps of `grain`, and `limit` itself."""
-    counts = {-(-limit // n) for n in among if n < limit}
+    counts = {-(-limit // size) for size in among if size < limit}
     return sorted({min(-(-limit // (count * grain)) * grain, limit) for count in counts} | {limit})

@@ -102,20 +102,31 @@ def _follow(
     shape = var.aval.shape
     for hull in requests.hulls.get(var, ()) if var in requests.hulls else ():
         at = {}
-        for d, s in enumerate(hull):
+        for hull_dim, span in enumerate(hull):
             for axis, size in enumerate(grid):
                 # The hull's own stride cuts this dimension into exactly as many blocks as the grid
                 # has.
-                step = s.start.coefficient(axis)
-                if step > 0 and len(s.start.terms) == 1 and -(-shape[d] // step) == size:
-                    at[d] = Span(Affine.symbol(axis, step), step)
-        if len(at) == len(grid) == len({next(iter(s.start.symbols)) for s in at.values()}):
-            return tuple(at.get(d, whole(n)) for d, n in enumerate(shape))
-    by_axis = {next(iter(s.start.symbols)): s for s in placed[0][1] if s.start.terms}
+                step = span.start.coefficient(axis)
+                if step > 0 and len(span.start.terms) == 1 and -(-shape[hull_dim] // step) == size:
+                    at[hull_dim] = Span(Affine.symbol(axis, step), step)
+        if (
+            len(at)
+            == len(grid)
+            == len({next(iter(placed_span.start.symbols)) for placed_span in at.values()})
+        ):
+            return tuple(at.get(dim, whole(extent)) for dim, extent in enumerate(shape))
+    by_axis = {
+        next(iter(root_span.start.symbols)): root_span
+        for root_span in placed[0][1]
+        if root_span.start.terms
+    }
     ways = [
-        tuple(by_axis[dims.index(d)] if d in dims else whole(n) for d, n in enumerate(shape))
+        tuple(
+            by_axis[dims.index(dim)] if dim in dims else whole(extent)
+            for dim, extent in enumerate(shape)
+        )
         for dims in itertools.permutations(range(len(shape)), len(grid))
-        if all(shape[dim] == n for dim, n in zip(dims, shape_of_axis))
+        if all(shape[dim] == extent for dim, extent in zip(dims, shape_of_axis))
     ]
     if not ways:
         raise Unfusable("an output does not have every grid axis")
@@ -133,7 +144,7 @@ def _elements(eqns, placed: Sequence) -> float:
     except NeedsWhole:
         return math.inf
     return sum(volume(step.out) for step in requests.steps) + sum(
-        volume(h) for _, h in requests.inputs
+        volume(hull) for _, hull in requests.inputs
     )
 
 
@@ -168,8 +179,10 @@ def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     before = {id(step.eqn) for step in found.requests.steps}
     more = [eqn for eqn in eqns if id(eqn) not in before]
     made = {var for step in found.requests.steps for var in step.eqn.outvars}
-    if len(more) + len(before) > len(eqns) or any(atom in made for e in more for atom in atoms(e)):
-        return schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
+    if len(more) + len(before) > len(eqns) or any(
+        atom in made for eqn in more for atom in atoms(eqn)
+    ):
+        return schedule_at(eqns, [var for var, _ in found.outputs], found.blocks, machine)
     requests = request_more(more, found.requests)
     return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
 
@@ -188,7 +201,7 @@ def _priced(
 
 def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
     """Schedules long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
-    found = find(eqns, [v for v, _ in plain.outputs])
+    found = find(eqns, [var for var, _ in plain.outputs])
     runs = found and at(found, plain.outputs)
     cost = runs and machine.kernel_cost(
         plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated()
@@ -201,9 +214,9 @@ class _Least(dict):
     """Dimension of the root -> its blocks must be multiples of this many elements."""
 
     def whole(self, shape: Sequence[int]) -> set[int]:
-        return {dim for dim, n in self.items() if n >= shape[dim]}
+        return {dim for dim, extent in self.items() if extent >= shape[dim]}
 
-    def demand(self, e: NeedsWhole, dims: Iterable[int], shape: Sequence[int]) -> None:
+    def demand(self, error: NeedsWhole, dims: Iterable[int], shape: Sequence[int]) -> None:
         """Adds what an equation needs of `dims`.
 
         Raises Unfusable if that was known and did not help.
@@ -211,33 +224,33 @@ class _Least(dict):
         news = False
         for dim in dims:
             old = self.get(dim, 1)
-            new = math.lcm(old, e.multiple) if e.multiple else shape[dim]
+            new = math.lcm(old, error.multiple) if error.multiple else shape[dim]
             new = shape[dim] if new == old or new >= shape[dim] or shape[dim] % new else new
             news, self[dim] = news or new != old, new
         if not news:
-            raise Unfusable(e.why) from None
+            raise Unfusable(error.why) from None
 
 
 def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]:
     """(least blocks of the root, dimension -> role in the group's contraction, elements under one)."""
     shape, least = root.aval.shape, _Least()
     while True:
-        blocks = [least.get(d, 1) for d in range(len(shape))]
+        blocks = [least.get(dim, 1) for dim in range(len(shape))]
         access, grid, axes = _tile(shape, blocks)
         try:
             requests = request(eqns, [(root, access)])
             if not grid or machine.kernel_cost(requests, [(root, access)], grid) is not None:
                 break
-            d = _repeats(eqns, root, blocks, axes.values(), machine)
-            least[d] = shape[d]
+            repeated = _repeats(eqns, root, blocks, axes.values(), machine)
+            least[repeated] = shape[repeated]
         except NeedsWhole as e:
-            least.demand(e, [axes[a] for a in e.axes], shape)
+            least.demand(e, [axes[symbol] for symbol in e.axes], shape)
     roles: dict[int, str] = {}
     for step in requests.steps:
         if step.eqn.primitive.name == "partial_reduce":
             # A chunk is one program's work, for each index of the dimensions before it.
             runs = step.out[
-                : run_dimensions(*(step.eqn.params[k] for k in ("axis", "axes", "outer"))).stop
+                : run_dimensions(*(step.eqn.params[key] for key in ("axis", "axes", "outer"))).stop
             ]
             roles.update({axes[symbol]: "run" for run in runs for symbol in run.start.symbols})
         if step.eqn.primitive.name in SCATTERS:
@@ -253,18 +266,25 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
             names = contraction_roles(step.eqn)
             if set(names) <= {"batch"}:
                 continue  # sums along rows of an elementwise product
-            for d, s in enumerate(step.out):
-                for axis in s.start.symbols:
-                    roles.setdefault(axes[axis], names[d])
+            for repeated, span in enumerate(step.out):
+                for axis in span.start.symbols:
+                    roles.setdefault(axes[axis], names[repeated])
             break
     if {"owned", "scatter batch"} & set(roles.values()):
         return least, roles, 1
     moving, looked_up = (
-        [(v, h) for v, h in requests.inputs if any(s.start.terms for s in h)],
+        [
+            (var, hull)
+            for var, hull in requests.inputs
+            if any(hull_span.start.terms for hull_span in hull)
+        ],
         tables(requests, machine),
     )
     grain = max(
-        (min(_own_elements(h), elements_read(requests, v, h, looked_up)) for v, h in moving),
+        (
+            min(_own_elements(hull), elements_read(requests, var, hull, looked_up))
+            for var, hull in moving
+        ),
         default=1,
     )
     return least, roles, grain
@@ -277,7 +297,7 @@ def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Co
     for dim in dims if len(dims) > 1 and products else ():
         access, grid, _ = _tile(
             root.aval.shape,
-            [root.aval.shape[e] if e == dim else block for e, block in enumerate(blocks)],
+            [root.aval.shape[axis] if axis == dim else block for axis, block in enumerate(blocks)],
         )
         try:
             if (
@@ -293,8 +313,10 @@ def _repeats(eqns, root, blocks: Sequence[int], dims: Iterable[int], machine: Co
 def _own_elements(access: Access) -> int:
     """Elements of a block without its halo."""
     return math.prod(
-        min(s.size, max(abs(c) for _, c in s.start.terms)) if s.start.terms else s.size
-        for s in access
+        min(span.size, max(abs(coefficient) for _, coefficient in span.start.terms))
+        if span.start.terms
+        else span.size
+        for span in access
     )
 
 
@@ -369,7 +391,7 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     None if the group has no such dimensions, or if the descent ends at columns that do not fill
     register tiles.
     """
-    outputs = [v for v, _ in found.outputs]
+    outputs = [var for var, _ in found.outputs]
     root = outputs[0]
     least, roles, grain = _roles(eqns, root, machine)
     if not {"row", "column"} <= set(roles.values()) or found.online is not None:
@@ -378,7 +400,7 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
         root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain
     )
     options = [multiples(option, least.get(axis, 1)) for axis, option in enumerate(options)]
-    start = [TALL.get(roles.get(axis, ""), n) for axis, n in enumerate(target)]
+    start = [TALL.get(roles.get(axis, ""), size) for axis, size in enumerate(target)]
     try:
         tall = _descend(lambda blocks: schedule_at(eqns, outputs, blocks, machine), options, start)
     except (NeedsWhole, Unfusable):
@@ -390,27 +412,31 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
 def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
     """Another starting point: square blocks have the smallest halos."""
     free = [axis for axis, option in enumerate(options) if len(option) > 2][-2:]
-    return [min(SQUARE, options[axis][-1]) if axis in free else t for axis, t in enumerate(target)]
+    return [
+        min(SQUARE, options[axis][-1]) if axis in free else size for axis, size in enumerate(target)
+    ]
 
 
-def _better(schedule: Schedule | None, b: Schedule | None) -> Schedule | None:
+def _better(schedule: Schedule | None, rival: Schedule | None) -> Schedule | None:
     return min(
-        (s for s in (schedule, b) if s is not None), key=lambda s: s.cost.seconds, default=None
+        (candidate for candidate in (schedule, rival) if candidate is not None),
+        key=lambda candidate: candidate.cost.seconds,
+        default=None,
     )
 
 
 def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> Schedule | None:
     """Coordinate descent from the options nearest to `target`, one step per dimension at a time."""
     place = [
-        min(range(len(option)), key=lambda k: abs(option[k] - t))
-        for option, t in zip(options, target)
+        min(range(len(option)), key=lambda nth: abs(option[nth] - size))
+        for option, size in zip(options, target)
     ]
     known: dict = {}
 
     def price(where) -> float:
         key = tuple(where)
         if key not in known:
-            known[key] = at([option[k] for option, k in zip(options, key)])
+            known[key] = at([option[index] for option, index in zip(options, key)])
         return known[key].cost.seconds if known[key] else math.inf
 
     best, improved = price(place), True
@@ -419,7 +445,7 @@ def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> S
         for axis in range(len(options)):
             for step in (1, -1):
                 while 0 <= place[axis] + step < len(options[axis]):
-                    moved = [k + step * (e == axis) for e, k in enumerate(place)]
+                    moved = [index + step * (other == axis) for other, index in enumerate(place)]
                     cost = price(moved)
                     if not (cost < best * 0.995 or (best == math.inf and cost == math.inf)):
                         break
@@ -457,14 +483,14 @@ def alternatives(
             seen.add(near)
             try:
                 made = schedule_at(
-                    eqns, outputs, [option[k] for option, k in zip(options, near)], machine
+                    eqns, outputs, [option[index] for option, index in zip(options, near)], machine
                 )
             except (NeedsWhole, Unfusable):
                 continue
             if made is not None and near not in known:
                 known[near] = made
                 heapq.heappush(waiting, (made.cost.seconds, near))
-    return sorted(known.values(), key=lambda s: s.cost.seconds)[:count]
+    return sorted(known.values(), key=lambda schedule: schedule.cost.seconds)[:count]
 
 
 def _neighbours(place: tuple[int, ...], options: list[list[int]]) -> list[tuple[int, ...]]:
@@ -477,5 +503,8 @@ def _neighbours(place: tuple[int, ...], options: list[list[int]]) -> list[tuple[
     ]
     return [
         place,
-        *(tuple(k + step * (e == dim) for e, k in enumerate(place)) for dim, step in steps),
+        *(
+            tuple(index + step * (other == dim) for other, index in enumerate(place))
+            for dim, step in steps
+        ),
     ]

@@ -81,7 +81,9 @@ class Online:
     def first(self) -> list:
         """The maximum and the sums, as values."""
         return [
-            eqn.outvars[0] for eqn in (self.level, *(e for e, _ in self.sums)) if eqn is not None
+            eqn.outvars[0]
+            for eqn in (self.level, *(total for total, _ in self.sums))
+            if eqn is not None
         ]
 
     @property
@@ -105,10 +107,10 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
         x, axis = level.invars[0], int(level.params["axes"][0])
         linear = _Linear(level)
         sums = tuple(linear.sums(eqns))
-        first = {eqn.outvars[0] for eqn in (level, *(e for e, _ in sums))}
+        first = {eqn.outvars[0] for eqn in (level, *(total for total, _ in sums))}
         before = leading_to(
             eqns,
-            {atom for e in (level, *(e for e, _ in sums)) for atom in atoms(e)},
+            {atom for eqn in (level, *(total for total, _ in sums)) for atom in atoms(eqn)},
             {level.outvars[0]},
         )
         if not sums or any(var in first for eqn in before for var in eqn.outvars):
@@ -134,14 +136,14 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
 def _complete(eqns, outputs, columns: int, first_pass: tuple, totals) -> Online | None:
     """Adds the equations of the second pass, if any, and of the results. first_pass: (level, function, sums, before)."""
     level, _, sums, before = first_pass
-    first = {eqn.outvars[0] for eqn in (level, *(e for e, _ in sums)) if eqn is not None}
+    first = {eqn.outvars[0] for eqn in (level, *(summed for summed, _ in sums)) if eqn is not None}
     needed = {var for eqn in leading_to(eqns, set(outputs), first) for var in eqn.outvars}
     totals = [total for total in totals if total.outvars[0] in needed]
     second = {total.outvars[0] for total in totals}
     again = leading_to(eqns, {atom for total in totals for atom in atoms(total)}, first)
     products = any(
         eqn.primitive.name == "dot_general"
-        for eqn in (*totals, *again, *before, *(e for e, _ in sums))
+        for eqn in (*totals, *again, *before, *(summed for summed, _ in sums))
     )
     if not products or any(var in second for eqn in again for var in eqn.outvars):
         return None
@@ -245,12 +247,12 @@ class _Linear:
     """
 
     def __init__(self, level):
-        x, m = level.invars[0], level.outvars[0]
+        x, peak = level.invars[0], level.outvars[0]
         self.level, self.axis = level, int(level.params["axes"][0])
         dims = tuple(range(x.aval.ndim))
         self.known: dict = {
             x: ("x", dims),
-            m: ("level", tuple(dim for dim in dims if dim != self.axis)),
+            peak: ("level", tuple(dim for dim in dims if dim != self.axis)),
         }
         self.other: set = set()
         self.function: str | None = None
@@ -262,16 +264,18 @@ class _Linear:
             if eqn is self.level:
                 continue
             read = atoms(eqn)
-            if any(a in ended for a in read):
+            if any(atom in ended for atom in read):
                 ended.update(eqn.outvars)
                 continue
-            if any(a in self.other for a in read):
+            if any(atom in self.other for atom in read):
                 self.other.update(eqn.outvars)
-            elif any(a in self.known for a in read):
+            elif any(atom in self.known for atom in read):
                 place = self._result(eqn)
                 if place is None:
                     self.other.update(
-                        eqn.outvars if any(self.known.get(a, "x")[0] != "x" for a in read) else ()
+                        eqn.outvars
+                        if any(self.known.get(atom, "x")[0] != "x" for atom in read)
+                        else ()
                     )
                 elif place[0] == "sum":
                     self.found.append((eqn, place[1]))

@@ -60,7 +60,12 @@ class Blocks:
 
     def parts(self) -> dict:
         """Value -> the part of its block that a chunk holds."""
-        steps = [step for p in (self.first, self.second) if p for step in p.full.steps()]
+        steps = [
+            step
+            for chunk_pass in (self.first, self.second)
+            if chunk_pass
+            for step in chunk_pass.full.steps()
+        ]
         read = (
             (var, access)
             for step in steps
@@ -68,7 +73,7 @@ class Blocks:
             if not isinstance(var, jex.Literal)
         )
         return dict.fromkeys(
-            (a for a, access in read if access and moves(access)),
+            (value for value, access in read if access and moves(access)),
             self.online.run / self.online.columns,
         )
 
@@ -77,15 +82,15 @@ class Blocks:
         if self.first is None or self.second is None:
             return set()
         both = [
-            {id(step.eqn) for step in p.full.requests.steps if moves(step.out)}
-            for p in (self.first, self.second)
+            {id(step.eqn) for step in chunk_pass.full.requests.steps if moves(step.out)}
+            for chunk_pass in (self.first, self.second)
         ]
         return both[0] & both[1]
 
 
 def moves(access: Access) -> bool:
     """Does a block move with the chunks?"""
-    return any(RUN in s.start.symbols for s in access)
+    return any(RUN in span.start.symbols for span in access)
 
 
 def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | None:
@@ -94,26 +99,26 @@ def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | Non
         after = request(online.after, outputs)
         asked = [after]
         second = _pass(
-            online, online.totals, online.again, [_only(asked, v) for v in online.second]
+            online, online.totals, online.again, [_only(asked, var) for var in online.second]
         )
         first = None
         if second is not None:
             asked.append(second.full.requests)
         if online.level is not None:
-            sums = [e for e, _ in online.sums]
-            kept = [_only(asked, v) for v in online.first]
+            sums = [eqn for eqn, _ in online.sums]
+            kept = [_only(asked, var) for var in online.first]
             first = _pass(online, sums, online.before, kept[1:], online.level, kept[0])
             level = first.kept[0]
             for access, (_, places) in zip(first.kept[1:], online.sums):
                 _check_aligned(level, online.places_of_level(), access, places)
     except (NeedsWhole, Unfusable):
         return None
-    left = {id(e) for e in online.after}
+    left = {id(eqn) for eqn in online.after}
     if any(
         id(step.eqn) in left and _has_rows(step.out, online.run)
-        for p in (first, second)
-        if p
-        for step in p.full.requests.steps
+        for chunk_pass in (first, second)
+        if chunk_pass
+        for step in chunk_pass.full.requests.steps
     ):
         return None
     return Blocks(online, first, second, after)
@@ -124,12 +129,12 @@ def _has_rows(access: Access, columns: int) -> bool:
     return moves(access) and volume(access) > columns
 
 
-def _only(asked: Sequence[BlockRequests], v) -> Access | None:
+def _only(asked: Sequence[BlockRequests], var) -> Access | None:
     """The block that is asked for of a value; None if nothing asks for it.
 
     Raises Unfusable for several blocks.
     """
-    hulls = list(dict.fromkeys(h for r in asked for h in r.hulls.get(v, ())))
+    hulls = list(dict.fromkeys(hull for requests in asked for hull in requests.hulls.get(var, ())))
     if len(hulls) > 1:
         raise Unfusable("a reduction in runs is needed at several places")
     return hulls[0] if hulls else None
@@ -189,7 +194,10 @@ def _run(
         _only([requests], level.outvars[0])
     made = {var for step in requests.steps for var in step.eqn.outvars}
     read = [
-        (v, hull) for v, hulls in requests.hulls.items() if v not in made for hull in hulls
+        (source, hull)
+        for source, hulls in requests.hulls.items()
+        if source not in made
+        for hull in hulls
     ]  # also by the reductions themselves
     return ChunkRun(replace(requests, inputs=read), tuple(products))
 
@@ -213,7 +221,9 @@ def _narrowed(eqn, out: Access, columns: Span, total: int) -> Step:
     for dims, access, var in zip(over, pulled.inputs, eqn.invars):
         if not all(is_whole(access[dim], var.aval.shape[dim]) for dim in dims):
             raise Unfusable("a reduction in runs is in parts")
-        inputs.append(tuple(columns if axis == dims[long] else s for axis, s in enumerate(access)))
+        inputs.append(
+            tuple(columns if axis == dims[long] else span for axis, span in enumerate(access))
+        )
     return Step(eqn, out, Pull(tuple(inputs), pulled.params))
 
 
@@ -221,8 +231,8 @@ def _check_aligned(level: Access, of_level: Places, access: Access, places: Plac
     """Raises Unfusable unless each row of a block of sums belongs to one row of the maximum's block."""
     spans = dict(zip(of_level, level))
     alike = all(
-        place is None or spans[place] == s or s.size == 1 == spans[place].size
-        for place, s in zip(places, access)
+        place is None or spans[place] == span or span.size == 1 == spans[place].size
+        for place, span in zip(places, access)
     )
-    if not alike or not all(p in places or spans[p].size == 1 for p in of_level):
+    if not alike or not all(place in places or spans[place].size == 1 for place in of_level):
         raise Unfusable("sums in runs have other blocks than their maximum")

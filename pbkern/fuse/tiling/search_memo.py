@@ -128,7 +128,7 @@ def memoised_search(
 
 def tall_blocks_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
     """Remembers results of `tall_blocks`."""
-    outputs = [v for v, _ in found.outputs]
+    outputs = [var for var, _ in found.outputs]
     return _once(
         ("tall", found.online is None),
         eqns,

@@ -57,14 +57,14 @@ class Reads:
         results = tuple(_rows_of(var, along, rows) for var in body.outvars)
         return cls(rows, request(body.eqns, list(zip(body.outvars, results))), results)
 
-    def hulls(self, v) -> list[Access]:
-        return list(self.requests.hulls.get(v, ()))
+    def hulls(self, var) -> list[Access]:
+        return list(self.requests.hulls.get(var, ()))
 
 
 def _rows_of(var, along: int, rows: int) -> Access:
     shape = var.aval.shape
     axis = len(shape) - along
-    return tuple(Span(ROW, rows) if d == axis else whole(size) for d, size in enumerate(shape))
+    return tuple(Span(ROW, rows) if dim == axis else whole(size) for dim, size in enumerate(shape))
 
 
 @dataclass(frozen=True)
@@ -153,18 +153,21 @@ class Wavefront:
         """The part of a new carry that one program makes."""
         axis = self.axis(var)
         return tuple(
-            Span(Affine.symbol(0, self.height), self.height) if d == axis else whole(size)
-            for d, size in enumerate(var.aval.shape)
+            Span(Affine.symbol(0, self.height), self.height) if dim == axis else whole(size)
+            for dim, size in enumerate(var.aval.shape)
         )
 
     def margins(self, var) -> list[tuple[int, int]]:
         """Per dimension of a carry, elements before and behind it that a step reads; none along the front."""
         found = [(0, 0)] * len(var.aval.shape)
         for hull in self.reads.hulls(var):
-            for d, (s, size) in enumerate(zip(hull, var.aval.shape)):
-                if d != self.axis(var):
-                    low, high = found[d]
-                    found[d] = max(low, -s.start.const), max(high, s.start.const + s.size - size)
+            for dim, (span, size) in enumerate(zip(hull, var.aval.shape)):
+                if dim != self.axis(var):
+                    low, high = found[dim]
+                    found[dim] = (
+                        max(low, -span.start.const),
+                        max(high, span.start.const + span.size - size),
+                    )
         return found
 
 
@@ -180,9 +183,9 @@ def wavefronts(
         if not _all_have_rows(body.jaxpr, counts, periodic, along):
             continue
         shortest = min(var.aval.shape[-along] for var in body.jaxpr.invars[counts[0] : sum(counts)])
-        for rows in (n for n in ROWS if n <= shortest):
+        for rows in (count for count in ROWS if count <= shortest):
             try:
-                reads, alone = (Reads.of(body.jaxpr, along, n) for n in (rows, 1))
+                reads, alone = (Reads.of(body.jaxpr, along, count) for count in (rows, 1))
             except (NeedsWhole, Unfusable, UnsupportedOp, NotImplementedError):
                 break
             wave = Wavefront(
@@ -191,7 +194,7 @@ def wavefronts(
             # Rows that do not depend on others need no wavefront: they are tiles without halos.
             if (
                 wave.lag
-                and all(_is_wavefront(wave, r) for r in (reads, alone))
+                and all(_is_wavefront(wave, row_reads) for row_reads in (reads, alone))
                 and _wraps_once(wave)
             ):
                 yield from _sized(wave, length, machine)
@@ -220,14 +223,14 @@ def _is_wavefront(wave: Wavefront, reads: Reads) -> bool:
     for k, var in enumerate(wave.body.jaxpr.invars):
         carried = wave.counts[0] <= k < sum(wave.counts)
         for hull in reads.hulls(var):
-            moving = [axis for axis, s in enumerate(hull) if not s.is_const]
+            moving = [axis for axis, span in enumerate(hull) if not span.is_const]
             if any(hull[dim].start.terms != ROW.terms for dim in moving) or len(moving) > 1:
                 return False
             if carried and moving != [wave.axis(var)]:
                 return False
             if not carried and any(
-                not 0 <= s.start.const <= s.start.const + s.size <= size
-                for axis, (s, size) in enumerate(zip(hull, var.aval.shape))
+                not 0 <= span.start.const <= span.start.const + span.size <= size
+                for axis, (span, size) in enumerate(zip(hull, var.aval.shape))
                 if axis not in moving
             ):
                 return False
@@ -251,7 +254,7 @@ def _sized(wave: Wavefront, length: int, machine: CostModel) -> Iterator[tuple[W
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
         shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
-        most = min(length, *(n // wave.lag for n in (room, shared)))
+        most = min(length, *(limit // wave.lag for limit in (room, shared)))
         if most >= 2 and -(-wave.least_extent // height) == -(-wave.extent // height):
             sized = replace(wave, steps=_even(int(most), length), height=height)
             cost = price(sized, machine)
@@ -314,8 +317,8 @@ def price(wave: Wavefront, machine: CostModel) -> Cost | None:
     )
 
 
-def _overlapped(a: float, b: float) -> float:
-    return max(a, b) + UNOVERLAPPED * min(a, b)
+def _overlapped(first: float, second: float) -> float:
+    return max(first, second) + UNOVERLAPPED * min(first, second)
 
 
 def _results(wave: Wavefront) -> list[tuple[object, Access]]:

@@ -86,7 +86,7 @@ def tile_time(
     ]
     # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is
     # needed.
-    tiles = not any(f.wave.steps >= min(length, max(STEPS, default=0)) for f in fronts)
+    tiles = not any(tiled.wave.steps >= min(length, max(STEPS, default=0)) for tiled in fronts)
     best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
     for front in fronts:
         total = front.cost.seconds * -(-length // front.steps)
@@ -106,17 +106,17 @@ def _best_tile(
 ) -> tuple[_Unrolled | _OverlappedBody | None, float]:
     """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
     best = None
-    for s in (s for s in STEPS if s <= min(length, step.most)):
-        found = _unrolled(step, s, machine)
+    for steps in (count for count in STEPS if count <= min(length, step.most)):
+        found = _unrolled(step, steps, machine)
         if found is None:
             break
         # The rest is priced as a part of a full round, and as no less than one.
         turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
-        total = turn * (length // s + (1 if length % s else 0))
+        total = turn * (length // steps + (1 if length % steps else 0))
         if total > seconds * GAIN:
             # One bad number of steps, such as one that does not divide the length, does not end the
             # search.
-            if turn / s > seconds / length:
+            if turn / steps > seconds / length:
                 break
             continue
         best, seconds = found, total
@@ -190,7 +190,9 @@ class _OverlappedBody:
         )(*avals).jaxpr
         (eqn,) = jaxpr.eqns
         operand = dict(zip(wave.body.jaxpr.invars, jaxpr.invars))
-        reads = [(operand[v], tuple(map(whole, operand[v].aval.shape))) for v in wave.operands]
+        reads = [
+            (operand[var], tuple(map(whole, operand[var].aval.shape))) for var in wave.operands
+        ]
         makes = [(var, wave.made_by_program(var)) for var in eqn.outvars]
         schedule = Schedule(
             (wave.programs,),

@@ -33,7 +33,7 @@ def _roll_type(x, *, starts):
 
 @rules.register("roll")
 def _roll(eqn, out: Access) -> Pull:
-    moved = tuple(s.shifted(by) for s, by in zip(out, eqn.params["starts"]))
+    moved = tuple(span.shifted(by) for span, by in zip(out, eqn.params["starts"]))
     return Pull((moved,), {}, lambda ctx, x: [x])
 
 
@@ -85,17 +85,19 @@ class _BorderWindows:
 
     def concatenate(self, eqn, operands):
         """Adjacent parts of one base are a longer window of it."""
-        parts, d = [self.of(operand) for operand in operands], eqn.params["dimension"]
+        parts, dim = [self.of(operand) for operand in operands], eqn.params["dimension"]
         first = parts[0]
-        n, at = first.base.shape[d] if first.base.ndim > d else 0, first.starts[d]
+        extent, at = first.base.shape[dim] if first.base.ndim > dim else 0, first.starts[dim]
         for part in parts:
-            if part.base is not first.base or not n or (part.starts[d] - at) % n:
+            if part.base is not first.base or not extent or (part.starts[dim] - at) % extent:
                 return None
             if any(
-                start != b for k, (start, b) in enumerate(zip(part.starts, first.starts)) if k != d
+                start != base
+                for k, (start, base) in enumerate(zip(part.starts, first.starts))
+                if k != dim
             ):
                 return None
-            at += part.shape[d]
+            at += part.shape[dim]
         return self.made(
             eqn, operands, _Window(first.base, first.starts, eqn.outvars[0].aval.shape)
         )
@@ -124,15 +126,15 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
         return None
     carried = zip(body.invars[counts[0] : sum(counts)], body.outvars)
     joined += [
-        ((var, axis), (b, axis), True)
-        for var, b in carried
-        if not isinstance(b, jex.Literal)
+        ((var, axis), (result, axis), True)
+        for var, result in carried
+        if not isinstance(result, jex.Literal)
         for axis in range(var.aval.ndim)
     ]
-    for a, b, alike in joined:
-        links[a].add(b)
-        links[b].add(a)
-        uneven.update(() if alike else (a, b))
+    for left, right, alike in joined:
+        links[left].add(right)
+        links[right].add(left)
+        uneven.update(() if alike else (left, right))
     waiting = []
     for eqn in body.eqns:
         if eqn.primitive is roll_p:
@@ -162,11 +164,11 @@ def _links(eqn) -> Iterator[tuple[tuple, tuple, bool]]:
     for atom, access in zip(eqn.invars, pull(eqn, asked).inputs):
         if access is None or isinstance(atom, jex.Literal):
             continue
-        for e, span in enumerate(access):
+        for dim, span in enumerate(access):
             for symbol in span.start.symbols:
                 same = span == asked[symbol] or eqn.primitive is roll_p
                 for var in eqn.outvars:
-                    yield (var, symbol), (atom, e), same and atom.aval.shape[e] == shape[symbol]
+                    yield (var, symbol), (atom, dim), same and atom.aval.shape[dim] == shape[symbol]
 
 
 def reach(body: jex.Jaxpr) -> int:
@@ -197,11 +199,11 @@ def _continued(eqn, out: Access) -> Pull:
 
     Lines stay whole: if both dimensions of a block move, guards are expensive.
     """
-    d = eqn.params["dimension"]
-    moving = out[d].start.symbols
-    if moving and 0 < d == len(out) - 1:
+    dim = eqn.params["dimension"]
+    moving = out[dim].start.symbols
+    if moving and 0 < dim == len(out) - 1:
         raise NeedsWhole(moving, "lines with periodic borders are taken whole")
-    n = eqn.outvars[0].aval.shape[d]
+    extent = eqn.outvars[0].aval.shape[dim]
     return rules.lookup("concatenate")(
-        eqn, tuple(s.shifted(n) if k == d else s for k, s in enumerate(out))
+        eqn, tuple(span.shifted(extent) if k == dim else span for k, span in enumerate(out))
     )

@@ -23,19 +23,21 @@ def is_window(eqn) -> bool:
 
 
 def _keeps_channels_apart(eqn) -> bool:
-    (x, w), params = (var.aval for var in eqn.invars), eqn.params
+    (x, weights), params = (var.aval for var in eqn.invars), eqn.params
     numbers, channels = params["dimension_numbers"], params["feature_group_count"]
-    one_each = channels == w.shape[numbers.rhs_spec[0]] and w.shape[numbers.rhs_spec[1]] == 1
+    one_each = (
+        channels == weights.shape[numbers.rhs_spec[0]] and weights.shape[numbers.rhs_spec[1]] == 1
+    )
     steps = (
-        all(n == 1 for n in (*params["window_strides"], *params["lhs_dilation"]))
+        all(step == 1 for step in (*params["window_strides"], *params["lhs_dilation"]))
         and params["batch_group_count"] == 1
     )
     unpadded = all(pair == (0, 0) for pair in map(tuple, params["padding"]))
-    exact = x.dtype == w.dtype == eqn.outvars[0].aval.dtype and np.dtype(x.dtype).name in (
+    exact = x.dtype == weights.dtype == eqn.outvars[0].aval.dtype and np.dtype(x.dtype).name in (
         "float32",
         "float64",
     )
-    few = math.prod(w.shape[dim] for dim in numbers.rhs_spec[2:]) <= MAX_SLICES
+    few = math.prod(weights.shape[dim] for dim in numbers.rhs_spec[2:]) <= MAX_SLICES
     return (
         one_each and steps and unpadded and exact and few and numbers.lhs_spec == numbers.out_spec
     )
@@ -52,8 +54,8 @@ def window_as_slices(eqn, operands):
     for axis, (size, apart) in enumerate(
         zip(params["window_dimensions"], params["window_dilation"])
     ):
-        n = x.shape[axis] - (size - 1) * apart
-        parts = [lax.slice_in_dim(x, k * apart, k * apart + n, axis=axis) for k in range(size)]
+        extent = x.shape[axis] - (size - 1) * apart
+        parts = [lax.slice_in_dim(x, k * apart, k * apart + extent, axis=axis) for k in range(size)]
         x = functools.reduce(WINDOWS[eqn.primitive.name], parts)
     return [x]
 
@@ -62,15 +64,15 @@ def convolution_as_slices(eqn, operands):
     """The sum of slices, each times its weight."""
     if not _keeps_channels_apart(eqn):
         return None
-    (x, w), params = operands, eqn.params
+    (x, kernel), params = operands, eqn.params
     numbers, shape = params["dimension_numbers"], eqn.outvars[0].aval.shape
     taps, spatial = numbers.rhs_spec[2:], numbers.lhs_spec[2:]
     terms = []
-    for at in itertools.product(*(range(w.shape[d]) for d in taps)):
-        starts, tap = [0] * x.ndim, [slice(None)] * w.ndim
+    for at in itertools.product(*(range(kernel.shape[axis]) for axis in taps)):
+        starts, tap = [0] * x.ndim, [slice(None)] * kernel.ndim
         for k, dim, dilation, along in zip(at, spatial, params["rhs_dilation"], taps):
             starts[dim], tap[along] = k * dilation, slice(k, k + 1)
-        weights = lax.reshape(w[tuple(tap)], (params["feature_group_count"],))
+        weights = lax.reshape(kernel[tuple(tap)], (params["feature_group_count"],))
         part = lax.slice(x, starts, [start + size for start, size in zip(starts, shape)])
         terms.append(part * lax.broadcast_in_dim(weights, shape, (numbers.lhs_spec[1],)))
     return [functools.reduce(lax.add, terms)]

@@ -52,7 +52,7 @@ def find(kernel: Kernel) -> dict[int, Shift]:
     if kernel.aliases or not kernel.outputs or not is_function(kernel):
         return {}
     found = {axis: _shift(kernel, axis) for axis in range(len(kernel.grid))}
-    return {dim: s for dim, s in found.items() if s is not None}
+    return {dim: shift for dim, shift in found.items() if shift is not None}
 
 
 def is_function(kernel: Kernel) -> bool:
@@ -102,7 +102,11 @@ def _shape(kernel: Kernel, refs, ref) -> tuple[int, ...]:
 def _shift(kernel: Kernel, axis: int) -> Shift | None:
     blocks = set()
     for output in kernel.outputs:
-        axes = [k for k, s in enumerate(output.starts) if s is None or axis in s.symbols]
+        axes = [
+            k
+            for k, position in enumerate(output.starts)
+            if position is None or axis in position.symbols
+        ]
         if (
             len(axes) != 1
             or output.starts[axes[0]] is None
@@ -126,8 +130,10 @@ def _shift(kernel: Kernel, axis: int) -> Shift | None:
         and any(eqn.primitive.name in PRODUCTS for eqn in equations(kernel.body.jaxpr))
     ):
         return None
-    starts = [s for m in (*kernel.inputs, *kernel.outputs) for s in m.starts]
-    if any(s is None or s.coefficient(axis) % size for s in starts):
+    starts = [
+        position for mapping in (*kernel.inputs, *kernel.outputs) for position in mapping.starts
+    ]
+    if any(position is None or position.coefficient(axis) % size for position in starts):
         return None
     found = Shift(size, extent - size)
     return (
@@ -142,7 +148,9 @@ def _crosses(mapping: BlockMapping, axis: int, by: Shift, grid: tuple[int, ...])
     for start, dim, extent in zip(mapping.starts, mapping.dims, mapping.array.shape):
         if axis in start.symbols:
             place = moved(start, {axis: by})
-            low, high = place.bounds(lambda s: by.limit + 1 if s == symbol(axis) else grid[s])
+            low, high = place.bounds(
+                lambda name: by.limit + 1 if name == symbol(axis) else grid[name]
+            )
             if low < 0 or high + dim.size > extent:
                 return True
     return False
@@ -151,14 +159,14 @@ def _crosses(mapping: BlockMapping, axis: int, by: Shift, grid: tuple[int, ...])
 def moved(affine: Affine, shifts: dict[int, Shift], grid_symbol=lambda dim: dim) -> Affine:
     """`affine` with grid symbols of shifted dimensions replaced by block starts. Raises CannotShift."""
     for dim, shift in shifts.items():
-        c = affine.coefficient(grid_symbol(dim))
-        if c % shift.block:
+        coefficient = affine.coefficient(grid_symbol(dim))
+        if coefficient % shift.block:
             raise CannotShift
-        if c:
+        if coefficient:
             affine = (
                 affine
-                - Affine.symbol(grid_symbol(dim), c)
-                + Affine.symbol(symbol(dim), c // shift.block)
+                - Affine.symbol(grid_symbol(dim), coefficient)
+                + Affine.symbol(symbol(dim), coefficient // shift.block)
             )
     return affine
 
@@ -167,21 +175,27 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
     """Statements with program_id values moved likewise. Raises CannotShift."""
     symbols = {f"%g{shift}" for shift in shifts}
 
-    def affine(a: Affine) -> Affine:
-        return moved(a, shifts, lambda dim: f"%g{dim}")
+    def affine(position: Affine) -> Affine:
+        return moved(position, shifts, lambda dim: f"%g{dim}")
 
-    def expr(e: Expr) -> Expr:
-        return pool.rewrite(e, lambda x: pool.with_places(x, affine)) if e.symbols & symbols else e
+    def expr(value: Expr) -> Expr:
+        return (
+            pool.rewrite(value, lambda x: pool.with_places(x, affine))
+            if value.symbols & symbols
+            else value
+        )
 
-    def nest(n: Nest) -> Nest:
-        writes = [write.mapped(expr, index=tuple(map(affine, write.index))) for write in n.writes]
+    def nest(before: Nest) -> Nest:
+        writes = [
+            write.mapped(expr, index=tuple(map(affine, write.index))) for write in before.writes
+        ]
         return Nest(
-            n.dims,
-            n.rdims,
-            [reduction.mapped(expr) for reduction in n.reductions],
+            before.dims,
+            before.rdims,
+            [reduction.mapped(expr) for reduction in before.reductions],
             writes,
-            n.ordered,
-            n.at,
+            before.ordered,
+            before.at,
         )
 
     def all_of(stmts: list[Stmt]) -> list[Stmt]:

@@ -75,11 +75,11 @@ def ragged_dimensions(blocks: Sequence[Extent], bounds: Bounds, kernel: Kernel) 
         if len(block.start.terms) != 1 or not str(block.start.terms[0][0]).startswith("%g"):
             return ()
         symbol = block.start.terms[0][0]
-        d = int(symbol[2:])
-        before = {symbol: (0, kernel.grid[d] - 2)}
-        if d in dynamic or kernel.grid[d] < 2 or not block.is_in_bounds(before):
+        axis = int(symbol[2:])
+        before = {symbol: (0, kernel.grid[axis] - 2)}
+        if axis in dynamic or kernel.grid[axis] < 2 or not block.is_in_bounds(before):
             return ()
-        found.add(d)
+        found.add(axis)
     long = (
         len(found) > 1
         and sum(1 for _ in equations(kernel.body.jaxpr)) << len(found) > MOST_EQUATIONS
@@ -95,9 +95,9 @@ def variants(
     for count in range(len(dims) + 1):
         for last in map(frozenset, itertools.combinations(dims, count)):
             own = {
-                f"%g{dim}": (n - 1, n - 1) if dim in last else (0, n - 2)
+                f"%g{dim}": (extent - 1, extent - 1) if dim in last else (0, extent - 2)
                 for dim in dims
-                for n in [kernel.grid[dim]]
+                for extent in [kernel.grid[dim]]
             }
             guarded = any(not block.is_in_bounds({**bounds, **own}) for block in blocks)
             found.append(EdgeVariant({**bounds, **own}, guarded, last))

@@ -63,14 +63,14 @@ def grid_dimensions(kernel: Kernel, options: BuildOptions) -> tuple[GridDimensio
 
 def _shared_memory(kernel: Kernel, dim: int) -> str | None:
     """Names what programs that differ along `dim` may hand to each other, or None."""
-    for n, s in enumerate(kernel.scratch):
-        if not s.scoped and dim >= restarting_dimension(kernel, n):
+    for n, scratch in enumerate(kernel.scratch):
+        if not scratch.scoped and dim >= restarting_dimension(kernel, n):
             return f"because scratch {n} is kept from program to program"
-    for i, o in kernel.aliases:
-        if not _same_blocks(kernel, i, o):
+    for i, result in kernel.aliases:
+        if not _same_blocks(kernel, i, result):
             return (
                 f"because programs may read of {kernel.inputs[i].origin} what others write through "
-                f"{kernel.outputs[o].origin}"
+                f"{kernel.outputs[result].origin}"
             )
     return None
 
@@ -92,16 +92,16 @@ def _apart_in_body(kernel: Kernel, dim: int, options: BuildOptions) -> bool:
     from .store_disjointness import moves_apart  # builds bodies: too much for `import pbkern`
 
     return all(
-        output.moves_apart(dim) or moves_apart(kernel, o, dim, options)
-        for o, output in enumerate(kernel.outputs)
+        output.moves_apart(dim) or moves_apart(kernel, result, dim, options)
+        for result, output in enumerate(kernel.outputs)
     )
 
 
 def _same_blocks(kernel: Kernel, operand: int, result: int) -> bool:
     """Whether every program reads of an aliased operand exactly the block that it writes."""
-    a, b = kernel.inputs[operand], kernel.outputs[result]
+    source, target = kernel.inputs[operand], kernel.outputs[result]
     return (
-        a.dims == b.dims
+        source.dims == target.dims
         and operand >= kernel.num_scalar_prefetch
-        and jaxprs.same(a.index_map, b.index_map)
+        and jaxprs.same(source.index_map, target.index_map)
     )

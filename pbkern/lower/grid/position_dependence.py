@@ -67,7 +67,7 @@ class _MovedAxes:
             return len(moving) <= 1 and self._suits(write, nest, moving[0] if moving else None)
         known = self.axes.get(write.buf.root)
         tried = [None, *range(len(write.buf.shape))] if known is None else [known]
-        found = next((k for k in tried if self._suits(write, nest, k)), -1)
+        found = next((axis for axis in tried if self._suits(write, nest, axis)), -1)
         if found == -1:
             return False
         self.axes[write.buf.root] = found
@@ -88,14 +88,14 @@ class _MovedAxes:
                 **self.counters,
                 **{dim: size for dim, size in nest.dims.items() if dim not in nest.rdims},
             }
-            (d,) = inside.symbols if len(inside.symbols) == 1 else (None,)
+            (counter,) = inside.symbols if len(inside.symbols) == 1 else (None,)
             if (
-                d not in whole
-                or inside != Affine.symbol(d)
-                or (write.buf.arena and whole[d] != write.buf.shape[axis])
+                counter not in whole
+                or inside != Affine.symbol(counter)
+                or (write.buf.arena and whole[counter] != write.buf.shape[axis])
             ):
                 return False
-            seen = {d: inside - Affine.symbol(self.start)}
+            seen = {counter: inside - Affine.symbol(self.start)}
         memo: dict[Expr, bool] = {}
         places = all(
             self.start not in position.substitute(seen.get).symbols
@@ -103,7 +103,9 @@ class _MovedAxes:
             if k != axis
         )
         return places and all(
-            self._is_free(e, nest, seen, memo) for e in (write.value, write.mask) if e is not None
+            self._is_free(expr, nest, seen, memo)
+            for expr in (write.value, write.mask)
+            if expr is not None
         )
 
     def _is_free(
@@ -113,7 +115,7 @@ class _MovedAxes:
         if expr not in memo:
             inner = nest.reductions[expr.info].args if expr.kind == "acc" else expr.args
             memo[expr] = self._is_free_itself(expr, nest, seen) and all(
-                self._is_free(a, nest, seen, memo) for a in inner
+                self._is_free(arg, nest, seen, memo) for arg in inner
             )
         return memo[expr]
 

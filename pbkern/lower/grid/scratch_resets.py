@@ -48,7 +48,7 @@ def _restart(kernel: Kernel, scratch: int) -> int | None:
     made = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     dims = _dimensions_at_zero(first.invars[0], made)
     branch = first.params["branches"][1].jaxpr
-    inner = [var for var, a in zip(branch.invars, first.invars[1:]) if a is ref]
+    inner = [var for var, atom in zip(branch.invars, first.invars[1:]) if atom is ref]
     touched = next((eqn for eqn in branch.eqns if inner[0] in _variables(eqn.invars)), None)
     starts_anew = (
         dims and len(inner) == 1 and touched is not None and _overwrites(touched, inner[0], branch)
@@ -66,7 +66,7 @@ def _overwrites(eqn, ref, jaxpr: jex.Jaxpr) -> bool:
         return False
     access = ref_access(eqn)
     whole = all(is_whole(index, size) for index, size in zip(access.indices, ref.aval.shape))
-    used = {variable for e in jaxpr.eqns for variable in _variables(e.invars)} | set(
+    used = {variable for equation in jaxpr.eqns for variable in _variables(equation.invars)} | set(
         _variables(jaxpr.outvars)
     )
     return (

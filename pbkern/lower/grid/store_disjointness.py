@@ -105,12 +105,12 @@ def _by_trying(kernel: Kernel, accesses: list[_StoredElements], lets: list[Let],
     ]
     for box in boxes:
         first, last = (
-            [(end[k] - start) // size for end, start, size in zip(box, starts, sizes)]
-            for k in (0, 1)
+            [(end[which] - start) // size for end, start, size in zip(box, starts, sizes)]
+            for which in (0, 1)
         )
-        if any((a != b).any() for a, b in zip(first, last)):
+        if any((low != high).any() for low, high in zip(first, last)):
             return False
-        for owner, *cell in zip(points[dim].tolist(), *(c.tolist() for c in first)):
+        for owner, *cell in zip(points[dim].tolist(), *(column.tolist() for column in first)):
             if owners.setdefault(tuple(cell), owner) != owner:
                 return False
     return True
@@ -120,12 +120,17 @@ def _extent(
     affine: Affine, bounds: dict, symbols: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """(smallest, largest) value of an index for each program."""
-    rest = interval(affine.substitute(lambda s: 0 if s in symbols else None), bounds)
+    rest = interval(affine.substitute(lambda symbol: 0 if symbol in symbols else None), bounds)
     if rest is None:
         return None
     count = len(next(iter(symbols.values())))
     moved = sum(
-        (symbols[s] * c for s, c in affine.terms if s in symbols), np.zeros(count, np.int64)
+        (
+            symbols[symbol] * coefficient
+            for symbol, coefficient in affine.terms
+            if symbol in symbols
+        ),
+        np.zeros(count, np.int64),
     )
     return moved + rest[0], moved + rest[1]
 
@@ -141,12 +146,12 @@ def _accesses(
     if any(eqn.primitive.name in IN_ORDER for eqn in equations(kernel.body.jaxpr)):
         return None
     bufs = [
-        Buf(f"%a{k}", m.array.shape, m.array.dtype)
-        for k, m in enumerate((*kernel.inputs, *kernel.outputs))
+        Buf(f"%a{k}", mapping.array.shape, mapping.array.dtype)
+        for k, mapping in enumerate((*kernel.inputs, *kernel.outputs))
     ]
-    for i, o in kernel.aliases:
-        bufs[len(kernel.inputs) + o].storage = bufs[i]
-    results = {b.root: o for o, b in enumerate(bufs[len(kernel.inputs) :])}
+    for i, result in kernel.aliases:
+        bufs[len(kernel.inputs) + result].storage = bufs[i]
+    results = {output.root: position for position, output in enumerate(bufs[len(kernel.inputs) :])}
     try:
         builder, stmts = _built(kernel, bufs, options)
     except UnsupportedOp:  # an error when the kernel is compiled
@@ -180,7 +185,8 @@ def _built(
     builder.operands = tuple(bufs[: len(kernel.inputs)])
     symbols = _grid_symbols(kernel)
     builder.grid = tuple(
-        index_value((), INT32, lambda ix, g=symbol: Affine.symbol(g), builder) for symbol in symbols
+        index_value((), INT32, lambda ix, name=symbol: Affine.symbol(name), builder)
+        for symbol in symbols
     )
     dynamic = {dim for dim, _ in kernel.dynamic_grid}
     unknown = Affine.symbol(builder.names("%unknown"))
@@ -194,22 +200,32 @@ def _built(
         {symbol: (0, max(size - 1, 0)) for symbol, size in zip(symbols, kernel.grid)}
     )
     refs = []
-    for buf, m in zip(bufs, (*kernel.inputs, *kernel.outputs)):
+    for buf, mapping in zip(bufs, (*kernel.inputs, *kernel.outputs)):
         starts = [
             Affine.symbol(builder.names("%unknown")) if start is None else start
-            for start in m.starts
+            for start in mapping.starts
         ]
         offsets = tuple(
-            start.substitute(lambda g: Affine.symbol(f"%g{g}") if isinstance(g, int) else None)
+            start.substitute(
+                lambda grid_dim: (
+                    Affine.symbol(f"%g{grid_dim}") if isinstance(grid_dim, int) else None
+                )
+            )
             for start in starts
         )
-        axes = iter(range(len(m.ref_shape)))
-        kept = tuple(None if isinstance(dim, Squeezed) else next(axes) for dim in m.dims)
-        refs.append(RefView(buf, m.ref_shape, m.array.dtype, offsets, kept, True))
-    for s in kernel.scratch:
-        buf = Buf(builder.names("%t"), s.shape, s.dtype, arena=True)
+        axes = iter(range(len(mapping.ref_shape)))
+        kept = tuple(None if isinstance(dim, Squeezed) else next(axes) for dim in mapping.dims)
+        refs.append(RefView(buf, mapping.ref_shape, mapping.array.dtype, offsets, kept, True))
+    for scratch in kernel.scratch:
+        buf = Buf(builder.names("%t"), scratch.shape, scratch.dtype, arena=True)
         refs.append(
-            RefView(buf, s.shape, s.dtype, (Affine(),) * len(s.shape), tuple(range(len(s.shape))))
+            RefView(
+                buf,
+                scratch.shape,
+                scratch.dtype,
+                (Affine(),) * len(scratch.shape),
+                tuple(range(len(scratch.shape))),
+            )
         )
     builder.refs = dict(zip(kernel.body.jaxpr.invars, refs))
     return builder, builder.region(kernel.body.jaxpr, {})

@@ -191,12 +191,12 @@ def _sign(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
 def _integer_pow(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
     """Square and multiply; a negative exponent inverts the result, as XLA does."""
     exponent = eqn.params["y"]
-    result, power, n = None, value, abs(exponent)
-    while n:
-        if n & 1:
+    result, power, bits = None, value, abs(exponent)
+    while bits:
+        if bits & 1:
             result = power if result is None else b.mul(result, power)
-        n >>= 1
-        if n:
+        bits >>= 1
+        if bits:
             power = b.mul(power, power)
     if result is None:
         return b.c(1, value.el)
@@ -241,8 +241,8 @@ def _total_order(predicate: str):
         if is_float(x.el):
             el, width = f"i{BITS[x.el]}", BITS[x.el]
             top, magnitude = b.c(width - 1, el), b.c((1 << (width - 1)) - 1, el)
-            x, y = (b.bitcast(v, el) for v in (x, y))
-            x, y = (b.xor(v, b.and_(b.sar(v, top), magnitude)) for v in (x, y))
+            x, y = (b.bitcast(operand, el) for operand in (x, y))
+            x, y = (b.xor(bits, b.and_(b.sar(bits, top), magnitude)) for bits in (x, y))
         return b.cmp(predicate, x, y, unsigned=eqn.unsigned)
 
     return rule
@@ -303,20 +303,20 @@ def _reduce_precision(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
         return _as_rounded(b, value)
     stored = b.to_storage(value, dtype)
     el = f"i{BITS[stored.el]}"
-    u = b.bitcast(stored, el)
-    sign = b.and_(u, b.c(1 << (BITS[el] - 1), el))
+    bits = b.bitcast(stored, el)
+    sign = b.and_(bits, b.c(1 << (BITS[el] - 1), el))
     if drop:
-        odd = b.and_(b.shr(u, b.c(drop, el)), b.c(1, el))
-        u = b.add(u, b.add(odd, b.c((1 << (drop - 1)) - 1, el)))
-        u = b.and_(u, b.c(-1 << drop, el))
+        odd = b.and_(b.shr(bits, b.c(drop, el)), b.c(1, el))
+        bits = b.add(bits, b.add(odd, b.c((1 << (drop - 1)) - 1, el)))
+        bits = b.and_(bits, b.c(-1 << drop, el))
     if exponent < exponent_bits:
         bias, small = (1 << (exponent_bits - 1)) - 1, (1 << (exponent - 1)) - 1
         infinity = b.c(((1 << exponent_bits) - 1) << mantissa_bits, el)
-        size = b.and_(u, infinity)  # the exponent field in place
+        size = b.and_(bits, infinity)  # the exponent field in place
         overflow = b.cmp("gt", size, b.c((bias + small) << mantissa_bits, el))
         underflow = b.cmp("le", size, b.c((bias - small) << mantissa_bits, el))
-        u = b.select(overflow, b.or_(sign, infinity), b.select(underflow, sign, u))
-    rounded = b.from_storage(b.bitcast(u, stored.el), dtype)
+        bits = b.select(overflow, b.or_(sign, infinity), b.select(underflow, sign, bits))
+    rounded = b.from_storage(b.bitcast(bits, stored.el), dtype)
     return b.select(b.is_nan(value), value, rounded)
 
 
@@ -327,20 +327,22 @@ def _nextafter(b: Builder, eqn: EqnInfo, value: Ssa, y: Ssa) -> Ssa:
     All of it on bits: comparisons of floats may take subnormal numbers for zeros.
     """
     dtype = eqn.out_dtype
-    stored = [b.to_storage(b.round_to(v, dtype), dtype) for v in (value, y)]
+    stored = [b.to_storage(b.round_to(operand, dtype), dtype) for operand in (value, y)]
     el = f"i{BITS[stored[0].el]}"
     size = b.c((1 << (BITS[el] - 1)) - 1, el)
-    u, v = (b.bitcast(s, el) for s in stored)
+    from_bits, to_bits = (b.bitcast(word, el) for word in stored)
     zero, last = b.c(0, el), b.c(BITS[el] - 1, el)
     before, after = (
-        b.xor(w, b.and_(b.sar(w, last), size)) for w in (u, v)
+        b.xor(pattern, b.and_(b.sar(pattern, last), size)) for pattern in (from_bits, to_bits)
     )  # rise as the numbers do
-    is_zero = b.cmp("eq", b.and_(u, size), zero)
-    equal = b.or_(b.cmp("eq", u, v), b.and_(is_zero, b.cmp("eq", b.and_(v, size), zero)))
-    towards_zero = b.xor(b.cmp("gt", after, before), b.cmp("gt", u, zero))
-    moved = b.add(u, b.select(towards_zero, b.c(-1, el), b.c(1, el)))
-    smallest = b.or_(b.c(1, el), b.and_(v, b.c(-1 << (BITS[el] - 1), el)))
-    result = b.select(equal, v, b.select(is_zero, smallest, moved))
+    is_zero = b.cmp("eq", b.and_(from_bits, size), zero)
+    equal = b.or_(
+        b.cmp("eq", from_bits, to_bits), b.and_(is_zero, b.cmp("eq", b.and_(to_bits, size), zero))
+    )
+    towards_zero = b.xor(b.cmp("gt", after, before), b.cmp("gt", from_bits, zero))
+    moved = b.add(from_bits, b.select(towards_zero, b.c(-1, el), b.c(1, el)))
+    smallest = b.or_(b.c(1, el), b.and_(to_bits, b.c(-1 << (BITS[el] - 1), el)))
+    result = b.select(equal, to_bits, b.select(is_zero, smallest, moved))
     neighbour = b.from_storage(b.bitcast(result, stored[0].el), dtype)
     return b.select(b.cmp("uno", value, y), b.add(value, y), neighbour)
 

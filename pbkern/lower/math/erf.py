@@ -16,16 +16,16 @@ def erf(b: Builder, value: Ssa) -> Ssa:
     if (own := b.math.lookup("erf", value.el)) is not None:
         return own(b, value)
     el = value.el
-    a, one = b.abs(value), b.c(1, el)
+    magnitude, one = b.abs(value), b.c(1, el)
     z = b.mul(value, value)
     small = b.fma(value, fit(b, z, "erf"), value)
     tail = (
-        exp2_unchecked(b, fit(b, b.at_most(a, 4.0), "erf_tail"))
+        exp2_unchecked(b, fit(b, b.at_most(magnitude, 4.0), "erf_tail"))
         if el == "f32"
-        else _erfc_positive(b, b.at_most(a, 6.0))
+        else _erfc_positive(b, b.at_most(magnitude, 6.0))
     )
     large = b.copysign(b.sub(one, tail), value)
-    return b.select(b.cmp("lt", a, one), small, large)
+    return b.select(b.cmp("lt", magnitude, one), small, large)
 
 
 def _erfc_positive(b: Builder, value: Ssa) -> Ssa:
@@ -37,13 +37,13 @@ def _erfc_positive(b: Builder, value: Ssa) -> Ssa:
     square = b.mul(value, value)
     lost = b.fma(value, value, b.neg(square))
     if (erfcx := b.math.lookup("erfcx", el)) is not None:
-        e = exp(b, b.neg(square), nonpositive=True)
-        return b.mul(b.fma(b.neg(lost), e, e), erfcx(b, value))
+        gaussian = exp(b, b.neg(square), nonpositive=True)
+        return b.mul(b.fma(b.neg(lost), gaussian, gaussian), erfcx(b, value))
     two = b.c(2, el)
     t = b.div(b.sub(value, two), b.add(value, two))
-    p = fit(b, t, "erfcx_short" if el == "f32" else "erfcx")
-    q = b.div(b.fma(b.neg(lost), p, p), b.fma(value, two, b.c(1, el)))
-    return b.mul(exp(b, b.neg(square), nonpositive=True), q)
+    polynomial = fit(b, t, "erfcx_short" if el == "f32" else "erfcx")
+    quotient = b.div(b.fma(b.neg(lost), polynomial, polynomial), b.fma(value, two, b.c(1, el)))
+    return b.mul(exp(b, b.neg(square), nonpositive=True), quotient)
 
 
 def erfc(b: Builder, value: Ssa) -> Ssa:
@@ -74,10 +74,10 @@ def erf_inv(b: Builder, value: Ssa) -> Ssa:
         "f64": ((3.125, "erf_inv_0"), (6.25, 3.25, "erf_inv_1"), (16.0, 5.0, "erf_inv_2")),
     }[el]
     (middle, name), *tails = pieces
-    p = fit(b, b.sub(w, b.c(middle, el)), name)
+    polynomial = fit(b, b.sub(w, b.c(middle, el)), name)
     root = b.sqrt(w)
     for start, middle, name in tails:
         tail = fit(b, b.sub(root, b.c(middle, el)), name)
-        p = b.select(b.cmp("ge", w, b.c(start, el)), tail, p)
-    y = b.mul(value, p)
+        polynomial = b.select(b.cmp("ge", w, b.c(start, el)), tail, polynomial)
+    y = b.mul(value, polynomial)
     return b.select(b.cmp("eq", b.abs(value), one), b.mul(value, b.c(math.inf, el)), y)

@@ -58,29 +58,31 @@ def _exp_reduce(b: Builder, value: Ssa, shift: int) -> tuple[Ssa, Ssa]:
     Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the
     low bits of the sum.
     """
-    f = FORMATS[value.el]
-    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - shift), value.el)
-    t = b.fma(value, b.c(1 / math.log(2), value.el), magic)
-    n = b.sub(t, magic)
+    fmt = FORMATS[value.el]
+    magic = b.c(1.5 * 2.0**fmt.mantissa + (fmt.bias - shift), value.el)
+    shifted = b.fma(value, b.c(1 / math.log(2), value.el), magic)
+    n = b.sub(shifted, magic)
     high, low = split(*LN2, value.el)
     r = b.fma(n, b.c(-low, value.el), b.fma(n, b.c(-high, value.el), value))
-    return _scale(b, t), r
+    return _scale(b, shifted), r
 
 
 def _scale(b: Builder, value: Ssa) -> Ssa:
     """Low bits to the exponent field."""
-    f = FORMATS[value.el]
-    return b.bitcast(b.shl(b.bitcast(value, f.int_el), b.c(f.mantissa, f.int_el)), value.el)
+    fmt = FORMATS[value.el]
+    return b.bitcast(b.shl(b.bitcast(value, fmt.int_el), b.c(fmt.mantissa, fmt.int_el)), value.el)
 
 
 def _lifted(b: Builder, value: Ssa, p: Ssa, scale: Ssa, threshold: float) -> Ssa:
     """p * scale; where x < threshold the scale may be below the normal numbers, so it is lifted first."""
-    f = FORMATS[value.el]
+    fmt = FORMATS[value.el]
     low = b.cmp("lt", value, b.c(threshold, value.el))
-    u = b.bitcast(scale, f.int_el)
-    raised = b.bitcast(b.select(low, b.add(u, b.c(f.lift << f.mantissa, f.int_el)), u), value.el)
+    bits = b.bitcast(scale, fmt.int_el)
+    raised = b.bitcast(
+        b.select(low, b.add(bits, b.c(fmt.lift << fmt.mantissa, fmt.int_el)), bits), value.el
+    )
     y = b.mul(p, raised)
-    return b.select(low, b.mul(y, b.c(2.0**-f.lift, value.el)), y)
+    return b.select(low, b.mul(y, b.c(2.0**-fmt.lift, value.el)), y)
 
 
 def _exp_tail(b: Builder, value: Ssa, *, scale: float = 1.0) -> Ssa:
@@ -94,57 +96,59 @@ def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
     `nonpositive` promises x <= 0 and may save a clamp. `approx`: degree 4, relative error 6e-6
     (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
     """
-    b, f = b.strict(), FORMATS[x.el]
+    b, fmt = b.strict(), FORMATS[x.el]
     if (own := b.math.lookup("exp", x.el)) is not None:
         return own(b, x)
     flushed = math.log(2) * (
-        0.51 - f.bias
+        0.51 - fmt.bias
     )  # the least argument's scale has exponent field 0: it is zero
-    x = b.at_least(x, flushed if b.approx else f.exp_low)
+    x = b.at_least(x, flushed if b.approx else fmt.exp_low)
     if not nonpositive:
-        x = b.at_most(x, f.exp_high)
-    scale, r = _exp_reduce(b, x, 1)
+        x = b.at_most(x, fmt.exp_high)
+    scale, remainder = _exp_reduce(b, x, 1)
     two = b.c(2, x.el)
-    p = b.fma(b.fma(_exp_tail(b, r, scale=2), r, two), r, two)
-    return b.mul(p, scale) if b.approx else _lifted(b, x, p, scale, f.subnormal)
+    polynomial = b.fma(b.fma(_exp_tail(b, remainder, scale=2), remainder, two), remainder, two)
+    return b.mul(polynomial, scale) if b.approx else _lifted(b, x, polynomial, scale, fmt.subnormal)
 
 
 def _exp2_parts(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """(2**(n - 1), 2 * 2**(x - n)) for the integer n nearest to x."""
-    f = FORMATS[value.el]
-    magic = b.c(1.5 * 2.0**f.mantissa + (f.bias - 1), value.el)
-    t = b.add(value, magic)
-    r = b.sub(value, b.sub(t, magic))
-    return _scale(b, t), b.fma(fit(b, r, "exp2", scale=2), r, b.c(2, value.el))
+    fmt = FORMATS[value.el]
+    magic = b.c(1.5 * 2.0**fmt.mantissa + (fmt.bias - 1), value.el)
+    shifted = b.add(value, magic)
+    remainder = b.sub(value, b.sub(shifted, magic))
+    return _scale(b, shifted), b.fma(
+        fit(b, remainder, "exp2", scale=2), remainder, b.c(2, value.el)
+    )
 
 
 def exp2(b: Builder, x: Ssa) -> Ssa:
-    b, f = b.strict(), FORMATS[x.el]
+    b, fmt = b.strict(), FORMATS[x.el]
     if (own := b.math.lookup("exp2", x.el)) is not None:
         return own(b, x)
-    x = b.at_most(b.at_least(x, f.exp_low / math.log(2)), f.bias + 1.25)
-    scale, p = _exp2_parts(b, x)
-    return _lifted(b, x, p, scale, f.subnormal / math.log(2))
+    x = b.at_most(b.at_least(x, fmt.exp_low / math.log(2)), fmt.bias + 1.25)
+    scale, polynomial = _exp2_parts(b, x)
+    return _lifted(b, x, polynomial, scale, fmt.subnormal / math.log(2))
 
 
 def exp2_unchecked(b: Builder, value: Ssa) -> Ssa:
     """2**x for x and results within the normal range."""
-    scale, p = _exp2_parts(b, value)
-    return b.mul(p, scale)
+    scale, polynomial = _exp2_parts(b, value)
+    return b.mul(polynomial, scale)
 
 
 def _expm1_unclamped(b: Builder, value: Ssa) -> Ssa:
     """2**n (exp(r) - 1) + (2**n - 1), halved inside so that overflow comes last."""
     scale, r = _exp_reduce(b, value, 1)
-    m = b.fma(_exp_tail(b, r), b.mul(r, r), r)
-    return b.mul(b.fma(scale, m, b.sub(scale, b.c(0.5, value.el))), b.c(2, value.el))
+    reduced_expm1 = b.fma(_exp_tail(b, r), b.mul(r, r), r)
+    return b.mul(b.fma(scale, reduced_expm1, b.sub(scale, b.c(0.5, value.el))), b.c(2, value.el))
 
 
 def expm1(b: Builder, value: Ssa) -> Ssa:
-    b, f = b.strict(), FORMATS[value.el]
-    clamped = b.at_most(b.at_least(value, -1.9 * f.mantissa / 2), f.exp_high)
+    b, fmt = b.strict(), FORMATS[value.el]
+    clamped = b.at_most(b.at_least(value, -1.9 * fmt.mantissa / 2), fmt.exp_high)
     y = _expm1_unclamped(b, clamped)
-    return keep_tiny(b, value, y, f.mantissa + 2)
+    return keep_tiny(b, value, y, fmt.mantissa + 2)
 
 
 def keep_tiny(b: Builder, value: Ssa, y: Ssa, bits: int) -> Ssa:
@@ -165,18 +169,18 @@ def tanh(b: Builder, value: Ssa) -> Ssa:
     b = b.strict()
     if (own := b.math.lookup("tanh", value.el)) is not None:
         return own(b, value)
-    a = b.at_most(b.abs(value), 9.5 if value.el == "f32" else 20.0)
-    e = _expm1_unclamped(b, b.add(a, a))
+    clamped = b.at_most(b.abs(value), 9.5 if value.el == "f32" else 20.0)
+    e = _expm1_unclamped(b, b.add(clamped, clamped))
     return b.copysign(b.div(e, b.add(e, b.c(2, value.el))), value)
 
 
 def _quarter_exp(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """(exp(|x|) / 4, exp(-|x|) / 4): cosh overflows a factor 2 later than exp."""
-    f = FORMATS[value.el]
-    scale, r = _exp_reduce(b, b.at_most(b.abs(value), f.half_high), 2)
+    fmt = FORMATS[value.el]
+    scale, remainder = _exp_reduce(b, b.at_most(b.abs(value), fmt.half_high), 2)
     one = b.c(1, value.el)
-    e = b.mul(b.fma(b.fma(_exp_tail(b, r), r, one), r, one), scale)
-    return e, b.div(b.c(0.0625, value.el), e)
+    quarter = b.mul(b.fma(b.fma(_exp_tail(b, remainder), remainder, one), remainder, one), scale)
+    return quarter, b.div(b.c(0.0625, value.el), quarter)
 
 
 def cosh(b: Builder, value: Ssa) -> Ssa:
@@ -201,11 +205,11 @@ def sinh(b: Builder, value: Ssa) -> Ssa:
 
 def _log_split(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """x = 2**k m with m in [sqrt(1/2), sqrt(2)) -> (k as an integer, m - 1), for normal x > 0."""
-    f = FORMATS[value.el]
-    half = b.c(SQRT_HALF_BITS[value.el], f.int_el)
-    u = b.sub(b.bitcast(value, f.int_el), half)
-    k = b.sar(u, b.c(f.mantissa, f.int_el))
-    m = b.add(b.and_(u, b.c((1 << f.mantissa) - 1, f.int_el)), half)
+    fmt = FORMATS[value.el]
+    half = b.c(SQRT_HALF_BITS[value.el], fmt.int_el)
+    bits = b.sub(b.bitcast(value, fmt.int_el), half)
+    k = b.sar(bits, b.c(fmt.mantissa, fmt.int_el))
+    m = b.add(b.and_(bits, b.c((1 << fmt.mantissa) - 1, fmt.int_el)), half)
     return k, b.sub(b.bitcast(m, value.el), b.c(1, value.el))
 
 
@@ -225,9 +229,9 @@ def _log_sum(b: Builder, value: Ssa, m1: Ssa) -> Ssa:
     else:
         s = b.div(m1, b.add(m1, b.c(2, el)))
         z = b.mul(s, s)
-        r = b.mul(z, fit(b, z, "atanh", scale=2))
+        series = b.mul(z, fit(b, z, "atanh", scale=2))
         half = b.mul(square, b.c(0.5, el))
-        tail = b.fma(value, b.c(low, el), b.mul(s, b.add(half, r)))
+        tail = b.fma(value, b.c(low, el), b.mul(s, b.add(half, series)))
         y = b.sub(m1, b.sub(half, tail))
     return b.fma(value, b.c(high, el), y)
 
@@ -245,9 +249,9 @@ def _log_specials(b: Builder, value: Ssa, y: Ssa) -> Ssa:
 
 def log_split(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     """Splits like `_log_split`, k as a float and x possibly subnormal."""
-    f = FORMATS[value.el]
-    up = f.mantissa + 1
-    small = b.cmp("lt", value, b.c(f.tiny, value.el))
+    fmt = FORMATS[value.el]
+    up = fmt.mantissa + 1
+    small = b.cmp("lt", value, b.c(fmt.tiny, value.el))
     k, m1 = _log_split(b, b.select(small, b.mul(value, b.c(2.0**up, value.el)), value))
     k = b.int_to_float(k, value.el)
     return b.select(small, b.sub(k, b.c(up, value.el)), k), m1
@@ -262,7 +266,7 @@ def log(b: Builder, value: Ssa) -> Ssa:
 
 def log1p(b: Builder, value: Ssa) -> Ssa:
     """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
-    b, f = b.strict(), FORMATS[value.el]
+    b, fmt = b.strict(), FORMATS[value.el]
     if (own := b.math.lookup("log1p", value.el)) is not None:
         return own(b, value)
     one = b.c(1, value.el)
@@ -271,11 +275,11 @@ def log1p(b: Builder, value: Ssa) -> Ssa:
     lost = b.add(b.sub(value, back), b.sub(one, b.sub(u, back)))  # two-sum
     k, m1 = _log_split(b, u)
     exponent = b.max(
-        b.sub(b.c(f.bias, f.int_el), k), b.c(0, f.int_el)
+        b.sub(b.c(fmt.bias, fmt.int_el), k), b.c(0, fmt.int_el)
     )  # 2**-k, or 0 where it would not matter
-    inverse = b.bitcast(b.shl(exponent, b.c(f.mantissa, f.int_el)), value.el)
+    inverse = b.bitcast(b.shl(exponent, b.c(fmt.mantissa, fmt.int_el)), value.el)
     y = _log_sum(b, b.int_to_float(k, value.el), b.fma(lost, inverse, m1))
-    return keep_tiny(b, value, _log_specials(b, u, y), f.mantissa + 2)
+    return keep_tiny(b, value, _log_specials(b, u, y), fmt.mantissa + 2)
 
 
 def _log_of_sum(b: Builder, value: Ssa, excess: Ssa) -> Ssa:
@@ -321,34 +325,34 @@ def rsqrt(b: Builder, value: Ssa) -> Ssa:
 
 def cbrt(b: Builder, value: Ssa) -> Ssa:
     """A third of the bits as a start (5 %), Halley steps (cubic), then Newton with a small correction."""
-    b, f = b.strict(), FORMATS[value.el]
-    el, a = value.el, b.abs(value)
-    small = b.cmp("lt", a, b.c(16 * f.tiny, el))
-    up = 3 * (f.mantissa // 3 + 1)
-    a = b.select(small, b.mul(a, b.c(2.0**up, el)), a)
+    b, fmt = b.strict(), FORMATS[value.el]
+    el, magnitude = value.el, b.abs(value)
+    small = b.cmp("lt", magnitude, b.c(16 * fmt.tiny, el))
+    up = 3 * (fmt.mantissa // 3 + 1)
+    magnitude = b.select(small, b.mul(magnitude, b.c(2.0**up, el)), magnitude)
     third = b.float_to_int(
-        b.mul(b.int_to_float(b.bitcast(a, f.int_el), el), b.c(1 / 3, el)), f.int_el
+        b.mul(b.int_to_float(b.bitcast(magnitude, fmt.int_el), el), b.c(1 / 3, el)), fmt.int_el
     )
-    offset = int((f.bias - f.bias / 3 - 0.03306235651) * 2.0**f.mantissa)
-    t = b.bitcast(b.add(third, b.c(offset, f.int_el)), el)
+    offset = int((fmt.bias - fmt.bias / 3 - 0.03306235651) * 2.0**fmt.mantissa)
+    root = b.bitcast(b.add(third, b.c(offset, fmt.int_el)), el)
     quarter = b.c(0.25, el)  # of numerator and denominator, which would overflow
-    part = b.mul(a, quarter)
+    part = b.mul(magnitude, quarter)
     for _ in range(1 if el == "f32" else 2):
-        cube = b.mul(b.mul(t, quarter), b.mul(t, t))
-        t = b.mul(t, b.div(b.add(cube, b.add(part, part)), b.add(b.add(cube, cube), part)))
-    t = b.fma(b.sub(b.div(a, b.mul(t, t)), t), b.c(1 / 3, el), t)
-    t = b.select(small, b.mul(t, b.c(2.0 ** (-up // 3), el)), t)
+        cube = b.mul(b.mul(root, quarter), b.mul(root, root))
+        root = b.mul(root, b.div(b.add(cube, b.add(part, part)), b.add(b.add(cube, cube), part)))
+    root = b.fma(b.sub(b.div(magnitude, b.mul(root, root)), root), b.c(1 / 3, el), root)
+    root = b.select(small, b.mul(root, b.c(2.0 ** (-up // 3), el)), root)
     odd_ones = b.not_(
         b.and_(b.cmp("gt", b.abs(value), b.c(0, el)), b.cmp("lt", b.abs(value), b.c(math.inf, el)))
     )
-    return b.select(odd_ones, value, b.copysign(t, value))
+    return b.select(odd_ones, value, b.copysign(root, value))
 
 
 def _log2_f64(b: Builder, value: Ssa) -> Ssa:
     """log2 of f32 values held in f64, to 2**-43 relative: enough for pow in f32."""
-    k, m1 = _log_split(b, value)
-    s = b.div(m1, b.add(m1, b.c(2, "f64")))
-    return b.fma(s, fit(b, b.mul(s, s), "log2"), b.int_to_float(k, "f64"))
+    exponent, m1 = _log_split(b, value)
+    ratio = b.div(m1, b.add(m1, b.c(2, "f64")))
+    return b.fma(ratio, fit(b, b.mul(ratio, ratio), "log2"), b.int_to_float(exponent, "f64"))
 
 
 def _pow_f32(b: Builder, value: Ssa, y: Ssa) -> Ssa:
@@ -360,14 +364,14 @@ def _pow_f32(b: Builder, value: Ssa, y: Ssa) -> Ssa:
 
 
 def _two_product(b: Builder, value: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
-    p = b.mul(value, y)
-    return p, b.fma(value, y, b.neg(p))
+    product = b.mul(value, y)
+    return product, b.fma(value, y, b.neg(product))
 
 
 def _fast_two_sum(b: Builder, value: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
     """For |x| >= |y|."""
-    s = b.add(value, y)
-    return s, b.sub(y, b.sub(s, value))
+    total = b.add(value, y)
+    return total, b.sub(y, b.sub(total, value))
 
 
 def _log_double(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
@@ -403,17 +407,17 @@ def _log_double(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
 
 
 def _pow_f64(b: Builder, value: Ssa, y: Ssa) -> Ssa:
-    f = FORMATS["f64"]
+    fmt = FORMATS["f64"]
     high, low = _log_double(b, value)
     p, p_low = _two_product(b, y, high)
     p_low = b.fma(y, low, p_low)
-    clamped = b.at_most(b.at_least(p, f.exp_low), f.exp_high)
+    clamped = b.at_most(b.at_least(p, fmt.exp_low), fmt.exp_high)
     p_low = b.select(b.cmp("eq", clamped, p), p_low, b.c(0, "f64"))
-    scale, r = _exp_reduce(b, clamped, 1)
-    r = b.add(r, p_low)
+    scale, remainder = _exp_reduce(b, clamped, 1)
+    remainder = b.add(remainder, p_low)
     two = b.c(2, "f64")
-    e = b.fma(b.fma(fit(b, r, "exp", scale=2), r, two), r, two)
-    return _lifted(b, clamped, e, scale, f.subnormal)
+    polynomial = b.fma(b.fma(fit(b, remainder, "exp", scale=2), remainder, two), remainder, two)
+    return _lifted(b, clamped, polynomial, scale, fmt.subnormal)
 
 
 def pow(b: Builder, value: Ssa, y: Ssa) -> Ssa:
@@ -425,25 +429,30 @@ def pow(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     b = b.strict()
     el = value.el
     zero, one, infinity = b.c(0, el), b.c(1, el), b.c(math.inf, el)
-    a = b.abs(value)
-    r = (_pow_f32 if el == "f32" else _pow_f64)(b, a, y)
+    magnitude = b.abs(value)
+    result = (_pow_f32 if el == "f32" else _pow_f64)(b, magnitude, y)
 
     size = b.abs(y)
-    grows = b.xor(b.cmp("gt", a, one), b.cmp("lt", y, zero))  # towards infinity, or zero
+    grows = b.xor(b.cmp("gt", magnitude, one), b.cmp("lt", y, zero))  # towards infinity, or zero
     limit = b.select(grows, infinity, zero)
-    edge = b.or_(b.cmp("eq", size, infinity), b.or_(b.cmp("eq", a, zero), b.cmp("eq", a, infinity)))
-    r = b.select(edge, limit, r)
-    r = b.select(b.cmp("uno", value, y), b.add(value, y), r)
+    edge = b.or_(
+        b.cmp("eq", size, infinity),
+        b.or_(b.cmp("eq", magnitude, zero), b.cmp("eq", magnitude, infinity)),
+    )
+    result = b.select(edge, limit, result)
+    result = b.select(b.cmp("uno", value, y), b.add(value, y), result)
 
     half = b.mul(y, b.c(0.5, el))
     integer = b.cmp("eq", b.trunc(y), y)
     odd = b.and_(integer, b.cmp("ne", b.trunc(half), half))
-    r = b.select(odd, b.copysign(r, value), r)
-    undefined = b.and_(b.not_(integer), b.and_(b.cmp("lt", value, zero), b.cmp("lt", a, infinity)))
-    r = b.select(undefined, b.c(math.nan, el), r)
-    minus_one = b.and_(b.cmp("eq", a, one), b.cmp("eq", size, infinity))
+    result = b.select(odd, b.copysign(result, value), result)
+    undefined = b.and_(
+        b.not_(integer), b.and_(b.cmp("lt", value, zero), b.cmp("lt", magnitude, infinity))
+    )
+    result = b.select(undefined, b.c(math.nan, el), result)
+    minus_one = b.and_(b.cmp("eq", magnitude, one), b.cmp("eq", size, infinity))
     unit = b.or_(b.or_(b.cmp("eq", value, one), b.cmp("eq", y, zero)), minus_one)
-    return b.select(unit, one, r)
+    return b.select(unit, one, result)
 
 
 # ---------------------------------------------------------------------- remainder
@@ -455,23 +464,23 @@ def fmod(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     With q = trunc(r / y) rounded to a float, r - q y is a float again: r loses one mantissa of size
     per step, exactly. One step nearly always suffices; the loop covers the largest quotient.
     """
-    b, f = b.strict(), FORMATS[value.el]
+    b, fmt = b.strict(), FORMATS[value.el]
     el = value.el
     ax, ay, zero = b.abs(value), b.abs(y), b.c(0, value.el)
-    far = b.c(2.0 ** (f.bias - 27), el)
+    far = b.c(2.0 ** (fmt.bias - 27), el)
 
     def step(b: Builder, r: Ssa) -> Ssa:
-        d = ay
+        divisor = ay
         for _ in range(2):  # multiples of y that keep the quotient finite
-            multiple = b.mul(d, far)
-            d = b.select(b.cmp("gt", b.abs(r), multiple), multiple, d)
-        return b.fma(b.neg(b.trunc(b.div(r, d))), d, r)
+            multiple = b.mul(divisor, far)
+            divisor = b.select(b.cmp("gt", b.abs(r), multiple), multiple, divisor)
+        return b.fma(b.neg(b.trunc(b.div(r, divisor))), divisor, r)
 
     first = b.fma(b.neg(b.trunc(b.div(ax, ay))), ay, ax)
-    steps = (2 * f.bias + f.mantissa) // f.mantissa + 3
+    steps = (2 * fmt.bias + fmt.mantissa) // fmt.mantissa + 3
     # an infinite quotient makes NaN, hence "not less"
     left = b.not_(b.cmp("lt", b.abs(first), ay))
-    r = b.rare(left, first, lambda b: b.repeat(steps, ax, step))
-    r = b.select(b.cmp("lt", r, zero), b.add(r, ay), r)
+    remainder = b.rare(left, first, lambda b: b.repeat(steps, ax, step))
+    remainder = b.select(b.cmp("lt", remainder, zero), b.add(remainder, ay), remainder)
     fits = b.and_(b.cmp("lt", ax, ay), b.cmp("ord", value, y))
-    return b.select(fits, value, b.copysign(r, value))
+    return b.select(fits, value, b.copysign(remainder, value))

@@ -77,7 +77,9 @@ _BOUNDS = {
     "digamma": (6, 6.5),
 }
 ERROR_ULP = {
-    (name, el): float(u) for name, pair in _BOUNDS.items() for el, u in zip(("f32", "f64"), pair)
+    (name, el): float(ulp)
+    for name, pair in _BOUNDS.items()
+    for el, ulp in zip(("f32", "f64"), pair)
 }
 _RELATIVE = {
     "exp": (6e-6, 1e-10),
@@ -87,5 +89,7 @@ _RELATIVE = {
 }
 _RELATIVE |= {"sinh": (8e-6, 1e-10), "cosh": (6e-6, 1e-10), "erfc": (8e-6, 1e-10)}
 APPROX_RELATIVE = {
-    (name, el): r for name, pair in _RELATIVE.items() for el, r in zip(("f32", "f64"), pair)
+    (name, el): relative
+    for name, pair in _RELATIVE.items()
+    for el, relative in zip(("f32", "f64"), pair)
 }

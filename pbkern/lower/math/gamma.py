@@ -28,9 +28,11 @@ def lgamma(b: Builder, value: Ssa) -> Ssa:
     relative to lgamma(|x|) there.
     """
     b = b.strict()
-    a = b.abs(value)
-    y = _lgamma_positive(b, a)
-    return b.rare(b.cmp("lt", value, b.c(0, value.el)), y, lambda b: _lgamma_reflected(b, a, y))
+    magnitude = b.abs(value)
+    y = _lgamma_positive(b, magnitude)
+    return b.rare(
+        b.cmp("lt", value, b.c(0, value.el)), y, lambda b: _lgamma_reflected(b, magnitude, y)
+    )
 
 
 def _lgamma_positive(b: Builder, value: Ssa) -> Ssa:
@@ -48,8 +50,10 @@ def _lgamma_positive(b: Builder, value: Ssa) -> Ssa:
     large = b.cmp("gt", n, b.c(3, el))
     d = b.sub(value, n)
     near = b.mul(d, fit(b, d, "lgamma"))
-    r = b.div(one, value)
-    far = b.fma(fit(b, b.mul(r, r), "stirling"), r, b.c(HALF_LOG_2PI - 0.5, el))
+    reciprocal = b.div(one, value)
+    far = b.fma(
+        fit(b, b.mul(reciprocal, reciprocal), "stirling"), reciprocal, b.c(HALF_LOG_2PI - 0.5, el)
+    )
 
     argument = b.select(b.cmp("lt", n, one), b.fma(value, value, value), value)
     argument = b.select(b.cmp("eq", n, two), one, argument)
@@ -62,15 +66,15 @@ def _lgamma_positive(b: Builder, value: Ssa) -> Ssa:
 
 def _lgamma_reflected(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     """lgamma(-a) from y = lgamma(a): log(pi / (a |sin(pi a)|)) - y; y itself where they do not differ."""
-    el, f = value.el, FORMATS[value.el]
+    el, fmt = value.el, FORMATS[value.el]
     d = b.sub(value, b.roundeven(value))
     z = b.mul(d, d)
     sinc = b.fma(z, fit(b, z, "sinc"), b.c(1, el))  # sin(pi d) / (pi d)
     product = b.mul(b.mul(value, b.abs(d)), sinc)
     reflected = b.sub(b.neg(log(b, product)), y)
-    reflected = b.select(b.cmp("lt", value, b.c(2.0 ** (-f.mantissa - 2), el)), y, reflected)
+    reflected = b.select(b.cmp("lt", value, b.c(2.0 ** (-fmt.mantissa - 2), el)), y, reflected)
     integers = b.cmp(
-        "ge", value, b.c(2.0**f.mantissa, el)
+        "ge", value, b.c(2.0**fmt.mantissa, el)
     )  # nothing else; infinity less infinity is avoided
     return b.select(integers, b.c(math.inf, el), reflected)
 
@@ -82,9 +86,11 @@ def digamma(b: Builder, value: Ssa) -> Ssa:
     digamma(|x|) cancel.
     """
     b = b.strict()
-    a = b.abs(value)
-    y = _digamma_positive(b, a)
-    return b.rare(b.cmp("le", value, b.c(0, value.el)), y, lambda b: _digamma_reflected(b, a, y))
+    magnitude = b.abs(value)
+    y = _digamma_positive(b, magnitude)
+    return b.rare(
+        b.cmp("le", value, b.c(0, value.el)), y, lambda b: _digamma_reflected(b, magnitude, y)
+    )
 
 
 def _digamma_positive(b: Builder, value: Ssa) -> Ssa:
@@ -94,39 +100,41 @@ def _digamma_positive(b: Builder, value: Ssa) -> Ssa:
     P(t), and -1 / a below 1 or 1 / (a - 1) from 2 on.
     """
     el = value.el
-    one, two, three = (b.c(k, el) for k in (1, 2, 3))
+    one, two, three = (b.c(number, el) for number in (1, 2, 3))
     large = b.cmp("ge", value, three)
-    n = b.floor(value)
+    floored = b.floor(value)
     high, low = split(*DIGAMMA_ZERO, el)
-    t = b.sub(b.sub(b.sub(value, n), b.c(high - 1, el)), b.c(low, el))
+    t = b.sub(b.sub(b.sub(value, floored), b.c(high - 1, el)), b.c(low, el))
     near = b.mul(t, fit(b, t, "digamma"))
 
-    second = b.cmp("eq", n, two)
-    r = b.div(one, b.select(second, b.sub(value, one), value))
-    square = b.mul(r, r)
+    second = b.cmp("eq", floored, two)
+    reciprocal = b.div(one, b.select(second, b.sub(value, one), value))
+    square = b.mul(reciprocal, reciprocal)
     far = b.fma(b.neg(square), fit(b, square, "digamma_tail"), log(b, value))
     times = b.select(b.cmp("lt", value, one), b.c(-1, el), b.c(0, el))
     times = b.select(large, b.c(-0.5, el), b.select(second, one, times))
-    return b.fma(times, r, b.select(large, far, near))
+    return b.fma(times, reciprocal, b.select(large, far, near))
 
 
 def _digamma_reflected(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     """digamma(-a) from y = digamma(a): y + 1 / a + pi / tan(pi a); -y where nothing but 1 / a counts."""
-    el, f = value.el, FORMATS[value.el]
-    d = b.sub(value, b.roundeven(value))
-    high, low = _cotangent(b, d)
+    el, fmt = value.el, FORMATS[value.el]
+    distance = b.sub(value, b.roundeven(value))
+    high, low = _cotangent(b, distance)
     reflected = b.add(b.add(b.add(y, b.div(b.c(1, el), value)), low), high)
-    reflected = b.select(b.cmp("lt", value, b.c(2.0 ** (-f.mantissa - 2), el)), b.neg(y), reflected)
-    return b.select(b.cmp("eq", d, b.c(0, el)), b.c(math.nan, el), reflected)
+    reflected = b.select(
+        b.cmp("lt", value, b.c(2.0 ** (-fmt.mantissa - 2), el)), b.neg(y), reflected
+    )
+    return b.select(b.cmp("eq", distance, b.c(0, el)), b.c(math.nan, el), reflected)
 
 
 def _cotangent(b: Builder, dim: Ssa) -> tuple[Ssa, Ssa]:
     """pi / tan(pi d), |d| <= 1/2, as a sum: up to 1/4 of 1 / d, rounded, and a correction, beyond by the distance from 1/2."""
     el = dim.el
-    one, h = b.c(1, el), b.sub(b.c(0.5, el), b.abs(dim))
-    r = b.div(one, dim)
-    lost = b.mul(r, b.fma(b.neg(r), dim, one))
+    one, to_half = b.c(1, el), b.sub(b.c(0.5, el), b.abs(dim))
+    reciprocal = b.div(one, dim)
+    lost = b.mul(reciprocal, b.fma(b.neg(reciprocal), dim, one))
     correction = b.fma(b.neg(dim), fit(b, b.mul(dim, dim), "cotangent"), lost)
-    flat = b.copysign(b.mul(h, fit(b, b.mul(h, h), "tangent")), dim)
-    near_half = b.cmp("lt", h, b.c(0.25, el))
-    return b.select(near_half, flat, r), b.select(near_half, b.c(0, el), correction)
+    flat = b.copysign(b.mul(to_half, fit(b, b.mul(to_half, to_half), "tangent")), dim)
+    near_half = b.cmp("lt", to_half, b.c(0.25, el))
+    return b.select(near_half, flat, reciprocal), b.select(near_half, b.c(0, el), correction)

@@ -17,4 +17,4 @@ def poly(b: Builder, value: Ssa, coefficients) -> Ssa:
 
 def fit(b: Builder, value: Ssa, name: str, *, scale: float = 1.0) -> Ssa:
     """The fitted polynomial of that name, times a power of two."""
-    return poly(b, value, [scale * k for k in COEFFICIENTS[name, value.el]])
+    return poly(b, value, [scale * coefficient for coefficient in COEFFICIENTS[name, value.el]])

@@ -47,13 +47,13 @@ LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TW
 
 def _by_quadrant(b: Builder, value: Ssa, finish: Callable[[Builder, Ssa, Ssa], Ssa]) -> Ssa:
     """finish(builder, n, r) with x = n pi / 2 + r, |r| <= pi / 4; only the last two bits of n are meant."""
-    f, el = FORMATS[value.el], value.el
-    magic = b.c(1.5 * 2.0**f.mantissa, el)
-    t = b.fma(value, b.c(2 / math.pi, el), magic)
-    n, r = b.sub(t, magic), value
+    fmt, el = FORMATS[value.el], value.el
+    magic = b.c(1.5 * 2.0**fmt.mantissa, el)
+    shifted = b.fma(value, b.c(2 / math.pi, el), magic)
+    n, r = b.sub(shifted, magic), value
     for term in HALF_PI[el]:
         r = b.fma(n, b.c(-term, el), r)
-    y = finish(b, b.bitcast(t, f.int_el), r)
+    y = finish(b, b.bitcast(shifted, fmt.int_el), r)
     far = b.cmp("gt", b.abs(value), b.c(CODY_WAITE_MAX[el], el))
     return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, value)))
 
@@ -62,17 +62,17 @@ def _by_quadrant_with_rest(
     b: Builder, value: Ssa, finish: Callable[[Builder, Ssa, Ssa, Ssa], Ssa]
 ) -> Ssa:
     """finish(builder, n, r, rest): the same, and what the rounding of r took from it."""
-    f, el = FORMATS[value.el], value.el
-    magic = b.c(1.5 * 2.0**f.mantissa, el)
-    t = b.fma(value, b.c(2 / math.pi, el), magic)
-    n = b.sub(t, magic)
+    fmt, el = FORMATS[value.el], value.el
+    magic = b.c(1.5 * 2.0**fmt.mantissa, el)
+    shifted = b.fma(value, b.c(2 / math.pi, el), magic)
+    n = b.sub(shifted, magic)
     first, second, third = (b.c(term, el) for term in HALF_PI[el])
     start = b.fma(b.neg(n), first, value)
     product = b.mul(n, second)
     near = b.sub(start, product)
     lost = b.sub(b.sub(b.sub(start, near), product), b.fma(n, second, b.neg(product)))
     r, rest = _with_rest(b, near, b.fma(b.neg(n), third, lost))
-    y = finish(b, b.bitcast(t, f.int_el), r, rest)
+    y = finish(b, b.bitcast(shifted, fmt.int_el), r, rest)
     far = b.cmp("gt", b.abs(value), b.c(CODY_WAITE_MAX[el], el))
     return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, value, with_rest=True)))
 
@@ -85,16 +85,16 @@ def _reduce_far(b: Builder, value: Ssa, *, with_rest: bool = False) -> tuple[Ssa
     x = m 2**e. Bits of 2 / pi above weight 2**(1 - e) contribute multiples of 4 and are skipped;
     192 bits from there on times m give n's last two bits and the fraction.
     """
-    i64 = lambda k: b.c(k, "i64")
+    i64 = lambda number: b.c(number, "i64")
     wide = b.float_resize(value, "f64")
-    u = b.bitcast(b.abs(wide), "i64")
-    m = b.or_(b.and_(u, i64((1 << 52) - 1)), i64(1 << 52))
+    bits = b.bitcast(b.abs(wide), "i64")
+    m = b.or_(b.and_(bits, i64((1 << 52) - 1)), i64(1 << 52))
     position = b.add(
-        b.shr(u, i64(52)), i64(64 - 1077)
+        b.shr(bits, i64(52)), i64(64 - 1077)
     )  # of the first bit; TWO_OVER_PI starts with a zero word
     index, shift = b.shr(position, i64(6)), b.and_(position, i64(63))
 
-    words = [i64(w) for w in TWO_OVER_PI[:4]]
+    words = [i64(entry) for entry in TWO_OVER_PI[:4]]
     for j in range(1, LAST_WORD[value.el] + 1):
         here = b.cmp("eq", index, i64(j))
         words = [b.select(here, i64(TWO_OVER_PI[j + k]), word) for k, word in enumerate(words)]
@@ -146,9 +146,9 @@ def _sin_cos(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
 
 def _sign_bit(b: Builder, value: Ssa, bit: int, el: str) -> Ssa:
     """The given bit of n, moved to the sign position."""
-    f = FORMATS[el]
+    fmt = FORMATS[el]
     width = 32 if el == "f32" else 64
-    return b.shl(b.shr(value, b.c(bit, f.int_el)), b.c(width - 1, f.int_el))
+    return b.shl(b.shr(value, b.c(bit, fmt.int_el)), b.c(width - 1, fmt.int_el))
 
 
 def _flip(b: Builder, value: Ssa, sign: Ssa) -> Ssa:
@@ -160,19 +160,23 @@ def _odd(b: Builder, value: Ssa) -> Ssa:
 
 
 def sin(b: Builder, value: Ssa) -> Ssa:
-    def finish(b: Builder, n: Ssa, r: Ssa) -> Ssa:
-        sine, cosine = _sin_cos(b, r)
-        return _flip(b, b.select(_odd(b, n), cosine, sine), _sign_bit(b, n, 1, r.el))
+    def finish(b: Builder, quadrant: Ssa, remainder: Ssa) -> Ssa:
+        sine, cosine = _sin_cos(b, remainder)
+        return _flip(
+            b, b.select(_odd(b, quadrant), cosine, sine), _sign_bit(b, quadrant, 1, remainder.el)
+        )
 
     b = b.strict()
     return keep_tiny(b, value, _by_quadrant(b, value, finish), FORMATS[value.el].mantissa // 2 + 2)
 
 
 def cos(b: Builder, value: Ssa) -> Ssa:
-    def finish(b: Builder, n: Ssa, r: Ssa) -> Ssa:
-        sine, cosine = _sin_cos(b, r)
-        following = b.add(n, b.c(1, n.el))
-        return _flip(b, b.select(_odd(b, n), sine, cosine), _sign_bit(b, following, 1, r.el))
+    def finish(b: Builder, quadrant: Ssa, remainder: Ssa) -> Ssa:
+        sine, cosine = _sin_cos(b, remainder)
+        following = b.add(quadrant, b.c(1, quadrant.el))
+        return _flip(
+            b, b.select(_odd(b, quadrant), sine, cosine), _sign_bit(b, following, 1, remainder.el)
+        )
 
     b = b.strict()
     return _by_quadrant(b, value, finish)
@@ -187,22 +191,24 @@ def _with_rest(b: Builder, large: Ssa, small: Ssa) -> tuple[Ssa, Ssa]:
 def tan(b: Builder, value: Ssa) -> Ssa:
     """The quotient of sine and cosine, both with what their rounding took, and that of r: such an error would count twice."""
 
-    def finish(b: Builder, n: Ssa, r: Ssa, rest: Ssa) -> Ssa:
-        z, one = b.mul(r, r), b.c(1, r.el)
-        half = b.mul(z, b.c(0.5, r.el))
+    def finish(b: Builder, quadrant: Ssa, remainder: Ssa, rest: Ssa) -> Ssa:
+        z, one = b.mul(remainder, remainder), b.c(1, remainder.el)
+        half = b.mul(z, b.c(0.5, remainder.el))
         near = b.sub(one, half)  # about the cosine, the derivative of the sine
-        sine = _with_rest(b, r, b.fma(rest, near, b.mul(b.mul(r, z), fit(b, z, "sin"))))
-        small = b.fma(b.neg(rest), r, b.sub(b.sub(one, near), half))
+        sine = _with_rest(
+            b, remainder, b.fma(rest, near, b.mul(b.mul(remainder, z), fit(b, z, "sin")))
+        )
+        small = b.fma(b.neg(rest), remainder, b.sub(b.sub(one, near), half))
         cosine = _with_rest(b, near, b.fma(b.mul(z, z), fit(b, z, "cos"), small))
-        odd = _odd(b, n)
+        odd = _odd(b, quadrant)
         (above, above_rest), (below, below_rest) = (
-            [b.select(odd, v, w) for v, w in zip(*pair)]
+            [b.select(odd, if_odd, if_even) for if_odd, if_even in zip(*pair)]
             for pair in ((cosine, sine), (sine, cosine))
         )
         inverse = b.div(one, below)
         ratio = b.mul(above, inverse)
         rest = b.add(b.fma(b.neg(ratio), below, above), b.sub(above_rest, b.mul(ratio, below_rest)))
-        return _flip(b, b.fma(rest, inverse, ratio), _sign_bit(b, n, 0, r.el))
+        return _flip(b, b.fma(rest, inverse, ratio), _sign_bit(b, quadrant, 0, remainder.el))
 
     b = b.strict()
     return keep_tiny(
@@ -228,13 +234,15 @@ def _atan_of_ratio(b: Builder, small: Ssa, large: Ssa) -> tuple[Ssa, Ssa]:
     )
     top, top_rest = b.select(steep, less, small), b.select(steep, less_rest, zero)
     bottom, bottom_rest = b.select(steep, more, large), b.select(steep, more_rest, zero)
-    t = b.div(top, bottom)
-    rest = b.add(b.fma(b.neg(t), bottom, top), b.sub(top_rest, b.mul(t, bottom_rest)))
+    quotient = b.div(top, bottom)
+    rest = b.add(b.fma(b.neg(quotient), bottom, top), b.sub(top_rest, b.mul(quotient, bottom_rest)))
     rest = b.select(
         b.cmp("eq", rest, rest), b.div(rest, bottom), zero
     )  # of an infinite denominator it is no number
-    z = b.mul(t, t)
-    return b.select(steep, b.c(1, el), zero), b.add(t, b.fma(b.mul(t, z), fit(b, z, "atan"), rest))
+    z = b.mul(quotient, quotient)
+    return b.select(steep, b.c(1, el), zero), b.add(
+        quotient, b.fma(b.mul(quotient, z), fit(b, z, "atan"), rest)
+    )
 
 
 def _plus_eighths(b: Builder, value: Ssa, rest: Ssa) -> Ssa:
@@ -246,13 +254,15 @@ def _plus_eighths(b: Builder, value: Ssa, rest: Ssa) -> Ssa:
 def atan(b: Builder, value: Ssa) -> Ssa:
     b = b.strict()
     el = value.el
-    a, one = b.abs(value), b.c(1, el)
-    beyond = b.cmp("gt", a, one)
+    magnitude, one = b.abs(value), b.c(1, el)
+    beyond = b.cmp("gt", magnitude, one)
     # 1 / infinity: (1 - inf) / (1 + inf) never arises because 1 is not steep against inf
-    k, t = _atan_of_ratio(b, b.select(beyond, one, a), b.select(beyond, a, one))
-    k = b.select(beyond, b.sub(b.c(2, el), k), k)
-    t = b.select(beyond, b.neg(t), t)
-    return b.copysign(_plus_eighths(b, k, t), value)
+    eighths, remainder = _atan_of_ratio(
+        b, b.select(beyond, one, magnitude), b.select(beyond, magnitude, one)
+    )
+    eighths = b.select(beyond, b.sub(b.c(2, el), eighths), eighths)
+    remainder = b.select(beyond, b.neg(remainder), remainder)
+    return b.copysign(_plus_eighths(b, eighths, remainder), value)
 
 
 def atan2(b: Builder, value: Ssa, x: Ssa) -> Ssa:
@@ -273,13 +283,13 @@ def atan2(b: Builder, value: Ssa, x: Ssa) -> Ssa:
     one = b.c(1, el)
     small = b.select(endless, b.select(both, one, zero), small)
     large = b.select(b.or_(endless, b.cmp("eq", large, zero)), one, large)
-    k, t = _atan_of_ratio(b, small, large)
-    k = b.select(above, b.sub(b.c(2, el), k), k)
-    t = b.select(above, b.neg(t), t)
+    eighths, remainder = _atan_of_ratio(b, small, large)
+    eighths = b.select(above, b.sub(b.c(2, el), eighths), eighths)
+    remainder = b.select(above, b.neg(remainder), remainder)
     left = b.cmp("lt", b.copysign(one, x), zero)
-    k = b.select(left, b.sub(b.c(4, el), k), k)
-    t = b.select(left, b.neg(t), t)
-    angle = b.copysign(_plus_eighths(b, k, t), value)
+    eighths = b.select(left, b.sub(b.c(4, el), eighths), eighths)
+    remainder = b.select(left, b.neg(remainder), remainder)
+    angle = b.copysign(_plus_eighths(b, eighths, remainder), value)
     return b.select(b.cmp("uno", x, value), b.add(x, value), angle)
 
 
@@ -289,16 +299,16 @@ def _asin_parts(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     big = b.cmp("gt", value, b.c(0.5, el))
     half = b.fma(value, b.c(-0.5, el), b.c(0.5, el))
     z = b.select(big, half, b.mul(value, value))
-    s = b.select(big, b.sqrt(half), value)
-    return big, b.fma(b.mul(s, z), fit(b, z, "asin"), s)
+    argument = b.select(big, b.sqrt(half), value)
+    return big, b.fma(b.mul(argument, z), fit(b, z, "asin"), argument)
 
 
 def asin(b: Builder, value: Ssa) -> Ssa:
     """Above 1/2: pi / 2 - 2 asin(sqrt((1 - x) / 2)); NaN beyond 1 from the root."""
     b = b.strict()
-    big, s = _asin_parts(b, b.abs(value))
+    big, arcsine = _asin_parts(b, b.abs(value))
     two = b.c(2, value.el)
-    y = b.select(big, _plus_eighths(b, two, b.mul(s, b.neg(two))), s)
+    y = b.select(big, _plus_eighths(b, two, b.mul(arcsine, b.neg(two))), arcsine)
     return b.copysign(y, value)
 
 
@@ -306,11 +316,11 @@ def acos(b: Builder, value: Ssa) -> Ssa:
     """2 asin(sqrt((1 - |x|) / 2)) above 1/2, pi minus that below -1/2, pi / 2 - asin(x) between."""
     b = b.strict()
     el = value.el
-    big, s = _asin_parts(b, b.abs(value))
+    big, arcsine = _asin_parts(b, b.abs(value))
     negative = b.cmp("lt", value, b.c(0, el))
-    doubled = b.add(s, s)
-    rest = b.select(big, doubled, b.neg(s))
+    doubled = b.add(arcsine, arcsine)
+    rest = b.select(big, doubled, b.neg(arcsine))
     rest = b.select(negative, b.neg(rest), rest)
-    four, two, zero = (b.c(k, el) for k in (4, 2, 0))
-    k = b.select(big, b.select(negative, four, zero), two)
-    return _plus_eighths(b, k, rest)
+    four, two, zero = (b.c(multiple, el) for multiple in (4, 2, 0))
+    eighths = b.select(big, b.select(negative, four, zero), two)
+    return _plus_eighths(b, eighths, rest)

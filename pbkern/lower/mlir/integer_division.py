@@ -52,19 +52,21 @@ def quotient(b: Arithmetic, value: Ssa, y: Ssa, unsigned: bool) -> tuple[Ssa, Ss
         return _by_constant(b, value, int(b.number(y)), unsigned), y, by_zero
     if width == 64:
         if unsigned:
-            q = b.same("arith.divui", value, divisor)
+            result = b.same("arith.divui", value, divisor)
         else:  # the least integer / -1 would trap
             minus = b.cmp("eq", y, b.c(-1, y.el))
-            q = b.same("arith.divsi", value, b.select(minus, b.c(1, y.el), divisor))
-            q = b.select(minus, b.neg(value), q)
+            result = b.same("arith.divsi", value, b.select(minus, b.c(1, y.el), divisor))
+            result = b.select(minus, b.neg(value), result)
     else:
-        f = "f64" if width == 32 else "f32"
+        float_el = "f64" if width == 32 else "f32"
         wide = "i64" if width == 32 else "i32"
-        fx, fy = (b.int_to_float(v, f, unsigned=unsigned) for v in (value, divisor))
-        q = b.int_resize(b.cast("arith.fptosi", b.same("arith.divf", fx, fy), wide), value.el)
+        fx, fy = (
+            b.int_to_float(operand, float_el, unsigned=unsigned) for operand in (value, divisor)
+        )
+        result = b.int_resize(b.cast("arith.fptosi", b.same("arith.divf", fx, fy), wide), value.el)
     if y.name in b.known.divisors:
-        return q, divisor, None
-    return b.select(by_zero, b.c(-1, value.el), q), divisor, by_zero
+        return result, divisor, None
+    return b.select(by_zero, b.c(-1, value.el), result), divisor, by_zero
 
 
 def _by_constant(b: Arithmetic, value: Ssa, y: int, unsigned: bool) -> Ssa:
@@ -76,11 +78,11 @@ def _by_constant(b: Arithmetic, value: Ssa, y: int, unsigned: bool) -> Ssa:
     y = y % (1 << BITS[value.el]) if unsigned else y
     if abs(y) == 1:
         return value if y == 1 else b.neg(value)
-    f = "f64" if BITS[value.el] == 32 else "f32"
-    number = NUMPY_FLOAT[f](1.0) / NUMPY_FLOAT[f](y)
+    float_el = "f64" if BITS[value.el] == 32 else "f32"
+    number = NUMPY_FLOAT[float_el](1.0) / NUMPY_FLOAT[float_el](y)
     if abs(fractions.Fraction(float(number)) * y) < 1:
-        number = np.nextafter(number, NUMPY_FLOAT[f](np.copysign(np.inf, y)))
-    product = b.mul(b.int_to_float(value, f, unsigned=unsigned), b.c(number, f))
+        number = np.nextafter(number, NUMPY_FLOAT[float_el](np.copysign(np.inf, y)))
+    product = b.mul(b.int_to_float(value, float_el, unsigned=unsigned), b.c(number, float_el))
     return b.int_resize(b.cast("arith.fptosi", product, "i32"), value.el)
 
 
@@ -92,7 +94,7 @@ def upper_half(b: Arithmetic, value: Ssa, y: Ssa, unsigned: bool) -> Ssa:
     if width == 32 and unsigned and value.lanes and value.lanes % 2 == 0:
         return _upper_half_pairs(b, value, y)
     wide = f"i{2 * width}"
-    product = b.mul(*(b.int_resize(v, wide, unsigned=unsigned) for v in (value, y)))
+    product = b.mul(*(b.int_resize(factor, wide, unsigned=unsigned) for factor in (value, y)))
     return b.int_resize(b.shr(product, b.c(width, wide)), value.el)
 
 
@@ -101,12 +103,12 @@ def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa) -> Ssa:
     lanes = x.lanes
     b = whole.with_lanes(lanes // 2)
     x, y = (
-        v._replace(
-            name=b.emit(f"vector.bitcast {v.name} : {v.type} to vector<{b.lanes}xi64>"),
+        operand._replace(
+            name=b.emit(f"vector.bitcast {operand.name} : {operand.type} to vector<{b.lanes}xi64>"),
             el="i64",
             lanes=b.lanes,
         )
-        for v in (x, y)
+        for operand in (x, y)
     )
     half, low, high = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64"), b.c(0xFFFFFFFF << 32, "i64")
     even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
@@ -118,7 +120,7 @@ def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa) -> Ssa:
 def _upper_half_64(b: Arithmetic, value: Ssa, y: Ssa, unsigned: bool) -> Ssa:
     """From four 32-bit products; a negative factor counts 2**64 too much, which costs the other one."""
     half, low = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64")
-    (x0, x1), (y0, y1) = ((b.and_(v, low), b.shr(v, half)) for v in (value, y))
+    (x0, x1), (y0, y1) = ((b.and_(factor, low), b.shr(factor, half)) for factor in (value, y))
     middle = b.add(b.mul(x1, y0), b.shr(b.mul(x0, y0), half))
     other = b.add(b.mul(x0, y1), b.and_(middle, low))
     high = b.add(b.mul(x1, y1), b.add(b.shr(middle, half), b.shr(other, half)))

@@ -237,8 +237,8 @@ class Builder:
 
     def rem(self, value: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """Remainder of integers with the sign of x; x rem 0 is x."""
-        q, divisor, by_zero = integer_division.quotient(self, value, y, unsigned)
-        rest = self.sub(value, self.mul(q, divisor))
+        quotient, divisor, by_zero = integer_division.quotient(self, value, y, unsigned)
+        rest = self.sub(value, self.mul(quotient, divisor))
         return rest if by_zero is None else self.select(by_zero, value, rest)
 
     def mul_high(self, value: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
@@ -299,7 +299,7 @@ class Builder:
             if (
                 None not in both
             ):  # chosen as integers: what LLVM makes of 16-bit floats may pass through f32
-                chosen = self.select(mask, *(self.bitcast(v, "i16") for v in both))
+                chosen = self.select(mask, *(self.bitcast(operand, "i16") for operand in both))
                 self.known.narrow[out.name] = self.bitcast(chosen, one.el)
         return out
 
@@ -325,25 +325,25 @@ class Builder:
             return self.same(f"arith.{op}{'u' if unsigned or x.el == 'i1' else 's'}i", x, y)
         if self.number(x) is not None:
             x, y = y, x
-        k = self.number(y)
-        if k is None or k != k:
+        bound = self.number(y)
+        if bound is None or bound != bound:
             return self.same(f"arith.{op}imumf", x, y)
         # A constant that is a number wins or loses by one comparison, false for NaN; a zero of the
         # winning sign also wins ties, so that max(-0, +0) = +0 and min(+0, -0) = -0.
-        wins_ties = k == 0 and (np.signbit(k) == (op == "min"))
+        wins_ties = bound == 0 and (np.signbit(bound) == (op == "min"))
         strict = "gt" if op == "max" else "lt"
         predicate = {"gt": "ge", "lt": "le"}[strict] if wins_ties else strict
         return self.select(self.cmp(predicate, y, x), y, x)
 
     def at_least(self, value: Ssa, low: float) -> Ssa:
         """max(x, low) that keeps NaN: one instruction (low > x ? low : x)."""
-        k = self.c(low, value.el)
-        return self.select(self.cmp("gt", k, value), k, value)
+        bound = self.c(low, value.el)
+        return self.select(self.cmp("gt", bound, value), bound, value)
 
     def at_most(self, value: Ssa, high: float) -> Ssa:
         """min(x, high) that keeps NaN: one instruction."""
-        k = self.c(high, value.el)
-        return self.select(self.cmp("lt", k, value), k, value)
+        bound = self.c(high, value.el)
+        return self.select(self.cmp("lt", bound, value), bound, value)
 
     # ------------------------------------------------------------------ regions
 
@@ -477,22 +477,22 @@ class Builder:
         width = BITS[el]
         low = 0 if unsigned else -(1 << (width - 1))
         high = (1 << width) - 1 if unsigned else (1 << (width - 1)) - 1
-        f = NUMPY_FLOAT[value.el]
-        top = f(high)
+        float_of = NUMPY_FLOAT[value.el]
+        top = float_of(high)
         if int(top) > high:
-            top = np.nextafter(top, f(0))
+            top = np.nextafter(top, float_of(0))
         # The clamps also give a number for NaN: a comparison with NaN is false.
         low_c, top_c = self.c(low, value.el), self.c(top, value.el)
         inside = self.select(self.cmp("gt", value, low_c), value, low_c)
         inside = self.select(self.cmp("lt", inside, top_c), inside, top_c)
         wide = "i32" if width < 32 else el  # narrow conversions go through 32 bits
         op = "arith.fptoui" if unsigned and width >= 32 else "arith.fptosi"
-        n = self.int_resize(self.cast(op, inside, wide), el)
+        converted = self.int_resize(self.cast(op, inside, wide), el)
         if int(top) != high:
-            n = self.select(self.cmp("gt", value, top_c), self.c(high, el), n)
+            converted = self.select(self.cmp("gt", value, top_c), self.c(high, el), converted)
         if unsigned:  # NaN was clamped to low = 0
-            return n
-        return self.select(self.is_nan(value), self.c(0, el), n)
+            return converted
+        return self.select(self.is_nan(value), self.c(0, el), converted)
 
     def float_resize(self, x: Ssa, el: str) -> Ssa:
         """Between f64, f32, f16 and bf16, to nearest even; NaN stays NaN, subnormals are kept."""
@@ -518,10 +518,10 @@ class Builder:
 
     def _to_bf16(self, value: Ssa) -> Ssa:
         """f32 -> bf16 by integer arithmetic: vcvtneps2bf16 flushes subnormals."""
-        u = self.bitcast(value, "i32")
-        high = self.shr(u, self.c(16, "i32"))
+        word = self.bitcast(value, "i32")
+        high = self.shr(word, self.c(16, "i32"))
         odd = self.and_(high, self.c(1, "i32"))
-        rounded = self.shr(self.add(self.add(u, self.c(0x7FFF, "i32")), odd), self.c(16, "i32"))
+        rounded = self.shr(self.add(self.add(word, self.c(0x7FFF, "i32")), odd), self.c(16, "i32"))
         quiet = self.or_(high, self.c(0x40, "i32"))
         bits = self.select(self.is_nan(value), quiet, rounded)
         return self.bitcast(self.int_resize(bits, "i16"), "bf16")
@@ -533,11 +533,11 @@ class Builder:
         """
         y = self.cast("arith.truncf", value, "f32")
         back = self.cast("arith.extf", y, "f64")
-        u = self.bitcast(y, "i32")
+        word = self.bitcast(y, "i32")
         too_far = self.cmp("gt", self.abs(back), self.abs(value))
-        down = self.select(too_far, self.sub(u, self.c(1, "i32")), u)
+        down = self.select(too_far, self.sub(word, self.c(1, "i32")), word)
         inexact = self.and_(self.cmp("ne", back, value), self.cmp("ord", value, value))
-        return self.bitcast(self.select(inexact, self.or_(down, self.c(1, "i32")), u), "f32")
+        return self.bitcast(self.select(inexact, self.or_(down, self.c(1, "i32")), word), "f32")
 
     def from_storage(self, value: Ssa, dtype) -> Ssa:
         """A loaded value -> its register value."""
@@ -558,7 +558,7 @@ class Builder:
         info = ml_dtypes.iinfo(target)
         if is_float(value.el):
             wide = self.float_to_int(value, "i8", unsigned=False)
-            low, high = (self.c(int(n), "i8") for n in (info.min, info.max))
+            low, high = (self.c(int(bound), "i8") for bound in (info.min, info.max))
             return self.min(self.max(wide, low, unsigned=False), high, unsigned=False)
         byte = self.int_resize(value, "i8", unsigned=True)
         unused = self.c(8 - info.bits, "i8")

@@ -51,7 +51,7 @@ def is_comparable(el: str, limit: int) -> bool:
 
 def nothing(found: Sequence[RangeReport], const: Emit) -> list[RangeReport]:
     """Per kind of report: nothing was found."""
-    kinds = dict.fromkeys(r.kind for r in found)
+    kinds = dict.fromkeys(report.kind for report in found)
     return [
         kind._replace(value=kind.value._replace(name=_number(0, kind.value, const)))
         for kind in kinds
@@ -61,17 +61,17 @@ def nothing(found: Sequence[RangeReport], const: Emit) -> list[RangeReport]:
 def joined(before: RangeReport, found: Sequence[RangeReport], emit: Emit) -> RangeReport:
     """`before` and what of `found` is of its kind."""
     so_far, kind = before.value, before.kind
-    for r in found:
-        if r.kind != kind:
+    for report in found:
+        if report.kind != kind:
             continue
-        name, operation = r.value.name, "arith.maxui" if r.limit else "arith.ori"
+        name, operation = report.value.name, "arith.maxui" if report.limit else "arith.ori"
         if (
-            not r.value.lanes
+            not report.value.lanes
         ):  # a count, not a disjunction: x86 compares and adds the carry, two instructions
             operation = "arith.addi"
-            name = emit(f"arith.extui {name} : i1 to i64") if r.value.el == "i1" else name
-        elif r.value.el != so_far.el:
-            name = emit(f"vector.bitcast {name} : {r.value.type} to {so_far.type}")
+            name = emit(f"arith.extui {name} : i1 to i64") if report.value.el == "i1" else name
+        elif report.value.el != so_far.el:
+            name = emit(f"vector.bitcast {name} : {report.value.type} to {so_far.type}")
         so_far = so_far._replace(name=emit(f"{operation} {so_far.name}, {name} : {so_far.type}"))
     return before._replace(value=so_far)
 
@@ -104,9 +104,9 @@ def _is_any(report: RangeReport, emit: Emit, const: Emit) -> str:
     return emit(f"vector.reduction <or>, {tests.name} : {tests.type} into i1")
 
 
-def _number(n: int | list[int], like: Ssa, const: Emit) -> str:
+def _number(value: int | list[int], like: Ssa, const: Emit) -> str:
     """The name of a constant."""
-    return const(f"arith.constant {f'dense<{n}>' if like.lanes else n} : {like.type}")
+    return const(f"arith.constant {f'dense<{value}>' if like.lanes else value} : {like.type}")
 
 
 def reporting(lines: Sequence[str]) -> list[str]:

@@ -56,7 +56,13 @@ class Block:
         for region in regions:
             region.report()
         self.operations.append(
-            Operation(text, tuple(Region(r.operations, word) for r, word in zip(regions, words)))
+            Operation(
+                text,
+                tuple(
+                    Region(region_block.operations, word)
+                    for region_block, word in zip(regions, words)
+                ),
+            )
         )
 
     def take(self, block: Block) -> None:
@@ -150,34 +156,36 @@ class Text:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(
                 lanes,
-                lambda t: self.put(block, t),
+                lambda line: self.put(block, line),
                 self.const,
                 approx=self.approx,
                 contract=self.contract,
                 math=self.math,
                 known=self.known,
-                wrong=lambda v: block.wrong.append(v),
+                wrong=lambda report: block.wrong.append(report),
             )
         return block.builders[lanes]
 
-    def affine(self, block: Block, a: Affine, extra: int = 0) -> tuple[Block, str]:
+    def affine(self, block: Block, expr: Affine, extra: int = 0) -> tuple[Block, str]:
         """SSA index of an affine expression, and the shallowest block that holds it."""
-        const, terms = a.const + extra, []
-        for symbol, c in a.terms:
+        const, terms = expr.const + extra, []
+        for symbol, coefficient in expr.terms:
             where, value = block.lookup(symbol)
             if isinstance(value, int):
-                const += value * c
+                const += value * coefficient
             else:
-                terms.append((where.depth, symbol, value, c, where))
+                terms.append((where.depth, symbol, value, coefficient, where))
         terms.sort(key=lambda term: (term[0], str(term[1])))
         current, where = None, self.top
-        for _, _, value, c, at in terms:
+        for _, _, value, coefficient, at in terms:
             where = at if at.depth > where.depth else where
-            if c != 1:
+            if coefficient != 1:
                 value = self._once(
                     at,
-                    ("mul", value, c),
-                    lambda v=value, c=c: f"arith.muli {v}, {self.index(c)} : index",
+                    ("mul", value, coefficient),
+                    lambda operand=value, factor=coefficient: (
+                        f"arith.muli {operand}, {self.index(factor)} : index"
+                    ),
                 )
             current = (
                 value
@@ -185,7 +193,7 @@ class Text:
                 else self._once(
                     where,
                     ("add", current, value),
-                    lambda a=current, b=value: f"arith.addi {a}, {b} : index",
+                    lambda lhs=current, rhs=value: f"arith.addi {lhs}, {rhs} : index",
                 )
             )
         if current is None:
@@ -194,7 +202,7 @@ class Text:
             current = self._once(
                 where,
                 ("add", current, const),
-                lambda a=current: f"arith.addi {a}, {self.index(const)} : index",
+                lambda total=current: f"arith.addi {total}, {self.index(const)} : index",
             )
         return where, current
 
@@ -226,34 +234,35 @@ class Text:
         iv = self.name()
         inner.values[symbol] = iv
         self.indices.add(iv)
-        args = [Ssa(self.name(), c.el, c.lanes) for c in carried]
+        args = [Ssa(self.name(), carry.el, carry.lanes) for carry in carried]
         results = fill(inner, args)
         wrong = range_reports.nothing(inner.wrong, self.const)
-        held = [r._replace(value=r.value._replace(name=self.name())) for r in wrong]
+        held = [report._replace(value=report.value._replace(name=self.name())) for report in wrong]
         found = [
-            range_reports.joined(r, inner.wrong, lambda line: self.put(inner, line)) for r in held
+            range_reports.joined(report, inner.wrong, lambda line: self.put(inner, line))
+            for report in held
         ]
         carried, args, results = (
-            [*x, *(r.value for r in y)]
+            [*x, *(report.value for report in y)]
             for x, y in ((carried, wrong), (args, held), (results, found))
         )
         inner.wrong = []
-        types = ", ".join(c.type for c in carried)
+        types = ", ".join(carry.type for carry in carried)
         bound = high if isinstance(high, str) else self.index(high)
         head = f"scf.for {iv} = {self.index(low)} to {bound} step {self.index(step)}"
         made: list[Ssa] = []
         if carried:
             name = self.name()
-            pairs = ", ".join(f"{arg.name} = {c.name}" for arg, c in zip(args, carried))
+            pairs = ", ".join(f"{arg.name} = {carry.name}" for arg, carry in zip(args, carried))
             head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
             inner.add(f"scf.yield {', '.join(result.name for result in results)} : {types}")
-            made = [Ssa(f"{name}#{k}", c.el, c.lanes) for k, c in enumerate(carried)]
+            made = [Ssa(f"{name}#{k}", carry.el, carry.lanes) for k, carry in enumerate(carried)]
         if self.pins and not inner.has_long_loops and (block.parent is None or not short):
             self._pin(block, inner)
         block.has_long_loops |= inner.has_long_loops or not short
         block.add(head, inner)
         count = len(made) - len(wrong)
-        block.wrong += [r._replace(value=v) for r, v in zip(wrong, made[count:])]
+        block.wrong += [report._replace(value=value) for report, value in zip(wrong, made[count:])]
         return made[:count]
 
     def unrolled(
@@ -282,13 +291,21 @@ class Text:
         }
         choosing = {op.names[-1] for op in operations if _chooses(op)}
         used = dict.fromkeys(
-            n for op in operations for n in op.names if n in vectors and n not in choosing
+            ssa_name
+            for op in operations
+            for ssa_name in op.names
+            if ssa_name in vectors and ssa_name not in choosing
         )
         if not used or len(used) > MAX_PINNED:
             return
         keep = 'llvm.inline_asm has_side_effects "", "=v,0"'
-        pins = {n: self.put(block, f"{keep} {n} : ({vectors[n]}) -> {vectors[n]}") for n in used}
-        pinned = lambda op: op.with_names(pins.get(n, n) for n in op.names)
+        pins = {
+            ssa_name: self.put(
+                block, f"{keep} {ssa_name} : ({vectors[ssa_name]}) -> {vectors[ssa_name]}"
+            )
+            for ssa_name in used
+        }
+        pinned = lambda op: op.with_names(pins.get(ssa_name, ssa_name) for ssa_name in op.names)
         inner.operations = [op.mapped(pinned) for op in inner.operations]
 
     def when(self, block: Block, condition: str, fill, otherwise=None) -> None:
@@ -314,8 +331,8 @@ class Text:
     ) -> str:
         """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
         name = self.name()
-        for region, v in ((inner, value), (other, y)):
-            region.add(f"scf.yield {v.name} : {v.type}")
+        for region, outcome in ((inner, value), (other, y)):
+            region.add(f"scf.yield {outcome.name} : {outcome.type}")
         block.add(f"{name} = scf.if {condition} -> ({value.type})", inner, other)
         return name
 

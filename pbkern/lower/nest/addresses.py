@@ -17,8 +17,8 @@ def flat_index(buf: Buf, index) -> Affine:
     const = 0
     for position, stride in zip(index, buf.strides):
         const += position.const * stride
-        for s, c in position.terms:
-            terms[s] = terms.get(s, 0) + c * stride
+        for symbol, coefficient in position.terms:
+            terms[symbol] = terms.get(symbol, 0) + coefficient * stride
     return Affine.make(terms, const)
 
 
@@ -38,9 +38,12 @@ def apart(
     along some axis, their ranges are apart. `index` per axis is an Affine, or None where it is not
     known.
     """
-    for position, b in zip(index, other):
-        if position is not None and b is not None:
-            (base, low, high), (base2, low2, high2) = _range(position, dims), _range(b, other_dims)
+    for position, rival in zip(index, other):
+        if position is not None and rival is not None:
+            (base, low, high), (base2, low2, high2) = (
+                _range(position, dims),
+                _range(rival, other_dims),
+            )
             if base == base2 and (high < low2 or high2 < low):
                 return True
     return False
@@ -48,8 +51,11 @@ def apart(
 
 def _range(affine: Affine, dims: Mapping[str, int]) -> tuple[Affine, int, int]:
     """Splits an index into what does not depend on the dimensions, and the (smallest, largest) rest."""
-    inner = Affine(tuple((s, c) for s, c in affine.terms if s in dims), affine.const)
-    return affine - inner, *inner.bounds(lambda s: dims[s])
+    inner = Affine(
+        tuple((symbol, coefficient) for symbol, coefficient in affine.terms if symbol in dims),
+        affine.const,
+    )
+    return affine - inner, *inner.bounds(lambda symbol: dims[symbol])
 
 
 def is_written(expr: Expr, nest: Nest) -> bool:
@@ -58,6 +64,6 @@ def is_written(expr: Expr, nest: Nest) -> bool:
     known = expr.kind == "load" and not any(guard)
     mine = [write for write in nest.writes if write.buf.root is buf.root]
     return any(
-        not known or w.buf is not buf or not apart(index, nest.dims, w.index, nest.dims)
-        for w in mine
+        not known or write.buf is not buf or not apart(index, nest.dims, write.index, nest.dims)
+        for write in mine
     )

@@ -39,37 +39,39 @@ def collapse(nest: Nest, pool: Pool, aliases: Aliases) -> Nest:
     while changed:
         changed = False
         dims = list(nest.dims)
-        for dim, b in itertools.pairwise(dims):
-            if _joinable(nest, dim, b):
-                nest, changed = _join(nest, dim, b, pool, aliases), True
+        for dim, following in itertools.pairwise(dims):
+            if _joinable(nest, dim, following):
+                nest, changed = _join(nest, dim, following, pool, aliases), True
                 break
     return nest
 
 
-def _joinable(nest: Nest, a: str, b: str) -> bool:
+def _joinable(nest: Nest, outer: str, inner: str) -> bool:
     if (
-        (a in nest.rdims) != (b in nest.rdims)
+        (outer in nest.rdims) != (inner in nest.rdims)
         or nest.ordered
-        or nest.dims[a] == 1
-        or nest.dims[b] == 1
+        or nest.dims[outer] == 1
+        or nest.dims[inner] == 1
     ):
         return False
     if 0 in nest.dims.values():  # strides tell nothing
         return False
-    size = nest.dims[b]
+    size = nest.dims[inner]
     for node in nest.nodes():
-        if node.kind in ("index", "range") and not _counts_as_one(_counted(node), a, b, size):
-            return False
-        if node.kind == "moved" and any(dim == b for dim, _ in node.info):
-            return False
-        if node.kind == "gather" and any(
-            i is not None and i.symbols & {a, b} for i in node.info[1]
+        if node.kind in ("index", "range") and not _counts_as_one(
+            _counted(node), outer, inner, size
         ):
             return False
-        if node.kind == "load" and not _walks_as_one(nest, node.info, a, b, size):
+        if node.kind == "moved" and any(dim == inner for dim, _ in node.info):
+            return False
+        if node.kind == "gather" and any(
+            i is not None and i.symbols & {outer, inner} for i in node.info[1]
+        ):
+            return False
+        if node.kind == "load" and not _walks_as_one(nest, node.info, outer, inner, size):
             return False
     return all(
-        _walks_as_one(nest, (write.buf, write.index, write.guard), a, b, size)
+        _walks_as_one(nest, (write.buf, write.index, write.guard), outer, inner, size)
         for write in nest.writes
     )
 
@@ -79,15 +81,15 @@ def _counted(expr: Expr) -> Affine:
     return expr.info if expr.kind == "index" else expr.info[0]
 
 
-def _counts_as_one(affine: Affine, a: str, b: str, size: int) -> bool:
-    return affine.coefficient(a) == affine.coefficient(b) * size
+def _counts_as_one(affine: Affine, outer: str, inner: str, size: int) -> bool:
+    return affine.coefficient(outer) == affine.coefficient(inner) * size
 
 
-def _walks_as_one(nest: Nest, access: Access, a: str, b: str, size: int) -> bool:
+def _walks_as_one(nest: Nest, access: Access, outer: str, inner: str, size: int) -> bool:
     buf, index, guard = access
-    if not _counts_as_one(flat_index(buf, index), a, b, size):
+    if not _counts_as_one(flat_index(buf, index), outer, inner, size):
         return False
-    axes = [k for k, position in enumerate(index) if position.symbols & {a, b}]
+    axes = [k for k, position in enumerate(index) if position.symbols & {outer, inner}]
     if not axes:
         return True
     run = index[axes[0] : axes[-1] + 1]
@@ -108,32 +110,38 @@ def _inside(nest: Nest, affine: Affine, extent: int) -> bool:
     return low >= 0 and high < extent
 
 
-def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
+def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> Nest:
     """Replaces a and b by one dimension, named b, of size |a| * |b|."""
-    size = nest.dims[b]
+    size = nest.dims[inner]
 
     def access(buf: Buf, index: tuple) -> tuple[Buf, tuple]:
-        axes = [k for k, i in enumerate(index) if i.symbols & {a, b}]
+        axes = [k for k, i in enumerate(index) if i.symbols & {outer, inner}]
         if not axes:
             return buf, index
         low, high = axes[0], axes[-1]
         if high > low:
             flat = Affine()
-            for position, n in zip(index[low : high + 1], buf.shape[low : high + 1]):
-                flat = flat * n + position
+            for position, extent in zip(index[low : high + 1], buf.shape[low : high + 1]):
+                flat = flat * extent + position
             buf, index = aliases.joined(buf, low, high), (*index[:low], flat, *index[high + 1 :])
         joined = index[low]
-        c = joined.coefficient(b)
-        kept = Affine.make({s: k for s, k in joined.terms if s not in (a, b)}, joined.const)
-        assert joined.coefficient(a) == c * size
-        return buf, (*index[:low], kept + Affine.symbol(b, c), *index[low + 1 :])
+        coefficient = joined.coefficient(inner)
+        kept = Affine.make(
+            {symbol: weight for symbol, weight in joined.terms if symbol not in (outer, inner)},
+            joined.const,
+        )
+        assert joined.coefficient(outer) == coefficient * size
+        return buf, (*index[:low], kept + Affine.symbol(inner, coefficient), *index[low + 1 :])
 
     def replace(expr: Expr) -> Expr | None:
         if expr.kind == "moved":
-            steps = tuple((b, k * size) if dim == a else (dim, k) for dim, k in expr.info)
+            steps = tuple(
+                (inner, distance * size) if dim == outer else (dim, distance)
+                for dim, distance in expr.info
+            )
             return pool.make("moved", expr.dtype, steps, expr.args)
         if expr.kind in ("index", "range"):
-            counted = _counted(expr).substitute({a: Affine()}.get)
+            counted = _counted(expr).substitute({outer: Affine()}.get)
             return pool.make(
                 expr.kind,
                 expr.dtype,
@@ -146,16 +154,20 @@ def _join(nest: Nest, a: str, b: str, pool: Pool, aliases: Aliases) -> Nest:
 
     rewrite = pool.rewriter(replace)
 
-    def write(w: Write) -> Write:
-        buf, index = access(w.buf, w.index)
-        return w.mapped(rewrite, buf=buf, index=index)
+    def write(store: Write) -> Write:
+        buf, index = access(store.buf, store.index)
+        return store.mapped(rewrite, buf=buf, index=index)
 
-    dims = {dim: n * nest.dims[a] if dim == b else n for dim, n in nest.dims.items() if dim != a}
+    dims = {
+        dim: extent * nest.dims[outer] if dim == inner else extent
+        for dim, extent in nest.dims.items()
+        if dim != outer
+    }
     return Nest(
         dims,
-        tuple(rdim for rdim in nest.rdims if rdim != a),
+        tuple(rdim for rdim in nest.rdims if rdim != outer),
         [reduction.mapped(rewrite) for reduction in nest.reductions],
-        [write(w) for w in nest.writes],
+        [write(store) for store in nest.writes],
         nest.ordered,
         nest.at,
         fetch=nest.fetch,

@@ -50,7 +50,7 @@ class NestContext(Generic[Options]):
             primitive,
             np.dtype(out_dtype),
             tuple(in_dtypes),
-            str(sorted(params.items(), key=lambda t: t[0])),
+            str(sorted(params.items(), key=lambda pair: pair[0])),
         )
         if key not in self._infos:
             self._infos[key] = EqnInfo(primitive, params, tuple(in_dtypes), np.dtype(out_dtype), at)
@@ -67,22 +67,22 @@ class NestContext(Generic[Options]):
     def select(self, test: Expr, true: Expr, false: Expr) -> Expr:
         return self.op("select_n", true.dtype, test, false, true)
 
-    def clamped(self, e: Expr, limit: int | None) -> Expr:
+    def clamped(self, expr: Expr, limit: int | None) -> Expr:
         """An integer kept in [0, limit], for use as an index; a bool as 0 or 1; without a limit as it is."""
-        if e.dtype == BOOL:
-            e = self.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
+        if expr.dtype == BOOL:
+            expr = self.op("convert_element_type", INT32, expr, params={"new_dtype": INT32})
         if limit is None:
-            return e
-        if is_reported_outside(e, limit):
+            return expr
+        if is_reported_outside(expr, limit):
             # Any place will do for an index that has been reported: one comparison of 32 bits
             # without sign finds one.
-            low = self.op("convert_element_type", UINT32, e, params={"new_dtype": UINT32})
+            low = self.op("convert_element_type", UINT32, expr, params={"new_dtype": UINT32})
             low = self.op("min", UINT32, low, self.const(limit, UINT32))
             return self.op("convert_element_type", INT32, low, params={"new_dtype": INT32})
-        if e.dtype.kind == "i":
-            e = self.op("max", e.dtype, e, self.const(0, e.dtype))
-        limit = min(limit, np.iinfo(e.dtype).max)
-        return self.op("min", e.dtype, e, self.const(limit, e.dtype))
+        if expr.dtype.kind == "i":
+            expr = self.op("max", expr.dtype, expr, self.const(0, expr.dtype))
+        limit = min(limit, np.iinfo(expr.dtype).max)
+        return self.op("min", expr.dtype, expr, self.const(limit, expr.dtype))
 
     def new_buffer(self, shape: Sequence[int], dtype: Any) -> Buf:
         """Scratch of a program, from here to its last use."""

@@ -35,7 +35,7 @@ COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR),
 
 
 def _products(x: Interval, y: Interval) -> Interval:
-    ends = [a * b for a in x for b in y]
+    ends = [x_end * y_end for x_end in x for y_end in y]
     return min(ends), max(ends)
 
 
@@ -74,7 +74,9 @@ def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes:
                     for piece in _cut(simplified(stmt, pool, bounds), pool, cut_bytes)
                 ]
             case If(index=i, branches=bs):
-                out.append(If(i, [decide_index_tests(b, pool, bounds, cut_bytes) for b in bs]))
+                out.append(
+                    If(i, [decide_index_tests(branch, pool, bounds, cut_bytes) for branch in bs])
+                )
             case For(counter=c, trips=t, body=b):
                 inner = {**bounds, c: (0, t - 1)} if isinstance(t, int) else bounds
                 out.append(For(c, t, decide_index_tests(b, pool, inner, cut_bytes)))
@@ -89,10 +91,10 @@ def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes:
 def interval(affine: Affine, bounds: Bounds) -> tuple[int, int] | None:
     """(smallest, largest) value, or None if a symbol is unbounded."""
     low = high = affine.const
-    for s, c in affine.terms:
-        if s not in bounds:
+    for symbol, coefficient in affine.terms:
+        if symbol not in bounds:
             return None
-        ends = (c * bounds[s][0], c * bounds[s][1])
+        ends = (coefficient * bounds[symbol][0], coefficient * bounds[symbol][1])
         low, high = low + min(ends), high + max(ends)
     return low, high
 
@@ -152,10 +154,10 @@ class Folder:
             for part in test.args:
                 self.assume(part)
         elif test.kind == "range":
-            a, low, high = test.info
-            before = self._assumed.get(a.linear(), (-FAR, FAR))
-            found = _moved(low, -a.const), _moved(high, -a.const)
-            self._assumed[a.linear()] = max(before[0], found[0]), min(before[1], found[1])
+            affine, low, high = test.info
+            before = self._assumed.get(affine.linear(), (-FAR, FAR))
+            found = _moved(low, -affine.const), _moved(high, -affine.const)
+            self._assumed[affine.linear()] = max(before[0], found[0]), min(before[1], found[1])
         self._rewrite = self.pool.rewriter(self._replace)
 
     def __call__(self, expr: Expr) -> Expr:
@@ -230,13 +232,13 @@ class Folder:
         return rule(*parts) if None not in parts else None
 
     def _extreme(self, name: str, expr: Expr, y: Expr) -> Expr | None:
-        a, b = self.values_of(expr), self.values_of(y)
-        if a is None or b is None:
+        x_range, y_range = self.values_of(expr), self.values_of(y)
+        if x_range is None or y_range is None:
             return None
         larger, smaller = (expr, y) if name == "max" else (y, expr)
-        if a[0] >= b[1]:
+        if x_range[0] >= y_range[1]:
             return larger
-        return smaller if b[0] >= a[1] else None
+        return smaller if y_range[0] >= x_range[1] else None
 
     def _convert(self, expr: Expr, dtype: np.dtype) -> Expr | None:
         found = self.values_of(expr) if expr.kind == "index" else None
@@ -303,24 +305,26 @@ class Folder:
             if (low != -FAR and largest < low) or (high != FAR and smallest >= high):
                 return self._bool(False)
         if (
-            any(a.kind not in ("index", "const") for a in (expr, y))
+            any(operand.kind not in ("index", "const") for operand in (expr, y))
             or expr.dtype.kind != "i"
             or expr.dtype.itemsize < 4
         ):
             return None
-        a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (expr, y))
-        d = a - b
-        low = low if low == -FAR else low - d.const
-        high = high if high == FAR else high - d.const
-        return self._range(d.linear(), max(low, -FAR), min(high, FAR))
+        lhs, rhs = (
+            side.info if side.kind == "index" else Affine((), int(side.info)) for side in (expr, y)
+        )
+        difference = lhs - rhs
+        low = low if low == -FAR else low - difference.const
+        high = high if high == FAR else high - difference.const
+        return self._range(difference.linear(), max(low, -FAR), min(high, FAR))
 
     def _logic(self, name: str, expr: Expr, y: Expr) -> Expr | None:
         absorbing = name == "or"
-        for a, b in ((expr, y), (y, expr)):
-            if _is(a, absorbing):
+        for decider, other in ((expr, y), (y, expr)):
+            if _is(decider, absorbing):
                 return self._bool(absorbing)
-            if _is(a, not absorbing):
-                return b
+            if _is(decider, not absorbing):
+                return other
         if (
             expr.kind == y.kind == "range"
             and name == "and"
@@ -329,8 +333,8 @@ class Folder:
             # One interval from two, both measured from the same expression.
             base = expr.info[0].linear()
             ends = [
-                (max(low - a.const, -FAR), min(high - a.const, FAR))
-                for a, low, high in (expr.info, y.info)
+                (max(low - affine.const, -FAR), min(high - affine.const, FAR))
+                for affine, low, high in (expr.info, y.info)
             ]
             return self._range(base, max(end[0] for end in ends), min(end[1] for end in ends))
         return None

@@ -116,11 +116,13 @@ class _Points:
         )
         self.memo: dict[tuple, np.ndarray] = {}
 
-    def affine(self, a: Affine, moved: Mapping[str, int]) -> np.ndarray:
-        found = np.int64(a.const)
-        for s, c in a.terms:
-            found = found + c * (
-                self.dims[s] + moved.get(s, 0) if s in self.dims else np.int64(self.symbols[s])
+    def affine(self, index: Affine, moved: Mapping[str, int]) -> np.ndarray:
+        found = np.int64(index.const)
+        for symbol, coefficient in index.terms:
+            found = found + coefficient * (
+                self.dims[symbol] + moved.get(symbol, 0)
+                if symbol in self.dims
+                else np.int64(self.symbols[symbol])
             )
         return np.asarray(found)
 
@@ -140,8 +142,8 @@ class _Points:
             case "index":
                 return self.affine(expr.info, moved).astype(dtype)
             case "range":
-                a, low, high = expr.info
-                at = self.affine(a, moved)
+                counted, low, high = expr.info
+                at = self.affine(counted, moved)
                 return (low <= at) & (at < high)
             case "load":
                 buf, index, guard = expr.info
@@ -154,8 +156,8 @@ class _Points:
                 return self.accumulators[expr.info]
             case "moved":
                 there = dict(moved)
-                for dim, k in expr.info:
-                    there[dim] = there.get(dim, 0) + k
+                for dim, distance in expr.info:
+                    there[dim] = there.get(dim, 0) + distance
                 return self.value(expr.args[0], there)
         return numpy_ops.apply(expr.info, [self.value(arg, moved) for arg in expr.args])
 
@@ -223,7 +225,7 @@ def _run_nest(nest: Nest, memory: NestMemory, symbols: Mapping[str, int]) -> Non
             nest,
             memory,
             symbols,
-            axes | {dim: np.full([1] * len(axes), k) for dim, k in zip(free, at)},
+            axes | {dim: np.full([1] * len(axes), position) for dim, position in zip(free, at)},
         )
 
 
@@ -277,7 +279,7 @@ def _run_in_order(
         )
     one = (1,) * len(axes)
     for at in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
-        here = dict(axes) | {rdim: np.full(one, k) for rdim, k in zip(nest.rdims, at)}
+        here = dict(axes) | {rdim: np.full(one, position) for rdim, position in zip(nest.rdims, at)}
         point = _Points(memory, symbols, here)
         steps = [
             reductions.reduced(reduction, [point.value(arg) for arg in reduction.args], (), one)
@@ -321,8 +323,8 @@ def _write(writes: Sequence[Write], at: _Points) -> None:
         live = np.broadcast_to(mask & inside, shape)
         ready.append(
             [
-                np.broadcast_to(a, shape)[live]
-                for a in (_flat(write.buf, index), at.value(write.value))
+                np.broadcast_to(array, shape)[live]
+                for array in (_flat(write.buf, index), at.value(write.value))
             ]
         )
     for write, (flat, value) in zip(writes, ready):
@@ -341,37 +343,39 @@ def _meets_itself(
     for write in nest.writes:
         stored.setdefault(write.buf.root, []).append(write)
 
-    def is_own(w: Write, buf: Buf, index: tuple) -> bool:
+    def is_own(store: Write, buf: Buf, index: tuple) -> bool:
         """Whether an access is, at each point, to the element that the write stores at that point and no other."""
-        if buf is not w.buf or index != w.index or nest.moves():
+        if buf is not store.buf or index != store.index or nest.moves():
             return False
         points = {
             dim: size
             for dim, size in nest.dims.items()
-            if size > 1 and (w.inner or dim not in nest.rdims)
+            if size > 1 and (store.inner or dim not in nest.rdims)
         }
         alone = {
             next(iter(own))
-            for position in w.index
+            for position in store.index
             if len(own := position.symbols & points.keys()) == 1
         }
-        return points.keys() <= alone or _elements(buf, at.places(w)).size == math.prod(
+        return points.keys() <= alone or _elements(buf, at.places(store)).size == math.prod(
             points.values()
         )
 
-    def meet(w: Write, buf: Buf, index: tuple) -> bool:
-        if buf.dtype != w.buf.dtype or None in index or nest.moves():
+    def meet(store: Write, buf: Buf, index: tuple) -> bool:
+        if buf.dtype != store.buf.dtype or None in index or nest.moves():
             return True
         places = _elements(buf, [at.affine(position, {}) for position in index])
-        return bool(np.intersect1d(places, _elements(w.buf, at.places(w))).size)
+        return bool(np.intersect1d(places, _elements(store.buf, at.places(store))).size)
 
     loads = [
-        (w, *load.info[:2]) for load in nest.loads() for w in stored.get(load.info[0].root, ())
+        (store, *load.info[:2])
+        for load in nest.loads()
+        for store in stored.get(load.info[0].root, ())
     ]
     pairs = [
-        (a, b.buf, b.index)
+        (first, second.buf, second.index)
         for writes in stored.values()
-        for a, b in itertools.combinations(writes, 2)
+        for first, second in itertools.combinations(writes, 2)
     ]
     return any(not is_own(*access) and meet(*access) for access in loads + pairs)
 

@@ -116,7 +116,7 @@ class Expr:
             case "acc":
                 return f"acc{self.info}"
             case "moved":
-                return f"({inner} at {', '.join(f'{dim} + {k}' for dim, k in self.info)})"
+                return f"({inner} at {', '.join(f'{dim} + {distance}' for dim, distance in self.info)})"
         return f"{self.info.primitive}({inner})"
 
 
@@ -162,7 +162,7 @@ class Pool:
         def go(expr: Expr) -> Expr:
             if expr not in memo:
                 args = tuple(map(go, expr.args))
-                same = all(arg is b for arg, b in zip(args, expr.args))
+                same = all(arg is before for arg, before in zip(args, expr.args))
                 y = expr if same else self.make(expr.kind, expr.dtype, expr.info, args)
                 memo[expr] = replace(y) or y
             return memo[expr]
@@ -195,10 +195,10 @@ class Pool:
                 return self.make(
                     "moved",
                     expr.dtype,
-                    tuple((_renamed(dim, dims), k) for dim, k in expr.info),
+                    tuple((_renamed(dim, dims), distance) for dim, distance in expr.info),
                     expr.args,
                 )
-            return self.with_places(expr, lambda a: a.substitute(dims.get))
+            return self.with_places(expr, lambda affine: affine.substitute(dims.get))
 
         rewrite = self.rewriter(replace)
         return lambda expr: rewrite(expr) if expr.symbols & dims.keys() else expr
@@ -212,7 +212,7 @@ def _renamed(dim: str, dims: dict[str, Affine]) -> str:
     """A symbol by which places move as they did by `dim`."""
     if dim not in dims:
         return dim
-    steps = [symbol for symbol, c in dims[dim].terms if c == 1]
+    steps = [symbol for symbol, coefficient in dims[dim].terms if coefficient == 1]
     if not steps:
         raise InternalError(f"nest: {dim}, along which values move, becomes {dims[dim]}")
     return steps[-1]
@@ -324,19 +324,19 @@ class Nest:
         found: dict[int, dict[str, int]] = {}
         for node in reversed(self.nodes()) if self.moves() else ():
             here = dict(found.get(id(node), {}))
-            for dim, k in node.info if node.kind == "moved" else ():
-                here[dim] = here.get(dim, 0) + k
+            for dim, distance in node.info if node.kind == "moved" else ():
+                here[dim] = here.get(dim, 0) + distance
             for arg in node.args:
                 there = found.setdefault(id(arg), {})
-                for dim, k in here.items():
-                    there[dim] = max(there.get(dim, 0), k)
+                for dim, distance in here.items():
+                    there[dim] = max(there.get(dim, 0), distance)
         return found
 
     def extents(self) -> dict[str, int]:
         """dimension -> number of places at which expressions are taken: the nest's points, and those at a distance."""
         far = list(self.reaches().values())
         return {
-            dim: size + max((r.get(dim, 0) for r in far), default=0)
+            dim: size + max((reach.get(dim, 0) for reach in far), default=0)
             for dim, size in self.dims.items()
         }
 
@@ -344,7 +344,7 @@ class Nest:
         head = ", ".join(
             f"{dim}<{size}" + ("*" if dim in self.rdims else "") for dim, size in self.dims.items()
         )
-        ahead = "".join(f" fetch {b.name} + {n}" for b, n in self.fetch.items())
+        ahead = "".join(f" fetch {buf.name} + {ahead_by}" for buf, ahead_by in self.fetch.items())
         rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + ahead]
         names = _name_shared(self.nodes(), rows, "  ")
         rows += [
@@ -366,11 +366,11 @@ def nodes(expressions: Iterable[Expr]) -> list[Expr]:
     """Every distinct node of expressions, operands before users."""
     seen: dict[int, Expr] = {}
 
-    def visit(e: Expr) -> None:
-        if id(e) not in seen:
-            for arg in e.args:
+    def visit(node: Expr) -> None:
+        if id(node) not in seen:
+            for arg in node.args:
                 visit(arg)
-            seen[id(e)] = e
+            seen[id(node)] = node
 
     for expr in expressions:
         visit(expr)
@@ -379,7 +379,7 @@ def nodes(expressions: Iterable[Expr]) -> list[Expr]:
 
 def _name_shared(every: list[Expr], rows: list[str], indent: str) -> dict[int, str]:
     """Adds a row per operation that is used twice or stands on a tall stack of unnamed ones."""
-    uses = Counter(id(arg) for e in every for arg in e.args)
+    uses = Counter(id(arg) for node in every for arg in node.args)
     names: dict[int, str] = {}
     height: dict[int, int] = {}
     for expr in every:
@@ -485,7 +485,7 @@ def with_bodies(stmt: Stmt, change: Callable[[list[Stmt]], list[Stmt]]) -> Stmt:
     """The statement with each list of statements inside it changed."""
     match stmt:
         case If(index=i, branches=bs):
-            return If(i, [change(b) for b in bs])
+            return If(i, [change(branch) for branch in bs])
         case For(counter=c, trips=t, body=b):
             return For(c, t, change(b))
         case While(condition=c, predicate=p, body=b):

@@ -36,12 +36,12 @@ EVERYWHERE = MaskSpan()
 def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> MaskSpan:
     """Beyond this span of `dim`, `mask` differs from `truth` at all points of the other dimensions."""
     if mask.kind == "range":
-        a, low, high = mask.info
+        affine, low, high = mask.info
         if truth:
-            return _range_span(a, low, high, dim, dims)
+            return _range_span(affine, low, high, dim, dims)
         if high >= FAR:
-            return _range_span(a, -FAR, low, dim, dims)
-        return _range_span(a, high, FAR, dim, dims) if low <= -FAR else EVERYWHERE
+            return _range_span(affine, -FAR, low, dim, dims)
+        return _range_span(affine, high, FAR, dim, dims) if low <= -FAR else EVERYWHERE
     if mask.kind != "op":
         return EVERYWHERE
     if mask.info.primitive == "not":
@@ -53,14 +53,14 @@ def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> Mas
 
 def _range_span(affine: Affine, low: int, high: int, dim: str, dims: Mapping[str, int]) -> MaskSpan:
     """low <= a < high solved for `dim`, over the extremes of the other dimensions."""
-    c = affine.coefficient(dim)
-    if abs(c) != 1:
+    coefficient = affine.coefficient(dim)
+    if abs(coefficient) != 1:
         return EVERYWHERE
-    rest = affine - Affine.symbol(dim, c)
+    rest = affine - Affine.symbol(dim, coefficient)
     smallest, largest = (_extreme(rest, dims, pick) for pick in (min, max))
     lows: set[Affine] = set()
     highs: set[Affine] = set()
-    if c == 1:  # low - rest <= dim < high - rest
+    if coefficient == 1:  # low - rest <= dim < high - rest
         if low > -FAR:
             lows.add(largest * -1 + low)
         if high < FAR:
@@ -76,8 +76,12 @@ def _range_span(affine: Affine, low: int, high: int, dim: str, dims: Mapping[str
 def _extreme(affine: Affine, dims: Mapping[str, int], pick) -> Affine:
     """The smallest or largest value over the dimensions of a nest, affine in what remains."""
     total = Affine((), affine.const)
-    for s, c in affine.terms:
-        total = total + (pick(0, c * (dims[s] - 1)) if s in dims else Affine.symbol(s, c))
+    for symbol, coefficient in affine.terms:
+        total = total + (
+            pick(0, coefficient * (dims[symbol] - 1))
+            if symbol in dims
+            else Affine.symbol(symbol, coefficient)
+        )
     return total
 
 
@@ -90,7 +94,7 @@ def live_span(nest: Nest, dim: str) -> MaskSpan:
         for truth in (True, False)
         if not _varies(node.args[1 if truth else 2], dim)
     }
-    moving = [s for s in found if any(expr.symbols for expr in (*s.lows, *s.highs))]
+    moving = [span for span in found if any(expr.symbols for expr in (*span.lows, *span.highs))]
     return moving[0] if len(moving) == 1 else EVERYWHERE
 
 
@@ -143,10 +147,10 @@ def outside(
             return None
         return (
             x
-            if all(arg is b for arg, b in zip(args, x.args))
+            if all(arg is before for arg, before in zip(args, x.args))
             else pool.make(x.kind, x.dtype, x.info, args)
         )
 
     found = go(expr)
-    others = {d for d, size in nest.dims.items() if size > 1 and d != dim}
+    others = {axis for axis, size in nest.dims.items() if size > 1 and axis != dim}
     return None if found is not None and dim in found.symbols and others & found.symbols else found

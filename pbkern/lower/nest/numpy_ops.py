@@ -71,8 +71,10 @@ def _by_jax(function: Callable, info: EqnInfo, args: Sequence[np.ndarray]) -> np
     wide = np.broadcast_arrays(*args)
     size = wide[0].size
     flat = [
-        np.resize(a.reshape(-1), 1 << max(size - 1, 0).bit_length()) if size else a.reshape(-1)
-        for a in wide
+        np.resize(array.reshape(-1), 1 << max(size - 1, 0).bit_length())
+        if size
+        else array.reshape(-1)
+        for array in wide
     ]
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         found = np.asarray(function(info, *map(jax.numpy.asarray, flat)))
@@ -91,7 +93,7 @@ def _convert(info: EqnInfo, x: np.ndarray) -> np.ndarray:
     if (
         x.dtype.kind == "f" and target.kind in "iu"
     ):  # NaN and what is too large have no meaning in NumPy
-        return _by_jax(lambda info, v: v.astype(target), info, [x])
+        return _by_jax(lambda info, operand: operand.astype(target), info, [x])
     if target.name in HALF:
         return x.astype(np.float32).astype(target)
     return x.astype(target)
@@ -101,8 +103,8 @@ def _select(info: EqnInfo, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
     if which.dtype.kind == "b":
         return np.where(which, cases[-1], cases[0])
     found = cases[-1]
-    for k in reversed(range(len(cases) - 1)):
-        found = np.where(which == k, cases[k], found)
+    for position in reversed(range(len(cases) - 1)):
+        found = np.where(which == position, cases[position], found)
     return found
 
 
@@ -141,7 +143,10 @@ _PLAIN = {
     "xor": np.bitwise_xor,
 }
 NUMPY: dict[str, Callable[..., np.ndarray]] = {
-    **{name: (lambda info, *args, f=f: f(*args)) for name, f in _PLAIN.items()},
+    **{
+        name: (lambda info, *args, function=ufunc: function(*args))
+        for name, ufunc in _PLAIN.items()
+    },
     "not": lambda info, x: np.logical_not(x) if x.dtype.kind == "b" else np.invert(x),
     "max": lambda info, x, y: _extreme(x, y, 1),
     "min": lambda info, x, y: _extreme(x, y, -1),
@@ -166,8 +171,10 @@ def _total_order(function: Callable) -> Callable:
             return function(x, y)
         bits = np.dtype(f"i{x.dtype.itemsize}")
         x, y = (
-            np.where(v.view(bits) < 0, v.view(bits) ^ np.iinfo(bits).max, v.view(bits))
-            for v in (x, y)
+            np.where(
+                operand.view(bits) < 0, operand.view(bits) ^ np.iinfo(bits).max, operand.view(bits)
+            )
+            for operand in (x, y)
         )
         return function(x, y)
 
@@ -203,8 +210,8 @@ ON_MEMORY: dict[str, Callable[..., np.ndarray]] = {
     "reduce_precision": _reduce_precision,
 }
 NUMPY |= {
-    f"{name}_to": _total_order(f)
-    for name, f in (("eq", np.equal), ("le", np.less_equal), ("lt", np.less))
+    f"{name}_to": _total_order(ufunc)
+    for name, ufunc in (("eq", np.equal), ("le", np.less_equal), ("lt", np.less))
 }
 JAX: dict[str, Callable] = {
     **{

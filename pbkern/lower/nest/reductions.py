@@ -113,11 +113,13 @@ def _sum_of_products(
     dtype = np.dtype(np.float64) if reduction.dtype.kind not in "iub" else reduction.dtype
     operands: list = []
     seen: set[int] = set()
-    for a in args:
-        a = np.broadcast_to(a, [1] * (len(shape) - np.ndim(a)) + list(np.shape(a))).astype(dtype)
-        own = [k for k, size in enumerate(a.shape) if size > 1]
+    for array in args:
+        array = np.broadcast_to(
+            array, [1] * (len(shape) - np.ndim(array)) + list(np.shape(array))
+        ).astype(dtype)
+        own = [k for k, size in enumerate(array.shape) if size > 1]
         seen.update(own)
-        operands += [a.reshape([a.shape[k] for k in own]), own]
+        operands += [array.reshape([array.shape[axis] for axis in own]), own]
     kept = [k for k in range(len(shape)) if k in seen and k not in axes]
     repeats = np.prod([shape[axis] for axis in axes if axis not in seen], dtype=dtype)
     with np.errstate(all="ignore"):

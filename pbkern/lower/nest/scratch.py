@@ -28,41 +28,45 @@ def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dic
     """
     lives: dict[Buf, tuple[int, int]] = {}
     for at, stmt in enumerate(stmts):
-        for b in touched([stmt]):
-            if b.arena and b not in fixed:
-                lives[b] = (lives.get(b, (at, at))[0], at)
+        for buf in touched([stmt]):
+            if buf.arena and buf not in fixed:
+                lives[buf] = (lives.get(buf, (at, at))[0], at)
     placed: dict[Buf, int] = {}
     end = start
     taken = np.zeros(
         (len(lives), 4), np.int64
     )  # of buffers that have their place: first and last statement, bytes
     # By name at last: sets of buffers have no order that another process would repeat.
-    for k, b in enumerate(
+    for k, buf in enumerate(
         sorted(lives, key=lambda live: (-padded_bytes(live), lives[live], live.name))
     ):
-        (first, last), size, at = lives[b], padded_bytes(b), start
+        (first, last), size, at = lives[buf], padded_bytes(buf), start
         beside = taken[:k][(taken[:k, 0] <= last) & (first <= taken[:k, 1]), 2:]
         for low, high in sorted(beside.tolist()):
             if at + size <= low:
                 break
             at = max(at, high)
-        placed[b], taken[k] = at, (first, last, at, at + size)
+        placed[buf], taken[k] = at, (first, last, at, at + size)
         end = max(end, at + size)
     return placed, end
 
 
 def touched(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements read or write, inner ones too."""
-    return read(stmts) | written(stmts) | {s.buf for s in every(stmts) if isinstance(s, Fetch)}
+    return (
+        read(stmts)
+        | written(stmts)
+        | {stmt.buf for stmt in every(stmts) if isinstance(stmt, Fetch)}
+    )
 
 
 def read(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements read, inner ones too."""
     found: set[Buf] = set()
-    for s in every(stmts):
-        match s:
+    for stmt in every(stmts):
+        match stmt:
             case Nest():
-                found |= {load.info[0].root for load in s.loads()}
+                found |= {load.info[0].root for load in stmt.loads()}
             case Let(value=v):
                 found |= {
                     node.info[0].root for node in nodes([v]) if node.kind in ("load", "gather")

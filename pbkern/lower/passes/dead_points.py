@@ -60,9 +60,10 @@ def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
     shortened = [replace(list_, stmts=_without_tails(list_)) for list_ in lists]
     needs = _Needs(shortened)
     if not needs.settle():
-        return [b.stmts for b in shortened]
+        return [body.stmts for body in shortened]
     return [
-        _resized(needs.trimmed(b, b.stmts, b.bounds), needs.smaller(b), b.pool) for b in shortened
+        _resized(needs.trimmed(body, body.stmts, body.bounds), needs.smaller(body), body.pool)
+        for body in shortened
     ]
 
 
@@ -95,8 +96,8 @@ class _Needs:
         self.reinterpreted = {
             buf.root
             for list_ in lists
-            for s, _ in _flat(list_.stmts, {})
-            for buf in _mentioned(s)
+            for stmt, _ in _flat(list_.stmts, {})
+            for buf in _mentioned(stmt)
             if buf.storage
         }
 
@@ -105,24 +106,25 @@ class _Needs:
         for _ in range(MOST_ROUNDS):
             self.changed = False
             for body in self.bodies:
-                for s, bounds in _flat(body.stmts, body.bounds):
-                    self._reads(body, s, bounds)
+                for stmt, bounds in _flat(body.stmts, body.bounds):
+                    self._reads(body, stmt, bounds)
             if not self.changed:
                 return True
         return False
 
     def trimmed(self, body: Body, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
-        for s in stmts:
-            s = with_bodies(
-                s, lambda inner, s=s: self.trimmed(body, inner, _inner_bounds(s, bounds))
+        for stmt in stmts:
+            stmt = with_bodies(
+                stmt,
+                lambda inner, outer=stmt: self.trimmed(body, inner, _inner_bounds(outer, bounds)),
             )
-            if isinstance(s, Nest):
-                limits = self.limits(body, s, bounds)
-                if any(limits[dim] == 0 < size for dim, size in s.dims.items()):
+            if isinstance(stmt, Nest):
+                limits = self.limits(body, stmt, bounds)
+                if any(limits[dim] == 0 < size for dim, size in stmt.dims.items()):
                     continue
-                s = _cut(s, limits, body.pool)
-            out.append(s)
+                stmt = _cut(stmt, limits, body.pool)
+            out.append(stmt)
         return out
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
@@ -137,11 +139,11 @@ class _Needs:
         own = {
             buf for buf in own - body.handed_on.keys() - self.reinterpreted if buf.storage is None
         }
-        found = {b: tuple(self._need(body, b)) for b in own}
+        found = {buf: tuple(self._need(body, buf)) for buf in own}
         return {
-            b: replace(b, shape=shape)
-            for b, shape in found.items()
-            if shape != b.shape and 0 not in shape
+            buf: replace(buf, shape=shape)
+            for buf, shape in found.items()
+            if shape != buf.shape and 0 not in shape
         }
 
     def limits(self, body: Body, nest: Nest, bounds: Bounds) -> dict[str, int]:
@@ -159,20 +161,20 @@ class _Needs:
 
     def _points(self, body: Body, nest: Nest, write: Write, bounds: Bounds) -> dict[str, int]:
         """dimension -> points at which a store may go to places that are needed; others all are. 0: at no point."""
-        lowest = {**bounds, **{d: (0, max(size - 1, 0)) for d, size in nest.dims.items()}}
+        lowest = {**bounds, **{axis: (0, max(size - 1, 0)) for axis, size in nest.dims.items()}}
         own: dict[str, int] = {}
         for position, need in zip(write.index, self._need(body, write.buf)):
-            for dim, c in (*position.terms, (None, 1)):
+            for dim, coefficient in (*position.terms, (None, 1)):
                 rest = interval(
-                    position if dim is None else position - Affine.symbol(dim, c), lowest
+                    position if dim is None else position - Affine.symbol(dim, coefficient), lowest
                 )
                 if (
                     rest is None
-                    or c < 0
+                    or coefficient < 0
                     or (dim is not None and (dim not in nest.dims or dim in nest.rdims))
                 ):
                     continue
-                points = -((rest[0] - need) // c)
+                points = -((rest[0] - need) // coefficient)
                 if dim is None:
                     own |= {None: 0} if points <= 0 else {}
                 else:
@@ -190,8 +192,8 @@ class _Needs:
                 limits = self.limits(body, stmt, bounds)
                 if all(limits.values()):
                     inside = {**bounds, **{dim: (0, limit - 1) for dim, limit in limits.items()}}
-                    for e in stmt.loads():
-                        self._read(body, e, inside)
+                    for load in stmt.loads():
+                        self._read(body, load, inside)
                     for write in (
                         stmt.writes
                     ):  # where no point is left out, all that is written must have a place
@@ -205,9 +207,9 @@ class _Needs:
                             [size if whole else 0 for size, whole in zip(write.buf.shape, uncut)],
                         )
             case Let(value=value):
-                for e in nodes([value]):
-                    if e.kind in ("load", "gather"):
-                        self._read(body, e, bounds)
+                for load in nodes([value]):
+                    if load.kind in ("load", "gather"):
+                        self._read(body, load, bounds)
             case Sort() | Trace():
                 for buf in _mentioned(stmt):
                     self._require(body, buf, buf.shape)
@@ -253,15 +255,15 @@ def _resized(stmts: list[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[
     if not smaller:
         return stmts
 
-    def replaced(e: Expr) -> Expr | None:
-        if e.kind not in ("load", "gather") or e.info[0] not in smaller:
+    def replaced(node: Expr) -> Expr | None:
+        if node.kind not in ("load", "gather") or node.info[0] not in smaller:
             return None
-        return pool.make(e.kind, e.dtype, (smaller[e.info[0]], *e.info[1:]), e.args)
+        return pool.make(node.kind, node.dtype, (smaller[node.info[0]], *node.info[1:]), node.args)
 
     expr = pool.rewriter(replaced)
 
-    def write(w: Write) -> Write:
-        return w.mapped(expr, buf=smaller.get(w.buf, w.buf))
+    def write(store: Write) -> Write:
+        return store.mapped(expr, buf=smaller.get(store.buf, store.buf))
 
     def changed(stmt: Stmt) -> Stmt:
         match stmt:
@@ -270,7 +272,7 @@ def _resized(stmts: list[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[
                 return replace(stmt, reductions=reductions, writes=list(map(write, stmt.writes)))
             case Let(value=value):
                 return replace(stmt, value=expr(value))
-        return with_bodies(stmt, lambda inner: [changed(t) for t in inner])
+        return with_bodies(stmt, lambda inner: [changed(inner_stmt) for inner_stmt in inner])
 
     return [changed(stmt) for stmt in stmts]
 
@@ -294,18 +296,20 @@ def _mentioned(stmt: Stmt) -> Iterator[Buf]:
 
 def _without_tails(body: Body) -> list[Stmt]:
     """Statements whose products end where both operands stay zero."""
-    if not any(isinstance(s, Nest) and _is_product(s) for s, _ in _flat(body.stmts, {})):
+    if not any(isinstance(stmt, Nest) and _is_product(stmt) for stmt, _ in _flat(body.stmts, {})):
         return body.stmts
     zeros = _zero_tails(body)
 
     def change(stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
         out = []
-        for s in stmts:
-            s = with_bodies(s, lambda inner, s=s: change(inner, _inner_bounds(s, bounds)))
+        for stmt in stmts:
+            stmt = with_bodies(
+                stmt, lambda inner, outer=stmt: change(inner, _inner_bounds(outer, bounds))
+            )
             out.append(
-                _shortened(s, body.pool, zeros, bounds)
-                if isinstance(s, Nest) and _is_product(s)
-                else s
+                _shortened(stmt, body.pool, zeros, bounds)
+                if isinstance(stmt, Nest) and _is_product(stmt)
+                else stmt
             )
         return out
 
@@ -343,44 +347,46 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
     """(scratch of one program, axis) -> where its tail of zeros starts, for what one store fills."""
     stores: dict[Buf, list[tuple[Nest, Write, Bounds]]] = {}
     excluded = set(body.handed_on)
-    for s, bounds in _flat(body.stmts, body.bounds):
-        if isinstance(s, Nest):
-            for w in s.writes:
-                stores.setdefault(w.buf.root, []).append((s, w, bounds))
+    for stmt, bounds in _flat(body.stmts, body.bounds):
+        if isinstance(stmt, Nest):
+            for write in stmt.writes:
+                stores.setdefault(write.buf.root, []).append((stmt, write, bounds))
         else:
-            excluded |= {b.root for b in _mentioned(s)}
+            excluded |= {touched.root for touched in _mentioned(stmt)}
     found = {}
     for buf, writes in stores.items():
-        (nest, w, bounds), *others = writes
+        (nest, write, bounds), *others = writes
         if (
             others
             or not buf.arena
             or buf in excluded
-            or w.buf is not buf
-            or w.mask is not None
+            or write.buf is not buf
+            or write.mask is not None
             or nest.reductions
         ):
             continue
-        for k, (position, size) in enumerate(zip(w.index, buf.shape)):
-            d = position.terms[0][0] if len(position.terms) == 1 else None
-            if position == Affine.symbol(d) and nest.dims.get(d) == size:
-                found[buf, k] = _zero_from(w.value, d, nest, body.pool, found, bounds)
+        for k, (position, size) in enumerate(zip(write.index, buf.shape)):
+            dim = position.terms[0][0] if len(position.terms) == 1 else None
+            if position == Affine.symbol(dim) and nest.dims.get(dim) == size:
+                found[buf, k] = _zero_from(write.value, dim, nest, body.pool, found, bounds)
     return found
 
 
 def _zero_from(expr: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> int:
     """The first index along `dim` from which on an expression is +0 at all points; the nest's extent where none is known."""
-    n = nest.dims[dim]
-    fold = Folder(pool, {**bounds, **{d: (0, max(size - 1, 0)) for d, size in nest.dims.items()}})
+    extent = nest.dims[dim]
+    fold = Folder(
+        pool, {**bounds, **{axis: (0, max(size - 1, 0)) for axis, size in nest.dims.items()}}
+    )
 
     def end(mask: Expr, truth: bool) -> int:
         """From where on a mask differs from `truth`."""
         highs = (interval(high, bounds) for high in mask_span(mask, truth, dim, nest.dims).highs)
-        return min((max(high[1], 0) for high in highs if high is not None), default=n)
+        return min((max(high[1], 0) for high in highs if high is not None), default=extent)
 
     def go(x: Expr) -> int:
         if x.kind == "const":
-            return 0 if x.info == 0 and not np.signbit(x.info) else n
+            return 0 if x.info == 0 and not np.signbit(x.info) else extent
         if (
             x.kind == "op"
             and x.info.primitive == "convert_element_type"
@@ -395,11 +401,11 @@ def _zero_from(expr: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bou
         ):
             mask, false, true = x.args[0], go(x.args[1]), go(x.args[2])
             return min(
-                max(false, true), max(false, end(mask, True)), max(true, end(mask, False)), n
+                max(false, true), max(false, end(mask, True)), max(true, end(mask, False)), extent
             )
         if x.kind == "load":
             axes = [k for k, i in enumerate(x.info[1]) if i == Affine.symbol(dim)]
-            return min((zeros.get((x.info[0], axis), n) for axis in axes), default=n)
-        return n
+            return min((zeros.get((x.info[0], axis), extent) for axis in axes), default=extent)
+        return extent
 
-    return min(go(fold(expr)), n)
+    return min(go(fold(expr)), extent)

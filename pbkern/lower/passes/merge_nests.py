@@ -34,31 +34,33 @@ def without_unread(stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
 
 def _without_writes(stmts: list[Stmt], dead: set[Buf]) -> list[Stmt]:
     out = []
-    for s in stmts:
-        s = with_bodies(s, lambda inner: _without_writes(inner, dead))
-        if isinstance(s, Nest) and any(write.buf.root in dead for write in s.writes):
-            s = replace(s, writes=[write for write in s.writes if write.buf.root not in dead])
-            if not s.writes:
+    for stmt in stmts:
+        stmt = with_bodies(stmt, lambda inner: _without_writes(inner, dead))
+        if isinstance(stmt, Nest) and any(write.buf.root in dead for write in stmt.writes):
+            stmt = replace(
+                stmt, writes=[write for write in stmt.writes if write.buf.root not in dead]
+            )
+            if not stmt.writes:
                 continue
-        out.append(s)
+        out.append(stmt)
     return out
 
 
 def merge_all(stmts: list[Stmt], context) -> list[Stmt]:
     out: list[Stmt] = []
     effects: list[_Effects] = []  # of each of `out`
-    for s in stmts:
-        s = with_bodies(s, lambda inner: merge_all(inner, context))
-        if isinstance(s, Nest):
-            if any(size == 0 for dim, size in s.dims.items() if dim not in s.rdims):
+    for stmt in stmts:
+        stmt = with_bodies(stmt, lambda inner: merge_all(inner, context))
+        if isinstance(stmt, Nest):
+            if any(size == 0 for dim, size in stmt.dims.items() if dim not in stmt.rdims):
                 continue
-            joined = _joined_before(out, effects, s, context.pool)
+            joined = _joined_before(out, effects, stmt, context.pool)
             if joined is not None:
                 at, out[at] = joined
                 effects[at] = _Effects.of(out[at])
                 continue
-        out.append(s)
-        effects.append(_Effects.of(s))
+        out.append(stmt)
+        effects.append(_Effects.of(stmt))
     return out
 
 
@@ -104,7 +106,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     ):
         return None
     live = _matched(first, second)
-    if live is None or max(len(n.nodes()) for n in (first, second)) > MAX_NODES:
+    if live is None or max(len(nest.nodes()) for nest in (first, second)) > MAX_NODES:
         return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
     rename |= {dim: Affine() for dim, size in second.dims.items() if size == 1}
@@ -218,13 +220,15 @@ def _independent(first: Nest, second: Nest) -> bool:
     made: dict[Buf, list[Write]] = {}
     for write in first.writes:
         made.setdefault(write.buf.root, []).append(write)
-    for e in second.loads():
-        if e.info[0].root in made and not _is_forwarded(first, made[e.info[0].root], e):
+    for access in second.loads():
+        if access.info[0].root in made and not _is_forwarded(
+            first, made[access.info[0].root], access
+        ):
             return False
-    overwritten = {w.buf.root for w in second.writes}
+    overwritten = {store.buf.root for store in second.writes}
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
     taken = Nest({}, reductions=first.reductions).loads()
-    for buf, index in [(w.buf, w.index) for w in first.writes] + [
+    for buf, index in [(store.buf, store.index) for store in first.writes] + [
         load.info[:2] for load in Nest({}, writes=first.writes).loads()
     ]:
         if buf.root in overwritten:
@@ -232,12 +236,12 @@ def _independent(first: Nest, second: Nest) -> bool:
     for mine in second.writes:
         if not all(_apart(buf, index, mine) for buf, index in places[mine.buf.root]):
             return False
-        for e in taken:
-            buf, index, *_ = e.info
+        for access in taken:
+            buf, index, *_ = access.info
             if (
                 buf.root is mine.buf.root
                 and not _apart(buf, index, mine)
-                and not _at_its_point(first, e, mine)
+                and not _at_its_point(first, access, mine)
             ):
                 return False
     return True
@@ -261,10 +265,17 @@ def _is_forwarded(first: Nest, writes: list[Write], expr: Expr) -> bool:
     found = [write for write in writes if not _apart(buf, index, write)]
     if len(found) != 1 or expr.kind == "gather":
         return False
-    (w,) = found
-    whole = {symbol for position in w.index for symbol in position.symbols} >= first.dims.keys()
+    (writer,) = found
+    whole = {
+        symbol for position in writer.index for symbol in position.symbols
+    } >= first.dims.keys()
     return (
-        buf is w.buf and index == w.index and w.inner and w.mask is None and not w.guard and whole
+        buf is writer.buf
+        and index == writer.index
+        and writer.inner
+        and writer.mask is None
+        and not writer.guard
+        and whole
     )
 
 
@@ -295,8 +306,8 @@ def _vector_conflict(first: Nest, second: Nest) -> bool:
             if write.inner and write.index and write.index[-1].terms
         }
 
-    a, b = last(first), last(second)
-    return bool(a and b and a != b)
+    first_dims, second_dims = last(first), last(second)
+    return bool(first_dims and second_dims and first_dims != second_dims)
 
 
 def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Nest:

@@ -23,7 +23,7 @@ def reassociate_shared_sums(stmts: list[Stmt], context) -> list[Stmt]:
         shared = _Uniform(stmt)
         if not any(_is_sum(node) and any(map(shared, node.args)) for node in stmt.nodes()):
             return stmt
-        return stmt.mapped(context.pool.rewriter(lambda e: _regrouped(e, shared, context)))
+        return stmt.mapped(context.pool.rewriter(lambda expr: _regrouped(expr, shared, context)))
 
     return list(map(changed, stmts))
 
@@ -60,8 +60,8 @@ def _regrouped(expr: Expr, shared: _Uniform, context) -> Expr | None:
     return None
 
 
-def _sum(expr: Expr, b: Expr, context) -> Expr:
-    if expr.kind == b.kind == "const":
+def _sum(expr: Expr, addend: Expr, context) -> Expr:
+    if expr.kind == addend.kind == "const":
         with np.errstate(over="ignore"):
-            return context.const(np.add(expr.info, b.info, dtype=expr.dtype), expr.dtype)
-    return context.op("add", expr.dtype, expr, b)
+            return context.const(np.add(expr.info, addend.info, dtype=expr.dtype), expr.dtype)
+    return context.op("add", expr.dtype, expr, addend)

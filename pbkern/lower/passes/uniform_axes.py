@@ -40,28 +40,35 @@ Axes = Mapping[Buf, set[int]]
 
 def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
     """Uniform axes of scratch and its reinterpretations; `lists` are all statements that touch it."""
-    stmts = [s for stmts in lists for s in every(stmts)]
+    stmts = [stmt for stmts in lists for stmt in every(stmts)]
     units = _candidates(stmts)
-    unit_of = {(buf, k): unit for unit in units for buf, found in unit.axes.items() for k in found}
+    unit_of = {
+        (buf, axis): unit for unit in units for buf, found in unit.axes.items() for axis in found
+    }
     stores = [(stmt, write) for stmt in stmts if isinstance(stmt, Nest) for write in stmt.writes]
     users: dict[Buf, list] = {}  # stores that what is known of a buffer decides about
-    for n, w in stores:
-        for buf in {w.buf, *(load.info[0] for load in n.loads())}:
-            users.setdefault(buf, []).append((n, w))
+    for n, store in stores:
+        for buf in {store.buf, *(load.info[0] for load in n.loads())}:
+            users.setdefault(buf, []).append((n, store))
     axes = _axes(units)
     while stores:
-        wrong = {(w.buf, k) for n, w in stores if w.buf in axes for k in _contradicted(n, w, axes)}
-        gone = {id(u): u for u in (unit_of[at] for at in wrong)}
-        for u in gone.values():
-            for buf, found in u.axes.items():
+        wrong = {
+            (write.buf, k)
+            for n, write in stores
+            if write.buf in axes
+            for k in _contradicted(n, write, axes)
+        }
+        gone = {id(unit): unit for unit in (unit_of[at] for at in wrong)}
+        for broken in gone.values():
+            for buf, found in broken.axes.items():
                 axes[buf] -= found
         units = [unit for unit in units if id(unit) not in gone]
         stores = list(
             {
-                id(w): (n, w)
-                for u in gone.values()
-                for buf in u.axes
-                for n, w in users.get(buf, ())
+                id(user_write): (n, user_write)
+                for unit in gone.values()
+                for buf in unit.axes
+                for n, user_write in users.get(buf, ())
             }.values()
         )
     return _axes(units)
@@ -94,27 +101,27 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
     def index(buf: Buf, ix: tuple) -> tuple:
         return tuple(ZERO if k in axes[buf] else position for k, position in enumerate(ix))
 
-    def replace(e: Expr) -> Expr | None:
-        if e.kind != "load" or e.info[0] not in made:
+    def replace(load: Expr) -> Expr | None:
+        if load.kind != "load" or load.info[0] not in made:
             return None
-        buf, ix, guard = e.info
-        return pool.make("load", e.dtype, (made[buf], index(buf, ix), guard))
+        buf, ix, guard = load.info
+        return pool.make("load", load.dtype, (made[buf], index(buf, ix), guard))
 
     expr = pool.rewriter(replace)
 
-    def write(w: Write) -> Write:
-        if w.buf not in made:
-            return w.mapped(expr)
-        return w.mapped(expr, buf=made[w.buf], index=index(w.buf, w.index))
+    def write(store: Write) -> Write:
+        if store.buf not in made:
+            return store.mapped(expr)
+        return store.mapped(expr, buf=made[store.buf], index=index(store.buf, store.index))
 
     def changed(stmt: Stmt) -> Stmt:
         match stmt:
             case Nest():
                 gone = {
                     symbol
-                    for w in stmt.writes
-                    for k in axes.get(w.buf, ())
-                    for symbol in w.index[k].symbols
+                    for store in stmt.writes
+                    for axis in axes.get(store.buf, ())
+                    for symbol in store.index[axis].symbols
                 }
                 reductions = [reduction.mapped(expr) for reduction in stmt.reductions]
                 dims = {dim: size for dim, size in stmt.dims.items() if dim not in gone}
@@ -122,7 +129,7 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
                     dims,
                     stmt.rdims,
                     reductions,
-                    [write(w) for w in stmt.writes],
+                    [write(store) for store in stmt.writes],
                     stmt.ordered,
                     stmt.at,
                 )
@@ -161,7 +168,11 @@ def _candidates(stmts: list[Stmt]) -> list[_Unit]:
                 unit = _unit(root, axis, groups)
                 taken |= unit.axes[root]
                 units.append(unit)
-    return [u for u in units if not any(k in u.axes.get(buf, ()) for buf, k in outside)]
+    return [
+        candidate
+        for candidate in units
+        if not any(open_axis in candidate.axes.get(buf, ()) for buf, open_axis in outside)
+    ]
 
 
 def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[Buf, int]]]:
@@ -186,7 +197,7 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
                 for load in nest.loads():
                     touch(load.info[0], load.kind == "load")
                     if load.kind == "load" and load.info[2]:
-                        outside |= {(load.info[0], k) for k in _beyond(load, nest)}
+                        outside |= {(load.info[0], axis) for axis in _beyond(load, nest)}
                 for write in nest.writes:
                     touch(write.buf, len(nest.writes) == 1 and not nest.ordered)
             case Sort(buffers=buffers, spare=spare):
@@ -221,21 +232,21 @@ def _unit(root: Buf, axis: int, groups: Mapping[Buf, list]) -> _Unit:
             break
         mine |= more
     theirs = {
-        a: frozenset(k for ours, own in group if mine & ours for k in own)
-        for a, group in groups.items()
+        alias: frozenset(index for ours, own in group if mine & ours for index in own)
+        for alias, group in groups.items()
     }
     return _Unit({root: frozenset(mine)} | theirs)
 
 
-def _groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[set[int], set[int]]]:
+def _groups(shape: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[set[int], set[int]]]:
     """Runs of axes of two shapes of one size that hold the same elements, as short as they get: (4,
     8, 3) and (32, 3) are ({0, 1}, {0}) and ({2}, {1}).
     """
     found, i, j = [], 0, 0
-    while i < len(a) or j < len(b):
-        mine, theirs = {i} & set(range(len(a))), {j} & set(range(len(b)))
-        while (x := math.prod(a[k] for k in mine)) != (
-            y := math.prod(b[their] for their in theirs)
+    while i < len(shape) or j < len(other):
+        mine, theirs = {i} & set(range(len(shape))), {j} & set(range(len(other)))
+        while (x := math.prod(shape[axis] for axis in mine)) != (
+            y := math.prod(other[their] for their in theirs)
         ):
             if x < y:
                 mine.add(i + len(mine))
@@ -254,13 +265,15 @@ def _contradicted(nest: Nest, write: Write, axes: Axes) -> Iterator[int]:
     varying = _varying(
         nest, [write.value] if write.mask is None else [write.value, write.mask], axes
     ) | set(nest.rdims)
-    for k in axes[write.buf]:
-        if write.buf.shape[k] == 1:
+    for axis in axes[write.buf]:
+        if write.buf.shape[axis] == 1:
             continue
-        (d,) = write.index[k].symbols if len(write.index[k].symbols) == 1 else ("",)
-        covers = write.index[k] == Affine.symbol(d) and nest.dims.get(d) == write.buf.shape[k]
-        if not covers or d in varying or d in _symbols(write.index, without={k}):
-            yield k
+        (dim,) = write.index[axis].symbols if len(write.index[axis].symbols) == 1 else ("",)
+        covers = (
+            write.index[axis] == Affine.symbol(dim) and nest.dims.get(dim) == write.buf.shape[axis]
+        )
+        if not covers or dim in varying or dim in _symbols(write.index, without={axis}):
+            yield axis
 
 
 def _varying(nest: Nest, values: list[Expr], axes: Axes) -> set[str]:

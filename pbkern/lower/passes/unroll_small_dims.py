@@ -35,9 +35,12 @@ def unroll_dims(stmts: list[Stmt], context) -> list[Stmt]:
     axes = _axes_of_components(s for s in out if isinstance(s, Nest))
     while axes:
         changed: list[Nest] = []
-        for at, s in enumerate(out):
-            if isinstance(s, Nest) and (d := _dimension_over(s, axes)) is not None:
-                out[at] = _unrolled(s, d, context)
+        for at, statement in enumerate(out):
+            if (
+                isinstance(statement, Nest)
+                and (dim := _dimension_over(statement, axes)) is not None
+            ):
+                out[at] = _unrolled(statement, dim, context)
                 changed.append(out[at])
         axes = _axes_of_components(changed)
     return out
@@ -72,14 +75,14 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
                 and len(position.terms) == 1
                 and position.terms[0][0] in nest.dims
             ):
-                d = position.terms[0][0]
-                points = math.prod(nest.dims.values()) // max(nest.dims[d], 1)
+                dim = position.terms[0][0]
+                points = math.prod(nest.dims.values()) // max(nest.dims[dim], 1)
                 if (
                     points >= FEW_POINTS
-                    and nest.dims[d] * len(nest.nodes()) <= MOST_NODES
-                    and nest.dims[d] == buf.shape[axis]
+                    and nest.dims[dim] * len(nest.nodes()) <= MOST_NODES
+                    and nest.dims[dim] == buf.shape[axis]
                 ):
-                    return d
+                    return dim
     return None
 
 
@@ -91,7 +94,11 @@ def _unrolled(nest: Nest, dim: str, context) -> Nest:
         for write in nest.writes:
             index = tuple(position.substitute(at.get) for position in write.index)
             writes.append(write.mapped(context.pool.renamer(at), index=index))
-    return Nest({o: size for o, size in nest.dims.items() if o != dim}, writes=writes, at=nest.at)
+    return Nest(
+        {other: size for other, size in nest.dims.items() if other != dim},
+        writes=writes,
+        at=nest.at,
+    )
 
 
 def sums_as_expressions(
@@ -105,10 +112,10 @@ def sums_as_expressions(
     if count * len(nest.nodes()) > most_nodes or any(write.inner for write in nest.writes):
         return nest
     if any(
-        r.op not in (*OPERATION, "dot")
-        or r.dtype.kind not in "iuf"
-        or any(arg.dtype != r.dtype for arg in r.args)
-        for r in nest.reductions
+        reducer.op not in (*OPERATION, "dot")
+        or reducer.dtype.kind not in "iuf"
+        or any(arg.dtype != reducer.dtype for arg in reducer.args)
+        for reducer in nest.reductions
     ):
         return nest
     sums = []
@@ -116,7 +123,9 @@ def sums_as_expressions(
         total = context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
         for place in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
             term = _term(
-                reduction, {rdim: Affine((), k) for rdim, k in zip(nest.rdims, place)}, context
+                reduction,
+                {rdim: Affine((), coord) for rdim, coord in zip(nest.rdims, place)},
+                context,
             )
             total = context.op(OPERATION.get(reduction.op, "add"), reduction.dtype, total, term)
         sums.append(total)
@@ -132,6 +141,6 @@ def sums_as_expressions(
     )
 
 
-def _term(r, at: dict, context) -> Expr:
-    args = [context.pool.rename(arg, at) for arg in r.args]
-    return context.op("mul", r.dtype, *args) if r.op == "dot" else args[0]
+def _term(reduction, at: dict, context) -> Expr:
+    args = [context.pool.rename(arg, at) for arg in reduction.args]
+    return context.op("mul", reduction.dtype, *args) if reduction.op == "dot" else args[0]

@@ -37,11 +37,14 @@ def use_wide_products(stmts: list[Stmt], context) -> list[Stmt]:
     return [_rewritten(stmt, found) for stmt in stmts]
 
 
-def _rewritten(s: Stmt, found: _Products) -> Stmt:
-    s = with_bodies(s, lambda body: [_rewritten(stmt, found) for stmt in body])
-    if not isinstance(s, Nest) or not {"mul", "shift_right_logical"} <= _unsigned_operations(s):
-        return s
-    return s.mapped(found.pool.rewriter(found.replace))
+def _rewritten(statement: Stmt, found: _Products) -> Stmt:
+    statement = with_bodies(statement, lambda body: [_rewritten(stmt, found) for stmt in body])
+    if not isinstance(statement, Nest) or not {
+        "mul",
+        "shift_right_logical",
+    } <= _unsigned_operations(statement):
+        return statement
+    return statement.mapped(found.pool.rewriter(found.replace))
 
 
 def _unsigned_operations(nest: Nest) -> set[str]:
@@ -69,17 +72,17 @@ class _Quotient:
     bits: int
 
 
-def _sum(a: Polynomial, b: Polynomial, factor: int = 1) -> Polynomial:
-    found = dict(a)
-    for m, c in b.items():
-        found[m] = found.get(m, 0) + factor * c
+def _sum(left: Polynomial, right: Polynomial, factor: int = 1) -> Polynomial:
+    found = dict(left)
+    for monomial, coeff in right.items():
+        found[monomial] = found.get(monomial, 0) + factor * coeff
     return {m: c for m, c in found.items() if c}
 
 
-def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+def _product(left: Polynomial, right: Polynomial) -> Polynomial:
     found: Polynomial = {}
-    for (m, c), (n, dim) in itertools.product(a.items(), b.items()):
-        found = _sum(found, {tuple(sorted((*m, *n))): c * dim})
+    for (monomial, coeff), (other, dim) in itertools.product(left.items(), right.items()):
+        found = _sum(found, {tuple(sorted((*monomial, *other))): coeff * dim})
     return found
 
 
@@ -97,7 +100,7 @@ class _Products:
         if expr.kind != "op" or expr.info.primitive != "add" or expr.dtype != UINT32:
             return None
         value = self._value(expr)
-        low = {m: term % FULL for m, term in value.terms.items() if term % FULL}
+        low = {monomial: term % FULL for monomial, term in value.terms.items() if term % FULL}
         if low.keys() <= {()}:
             return self._number(low.get((), 0))
         if (
@@ -114,37 +117,41 @@ class _Products:
                     return self.op("mulhi", UINT32, x, y)
         return None
 
-    def _factors(self, monomial: Monomial, c: int) -> tuple[Expr, Expr] | None:
+    def _factors(self, monomial: Monomial, coeff: int) -> tuple[Expr, Expr] | None:
         """Two factors of a term, the first one no constant."""
-        found = [self._unknowns[n] for n in monomial]
+        found = [self._unknowns[index] for index in monomial]
         if (
-            any(isinstance(f, _Quotient) for f in found)
+            any(isinstance(factor, _Quotient) for factor in found)
             or len(found) not in (1, 2)
-            or (len(found) == 2 and c != 1)
+            or (len(found) == 2 and coeff != 1)
         ):
             return None
-        return (found[0], found[1]) if len(found) == 2 else (found[0], self._number(c))
+        return (found[0], found[1]) if len(found) == 2 else (found[0], self._number(coeff))
 
-    def _number(self, n: int) -> Expr:
-        return self.pool.make("const", UINT32, np.uint32(n))
+    def _number(self, value: int) -> Expr:
+        return self.pool.make("const", UINT32, np.uint32(value))
 
     def _candidates(self, terms: Polynomial) -> Iterator[tuple[Expr, Expr]]:
         """Factors whose product's upper half a sum could be: it has the product of their upper halves; one may be a number."""
         halves = {
-            m: [u for n in m if isinstance(u := self._unknowns[n], _Quotient) and u.bits == 16]
+            m: [
+                factor
+                for index in m
+                if isinstance(factor := self._unknowns[index], _Quotient) and factor.bits == 16
+            ]
             for m in terms
         }
-        for m, term in terms.items():
-            if len(m) == 2 and len(halves[m]) == 2 and term == 1:
-                yield halves[m][0].source, halves[m][1].source
-            if len(m) == 1 and halves[m] and 0 < term < 1 << 16:
+        for monomial, term in terms.items():
+            if len(monomial) == 2 and len(halves[monomial]) == 2 and term == 1:
+                yield halves[monomial][0].source, halves[monomial][1].source
+            if len(monomial) == 1 and halves[monomial] and 0 < term < 1 << 16:
                 lower = {
-                    self._exact(halve[0].source).terms.get(m)
+                    self._exact(halve[0].source).terms.get(monomial)
                     for n, halve in halves.items()
-                    if n != m and halve
+                    if n != monomial and halve
                 }
                 yield from (
-                    (halves[m][0].source, self._number(term << 16 | low))
+                    (halves[monomial][0].source, self._number(term << 16 | low))
                     for low in lower
                     if low and 0 < low < 1 << 16
                 )
@@ -154,19 +161,23 @@ class _Products:
         rest, most = _sum(product, high, -FULL), 0
         while True:
             quotients = [
-                (q.source.height, m[0], q)
-                for m, c in rest.items()
-                if len(m) == 1
-                and c < 0
-                and isinstance(q := self._unknowns[m[0]], _Quotient)
-                and c % (1 << q.bits) == 0
+                (shifted.source.height, monomial[0], shifted)
+                for monomial, coeff in rest.items()
+                if len(monomial) == 1
+                and coeff < 0
+                and isinstance(shifted := self._unknowns[monomial[0]], _Quotient)
+                and coeff % (1 << shifted.bits) == 0
             ]
             if not quotients:
                 return not rest and most < FULL
-            _, n, q = max(quotients, key=lambda quotient: quotient[:2])
-            times = -rest[n,] >> q.bits
-            rest = _sum(rest, _sum(self._exact(q.source).terms, {(n,): 1 << q.bits}, -1), -times)
-            most += times * ((1 << q.bits) - 1)
+            _, index, shifted = max(quotients, key=lambda quotient: quotient[:2])
+            times = -rest[index,] >> shifted.bits
+            rest = _sum(
+                rest,
+                _sum(self._exact(shifted.source).terms, {(index,): 1 << shifted.bits}, -1),
+                -times,
+            )
+            most += times * ((1 << shifted.bits) - 1)
 
     # ---- expressions as polynomials
 
@@ -174,11 +185,11 @@ class _Products:
         value = self._value(expr)
         return self._unknown(expr, FULL - 1) if value.most is None else value
 
-    def _unknown(self, u: Expr | _Quotient, most: int) -> _Value:
-        if u not in self._numbers:
-            self._numbers[u] = len(self._unknowns)
-            self._unknowns.append(u)
-        return _Value({(self._numbers[u],): 1}, most)
+    def _unknown(self, unknown: Expr | _Quotient, most: int) -> _Value:
+        if unknown not in self._numbers:
+            self._numbers[unknown] = len(self._unknowns)
+            self._unknowns.append(unknown)
+        return _Value({(self._numbers[unknown],): 1}, most)
 
     def _value(self, expr: Expr) -> _Value:
         if expr not in self._values:
@@ -190,41 +201,45 @@ class _Products:
 
     def _made(self, expr: Expr) -> _Value:
         if expr.kind == "const":
-            n = int(expr.info)
-            return _Value({(): n} if n else {}, n)
+            constant = int(expr.info)
+            return _Value({(): constant} if constant else {}, constant)
         if expr.kind != "op" or expr.dtype != UINT32:
             return self._unknown(expr, FULL - 1)
         match expr.info.primitive, [arg.kind == "const" for arg in expr.args]:
             case "add", _:
-                affine, b = map(self._value, expr.args)
-                return _within(_sum(affine.terms, b.terms), affine, b, lambda x, y: x + y)
+                affine, other = map(self._value, expr.args)
+                return _within(_sum(affine.terms, other.terms), affine, other, lambda x, y: x + y)
             case "mul", _:
-                affine, b = map(self._value, expr.args)
-                return _within(_product(affine.terms, b.terms), affine, b, lambda x, y: x * y)
-            case "shift_left", [_, True] if (k := int(expr.args[1].info)) < 32:
+                affine, other = map(self._value, expr.args)
+                return _within(
+                    _product(affine.terms, other.terms), affine, other, lambda x, y: x * y
+                )
+            case "shift_left", [_, True] if (bits := int(expr.args[1].info)) < 32:
                 affine = self._value(expr.args[0])
                 return _within(
-                    {m: term << k for m, term in affine.terms.items()},
+                    {monomial: term << bits for monomial, term in affine.terms.items()},
                     affine,
                     affine,
-                    lambda x, _: x << k,
+                    lambda x, _: x << bits,
                 )
-            case "shift_right_logical", [_, True] if (k := int(expr.args[1].info)) < 32:
-                return self._shifted(expr.args[0], k)
+            case "shift_right_logical", [_, True] if (bits := int(expr.args[1].info)) < 32:
+                return self._shifted(expr.args[0], bits)
             case "and", [_, True] if (mask := int(expr.args[1].info)) & (mask + 1) == 0:
-                k, affine = mask.bit_length(), self._exact(expr.args[0])
-                q = self._shifted(expr.args[0], k)
-                return _Value(_sum(affine.terms, q.terms, -1 << k), min(affine.most, mask))
+                bits, affine = mask.bit_length(), self._exact(expr.args[0])
+                upper = self._shifted(expr.args[0], bits)
+                return _Value(_sum(affine.terms, upper.terms, -1 << bits), min(affine.most, mask))
         return self._unknown(expr, FULL - 1)
 
-    def _shifted(self, expr: Expr, k: int) -> _Value:
+    def _shifted(self, expr: Expr, bits: int) -> _Value:
         affine = self._exact(expr)
-        if affine.terms.keys() <= {()} or affine.most >> k == 0:
-            n = affine.terms.get((), 0) >> k
-            return _Value({(): n} if n else {}, n)
-        return self._unknown(_Quotient(expr, k), affine.most >> k)
+        if affine.terms.keys() <= {()} or affine.most >> bits == 0:
+            constant = affine.terms.get((), 0) >> bits
+            return _Value({(): constant} if constant else {}, constant)
+        return self._unknown(_Quotient(expr, bits), affine.most >> bits)
 
 
-def _within(terms: Polynomial, a: _Value, b: _Value, largest: Callable[[int, int], int]) -> _Value:
-    most = None if a.most is None or b.most is None else largest(a.most, b.most)
+def _within(
+    terms: Polynomial, left: _Value, right: _Value, largest: Callable[[int, int], int]
+) -> _Value:
+    most = None if left.most is None or right.most is None else largest(left.most, right.most)
     return _Value(terms, most if most is not None and most < FULL else None)

@@ -124,8 +124,8 @@ def _dot_general(builder, eqn, ins):
     out = eqn.outvars[0].aval
     dtype = _number_dtype(np.dtype(out.dtype))
     shape = [("", 0)] * len(out.shape)
-    for a, size in enumerate(out.shape):
-        shape[a] = (builder.names("d"), size)
+    for axis, size in enumerate(out.shape):
+        shape[axis] = (builder.names("d"), size)
     reduced = [(builder.names("k"), lhs.shape[a]) for a in lhs_k]
     free = iter(shape[len(lhs_b) :])
 
@@ -167,7 +167,7 @@ def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
 
     def route(ix: Index) -> list[Index]:
         places = {dim: position for (dim, _), position in zip(dims, ix)}
-        return [tuple(i.substitute(places.get) for i in r) for r in routes]
+        return [tuple(i.substitute(places.get) for i in access) for access in routes]
 
     def combine(pool, ix: Index, xs: list[Expr]) -> Expr:
         return builder.op("mul", operands[0].dtype, *xs)
@@ -203,14 +203,14 @@ def _conv(builder, eqn, ins):
         left[dn.lhs_spec[1]] = _symbol(feature) + group * feature[1]
     if batch_groups > 1:
         left[dn.lhs_spec[0]] = _symbol(n_dim) + group * out.shape[dn.out_spec[0]]
-    for a, s, w, stride, dilation in zip(
+    for axis, space_dim, window_dim, stride, dilation in zip(
         dn.lhs_spec[2:], space, window, params["window_strides"], params["rhs_dilation"]
     ):
-        left[a] = _symbol(s) * stride + _symbol(w) * dilation
+        left[axis] = _symbol(space_dim) * stride + _symbol(window_dim) * dilation
     right: list[Affine] = [ZERO] * len(rhs.shape)
     right[dn.rhs_spec[0]], right[dn.rhs_spec[1]] = channel, _symbol(feature)
-    for a, w in zip(dn.rhs_spec[2:], window):
-        right[a] = _symbol(w)
+    for axis, window_dim in zip(dn.rhs_spec[2:], window):
+        right[axis] = _symbol(window_dim)
 
     index = list(dims_index(shape))
     dims = list(shape)
@@ -254,7 +254,7 @@ def _grouped(builder, o_dim, per_group: int, groups: int) -> tuple[Affine, Affin
 
 
 def _dilate_and_pad(builder, lhs: Value, axes, dilation, padding) -> Value:
-    if all(d == 1 for d in dilation) and all(lo == hi == 0 for lo, hi in padding):
+    if all(factor == 1 for factor in dilation) and all(lo == hi == 0 for lo, hi in padding):
         return lhs
     config = [(0, 0, 0)] * len(lhs.shape)
     for axis, dim, (lo, hi) in zip(axes, dilation, padding):
@@ -271,13 +271,13 @@ def _window(op: str, identity):
             (int(lo), int(hi), dim - 1)
             for (lo, hi), dim in zip(params["padding"], params["base_dilation"])
         )
-        if any(c != (0, 0, 0) for c in config):
+        if any(pad != (0, 0, 0) for pad in config):
             src = builder.pad(src, identity(dtype), config)
         shape = [(builder.names("d"), size) for size in out.shape]
         window = [(builder.names("k"), dim) for dim in params["window_dimensions"]]
         index = tuple(
-            _symbol(size) * stride + _symbol(w) * dilation
-            for size, w, stride, dilation in zip(
+            _symbol(size) * stride + _symbol(window_dim) * dilation
+            for size, window_dim, stride, dilation in zip(
                 shape, window, params["window_strides"], params["window_dilation"]
             )
         )

@@ -48,9 +48,9 @@ def written_buffers(builder, jaxpr: jex.Jaxpr, refs: dict) -> frozenset[Buf]:
             if eqn.primitive.name == "while":
                 outer = _while_operands(eqn, inner)
             mapped = {
-                var: refs[a]
-                for var, a in zip(inner.jaxpr.invars, outer)
-                if not isinstance(a, jex.Literal) and a in refs
+                var: refs[atom]
+                for var, atom in zip(inner.jaxpr.invars, outer)
+                if not isinstance(atom, jex.Literal) and atom in refs
             }
             found |= written_buffers(builder, inner.jaxpr, mapped)
     return frozenset(found)
@@ -73,7 +73,9 @@ def _all_writes(builder, eqn) -> frozenset[Buf]:
 
 
 def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
-    uses = tuple(v for v in (builder.read(env, ref) for ref in _no_refs(builder, eqn.invars)))
+    uses = tuple(
+        value for value in (builder.read(env, ref) for ref in _no_refs(builder, eqn.invars))
+    )
     builder.append_control(ControlItem(uses, _all_writes(builder, eqn), run), results)
 
 
@@ -90,7 +92,11 @@ def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda
     for target, value in zip(targets, values):
         builder.items.append(
             StoreItem(
-                target.buf, value.shape, lambda ix, t=target: t.place(place(ix)), value, at=None
+                target.buf,
+                value.shape,
+                lambda ix, dest=target: dest.place(place(ix)),
+                value,
+                at=None,
             )
         )
 
@@ -108,15 +114,17 @@ def _cond(builder, eqn, env: dict) -> None:
         bodies = []
         for branch in eqn.params["branches"]:
             local: dict = {}
-            for var, a in zip(branch.jaxpr.invars, eqn.invars[1:]):
-                _bind(builder, env, local, var, a)
+            for var, atom in zip(branch.jaxpr.invars, eqn.invars[1:]):
+                _bind(builder, env, local, var, atom)
             _constants(local, branch)
             bodies.append(
                 builder.region(
                     branch.jaxpr,
                     local,
-                    lambda e, b=branch: _store_all(
-                        builder, results, [builder.read(e, o) for o in b.jaxpr.outvars]
+                    lambda inner_env, closed=branch: _store_all(
+                        builder,
+                        results,
+                        [builder.read(inner_env, outvar) for outvar in closed.jaxpr.outvars],
                     ),
                 )
             )
@@ -137,7 +145,7 @@ def _once(builder, closed: jex.ClosedJaxpr, atoms, eqn, env: dict) -> None:
         _bind(builder, env, local, var, atom)
     _constants(local, closed)
     builder.scan_equations(closed.jaxpr, local)
-    env.update(zip(eqn.outvars, [builder.read(local, o) for o in closed.jaxpr.outvars]))
+    env.update(zip(eqn.outvars, [builder.read(local, outvar) for outvar in closed.jaxpr.outvars]))
 
 
 def _copy_in(builder, carries: list[Stored], values: list[Value]) -> None:
@@ -147,11 +155,11 @@ def _copy_in(builder, carries: list[Stored], values: list[Value]) -> None:
 
 def _counter_steps(jaxpr: jex.Jaxpr, invars, outvars) -> dict:
     """carry position -> constant step, for integer carries whose next value is carry + constant."""
-    made = {o: e for e in jaxpr.eqns for o in e.outvars}
+    made = {o: producer for producer in jaxpr.eqns for o in producer.outvars}
     steps = {}
-    for k, (var, o) in enumerate(zip(invars, outvars)):
-        eqn = None if isinstance(o, jex.Literal) else made.get(o)
-        if o is var:
+    for k, (var, outvar) in enumerate(zip(invars, outvars)):
+        eqn = None if isinstance(outvar, jex.Literal) else made.get(outvar)
+        if outvar is var:
             steps[k] = 0
         elif (
             eqn is not None
@@ -159,11 +167,11 @@ def _counter_steps(jaxpr: jex.Jaxpr, invars, outvars) -> dict:
             and var.aval.shape == ()
             and np.dtype(var.aval.dtype).kind in "iu"
         ):
-            a, b = eqn.invars
-            if a is var and isinstance(b, jex.Literal):
-                steps[k] = int(b.val)
-            elif b is var and isinstance(a, jex.Literal):
-                steps[k] = int(a.val)
+            left, right = eqn.invars
+            if left is var and isinstance(right, jex.Literal):
+                steps[k] = int(right.val)
+            elif right is var and isinstance(left, jex.Literal):
+                steps[k] = int(left.val)
     return {
         k: step
         for k, step in steps.items()
@@ -196,8 +204,8 @@ def _scan(builder, eqn, env: dict) -> None:
 
     def run() -> None:
         local: dict = {}
-        for var, a in zip(invars[:nc], eqn.invars[:nc]):
-            _bind(builder, env, local, var, a)
+        for var, atom in zip(invars[:nc], eqn.invars[:nc]):
+            _bind(builder, env, local, var, atom)
         _constants(local, closed)
         _copy_in(
             builder,
@@ -215,8 +223,8 @@ def _scan(builder, eqn, env: dict) -> None:
             if not params["reverse"]
             else Affine.symbol(counter) * -1 + (length - 1)
         )
-        for var, a in zip(invars[nc + ncar :], xs):
-            value = builder.read(env, a)
+        for var, atom in zip(invars[nc + ncar :], xs):
+            value = builder.read(env, atom)
             if isinstance(value, Literal):
                 local[var] = Literal(tuple(var.aval.shape), value.dtype, value.scalar)
                 continue
@@ -225,16 +233,16 @@ def _scan(builder, eqn, env: dict) -> None:
                 tuple(var.aval.shape),
                 stored.dtype,
                 stored.buf,
-                lambda ix, s=stored: s.place((row, *ix)),
+                lambda ix, source=stored: source.place((row, *ix)),
                 stored.guard,
             )
 
-        def finish(e: dict) -> None:
-            outs = [builder.read(e, o) for o in jaxpr.outvars]
+        def finish(inner_env: dict) -> None:
+            outs = [builder.read(inner_env, outvar) for outvar in jaxpr.outvars]
             _store_all(builder, results[ncar:], outs[ncar:], lambda ix: (row, *ix))
             _store_carries(
                 builder,
-                e,
+                inner_env,
                 [(results[k], invars[nc + k], outs[k]) for k in range(ncar) if k not in steps],
             )
 
@@ -242,7 +250,10 @@ def _scan(builder, eqn, env: dict) -> None:
             builder.stmts.append(For(counter, length, builder.region(jaxpr, local, finish)))
         for k, step in steps.items():
             last = index_value(
-                (), results[k].dtype, lambda ix, k=k, s=step: starts[k] + s * length, builder
+                (),
+                results[k].dtype,
+                lambda ix, k=k, delta=step: starts[k] + delta * length,
+                builder,
             )
             builder.store_value(results[k], last, lambda ix: ix)
 
@@ -255,8 +266,8 @@ def _store_carries(builder, env: dict, carries: list[tuple[Stored, jex.Var, Valu
     The body sees each carry as a value of its own: what a buffer holds differs before and after the
     stores.
     """
-    moved = [(c, v) for c, var, v in carries if v is not env[var]]
-    _store_all(builder, [c for c, _ in moved], [v for _, v in moved])
+    moved = [(carry, value) for carry, var, value in carries if value is not env[var]]
+    _store_all(builder, [carry for carry, _ in moved], [value for _, value in moved])
 
 
 @RULES.register("while")
@@ -269,11 +280,11 @@ def _while(builder, eqn, env: dict) -> None:
     counted = _fori(cond.jaxpr, body.jaxpr, nc, nb)
     trips, starts, steps = None, {}, {}
     if counted is not None:
-        k, limit = counted
+        position, limit = counted
         bound = limit if not isinstance(limit, int) else init[limit] if limit >= 0 else None
         trips = _trip_count(
             builder,
-            builder.read(env, init[k]),
+            builder.read(env, init[position]),
             builder.read(env, bound) if bound is not None else None,
         )
         if trips == 1:
@@ -305,9 +316,9 @@ def _while(builder, eqn, env: dict) -> None:
                 else _counted(builder, starts[k], steps[k], counter, var.aval.dtype)
             )
 
-        def finish(e: dict) -> None:
-            outs = [builder.read(e, o) for o in body.jaxpr.outvars]
-            _store_carries(builder, e, [(results[k], carry[k], outs[k]) for k in kept])
+        def finish(inner_env: dict) -> None:
+            outs = [builder.read(inner_env, outvar) for outvar in body.jaxpr.outvars]
+            _store_carries(builder, inner_env, [(results[k], carry[k], outs[k]) for k in kept])
 
         stmts = builder.region(body.jaxpr, local, finish)
         if trips is not None:
@@ -319,21 +330,22 @@ def _while(builder, eqn, env: dict) -> None:
                 last = index_value(
                     (),
                     results[k].dtype,
-                    lambda ix, k=k, s=step, t=total: starts[k] + t * s,
+                    lambda ix, k=k, delta=step, count=total: starts[k] + count * delta,
                     builder,
                 )
                 builder.store_value(results[k], last, lambda ix: ix)
             return
         test = bind_consts(cond, eqn.invars[:nc])
         test.update(
-            (v, builder.whole(result.buf)) for v, result in zip(cond.jaxpr.invars[nc:], results)
+            (cond_var, builder.whole(result.buf))
+            for cond_var, result in zip(cond.jaxpr.invars[nc:], results)
         )
         predicate: list[Affine] = []
         condition = builder.region(
             cond.jaxpr,
             test,
-            lambda e: predicate.append(
-                builder.index_symbol(builder.read(e, cond.jaxpr.outvars[0]))
+            lambda cond_env: predicate.append(
+                builder.index_symbol(builder.read(cond_env, cond.jaxpr.outvars[0]))
             ),
         )
         name = predicate[0].terms[0][0] if predicate[0].terms else None
@@ -348,17 +360,20 @@ def _fori(cond: jex.Jaxpr, body: jex.Jaxpr, nc: int, nb: int):
     """(position of the counter, limit atom or carry position) if this while counts up by one, else None."""
     if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
         return None
-    a, b = cond.eqns[0].invars
+    counter, limit = cond.eqns[0].invars
     carried = list(cond.invars[nc:])
-    if cond.eqns[0].outvars[0] is not cond.outvars[0] or a not in carried:
+    if cond.eqns[0].outvars[0] is not cond.outvars[0] or counter not in carried:
         return None
-    index = carried.index(a)
+    index = carried.index(counter)
     if _counter_steps(body, body.invars[nb:], body.outvars).get(index) != 1:
         return None
-    if isinstance(b, jex.Literal):
-        return index, b
-    if b in carried and body.outvars[carried.index(b)] is body.invars[nb + carried.index(b)]:
-        return index, carried.index(b)
+    if isinstance(limit, jex.Literal):
+        return index, limit
+    if (
+        limit in carried
+        and body.outvars[carried.index(limit)] is body.invars[nb + carried.index(limit)]
+    ):
+        return index, carried.index(limit)
     return None
 
 

@@ -31,7 +31,14 @@ def supports(eqn) -> str | None:
     """None if bodies can contain the equation, else why not."""
     name = eqn.primitive.name
     if jaxprs.called_jaxpr(eqn) is not None:
-        return next((r for e in jaxprs.called_jaxpr(eqn).jaxpr.eqns if (r := supports(e))), None)
+        return next(
+            (
+                reason
+                for inner in jaxprs.called_jaxpr(eqn).jaxpr.eqns
+                if (reason := supports(inner))
+            ),
+            None,
+        )
     dtypes = [getattr(var.aval, "dtype", None) for var in (*eqn.invars, *eqn.outvars)]
     for dtype in dtypes:
         if dtype is not None and (
@@ -50,10 +57,10 @@ def supports(eqn) -> str | None:
     if name in control_flow.RULES:
         return next(
             (
-                r
+                reason
                 for jaxpr in jaxprs.inner_jaxprs(eqn)
-                for e in jaxpr.jaxpr.eqns
-                if (r := supports(e))
+                for inner in jaxpr.jaxpr.eqns
+                if (reason := supports(inner))
             ),
             None,
         )

@@ -83,10 +83,10 @@ def trace(builder, eqn, env: dict) -> None:
     )
 
     def run() -> None:
-        copies = [builder.new_buffer(v.shape, v.dtype) for v in values]
+        copies = [builder.new_buffer(source.shape, source.dtype) for source in values]
         for copy, value in zip(copies, values):
             builder.store_value(copy, value, lambda ix: ix)
-        builder.stmts.append(Trace(site, [c.buf for c in copies] + list(operands)))
+        builder.stmts.append(Trace(site, [stored.buf for stored in copies] + list(operands)))
 
     builder.append_control(ControlItem(tuple(values), frozenset(), run), [])
 
@@ -115,21 +115,23 @@ def hands_over_operands(kernel: Kernel) -> bool:
     )
 
 
-def emit_trace(text: Text, block: Block, s: Trace, memref: Callable) -> None:
+def emit_trace(text: Text, block: Block, stmt: Trace, memref: Callable) -> None:
     """One call per operand, or one without address."""
-    site = text.put(block, f"arith.constant {s.site} : i64")
-    for k, buf in enumerate(s.buffers):
+    site = text.put(block, f"arith.constant {stmt.site} : i64")
+    for k, buf in enumerate(stmt.buffers):
         address = text.put(
             block, f"memref.extract_aligned_pointer_as_index {buf.name} : {memref(buf)} -> index"
         )
         _call(text, block, site, k, text.put(block, f"arith.index_cast {address} : index to i64"))
-    if not s.buffers:
+    if not stmt.buffers:
         _call(text, block, site, 0, text.put(block, "arith.constant 0 : i64"))
 
 
 def _call(text: Text, block: Block, site: str, operand: int, address: str) -> None:
-    k = text.put(block, f"arith.constant {operand} : i64")
-    block.add(f"func.call @_mlir_ciface_{TRACE}({site}, {k}, {address}) : (i64, i64, i64) -> ()")
+    number = text.put(block, f"arith.constant {operand} : i64")
+    block.add(
+        f"func.call @_mlir_ciface_{TRACE}({site}, {number}, {address}) : (i64, i64, i64) -> ()"
+    )
 
 
 DECLARATION = f"func.func private @_mlir_ciface_{TRACE}(i64, i64, i64)"

@@ -44,17 +44,19 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
         return None
     if any(x.kind not in ("index", "const") for x in xs):
         return None
-    a, b = [x.info if x.kind == "index" else Affine((), int(x.info)) for x in (*xs, xs[0])[:2]]
-    if name == "mul" and not (a.is_const or b.is_const):
+    left, right = [
+        x.info if x.kind == "index" else Affine((), int(x.info)) for x in (*xs, xs[0])[:2]
+    ]
+    if name == "mul" and not (left.is_const or right.is_const):
         return None
     result = {
-        "add": lambda: a + b,
-        "sub": lambda: a - b,
-        "neg": lambda: a * -1,
-        "mul": lambda: a * b.const if b.is_const else b * a.const,
+        "add": lambda: left + right,
+        "sub": lambda: left - right,
+        "neg": lambda: left * -1,
+        "mul": lambda: left * right.const if right.is_const else right * left.const,
     }[name]()
     # Far from 64 bits, in which addresses and indices are computed.
-    if max([abs(result.const), *(abs(c) for _, c in result.terms)]) >= 1 << 31:
+    if max([abs(result.const), *(abs(coeff) for _, coeff in result.terms)]) >= 1 << 31:
         return None
     if result.is_const:
         info = np.iinfo(dtype)
@@ -66,11 +68,11 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
     return pool.make("index", dtype, result)
 
 
-def elementwise_value(b, eqn, ins: list[Value]) -> Value:
+def elementwise_value(builder, eqn, ins: list[Value]) -> Value:
     """The result of an elementwise equation: of a constant choice an operand, of known scalars a known scalar."""
     out = eqn.outvars[0].aval
     shape, dtype = tuple(out.shape), np.dtype(out.dtype)
-    name, at = eqn.primitive.name, b.line(eqn)
+    name, at = eqn.primitive.name, builder.line(eqn)
     in_dtypes = tuple(input_.dtype for input_ in ins)
     if name not in elementwise.RULES or not elementwise.supports(name, in_dtypes, dtype):
         elementwise.RULES.lookup(
@@ -82,7 +84,7 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
             why=f"({', '.join(map(str, in_dtypes))}) -> {dtype}; covered dtypes: {', '.join(ELEMENTS)}",
             hint="convert the operands with astype, or leave this operation to XLA",
         )
-    info = b.context.info(name, dtype, in_dtypes, eqn.params, at)
+    info = builder.context.info(name, dtype, in_dtypes, eqn.params, at)
 
     def route(ix: Index):
         return [
@@ -98,9 +100,9 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
 
     index_only = all(map(is_index_only, ins))
     tested = name == "select_n" and is_index_only(ins[0])
-    if len(ins) == 3 and tested and (constant := always(b, ins[0])) is not None:
+    if len(ins) == 3 and tested and (constant := always(builder, ins[0])) is not None:
         return ins[2 if constant else 1]
-    cost = b.context.options.op_cost(name)
+    cost = builder.context.options.op_cost(name)
     if index_only and cost <= INDEX_ARITHMETIC:
         cost = 0.0
     elif tested:
@@ -108,20 +110,20 @@ def elementwise_value(b, eqn, ins: list[Value]) -> Value:
     value = Lazy(shape, dtype, tuple(ins), route, combine, cost=cost, index_only=index_only)
     if shape != () or dtype.kind not in "biu":
         return value
-    return _named(b, eqn, simplified(b, value))
+    return _named(builder, eqn, simplified(builder, value))
 
 
-def always(b, test: Value) -> bool | None:
+def always(builder, test: Value) -> bool | None:
     """The value of a mask that is known to be the same at all points of all programs: one of indices alone."""
     if not is_index_only(test):
         return None
     dims = [(f"@{k}", size) for k, size in enumerate(test.shape)]
-    points = {dim: (0, max(n - 1, 0)) for dim, n in dims}
-    expr = Folder(b.pool, b.bounds | points)(b.pull(test, dims_index(dims)))
+    points = {dim: (0, max(extent - 1, 0)) for dim, extent in dims}
+    expr = Folder(builder.pool, builder.bounds | points)(builder.pull(test, dims_index(dims)))
     return bool(expr.info) if expr.kind == "const" and expr.dtype == BOOL else None
 
 
-def _named(b, eqn, value: Value) -> Value:
+def _named(builder, eqn, value: Value) -> Value:
     """A known scalar clamp(0, x, constant) as a symbol within these bounds, by which tests of what is made of it fold."""
     low, _, high = eqn.invars if eqn.primitive.name == "clamp" else (None, None, None)
     if (
@@ -131,8 +133,8 @@ def _named(b, eqn, value: Value) -> Value:
         or value.dtype != INT32
     ):
         return value
-    expr = known(b, value)
+    expr = known(builder, value)
     if expr is None or expr.kind in ("const", "index"):
         return value
-    symbol = b.index_symbol(value, int(high.val))
-    return index_value((), INT32, lambda ix: symbol, b)
+    symbol = builder.index_symbol(value, int(high.val))
+    return index_value((), INT32, lambda ix: symbol, builder)

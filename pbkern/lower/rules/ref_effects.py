@@ -139,7 +139,7 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
     at = 0 if split or first is None else first
     shape[at:at] = gather_shape
     runs = _runs(builder, gathers, ref_shape, mask, tuple(shape) == tuple(gather_shape), writes)
-    gathers = {axis: v for axis, v in gathers.items() if axis not in runs}
+    gathers = {axis: array for axis, array in gathers.items() if axis not in runs}
     for gather in gathers.values():
         row_steps(builder, gather)  # before it is decided what is stored
     return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
@@ -172,10 +172,10 @@ def _runs(
         if (array := affine_array(builder, gather, given)) is not None
     }
     if mask is None:
-        found = {axis: a for axis, a in found.items() if a.inside(ref_shape[axis])}
+        found = {axis: affine for axis, affine in found.items() if affine.inside(ref_shape[axis])}
     if writes and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
         return {}
-    return {axis: a.evaluated(builder) for axis, a in found.items()}
+    return {axis: affine.evaluated(builder) for axis, affine in found.items()}
 
 
 def _constant(values) -> Value:
@@ -258,8 +258,8 @@ class _Scatter:
         body: list[Stmt] = self._elements(at, counters[-1:])
         if counters and counters[-1][1] >= SHORTEST_RUN and self._is_row(at, counters[-1][0]):
             body = self._row(at, *counters[-1], body)
-        for name, n in reversed(counters[:-1]):
-            body = [For(name, n, body)]
+        for name, count in reversed(counters[:-1]):
+            body = [For(name, count, body)]
         return body
 
     def _elements(self, at: Index, counters: list[tuple[str, int]]) -> list[Stmt]:
@@ -267,8 +267,8 @@ class _Scatter:
         names = {axis: self.builder.names("%s") for axis in self.place.gathers}
         body: list[Stmt] = [Let(names[axis], self._index(axis, at)) for axis in names]
         body.append(self._nest(at, [], {axis: Affine.symbol(name) for axis, name in names.items()}))
-        for name, n in counters:
-            body = [For(name, n, body)]
+        for name, size in counters:
+            body = [For(name, size, body)]
         return body
 
     def _index(self, axis: int, at: Index) -> Expr:
@@ -287,12 +287,12 @@ class _Scatter:
         full = ix[:low] + at + ix[low:]
         index = self.ref.place(tuple(axes.get(k, i) for k, i in enumerate(place(full))))
         nest = Nest(dict(rest[:low] + dims + rest[low:]), at=self.line)
-        e = self.builder.pull(self.value, full, None)
+        expr = self.builder.pull(self.value, full, None)
         if self.add:
             old = self.builder.pool.make("load", self.ref.dtype, (self.ref.buf, index, self.guard))
-            e = self.builder.op("add", self.ref.dtype, old, e)
+            expr = self.builder.op("add", self.ref.dtype, old, expr)
         mask = None if self.mask is None else self.builder.pull(self.mask, full)
-        nest.writes.append(Write(self.ref.buf, index, e, True, self.guard, mask))
+        nest.writes.append(Write(self.ref.buf, index, expr, True, self.guard, mask))
         return nest
 
     # ---- rows
@@ -305,20 +305,21 @@ class _Scatter:
         steps = [step.step for step in self._steps(at, counter).values()]
         return None not in steps and any(steps)
 
-    def _row(self, at: Index, counter: str, n: int, elements: list[Stmt]) -> list[Stmt]:
+    def _row(self, at: Index, counter: str, length: int, elements: list[Stmt]) -> list[Stmt]:
         """If the row is a run: one nest; otherwise `elements`."""
         lets: list[Stmt] = []
         axes, tests = {}, []
-        d = self.builder.names("d")
+        dim = self.builder.names("d")
         for axis, steps in self._steps(at, counter).items():
             index = self._index(axis, at)
             first, last = (
-                self.builder.pool.rename(index, {counter: Affine((), k)}) for k in (0, n - 1)
+                self.builder.pool.rename(index, {counter: Affine((), position)})
+                for position in (0, length - 1)
             )
             name = self.builder.names("%s")
             lets.append(Let(name, first))
-            axes[axis] = Affine.symbol(name) + Affine.symbol(d, steps.step)
-            distance = self.builder.const(steps.step * (n - 1), index.dtype)
+            axes[axis] = Affine.symbol(name) + Affine.symbol(dim, steps.step)
+            distance = self.builder.const(steps.step * (length - 1), index.dtype)
             tests.append(
                 self.builder.op(
                     "eq", BOOL, self.builder.op("sub", index.dtype, last, first), distance
@@ -326,19 +327,22 @@ class _Scatter:
             )
             for choice in steps.choices:
                 ends = [
-                    self.builder.pool.rename(choice, {counter: Affine((), k)}) for k in (0, n - 1)
+                    self.builder.pool.rename(choice, {counter: Affine((), position)})
+                    for position in (0, length - 1)
                 ]
                 tests.append(self.builder.op("eq", BOOL, *ends))
-        test = functools.reduce(lambda a, b: self.builder.op("and", BOOL, a, b), tests)
+        test = functools.reduce(
+            lambda left, right: self.builder.op("and", BOOL, left, right), tests
+        )
         is_run = self.builder.names("%s")
         lets.append(Let(is_run, self.builder.clamped(test, 1)))
-        nest = self._nest((*at[:-1], Affine.symbol(d)), [(d, n)], axes)
+        nest = self._nest((*at[:-1], Affine.symbol(dim)), [(dim, length)], axes)
         return [*lets, If(is_run, [elements, [nest]])]
 
 
 def _masked(builder, mask: Value, stored: Value, other: Value, shape) -> Lazy:
     def route(ix: Index):
-        return [_fit(ix, v.shape) for v in (mask, stored, other)]
+        return [_fit(ix, operand.shape) for operand in (mask, stored, other)]
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
         return builder.select(xs[0], xs[1], xs[2])
@@ -364,18 +368,18 @@ def _fit(ix: Index, shape) -> Index:
     )
 
 
-def _broadcast(builder, v: Value, shape) -> Value:
-    if v.shape == shape:
-        return v
-    if isinstance(v, Literal):
-        return Literal(shape, v.dtype, v.scalar)
-    lead = len(shape) - len(v.shape)
+def _broadcast(builder, value: Value, shape) -> Value:
+    if value.shape == shape:
+        return value
+    if isinstance(value, Literal):
+        return Literal(shape, value.dtype, value.scalar)
+    lead = len(shape) - len(value.shape)
     return builder.new(
         Lazy(
             shape,
-            v.dtype,
-            (v,),
-            lambda ix: (_fit(ix[lead:], v.shape),),
+            value.dtype,
+            (value,),
+            lambda ix: (_fit(ix[lead:], value.shape),),
             lambda pool, ix, xs: xs[0],
             is_view=True,
         )

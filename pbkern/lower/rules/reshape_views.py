@@ -44,7 +44,7 @@ def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored |
         if run is None:
             return None
         merges.append(_Merge(*run, new[0]))
-    merges.sort(key=lambda m: -m.low)
+    merges.sort(key=lambda span: -span.low)
     buf = stored.buf
     for merge in merges:
         buf = aliases.joined(buf, merge.low, merge.high)
@@ -52,16 +52,16 @@ def merged(stored: Stored, shape: tuple[int, ...], aliases: Aliases) -> Stored |
     def place(ix: Index) -> Index:
         at = [ZERO] * len(stored.shape)
         for dim, new in splits.items():
-            for k in new:
-                at[dim] = at[dim] * shape[k] + ix[k]
+            for new_axis in new:
+                at[dim] = at[dim] * shape[new_axis] + ix[new_axis]
         index = list(stored.place(tuple(at)))
-        for m in merges:
+        for span in merges:
             flat = ZERO
             for position, size in zip(
-                index[m.low : m.high + 1], stored.buf.shape[m.low : m.high + 1]
+                index[span.low : span.high + 1], stored.buf.shape[span.low : span.high + 1]
             ):
                 flat = flat * size + position
-            index[m.low : m.high + 1] = [flat + ix[m.axis]]
+            index[span.low : span.high + 1] = [flat + ix[span.axis]]
         return tuple(index)
 
     return Stored(shape, stored.dtype, buf, place)
@@ -74,12 +74,14 @@ def _run(
     at = [[k for k, i in enumerate(placed) if name in i.symbols] for name in names]
     if any(len(axes) != 1 for axes in at):
         return None
-    axes = [k for (k,) in at]
+    axes = [buf_axis for (buf_axis,) in at]
     low, high = axes[0], axes[-1]
     whole = {axis: (name, size) for axis, name, size in zip(axes[1:], names[1:], sizes[1:])}
     for k in range(low + 1, high + 1):
-        s, n = whole.get(k, (None, 1))
-        if stored.buf.shape[k] != n or placed[k] != (ZERO if s is None else Affine.symbol(s)):
+        symbol, count = whole.get(k, (None, 1))
+        if stored.buf.shape[k] != count or placed[k] != (
+            ZERO if symbol is None else Affine.symbol(symbol)
+        ):
             return None
     first = placed[low] - Affine.symbol(names[0])
     apart = first.symbols.isdisjoint(names) and axes == sorted(set(axes))

@@ -57,12 +57,14 @@ def scatter(builder, eqn, ins: list[Value]) -> Opaque:
     columns = [builder.new(_column(indices, k)) for k in range(indices.shape[-1])]
 
     def make(
-        b, operand: Value, updates: Value, *columns: Value, target: Stored | None = None
+        inner_builder, operand: Value, updates: Value, *columns: Value, target: Stored | None = None
     ) -> Stored:
-        result = target or b.new_buffer(operand.shape, operand.dtype)
-        if not is_stored_in(b, operand, result):
-            b.store_value(result, operand, lambda ix: ix)
-        b.stmts += _ScatterWindows(b, eqn, result, columns, updates).statements()
+        result = target or inner_builder.new_buffer(operand.shape, operand.dtype)
+        if not is_stored_in(inner_builder, operand, result):
+            inner_builder.store_value(result, operand, lambda ix: ix)
+        inner_builder.stmts += _ScatterWindows(
+            inner_builder, eqn, result, columns, updates
+        ).statements()
         return result
 
     return Opaque(
@@ -91,20 +93,24 @@ def _column(indices: Value, k: int) -> Lazy:
 class _ScatterWindows:
     """The windows that one scatter combines updates with, in the body being built."""
 
-    def __init__(self, b, eqn, result: Stored, columns: Sequence[Value], updates: Value):
-        self.b, self.result, self.columns, self.updates = b, result, columns, updates
-        self.options: BuildOptions = b.context.options
+    def __init__(self, builder, eqn, result: Stored, columns: Sequence[Value], updates: Value):
+        self.b, self.result, self.columns, self.updates = builder, result, columns, updates
+        self.options: BuildOptions = builder.context.options
         self.form, self.clip = ScatterForm.of(eqn), "CLIP" in str(eqn.params["mode"])
-        self.combine, self.line = scatter_combines(eqn), b.line(eqn)
-        self.counters = {loop: (b.names("%i"), updates.shape[loop]) for loop in self.form.loops}
-        self.dims = {d: (b.names("d"), updates.shape[d]) for d in self.form.windows.values()}
+        self.combine, self.line = scatter_combines(eqn), builder.line(eqn)
+        self.counters = {
+            loop: (builder.names("%i"), updates.shape[loop]) for loop in self.form.loops
+        }
+        self.dims = {
+            dim: (builder.names("d"), updates.shape[dim]) for dim in self.form.windows.values()
+        }
 
     def starts(self, at: dict[int, Affine]) -> tuple[list[Stmt], dict[int, Affine]]:
         """(scalars to evaluate; where the window of the update at `at` starts, per dimension that indices choose)."""
         lets: list[Stmt] = []
         offsets = {}
-        for dim, k in self.form.starts.items():
-            start, name = self.b.pull(self.columns[k], tuple(at.values())), self.b.names("%s")
+        for dim, column in self.form.starts.items():
+            start, name = self.b.pull(self.columns[column], tuple(at.values())), self.b.names("%s")
             lets.append(
                 Let(name, self.b.clamped(start, self.form.limits[dim]) if self.clip else start)
             )
@@ -130,8 +136,8 @@ class _ScatterWindows:
         at = _symbols(self.counters)
         if not self.counters:
             return self.step(at)
-        *outer, (d, (name, n)) = self.counters.items()
-        last = self.b.const(n - 1, INDEX)
+        *outer, (loop, (name, count)) = self.counters.items()
+        last = self.b.const(count - 1, INDEX)
         strips = self.options.scatter_strip > 0
         made = (
             [column for column in (*self.columns, self.updates) if self.is_made(column, at)]
@@ -139,12 +145,12 @@ class _ScatterWindows:
             else []
         )
         stmts = (
-            self.in_strips(d, made)
-            if made and n > 1
-            else [For(name, n, self.fetch(at, d, last) + self.step(at))]
+            self.in_strips(loop, made)
+            if made and count > 1
+            else [For(name, count, self.fetch(at, loop, last) + self.step(at))]
         )
-        for _, (name, n) in reversed(outer):
-            stmts = [For(name, n, stmts)]
+        for _, (name, count) in reversed(outer):
+            stmts = [For(name, count, stmts)]
         return stmts
 
     def step(self, at: dict[int, Affine]) -> list[Stmt]:
@@ -152,25 +158,29 @@ class _ScatterWindows:
         tests = [] if self.clip else [self.inside(dim, start) for dim, start in offsets.items()]
         return [*lets, *_under(self.b, tests, self.window(at, offsets))]
 
-    def is_made(self, v: Value, at: dict[int, Affine]) -> bool:
+    def is_made(self, value: Value, at: dict[int, Affine]) -> bool:
         """Whether a value of the updates is more than read, and one element of it all that a window needs."""
         return (
-            math.prod(n for _, n in self.dims.values()) == 1
-            and self.b.pull(v, self.index_of(v, at)).kind == "op"
+            math.prod(size for _, size in self.dims.values()) == 1
+            and self.b.pull(value, self.index_of(value, at)).kind == "op"
         )
 
-    def index_of(self, v: Value, at: dict[int, Affine]) -> Index:
+    def index_of(self, value: Value, at: dict[int, Affine]) -> Index:
         """Index of an update's elements in an index column or in the updates; of windows, the first one."""
         return (
-            tuple(at.get(axis, ZERO) for axis in range(len(v.shape)))
-            if v is self.updates
+            tuple(at.get(axis, ZERO) for axis in range(len(value.shape)))
+            if value is self.updates
             else tuple(at.values())
         )
 
     def in_strips(self, axis: int, made: list[Value]) -> list[Stmt]:
         """The updates along `axis`; values in `made` are stored strip by strip."""
-        (_, n), name, size = self.counters[axis], self.b.names("%i"), self.options.scatter_strip
-        full, rest = divmod(n, size)
+        (_, length), name, size = (
+            self.counters[axis],
+            self.b.names("%i"),
+            self.options.scatter_strip,
+        )
+        full, rest = divmod(length, size)
         stmts: list[Stmt] = (
             [For(name, full, self.strip(axis, made, Affine.symbol(name, size), size))]
             if full
@@ -178,18 +188,22 @@ class _ScatterWindows:
         )
         return stmts + (self.strip(axis, made, Affine((), full * size), rest) if rest else [])
 
-    def strip(self, d: int, made: list[Value], start: Affine, size: int) -> list[Stmt]:
-        b, each, step = self.b, self.b.names("%i"), self.b.names("d")
+    def strip(self, dim: int, made: list[Value], start: Affine, size: int) -> list[Stmt]:
+        builder, each, step = self.b, self.b.names("%i"), self.b.names("d")
         nests: list[Stmt] = []
         stored: dict[Value, Value] = {}
         at = _symbols(self.counters)
-        for v in made:
+        for operand in made:
             buf, axis = (
-                b.new_buffer((size,), v.dtype).buf,
-                d if v is self.updates else list(at).index(d),
+                builder.new_buffer((size,), operand.dtype).buf,
+                dim if operand is self.updates else list(at).index(dim),
             )
-            stored[v] = Stored(v.shape, v.dtype, buf, lambda ix, axis=axis: (ix[axis] - start,))
-            value = b.pull(v, self.index_of(v, {**at, d: start + Affine.symbol(step)}))
+            stored[operand] = Stored(
+                operand.shape, operand.dtype, buf, lambda ix, axis=axis: (ix[axis] - start,)
+            )
+            value = builder.pull(
+                operand, self.index_of(operand, {**at, dim: start + Affine.symbol(step)})
+            )
             nests.append(
                 Nest({step: size}, writes=[Write(buf, (Affine.symbol(step),), value)], at=self.line)
             )
@@ -199,10 +213,10 @@ class _ScatterWindows:
             stored.get(self.updates, self.updates),
         )
         at, last = (
-            {**at, d: start + Affine.symbol(each)},
-            b.pool.make("index", INDEX, start + (size - 1)),
+            {**at, dim: start + Affine.symbol(each)},
+            builder.pool.make("index", INDEX, start + (size - 1)),
         )
-        return [*nests, For(each, size, near.fetch(at, d, last) + near.step(at))]
+        return [*nests, For(each, size, near.fetch(at, dim, last) + near.step(at))]
 
     def inside(self, axis: int, start: Affine) -> Expr:
         """Whether 0 <= start <= limit: negative numbers are large ones without a sign."""
@@ -211,19 +225,19 @@ class _ScatterWindows:
         return self.b.op("le", BOOL, self.b.pool.make("index", unsigned, start), limit)
 
     def window(self, at: dict[int, Affine], offsets: dict[int, Affine]) -> Nest:
-        b, result, inside = self.b, self.result, _symbols(self.dims)
+        builder, result, inside = self.b, self.result, _symbols(self.dims)
         index = self.place(at, offsets, inside)
-        value = b.pull(
+        value = builder.pull(
             self.updates, tuple({**at, **inside}[axis] for axis in range(len(self.updates.shape)))
         )
         if self.combine != "set":
-            old = b.pool.make("load", result.dtype, (result.buf, index, result.guard))
-            value = b.op(self.combine, result.dtype, old, value)
+            old = builder.pool.make("load", result.dtype, (result.buf, index, result.guard))
+            value = builder.op(self.combine, result.dtype, old, value)
         write = Write(result.buf, index, value, guard=result.guard)
         return Nest(dict(self.dims.values()), writes=[write], at=self.line)
 
-    def fetch(self, at: dict[int, Affine], d: int, last: Expr) -> list[Stmt]:
-        """Asks for the window some updates ahead along `d`, of the `last` one at most.
+    def fetch(self, at: dict[int, Affine], dim: int, last: Expr) -> list[Stmt]:
+        """Asks for the window some updates ahead along `dim`, of the `last` one at most.
 
         The processor looks only some instructions ahead itself.
         """
@@ -231,20 +245,20 @@ class _ScatterWindows:
             self.options.fetch_ahead,
             math.prod(self.result.shape) * self.result.dtype.itemsize,
         )
-        if not ahead or self.counters[d][1] <= 4 * ahead or nbytes < self.options.fetch_bytes:
+        if not ahead or self.counters[dim][1] <= 4 * ahead or nbytes < self.options.fetch_bytes:
             return []
         name = self.b.names("%s")
-        number = self.b.op("min", INDEX, self.b.pool.make("index", INDEX, at[d] + ahead), last)
-        later = {**at, d: Affine.symbol(name)}
+        number = self.b.op("min", INDEX, self.b.pool.make("index", INDEX, at[dim] + ahead), last)
+        later = {**at, dim: Affine.symbol(name)}
         lets, offsets = self.starts(later)
         # A window outside may be another program's: the first one is asked for instead, and is
         # near.
-        for d, start in () if self.clip else tuple(offsets.items()):
+        for dim, start in () if self.clip else tuple(offsets.items()):
             here, kept = self.b.pool.make("index", INDEX, start), self.b.names("%s")
             lets.append(
-                Let(kept, self.b.select(self.inside(d, start), here, self.b.const(0, INDEX)))
+                Let(kept, self.b.select(self.inside(dim, start), here, self.b.const(0, INDEX)))
             )
-            offsets[d] = Affine.symbol(kept)
+            offsets[dim] = Affine.symbol(kept)
         row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
         first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))
         return [Let(name, number), *lets, Fetch(self.result.buf, first, min(row, FETCHED_ELEMENTS))]
@@ -255,9 +269,12 @@ def _symbols(counters: dict[int, tuple[str, int]]) -> dict[int, Affine]:
     return dict(zip(counters, dims_index(list(counters.values()))))
 
 
-def _under(b, tests: list[Expr], nest: Nest) -> list[Stmt]:
+def _under(builder, tests: list[Expr], nest: Nest) -> list[Stmt]:
     """`nest` where all tests hold."""
     if not tests:
         return [nest]
-    name, test = b.names("%s"), functools.reduce(lambda x, y: b.op("and", BOOL, x, y), tests)
-    return [Let(name, b.clamped(test, None)), If(name, [[], [nest]])]
+    name, test = (
+        builder.names("%s"),
+        functools.reduce(lambda x, y: builder.op("and", BOOL, x, y), tests),
+    )
+    return [Let(name, builder.clamped(test, None)), If(name, [[], [nest]])]

@@ -15,34 +15,43 @@ from .sorting_network import sorted_lines
 from .views import joined
 
 
-def sorted_values(b, eqn, ins: list[Value], first: int) -> list[Value]:
+def sorted_values(builder, eqn, ins: list[Value], first: int) -> list[Value]:
     """Sorted operands, of whose lines `first` elements are read."""
     axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
     shape = ins[0].shape
-    if shape[axis] and b.context.options.sorts_in_registers(shape[axis], keys, len(ins)):
-        return [b.new(joined(parts, shape, axis)) for parts in sorted_lines(b, ins, axis, keys)]
+    if shape[axis] and builder.context.options.sorts_in_registers(shape[axis], keys, len(ins)):
+        return [
+            builder.new(joined(parts, shape, axis))
+            for parts in sorted_lines(builder, ins, axis, keys)
+        ]
     perm = [k for k in range(len(shape)) if k != axis] + [axis]
-    moved = tuple(shape[k] for k in perm)
+    moved = tuple(shape[dim] for dim in perm)
     length, lines = shape[axis], math.prod(shape) // max(shape[axis], 1)
     results: list[Stored] = []
 
-    def make(b, *operands: Value) -> Stored:
-        targets = [b.new_buffer(moved, o.dtype) for o in operands]
+    def make(inner_builder, *operands: Value) -> Stored:
+        targets = [inner_builder.new_buffer(moved, source.dtype) for source in operands]
         for target, operand in zip(targets, operands):
-            b.store_value(target, operand, lambda ix: tuple(ix[k] for k in perm))
-        flat = [b.reinterpret(t, (lines, length)) for t in targets]
-        sizes = b.context.options.sort_scratch(length, [o.dtype for o in operands], keys, first)
-        spare = [b.new_buffer(shape, dtype) for shape, dtype in sizes]
-        b.stmts.append(Sort([f.buf for f in flat], [s.buf for s in spare], keys, first))
+            inner_builder.store_value(target, operand, lambda ix: tuple(ix[dim] for dim in perm))
+        flat = [inner_builder.reinterpret(dest, (lines, length)) for dest in targets]
+        sizes = inner_builder.context.options.sort_scratch(
+            length, [source.dtype for source in operands], keys, first
+        )
+        spare = [inner_builder.new_buffer(shape, dtype) for shape, dtype in sizes]
+        inner_builder.stmts.append(
+            Sort([rows.buf for rows in flat], [scratch.buf for scratch in spare], keys, first)
+        )
         for target in targets:
-            stored = Stored(shape, target.dtype, target.buf, lambda ix: tuple(ix[k] for k in perm))
-            b.keep(stored)
+            stored = Stored(
+                shape, target.dtype, target.buf, lambda ix: tuple(ix[dim] for dim in perm)
+            )
+            inner_builder.keep(stored)
             results.append(stored)
         return results[0]
 
-    main = b.new(Opaque(shape, ins[0].dtype, tuple(ins), make, needs_buffers=False))
+    main = builder.new(Opaque(shape, ins[0].dtype, tuple(ins), make, needs_buffers=False))
     others = [
-        b.new(Opaque(shape, input_.dtype, (main,), lambda b, _, k=k: results[k]))
+        builder.new(Opaque(shape, input_.dtype, (main,), lambda inner_builder, _, k=k: results[k]))
         for k, input_ in enumerate(ins[1:], 1)
     ]
     return [main, *others]
@@ -53,7 +62,7 @@ def elements_read(jaxpr: jex.Jaxpr, eqn) -> int:
     axis = eqn.params["dimension"]
     length = eqn.outvars[0].aval.shape[axis]
     results = set(eqn.outvars)
-    if any(not isinstance(a, jex.Literal) and a in results for a in jaxpr.outvars):
+    if any(not isinstance(atom, jex.Literal) and atom in results for atom in jaxpr.outvars):
         return length
     found = 0
     for user in jaxpr.eqns:

@@ -29,14 +29,18 @@ def sorted_lines(builder, operands: list[Value], axis: int, keys: int) -> list[l
     return [[line[n] for line in lines] for n in range(len(operands))]
 
 
-def _element(builder, v: Value, axis: int, k: int) -> Value:
+def _element(builder, value: Value, axis: int, k: int) -> Value:
     """Position `k` of every line."""
-    shape = tuple(1 if d == axis else size for d, size in enumerate(v.shape))
+    shape = tuple(1 if dim == axis else size for dim, size in enumerate(value.shape))
 
     def route(ix: Index) -> list[Index]:
-        return [tuple(Affine((), k) if d == axis else position for d, position in enumerate(ix))]
+        return [
+            tuple(Affine((), k) if dim == axis else position for dim, position in enumerate(ix))
+        ]
 
-    return builder.new(Lazy(shape, v.dtype, (v,), route, lambda pool, ix, xs: xs[0], is_view=True))
+    return builder.new(
+        Lazy(shape, value.dtype, (value,), route, lambda pool, ix, xs: xs[0], is_view=True)
+    )
 
 
 def _exchanged(
@@ -45,19 +49,19 @@ def _exchanged(
     """(smaller, larger) of two elements; `left` and `right` where neither is."""
     count = len(left)
 
-    def chosen(n: int, first: bool) -> Value:
+    def chosen(number: int, first: bool) -> Value:
         def combine(pool, ix: Index, xs: list[Expr]) -> Expr:
-            a, b = xs[:keys], xs[keys : 2 * keys]
-            swapped = _less(builder, b, a)
+            left_keys, right_keys = xs[:keys], xs[keys : 2 * keys]
+            swapped = _less(builder, right_keys, left_keys)
             mine, other = xs[2 * keys :] if first else xs[: 2 * keys - 1 : -1]
             return builder.select(swapped, other, mine)
 
-        asked = (*left[:keys], *right[:keys], left[n], right[n])
+        asked = (*left[:keys], *right[:keys], left[number], right[number])
         cost = COMPARE_COST * keys / 2 + CHOICE_COST
         return builder.new(
             Lazy(
-                left[n].shape,
-                left[n].dtype,
+                left[number].shape,
+                left[number].dtype,
                 asked,
                 lambda ix: [ix] * len(asked),
                 combine,
@@ -86,8 +90,8 @@ def _compared(builder, x: Expr, y: Expr) -> tuple[Expr, Expr]:
     """(x < y, x == y) with NaN above every number and equal to itself."""
     if x.dtype == BOOL:
         x, y = (
-            builder.op("convert_element_type", INT32, v, params={"new_dtype": INT32})
-            for v in (x, y)
+            builder.op("convert_element_type", INT32, operand, params={"new_dtype": INT32})
+            for operand in (x, y)
         )
     less, equal = builder.op("lt", BOOL, x, y), builder.op("eq", BOOL, x, y)
     if not np.issubdtype(x.dtype, np.integer):

@@ -132,23 +132,29 @@ def _reshape(builder, eqn, ins):
     route = _split_route(src.shape, new)
     if route is not None:
         return view(eqn, src, route)
-    return Opaque(new, src.dtype, (src,), lambda b, stored: b.reinterpret(stored, new))
+    return Opaque(
+        new, src.dtype, (src,), lambda inner_builder, stored: inner_builder.reinterpret(stored, new)
+    )
 
 
 def _split_route(old: tuple[int, ...], new: tuple[int, ...]):
     """new index -> old index where each old axis is a mixed-radix combination of consecutive new axes, else None."""
-    groups, k = [], 0
+    groups, cursor = [], 0
     rest = list(enumerate(new))
     for extent in old:
         taken, product = [], 1
         while product < extent:
-            if k == len(rest) or extent % (product * rest[k][1] or 1) or rest[k][1] == 0:
+            if (
+                cursor == len(rest)
+                or extent % (product * rest[cursor][1] or 1)
+                or rest[cursor][1] == 0
+            ):
                 return None
-            product *= rest[k][1]
-            taken.append(rest[k][0])
-            k += 1
+            product *= rest[cursor][1]
+            taken.append(rest[cursor][0])
+            cursor += 1
         groups.append(taken)
-    if any(n != 1 for _, n in rest[k:]) or math.prod(old) != math.prod(new):
+    if any(size != 1 for _, size in rest[cursor:]) or math.prod(old) != math.prod(new):
         return None
 
     def route(ix: Index) -> Index:
@@ -168,8 +174,8 @@ def _dynamic_slice(builder, eqn, ins):
     src, starts = ins[0], ins[1:]
     sizes = eqn.outvars[0].aval.shape
     offsets = [
-        builder.index_symbol(start, clamp=size - m)
-        for start, size, m in zip(starts, src.shape, sizes)
+        builder.index_symbol(start, clamp=size - length)
+        for start, size, length in zip(starts, src.shape, sizes)
     ]
     return view(
         eqn, src, lambda ix: tuple(position + offset for position, offset in zip(ix, offsets))
@@ -180,8 +186,8 @@ def _dynamic_slice(builder, eqn, ins):
 def _dynamic_update_slice(builder, eqn, ins):
     src, update, starts = ins[0], ins[1], ins[2:]
     offsets = [
-        builder.index_symbol(start, clamp=size - m)
-        for start, size, m in zip(starts, src.shape, update.shape)
+        builder.index_symbol(start, clamp=size - length)
+        for start, size, length in zip(starts, src.shape, update.shape)
     ]
 
     def route(ix):
@@ -234,7 +240,7 @@ def _pad(builder, eqn, ins):
             builder,
             source(ix),
             src.shape,
-            [None if p else size for p, size in zip(padded, src.shape)],
+            [None if is_padded else size for is_padded, size in zip(padded, src.shape)],
         )
         return xs[0] if test is None else builder.select(test, xs[0], xs[1])
 
@@ -256,10 +262,10 @@ def _pad_interior(eqn, ins):
     config = eqn.params["padding_config"]
     out = tuple(eqn.outvars[0].aval.shape)
 
-    def make(b, stored: Stored, fill_value: Stored) -> Stored:
-        result = b.new_buffer(out, src.dtype)
-        b.store_value(result, fill_value, lambda ix: ix, broadcast=out)
-        b.store_value(
+    def make(inner_builder, stored: Stored, fill_value: Stored) -> Stored:
+        result = inner_builder.new_buffer(out, src.dtype)
+        inner_builder.store_value(result, fill_value, lambda ix: ix, broadcast=out)
+        inner_builder.store_value(
             result,
             stored,
             lambda ix: tuple(
@@ -281,14 +287,14 @@ def joined(parts: Sequence[Value], shape: tuple[int, ...], axis: int) -> Joined:
     """Values side by side along `axis`."""
     starts = list(itertools.accumulate((part.shape[axis] for part in parts), initial=0))
 
-    def make(b, *operands: Value, target: Stored | None = None) -> Stored:
-        result = target or b.new_buffer(shape, parts[0].dtype)
+    def make(builder, *operands: Value, target: Stored | None = None) -> Stored:
+        result = target or builder.new_buffer(shape, parts[0].dtype)
         for start, operand in zip(starts, operands):
-            b.store_value(
+            builder.store_value(
                 result,
                 operand,
-                lambda ix, s=start: tuple(
-                    position + s if k == axis else position for k, position in enumerate(ix)
+                lambda ix, shift=start: tuple(
+                    position + shift if k == axis else position for k, position in enumerate(ix)
                 ),
             )
         return result
@@ -309,11 +315,11 @@ def index_value(shape, dtype, at, builder) -> Lazy:
     integer = dtype if dtype.kind in "iu" else np.dtype(np.int32)
 
     def combine(pool: Pool, ix: Index, xs) -> Expr:
-        e = pool.make("index", integer, at(ix))
+        expr = pool.make("index", integer, at(ix))
         return (
-            e
+            expr
             if dtype == integer
-            else builder.op("convert_element_type", dtype, e, params={"new_dtype": dtype})
+            else builder.op("convert_element_type", dtype, expr, params={"new_dtype": dtype})
         )
 
     return Lazy(shape, dtype, (), lambda ix: (), combine, index_only=True)
@@ -340,7 +346,7 @@ def _gather(builder, eqn, ins):
         batch = tuple(ix[dim] for dim in batched)
         return [
             (ZERO,) * len(ins[0].shape),
-            *((*batch, Affine((), c)) for c in range(len(dn.start_index_map))),
+            *((*batch, Affine((), component)) for component in range(len(dn.start_index_map))),
         ]
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
@@ -352,6 +358,8 @@ def _gather(builder, eqn, ins):
     return Lazy(shape, dtype, operands, route, combine, cost=RUN_COST if window else GATHER_COST)
 
 
-def _in_memory(builder, v: Value) -> Value:
+def _in_memory(builder, value: Value) -> Value:
     """Stores a value in memory, where it is from here on."""
-    return builder.new(Opaque(v.shape, v.dtype, (v,), lambda b, stored: stored))
+    return builder.new(
+        Opaque(value.shape, value.dtype, (value,), lambda inner_builder, stored: stored)
+    )

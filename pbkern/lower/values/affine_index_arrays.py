@@ -57,15 +57,15 @@ class AffineArray:
         return found is not None and found[0] >= 0 and found[1] < extent
 
 
-def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | None:
+def affine_array(builder, source: Value, mask: Value | None = None) -> AffineArray | None:
     """An integer array as an affine function of the position; None where it is not known to be one.
 
     With a mask, which broadcasts to the array's shape, it is right only where that holds.
     """
-    finder = _Finder(builder, v.shape)
+    finder = _Finder(builder, source.shape)
     if mask is not None:
-        at = dims_index([(along(axis), size) for axis, size in enumerate(v.shape)])[
-            len(v.shape) - len(mask.shape) :
+        at = dims_index([(along(axis), size) for axis, size in enumerate(source.shape)])[
+            len(source.shape) - len(mask.shape) :
         ]
         test = finder.element(
             mask, tuple(i if size != 1 else ZERO for i, size in zip(at, mask.shape))
@@ -73,7 +73,9 @@ def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | 
         if test is not None:
             finder.fold.assume(test)
             finder.seen.clear()
-    expr = finder.element(v, dims_index([(along(axis), size) for axis, size in enumerate(v.shape)]))
+    expr = finder.element(
+        source, dims_index([(along(axis), size) for axis, size in enumerate(source.shape)])
+    )
     if expr is None or expr.kind not in ("index", "const") or expr.dtype.kind not in "iu":
         return None
     value = expr.info if expr.kind == "index" else Affine((), int(expr.info))
@@ -84,23 +86,23 @@ def affine_array(builder, v: Value, mask: Value | None = None) -> AffineArray | 
     )
 
 
-def row_steps(builder, v: Value) -> Steps:
+def row_steps(builder, value: Value) -> Steps:
     """Describes how an index array moves along its last dimension."""
-    v = builder.resolve(v)
-    if not isinstance(v, Lazy) or not v.shape or v.dtype.kind not in "iu":
+    value = builder.resolve(value)
+    if not isinstance(value, Lazy) or not value.shape or value.dtype.kind not in "iu":
         return UNKNOWN
-    if id(v) not in builder.rows:
-        finder = _Finder(builder, v.shape)
-        e = finder.element(
-            v, dims_index([(along(axis), size) for axis, size in enumerate(v.shape)])
+    if id(value) not in builder.rows:
+        finder = _Finder(builder, value.shape)
+        expr = finder.element(
+            value, dims_index([(along(axis), size) for axis, size in enumerate(value.shape)])
         )
-        found = UNKNOWN if e is None else steps_along(e, along(len(v.shape) - 1))
-        builder.rows[id(v)] = found
+        found = UNKNOWN if expr is None else steps_along(expr, along(len(value.shape) - 1))
+        builder.rows[id(value)] = found
         if (
             found.step and found.choices
         ):  # it is not stored, nor what it is made of: that tells of the choices
             builder.unstored |= {key for key, _ in finder.seen}
-    return builder.rows[id(v)]
+    return builder.rows[id(value)]
 
 
 def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
@@ -108,8 +110,10 @@ def are_distinct(arrays: list[AffineArray], shape: tuple[int, ...]) -> bool:
     left = {axis for axis, size in enumerate(shape) if size > 1}
     for array in arrays:
         reach = 0
-        own = [d for d in left if array.value.coefficient(along(d))]
-        for dim in sorted(own, key=lambda d: abs(array.value.coefficient(along(d)))):
+        own = [dimension for dimension in left if array.value.coefficient(along(dimension))]
+        for dim in sorted(
+            own, key=lambda dimension: abs(array.value.coefficient(along(dimension)))
+        ):
             step = abs(array.value.coefficient(along(dim)))
             if step <= reach:
                 break
@@ -143,34 +147,36 @@ class _Finder:
         self.bounds = {**self.builder.bounds, **_positions(self.shape)}
         self.fold = Folder(self.builder.pool, self.bounds)
 
-    def element(self, v: Value, ix: Index) -> Expr | None:
-        v = self.builder.resolve(v)
-        key = (id(v), ix)
+    def element(self, value: Value, ix: Index) -> Expr | None:
+        value = self.builder.resolve(value)
+        key = (id(value), ix)
         if key not in self.seen:
             if len(self.seen) >= MOST_VALUES:
                 return None
             self.seen[key] = None
-            self.seen[key] = self._element(v, ix)
+            self.seen[key] = self._element(value, ix)
         return self.seen[key]
 
-    def _element(self, v: Value, ix: Index) -> Expr | None:
-        if isinstance(v, Literal):
-            return v.at(self.builder.pool, ix, False)
-        if isinstance(v, Lazy):
-            operands = [self.element(operand, i) for operand, i in zip(v.operands, v.route(ix))]
+    def _element(self, value: Value, ix: Index) -> Expr | None:
+        if isinstance(value, Literal):
+            return value.at(self.builder.pool, ix, False)
+        if isinstance(value, Lazy):
+            operands = [
+                self.element(operand, i) for operand, i in zip(value.operands, value.route(ix))
+            ]
             if None not in operands:
-                expr = self.fold(v.combine(self.builder.pool, ix, operands))
+                expr = self.fold(value.combine(self.builder.pool, ix, operands))
                 if (
                     expr.kind in ("index", "const", "range")
                     or expr.dtype == np.bool_
-                    or (v.shape and expr.dtype.kind in "iu")
+                    or (value.shape and expr.dtype.kind in "iu")
                 ):
                     return expr
-        if v.shape == () and v.dtype.kind == "i" and v.dtype.itemsize >= 4:
+        if value.shape == () and value.dtype.kind == "i" and value.dtype.itemsize >= 4:
             name = f"@scalar{len(self.scalars)}"
-            self.scalars[name] = v
-            expr = known(self.builder, v)
+            self.scalars[name] = value
+            expr = known(self.builder, value)
             if expr is not None and (found := bounds_of(self.builder, expr)) is not None:
                 self.bounds[name] = found
-            return self.builder.pool.make("index", v.dtype, Affine.symbol(name))
+            return self.builder.pool.make("index", value.dtype, Affine.symbol(name))
         return None

@@ -88,7 +88,9 @@ class _Along:
         if test.kind != "op" or test.info.primitive not in ORDERS:
             return UNKNOWN
         compared = [self(arg) for arg in test.args]
-        ordered = None not in (c.step for c in compared) and 0 in (c.step for c in compared)
+        ordered = None not in (operand.step for operand in compared) and 0 in (
+            operand.step for operand in compared
+        )
         return _together(step if ordered else None, [*cases, *compared], choice=(test,))
 
 
@@ -99,7 +101,7 @@ def _together(
     bends = frozenset().union(*(part.bends for part in parts))
     if step is None or len(bends) > 1:
         return UNKNOWN
-    choices = dict.fromkeys([*(c for part in parts for c in part.choices), *choice])
+    choices = dict.fromkeys([*(option for part in parts for option in part.choices), *choice])
     return Steps(step, tuple(choices), bends if bend is None else frozenset({bend}))
 
 

@@ -69,9 +69,13 @@ class _Decision:
         self.roots: dict[object, dict[str, int]] = {}
         self.whole_stores: dict[object, int] = {}
         self.windows: dict[object, frozenset] = {}
-        self.contracts = {id(v) for v in items if isinstance(v, Contract)}
-        self.products = {id(v) for v in items if isinstance(v, Contract) and v.op == "dot"}
-        self.ordered = {id(v) for v in items if isinstance(v, Contract) and v.ordered}
+        self.contracts = {id(value) for value in items if isinstance(value, Contract)}
+        self.products = {
+            id(value) for value in items if isinstance(value, Contract) and value.op == "dot"
+        }
+        self.ordered = {
+            id(value) for value in items if isinstance(value, Contract) and value.ordered
+        }
         self.hosts: set[object] = set()  # roots whose nest takes a contraction as its accumulators
         self.layouts: dict[int, tuple[int, ...]] = {}
         self.partial: set[int] = set()  # ids of values stored because they take a product
@@ -109,16 +113,16 @@ class _Decision:
                 heights[id(item)] = height
         return found
 
-    def _largest_height(self, v: Lazy) -> int:
+    def _largest_height(self, value: Lazy) -> int:
         """Largest height of the expression of a value that others continue."""
-        small = math.prod(v.shape) < SMALL and not v.index_only
+        small = math.prod(value.shape) < SMALL and not value.index_only
         return SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3
 
-    def _ask(self, v: Value, place, forced: bool = False) -> None:
-        r = self.requests.setdefault(id(v), ValueRequests())
-        r.forced |= forced
+    def _ask(self, value: Value, place, forced: bool = False) -> None:
+        request = self.requests.setdefault(id(value), ValueRequests())
+        request.forced |= forced
         if place is not None:
-            r.places.add(place)
+            request.places.add(place)
 
     def _root(self, key, dims) -> None:
         self.roots[key] = dict(dims)
@@ -127,76 +131,93 @@ class _Decision:
         if isinstance(item, Value):
             self._visit_value(item)
         elif hasattr(item, "uses"):
-            for v in item.uses:
-                row_steps(self.builder, v)
-                self._ask(v, None, forced=not _is_free(v) and id(v) not in self.builder.unstored)
+            for value in item.uses:
+                row_steps(self.builder, value)
+                self._ask(
+                    value,
+                    None,
+                    forced=not _is_free(value) and id(value) not in self.builder.unstored,
+                )
         elif hasattr(item, "shape"):  # a store
             dims = [(f"r{k}", size) for k, size in enumerate(item.shape)]
             key = ("store", id(item))
             self._root(key, dims)
             # A value that only a store wants, as it is, is made where it goes.
             self.whole_stores[key] = id(item.value)
-            for v in (item.value, item.mask):
-                if v is not None:
-                    self._ask(v, (key, dims_index(dims)))
+            for value in (item.value, item.mask):
+                if value is not None:
+                    self._ask(value, (key, dims_index(dims)))
         else:  # a scalar
             self._root(("let", id(item)), ())
             self._ask(item.value, (("let", id(item)), ()))
 
-    def _visit_value(self, v: Value) -> None:
-        r = self.requests.get(id(v))
-        if r is None or isinstance(v, (Stored, Literal)):
+    def _visit_value(self, value: Value) -> None:
+        request = self.requests.get(id(value))
+        if request is None or isinstance(value, (Stored, Literal)):
             return
         direct = (
-            not r.forced
-            and len(r.places) == 1
-            and self.whole_stores.get(next(iter(r.places))[0]) == id(v)
+            not request.forced
+            and len(request.places) == 1
+            and self.whole_stores.get(next(iter(request.places))[0]) == id(value)
         )
-        if isinstance(v, Joined) and not r.forced and all(v.part(ix) for _, ix in r.places):
-            for root, ix in r.places:
-                a, i = v.part(ix)
-                self._ask(a, (root, i))
-        elif isinstance(v, Opaque):
-            if not (direct and v.takes_target):
-                self.stored.add(id(v))
-            for k, a in enumerate(v.operands):
-                dims = [(f"r{j}", size) for j, size in enumerate(a.shape)]
-                key = ("opaque", id(v), k)
+        if (
+            isinstance(value, Joined)
+            and not request.forced
+            and all(value.part(ix) for _, ix in request.places)
+        ):
+            for root, ix in request.places:
+                operand, i = value.part(ix)
+                self._ask(operand, (root, i))
+        elif isinstance(value, Opaque):
+            if not (direct and value.takes_target):
+                self.stored.add(id(value))
+            for k, operand in enumerate(value.operands):
+                dims = [(f"r{j}", size) for j, size in enumerate(operand.shape)]
+                key = ("opaque", id(value), k)
                 self._root(key, dims)
-                self._ask(a, (key, dims_index(dims)), forced=v.needs_buffers and not _is_free(a))
-        elif isinstance(v, Contract):
-            if not self._inlines(v, r) and not direct:
-                self.stored.add(id(v))
-                self._lay_out(v, r)
-            self._root(id(v), v.dims)
-            self.windows[id(v)] = frozenset(v.rdims)
-            for a, ix in zip(v.operands, v.routes):
-                self._ask(a, (id(v), tuple(ix)))
+                self._ask(
+                    operand,
+                    (key, dims_index(dims)),
+                    forced=value.needs_buffers and not _is_free(operand),
+                )
+        elif isinstance(value, Contract):
+            if not self._inlines(value, request) and not direct:
+                self.stored.add(id(value))
+                self._lay_out(value, request)
+            self._root(id(value), value.dims)
+            self.windows[id(value)] = frozenset(value.rdims)
+            for operand, ix in zip(value.operands, value.routes):
+                self._ask(operand, (id(value), tuple(ix)))
         else:
-            self._visit_lazy(v, r)
+            self._visit_lazy(value, request)
 
-    def _visit_lazy(self, v: Lazy, r: ValueRequests) -> None:
-        places = list(r.places)
-        partial = not r.forced and self._takes_product(v, places)
+    def _visit_lazy(self, value: Lazy, request: ValueRequests) -> None:
+        places = list(request.places)
+        partial = not request.forced and self._takes_product(value, places)
         if partial:
-            self._note_partial(v, places[0])
-        if partial or r.forced or id(v) in self.cuts or self._worth_storing(v, places):
-            self.stored.add(id(v))
-            dims = [(f"r{k}", size) for k, size in enumerate(v.shape)]
-            order = self._lay_out(v, r)
-            self._root(id(v), [dims[a] for a in order])
-            places = [(id(v), dims_index(dims))]
+            self._note_partial(value, places[0])
+        if (
+            partial
+            or request.forced
+            or id(value) in self.cuts
+            or self._worth_storing(value, places)
+        ):
+            self.stored.add(id(value))
+            dims = [(f"r{k}", size) for k, size in enumerate(value.shape)]
+            order = self._lay_out(value, request)
+            self._root(id(value), [dims[axis] for axis in order])
+            places = [(id(value), dims_index(dims))]
         for root, ix in places:
-            for operand, i in zip(v.operands, v.route(ix)):
+            for operand, i in zip(value.operands, value.route(ix)):
                 self._ask(operand, (root, tuple(i)))
 
-    def _takes_product(self, v: Lazy, places: list) -> bool:
+    def _takes_product(self, value: Lazy, places: list) -> bool:
         """Whether to store v rather than a product that only v wants, which cannot be part of the nest of v's reader.
 
         So each product of a sum is added where its accumulators end, and sums are passed on instead
         of products.
         """
-        if len(places) != 1 or v.is_view or v.guard or math.prod(v.shape) < SMALL:
+        if len(places) != 1 or value.is_view or value.guard or math.prod(value.shape) < SMALL:
             return False
         ((root, ix),) = places
         if root not in self.hosts and all(
@@ -205,28 +226,28 @@ class _Decision:
             return False
         return any(
             id(operand) in self.products
-            and operand.shape == v.shape
+            and operand.shape == value.shape
             and id(operand) not in self.requests
             and not self._sums_lanes(operand)
-            for operand in v.operands
+            for operand in value.operands
         )
 
-    def _note_partial(self, v: Lazy, place) -> None:
+    def _note_partial(self, value: Lazy, place) -> None:
         """Notes which partial sum may be stored over v: the next one, if it reads v at the points where it is stored."""
         root, ix = place
-        self.partial.add(id(v))
+        self.partial.add(id(value))
         if root in self.partial and ix == dims_index(
-            [(f"r{k}", size) for k, size in enumerate(v.shape)]
+            [(f"r{k}", size) for k, size in enumerate(value.shape)]
         ):
-            self.over[root] = v
+            self.over[root] = value
 
-    def _lay_out(self, v: Value, r: ValueRequests) -> tuple[int, ...]:
+    def _lay_out(self, value: Value, request: ValueRequests) -> tuple[int, ...]:
         """Axes from outermost to innermost in memory: as all readers walk them, if they agree."""
-        usual = tuple(range(len(v.shape)))
-        wanted = {self._walked(root, ix, usual) for root, ix in r.places}
-        order = wanted.pop() if len(wanted) == 1 and not r.forced else usual
+        usual = tuple(range(len(value.shape)))
+        wanted = {self._walked(root, ix, usual) for root, ix in request.places}
+        order = wanted.pop() if len(wanted) == 1 and not request.forced else usual
         if order != usual:
-            self.layouts[id(v)] = order
+            self.layouts[id(value)] = order
         return order
 
     def _walked(self, root, ix, usual: tuple[int, ...]) -> tuple[int, ...]:
@@ -246,19 +267,19 @@ class _Decision:
             )
             for position in ix
         ]
-        return tuple(sorted(usual, key=lambda a: (inner[a], a)))
+        return tuple(sorted(usual, key=lambda dim: (inner[dim], dim)))
 
-    def _worth_storing(self, v: Lazy, places: list) -> bool:
-        cost = self.costs.get(id(v), 0.0)
-        if v.is_view or cost == 0 or id(v) in self.builder.unstored:
+    def _worth_storing(self, value: Lazy, places: list) -> bool:
+        cost = self.costs.get(id(value), 0.0)
+        if value.is_view or cost == 0 or id(value) in self.builder.unstored:
             return False
-        if v.guard and any(root in self.contracts for root, _ in places):
+        if value.guard and any(root in self.contracts for root, _ in places):
             return True  # a padded operand of a reduction: tests would run at every step
         if any(
             self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places
         ):
             return True
-        if math.prod(v.shape) < SMALL:
+        if math.prod(value.shape) < SMALL:
             return False
         if cost * (len(places) - 1) > self.price:
             return True
@@ -278,10 +299,12 @@ class _Decision:
         """Points of the root's last dimensions, in which the value stays the same and is a scalar; 0 for none."""
         used = frozenset().union(*(position.symbols for position in ix)) if ix else frozenset()
         row = 0
-        for dim, n in reversed([(d, n) for d, n in self.roots[root].items() if n > 1]):
+        for dim, size in reversed(
+            [(name, extent) for name, extent in self.roots[root].items() if extent > 1]
+        ):
             if dim in used:
                 return row
-            row = max(row, 1) * n
+            row = max(row, 1) * size
         return row
 
     def _walked_along(self, root, ix) -> bool:
@@ -294,31 +317,31 @@ class _Decision:
     def _reuse(self, root, ix) -> int:
         """Counts the points of the root's space that read one element."""
         used = frozenset().union(*(position.symbols for position in ix)) if ix else frozenset()
-        return math.prod(n for dim, n in self.roots[root].items() if dim not in used)
+        return math.prod(size for dim, size in self.roots[root].items() if dim not in used)
 
     def _varies_last(self, root, ix) -> bool:
         """Whether the value changes along the root's last dimension, so that hoisting cannot save it."""
-        dims = [dim for dim, n in self.roots[root].items() if n > 1]
+        dims = [dim for dim, size in self.roots[root].items() if size > 1]
         return bool(dims) and any(dims[-1] in position.symbols for position in ix)
 
-    def _sums_lanes(self, v: Contract) -> bool:
+    def _sums_lanes(self, value: Contract) -> bool:
         """Whether vectors run along a reduced dimension: the last one of an operand, in products of that which has rows."""
-        symbols = [frozenset().union(*(position.symbols for position in ix)) for ix in v.routes]
-        live = {dim for dim, n in v.dims if n > 1} - set(v.rdims)
-        if v.op == "dot" and all(live - symbol for symbol in symbols):
+        symbols = [frozenset().union(*(position.symbols for position in ix)) for ix in value.routes]
+        live = {dim for dim, size in value.dims if size > 1} - set(value.rdims)
+        if value.op == "dot" and all(live - symbol for symbol in symbols):
             return False  # each operand has rows of its own
-        rows = [ix for ix, symbol in zip(v.routes, symbols) if ix and symbol >= live]
-        return bool(rows) and bool(rows[0][-1].symbols & set(v.rdims))
+        rows = [ix for ix, symbol in zip(value.routes, symbols) if ix and symbol >= live]
+        return bool(rows) and bool(rows[0][-1].symbols & set(value.rdims))
 
-    def _inlines(self, v: Contract, r: ValueRequests) -> bool:
+    def _inlines(self, value: Contract, request: ValueRequests) -> bool:
         """One consumer whose space is exactly the result's, by permutation."""
-        if r.forced or len(r.places) != 1 or v.ordered:
+        if request.forced or len(request.places) != 1 or value.ordered:
             return False
-        ((root, ix),) = r.places
+        ((root, ix),) = request.places
         if (
             self.costs.get(root, 0.0) > 2 * self.price
-            and math.prod(v.shape) >= SMALL
-            and self._sums_lanes(v)
+            and math.prod(value.shape) >= SMALL
+            and self._sums_lanes(value)
         ):
             return False  # its results are scalars; what follows is cheaper in vectors of them
         if (
@@ -327,18 +350,24 @@ class _Decision:
             or (isinstance(root, tuple) and root[0] == "let")
         ):
             return False  # no nest of its own, or it has a contraction inside already
-        space = {dim for dim, n in self.roots[root].items() if n > 1}
+        space = {dim for dim, size in self.roots[root].items() if size > 1}
         named = [position for position in ix if position.terms]
         if any(
             len(affine.terms) != 1 or affine.terms[0][1] != 1 or affine.const for affine in named
         ):
             return False
         # Every dimension of the result must be a plain symbol on both sides.
-        if any(len(o.terms) > 1 or (o.terms and o.terms[0][1] != 1) or o.const for o in v.out):
-            return False
-        if any(bool(o.terms) != bool(position.terms) for o, position in zip(v.out, ix)) or any(
-            position.const for position in ix
+        if any(
+            len(out_position.terms) > 1
+            or (out_position.terms and out_position.terms[0][1] != 1)
+            or out_position.const
+            for out_position in value.out
         ):
+            return False
+        if any(
+            bool(out_position.terms) != bool(position.terms)
+            for out_position, position in zip(value.out, ix)
+        ) or any(position.const for position in ix):
             return False
         symbols = [affine.terms[0][0] for affine in named]
         if len(set(symbols)) != len(symbols) or set(symbols) != space:
@@ -347,23 +376,23 @@ class _Decision:
         return True
 
 
-def _is_free(v: Value) -> bool:
+def _is_free(value: Value) -> bool:
     """A stored value seen through index maps alone, or a short function of indices, such as a mask."""
-    if isinstance(v, Lazy) and v.index_only:
-        return _count(v, MOST_OF_INDICES) <= MOST_OF_INDICES
-    while isinstance(v, Lazy) and v.is_view and len(v.operands) == 1:
-        v = v.operands[0]
-    return isinstance(v, (Stored, Literal))
+    if isinstance(value, Lazy) and value.index_only:
+        return _count(value, MOST_OF_INDICES) <= MOST_OF_INDICES
+    while isinstance(value, Lazy) and value.is_view and len(value.operands) == 1:
+        value = value.operands[0]
+    return isinstance(value, (Stored, Literal))
 
 
-def _count(v: Value, most: int) -> int:
-    """Counts the values that `v` is made of; stops soon after `most`.
+def _count(value: Value, most: int) -> int:
+    """Counts the values that `value` is made of; stops soon after `most`.
 
     One that costs anything is too many.
     """
-    count, left = 0, [v]
+    count, left = 0, [value]
     while left and count <= most:
-        v = left.pop()
-        count += 1 if v.cost == 0 else most + 1
-        left += v.ins
+        value = left.pop()
+        count += 1 if value.cost == 0 else most + 1
+        left += value.ins
     return count

@@ -80,39 +80,39 @@ class PendingReads:
             inside, to_come, seen = self._inside[buf], self._to_come[buf], {}
             while to_come and to_come[0][0] <= now:
                 inside[heapq.heappop(to_come)[2]] = None
-            for v in list(inside):
-                place = self._resolve(v)
+            for value in list(inside):
+                place = self._resolve(value)
                 if (
                     not isinstance(place, Stored)
                     or place.buf.root is not buf
-                    or not self._is_used(v, now, found, seen)
+                    or not self._is_used(value, now, found, seen)
                 ):
-                    del inside[v]
+                    del inside[value]
         return sorted(found, key=found.__getitem__)
 
     def _is_used(
-        self, v: Value, now: Order, found: dict[Value, tuple], seen: dict[Value, bool]
+        self, value: Value, now: Order, found: dict[Value, tuple], seen: dict[Value, bool]
     ) -> bool:
-        """Whether anything to come needs `v`.
+        """Whether anything to come needs `value`.
 
         Puts into `found` what it is read through; forgets uses that are over.
         """
-        if v in seen:
-            return seen[v]
-        if self._order(v) > now:
+        if value in seen:
+            return seen[value]
+        if self._order(value) > now:
             return True
         left = []
-        for use in self._uses[v]:
+        for use in self._uses[value]:
             if use.order > now:
                 left.append(use)
                 key = (len(use.order), use.order, use.position)
-                found[v] = min(key, found.get(v, key))
+                found[value] = min(key, found.get(value, key))
             elif now[: len(use.order)] == use.order != () or (
                 use.user is not None
                 and self._resolve(use.user) is use.user
                 and self._is_used(use.user, now, found, seen)
             ):  # under way: regions inside may use it
                 left.append(use)
-        self._uses[v] = left
-        seen[v] = bool(left)
-        return seen[v]
+        self._uses[value] = left
+        seen[value] = bool(left)
+        return seen[value]

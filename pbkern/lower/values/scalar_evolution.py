@@ -29,39 +29,47 @@ class _Undefined(Exception):
     """A quotient by zero, a shift by too much."""
 
 
-def _quotient(p, a, b):
+def _quotient(params, dividend, divisor):
     """Rounded toward zero, as XLA does."""
-    if np.any(np.equal(b, 0)):
+    if np.any(np.equal(divisor, 0)):
         raise _Undefined
-    return np.abs(a) // np.abs(b) * np.where(np.less(a, 0) == np.less(b, 0), 1, -1)
+    return (
+        np.abs(dividend)
+        // np.abs(divisor)
+        * np.where(np.less(dividend, 0) == np.less(divisor, 0), 1, -1)
+    )
 
 
 def _shift(f):
-    def shifted(p, a, b):
-        if np.any(np.less(b, 0)) or np.any(np.greater_equal(b, 8 * np.asarray(a).dtype.itemsize)):
+    def shifted(params, value, count):
+        if np.any(np.less(count, 0)) or np.any(
+            np.greater_equal(count, 8 * np.asarray(value).dtype.itemsize)
+        ):
             raise _Undefined
-        return f(a, b)
+        return f(value, count)
 
     return shifted
 
 
 RULES = NUMPY_RULES | {
     "div": _quotient,
-    "rem": lambda p, a, b: a - _quotient(p, a, b) * b,
-    "sign": lambda p, a: np.sign(a),
-    "clamp": lambda p, low, x, high: np.minimum(np.maximum(x, low), high),
+    "rem": lambda params, dividend, divisor: (
+        dividend - _quotient(params, dividend, divisor) * divisor
+    ),
+    "sign": lambda params, operand: np.sign(operand),
+    "clamp": lambda params, low, x, high: np.minimum(np.maximum(x, low), high),
     "shift_left": _shift(np.left_shift),
     "shift_right_arithmetic": _shift(np.right_shift),
-    "convert_element_type": lambda p, a: a,
+    "convert_element_type": lambda params, operand: operand,
 }
 
 
-def known(builder, v: Value) -> Expr | None:
+def known(builder, value: Value) -> Expr | None:
     """The value of a scalar as an expression without loads, None where it is not known."""
-    if isinstance(v, Literal):
-        return v.at(builder.pool, (), False)
-    if isinstance(v, Lazy) and v.shape == () and not v.operands and v.index_only:
-        return v.combine(builder.pool, (), [])
+    if isinstance(value, Literal):
+        return value.at(builder.pool, (), False)
+    if isinstance(value, Lazy) and value.shape == () and not value.operands and value.index_only:
+        return value.combine(builder.pool, (), [])
     return None
 
 
@@ -84,14 +92,14 @@ def simplified(builder, value: Lazy) -> Value:
     return Lazy((), value.dtype, (), lambda ix: (), lambda pool, ix, xs: expr, index_only=True)
 
 
-def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
+def known_index(builder, value: Value, clamp: int | None) -> Affine | None:
     """A known integer scalar as an affine expression; None where it is none or may be outside [0, clamp]."""
-    expr = known(builder, v)
+    expr = known(builder, value)
     if expr is None or expr.kind not in ("const", "index"):
         return None
     if expr.kind == "const":
-        n = int(expr.info)
-        return Affine((), n if clamp is None else min(max(n, 0), clamp))
+        constant = int(expr.info)
+        return Affine((), constant if clamp is None else min(max(constant, 0), clamp))
     found = None if clamp is None else interval(expr.info, builder.bounds)
     return (
         expr.info
@@ -100,10 +108,10 @@ def known_index(builder, v: Value, clamp: int | None) -> Affine | None:
     )
 
 
-def known_bounds(builder, v: Value, clamp: int) -> tuple[int, int]:
+def known_bounds(builder, value: Value, clamp: int) -> tuple[int, int]:
     """(smallest, largest) value of an integer scalar, kept in [0, clamp]."""
-    e = known(builder, v)
-    low, high = (None if e is None else bounds_of(builder, e)) or (0, clamp)
+    expr = known(builder, value)
+    low, high = (None if expr is None else bounds_of(builder, expr)) or (0, clamp)
     return min(max(low, 0), clamp), min(max(high, 0), clamp)
 
 
@@ -135,7 +143,9 @@ def _values(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
             found = node.info
         elif node.kind in ("index", "range"):
             info = node.info if node.kind == "index" else node.info[0]
-            found = sum((symbols[s] * c for s, c in info.terms), np.int64(info.const))
+            found = sum(
+                (symbols[symbol] * coeff for symbol, coeff in info.terms), np.int64(info.const)
+            )
             found = (
                 found if node.kind == "index" else (node.info[1] <= found) & (found < node.info[2])
             )

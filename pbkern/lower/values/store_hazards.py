@@ -26,37 +26,37 @@ def _whereabouts(buf: Buf, index: Index) -> tuple:
 
 
 def protect(
-    b, written: set[Buf], direct: StoreItem | None = None, captured: Sequence[Value] = ()
+    builder, written: set[Buf], direct: StoreItem | None = None, captured: Sequence[Value] = ()
 ) -> None:
     """Stores values elsewhere that are still to be read from buffers about to be written."""
-    asked = [*captured, *b.pending_reads.reading(written, b.now)]
-    if direct is not None and _conflicts(b, direct, written):
+    asked = [*captured, *builder.pending_reads.reading(written, builder.now)]
+    if direct is not None and _conflicts(builder, direct, written):
         asked += materialise.uses(direct)
-    for v in map(b.resolve, asked):
-        if _reads(b, v, written):
-            b.force(v)
+    for value in map(builder.resolve, asked):
+        if _reads(builder, value, written):
+            builder.force(value)
 
 
-def _conflicts(b, item: StoreItem, written: set[Buf]) -> bool:
+def _conflicts(builder, item: StoreItem, written: set[Buf]) -> bool:
     """Whether the statement reads the written buffer at another index than it writes, or before its sums are done."""
-    value = b.resolve(item.value)
+    value = builder.resolve(item.value)
     if (
         isinstance(value, Opaque)
         and value.over_first
-        and not any(_reads(b, operand, written) for operand in value.operands[1:])
+        and not any(_reads(builder, operand, written) for operand in value.operands[1:])
     ):
-        return _conflicts(b, dataclasses.replace(item, value=value.operands[0]), written)
-    asked = [value] if item.mask is None else [value, b.resolve(item.mask)]
-    asked = [v for v in asked if _reads(b, v, written)]
-    if any(isinstance(v, (Contract, Opaque)) for v in asked):
+        return _conflicts(builder, dataclasses.replace(item, value=value.operands[0]), written)
+    asked = [value] if item.mask is None else [value, builder.resolve(item.mask)]
+    asked = [source for source in asked if _reads(builder, source, written)]
+    if any(isinstance(source, (Contract, Opaque)) for source in asked):
         return True
     probe = dims_index([(f"@{k}", size) for k, size in enumerate(item.shape)])
     nest = Nest({f"@{k}": size for k, size in enumerate(item.shape)})
     index = item.place(probe)
-    nest.writes = [Write(item.buf, index, b.pull(v, probe, nest)) for v in asked]
+    nest.writes = [Write(item.buf, index, builder.pull(source, probe, nest)) for source in asked]
 
-    def read(n: Nest) -> list[Expr]:
-        return [load for load in n.loads() if load.info[0].root in written]
+    def read(inner: Nest) -> list[Expr]:
+        return [load for load in inner.loads() if load.info[0].root in written]
 
     def meets(expr: Expr) -> bool:
         buf, at, guard = expr.info
@@ -69,21 +69,26 @@ def _conflicts(b, item: StoreItem, written: set[Buf]) -> bool:
     return bool(summed) or any(expr.kind == "gather" or meets(expr) for expr in read(nest))
 
 
-def is_stored_in(b, v: Value, target: Stored) -> bool:
-    """Whether `v` is what `target` holds, element by element."""
-    v, probe = b.resolve(v), dims_index([(f"@{k}", size) for k, size in enumerate(target.shape)])
-    if not isinstance(v, Stored) or v.shape != target.shape:
+def is_stored_in(builder, value: Value, target: Stored) -> bool:
+    """Whether `value` is what `target` holds, element by element."""
+    value, probe = (
+        builder.resolve(value),
+        dims_index([(f"@{k}", size) for k, size in enumerate(target.shape)]),
+    )
+    if not isinstance(value, Stored) or value.shape != target.shape:
         return False
-    return _whereabouts(v.buf, v.place(probe)) == _whereabouts(target.buf, target.place(probe))
+    return _whereabouts(value.buf, value.place(probe)) == _whereabouts(
+        target.buf, target.place(probe)
+    )
 
 
-def _reads(b, v: Value, bufs: set[Buf]) -> bool:
+def _reads(builder, value: Value, bufs: set[Buf]) -> bool:
     memo: dict[int, bool] = {}
 
     def go(x: Value) -> bool:
-        x = b.resolve(x)
+        x = builder.resolve(x)
         if id(x) not in memo:
             memo[id(x)] = (x.buf.root in bufs) if isinstance(x, Stored) else any(map(go, x.ins))
         return memo[id(x)]
 
-    return go(v)
+    return go(value)

@@ -159,12 +159,12 @@ class ValueRequests:
     forced: bool = False
 
 
-def is_index_only(v: Value) -> bool:
-    return isinstance(v, Literal) or (isinstance(v, Lazy) and v.index_only)
+def is_index_only(value: Value) -> bool:
+    return isinstance(value, Literal) or (isinstance(value, Lazy) and value.index_only)
 
 
 def dims_index(dims: Sequence[tuple[str, int]]) -> Index:
-    return tuple(Affine.symbol(dim) if n > 1 else ZERO for dim, n in dims)
+    return tuple(Affine.symbol(dim) if size > 1 else ZERO for dim, size in dims)
 
 
 __all__ = [

@@ -26,8 +26,8 @@ class AmdDeviceKind:
 
 
 KINDS = {
-    k.architecture: k
-    for k in (
+    kind.architecture: kind
+    for kind in (
         AmdDeviceKind("gfx90a", Amd(warp=64)),
         AmdDeviceKind("gfx942", Amd(warp=64)),
         AmdDeviceKind("gfx1100", Amd(warp=32)),

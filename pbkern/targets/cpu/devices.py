@@ -225,7 +225,7 @@ def device_of(given: str) -> CpuDevice:
         raise OptionError(
             f"libraries are not made for `{system}`",
             why=f"device={given!r}",
-            hint=f"one of {', '.join(f'{name}/{s}' for s in SYSTEMS)}",
+            hint=f"one of {', '.join(f'{name}/{option}' for option in SYSTEMS)}",
         )
     if name == NATIVE:
         return _native(system or "linux")
@@ -260,9 +260,13 @@ def devices_of(given: str | None) -> tuple[CpuDevice, ...]:
                 why=f"{first.name}: {first.triple}, {device.name}: {device.triple}",
                 hint="make two libraries",
             )
-    ordered = sorted(devices, key=lambda d: len(d.needs), reverse=True)
+    ordered = sorted(devices, key=lambda target: len(target.needs), reverse=True)
     if len({dim.needs for dim in ordered}) < len(ordered):
-        alike = next((a.name, b.name) for a, b in itertools.pairwise(ordered) if a.needs == b.needs)
+        alike = next(
+            (left.name, right.name)
+            for left, right in itertools.pairwise(ordered)
+            if left.needs == right.needs
+        )
         raise OptionError(
             "two devices of a library need the same instruction sets",
             why=" and ".join(alike),
@@ -274,18 +278,20 @@ def devices_of(given: str | None) -> tuple[CpuDevice, ...]:
 def _native(system: str) -> CpuDevice:
     """The processor at hand; a library asks for all that it uses of it."""
     flags = cpu_flags(cpuinfo())
-    has = {f for f in (*V4, *FURTHER) if FLAGS.get(f, f) in flags}
+    has = {flag for flag in (*V4, *FURTHER) if FLAGS.get(flag, flag) in flags}
     level = next(
         (name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None
     )
     if level is None:
         raise OptionError(
             "no libraries are made for this computer's processor",
-            why=f"it lacks {', '.join(f for f in V3 if f not in has)}",
+            why=f"it lacks {', '.join(flag for flag in V3 if flag not in has)}",
             hint=f"a device by name: {', '.join(names()[1:])}",
         )
     further = tuple(
-        f for f in FURTHER if f in has and (level == "x86-64-v4" or not f.startswith("avx512"))
+        flag
+        for flag in FURTHER
+        if flag in has and (level == "x86-64-v4" or not flag.startswith("avx512"))
     )
     needs, machine = (*LEVELS[level], *further), detected_machine()
     if (

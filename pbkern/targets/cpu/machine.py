@@ -131,7 +131,7 @@ def detected_machine() -> CpuMachine:
 def rows_alias(stride: int) -> bool:
     """Whether loads of a row wait for stores to neighbouring rows, `stride` bytes apart."""
     apart = (k * stride % ALIAS_BYTES for k in range(1, ALIAS_ROWS + 1))
-    return any(min(n, ALIAS_BYTES - n) < ALIAS_NEAR_BYTES for n in apart)
+    return any(min(distance, ALIAS_BYTES - distance) < ALIAS_NEAR_BYTES for distance in apart)
 
 
 def instruction_sets(flags: Collection[str], bits: int) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class CompilerParams(CheckedParams):
         )
         self._check_semantics()
         self._check_sequence(
-            "allow_input_fusion", lambda b: isinstance(b, bool), "a sequence of True or False"
+            "allow_input_fusion", lambda flag: isinstance(flag, bool), "a sequence of True or False"
         )
 
 

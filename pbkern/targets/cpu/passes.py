@@ -99,13 +99,13 @@ def _packed(stmts: list[Stmt], context: Context, written: set[Buf]) -> list[Stmt
     """Joins dimensions and packs; what several contractions of a list stage alike is staged once."""
     out: list[Stmt] = []
     staged, options = OperandCopies(written), context.options
-    for s in stmts:
-        s = with_bodies(s, lambda inner: _packed(inner, context, written))
-        if not isinstance(s, Nest):
-            out.append(s)
+    for stmt in stmts:
+        stmt = with_bodies(stmt, lambda inner: _packed(inner, context, written))
+        if not isinstance(stmt, Nest):
+            out.append(stmt)
             continue
         for nest in tile_rows(
-            collapse(s, context.pool, context.aliases), context, options.vector_bits
+            collapse(stmt, context.pool, context.aliases), context, options.vector_bits
         ):
             joined = collapse(nest, context.pool, context.aliases)
             out += _joined_copies(pack(joined, context, options, staged), context)
@@ -115,12 +115,12 @@ def _packed(stmts: list[Stmt], context: Context, written: set[Buf]) -> list[Stmt
 def _joined_copies(stmts: list[Stmt], context: Context) -> list[Stmt]:
     """Joins dimensions of nests that packing left without a schedule, also inside its loops."""
     out: list[Stmt] = []
-    for s in stmts:
-        s = with_bodies(s, lambda inner: _joined_copies(inner, context))
-        if isinstance(s, Nest) and s.schedule is None:
-            s = collapse(s, context.pool, context.aliases)
-            fetch_rows(s, context.options.vector_bits)
-        out.append(s)
+    for stmt in stmts:
+        stmt = with_bodies(stmt, lambda inner: _joined_copies(inner, context))
+        if isinstance(stmt, Nest) and stmt.schedule is None:
+            stmt = collapse(stmt, context.pool, context.aliases)
+            fetch_rows(stmt, context.options.vector_bits)
+        out.append(stmt)
     return out
 
 

@@ -28,7 +28,7 @@ def key_bits(dtype) -> int:
 
 def digit_bits(length: int, bits: int) -> int | None:
     """Bits of one digit, for lines of `length` elements; None where comparing each key with all others takes less."""
-    digit = min(range(1, MAX_DIGIT_BITS + 1), key=lambda w: _digits_cycles(length, bits, w))
+    digit = min(range(1, MAX_DIGIT_BITS + 1), key=lambda width: _digits_cycles(length, bits, width))
     return None if _ranks_cycles(length, bits) < _digits_cycles(length, bits, digit) else digit
 
 

@@ -69,7 +69,7 @@ class CpuTarget:
 
     def variations(self) -> list[tuple[str, list]]:
         cores = config.num_threads() or self.machine().cores
-        threads = sorted({n for n in (1, cores // 2) if 1 <= n < cores})
+        threads = sorted({count for count in (1, cores // 2) if 1 <= count < cores})
         return [("max_concurrent_steps", [2, 3]), ("num_threads", threads)]
 
     def identity(self) -> str:
@@ -114,7 +114,9 @@ class CpuTarget:
     def text(self, compiled: cpu_compile.LoadedProgram, stage: str) -> str:
         match stage:
             case "nests":
-                return "\n\n".join(f"{k.name}:\n{k.nests}" for k in compiled.lowered.lowered)
+                return "\n\n".join(
+                    f"{kernel.name}:\n{kernel.nests}" for kernel in compiled.lowered.lowered
+                )
             case "mlir":
                 return f"{compiled.lowered.kernels}\n{compiled.lowered.host}"
             case "llvm":

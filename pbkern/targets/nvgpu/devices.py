@@ -32,8 +32,8 @@ class NvDeviceKind:
 
 
 KINDS = {
-    k.architecture: k
-    for k in (
+    kind.architecture: kind
+    for kind in (
         NvDeviceKind("sm_80", 80, 163 << 10),
         NvDeviceKind("sm_86", 80, 99 << 10),
         NvDeviceKind("sm_89", 80, 99 << 10),
@@ -61,7 +61,11 @@ def of_capability(major: int, minor: int) -> NvDeviceKind:
     such code (CUDA C++ Programming Guide, binary compatibility). Raises OptionError where there is
     none.
     """
-    runs = [k for k in KINDS.values() if k.capability[0] == major and k.capability[1] <= minor]
+    runs = [
+        kind
+        for kind in KINDS.values()
+        if kind.capability[0] == major and kind.capability[1] <= minor
+    ]
     if runs:
         return max(runs, key=lambda run: run.capability)
     raise OptionError(

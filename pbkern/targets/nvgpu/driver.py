@@ -102,9 +102,12 @@ class CudaDriver(LibraryDriver):
         number = self._device(device)
         major, minor = (
             self.number(
-                f"asked for the capability of device {device}", "cuDeviceGetAttribute", a, number
+                f"asked for the capability of device {device}",
+                "cuDeviceGetAttribute",
+                attribute,
+                number,
             )
-            for a in CAPABILITY
+            for attribute in CAPABILITY
         )
         return major, minor
 

@@ -101,10 +101,10 @@ class _ProgramCall:
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         program = self.compiled.program
-        for b in program.buffers:
-            self.memory[b.name] = self._new(b)
-        for b, array in zip(program.inputs, arrays):
-            self.memory[b.name] = np.array(array, b.type.dtype).reshape(-1)
+        for buffer in program.buffers:
+            self.memory[buffer.name] = self._new(buffer)
+        for buffer, array in zip(program.inputs, arrays):
+            self.memory[buffer.name] = np.array(array, buffer.type.dtype).reshape(-1)
         self._steps(program.steps)
         return [self.memory[output.name].reshape(output.type.shape) for output in program.outputs]
 
@@ -115,12 +115,12 @@ class _ProgramCall:
         size, dtype = int(np.prod(buf.type.shape)), np.dtype(buf.type.dtype)
         return np.zeros(size, dtype) if dtype.kind == "c" else np.full(size, poison(dtype), dtype)
 
-    def _view(self, v: BufferView) -> np.ndarray:
+    def _view(self, view: BufferView) -> np.ndarray:
         """The elements of a view, as they lie in memory."""
-        flat = self.memory[v.buffer].view(np.uint8)
-        itemsize, size = np.dtype(v.type.dtype).itemsize, int(np.prod(v.type.shape))
-        start = v.offset.evaluate(self.counters) * itemsize
-        return flat[start : start + size * itemsize].view(v.type.dtype)
+        flat = self.memory[view.buffer].view(np.uint8)
+        itemsize, size = np.dtype(view.type.dtype).itemsize, int(np.prod(view.type.shape))
+        start = view.offset.evaluate(self.counters) * itemsize
+        return flat[start : start + size * itemsize].view(view.type.dtype)
 
     def _steps(self, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -144,14 +144,14 @@ class _ProgramCall:
     def _launch(self, step: Launch) -> None:
         code = self.compiled.codes[id(step.kernel)]
         function = code.function
-        views = [self._view(v) for v in (*step.operands, *step.results)]
+        views = [self._view(buffer_view) for buffer_view in (*step.operands, *step.results)]
         for (
             i,
-            o,
+            output,
         ) in (
             step.kernel.aliases
         ):  # an aliased result starts as a copy of its operand unless it is the same memory
-            result = views[len(step.operands) + o]
+            result = views[len(step.operands) + output]
             if not np.shares_memory(views[i], result):
                 result[:] = views[i]
             views[i] = result
@@ -181,8 +181,8 @@ class _ProgramCall:
             receive(function, arrays[-1], lambda: before)
 
 
-def _padded(a: np.ndarray) -> np.ndarray:
+def _padded(array: np.ndarray) -> np.ndarray:
     """Empty arrays have an address as well."""
-    if a.dtype.kind == "c":
+    if array.dtype.kind == "c":
         raise InternalError("a kernel takes complex numbers")
-    return a if a.size else np.zeros(1, a.dtype)
+    return array if array.size else np.zeros(1, array.dtype)

@@ -55,7 +55,7 @@ class ThreadCosts(CpuCosts):
         longer, shorter = max(found.compute, found.memory), min(found.compute, found.memory)
         overhead = found.seconds - longer - UNOVERLAPPED * shorter
         parallel = min(found.programs, self.cores) / self.cores
-        made: list[Any] = [v for v, _ in outputs]
+        made: list[Any] = [out_var for out_var, _ in outputs]
         stores = sum((nbytes(var.aval) / self.far_bandwidth(nbytes(var.aval)) for var in made), 0.0)
         memory = found.memory * max(parallel, CPU_LEAST_PARALLEL) - stores
         beside = min(

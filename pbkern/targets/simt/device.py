@@ -74,7 +74,9 @@ class Nvidia:
         return ("nvvm.barrier",)
 
     def exchange(self, put: Put, value: str, distance: int) -> str:
-        mask, by, last = (put(f"arith.constant {n} : i32") for n in (-1, distance, 31))
+        mask, by, last = (
+            put(f"arith.constant {constant} : i32") for constant in (-1, distance, 31)
+        )
         return put(f"nvvm.shfl.sync bfly {mask}, {value}, {by}, {last} : i32 -> i32")
 
     def processor(self, put: Put) -> str:

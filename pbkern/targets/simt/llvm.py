@@ -40,22 +40,22 @@ def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping
       vendor: passes for operations that only a vendor has. attributes: of the kernel in the LLVM
         dialect, as MLIR text.
     """
-    m = mlir.bindings()
+    api = mlir.bindings()
     passes = _PASSES.format(
         canonicalize=mlir.CANONICALIZE,
         bits=f"index-bitwidth={function.index_bits}",
-        vendor="".join(f"{p}," for p in vendor),
+        vendor="".join(f"{pass_name}," for pass_name in vendor),
     )
     module = mlir.run_passes(mlir.parse(function.text), passes)
     mlir.check_lowered(module, ("llvm.", "nvvm.", "rocdl."))
     translate = importlib.import_module(
-        f"{m.ir.__name__.rpartition('.')[0]}.dialects.llvm"
+        f"{api.ir.__name__.rpartition('.')[0]}.dialects.llvm"
     ).translate_module_to_llvmir
     with mlir.context():
         for op in module.body.operations:
             if op.operation.name == "llvm.func" and len(op.operation.regions[0].blocks):
                 for name, value in attributes.items():
-                    op.operation.attributes[name] = m.ir.Attribute.parse(value)
+                    op.operation.attributes[name] = api.ir.Attribute.parse(value)
         return translate(module.operation)
 
 

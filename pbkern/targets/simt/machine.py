@@ -41,25 +41,25 @@ class Figures:
 
 def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
     """The figures as the cost model takes them."""
-    f = figures
+    specs = figures
     return Machine(
         name=name,
-        cores=RESIDENT * f.multiprocessors,
+        cores=RESIDENT * specs.multiprocessors,
         vector_bits=32 * warp,
-        l1_bytes=f.near // (2 * RESIDENT),
-        l2_bytes=f.near // RESIDENT,
-        l3_bytes=f.cache,
-        dram_bandwidth=f.bandwidth,
-        l3_bandwidth=2.5 * f.bandwidth,
-        l2_bandwidth=10 * f.bandwidth,
+        l1_bytes=specs.near // (2 * RESIDENT),
+        l2_bytes=specs.near // RESIDENT,
+        l3_bytes=specs.cache,
+        dram_bandwidth=specs.bandwidth,
+        l3_bandwidth=2.5 * specs.bandwidth,
+        l2_bandwidth=10 * specs.bandwidth,
         peak_flops={
-            "float32": f.flops,
-            "float64": f.flops * f.doubles,
-            "bfloat16": f.flops,
-            "float16": f.flops,
-            "int8": f.flops,
+            "float32": specs.flops,
+            "float64": specs.flops * specs.doubles,
+            "bfloat16": specs.flops,
+            "float16": specs.flops,
+            "int8": specs.flops,
         },
-        clock_hz=f.clock,
+        clock_hz=specs.clock,
         launch_seconds=LAUNCH_SECONDS,
         program_seconds=BLOCK_SECONDS,
         source=f"{source}; near caches assumed in proportion to memory; not measured here",

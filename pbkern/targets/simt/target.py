@@ -166,7 +166,7 @@ class ThreadTarget(abc.ABC):
         backend = self.backend_of(options.device)
         return device_functions(
             compiled.program,
-            lambda k: backend.build_options(k, options, compiled.program),
+            lambda kernel: backend.build_options(kernel, options, compiled.program),
             backend.passes,
             backend.emit,
         )

@@ -59,15 +59,15 @@ def runs(indexer) -> list[StridedRun] | None:
 
 
 def before(
-    t, shape: Sequence[int], dtype: np.dtype, taken: Sequence[StridedRun]
+    transform, shape: Sequence[int], dtype: np.dtype, taken: Sequence[StridedRun]
 ) -> tuple[list[StridedRun], object] | None:
     """(Runs of t's operand, the transform of what they take), or None if they would have to take more.
 
     Args:
-      t: a reshape, transpose or bitcast of a value of this shape and dtype.
+      transform: a reshape, transpose or bitcast of a value of this shape and dtype.
       taken: Runs of its result.
     """
-    match t:
+    match transform:
         case _jax.ReshapeTransform(shape=after):
             return _before_reshape(shape, after, taken)
         case _jax.TransposeTransform(permutation=p):
@@ -76,30 +76,34 @@ def before(
             order = tuple(kept.index(dim) for dim in p if not inverse[dim].point)
             return inverse, _jax.TransposeTransform(order)
         case _jax.BitcastTransform(dtype=new):
-            return _before_bitcast(t, bitcasts.width(dtype), bitcasts.width(new), taken)
+            return _before_bitcast(transform, bitcasts.width(dtype), bitcasts.width(new), taken)
     return None
 
 
-def shape_after(t, shape: Sequence[int], dtype: np.dtype) -> tuple[int, ...]:
-    match t:
+def shape_after(transform, shape: Sequence[int], dtype: np.dtype) -> tuple[int, ...]:
+    match transform:
         case _jax.ReshapeTransform(shape=after):
             return tuple(after)
         case _jax.TransposeTransform(permutation=p):
             return tuple(shape[dim] for dim in p)
     *lead, rows, columns = (1, *shape, 1) if len(shape) == 1 else shape
-    new = (*lead, rows * bitcasts.width(dtype) // bitcasts.width(t.dtype), columns)
+    new = (*lead, rows * bitcasts.width(dtype) // bitcasts.width(transform.dtype), columns)
     return (new[-2],) if len(shape) == 1 else new
 
 
 def _before_bitcast(
-    t, old: int, new: int, taken: Sequence[StridedRun]
+    transform, old: int, new: int, taken: Sequence[StridedRun]
 ) -> tuple[list[StridedRun], object] | None:
     if old == new:
-        return list(taken), t
+        return list(taken), transform
     if len(taken) < 2 or taken[-1].point or taken[-2].point or taken[-2].stride != 1 or new < old:
         return None
-    rows, k = taken[-2], new // old
-    return [*taken[:-2], StridedRun(_times(rows.start, k), rows.size * k), taken[-1]], t
+    rows, ratio = taken[-2], new // old
+    return [
+        *taken[:-2],
+        StridedRun(_times(rows.start, ratio), rows.size * ratio),
+        taken[-1],
+    ], transform
 
 
 def _before_reshape(
@@ -113,50 +117,50 @@ def _before_reshape(
         if inner is None:
             return None
         found += inner
-    return found, _jax.ReshapeTransform(tuple(r.size for r in taken if not r.point))
+    return found, _jax.ReshapeTransform(tuple(run.size for run in taken if not run.point))
 
 
 def _groups(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
     """Smallest runs of dimensions of a and of b that hold the same elements, in order."""
     i = j = 0
     while i < len(a) or j < len(b):
-        left, right, m, n = [], [], 1, 1
+        left, right, left_size, right_size = [], [], 1, 1
         while True:
-            if i < len(a) and (m <= n or j == len(b)):
-                m, i = m * a[i], i + 1
+            if i < len(a) and (left_size <= right_size or j == len(b)):
+                left_size, i = left_size * a[i], i + 1
                 left.append(i - 1)
             elif j < len(b):
-                n, j = n * b[j], j + 1
+                right_size, j = right_size * b[j], j + 1
                 right.append(j - 1)
-            if m == n and ((left and right) or (i == len(a) and j == len(b))):
+            if left_size == right_size and ((left and right) or (i == len(a) and j == len(b))):
                 break
         yield left, right
 
 
 def _within(old: list[int], new: list[int], taken: list[StridedRun]) -> list[StridedRun] | None:
     """Runs of a group's dimensions, of sizes `old`, that hold what `taken` takes of the same elements as sizes `new`."""
-    if all(r.is_whole(n) for r, n in zip(taken, new)):
-        return [StridedRun(0, n) for n in old]
+    if all(run.is_whole(extent) for run, extent in zip(taken, new)):
+        return [StridedRun(0, extent) for extent in old]
     if len(old) == len(new) == 1:
         return [StridedRun(taken[0].start, taken[0].size, taken[0].stride)]
-    partial = [d for d, (r, n) in enumerate(zip(taken, new)) if not r.is_whole(n)]
+    partial = [dim for dim, (run, extent) in enumerate(zip(taken, new)) if not run.is_whole(extent)]
     last = partial[-1]
-    if any(r.size != 1 for r in taken[:last]) or taken[last].stride != 1:
+    if any(run.size != 1 for run in taken[:last]) or taken[last].stride != 1:
         return None  # what they take is not one run of the elements
-    rows = [math.prod(new[d + 1 :]) for d in range(len(new))]
+    rows = [math.prod(new[dim + 1 :]) for dim in range(len(new))]
     count = taken[last].size * rows[last]
-    steps = [math.prod(old[d + 1 :]) for d in range(len(old))]
+    steps = [math.prod(old[dim + 1 :]) for dim in range(len(old))]
     for axis, step in enumerate(steps):
         aligned = all(
-            (r.start * row if isinstance(r.start, int) else row) % step == 0
-            for r, row in zip(taken, rows)
+            (run.start * row if isinstance(run.start, int) else row) % step == 0
+            for run, row in zip(taken, rows)
         )
         if count % step == 0 and aligned and (axis == 0 or count == step):
             # The run starts at this many steps from the group's first element.
-            start = _sum([_scaled(r.start, row, step) for r, row in zip(taken, rows)])
+            start = _sum([_scaled(run.start, row, step) for run, row in zip(taken, rows)])
             return [
                 *_digits(start, old[: axis + 1], count // step),
-                *(StridedRun(0, n) for n in old[axis + 1 :]),
+                *(StridedRun(0, extent) for extent in old[axis + 1 :]),
             ]
     return None
 
@@ -174,8 +178,8 @@ def _i32(x):
     return jnp.asarray(x, np.int32)
 
 
-def _times(x, k: int):
-    return x * k if isinstance(x, int) else x if k == 1 else _i32(x) * np.int32(k)
+def _times(x, factor: int):
+    return x * factor if isinstance(x, int) else x if factor == 1 else _i32(x) * np.int32(factor)
 
 
 def _scaled(x, k: int, n: int):
@@ -183,12 +187,12 @@ def _scaled(x, k: int, n: int):
     return x * k // n if isinstance(x, int) else _times(x, k // n)
 
 
-def _div(x, n: int):
-    return x // n if isinstance(x, int) else lax.div(_i32(x), np.int32(n))
+def _div(x, divisor: int):
+    return x // divisor if isinstance(x, int) else lax.div(_i32(x), np.int32(divisor))
 
 
-def _rem(x, n: int):
-    return x % n if isinstance(x, int) else lax.rem(_i32(x), np.int32(n))
+def _rem(x, divisor: int):
+    return x % divisor if isinstance(x, int) else lax.rem(_i32(x), np.int32(divisor))
 
 
 def _sum(xs: list):

@@ -20,22 +20,23 @@ from pbkern.dsl.primitives.ref_access import as_index, stays
 from pbkern.frontends.pallas import bitcasts
 
 
-def has_arrays(t) -> bool:
+def has_arrays(transform) -> bool:
     """Whether a transform is an index with arrays in it."""
-    return isinstance(t, _jax.NDIndexer) and any(
-        not _jax.is_slice(index) and np.ndim(index) for index in t.indices
+    return isinstance(transform, _jax.NDIndexer) and any(
+        not _jax.is_slice(index) and np.ndim(index) for index in transform.indices
     )
 
 
-def stays_inside(t) -> bool:
+def stays_inside(transform) -> bool:
     """Whether a transform is no index of which a part can be outside."""
-    return not isinstance(t, _jax.NDIndexer) or all(
-        stays(as_index(index, size), size) for index, size in zip(t.indices, t.shape)
+    return not isinstance(transform, _jax.NDIndexer) or all(
+        stays(as_index(index, size), size)
+        for index, size in zip(transform.indices, transform.shape)
     )
 
 
-def dtype_after(dtype: np.dtype, t) -> np.dtype:
-    return np.dtype(t.dtype) if isinstance(t, _jax.BitcastTransform) else dtype
+def dtype_after(dtype: np.dtype, transform) -> np.dtype:
+    return np.dtype(transform.dtype) if isinstance(transform, _jax.BitcastTransform) else dtype
 
 
 def apply_all(value, dtype: np.dtype, transforms: Sequence, fixed: bool = False, fill: int = 0):
@@ -45,18 +46,18 @@ def apply_all(value, dtype: np.dtype, transforms: Sequence, fixed: bool = False,
     return value
 
 
-def _apply(value, dtype: np.dtype, t, fixed: bool, fill: int = 0):
-    match t:
+def _apply(value, dtype: np.dtype, transform, fixed: bool, fill: int = 0):
+    match transform:
         case _jax.ReshapeTransform(shape=shape):
             return lax.reshape(value, tuple(shape))
         case _jax.TransposeTransform(permutation=p):
             return lax.transpose(value, tuple(p))
         case _jax.BitcastTransform():
-            return bitcasts.rows(value, dtype, dtype_after(dtype, t))
+            return bitcasts.rows(value, dtype, dtype_after(dtype, transform))
         case _jax.NDIndexer():
-            return _index_value(value, t, fixed, fill)
+            return _index_value(value, transform, fixed, fill)
     raise UnsupportedOp(
-        f"Ref transform {type(t).__name__}",
+        f"Ref transform {type(transform).__name__}",
         hint="index, reshape, transpose and bitcast are supported",
     )
 
@@ -65,41 +66,43 @@ def replaced(value, dtype: np.dtype, transforms: Sequence, new, fixed: bool = Fa
     """The value with the part that `transforms` select replaced by `new`."""
     if not transforms:
         return new
-    t, rest = transforms[0], transforms[1:]
-    if not rest and not isinstance(t, _jax.NDIndexer):
+    transform, rest = transforms[0], transforms[1:]
+    if not rest and not isinstance(transform, _jax.NDIndexer):
         inner = new
     else:
-        inner = replaced(_apply(value, dtype, t, fixed), dtype_after(dtype, t), rest, new, fixed)
-    match t:
+        inner = replaced(
+            _apply(value, dtype, transform, fixed), dtype_after(dtype, transform), rest, new, fixed
+        )
+    match transform:
         case _jax.ReshapeTransform():
             return lax.reshape(inner, value.shape)
         case _jax.TransposeTransform(permutation=p):
             return lax.transpose(inner, tuple(np.argsort(p)))
         case _jax.BitcastTransform():
-            return bitcasts.rows(inner, dtype_after(dtype, t), dtype)
-    return _update_value(value, t, inner, fixed)
+            return bitcasts.rows(inner, dtype_after(dtype, transform), dtype)
+    return _update_value(value, transform, inner, fixed)
 
 
-def _index_value(value, t, fixed: bool, fill: int):
-    if has_arrays(t):
-        for axis, index in enumerate(t.indices):
+def _index_value(value, indexer, fixed: bool, fill: int):
+    if has_arrays(indexer):
+        for axis, index in enumerate(indexer.indices):
             if _jax.is_slice(index):
                 span = _span(index)
                 value, (start,) = _widened(value, [(axis, index, span)], [index.start], fixed, fill)
                 window = lax.dynamic_slice_in_dim(value, start, span, axis)
                 value = lax.slice_in_dim(window, 0, span, index.stride, axis)
-        return value[tuple(slice(None) if _jax.is_slice(i) else i for i in t.indices)]
-    starts, spans, strides, points = _slices(t)
-    slices = [(d, i, spans[d]) for d, i in enumerate(t.indices)]
+        return value[tuple(slice(None) if _jax.is_slice(i) else i for i in indexer.indices)]
+    starts, spans, strides, points = _slices(indexer)
+    slices = [(dim, i, spans[dim]) for dim, i in enumerate(indexer.indices)]
     value, starts = _widened(value, slices, starts, fixed, fill)
     window = lax.dynamic_slice(value, starts, spans)
     window = lax.slice(window, [0] * window.ndim, spans, strides)
     return lax.squeeze(window, points)
 
 
-def _update_value(value, t, new, fixed: bool):
-    starts, spans, strides, points = _slices(t)
-    slices = [(axis, index, spans[axis]) for axis, index in enumerate(t.indices)]
+def _update_value(value, indexer, new, fixed: bool):
+    starts, spans, strides, points = _slices(indexer)
+    slices = [(axis, index, spans[axis]) for axis, index in enumerate(indexer.indices)]
     wide, starts = _widened(value, slices, starts, fixed, 0)
     new = lax.expand_dims(new, points)
     if math.prod(strides) != 1:  # widen with what is between
@@ -111,7 +114,7 @@ def _update_value(value, t, new, fixed: bool):
         inside = lax.pad(jnp.ones(new.shape, bool), np.False_, config)
         new = lax.select(inside, lax.pad(new, np.zeros((), new.dtype), config), window)
     wide = lax.dynamic_update_slice(wide, new, starts)
-    margins = [(size - n) // 2 for size, n in zip(wide.shape, value.shape)]
+    margins = [(size - extent) // 2 for size, extent in zip(wide.shape, value.shape)]
     return lax.slice(wide, margins, [margin + size for margin, size in zip(margins, value.shape)])
 
 
@@ -119,11 +122,11 @@ def _widened(value, slices: Sequence[tuple], starts: Sequence, fixed: bool, fill
     """(value, starts): with `fixed`, a span is added on both sides of dimensions that a (dimension, index, span) may leave."""
     margins, moved = [0] * value.ndim, []
     for (dim, i, span), start in zip(slices, starts):
-        n, start = value.shape[dim], jnp.asarray(start, np.int32)
-        if fixed and not stays(as_index(i, n), n):
+        extent, start = value.shape[dim], jnp.asarray(start, np.int32)
+        if fixed and not stays(as_index(i, extent), extent):
             margins[dim] = span
             start = lax.clamp(
-                np.int32(0), start + np.int32(span), np.int32(n + span)
+                np.int32(0), start + np.int32(span), np.int32(extent + span)
             )  # where all of it is outside
         moved.append(start)
     if any(margins):
@@ -138,10 +141,10 @@ def _span(i: _jax.Slice) -> int:
     return (int(i.size) - 1) * i.stride + 1 if i.size else 0
 
 
-def _slices(t) -> tuple[list, list[int], list[int], list[int]]:
+def _slices(indexer) -> tuple[list, list[int], list[int], list[int]]:
     """(starts, spans, strides, dimensions to drop) of an indexer without array indices."""
     starts, spans, strides, points = [], [], [], []
-    for axis, index in enumerate(t.indices):
+    for axis, index in enumerate(indexer.indices):
         if _jax.is_slice(index):
             starts.append(index.start)
             spans.append(_span(index))

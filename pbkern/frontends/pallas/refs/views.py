@@ -57,7 +57,10 @@ class IndexedRef:
     @property
     def writes_back(self) -> bool:
         """Whether a store writes elements that it leaves as they are."""
-        return any(isinstance(t, _jax.NDIndexer) and not has_arrays(t) for t in self.rest)
+        return any(
+            isinstance(transform, _jax.NDIndexer) and not has_arrays(transform)
+            for transform in self.rest
+        )
 
     @property
     def stays(self) -> bool:
@@ -132,7 +135,9 @@ class IndexedRef:
         if any(map(has_arrays, self.rest)):
             at, inside = self._gathered_inside()
             at.masked_store(value, jnp.broadcast_to(mask, value.shape) & inside)
-        elif any(isinstance(t, _jax.NDIndexer | _jax.BitcastTransform) for t in self.rest):
+        elif any(
+            isinstance(transform, _jax.NDIndexer | _jax.BitcastTransform) for transform in self.rest
+        ):
             whole = self._whole()
             old = apply_all(whole, self.dtype, self.rest, fixed=True)
             new = lax.select(jnp.broadcast_to(mask, old.shape), value, old)
@@ -208,7 +213,7 @@ class IndexedRef:
         return self._places(fixed=True)
 
     def _places(self, fixed: bool) -> tuple[IndexedRef, jax.Array]:
-        if any(isinstance(t, _jax.BitcastTransform) for t in self.rest):
+        if any(isinstance(transform, _jax.BitcastTransform) for transform in self.rest):
             raise UnsupportedOp(
                 "a store through an array index after a bitcast", hint="index before the bitcast"
             )
@@ -322,23 +327,27 @@ class _ViewAccess:
 
     def __init__(self, ref, dtype: np.dtype):
         self.ref, self.dtype = ref, dtype
-        self.indices: list[Index] = [Range(0, n) for n in _jax.ref_type(jax.typeof(ref))[0]]
+        self.indices: list[Index] = [
+            Range(0, extent) for extent in _jax.ref_type(jax.typeof(ref))[0]
+        ]
         self.order = list(range(len(self.indices)))
         self.rest: list = []
 
-    def take(self, t) -> None:
-        if isinstance(t, _jax.NDIndexer):
-            if self.rest and (exchanged := self._exchanged(t)) is not None:
-                t, self.rest = exchanged
-                self._index(t)
-            elif not self.rest and _composes(t, self.indices, self.order):
-                self._index(t.indices)
+    def take(self, transform) -> None:
+        if isinstance(transform, _jax.NDIndexer):
+            if self.rest and (exchanged := self._exchanged(transform)) is not None:
+                transform, self.rest = exchanged
+                self._index(transform)
+            elif not self.rest and _composes(transform, self.indices, self.order):
+                self._index(transform.indices)
             else:
-                self.rest.append(t)
-        elif isinstance(t, _jax.TransposeTransform) and not self.rest and not self._gathers():
-            self.order = [self.order[axis] for axis in t.permutation]
+                self.rest.append(transform)
+        elif (
+            isinstance(transform, _jax.TransposeTransform) and not self.rest and not self._gathers()
+        ):
+            self.order = [self.order[axis] for axis in transform.permutation]
         else:
-            self.rest.append(t)
+            self.rest.append(transform)
 
     def _gathers(self) -> bool:
         return any(isinstance(index, Gather) for index in self.indices)
@@ -348,28 +357,28 @@ class _ViewAccess:
             outer = self.indices[dim]
             assert isinstance(outer, Range), "the others have no dimension in the order"
             self.indices[dim] = narrow(outer, _from_start(raw, outer.size), add_index, mul_index)
-        self.order = [d for d in self.order if isinstance(self.indices[d], Range)]
+        self.order = [axis for axis in self.order if isinstance(self.indices[axis], Range)]
 
-    def _exchanged(self, t) -> tuple[list, list] | None:
+    def _exchanged(self, indexer) -> tuple[list, list] | None:
         """(indices before the rest, the new rest) with the meaning of the rest, then t."""
-        taken = None if self._gathers() else runs(t)
+        taken = None if self._gathers() else runs(indexer)
         ranges = [i for dim in self.order if isinstance(i := self.indices[dim], Range)]
         if taken is None or len(ranges) < len(self.order):
             return None
         shapes, dtypes = [tuple(range_.size for range_ in ranges)], [self.dtype]
-        for r in self.rest:
-            if isinstance(r, _jax.NDIndexer):
+        for transform in self.rest:
+            if isinstance(transform, _jax.NDIndexer):
                 return None
-            shapes.append(shape_after(r, shapes[-1], dtypes[-1]))
-            dtypes.append(dtype_after(dtypes[-1], r))
+            shapes.append(shape_after(transform, shapes[-1], dtypes[-1]))
+            dtypes.append(dtype_after(dtypes[-1], transform))
         rest = []
-        for r, shape, kind in zip(self.rest[::-1], shapes[-2::-1], dtypes[-2::-1]):
-            found = before(r, shape, kind, taken)
+        for transform, shape, kind in zip(self.rest[::-1], shapes[-2::-1], dtypes[-2::-1]):
+            found = before(transform, shape, kind, taken)
             if found is None:
                 return None
             taken, moved = found
             rest.append(moved)
-        return [r.start if r.point else r.as_slice() for r in taken], rest[::-1]
+        return [run.start if run.point else run.as_slice() for run in taken], rest[::-1]
 
     def view(self) -> IndexedRef:
         kept = sorted(self.order)
@@ -389,8 +398,8 @@ def _from_start(raw, extent: int):
     )
 
 
-def _composes(t, indices: list, order: list) -> bool:
+def _composes(indexer, indices: list, order: list) -> bool:
     """Whether the indexer can join the access: no array index before it, and array indices only in the Ref's own order."""
     if any(isinstance(index, Gather) for index in indices):
         return False
-    return not has_arrays(t) or order == list(range(len(indices)))
+    return not has_arrays(indexer) or order == list(range(len(indices)))

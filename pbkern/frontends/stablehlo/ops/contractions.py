@@ -39,7 +39,7 @@ def dot_general(op, x, y):
 
 
 @rule("stablehlo.convolution")
-def convolution(op, x, w):
+def convolution(op, x, weight):
     conv_dimension_numbers = stablehlo.ConvDimensionNumbers(op.attribute("dimension_numbers"))
     space = list(conv_dimension_numbers.kernel_spatial_dimensions)
     numbers = lax.ConvDimensionNumbers(
@@ -61,11 +61,13 @@ def convolution(op, x, w):
     )
     ones = [1] * len(space)
     reversed_ = [
-        s for s, flipped in zip(space, op.integers("window_reversal", [0] * len(space))) if flipped
+        dim
+        for dim, flipped in zip(space, op.integers("window_reversal", [0] * len(space)))
+        if flipped
     ]
     return lax.conv_general_dilated(
         x,
-        lax.rev(w, reversed_) if reversed_ else w,
+        lax.rev(weight, reversed_) if reversed_ else weight,
         op.integers("window_strides", ones),
         op.pairs("padding", len(space)),
         op.integers("lhs_dilation", ones),

@@ -17,23 +17,23 @@ def while_(op: HloOperation, *given):
     body, test = op.block(1), op.block(0)
     last = [operation.operation for operation in body.operations][-1]
     kept = [k for k, operand in enumerate(last.operands) if operand != body.arguments[k]]
-    start = tuple(jnp.asarray(given[k], op.type(k)[1]) for k in kept)
+    start = tuple(jnp.asarray(given[position], op.type(position)[1]) for position in kept)
 
     def every(carry):
         values = list(given)
-        for k, c in zip(kept, carry):
-            values[k] = c
+        for k, value in zip(kept, carry):
+            values[k] = value
         return values
 
     def step(carry):
         made = op.run_block(body, every(carry))
-        return tuple(jnp.asarray(made[k], op.type(k)[1]) for k in kept)
+        return tuple(jnp.asarray(made[position], op.type(position)[1]) for position in kept)
 
     steps = trip_count(op.mlir, given)
     if steps is not None:
-        carry, _ = lax.scan(lambda c, _: (step(c), None), start, None, length=steps)
+        carry, _ = lax.scan(lambda state, _: (step(state), None), start, None, length=steps)
     else:
-        carry = lax.while_loop(lambda c: op.run_block(test, every(c))[0], step, start)
+        carry = lax.while_loop(lambda state: op.run_block(test, every(state))[0], step, start)
     return every(carry)
 
 
@@ -50,8 +50,8 @@ def if_(op: HloOperation, test):
     return lax.cond(test, _branch(op, 0), _branch(op, 1))
 
 
-def _branch(op: HloOperation, k: int):
-    region = op.region(k)
+def _branch(op: HloOperation, number: int):
+    region = op.region(number)
     return lambda: tuple(jnp.asarray(x, op.type(n)[1]) for n, x in enumerate(region()))
 
 

@@ -63,7 +63,7 @@ BOOLEAN = {"add": "or", "multiply": "and", "maximum": "or", "minimum": "and"}
 @rule("stablehlo.scatter")
 def scatter(op, *operands):
     """Updates that would reach over an end are left out."""
-    n = (len(operands) - 1) // 2
+    num_operands = (len(operands) - 1) // 2
     scatter_dimension_numbers = stablehlo.ScatterDimensionNumbers(
         op.attribute("scatter_dimension_numbers")
     )
@@ -74,13 +74,15 @@ def scatter(op, *operands):
         tuple(scatter_dimension_numbers.input_batching_dims),
         tuple(scatter_dimension_numbers.scatter_indices_batching_dims),
     )
-    indices = _indices_last(operands[n], scatter_dimension_numbers.index_vector_dim)
+    indices = _indices_last(operands[num_operands], scatter_dimension_numbers.index_vector_dim)
     made = []
-    for operand, updates, name in zip(operands[:n], operands[n + 1 :], combiners(op.block(0))):
+    for operand, updates, name in zip(
+        operands[:num_operands], operands[num_operands + 1 :], combiners(op.block(0))
+    ):
         assert name is not None
-        f = SCATTERS[BOOLEAN.get(name, name) if operand.dtype == bool else name]
+        scatter_op = SCATTERS[BOOLEAN.get(name, name) if operand.dtype == bool else name]
         made.append(
-            f(
+            scatter_op(
                 operand,
                 indices,
                 updates,

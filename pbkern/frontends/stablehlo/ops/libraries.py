@@ -25,11 +25,11 @@ def cholesky(op: HloOperation, x):
 
 
 @rule("stablehlo.triangular_solve")
-def triangular_solve(op: HloOperation, a, b):
+def triangular_solve(op: HloOperation, matrix, rhs):
     turned = op.choice("transpose_a")
     return lax.linalg.triangular_solve(
-        a,
-        b,
+        matrix,
+        rhs,
         left_side=op.flag("left_side"),
         lower=op.flag("lower"),
         unit_diagonal=op.flag("unit_diagonal"),
@@ -50,8 +50,8 @@ def _is_uniform(op):
 
 
 def _normalised(op: HloOperation, x, scale, offset, mean, variance):
-    d = op.integer("feature_index")
-    across = lambda v: lax.broadcast_in_dim(v, x.shape, (d,))
+    axis = op.integer("feature_index")
+    across = lambda vector: lax.broadcast_in_dim(vector, x.shape, (axis,))
     return (x - across(mean)) * across(
         lax.rsqrt(variance + x.dtype.type(op.number("epsilon")))
     ) * across(scale) + across(offset)
@@ -76,10 +76,10 @@ def batch_norm_training(op: HloOperation, x, scale, offset):
 @rule("stablehlo.batch_norm_grad")
 def batch_norm_grad(op: HloOperation, x, scale, mean, variance, g):
     """Gradients of batch_norm_training; formula of StableHLO's specification."""
-    d = op.integer("feature_index")
-    others = tuple(k for k in range(x.ndim) if k != d)
-    across = lambda v: lax.broadcast_in_dim(v, x.shape, (d,))
-    count = x.dtype.type(x.size // x.shape[d])
+    axis = op.integer("feature_index")
+    others = tuple(k for k in range(x.ndim) if k != axis)
+    across = lambda vector: lax.broadcast_in_dim(vector, x.shape, (axis,))
+    count = x.dtype.type(x.size // x.shape[axis])
     centred, spread = x - across(mean), lax.rsqrt(variance + x.dtype.type(op.number("epsilon")))
     total, weighted = g.sum(others), (g * centred).sum(others)
     to_x = across(scale * spread / count) * (

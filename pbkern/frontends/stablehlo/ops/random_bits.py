@@ -72,8 +72,9 @@ def _block(counter: list, key: list) -> list:
     """Four words of bits of a counter of four words."""
     for _ in range(ROUNDS):
         (l0, h0), (l1, h1) = (
-            _halves(c.astype("uint64") * np.uint64(m)) for c, m in zip(counter[::2], MULTIPLIERS)
+            _halves(word.astype("uint64") * np.uint64(multiplier))
+            for word, multiplier in zip(counter[::2], MULTIPLIERS)
         )
         counter = [h1 ^ counter[1] ^ key[0], l1, h0 ^ counter[3] ^ key[1], l0]
-        key = [k + np.uint32(s) for k, s in zip(key, KEY_STEPS)]
+        key = [k + np.uint32(step) for k, step in zip(key, KEY_STEPS)]
     return counter

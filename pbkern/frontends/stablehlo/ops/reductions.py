@@ -62,9 +62,13 @@ def starts_at_identity(name: str, start) -> bool:
 
 @rule("stablehlo.reduce")
 def reduce(op: HloOperation, *operands):
-    n = len(operands) // 2
-    xs, starts, dims = operands[:n], operands[n:], tuple(op.integers("dimensions"))
-    name = combiner(op.block(0)) if n == 1 else None
+    num_operands = len(operands) // 2
+    xs, starts, dims = (
+        operands[:num_operands],
+        operands[num_operands:],
+        tuple(op.integers("dimensions")),
+    )
+    name = combiner(op.block(0)) if num_operands == 1 else None
     if name in REDUCTIONS:
         (x,), (start,) = xs, starts
         name = BOOLEAN.get(name, name) if x.dtype == bool else name
@@ -74,7 +78,12 @@ def reduce(op: HloOperation, *operands):
             if starts_at_identity(name, start)
             else PAIRS[name](made, jnp.broadcast_to(start, made.shape))
         )
-    if n == 2 and len(dims) == 1 and _places_along(op, dims[0]) and _starts_low(op, starts):
+    if (
+        num_operands == 2
+        and len(dims) == 1
+        and _places_along(op, dims[0])
+        and _starts_low(op, starts)
+    ):
         best = extreme(op.block(0))
         place = (lax.argmax if best == "argmax" else lax.argmin)(xs[0], dims[0], op.type(1)[1])
         value = (lax.reduce_max if best == "argmax" else lax.reduce_min)(xs[0], dims)
@@ -107,13 +116,13 @@ def _starts_low(op: HloOperation, starts) -> bool:
 
 @rule("stablehlo.reduce_window")
 def reduce_window(op: HloOperation, *operands):
-    n = len(operands) // 2
-    xs, starts, rank = operands[:n], operands[n:], operands[0].ndim
+    num_operands = len(operands) // 2
+    xs, starts, rank = operands[:num_operands], operands[num_operands:], operands[0].ndim
     ones = [1] * rank
     window, strides = op.integers("window_dimensions"), op.integers("window_strides", ones)
     inner, outer = op.integers("base_dilations", ones), op.integers("window_dilations", ones)
     pads = op.pairs("padding", rank)
-    name = combiner(op.block(0)) if n == 1 else None
+    name = combiner(op.block(0)) if num_operands == 1 else None
     if name in PAIRS:
         (x,), (start,) = xs, starts
         name = BOOLEAN.get(name, name) if x.dtype == bool else name
@@ -151,20 +160,22 @@ def _starts_neutral(op: HloOperation, starts) -> bool:
     with jax.ensure_compile_time_eval():
         tried = [np.array([-2.5, -1.0, 0.0, 0.5, 3.0], start.dtype) for start in starts]
         given = [np.broadcast_to(start, (5,)) for start in starts]
-        region = jax.vmap(lambda *v: tuple(op.region(0)(*v)))
+        region = jax.vmap(lambda *values: tuple(op.region(0)(*values)))
         made = (*region(*given, *tried), *region(*tried, *given))
-    return all(bool((np.asarray(m) == t).all()) for m, t in zip(made, (*tried, *tried)))
+    return all(
+        bool((np.asarray(result) == want).all()) for result, want in zip(made, (*tried, *tried))
+    )
 
 
 def _cumulated(shape, window, pads) -> tuple[int, bool] | None:
     """(dimension, whether from its end) of windows that hold all elements before, or behind, each."""
-    wide = [axis for axis, n in enumerate(window) if n != 1]
+    wide = [axis for axis, extent in enumerate(window) if extent != 1]
     if len(wide) != 1 or any(pad != (0, 0) for axis, pad in enumerate(pads) if axis not in wide):
         return None
-    (d,) = wide
-    if window[d] != shape[d] or pads[d] not in ((shape[d] - 1, 0), (0, shape[d] - 1)):
+    (dim,) = wide
+    if window[dim] != shape[dim] or pads[dim] not in ((shape[dim] - 1, 0), (0, shape[dim] - 1)):
         return None
-    return d, pads[d][0] == 0
+    return dim, pads[dim][0] == 0
 
 
 @rule("stablehlo.select_and_scatter")

@@ -40,7 +40,7 @@ def listed() -> str:
             if TABLE.lookup(name).__module__ == family.__name__
         ]
         lines.append(
-            f"| {family.__name__.rpartition('.')[2]} | {', '.join(f'`{n}`' for n in mine)} |"
+            f"| {family.__name__.rpartition('.')[2]} | {', '.join(f'`{name}`' for name in mine)} |"
         )
     return "\n".join(lines)
 

@@ -72,21 +72,21 @@ def attention(call, q, k, v, dropout, causal, *, attn_mask, scale):
 def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_mask, scale):
     """Causal queries come in parts, each with the keys up to its last one: more than half of the others' work is masked."""
     _check(dropout)
-    heads, (m, _), n = k.shape[-3], q.shape[-2:], k.shape[-2]
+    heads, (num_queries, _), num_keys = k.shape[-3], q.shape[-2:], k.shape[-2]
     k, v = (_shared(x, q.shape[-3]) for x in (k, v))
     parted = causal and attn_mask is None
-    rows = max(-(-m // PARTS), ROWS) if parted else max(m, 1)
+    rows = max(-(-num_queries // PARTS), ROWS) if parted else max(num_queries, 1)
     to_q, to_keys = [], []
-    for first in range(0, max(m, 1), rows):
-        keys = min(first + rows, n) if parted else n
+    for first in range(0, max(num_queries, 1), rows):
+        keys = min(first + rows, num_keys) if parted else num_keys
         queries = [
-            lax.slice_in_dim(x, first, min(first + rows, m), axis=-2)
+            lax.slice_in_dim(x, first, min(first + rows, num_queries), axis=-2)
             for x in (g, q, made, sums[..., None])
         ]
         seen = [lax.slice_in_dim(x, 0, keys, axis=-2) for x in (k, v)]
         part, *of_keys = _gradients(*queries, *seen, causal, attn_mask, scale, first)
         to_q.append(part)
-        to_keys.append([_with_zeros(key, n) for key in of_keys])
+        to_keys.append([_with_zeros(key, num_keys) for key in of_keys])
     to_k, to_v = (functools.reduce(jnp.add, parts) for parts in zip(*to_keys))
     return jnp.concatenate(to_q, -2), _summed(to_k, heads), _summed(to_v, heads)
 

@@ -48,7 +48,7 @@ def arange(call, *bounds, **_):
     Integers are cut before anything is computed with them.
     """
     start, _end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    start, step = (as_type(n, call.dtype) for n in (start, step))
+    start, step = (as_type(scalar, call.dtype) for scalar in (start, step))
     return (
         start + jnp.arange(call.shape[0], dtype=call.dtype) * step
         if call.shape[0]
@@ -59,7 +59,7 @@ def arange(call, *bounds, **_):
 @op("aten::linspace")
 def linspace(call, start, end, steps, **_):
     """From both ends to the middle; steps between integers are float64, and what they reach is cut."""
-    start, end = (as_type(n, call.dtype) for n in (start, end))
+    start, end = (as_type(scalar, call.dtype) for scalar in (start, end))
     if steps < 2:
         return jnp.broadcast_to(start, call.shape)
     wide = (

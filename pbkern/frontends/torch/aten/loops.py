@@ -9,34 +9,34 @@ from jax import lax
 from .table import op
 
 
-def _step(kind, x, h, c, weight, bias):
-    own = jnp.matmul(h, weight.T) + bias
+def _step(kind, x, hidden, cell, weight, bias):
+    own = jnp.matmul(hidden, weight.T) + bias
     if kind == "gru":
         (r, z, n), (own_r, own_z, own_n) = jnp.split(x, 3, -1), jnp.split(own, 3, -1)
         z, n = jax.nn.sigmoid(z + own_z), jnp.tanh(n + jax.nn.sigmoid(r + own_r) * own_n)
-        return n + z * (h - n), c
+        return n + z * (hidden - n), cell
     if kind == "lstm":
         i, f, g, o = jnp.split(x + own, 4, -1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        return jax.nn.sigmoid(o) * jnp.tanh(c), c
-    return (jnp.tanh if kind == "tanh" else jax.nn.relu)(x + own), c
+        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+    return (jnp.tanh if kind == "tanh" else jax.nn.relu)(x + own), cell
 
 
-def _loop(kind, gates, h, c, weight, bias, reverse):
+def _loop(kind, gates, hidden, cell, weight, bias, reverse):
     def body(carry, x):
-        h, c = _step(kind, x, *carry, weight, bias)
-        return (h, c), h
+        new_hidden, new_cell = _step(kind, x, *carry, weight, bias)
+        return (new_hidden, new_cell), new_hidden
 
-    (h, c), made = lax.scan(body, (h, c), gates, reverse=reverse)
-    return made, h, c
+    (hidden, cell), made = lax.scan(body, (hidden, cell), gates, reverse=reverse)
+    return made, hidden, cell
 
 
 @op("pbkern::recur")
-def recur(call, kind, gates, h, c, weight, bias, reverse):
-    return _loop(kind, gates, h, c, weight, bias, reverse)
+def recur(call, kind, gates, hidden, cell, weight, bias, reverse):
+    return _loop(kind, gates, hidden, cell, weight, bias, reverse)
 
 
 @op("pbkern::recur_backward")
-def recur_backward(call, kind, gy, gh, gc, gates, h, c, weight, bias, reverse):
-    _, vjp = jax.vjp(lambda *state: _loop(kind, *state, reverse), gates, h, c, weight, bias)
+def recur_backward(call, kind, gy, gh, gc, gates, hidden, cell, weight, bias, reverse):
+    _, vjp = jax.vjp(lambda *state: _loop(kind, *state, reverse), gates, hidden, cell, weight, bias)
     return vjp((gy, gh, gc))

@@ -18,19 +18,23 @@ from pbkern.core.ops.window_winners import scatter_to_winners
 from .table import as_list, op
 
 
-def _windows(x, n, kernel, stride, padding, dilation, ceil):
+def _windows(x, rank, kernel, stride, padding, dilation, ceil):
     """(window, strides, dilation, pads) of reduce_window over the last n dimensions."""
-    kernel, padding, dilation = as_list(kernel, n), as_list(padding, n), as_list(dilation, n)
-    stride = as_list(stride, n) if stride else kernel
+    kernel, padding, dilation = (
+        as_list(kernel, rank),
+        as_list(padding, rank),
+        as_list(dilation, rank),
+    )
+    stride = as_list(stride, rank) if stride else kernel
     pads = []
-    for size, k, s, p, dim in zip(x.shape[-n:], kernel, stride, padding, dilation):
-        reach = dim * (k - 1) + 1
-        count = (size + 2 * p - reach) // s + 1
+    for size, width, step, pad, dim in zip(x.shape[-rank:], kernel, stride, padding, dilation):
+        reach = dim * (width - 1) + 1
+        count = (size + 2 * pad - reach) // step + 1
         if ceil:
-            count = -(-(size + 2 * p - reach) // s) + 1
-            count -= (count - 1) * s >= size + p
-        pads.append((p, max((count - 1) * s + reach - size - p, 0)))
-    lead = (1,) * (x.ndim - n)
+            count = -(-(size + 2 * pad - reach) // step) + 1
+            count -= (count - 1) * step >= size + pad
+        pads.append((pad, max((count - 1) * step + reach - size - pad, 0)))
+    lead = (1,) * (x.ndim - rank)
     return (
         lead + tuple(kernel),
         lead + tuple(stride),
@@ -43,24 +47,24 @@ def _lowest(dtype):
     return np.array(-np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min, dtype)
 
 
-def _max_pool(x, n, kernel, stride, padding, dilation, ceil):
-    window, strides, spread, pads = _windows(x, n, kernel, stride, padding, dilation, ceil)
+def _max_pool(x, rank, kernel, stride, padding, dilation, ceil):
+    window, strides, spread, pads = _windows(x, rank, kernel, stride, padding, dilation, ceil)
     return lax.reduce_window(
         x, _lowest(x.dtype), lax.max, window, strides, pads, window_dilation=spread
     )
 
 
-def _max_places(x, n, kernel, stride, padding, dilation, ceil):
+def _max_places(x, rank, kernel, stride, padding, dilation, ceil):
     """Places in the flat plane of each window's greatest element: the first of equal ones, the last NaN."""
-    window, strides, spread, pads = _windows(x, n, kernel, stride, padding, dilation, ceil)
-    plane = int(np.prod(x.shape[-n:]))
-    places = jnp.broadcast_to(jnp.arange(plane).reshape(x.shape[-n:]), x.shape)
+    window, strides, spread, pads = _windows(x, rank, kernel, stride, padding, dilation, ceil)
+    plane = int(np.prod(x.shape[-rank:]))
+    places = jnp.broadcast_to(jnp.arange(plane).reshape(x.shape[-rank:]), x.shape)
 
-    def greater(a, b):
-        is_nan, other_is = a[0] != a[0], b[0] != b[0]
-        before = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
-        better = jnp.where(is_nan | other_is, is_nan & (~other_is | (a[1] > b[1])), before)
-        return jnp.where(better, a[0], b[0]), jnp.where(better, a[1], b[1])
+    def greater(lhs, rhs):
+        is_nan, other_is = lhs[0] != lhs[0], rhs[0] != rhs[0]
+        before = (lhs[0] > rhs[0]) | ((lhs[0] == rhs[0]) & (lhs[1] < rhs[1]))
+        better = jnp.where(is_nan | other_is, is_nan & (~other_is | (lhs[1] > rhs[1])), before)
+        return jnp.where(better, lhs[0], rhs[0]), jnp.where(better, lhs[1], rhs[1])
 
     start = (jnp.asarray(_lowest(x.dtype)), jnp.asarray(plane, places.dtype))
     return lax.reduce_window(
@@ -68,9 +72,9 @@ def _max_places(x, n, kernel, stride, padding, dilation, ceil):
     )[1]
 
 
-def _max_pool_rule(n):
+def _max_pool_rule(rank):
     def rule(call, x, kernel, stride, padding, dilation, ceil):
-        config = (n, kernel, stride, padding, dilation, ceil)
+        config = (rank, kernel, stride, padding, dilation, ceil)
         places = _max_places(x, *config) if 1 in call.used else jnp.zeros(call.shapes[1], np.int64)
         return _max_pool(x, *config), places
 
@@ -81,14 +85,14 @@ def _max_pool_rule(n):
 MAX_WINDOW = 64
 
 
-def _max_pool_gradient(n):
+def _max_pool_gradient(rank):
     def rule(call, g, x, kernel, stride, padding, dilation, ceil, *places):
         """The greatest element of a window gets its gradient: the first of equal ones, the last NaN."""
-        config = (n, kernel, stride, padding, dilation, ceil)
+        config = (rank, kernel, stride, padding, dilation, ceil)
         window, strides, spread, pads = _windows(x, *config)
         if math.prod(window) > MAX_WINDOW:
-            return _added_at(_max_places(x, *config), g, x.shape, n)
-        winner = _winners(x, n, g.shape, window, strides, spread, pads)
+            return _added_at(_max_places(x, *config), g, x.shape, rank)
+        winner = _winners(x, rank, g.shape, window, strides, spread, pads)
         if max(spread) == 1:
             return scatter_to_winners(winner, g, x.shape, window, strides, pads)
         return _scattered(winner, g, x.shape, window, strides, spread, pads)
@@ -96,19 +100,21 @@ def _max_pool_gradient(n):
     return rule
 
 
-def _added_at(places, g, shape, n):
+def _added_at(places, g, shape, rank):
     """Zeros of this shape, and gradients at places in flat planes."""
-    planes, size = math.prod(shape[:-n]), math.prod(shape[-n:])
+    planes, size = math.prod(shape[:-rank]), math.prod(shape[-rank:])
     flat = jnp.zeros((planes, size), g.dtype)
     rows = jnp.arange(planes)[:, None]
     return flat.at[rows, places.reshape(planes, -1)].add(g.reshape(planes, -1)).reshape(shape)
 
 
 def _offsets(window, spread):
-    return list(itertools.product(*[range(0, w * dim, dim) for w, dim in zip(window, spread)]))
+    return list(
+        itertools.product(*[range(0, extent * dim, dim) for extent, dim in zip(window, spread)])
+    )
 
 
-def _winners(x, n, counts, window, strides, spread, pads):
+def _winners(x, rank, counts, window, strides, spread, pads):
     """i32 array: the row-major number in its window of each window's greatest element.
 
     Padding wins nothing.
@@ -118,11 +124,13 @@ def _winners(x, n, counts, window, strides, spread, pads):
         if any(map(any, pads))
         else x
     )
-    winner, best, seen = jnp.zeros(counts, np.int32), None, np.zeros(counts[-n:], bool)
+    winner, best, seen = jnp.zeros(counts, np.int32), None, np.zeros(counts[-rank:], bool)
     for k, offset in enumerate(_offsets(window, spread)):
-        ends = [o + (size - 1) * stride + 1 for o, size, stride in zip(offset, counts, strides)]
+        ends = [
+            begin + (size - 1) * stride + 1 for begin, size, stride in zip(offset, counts, strides)
+        ]
         here = lax.slice(padded, offset, ends, strides)
-        inside = _inside(*(v[-n:] for v in (x.shape, counts, offset, strides, pads)))
+        inside = _inside(*(dims[-rank:] for dims in (x.shape, counts, offset, strides, pads)))
         wins = (here != here) | (here > best) if best is not None else None
         if (
             best is not None and (inside & ~seen).any()
@@ -137,12 +145,12 @@ def _winners(x, n, counts, window, strides, spread, pads):
 def _inside(sizes, counts, offset, strides, pads) -> np.ndarray:
     """Per window, whether its element at this offset lies in the array."""
     found = np.ones(counts, bool)
-    for axis, (size, count, o, stride, (low, _)) in enumerate(
+    for axis, (size, count, begin, stride, (low, _)) in enumerate(
         zip(sizes, counts, offset, strides, pads)
     ):
-        at = np.arange(count) * stride + o - low
+        at = np.arange(count) * stride + begin - low
         found &= ((at >= 0) & (at < size)).reshape(
-            [-1 if e == axis else 1 for e in range(len(counts))]
+            [-1 if dim == axis else 1 for dim in range(len(counts))]
         )
     return found
 
@@ -152,10 +160,12 @@ def _scattered(winner, g, shape, window, strides, spread, pads):
     sizes = [low + size + high for size, (low, high) in zip(shape, pads)]
     total = jnp.zeros(sizes, g.dtype)
     for k, offset in enumerate(_offsets(window, spread)):
-        ends = [o + (size - 1) * stride + 1 for o, size, stride in zip(offset, g.shape, strides)]
+        ends = [
+            begin + (size - 1) * stride + 1 for begin, size, stride in zip(offset, g.shape, strides)
+        ]
         config = [
-            (o, size - end, stride - 1)
-            for o, end, stride, size in zip(offset, ends, strides, sizes)
+            (begin, size - end, stride - 1)
+            for begin, end, stride, size in zip(offset, ends, strides, sizes)
         ]
         total = total + lax.pad(jnp.where(winner == k, g, 0), np.zeros((), g.dtype), config)
     return lax.slice(
@@ -163,29 +173,31 @@ def _scattered(winner, g, shape, window, strides, spread, pads):
     )
 
 
-def _mean_pool(x, n, kernel, stride=(), padding=0, ceil=False, with_padding=True, divisor=None):
-    window, strides, _, pads = _windows(x, n, kernel, stride, padding, 1, ceil)
+def _mean_pool(x, rank, kernel, stride=(), padding=0, ceil=False, with_padding=True, divisor=None):
+    window, strides, _, pads = _windows(x, rank, kernel, stride, padding, 1, ceil)
 
-    def summed(a, pads):
+    def summed(array, pads):
         return lax.reduce_window(
-            a,
-            np.zeros((), a.dtype),
+            array,
+            np.zeros((), array.dtype),
             lax.add,
-            window[-a.ndim :],
-            strides[-a.ndim :],
-            pads[-a.ndim :],
+            window[-array.ndim :],
+            strides[-array.ndim :],
+            pads[-array.ndim :],
         )
 
     sums = summed(x, pads)
     if divisor:
         return sums / divisor
     if not with_padding:
-        return sums / summed(jnp.ones(x.shape[-n:], x.dtype), pads)
+        return sums / summed(jnp.ones(x.shape[-rank:], x.dtype), pads)
     if not ceil:
         return sums / int(np.prod(window))
-    own = as_list(padding, n)  # what ceil_mode adds behind the padding does not count
-    padded = jnp.ones([size + 2 * p for size, p in zip(x.shape[-n:], own)], x.dtype)
-    return sums / summed(padded, [(0, max(high - p, 0)) for (_, high), p in zip(pads[-n:], own)])
+    own = as_list(padding, rank)  # what ceil_mode adds behind the padding does not count
+    padded = jnp.ones([size + 2 * pad for size, pad in zip(x.shape[-rank:], own)], x.dtype)
+    return sums / summed(
+        padded, [(0, max(high - pad, 0)) for (_, high), pad in zip(pads[-rank:], own)]
+    )
 
 
 for _n in (1, 2, 3):
@@ -203,16 +215,18 @@ for _n in (2, 3):
 def _adaptive_mean(x, sizes):
     """Means of parts of each dimension, which may share elements at their ends."""
     for axis, parts in zip(range(-len(sizes), 0), sizes):
-        n = x.shape[axis]
+        extent = x.shape[axis]
         if parts == 1:
             x = x.mean(axis, keepdims=True)
-        elif n % parts == 0:
+        elif extent % parts == 0:
             axis %= x.ndim
-            x = x.reshape(*x.shape[:axis], parts, n // parts, *x.shape[axis + 1 :]).mean(axis + 1)
+            x = x.reshape(*x.shape[:axis], parts, extent // parts, *x.shape[axis + 1 :]).mean(
+                axis + 1
+            )
         else:
-            lows = np.arange(parts) * n // parts
-            highs = -(-np.arange(1, parts + 1) * n // parts)
-            places = np.arange(n)[:, None]
+            lows = np.arange(parts) * extent // parts
+            highs = -(-np.arange(1, parts + 1) * extent // parts)
+            places = np.arange(extent)[:, None]
             inside = (places >= lows) & (
                 places < highs
             )  # [n, parts]; products with zeros would spread NaN
@@ -228,7 +242,7 @@ for _n in (2, 3):
     )
 
 
-def _nearest(n: int):
+def _nearest(rank: int):
     def rule(call, x, size, *scales):
         """Torch rounds places down, in float32.
 
@@ -236,7 +250,7 @@ def _nearest(n: int):
         """
         if len(scales) == 1 and isinstance(scales[0], list | tuple):
             (scales,) = scales
-        for axis, scale in itertools.zip_longest(range(-n, 0), scales):
+        for axis, scale in itertools.zip_longest(range(-rank, 0), scales):
             outs, ins = call.shape[axis], x.shape[axis]
             step = np.float32(1 / scale if scale else ins / outs)
             places = np.minimum(

@@ -130,9 +130,9 @@ def constant_pad(call, x, pads, value):
 
 def _pad(mode: str):
     def rule(call, x, pads):
-        n = len(pads) // 2
-        widths = [(0, 0)] * (x.ndim - n) + [
-            (int(pads[2 * k]), int(pads[2 * k + 1])) for k in reversed(range(n))
+        rank = len(pads) // 2
+        widths = [(0, 0)] * (x.ndim - rank) + [
+            (int(pads[2 * axis]), int(pads[2 * axis + 1])) for axis in reversed(range(rank))
         ]
         cut = tuple(
             slice(max(-low, 0), size - max(-high, 0)) for (low, high), size in zip(widths, x.shape)
@@ -177,9 +177,11 @@ def diagonal(call, x, offset, dim1, dim2):
 @op("aten::diagonal_scatter")
 def diagonal_scatter(call, x, values, offset, dim1, dim2):
     d1, d2 = dim1 % x.ndim, dim2 % x.ndim
-    k = np.arange(values.shape[-1])
+    index = np.arange(values.shape[-1])
     turned = jnp.moveaxis(x, (d1, d2), (-2, -1))
-    made = turned.at[..., k + max(-offset, 0), k + max(offset, 0)].set(as_type(values, x.dtype))
+    made = turned.at[..., index + max(-offset, 0), index + max(offset, 0)].set(
+        as_type(values, x.dtype)
+    )
     return jnp.moveaxis(made, (-2, -1), (d1, d2))
 
 
@@ -195,8 +197,8 @@ def unfold(call, x, dim, size, step):
 def _places(size, stride, offset) -> np.ndarray:
     """Places of a strided view's elements in memory."""
     at = np.full((), offset or 0, np.int64)
-    for n, s in zip(size, stride):
-        at = at[..., None] + np.arange(n) * s
+    for n, step in zip(size, stride):
+        at = at[..., None] + np.arange(n) * step
     return at
 
 

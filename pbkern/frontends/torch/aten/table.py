@@ -230,10 +230,10 @@ def check_real(x: Any) -> None:
         raise UnsupportedOp("the table's rule is for real numbers", why=f"an argument is {x.dtype}")
 
 
-def as_list(v: Any, n: int) -> list[int]:
+def as_list(value: Any, rank: int) -> list[int]:
     """A number per dimension: one number stands for all."""
-    v = list(v) if isinstance(v, list | tuple) else [v]
-    return v * n if len(v) == 1 else v
+    value = list(value) if isinstance(value, list | tuple) else [value]
+    return value * rank if len(value) == 1 else value
 
 
 def axes_of(x: Any, dims: Any) -> tuple[int, ...]:

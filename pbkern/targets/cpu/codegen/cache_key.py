@@ -38,7 +38,7 @@ def program_key(
     """Digest of everything above but the environment."""
     kernels = program.kernels()
     number = {id(kernel): n for n, kernel in enumerate(kernels)}
-    steps = program.text(lambda k: f"kernel{number[id(k)]}")
+    steps = program.text(lambda launched: f"kernel{number[id(launched)]}")
     # Failed checks tell the kernel's name. No other name counts, so that like parts of a function
     # have one code.
     contents = tuple(
@@ -59,7 +59,7 @@ def environment() -> str:
 def sources(package: pathlib.Path = PACKAGE) -> str:
     """Digest of the part of pbkern that turns kernels into code."""
     found = hashlib.sha256()
-    for path in sorted({p for pattern in SOURCES for p in package.glob(pattern)}):
+    for path in sorted({entry for pattern in SOURCES for entry in package.glob(pattern)}):
         found.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return found.hexdigest()
 

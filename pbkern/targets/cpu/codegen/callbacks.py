@@ -20,13 +20,19 @@ def _trace(site: int, operand: int, address: int) -> None:
     Errors cannot pass through it: they are reported and dropped.
     """
     try:
-        s = SITES[site]
-        types = (*s.types, *s.operands)
+        callback = SITES[site]
+        types = (*callback.types, *callback.operands)
         found = _arrived.found = [] if operand == 0 else _arrived.found
         found.append(address)
         if len(found) == max(len(types), 1):
-            values, operands = zip(s.types, found), zip(s.operands, found[len(s.types) :])
-            s.receive([_read(*value) for value in values], lambda: [_read(*v) for v in operands])
+            values, operands = (
+                zip(callback.types, found),
+                zip(callback.operands, found[len(callback.types) :]),
+            )
+            callback.receive(
+                [_read(*value) for value in values],
+                lambda: [_read(*argument) for argument in operands],
+            )
     except Exception as e:
         print(f"pbkern: a print or check in a kernel failed: {e!r}", file=sys.stderr)
 

@@ -148,7 +148,7 @@ class LoadedProgram:
         ins = [np.ascontiguousarray(array) for array in arrays]
         outs = [_aligned(output.type) for output in self.program.outputs]
         pointers = (ctypes.c_void_p * max(len(ins) + len(outs), 1))(
-            *(a.ctypes.data for a in (*ins, *outs))
+            *(buffer.ctypes.data for buffer in (*ins, *outs))
         )
         self.entry(self.image)(pointers)
         return outs
@@ -165,16 +165,16 @@ class LoadedProgram:
         return call
 
 
-def _aligned(t: ArrayType) -> np.ndarray:
+def _aligned(spec: ArrayType) -> np.ndarray:
     """A new array that starts at a cache line, as XLA's do."""
-    memory = np.empty(t.nbytes + ALIGNMENT, np.uint8)
+    memory = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + t.nbytes].view(t.dtype).reshape(t.shape)
+    return memory[start : start + spec.nbytes].view(spec.dtype).reshape(spec.shape)
 
 
 def compile_program(
     program: HostProgram,
-    options_of: Callable[[Kernel], LowerOptions] = lambda k: LowerOptions(),
+    options_of: Callable[[Kernel], LowerOptions] = lambda launched: LowerOptions(),
     threads_of: Callable[[Kernel], int] | None = None,
     opt_level: int | None = None,
     key: str | None = None,
@@ -191,7 +191,7 @@ def compile_program(
     """
     xla.check_api_version()
     program = in_stages(program)
-    threads_of = threads_of or (lambda k: default_threads())
+    threads_of = threads_of or (lambda launched: default_threads())
     times: dict[str, float] = {}
 
     def timed(stage: str, f, *args):
@@ -338,7 +338,7 @@ def call_into(compiled: LoadedProgram, operands, places) -> tuple[list, jax.Arra
     small = [
         output.type for output in compiled.program.outputs if output.type.nbytes < xla.POOLED_BYTES
     ]
-    types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in small]
+    types = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in small]
     flag = jax.ShapeDtypeStruct((0,), np.uint8)
     call = jax.ffi.ffi_call(compiled.ffi_name, [*types, flag], has_side_effect=True)
     *others, done = call(*operands, *places)

@@ -79,7 +79,7 @@ def _parallel_loop(library: str | None) -> int:
     handle = ctypes.CDLL(
         library
     )  # a name is looked up in the libraries that it is linked to as well
-    addresses = {n: _address(getattr(handle, n)) for n in CALLED}
+    addresses = {name: _address(getattr(handle, name)) for name in CALLED}
     inside = _loaded(
         "forked", _INSIDE, "pbk_in_parallel", {"omp_in_parallel": addresses["omp_in_parallel"]}
     )

@@ -87,17 +87,19 @@ class Image:
         self.memory = mmap.mmap(-1, max(total, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         for n, at in places.items():
-            s = sections[n]
-            if s.kind != NOBITS:
-                self.memory[at : at + s.size] = _slice(content, s)
+            part = sections[n]
+            if part.kind != NOBITS:
+                self.memory[at : at + part.size] = _slice(content, part)
         table = next((section for section in sections if section.kind == SYMTAB), None)
         names, values = _symbols(
             content, sections, table, {n: base + at for n, at in places.items()}, symbols
         )
-        for s in sections:
-            if s.kind == RELA and s.info in places:
-                self._relocate(_slice(content, s), places[s.info], base, names, values)
-        self.defined = {name: v for name, (v, here) in zip(names, values) if here and v is not None}
+        for part in sections:
+            if part.kind == RELA and part.info in places:
+                self._relocate(_slice(content, part), places[part.info], base, names, values)
+        self.defined = {
+            name: value for name, (value, here) in zip(names, values) if here and value is not None
+        }
         _protect(base, code_bytes)
 
     def _relocate(self, entries: bytes, at: int, base: int, names: list[str], values: list) -> None:
@@ -128,7 +130,7 @@ def undefined_symbols(content: bytes) -> set[str]:
     sections = _sections(content)
     table = next((section for section in sections if section.kind == SYMTAB), None)
     names, values = _symbols(content, sections, table, {}, {}, search=False)
-    return {name for name, (v, here) in zip(names, values) if name and not here}
+    return {name for name, (value, here) in zip(names, values) if name and not here}
 
 
 def _sections(content: bytes) -> list[_Section]:
@@ -153,19 +155,23 @@ def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
         for n, section in enumerate(sections)
         if section.flags & ALLOC and section.kind != UNWIND and section.name != ".eh_frame"
     ]
-    for n in needed:
-        if sections[n].flags & TLS or sections[n].kind == INIT_ARRAY or sections[n].align > PAGE:
+    for number in needed:
+        if (
+            sections[number].flags & TLS
+            or sections[number].kind == INIT_ARRAY
+            or sections[number].align > PAGE
+        ):
             raise InternalError(
-                f"an object file has a section `{sections[n].name}`, which the loader does not know"
+                f"an object file has a section `{sections[number].name}`, which the loader does not know"
             )
     places: dict[int, int] = {}
     end = code_bytes = 0
     for writable in (False, True):
-        for n in needed:
-            s = sections[n]
-            if bool(s.flags & WRITE) == writable:
-                at = -(-end // s.align) * s.align
-                places[n], end = at, at + s.size
+        for number in needed:
+            part = sections[number]
+            if bool(part.flags & WRITE) == writable:
+                at = -(-end // part.align) * part.align
+                places[number], end = at, at + part.size
         end = -(-end // PAGE) * PAGE
         code_bytes = code_bytes or end
     return places, code_bytes, end
@@ -227,10 +233,10 @@ def _protect(address: int, size: int) -> None:
         raise OSError(ctypes.get_errno(), "memory cannot be made executable: mprotect")
 
 
-def _slice(content: bytes, s: _Section) -> bytes:
-    if s.offset + s.size > len(content):
-        raise ValueError(f"section `{s.name}` ends beyond the file")
-    return content[s.offset : s.offset + s.size]
+def _slice(content: bytes, section: _Section) -> bytes:
+    if section.offset + section.size > len(content):
+        raise ValueError(f"section `{section.name}` ends beyond the file")
+    return content[section.offset : section.offset + section.size]
 
 
 def _text(content: bytes, at: int) -> str:

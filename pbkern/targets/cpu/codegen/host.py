@@ -90,19 +90,19 @@ class HostText:
         self.lines.append(f"{name} = {text}")
         return name
 
-    def const(self, n: int) -> str:
-        return self.put(f"arith.constant {n} : i64")
+    def const(self, number: int) -> str:
+        return self.put(f"arith.constant {number} : i64")
 
     def _temporaries(self) -> tuple[dict[str, int], int]:
         """Byte offset of each temporary in the arena; buffers with one slot share it."""
         slots: dict = {}
-        for b in self.program.of_kind(BufferKind.TEMP):
-            key = b.slot if b.slot >= 0 else b.name
-            slots.setdefault(key, []).append(b)
+        for buffer in self.program.of_kind(BufferKind.TEMP):
+            key = buffer.slot if buffer.slot >= 0 else buffer.name
+            slots.setdefault(key, []).append(buffer)
         offsets, at = {}, 0
         for members in slots.values():
-            for b in members:
-                offsets[b.name] = at
+            for buffer in members:
+                offsets[buffer.name] = at
             at += -(-max(max(member.type.nbytes for member in members), 1) // ALIGNMENT) * ALIGNMENT
         return offsets, at
 
@@ -183,24 +183,26 @@ class HostText:
                         0,
                     )
 
-    def _branches(self, value: str, branches, k: int) -> None:
+    def _branches(self, value: str, branches, index: int) -> None:
         """Nested ifs; the first also takes indices below it, the last those above."""
-        if k == len(branches) - 1:
-            self.steps(branches[k])
+        if index == len(branches) - 1:
+            self.steps(branches[index])
             return
-        n = self.put(f"arith.constant {k} : i32")
-        test = self.put(f"arith.cmpi sle, {value}, {n} : i32")
+        bound = self.put(f"arith.constant {index} : i32")
+        test = self.put(f"arith.cmpi sle, {value}, {bound} : i32")
         self.lines.append(f"scf.if {test} {{")
-        self.steps(branches[k])
+        self.steps(branches[index])
         self.lines.append("} else {")
-        self._branches(value, branches, k + 1)
+        self._branches(value, branches, index + 1)
         self.lines.append("}")
 
-    def pointer(self, v: BufferView) -> str:
-        buffer = next(b for b in self.program.buffers if b.name == v.buffer)
+    def pointer(self, view: BufferView) -> str:
+        buffer = next(
+            candidate for candidate in self.program.buffers if candidate.name == view.buffer
+        )
         if buffer.kind is BufferKind.TEMP:
             base = self.put(
-                f"llvm.getelementptr %arena[{self.offsets[v.buffer]}] : (!llvm.ptr) -> !llvm.ptr, i8"
+                f"llvm.getelementptr %arena[{self.offsets[view.buffer]}] : (!llvm.ptr) -> !llvm.ptr, i8"
             )
         else:
             position = buffer.position + (
@@ -210,13 +212,13 @@ class HostText:
                 f"llvm.getelementptr %buffers[{8 * position}] : (!llvm.ptr) -> !llvm.ptr, i8"
             )
             base = self.put(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
-        if v.offset == Affine():
+        if view.offset == Affine():
             return base
-        total = self.const(v.offset.const)
-        for symbol, c in v.offset.terms:
-            term = self.put(f"arith.muli {self.counters[symbol]}, {self.const(c)} : i64")
+        total = self.const(view.offset.const)
+        for symbol, coeff in view.offset.terms:
+            term = self.put(f"arith.muli {self.counters[symbol]}, {self.const(coeff)} : i64")
             total = self.put(f"arith.addi {total}, {term} : i64")
-        size = self.const(v.type.dtype.itemsize)
+        size = self.const(view.type.dtype.itemsize)
         total = self.put(f"arith.muli {total}, {size} : i64")
         return self.put(f"llvm.getelementptr {base}[{total}] : (!llvm.ptr, i64) -> !llvm.ptr, i8")
 
@@ -231,13 +233,13 @@ class HostText:
         ]
         for (
             i,
-            o,
+            output,
         ) in (
             step.kernel.aliases
         ):  # an aliased result starts as a copy of its operand unless it is the same buffer
-            if step.operands[i].buffer != step.results[o].buffer:
-                self._copy_unless_same(step.operands[i], step.results[o])
-                views[i] = step.results[o]
+            if step.operands[i].buffer != step.results[output].buffer:
+                self._copy_unless_same(step.operands[i], step.results[output])
+                views[i] = step.results[output]
         self.scratch.append((lowered.scratch_bytes, threads))
         pointers = [*map(self.pointer, views), *self._copies(step, views)]
         scratch = self.put(
@@ -252,9 +254,9 @@ class HostText:
             self.lines.append(f"func.call @{lowered.name}({passed}) : ({types}) -> ()")
             return
         args = self.alloca(f"!llvm.array<{len(pointers) + 1} x ptr>")
-        for k, p in enumerate([*pointers, scratch]):
+        for k, argument in enumerate([*pointers, scratch]):
             slot = self.put(f"llvm.getelementptr {args}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
-            self.lines.append(f"llvm.store {p}, {slot} : !llvm.ptr, !llvm.ptr")
+            self.lines.append(f"llvm.store {argument}, {slot} : !llvm.ptr, !llvm.ptr")
         task = self._task(lowered, len(pointers))
         address = self.put(f"func.constant @{task} : (!llvm.ptr, i64, i64, i64) -> ()")
         pointer = self.put(
@@ -267,8 +269,8 @@ class HostText:
 
     def _copy_unless_same(self, source: BufferView, destination: BufferView) -> None:
         """A caller that donates the operand passes one address for both."""
-        a, b = self.pointer(source), self.pointer(destination)
-        test = self.put(f'llvm.icmp "ne" {a}, {b} : !llvm.ptr')
+        origin, target = self.pointer(source), self.pointer(destination)
+        test = self.put(f'llvm.icmp "ne" {origin}, {target} : !llvm.ptr')
         self.lines.append(f"scf.if {test} {{")
         self.steps((Copy(source, destination),))
         self.lines.append("}")
@@ -337,7 +339,7 @@ def emit_host(
     host = HostText(program, kernels, threads_of)
     host.steps(program.steps)
     distinct = host.distinct()
-    text = module_text(function for k in distinct for function in k.functions)
+    text = module_text(function for kernel in distinct for function in kernel.functions)
     return LoweredProgram(
         text, host.text(), host.temp_bytes, tuple(dict.fromkeys(host.scratch)), distinct
     )

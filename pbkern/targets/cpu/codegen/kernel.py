@@ -118,7 +118,7 @@ class KernelLowering(ProgramText):
         self.emitter.plain = options.plain
         self.emitter.streamed = frozenset() if options.plain else self._streamed()
         self.bufs = [operand.buf for operand in nests.operands]
-        operands = {b.name: memref(b) for b in (*self.bufs, *nests.copies.values())}
+        operands = {buf.name: memref(buf) for buf in (*self.bufs, *nests.copies.values())}
         self.outliner = Outliner(name, self.text, operands, repaired if options.avx512 else iter)
         self.offsets: dict[Buf, int] = {}
         self.arena_bytes = 0
@@ -139,19 +139,19 @@ class KernelLowering(ProgramText):
             result.buf for result in results if result.mapping.array.nbytes >= options.stream_bytes
         }
         nests = [
-            s
+            stmt
             for case in self.nests.cases
             if large
-            for s in every(list(case.statements))
-            if isinstance(s, Nest)
+            for stmt in every(list(case.statements))
+            if isinstance(stmt, Nest)
         ]
         return frozenset(large - {load.info[0].root for nest in nests for load in nest.loads()})
 
     def _place(self) -> None:
         """Gives scratch its places in the arena: what is kept between programs, of the prologue, then of the cases."""
-        for b, declared in zip(self.nests.scratch, self.kernel.scratch):
-            self.offsets[b] = self.arena_bytes
-            self.arena_bytes += scratch.padded_bytes(Buf(b.name, declared.shape, declared.dtype))
+        for buf, declared in zip(self.nests.scratch, self.kernel.scratch):
+            self.offsets[buf] = self.arena_bytes
+            self.arena_bytes += scratch.padded_bytes(Buf(buf.name, declared.shape, declared.dtype))
         offsets, start = scratch.place(
             list(self.nests.prologue.statements), self.arena_bytes, self.nests.scratch
         )
@@ -184,11 +184,11 @@ class KernelLowering(ProgramText):
     def _delinearise(self, block: Block, parallel: tuple[int, ...]) -> None:
         rest = "%p"
         for dim in reversed(parallel):
-            n = self.kernel.grid[dim]
+            extent = self.kernel.grid[dim]
             if dim == parallel[0]:
-                block.values[f"%g{dim}"] = rest if n > 1 else 0
-            elif n > 1:
-                size = self.text.index(n)
+                block.values[f"%g{dim}"] = rest if extent > 1 else 0
+            elif extent > 1:
+                size = self.text.index(extent)
                 block.values[f"%g{dim}"] = self.text.put(
                     block, f"arith.remui {rest}, {size} : index"
                 )
@@ -244,7 +244,7 @@ class KernelLowering(ProgramText):
         for operand in self.nests.operands[: len(self.kernel.inputs)]:
             ahead = [
                 start
-                + sum(start.coefficient(s) * n for s, n in moving.items())
+                + sum(start.coefficient(symbol) * shift for symbol, shift in moving.items())
                 * self.options.prefetch_steps
                 for start in operand.starts
             ]
@@ -262,16 +262,21 @@ class KernelLowering(ProgramText):
         for start, symbol, stride in zip(starts, symbols, buf.strides):
             flat = flat + (start + Affine.symbol(symbol)) * stride
 
-        def walk(b: Block, k: int) -> list:
-            if k == len(sizes):
-                _, address = self.text.affine(b, flat)
-                b.add(
+        def walk(scope: Block, axis: int) -> list:
+            if axis == len(sizes):
+                _, address = self.text.affine(scope, flat)
+                scope.add(
                     f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}"
                 )
             else:
-                step = line if k == len(sizes) - 1 else 1
+                step = line if axis == len(sizes) - 1 else 1
                 self.text.loop(
-                    b, symbols[k], 0, sizes[k], step, lambda inner, _: walk(inner, k + 1)
+                    scope,
+                    symbols[axis],
+                    0,
+                    sizes[axis],
+                    step,
+                    lambda inner, _: walk(inner, axis + 1),
                 )
             return []
 
@@ -329,21 +334,23 @@ class KernelLowering(ProgramText):
             case Trace():
                 debug_callbacks.emit_trace(self.text, block, stmt, memref)
 
-    def _fetch(self, block: Block, s: Fetch) -> None:
+    def _fetch(self, block: Block, fetch: Fetch) -> None:
         """One prefetch per cache line: they never fault."""
-        line = max(LINE_BYTES // s.buf.dtype.itemsize, 1)
-        flat = flat_index(s.buf, s.index)
-        for k in range(0, s.count, line):
+        line = max(LINE_BYTES // fetch.buf.dtype.itemsize, 1)
+        flat = flat_index(fetch.buf, fetch.index)
+        for k in range(0, fetch.count, line):
             _, address = self.text.affine(block, flat + k)
             block.add(
-                f"memref.prefetch {s.buf.root.name}[{address}], write, locality<3>, data : {memref(s.buf)}"
+                f"memref.prefetch {fetch.buf.root.name}[{address}], write, locality<3>, data : {memref(fetch.buf)}"
             )
 
     def _let(self, block: Block, name: str, value) -> None:
         holder = Nest({})
-        v = self.emitter.scalar(block, value, holder)
+        scalar = self.emitter.scalar(block, value, holder)
         cast = "index_castui" if value.dtype.kind in "ub" else "index_cast"
-        block.values[name] = self.text.put(block, f"arith.{cast} {v.name} : {v.el} to index")
+        block.values[name] = self.text.put(
+            block, f"arith.{cast} {scalar.name} : {scalar.el} to index"
+        )
 
     def _for(self, block: Block, loop: For) -> None:
         kept = (
@@ -373,13 +380,15 @@ class KernelLowering(ProgramText):
             if buf.storage is None
         }
         arrays |= dict.fromkeys(self.nests.copies.values(), NOALIAS)
-        args = [f"{b.name}: {memref(b)}{array}" for b, array in arrays.items()]
+        args = [f"{operand.name}: {memref(operand)}{array}" for operand, array in arrays.items()]
         args += [f"%arena: {arena_type}{NOALIAS}", "%low: index", "%high: index"]
         head = [
-            f"{b.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(b)}"
-            for b, offset in self.offsets.items()
+            f"{slot.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(slot)}"
+            for slot, offset in self.offsets.items()
         ]
-        constants = [f"{constant} = {t}" for t, constant in self.text.constants.items()]
+        constants = [
+            f"{constant} = {definition}" for definition, constant in self.text.constants.items()
+        ]
         # Stores past the caches are not ordered with others: the fence comes before any word that
         # the work is done.
         fence = (
@@ -388,20 +397,24 @@ class KernelLowering(ProgramText):
             else []
         )
         programs = Operation(f"scf.for %p = %low to %high step {one}", (Region(block.operations),))
-        attributes = {b.name: array for b, array in arrays.items()} | {ARENA: NOALIAS}
+        attributes = {operand.name: array for operand, array in arrays.items()} | {ARENA: NOALIAS}
         views = {
             offset.name: f"{offset.name} = memref.view %arena[{offset.name}_at][] : {arena_type} to {memref(offset)}"
             for offset in self.offsets
         }
         outlined = self.outliner.functions(
-            attributes, views, {b.name: offset for b, offset in self.offsets.items()}
+            attributes, views, {slot.name: offset for slot, offset in self.offsets.items()}
         )
         # Parts are compiled and loaded in order: functions come before those that call them.
         made = [
-            Made(f.name, f.text(FRAMED), f.declaration, False) for f in self.emitter.functions.made
+            Made(function.name, function.text(FRAMED), function.declaration, False)
+            for function in self.emitter.functions.made
         ]
         made += outlined
-        pieces = tuple(self._function(m.name, m.text, m.declaration, m.scalar, made) for m in made)
+        pieces = tuple(
+            self._function(piece.name, piece.text, piece.declaration, piece.scalar, made)
+            for piece in made
+        )
         body = self.outliner.lines([*self.text.top.operations, programs])
         main = [
             f"func.func @{self.name}({', '.join(args)}) {FRAMED} {{",
@@ -424,7 +437,7 @@ class KernelLowering(ProgramText):
 
         if WORDS in text:
             text = "\n".join(reporting(text.split("\n")))
-        calls = {sized(m.declaration) for m in made if f"{CALL}{m.name}(" in text}
+        calls = {sized(callee.declaration) for callee in made if f"{CALL}{callee.name}(" in text}
         calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
         calls |= {f"func.func private @{REPORT}()"} if REPORT in text else set()
         return FunctionText(name, sized(text), frozenset(calls), sized(declaration), scalar)

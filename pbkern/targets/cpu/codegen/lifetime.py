@@ -68,7 +68,7 @@ def register(name: str, image: Image) -> None:
         "execute": image.address("pbk_handler"),
     }
     jax.ffi.register_ffi_target(
-        name, {s: jax.ffi.pycapsule(stage) for s, stage in stages.items()}, platform="cpu"
+        name, {kind: jax.ffi.pycapsule(stage) for kind, stage in stages.items()}, platform="cpu"
     )
 
 

@@ -24,7 +24,7 @@ def memory_message(program: HostProgram, arena_bytes: int) -> str:
     """The text. arena_bytes: of one call, beside its arguments and results."""
     text = f"out of memory: `{program.name}` needs {arena_bytes / MEGABYTE:.1f} MB for temporaries"
     arrays = (
-        [a for a in _arrays(program) if a[0].nbytes <= arena_bytes]
+        [entry for entry in _arrays(program) if entry[0].nbytes <= arena_bytes]
         if arena_bytes >= SEARCHED_BYTES
         else []
     )
@@ -38,10 +38,10 @@ def memory_message(program: HostProgram, arena_bytes: int) -> str:
 
 def _arrays(program: HostProgram) -> Iterator[tuple[ArrayType, Kernel, str | None]]:
     """Temporaries between kernels, and values of bodies, which may need scratch memory: (type, kernel, the user's line)."""
-    temporaries = {b.name for b in program.of_kind(BufferKind.TEMP)}
+    temporaries = {buffer.name for buffer in program.of_kind(BufferKind.TEMP)}
     for launch in program.launches():
         eqns = list(equations(launch.kernel.body.jaxpr))
-        last = next((line for e in reversed(eqns) if (line := user_line(e))), None)
+        last = next((line for equation in reversed(eqns) if (line := user_line(equation))), None)
         yield from (
             (result.type, launch.kernel, last)
             for result in launch.results

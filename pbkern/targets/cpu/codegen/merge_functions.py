@@ -84,7 +84,10 @@ def _has_places(op: Operation) -> bool:
     """Whether index constants in it may differ: in sums of indices, and in reads and writes."""
     if op.name == "arith.addi" and op.between[-1] == " : index":
         return True
-    return any(a.endswith("[") and b.startswith("]") for a, b in zip(op.between, op.between[1:]))
+    return any(
+        before.endswith("[") and after.startswith("]")
+        for before, after in zip(op.between, op.between[1:])
+    )
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,10 @@ class Differences:
 
         def rename(op: Operation) -> str:
             return _renamed(
-                op, constants, lambda n, _: self.places.get(next(count), n), lambda n: n
+                op,
+                constants,
+                lambda literal, _: self.places.get(next(count), literal),
+                lambda name: name,
             )
 
         return [op.mapped(rename) for op in operations]
@@ -128,7 +134,9 @@ def differences(copies: list[Form], offsets: Mapping[str, int]) -> Differences:
 
     by_place = enumerate(zip(*(copy.places for copy in copies)))
     places = {k: argument(values) for k, values in by_place if len(set(values)) > 1}
-    starts = [tuple(offsets[v] for v in same) for same in zip(*(copy.views for copy in copies))]
+    starts = [
+        tuple(offsets[name] for name in same) for same in zip(*(copy.views for copy in copies))
+    ]
     views = {
         view: argument(values)
         for view, values in zip(copies[0].views, starts)

@@ -55,7 +55,10 @@ class Parts:
 
         Keeps callees before callers: a part may call what earlier parts define.
         """
-        for piece in sorted(kernel.pieces, key=lambda f: not f.has_scalar_loops or bool(f.calls)):
+        for piece in sorted(
+            kernel.pieces,
+            key=lambda function: not function.has_scalar_loops or bool(function.calls),
+        ):
             if self.waiting and self.waiting[-1].has_scalar_loops != piece.has_scalar_loops:
                 self._start(self.waiting[0].name)
             self._take(piece)
@@ -65,7 +68,7 @@ class Parts:
 
     def _take(self, function: FunctionText) -> None:
         self.waiting.append(function)
-        if sum(len(f.text) for f in self.waiting) >= PART:
+        if sum(len(queued.text) for queued in self.waiting) >= PART:
             self._start(self.waiting[0].name)
 
     def finish(self, host: str, function: str) -> tuple[bytes, ...]:
@@ -80,7 +83,7 @@ class Parts:
         self.objects.append(
             self.threads.submit(run, self._object, functions, host, function, dict(self.symbols))
         )
-        self.symbols |= {f.name: ELSEWHERE for f in functions}
+        self.symbols |= {queued.name: ELSEWHERE for queued in functions}
 
     def _object(
         self,

@@ -106,21 +106,32 @@ class Outliner:
         Index arithmetic between the segments of a run goes before them. buffers(): types of scratch
         buffers. Returns whether it did so.
         """
-        if sum(len(s) for run in runs for s in run) <= PIECE:
+        if sum(len(segment) for run in runs for segment in run) <= PIECE:
             return False
-        constants, scratch = {constant: t for t, constant in self.text.constants.items()}, buffers()
-        copies = self._copies(block, [s for run in runs for s in run], constants, scratch)
-        groups = [g for run in runs for g in _groups(run, copies)]
-        groups = [g for g in groups if g[0].scalar or g[0] in copies or sum(map(len, g)) >= SHORT]
+        constants, scratch = (
+            {constant: definition for definition, constant in self.text.constants.items()},
+            buffers(),
+        )
+        copies = self._copies(
+            block, [segment for run in runs for segment in run], constants, scratch
+        )
+        groups = [piece for run in runs for piece in _groups(run, copies)]
+        groups = [
+            piece
+            for piece in groups
+            if piece[0].scalar or piece[0] in copies or sum(map(len, piece)) >= SHORT
+        ]
         calls = [
-            self._piece(_operations(block, g), g[0].scalar, constants, scratch, copies.get(g[0]))
-            for g in groups
+            self._piece(
+                _operations(block, piece), piece[0].scalar, constants, scratch, copies.get(piece[0])
+            )
+            for piece in groups
         ]
         for group, call in reversed(list(zip(groups, calls))):
             between = [
                 op
-                for s, after in itertools.pairwise(group)
-                for op in block.operations[s.end : after.start]
+                for before, after in itertools.pairwise(group)
+                for op in block.operations[before.end : after.start]
             ]
             block.operations[group[0].start : group[-1].end] = [*between, Operation(call)]
         return True
@@ -137,7 +148,7 @@ class Outliner:
                 and (found := form(operations, constants, scratch, self.operands)) is not None
             ):
                 alike.setdefault(found.common, []).append((segment, found))
-        return {s: found for same in alike.values() if len(same) > 1 for s, found in same}
+        return {piece: found for same in alike.values() if len(same) > 1 for piece, found in same}
 
     def _piece(
         self,
@@ -157,12 +168,12 @@ class Outliner:
         constants = {n: constants[n] for n in used if n in constants}
         views = tuple(n for n in used if n in scratch)
         passed = {}
-        for n in used.keys() - own - constants.keys() - {*views, ARENA}:
-            if n not in self.operands and n not in self.text.indices:
+        for symbol in used.keys() - own - constants.keys() - {*views, ARENA}:
+            if symbol not in self.operands and symbol not in self.text.indices:
                 raise InternalError(
-                    f"a part of kernel {self.kernel} uses {n} of another part, which is no index"
+                    f"a part of kernel {self.kernel} uses {symbol} of another part, which is no index"
                 )
-            passed[n] = self.operands.get(n, "index")
+            passed[symbol] = self.operands.get(symbol, "index")
         passed = {n: passed[n] for n in used if n in passed} | (
             {ARENA: ARENA_TYPE} if views or ARENA in used else {}
         )
@@ -188,7 +199,7 @@ class Outliner:
     def _function(
         self, copies: list[Piece], attributes: Mapping[str, str], views: Mapping[str, str], offsets
     ) -> Made:
-        first, forms = copies[0], [p.form for p in copies if p.form]
+        first, forms = copies[0], [piece.form for piece in copies if piece.form]
         found = differences(forms, offsets) if len(copies) > 1 else Differences({}, {}, ((),))
         places = dict.fromkeys(found.names, "index")
         for copy, values in zip(copies, found.values):
@@ -199,7 +210,8 @@ class Outliner:
                 Operation(_call(first.name, {**copy.passed, **dict.fromkeys(names, "index")})),
             ]
         arguments = ", ".join(
-            f"{n}: {t}{attributes.get(n, '')}" for n, t in (*first.passed.items(), *places.items())
+            f"{n}: {kind}{attributes.get(n, '')}"
+            for n, kind in (*first.passed.items(), *places.items())
         )
         constants = [f"{n} = {constant}" for n, constant in first.constants.items()]
         constants += [
@@ -251,15 +263,15 @@ def _groups(
     Copies are pieces of their own.
     """
     groups: list[list[StatementRange]] = []
-    for s in run:
-        last = groups[-1] if groups and s not in copies else None
+    for segment in run:
+        last = groups[-1] if groups and segment not in copies else None
         if (
             last
             and last[-1] not in copies
-            and last[-1].scalar == s.scalar
-            and sum(map(len, last)) + len(s) <= PIECE
+            and last[-1].scalar == segment.scalar
+            and sum(map(len, last)) + len(segment) <= PIECE
         ):
-            last.append(s)
+            last.append(segment)
         else:
-            groups.append([s])
+            groups.append([segment])
     return groups

@@ -60,7 +60,7 @@ def kernel_cost(
     programs = math.prod(grid)
     per_program = repeated = needed = done = 0.0
     priced = PricedSteps.of(requests, costs)
-    stored = priced.stored_values({v for v, _ in outputs})
+    stored = priced.stored_values({var for var, _ in outputs})
     evaluated = priced.evaluated_shares(outputs)
     temporaries, sizes = 0, []  # bytes of stored values: all in all, and of each at a time
     tests: set = set()
@@ -92,7 +92,11 @@ def kernel_cost(
     far, near, moved, blocks = _traffic(requests, outputs, grid, machine, priced.tables())
     scratch = sum(sorted(sizes)[-LIVE_VALUES:])
     blocks -= int(
-        sum(volume(a) * itemsize(v) * (1 - parts[v]) for v, a in requests.inputs if v in parts)
+        sum(
+            volume(access) * itemsize(var) * (1 - parts[var])
+            for var, access in requests.inputs
+            if var in parts
+        )
     )
     working_set = blocks + scratch
     trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs
@@ -137,12 +141,12 @@ def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
     At most, elements between runs are moved as well: of every second element, both.
     """
     run, between, least = size, 1.0, math.inf
-    for s, n in zip(reversed(access), reversed(shape)):
-        if 0 < s.size != n:
-            part = run * s.size
+    for dim, extent in zip(reversed(access), reversed(shape)):
+        if 0 < dim.size != extent:
+            part = run * dim.size
             least = min(least, between * max(256 / part, 1 + 128 / part))
-            between *= n / s.size
-        run *= n
+            between *= extent / dim.size
+        run *= extent
     return min(least, between)
 
 
@@ -167,7 +171,8 @@ def _traffic(
         far += once / far_bandwidth(size, machine)
         # Programs run along the last grid axis first: what does not depend on it is still in L2.
         stays = (
-            not any(s.start.coefficient(last) for s in access) and block <= machine.l2_bytes // 2
+            not any(dim.start.coefficient(last) for dim in access)
+            and block <= machine.l2_bytes // 2
         )
         near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
         moved, blocks = moved + once, blocks + block

@@ -203,9 +203,11 @@ def _columns(eqn, shape: Sequence[int]) -> int:
 def _joint_run(dims: Sequence[int], block: Sequence[int], extents: Sequence[int]) -> int:
     """Elements of a block along the operand's last dimension that has any, and along dimensions contiguous with it."""
     run = 1
-    for k in reversed(range(len(dims))):
-        run *= block[k]
-        if run > 1 and (block[k] != extents[dims[k]] or (k and dims[k - 1] != dims[k] - 1)):
+    for axis in reversed(range(len(dims))):
+        run *= block[axis]
+        if run > 1 and (
+            block[axis] != extents[dims[axis]] or (axis and dims[axis - 1] != dims[axis] - 1)
+        ):
             break
     return run
 

@@ -64,7 +64,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         they held is added to others; those are runs of runs where there are many. Source: Higham
         2002, Accuracy and Stability of Numerical Algorithms, section 4.2.
         """
-        d, low, high, step = loop
+        dim, low, high, step = loop
         limit = self._longest_chain(walk)
         trips = -(-(high - low) // step)
         if not trips:
@@ -79,13 +79,15 @@ class Accumulators(HorizontalReductions, Cumulative):
         if self._is_exact(walk, trips * terms):
             return self._accumulate_exactly(walk, block, loop, max(limit // terms, 1), fill, accs)
 
-        def sweep(b: Block, base: str | int, first: int, trips: int, accs: list[Ssa]) -> list[Ssa]:
+        def sweep(
+            scope: Block, base: str | int, first: int, trips: int, accs: list[Ssa]
+        ) -> list[Ssa]:
             run = _run_length(trips, terms, limit) if limit else trips
 
             def one(inner: Block, accs: list[Ssa]) -> list[Ssa]:
-                at = self._sum_of_indices(inner, base, inner.values[f"{d}'"])
+                at = self._sum_of_indices(inner, base, inner.values[f"{dim}'"])
                 if run == trips:
-                    inner.values[d] = at
+                    inner.values[dim] = at
                     return fill(inner, accs)
                 return self._joined(
                     walk, inner, accs, sweep(inner, at, 0, run, self._restarted(walk, inner, accs))
@@ -93,17 +95,19 @@ class Accumulators(HorizontalReductions, Cumulative):
 
             full = trips // run * run
             if run < trips <= 2 * run and accs == self._restarted(
-                walk, b, accs
+                walk, scope, accs
             ):  # two runs: nothing is added to the first
-                accs, full = sweep(b, base, first, run, accs), run
+                accs, full = sweep(scope, base, first, run, accs), run
             else:
                 length = 1 if run == trips else run
                 loop = self.text.unrolled if walk.sched.straight else self.text.loop
-                accs = loop(b, f"{d}'", first, first + full * step, length * step, one, accs)
+                accs = loop(scope, f"{dim}'", first, first + full * step, length * step, one, accs)
             if full == trips:
                 return accs
-            rest = sweep(b, base, first + full * step, trips - full, self._restarted(walk, b, accs))
-            return self._joined(walk, b, accs, rest)
+            rest = sweep(
+                scope, base, first + full * step, trips - full, self._restarted(walk, scope, accs)
+            )
+            return self._joined(walk, scope, accs, rest)
 
         return sweep(block, 0, low, trips, accs)
 
@@ -118,33 +122,33 @@ class Accumulators(HorizontalReductions, Cumulative):
         accs: list[Ssa],
     ) -> list[Ssa]:
         """Keeps the sums of runs of `run` trips in memory: two sets of many accumulators have no room in registers."""
-        d, low, _, step = loop
+        dim, low, _, step = loop
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
         at = [f"{sums}[{self.text.index(k)}] : {kind}" for k in range(len(accs))]
 
-        def load(b: Block) -> list[Ssa]:
+        def load(scope: Block) -> list[Ssa]:
             return [
-                acc._replace(name=self.text.put(b, f"memref.load {place}"))
+                acc._replace(name=self.text.put(scope, f"memref.load {place}"))
                 for acc, place in zip(accs, at)
             ]
 
-        def store(b: Block, values: list[Ssa]) -> None:
+        def store(scope: Block, values: list[Ssa]) -> None:
             for value, place in zip(values, at):
-                b.add(f"memref.store {value.name}, {place}")
+                scope.add(f"memref.store {value.name}, {place}")
 
         def whole(length: int):
             def one(outer: Block, _) -> list:
                 def trip(inner: Block, carried: list[Ssa]) -> list[Ssa]:
-                    inner.values[d] = self._sum_of_indices(
-                        inner, outer.values[f"{d}'"], inner.values[f"{d}''"]
+                    inner.values[dim] = self._sum_of_indices(
+                        inner, outer.values[f"{dim}'"], inner.values[f"{dim}''"]
                     )
                     return fill(inner, carried)
 
                 before = load(outer)
                 new = self.text.loop(
                     outer,
-                    f"{d}''",
+                    f"{dim}''",
                     0,
                     length * step,
                     step,
@@ -158,9 +162,9 @@ class Accumulators(HorizontalReductions, Cumulative):
 
         store(block, accs)
         rest = low + trips // run * run * step
-        self.text.loop(block, f"{d}'", low, rest, run * step, whole(run))
+        self.text.loop(block, f"{dim}'", low, rest, run * step, whole(run))
         if trips % run:
-            self.text.loop(block, f"{d}'", rest, rest + 1, 1, whole(trips % run))
+            self.text.loop(block, f"{dim}'", rest, rest + 1, 1, whole(trips % run))
         return load(block)
 
     def _accumulate_exactly(
@@ -177,9 +181,9 @@ class Accumulators(HorizontalReductions, Cumulative):
         A step's vectors beside each other are added to one another first: runs have fewer trips for
         as many additions.
         """
-        d, low, high, step = loop
+        dim, low, high, step = loop
         trips, lanes = -(-(high - low) // step), accs[0].lanes
-        beside = step // lanes if d == walk.sched.vector else 1
+        beside = step // lanes if dim == walk.sched.vector else 1
         run = max(
             2 * run // beside, 1
         )  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
@@ -190,37 +194,37 @@ class Accumulators(HorizontalReductions, Cumulative):
         # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other
         # reductions.
         kept = [k for k in range(len(accs)) if not rounded[k % width] or k // width % beside == 0]
-        sums = [k for k in kept if rounded[k % width]]
+        sums = [slot for slot in kept if rounded[slot % width]]
 
-        def joined(b: Block, carried: list[Ssa], first: str | int, trips: int) -> list[Ssa]:
+        def joined(scope: Block, carried: list[Ssa], first: str | int, trips: int) -> list[Ssa]:
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
-                inner.values[d] = self._sum_of_indices(inner, first, inner.values[f"{d}''"])
+                inner.values[dim] = self._sum_of_indices(inner, first, inner.values[f"{dim}''"])
                 return fill(inner, values)
 
-            op = self.text.builder(b, lanes)
+            op = self.text.builder(scope, lanes)
             before, lost = dict(zip(kept, carried)), dict(zip(sums, carried[len(kept) :]))
             start = [
                 op.c(-0.0, acc.el) if rounded[k % width] else before[k]
                 for k, acc in enumerate(accs)
             ]
-            new = self.text.loop(b, f"{d}''", 0, trips * step, step, trip, start)
-            after = {k: new[k] for k in kept}
+            new = self.text.loop(scope, f"{dim}''", 0, trips * step, step, trip, start)
+            after = {slot: new[slot] for slot in kept}
             for sum_ in sums:
-                added = by_halves([new[sum_ + u * width] for u in range(beside)], op.add)
+                added = by_halves([new[sum_ + vector * width] for vector in range(beside)], op.add)
                 after[sum_] = op.add(before[sum_], added)
                 lost[sum_] = op.add(lost[sum_], lost_in(op, before[sum_], added, after[sum_]))
             return [*after.values(), *lost.values()]
 
         b = self.text.builder(block, lanes)
-        carried = [accs[k] for k in kept] + [b.c(0, accs[sum_].el) for sum_ in sums]
+        carried = [accs[slot] for slot in kept] + [b.c(0, accs[sum_].el) for sum_ in sums]
         full = low + trips // run * run * step
         carried = self.text.loop(
             block,
-            f"{d}'",
+            f"{dim}'",
             low,
             full,
             run * step,
-            lambda b, values: joined(b, values, b.values[f"{d}'"], run),
+            lambda scope, values: joined(scope, values, scope.values[f"{dim}'"], run),
             carried,
         )
         if trips % run:
@@ -258,7 +262,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             return x + y
         if x == 0:
             return y
-        names = (v if isinstance(v, str) else self.text.index(v) for v in (x, y))
+        names = (value if isinstance(value, str) else self.text.index(value) for value in (x, y))
         return self.text.put(block, f"arith.addi {', '.join(names)} : index")
 
     def _restarted(self, walk: NestWalk, block: Block, accs: list[Ssa]) -> list[Ssa]:
@@ -290,7 +294,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
     def _identities(self, walk: NestWalk, block: Block, lanes: int) -> list[Ssa]:
         b = self.text.builder(block, lanes)
-        return [a for reduction in walk.nest.reductions for a in self._identity(b, reduction)]
+        return [acc for reduction in walk.nest.reductions for acc in self._identity(b, reduction)]
 
     def _identity(self, b: Builder, reduction: Reduction) -> list[Ssa]:
         """Values that the accumulators of a reduction start with."""
@@ -311,12 +315,12 @@ class Accumulators(HorizontalReductions, Cumulative):
         b = self.text.builder(block, lanes)
         masked = tail is not None and walk.sched.vector in walk.nest.rdims
 
-        def point(k: int, p: Point) -> None:
-            mine, at = accs[k * width : (k + 1) * width], 0
-            live = tail and tail.of(p, walk.sched.vector)
+        def point(number: int, place: Point) -> None:
+            mine, at = accs[number * width : (number + 1) * width], 0
+            live = tail and tail.of(place, walk.sched.vector)
             for reduction in walk.nest.reductions:
                 args = [
-                    self._wide(b, self._value(walk, block, arg, p, live), lanes)
+                    self._wide(b, self._value(walk, block, arg, place, live), lanes)
                     for arg in reduction.args
                 ]
                 count = 2 if reduction.op in ("argmax", "argmin") else 1
@@ -324,7 +328,7 @@ class Accumulators(HorizontalReductions, Cumulative):
                 new = self._combine(b, reduction, old, args)
                 if tail is not None and masked and not self._adds_zeros(walk, reduction):
                     mask = self._tail_mask(tail, lanes)
-                    new = [b.select(mask, n, o) for n, o in zip(new, old)]
+                    new = [b.select(mask, n, prior) for n, prior in zip(new, old)]
                 out.extend(new)
                 at += count
 
@@ -429,11 +433,11 @@ class Accumulators(HorizontalReductions, Cumulative):
     def _logaddexp(self, b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
 
-        def call(name: str, v: Ssa) -> Ssa:
+        def call(name: str, operand: Ssa) -> Ssa:
             info = elementwise.EqnInfo(
                 name, {"accuracy": None}, (reduction.dtype,), reduction.dtype, None
             )
-            return elementwise.RULES.lookup(name)(b, info, v)
+            return elementwise.RULES.lookup(name)(b, info, operand)
 
         high = b.max(value, y)
         total = b.add(high, call("log1p", call("exp", b.sub(b.min(value, y), high))))
@@ -444,7 +448,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         self, b: Builder, reduction: Reduction, acc: list[Ssa], args: list[Ssa]
     ) -> list[Ssa]:
         """The larger (smaller) value, NaN above all; among equals the smaller index."""
-        (value, i), (x, n) = acc, args
+        (value, i), (x, new_index) = acc, args
         unsigned = reduction.args[0].dtype.kind == "u"
         if value.el == "i1":
             v2, x2 = b.int_resize(value, "i8", unsigned=True), b.int_resize(x, "i8", unsigned=True)
@@ -458,8 +462,8 @@ class Accumulators(HorizontalReductions, Cumulative):
                 b.and_(wins, b.not_(b.is_nan(value))), b.and_(b.is_nan(x), b.not_(b.is_nan(value)))
             )
             ties = b.or_(ties, b.and_(b.is_nan(x), b.is_nan(value)))
-        wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
-        return [b.select(wins, x, value), b.select(wins, n, i)]
+        wins = b.or_(wins, b.and_(ties, b.cmp("lt", new_index, i)))
+        return [b.select(wins, x, value), b.select(wins, new_index, i)]
 
 
 def _run_length(trips: int, terms: int, limit: int) -> int:
@@ -473,5 +477,5 @@ def _run_length(trips: int, terms: int, limit: int) -> int:
     while run * limit < trips:
         run *= limit
     parts = -(-trips // run)
-    parts = next((p for p in range(parts, 2 * parts) if trips % p == 0), parts)
+    parts = next((count for count in range(parts, 2 * parts) if trips % count == 0), parts)
     return -(-trips // parts)

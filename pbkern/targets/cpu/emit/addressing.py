@@ -62,7 +62,7 @@ class NestWalk:
 
     def reach(self, dim: str) -> int:
         """Distance from the nest's points at which values are taken, and computed in vain."""
-        furthest = max((r.get(dim, 0) for r in self.reaches.values()), default=0)
+        furthest = max((distances.get(dim, 0) for distances in self.reaches.values()), default=0)
         return (
             furthest + 2 * self.sched.lanes if furthest and dim == self.sched.vector else furthest
         )
@@ -136,15 +136,15 @@ class Addressing:
     ) -> Ssa:
         """An index as an integer value; lanes follow the vector dimension."""
         vector = walk.sched.vector
-        offset = sum(affine.coefficient(dim) * o for dim, o in point.items())
+        offset = sum(affine.coefficient(dim) * shift for dim, shift in point.items())
         _, name = self.text.affine(block, affine, offset)
         scalar = Ssa(self.text.put(block, f"arith.index_cast {name} : index to {el}"), el, 0)
-        c = affine.coefficient(vector) if vector else 0
-        if not lanes or not c:
+        stride = affine.coefficient(vector) if vector else 0
+        if not lanes or not stride:
             return scalar if not lanes else self.text.builder(block, lanes).broadcast(scalar)
         b = self.text.builder(block, lanes)
         half = 1 << (int(el[1:]) - 1)
-        numbers = [(k * c + half) % (2 * half) - half for k in range(lanes)]
+        numbers = [(k * stride + half) % (2 * half) - half for k in range(lanes)]
         steps = Ssa(
             self.text.const(f"arith.constant dense<{numbers}> : vector<{lanes}x{el}>"), el, lanes
         )

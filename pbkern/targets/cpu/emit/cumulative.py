@@ -57,12 +57,12 @@ class Cumulative(PromotedLoops):
         accs: list[Ssa],
     ) -> list[Ssa]:
         """A loop (symbol, low, high, step) whose trips each add a number to every accumulator, which `fill` then stores."""
-        d, low, high, step = loop
+        dim, low, high, step = loop
         trips, count, lanes = -(-(high - low) // step), len(accs), accs[0].lanes
         reductions = [walk.nest.reductions[k % len(walk.nest.reductions)] for k in range(count)]
 
-        def run(b: Block, carried: list[Ssa], first: str | int, length: int) -> list[Ssa]:
-            op = self.text.builder(b, lanes)
+        def run(scope: Block, carried: list[Ssa], first: str | int, length: int) -> list[Ssa]:
+            op = self.text.builder(scope, lanes)
             before, lost = carried[:count], carried[count:]
             walk.before = [
                 whole(op, x, y) if is_rounded(reduction) else x
@@ -70,19 +70,19 @@ class Cumulative(PromotedLoops):
             ]
 
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
-                inner.values[d] = self._sum_of_indices(inner, first, inner.values[f"{d}''"])
+                inner.values[dim] = self._sum_of_indices(inner, first, inner.values[f"{dim}''"])
                 return fill(inner, values)
 
-            start = self._identities(walk, b, lanes) * (count // len(walk.nest.reductions))
-            local = self.text.loop(b, f"{d}''", 0, length * step, step, trip, start)
+            start = self._identities(walk, scope, lanes) * (count // len(walk.nest.reductions))
+            local = self.text.loop(scope, f"{dim}''", 0, length * step, step, trip, start)
             walk.before = []
             (*after,) = (
                 self._combine(op, reduction, [x], [y])[0]
                 for reduction, x, y in zip(reductions, before, local)
             )
             kept = [
-                op.add(z, lost_in(op, x, y, s)) if is_rounded(reduction) else z
-                for reduction, x, y, s, z in zip(reductions, before, local, after, lost)
+                op.add(z, lost_in(op, x, y, total)) if is_rounded(reduction) else z
+                for reduction, x, y, total, z in zip(reductions, before, local, after, lost)
             ]
             return [*after, *kept]
 
@@ -91,11 +91,11 @@ class Cumulative(PromotedLoops):
         full = low + trips // RUN * RUN * step
         carried = self.text.loop(
             block,
-            f"{d}'",
+            f"{dim}'",
             low,
             full,
             RUN * step,
-            lambda b, c: run(b, c, b.values[f"{d}'"], RUN),
+            lambda scope, carry: run(scope, carry, scope.values[f"{dim}'"], RUN),
             carried,
         )
         if trips % RUN:

@@ -80,10 +80,12 @@ class Epilogues(Accumulators):
             inner.values[dim] = self._sum_of_indices(inner, first, row)
             start = self.text.put(inner, f"arith.muli {row}, {self.text.index(each)} : index")
             mine = []
-            for k, a in enumerate(accs[: each * at_once]):
+            for k, partial in enumerate(accs[: each * at_once]):
                 place = self._sum_of_indices(inner, start, k)
                 mine.append(
-                    a._replace(name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}"))
+                    partial._replace(
+                        name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}")
+                    )
                 )
             self._writes(walk, inner, points, tail, mine, inner=False)
             return []
@@ -107,8 +109,8 @@ class Epilogues(Accumulators):
         ):
             return None, 0
         rows = [
-            [{d: k for d, k in p.items() if d != dim} for p in row]
-            for _, row in groupby(points, lambda p: p[dim])
+            [{axis: offset for axis, offset in place.items() if axis != dim} for place in row]
+            for _, row in groupby(points, lambda place: place[dim])
         ]
         even = all(row == rows[0] for row in rows) and [
             point[dim] for point in points[:: len(rows[0])]
@@ -121,15 +123,17 @@ class Epilogues(Accumulators):
 def _cost_of_point(nest: Nest, apart: set[str]) -> float:
     """Cost of what is computed for each sum by itself: of it, or of values that differ along all dimensions of `apart`."""
     behind = nodes(
-        e
+        root
         for write in nest.writes
         if not write.inner
-        for e in (write.value, write.mask)
-        if e is not None
+        for root in (write.value, write.mask)
+        if root is not None
     )
     own: dict[int, bool] = {}
     for expr in behind:
         own[id(expr)] = (
             expr.kind == "acc" or apart <= expr.symbols or any(own[id(arg)] for arg in expr.args)
         )
-    return sum(COST.get(e.info.primitive, 1.0) for e in behind if e.kind == "op" and own[id(e)])
+    return sum(
+        COST.get(node.info.primitive, 1.0) for node in behind if node.kind == "op" and own[id(node)]
+    )

@@ -48,7 +48,7 @@ class HorizontalReductions(PromotedLoops):
             count = 2 if reduction.op in ("argmax", "argmin") else 1
             mine = [part[at : at + count] for part in parts]
             if exact and is_rounded(reduction):
-                out.append(self._fold_exactly(block, [m for (m,) in mine]))
+                out.append(self._fold_exactly(block, [vector for (vector,) in mine]))
                 at += count
                 continue
             merged = Reduction(
@@ -75,7 +75,7 @@ class HorizontalReductions(PromotedLoops):
         )
         half = parts[0].lanes // 2
         while half:
-            pair = _with_lost(b, pair, tuple(self._rotated(block, v, half) for v in pair))
+            pair = _with_lost(b, pair, tuple(self._rotated(block, vector, half) for vector in pair))
             half //= 2
         total = whole(b, *pair)
         first = f"vector.extract {total.name}[0] : {total._replace(lanes=0).type} from {total.type}"
@@ -96,9 +96,9 @@ class HorizontalReductions(PromotedLoops):
             mine += [self._identity(b, reduction)] * (lanes - len(mine))
             at += count
             if reduction.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
-                ordered = [[_ordered(b, reduction.op, v)] for (v,) in mine]
+                ordered = [[_ordered(b, reduction.op, vector)] for (vector,) in mine]
                 (best,) = self._permuted_together(
-                    block, ordered, lambda x, y, r=reduction: [getattr(b, r.op)(x[0], y[0])]
+                    block, ordered, lambda x, y, fold=reduction: [getattr(b, fold.op)(x[0], y[0])]
                 )
                 out.append(b.bitcast(_sign_magnitude(b, best), mine[0][0].el))
                 continue
@@ -123,11 +123,11 @@ class HorizontalReductions(PromotedLoops):
             rows = [
                 join(
                     *(
-                        [self._shuffled(block, x, y, order) for x, y in zip(row, b)]
+                        [self._shuffled(block, x, y, order) for x, y in zip(row, other)]
                         for order in (low, high)
                     )
                 )
-                for row, b in zip(rows[::2], rows[1::2])
+                for row, other in zip(rows[::2], rows[1::2])
             ]
             done *= 2
         return rows[0]
@@ -205,14 +205,14 @@ def butterfly_halves(lanes: int, done: int, block: int) -> tuple[list[int], list
     if done < block:
         first = [at + k * done for at in range(0, lanes, block) for k in range(block // 2 // done)]
         low = [source + at + k for at in first for source in (0, lanes) for k in range(done)]
-        return low, [k + block // 2 for k in low]
+        return low, [lane + block // 2 for lane in low]
     low = [
         source + at + k
         for source in (0, lanes)
         for at in range(0, lanes, 2 * block)
         for k in range(block)
     ]
-    return low, [k + block for k in low]
+    return low, [lane + block for lane in low]
 
 
 def _sign_magnitude(b: Builder, value: Ssa) -> Ssa:

@@ -73,5 +73,5 @@ def _most_live(operations: list[Operation]) -> int:
         ):
             live.add(op.result)
         most = max(most, len(live))
-        live = {n for n in live if last[n] > k}
+        live = {value for value in live if last[value] > k}
     return most

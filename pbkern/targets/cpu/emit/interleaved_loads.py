@@ -91,23 +91,23 @@ class InterleavedLoads(Addressing):
     ) -> Ssa:
         key = ("strided", buf.root, flat.linear(), place, live)
         if key not in block.memo or buf.root in walk.written:
-            el, m = storage_el(buf.dtype), memref(buf)
+            el, mem_type = storage_el(buf.dtype), memref(buf)
             _, address = self.text.affine(block, flat, place - flat.const)
-            t = mlir_type(el, lanes)
-            load = f"vector.load {buf.root.name}[{address}] : {m}, {t}"
+            vec_type = mlir_type(el, lanes)
+            load = f"vector.load {buf.root.name}[{address}] : {mem_type}, {vec_type}"
             if live < lanes:
                 mask, zero = (
                     self._tail_mask(Tail(live), lanes),
                     self.text.builder(block, lanes).c(0, el),
                 )
                 masked = f"{buf.root.name}[{address}], {mask.name}, {zero.name}"
-                load = f"vector.maskedload {masked} : {m}, {mask.type}, {t} into {t}"
+                load = f"vector.maskedload {masked} : {mem_type}, {mask.type}, {vec_type} into {vec_type}"
             block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
         return block.memo[key]
 
     def _picked(self, block: Block, vectors: dict[int, Ssa], wanted: list[Lane], lanes: int) -> Ssa:
         """One vector of chosen lanes of others; those behind the last chosen one are unspecified."""
-        used = sorted({v for v, _ in wanted})
+        used = sorted({vector for vector, _ in wanted})
         found, have = vectors[used[0]], {used[0]}
         if (
             len(used) == 1
@@ -120,11 +120,11 @@ class InterleavedLoads(Addressing):
             # them.
             order = [
                 found.lanes + lane
-                if v == other
+                if source == other
                 else (lane if len(have) == 1 else k)
-                if v in have
+                if source in have
                 else 0
-                for k, (v, lane) in enumerate(wanted)
+                for k, (source, lane) in enumerate(wanted)
             ]
             size = lanes if other == used[-1] else found.lanes
             order += [0] * (size - len(order))

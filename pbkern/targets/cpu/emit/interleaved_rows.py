@@ -58,7 +58,9 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
             joint_stores(walk.nest, walk.sched.along)[1],
         )  # other dimensions may be jammed as well
         return {
-            n for n in joint if is_interleaved_row(walk.nest, walk.nest.writes[n], vector, steps)
+            number
+            for number in joint
+            if is_interleaved_row(walk.nest, walk.nest.writes[number], vector, steps)
         }
 
     def _store_row(
@@ -92,8 +94,8 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
         lanes, found = walk.sched.lanes, []
         b = self.text.builder(block, lanes)
 
-        def vector(k: int, _: Point) -> None:
-            value = self._woven(walk, block, write.value, rows, k * lanes)
+        def vector(number: int, _: Point) -> None:
+            value = self._woven(walk, block, write.value, rows, number * lanes)
             found.append(
                 b.to_storage(value if value.lanes else b.broadcast(value), write.buf.dtype)
             )
@@ -118,7 +120,7 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
                     where,
                     expr,
                     walk.sched.lanes,
-                    lambda a: self._woven(walk, where, a, rows, first),
+                    lambda arg: self._woven(walk, where, arg, rows, first),
                 )
         return where.memo[key]
 

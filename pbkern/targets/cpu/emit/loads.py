@@ -73,12 +73,12 @@ class Loads(InterleavedLoads, PromotedLoops):
         if key in block.memo and buf.root not in walk.written:
             return block.memo[key]
         if lanes and not guard and is_strided(buf, index, walk.sched.vector):
-            v = self._load_strided(walk, block, buf, flat, key[4], tail, lanes)
+            loaded = self._load_strided(walk, block, buf, flat, key[4], tail, lanes)
         else:
-            v = self._load_storage(walk, block, buf, index, point, tail, lanes, guard)
-        v = b.from_storage(v, buf.dtype)
-        block.memo[key] = v
-        return v
+            loaded = self._load_storage(walk, block, buf, index, point, tail, lanes, guard)
+        loaded = b.from_storage(loaded, buf.dtype)
+        block.memo[key] = loaded
+        return loaded
 
     def _load_transposed(
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, tail, lanes: int
@@ -108,17 +108,19 @@ class Loads(InterleavedLoads, PromotedLoops):
                 for r in range(tail.live if tail else lanes)
             ]
             rows += [rows[-1]] * (lanes - len(rows))
-            t, step = rows[0].type, 1
+            vec_type, step = rows[0].type, 1
             while step < lanes:
                 low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
                 high = [k | step if not k & step else lanes + k for k in range(lanes)]
                 transposed = list(rows)
-                for r in range(lanes):
-                    if not r & step:
-                        pair = f"{rows[r].name}, {rows[r | step].name}"
-                        for place, order in ((r, low), (r | step, high)):
-                            name = self.text.put(block, f"vector.shuffle {pair} {order} : {t}, {t}")
-                            transposed[place] = rows[r]._replace(name=name)
+                for row in range(lanes):
+                    if not row & step:
+                        pair = f"{rows[row].name}, {rows[row | step].name}"
+                        for place, order in ((row, low), (row | step, high)):
+                            name = self.text.put(
+                                block, f"vector.shuffle {pair} {order} : {vec_type}, {vec_type}"
+                            )
+                            transposed[place] = rows[row]._replace(name=name)
                 rows, step = transposed, step * 2
             block.memo[key] = rows
         return block.memo[key][point.get(along, 0)]
@@ -126,19 +128,26 @@ class Loads(InterleavedLoads, PromotedLoops):
     def _square_row(
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> Ssa:
-        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        el, mem_type, name = storage_el(buf.dtype), memref(buf), buf.root.name
         step = flat_coefficient(buf, index, walk.sched.transpose or "")
         if step > 1:
             return self._spread_row(walk, block, buf, flat_index(buf, index), step, point, lanes)
         _, address = self._address(block, buf, index, point)
-        t = mlir_type(el, lanes)
+        vec_type = mlir_type(el, lanes)
         if walk.transposed_rows == lanes:
-            return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
+            return Ssa(
+                self.text.put(block, f"vector.load {name}[{address}] : {mem_type}, {vec_type}"),
+                el,
+                lanes,
+            )
         live, zero = (
             self._tail_mask(Tail(walk.transposed_rows), lanes),
             self.text.builder(block, lanes).c(0, el),
         )
-        load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
+        load = (
+            f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : "
+            f"{mem_type}, {live.type}, {vec_type} into {vec_type}"
+        )
         return Ssa(self.text.put(block, load), el, lanes)
 
     def _spread_row(
@@ -154,15 +163,17 @@ class Loads(InterleavedLoads, PromotedLoops):
         """The elements at a point and every step behind it, of whole vectors that loads of the elements between share."""
         place = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
         near = [
-            f.const - flat.const
-            for f in (
+            other.const - flat.const
+            for other in (
                 flat_index(load.info[0], load.info[1])
                 for load in walk.nest.loads()
                 if load.kind == "load" and load.info[0].root is buf.root
             )
-            if f.linear() == flat.linear()
+            if other.linear() == flat.linear()
         ]
-        near = [n for n in near if (flat.const + n) // step == flat.const // step]
+        near = [
+            distance for distance in near if (flat.const + distance) // step == flat.const // step
+        ]
         low, count = (
             place + min(near),
             (walk.transposed_rows - 1) * step + max(near) - min(near) + 1,
@@ -201,7 +212,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         guard: bool,
     ) -> Ssa:
         """The stored element(s); guarded axes are clamped, or masked along the vector dimension."""
-        el, m, name = storage_el(buf.root.dtype), memref(buf), buf.root.name
+        el, mem_type, name = storage_el(buf.root.dtype), memref(buf), buf.root.name
         wanted = storage_el(buf.dtype)
         if BITS[el] < BITS[wanted]:
             return self._load_words(walk, block, buf, index, point, tail, lanes, wanted)
@@ -210,59 +221,78 @@ class Loads(InterleavedLoads, PromotedLoops):
             stored = self._load_storage(walk, block, root, index, point, tail, lanes, guard)
             return self.text.builder(block, lanes).bitcast(stored, wanted)
         vector = walk.sched.along
-        c = flat_coefficient(buf, index, vector) if lanes else 0
+        coeff = flat_coefficient(buf, index, vector) if lanes else 0
         masks: list[Ssa] = []
         if guard:
             address, masks = self._guarded_address(walk, block, buf, index, point, lanes)
         else:
             where, address = self._address(block, buf, index, point)
-            block = self._outside(block, where, buf.root) if c == 1 else block
-        if not lanes or c == 0:
-            ssa = Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0)
+            block = self._outside(block, where, buf.root) if coeff == 1 else block
+        if not lanes or coeff == 0:
+            ssa = Ssa(self.text.put(block, f"memref.load {name}[{address}] : {mem_type}"), el, 0)
             return ssa if not lanes else self.text.builder(block, lanes).broadcast(ssa)
         b = self.text.builder(block, lanes)
         live = self._tail_mask(tail, lanes) if tail else None
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
-        t = mlir_type(el, lanes)
-        if c == 1 and buf.root in walk.nest.fetch and self._leads(walk, buf, index):
+        vec_type = mlir_type(el, lanes)
+        if coeff == 1 and buf.root in walk.nest.fetch and self._leads(walk, buf, index):
             self._fetch(walk, block, buf, index, point)
-        if c == 1 and live is None:
-            return Ssa(self.text.put(block, f"vector.load {name}[{address}] : {m}, {t}"), el, lanes)
+        if coeff == 1 and live is None:
+            return Ssa(
+                self.text.put(block, f"vector.load {name}[{address}] : {mem_type}, {vec_type}"),
+                el,
+                lanes,
+            )
         zero = b.c(0, el).name
-        if c == 1 and live is not None:
-            load = f"vector.maskedload {name}[{address}], {live.name}, {zero} : {m}, {live.type}, {t} into {t}"
+        if coeff == 1 and live is not None:
+            load = (
+                f"vector.maskedload {name}[{address}], {live.name}, {zero} : "
+                f"{mem_type}, {live.type}, {vec_type} into {vec_type}"
+            )
             return Ssa(self.text.put(block, load), el, lanes)
-        if c == -1 and not masks:
+        if coeff == -1 and not masks:
             return self._load_backwards(
-                block, address, name, m, tail.live if tail else lanes, b, el
+                block, address, name, mem_type, tail.live if tail else lanes, b, el
             )
         offsets = self.text.const(
-            f"arith.constant dense<{[k * c for k in range(lanes)]}> : vector<{lanes}xi32>"
+            f"arith.constant dense<{[k * coeff for k in range(lanes)]}> : vector<{lanes}xi32>"
         )
         live = live or self._tail_mask(Tail(lanes), lanes)
         return Ssa(
             self.text.put(
                 block,
-                f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {m}, "
-                f"vector<{lanes}xi32>, {live.type}, {t} into {t}",
+                f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {mem_type}, "
+                f"vector<{lanes}xi32>, {live.type}, {vec_type} into {vec_type}",
             ),
             el,
             lanes,
         )
 
     def _load_backwards(
-        self, block: Block, address: str, name: str, m: str, count: int, b: Builder, el: str
+        self, block: Block, address: str, name: str, mem_type: str, count: int, b: Builder, el: str
     ) -> Ssa:
         """The element at an address and so many before it."""
-        lanes, t = b.lanes, mlir_type(el, b.lanes)
+        lanes, vec_type = b.lanes, mlir_type(el, b.lanes)
         low = self.text.put(block, f"arith.subi {address}, {self.text.index(count - 1)} : index")
-        load = f"vector.load {name}[{low}] : {m}, {t}"
+        load = f"vector.load {name}[{low}] : {mem_type}, {vec_type}"
         if count < lanes:
             mask = self._tail_mask(Tail(count), lanes)
-            load = f"vector.maskedload {name}[{low}], {mask.name}, {b.c(0, el).name} : {m}, {mask.type}, {t} into {t}"
-        v, order = self.text.put(block, load), [*range(count - 1, -1, -1), *range(count, lanes)]
-        return Ssa(self.text.put(block, f"vector.shuffle {v}, {v} {order} : {t}, {t}"), el, lanes)
+            load = (
+                f"vector.maskedload {name}[{low}], {mask.name}, {b.c(0, el).name} "
+                f": {mem_type}, {mask.type}, {vec_type} into {vec_type}"
+            )
+        loaded, order = (
+            self.text.put(block, load),
+            [*range(count - 1, -1, -1), *range(count, lanes)],
+        )
+        return Ssa(
+            self.text.put(
+                block, f"vector.shuffle {loaded}, {loaded} {order} : {vec_type}, {vec_type}"
+            ),
+            el,
+            lanes,
+        )
 
     def _leads(self, walk: NestWalk, buf: Buf, index) -> bool:
         """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
@@ -271,13 +301,16 @@ class Loads(InterleavedLoads, PromotedLoops):
             for load in walk.nest.loads()
             if load.kind == "load" and load.info[0].root is buf.root
         ]
-        return flat_index(buf, index).const == max(flat_index(b, i).const for b, i, _ in loads)
+        return flat_index(buf, index).const == max(
+            flat_index(other, i).const for other, i, _ in loads
+        )
 
     def _fetch(self, walk: NestWalk, block: Block, buf: Buf, index, point: Point) -> None:
         """Asks for the line that a later step loads; addresses behind the end do not fault."""
         flat = flat_index(buf, index)
         offset = (
-            sum(flat.coefficient(dim) * o for dim, o in point.items()) + walk.nest.fetch[buf.root]
+            sum(flat.coefficient(dim) * shift for dim, shift in point.items())
+            + walk.nest.fetch[buf.root]
         )
         _, address = self.text.affine(block, flat, offset)
         block.add(
@@ -288,7 +321,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, tail, lanes: int, el: str
     ) -> Ssa:
         """Elements that span several of the buffer they reinterpret: one, or neighbours along the vectors."""
-        small, name, m = storage_el(buf.root.dtype), buf.root.name, memref(buf)
+        small, name, mem_type = storage_el(buf.root.dtype), buf.root.name, memref(buf)
         count = BITS[el] // BITS[small]
         flat = flat_index(buf, index) * count
         _, address = self.text.affine(
@@ -300,14 +333,19 @@ class Loads(InterleavedLoads, PromotedLoops):
                 "words that do not lie side by side in a vector",
                 why=f"{buf}, {flat} along {walk.sched.vector}",
             )
-        t = mlir_type(small, count * max(wide, 1))
-        load = f"vector.load {name}[{address}] : {m}, {t}"
+        vec_type = mlir_type(small, count * max(wide, 1))
+        load = f"vector.load {name}[{address}] : {mem_type}, {vec_type}"
         if wide and tail:
             mask = self._tail_mask(Tail(count * tail.live), count * wide)
             zero = self.text.builder(block, count * wide).c(0, small)
-            load = f"vector.maskedload {name}[{address}], {mask.name}, {zero.name} : {m}, {mask.type}, {t} into {t}"
+            load = (
+                f"vector.maskedload {name}[{address}], {mask.name}, {zero.name} : "
+                f"{mem_type}, {mask.type}, {vec_type} into {vec_type}"
+            )
         words = mlir_type(el, max(wide, 1))
-        word = self.text.put(block, f"vector.bitcast {self.text.put(block, load)} : {t} to {words}")
+        word = self.text.put(
+            block, f"vector.bitcast {self.text.put(block, load)} : {vec_type} to {words}"
+        )
         if wide:
             return Ssa(word, el, wide)
         ssa = Ssa(
@@ -324,7 +362,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         if any(size == 0 for size in buf.shape):
             return self.text.index(0), masks
         for position, extent, stride in zip(index, buf.shape, buf.strides):
-            offset = sum(position.coefficient(dim) * o for dim, o in point.items())
+            offset = sum(position.coefficient(dim) * shift for dim, shift in point.items())
             _, name = self.text.affine(block, position, offset)
             if not self._axis_is_safe(walk, position, extent):
                 if vector and position.coefficient(vector):
@@ -375,7 +413,7 @@ class Loads(InterleavedLoads, PromotedLoops):
     ) -> Ssa:
         """Each element by itself."""
         buf, index = expr.info
-        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        el, mem_type, name = storage_el(buf.dtype), memref(buf), buf.root.name
         b, args, wide = (
             self.text.builder(block, lanes),
             iter(expr.args),
@@ -396,17 +434,18 @@ class Loads(InterleavedLoads, PromotedLoops):
         if not lanes:
             address = self.text.put(block, f"arith.index_cast {total.name} : {wide} to index")
             return b.from_storage(
-                Ssa(self.text.put(block, f"memref.load {name}[{address}] : {m}"), el, 0), buf.dtype
+                Ssa(self.text.put(block, f"memref.load {name}[{address}] : {mem_type}"), el, 0),
+                buf.dtype,
             )
         live = self._tail_mask(tail or Tail(lanes), lanes)
-        t = mlir_type(el, lanes)
+        vec_type = mlir_type(el, lanes)
         start, zero = self.text.index(0), b.c(0, el).name
-        v = self.text.put(
+        gathered = self.text.put(
             block,
-            f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {m}, "
-            f"{total.type}, {live.type}, {t} into {t}",
+            f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {mem_type}, "
+            f"{total.type}, {live.type}, {vec_type} into {vec_type}",
         )
-        return b.from_storage(Ssa(v, el, lanes), buf.dtype)
+        return b.from_storage(Ssa(gathered, el, lanes), buf.dtype)
 
     def _row_steps(self, walk: NestWalk, expr: Expr) -> Steps | None:
         """Steps of a gather whose place moves by one element along vectors, but for bends
@@ -447,12 +486,15 @@ class Loads(InterleavedLoads, PromotedLoops):
         inner, other = Block(block), Block(block)
         _, along = self.text.affine(inner, Affine.symbol(vector), point.get(vector, 0))
         address = self.text.put(inner, f"arith.addi {first}, {along} : index")
-        el, m, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        b, t = self.text.builder(inner, lanes), mlir_type(el, lanes)
-        load = f"vector.load {name}[{address}] : {m}, {t}"
+        el, mem_type, name = storage_el(buf.dtype), memref(buf), buf.root.name
+        b, vec_type = self.text.builder(inner, lanes), mlir_type(el, lanes)
+        load = f"vector.load {name}[{address}] : {mem_type}, {vec_type}"
         if tail is not None:
             live, zero = self._tail_mask(tail, lanes), b.c(0, el)
-            load = f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : {m}, {live.type}, {t} into {t}"
+            load = (
+                f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : "
+                f"{mem_type}, {live.type}, {vec_type} into {vec_type}"
+            )
         row = b.from_storage(Ssa(self.text.put(inner, load), el, lanes), buf.dtype)
         each = self._gather_each(walk, other, expr, point, tail, lanes, None)
         return row._replace(name=self.text.either(block, test, inner, row, other, each))
@@ -464,7 +506,9 @@ class Loads(InterleavedLoads, PromotedLoops):
         vector, length = walk.sched.along, walk.nest.dims[walk.sched.along]
 
         def ends(x: Expr) -> list[Expr]:
-            return [self.pool.rename(x, {vector: Affine((), k)}) for k in (0, length - 1)]
+            return [
+                self.pool.rename(x, {vector: Affine((), position)}) for position in (0, length - 1)
+            ]
 
         where = self._place(walk, block, ends(expr)[0])
         key = (
@@ -532,7 +576,7 @@ class Loads(InterleavedLoads, PromotedLoops):
             buf.size > 0
             and not any(vector in arg.symbols for arg in expr.args)
             and flat_coefficient(buf, index, vector) == 1
-            and all(self._axis_is_safe(walk, i, n) for i, n in moving)
+            and all(self._axis_is_safe(walk, i, extent) for i, extent in moving)
         )
 
     def _gather_run(
@@ -547,7 +591,7 @@ class Loads(InterleavedLoads, PromotedLoops):
     ) -> Ssa:
         """A row of a table: one address, contiguous elements."""
         buf, index = expr.info
-        el, m, args = storage_el(buf.dtype), memref(buf), iter(expr.args)
+        el, mem_type, args = storage_el(buf.dtype), memref(buf), iter(expr.args)
         affine: Affine = Affine()
         address: str | None = None
         for position, extent, stride in zip(index, buf.shape, buf.strides):
@@ -571,14 +615,16 @@ class Loads(InterleavedLoads, PromotedLoops):
             block, affine, sum(affine.coefficient(dim) * offset for dim, offset in point.items())
         )
         address = self.text.put(block, f"arith.addi {address}, {start} : index")
-        b, t = self.text.builder(block, lanes), mlir_type(el, lanes)
+        b, vec_type = self.text.builder(block, lanes), mlir_type(el, lanes)
         if tail is None:
-            v = self.text.put(block, f"vector.load {buf.root.name}[{address}] : {m}, {t}")
+            loaded = self.text.put(
+                block, f"vector.load {buf.root.name}[{address}] : {mem_type}, {vec_type}"
+            )
         else:
             live, zero = self._tail_mask(tail, lanes), b.c(0, el)
-            v = self.text.put(
+            loaded = self.text.put(
                 block,
-                f"vector.maskedload {buf.root.name}[{address}], {live.name}, {zero.name} : {m}, "
-                f"{live.type}, {t} into {t}",
+                f"vector.maskedload {buf.root.name}[{address}], {live.name}, {zero.name} : {mem_type}, "
+                f"{live.type}, {vec_type} into {vec_type}",
             )
-        return b.from_storage(Ssa(v, el, lanes), buf.dtype)
+        return b.from_storage(Ssa(loaded, el, lanes), buf.dtype)

@@ -72,9 +72,11 @@ class MathFunctions:
                 f"{self.kernel}_{info.primitive}{len(self.made)}", b, info, args
             )
             self.made.append(self._called[key])
-        f = self._called[key]
+        function = self._called[key]
         passed = ", ".join(arg.name for arg in args if b.number(arg) is None)
-        return f.result._replace(name=b.emit(f"func.call @{f.name}({passed}) : {f.types}"))
+        return function.result._replace(
+            name=b.emit(f"func.call @{function.name}({passed}) : {function.types}")
+        )
 
     def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
         operands = tuple((arg.type, repr(b.number(arg))) for arg in args)
@@ -113,7 +115,7 @@ def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunc
     result = elementwise.RULES.lookup(info.primitive)(inner, info, *values)
     text.top.report()
     arguments = tuple(value for value, arg in zip(values, args) if b.number(arg) is None)
-    constants = [f"{constant} = {t}" for t, constant in text.constants.items()]
+    constants = [f"{constant} = {definition}" for definition, constant in text.constants.items()]
     return MathFunction(
         name, arguments, (*constants, *operation.lines(text.top.operations)), result
     )

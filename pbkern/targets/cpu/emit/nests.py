@@ -102,9 +102,9 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         """A scalar expression outside any nest, evaluated in `block`."""
         inner = Block(block)
         walk = NestWalk(nest, NestSchedule(), inner, set())
-        v = self._value(walk, inner, expr, {}, None)
+        result = self._value(walk, inner, expr, {}, None)
         block.take(inner)
-        return v
+        return result
 
     # ---------------------------------------------------------------- loops
 
@@ -112,26 +112,26 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         if not dims:
             self._vector(walk, block, points)
             return
-        d, rest = dims[0], dims[1:]
-        size, jam = walk.nest.dims[d], walk.sched.jam.get(d, 1)
+        dim, rest = dims[0], dims[1:]
+        size, jam = walk.nest.dims[dim], walk.sched.jam.get(dim, 1)
         full = size // jam * jam
         for low, high, step in ((0, full, jam), (full, size, size - full)):
             if high > low:
 
                 def fill(inner: Block, _, step=step):
-                    if d == walk.sched.transpose:
+                    if dim == walk.sched.transpose:
                         walk.transposed_rows = step
                     self._outer(
                         walk,
                         inner,
                         rest,
-                        [{**point, d: o} for point in points for o in range(step)]
+                        [{**point, dim: offset} for point in points for offset in range(step)]
                         if jam > 1
                         else points,
                     )
                     return []
 
-                self.text.loop(block, d, low, high, step, fill)
+                self.text.loop(block, dim, low, high, step, fill)
 
     def _vector(self, walk: NestWalk, block: Block, points: list[Point]) -> None:
         vector = walk.sched.vector
@@ -161,20 +161,23 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
             chunk.vectors * lanes,
             None if chunk.tail is None else Tail(chunk.tail, (chunk.vectors - 1) * lanes),
         )
-        tile = [{**point, vector: lanes * u} for point in points for u in range(chunk.vectors)]
+        tile = [{**point, vector: lanes * vec} for point in points for vec in range(chunk.vectors)]
         carried = Visits(walk.nest, walk.sched, chunk.vectors).carried if walk.moves else {}
         walk.first = chunk.low if chunk.is_one_step(walk.sched) else None
         keys = list(carried) if walk.first is None else [key for key in carried if key in known]
 
         def fill(inner: Block, handed: list[Ssa]) -> list[Ssa]:
-            inner.memo |= {_memo_key(key, lanes): v for key, v in zip(keys, handed)}
+            inner.memo |= {_memo_key(key, lanes): value for key, value in zip(keys, handed)}
             self._reduce(walk, inner, tile, tail)
             after = (
-                [(e, {**p, vector: p[vector] + step}) for e, p in carried.values()]
+                [
+                    (expr, {**place, vector: place[vector] + step})
+                    for expr, place in carried.values()
+                ]
                 if tail is None
                 else []
             )
-            return [self._value(walk, inner, e, p, None) for e, p in after]
+            return [self._value(walk, inner, expr, place, None) for expr, place in after]
 
         start = self._made_before(
             walk, block, chunk.low, {key: carried[key] for key in keys}, known
@@ -192,8 +195,8 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         before = Block(block)
         before.values[walk.sched.along] = low
         made = [
-            known[key] if key in known else self._value(walk, before, e, p, None)
-            for key, (e, p) in carried.items()
+            known[key] if key in known else self._value(walk, before, expr, place, None)
+            for key, (expr, place) in carried.items()
         ]
         block.take(before)
         return made
@@ -213,7 +216,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
             block,
             nest.rdims,
             _terms(walk),
-            lambda b, c: self._steps(walk, b, points, tail, c),
+            lambda inner, carried: self._steps(walk, inner, points, tail, carried),
             start,
         )
         self._follow(walk, block, points, tail, accs)
@@ -234,7 +237,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         inside = terms * math.prod(
             -(-walk.nest.dims[dim] // at_once.get(dim, 1)) for dim in dims[1:]
         )
-        d, size, rows = dims[0], walk.nest.dims[dims[0]], at_once.get(dims[0], 1)
+        outer_dim, size, rows = dims[0], walk.nest.dims[dims[0]], at_once.get(dims[0], 1)
         for low, high, step in (
             (0, size // rows * rows, rows),
             (size // rows * rows, size, size % rows),
@@ -245,7 +248,9 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
                     walk.transposed_rows = step
                     return self._loops(walk, inner, dims[1:], terms, innermost, accs)
 
-                accs = self._accumulate(walk, block, (d, low, high, step), inside, fill, accs)
+                accs = self._accumulate(
+                    walk, block, (outer_dim, low, high, step), inside, fill, accs
+                )
         return accs
 
     def _steps(
@@ -278,8 +283,8 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         scalars: list[Ssa] = []
         for k in range(len(points)):
             parts = [
-                accs[(k * vectors + u) * width : (k * vectors + u + 1) * width]
-                for u in range(vectors)
+                accs[(k * vectors + vec) * width : (k * vectors + vec + 1) * width]
+                for vec in range(vectors)
             ]
             scalars += self._fold(walk, block, parts, exact=exact)
         self._writes(
@@ -316,7 +321,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         nest, vector, lanes = walk.nest, walk.sched.along, walk.sched.lanes
         others = tuple(rdim for rdim in nest.rdims if rdim != vector)
         cut = chunks(nest, walk.sched)
-        vectors = max(c.vectors for c in cut)
+        vectors = max(chunk.vectors for chunk in cut)
         width = len(self._identities(walk, block, lanes))
         accs = [
             identity
@@ -325,24 +330,26 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
             for identity in self._identities(walk, block, lanes)
         ]
 
-        def sweep(b: Block, accs: list[Ssa]) -> list[Ssa]:
+        def sweep(body: Block, accs: list[Ssa]) -> list[Ssa]:
             for low, high, count, live in cut:
                 tail = None if live is None else Tail(live)
-                tile = [{**point, vector: lanes * u} for point in points for u in range(count)]
-                used = [k * vectors + u for k in range(len(points)) for u in range(count)]
+                tile = [{**point, vector: lanes * vec} for point in points for vec in range(count)]
+                used = [k * vectors + vec for k in range(len(points)) for vec in range(count)]
                 mine = [accs[t * width + j] for t in used for j in range(width)]
                 walk.runs = runs_of_loads(nest, vector, tile)
                 new = self._accumulate(
                     walk,
-                    b,
+                    body,
                     (vector, low, high, count * lanes),
                     _terms(walk),
-                    lambda inner, c, tile=tile, tail=tail: self._steps(walk, inner, tile, tail, c),
+                    lambda inner, carried, tile=tile, tail=tail: self._steps(
+                        walk, inner, tile, tail, carried
+                    ),
                     mine,
                 )
                 accs = list(accs)
-                for n, t in enumerate(used):
-                    accs[t * width : (t + 1) * width] = new[n * width : (n + 1) * width]
+                for n, slot in enumerate(used):
+                    accs[slot * width : (slot + 1) * width] = new[n * width : (n + 1) * width]
             return accs
 
         terms = _terms(walk) * -(-nest.dims[vector] // (lanes * vectors))
@@ -366,34 +373,40 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         interleaved = self._interleaved_writes(walk, {n for n, _ in joint})
         rows: dict[tuple, dict[int, Ssa | Point]] = {}
 
-        def point(k: int, p: Point) -> None:
+        def point(number: int, coords: Point) -> None:
             bound = (
                 None
                 if inner and not walk.nest.ordered
-                else self._bind_accumulators(walk, accs[k * width : (k + 1) * width])
+                else self._bind_accumulators(walk, accs[number * width : (number + 1) * width])
             )
             for n, write in enumerate(walk.nest.writes):
-                if (n, k) in joint:
-                    _, flat, first = joint[n, k]
-                    row = rows.setdefault(joint[n, k], {})
-                    (place,) = places(flat_index(write.buf, write.index), [p])
+                if (n, number) in joint:
+                    _, flat, first = joint[n, number]
+                    row = rows.setdefault(joint[n, number], {})
+                    (place,) = places(flat_index(write.buf, write.index), [coords])
                     row[place - first] = (
-                        p
+                        coords
                         if n in interleaved
-                        else self._stored(walk, block, write, p, tail, bound, walk.sched.lanes)
+                        else self._stored(walk, block, write, coords, tail, bound, walk.sched.lanes)
                     )
                     if len(row) == flat.coefficient(walk.sched.vector):
                         self._store_row(
                             walk,
                             block,
                             write,
-                            joint[n, k],
+                            joint[n, number],
                             [row[place] for place in sorted(row)],
                             tail,
                         )
                 elif write.inner == inner:
                     self._write(
-                        walk, block, write, p, tail and tail.of(p, walk.sched.vector), bound, scalar
+                        walk,
+                        block,
+                        write,
+                        coords,
+                        tail and tail.of(coords, walk.sched.vector),
+                        bound,
+                        scalar,
                     )
 
         self._interleave_points(walk, block, points, point)
@@ -457,8 +470,8 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
             lane_masks, conditions = self._guard_masks(
                 walk, block, write.buf, write.index, point, lanes
             )
-            for m in lane_masks:
-                live = m if live is None else b.and_(live, m)
+            for lane_mask in lane_masks:
+                live = lane_mask if live is None else b.and_(live, lane_mask)
         self.text.when_all(
             block,
             conditions,
@@ -476,7 +489,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         point: Point,
     ) -> None:
         _, address = self._address(block, write.buf, write.index, point)
-        m, name = memref(write.buf), write.buf.root.name
+        memref_type, name = memref(write.buf), write.buf.root.name
         if coefficient == 1 and live is None:
             past = ""
             if write.buf.root in self.streamed and self._fills_lines(
@@ -486,17 +499,19 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
                     f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}",
                     True,
                 )
-            block.add(f"vector.store {value.name}, {name}[{address}]{past} : {m}, {value.type}")
+            block.add(
+                f"vector.store {value.name}, {name}[{address}]{past} : {memref_type}, {value.type}"
+            )
         elif coefficient == 1 and live is not None:
             block.add(
-                f"vector.maskedstore {name}[{address}], {live.name}, {value.name} : {m}, {live.type}, {value.type}"
+                f"vector.maskedstore {name}[{address}], {live.name}, {value.name} : {memref_type}, {live.type}, {value.type}"
             )
         else:
             steps = [k * coefficient for k in range(value.lanes)]
             offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{value.lanes}xi32>")
             live = live or self._tail_mask(Tail(value.lanes), value.lanes)
             block.add(
-                f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {value.name} : {m}, "
+                f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {value.name} : {memref_type}, "
                 f"vector<{value.lanes}xi32>, {live.type}, {value.type}"
             )
 
@@ -505,7 +520,9 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         size = write.buf.root.dtype.itemsize
         flat = flat_index(write.buf, write.index)
         start = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
-        steps = [c * lanes if s == walk.sched.vector else c for s, c in flat.terms]
+        steps = [
+            coeff * lanes if symbol == walk.sched.vector else coeff for symbol, coeff in flat.terms
+        ]
         return lanes * size == LINE_BYTES and all(
             step * size % LINE_BYTES == 0 for step in (start, *steps)
         )
@@ -617,7 +634,12 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
             else None
         )
         return self._operation(
-            walk, block, expr, lanes, lambda a: self._value(walk, block, a, point, tail, accs), live
+            walk,
+            block,
+            expr,
+            lanes,
+            lambda arg: self._value(walk, block, arg, point, tail, accs),
+            live,
         )
 
     def _operation(

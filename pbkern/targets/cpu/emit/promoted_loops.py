@@ -42,8 +42,8 @@ class PromotedLoops(Addressing):
         """Appends a loop as `made` plans it. trips: how many, or the name of their number."""
         parts = [
             (b, at)
-            for b, p in made.carried.items()
-            for at in range(p.start, p.start + p.size, max(p.lanes, 1))
+            for b, span in made.carried.items()
+            for at in range(span.start, span.start + span.size, max(span.lanes, 1))
         ]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
@@ -58,35 +58,44 @@ class PromotedLoops(Addressing):
 
         before = [self._load_part(block, b, at, made.carried[b]) for b, at in parts]
         after = self.text.loop(block, loop.counter, 0, trips, 1, fill, before)
-        for (b, at), v in zip(parts, after):
-            self._store_part(block, b, at, made.carried[b], v)
+        for (buf, at), value in zip(parts, after):
+            self._store_part(block, buf, at, made.carried[buf], value)
 
     def _load_part(self, block: Block, buf: Buf, at: int, place: RegisterSpan) -> Ssa:
-        el, m, where = storage_el(buf.dtype), memref(buf), f"{buf.name}[{self.text.index(at)}]"
+        el, memref_type, where = (
+            storage_el(buf.dtype),
+            memref(buf),
+            f"{buf.name}[{self.text.index(at)}]",
+        )
         if not place.lanes:
-            return Ssa(self.text.put(block, f"memref.load {where} : {m}"), el, 0)
-        t, live = mlir_type(el, place.lanes), place.live(at)
+            return Ssa(self.text.put(block, f"memref.load {where} : {memref_type}"), el, 0)
+        vector_type, live = mlir_type(el, place.lanes), place.live(at)
         if live == place.lanes:
-            return Ssa(self.text.put(block, f"vector.load {where} : {m}, {t}"), el, place.lanes)
+            return Ssa(
+                self.text.put(block, f"vector.load {where} : {memref_type}, {vector_type}"),
+                el,
+                place.lanes,
+            )
         mask, zero = (
             self._tail_mask(Tail(live), place.lanes),
             self.text.builder(block, place.lanes).c(0, el),
         )
         load = (
-            f"vector.maskedload {where}, {mask.name}, {zero.name} : {m}, {mask.type}, {t} into {t}"
+            f"vector.maskedload {where}, {mask.name}, {zero.name} : {memref_type}, "
+            f"{mask.type}, {vector_type} into {vector_type}"
         )
         return Ssa(self.text.put(block, load), el, place.lanes)
 
     def _store_part(self, block: Block, buf: Buf, at: int, place: RegisterSpan, value: Ssa) -> None:
-        m, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
+        memref_type, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
         if not place.lanes:
-            block.add(f"memref.store {value.name}, {where} : {m}")
+            block.add(f"memref.store {value.name}, {where} : {memref_type}")
         elif place.live(at) == place.lanes:
-            block.add(f"vector.store {value.name}, {where} : {m}, {value.type}")
+            block.add(f"vector.store {value.name}, {where} : {memref_type}, {value.type}")
         else:
             mask = self._tail_mask(Tail(place.live(at)), place.lanes)
             block.add(
-                f"vector.maskedstore {where}, {mask.name}, {value.name} : {m}, {mask.type}, {value.type}"
+                f"vector.maskedstore {where}, {mask.name}, {value.name} : {memref_type}, {mask.type}, {value.type}"
             )
 
     def _carried(self, block: Block, buf: Buf, index: tuple, point: Point) -> Ssa | None:
@@ -105,15 +114,15 @@ class PromotedLoops(Addressing):
         return False
 
     def _keeps(self, buf: Buf) -> bool:
-        return self.kept is not None and any(b is buf.root for b, _ in self.kept.values)
+        return self.kept is not None and any(root is buf.root for root, _ in self.kept.values)
 
     def _part(self, block: Block, buf: Buf, index: tuple, point: Point) -> tuple[Buf, int]:
         flat = flat_index(buf, index)
         at = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
-        for symbol, c in flat.terms:
+        for symbol, coeff in flat.terms:
             _, value = block.lookup(symbol)
             assert isinstance(value, int)  # a loop of one trip
-            at += c * value
+            at += coeff * value
         return buf.root, at
 
     def _outside(self, block: Block, where: Block, root: Buf) -> Block:

@@ -90,9 +90,9 @@ class _Line:
     def _each(self, block: Block, count: int | str, fill, carried=()) -> list[Ssa]:
         """`fill(inner block, index, carried)` for every index below `count`."""
 
-        def body(b: Block, values: list[Ssa]) -> list[Ssa]:
-            at = b.lookup("%at")[1]
-            return fill(b, self.text.index(at) if isinstance(at, int) else at, values) or []
+        def body(inner: Block, values: list[Ssa]) -> list[Ssa]:
+            at = inner.lookup("%at")[1]
+            return fill(inner, self.text.index(at) if isinstance(at, int) else at, values) or []
 
         return self.text.loop(block, "%at", 0, count, 1, body, list(carried))
 
@@ -110,85 +110,96 @@ class _Line:
 
     # ------------------------------------------------------------------ keys
 
-    def _word(self, n: int) -> Buf:
-        wanted = word_dtype(self.s.buffers[n].dtype)
+    def _word(self, key_index: int) -> Buf:
+        wanted = word_dtype(self.s.buffers[key_index].dtype)
         return next(word for word in self.words if word.dtype == wanted)
 
-    def _make_keys(self, block: Block, n: int, source: str, *, first: bool) -> None:
-        """Words of key `n` in the order so far."""
-        buf, word = self.s.buffers[n], self._word(n)
+    def _make_keys(self, block: Block, key_index: int, source: str, *, first: bool) -> None:
+        """Words of key `key_index` in the order so far."""
+        buf, word = self.s.buffers[key_index], self._word(key_index)
 
-        def fill(b: Block, i: str, _):
-            at = self._plus(b, source, i)
-            place = i if first else self._as_index(b, self._place_of(b, at))
+        def fill(inner: Block, i: str, _):
+            at = self._plus(inner, source, i)
+            place = i if first else self._as_index(inner, self._place_of(inner, at))
             key = rising(
-                self.text.builder(b, 0),
-                self._load(b, buf, self._plus(b, self.base, place)),
+                self.text.builder(inner, 0),
+                self._load(inner, buf, self._plus(inner, self.base, place)),
                 buf.dtype,
             )
-            self._store(b, word, at, key)
+            self._store(inner, word, at, key)
             if first and self.places is not None:
-                self._store(b, self.places, at, self._as_count(b, i))
+                self._store(inner, self.places, at, self._as_count(inner, i))
 
         self._each(block, self.count, fill)
 
     # ------------------------------------------------------------------ passes
 
-    def _sort_by(self, block: Block, n: int, source: str) -> str:
-        """Sorts by key `n`; returns where the elements are then."""
-        bits = key_bits(self.s.buffers[n].dtype)
+    def _sort_by(self, block: Block, key_index: int, source: str) -> str:
+        """Sorts by key `key_index`; returns where the elements are then."""
+        bits = key_bits(self.s.buffers[key_index].dtype)
         digit = digit_bits(self.length, bits)
         if digit is None:
-            self._rank(block, n, source)
-            return self._move(block, n, source, lambda b, i, _: self._load(b, self.counts, i))
+            self._rank(block, key_index, source)
+            return self._move(
+                block, key_index, source, lambda inner, i, _: self._load(inner, self.counts, i)
+            )
         found = self.text.loop(
             block,
-            f"%shift{n}",
+            f"%shift{key_index}",
             0,
             bits,
             digit,
-            lambda b, c: [self._pass(b, n, digit, b.lookup(f"%shift{n}")[1], c[0].name)],
+            lambda inner, carried: [
+                self._pass(
+                    inner, key_index, digit, inner.lookup(f"%shift{key_index}")[1], carried[0].name
+                )
+            ],
             [Ssa(source, "index", 0)],
         )
         return found[0].name
 
-    def _pass(self, block: Block, n: int, digit: int, shift: str | int, source: str) -> Ssa:
+    def _pass(self, block: Block, key_index: int, digit: int, shift: str | int, source: str) -> Ssa:
         """One pass over the digit from bit `shift` on."""
-        word, values = self._word(n), 1 << digit
+        word, values = self._word(key_index), 1 << digit
         el = f"i{8 * word.dtype.itemsize}"
         shift = self.text.index(shift) if isinstance(shift, int) else shift
         amount = Ssa(self.text.put(block, f"arith.index_cast {shift} : index to {el}"), el, 0)
         zero, one = self._count(0), self._count(1)
 
-        def digit_of(b: Block, key: Ssa) -> str:
-            ops = self.text.builder(b, 0)
-            return self._as_index(b, ops.and_(ops.shr(key, amount), ops.c(values - 1, el)))
+        def digit_of(inner: Block, key: Ssa) -> str:
+            ops = self.text.builder(inner, 0)
+            return self._as_index(inner, ops.and_(ops.shr(key, amount), ops.c(values - 1, el)))
 
-        def bump(b: Block, i: str, _):
-            d = digit_of(b, self._load(b, word, self._plus(b, source, i)))
+        def bump(inner: Block, i: str, _):
+            digit_value = digit_of(inner, self._load(inner, word, self._plus(inner, source, i)))
             self._store(
-                b, self.counts, d, self.text.builder(b, 0).add(self._load(b, self.counts, d), one)
+                inner,
+                self.counts,
+                digit_value,
+                self.text.builder(inner, 0).add(self._load(inner, self.counts, digit_value), one),
             )
 
-        def begin(b: Block, i: str, place):
-            found = self._load(b, self.counts, i)
-            self._store(b, self.counts, i, place[0])
-            return [self.text.builder(b, 0).add(place[0], found)]
+        def begin(inner: Block, i: str, place):
+            found = self._load(inner, self.counts, i)
+            self._store(inner, self.counts, i, place[0])
+            return [self.text.builder(inner, 0).add(place[0], found)]
 
-        def next_place(b: Block, _, key: Ssa) -> Ssa:
-            d = digit_of(b, key)
-            place = self._load(b, self.counts, d)
-            self._store(b, self.counts, d, self.text.builder(b, 0).add(place, one))
+        def next_place(inner: Block, _, key: Ssa) -> Ssa:
+            digit_value = digit_of(inner, key)
+            place = self._load(inner, self.counts, digit_value)
+            self._store(
+                inner, self.counts, digit_value, self.text.builder(inner, 0).add(place, one)
+            )
             return place
 
-        self._each(block, values, lambda b, i, _: self._store(b, self.counts, i, zero))
+        self._each(block, values, lambda inner, i, _: self._store(inner, self.counts, i, zero))
         self._each(block, self.count, bump)
         common = self._load(block, self.counts, digit_of(block, self._load(block, word, source)))
         count = self.text.index(self.count) if isinstance(self.count, int) else self.count
         all_equal = self.text.builder(block, 0).cmp("eq", common, self._as_count(block, count))
         moved, stayed = Block(block), Block(block)
         self._each(moved, values, begin, [zero])
-        target = Ssa(self._move(moved, n, source, next_place), "index", 0)
+        target = Ssa(self._move(moved, key_index, source, next_place), "index", 0)
         return Ssa(
             self.text.either(block, all_equal.name, stayed, Ssa(source, "index", 0), moved, target),
             "index",
@@ -198,27 +209,29 @@ class _Line:
     def _count(self, value: int) -> Ssa:
         return Ssa(self.text.const(f"arith.constant {value} : i32"), "i32", 0)
 
-    def _rank(self, block: Block, n: int, source: str) -> None:
+    def _rank(self, block: Block, key_index: int, source: str) -> None:
         """Writes how many keys go before each: those that are smaller, and of equal ones those further left."""
-        word, lanes = self._word(n), key_lanes(self.s.buffers[n].dtype)
+        word, lanes = self._word(key_index), key_lanes(self.s.buffers[key_index].dtype)
         el = f"i{8 * word.dtype.itemsize}"
         places = range(0, self.length, lanes)
         ops = self.text.builder(block, lanes)
-        starts = [self._plus(block, source, self.text.index(p)) for p in places]
+        starts = [self._plus(block, source, self.text.index(first)) for first in places]
         loads = [
             f"vector.load {word.root.name}[{at}] : {memref(word)}, vector<{lanes}x{el}>"
             for at in starts
         ]
         vectors = [Ssa(self.text.put(block, load), el, lanes) for load in loads]
         numbers = [
-            self.text.const(f"arith.constant dense<{[*range(p, p + lanes)]}> : vector<{lanes}xi32>")
-            for p in places
+            self.text.const(
+                f"arith.constant dense<{[*range(first, first + lanes)]}> : vector<{lanes}xi32>"
+            )
+            for first in places
         ]
 
-        def compare(b: Block, i: str, ranks):
-            inner = self.text.builder(b, lanes)
-            key = inner.broadcast(self._load(b, word, self._plus(b, source, i)))
-            number = inner.broadcast(self._as_count(b, i))
+        def compare(body: Block, i: str, ranks):
+            inner = self.text.builder(body, lanes)
+            key = inner.broadcast(self._load(body, word, self._plus(body, source, i)))
+            number = inner.broadcast(self._as_count(body, i))
             found = []
             for rank, others, own in zip(ranks, vectors, numbers):
                 smaller = inner.cmp("lt", key, others, unsigned=True)
@@ -234,20 +247,20 @@ class _Line:
                 f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}"
             )
 
-    def _move(self, block: Block, n: int, source: str, place_of) -> str:
+    def _move(self, block: Block, key_index: int, source: str, place_of) -> str:
         """Moves words and places to the other half, from the first element on to the places that `place_of` tells."""
-        word = self._word(n)
+        word = self._word(key_index)
         target = self.text.put(
             block, f"arith.subi {self.text.index(self.length)}, {source} : index"
         )
 
-        def move(b: Block, i: str, _):
-            at = self._plus(b, source, i)
-            key = self._load(b, word, at)
-            to = self._plus(b, target, self._as_index(b, place_of(b, i, key)))
-            self._store(b, word, to, key)
+        def move(inner: Block, i: str, _):
+            at = self._plus(inner, source, i)
+            key = self._load(inner, word, at)
+            to = self._plus(inner, target, self._as_index(inner, place_of(inner, i, key)))
+            self._store(inner, word, to, key)
             if self.places is not None:
-                self._store(b, self.places, to, self._load(b, self.places, at))
+                self._store(inner, self.places, to, self._load(inner, self.places, at))
 
         self._each(block, self.count, move)
         return target
@@ -264,25 +277,29 @@ class _Line:
         if self.places is None:
             (buf,) = self.s.buffers
 
-            def read_off(b: Block, i: str, _):
-                word = self._load(b, self._word(0), self._plus(b, source, i))
+            def read_off(inner: Block, i: str, _):
+                word = self._load(inner, self._word(0), self._plus(inner, source, i))
                 self._store(
-                    b,
+                    inner,
                     buf,
-                    self._plus(b, self.base, i),
-                    risen(self.text.builder(b, 0), word, buf.dtype),
+                    self._plus(inner, self.base, i),
+                    risen(self.text.builder(inner, 0), word, buf.dtype),
                 )
 
             self._each(block, self.s.first, read_off)
             return
         for buf, spare in zip(self.s.buffers, self.kept):
 
-            def keep(b: Block, i: str, _, buf=buf, spare=spare):
-                self._store(b, spare, i, self._load(b, buf, self._plus(b, self.base, i)))
+            def keep(inner: Block, i: str, _, buf=buf, spare=spare):
+                self._store(
+                    inner, spare, i, self._load(inner, buf, self._plus(inner, self.base, i))
+                )
 
-            def pick(b: Block, i: str, _, buf=buf, spare=spare):
-                place = self._as_index(b, self._place_of(b, self._plus(b, source, i)))
-                self._store(b, buf, self._plus(b, self.base, i), self._load(b, spare, place))
+            def pick(inner: Block, i: str, _, buf=buf, spare=spare):
+                place = self._as_index(inner, self._place_of(inner, self._plus(inner, source, i)))
+                self._store(
+                    inner, buf, self._plus(inner, self.base, i), self._load(inner, spare, place)
+                )
 
             self._each(block, self.count, keep)
             self._each(block, self.s.first, pick)

@@ -92,7 +92,7 @@ class Selection:
             block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}"
         )
         spread = text.put(block, f"vector.broadcast {bound} : {mlir_type(el)} to {vector}")
-        x, y = (b.from_storage(Ssa(v, el, LANES), buf.dtype) for v in (loaded, spread))
+        x, y = (b.from_storage(Ssa(name, el, LANES), buf.dtype) for name in (loaded, spread))
         less, equal = compare(b, x, y, buf.dtype.kind == "u")
         return b.any(b.or_(less, equal) if self.sort.num_keys > 1 else less).name
 
@@ -103,8 +103,8 @@ class Selection:
         for buf in (
             self.sort.buffers
         ):  # nothing needs what is behind the candidates and not behind the element
-            v = text.put(block, f"memref.load {buf.root.name}[{source}] : {memref(buf)}")
-            block.add(f"memref.store {v}, {buf.root.name}[{target}] : {memref(buf)}")
+            value = text.put(block, f"memref.load {buf.root.name}[{source}] : {memref(buf)}")
+            block.add(f"memref.store {value}, {buf.root.name}[{target}] : {memref(buf)}")
         more = text.put(block, f"arith.addi {count}, {text.index(1)} : index")
         found = text.put(block, f"arith.select {is_below}, {more}, {count} : index")
         full = text.put(block, f"arith.cmpi eq, {found}, {text.index(self.head)} : index")

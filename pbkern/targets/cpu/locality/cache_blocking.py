@@ -85,22 +85,25 @@ def _streamed_rows_at_once(
     out = inside(
         stmts, set(), lambda body, _: _streamed_rows_at_once(body, context, aliases, vector_bits)
     )
-    collapsed = [collapse(s, context.pool, aliases) if isinstance(s, Nest) else s for s in out]
-    cut = [
-        _rows_at_once(s, context, vector_bits) if isinstance(s, Nest) else [s] for s in collapsed
+    collapsed = [
+        collapse(stmt, context.pool, aliases) if isinstance(stmt, Nest) else stmt for stmt in out
     ]
-    return [s for part in cut for s in part]
+    cut = [
+        _rows_at_once(stmt, context, vector_bits) if isinstance(stmt, Nest) else [stmt]
+        for stmt in collapsed
+    ]
+    return [stmt for part in cut for stmt in part]
 
 
 def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
     """A nest with rows that are far apart a few at a time: all of one sum before those of the next."""
-    d = _streamed_rows(nest, vector_bits)
-    if d is None:
+    row_dim = _streamed_rows(nest, vector_bits)
+    if row_dim is None:
         return [nest]
     apart = next(
-        (dim for dim in nest.dims if nest.dims[dim] > 1 and _is_around(nest, dim, d)), None
+        (dim for dim in nest.dims if nest.dims[dim] > 1 and _is_around(nest, dim, row_dim)), None
     )
-    chain = Chain.find(NestRun([nest]), {0: apart or d})
+    chain = Chain.find(NestRun([nest]), {0: apart or row_dim})
     if chain is None:
         return [nest]
     whole = choose(nest, vector_bits).vector in nest.rdims  # each row is a sum of its own
@@ -112,7 +115,11 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
     return inside(
         cut,
         set(),
-        lambda body, _: [s for n in nests_of(body) for s in _rows_at_once(n, context, vector_bits)],
+        lambda body, _: [
+            stmt
+            for inner_nest in nests_of(body)
+            for stmt in _rows_at_once(inner_nest, context, vector_bits)
+        ],
     )
 
 
@@ -139,8 +146,8 @@ def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
     live = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1 and rdim != vector]
     if len(live) != 1 or nest.ordered or any(write.inner for write in nest.writes):
         return None
-    d, fewest = live[0], 2 if vector in nest.rdims else 4 * ROWS_AT_ONCE
-    if vector is None or schedule.transpose or nest.dims[d] < fewest:
+    row_dim, fewest = live[0], 2 if vector in nest.rdims else 4 * ROWS_AT_ONCE
+    if vector is None or schedule.transpose or nest.dims[row_dim] < fewest:
         return None
     if any(
         reduction.op not in JOINS or is_matrix_product(nest, reduction)
@@ -148,22 +155,22 @@ def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
     ):
         return None
     for load in nest.loads():
-        if load.kind == "load" and not load.info[0].arena and {d, vector} <= load.symbols:
+        if load.kind == "load" and not load.info[0].arena and {row_dim, vector} <= load.symbols:
             size = load.info[0].dtype.itemsize
-            step = abs(flat_coefficient(load.info[0], load.info[1], d) or 0) * size
+            step = abs(flat_coefficient(load.info[0], load.info[1], row_dim) or 0) * size
             parts = schedule.lanes * schedule.unroll * size < step  # a row is not read as a whole
             if step >= FAR_BYTES and parts and _extent(nest, load.info[1]) * size > FAR_BLOCK:
-                return d
+                return row_dim
     return None
 
 
 def _best_chain(run: NestRun, vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:
     """The nests that share most, along the outermost dimension that allows it, and the length of a strip."""
     shared = sorted(_shared(run), key=lambda s: -s.nbytes)
-    for s in shared:
-        if s.nbytes <= near_bytes:
+    for candidate in shared:
+        if candidate.nbytes <= near_bytes:
             break
-        for seeds in s.axes:
+        for seeds in candidate.axes:
             chain = Chain.find(run, seeds) if seeds else None
             if chain is None or not seeds or not _pays(chain, seeds, vector_bits):
                 continue
@@ -213,10 +220,10 @@ def _walk(run: NestRun, places: list[tuple[int, Affine]]) -> dict[int, str] | No
         names = affine.symbols & run[at].dims.keys()
         if len(names) != 1:
             return None
-        (d,) = names
-        if affine.coefficient(d) != 1 or dims.setdefault(at, d) != d:
+        (dim,) = names
+        if affine.coefficient(dim) != 1 or dims.setdefault(at, dim) != dim:
             return None
-        starts.add(affine - Affine.symbol(d))
+        starts.add(affine - Affine.symbol(dim))
     sizes = {run[at].dims[size] for at, size in dims.items()}
     return dims if len(starts) == 1 and len(sizes) == 1 and sizes.pop() > 1 else None
 
@@ -240,10 +247,10 @@ def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int) -> bool:
 
 def _bytes_per_index(chain: Chain) -> int:
     total: dict[Buf, int] = {}
-    for at, d in chain.dims.items():
+    for at, dim in chain.dims.items():
         for buf, index, _ in chain.run.accesses[at]:
             if all(position is not None for position in index) and any(
-                d in position.symbols for position in index
+                dim in position.symbols for position in index
             ):
                 size = _extent(chain.run[at], index) // chain.size * buf.dtype.itemsize
                 total[buf.root] = max(total.get(buf.root, 0), size)

@@ -118,7 +118,7 @@ def find_exp_of_difference(
         for later in range(at + 1, len(run)):
             other = Row.of(run[later])
             if other is not None and other.size == row.size and other.nest.reductions:
-                pairs = (_Pair(run, at, k, later, pool) for k in found)
+                pairs = (_Pair(run, at, number, later, pool) for number in found)
                 yield from (pair.found for pair in pairs if pair.holds(elsewhere))
 
 
@@ -149,7 +149,7 @@ class _Pair:
             return None
         x = self._normal(found[0].args[0].args[0])
         self.everywhere = x is of
-        inner = [of.args[2 - k] for _, k in self.left_out]
+        inner = [of.args[2 - side] for _, side in self.left_out]
         return found[0] if self.everywhere or x in inner else None
 
     def _is_exponential(self, expr: Expr) -> bool:
@@ -169,19 +169,30 @@ class _Pair:
             elif not self._is_free(reduction.args[0]):
                 return False
         found.telling = next(
-            (k for k in sorted(found.weighted) if self._tells(nest.reductions[k].args[0])), None
+            (
+                number
+                for number in sorted(found.weighted)
+                if self._tells(nest.reductions[number].args[0])
+            ),
+            None,
         )
         inner = [write for write in nest.writes if write.inner]
-        found.scaled |= {w.buf for w in inner if self._is_proportional(w.value, self.everywhere)}
+        found.scaled |= {
+            inner_write.buf
+            for inner_write in inner
+            if self._is_proportional(inner_write.value, self.everywhere)
+        }
         if any(
-            w.guard or w.mask is not None or not (w.buf in found.scaled or self._is_free(w.value))
-            for w in inner
+            inner_write.guard
+            or inner_write.mask is not None
+            or not (inner_write.buf in found.scaled or self._is_free(inner_write.value))
+            for inner_write in inner
         ):
             return False
         return (
             bool(found.weighted)
             and self._may_move()
-            and all(self._is_private(b, elsewhere) for b in found.scaled)
+            and all(self._is_private(buf, elsewhere) for buf in found.scaled)
         )
 
     # ---- expressions
@@ -215,8 +226,10 @@ class _Pair:
             k for k in range(2) if expr.args[1 + k].kind == "const" and expr.args[1 + k].info == 0
         ]
         return any(
-            self._is_proportional(expr.args[2 - k], taken or self._is_left_out(expr.args[0], k))
-            for k in zeros
+            self._is_proportional(
+                expr.args[2 - side], taken or self._is_left_out(expr.args[0], side)
+            )
+            for side in zeros
         )
 
     def _tells(self, expr: Expr) -> bool:
@@ -240,15 +253,19 @@ class _Pair:
     def _may_move(self) -> bool:
         """Whether the sums, which do without c then, may be taken before the statements between the two nests."""
         exp, nest = self.found.exponential, self.sums.nest
-        without = self.pool.rewriter(lambda e: exp.args[0].args[0] if e is exp else None)
+        without = self.pool.rewriter(lambda node: exp.args[0].args[0] if node is exp else None)
         inner = [write for write in nest.writes if write.inner]
         read = {
             load.info[0].root
             for reduction in nest.reductions
             for load in _loads(without(reduction.args[0]))
         }
-        read |= {load.info[0].root for w in inner for load in _loads(without(w.value))}
-        written = {w.buf.root for w in inner}
+        read |= {
+            load.info[0].root
+            for inner_write in inner
+            for load in _loads(without(inner_write.value))
+        }
+        written = {inner_write.buf.root for inner_write in inner}
         before = self.run[self.found.at : self.found.later]
         return not (read & (written | scratch.written(before)) or written & scratch.touched(before))
 

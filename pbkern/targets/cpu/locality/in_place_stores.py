@@ -114,12 +114,14 @@ def _joined(
     makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]
 ) -> list[Stmt] | None:
     """Joins the largest maker in place: after the others, before the copies of what those made."""
-    placed = [p for maker in makers if (p := _placed(maker, copy)) is not None]
+    placed = [place for maker in makers if (place := _placed(maker, copy)) is not None]
     if len(placed) < len(makers) or sum(map(_points, makers)) != _points(copy):
         return None
-    if not all(_store_apart(maker, b) for k, maker in enumerate(makers) for b in makers[:k]):
+    if not all(
+        _store_apart(maker, earlier) for k, maker in enumerate(makers) for earlier in makers[:k]
+    ):
         return None
-    largest = max(range(len(makers)), key=lambda k: _points(makers[k]))
+    largest = max(range(len(makers)), key=lambda number: _points(makers[number]))
     values = [write.value for write in makers[largest].writes]
     over = frozenset(write.buf.root for write in copy.writes)
     nest = replace(makers[largest], writes=_writes(placed[largest], values), over=over)
@@ -140,9 +142,11 @@ def _writes(places: list[tuple[Buf, Place]], values: list[Expr]) -> list[Write]:
     return [Write(buf, index, value) for (buf, index), value in zip(places, values)]
 
 
-def _store_apart(nest: Nest, b: Nest) -> bool:
-    by_buffer = {write.buf: write.index for write in b.writes}
-    return all(apart(write.index, nest.dims, by_buffer[write.buf], b.dims) for write in nest.writes)
+def _store_apart(nest: Nest, other: Nest) -> bool:
+    by_buffer = {write.buf: write.index for write in other.writes}
+    return all(
+        apart(write.index, nest.dims, by_buffer[write.buf], other.dims) for write in nest.writes
+    )
 
 
 def _points(nest: Nest) -> int:
@@ -155,7 +159,7 @@ def _load(write: Write, pool: Pool) -> Expr:
 
 def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
     """Finds where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
-    by_buffer = {w.value.info[0]: w for w in copy.writes}
+    by_buffer = {copy_write.value.info[0]: copy_write for copy_write in copy.writes}
     found: list[tuple[Buf, Place]] = []
     for write in maker.writes:
         copied = by_buffer[write.buf]
@@ -169,8 +173,8 @@ def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
 def _place(made: Write, maker: Nest, write: Write, copy: Nest) -> Place | None:
     from_copy: dict[str, Affine] = {}
     for stored, read in zip(made.index, write.value.info[1]):
-        inner = [(dim, c) for dim, c in read.terms if dim in copy.dims]
-        if len(inner) > 1 or any(c != 1 or dim in from_copy for dim, c in inner):
+        inner = [(dim, coeff) for dim, coeff in read.terms if dim in copy.dims]
+        if len(inner) > 1 or any(coeff != 1 or dim in from_copy for dim, coeff in inner):
             return None
         rest = stored - Affine(tuple(term for term in read.terms if term not in inner), read.const)
         if not rest.symbols <= maker.dims.keys():
@@ -213,9 +217,10 @@ def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
 def _steps_along_axes(nest: Nest, write: Write, vector: str) -> bool:
     """Whether each axis is walked by at most one dimension, step by step, and the last one by vectors."""
     walked = [
-        [(dim, c) for dim, c in position.terms if dim in nest.dims] for position in write.index
+        [(dim, coeff) for dim, coeff in position.terms if dim in nest.dims]
+        for position in write.index
     ]
-    steps = all(len(steps) <= 1 and all(c == 1 for _, c in steps) for steps in walked)
+    steps = all(len(steps) <= 1 and all(coeff == 1 for _, coeff in steps) for steps in walked)
     return steps and walked[-1:] == [[(vector, 1)]] and write.mask is None and not write.guard
 
 
@@ -224,7 +229,11 @@ def _distance(expr: Expr, write: Write) -> tuple[int, ...] | None:
     if expr.kind != "load" or expr.info[0] is not write.buf or expr.info[2]:
         return None
     apart_by = [mine - theirs for mine, theirs in zip(expr.info[1], write.index)]
-    return tuple(a.const for a in apart_by) if all(a.is_const for a in apart_by) else None
+    return (
+        tuple(delta.const for delta in apart_by)
+        if all(delta.is_const for delta in apart_by)
+        else None
+    )
 
 
 class _Row:
@@ -261,11 +270,12 @@ class _Row:
         stored: set[tuple] = set()
         for point in visits.points:
             for write in self.nest.writes:
-                for key, e, q in self._needed(write.value, point, at_hand):
-                    if key not in loaded and (place := self._place(e, q)) is not None:
+                for key, load, where in self._needed(write.value, point, at_hand):
+                    if key not in loaded and (place := self._place(load, where)) is not None:
                         *row, at = place
                         if (-done < at + lanes and at < 0) or any(
-                            r == row and abs(c - at) < lanes for *r, c in stored
+                            other_row == row and abs(column - at) < lanes
+                            for *other_row, column in stored
                         ):
                             return False
                     if chunk.tail is None:  # masked loads are not shared
@@ -285,13 +295,17 @@ class _Row:
         """(key, load of what the nest stores over, place) for a value at a point, except for what is made of values at hand."""
         waiting = [(value, point)]
         while waiting:
-            expr, q = waiting.pop()
-            key = key_of(expr, q)
+            expr, where = waiting.pop()
+            key = key_of(expr, where)
             if key in at_hand:
                 continue
             if id(expr) in self.distances:
-                yield key, expr, q
-            places = parts(expr, q, self.vector, self.sched.lanes) if expr.kind == "moved" else [q]
+                yield key, expr, where
+            places = (
+                parts(expr, where, self.vector, self.sched.lanes)
+                if expr.kind == "moved"
+                else [where]
+            )
             waiting += [(arg, place) for arg in expr.args for place in places]
 
     def _place(self, expr: Expr, point: Point) -> tuple | None:

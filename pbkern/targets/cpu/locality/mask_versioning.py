@@ -49,21 +49,21 @@ class _Chooser:
 
     def statements(self, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
-        for s in stmts:
+        for stmt in stmts:
             if (
-                isinstance(s, For)
-                and register_promotion.plan(s, self.options.vector_bits, self.options.contract)
+                isinstance(stmt, For)
+                and register_promotion.plan(stmt, self.options.vector_bits, self.options.contract)
                 is not None
             ):
-                out.append(s)  # it keeps scratch in registers, which branches would end
+                out.append(stmt)  # it keeps scratch in registers, which branches would end
                 continue
             inner = (
-                {**bounds, s.counter: (0, s.trips - 1)}
-                if isinstance(s, For) and isinstance(s.trips, int)
+                {**bounds, stmt.counter: (0, stmt.trips - 1)}
+                if isinstance(stmt, For) and isinstance(stmt.trips, int)
                 else bounds
             )
-            s = with_bodies(s, functools.partial(self.statements, bounds=inner))
-            out += self.variants(s, bounds) if isinstance(s, Nest) else [s]
+            stmt = with_bodies(stmt, functools.partial(self.statements, bounds=inner))
+            out += self.variants(stmt, bounds) if isinstance(stmt, Nest) else [stmt]
         return out
 
     def variants(self, nest: Nest, bounds: Bounds) -> list[Stmt]:
@@ -78,7 +78,9 @@ class _Chooser:
         ):  # they hold for no program
             return [nest]
         name = self.context.names("%s")
-        all_hold = functools.reduce(lambda a, b: self.context.op("and", BOOL, a, b), conditions)
+        all_hold = functools.reduce(
+            lambda left, right: self.context.op("and", BOOL, left, right), conditions
+        )
         plain = simplified(nest, self.context.pool, bounds, tests)
         return [Let(name, self.context.clamped(all_hold, None)), If(name, [[nest], [plain]])]
 

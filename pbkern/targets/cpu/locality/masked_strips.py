@@ -68,7 +68,7 @@ def _without_masked(
     vector_bits: int,
 ) -> list[Stmt] | None:
     chain = Chain.find(run, seeds)
-    if chain is None or not all(_is_private(b, elsewhere) for b in _written_along(chain)):
+    if chain is None or not all(_is_private(buf, elsewhere) for buf in _written_along(chain)):
         return None  # where all of a result is wanted, nothing can be left out
     outer = _DeadTiles(chain, span, context.pool)
     if not outer.settle():
@@ -86,10 +86,10 @@ def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
     a block, along its columns, or either, longer ones first.
     """
     found = [
-        (size, at, d, span)
+        (size, at, mask_dim, span)
         for at, nest in enumerate(run)
-        for d, size in nest.dims.items()
-        if size >= STRIP * MIN_STRIPS and (span := live_span(nest, d))
+        for mask_dim, size in nest.dims.items()
+        if size >= STRIP * MIN_STRIPS and (span := live_span(nest, mask_dim))
     ]
     along: dict[tuple[int, MaskSpan], dict[int, str]] = {}
     for size, at, dim, span in found:
@@ -97,7 +97,11 @@ def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
     ways = [
         (seeds, span) for (_, span), seeds in sorted(along.items(), key=lambda each: -each[0][0])
     ]
-    return ways if all(len({s for z, s in along if z == size}) == 1 for size, _ in along) else []
+    return (
+        ways
+        if all(len({mask_span for z, mask_span in along if z == size}) == 1 for size, _ in along)
+        else []
+    )
 
 
 def _written_along(chain: Chain) -> list[Buf]:
@@ -151,14 +155,16 @@ class _DeadTiles:
                     )
         return True
 
-    def _settle_reduction(self, at: int, k: int, reduction: Reduction, value: Callable) -> bool:
-        found = [v for v in map(value, reduction.args) if v is not None]
+    def _settle_reduction(
+        self, at: int, number: int, reduction: Reduction, value: Callable
+    ) -> bool:
+        found = [operand for operand in map(value, reduction.args) if operand is not None]
         if not found or reduction.op not in JOINS or reduction.dtype.kind == "b":
             return False
         if reduction.op in ("max", "min"):
-            self.starts[at, k] = found[0]
+            self.starts[at, number] = found[0]
             return found[0].kind == "const"
-        if not any(v.kind == "const" and v.info == 0 for v in found):
+        if not any(operand.kind == "const" and operand.info == 0 for operand in found):
             self.needs.setdefault(at, []).append(found[0])
         return True
 
@@ -167,11 +173,11 @@ class _DeadTiles:
         buf, index = load.info[0], load.info[1]
         if buf not in self.chain.axes:
             return False, None
-        w, fill = self.fills.get(buf, (None, None))
-        if w is None or fill is None or load.kind != "load":
+        write, fill = self.fills.get(buf, (None, None))
+        if write is None or fill is None or load.kind != "load":
             return True, None
         names: dict[str, Affine] = {}
-        for mine, theirs in zip(w.index, index):
+        for mine, theirs in zip(write.index, index):
             if len(mine.terms) != 1 or mine != Affine.symbol(mine.terms[0][0]):
                 if mine.terms:
                     return True, None
@@ -192,8 +198,8 @@ class _LiveTiles(StripMinedLoop):
         super().__init__(chain, STRIP, elsewhere, context, vector_bits)
         self.span, self.outer = outer.span, outer
 
-    def missed(self, at: int, k: int) -> Expr | None:
-        return self.outer.starts.get((at, k))
+    def missed(self, at: int, number: int) -> Expr | None:
+        return self.outer.starts.get((at, number))
 
     def reads_skipped(self, group: list[int]) -> bool:
         """Whether the group may have to run everywhere and would then read what an earlier loop left out."""
@@ -208,7 +214,7 @@ class _LiveTiles(StripMinedLoop):
 
     def trips(self, group: list[int]) -> Trips:
         """Live strips; all of them if a value that is left out turns out not to be zero."""
-        needs = [e for at in group for e in self.outer.needs.get(at, ())]
+        needs = [expr for at in group for expr in self.outer.needs.get(at, ())]
         everywhere = self._test_needs(needs, group) if needs else None
 
         def unless(normal: Expr, otherwise: int) -> Expr:
@@ -261,8 +267,8 @@ class _LiveTiles(StripMinedLoop):
     def _op(self, name: str, *args: Expr) -> Expr:
         return self.context.op(name, INT32, *args)
 
-    def _number(self, n: int) -> Expr:
-        return self.context.const(n, INT32)
+    def _number(self, value: int) -> Expr:
+        return self.context.const(value, INT32)
 
     def _let(self, value: Expr) -> str:
         name = self.context.names("%s")

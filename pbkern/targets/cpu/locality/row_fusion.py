@@ -45,10 +45,10 @@ def fuse_over_rows(
     out = StripMinedLoop(
         chain, even_part(LONGEST, chain.size), elsewhere, context, vector_bits
     ).statements()
-    for k, s in enumerate(out):
-        if isinstance(s, For):
+    for k, stmt in enumerate(out):
+        if isinstance(stmt, For):
             others = elsewhere | scratch.touched(out[:k] + out[k + 1 :])
-            out[k] = replace(s, body=_rows_of(s.body, others, context, vector_bits))
+            out[k] = replace(stmt, body=_rows_of(stmt.body, others, context, vector_bits))
     for low, high in list(runs(out))[::-1]:  # the rows that are left
         others = elsewhere | scratch.touched(out[:low] + out[high:])
         out[low:high] = _rows_of(out[low:high], others, context, vector_bits)
@@ -92,7 +92,7 @@ def _sum_vectors(nest: Nest, vector_bits: int) -> int:
         or any(reduction.op != "dot" for reduction in nest.reductions)
     ):
         return 0
-    s = choose(nest, vector_bits)
-    if s.vector is None or s.vector in nest.rdims:
+    sched = choose(nest, vector_bits)
+    if sched.vector is None or sched.vector in nest.rdims:
         return 0
-    return -(-nest.dims[s.vector] // s.lanes) * len(nest.reductions)
+    return -(-nest.dims[sched.vector] // sched.lanes) * len(nest.reductions)

@@ -57,11 +57,11 @@ def use_running_maximum(
         elsewhere,
         lambda body, others: use_running_maximum(body, context, vector_bits, strip_bytes, others),
     )
-    touched = [scratch.touched([s]) for s in out]
-    times = Counter(b for found in touched for b in found)
+    touched = [scratch.touched([stmt]) for stmt in out]
+    times = Counter(buf for found in touched for buf in found)
     for low, high in list(runs(out))[::-1]:
-        mine = Counter(b for found in touched[low:high] for b in found)
-        others = elsewhere.union(b for b, time in times.items() if time > mine[b])
+        mine = Counter(buf for found in touched[low:high] for buf in found)
+        others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
         run = nests_of(out[low:high])
         found = next(
             find_exp_of_difference(
@@ -168,8 +168,8 @@ class _RunningMaxima:
     def _first_maximum(self) -> list[Stmt]:
         """The greatest of a part of the first strip; below everything where it is infinite."""
         excess, dtype, step = self.excess, self.level.dtype, self.context.names("d")
-        r = excess.greatest.nest.reductions[excess.which]
-        of = self.pool.rename(r.args[0], excess.greatest.places(Affine.symbol(step)))
+        reduction = excess.greatest.nest.reductions[excess.which]
+        of = self.pool.rename(reduction.args[0], excess.greatest.places(Affine.symbol(step)))
         greatest = self.pool.make("acc", dtype, 0)
         finite = self.context.op("is_finite", BOOL, greatest)
         first = self.context.select(
@@ -211,8 +211,10 @@ class _RunningMaxima:
     def _found_on(self, strip: _Strip) -> Nest:
         nest = self._on_strip(self.excess.greatest, strip, self.found)
         if self.excess.telling is not None:
-            r = nest.reductions[self.excess.which]
-            nest.reductions[self.excess.which] = Reduction("greatest_number", r.args, r.dtype)
+            reduction = nest.reductions[self.excess.which]
+            nest.reductions[self.excess.which] = Reduction(
+                "greatest_number", reduction.args, reduction.dtype
+            )
         return nest
 
     def _finite(self, expr: Expr) -> Expr:
@@ -232,7 +234,7 @@ class _RunningMaxima:
         row: Row,
         strip: _Strip,
         partials: list[Buf],
-        change: Callable[[Expr], Expr] = lambda e: e,
+        change: Callable[[Expr], Expr] = lambda expr: expr,
     ) -> Nest:
         """A nest on one strip of its row. What its reductions find goes to `partials`."""
         nest, step = row.nest, self.context.names("d")
@@ -240,7 +242,7 @@ class _RunningMaxima:
         places = row.places(strip.start + Affine.symbol(step))
         rename = self.pool.renamer(places)
         reductions = [
-            reduction.mapped(lambda a: rename(change(a))) for reduction in nest.reductions
+            reduction.mapped(lambda arg: rename(change(arg))) for reduction in nest.reductions
         ]
         writes = [_moved(write, places, lambda x: rename(change(x))) for write in writes]
         writes += [
@@ -271,18 +273,18 @@ class _RunningMaxima:
 
     def _joined(self, row: Row, parts: list[Expr], inner: Iterable[Write] = ()) -> Nest:
         """A nest's results from those of strips, and `inner` writes for each strip; both are given at STRIP."""
-        d = self.context.names("d")
-        places = row.places(HERE) | {"%strip": Affine.symbol(d)}
+        dim = self.context.names("d")
+        places = row.places(HERE) | {"%strip": Affine.symbol(dim)}
         rename = self.pool.renamer(places)
         writes = [
-            _moved(w, places, rename)
-            for w in (*inner, *(write for write in row.nest.writes if not write.inner))
+            _moved(output, places, rename)
+            for output in (*inner, *(write for write in row.nest.writes if not write.inner))
         ]
         reductions = [
             Reduction(reduction.op, (rename(part),), reduction.dtype)
             for reduction, part in zip(row.nest.reductions, parts)
         ]
-        return Nest({d: self.cut.count}, (d,), reductions, writes, at=row.nest.at)
+        return Nest({dim: self.cut.count}, (dim,), reductions, writes, at=row.nest.at)
 
     def _parts(self, partials: list[Buf]) -> list[Expr]:
         return [self._load(buf, STRIP) for buf in partials]

@@ -60,7 +60,8 @@ class _Inliner:
         """A list of statements and those inside them; others touch `kept`."""
         joined = self._join_all(inside(stmts, kept, self.all), kept)
         return [
-            self._written_out(s) if isinstance(s, Nest) and _has_windows(s) else s for s in joined
+            self._written_out(stmt) if isinstance(stmt, Nest) and _has_windows(stmt) else stmt
+            for stmt in joined
         ]
 
     def _join_all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
@@ -107,7 +108,9 @@ class _Inliner:
         rename = self.pool.renamer(
             {mine: Affine.symbol(dim) for dim, mine in dims.items()} | _unit(maker)
         )
-        nest = _with_values(reader, {buf: rename(w.value) for buf, w in made.items()}, self.pool)
+        nest = _with_values(
+            reader, {buf: rename(maker_write.value) for buf, maker_write in made.items()}, self.pool
+        )
         return (
             nest if len(nest.nodes()) <= MOST_NODES and self._is_less_work(nest, *before) else None
         )
@@ -177,13 +180,13 @@ class _InliningBody:
         self.kept = kept
         self.touched = [scratch.touched([stmt]) for stmt in stmts]
         self.written = [scratch.written([stmt]) for stmt in stmts]
-        self.users = Counter(b for found in self.touched for b in found)
+        self.users = Counter(buf for found in self.touched for buf in found)
 
     def replace(self, at: int, stmt: Stmt | None) -> None:
         self.users.subtract(self.touched[at])
         self.stmts[at] = stmt
         self.touched[at], self.written[at] = (
-            f([stmt] if stmt else []) for f in (scratch.touched, scratch.written)
+            effects_of([stmt] if stmt else []) for effects_of in (scratch.touched, scratch.written)
         )
         self.users.update(self.touched[at])
 
@@ -205,7 +208,7 @@ def _stores_all(maker: Nest, write: Write) -> bool:
         return False
     live = {dim for dim, size in maker.dims.items() if size > 1}
     others = [load.info[0].root for load in maker.loads()] + [
-        o.buf.root for o in maker.writes if o is not write
+        other.buf.root for other in maker.writes if other is not write
     ]
     return (
         live <= {symbol for position in write.index for symbol in position.symbols}
@@ -217,18 +220,22 @@ def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, s
     """The reader's dimension -> the maker's, if all loads of what is made walk it in step, at distances of 0 and more."""
     dims: dict[str, str] = {}
     for load in reader.loads():
-        w = made.get(load.info[0].root)
-        if w is None:
+        write = made.get(load.info[0].root)
+        if write is None:
             continue
-        if load.kind != "load" or load.info[0] is not w.buf or load.info[2]:
+        if load.kind != "load" or load.info[0] is not write.buf or load.info[2]:
             return None
-        for theirs, mine in zip(w.index, load.info[1]):
+        for theirs, mine in zip(write.index, load.info[1]):
             if theirs.is_const and mine == theirs:
                 continue
             if theirs.const or len(theirs.terms) != 1 or len(mine.terms) != 1 or mine.const < 0:
                 return None
-            (d, c), (m, n) = mine.terms[0], theirs.terms[0]
-            if (c, n) != (1, 1) or d not in reader.dims or dims.setdefault(d, m) != m:
+            (reader_dim, reader_step), (maker_dim, maker_step) = mine.terms[0], theirs.terms[0]
+            if (
+                (reader_step, maker_step) != (1, 1)
+                or reader_dim not in reader.dims
+                or dims.setdefault(reader_dim, maker_dim) != maker_dim
+            ):
                 return None
     live = {dim for dim, size in reader.dims.items() if size > 1}
     made_live = {dim for dim, size in maker.dims.items() if size > 1}

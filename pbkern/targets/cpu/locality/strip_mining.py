@@ -40,19 +40,19 @@ def inside(
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
     touched = [scratch.touched([stmt]) for stmt in stmts]
-    times = Counter(b for found in touched for b in found)
-    for s, mine in zip(stmts, touched):
+    times = Counter(buf for found in touched for buf in found)
+    for outer_stmt, mine in zip(stmts, touched):
         around = (
-            elsewhere.union(b for b, time in times.items() if time > (b in mine))
-            if bodies(s)
+            elsewhere.union(buf for buf, time in times.items() if time > (buf in mine))
+            if bodies(outer_stmt)
             else elsewhere
         )
 
-        def change(body: list[Stmt], stmt: Stmt = s, around: set = around) -> list[Stmt]:
-            siblings = (scratch.touched(b) for b in bodies(stmt) if b is not body)
+        def change(body: list[Stmt], stmt: Stmt = outer_stmt, around: set = around) -> list[Stmt]:
+            siblings = (scratch.touched(other) for other in bodies(stmt) if other is not body)
             return cut(body, around.union(*siblings))
 
-        out.append(with_bodies(s, change))
+        out.append(with_bodies(outer_stmt, change))
     return out
 
 
@@ -91,14 +91,14 @@ class NestRun(list[Nest]):
 
     def __init__(self, nests: Iterable[Nest]):
         super().__init__(nests)
-        self.accesses = [list(accesses(n)) for n in self]
+        self.accesses = [list(accesses(nest)) for nest in self]
         self.touching: dict[Buf, list[tuple[int, Access]]] = {}
         for at, found in enumerate(self.accesses):
-            for a in found:
-                self.touching.setdefault(a[0].root, []).append((at, a))
+            for access in found:
+                self.touching.setdefault(access[0].root, []).append((at, access))
         self._shared = {
-            b
-            for b, found in self.touching.items()
+            buf
+            for buf, found in self.touching.items()
             if len({at for at, _ in found}) > 1 and any(written for _, (_, _, written) in found)
         }
 
@@ -133,40 +133,42 @@ class Chain:
         chain, followed = Chain(run, dict(seeds), sizes.pop()), -1
         while followed != len(chain.dims):
             followed = len(chain.dims)
-            for at, d in list(chain.dims.items()):
-                if d in run[at].rdims and any(
+            for at, dim in list(chain.dims.items()):
+                if dim in run[at].rdims and any(
                     reduction.op not in JOINS for reduction in run[at].reductions
                 ):
                     return None
                 for buf, index, written in run.accesses[at]:
                     if not any(
-                        position is not None and d in position.symbols for position in index
+                        position is not None and dim in position.symbols for position in index
                     ):
-                        if written and d not in run[at].rdims:
+                        if written and dim not in run[at].rdims:
                             return None  # every strip would write it
                     elif (
-                        buf not in chain.axes and run.shares(buf) and not chain._take(buf, index, d)
+                        buf not in chain.axes
+                        and run.shares(buf)
+                        and not chain._take(buf, index, dim)
                     ):
                         return None
         return chain
 
-    def _take(self, buf: Buf, index: tuple, d: str) -> bool:
+    def _take(self, buf: Buf, index: tuple, dim: str) -> bool:
         """Takes in every nest that touches `buf`, if each walks it at its own name of the dimension and one writes it."""
-        axis = axis_of(index, d)
+        axis = axis_of(index, dim)
         if axis is None:
             return False
         self.axes[buf], writers = axis, 0
         for at, (other, i, written) in self.run.touching[buf.root]:
             nest = self.run[at]
-            d = next(iter(i[axis].symbols), "") if other is buf and i[axis] is not None else ""
+            dim = next(iter(i[axis].symbols), "") if other is buf and i[axis] is not None else ""
             if (
-                d not in nest.dims
-                or nest.dims[d] != self.size
+                dim not in nest.dims
+                or nest.dims[dim] != self.size
                 or nest.ordered
-                or axis_of(i, d) != axis
+                or axis_of(i, dim) != axis
             ):
                 return False
-            if self.dims.setdefault(at, d) != d:
+            if self.dims.setdefault(at, dim) != dim:
                 return False
             writers += written
         return writers == 1
@@ -188,9 +190,9 @@ class Chain:
         nest = self.run[at]
         results = {
             write.buf.root
-            for k in group
-            for write in self.run[k].writes
-            if not write.inner and self._reduces(k)
+            for member in group
+            for write in self.run[member].writes
+            if not write.inner and self._reduces(member)
         }
         inner = Nest(
             {}, reductions=nest.reductions, writes=[write for write in nest.writes if write.inner]
@@ -268,7 +270,7 @@ class StripMinedLoop:
         """The nests of one loop as they are to be."""
         return nests
 
-    def missed(self, at: int, k: int) -> Expr | None:
+    def missed(self, at: int, number: int) -> Expr | None:
         """Contribution of strips that are left out to reduction k of nest `at`; None: nothing that changes it."""
         return None
 
@@ -284,12 +286,16 @@ class StripMinedLoop:
             For(
                 counter,
                 trips.count,
-                [*self.bodies(group, [n.body(start, self.length) for n in nests])],
+                [
+                    *self.bodies(
+                        group, [strip_nest.body(start, self.length) for strip_nest in nests]
+                    )
+                ],
             )
         )
         if self.rest:
             start = Affine((), self.full * self.length)
-            rest: list[Stmt] = [n.body(start, self.rest) for n in nests]
+            rest: list[Stmt] = [strip_nest.body(start, self.rest) for strip_nest in nests]
             self.out += (
                 rest if trips.rest == 1 else [For(self.context.names("%i"), trips.rest, rest)]
             )
@@ -303,7 +309,7 @@ class StripMinedLoop:
         for buf, axis in self.chain.axes.items():
             if not buf.arena or buf.storage is not None or buf in self.elsewhere:
                 continue
-            users = [at for at, a in self.run.touching[buf.root] if a[0] is buf]
+            users = [at for at, access in self.run.touching[buf.root] if access[0] is buf]
             if inside.issuperset(users) and _fills(self.run[users[0]], buf):
                 shape = (*buf.shape[:axis], self.length, *buf.shape[axis + 1 :])
                 found[buf] = self.context.new_buffer(shape, buf.dtype)
@@ -312,7 +318,7 @@ class StripMinedLoop:
 
 def _fills(nest: Nest, buf: Buf) -> bool:
     """Whether all that a nest knows of `buf` is what it writes: nothing of an earlier round shows."""
-    return all(written for b, _, written in accesses(nest) if b is buf) and any(
+    return all(written for other, _, written in accesses(nest) if other is buf) and any(
         write.buf is buf and not write.guard and write.mask is None for write in nest.writes
     )
 
@@ -376,30 +382,30 @@ class _StripNest:
     def _load(self, buf: Buf, index: tuple[Affine, ...]) -> Expr:
         return self.pool.make("load", buf.dtype, (buf, index, False))
 
-    def _joined(self, k: int, index: tuple[Affine, ...]) -> Iterator[tuple[Buf, Expr]]:
+    def _joined(self, number: int, index: tuple[Affine, ...]) -> Iterator[tuple[Buf, Expr]]:
         """Joins what is kept of reduction k with that of one strip more.
 
         What a sum loses: Knuth, TAOCP 2, 4.2.2, theorem B.
         """
-        r, state = self.nest.reductions[k], self.states[k]
+        reduction, state = self.nest.reductions[number], self.states[number]
 
         def op(name: str, expr: Expr, y: Expr) -> Expr:
-            return self.context.op(name, r.dtype, expr, y)
+            return self.context.op(name, reduction.dtype, expr, y)
 
-        before, strip = self._load(state, index), self.pool.make("acc", r.dtype, k)
-        joined = op(JOINS[r.op], before, strip)
-        if k in self.lost:
+        before, strip = self._load(state, index), self.pool.make("acc", reduction.dtype, number)
+        joined = op(JOINS[reduction.op], before, strip)
+        if number in self.lost:
             added = op("sub", joined, before)
             lost = op("add", op("sub", before, op("sub", joined, added)), op("sub", strip, added))
-            yield self.lost[k], op("add", self._load(self.lost[k], index), lost)
+            yield self.lost[number], op("add", self._load(self.lost[number], index), lost)
         yield state, joined
 
-    def _final(self, k: int, index: tuple[Affine, ...]) -> Expr:
+    def _final(self, number: int, index: tuple[Affine, ...]) -> Expr:
         """The state of reduction k, and what it lacks. Of infinite sums that is no number."""
-        state = self._load(self.states[k], index)
-        if k not in self.lost:
+        state = self._load(self.states[number], index)
+        if number not in self.lost:
             return state
-        lost, dtype = self._load(self.lost[k], index), state.dtype
+        lost, dtype = self._load(self.lost[number], index), state.dtype
         finite = self.context.op("eq", np.dtype(bool), lost, lost)
         return self.context.select(finite, self.context.op("add", dtype, state, lost), state)
 
@@ -442,13 +448,14 @@ class _StripNest:
 
         shrunk, renamed = self.pool.rewriter(replace), self.pool.renamer(whole)
 
-        def expr(e: Expr) -> Expr:
-            return renamed(shrunk(e))
+        def expr(node: Expr) -> Expr:
+            return renamed(shrunk(node))
 
         reductions = [reduction.mapped(expr) for reduction in nest.reductions]
         kept = [write for write in nest.writes if write.inner or not self.reduces]
         writes = [
-            w.mapped(expr, **dict(zip(("buf", "index"), place(w.buf, w.index)))) for w in kept
+            stored.mapped(expr, **dict(zip(("buf", "index"), place(stored.buf, stored.index))))
+            for stored in kept
         ]
         for k in range(len(self.states)):
             index = self._state_index(lane)
@@ -471,10 +478,14 @@ class _StripNest:
         def term(expr: Expr) -> Expr | None:
             if expr.kind != "acc":
                 return None
-            r = nest.reductions[expr.info]
-            if r.op in ("argmax", "argmin"):
-                return r.args[1]  # the place, not the element
-            return self.context.op("mul", r.dtype, *r.args) if r.op == "dot" else r.args[0]
+            reduction = nest.reductions[expr.info]
+            if reduction.op in ("argmax", "argmin"):
+                return reduction.args[1]  # the place, not the element
+            return (
+                self.context.op("mul", reduction.dtype, *reduction.args)
+                if reduction.op == "dot"
+                else reduction.args[0]
+            )
 
         rewrite = self.pool.rewriter(term)
         writes = [write.mapped(rewrite, inner=True) for write in nest.writes]

@@ -25,15 +25,15 @@ MOST_NODES, MOST_COPIES = 120, 12
 def unswitch(stmts: list[Stmt], context, options) -> list[Stmt]:
     """Copies nests, inner ones too, for the sides of their selects by scalars."""
     out: list[Stmt] = []
-    for s in stmts:
+    for stmt in stmts:
         if (
-            isinstance(s, For)
-            and register_promotion.plan(s, options.vector_bits, options.contract) is not None
+            isinstance(stmt, For)
+            and register_promotion.plan(stmt, options.vector_bits, options.contract) is not None
         ):
-            out.append(s)  # it keeps scratch in registers, which branches would end
+            out.append(stmt)  # it keeps scratch in registers, which branches would end
             continue
-        s = with_bodies(s, lambda body: unswitch(body, context, options))
-        out += _copies(s, context, MOST_COPIES)[0] if isinstance(s, Nest) else [s]
+        stmt = with_bodies(stmt, lambda body: unswitch(body, context, options))
+        out += _copies(stmt, context, MOST_COPIES)[0] if isinstance(stmt, Nest) else [stmt]
     return out
 
 

@@ -40,19 +40,19 @@ def scalarise_window_gathers(
 ) -> list[Stmt]:
     """Makes the loops, in inner statements too. `bounds` of runtime symbols that are known."""
     out: list[Stmt] = []
-    for s in stmts:
+    for stmt in stmts:
         inner = (
-            {**bounds, s.counter: (0, s.trips - 1)}
-            if isinstance(s, For) and isinstance(s.trips, int)
+            {**bounds, stmt.counter: (0, stmt.trips - 1)}
+            if isinstance(stmt, For) and isinstance(stmt.trips, int)
             else bounds
         )
-        s = with_bodies(
-            s,
+        stmt = with_bodies(
+            stmt,
             functools.partial(
                 scalarise_window_gathers, context=context, vector_bits=vector_bits, bounds=inner
             ),
         )
-        out.append(_loop(s, context, vector_bits, bounds) if isinstance(s, Nest) else s)
+        out.append(_loop(stmt, context, vector_bits, bounds) if isinstance(stmt, Nest) else stmt)
     return out
 
 
@@ -61,13 +61,13 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
     if not windows:
         return nest
     outer = _outer(nest, windows)
-    counters = {d: context.names("%w") for d in outer}
-    places = {d: Affine.symbol(counter) for d, counter in counters.items()}
+    counters = {outer_dim: context.names("%w") for outer_dim in outer}
+    places = {outer_dim: Affine.symbol(counter) for outer_dim, counter in counters.items()}
     rename = context.pool.renamer(places)
     names: dict[Expr, str] = {}
     for starts in windows.values():
-        for s in starts:
-            names.setdefault(s.start, context.names("%s"))
+        for window_start in starts:
+            names.setdefault(window_start.start, context.names("%s"))
 
     def loaded(expr: Expr) -> Expr | None:
         if expr not in windows:
@@ -82,7 +82,11 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
         for write in body.writes
     ]
     body = replace(
-        body, dims={d: size for d, size in nest.dims.items() if d not in counters}, writes=writes
+        body,
+        dims={
+            inner_dim: size for inner_dim, size in nest.dims.items() if inner_dim not in counters
+        },
+        writes=writes,
     )
     found: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
     for dim in reversed(outer):
@@ -98,7 +102,7 @@ def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Expr
         context.pool, {**bounds, **{dim: (0, max(size - 1, 0)) for dim, size in nest.dims.items()}}
     )
     found = {node: _starts(node, fold, context) for node in nest.nodes() if node.kind == "gather"}
-    windows = {e: starts for e, starts in found.items() if starts}
+    windows = {gather: starts for gather, starts in found.items() if starts}
     outer = _outer(nest, windows)
     inner = [dim for dim in nest.dims if dim not in outer]
     within = {
@@ -140,7 +144,12 @@ def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
             return []
         within: Affine = sum((term.info for term in terms if term.kind == "index"), Affine())
         starts.append(
-            _Start(within, functools.reduce(lambda a, b: context.op("add", a.dtype, a, b), rest))
+            _Start(
+                within,
+                functools.reduce(
+                    lambda left, right: context.op("add", left.dtype, left, right), rest
+                ),
+            )
         )
     return starts
 

@@ -22,20 +22,20 @@ def register_lanes(el: str) -> int:
 
 def in_registers(b: Builder, value: Ssa, function: Callable[[Builder, Ssa], Ssa]) -> Ssa:
     """f(b, x), elementwise on floats, for any lanes of x: f gets whole registers; some lanes may be idle."""
-    n = register_lanes(value.el)
-    wide = b.with_lanes(n)
-    if value.lanes == n:
+    lanes = register_lanes(value.el)
+    wide = b.with_lanes(lanes)
+    if value.lanes == lanes:
         return function(wide, value)
     if not value.lanes:
-        y = function(wide, b.broadcast(value, n))
+        y = function(wide, b.broadcast(value, lanes))
         return value._replace(name=b.emit(f"vector.extract {y.name}[0] : {value.el} from {y.type}"))
-    parts = [function(wide, _part(b, value, at, n)) for at in range(0, value.lanes, n)]
+    parts = [function(wide, _part(b, value, at, lanes)) for at in range(0, value.lanes, lanes)]
     return _joined(b, parts, value.lanes)
 
 
-def _part(b: Builder, value: Ssa, at: int, n: int) -> Ssa:
+def _part(b: Builder, value: Ssa, at: int, count: int) -> Ssa:
     """Lanes at .. at + n; those that x does not have repeat its last."""
-    return _shuffled(b, value, value, [min(k, value.lanes - 1) for k in range(at, at + n)])
+    return _shuffled(b, value, value, [min(k, value.lanes - 1) for k in range(at, at + count)])
 
 
 def _joined(b: Builder, parts: Sequence[Ssa], lanes: int) -> Ssa:
@@ -47,7 +47,9 @@ def _joined(b: Builder, parts: Sequence[Ssa], lanes: int) -> Ssa:
             if len(parts) % 2
             else []
         )
-        parts = [_shuffled(b, p, q, range(p.lanes + q.lanes)) for p, q in pairs] + odd
+        parts = [
+            _shuffled(b, left, right, range(left.lanes + right.lanes)) for left, right in pairs
+        ] + odd
     return parts[0] if parts[0].lanes == lanes else _shuffled(b, parts[0], parts[0], range(lanes))
 
 
@@ -65,7 +67,7 @@ def _masked(b: Builder, instruction: str, *xs: Ssa, immediate: int | None = None
     x = xs[0]
     name = f"llvm.x86.avx512.mask.{instruction}.p{'sd'[x.el == 'f64']}.512"
     mask, rounding = b.const(f"arith.constant -1 : i{x.lanes}"), b.const("arith.constant 4 : i32")
-    operands, types = [v.name for v in xs], [x.type] * len(xs)
+    operands, types = [operand.name for operand in xs], [x.type] * len(xs)
     if immediate is not None:
         operands, types = [*operands, b.const(f"arith.constant {immediate} : i32")], [*types, "i32"]
     operands, types = [*operands, x.name, mask, rounding], [*types, x.type, f"i{x.lanes}", "i32"]
@@ -100,7 +102,7 @@ def lookup(b: Builder, table: np.ndarray | Sequence[float], value: Ssa) -> Ssa:
     """table[low bits of x]: a table of as many floats as a register has. x may be a float or an integer."""
     el = f"f{BITS[value.el]}"
     words = ", ".join(
-        f"0x{v.tobytes()[::-1].hex().upper()}" for v in np.asarray(table, NUMPY_FLOAT[el])
+        f"0x{entry.tobytes()[::-1].hex().upper()}" for entry in np.asarray(table, NUMPY_FLOAT[el])
     )
     values = b.const(f"arith.constant dense<[{words}]> : {value.typed(el)}")
     index = b.bitcast(value, f"i{BITS[value.el]}")

@@ -26,15 +26,17 @@ def by_pieces(b: Builder, value: Ssa, name: str) -> Ssa:
 
     Points are where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
     """
-    p, (points, *rows) = PIECES[name], TABLES[name]
-    u = b.add(value, b.c(p.offset, value.el))
-    index = _index(b, u, p.shift)
+    pieces, (points, *rows) = PIECES[name], TABLES[name]
+    shifted = b.add(value, b.c(pieces.offset, value.el))
+    index = _index(b, shifted, pieces.shift)
     t = b.sub(value, lookup(b, points, index))
     first, y = lookup(b, rows[0], index), lookup(b, rows[-1], index)
     for row in rows[-2:0:-1]:
         y = b.fma(y, t, lookup(b, row, index))
-    if p.own is not None:
-        first = b.select(b.cmp("lt", u, b.c(p.offset + p.own, value.el)), value, first)
+    if pieces.own is not None:
+        first = b.select(
+            b.cmp("lt", shifted, b.c(pieces.offset + pieces.own, value.el)), value, first
+        )
     return b.fma(y, t, first)
 
 

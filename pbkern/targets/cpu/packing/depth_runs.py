@@ -49,19 +49,23 @@ def in_depth_runs(nest: Nest, vector: str, longest: int, context) -> list[Stmt]:
 
 def _sums_are_results(nest: Nest) -> bool:
     """Whether results can hold partial sums: as they are, and of no other program, which shifted blocks share."""
-    (w, *others), (r,) = nest.writes, nest.reductions
+    (write, *others), (reduction,) = nest.writes, nest.reductions
     plain = (
         not others
-        and w.value.kind == "acc"
-        and w.buf.dtype == r.dtype
-        and w.mask is None
-        and not w.guard
+        and write.value.kind == "acc"
+        and write.buf.dtype == reduction.dtype
+        and write.mask is None
+        and not write.guard
     )
     shared = any(
-        symbol.startswith(block_shift.PREFIX) for position in w.index for symbol in position.symbols
+        symbol.startswith(block_shift.PREFIX)
+        for position in write.index
+        for symbol in position.symbols
     )
     return (
-        plain and not shared and all(load.info[0].root is not w.buf.root for load in nest.loads())
+        plain
+        and not shared
+        and all(load.info[0].root is not write.buf.root for load in nest.loads())
     )
 
 
@@ -95,10 +99,18 @@ def product_along(nest: Nest, vector: str, pool) -> Nest:
         dim: size for dim, size in nest.dims.items() if dim not in nest.rdims and dim != vector
     } | {vector: nest.dims[vector]}
     dims = free | {rdim: nest.dims[rdim] for rdim in nest.rdims}
-    (r,) = nest.reductions
-    sums = Buf("sums", tuple(free.values()), r.dtype, arena=True)
-    write = Write(sums, tuple(map(Affine.symbol, free)), pool.make("acc", r.dtype, 0), inner=False)
-    return Nest(dims, nest.rdims, [Reduction(r.op, r.args, r.dtype)], [write], at=nest.at)
+    (reduction,) = nest.reductions
+    sums = Buf("sums", tuple(free.values()), reduction.dtype, arena=True)
+    write = Write(
+        sums, tuple(map(Affine.symbol, free)), pool.make("acc", reduction.dtype, 0), inner=False
+    )
+    return Nest(
+        dims,
+        nest.rdims,
+        [Reduction(reduction.op, reduction.args, reduction.dtype)],
+        [write],
+        at=nest.at,
+    )
 
 
 def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
@@ -106,7 +118,7 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
 
     Each adds to the sums.
     """
-    (write,), (r,) = product.writes, product.reductions
+    (write,), (reduction,) = product.writes, product.reductions
     trips = -(-math.prod(product.dims[rdim] for rdim in product.rdims) // longest)
     outer = _dim_of_runs(product, trips)
     if outer is None or trips == 1:
@@ -114,20 +126,22 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
     size = product.dims[outer]
     trips = min(trips, size)
     length = _even_length(size, trips)
-    free = {dim: n for dim, n in product.dims.items() if dim not in product.rdims}
+    free = {dim: extent for dim, extent in product.dims.items() if dim not in product.rdims}
     zero = Nest(
-        free, writes=[replace(write, value=context.const(0, r.dtype), inner=True)], at=product.at
+        free,
+        writes=[replace(write, value=context.const(0, reduction.dtype), inner=True)],
+        at=product.at,
     )
-    before = context.pool.make("load", r.dtype, (write.buf, write.index, False))
-    added = replace(write, value=context.op("add", r.dtype, before, write.value))
+    before = context.pool.make("load", reduction.dtype, (write.buf, write.index, False))
+    added = replace(write, value=context.op("add", reduction.dtype, before, write.value))
 
     def run(start: Affine, length: int) -> Nest:
         moved = context.pool.renamer({outer: start + Affine.symbol(outer) if length > 1 else start})
-        args = tuple(map(moved, r.args))
+        args = tuple(map(moved, reduction.args))
         return replace(
             product,
             dims=product.dims | {outer: length},
-            reductions=[replace(r, args=args)],
+            reductions=[replace(reduction, args=args)],
             writes=[added],
         )
 

@@ -60,22 +60,22 @@ def few_columns(
         or still.kind != "load"
     ):
         return None
-    k, columns = inner[0], nest.dims[vector]
-    plain = not still.info[2] and flat_coefficient(still.info[0], still.info[1], k) == 1
+    k_dim, columns = inner[0], nest.dims[vector]
+    plain = not still.info[2] and flat_coefficient(still.info[0], still.info[1], k_dim) == 1
     mine, other = (
         [dim for dim in nest.dims if dim in expr.symbols and nest.dims[dim] > 1]
         for expr in (moving, still)
     )
     batch, rows = (
-        [dim for dim in mine if dim not in (vector, k)],
+        [dim for dim in mine if dim not in (vector, k_dim)],
         [dim for dim in other if dim not in mine],
     )
-    if not plain or len(rows) != 1 or k not in mine or not {k, *batch} <= set(other):
+    if not plain or len(rows) != 1 or k_dim not in mine or not {k_dim, *batch} <= set(other):
         return None
     transposed = moving
     copies: list[Stmt] = []
     for last in (
-        [[vector, k]] if moving.kind == "load" else [[k, vector], [vector, k]]
+        [[vector, k_dim]] if moving.kind == "load" else [[k_dim, vector], [vector, k_dim]]
     ):  # made along rows, then transposed
         sizes = {dim: nest.dims[dim] for dim in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
@@ -91,8 +91,8 @@ def few_columns(
     )
     jammed = -(-columns // -(-columns // most_columns))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
-    order = (*(dim for dim in nest.dims if dim not in (k, vector, rows[0])), rows[0], vector)
-    product.schedule = NestSchedule(lanes=lanes, vector=k, jam=jam, order=order)
+    order = (*(dim for dim in nest.dims if dim not in (k_dim, vector, rows[0])), rows[0], vector)
+    product.schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order)
     if is_far(still.info[0]):
         product.fetch = {
             still.info[0].root: jam[rows[0]]

@@ -43,22 +43,22 @@ def sink_widening_casts(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt
 
 def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     """Scratch that only holds widened integers of one type, where that makes both operands of some product narrow."""
-    nests = [s for s in every(stmts) if isinstance(s, Nest)]
+    nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
     found: dict[Buf, set[str]] = {}
-    for w in (write for nest in nests for write in nest.writes):
-        if w.buf.root.arena and w.buf.root.dtype == INT32 and w.buf.root not in kept:
-            found.setdefault(w.buf.root, set()).add(_narrow_type(w))
+    for store in (write for nest in nests for write in nest.writes):
+        if store.buf.root.arena and store.buf.root.dtype == INT32 and store.buf.root not in kept:
+            found.setdefault(store.buf.root, set()).add(_narrow_type(store))
     types = {
-        b: np.dtype(next(iter(names)))
-        for b, names in found.items()
+        buf: np.dtype(next(iter(names)))
+        for buf, names in found.items()
         if len(names) == 1 and names <= set(NARROW)
     }
     views = {
         access.root for nest in nests for access in _other_accesses(nest)
     } | _touched_by_others(stmts)
-    types = {b: type_ for b, type_ in types.items() if b not in views}
+    types = {buf: type_ for buf, type_ in types.items() if buf not in views}
     read = set().union(*(_operands(nest) for nest in nests if _suits(nest, types)))
-    return {b: type_ for b, type_ in types.items() if b in read}
+    return {buf: type_ for buf, type_ in types.items() if buf in read}
 
 
 def _narrow_type(write: Write) -> str:
@@ -117,7 +117,7 @@ def _suits(nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     along = (
         inner if len(inner) == 1 else [depth_dim(nest, arg, 2) for arg in args]
     )  # either may be the broadcast one
-    depths = [nest.dims[k] for k in along if k is not None]
+    depths = [nest.dims[dim] for dim in along if dim is not None]
     return any(MIN_DEPTH <= depth <= MAX_DEPTH for depth in depths) and all(
         nest.reuse(arg) >= MIN_REUSE for arg in args
     )
@@ -173,17 +173,29 @@ def _without_copies(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     """Products read narrow integers where they come from, not copies of them."""
     stmts = inside(stmts, kept, lambda body, others: _without_copies(body, context, others))
     stmts = [part for stmt in stmts for part in _apart(stmt)]
-    copies = {w.buf: w for stmt in stmts if (w := _copy(stmt)) is not None and w.buf not in kept}
+    copies = {
+        write.buf: write
+        for stmt in stmts
+        if (write := _copy(stmt)) is not None and write.buf not in kept
+    }
     written = scratch.written(stmts)
     copies = {
-        b: copy
-        for b, copy in copies.items()
-        if copy.value.info[0].root not in written and _writers(stmts, b) == 1
+        buf: copy
+        for buf, copy in copies.items()
+        if copy.value.info[0].root not in written and _writers(stmts, buf) == 1
     }
     out = [_from_source(stmt, copies, context) for stmt in stmts]
-    read = [s for s in out if (w := _copy(s)) is None or w.buf not in copies]
+    read = [
+        out_stmt
+        for out_stmt in out
+        if (write := _copy(out_stmt)) is None or write.buf not in copies
+    ]
     unread = copies.keys() - scratch.touched(read)
-    return [s for s in out if (w := _copy(s)) is None or w.buf not in unread]
+    return [
+        out_stmt
+        for out_stmt in out
+        if (write := _copy(out_stmt)) is None or write.buf not in unread
+    ]
 
 
 def _apart(stmt: Stmt) -> list[Stmt]:
@@ -202,22 +214,22 @@ def _copy(stmt: Stmt) -> Write | None:
     """The only effect of a nest: a scratch buffer with elements of another buffer, at plain places."""
     if not isinstance(stmt, Nest) or stmt.reductions or len(stmt.writes) != 1:
         return None
-    (w,) = stmt.writes
+    (write,) = stmt.writes
     plain = (
-        not w.guard
-        and w.mask is None
-        and w.buf.arena
-        and w.buf.storage is None
-        and w.value.kind == "load"
+        not write.guard
+        and write.mask is None
+        and write.buf.arena
+        and write.buf.storage is None
+        and write.value.kind == "load"
     )
-    if not plain or w.value.dtype.name not in NARROW:
+    if not plain or write.value.dtype.name not in NARROW:
         return None
-    axes = {position: size for position, size in zip(w.index, w.buf.shape) if size > 1}
+    axes = {position: size for position, size in zip(write.index, write.buf.shape) if size > 1}
     whole = axes == {Affine.symbol(dim): size for dim, size in stmt.dims.items() if size > 1}
-    known = w.value.symbols & stmt.dims.keys() <= frozenset().union(
-        *(position.symbols for position in w.index)
+    known = write.value.symbols & stmt.dims.keys() <= frozenset().union(
+        *(position.symbols for position in write.index)
     )
-    return w if whole and known else None
+    return write if whole and known else None
 
 
 def _from_source(stmt: Stmt, copies: dict[Buf, Write], context) -> Stmt:
@@ -227,12 +239,12 @@ def _from_source(stmt: Stmt, copies: dict[Buf, Write], context) -> Stmt:
     def source(expr: Expr) -> Expr | None:
         if expr.kind != "load" or expr.info[0] not in copies or expr.info[2]:
             return None
-        w = copies[expr.info[0]]
+        write = copies[expr.info[0]]
         return context.pool.rename(
-            w.value,
+            write.value,
             {
                 position.terms[0][0]: at
-                for position, at in zip(w.index, expr.info[1])
+                for position, at in zip(write.index, expr.info[1])
                 if position.terms
             },
         )

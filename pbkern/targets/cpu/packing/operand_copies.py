@@ -78,17 +78,17 @@ def stage(
     if not spans:
         return None
     if turned:
-        spans.sort(key=lambda s: bool(s.place.symbols & set(nest.rdims)))
+        spans.sort(key=lambda piece: bool(piece.place.symbols & set(nest.rdims)))
     source, index, guard = load.info
     rows, row = _split(spans, nest)
-    sizes = [s.size for s in rows]
-    shape = (*sizes, math.prod(s.size for s in row) + (PADDING if rows else 0))
+    sizes = [piece.size for piece in rows]
+    shape = (*sizes, math.prod(piece.size for piece in row) + (PADDING if rows else 0))
     names = [context.names("d") for _ in spans]
 
     def within(places: list[Affine]) -> tuple[Affine, ...]:
         flat: Affine = Affine()
-        for s, place in zip(row, places[len(rows) :]):
-            flat = flat * s.size + place
+        for piece, place in zip(row, places[len(rows) :]):
+            flat = flat * piece.size + place
         return *places[: len(rows)], flat
 
     start = [position.substitute(dict.fromkeys(nest.dims, 0).get) for position in index]
@@ -97,7 +97,7 @@ def stage(
         guard,
         dtype,
         tuple(start),
-        tuple((s.axis, s.step, s.size) for s in spans),
+        tuple((piece.axis, piece.step, piece.size) for piece in spans),
         len(rows),
         turned,
     )
@@ -108,10 +108,14 @@ def stage(
             start[span.axis] += Affine.symbol(name, span.step)
         copied = context.pool.make("load", load.dtype, (source, tuple(start), guard))
         write = Write(buf, within([*map(Affine.symbol, names)]), copied)
-        out.append(Nest(dict(zip(names, (s.size for s in spans))), writes=[write], at=nest.at))
+        out.append(
+            Nest(dict(zip(names, (piece.size for piece in spans))), writes=[write], at=nest.at)
+        )
         if source.root not in staged.written:
             staged.copies[key] = buf
-    return context.pool.make("load", load.dtype, (buf, within([s.place for s in spans]), False))
+    return context.pool.make(
+        "load", load.dtype, (buf, within([piece.place for piece in spans]), False)
+    )
 
 
 def is_scattered(nest: Nest, load: Expr, reuse: int) -> bool:
@@ -128,17 +132,17 @@ def is_scattered(nest: Nest, load: Expr, reuse: int) -> bool:
     rows = [step for dim, step in steps.items() if dim not in nest.rdims and step]
     if not apart or not rows or min(rows) > min(apart)[0] or min(apart)[0] < LINE_BYTES:
         return False
-    return not fit(math.prod(n for _, n in apart), min(apart)[0])
+    return not fit(math.prod(size for _, size in apart), min(apart)[0])
 
 
 def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     """The product with another operand in place of one of its own."""
-    r = nest.reductions[0]
-    args = tuple(new if arg is old else arg for arg in r.args)
+    reduction = nest.reductions[0]
+    args = tuple(new if arg is old else arg for arg in reduction.args)
     return Nest(
         dict(nest.dims),
         nest.rdims,
-        [Reduction(r.op, args, r.dtype)],
+        [Reduction(reduction.op, args, reduction.dtype)],
         list(nest.writes),
         nest.ordered,
         nest.at,
@@ -155,7 +159,7 @@ def rows_conflict(nest: Nest, load: Expr, reuse: int) -> bool:
         return False
     buf = load.info[0]
     apart = rows[0].step * buf.strides[rows[0].axis] * buf.dtype.itemsize
-    length = math.prod(s.size for s in row) * buf.dtype.itemsize
+    length = math.prod(span.size for span in row) * buf.dtype.itemsize
     if apart % CONFLICT_BYTES or length < SHORT_ROW_BYTES:
         return False
     is_spread = row[-1].step * buf.strides[row[-1].axis] > 1
@@ -164,7 +168,7 @@ def rows_conflict(nest: Nest, load: Expr, reuse: int) -> bool:
 
 def _split(spans: list[_Span], nest: Nest) -> tuple[list[_Span], list[_Span]]:
     """(those that count rows, those that a row holds): a row is what is reduced, or all but the first dimension."""
-    free = itertools.takewhile(lambda s: not s.place.symbols & set(nest.rdims), spans[:-1])
+    free = itertools.takewhile(lambda span: not span.place.symbols & set(nest.rdims), spans[:-1])
     count = len([*free]) or min(len(spans) - 1, 1)
     return spans[:count], spans[count:]
 
@@ -185,22 +189,23 @@ def _spans(load: Expr, nest: Nest) -> list[_Span] | None:
             ),
             reverse=True,
         )
-        if seen & {dim for _, dim in mine} or any(c < 0 for c, _ in mine):
+        if seen & {dim for _, dim in mine} or any(coeff < 0 for coeff, _ in mine):
             return None
         seen |= {dim for _, dim in mine}
         lengths = [
-            sum(c * (nest.dims[dim] - 1) for c, dim in mine[n:]) + 1 for n in range(len(mine) + 1)
+            sum(coeff * (nest.dims[dim] - 1) for coeff, dim in mine[n:]) + 1
+            for n in range(len(mine) + 1)
         ]
-        if all(c >= length for (c, _), length in zip(mine, lengths[1:])):
-            spans += [_Span(axis, c, nest.dims[dim], Affine.symbol(dim)) for c, dim in mine]
+        if all(coeff >= length for (coeff, _), length in zip(mine, lengths[1:])):
+            spans += [_Span(axis, coeff, nest.dims[dim], Affine.symbol(dim)) for coeff, dim in mine]
         else:
-            step = math.gcd(*(c for c, _ in mine))
+            step = math.gcd(*(coeff for coeff, _ in mine))
             spans.append(
                 _Span(
                     axis,
                     step,
                     (lengths[0] - 1) // step + 1,
-                    Affine.make({dim: c // step for c, dim in mine}, 0),
+                    Affine.make({dim: coeff // step for coeff, dim in mine}, 0),
                 )
             )
     return sorted(spans, key=lambda span: -span.step * buf.strides[span.axis])

@@ -21,7 +21,9 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write, nodes
 
-UINT8, UINT16, UINT32, INT32 = (np.dtype(t) for t in (np.uint8, np.uint16, np.uint32, np.int32))
+UINT8, UINT16, UINT32, INT32 = (
+    np.dtype(scalar_type) for scalar_type in (np.uint8, np.uint16, np.uint32, np.int32)
+)
 BFLOAT16, INT16 = "dot_bf16", "dot_i16"
 NARROW = ("int8", "uint8", "int16")
 # A word of 16-bit elements; words of the shallowest product that takes elements left over for
@@ -53,25 +55,30 @@ class Words:
 
 def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Words | None:
     """None if the operands are not of 16 bits, or cannot be widened to them, or of odd depth."""
-    r, k = nest.reductions[0], depth_dim(nest, still, 2)
-    if k is None:
+    reduction, k_dim = nest.reductions[0], depth_dim(nest, still, 2)
+    if k_dim is None:
         return None
     if (
         options.bf16_pairs
-        and r.dtype == np.float32
+        and reduction.dtype == np.float32
         and _is_plain_bfloat16(moving)
         and _is_plain_bfloat16(still)
     ):
-        broadcast = _words_in_place(still, k, context)
+        broadcast = _words_in_place(still, k_dim, context)
         if broadcast is None:
             return None
         return _over_pairs(
-            nest, BFLOAT16, k, still, _interleaved(moving, k, context), broadcast, []
+            nest, BFLOAT16, k_dim, still, _interleaved(moving, k_dim, context), broadcast, []
         )
-    if options.vnni and r.dtype == INT32 and is_narrow_integer(moving) and is_narrow_integer(still):
-        copy, broadcast = _staged_words(nest, still, k, context)
+    if (
+        options.vnni
+        and reduction.dtype == INT32
+        and is_narrow_integer(moving)
+        and is_narrow_integer(still)
+    ):
+        copy, broadcast = _staged_words(nest, still, k_dim, context)
         return _over_pairs(
-            nest, INT16, k, still, _integer_pair(moving, k, context), broadcast, [copy]
+            nest, INT16, k_dim, still, _integer_pair(moving, k_dim, context), broadcast, [copy]
         )
     return None
 
@@ -95,31 +102,32 @@ def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
     return next(iter(inner or divided), None)
 
 
-def over_words(nest: Nest, k: str, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
+def over_words(nest: Nest, k_dim: str, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
     """(dimensions, reduced ones) of a product over words of `count` elements along k, which come one after the other."""
-    return {dim: size for dim, size in nest.dims.items() if dim != k} | {
-        k: nest.dims[k] // count
+    return {dim: size for dim, size in nest.dims.items() if dim != k_dim} | {
+        k_dim: nest.dims[k_dim] // count
     }, (
-        *(rdim for rdim in nest.rdims if rdim != k),
-        k,
+        *(rdim for rdim in nest.rdims if rdim != k_dim),
+        k_dim,
     )
 
 
 def in_whole_words(nest: Nest, count: int, context) -> Nest:
     """A product of integers whose depth words of `count` elements divide: what is left over is added to the sums."""
-    r, inner = nest.reductions[0], [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
+    reduction, inner = nest.reductions[0], [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
     if (
         not rest
         or nest.dims[inner[0]] < SHALLOW * count
-        or r.dtype != INT32
+        or reduction.dtype != INT32
         or any(write.inner for write in nest.writes)
     ):
         return nest
     depth = nest.dims[inner[0]] - rest
     places: list[dict[str, Affine]] = [{inner[0]: Affine((), depth + j)} for j in range(rest)]
     terms = [
-        context.op("mul", INT32, *(context.pool.rename(arg, at) for arg in r.args)) for at in places
+        context.op("mul", INT32, *(context.pool.rename(arg, at) for arg in reduction.args))
+        for at in places
     ]
 
     def added(expr: Expr) -> Expr | None:
@@ -138,13 +146,13 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
 
 
 def _over_pairs(
-    nest: Nest, op: str, k: str, still: Expr, packed: Expr, broadcast: Expr, before: list[Stmt]
+    nest: Nest, op: str, k_dim: str, still: Expr, packed: Expr, broadcast: Expr, before: list[Stmt]
 ) -> Words:
-    r = nest.reductions[0]
-    args = tuple(broadcast if arg is still else packed for arg in r.args)
+    reduction = nest.reductions[0]
+    args = tuple(broadcast if arg is still else packed for arg in reduction.args)
     product = Nest(
-        *over_words(nest, k, 2),
-        [Reduction(op, args, r.dtype)],
+        *over_words(nest, k_dim, 2),
+        [Reduction(op, args, reduction.dtype)],
         list(nest.writes),
         nest.ordered,
         nest.at,
@@ -155,11 +163,11 @@ def _over_pairs(
 # ---------------------------------------------------------------- bfloat16
 
 
-def _words_in_place(still: Expr, k: str, context) -> Expr | None:
+def _words_in_place(still: Expr, k_dim: str, context) -> Expr | None:
     """The pair at 2k, read as one word, if pairs start at even places."""
     flat = flat_index(*still.info[:2])
-    rest = flat - Affine.symbol(k, flat.coefficient(k))
-    if flat.coefficient(k) != 1 or rest.const % 2 or any(c % 2 for _, c in rest.terms):
+    rest = flat - Affine.symbol(k_dim, flat.coefficient(k_dim))
+    if flat.coefficient(k_dim) != 1 or rest.const % 2 or any(coeff % 2 for _, coeff in rest.terms):
         return None
     words = Buf(
         f"{still.info[0].name}.words",
@@ -167,7 +175,9 @@ def _words_in_place(still: Expr, k: str, context) -> Expr | None:
         INT32,
         storage=still.info[0].root,
     )
-    half = Affine.make({s: c // 2 for s, c in rest.terms}, rest.const // 2) + Affine.symbol(k)
+    half = Affine.make(
+        {symbol: coeff // 2 for symbol, coeff in rest.terms}, rest.const // 2
+    ) + Affine.symbol(k_dim)
     return context.pool.make("load", INT32, (words, (half,), False))
 
 
@@ -180,15 +190,19 @@ def _is_plain_bfloat16(expr: Expr) -> bool:
     )
 
 
-def _interleaved(moving: Expr, k: str, context) -> Expr:
+def _interleaved(moving: Expr, k_dim: str, context) -> Expr:
     """moving[2k] in the lower half of a word, moving[2k + 1] in the upper one."""
     buf, pool = moving.info[0], context.pool
     bits = Buf(f"{buf.name}.bits", buf.shape, UINT16, storage=buf)
     halves = []
     for offset in (0, 1):
-        index = tuple(i.substitute({k: Affine.symbol(k, 2) + offset}.get) for i in moving.info[1])
-        e = pool.make("load", UINT16, (bits, index, False))
-        halves.append(context.op("convert_element_type", UINT32, e, params={"new_dtype": UINT32}))
+        index = tuple(
+            i.substitute({k_dim: Affine.symbol(k_dim, 2) + offset}.get) for i in moving.info[1]
+        )
+        element = pool.make("load", UINT16, (bits, index, False))
+        halves.append(
+            context.op("convert_element_type", UINT32, element, params={"new_dtype": UINT32})
+        )
     upper = context.op("shift_left", UINT32, halves[1], context.const(16, UINT32))
     return context.op("or", UINT32, halves[0], upper)
 
@@ -207,24 +221,26 @@ def is_narrow_integer(expr: Expr) -> bool:
     )
 
 
-def _integer_pair(expr: Expr, k: str, context) -> Expr:
+def _integer_pair(expr: Expr, k_dim: str, context) -> Expr:
     """e[2k] in the lower half of a word, e[2k + 1] in the upper one, both as int16."""
-    low, high = (context.pool.rename(expr, {k: Affine.symbol(k, 2) + offset}) for offset in (0, 1))
+    low, high = (
+        context.pool.rename(expr, {k_dim: Affine.symbol(k_dim, 2) + offset}) for offset in (0, 1)
+    )
     low = context.op("and", INT32, low, context.const(0xFFFF, INT32))
     return context.op(
         "or", INT32, low, context.op("shift_left", INT32, high, context.const(16, INT32))
     )
 
 
-def _staged_words(nest: Nest, still: Expr, k: str, context) -> tuple[Nest, Expr]:
+def _staged_words(nest: Nest, still: Expr, k_dim: str, context) -> tuple[Nest, Expr]:
     """A copy of the broadcast operand as words, and the word at its place."""
     dims = {
-        dim: size // 2 if dim == k else size
+        dim: size // 2 if dim == k_dim else size
         for dim, size in nest.dims.items()
-        if dim in still.symbols and dim != k
-    } | {k: nest.dims[k] // 2}
+        if dim in still.symbols and dim != k_dim
+    } | {k_dim: nest.dims[k_dim] // 2}
     *rows, depth = dims.values()
     buf = context.new_buffer((*rows, depth + PADDING), INT32)
     index = tuple(map(Affine.symbol, dims))
-    copy = Nest(dims, writes=[Write(buf, index, _integer_pair(still, k, context))], at=nest.at)
+    copy = Nest(dims, writes=[Write(buf, index, _integer_pair(still, k_dim, context))], at=nest.at)
     return copy, context.pool.make("load", INT32, (buf, index, False))

@@ -150,12 +150,12 @@ def _rows_at_once(nest: Nest, moving: Expr, vector: str, context, vector_bits: i
         max(flat_coefficient(moving.info[0], moving.info[1], rdim) for rdim in nest.rdims),
     )
 
-    def scheduled(s: Stmt) -> Stmt:
-        s = with_bodies(s, lambda inner: [scheduled(x) for x in inner])
-        if isinstance(s, Nest) and s.reductions:
-            s.schedule = contraction_tile(s, vector, vector_bits)[1]
-            s.fetch = {root: ROWS_AT_ONCE * step}
-        return s
+    def scheduled(stmt: Stmt) -> Stmt:
+        stmt = with_bodies(stmt, lambda inner: [scheduled(x) for x in inner])
+        if isinstance(stmt, Nest) and stmt.reductions:
+            stmt.schedule = contraction_tile(stmt, vector, vector_bits)[1]
+            stmt.fetch = {root: ROWS_AT_ONCE * step}
+        return stmt
 
     return [scheduled(run) for run in in_depth_runs(nest, vector, ROWS_AT_ONCE, context)]
 
@@ -163,12 +163,12 @@ def _rows_at_once(nest: Nest, moving: Expr, vector: str, context, vector_bits: i
 def _packed(stmts: list[Stmt], context, options, staged: OperandCopies) -> list[Stmt]:
     """The statements with every product in them packed."""
     out = []
-    for s in stmts:
-        s = with_bodies(s, lambda inner: _packed(inner, context, options, staged))
+    for stmt in stmts:
+        stmt = with_bodies(stmt, lambda inner: _packed(inner, context, options, staged))
         out += (
-            pack(s, context, options, staged, turn=False)
-            if isinstance(s, Nest) and s.reductions
-            else [s]
+            pack(stmt, context, options, staged, turn=False)
+            if isinstance(stmt, Nest) and stmt.reductions
+            else [stmt]
         )
     return out
 
@@ -200,10 +200,10 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     vector = _nearest_dim(nest)
     if vector is None:
         return None
-    expr, b = nest.reductions[0].args
-    if (vector in expr.symbols) == (vector in b.symbols):
+    expr, other = nest.reductions[0].args
+    if (vector in expr.symbols) == (vector in other.symbols):
         return None
-    moving, still = (expr, b) if vector in expr.symbols else (b, expr)
+    moving, still = (expr, other) if vector in expr.symbols else (other, expr)
     if moving.kind not in ("load", "op") or moving.dtype.itemsize < 2:
         return None
     return vector, moving, still
@@ -223,9 +223,9 @@ def _in_pairs(nest: Nest, moving: Expr, still: Expr, context, options) -> tuple[
 
 def _nearest_dim(nest: Nest) -> str | None:
     """The dimension along which results are contiguous, or else nearest to one another."""
-    w = nest.writes[0]
+    write = nest.writes[0]
     steps = {
-        dim: abs(flat_coefficient(w.buf, w.index, dim))
+        dim: abs(flat_coefficient(write.buf, write.index, dim))
         for dim, size in nest.dims.items()
         if size > 1 and dim not in nest.rdims
     }
@@ -249,7 +249,7 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int
         (_row_bytes(moving, rdim), nest.dims[rdim]) for rdim in nest.rdims if nest.dims[rdim] > 1
     ]
     return reuse >= MIN_REUSE and are_apart(
-        depth, max(steps)[0], max(step * n for step, n in steps), l2_bytes
+        depth, max(steps)[0], max(step * size for step, size in steps), l2_bytes
     )
 
 
@@ -304,11 +304,14 @@ def _panels(
     `shift`: a reduction of packed elements that is subtracted from the results.
     """
     outer = [
-        d
-        for d in nest.dims
-        if d in moving.symbols and d != vector and d not in nest.rdims and nest.dims[d] > 1
+        outer_dim
+        for outer_dim in nest.dims
+        if outer_dim in moving.symbols
+        and outer_dim != vector
+        and outer_dim not in nest.rdims
+        and nest.dims[outer_dim] > 1
     ]
-    counters = {d: context.names("%i") for d in outer}
+    counters = {outer_dim: context.names("%i") for outer_dim in outer}
     full, rest = divmod(nest.dims[vector], width)
     panels = _Panels(nest, moving, vector, counters, context, vector_bits, shift)
     size = _group_size(moving, vector, full)
@@ -384,10 +387,10 @@ class _Panels:
         dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
         copy = Nest(dims, writes=[copied], at=self.nest.at)
         copy.fetch = {
-            b: n
+            root: rows
             for load in copy.loads()
             if load.kind == "load"
-            for b, n in rows_ahead(load, self.reduced[-1]).items()
+            for root, rows in rows_ahead(load, self.reduced[-1]).items()
         }
         before, shifts = [copy], None
         if self.shift is not None:
@@ -408,18 +411,18 @@ class _Panels:
         at = Affine.symbol(panel) if count > 1 else Affine()
         packed = self.pool.make("load", self.moving.dtype, (buf, self._index(at, column), False))
         assert self.shift is not None
-        r = replace(
+        reduction = replace(
             self.shift, args=tuple(packed if arg is self.moving else arg for arg in self.shift.args)
         )
-        shifts = self.context.new_buffer((count, width), r.dtype)
-        value = self.pool.make("acc", r.dtype, 0)
+        shifts = self.context.new_buffer((count, width), reduction.dtype)
+        value = self.pool.make("acc", reduction.dtype, 0)
         write = Write(shifts, (at, Affine.symbol(column)), value, inner=False)
         dims = (
             ({panel: count} if count > 1 else {})
             | {column: width}
             | {dim: self.nest.dims[dim] for dim in self.reduced}
         )
-        sums = Nest(dims, tuple(self.reduced), [r], [write], at=self.nest.at)
+        sums = Nest(dims, tuple(self.reduced), [reduction], [write], at=self.nest.at)
         sums.schedule = contraction_tile(sums, column, self.vector_bits)[1]
         return sums, shifts
 
@@ -459,8 +462,8 @@ class _Panels:
             if dim not in self.counters and dim != self.vector and dim not in nest.rdims
         }
         dims |= {column: width} | {rdim: nest.dims[rdim] for rdim in nest.rdims}
-        r = nest.reductions[0]
-        args = tuple(packed if arg is self.moving else renamed(arg) for arg in r.args)
+        reduction = nest.reductions[0]
+        args = tuple(packed if arg is self.moving else renamed(arg) for arg in reduction.args)
         writes = [
             write.mapped(
                 renamed, index=tuple(position.substitute(rename.get) for position in write.index)
@@ -468,7 +471,12 @@ class _Panels:
             for write in nest.writes
         ]
         product = Nest(
-            dims, nest.rdims, [Reduction(r.op, args, r.dtype)], writes, nest.ordered, nest.at
+            dims,
+            nest.rdims,
+            [Reduction(reduction.op, args, reduction.dtype)],
+            writes,
+            nest.ordered,
+            nest.at,
         )
         product.schedule = contraction_tile(product, column, self.vector_bits)[1]
         product.schedule.cut_as = self.tile

@@ -33,19 +33,22 @@ PADDING = 64
 
 def quad_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Words | None:
     """None if the operands are not of 8 bits each, or not a multiple of four deep."""
-    k = depth_dim(nest, still, QUAD)
-    if not options.vnni or k is None or nest.reductions[0].dtype != INT32:
+    k_dim = depth_dim(nest, still, QUAD)
+    if not options.vnni or k_dim is None or nest.reductions[0].dtype != INT32:
         return None
-    if not all(is_narrow_integer(e) and e.args[0].dtype.itemsize == 1 for e in (moving, still)):
+    if not all(
+        is_narrow_integer(operand) and operand.args[0].dtype.itemsize == 1
+        for operand in (moving, still)
+    ):
         return None
     flipped = moving.args[0].dtype == still.args[0].dtype
     load, before = still.args[0], []
-    words = None if flipped or load.info[2] else _words(load, k, context)
+    words = None if flipped or load.info[2] else _words(load, k_dim, context)
     if words is None:
-        copy, load = _copy(nest, load, k, flipped, context)
-        before, words = [copy], _words(load, k, context)
+        copy, load = _copy(nest, load, k_dim, flipped, context)
+        before, words = [copy], _words(load, k_dim, context)
         assert words is not None, "copies are made of whole words"
-    packed = _interleaved(moving.args[0], k, context)
+    packed = _interleaved(moving.args[0], k_dim, context)
 
     def product(first: Expr) -> Reduction:
         """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
@@ -55,33 +58,33 @@ def quad_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Wo
 
     shift = product(context.const(SIGN_BITS, INT32)) if flipped else None
     quads = Nest(
-        *over_words(nest, k, QUAD), [product(words)], list(nest.writes), nest.ordered, nest.at
+        *over_words(nest, k_dim, QUAD), [product(words)], list(nest.writes), nest.ordered, nest.at
     )
     return Words(before, quads, packed, words, shift)
 
 
-def _words(load: Expr, k: str, context) -> Expr | None:
+def _words(load: Expr, k_dim: str, context) -> Expr | None:
     """The word of bytes 4k to 4k + 3, if words start at every fourth byte."""
     buf, index = load.info[:2]
     flat = flat_index(buf, index)
-    rest = flat - Affine.symbol(k, flat.coefficient(k))
+    rest = flat - Affine.symbol(k_dim, flat.coefficient(k_dim))
     if (
-        flat.coefficient(k) != 1
+        flat.coefficient(k_dim) != 1
         or rest.const % QUAD
-        or any(c % QUAD for _, c in rest.terms)
+        or any(coeff % QUAD for _, coeff in rest.terms)
         or buf.root.dtype.itemsize != 1
     ):
         return None
     words = Buf(
         f"{buf.name}.words", (max(buf.root.size // QUAD, 1),), INT32, buf.arena, storage=buf.root
     )
-    place = Affine.make({s: c // QUAD for s, c in rest.terms}, rest.const // QUAD) + Affine.symbol(
-        k
-    )
+    place = Affine.make(
+        {symbol: coeff // QUAD for symbol, coeff in rest.terms}, rest.const // QUAD
+    ) + Affine.symbol(k_dim)
     return context.pool.make("load", INT32, (words, (place,), False))
 
 
-def _interleaved(load: Expr, k: str, context) -> Expr:
+def _interleaved(load: Expr, k_dim: str, context) -> Expr:
     """Bytes 4k to 4k + 3 along the depth as one word, the first lowest."""
     buf, pool = load.info[0], context.pool
     bits = (
@@ -91,11 +94,17 @@ def _interleaved(load: Expr, k: str, context) -> Expr:
     )
     word: Expr | None = None
     for byte in range(QUAD):
-        index = tuple(i.substitute({k: Affine.symbol(k, QUAD) + byte}.get) for i in load.info[1])
-        e = pool.make("load", UINT8, (bits, index, load.info[2]))
-        e = context.op("convert_element_type", INT32, e, params={"new_dtype": INT32})
-        e = context.op("shift_left", INT32, e, context.const(8 * byte, INT32)) if byte else e
-        word = e if word is None else context.op("or", INT32, word, e)
+        index = tuple(
+            i.substitute({k_dim: Affine.symbol(k_dim, QUAD) + byte}.get) for i in load.info[1]
+        )
+        element = pool.make("load", UINT8, (bits, index, load.info[2]))
+        element = context.op("convert_element_type", INT32, element, params={"new_dtype": INT32})
+        element = (
+            context.op("shift_left", INT32, element, context.const(8 * byte, INT32))
+            if byte
+            else element
+        )
+        word = element if word is None else context.op("or", INT32, word, element)
     assert word is not None
     return word
 
@@ -112,19 +121,19 @@ class _Box:
     index: tuple[Affine, ...]
 
 
-def _copy(nest: Nest, load: Expr, k: str, flipped: bool, context) -> tuple[Stmt, Expr]:
+def _copy(nest: Nest, load: Expr, k_dim: str, flipped: bool, context) -> tuple[Stmt, Expr]:
     """A copy of what a nest loads whose words start at every fourth byte, and the load from it."""
-    dims = {dim: nest.dims[dim] for dim in nest.dims if dim in load.symbols and dim != k} | {
-        k: nest.dims[k]
+    dims = {dim: nest.dims[dim] for dim in nest.dims if dim in load.symbols and dim != k_dim} | {
+        k_dim: nest.dims[k_dim]
     }
     box = _touched(load, nest)
     if math.prod(box.shape) <= 2 * math.prod(dims.values()):
         symbols = [context.names("d") for _ in box.shape]
-        source = tuple(s + Affine.symbol(symbol) for s, symbol in zip(box.start, symbols))
+        source = tuple(origin + Affine.symbol(symbol) for origin, symbol in zip(box.start, symbols))
         copy, copied = _bytes(
             load, dict(zip(symbols, box.shape)), source, box.index, flipped, nest, context
         )
-        if _words(copied, k, context) is not None:
+        if _words(copied, k_dim, context) is not None:
             return copy, copied
     return _bytes(load, dims, load.info[1], tuple(map(Affine.symbol, dims)), flipped, nest, context)
 
@@ -133,7 +142,9 @@ def _touched(load: Expr, nest: Nest) -> _Box:
     """The smallest box of the buffer around all that a nest loads: windows overlap in it."""
     start, shape, index = [], [], []
     for affine in load.info[1]:
-        inner = Affine.make({s: c for s, c in affine.terms if s in nest.dims}, 0)
+        inner = Affine.make(
+            {symbol: coeff for symbol, coeff in affine.terms if symbol in nest.dims}, 0
+        )
         low, high = inner.bounds(nest.dims.__getitem__)
         start.append(affine - inner + low)
         shape.append(high - low + 1)

@@ -23,7 +23,7 @@ MANY_ROWS = 16
 
 def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
     """Statements with other rows in scratch that they alone use."""
-    nests = [s for s in every(stmts) if isinstance(s, Nest)]
+    nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
     stencils = {expr.info[0] for nest in nests for expr in overlapping(nest, vector_bits)}
     found = {stencil for stencil in stencils if _row_bytes(stencil) % VECTOR_BYTES}
     found |= {
@@ -32,7 +32,7 @@ def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) ->
         for write in nest.writes
         if write.buf.arena and write.buf.storage is None and _conflicts_in_sets(write.buf)
     }
-    new = {b: _padded(b) for b in found - kept - _otherwise_used(stmts)}
+    new = {buf: _padded(buf) for buf in found - kept - _otherwise_used(stmts)}
     return _replace(stmts, new, pool) if new else stmts
 
 
@@ -77,13 +77,17 @@ def _replace(stmts: list[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
 
     expr = pool.rewriter(moved)
 
-    def change(s: Stmt) -> Stmt:
-        s = with_bodies(s, lambda body: _replace(body, new, pool))
-        if not isinstance(s, Nest):
-            return s
-        writes = [write.mapped(expr, buf=new.get(write.buf, write.buf)) for write in s.writes]
+    def change(old_stmt: Stmt) -> Stmt:
+        old_stmt = with_bodies(old_stmt, lambda body: _replace(body, new, pool))
+        if not isinstance(old_stmt, Nest):
+            return old_stmt
+        writes = [
+            write.mapped(expr, buf=new.get(write.buf, write.buf)) for write in old_stmt.writes
+        ]
         return replace(
-            s, reductions=[reduction.mapped(expr) for reduction in s.reductions], writes=writes
+            old_stmt,
+            reductions=[reduction.mapped(expr) for reduction in old_stmt.reductions],
+            writes=writes,
         )
 
     return [change(stmt) for stmt in stmts]

@@ -83,7 +83,7 @@ class _SharedByRows:
                 self._memo[expr] = self.context.pool.make("load", expr.dtype, (buf, index, False))
             else:
                 args = tuple(map(self._without, expr.args))
-                same = all(arg is b for arg, b in zip(args, expr.args))
+                same = all(arg is old for arg, old in zip(args, expr.args))
                 self._memo[expr] = (
                     expr if same else self.context.pool.make(expr.kind, expr.dtype, expr.info, args)
                 )
@@ -115,8 +115,8 @@ class _SharedByRows:
         index = (Affine.symbol(self.step), Affine.symbol(self.column))
         dims = {self.step: self.lanes, self.column: self.nest.dims[self.column]}
         return [
-            Nest(dims, writes=[Write(buf, index, e)], at=self.nest.at)
-            for e, buf in self.values.items()
+            Nest(dims, writes=[Write(buf, index, expr)], at=self.nest.at)
+            for expr, buf in self.values.items()
         ]
 
     def nests(self) -> list[Nest]:

@@ -44,13 +44,16 @@ def swapped_operands(
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
     if not is_product(nest) or any(write.inner for write in nest.writes):
         return None
-    expr, b = nest.reductions[0].args
-    if not all(e.kind == "load" and e.dtype.itemsize >= FEWEST_BYTES for e in (expr, b)):
+    expr, other = nest.reductions[0].args
+    if not all(
+        operand.kind == "load" and operand.dtype.itemsize >= FEWEST_BYTES
+        for operand in (expr, other)
+    ):
         return None
     rows = [
         dim
         for dim, size in nest.dims.items()
-        if size > 1 and dim not in nest.rdims and (dim in expr.symbols) != (dim in b.symbols)
+        if size > 1 and dim not in nest.rdims and (dim in expr.symbols) != (dim in other.symbols)
     ]
     others = {
         row: _cycles(product_along(nest, row, context.pool), row, options.vector_bits)
@@ -63,14 +66,17 @@ def swapped_operands(
         nest, usual, options
     ):
         return None
-    moving, before = expr if vector in expr.symbols else b, list[Stmt]()
+    moving, before = expr if vector in expr.symbols else other, list[Stmt]()
     if not _is_run(nest, moving):
         copy = stage(nest, moving, copy_dtype(moving.info[0].dtype), context, before, staged)
-        (r,) = nest.reductions
+        (reduction,) = nest.reductions
         nest = replace(
             nest,
             reductions=[
-                replace(r, args=tuple(copy or arg if arg is moving else arg for arg in r.args))
+                replace(
+                    reduction,
+                    args=tuple(copy or arg if arg is moving else arg for arg in reduction.args),
+                )
             ],
         )
     width, _ = contraction_tile(nest, vector, options.vector_bits)
@@ -98,9 +104,9 @@ def _is_run(nest: Nest, load: Expr) -> bool:
         if nest.dims[rdim] > 1
     )
     length = 1
-    for step, n in steps:
+    for step, size in steps:
         if step == length:
-            length *= n
+            length *= size
     return length >= SHORTEST_RUN
 
 

@@ -89,10 +89,10 @@ def runs_of_stores(
     for (buf, flat), writes in found.items():
         step = flat.coefficient(vector)
         joint |= {
-            writes[p]: (buf, flat, run[0])
+            writes[position]: (buf, flat, run[0])
             for run in _grouped(sorted(writes), step)
             if len(run) == step
-            for p in run
+            for position in run
         }
     return joint
 
@@ -114,16 +114,20 @@ def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
     strided = [write for write in nest.writes if write.inner and _can_be_joint(nest, write, vector)]
     steps = {
         dim: size
-        for w in strided
+        for store in strided
         for dim, size in nest.dims.items()
         if dim != vector
         and dim not in nest.rdims
         and size > 1
-        and 0 < flat_coefficient(w.buf, w.index, dim) < flat_coefficient(w.buf, w.index, vector)
+        and 0
+        < flat_coefficient(store.buf, store.index, dim)
+        < flat_coefficient(store.buf, store.index, vector)
     }
     if not strided or math.prod(steps.values()) * len(nest.nodes()) > MAX_JOINT_NODES:
         return [], {}
-    points = [dict(zip(steps, p)) for p in itertools.product(*map(range, steps.values()))]
+    points = [
+        dict(zip(steps, offsets)) for offsets in itertools.product(*map(range, steps.values()))
+    ]
     joint = {n for n, _ in runs_of_stores(nest, vector, points, inner=True)}
     if len(joint) < len(strided):
         return [], {}
@@ -140,7 +144,7 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
     step, moving = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
     if math.prod(steps.values()) != step:
         return False
-    written = {w.buf.root for w in nest.writes}
+    written = {store.buf.root for store in nest.writes}
 
     def suits(expr: Expr) -> bool:
         if expr.kind == "load":
@@ -159,7 +163,7 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
 
 def _is_compact(buf: Buf, index, vector: str, steps: dict[str, int], step: int) -> bool:
     """Whether rows of `step` points each are within a few vectors, as many rows as fill one."""
-    spread = sum(abs(flat_coefficient(buf, index, dim)) * (n - 1) for dim, n in steps.items())
+    spread = sum(abs(flat_coefficient(buf, index, dim)) * (size - 1) for dim, size in steps.items())
     same_size = storage_el(buf.dtype) == storage_el(buf.root.dtype)
     return (
         same_size

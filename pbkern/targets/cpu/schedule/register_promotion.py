@@ -60,12 +60,17 @@ def plan(loop: For, vector_bits: int, reassociate: bool) -> PromotionPlan | None
     most = column_vectors(registers_of(vector_bits))
     for buf in _changed(nests):
         places = {
-            p for nest, schedule in zip(nests, schedules) for p in _places(nest, schedule, buf)
+            span
+            for nest, schedule in zip(nests, schedules)
+            for span in _places(nest, schedule, buf)
         }
         place = places.pop() if len(places) == 1 else None
-        if place is not None and place.vectors + sum(p.vectors for p in carried.values()) <= most:
+        if (
+            place is not None
+            and place.vectors + sum(span.vectors for span in carried.values()) <= most
+        ):
             carried[buf] = place
-    if not any(p.lanes for p in carried.values()):
+    if not any(span.lanes for span in carried.values()):
         return None
     return PromotionPlan(
         carried, [_in_one_tile(nest, schedule, carried) for nest, schedule in zip(nests, schedules)]
@@ -133,15 +138,15 @@ def _is_straight(nest: Nest, schedule: NestSchedule) -> bool:
     return not loops and schedule.transpose is None
 
 
-def _in_one_tile(nest: Nest, s: NestSchedule, carried: dict[Buf, RegisterSpan]) -> NestSchedule:
-    if s.vector is None:
-        return s
-    if s.vector in nest.rdims:
-        if not _is_straight(nest, s) or nest.rdims != (s.vector,):
-            return s
-        short = -(-nest.dims[s.vector] // s.lanes) <= column_vectors(s.registers)
-        return replace(s, unroll=min(s.unroll, SUM_ACCUMULATORS), straight=short)
+def _in_one_tile(nest: Nest, sched: NestSchedule, carried: dict[Buf, RegisterSpan]) -> NestSchedule:
+    if sched.vector is None:
+        return sched
+    if sched.vector in nest.rdims:
+        if not _is_straight(nest, sched) or nest.rdims != (sched.vector,):
+            return sched
+        short = -(-nest.dims[sched.vector] // sched.lanes) <= column_vectors(sched.registers)
+        return replace(sched, unroll=min(sched.unroll, SUM_ACCUMULATORS), straight=short)
     roots = {load.info[0].root for load in nest.loads()} | {write.buf.root for write in nest.writes}
-    if any(b in roots and p.lanes for b, p in carried.items()):
-        return replace(s, unroll=-(-nest.dims[s.vector] // s.lanes))
-    return s
+    if any(buf in roots and span.lanes for buf, span in carried.items()):
+        return replace(sched, unroll=-(-nest.dims[sched.vector] // sched.lanes))
+    return sched

@@ -101,7 +101,7 @@ class NestSchedule:
         return self.cut_as or math.prod(self.jam.values()) * self.unroll
 
     def __str__(self) -> str:
-        jam = "".join(f", jam {dim} by {n}" for dim, n in self.jam.items())
+        jam = "".join(f", jam {dim} by {count}" for dim, count in self.jam.items())
         return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
 
 
@@ -212,9 +212,9 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
 
     def tiled(jam: list[tuple[str, int]], tile: dict[str, int]) -> float:
         if not jam:
-            return _tiled(_vectors(nest, sched), sched.unroll, lambda v: step(tile, v))
-        (d, n), *rest = jam
-        return _tiled(nest.dims[d], n, lambda rows: tiled(rest, tile | {d: rows}))
+            return _tiled(_vectors(nest, sched), sched.unroll, lambda width: step(tile, width))
+        (jam_dim, count), *rest = jam
+        return _tiled(nest.dims[jam_dim], count, lambda rows: tiled(rest, tile | {jam_dim: rows}))
 
     looped = math.prod(
         size for dim, size in nest.dims.items() if dim != sched.vector and dim not in sched.jam
@@ -292,14 +292,20 @@ def _points_in_turn(nest: Nest) -> int:
     ops = [node.info.primitive for node in nest.nodes() if node.kind == "op"]
     if BRANCHING.intersection(ops):
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
-    work = sum(COST.get(p, 1.0) for p in ops)
+    work = sum(COST.get(primitive, 1.0) for primitive in ops)
     return 4 if work < LONG_CHAIN else 2 if work < 2 * LONG_CHAIN else 1
 
 
 def _halo(nest: Nest, dim: str) -> int:
     """Counts the points that are computed besides, for values that are taken at a distance."""
     return max(
-        (k for node in nest.nodes() if node.kind == "moved" for d, k in node.info if d == dim),
+        (
+            distance
+            for node in nest.nodes()
+            if node.kind == "moved"
+            for moved_dim, distance in node.info
+            if moved_dim == dim
+        ),
         default=0,
     )
 
@@ -307,19 +313,21 @@ def _halo(nest: Nest, dim: str) -> int:
 def _stencil_dim(nest: Nest, vector: str) -> str | None:
     """A dimension along which several loads of one buffer overlap at different offsets."""
     offsets: dict = {}
-    for e in nest.loads():
-        if e.kind == "load":
-            flat = tuple(i.linear() for i in e.info[1])
-            offsets.setdefault((id(e.info[0]), flat), set()).add(tuple(i.const for i in e.info[1]))
+    for node in nest.loads():
+        if node.kind == "load":
+            flat = tuple(i.linear() for i in node.info[1])
+            offsets.setdefault((id(node.info[0]), flat), set()).add(
+                tuple(i.const for i in node.info[1])
+            )
     best = None
-    for e in nest.nodes():
-        for dim, k in e.info if e.kind == "moved" else ():
-            best = dim if dim != vector and k else best
+    for node in nest.nodes():
+        for dim, distance in node.info if node.kind == "moved" else ():
+            best = dim if dim != vector and distance else best
     for (_, flat), seen in offsets.items():
         if len(seen) < 3:
             continue
         for axis, linear in enumerate(flat):
-            if len({o[axis] for o in seen}) > 1:
+            if len({offset[axis] for offset in seen}) > 1:
                 for dim, size in nest.dims.items():
                     if (
                         dim != vector
@@ -376,30 +384,37 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
     ]
     if not all(sides) or sched.vector not in left & right:
         return
-    (a, m), (b, n) = ((side[-1], nest.dims[side[-1]]) for side in sides)
+    (left_dim, left_size), (right_dim, right_size) = (
+        (side[-1], nest.dims[side[-1]]) for side in sides
+    )
     tiles = [
-        (i, j, u)
-        for i in range(1, min(m, SIDE) + 1)
-        for j in range(1, min(n, SIDE) + 1)
-        for u in range(1, min(4, _vectors(nest, sched)) + 1)
-        if i * j * u <= sched.accumulators - min(i, j)
+        (i, j, unroll)
+        for i in range(1, min(left_size, SIDE) + 1)
+        for j in range(1, min(right_size, SIDE) + 1)
+        for unroll in range(1, min(4, _vectors(nest, sched)) + 1)
+        if i * j * unroll <= sched.accumulators - min(i, j)
     ]
 
     def cycles(tile: tuple[int, int, int]) -> float:
-        i, j, u = tile
-        step = lambda i, j, v: (
-            max(i * j * v, (i + j) * v, LATENCY if i * j * v < LATENCY else 0) / 2 + STEP
+        i, j, unroll = tile
+        step = lambda i, j, vectors: (
+            max(i * j * vectors, (i + j) * vectors, LATENCY if i * j * vectors < LATENCY else 0) / 2
+            + STEP
         )
         return _tiled(
-            m,
+            left_size,
             i,
             lambda x: _tiled(
-                n, j, lambda y: _tiled(_vectors(nest, sched), u, lambda v: step(x, y, v))
+                right_size,
+                j,
+                lambda y: _tiled(
+                    _vectors(nest, sched), unroll, lambda vectors: step(x, y, vectors)
+                ),
             ),
         )
 
     i, j, sched.unroll = min(tiles, key=cycles)
-    sched.jam = {dim: k for dim, k in ((a, i), (b, j)) if k > 1}
+    sched.jam = {dim: count for dim, count in ((left_dim, i), (right_dim, j)) if count > 1}
 
 
 def _tile_register(nest: Nest, sched: NestSchedule) -> None:
@@ -424,8 +439,8 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
             cost = _tiled(
                 rows,
                 j,
-                lambda r, unroll=unroll: _tiled(
-                    vectors, unroll, lambda v: _step_cycles(r, v, apart)
+                lambda height, unroll=unroll: _tiled(
+                    vectors, unroll, lambda width: _step_cycles(height, width, apart)
                 ),
             )
             if best is None or cost < best[0] * 0.999:
@@ -476,8 +491,8 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
             together = _tiled(
                 rows,
                 j,
-                lambda r, unroll=unroll: _tiled(
-                    vectors, unroll, lambda v: _step_cycles(r * first, v)
+                lambda height, unroll=unroll: _tiled(
+                    vectors, unroll, lambda width: _step_cycles(height * first, width)
                 ),
             )
             if together < best[0] * CLEARLY_LESS:
@@ -565,7 +580,7 @@ def _cap(nest: Nest, sched: NestSchedule) -> None:
     while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:
         if sched.unroll > 1:
             sched.unroll //= 2
-        elif any(n > 1 for n in sched.jam.values()):
-            sched.jam = {dim: max(n // 2, 1) for dim, n in sched.jam.items()}
+        elif any(count > 1 for count in sched.jam.values()):
+            sched.jam = {dim: max(count // 2, 1) for dim, count in sched.jam.items()}
         else:
             return

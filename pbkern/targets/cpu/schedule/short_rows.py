@@ -34,11 +34,15 @@ def batched_rows(nest: Nest, vector: str) -> str | None:
         return None
     free = (dim for dim in nest.dims if dim not in nest.rdims)
     return next(
-        (dim for dim in free if all(flat_coefficient(w.buf, w.index, dim) == 1 for w in behind)),
+        (
+            dim
+            for dim in free
+            if all(flat_coefficient(result.buf, result.index, dim) == 1 for result in behind)
+        ),
         None,
     )
 
 
-def _is_bool(r) -> bool:
+def _is_bool(reduction) -> bool:
     """Lanes of masks do not change places."""
-    return r.dtype.kind == "b" or any(arg.dtype.kind == "b" for arg in r.args)
+    return reduction.dtype.kind == "b" or any(arg.dtype.kind == "b" for arg in reduction.args)

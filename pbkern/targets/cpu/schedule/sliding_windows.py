@@ -44,12 +44,14 @@ def parts(expr: Expr, point: Point, vector: str | None, lanes: int) -> list[Poin
     itself, or, along the vector dimension, at one or two multiples of a vector.
     """
     place = dict(point)
-    for dim, k in expr.info:
-        place[dim] = place.get(dim, 0) + k
+    for dim, distance in expr.info:
+        place[dim] = place.get(dim, 0) + distance
     if not lanes or vector is None or vector not in expr.symbols:
         return [place]
     first, lane = divmod(place.get(vector, 0), lanes)
-    return [{**place, vector: q * lanes} for q in ((first, first + 1) if lane else (first,))]
+    return [
+        {**place, vector: number * lanes} for number in ((first, first + 1) if lane else (first,))
+    ]
 
 
 def key_of(expr: Expr, point: Point) -> tuple:
@@ -74,8 +76,11 @@ class Visits:
     @cached_property
     def points(self) -> list[Point]:
         jam, vector, lanes = self.sched.jam, self.sched.along, self.sched.lanes
-        rows = [dict(zip(jam, p)) for p in itertools.product(*(range(n) for n in jam.values()))]
-        return [{**row, vector: lanes * u} for row in rows for u in range(self.vectors)]
+        rows = [
+            dict(zip(jam, offsets))
+            for offsets in itertools.product(*(range(count) for count in jam.values()))
+        ]
+        return [{**row, vector: lanes * vec} for row in rows for vec in range(self.vectors)]
 
     @cached_property
     def made(self) -> dict[tuple, tuple[Expr, Point]]:
@@ -87,8 +92,10 @@ class Visits:
         """Operands of moved values that the step before has made."""
         vector = self.sched.along
         found: dict[tuple, tuple[Expr, Point]] = {}
-        for expr, p in self.made.values():
-            for place in parts(expr, p, vector, self.sched.lanes) if expr.kind == "moved" else ():
+        for expr, point in self.made.values():
+            for place in (
+                parts(expr, point, vector, self.sched.lanes) if expr.kind == "moved" else ()
+            ):
                 (arg,) = expr.args
                 ahead = {**place, vector: place.get(vector, 0) + self.step}
                 if vector in arg.symbols and key_of(arg, ahead) in self.made:
@@ -101,8 +108,8 @@ class Visits:
         spilled = max(len(self.carried) - CARRIED, 0)
         accesses = STORE * len(self.nest.writes) * len(self.points) + (STORE + 1) * spilled
         places = {
-            _place(expr, p)
-            for expr, p in values
+            _place(expr, point)
+            for expr, point in values
             if expr.kind == "load" and self.sched.vector in expr.symbols
         }
         accesses += sum(2 if _straddles(*place, self.sched) else 1 for place in places)
@@ -116,23 +123,26 @@ class Visits:
         products, sums = names.count("mul"), sum(name in ("add", "sub") for name in names)
         both = min(products, sums)
         shuffles = sum(
-            expr.kind == "moved" and len(parts(expr, p, self.sched.vector, self.sched.lanes)) > 1
-            for expr, p in values
+            expr.kind == "moved"
+            and len(parts(expr, point, self.sched.vector, self.sched.lanes)) > 1
+            for expr, point in values
         )
         every = sum(COST.get(name, 1.0) for name in names) - both + shuffles
         return max(every / OPERATIONS, sums - both + shuffles / 2, products)
 
     def _visit(self, known: dict) -> dict[tuple, tuple[Expr, Point]]:
         found: dict[tuple, tuple[Expr, Point]] = {}
-        waiting = [(e, point) for point in self.points for e in self.nest.expressions()]
+        waiting = [(root, point) for point in self.points for root in self.nest.expressions()]
         while waiting:
-            expr, p = waiting.pop()
-            key = key_of(expr, p)
+            expr, where = waiting.pop()
+            key = key_of(expr, where)
             if key in found or key in known:
                 continue
-            found[key] = expr, p
+            found[key] = expr, where
             places = (
-                parts(expr, p, self.sched.vector, self.sched.lanes) if expr.kind == "moved" else [p]
+                parts(expr, where, self.sched.vector, self.sched.lanes)
+                if expr.kind == "moved"
+                else [where]
             )
             waiting += [(arg, place) for arg in expr.args for place in places]
         return found
@@ -199,10 +209,10 @@ def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int
     vector, lanes = visits.sched.along, visits.sched.lanes
     size = visits.nest.dims[vector]
     most = size
-    for expr, p in visits.made.values():
+    for expr, point in visits.made.values():
         if expr.kind == "load" and vector in expr.symbols and not expr.info[2]:
-            beyond = p.get(vector, 0) - reached.get(id(expr), {}).get(vector, 0)
-            if beyond >= visits.step or _straddles(*_place(expr, p), visits.sched):
+            beyond = point.get(vector, 0) - reached.get(id(expr), {}).get(vector, 0)
+            if beyond >= visits.step or _straddles(*_place(expr, point), visits.sched):
                 most = min(most, size - beyond - lanes + visits.step)
     return max(most // visits.step, 0) * visits.vectors
 
@@ -241,9 +251,11 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
         return nest
     pool = Pool()
     new: dict[int, Expr] = {}
-    for g in chosen:
-        new |= _as_moved(g, nest, vector, pool)
-    moved = nest.mapped(pool.rewriter(lambda e: new.get(id(e))))  # of nests without reductions
+    for cluster in chosen:
+        new |= _as_moved(cluster, nest, vector, pool)
+    moved = nest.mapped(
+        pool.rewriter(lambda load: new.get(id(load)))
+    )  # of nests without reductions
     return (
         moved
         if Visits(moved, sched, sched.unroll).cycles() < Visits(nest, sched, sched.unroll).cycles()
@@ -262,7 +274,7 @@ def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
     for loads in found.values():
         buf, index, _ = loads[0].info
         flat = flat_index(buf, index)
-        steps = [c for dim, c in flat.terms if dim != vector]
+        steps = [coeff for dim, coeff in flat.terms if dim != vector]
         whole = buf.dtype.itemsize * lanes == VECTOR_BYTES and all(
             step % lanes == 0 for step in steps
         )
@@ -287,7 +299,7 @@ def _candidates(nest: Nest, vector: str) -> Iterable[Expr]:
 
 def _pays(group: _Group, unroll: int) -> bool:
     """Whether whole vectors and shuffles are less work than a load for each place."""
-    places = {place + group.lanes * u for place in group.places for u in range(unroll)}
+    places = {place + group.lanes * vec for place in group.places for vec in range(unroll)}
     if len(places) < 2:
         return False
     base = 0 if group.aligned else min(places)
@@ -297,7 +309,7 @@ def _pays(group: _Group, unroll: int) -> bool:
         for place, lane in zip(places, lanes)
         for k in range(1 + (lane > 0))
     }
-    fresh = sum(q + unroll not in whole for q in whole)
+    fresh = sum(vector + unroll not in whole for vector in whole)
     straddling = 1 if group.aligned else 2
     direct = sum(1 if group.aligned and not lane else 2 for lane in lanes)
     return fresh * straddling + SHUFFLE * sum(lane > 0 for lane in lanes) < direct
@@ -312,7 +324,7 @@ def _place(load: Expr, point: Point) -> tuple[Buf, Affine]:
 
 def _straddles(buf: Buf, place: Affine, sched: NestSchedule) -> bool:
     """Whether a vector may span two cache lines."""
-    steps = [c for dim, c in place.terms if dim != sched.vector]
+    steps = [coeff for dim, coeff in place.terms if dim != sched.vector]
     return not buf.arena or any(step % sched.lanes for step in (place.const, *steps))
 
 
@@ -322,22 +334,24 @@ def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, E
     axes = [_moving_dim(axis, index, nest) for axis in range(len(index) - 1)] + [vector]
     bases = [group.base(k, axis is not None) for k, axis in enumerate(axes)]
     new = {}
-    for e in group.loads:
-        own = e.info[1]
-        base = tuple(i if b is None else i.linear() + b for i, b in zip(own, bases))
+    for source in group.loads:
+        own = source.info[1]
+        base = tuple(i if origin is None else i.linear() + origin for i, origin in zip(own, bases))
         distances = [
-            (axis, i.const - b)
-            for axis, i, b in zip(axes, own, bases)
-            if b is not None and i.const != b
+            (axis, i.const - origin)
+            for axis, i, origin in zip(axes, own, bases)
+            if origin is not None and i.const != origin
         ]
-        load = pool.make("load", e.dtype, (buf, base, False))
-        new[id(e)] = pool.make("moved", e.dtype, tuple(distances), (load,)) if distances else load
+        load = pool.make("load", source.dtype, (buf, base, False))
+        new[id(source)] = (
+            pool.make("moved", source.dtype, tuple(distances), (load,)) if distances else load
+        )
     return new
 
 
 def _moving_dim(axis: int, index: tuple[Affine, ...], nest: Nest) -> str | None:
     """The dimension by which this index alone moves step by step, if there is one only."""
-    steps = [dim for dim, c in index[axis].terms if dim in nest.dims and c == 1]
+    steps = [dim for dim, coeff in index[axis].terms if dim in nest.dims and coeff == 1]
     if len(index[axis].symbols & nest.dims.keys()) != 1 or not steps:
         return None
     return steps[0] if sum(steps[0] in position.symbols for position in index) == 1 else None

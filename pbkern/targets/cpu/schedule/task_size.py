@@ -21,7 +21,8 @@ def program_ns(kernel: Kernel) -> float:
     """Nanoseconds of one program on one core: arithmetic at 16 lanes, or block bytes from memory, whichever is more."""
     cycles = _cycles(kernel.body.jaxpr)
     moved = sum(
-        math.prod(m.ref_shape) * m.array.dtype.itemsize for m in (*kernel.inputs, *kernel.outputs)
+        math.prod(mapping.ref_shape) * mapping.array.dtype.itemsize
+        for mapping in (*kernel.inputs, *kernel.outputs)
     )
     return max(cycles / CYCLES_PER_NS, moved / BYTES_PER_NS) + 10.0
 
@@ -38,12 +39,16 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
         elif name == "dot_general":
             (lhs_k, _), _ = eqn.params["dimension_numbers"]
             total += (
-                size * math.prod(array_aval(eqn.invars[0]).shape[a] for a in lhs_k) / (2 * LANES)
+                size
+                * math.prod(array_aval(eqn.invars[0]).shape[axis] for axis in lhs_k)
+                / (2 * LANES)
             )
         elif name == "conv_general_dilated":
             spec = eqn.params["dimension_numbers"].rhs_spec
             total += (
-                size * math.prod(array_aval(eqn.invars[1]).shape[a] for a in spec[1:]) / (2 * LANES)
+                size
+                * math.prod(array_aval(eqn.invars[1]).shape[axis] for axis in spec[1:])
+                / (2 * LANES)
             )
         elif name == "sort":
             length = max(array_aval(eqn.outvars[0]).shape[eqn.params["dimension"]], 1)

@@ -87,8 +87,10 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     score = 0.0
     inner = nest_frequency(nest)
     joint_writes, steps = joint_stores(nest, dim)
-    joint = {id(w) for w in joint_writes}
-    interleaved = bool(joint) and all(is_interleaved_row(nest, w, dim, steps) for w in nest.writes)
+    joint = {id(store) for store in joint_writes}
+    interleaved = bool(joint) and all(
+        is_interleaved_row(nest, store, dim, steps) for store in nest.writes
+    )
     if interleaved and math.prod(steps.values()) * register_bits(nest) % WIDEST:
         score += PARTLY_FILLED
     for load in nest.loads():
@@ -99,13 +101,13 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
         )
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
     for write in nest.writes:
-        c = flat_coefficient(write.buf, write.index, dim)
+        coeff = flat_coefficient(write.buf, write.index, dim)
         weight = 4.0 if write.inner and nest.rdims else min(1.0, DEEP / max(depth, 1))
         if reduced and not write.inner:
             score += 0.0
         else:
             score += weight * (
-                2.0 if c == 1 or interleaved else 1.0 if id(write) in joint else -3.0
+                2.0 if coeff == 1 or interleaved else 1.0 if id(write) in joint else -3.0
             )
     if score <= 0:
         return score
@@ -124,19 +126,20 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
 
 def _load_score(nest: Nest, expr: Expr, dim: str) -> float:
     buf, index = expr.info[:2]
-    c = flat_coefficient(buf, index, dim)
-    if c == 1:
+    coeff = flat_coefficient(buf, index, dim)
+    if coeff == 1:
         return 1.0
-    if c == -1:
+    if coeff == -1:
         return 0.35
     if expr.kind == "gather" and any(dim in arg.symbols for arg in expr.args):
         windows = any(
-            size > 1 and flat_coefficient(buf, index, d) == 1 for d, size in nest.dims.items()
+            size > 1 and flat_coefficient(buf, index, other) == 1
+            for other, size in nest.dims.items()
         )
         return -1.0 if windows else GATHERED
-    if c == 0 and dim not in expr.symbols:
+    if coeff == 0 and dim not in expr.symbols:
         return 0.0
-    if any(is_transposed(expr, dim, d) for d in transposable_dims(nest, dim)):
+    if any(is_transposed(expr, dim, other) for other in transposable_dims(nest, dim)):
         return TRANSPOSED
     return STRIDED if expr.kind == "load" and is_strided(buf, index, dim) else -1.0
 
@@ -149,8 +152,8 @@ def nest_frequency(nest: Nest):
     def mark(expr: Expr) -> None:
         if id(expr) not in inside:
             inside.add(id(expr))
-            for a in expr.args:
-                mark(a)
+            for operand in expr.args:
+                mark(operand)
 
     for reduction in nest.reductions:
         for arg in reduction.args:

@@ -141,8 +141,10 @@ class Expressions:
         tests = [("sge", low)] if low > -INT32_MAX else []
         tests += [("slt", high)] if high < INT32_MAX else []
         names = [
-            self.text.put(block, f"arith.cmpi {p}, {index}, {self.text.index(n)} : index")
-            for p, n in tests
+            self.text.put(
+                block, f"arith.cmpi {predicate}, {index}, {self.text.index(bound)} : index"
+            )
+            for predicate, bound in tests
         ]
         return (
             names[0]
@@ -166,7 +168,7 @@ class Expressions:
             for position, size in zip(index, buf.shape)
             if not self.is_safe(walk, position, size)
         ]
-        return [f for f in found if f is not None]
+        return [test for test in found if test is not None]
 
     def _clamped(self, walk: SimtWalk, block: Block, buf: Buf, index) -> str | Affine:
         """Place of an element of which each index is kept in its axis."""
@@ -247,7 +249,9 @@ class Expressions:
             self.wholes[root, count] = self.text.put(self.text.top, view)
         return (
             self.wholes[root, count],
-            Affine(tuple((s, c // count) for s, c in flat.terms), flat.const // count),
+            Affine(
+                tuple((symbol, coeff // count) for symbol, coeff in flat.terms), flat.const // count
+            ),
             vectors,
         )
 
@@ -260,9 +264,11 @@ class Expressions:
             block.memo[key] = self.text.put(
                 block, f"memref.load {name}[{self.address(block, number)}] : {kind}"
             )
-        v, kind = block.memo[key], mlir_type(el, walk.beside)
+        vector, kind = block.memo[key], mlir_type(el, walk.beside)
         return Ssa(
-            self.text.put(block, f"vector.extract {v}[{lane}] : {mlir_type(el)} from {kind}"), el, 0
+            self.text.put(block, f"vector.extract {vector}[{lane}] : {mlir_type(el)} from {kind}"),
+            el,
+            0,
         )
 
     def write_beside(self, walk: SimtWalk, block: Block, writes: list[Write]) -> None:
@@ -270,11 +276,11 @@ class Expressions:
         b, buf = self.builder(block), writes[0].buf
         values = [b.to_storage(self.value(walk, block, x.value), buf.dtype) for x in writes]
         kind = mlir_type(values[0].el, len(values))
-        v = self.text.put(
+        vector = self.text.put(
             block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}"
         )
         name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
-        block.add(f"memref.store {v}, {name}[{self.address(block, number)}] : {view}")
+        block.add(f"memref.store {vector}, {name}[{self.address(block, number)}] : {view}")
 
     def _gather(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
         """Axes given by index expressions, which lie inside; the others are affine."""

@@ -113,7 +113,9 @@ class _Lowering(ProgramText):
         super().__init__(nests)
         self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
         self.deals = registers.deals
-        self.slots = max((self._slots(s) for s in self._every() if isinstance(s, Nest)), default=0)
+        self.slots = max(
+            (self._slots(stmt) for stmt in self._every() if isinstance(stmt, Nest)), default=0
+        )
         self.placement = memory.place(
             nests,
             registers.slots,
@@ -137,7 +139,7 @@ class _Lowering(ProgramText):
         self.waits: set[int] = set()
         self.record = ""  # the parameter that times are stored to
         self.reports = Reports.of(
-            [s for s in self._every() if isinstance(s, Trace)], list(nests.copies)
+            [stmt for stmt in self._every() if isinstance(stmt, Trace)], list(nests.copies)
         )
         if self.reports:
             self.writer = ReportWriter(
@@ -146,9 +148,9 @@ class _Lowering(ProgramText):
 
     def _every(self) -> list[Stmt]:
         return [
-            s
+            stmt
             for part in (self.nests.prologue, *self.nests.cases)
-            for s in every(list(part.statements))
+            for stmt in every(list(part.statements))
         ]
 
     def _slots(self, nest: Nest) -> int:
@@ -162,20 +164,20 @@ class _Lowering(ProgramText):
             return 64
         if self.placement.global_bytes * self._blocks() >= 1 << 31:
             return 64
-        for s in self._every():
+        for stmt in self._every():
             held = [
                 node
                 for expr in (
-                    s.expressions()
-                    if isinstance(s, Nest)
-                    else [s.value]
-                    if isinstance(s, Let)
+                    stmt.expressions()
+                    if isinstance(stmt, Nest)
+                    else [stmt.value]
+                    if isinstance(stmt, Let)
                     else ()
                 )
                 for node in nodes([expr])
             ]
             if any(
-                expr.kind == "index" and expr.dtype.itemsize == 8 and _is_long(expr.info, s)
+                expr.kind == "index" and expr.dtype.itemsize == 8 and _is_long(expr.info, stmt)
                 for expr in held
             ):
                 return 64
@@ -187,14 +189,14 @@ class _Lowering(ProgramText):
     # ---------------------------------------------------------------- the function
 
     def lower(self) -> ThreadFunction:
-        t, top = self.text, self.text.top
-        put = lambda text: t.put(top, text)
+        mlir_text, top = self.text, self.text.top
+        put = lambda text: mlir_text.put(top, text)
         device = self.options.device
         top.add(f"{THREAD} = arith.index_castui {device.thread(put)} : i32 to index")
         top.add(f"%p = arith.index_castui {device.block(put)} : i32 to index")
         for name in (THREAD, "%p"):
             top.values[name] = name
-            t.indices.add(name)
+            mlir_text.indices.add(name)
         self._views(top)
         if self.reports:
             self.writer.begin(top)
@@ -256,18 +258,18 @@ class _Lowering(ProgramText):
                 )
         if placement.global_bytes:
             start = text.put(top, f"arith.muli %p, {text.index(placement.global_bytes)} : index")
-        for b, offset in placement.offsets.items():
-            near = placement.is_shared(b)
+        for buf, offset in placement.offsets.items():
+            near = placement.is_shared(buf)
             at = (
                 text.index(offset)
                 if near
                 else text.put(top, f"arith.addi {start}, {text.index(offset)} : index")
             )
-            bases[b] = (ARENA, at, shared) if near else (FAR, at, self._far())
-        for b in placement.slots.values():
-            self._registers(top, b)
-        for b, (base, at, kind) in bases.items():
-            top.add(f"{b.name} = memref.view {base}[{at}][] : {kind} to {placement.memref(b)}")
+            bases[buf] = (ARENA, at, shared) if near else (FAR, at, self._far())
+        for buf in placement.slots.values():
+            self._registers(top, buf)
+        for buf, (base, at, kind) in bases.items():
+            top.add(f"{buf.name} = memref.view {base}[{at}][] : {kind} to {placement.memref(buf)}")
 
     def _registers(self, top: Block, slots: Buf) -> None:
         """A variable of each thread, of which LLVM makes registers: all its places are constants.
@@ -285,7 +287,9 @@ class _Lowering(ProgramText):
 
     def _reads_unwritten(self) -> bool:
         scratch = self.kernel.scratch
-        return (bool(scratch) and not self.kernel.defined_at) or any(s.scoped for s in scratch)
+        return (bool(scratch) and not self.kernel.defined_at) or any(
+            entry.scoped for entry in scratch
+        )
 
     def _is_dynamic(self) -> bool:
         """Whether the launch gives shared memory: a text may declare less than there is."""
@@ -301,7 +305,7 @@ class _Lowering(ProgramText):
             for k, operand in enumerate(self.nests.operands)
             if operand.buf.storage is None
         ]
-        args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
+        args = [f"{buf.name}_bytes: {_bytes(buf)}{self._attributes(k, buf)}" for k, buf in arrays]
         args += (
             [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
             if placement.global_bytes
@@ -317,7 +321,7 @@ class _Lowering(ProgramText):
             if self.reports
             else []
         )
-        constants = [f"{constant} = {c}" for c, constant in text.constants.items()]
+        constants = [f"{constant} = {value}" for value, constant in text.constants.items()]
         shared = f"memref<{placement.shared_bytes}xi8, {SHARED}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
         head = [
@@ -348,15 +352,15 @@ class _Lowering(ProgramText):
     def _delinearise(self, block: Block) -> None:
         """Grid indices along parallel dimensions."""
         rest, parallel = "%p", self.nests.parallel
-        longer = [d for d in parallel if self.kernel.grid[d] > 1]
+        longer = [axis for axis in parallel if self.kernel.grid[axis] > 1]
         for dim in reversed(parallel):
-            n = self.kernel.grid[dim]
-            if n == 1:
+            extent = self.kernel.grid[dim]
+            if extent == 1:
                 block.values[f"%g{dim}"] = 0
             elif dim == longer[0]:
                 block.values[f"%g{dim}"] = rest
             else:
-                size = self.text.index(n)
+                size = self.text.index(extent)
                 block.values[f"%g{dim}"] = self.text.put(
                     block, f"arith.remui {rest}, {size} : index"
                 )
@@ -372,11 +376,13 @@ class _Lowering(ProgramText):
         """Before which statements all threads wait."""
         if not self.options.barriers:
             return
-        plan = Barriers(self.placement.place, lambda s: isinstance(s, Nest) and self._slots(s) > 0)
+        plan = Barriers(
+            self.placement.place, lambda nest: isinstance(nest, Nest) and self._slots(nest) > 0
+        )
         prologue = list(self.nests.prologue.statements)
         for case in self.nests.cases:
             stmts = [*prologue, *case.statements]
-            others = [stmt for c in self.nests.cases for stmt in c.statements]
+            others = [stmt for other in self.nests.cases for stmt in other.statements]
             start = Pending()
             if inner:  # what any program may have left, of whichever case it was
                 start.add(*plan.effects([*prologue, *others]))
@@ -402,8 +408,8 @@ class _Lowering(ProgramText):
     def _statement(self, block: Block, stmt: Stmt) -> None:
         match stmt:
             case Let(name=name, value=value):
-                v = self.emitter.scalar(block, value)
-                block.values[name] = self.emitter.to_index(block, v, value.dtype.kind in "ub")
+                scalar = self.emitter.scalar(block, value)
+                block.values[name] = self.emitter.to_index(block, scalar, value.dtype.kind in "ub")
             case Nest():
                 self.emitter.emit(block, stmt, self.deals[id(stmt)])
             case If():

@@ -31,7 +31,7 @@ class SimtNestEmitter(Expressions):
 
     def emit(self, block: Block, nest: Nest, deal: Deal) -> None:
         """Appends the nest to `block`."""
-        if any(n == 0 for _, n in deal.free):
+        if any(size == 0 for _, size in deal.free):
             return
         top = Block(block)
         nest = in_slots(
@@ -45,7 +45,7 @@ class SimtNestEmitter(Expressions):
             walk.terms = terms_beside(nest, *deal.beside, self.context)
         if deal.alone:
             first = self.text.put(top, f"arith.cmpi eq, {THREAD}, {self.text.index(0)} : index")
-            self.text.when(top, first, lambda b: self._in_order(walk, b, list(deal.free)))
+            self.text.when(top, first, lambda inner: self._in_order(walk, inner, list(deal.free)))
         elif deal.everyone and deal.team == 1:
             self._in_order(walk, top, list(deal.free))
         else:
@@ -58,13 +58,13 @@ class SimtNestEmitter(Expressions):
         if not dims:
             self._point(walk, block, None, None)
             return
-        (d, n), *rest = dims
+        (dim, size), *rest = dims
 
         def fill(inner: Block, _) -> list:
             self._in_order(walk, inner, rest)
             return []
 
-        self.text.loop(block, d, 0, n, 1, fill)
+        self.text.loop(block, dim, 0, size, 1, fill)
 
     # ---------------------------------------------------------------- points of teams
 
@@ -90,7 +90,7 @@ class SimtNestEmitter(Expressions):
                 place = text.put(inner, f"arith.minui {place}, {text.index(points - 1)} : index")
                 self._at(walk, inner, deal, place, live)
             elif live is not None:
-                text.when(inner, live, lambda b: self._at(walk, b, deal, place, None))
+                text.when(inner, live, lambda body: self._at(walk, body, deal, place, None))
             else:
                 self._at(walk, inner, deal, place, None)
             return []
@@ -115,24 +115,24 @@ class SimtNestEmitter(Expressions):
         self._point(walk, inner, deal, live)
         block.take(inner)
 
-    def _keep_inside(self, block: Block, t: Tile) -> None:
+    def _keep_inside(self, block: Block, tile: Tile) -> None:
         """Values of the places of points that may lie outside."""
-        for u in filter(t.may_lie_outside, range(t.count)):
-            at = self.text.affine(block, t.place(u))[1]
-            block.values[t.kept(u)] = self.text.put(
-                block, f"arith.minui {at}, {self.text.index(t.size - 1)} : index"
+        for number in filter(tile.may_lie_outside, range(tile.count)):
+            at = self.text.affine(block, tile.place(number))[1]
+            block.values[tile.kept(number)] = self.text.put(
+                block, f"arith.minui {at}, {self.text.index(tile.size - 1)} : index"
             )
 
     def _split(self, block: Block, dims: list[tuple[str, int]], number: str) -> None:
         """Values of dimensions, slowest first, at the point of this number."""
-        longer = [d for d, n in dims if n > 1]
-        for dim, n in reversed(dims):
-            if n == 1:
+        longer = [axis for axis, n in dims if n > 1]
+        for dim, extent in reversed(dims):
+            if extent == 1:
                 block.values[dim] = 0
             elif dim == longer[0]:
                 block.values[dim] = number
             else:
-                size = self.text.index(n)
+                size = self.text.index(extent)
                 block.values[dim] = self.text.put(block, f"arith.remui {number}, {size} : index")
                 number = self.text.put(block, f"arith.divui {number}, {size} : index")
 
@@ -146,7 +146,9 @@ class SimtNestEmitter(Expressions):
         nest, team = walk.nest, 1 if deal is None else deal.team
         if nest.rdims or nest.reductions:
             b = self.builder(block)
-            start = [a for reduction in nest.reductions for a in reductions.identity(b, reduction)]
+            start = [
+                acc for reduction in nest.reductions for acc in reductions.identity(b, reduction)
+            ]
             if deal is not None and team > 1:
                 walk.along, walk.beside = deal.beside or ("", 1)
                 found = self._terms_of_team(walk, block, deal, start, live)
@@ -205,12 +207,15 @@ class SimtNestEmitter(Expressions):
         b, out = self.builder(block), accs
         for group in walk.terms or [walk.nest.reductions]:
             accs, out, at = out, [], 0
-            for r in group:
-                n = reductions.width(r)
+            for reduction in group:
+                width = reductions.width(reduction)
                 out += reductions.add(
-                    b, r, accs[at : at + n], [self.value(walk, block, arg) for arg in r.args]
+                    b,
+                    reduction,
+                    accs[at : at + width],
+                    [self.value(walk, block, arg) for arg in reduction.args],
                 )
-                at += n
+                at += width
         if any(write.inner for write in walk.nest.writes):
             if walk.nest.ordered:
                 self._bind(walk, out)
@@ -222,14 +227,14 @@ class SimtNestEmitter(Expressions):
         """All points of the reduced dimensions, by one thread."""
         if not dims:
             return self._term(walk, block, accs)
-        d, *rest = dims
+        dim, *rest = dims
         return self._chain(
             walk,
             block,
-            d,
-            walk.nest.dims[d],
+            dim,
+            walk.nest.dims[dim],
             accs,
-            lambda b, a: self._terms(walk, b, rest, a),
+            lambda inner, carried: self._terms(walk, inner, rest, carried),
             last=not rest,
         )
 
@@ -264,30 +269,40 @@ class SimtNestEmitter(Expressions):
             return self.text.loop(block, symbol, 0, trips, 1, fill, accs)
         runs, rest = divmod(trips, longest)
         zeros = [
-            a
+            identity
             for reduction in walk.nest.reductions
-            for a in reductions.identity(self.builder(block), reduction)
+            for identity in reductions.identity(self.builder(block), reduction)
         ]
 
-        def joined(b: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
-            one = self.builder(b)
+        def joined(inner: Block, before: list[Ssa], run: list[Ssa]) -> list[Ssa]:
+            one = self.builder(inner)
             return [one.add(x, y) if is_sum else y for x, y, is_sum in zip(before, run, rounded)]
 
-        def restarted(a: list[Ssa]) -> list[Ssa]:
-            return [z if is_sum else x for x, z, is_sum in zip(a, zeros, rounded)]
+        def restarted(carried: list[Ssa]) -> list[Ssa]:
+            return [z if is_sum else x for x, z, is_sum in zip(carried, zeros, rounded)]
 
-        def run(outer: Block, a: list[Ssa], first: Affine, count: int) -> list[Ssa]:
-            def trip(b: Block, c: list[Ssa]) -> list[Ssa]:
-                b.values[symbol] = self.text.affine(b, first + Affine.symbol(f"{symbol}'"))[1]
-                return fill(b, c)
+        def run(outer: Block, carried: list[Ssa], first: Affine, count: int) -> list[Ssa]:
+            def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
+                inner.values[symbol] = self.text.affine(inner, first + Affine.symbol(f"{symbol}'"))[
+                    1
+                ]
+                return fill(inner, values)
 
             return joined(
-                outer, a, self.text.loop(outer, f"{symbol}'", 0, count, 1, trip, restarted(a))
+                outer,
+                carried,
+                self.text.loop(outer, f"{symbol}'", 0, count, 1, trip, restarted(carried)),
             )
 
         whole = Affine.symbol(f"{symbol}''", longest)
         accs = self.text.loop(
-            block, f"{symbol}''", 0, runs, 1, lambda b, a: run(b, a, whole, longest), accs
+            block,
+            f"{symbol}''",
+            0,
+            runs,
+            1,
+            lambda inner, carried: run(inner, carried, whole, longest),
+            accs,
         )
         return run(block, accs, Affine((), runs * longest), rest) if rest else accs
 
@@ -299,12 +314,12 @@ class SimtNestEmitter(Expressions):
         block.values["%lane"] = self._lane(block, deal)
         full, rest = divmod(deal.terms, team)
 
-        def step(b: Block, a: list[Ssa]) -> list[Ssa]:
-            inner = Block(b)
-            _, number = text.affine(b, Affine.symbol("%lane") + Affine.symbol("%term", team))
+        def step(body: Block, carried: list[Ssa]) -> list[Ssa]:
+            inner = Block(body)
+            _, number = text.affine(body, Affine.symbol("%lane") + Affine.symbol("%term", team))
             self._split(inner, list(deal.reduced), number)
-            out = self._term(walk, inner, a, live)
-            b.take(inner)
+            out = self._term(walk, inner, carried, live)
+            body.take(inner)
             return out
 
         accs = self._chain(walk, block, "%term", full, accs, step, last=True) if full else accs
@@ -320,7 +335,7 @@ class SimtNestEmitter(Expressions):
         if not accs:
             block.add(f"scf.if {test}", one)
             return accs
-        one.add(f"scf.yield {', '.join(a.name for a in new)} : {types}")
+        one.add(f"scf.yield {', '.join(value.name for value in new)} : {types}")
         other.add(f"scf.yield {', '.join(acc.name for acc in accs)} : {types}")
         name = text.name()
         block.add(f"{name}:{len(accs)} = scf.if {test} -> ({types})", one, other)
@@ -334,6 +349,12 @@ def _locate(block: Block, at: str | None) -> None:
         return
     where = f' loc("{found[1]}":{found[2]}:{found[3] or 1})'
     block.operations = [
-        op.mapped(lambda o: o.text if o.regions or " loc(" in o.text else o.text + where)
+        op.mapped(
+            lambda inner_op: (
+                inner_op.text
+                if inner_op.regions or " loc(" in inner_op.text
+                else inner_op.text + where
+            )
+        )
         for op in block.operations
     ]

@@ -82,8 +82,8 @@ class Recorder:
         """A step's number counts along all sequential dimensions."""
         self.barrier(block)
         number: Affine[str] = Affine()
-        for dim, n in self.profile.steps:
-            number = number * n + Affine.symbol(f"%g{dim}")
+        for dim, size in self.profile.steps:
+            number = number * size + Affine.symbol(f"%g{dim}")
 
         def fill(inner: Block) -> None:
             cycles = self.device.cycles(lambda text: self.text.put(inner, text))
@@ -95,9 +95,11 @@ class Recorder:
         )
         self._first(block, lambda inner: self.text.when(inner, is_kept, fill))
 
-    def _times(self, block: Block, k: int) -> None:
+    def _times(self, block: Block, offset: int) -> None:
         for first, time in ((1, self.device.nanoseconds), (3, self.device.cycles)):
-            self._store(block, Affine((), first + k), time(lambda text: self.text.put(block, text)))
+            self._store(
+                block, Affine((), first + offset), time(lambda text: self.text.put(block, text))
+            )
 
     def _first(self, block: Block, fill: Callable[[Block], None]) -> None:
         test = self.text.put(block, f"arith.cmpi eq, {self.thread}, {self.text.index(0)} : index")

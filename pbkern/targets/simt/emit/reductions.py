@@ -59,35 +59,35 @@ def combine(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]
     """Two sets of accumulators of one reduction as one."""
     if reduction.op in SEARCHES:
         return _better(b, reduction, x, y)
-    (value,), (c,) = x, y
+    (value,), (other,) = x, y
     unsigned, flag = reduction.dtype.kind == "u", value.el == "i1"
     match reduction.op:
         case "dot" | "sum":
-            return [b.or_(value, c) if flag else b.add(value, c)]
+            return [b.or_(value, other) if flag else b.add(value, other)]
         case "prod":
-            return [b.and_(value, c) if flag else b.mul(value, c)]
+            return [b.and_(value, other) if flag else b.mul(value, other)]
         case "max":
-            return [b.or_(value, c) if flag else b.max(value, c, unsigned=unsigned)]
+            return [b.or_(value, other) if flag else b.max(value, other, unsigned=unsigned)]
         case "min":
-            return [b.and_(value, c) if flag else b.min(value, c, unsigned=unsigned)]
+            return [b.and_(value, other) if flag else b.min(value, other, unsigned=unsigned)]
         case "and":
-            return [b.and_(value, c)]
+            return [b.and_(value, other)]
         case "or":
-            return [b.or_(value, c)]
+            return [b.or_(value, other)]
         case "xor":
-            return [b.xor(value, c)]
+            return [b.xor(value, other)]
     assert reduction.op == "logaddexp", reduction.op
-    return [_logaddexp(b, reduction, value, c)]
+    return [_logaddexp(b, reduction, value, other)]
 
 
 def _logaddexp(b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
-    def call(name: str, v: Ssa) -> Ssa:
+    def call(name: str, operand: Ssa) -> Ssa:
         return elementwise.RULES.lookup(name)(
             b,
             elementwise.EqnInfo(
                 name, {"accuracy": None}, (reduction.dtype,), reduction.dtype, None
             ),
-            v,
+            operand,
         )
 
     high = b.max(value, y)
@@ -97,23 +97,23 @@ def _logaddexp(b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
 
 def _better(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
     """The larger (smaller) value, NaN above all; among equals the smaller index."""
-    (value, i), (u, n), unsigned = x, y, reduction.args[0].dtype.kind == "u"
-    a, c = value, u
+    (value, i), (other, other_index), unsigned = x, y, reduction.args[0].dtype.kind == "u"
+    left, right = value, other
     if value.el == "i1":
-        a, c, unsigned = (
+        left, right, unsigned = (
             b.int_resize(value, "i8", unsigned=True),
-            b.int_resize(u, "i8", unsigned=True),
+            b.int_resize(other, "i8", unsigned=True),
             True,
         )
     wins, ties = (
-        b.cmp("gt" if reduction.op == "argmax" else "lt", c, a, unsigned=unsigned),
-        b.cmp("eq", c, a),
+        b.cmp("gt" if reduction.op == "argmax" else "lt", right, left, unsigned=unsigned),
+        b.cmp("eq", right, left),
     )
     if value.el in ("f32", "f64"):
-        wins = b.or_(wins, b.and_(b.is_nan(u), b.not_(b.is_nan(value))))
-        ties = b.or_(ties, b.and_(b.is_nan(u), b.is_nan(value)))
-    wins = b.or_(wins, b.and_(ties, b.cmp("lt", n, i)))
-    return [b.select(wins, u, value), b.select(wins, n, i)]
+        wins = b.or_(wins, b.and_(b.is_nan(other), b.not_(b.is_nan(value))))
+        ties = b.or_(ties, b.and_(b.is_nan(other), b.is_nan(value)))
+    wins = b.or_(wins, b.and_(ties, b.cmp("lt", other_index, i)))
+    return [b.select(wins, other, value), b.select(wins, other_index, i)]
 
 
 class Team:
@@ -162,7 +162,7 @@ class Team:
         lower = Ssa(put(f"arith.cmpi eq, {bit}, {self.text.index(0)} : index"), "i1", 0)
         for reduction in reductions:
             mine = accs[at : at + width(reduction)]
-            other = [self._exchanged(block, a, distance) for a in mine]
+            other = [self._exchanged(block, acc, distance) for acc in mine]
             if reduction.op in (
                 "sum",
                 "dot",
@@ -195,24 +195,28 @@ class Team:
     ) -> list[Ssa]:
         """One slot per warp and accumulator; then every thread adds up all of them."""
         self.uses_slots = True
-        b, put, t = self.text.builder(block, 0), lambda text: self.text.put(block, text), self.text
-        warps, warp = self.threads // self.device.warp, t.index(self.device.warp)
+        b, put, mlir_text = (
+            self.text.builder(block, 0),
+            lambda text: self.text.put(block, text),
+            self.text,
+        )
+        warps, warp = self.threads // self.device.warp, mlir_text.index(self.device.warp)
         mine = put(f"arith.divui {self.thread}, {warp} : index")
         lane = put(f"arith.remui {self.thread}, {warp} : index")
-        first = put(f"arith.cmpi eq, {lane}, {t.index(0)} : index")
+        first = put(f"arith.cmpi eq, {lane}, {mlir_text.index(0)} : index")
 
-        def place(n: int) -> str:
-            return t.index(n) if n else t.index(0)
+        def place(number: int) -> str:
+            return mlir_text.index(number) if number else mlir_text.index(0)
 
         def store(inner: Block) -> None:
-            one = t.builder(inner, 0)
+            one = mlir_text.builder(inner, 0)
             for k, acc in enumerate(accs):
-                at = t.put(inner, f"arith.addi {mine}, {place(k * warps)} : index")
+                at = mlir_text.put(inner, f"arith.addi {mine}, {place(k * warps)} : index")
                 inner.add(
                     f"memref.store {_word64(one, acc).name}, {self.slots}[{at}] : {self.slots_type}"
                 )
 
-        t.when(block, first, store)
+        mlir_text.when(block, first, store)
         self.barrier(block)
         found = [
             [
@@ -242,9 +246,9 @@ class Team:
     ) -> list[Ssa]:
         at, out = 0, []
         for reduction in reductions:
-            n = width(reduction)
-            out += combine(b, reduction, x[at : at + n], y[at : at + n])
-            at += n
+            count = width(reduction)
+            out += combine(b, reduction, x[at : at + count], y[at : at + count])
+            at += count
         return out
 
 

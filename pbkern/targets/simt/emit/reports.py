@@ -68,7 +68,7 @@ class Reports:
     @property
     def room(self) -> int:
         """Words for prints."""
-        longest = max((HEAD + words(SITES[n].types) for n in self.prints), default=0)
+        longest = max((HEAD + words(SITES[site].types) for site in self.prints), default=0)
         return max(PRINTED_BYTES // WORD, longest) if self.prints else 0
 
     @property
@@ -185,9 +185,9 @@ class ReportWriter:
         )
 
         def fill(inner: Block, _: object) -> list:
-            n = self.text.affine(inner, Affine.symbol("%element"))[1]
-            value = self.text.put(inner, f"memref.load {buf.root.name}[{n}] : {source}")
-            inner.add(f"memref.store {value}, {view}[{n}] : {target}")
+            index = self.text.affine(inner, Affine.symbol("%element"))[1]
+            value = self.text.put(inner, f"memref.load {buf.root.name}[{index}] : {source}")
+            inner.add(f"memref.store {value}, {view}[{index}] : {target}")
             return []
 
         self.text.loop(block, "%element", 0, buf.size, 1, fill)
@@ -204,5 +204,5 @@ class ReportWriter:
         place = self.text.affine(block, at)[1]
         block.add(f"memref.store {value}, {self.words}[{place}] : {self.words_type}")
 
-    def _i64(self, n: int) -> str:
-        return self.text.const(f"arith.constant {n} : i64")
+    def _i64(self, value: int) -> str:
+        return self.text.const(f"arith.constant {value} : i64")

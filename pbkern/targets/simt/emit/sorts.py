@@ -36,12 +36,12 @@ def emit_sort(
         return
     if length <= SHORT_LINE:
         _Strided(expressions, threads).loop(
-            block, lines, lambda b, line: _insertion(expressions, b, sort, line, length)
+            block, lines, lambda inner, line: _insertion(expressions, inner, sort, line, length)
         )
         return
 
-    def one(b: Block, _: object) -> list:
-        _merge_line(expressions, b, sort, length, threads, barrier)
+    def one(inner: Block, _: object) -> list:
+        _merge_line(expressions, inner, sort, length, threads, barrier)
         return []
 
     expressions.text.loop(block, "%line", 0, lines, 1, one)
@@ -56,16 +56,18 @@ class _Strided:
     def loop(self, block: Block, count: int, fill: Callable[[Block, str], None]) -> None:
         text = self.text
 
-        def step(b: Block, _) -> list:
-            _, k = text.affine(b, Affine.symbol("%deal", self.threads) + Affine.symbol(THREAD))
+        def step(inner: Block, _) -> list:
+            _, element = text.affine(
+                inner, Affine.symbol("%deal", self.threads) + Affine.symbol(THREAD)
+            )
             if count % self.threads:
                 text.when(
-                    b,
-                    text.put(b, f"arith.cmpi ult, {k}, {text.index(count)} : index"),
-                    lambda x: fill(x, k),
+                    inner,
+                    text.put(inner, f"arith.cmpi ult, {element}, {text.index(count)} : index"),
+                    lambda x: fill(x, element),
                 )
             else:
-                fill(b, k)
+                fill(inner, element)
             return []
 
         text.loop(block, "%deal", 0, -(-count // self.threads), 1, step)
@@ -79,11 +81,11 @@ def _below(
 
     def keys() -> Iterator[tuple[Ssa, Ssa, bool]]:
         for buf, second in zip(bufs, other):
-            u, v = (
-                b.from_storage(expressions.load_stored(block, a, at), a.dtype)
-                for a, at in ((buf, x), (second, y))
+            left, right = (
+                b.from_storage(expressions.load_stored(block, operand, at), operand.dtype)
+                for operand, at in ((buf, x), (second, y))
             )
-            yield u, v, buf.dtype.kind == "u"
+            yield left, right, buf.dtype.kind == "u"
 
     less, equal = compared(b, keys())
     return less.name, equal.name
@@ -94,11 +96,11 @@ def _insertion(expressions: Expressions, block: Block, sort: Sort, line: str, le
     text = expressions.text
     start = text.put(block, f"arith.muli {line}, {text.index(length)} : index")
 
-    def outer(b: Block, _) -> list:
-        last = text.put(b, f"arith.addi {start}, {_named(text, b, '%at')} : index")
-        before, after = Block(b), Block(b)
+    def outer(body: Block, _) -> list:
+        last = text.put(body, f"arith.addi {start}, {_named(text, body, '%at')} : index")
+        before, after = Block(body), Block(body)
         here = text.name()
-        k = text.put(before, f"arith.cmpi ugt, {here}, {start} : index")
+        is_after = text.put(before, f"arith.cmpi ugt, {here}, {start} : index")
         inner, other = Block(before), Block(before)
         below = text.put(inner, f"arith.subi {here}, {text.index(1)} : index")
         less, _equal = _below(
@@ -110,7 +112,7 @@ def _insertion(expressions: Expressions, block: Block, sort: Sort, line: str, le
             below,
         )
         none = text.put(other, "arith.constant false")
-        go = text.either(before, k, inner, Ssa(less, "i1", 0), other, Ssa(none, "i1", 0))
+        go = text.either(before, is_after, inner, Ssa(less, "i1", 0), other, Ssa(none, "i1", 0))
         before.add(f"scf.condition({go}) {here} : index")
         at = text.name()
         down = text.put(after, f"arith.subi {at}, {text.index(1)} : index")
@@ -124,7 +126,7 @@ def _insertion(expressions: Expressions, block: Block, sort: Sort, line: str, le
         after.add(f"scf.yield {down} : index")
         # The block of the second region has the place as its argument.
         after.operations.insert(0, _block_argument(at))
-        b.add(
+        body.add(
             f"{text.name()} = scf.while ({here} = {last}) : (index) -> index",
             before,
             after,
@@ -139,8 +141,8 @@ def _block_argument(name: str) -> Operation:
     return Operation(f"^bb0({name}: index):")
 
 
-def _named(t, block: Block, symbol: str) -> str:
-    return t.affine(block, Affine.symbol(symbol))[1]
+def _named(text, block: Block, symbol: str) -> str:
+    return text.affine(block, Affine.symbol(symbol))[1]
 
 
 def _merge_line(
@@ -160,77 +162,88 @@ def _merge_line(
     while run < length:
 
         def place(
-            b: Block, k: str, here: tuple = here, there: tuple = there, run: int = run
+            inner: Block, element: str, here: tuple = here, there: tuple = there, run: int = run
         ) -> None:
-            _place(expressions, b, sort, here, there, k, run, length)
+            _place(expressions, inner, sort, here, there, element, run, length)
 
         strided.loop(block, length, place)
         barrier(block)
         here, there, run = there, here, 2 * run
     if here[0] is sort.spare:
 
-        def back(b: Block, k: str) -> None:
-            to = text.put(b, f"arith.addi {base}, {k} : index")
+        def back(inner: Block, element: str) -> None:
+            to = text.put(inner, f"arith.addi {base}, {element} : index")
             for spare, buf in zip(sort.spare, sort.buffers):
-                expressions.store_stored(b, buf, to, expressions.load_stored(b, spare, k))
+                expressions.store_stored(
+                    inner, buf, to, expressions.load_stored(inner, spare, element)
+                )
 
         strided.loop(block, length, back)
         barrier(block)
 
 
 def _place(
-    expressions: Expressions, block: Block, sort: Sort, here, there, k: str, run: int, length: int
+    expressions: Expressions,
+    block: Block,
+    sort: Sort,
+    here,
+    there,
+    element: str,
+    run: int,
+    length: int,
 ) -> None:
     """Element k of a line goes to its place in its run and the neighbour's together."""
-    t, (bufs, base), (others, other_base) = expressions.text, here, there
-    put = lambda text: t.put(block, text)
-    number = put(f"arith.divui {k}, {t.index(run)} : index")
+    mlir_text, (bufs, base), (others, other_base) = expressions.text, here, there
+    put = lambda text: mlir_text.put(block, text)
+    number = put(f"arith.divui {element}, {mlir_text.index(run)} : index")
     is_second = put(
-        f"arith.cmpi ne, {put(f'arith.andi {number}, {t.index(1)} : index')}, {t.index(0)} : index"
+        f"arith.cmpi ne, {put(f'arith.andi {number}, {mlir_text.index(1)} : index')}, {mlir_text.index(0)} : index"
     )
-    mine = put(f"arith.muli {number}, {t.index(run)} : index")
-    before = put(f"arith.subi {mine}, {t.index(run)} : index")
+    mine = put(f"arith.muli {number}, {mlir_text.index(run)} : index")
+    before = put(f"arith.subi {mine}, {mlir_text.index(run)} : index")
     after = put(
-        f"arith.minui {put(f'arith.addi {mine}, {t.index(run)} : index')}, {t.index(length)} : index"
+        f"arith.minui {put(f'arith.addi {mine}, {mlir_text.index(run)} : index')}, {mlir_text.index(length)} : index"
     )
     end = put(
-        f"arith.minui {put(f'arith.addi {after}, {t.index(run)} : index')}, {t.index(length)} : index"
+        f"arith.minui {put(f'arith.addi {after}, {mlir_text.index(run)} : index')}, {mlir_text.index(length)} : index"
     )
     low = put(f"arith.select {is_second}, {before}, {after} : index")
     high = put(f"arith.select {is_second}, {mine}, {end} : index")
     own, steps, keys = (
-        put(f"arith.addi {base}, {k} : index"),
+        put(f"arith.addi {base}, {element} : index"),
         run.bit_length(),
         bufs[: sort.num_keys],
     )
-    lo, hi, name, inner = t.name(), t.name(), t.name(), Block(block)
-    put_in = lambda text: t.put(inner, text)
+    lo, hi, name, inner = mlir_text.name(), mlir_text.name(), mlir_text.name(), Block(block)
+    put_in = lambda text: mlir_text.put(inner, text)
     open_ = put_in(f"arith.cmpi ult, {lo}, {hi} : index")
-    middle = put_in(f"arith.shrui {put_in(f'arith.addi {lo}, {hi} : index')}, {t.index(1)} : index")
-    safe = put_in(f"arith.minui {middle}, {t.index(length - 1)} : index")
+    middle = put_in(
+        f"arith.shrui {put_in(f'arith.addi {lo}, {hi} : index')}, {mlir_text.index(1)} : index"
+    )
+    safe = put_in(f"arith.minui {middle}, {mlir_text.index(length - 1)} : index")
     at = put_in(f"arith.addi {base}, {safe} : index")
     less, equal = _below(
         expressions, inner, keys, at, keys, own
     )  # does the other run's element come before mine?
     not_after = put_in(f"arith.ori {less}, {put_in(f'arith.andi {equal}, {is_second} : i1')} : i1")
     go_up = put_in(f"arith.andi {open_}, {not_after} : i1")
-    yes = t.const("arith.constant true")
+    yes = mlir_text.const("arith.constant true")
     go_down = put_in(f"arith.andi {open_}, {put_in(f'arith.xori {not_after}, {yes} : i1')} : i1")
     new_lo = put_in(
-        f"arith.select {go_up}, {put_in(f'arith.addi {middle}, {t.index(1)} : index')}, {lo} : index"
+        f"arith.select {go_up}, {put_in(f'arith.addi {middle}, {mlir_text.index(1)} : index')}, {lo} : index"
     )
     new_hi = put_in(f"arith.select {go_down}, {middle}, {hi} : index")
     inner.add(f"scf.yield {new_lo}, {new_hi} : index, index")
     block.add(
-        f"{name}:2 = scf.for {t.name()} = {t.index(0)} to {t.index(steps)} step {t.index(1)} "
+        f"{name}:2 = scf.for {mlir_text.name()} = {mlir_text.index(0)} to {mlir_text.index(steps)} step {mlir_text.index(1)} "
         f"iter_args({lo} = {low}, {hi} = {high}) -> (index, index)",
         inner,
     )
     passed = put(f"arith.subi {name}#0, {low} : index")
     first = put(f"arith.select {is_second}, {before}, {mine} : index")
-    inside = put(f"arith.subi {k}, {mine} : index")
+    inside = put(f"arith.subi {element}, {mine} : index")
     ahead = put(f"arith.addi {passed}, {inside} : index")
     place = put(f"arith.addi {other_base}, {put(f'arith.addi {first}, {ahead} : index')} : index")
     for buf, other in zip(bufs, others):
-        v = expressions.load_stored(block, buf, own)
-        expressions.store_stored(block, other, place, Ssa(v.name, storage_el(buf.dtype), 0))
+        value = expressions.load_stored(block, buf, own)
+        expressions.store_stored(block, other, place, Ssa(value.name, storage_el(buf.dtype), 0))

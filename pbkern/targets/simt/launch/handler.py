@@ -80,13 +80,13 @@ class LaunchText(HostText):
         views = [*step.operands, *step.results]
         for (
             i,
-            o,
+            output,
         ) in (
             step.kernel.aliases
         ):  # an aliased result starts as a copy of its operand unless it is the same buffer
-            if step.operands[i].buffer != step.results[o].buffer:
-                self._copy_unless_same(step.operands[i], step.results[o])
-            views[i] = step.results[o]
+            if step.operands[i].buffer != step.results[output].buffer:
+                self._copy_unless_same(step.operands[i], step.results[output])
+            views[i] = step.results[output]
         pointers = [self.pointer(views[operand]) for operand in function.operands]
         if function.global_bytes:
             pointers.append(
@@ -494,7 +494,7 @@ def handler(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
         stream=_STREAM if driver.platform != "cpu" else "",
         gathered=_gathered(compiled.program),
     )
-    functions = [c.function for c in compiled.codes.values()]
+    functions = [kernel_code.function for kernel_code in compiled.codes.values()]
     waits = _reads_back(compiled.program.steps) or any(
         function.profile or function.reports for function in functions
     )
@@ -546,7 +546,9 @@ def _sizes(compiled: DeviceProgram, kernel: int) -> tuple[int, ...]:
     )
     reported = function.reports.nbytes if function.reports else 0
     others = [
-        n for n in (function.global_bytes * function.blocks, function.record_bytes, reported) if n
+        size
+        for size in (function.global_bytes * function.blocks, function.record_bytes, reported)
+        if size
     ]
     return (*(types[operand].nbytes for operand in function.operands), *others)
 

@@ -27,7 +27,7 @@ def receive(
     reports = function.reports
     assert reports is not None
     try:
-        for _, site, values in sorted(_printed(function, stored), key=lambda p: p[0]):
+        for _, site, values in sorted(_printed(function, stored), key=lambda printed: printed[0]):
             SITES[site].receive(values, operands)
         if (asked := int(stored[0])) > reports.room:
             print(

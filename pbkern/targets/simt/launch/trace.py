@@ -76,7 +76,7 @@ def events(name: str, profile: Profile, records: np.ndarray) -> list[dict[str, A
 
 def _step(profile: Profile, number: int) -> str:
     """A step by its indices along the sequential grid dimensions."""
-    sizes = [n for _, n in profile.steps]
+    sizes = [size for _, size in profile.steps]
     index = np.unravel_index(number, sizes)
     return "step " + ", ".join(
         f"program_id({dim}) = {position}" for (dim, _), position in zip(profile.steps, index)

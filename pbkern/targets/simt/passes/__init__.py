@@ -24,7 +24,10 @@ def _stage(stmts: list[Stmt], context: Context) -> list[Stmt]:
 
 def _join(stmts: list[Stmt], context: Context) -> list[Stmt]:
     found = [with_bodies(stmt, lambda body: _join(body, context)) for stmt in stmts]
-    return [collapse(s, context.pool, context.aliases) if isinstance(s, Nest) else s for s in found]
+    return [
+        collapse(part, context.pool, context.aliases) if isinstance(part, Nest) else part
+        for part in found
+    ]
 
 
 THREAD_PASSES = (

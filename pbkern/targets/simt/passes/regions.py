@@ -69,19 +69,22 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
         for load in staged_loads(stmt, written):
             buf, index, guard = load.info
             places = [_split(position, stmt) for position in index]
-            start = tuple(p for p, _, _ in places)
-            low, high = [l for _, l, _ in places], [h for _, _, h in places]
-            r = found.setdefault((buf, start), BoxRegion(buf, start, low, high))
-            r.low, r.high = list(map(min, r.low, low)), list(map(max, r.high, high))
-            r.readers += [at] if at not in r.readers else []
-            r.reads += math.prod(
+            start = tuple(base for base, _, _ in places)
+            low, high = [l for _, l, _ in places], [top for _, _, top in places]
+            region = found.setdefault((buf, start), BoxRegion(buf, start, low, high))
+            region.low, region.high = (
+                list(map(min, region.low, low)),
+                list(map(max, region.high, high)),
+            )
+            region.readers += [at] if at not in region.readers else []
+            region.reads += math.prod(
                 size
                 for dim, size in stmt.dims.items()
                 if id(load) in often or dim not in stmt.rdims
             )
-            r.guard |= guard
-            r.turned |= _is_turned(load, stmt, lane)
-            r.uniform &= flat_coefficient(buf, index, lane) == 0
+            region.guard |= guard
+            region.turned |= _is_turned(load, stmt, lane)
+            region.uniform &= flat_coefficient(buf, index, lane) == 0
     return list(found.values())
 
 
@@ -89,11 +92,11 @@ def terms(nest: Nest) -> list[Expr]:
     """Expressions that are computed at every point, also of reduced dimensions."""
     found = [arg for reduction in nest.reductions for arg in reduction.args]
     return found + [
-        e
+        expr
         for write in nest.writes
         if write.inner or not nest.rdims
-        for e in (write.value, write.mask)
-        if e is not None
+        for expr in (write.value, write.mask)
+        if expr is not None
     ]
 
 
@@ -114,7 +117,10 @@ def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Expr]:
 
 def _split(affine: Affine, nest: Nest) -> tuple[Affine, int, int]:
     """(what does not depend on the nest's dimensions, the smallest and the largest rest)."""
-    inner = Affine(tuple((s, c) for s, c in affine.terms if s in nest.dims), affine.const)
+    inner = Affine(
+        tuple((symbol, coeff) for symbol, coeff in affine.terms if symbol in nest.dims),
+        affine.const,
+    )
     low, high = inner.bounds(lambda dim: nest.dims[dim])
     return affine - inner, low, high
 

@@ -61,7 +61,7 @@ class Stage:
             for region in regions(stmts, self.context.options, self.written)
             if region.is_wanted
         ]
-        return sorted(found, key=lambda r: (-r.turned, -r.reads / r.size, r.buf.name))
+        return sorted(found, key=lambda box: (-box.turned, -box.reads / box.size, box.buf.name))
 
     def staged(self, stmts: list[Stmt], room: int | None = None) -> list[Stmt]:
         """The statements, inner ones too, with copies before the first that reads one."""
@@ -69,24 +69,24 @@ class Stage:
         out: list[Stmt] = list(stmts)
         copies: dict[int, list[Nest]] = {}
         alive: list[tuple[range, int]] = []
-        for r in self.wanted(stmts):
-            padded = self._buffer(r)
+        for region in self.wanted(stmts):
+            padded = self._buffer(region)
             size = scratch.padded_bytes(padded)
             if size > room:
                 continue
             room -= size
-            alive.append((range(min(r.readers), max(r.readers)), size))
-            self.made.append(_copy(r, padded, self.context, stmts))
-            copies.setdefault(min(r.readers), []).append(self.made[-1])
-            for at in r.readers:
+            alive.append((range(min(region.readers), max(region.readers)), size))
+            self.made.append(_copy(region, padded, self.context, stmts))
+            copies.setdefault(min(region.readers), []).append(self.made[-1])
+            for at in region.readers:
                 nest = out[at]
                 assert isinstance(nest, Nest)
-                out[at] = nest.mapped(self._reading(r, padded, nest))
+                out[at] = nest.mapped(self._reading(region, padded, nest))
         result: list[Stmt] = []
-        for at, s in enumerate(out):
+        for at, stmt in enumerate(out):
             result += copies.get(at, [])
             left = whole - sum(size for span, size in alive if at in span)
-            before, inner = self._hoisted(with_bodies(s, lambda body: self.staged(body, left)))  # noqa: B023
+            before, inner = self._hoisted(with_bodies(stmt, lambda body: self.staged(body, left)))  # noqa: B023
             result += [*before, inner]
         return result
 
@@ -97,7 +97,7 @@ class Stage:
         inside = {stmt.counter} | {x.name for x in every(stmt.body) if isinstance(x, Let)}
         before: list[Stmt] = []
         body = list(stmt.body)
-        while body and any(body[0] is c for c in self.made):
+        while body and any(body[0] is copy for copy in self.made):
             if (
                 isinstance(body[0], Nest)
                 and frozenset().union(*(load.symbols for load in body[0].loads())) & inside
@@ -127,7 +127,7 @@ class Stage:
         def replace(expr: Expr) -> Expr | None:
             if id(expr) not in mine:
                 return None
-            rest = [i - s for i, s in zip(expr.info[1], region.start)]
+            rest = [i - start for i, start in zip(expr.info[1], region.start)]
             if not all(i.symbols <= nest.dims.keys() for i in rest):
                 return None  # of another start
             index = tuple(i - low for i, low in zip(rest, region.low))
@@ -139,7 +139,9 @@ class Stage:
 def _copy(region: BoxRegion, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> Nest:
     dims = {context.names("d"): size for size in region.shape}
     index = tuple(map(Affine.symbol, dims))
-    place = tuple(s + position + low for s, position, low in zip(region.start, index, region.low))
+    place = tuple(
+        start + position + low for start, position, low in zip(region.start, index, region.low)
+    )
     load = context.pool.make("load", region.buf.dtype, (region.buf, place, region.guard))
     first = stmts[min(region.readers)]
     return Nest(

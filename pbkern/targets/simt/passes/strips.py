@@ -28,10 +28,13 @@ Access = tuple[Buf, tuple, bool]
 def cut(stmts: list[Stmt], stage: Stage) -> list[Stmt]:
     """The statements, inner ones too, with runs of nests in strips where that lets copies fit."""
     out = [with_bodies(stmt, lambda body: cut(body, stage)) for stmt in stmts]
-    for r in stage.wanted(out):
-        if scratch.padded_bytes(stage.context.new_buffer(r.shape, r.buf.dtype)) <= stage.usual:
+    for region in stage.wanted(out):
+        if (
+            scratch.padded_bytes(stage.context.new_buffer(region.shape, region.buf.dtype))
+            <= stage.usual
+        ):
             continue
-        found = _cut_for(out, r, stage)
+        found = _cut_for(out, region, stage)
         if found is not None:
             low, high, inner = found
             return [*cut(out[:low], stage), *inner, *cut(out[high:], stage)]
@@ -48,7 +51,7 @@ def _cut_for(
         for stmt in stmts[low:high]
         if isinstance(stmt, Nest) and not stmt.moves() and not stmt.ordered
     ]
-    if len(run) != high - low or any(is_contraction(n) for n in run):
+    if len(run) != high - low or any(is_contraction(nest) for nest in run):
         return None  # contractions read all of one operand for each part of the other
     best: tuple[int, dict[int, str]] | None = None
     for dim, size in run[0].dims.items():
@@ -68,18 +71,18 @@ def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
     for at, nest in enumerate(run):
         for access in _accesses(nest):
             touching.setdefault(access[0].root, []).append((at, access))
-    written = {b for b, found in touching.items() if any(w for _, (_, _, w) in found)}
+    written = {b for b, found in touching.items() if any(stored for _, (_, _, stored) in found)}
     for at, nest in enumerate(run):
         if at not in dims:
-            d = _dimension_of(nest, at, dims, touching, written, run) or _along_reads(
+            dim = _dimension_of(nest, at, dims, touching, written, run) or _along_reads(
                 nest, run[0], first
             )
-            if d is None or nest.dims.get(d) != size or d in nest.rdims:
+            if dim is None or nest.dims.get(dim) != size or dim in nest.rdims:
                 return None
-            dims[at] = d
-    for b in written:  # every strip touches its own part
-        axes = {_place(a, dims[at]) for at, a in touching[b]}
-        if len(axes) != 1 or None in axes or len({id(a[0]) for _, a in touching[b]}) > 1:
+            dims[at] = dim
+    for buf in written:  # every strip touches its own part
+        axes = {_place(touch, dims[at]) for at, touch in touching[buf]}
+        if len(axes) != 1 or None in axes or len({id(touch[0]) for _, touch in touching[buf]}) > 1:
             return None
     return dims
 
@@ -88,10 +91,10 @@ def _dimension_of(
     nest: Nest, at: int, dims: dict[int, str], touching: dict, written: set[Buf], run
 ) -> str | None:
     """Finds the dimension by what earlier nests wrote or this one writes over: the dimension at the same axis."""
-    for b in written:
-        mine = [a for k, a in touching[b] if k == at]
-        for k, a in touching[b]:
-            place = _place(a, dims[k]) if k in dims else None
+    for buf in written:
+        mine = [a for k, a in touching[buf] if k == at]
+        for k, access in touching[buf]:
+            place = _place(access, dims[k]) if k in dims else None
             if place is None or not mine or mine[0][1][place[0]] is None:
                 continue
             names = mine[0][1][place[0]].symbols & nest.dims.keys()

@@ -25,9 +25,9 @@ class Pending:
     written: set[Place] = field(default_factory=set)
 
     def meets(self, read: Iterable[Place], written: Iterable[Place]) -> bool:
-        return any(_overlap(p, q) for p in (*read, *written) for q in self.written) or any(
-            _overlap(p, q) for p in written for q in self.read
-        )
+        return any(
+            _overlap(place, other) for place in (*read, *written) for other in self.written
+        ) or any(_overlap(place, other) for place in written for other in self.read)
 
     def add(self, read: Iterable[Place], written: Iterable[Place]) -> None:
         self.read |= set(read)
@@ -37,8 +37,8 @@ class Pending:
         return Pending(set(self.read), set(self.written))
 
 
-def _overlap(place: Place, q: Place) -> bool:
-    return place[0] == q[0] and place[1] < q[2] and q[1] < place[2]
+def _overlap(place: Place, other: Place) -> bool:
+    return place[0] == other[0] and place[1] < other[2] and other[1] < place[2]
 
 
 class Barriers:

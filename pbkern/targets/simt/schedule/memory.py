@@ -78,7 +78,7 @@ def place(
     }
     every = sorted(
         (touched | set(nests.scratch)) - slots.keys(),
-        key=lambda b: (-scratch.padded_bytes(b), b.name),
+        key=lambda buffer: (-scratch.padded_bytes(buffer), buffer.name),
     )
     for count in range(len(every) + 1):
         far = frozenset(every[:count])
@@ -98,9 +98,9 @@ def _placed(
     Kept scratch lives all along, cases exclude each other.
     """
     found: dict[Buf, int] = {}
-    for b in nests.scratch:
-        if b in wanted:
-            found[b], start = start, start + scratch.padded_bytes(b)
+    for buf in nests.scratch:
+        if buf in wanted:
+            found[buf], start = start, start + scratch.padded_bytes(buf)
     prologue: Sequence[Stmt] = nests.prologue.statements
     offsets, start = scratch.place(list(prologue), start, {*found, *others})
     found |= offsets

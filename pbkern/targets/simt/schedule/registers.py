@@ -127,8 +127,8 @@ class _RegisterSearch:
 
     def found(self) -> RegisterValues:
         candidates = [user for user in self.users if user not in self._maybe_unwritten()]
-        self._replicate([b for b in candidates if b.size == 1])
-        for candidate in sorted(candidates, key=lambda b: (-scratch.padded_bytes(b), b.name)):
+        self._replicate([buf for buf in candidates if buf.size == 1])
+        for candidate in sorted(candidates, key=lambda buf: (-scratch.padded_bytes(buf), buf.name)):
             if candidate not in self.slots:
                 self._try(candidate)
         deals: dict[int, Deal] = {}
@@ -156,7 +156,9 @@ class _RegisterSearch:
     def _maybe_unwritten(self) -> set[Buf]:
         """Scratch of the kernel that may be read before it is stored: in shared memory the simulator finds that."""
         kernel = self.nests.kernel
-        return {b for n, b in enumerate(self.nests.scratch) if not starts_overwritten(kernel, n)}
+        return {
+            buf for n, buf in enumerate(self.nests.scratch) if not starts_overwritten(kernel, n)
+        }
 
     # ---------------------------------------------------------------- one element, which every
     # thread has
@@ -170,21 +172,21 @@ class _RegisterSearch:
         chosen = {
             candidate
             for candidate in candidates
-            if all(_is_plain(s, candidate) for s in users[candidate])
+            if all(_is_plain(user, candidate) for user in users[candidate])
         }
-        nests = {id(s): s for b in chosen for s in users[b] if isinstance(s, Nest)}
+        nests = {id(user): user for b in chosen for user in users[b] if isinstance(user, Nest)}
         while True:
             bad = {
                 write.buf.root
-                for s in nests.values()
-                if not self._is_for_everyone(s, chosen)
-                for write in s.writes
+                for user in nests.values()
+                if not self._is_for_everyone(user, chosen)
+                for write in user.writes
             }
             if not bad & chosen:
                 break
             chosen -= bad
-        for b in chosen:
-            self.slots[b] = b
+        for buf in chosen:
+            self.slots[buf] = buf
         for key, nest in nests.items():
             if any(write.buf.root in chosen for write in nest.writes):
                 self.deals[key] = self._for_everyone(nest, self.deals[key])
@@ -204,9 +206,9 @@ class _RegisterSearch:
         mine = {write.buf.root for write in nest.writes}
         if not mine & chosen:
             return True  # only reads them
-        d = self.deals[id(nest)]
+        dealt = self.deals[id(nest)]
         together = (
-            d.team == self.options.threads
+            dealt.team == self.options.threads
             or math.prod(nest.dims[rdim] for rdim in nest.rdims) <= MOST_TERMS
         )
         return (
@@ -236,10 +238,13 @@ class _RegisterSearch:
         known = {key: found for key, found in layouts.items() if found is not None}
         if len(known) < len(stmts) or len({const for const, _ in known.values()}) > 1:
             return None
-        axes = {key: tuple((c, n) for c, n, _ in found) for key, (_, found) in known.items()}
+        axes = {
+            key: tuple((stride, size) for stride, size, _ in found)
+            for key, (_, found) in known.items()
+        }
         fixed = [key for key in axes if key in self.fixed]
         for key in fixed or sorted(axes, key=lambda axis: -len(axes[axis])):
-            runs = {k: _runs(known[k][1], axes[key]) for k in known}
+            runs = {other: _runs(known[other][1], axes[key]) for other in known}
             if all(
                 run is not None and (k not in self.fixed or all(len(x) == 1 for x in run.values()))
                 for k, run in runs.items()
@@ -257,7 +262,7 @@ class _RegisterSearch:
         split: dict[int, tuple[Nest, dict[int, str]]] = {
             k: _split(self.now[k], run, self.context[k]) for k, run in runs.items()
         }
-        leaders = fixed or sorted(split, key=lambda k: _work(split[k][0]), reverse=True)
+        leaders = fixed or sorted(split, key=lambda key: _work(split[key][0]), reverse=True)
         for leader in leaders:
             nest, names = split[leader]
             first = self.deals[leader] if fixed else self._deal(nest)
@@ -267,18 +272,20 @@ class _RegisterSearch:
             ):
                 if fixed and model is not first:
                     continue
-                deals = {k: self._like(model, names, nest, *split[k], buf) for k in split}
+                deals = {key: self._like(model, names, nest, *split[key], buf) for key in split}
                 most = MOST_SUMS if any(n.rdims for n, _ in split.values()) else MOST_STEPS
                 if self._keep_theirs(deals) and model.steps <= most:
-                    self._settle(buf, split, {k: d for k, d in deals.items() if d is not None})
+                    self._settle(
+                        buf, split, {k: dealt for k, dealt in deals.items() if dealt is not None}
+                    )
                     return model
         return None
 
     def _keep_theirs(self, deals: Mapping[int, Deal | None]) -> bool:
         """Whether all nests have a deal, and those that other buffers rely on keep theirs."""
-        for k, d in deals.items():
-            if d is None or (
-                k in self.fixed and replace(d, kept=()) != replace(self.deals[k], kept=())
+        for k, dealt in deals.items():
+            if dealt is None or (
+                k in self.fixed and replace(dealt, kept=()) != replace(self.deals[k], kept=())
             ):
                 return False
         return True
@@ -309,7 +316,7 @@ class _RegisterSearch:
         tiles = tuple(replace(tile, dim=to[tile.dim]) for tile in model.tiles)
         if not accepts(nest, tiles, buf):
             return None
-        free = [(to[dim], n) for dim, n in model.free if dim in to] + [
+        free = [(to[dim], extent) for dim, extent in model.free if dim in to] + [
             (dim, size)
             for dim, size in nest.dims.items()
             if dim not in nest.rdims and dim not in to.values()
@@ -324,14 +331,14 @@ class _RegisterSearch:
             found = _layout(nest, buf)
             assert found is not None
             const, axes = found
-            flat = Affine.make({dim: c for c, _, dim in axes}, const)
+            flat = Affine.make({dim: stride for stride, _, dim in axes}, const)
             before = self.deals[k].kept if k in self.fixed else ()
             self.now[k], self.deals[k] = nest, replace(deals[k], kept=(*before, (buf, flat)))
             self.fixed.add(k)
 
 
 def _leaves(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
-    return (s for s in every(list(stmts)) if not bodies(s))
+    return (stmt for stmt in every(list(stmts)) if not bodies(stmt))
 
 
 def _words(buf: Buf) -> int:
@@ -365,7 +372,7 @@ def _accesses(stmt: Stmt, root: Buf) -> list[tuple[Buf, Sequence[Affine | None],
         if isinstance(stmt, Nest)
         else []
     )
-    return [a for a in (*loads, *stores) if a[0].root is root]
+    return [access for access in (*loads, *stores) if access[0].root is root]
 
 
 def _is_plain(stmt: Stmt, root: Buf) -> bool:
@@ -373,7 +380,7 @@ def _is_plain(stmt: Stmt, root: Buf) -> bool:
     if isinstance(stmt, Nest) and (stmt.ordered or stmt.moves()):
         return False
     return isinstance(stmt, Nest | Let) and all(
-        b.dtype == root.dtype and not outside for b, _, outside in _accesses(stmt, root)
+        buf.dtype == root.dtype and not outside for buf, _, outside in _accesses(stmt, root)
     )
 
 
@@ -383,22 +390,27 @@ def _layout(nest: Nest, root: Buf) -> tuple[int, tuple[tuple[int, int, str], ...
     """
     if not _is_plain(nest, root) or (nest.rdims and any(write.inner for write in nest.writes)):
         return None
-    flats = {_moving(flat_index(b, index), nest) for b, index, _ in _accesses(nest, root)}
+    flats = {_moving(flat_index(buf, index), nest) for buf, index, _ in _accesses(nest, root)}
     free = {dim: size for dim, size in nest.dims.items() if size > 1 and dim not in nest.rdims}
     flat = flats.pop()
     if (
         flats
         or flat.symbols != free.keys()
         or not is_one_to_one((flat,), free)
-        or any(c < 0 for _, c in flat.terms)
+        or any(coeff < 0 for _, coeff in flat.terms)
     ):
         return None
-    return flat.const, tuple(sorted(((c, free[dim], dim) for dim, c in flat.terms), reverse=True))
+    return flat.const, tuple(
+        sorted(((coeff, free[dim], dim) for dim, coeff in flat.terms), reverse=True)
+    )
 
 
 def _moving(flat: Affine, nest: Nest) -> Affine:
     """Without dimensions of one point."""
-    return Affine(tuple((s, c) for s, c in flat.terms if nest.dims.get(s) != 1), flat.const)
+    return Affine(
+        tuple((symbol, coeff) for symbol, coeff in flat.terms if nest.dims.get(symbol) != 1),
+        flat.const,
+    )
 
 
 def _runs(
@@ -407,12 +419,17 @@ def _runs(
     """dimension -> the axes that it goes through, if all dimensions together go through all of the target's."""
     found: dict[str, list[Axis]] = {}
     rest = list(target)
-    for c, n, dim in mine:
+    for stride, extent, dim in mine:
         run: list[Axis] = []
-        while rest and math.prod(size for _, size in run) < n:
+        while rest and math.prod(size for _, size in run) < extent:
             run.append(rest.pop(0))
-        follow = all(a[0] == b[0] * b[1] for a, b in itertools.pairwise(run))
-        if not follow or not run or run[-1][0] != c or math.prod(size for _, size in run) != n:
+        follow = all(outer[0] == inner[0] * inner[1] for outer, inner in itertools.pairwise(run))
+        if (
+            not follow
+            or not run
+            or run[-1][0] != stride
+            or math.prod(size for _, size in run) != extent
+        ):
             return None
         found[dim] = run
     return None if rest else found
@@ -426,17 +443,19 @@ def _split(
     t[d]  for d < 12     ->     t[4 * i + j]  for i < 3, j < 4
     """
     names = {
-        c: d if len(run) == 1 else context.names("d") for d, run in runs.items() for c, _ in run
+        stride: old_dim if len(run) == 1 else context.names("d")
+        for old_dim, run in runs.items()
+        for stride, _ in run
     }
     places: dict[str, Affine] = {}
     dims: dict[str, int] = {}
-    for dim, n in nest.dims.items():
+    for dim, extent in nest.dims.items():
         run = runs.get(dim, [])
         if len(run) < 2:
-            dims[dim] = n
+            dims[dim] = extent
             continue
-        places[dim] = Affine.make({names[c]: c // run[-1][0] for c, _ in run})
-        dims |= {names[c]: size for c, size in run}
+        places[dim] = Affine.make({names[stride]: stride // run[-1][0] for stride, _ in run})
+        dims |= {names[stride]: size for stride, size in run}
     if not places:
         return nest, names
     found = nest.mapped(context.pool.renamer(places))

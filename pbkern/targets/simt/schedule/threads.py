@@ -50,11 +50,11 @@ class Deal:
 
     @property
     def points(self) -> int:
-        return math.prod(n for _, n in self.free)
+        return math.prod(size for _, size in self.free)
 
     @property
     def terms(self) -> int:
-        return math.prod(n for _, n in self.reduced)
+        return math.prod(size for _, size in self.reduced)
 
     @property
     def teams(self) -> int:
@@ -97,7 +97,7 @@ def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
             beside=(along, count) if count > 1 else None,
         )
     found = tiles(nest, order, threads)
-    places = order | {t.dim: t.steps for t in found}
+    places = order | {tile.dim: tile.steps for tile in found}
     return Deal(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
 
 
@@ -195,21 +195,26 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
             told = is_one_to_one(write.index, moving | walked)
         else:
             told = is_one_to_one(
-                write.index, {dim: n for dim, n in moving.items() if dim not in nest.rdims}
+                write.index,
+                {dim: extent for dim, extent in moving.items() if dim not in nest.rdims},
             )
         if not told:
             return False
         stored.setdefault(write.buf.root, []).append(write)
     pairs = [
-        (w, load.info[0], load.info[1])
+        (store, load.info[0], load.info[1])
         for load in nest.loads()
-        for w in stored.get(load.info[0].root, ())
+        for store in stored.get(load.info[0].root, ())
     ]
     pairs += [
-        (a, b.buf, b.index) for ws in stored.values() for k, a in enumerate(ws) for b in ws[:k]
+        (later, earlier.buf, earlier.index)
+        for ws in stored.values()
+        for k, later in enumerate(ws)
+        for earlier in ws[:k]
     ]
     return all(
-        _same_element(w, buf, index) or _apart(w, buf, index, nest) for w, buf, index in pairs
+        _same_element(store, buf, index) or _apart(store, buf, index, nest)
+        for store, buf, index in pairs
     )
 
 
@@ -230,12 +235,18 @@ def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
     while left and found:
         found = False
         for position in index:
-            mine = sorted((abs(c), d) for d, c in position.terms if d in left)
+            mine = sorted(
+                (abs(c), moved_dim) for moved_dim, c in position.terms if moved_dim in left
+            )
             reach, told = 0, bool(mine)
-            for c, dim in mine:
-                told = told and c > reach
-                reach += c * (left[dim] - 1)
+            for coeff, dim in mine:
+                told = told and coeff > reach
+                reach += coeff * (left[dim] - 1)
             if told:
-                left = {d: n for d, n in left.items() if d not in {x for _, x in mine}}
+                left = {
+                    left_dim: size
+                    for left_dim, size in left.items()
+                    if left_dim not in {x for _, x in mine}
+                }
                 found = True
     return not left

@@ -51,18 +51,18 @@ class Tile:
         """Threads' places along the dimension."""
         return -(-self.size // self.count)
 
-    def place(self, u: int) -> Affine:
+    def place(self, number: int) -> Affine:
         """Point number u at the thread's place."""
         if self.beside:
-            return Affine.symbol(self.dim, self.count) + u
-        return Affine.symbol(self.dim) + u * self.steps
+            return Affine.symbol(self.dim, self.count) + number
+        return Affine.symbol(self.dim) + number * self.steps
 
-    def may_lie_outside(self, u: int) -> bool:
-        return self.place(u).evaluate({self.dim: self.steps - 1}) >= self.size
+    def may_lie_outside(self, number: int) -> bool:
+        return self.place(number).evaluate({self.dim: self.steps - 1}) >= self.size
 
-    def kept(self, u: int) -> str:
+    def kept(self, number: int) -> str:
         """Symbol of the place of such a point, kept inside."""
-        return f"{self.dim}@{u}"
+        return f"{self.dim}@{number}"
 
 
 def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]:
@@ -87,30 +87,35 @@ def _shared_operands(
         if node.kind in ("load", "gather")
     ]
     along = [
-        dim for dim, n in free.items() if n > 1 and any(dim not in term.symbols for term in terms)
+        dim
+        for dim, size in free.items()
+        if size > 1 and any(dim not in term.symbols for term in terms)
     ]
     along = sorted(along, key=lambda dim: -free[dim])[:2]
 
     def cost(counts: tuple[int, ...]) -> float:
         chosen, each = dict(zip(along, counts)), math.prod(counts)
-        places = math.prod(-(-n // chosen.get(dim, 1)) for dim, n in free.items())
+        places = math.prod(-(-size // chosen.get(dim, 1)) for dim, size in free.items())
         loads = sum(
-            math.prod(c for dim, c in chosen.items() if dim in term.symbols) for term in terms
+            math.prod(count for dim, count in chosen.items() if dim in term.symbols)
+            for term in terms
         )
         return -(-places // threads) * (each * len(nest.reductions) + LOAD_COST * loads)
 
     options = [
-        c
-        for c in itertools.product(*((1, 2, 4, 8) for _ in along))
-        if math.prod(c) * len(nest.reductions) <= MOST_POINTS
-        and all(n <= free[dim] for dim, n in zip(along, c))
+        candidate
+        for candidate in itertools.product(*((1, 2, 4, 8) for _ in along))
+        if math.prod(candidate) * len(nest.reductions) <= MOST_POINTS
+        and all(count <= free[dim] for dim, count in zip(along, candidate))
     ]
     if nest_rewrites(nest):  # a point that lies outside would read what another thread stores
         options = [
-            option for option in options if all(free[dim] % n == 0 for dim, n in zip(along, option))
+            option
+            for option in options
+            if all(free[dim] % count == 0 for dim, count in zip(along, option))
         ]
     best = min(options, key=lambda option: (cost(option), option))
-    return tuple(Tile(dim, free[dim], c) for dim, c in zip(along, best) if c > 1)
+    return tuple(Tile(dim, free[dim], count) for dim, count in zip(along, best) if count > 1)
 
 
 def nest_rewrites(nest: Nest, but: Buf | None = None) -> bool:
@@ -128,10 +133,10 @@ def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
     if any(t.may_lie_outside(t.count - 1) for t in chosen) and nest_rewrites(nest, kept):
         return False
     sizes = [buffer.dtype.itemsize for buffer in _buffers(nest) if buffer.root is not kept]
-    for t in chosen:
-        if t.beside and (
-            max(sizes, default=0) * t.count > VECTOR_BYTES
-            or not _is_whole(nest, t.dim, t.count, kept)
+    for tile in chosen:
+        if tile.beside and (
+            max(sizes, default=0) * tile.count > VECTOR_BYTES
+            or not _is_whole(nest, tile.dim, tile.count, kept)
         ):
             return False
     return True
@@ -147,14 +152,14 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
     count = VECTOR_BYTES // max(sizes)
     if len({write.inner for write in nest.writes}) > 1:
         return ()
-    for dim, n in free.items():
+    for dim, size in free.items():
         if (
             count > 1
-            and n % count == 0
+            and size % count == 0
             and points >= count * FEWEST_LANES
             and _is_whole(nest, dim, count)
         ):
-            return (Tile(dim, n, count, beside=True),)
+            return (Tile(dim, size, count, beside=True),)
     return ()
 
 
@@ -178,7 +183,9 @@ def whole_terms(nest: Nest, dim: str) -> int:
 
 def terms_beside(nest: Nest, dim: str, count: int, context: NestContext) -> list[list[Reduction]]:
     """The reductions at each of `count` neighbours; the dimension counts such groups of them."""
-    places = [context.pool.renamer({dim: Affine.symbol(dim, count) + u}) for u in range(count)]
+    places = [
+        context.pool.renamer({dim: Affine.symbol(dim, count) + offset}) for offset in range(count)
+    ]
     return [[reduction.mapped(at) for reduction in nest.reductions] for at in places]
 
 
@@ -186,7 +193,7 @@ def _is_along(flat: Affine, dim: str, count: int) -> bool:
     return (
         flat.coefficient(dim) == 1
         and flat.const % count == 0
-        and all(c % count == 0 for s, c in flat.terms if s != dim)
+        and all(coeff % count == 0 for symbol, coeff in flat.terms if symbol != dim)
     )
 
 
@@ -211,10 +218,12 @@ def _is_whole(nest: Nest, dim: str, count: int, but: Buf | None = None) -> bool:
 
 def renamed_points(chosen: Sequence[Tile]) -> Iterator[dict[str, Affine]]:
     """Per point of a thread, its place along the tiled dimensions; kept inside where it may lie outside."""
-    for at in itertools.product(*(range(t.count) for t in chosen)):
+    for at in itertools.product(*(range(tile.count) for tile in chosen)):
         yield {
-            t.dim: Affine.symbol(t.kept(u)) if t.may_lie_outside(u) else t.place(u)
-            for t, u in zip(chosen, at)
+            tile.dim: Affine.symbol(tile.kept(number))
+            if tile.may_lie_outside(number)
+            else tile.place(number)
+            for tile, number in zip(chosen, at)
         }
 
 
@@ -223,18 +232,18 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     if not chosen:
         return nest
     reductions, writes, width = [], [], len(nest.reductions)
-    numbers = itertools.product(*(range(t.count) for t in chosen))
+    numbers = itertools.product(*(range(tile.count) for tile in chosen))
     for n, (at, dims) in enumerate(zip(numbers, renamed_points(chosen))):
         masks = [
-            context.pool.make("range", BOOL, (t.place(u), LOWEST, t.size))
-            for t, u in zip(chosen, at)
-            if t.may_lie_outside(u)
+            context.pool.make("range", BOOL, (tile.place(number), LOWEST, tile.size))
+            for tile, number in zip(chosen, at)
+            if tile.may_lie_outside(number)
         ]
 
-        def accumulators(expr: Expr, n: int = n) -> Expr | None:
+        def accumulators(expr: Expr, point: int = n) -> Expr | None:
             return (
-                context.pool.make("acc", expr.dtype, expr.info + n * width)
-                if expr.kind == "acc" and n
+                context.pool.make("acc", expr.dtype, expr.info + point * width)
+                if expr.kind == "acc" and point
                 else None
             )
 
@@ -242,19 +251,26 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
         numbered = context.pool.rewriter(accumulators)
         reductions += [reduction.mapped(renamed) for reduction in nest.reductions]
 
-        def moved(expr: Expr, function: Callable = renamed, g: Callable = numbered) -> Expr:
-            return g(function(expr))
+        def moved(expr: Expr, function: Callable = renamed, numbering: Callable = numbered) -> Expr:
+            return numbering(function(expr))
 
         writes += [_moved(write.mapped(moved), dims, masks, context) for write in nest.writes]
-    sizes = {t.dim: t.steps for t in chosen}
-    kept = {t.kept(u): t.size for t in chosen for u in range(t.count) if t.may_lie_outside(u)}
+    sizes = {tile.dim: tile.steps for tile in chosen}
+    kept = {
+        tile.kept(number): tile.size
+        for tile in chosen
+        for number in range(tile.count)
+        if tile.may_lie_outside(number)
+    }
     stepped = {dim: sizes.get(dim, size) for dim, size in nest.dims.items()} | kept
     return replace(nest, dims=stepped, reductions=reductions, writes=writes)
 
 
 def _moved(
-    w: Write, dims: Mapping[str, Affine], masks: Sequence[Expr], context: NestContext
+    write: Write, dims: Mapping[str, Affine], masks: Sequence[Expr], context: NestContext
 ) -> Write:
     for mask in masks:
-        w = replace(w, mask=mask if w.mask is None else context.op("and", BOOL, w.mask, mask))
-    return replace(w, index=tuple(position.substitute(dims.get) for position in w.index))
+        write = replace(
+            write, mask=mask if write.mask is None else context.op("and", BOOL, write.mask, mask)
+        )
+    return replace(write, index=tuple(position.substitute(dims.get) for position in write.index))

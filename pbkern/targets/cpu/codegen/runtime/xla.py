@@ -35,9 +35,9 @@ def check_api_version() -> None:
     import jaxlib
 
     path = os.path.join(os.path.dirname(jaxlib.__file__), "include", "xla", "ffi", "api", "c_api.h")
-    with open(path) as f:
-        text = f.read()
-    lines = [re.search(rf"XLA_FFI_API_{w} (\d+)", text) for w in ("MAJOR", "MINOR")]
+    with open(path) as header:
+        text = header.read()
+    lines = [re.search(rf"XLA_FFI_API_{word} (\d+)", text) for word in ("MAJOR", "MINOR")]
     found = tuple(int(line[1]) for line in lines if line is not None)
     if len(found) < 2 or found[0] != API_VERSION[0] or found[1] < API_VERSION[1]:
         raise TargetError(
@@ -434,14 +434,14 @@ def _gathered(inputs: int, output_bytes: tuple[int, ...]) -> list[str]:
         if out < 0 or not large:
             load(f"%buffer{k}", *(("%args", 8 * k) if out < 0 else ("%rets", 8 * out)))
         else:  # among the results, or among places that follow the operands
-            base, n = (
+            base, index = (
                 ("%args", inputs + large.index(out))
                 if out in large
                 else ("%rets", out - sum(j < out for j in large))
             )
             lines += [
                 f"%from{k} = llvm.getelementptr %rets[{8 * out}] : (!llvm.ptr) -> !llvm.ptr, i8",
-                f"%place{k} = llvm.getelementptr {base}[{8 * n}] : (!llvm.ptr) -> !llvm.ptr, i8",
+                f"%place{k} = llvm.getelementptr {base}[{8 * index}] : (!llvm.ptr) -> !llvm.ptr, i8",
                 f"%either{k} = arith.select %placed, %place{k}, %from{k} : !llvm.ptr",
             ]
             load(f"%buffer{k}", f"%either{k}", 0)
