@@ -603,7 +603,7 @@ def keep_with_executable(ctx, x) -> None:
 
 
 def on_clear_caches(function: Callable[[], None]) -> None:
-    """From now on, jax.clear_caches() calls f, once however often it is registered."""
+    """From now on, jax.clear_caches() calls function, once however often it is registered."""
     if function not in _cleared:
         _cleared[function] = _Cleared(function)
         register_cache(_cleared[function], function.__qualname__)

@@ -304,3 +304,24 @@ def test_class_names_are_used_once():
         if isinstance(node, ast.ClassDef)
     )
     assert {name for name, count in names.items() if count > 1} <= {"CompilerParams"}
+
+
+def test_variables_have_words_for_names():
+    """One letter is for loop indices, and for the conventions of mathematics, jaxprs and NumPy."""
+    names = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.arg):
+                names.append(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.append(node.id)
+    letters = [name for name in names if len(name) == 1 and name != "_"]
+    assert len(letters) <= 0.10 * len(names)
+
+
+def test_lines_are_short():
+    """The 95th percentile of the widths of lines that are not empty; the formatter breaks code at 100 columns."""
+    widths = sorted(
+        len(line) for path in FILES for line in path.read_text().splitlines() if line.strip()
+    )
+    assert widths[int(0.95 * len(widths))] < 100

@@ -61,7 +61,7 @@ def _aliased_operands(kernel: Kernel) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def batched_kernel(kernel: Kernel, batched: tuple[bool, ...], size: int) -> Kernel:
-    """k with a leading grid dimension over `size` stacked operands (where `batched`) and results."""
+    """The kernel with a leading grid dimension over `size` stacked operands (where `batched`) and results."""
     inputs = tuple(
         _batched_mapping(operand, size, is_batched)
         for operand, is_batched in zip(kernel.inputs, batched)

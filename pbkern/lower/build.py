@@ -326,7 +326,7 @@ class BodyBuilder:
         guard: bool = False,
         memo: dict | None = None,
     ) -> Expr:
-        """The expression of v at an index; contractions decided to be inlined add their reduction to `nest`."""
+        """The expression of value at an index; contractions decided to be inlined add their reduction to `nest`."""
         memo = {} if memo is None else memo
         key = (id(value), ix, guard)
         if key not in memo:
@@ -388,7 +388,7 @@ class BodyBuilder:
     # ---------------------------------------------------------------- statements
 
     def materialise(self, value: Value, into: Stored | None = None) -> Stored:
-        """Appends the nest that stores v, and remembers where."""
+        """Appends the nest that stores value, and remembers where."""
         if id(value) in self._stored:
             return self._stored[id(value)]
         target = into or self._buffer_for(value)
@@ -461,7 +461,7 @@ class BodyBuilder:
         self._note_storage(opaque, opaque.make(self, *operands, **into))
 
     def in_memory(self, value: Value) -> Stored:
-        """v as a Stored value: itself, through its index maps, or after a nest."""
+        """value as a Stored value: itself, through its index maps, or after a nest."""
         value = self.resolve(value)
         if isinstance(value, Stored):
             return value
@@ -483,7 +483,7 @@ class BodyBuilder:
     def store_value(
         self, target: Stored, value: Value, place, guard: bool = False, broadcast=None
     ) -> None:
-        """Appends a nest that writes v into `target` at place(index of v)."""
+        """Appends a nest that writes value into `target` at place(index of value)."""
         shape = tuple(broadcast) if broadcast is not None else value.shape
         if broadcast is not None and value.shape != shape:
             src = value

@@ -22,7 +22,7 @@ from pbkern.dsl.primitives import grid
 
 
 def with_private_inputs(kernel: Kernel, restarting: Collection[int] | None = None) -> Kernel:
-    """k with scratch in place of every operand that its body writes to; k itself if there is none.
+    """The kernel with scratch in place of every operand that its body writes to; kernel itself if there is none.
 
     Args:
       restarting: grid dimensions along which each program starts with the caller's values; None:

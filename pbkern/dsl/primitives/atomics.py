@@ -206,7 +206,7 @@ def _plus(steps, start):
 
 
 def in_order(kernel: Kernel) -> Kernel:
-    """k with no dimension declared parallel along which blocks of some result may overlap."""
+    """The kernel with no dimension declared parallel along which blocks of some result may overlap."""
     apart = [
         all(output.moves_apart(axis) for output in kernel.outputs)
         for axis in range(len(kernel.grid))

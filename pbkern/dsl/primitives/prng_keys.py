@@ -94,7 +94,7 @@ def join_words(words: Sequence, shape: tuple[int, ...]):
 
 
 def _of_each_key(run, eqn, operands: Sequence, function: Callable[..., object], dtype) -> list:
-    """f(key's words, others) of every key of an array, translated.
+    """function(key's words, others) of every key of an array, translated.
 
     A TPU's own generators take typed keys.
     """

@@ -94,7 +94,7 @@ class HloOperation:
         return self.mlir.name
 
     def type(self, position: int = 0) -> tuple[tuple[int, ...], np.dtype]:
-        """Shape and dtype of result k."""
+        """Shape and dtype of the result at a position."""
         return tensor_type(self.mlir.results[position])
 
     @property

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 def step(
     kind: str, tensor: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(h, c) after one step; x: what the input contributes to the gates.
+    """(hidden, cell) after one step; tensor: what the input contributes to the gates.
 
     Gates lie in Torch's order.
     """
@@ -126,7 +126,7 @@ def _layers(
     both: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All layers and directions: x [time, batch, features], h and c [layers * directions, batch, size]."""
+    """All layers and directions: x [time, batch, features], hidden and cell [layers * directions, batch, size]."""
     loop, _ = operators()
     x = x.transpose(0, 1) if batch_first else x
     directions, per = 2 if both else 1, 4 if biases else 2

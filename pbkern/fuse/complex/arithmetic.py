@@ -136,66 +136,64 @@ def one(like: Complex) -> Complex:
     return Complex(lax.full_like(like.some, 1), None)
 
 
-def add(value: Complex, y: Complex) -> Complex:
-    return Complex(plus(value.re, y.re), plus(value.im, y.im))
+def add(x: Complex, y: Complex) -> Complex:
+    return Complex(plus(x.re, y.re), plus(x.im, y.im))
 
 
-def sub(value: Complex, y: Complex) -> Complex:
-    return Complex(minus(value.re, y.re), minus(value.im, y.im))
+def sub(x: Complex, y: Complex) -> Complex:
+    return Complex(minus(x.re, y.re), minus(x.im, y.im))
 
 
-def neg(value: Complex) -> Complex:
-    return Complex(negated(value.re), negated(value.im))
+def neg(x: Complex) -> Complex:
+    return Complex(negated(x.re), negated(x.im))
 
 
-def conj(value: Complex) -> Complex:
-    return (
-        Complex(value.re, negated(value.im), mirror=value) if value.mirror is None else value.mirror
-    )
+def conj(x: Complex) -> Complex:
+    return Complex(x.re, negated(x.im), mirror=x) if x.mirror is None else x.mirror
 
 
-def mul(value: Complex, y: Complex) -> Complex:
+def mul(x: Complex, y: Complex) -> Complex:
     """A number times its conjugate is real: the rounded products of its imaginary part would not cancel."""
-    if value.mirror is y or y.mirror is value:
-        return Complex(plus(times(value.re, value.re), times(value.im, value.im)), None)
+    if x.mirror is y or y.mirror is x:
+        return Complex(plus(times(x.re, x.re), times(x.im, x.im)), None)
     return Complex(
-        minus(times(value.re, y.re), times(value.im, y.im)),
-        plus(times(value.re, y.im), times(value.im, y.re)),
+        minus(times(x.re, y.re), times(x.im, y.im)),
+        plus(times(x.re, y.im), times(x.im, y.re)),
     )
 
 
-def square(value: Complex) -> Complex:
+def square(x: Complex) -> Complex:
     """(re - im) (re + im) + 2 re im i: closer than re^2 - im^2, and in a wider range."""
-    if value.re is None or value.im is None:
-        return mul(value, value)
-    product = value.re * value.im
-    return Complex((value.re - value.im) * (value.re + value.im), product + product)
+    if x.re is None or x.im is None:
+        return mul(x, x)
+    product = x.re * x.im
+    return Complex((x.re - x.im) * (x.re + x.im), product + product)
 
 
-def times_i(value: Complex) -> Complex:
+def times_i(x: Complex) -> Complex:
     """i x."""
-    return Complex(negated(value.im), value.re)
+    return Complex(negated(x.im), x.re)
 
 
-def over_i(value: Complex) -> Complex:
+def over_i(x: Complex) -> Complex:
     """-i x."""
-    return Complex(value.im, negated(value.re))
+    return Complex(x.im, negated(x.re))
 
 
-def div(value: Complex, y: Complex) -> Complex:
+def div(x: Complex, y: Complex) -> Complex:
     """Smith 1962, "Algorithm 116: Complex division": divides by the larger part first, so that no square is needed.
 
     A divisor on one of the axes divides each part alone, and so does an infinite one.
     """
     if y.im is None:
         return Complex(
-            None if value.re is None else value.re / y.re,
-            None if value.im is None else value.im / y.re,
+            None if x.re is None else x.re / y.re,
+            None if x.im is None else x.im / y.re,
         )
     if y.re is None:
-        return over_i(div(value, Complex(y.im, None)))
+        return over_i(div(x, Complex(y.im, None)))
     c, d = y.parts
-    a, b = value.parts
+    a, b = x.parts
     steep = (lax.abs(c) < lax.abs(d)) | (c != c)
     p, q = choose(steep, d, c), choose(steep, c, d)
     alone = (q == 0) | is_infinite(p)
@@ -210,34 +208,34 @@ def div(value: Complex, y: Complex) -> Complex:
     )
 
 
-def integer_pow(value: Complex, n: int) -> Complex:
+def integer_pow(x: Complex, n: int) -> Complex:
     """Raises to a power by squaring and multiplying."""
-    result, power, left = None, value, abs(n)
+    result, power, left = None, x, abs(n)
     while left:
         if left & 1:
             result = power if result is None else mul(result, power)
         left >>= 1
         power = square(power) if left else power
     if result is None:
-        return one(value)
-    return result if n >= 0 else div(one(value), result)
+        return one(x)
+    return result if n >= 0 else div(one(x), result)
 
 
 # ---- modulus, logarithms, roots
 
 
-def modulus(value: Complex) -> Part:
+def modulus(x: Complex) -> Part:
     """sqrt(re^2 + im^2); infinite where a part is, even beside NaN (as hypot of ISO C)."""
-    if value.re is None or value.im is None:
-        return lax.abs(value.some)
-    a, b, of_scale = scaled(*value.parts)
+    if x.re is None or x.im is None:
+        return lax.abs(x.some)
+    a, b, of_scale = scaled(*x.parts)
     found = lax.sqrt(a * a + b * b) * of_scale(lambda s: 1 / s)
-    return choose(is_infinite(value.re) | is_infinite(value.im), constant(np.inf, found), found)
+    return choose(is_infinite(x.re) | is_infinite(x.im), constant(np.inf, found), found)
 
 
-def sign(value: Complex) -> Complex:
+def sign(x: Complex) -> Complex:
     """x / |x|; 0 for 0, NaN for infinity."""
-    a, b, _ = scaled(*value.parts)
+    a, b, _ = scaled(*x.parts)
     length = lax.sqrt(a * a + b * b)
     length = choose(length == 0, constant(1, length), length)
     return Complex(a / length, b / length)
@@ -254,25 +252,25 @@ def log_modulus(a: Part, b: Part) -> Part:
     return choose(is_infinite(a) | is_infinite(b), constant(np.inf, a), found)
 
 
-def log(value: Complex) -> Complex:
-    a, b = value.parts
+def log(x: Complex) -> Complex:
+    a, b = x.parts
     return Complex(log_modulus(a, b), lax.atan2(b, a))
 
 
-def log1p(value: Complex) -> Complex:
+def log1p(x: Complex) -> Complex:
     """log(1 + x), near 0 as exact as |x| allows."""
-    a, b = value.parts
+    a, b = x.parts
     near = lax.max(lax.abs(a), lax.abs(b)) < 0.25
     over = lax.log1p(choose(near, a * (a + 2) + b * b, constant(0, a))) * 0.5
     return Complex(choose(near, over, log_modulus(a + 1, b)), lax.atan2(b, a + 1))
 
 
-def sqrt(value: Complex) -> Complex:
+def sqrt(x: Complex) -> Complex:
     """The root in the right half-plane, on its edge the one with im's sign.
 
     An infinite imaginary part makes both infinite.
     """
-    re, im = value.parts
+    re, im = x.parts
     a, b, of_scale = scaled(re, im)
     large = lax.sqrt((lax.abs(a) + lax.sqrt(a * a + b * b)) * 0.5)
     small = lax.abs(b) / choose(large == 0, constant(1, large), large * 2)
@@ -282,15 +280,15 @@ def sqrt(value: Complex) -> Complex:
     return Complex(choose(infinite, inf, found_re), with_sign(choose(infinite, inf, found_im), im))
 
 
-def rsqrt(value: Complex) -> Complex:
-    return div(one(value), sqrt(value))
+def rsqrt(x: Complex) -> Complex:
+    return div(one(x), sqrt(x))
 
 
-def power(value: Complex, y: Complex) -> Complex:
+def power(x: Complex, y: Complex) -> Complex:
     """|x|^c e^(-d angle) at the angle c angle(x) + d log |x|, for y = c + di."""
-    a, b = value.parts
+    a, b = x.parts
     c, d = y.parts[0], y.im
-    size, angle = modulus(value), lax.atan2(b, a)
+    size, angle = modulus(x), lax.atan2(b, a)
     length, turn = lax.pow(size, c), c * angle
     if d is not None:
         length, turn = length * lax.exp(-d * angle), turn + d * log_modulus(a, b)
@@ -306,7 +304,7 @@ def power(value: Complex, y: Complex) -> Complex:
 
 
 def _exponential(function: Callable, a: Part) -> tuple[Part, Part]:
-    """(f(a - k), e^k) for f exp or expm1. k is 0 unless e^a is near or beyond the largest number."""
+    """(function(a - k), e^k) for function exp or expm1. k is 0 unless e^a is near or beyond the largest number."""
     k = int(np.log(np.finfo(a.dtype).max)) // 2 - 4
     high = a > 2 * k
     return function(choose(high, a - k, a)), choose(
@@ -314,20 +312,20 @@ def _exponential(function: Callable, a: Part) -> tuple[Part, Part]:
     )
 
 
-def exp(value: Complex) -> Complex:
+def exp(x: Complex) -> Complex:
     """e^re (cos im + i sin im), finite even where only e^re overflows; real where im is zero."""
-    if value.re is None:
-        return Complex(lax.cos(value.im), lax.sin(value.im))
-    if value.im is None:
-        return Complex(lax.exp(value.re), None)
-    length, factor = _exponential(lax.exp, value.re)
-    im = length * lax.sin(value.im) * factor
-    return Complex(length * lax.cos(value.im) * factor, choose(value.im == 0, value.im, im))
+    if x.re is None:
+        return Complex(lax.cos(x.im), lax.sin(x.im))
+    if x.im is None:
+        return Complex(lax.exp(x.re), None)
+    length, factor = _exponential(lax.exp, x.re)
+    im = length * lax.sin(x.im) * factor
+    return Complex(length * lax.cos(x.im) * factor, choose(x.im == 0, x.im, im))
 
 
-def expm1(value: Complex) -> Complex:
+def expm1(x: Complex) -> Complex:
     """e^re cos im - 1 as (e^re - 1) cos im - (1 - cos im): without cancellation near 0."""
-    a, b = value.parts
+    a, b = x.parts
     grown, factor = _exponential(lax.expm1, a)
     cos, sin = lax.cos(b), lax.sin(b)
     versine = choose(cos > 0, sin * sin / (1 + cos), 1 - cos)
@@ -335,30 +333,30 @@ def expm1(value: Complex) -> Complex:
     return Complex((grown * cos - versine) * factor, choose(b == 0, b, im))
 
 
-def exp2(value: Complex) -> Complex:
-    return exp(mul(value, Complex(constant(np.log(2), value.some), None)))
+def exp2(x: Complex) -> Complex:
+    return exp(mul(x, Complex(constant(np.log(2), x.some), None)))
 
 
-def logistic(value: Complex) -> Complex:
-    return div(one(value), add(one(value), exp(neg(value))))
+def logistic(x: Complex) -> Complex:
+    return div(one(x), add(one(x), exp(neg(x))))
 
 
-def sinh(value: Complex) -> Complex:
-    a, b = value.parts
+def sinh(x: Complex) -> Complex:
+    a, b = x.parts
     return Complex(lax.sinh(a) * lax.cos(b), choose(b == 0, b, lax.cosh(a) * lax.sin(b)))
 
 
-def cosh(value: Complex) -> Complex:
-    a, b = value.parts
+def cosh(x: Complex) -> Complex:
+    a, b = x.parts
     nothing = with_sign(with_sign(constant(0, a), a), b)
     return Complex(
         lax.cosh(a) * lax.cos(b), choose((a == 0) | (b == 0), nothing, lax.sinh(a) * lax.sin(b))
     )
 
 
-def tanh(value: Complex) -> Complex:
+def tanh(x: Complex) -> Complex:
     """(sinh 2a + i sin 2b) / (cosh 2a + cos 2b), both divided by e^|2a|: nothing overflows."""
-    a, b = value.parts
+    a, b = x.parts
     rise = -lax.expm1(-2 * lax.abs(a))  # 1 - e^-|2a|
     rest = 1 - rise
     b = choose(rest == 0, with_sign(constant(0, b), b), b)
@@ -369,13 +367,13 @@ def tanh(value: Complex) -> Complex:
     )
 
 
-def sin(value: Complex) -> Complex:
-    return over_i(sinh(times_i(value)))
+def sin(x: Complex) -> Complex:
+    return over_i(sinh(times_i(x)))
 
 
-def cos(value: Complex) -> Complex:
-    return cosh(times_i(value))
+def cos(x: Complex) -> Complex:
+    return cosh(times_i(x))
 
 
-def tan(value: Complex) -> Complex:
-    return over_i(tanh(times_i(value)))
+def tan(x: Complex) -> Complex:
+    return over_i(tanh(times_i(x)))

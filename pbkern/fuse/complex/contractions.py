@@ -71,45 +71,43 @@ class ComplexOperand:
         return lax.reshape(lax.transpose(x, order), (*self.extents(self.batch), *shape))
 
 
-def _are_last(dims: Sequence[int], value: Complex) -> bool:
-    rank = np.ndim(value.some)
+def _are_last(dims: Sequence[int], x: Complex) -> bool:
+    rank = np.ndim(x.some)
     return set(dims) == set(range(rank - len(dims), rank))
 
 
-def contract(value: Complex, y: Complex, dimension_numbers, real_contract: Contract) -> Complex:
+def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract) -> Complex:
     """dot_general of complex numbers by `real_contract`, a dot_general of real ones."""
     (xc, yc), (xb, yb) = dimension_numbers
-    in_order_of_y = _are_last(yc, y) and not _are_last(xc, value)
+    in_order_of_y = _are_last(yc, y) and not _are_last(xc, x)
     pairs = sorted(zip(xc, yc), key=lambda pair: pair[in_order_of_y])
     lhs, rhs = (
-        ComplexOperand.of(value, xb, [i for i, _ in pairs]),
+        ComplexOperand.of(x, xb, [i for i, _ in pairs]),
         ComplexOperand.of(y, yb, [j for _, j in pairs]),
     )
     if not lhs.free and not rhs.free:
         return _sum_of_products(lhs, rhs)
     w, o = (rhs, lhs) if rhs.preference > lhs.preference else (lhs, rhs)
-    if any(part is None for part in (value.re, value.im, y.re, y.im)):
-        return _of_parts(
-            value, y, lambda left, right: real_contract(left, right, dimension_numbers)
-        )
+    if any(part is None for part in (x.re, x.im, y.re, y.im)):
+        return _of_parts(x, y, lambda left, right: real_contract(left, right, dimension_numbers))
     if w.contracts_last:
         found = _with_table(w, o, real_contract)
         return deinterleave(_transposed(found, w, o) if w is rhs else found)
     if ROWS_BELOW * o.count(o.free) <= o.count(o.contracted):
         parts = _with_rows(w, o, real_contract)
         return Complex(*(_transposed(part, o, w) if w is lhs else part for part in parts))
-    return _of_parts(value, y, lambda left, right: real_contract(left, right, dimension_numbers))
+    return _of_parts(x, y, lambda left, right: real_contract(left, right, dimension_numbers))
 
 
-def _of_parts(value: Complex, y: Complex, product: Callable) -> Complex:
+def _of_parts(x: Complex, y: Complex, product: Callable) -> Complex:
     """Products of the parts that are not None."""
 
     def of(left, right):
         return None if left is None or right is None else product(left, right)
 
     return Complex(
-        arithmetic.minus(of(value.re, y.re), of(value.im, y.im)),
-        arithmetic.plus(of(value.re, y.im), of(value.im, y.re)),
+        arithmetic.minus(of(x.re, y.re), of(x.im, y.im)),
+        arithmetic.plus(of(x.re, y.im), of(x.im, y.re)),
     )
 
 

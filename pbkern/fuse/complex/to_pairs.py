@@ -213,9 +213,9 @@ def _number(x) -> Complex:
     return x if isinstance(x, Complex) else Complex(x, None)
 
 
-def _wide(value: Complex, shape: Sequence[int]) -> Complex:
+def _wide(x: Complex, shape: Sequence[int]) -> Complex:
     """An operand with dimensions of size 1 repeated; scalars stay scalars."""
-    return _of_shape(value, shape) if np.ndim(value.some) else value
+    return _of_shape(x, shape) if np.ndim(x.some) else x
 
 
 for _name, _function in {
@@ -258,8 +258,8 @@ rule("eq")(lambda eqn, x, y: _both_equal(x, y))
 rule("ne")(lambda eqn, x, y: lax.bitwise_not(_both_equal(x, y)))
 
 
-def _both_equal(value: Complex, y: Complex):
-    return lax.bitwise_and(*(part == other for part, other in zip(value.parts, y.parts)))
+def _both_equal(x: Complex, y: Complex):
+    return lax.bitwise_and(*(part == other for part, other in zip(x.parts, y.parts)))
 
 
 @rule("pow")
@@ -412,18 +412,18 @@ def _reduce_prod(eqn, x):
     return _each(lambda part: lax.squeeze(part, (0,)), x)
 
 
-def _each(function: Callable, value: Complex) -> Complex:
-    return Complex(*(None if part is None else function(part) for part in (value.re, value.im)))
+def _each(function: Callable, x: Complex) -> Complex:
+    return Complex(*(None if part is None else function(part) for part in (x.re, x.im)))
 
 
-def _rows(value: Complex, start: int, stop: int) -> Complex:
-    return _each(lambda part: lax.slice_in_dim(part, start, stop), value)
+def _rows(x: Complex, start: int, stop: int) -> Complex:
+    return _each(lambda part: lax.slice_in_dim(part, start, stop), x)
 
 
-def _pad_ones(value: Complex, count: int) -> Complex:
+def _pad_ones(x: Complex, count: int) -> Complex:
     """x followed by ones, `count` rows."""
-    config = [(0, count - 1, 0), *((0, 0, 0) for _ in np.shape(value.some)[1:])]
-    re, im = value.parts
+    config = [(0, count - 1, 0), *((0, 0, 0) for _ in np.shape(x.some)[1:])]
+    re, im = x.parts
     return Complex(
         lax.pad(re, np.ones((), re.dtype), config), lax.pad(im, np.zeros((), im.dtype), config)
     )

@@ -62,9 +62,9 @@ def deinterleave(x, whole=None) -> Complex:
     return Complex(re, im, x, whole)
 
 
-def interleave(value: Complex):
+def interleave(z: Complex):
     """real[..., 2]: both parts interleaved."""
-    if value.interleaved is not None:
-        return value.interleaved
-    rank = np.ndim(value.some)
-    return lax.concatenate([lax.expand_dims(part, [rank]) for part in value.parts], rank)
+    if z.interleaved is not None:
+        return z.interleaved
+    rank = np.ndim(z.some)
+    return lax.concatenate([lax.expand_dims(part, [rank]) for part in z.parts], rank)

@@ -192,7 +192,7 @@ class _Stacks:
         return walked if len({*walked.values()}) == len(walked) else None
 
     def _counted(self, indices, entry: int, extent: int) -> int | None:
-        """The dimension of the indices, of size n, along which entry `entry` of the index vectors counts."""
+        """The dimension of the indices, of size extent, along which entry `entry` of the index vectors counts."""
         found = self.notes.find("counts", self._column(indices, entry))
         if found is None or 0 not in found[0]:
             return None

@@ -130,20 +130,18 @@ for _name, _kinds, _op in (
 
 
 @register("iu", "in_range")
-def _in_range(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
+def _in_range(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range."""
     low, high = eqn.params["low"], eqn.params["high"]
     first, count = min(low, high), abs(high - low)
-    moved = b.sub(value, b.c(first, value.el)) if first else value
-    if value.lanes and low < high and is_comparable(value.el, count):
-        return b.report(RangeReport(moved, count), value)
+    moved = b.sub(x, b.c(first, x.el)) if first else x
+    if x.lanes and low < high and is_comparable(x.el, count):
+        return b.report(RangeReport(moved, count), x)
     if low > high and count == 1:
-        wrong = b.cmp("eq", value, b.c(high, value.el))
+        wrong = b.cmp("eq", x, b.c(high, x.el))
     else:
-        wrong = b.cmp("ge" if low < high else "lt", moved, b.c(count, value.el), unsigned=True)
-    found = b.report(
-        RangeReport(b.cast("arith.extsi", wrong, value.el) if value.lanes else wrong), value
-    )
+        wrong = b.cmp("ge" if low < high else "lt", moved, b.c(count, x.el), unsigned=True)
+    found = b.report(RangeReport(b.cast("arith.extsi", wrong, x.el) if x.lanes else wrong), x)
     if high <= 0 < low:
         b.known.divisors.add(found.name)
     return found
@@ -157,41 +155,37 @@ register("fiu", "square")(lambda b, eqn, x: b.mul(x, x))
 
 
 @register("fiu", "div")
-def _div(b: Builder, eqn: EqnInfo, value: Ssa, y: Ssa) -> Ssa:
-    return b.div(value, y, unsigned=eqn.unsigned)
+def _div(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
+    return b.div(x, y, unsigned=eqn.unsigned)
 
 
 @register("fiu", "rem")
-def _rem(b: Builder, eqn: EqnInfo, value: Ssa, y: Ssa) -> Ssa:
-    if is_float(value.el):
-        return functions.BINARY["fmod"](b, value, y)
-    return b.rem(value, y, unsigned=eqn.unsigned)
+def _rem(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
+    if is_float(x.el):
+        return functions.BINARY["fmod"](b, x, y)
+    return b.rem(x, y, unsigned=eqn.unsigned)
 
 
 @register("fiu", "abs")
-def _abs(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
-    return value if eqn.unsigned else b.abs(value)
+def _abs(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
+    return x if eqn.unsigned else b.abs(x)
 
 
 @register("fiu", "sign")
-def _sign(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
+def _sign(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """-1, 0 or 1; NaN and both float zeros are their own sign."""
-    zero = b.c(0, value.el)
-    if is_float(value.el):
-        return b.select(b.cmp("gt", b.abs(value), zero), b.copysign(b.c(1, value.el), value), value)
-    positive = b.int_resize(b.cmp("ne" if eqn.unsigned else "gt", value, zero), value.el)
-    return (
-        positive
-        if eqn.unsigned
-        else b.or_(positive, b.sar(value, b.c(BITS[value.el] - 1, value.el)))
-    )
+    zero = b.c(0, x.el)
+    if is_float(x.el):
+        return b.select(b.cmp("gt", b.abs(x), zero), b.copysign(b.c(1, x.el), x), x)
+    positive = b.int_resize(b.cmp("ne" if eqn.unsigned else "gt", x, zero), x.el)
+    return positive if eqn.unsigned else b.or_(positive, b.sar(x, b.c(BITS[x.el] - 1, x.el)))
 
 
 @register("fiu", "integer_pow")
-def _integer_pow(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
+def _integer_pow(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Square and multiply; a negative exponent inverts the result, as XLA does."""
     exponent = eqn.params["y"]
-    result, power, bits = None, value, abs(exponent)
+    result, power, bits = None, x, abs(exponent)
     while bits:
         if bits & 1:
             result = power if result is None else b.mul(result, power)
@@ -199,18 +193,18 @@ def _integer_pow(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
         if bits:
             power = b.mul(power, power)
     if result is None:
-        return b.c(1, value.el)
-    return b.div(b.c(1, value.el), result) if exponent < 0 else result
+        return b.c(1, x.el)
+    return b.div(b.c(1, x.el), result) if exponent < 0 else result
 
 
 @register("f", "round")
-def _round(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
+def _round(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Ties away from zero (0) or to even (1)."""
     if int(eqn.params["rounding_method"]) == 1:
-        return b.roundeven(value)
+        return b.roundeven(x)
     # Adding the number just below a half cannot lift a number below a tie over it.
-    half = np.nextafter(0.5, 0, dtype=np.dtype(f"f{BITS[value.el] // 8}"))
-    return b.trunc(b.add(value, b.copysign(b.c(half, value.el), value)))
+    half = np.nextafter(0.5, 0, dtype=np.dtype(f"f{BITS[x.el] // 8}"))
+    return b.trunc(b.add(x, b.copysign(b.c(half, x.el), x)))
 
 
 # ---------------------------------------------------------------------- comparison and choice
@@ -228,10 +222,10 @@ def _select_n(b: Builder, eqn: EqnInfo, which: Ssa, *cases: Ssa) -> Ssa:
 
 
 @register("fiu", "clamp")
-def _clamp(b: Builder, eqn: EqnInfo, low: Ssa, value: Ssa, high: Ssa) -> Ssa:
+def _clamp(b: Builder, eqn: EqnInfo, low: Ssa, x: Ssa, high: Ssa) -> Ssa:
     """min(max(x, low), high); NaN anywhere gives NaN."""
     unsigned = eqn.in_dtypes[1].kind == "u"
-    return b.min(b.max(value, low, unsigned=unsigned), high, unsigned=unsigned)
+    return b.min(b.max(x, low, unsigned=unsigned), high, unsigned=unsigned)
 
 
 def _total_order(predicate: str):
@@ -253,25 +247,25 @@ for _name in ("eq", "le", "lt"):
 
 
 @register("f", "is_finite")
-def _is_finite(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
+def _is_finite(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """For float16 and bfloat16: whether rounding to them stays finite."""
     bound = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}.get(
         eqn.in_dtypes[0].name, np.inf
     )
-    return b.cmp("lt", b.abs(value), b.c(bound, value.el))
+    return b.cmp("lt", b.abs(x), b.c(bound, x.el))
 
 
 # ---------------------------------------------------------------------- bits and conversions
 
 
 @register("fiub", "convert_element_type")
-def _convert(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
-    return b.convert(value, eqn.in_dtypes[0], eqn.out_dtype)
+def _convert(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
+    return b.convert(x, eqn.in_dtypes[0], eqn.out_dtype)
 
 
 @register("fiu", "bitcast_convert_type")
-def _bitcast(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
-    stored = b.to_storage(value, eqn.in_dtypes[0])
+def _bitcast(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
+    stored = b.to_storage(x, eqn.in_dtypes[0])
     return b.from_storage(b.bitcast(stored, storage_el(eqn.out_dtype)), eqn.out_dtype)
 
 
@@ -279,29 +273,24 @@ def _bitcast(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
 _FORMATS = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}
 
 
-def _as_rounded(b: Builder, value: Ssa) -> Ssa:
+def _as_rounded(b: Builder, x: Ssa) -> Ssa:
     """x as it is, rounded: what reads a product does not become a fused multiply-add, which would not round it."""
-    name = f"llvm.arithmetic.fence.{f'v{value.lanes}' if value.lanes else ''}{value.el}"
-    return value._replace(
-        name=b.emit(f'llvm.call_intrinsic "{name}"({value.name}) : ({value.type}) -> {value.type}')
+    name = f"llvm.arithmetic.fence.{f'v{x.lanes}' if x.lanes else ''}{x.el}"
+    return x._replace(
+        name=b.emit(f'llvm.call_intrinsic "{name}"({x.name}) : ({x.type}) -> {x.type}')
     )
 
 
 @register("f", "reduce_precision")
-def _reduce_precision(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
+def _reduce_precision(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Rounds to fewer exponent and mantissa bits; what is subnormal in the smaller format becomes zero."""
     dtype = eqn.in_dtypes[0]
     exponent_bits, mantissa_bits = _FORMATS[dtype.name]
     exponent = min(eqn.params["exponent_bits"], exponent_bits)
     drop = mantissa_bits - min(eqn.params["mantissa_bits"], mantissa_bits)
-    if (
-        value.el in ("f32", "f64")
-        and dtype.itemsize >= 4
-        and not drop
-        and exponent == exponent_bits
-    ):
-        return _as_rounded(b, value)
-    stored = b.to_storage(value, dtype)
+    if x.el in ("f32", "f64") and dtype.itemsize >= 4 and not drop and exponent == exponent_bits:
+        return _as_rounded(b, x)
+    stored = b.to_storage(x, dtype)
     el = f"i{BITS[stored.el]}"
     bits = b.bitcast(stored, el)
     sign = b.and_(bits, b.c(1 << (BITS[el] - 1), el))
@@ -317,17 +306,17 @@ def _reduce_precision(b: Builder, eqn: EqnInfo, value: Ssa) -> Ssa:
         underflow = b.cmp("le", size, b.c((bias - small) << mantissa_bits, el))
         bits = b.select(overflow, b.or_(sign, infinity), b.select(underflow, sign, bits))
     rounded = b.from_storage(b.bitcast(bits, stored.el), dtype)
-    return b.select(b.is_nan(value), value, rounded)
+    return b.select(b.is_nan(x), x, rounded)
 
 
 @register("f", "nextafter")
-def _nextafter(b: Builder, eqn: EqnInfo, value: Ssa, y: Ssa) -> Ssa:
+def _nextafter(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     """The neighbour of x towards y: bits + 1 away from zero, bits - 1 towards it.
 
     All of it on bits: comparisons of floats may take subnormal numbers for zeros.
     """
     dtype = eqn.out_dtype
-    stored = [b.to_storage(b.round_to(operand, dtype), dtype) for operand in (value, y)]
+    stored = [b.to_storage(b.round_to(operand, dtype), dtype) for operand in (x, y)]
     el = f"i{BITS[stored[0].el]}"
     size = b.c((1 << (BITS[el] - 1)) - 1, el)
     from_bits, to_bits = (b.bitcast(word, el) for word in stored)
@@ -344,7 +333,7 @@ def _nextafter(b: Builder, eqn: EqnInfo, value: Ssa, y: Ssa) -> Ssa:
     smallest = b.or_(b.c(1, el), b.and_(to_bits, b.c(-1 << (BITS[el] - 1), el)))
     result = b.select(equal, to_bits, b.select(is_zero, smallest, moved))
     neighbour = b.from_storage(b.bitcast(result, stored[0].el), dtype)
-    return b.select(b.cmp("uno", value, y), b.add(value, y), neighbour)
+    return b.select(b.cmp("uno", x, y), b.add(x, y), neighbour)
 
 
 # ---------------------------------------------------------------------- functions of vector_math
@@ -354,12 +343,12 @@ for _name, _function in functions.UNARY.items():
 
 
 @register("f", "atan2")
-def _atan2(b: Builder, eqn: EqnInfo, value: Ssa, x: Ssa) -> Ssa:
-    return functions.BINARY["atan2"](b, value, x)
+def _atan2(b: Builder, eqn: EqnInfo, y: Ssa, x: Ssa) -> Ssa:
+    return functions.BINARY["atan2"](b, y, x)
 
 
 @register("f", "pow")
-def _pow(b: Builder, eqn: EqnInfo, value: Ssa, y: Ssa) -> Ssa:
+def _pow(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     if not is_float(y.el):  # as JAX: the exponent becomes a float of x's type
-        y = b.int_to_float(y, value.el, unsigned=eqn.in_dtypes[1].kind in "ub")
-    return functions.BINARY["pow"](b, value, y)
+        y = b.int_to_float(y, x.el, unsigned=eqn.in_dtypes[1].kind in "ub")
+    return functions.BINARY["pow"](b, x, y)

@@ -10,65 +10,65 @@ from .exp_log import exp, exp2_unchecked, log
 from .horner import fit
 
 
-def erf(b: Builder, value: Ssa) -> Ssa:
+def erf(b: Builder, x: Ssa) -> Ssa:
     """x (1 + E(x**2)) up to 1; beyond, 1 - erfc(|x|), in f32 with erfc as 2**Q(|x|)."""
     b = b.strict()
-    if (own := b.math.lookup("erf", value.el)) is not None:
-        return own(b, value)
-    el = value.el
-    magnitude, one = b.abs(value), b.c(1, el)
-    z = b.mul(value, value)
-    small = b.fma(value, fit(b, z, "erf"), value)
+    if (own := b.math.lookup("erf", x.el)) is not None:
+        return own(b, x)
+    el = x.el
+    magnitude, one = b.abs(x), b.c(1, el)
+    z = b.mul(x, x)
+    small = b.fma(x, fit(b, z, "erf"), x)
     tail = (
         exp2_unchecked(b, fit(b, b.at_most(magnitude, 4.0), "erf_tail"))
         if el == "f32"
         else _erfc_positive(b, b.at_most(magnitude, 6.0))
     )
-    large = b.copysign(b.sub(one, tail), value)
+    large = b.copysign(b.sub(one, tail), x)
     return b.select(b.cmp("lt", magnitude, one), small, large)
 
 
-def _erfc_positive(b: Builder, value: Ssa) -> Ssa:
+def _erfc_positive(b: Builder, a: Ssa) -> Ssa:
     """exp(-a**2) P(t) / (1 + 2 a), t = (a - 2) / (a + 2); the square is kept to twice the digits.
 
     A target may have a version of its own of all but the exponential.
     """
-    el = value.el
-    square = b.mul(value, value)
-    lost = b.fma(value, value, b.neg(square))
+    el = a.el
+    square = b.mul(a, a)
+    lost = b.fma(a, a, b.neg(square))
     if (erfcx := b.math.lookup("erfcx", el)) is not None:
         gaussian = exp(b, b.neg(square), nonpositive=True)
-        return b.mul(b.fma(b.neg(lost), gaussian, gaussian), erfcx(b, value))
+        return b.mul(b.fma(b.neg(lost), gaussian, gaussian), erfcx(b, a))
     two = b.c(2, el)
-    t = b.div(b.sub(value, two), b.add(value, two))
+    t = b.div(b.sub(a, two), b.add(a, two))
     polynomial = fit(b, t, "erfcx_short" if el == "f32" else "erfcx")
-    quotient = b.div(b.fma(b.neg(lost), polynomial, polynomial), b.fma(value, two, b.c(1, el)))
+    quotient = b.div(b.fma(b.neg(lost), polynomial, polynomial), b.fma(a, two, b.c(1, el)))
     return b.mul(exp(b, b.neg(square), nonpositive=True), quotient)
 
 
-def erfc(b: Builder, value: Ssa) -> Ssa:
+def erfc(b: Builder, x: Ssa) -> Ssa:
     """Keeps its relative accuracy in the tail; 2 - erfc(-x) for negative x."""
     b = b.strict()
-    own = b.math.lookup("erfc", value.el)
-    return erfc_by_parts(b, value) if own is None else own(b, value)
+    own = b.math.lookup("erfc", x.el)
+    return erfc_by_parts(b, x) if own is None else own(b, x)
 
 
-def erfc_by_parts(b: Builder, value: Ssa) -> Ssa:
+def erfc_by_parts(b: Builder, x: Ssa) -> Ssa:
     """The shared version; a target may replace parts of it."""
-    el = value.el
-    y = _erfc_positive(b, b.at_most(b.abs(value), 10.1 if el == "f32" else 27.4))
-    return b.select(b.cmp("lt", value, b.c(0, el)), b.sub(b.c(2, el), y), y)
+    el = x.el
+    y = _erfc_positive(b, b.at_most(b.abs(x), 10.1 if el == "f32" else 27.4))
+    return b.select(b.cmp("lt", x, b.c(0, el)), b.sub(b.c(2, el), y), y)
 
 
-def erf_inv(b: Builder, value: Ssa) -> Ssa:
+def erf_inv(b: Builder, x: Ssa) -> Ssa:
     """x P(w), w = -log(1 - x**2), and a polynomial in sqrt(w) for large w.
 
     Source of the method: M. Giles, Approximating the erfinv function, GPU Computing Gems 2, 2011.
     """
     b = b.strict()
-    el = value.el
+    el = x.el
     one = b.c(1, el)
-    w = b.neg(log(b, b.mul(b.sub(one, value), b.add(one, value))))
+    w = b.neg(log(b, b.mul(b.sub(one, x), b.add(one, x))))
     pieces = {
         "f32": ((2.5, "erf_inv"), (5.0, 3.0, "erf_inv_tail")),
         "f64": ((3.125, "erf_inv_0"), (6.25, 3.25, "erf_inv_1"), (16.0, 5.0, "erf_inv_2")),
@@ -79,5 +79,5 @@ def erf_inv(b: Builder, value: Ssa) -> Ssa:
     for start, middle, name in tails:
         tail = fit(b, b.sub(root, b.c(middle, el)), name)
         polynomial = b.select(b.cmp("ge", w, b.c(start, el)), tail, polynomial)
-    y = b.mul(value, polynomial)
-    return b.select(b.cmp("eq", b.abs(value), one), b.mul(value, b.c(math.inf, el)), y)
+    y = b.mul(x, polynomial)
+    return b.select(b.cmp("eq", b.abs(x), one), b.mul(x, b.c(math.inf, el)), y)

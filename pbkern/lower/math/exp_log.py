@@ -52,42 +52,42 @@ def split(high: float, low: float, el: str) -> tuple[float, float]:
 # ---------------------------------------------------------------------- exponentials
 
 
-def _exp_reduce(b: Builder, value: Ssa, shift: int) -> tuple[Ssa, Ssa]:
+def _exp_reduce(b: Builder, x: Ssa, shift: int) -> tuple[Ssa, Ssa]:
     """x = n ln 2 + r, |r| <= ln(2) / 2 -> (2**(n - shift), r).
 
     Adding 1.5 * 2**mantissa + bias - shift rounds to an integer and leaves n + bias - shift in the
     low bits of the sum.
     """
-    fmt = FORMATS[value.el]
-    magic = b.c(1.5 * 2.0**fmt.mantissa + (fmt.bias - shift), value.el)
-    shifted = b.fma(value, b.c(1 / math.log(2), value.el), magic)
+    fmt = FORMATS[x.el]
+    magic = b.c(1.5 * 2.0**fmt.mantissa + (fmt.bias - shift), x.el)
+    shifted = b.fma(x, b.c(1 / math.log(2), x.el), magic)
     n = b.sub(shifted, magic)
-    high, low = split(*LN2, value.el)
-    r = b.fma(n, b.c(-low, value.el), b.fma(n, b.c(-high, value.el), value))
+    high, low = split(*LN2, x.el)
+    r = b.fma(n, b.c(-low, x.el), b.fma(n, b.c(-high, x.el), x))
     return _scale(b, shifted), r
 
 
-def _scale(b: Builder, value: Ssa) -> Ssa:
+def _scale(b: Builder, t: Ssa) -> Ssa:
     """Low bits to the exponent field."""
-    fmt = FORMATS[value.el]
-    return b.bitcast(b.shl(b.bitcast(value, fmt.int_el), b.c(fmt.mantissa, fmt.int_el)), value.el)
+    fmt = FORMATS[t.el]
+    return b.bitcast(b.shl(b.bitcast(t, fmt.int_el), b.c(fmt.mantissa, fmt.int_el)), t.el)
 
 
-def _lifted(b: Builder, value: Ssa, p: Ssa, scale: Ssa, threshold: float) -> Ssa:
+def _lifted(b: Builder, x: Ssa, p: Ssa, scale: Ssa, threshold: float) -> Ssa:
     """p * scale; where x < threshold the scale may be below the normal numbers, so it is lifted first."""
-    fmt = FORMATS[value.el]
-    low = b.cmp("lt", value, b.c(threshold, value.el))
+    fmt = FORMATS[x.el]
+    low = b.cmp("lt", x, b.c(threshold, x.el))
     bits = b.bitcast(scale, fmt.int_el)
     raised = b.bitcast(
-        b.select(low, b.add(bits, b.c(fmt.lift << fmt.mantissa, fmt.int_el)), bits), value.el
+        b.select(low, b.add(bits, b.c(fmt.lift << fmt.mantissa, fmt.int_el)), bits), x.el
     )
     y = b.mul(p, raised)
-    return b.select(low, b.mul(y, b.c(2.0**-fmt.lift, value.el)), y)
+    return b.select(low, b.mul(y, b.c(2.0**-fmt.lift, x.el)), y)
 
 
-def _exp_tail(b: Builder, value: Ssa, *, scale: float = 1.0) -> Ssa:
+def _exp_tail(b: Builder, r: Ssa, *, scale: float = 1.0) -> Ssa:
     """scale * (exp(r) - 1 - r) / r**2."""
-    return fit(b, value, "exp_approx" if b.approx else "exp", scale=scale)
+    return fit(b, r, "exp_approx" if b.approx else "exp", scale=scale)
 
 
 def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
@@ -111,15 +111,13 @@ def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
     return b.mul(polynomial, scale) if b.approx else _lifted(b, x, polynomial, scale, fmt.subnormal)
 
 
-def _exp2_parts(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
+def _exp2_parts(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """(2**(n - 1), 2 * 2**(x - n)) for the integer n nearest to x."""
-    fmt = FORMATS[value.el]
-    magic = b.c(1.5 * 2.0**fmt.mantissa + (fmt.bias - 1), value.el)
-    shifted = b.add(value, magic)
-    remainder = b.sub(value, b.sub(shifted, magic))
-    return _scale(b, shifted), b.fma(
-        fit(b, remainder, "exp2", scale=2), remainder, b.c(2, value.el)
-    )
+    fmt = FORMATS[x.el]
+    magic = b.c(1.5 * 2.0**fmt.mantissa + (fmt.bias - 1), x.el)
+    shifted = b.add(x, magic)
+    remainder = b.sub(x, b.sub(shifted, magic))
+    return _scale(b, shifted), b.fma(fit(b, remainder, "exp2", scale=2), remainder, b.c(2, x.el))
 
 
 def exp2(b: Builder, x: Ssa) -> Ssa:
@@ -131,89 +129,89 @@ def exp2(b: Builder, x: Ssa) -> Ssa:
     return _lifted(b, x, polynomial, scale, fmt.subnormal / math.log(2))
 
 
-def exp2_unchecked(b: Builder, value: Ssa) -> Ssa:
+def exp2_unchecked(b: Builder, x: Ssa) -> Ssa:
     """2**x for x and results within the normal range."""
-    scale, polynomial = _exp2_parts(b, value)
+    scale, polynomial = _exp2_parts(b, x)
     return b.mul(polynomial, scale)
 
 
-def _expm1_unclamped(b: Builder, value: Ssa) -> Ssa:
+def _expm1_unclamped(b: Builder, x: Ssa) -> Ssa:
     """2**n (exp(r) - 1) + (2**n - 1), halved inside so that overflow comes last."""
-    scale, r = _exp_reduce(b, value, 1)
+    scale, r = _exp_reduce(b, x, 1)
     reduced_expm1 = b.fma(_exp_tail(b, r), b.mul(r, r), r)
-    return b.mul(b.fma(scale, reduced_expm1, b.sub(scale, b.c(0.5, value.el))), b.c(2, value.el))
+    return b.mul(b.fma(scale, reduced_expm1, b.sub(scale, b.c(0.5, x.el))), b.c(2, x.el))
 
 
-def expm1(b: Builder, value: Ssa) -> Ssa:
-    b, fmt = b.strict(), FORMATS[value.el]
-    clamped = b.at_most(b.at_least(value, -1.9 * fmt.mantissa / 2), fmt.exp_high)
+def expm1(b: Builder, x: Ssa) -> Ssa:
+    b, fmt = b.strict(), FORMATS[x.el]
+    clamped = b.at_most(b.at_least(x, -1.9 * fmt.mantissa / 2), fmt.exp_high)
     y = _expm1_unclamped(b, clamped)
-    return keep_tiny(b, value, y, fmt.mantissa + 2)
+    return keep_tiny(b, x, y, fmt.mantissa + 2)
 
 
-def keep_tiny(b: Builder, value: Ssa, y: Ssa, bits: int) -> Ssa:
+def keep_tiny(b: Builder, x: Ssa, y: Ssa, bits: int) -> Ssa:
     """x where |x| < 2**-bits, for odd functions that are x there (also keeps -0 and subnormals), else y."""
-    return b.select(b.cmp("lt", b.abs(value), b.c(2.0**-bits, value.el)), value, y)
+    return b.select(b.cmp("lt", b.abs(x), b.c(2.0**-bits, x.el)), x, y)
 
 
-def logistic(b: Builder, value: Ssa) -> Ssa:
+def logistic(b: Builder, x: Ssa) -> Ssa:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|): neither overflows, small results keep digits."""
     b = b.strict()
-    e = exp(b, b.neg(b.abs(value)), nonpositive=True)
-    one = b.c(1, value.el)
-    return b.div(b.select(b.cmp("lt", value, b.c(0, value.el)), e, one), b.add(one, e))
+    e = exp(b, b.neg(b.abs(x)), nonpositive=True)
+    one = b.c(1, x.el)
+    return b.div(b.select(b.cmp("lt", x, b.c(0, x.el)), e, one), b.add(one, e))
 
 
-def tanh(b: Builder, value: Ssa) -> Ssa:
+def tanh(b: Builder, x: Ssa) -> Ssa:
     """e / (e + 2) with e = expm1(2 |x|)."""
     b = b.strict()
-    if (own := b.math.lookup("tanh", value.el)) is not None:
-        return own(b, value)
-    clamped = b.at_most(b.abs(value), 9.5 if value.el == "f32" else 20.0)
+    if (own := b.math.lookup("tanh", x.el)) is not None:
+        return own(b, x)
+    clamped = b.at_most(b.abs(x), 9.5 if x.el == "f32" else 20.0)
     e = _expm1_unclamped(b, b.add(clamped, clamped))
-    return b.copysign(b.div(e, b.add(e, b.c(2, value.el))), value)
+    return b.copysign(b.div(e, b.add(e, b.c(2, x.el))), x)
 
 
-def _quarter_exp(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
+def _quarter_exp(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """(exp(|x|) / 4, exp(-|x|) / 4): cosh overflows a factor 2 later than exp."""
-    fmt = FORMATS[value.el]
-    scale, remainder = _exp_reduce(b, b.at_most(b.abs(value), fmt.half_high), 2)
-    one = b.c(1, value.el)
+    fmt = FORMATS[x.el]
+    scale, remainder = _exp_reduce(b, b.at_most(b.abs(x), fmt.half_high), 2)
+    one = b.c(1, x.el)
     quarter = b.mul(b.fma(b.fma(_exp_tail(b, remainder), remainder, one), remainder, one), scale)
-    return quarter, b.div(b.c(0.0625, value.el), quarter)
+    return quarter, b.div(b.c(0.0625, x.el), quarter)
 
 
-def cosh(b: Builder, value: Ssa) -> Ssa:
+def cosh(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
-    up, down = _quarter_exp(b, value)
-    return b.mul(b.add(up, down), b.c(2, value.el))
+    up, down = _quarter_exp(b, x)
+    return b.mul(b.add(up, down), b.c(2, x.el))
 
 
-def sinh(b: Builder, value: Ssa) -> Ssa:
+def sinh(b: Builder, x: Ssa) -> Ssa:
     """A polynomial up to 1, where exp(x) - exp(-x) would cancel."""
     b = b.strict()
-    up, down = _quarter_exp(b, value)
-    large = b.copysign(b.mul(b.sub(up, down), b.c(2, value.el)), value)
-    z = b.mul(value, value)
-    small = b.fma(b.mul(value, z), fit(b, z, "sinh"), value)
-    y = b.select(b.cmp("lt", b.abs(value), b.c(1, value.el)), small, large)
-    return keep_tiny(b, value, y, FORMATS[value.el].mantissa // 2 + 2)
+    up, down = _quarter_exp(b, x)
+    large = b.copysign(b.mul(b.sub(up, down), b.c(2, x.el)), x)
+    z = b.mul(x, x)
+    small = b.fma(b.mul(x, z), fit(b, z, "sinh"), x)
+    y = b.select(b.cmp("lt", b.abs(x), b.c(1, x.el)), small, large)
+    return keep_tiny(b, x, y, FORMATS[x.el].mantissa // 2 + 2)
 
 
 # ---------------------------------------------------------------------- logarithms
 
 
-def _log_split(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
+def _log_split(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """x = 2**k m with m in [sqrt(1/2), sqrt(2)) -> (k as an integer, m - 1), for normal x > 0."""
-    fmt = FORMATS[value.el]
-    half = b.c(SQRT_HALF_BITS[value.el], fmt.int_el)
-    bits = b.sub(b.bitcast(value, fmt.int_el), half)
+    fmt = FORMATS[x.el]
+    half = b.c(SQRT_HALF_BITS[x.el], fmt.int_el)
+    bits = b.sub(b.bitcast(x, fmt.int_el), half)
     k = b.sar(bits, b.c(fmt.mantissa, fmt.int_el))
     m = b.add(b.and_(bits, b.c((1 << fmt.mantissa) - 1, fmt.int_el)), half)
-    return k, b.sub(b.bitcast(m, value.el), b.c(1, value.el))
+    return k, b.sub(b.bitcast(m, x.el), b.c(1, x.el))
 
 
-def _log_sum(b: Builder, value: Ssa, m1: Ssa) -> Ssa:
+def _log_sum(b: Builder, k: Ssa, m1: Ssa) -> Ssa:
     """k ln 2 + log(1 + m1).
 
     f32: m1 - m1**2 / 2 + m1**3 P(m1). f64: s = m1 / (2 + m1), 2 atanh(s), arranged so that the
@@ -224,109 +222,109 @@ def _log_sum(b: Builder, value: Ssa, m1: Ssa) -> Ssa:
     square = b.mul(m1, m1)
     if el == "f32":
         tail = b.mul(b.mul(m1, square), fit(b, m1, "log"))
-        tail = b.fma(value, b.c(low, el), tail)
+        tail = b.fma(k, b.c(low, el), tail)
         y = b.add(m1, b.fma(square, b.c(-0.5, el), tail))
     else:
         s = b.div(m1, b.add(m1, b.c(2, el)))
         z = b.mul(s, s)
         series = b.mul(z, fit(b, z, "atanh", scale=2))
         half = b.mul(square, b.c(0.5, el))
-        tail = b.fma(value, b.c(low, el), b.mul(s, b.add(half, series)))
+        tail = b.fma(k, b.c(low, el), b.mul(s, b.add(half, series)))
         y = b.sub(m1, b.sub(half, tail))
-    return b.fma(value, b.c(high, el), y)
+    return b.fma(k, b.c(high, el), y)
 
 
-def _log_specials(b: Builder, value: Ssa, y: Ssa) -> Ssa:
+def _log_specials(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     """y, but log's values at zero (-inf), below (NaN), at infinity and NaN (themselves)."""
-    zero, infinity = b.c(0, value.el), b.c(math.inf, value.el)
+    zero, infinity = b.c(0, x.el), b.c(math.inf, x.el)
     y = b.select(
-        b.cmp("gt", value, zero),
+        b.cmp("gt", x, zero),
         y,
-        b.select(b.cmp("eq", value, zero), b.c(-math.inf, value.el), b.c(math.nan, value.el)),
+        b.select(b.cmp("eq", x, zero), b.c(-math.inf, x.el), b.c(math.nan, x.el)),
     )
-    return b.select(b.cmp("eq", value, infinity), infinity, y)
+    return b.select(b.cmp("eq", x, infinity), infinity, y)
 
 
-def log_split(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
+def log_split(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """Splits like `_log_split`, k as a float and x possibly subnormal."""
-    fmt = FORMATS[value.el]
+    fmt = FORMATS[x.el]
     up = fmt.mantissa + 1
-    small = b.cmp("lt", value, b.c(fmt.tiny, value.el))
-    k, m1 = _log_split(b, b.select(small, b.mul(value, b.c(2.0**up, value.el)), value))
-    k = b.int_to_float(k, value.el)
-    return b.select(small, b.sub(k, b.c(up, value.el)), k), m1
+    small = b.cmp("lt", x, b.c(fmt.tiny, x.el))
+    k, m1 = _log_split(b, b.select(small, b.mul(x, b.c(2.0**up, x.el)), x))
+    k = b.int_to_float(k, x.el)
+    return b.select(small, b.sub(k, b.c(up, x.el)), k), m1
 
 
-def log(b: Builder, value: Ssa) -> Ssa:
+def log(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
-    if (own := b.math.lookup("log", value.el)) is not None:
-        return own(b, value)
-    return _log_specials(b, value, _log_sum(b, *log_split(b, value)))
+    if (own := b.math.lookup("log", x.el)) is not None:
+        return own(b, x)
+    return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
 
 
-def log1p(b: Builder, value: Ssa) -> Ssa:
+def log1p(b: Builder, x: Ssa) -> Ssa:
     """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
-    b, fmt = b.strict(), FORMATS[value.el]
-    if (own := b.math.lookup("log1p", value.el)) is not None:
-        return own(b, value)
-    one = b.c(1, value.el)
-    u = b.add(value, one)
+    b, fmt = b.strict(), FORMATS[x.el]
+    if (own := b.math.lookup("log1p", x.el)) is not None:
+        return own(b, x)
+    one = b.c(1, x.el)
+    u = b.add(x, one)
     back = b.sub(u, one)
-    lost = b.add(b.sub(value, back), b.sub(one, b.sub(u, back)))  # two-sum
+    lost = b.add(b.sub(x, back), b.sub(one, b.sub(u, back)))  # two-sum
     k, m1 = _log_split(b, u)
     exponent = b.max(
         b.sub(b.c(fmt.bias, fmt.int_el), k), b.c(0, fmt.int_el)
     )  # 2**-k, or 0 where it would not matter
-    inverse = b.bitcast(b.shl(exponent, b.c(fmt.mantissa, fmt.int_el)), value.el)
-    y = _log_sum(b, b.int_to_float(k, value.el), b.fma(lost, inverse, m1))
-    return keep_tiny(b, value, _log_specials(b, u, y), fmt.mantissa + 2)
+    inverse = b.bitcast(b.shl(exponent, b.c(fmt.mantissa, fmt.int_el)), x.el)
+    y = _log_sum(b, b.int_to_float(k, x.el), b.fma(lost, inverse, m1))
+    return keep_tiny(b, x, _log_specials(b, u, y), fmt.mantissa + 2)
 
 
-def _log_of_sum(b: Builder, value: Ssa, excess: Ssa) -> Ssa:
+def _log_of_sum(b: Builder, a: Ssa, excess: Ssa) -> Ssa:
     """log1p(excess) for moderate a; log(a) + ln 2 where a is so large that its square may overflow."""
-    huge = b.cmp("gt", value, b.c(2.0 ** (FORMATS[value.el].mantissa + 6), value.el))
-    y = log1p(b, b.select(huge, value, excess))
-    return b.add(y, b.select(huge, b.c(LN2[0], value.el), b.c(0, value.el)))
+    huge = b.cmp("gt", a, b.c(2.0 ** (FORMATS[a.el].mantissa + 6), a.el))
+    y = log1p(b, b.select(huge, a, excess))
+    return b.add(y, b.select(huge, b.c(LN2[0], a.el), b.c(0, a.el)))
 
 
-def asinh(b: Builder, value: Ssa) -> Ssa:
+def asinh(b: Builder, x: Ssa) -> Ssa:
     """log1p(a + a**2 / (1 + sqrt(1 + a**2))), a = |x|."""
     b = b.strict()
-    a, one = b.abs(value), b.c(1, value.el)
+    a, one = b.abs(x), b.c(1, x.el)
     square = b.mul(a, a)
     excess = b.add(a, b.div(square, b.add(one, b.sqrt(b.add(square, one)))))
-    return b.copysign(_log_of_sum(b, a, excess), value)
+    return b.copysign(_log_of_sum(b, a, excess), x)
 
 
-def acosh(b: Builder, value: Ssa) -> Ssa:
+def acosh(b: Builder, x: Ssa) -> Ssa:
     """log1p(t + sqrt(2 t + t**2)), t = x - 1; NaN below 1."""
     b = b.strict()
-    t = b.sub(value, b.c(1, value.el))
-    root = b.sqrt(b.mul(t, b.add(t, b.c(2, value.el))))
-    y = _log_of_sum(b, value, b.add(t, root))
-    return b.select(b.cmp("lt", value, b.c(1, value.el)), b.c(math.nan, value.el), y)
+    t = b.sub(x, b.c(1, x.el))
+    root = b.sqrt(b.mul(t, b.add(t, b.c(2, x.el))))
+    y = _log_of_sum(b, x, b.add(t, root))
+    return b.select(b.cmp("lt", x, b.c(1, x.el)), b.c(math.nan, x.el), y)
 
 
-def atanh(b: Builder, value: Ssa) -> Ssa:
+def atanh(b: Builder, x: Ssa) -> Ssa:
     """log1p(2 a / (1 - a)) / 2, a = |x|; NaN above 1."""
     b = b.strict()
-    a, one = b.abs(value), b.c(1, value.el)
+    a, one = b.abs(x), b.c(1, x.el)
     y = log1p(b, b.div(b.add(a, a), b.sub(one, a)))
-    y = b.copysign(b.mul(y, b.c(0.5, value.el)), value)
-    return keep_tiny(b, value, y, FORMATS[value.el].mantissa // 2 + 2)
+    y = b.copysign(b.mul(y, b.c(0.5, x.el)), x)
+    return keep_tiny(b, x, y, FORMATS[x.el].mantissa // 2 + 2)
 
 
 # ---------------------------------------------------------------------- powers
 
 
-def rsqrt(b: Builder, value: Ssa) -> Ssa:
-    return b.div(b.c(1, value.el), b.sqrt(value))
+def rsqrt(b: Builder, x: Ssa) -> Ssa:
+    return b.div(b.c(1, x.el), b.sqrt(x))
 
 
-def cbrt(b: Builder, value: Ssa) -> Ssa:
+def cbrt(b: Builder, x: Ssa) -> Ssa:
     """A third of the bits as a start (5 %), Halley steps (cubic), then Newton with a small correction."""
-    b, fmt = b.strict(), FORMATS[value.el]
-    el, magnitude = value.el, b.abs(value)
+    b, fmt = b.strict(), FORMATS[x.el]
+    el, magnitude = x.el, b.abs(x)
     small = b.cmp("lt", magnitude, b.c(16 * fmt.tiny, el))
     up = 3 * (fmt.mantissa // 3 + 1)
     magnitude = b.select(small, b.mul(magnitude, b.c(2.0**up, el)), magnitude)
@@ -343,43 +341,43 @@ def cbrt(b: Builder, value: Ssa) -> Ssa:
     root = b.fma(b.sub(b.div(magnitude, b.mul(root, root)), root), b.c(1 / 3, el), root)
     root = b.select(small, b.mul(root, b.c(2.0 ** (-up // 3), el)), root)
     odd_ones = b.not_(
-        b.and_(b.cmp("gt", b.abs(value), b.c(0, el)), b.cmp("lt", b.abs(value), b.c(math.inf, el)))
+        b.and_(b.cmp("gt", b.abs(x), b.c(0, el)), b.cmp("lt", b.abs(x), b.c(math.inf, el)))
     )
-    return b.select(odd_ones, value, b.copysign(root, value))
+    return b.select(odd_ones, x, b.copysign(root, x))
 
 
-def _log2_f64(b: Builder, value: Ssa) -> Ssa:
+def _log2_f64(b: Builder, x: Ssa) -> Ssa:
     """log2 of f32 values held in f64, to 2**-43 relative: enough for pow in f32."""
-    exponent, m1 = _log_split(b, value)
+    exponent, m1 = _log_split(b, x)
     ratio = b.div(m1, b.add(m1, b.c(2, "f64")))
     return b.fma(ratio, fit(b, b.mul(ratio, ratio), "log2"), b.int_to_float(exponent, "f64"))
 
 
-def _pow_f32(b: Builder, value: Ssa, y: Ssa) -> Ssa:
+def _pow_f32(b: Builder, a: Ssa, y: Ssa) -> Ssa:
     """|x|**y through f64: no care for the last bits is needed there."""
     wide_y = b.float_resize(y, "f64")
-    product = b.mul(wide_y, _log2_f64(b, b.float_resize(value, "f64")))
+    product = b.mul(wide_y, _log2_f64(b, b.float_resize(a, "f64")))
     clamped = b.at_most(b.at_least(product, -200), 200)
     return b.float_resize(exp2_unchecked(b, clamped), "f32")
 
 
-def _two_product(b: Builder, value: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
-    product = b.mul(value, y)
-    return product, b.fma(value, y, b.neg(product))
+def _two_product(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
+    product = b.mul(x, y)
+    return product, b.fma(x, y, b.neg(product))
 
 
-def _fast_two_sum(b: Builder, value: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
+def _fast_two_sum(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
     """For |x| >= |y|."""
-    total = b.add(value, y)
-    return total, b.sub(y, b.sub(total, value))
+    total = b.add(x, y)
+    return total, b.sub(y, b.sub(total, x))
 
 
-def _log_double(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
+def _log_double(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
     """log of f64 x > 0 as a sum of two, to about 2**-64 relative.
 
     2 s + 2 s (z / 3 + z**2 C(z)), s = m1 / (2 + m1), z = s**2: the first terms in double-double.
     """
-    k, m1 = log_split(b, value)
+    k, m1 = log_split(b, x)
     d = b.add(m1, b.c(2, "f64"))
     d_low = b.sub(m1, b.sub(d, b.c(2, "f64")))
     s = b.div(m1, d)
@@ -406,9 +404,9 @@ def _log_double(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
     return _fast_two_sum(b, total, b.add(error, b.add(n_low, q_low)))
 
 
-def _pow_f64(b: Builder, value: Ssa, y: Ssa) -> Ssa:
+def _pow_f64(b: Builder, a: Ssa, y: Ssa) -> Ssa:
     fmt = FORMATS["f64"]
-    high, low = _log_double(b, value)
+    high, low = _log_double(b, a)
     p, p_low = _two_product(b, y, high)
     p_low = b.fma(y, low, p_low)
     clamped = b.at_most(b.at_least(p, fmt.exp_low), fmt.exp_high)
@@ -420,16 +418,16 @@ def _pow_f64(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     return _lifted(b, clamped, polynomial, scale, fmt.subnormal)
 
 
-def pow(b: Builder, value: Ssa, y: Ssa) -> Ssa:
+def pow(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     """exp(y log|x|), then C99's special cases.
 
     x**0 = 1**y = 1; negative x needs integer y; zeros and infinities go by the sign and parity of
     y.
     """
     b = b.strict()
-    el = value.el
+    el = x.el
     zero, one, infinity = b.c(0, el), b.c(1, el), b.c(math.inf, el)
-    magnitude = b.abs(value)
+    magnitude = b.abs(x)
     result = (_pow_f32 if el == "f32" else _pow_f64)(b, magnitude, y)
 
     size = b.abs(y)
@@ -440,33 +438,33 @@ def pow(b: Builder, value: Ssa, y: Ssa) -> Ssa:
         b.or_(b.cmp("eq", magnitude, zero), b.cmp("eq", magnitude, infinity)),
     )
     result = b.select(edge, limit, result)
-    result = b.select(b.cmp("uno", value, y), b.add(value, y), result)
+    result = b.select(b.cmp("uno", x, y), b.add(x, y), result)
 
     half = b.mul(y, b.c(0.5, el))
     integer = b.cmp("eq", b.trunc(y), y)
     odd = b.and_(integer, b.cmp("ne", b.trunc(half), half))
-    result = b.select(odd, b.copysign(result, value), result)
+    result = b.select(odd, b.copysign(result, x), result)
     undefined = b.and_(
-        b.not_(integer), b.and_(b.cmp("lt", value, zero), b.cmp("lt", magnitude, infinity))
+        b.not_(integer), b.and_(b.cmp("lt", x, zero), b.cmp("lt", magnitude, infinity))
     )
     result = b.select(undefined, b.c(math.nan, el), result)
     minus_one = b.and_(b.cmp("eq", magnitude, one), b.cmp("eq", size, infinity))
-    unit = b.or_(b.or_(b.cmp("eq", value, one), b.cmp("eq", y, zero)), minus_one)
+    unit = b.or_(b.or_(b.cmp("eq", x, one), b.cmp("eq", y, zero)), minus_one)
     return b.select(unit, one, result)
 
 
 # ---------------------------------------------------------------------- remainder
 
 
-def fmod(b: Builder, value: Ssa, y: Ssa) -> Ssa:
+def fmod(b: Builder, x: Ssa, y: Ssa) -> Ssa:
     """x - trunc(x / y) y, exact, with the sign of x.
 
     With q = trunc(r / y) rounded to a float, r - q y is a float again: r loses one mantissa of size
     per step, exactly. One step nearly always suffices; the loop covers the largest quotient.
     """
-    b, fmt = b.strict(), FORMATS[value.el]
-    el = value.el
-    ax, ay, zero = b.abs(value), b.abs(y), b.c(0, value.el)
+    b, fmt = b.strict(), FORMATS[x.el]
+    el = x.el
+    ax, ay, zero = b.abs(x), b.abs(y), b.c(0, x.el)
     far = b.c(2.0 ** (fmt.bias - 27), el)
 
     def step(b: Builder, r: Ssa) -> Ssa:
@@ -482,5 +480,5 @@ def fmod(b: Builder, value: Ssa, y: Ssa) -> Ssa:
     left = b.not_(b.cmp("lt", b.abs(first), ay))
     remainder = b.rare(left, first, lambda b: b.repeat(steps, ax, step))
     remainder = b.select(b.cmp("lt", remainder, zero), b.add(remainder, ay), remainder)
-    fits = b.and_(b.cmp("lt", ax, ay), b.cmp("ord", value, y))
-    return b.select(fits, value, b.copysign(remainder, value))
+    fits = b.and_(b.cmp("lt", ax, ay), b.cmp("ord", x, y))
+    return b.select(fits, x, b.copysign(remainder, x))

@@ -45,39 +45,39 @@ CODY_WAITE_MAX = {"f32": 1.0e5, "f64": 2.0**24}
 LAST_WORD = {"f32": 2, "f64": 16}  # where the largest finite value starts in TWO_OVER_PI
 
 
-def _by_quadrant(b: Builder, value: Ssa, finish: Callable[[Builder, Ssa, Ssa], Ssa]) -> Ssa:
+def _by_quadrant(b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa], Ssa]) -> Ssa:
     """finish(builder, n, r) with x = n pi / 2 + r, |r| <= pi / 4; only the last two bits of n are meant."""
-    fmt, el = FORMATS[value.el], value.el
+    fmt, el = FORMATS[x.el], x.el
     magic = b.c(1.5 * 2.0**fmt.mantissa, el)
-    shifted = b.fma(value, b.c(2 / math.pi, el), magic)
-    n, r = b.sub(shifted, magic), value
+    shifted = b.fma(x, b.c(2 / math.pi, el), magic)
+    n, r = b.sub(shifted, magic), x
     for term in HALF_PI[el]:
         r = b.fma(n, b.c(-term, el), r)
     y = finish(b, b.bitcast(shifted, fmt.int_el), r)
-    far = b.cmp("gt", b.abs(value), b.c(CODY_WAITE_MAX[el], el))
-    return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, value)))
+    far = b.cmp("gt", b.abs(x), b.c(CODY_WAITE_MAX[el], el))
+    return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x)))
 
 
 def _by_quadrant_with_rest(
-    b: Builder, value: Ssa, finish: Callable[[Builder, Ssa, Ssa, Ssa], Ssa]
+    b: Builder, x: Ssa, finish: Callable[[Builder, Ssa, Ssa, Ssa], Ssa]
 ) -> Ssa:
     """finish(builder, n, r, rest): the same, and what the rounding of r took from it."""
-    fmt, el = FORMATS[value.el], value.el
+    fmt, el = FORMATS[x.el], x.el
     magic = b.c(1.5 * 2.0**fmt.mantissa, el)
-    shifted = b.fma(value, b.c(2 / math.pi, el), magic)
+    shifted = b.fma(x, b.c(2 / math.pi, el), magic)
     n = b.sub(shifted, magic)
     first, second, third = (b.c(term, el) for term in HALF_PI[el])
-    start = b.fma(b.neg(n), first, value)
+    start = b.fma(b.neg(n), first, x)
     product = b.mul(n, second)
     near = b.sub(start, product)
     lost = b.sub(b.sub(b.sub(start, near), product), b.fma(n, second, b.neg(product)))
     r, rest = _with_rest(b, near, b.fma(b.neg(n), third, lost))
     y = finish(b, b.bitcast(shifted, fmt.int_el), r, rest)
-    far = b.cmp("gt", b.abs(value), b.c(CODY_WAITE_MAX[el], el))
-    return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, value, with_rest=True)))
+    far = b.cmp("gt", b.abs(x), b.c(CODY_WAITE_MAX[el], el))
+    return b.rare(far, y, lambda b: finish(b, *_reduce_far(b, x, with_rest=True)))
 
 
-def _reduce_far(b: Builder, value: Ssa, *, with_rest: bool = False) -> tuple[Ssa, ...]:
+def _reduce_far(b: Builder, x: Ssa, *, with_rest: bool = False) -> tuple[Ssa, ...]:
     """(n, r), and what the rounding of r took from it if asked for, for large x.
 
     Multiplies the mantissa by the bits of 2 / pi that matter (Payne and Hanek, 1983).
@@ -86,7 +86,7 @@ def _reduce_far(b: Builder, value: Ssa, *, with_rest: bool = False) -> tuple[Ssa
     192 bits from there on times m give n's last two bits and the fraction.
     """
     i64 = lambda number: b.c(number, "i64")
-    wide = b.float_resize(value, "f64")
+    wide = b.float_resize(x, "f64")
     bits = b.bitcast(b.abs(wide), "i64")
     m = b.or_(b.and_(bits, i64((1 << 52) - 1)), i64(1 << 52))
     position = b.add(
@@ -95,7 +95,7 @@ def _reduce_far(b: Builder, value: Ssa, *, with_rest: bool = False) -> tuple[Ssa
     index, shift = b.shr(position, i64(6)), b.and_(position, i64(63))
 
     words = [i64(entry) for entry in TWO_OVER_PI[:4]]
-    for j in range(1, LAST_WORD[value.el] + 1):
+    for j in range(1, LAST_WORD[x.el] + 1):
         here = b.cmp("eq", index, i64(j))
         words = [b.select(here, i64(TWO_OVER_PI[j + k]), word) for k, word in enumerate(words)]
     back = b.sub(i64(63), shift)
@@ -123,12 +123,12 @@ def _reduce_far(b: Builder, value: Ssa, *, with_rest: bool = False) -> tuple[Ssa
 
     negative = b.cmp("lt", wide, b.c(0, "f64"))
     signed = b.select(negative, b.neg(r), r)
-    rounded = b.float_resize(signed, value.el)
-    reduced = b.int_resize(b.select(negative, b.neg(n), n), FORMATS[value.el].int_el), rounded
+    rounded = b.float_resize(signed, x.el)
+    reduced = b.int_resize(b.select(negative, b.neg(n), n), FORMATS[x.el].int_el), rounded
     if not with_rest:
         return reduced
-    if value.el != "f64":
-        return *reduced, b.float_resize(b.sub(signed, b.float_resize(rounded, "f64")), value.el)
+    if x.el != "f64":
+        return *reduced, b.float_resize(b.sub(signed, b.float_resize(rounded, "f64")), x.el)
     unconverted = b.int_to_float(b.sub(part, b.float_to_int(fraction, "i64")), "f64")
     lost = b.add(b.sub(rest, b.sub(both, fraction)), unconverted)
     error = b.fma(both, unit, b.neg(r))
@@ -136,30 +136,30 @@ def _reduce_far(b: Builder, value: Ssa, *, with_rest: bool = False) -> tuple[Ssa
     return *reduced, b.select(negative, b.neg(error), error)
 
 
-def _sin_cos(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
+def _sin_cos(b: Builder, r: Ssa) -> tuple[Ssa, Ssa]:
     """Both on [-pi/4, pi/4]."""
-    z = b.mul(value, value)
-    sine = b.fma(b.mul(value, z), fit(b, z, "sin"), value)
-    cosine = b.fma(b.mul(z, z), fit(b, z, "cos"), b.fma(z, b.c(-0.5, value.el), b.c(1, value.el)))
+    z = b.mul(r, r)
+    sine = b.fma(b.mul(r, z), fit(b, z, "sin"), r)
+    cosine = b.fma(b.mul(z, z), fit(b, z, "cos"), b.fma(z, b.c(-0.5, r.el), b.c(1, r.el)))
     return sine, cosine
 
 
-def _sign_bit(b: Builder, value: Ssa, bit: int, el: str) -> Ssa:
+def _sign_bit(b: Builder, n: Ssa, bit: int, el: str) -> Ssa:
     """The given bit of n, moved to the sign position."""
     fmt = FORMATS[el]
     width = 32 if el == "f32" else 64
-    return b.shl(b.shr(value, b.c(bit, fmt.int_el)), b.c(width - 1, fmt.int_el))
+    return b.shl(b.shr(n, b.c(bit, fmt.int_el)), b.c(width - 1, fmt.int_el))
 
 
-def _flip(b: Builder, value: Ssa, sign: Ssa) -> Ssa:
-    return b.bitcast(b.xor(b.bitcast(value, sign.el), sign), value.el)
+def _flip(b: Builder, y: Ssa, sign: Ssa) -> Ssa:
+    return b.bitcast(b.xor(b.bitcast(y, sign.el), sign), y.el)
 
 
-def _odd(b: Builder, value: Ssa) -> Ssa:
-    return b.cmp("ne", b.and_(value, b.c(1, value.el)), b.c(0, value.el))
+def _odd(b: Builder, n: Ssa) -> Ssa:
+    return b.cmp("ne", b.and_(n, b.c(1, n.el)), b.c(0, n.el))
 
 
-def sin(b: Builder, value: Ssa) -> Ssa:
+def sin(b: Builder, x: Ssa) -> Ssa:
     def finish(b: Builder, quadrant: Ssa, remainder: Ssa) -> Ssa:
         sine, cosine = _sin_cos(b, remainder)
         return _flip(
@@ -167,10 +167,10 @@ def sin(b: Builder, value: Ssa) -> Ssa:
         )
 
     b = b.strict()
-    return keep_tiny(b, value, _by_quadrant(b, value, finish), FORMATS[value.el].mantissa // 2 + 2)
+    return keep_tiny(b, x, _by_quadrant(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
 
 
-def cos(b: Builder, value: Ssa) -> Ssa:
+def cos(b: Builder, x: Ssa) -> Ssa:
     def finish(b: Builder, quadrant: Ssa, remainder: Ssa) -> Ssa:
         sine, cosine = _sin_cos(b, remainder)
         following = b.add(quadrant, b.c(1, quadrant.el))
@@ -179,7 +179,7 @@ def cos(b: Builder, value: Ssa) -> Ssa:
         )
 
     b = b.strict()
-    return _by_quadrant(b, value, finish)
+    return _by_quadrant(b, x, finish)
 
 
 def _with_rest(b: Builder, large: Ssa, small: Ssa) -> tuple[Ssa, Ssa]:
@@ -188,7 +188,7 @@ def _with_rest(b: Builder, large: Ssa, small: Ssa) -> tuple[Ssa, Ssa]:
     return total, b.sub(small, b.sub(total, large))
 
 
-def tan(b: Builder, value: Ssa) -> Ssa:
+def tan(b: Builder, x: Ssa) -> Ssa:
     """The quotient of sine and cosine, both with what their rounding took, and that of r: such an error would count twice."""
 
     def finish(b: Builder, quadrant: Ssa, remainder: Ssa, rest: Ssa) -> Ssa:
@@ -211,9 +211,7 @@ def tan(b: Builder, value: Ssa) -> Ssa:
         return _flip(b, b.fma(rest, inverse, ratio), _sign_bit(b, quadrant, 0, remainder.el))
 
     b = b.strict()
-    return keep_tiny(
-        b, value, _by_quadrant_with_rest(b, value, finish), FORMATS[value.el].mantissa // 2 + 2
-    )
+    return keep_tiny(b, x, _by_quadrant_with_rest(b, x, finish), FORMATS[x.el].mantissa // 2 + 2)
 
 
 # ---------------------------------------------------------------------- inverses
@@ -245,16 +243,16 @@ def _atan_of_ratio(b: Builder, small: Ssa, large: Ssa) -> tuple[Ssa, Ssa]:
     )
 
 
-def _plus_eighths(b: Builder, value: Ssa, rest: Ssa) -> Ssa:
+def _plus_eighths(b: Builder, k: Ssa, rest: Ssa) -> Ssa:
     """k pi / 4 + rest, k a small integer."""
     high, low = (term / 2 for term in HALF_PI[rest.el][:2])
-    return b.fma(value, b.c(high, rest.el), b.fma(value, b.c(low, rest.el), rest))
+    return b.fma(k, b.c(high, rest.el), b.fma(k, b.c(low, rest.el), rest))
 
 
-def atan(b: Builder, value: Ssa) -> Ssa:
+def atan(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
-    el = value.el
-    magnitude, one = b.abs(value), b.c(1, el)
+    el = x.el
+    magnitude, one = b.abs(x), b.c(1, el)
     beyond = b.cmp("gt", magnitude, one)
     # 1 / infinity: (1 - inf) / (1 + inf) never arises because 1 is not steep against inf
     eighths, remainder = _atan_of_ratio(
@@ -262,14 +260,14 @@ def atan(b: Builder, value: Ssa) -> Ssa:
     )
     eighths = b.select(beyond, b.sub(b.c(2, el), eighths), eighths)
     remainder = b.select(beyond, b.neg(remainder), remainder)
-    return b.copysign(_plus_eighths(b, eighths, remainder), value)
+    return b.copysign(_plus_eighths(b, eighths, remainder), x)
 
 
-def atan2(b: Builder, value: Ssa, x: Ssa) -> Ssa:
+def atan2(b: Builder, y: Ssa, x: Ssa) -> Ssa:
     """Angle of the point (x, y), with C99's values on the axes and at infinity."""
     b = b.strict()
     el = x.el
-    ax, ay = b.abs(x), b.abs(value)
+    ax, ay = b.abs(x), b.abs(y)
     infinity, zero = b.c(math.inf, el), b.c(0, el)
     above = b.cmp("gt", ay, ax)
     large, small = b.select(above, ay, ax), b.select(above, ax, ay)
@@ -289,35 +287,35 @@ def atan2(b: Builder, value: Ssa, x: Ssa) -> Ssa:
     left = b.cmp("lt", b.copysign(one, x), zero)
     eighths = b.select(left, b.sub(b.c(4, el), eighths), eighths)
     remainder = b.select(left, b.neg(remainder), remainder)
-    angle = b.copysign(_plus_eighths(b, eighths, remainder), value)
-    return b.select(b.cmp("uno", x, value), b.add(x, value), angle)
+    angle = b.copysign(_plus_eighths(b, eighths, remainder), y)
+    return b.select(b.cmp("uno", x, y), b.add(x, y), angle)
 
 
-def _asin_parts(b: Builder, value: Ssa) -> tuple[Ssa, Ssa]:
+def _asin_parts(b: Builder, a: Ssa) -> tuple[Ssa, Ssa]:
     """(whether a > 1/2, asin(a) or, there, asin(sqrt((1 - a) / 2)))."""
-    el = value.el
-    big = b.cmp("gt", value, b.c(0.5, el))
-    half = b.fma(value, b.c(-0.5, el), b.c(0.5, el))
-    z = b.select(big, half, b.mul(value, value))
-    argument = b.select(big, b.sqrt(half), value)
+    el = a.el
+    big = b.cmp("gt", a, b.c(0.5, el))
+    half = b.fma(a, b.c(-0.5, el), b.c(0.5, el))
+    z = b.select(big, half, b.mul(a, a))
+    argument = b.select(big, b.sqrt(half), a)
     return big, b.fma(b.mul(argument, z), fit(b, z, "asin"), argument)
 
 
-def asin(b: Builder, value: Ssa) -> Ssa:
+def asin(b: Builder, x: Ssa) -> Ssa:
     """Above 1/2: pi / 2 - 2 asin(sqrt((1 - x) / 2)); NaN beyond 1 from the root."""
     b = b.strict()
-    big, arcsine = _asin_parts(b, b.abs(value))
-    two = b.c(2, value.el)
+    big, arcsine = _asin_parts(b, b.abs(x))
+    two = b.c(2, x.el)
     y = b.select(big, _plus_eighths(b, two, b.mul(arcsine, b.neg(two))), arcsine)
-    return b.copysign(y, value)
+    return b.copysign(y, x)
 
 
-def acos(b: Builder, value: Ssa) -> Ssa:
+def acos(b: Builder, x: Ssa) -> Ssa:
     """2 asin(sqrt((1 - |x|) / 2)) above 1/2, pi minus that below -1/2, pi / 2 - asin(x) between."""
     b = b.strict()
-    el = value.el
-    big, arcsine = _asin_parts(b, b.abs(value))
-    negative = b.cmp("lt", value, b.c(0, el))
+    el = x.el
+    big, arcsine = _asin_parts(b, b.abs(x))
+    negative = b.cmp("lt", x, b.c(0, el))
     doubled = b.add(arcsine, arcsine)
     rest = b.select(big, doubled, b.neg(arcsine))
     rest = b.select(negative, b.neg(rest), rest)

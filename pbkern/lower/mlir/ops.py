@@ -167,22 +167,20 @@ class Builder:
         self.known.numbers[value.name] = number
         return value
 
-    def number(self, value: Ssa):
+    def number(self, x: Ssa):
         """The number of a constant, else None."""
-        return self.known.numbers.get(value.name)
+        return self.known.numbers.get(x.name)
 
-    def broadcast(self, value: Ssa, lanes: int | None = None) -> Ssa:
+    def broadcast(self, x: Ssa, lanes: int | None = None) -> Ssa:
         """A scalar in every lane. A vector stays as it is."""
         lanes = self.lanes if lanes is None else lanes
-        if value.lanes or not lanes:
-            return value
-        out = Ssa("", value.el, lanes)
-        out = out._replace(
-            name=self.emit(f"vector.broadcast {value.name} : {value.type} to {out.type}")
-        )
-        if (number := self.number(value)) is not None:
+        if x.lanes or not lanes:
+            return x
+        out = Ssa("", x.el, lanes)
+        out = out._replace(name=self.emit(f"vector.broadcast {x.name} : {x.type} to {out.type}"))
+        if (number := self.number(x)) is not None:
             self.known.numbers[out.name] = number
-        if narrow := self.known.narrow.get(value.name):
+        if narrow := self.known.narrow.get(x.name):
             self.known.narrow[out.name] = self.broadcast(narrow, lanes)
         return out
 
@@ -193,109 +191,95 @@ class Builder:
         names = ", ".join(x.name for x in xs)
         return xs[0]._replace(name=self.emit(f"{op} {names}{flags} : {xs[0].type}"))
 
-    def cast(self, op: str, value: Ssa, el: str) -> Ssa:
-        return value._replace(
-            name=self.emit(f"{op} {value.name} : {value.type} to {value.typed(el)}"), el=el
-        )
+    def cast(self, op: str, x: Ssa, el: str) -> Ssa:
+        return x._replace(name=self.emit(f"{op} {x.name} : {x.type} to {x.typed(el)}"), el=el)
 
     # ------------------------------------------------------------------ arithmetic
 
-    def _arith(self, op: str, value: Ssa, y: Ssa) -> Ssa:
-        if is_float(value.el):
-            return self.same(f"arith.{op}f", value, y, flags=self._flags)
-        return self.same(f"arith.{op}i", value, y)
+    def _arith(self, op: str, x: Ssa, y: Ssa) -> Ssa:
+        if is_float(x.el):
+            return self.same(f"arith.{op}f", x, y, flags=self._flags)
+        return self.same(f"arith.{op}i", x, y)
 
-    def add(self, value: Ssa, y: Ssa) -> Ssa:
-        return self._arith("add", value, y)
+    def add(self, x: Ssa, y: Ssa) -> Ssa:
+        return self._arith("add", x, y)
 
-    def sub(self, value: Ssa, y: Ssa) -> Ssa:
-        return self._arith("sub", value, y)
+    def sub(self, x: Ssa, y: Ssa) -> Ssa:
+        return self._arith("sub", x, y)
 
-    def mul(self, value: Ssa, y: Ssa) -> Ssa:
-        return self._arith("mul", value, y)
+    def mul(self, x: Ssa, y: Ssa) -> Ssa:
+        return self._arith("mul", x, y)
 
-    def fma(self, value: Ssa, y: Ssa, z: Ssa) -> Ssa:
+    def fma(self, x: Ssa, y: Ssa, z: Ssa) -> Ssa:
         """x * y + z, rounded once for floats."""
-        return (
-            self.same("math.fma", value, y, z)
-            if is_float(value.el)
-            else self.add(self.mul(value, y), z)
-        )
+        return self.same("math.fma", x, y, z) if is_float(x.el) else self.add(self.mul(x, y), z)
 
-    def neg(self, value: Ssa) -> Ssa:
-        return (
-            self.same("arith.negf", value)
-            if is_float(value.el)
-            else self.sub(self.c(0, value.el), value)
-        )
+    def neg(self, x: Ssa) -> Ssa:
+        return self.same("arith.negf", x) if is_float(x.el) else self.sub(self.c(0, x.el), x)
 
-    def div(self, value: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
+    def div(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """Integers round to zero; x / 0 is all ones and the least integer / -1 is itself."""
-        if is_float(value.el):
-            return self.same("arith.divf", value, y)
-        return integer_division.quotient(self, value, y, unsigned)[0]
+        if is_float(x.el):
+            return self.same("arith.divf", x, y)
+        return integer_division.quotient(self, x, y, unsigned)[0]
 
-    def rem(self, value: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
+    def rem(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """Remainder of integers with the sign of x; x rem 0 is x."""
-        quotient, divisor, by_zero = integer_division.quotient(self, value, y, unsigned)
-        rest = self.sub(value, self.mul(quotient, divisor))
-        return rest if by_zero is None else self.select(by_zero, value, rest)
+        quotient, divisor, by_zero = integer_division.quotient(self, x, y, unsigned)
+        rest = self.sub(x, self.mul(quotient, divisor))
+        return rest if by_zero is None else self.select(by_zero, x, rest)
 
-    def mul_high(self, value: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
+    def mul_high(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """The upper half of the double-width product."""
-        return integer_division.upper_half(self, value, y, unsigned)
+        return integer_division.upper_half(self, x, y, unsigned)
 
     # ------------------------------------------------------------------ one-instruction float
     # functions
 
-    def abs(self, value: Ssa) -> Ssa:
-        return self.same("math.absf" if is_float(value.el) else "math.absi", value)
+    def abs(self, x: Ssa) -> Ssa:
+        return self.same("math.absf" if is_float(x.el) else "math.absi", x)
 
-    def sqrt(self, value: Ssa) -> Ssa:
-        return self.same("math.sqrt", value)
+    def sqrt(self, x: Ssa) -> Ssa:
+        return self.same("math.sqrt", x)
 
-    def roundeven(self, value: Ssa) -> Ssa:
-        return self.same("math.roundeven", value)
+    def roundeven(self, x: Ssa) -> Ssa:
+        return self.same("math.roundeven", x)
 
-    def floor(self, value: Ssa) -> Ssa:
-        return self.same("math.floor", value)
+    def floor(self, x: Ssa) -> Ssa:
+        return self.same("math.floor", x)
 
-    def ceil(self, value: Ssa) -> Ssa:
-        return self.same("math.ceil", value)
+    def ceil(self, x: Ssa) -> Ssa:
+        return self.same("math.ceil", x)
 
-    def trunc(self, value: Ssa) -> Ssa:
-        return self.same("math.trunc", value)
+    def trunc(self, x: Ssa) -> Ssa:
+        return self.same("math.trunc", x)
 
-    def copysign(self, value: Ssa, sign: Ssa) -> Ssa:
-        return self.same("math.copysign", value, sign)
+    def copysign(self, x: Ssa, sign: Ssa) -> Ssa:
+        return self.same("math.copysign", x, sign)
 
     # ------------------------------------------------------------------ comparison and choice
 
-    def cmp(self, predicate: str, value: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
+    def cmp(self, predicate: str, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """eq ne lt le gt ge (false with NaN, except ne), and for floats uno, ord -> i1."""
-        if is_float(value.el):
+        if is_float(x.el):
             op = f"arith.cmpf {FLOAT_PREDICATES[predicate]}"
         elif predicate in ("eq", "ne"):
             op = f"arith.cmpi {predicate}"
         else:  # false < true, hence i1 is unsigned
-            op = f"arith.cmpi {'u' if unsigned or value.el == 'i1' else 's'}{predicate}"
-        return value._replace(
-            name=self.emit(f"{op}, {value.name}, {y.name} : {value.type}"), el="i1"
-        )
+            op = f"arith.cmpi {'u' if unsigned or x.el == 'i1' else 's'}{predicate}"
+        return x._replace(name=self.emit(f"{op}, {x.name}, {y.name} : {x.type}"), el="i1")
 
-    def is_nan(self, value: Ssa) -> Ssa:
-        return self.cmp("uno", value, value)
+    def is_nan(self, x: Ssa) -> Ssa:
+        return self.cmp("uno", x, x)
 
-    def select(self, mask: Ssa, value: Ssa, y: Ssa) -> Ssa:
+    def select(self, mask: Ssa, x: Ssa, y: Ssa) -> Ssa:
         """x where the mask is true, else y. A scalar mask chooses whole vectors."""
-        if value.name == y.name:
-            return value
-        types = f"{mask.type}, {value.type}" if mask.lanes else value.type
-        out = value._replace(
-            name=self.emit(f"arith.select {mask.name}, {value.name}, {y.name} : {types}")
-        )
-        if one := self.known.narrow.get(value.name) or self.known.narrow.get(y.name):
-            both = self._as_narrow(value, one.el), self._as_narrow(y, one.el)
+        if x.name == y.name:
+            return x
+        types = f"{mask.type}, {x.type}" if mask.lanes else x.type
+        out = x._replace(name=self.emit(f"arith.select {mask.name}, {x.name}, {y.name} : {types}"))
+        if one := self.known.narrow.get(x.name) or self.known.narrow.get(y.name):
+            both = self._as_narrow(x, one.el), self._as_narrow(y, one.el)
             if (
                 None not in both
             ):  # chosen as integers: what LLVM makes of 16-bit floats may pass through f32
@@ -303,22 +287,22 @@ class Builder:
                 self.known.narrow[out.name] = self.bitcast(chosen, one.el)
         return out
 
-    def _as_narrow(self, value: Ssa, el: str) -> Ssa | None:
+    def _as_narrow(self, x: Ssa, el: str) -> Ssa | None:
         """The 16-bit float of type `el` that x equals, if that is known."""
-        number = self.number(value)
-        if number is not None and value.lanes == self.lanes:
+        number = self.number(x)
+        if number is not None and x.lanes == self.lanes:
             with np.errstate(over="ignore"):
                 return self.c(number, el) if number == NUMPY_FLOAT[el](number) else None
-        narrow = self.known.narrow.get(value.name)
+        narrow = self.known.narrow.get(x.name)
         return narrow if narrow and narrow.el == el else None
 
-    def max(self, value: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
+    def max(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """NaN if either is NaN, and -0 < +0, as in XLA."""
-        return self._extreme("max", value, y, unsigned)
+        return self._extreme("max", x, y, unsigned)
 
-    def min(self, value: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
+    def min(self, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """NaN if either is NaN, and -0 < +0, as in XLA."""
-        return self._extreme("min", value, y, unsigned)
+        return self._extreme("min", x, y, unsigned)
 
     def _extreme(self, op: str, x: Ssa, y: Ssa, unsigned: bool) -> Ssa:
         if not is_float(x.el):
@@ -335,15 +319,15 @@ class Builder:
         predicate = {"gt": "ge", "lt": "le"}[strict] if wins_ties else strict
         return self.select(self.cmp(predicate, y, x), y, x)
 
-    def at_least(self, value: Ssa, low: float) -> Ssa:
+    def at_least(self, x: Ssa, low: float) -> Ssa:
         """max(x, low) that keeps NaN: one instruction (low > x ? low : x)."""
-        bound = self.c(low, value.el)
-        return self.select(self.cmp("gt", bound, value), bound, value)
+        bound = self.c(low, x.el)
+        return self.select(self.cmp("gt", bound, x), bound, x)
 
-    def at_most(self, value: Ssa, high: float) -> Ssa:
+    def at_most(self, x: Ssa, high: float) -> Ssa:
         """min(x, high) that keeps NaN: one instruction."""
-        bound = self.c(high, value.el)
-        return self.select(self.cmp("lt", bound, value), bound, value)
+        bound = self.c(high, x.el)
+        return self.select(self.cmp("lt", bound, x), bound, x)
 
     # ------------------------------------------------------------------ regions
 
@@ -407,92 +391,88 @@ class Builder:
 
     # ------------------------------------------------------------------ bits
 
-    def and_(self, value: Ssa, y: Ssa) -> Ssa:
-        return self.same("arith.andi", value, y)
+    def and_(self, x: Ssa, y: Ssa) -> Ssa:
+        return self.same("arith.andi", x, y)
 
-    def or_(self, value: Ssa, y: Ssa) -> Ssa:
-        return self.same("arith.ori", value, y)
+    def or_(self, x: Ssa, y: Ssa) -> Ssa:
+        return self.same("arith.ori", x, y)
 
-    def xor(self, value: Ssa, y: Ssa) -> Ssa:
-        return self.same("arith.xori", value, y)
+    def xor(self, x: Ssa, y: Ssa) -> Ssa:
+        return self.same("arith.xori", x, y)
 
-    def not_(self, value: Ssa) -> Ssa:
-        return self.xor(value, self.c(-1, value.el))
+    def not_(self, x: Ssa) -> Ssa:
+        return self.xor(x, self.c(-1, x.el))
 
-    def shl(self, value: Ssa, n: Ssa) -> Ssa:
+    def shl(self, x: Ssa, n: Ssa) -> Ssa:
         """x << n for n below the width; other n are undefined (see `shift`)."""
-        return self.same("arith.shli", value, n)
+        return self.same("arith.shli", x, n)
 
-    def shr(self, value: Ssa, n: Ssa) -> Ssa:
+    def shr(self, x: Ssa, n: Ssa) -> Ssa:
         """Logical shift for n below the width."""
-        return self.same("arith.shrui", value, n)
+        return self.same("arith.shrui", x, n)
 
-    def sar(self, value: Ssa, n: Ssa) -> Ssa:
+    def sar(self, x: Ssa, n: Ssa) -> Ssa:
         """Arithmetic shift for n below the width."""
-        return self.same("arith.shrsi", value, n)
+        return self.same("arith.shrsi", x, n)
 
-    def shift(self, op: str, value: Ssa, n: Ssa) -> Ssa:
+    def shift(self, op: str, x: Ssa, n: Ssa) -> Ssa:
         """op: shl, shr, sar. n taken as unsigned; at or above the width all bits are shifted out."""
-        width = BITS[value.el]
+        width = BITS[x.el]
         known = self.number(n)
         if known is not None and 0 <= known < width:
-            return getattr(self, op)(value, n)
+            return getattr(self, op)(x, n)
         if op == "sar":
-            return self.sar(value, self.min(n, self.c(width - 1, n.el), unsigned=True))
+            return self.sar(x, self.min(n, self.c(width - 1, n.el), unsigned=True))
         inside = self.cmp("lt", n, self.c(width, n.el), unsigned=True)
-        shifted = getattr(self, op)(value, n)
-        return self.select(inside, shifted, self.c(0, value.el))
+        shifted = getattr(self, op)(x, n)
+        return self.select(inside, shifted, self.c(0, x.el))
 
-    def population_count(self, value: Ssa) -> Ssa:
-        return self.same("math.ctpop", value)
+    def population_count(self, x: Ssa) -> Ssa:
+        return self.same("math.ctpop", x)
 
-    def count_leading_zeros(self, value: Ssa) -> Ssa:
-        return self.same("math.ctlz", value)
+    def count_leading_zeros(self, x: Ssa) -> Ssa:
+        return self.same("math.ctlz", x)
 
-    def bitcast(self, value: Ssa, el: str) -> Ssa:
+    def bitcast(self, x: Ssa, el: str) -> Ssa:
         """Takes the bits as another type of equal width."""
-        if mlir_type(el) == mlir_type(value.el):
-            return value if el == value.el else value._replace(el=el)
-        return self.cast("arith.bitcast", value, el)
+        if mlir_type(el) == mlir_type(x.el):
+            return x if el == x.el else x._replace(el=el)
+        return self.cast("arith.bitcast", x, el)
 
     # ------------------------------------------------------------------ conversions
 
-    def int_resize(self, value: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
+    def int_resize(self, x: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
         """Truncates (wraps), or extends with the sign, or with zeros where unsigned."""
-        if BITS[el] == BITS[value.el]:
-            return value
-        if BITS[el] < BITS[value.el]:
-            return self.cast("arith.trunci", value, el)
-        return self.cast(
-            "arith.extui" if unsigned or value.el == "i1" else "arith.extsi", value, el
-        )
+        if BITS[el] == BITS[x.el]:
+            return x
+        if BITS[el] < BITS[x.el]:
+            return self.cast("arith.trunci", x, el)
+        return self.cast("arith.extui" if unsigned or x.el == "i1" else "arith.extsi", x, el)
 
-    def int_to_float(self, value: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
-        return self.cast(
-            "arith.uitofp" if unsigned or value.el == "i1" else "arith.sitofp", value, el
-        )
+    def int_to_float(self, x: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
+        return self.cast("arith.uitofp" if unsigned or x.el == "i1" else "arith.sitofp", x, el)
 
-    def float_to_int(self, value: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
+    def float_to_int(self, x: Ssa, el: str, *, unsigned: bool = False) -> Ssa:
         """Rounds to zero, saturates, NaN -> 0. arith.fptosi alone is undefined out of range."""
         width = BITS[el]
         low = 0 if unsigned else -(1 << (width - 1))
         high = (1 << width) - 1 if unsigned else (1 << (width - 1)) - 1
-        float_of = NUMPY_FLOAT[value.el]
+        float_of = NUMPY_FLOAT[x.el]
         top = float_of(high)
         if int(top) > high:
             top = np.nextafter(top, float_of(0))
         # The clamps also give a number for NaN: a comparison with NaN is false.
-        low_c, top_c = self.c(low, value.el), self.c(top, value.el)
-        inside = self.select(self.cmp("gt", value, low_c), value, low_c)
+        low_c, top_c = self.c(low, x.el), self.c(top, x.el)
+        inside = self.select(self.cmp("gt", x, low_c), x, low_c)
         inside = self.select(self.cmp("lt", inside, top_c), inside, top_c)
         wide = "i32" if width < 32 else el  # narrow conversions go through 32 bits
         op = "arith.fptoui" if unsigned and width >= 32 else "arith.fptosi"
         converted = self.int_resize(self.cast(op, inside, wide), el)
         if int(top) != high:
-            converted = self.select(self.cmp("gt", value, top_c), self.c(high, el), converted)
+            converted = self.select(self.cmp("gt", x, top_c), self.c(high, el), converted)
         if unsigned:  # NaN was clamped to low = 0
             return converted
-        return self.select(self.is_nan(value), self.c(0, el), converted)
+        return self.select(self.is_nan(x), self.c(0, el), converted)
 
     def float_resize(self, x: Ssa, el: str) -> Ssa:
         """Between f64, f32, f16 and bf16, to nearest even; NaN stays NaN, subnormals are kept."""
@@ -516,62 +496,60 @@ class Builder:
             return self._to_bf16(x)
         return self.cast("arith.truncf", x, el)
 
-    def _to_bf16(self, value: Ssa) -> Ssa:
+    def _to_bf16(self, x: Ssa) -> Ssa:
         """f32 -> bf16 by integer arithmetic: vcvtneps2bf16 flushes subnormals."""
-        word = self.bitcast(value, "i32")
+        word = self.bitcast(x, "i32")
         high = self.shr(word, self.c(16, "i32"))
         odd = self.and_(high, self.c(1, "i32"))
         rounded = self.shr(self.add(self.add(word, self.c(0x7FFF, "i32")), odd), self.c(16, "i32"))
         quiet = self.or_(high, self.c(0x40, "i32"))
-        bits = self.select(self.is_nan(value), quiet, rounded)
+        bits = self.select(self.is_nan(x), quiet, rounded)
         return self.bitcast(self.int_resize(bits, "i16"), "bf16")
 
-    def _round_to_odd(self, value: Ssa) -> Ssa:
+    def _round_to_odd(self, x: Ssa) -> Ssa:
         """f64 -> f32 with the last bit set when inexact; rounding that again is rounding once.
 
         Source: S. Boldo, G. Melquiond, When double rounding is odd, 2005.
         """
-        y = self.cast("arith.truncf", value, "f32")
+        y = self.cast("arith.truncf", x, "f32")
         back = self.cast("arith.extf", y, "f64")
         word = self.bitcast(y, "i32")
-        too_far = self.cmp("gt", self.abs(back), self.abs(value))
+        too_far = self.cmp("gt", self.abs(back), self.abs(x))
         down = self.select(too_far, self.sub(word, self.c(1, "i32")), word)
-        inexact = self.and_(self.cmp("ne", back, value), self.cmp("ord", value, value))
+        inexact = self.and_(self.cmp("ne", back, x), self.cmp("ord", x, x))
         return self.bitcast(self.select(inexact, self.or_(down, self.c(1, "i32")), word), "f32")
 
-    def from_storage(self, value: Ssa, dtype) -> Ssa:
+    def from_storage(self, x: Ssa, dtype) -> Ssa:
         """A loaded value -> its register value."""
         el = compute_el(dtype)
         if el == "i1":
-            return self.cmp("ne", value, self.c(0, value.el)) if value.el != "i1" else value
-        return self.float_resize(value, el) if is_float(el) else value
+            return self.cmp("ne", x, self.c(0, x.el)) if x.el != "i1" else x
+        return self.float_resize(x, el) if is_float(el) else x
 
-    def to_storage(self, value: Ssa, dtype) -> Ssa:
+    def to_storage(self, x: Ssa, dtype) -> Ssa:
         """A register value -> what is stored: bool as i8 0 or 1, narrow floats rounded."""
         el = storage_el(dtype)
-        if value.el == "i1":
-            return self.int_resize(value, el, unsigned=True)
-        return self.float_resize(value, el) if is_float(el) else value
+        if x.el == "i1":
+            return self.int_resize(x, el, unsigned=True)
+        return self.float_resize(x, el) if is_float(el) else x
 
-    def _to_sub_byte(self, value: Ssa, target: np.dtype) -> Ssa:
+    def _to_sub_byte(self, x: Ssa, target: np.dtype) -> Ssa:
         """Floats saturate, integers keep their low bits, extended to a byte."""
         info = ml_dtypes.iinfo(target)
-        if is_float(value.el):
-            wide = self.float_to_int(value, "i8", unsigned=False)
+        if is_float(x.el):
+            wide = self.float_to_int(x, "i8", unsigned=False)
             low, high = (self.c(int(bound), "i8") for bound in (info.min, info.max))
             return self.min(self.max(wide, low, unsigned=False), high, unsigned=False)
-        byte = self.int_resize(value, "i8", unsigned=True)
+        byte = self.int_resize(x, "i8", unsigned=True)
         unused = self.c(8 - info.bits, "i8")
         shifted = self.shl(byte, unused)
         return (
             self.shr(shifted, unused) if target.name.startswith("u") else self.sar(shifted, unused)
         )
 
-    def round_to(self, value: Ssa, dtype) -> Ssa:
+    def round_to(self, x: Ssa, dtype) -> Ssa:
         """A register value rounded to what `dtype` can hold."""
-        return (
-            self.from_storage(self.to_storage(value, dtype), dtype) if is_float(value.el) else value
-        )
+        return self.from_storage(self.to_storage(x, dtype), dtype) if is_float(x.el) else x
 
     def convert(self, x: Ssa, source, target) -> Ssa:
         """convert_element_type on register values, rounded to `target` explicitly."""

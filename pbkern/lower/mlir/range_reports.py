@@ -104,9 +104,9 @@ def _is_any(report: RangeReport, emit: Emit, const: Emit) -> str:
     return emit(f"vector.reduction <or>, {tests.name} : {tests.type} into i1")
 
 
-def _number(value: int | list[int], like: Ssa, const: Emit) -> str:
+def _number(n: int | list[int], like: Ssa, const: Emit) -> str:
     """The name of a constant."""
-    return const(f"arith.constant {f'dense<{value}>' if like.lanes else value} : {like.type}")
+    return const(f"arith.constant {f'dense<{n}>' if like.lanes else n} : {like.type}")
 
 
 def reporting(lines: Sequence[str]) -> list[str]:

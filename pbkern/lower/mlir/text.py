@@ -327,13 +327,13 @@ class Text:
         self.when(block, test, fill)
 
     def either(
-        self, block: Block, condition: str, inner: Block, value: Ssa, other: Block, y: Ssa
+        self, block: Block, condition: str, inner: Block, x: Ssa, other: Block, y: Ssa
     ) -> str:
         """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
         name = self.name()
-        for region, outcome in ((inner, value), (other, y)):
+        for region, outcome in ((inner, x), (other, y)):
             region.add(f"scf.yield {outcome.name} : {outcome.type}")
-        block.add(f"{name} = scf.if {condition} -> ({value.type})", inner, other)
+        block.add(f"{name} = scf.if {condition} -> ({x.type})", inner, other)
         return name
 
 

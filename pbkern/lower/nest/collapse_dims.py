@@ -111,7 +111,7 @@ def _inside(nest: Nest, affine: Affine, extent: int) -> bool:
 
 
 def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> Nest:
-    """Replaces a and b by one dimension, named b, of size |a| * |b|."""
+    """Replaces a and inner by one dimension, named inner, of size |a| * |b|."""
     size = nest.dims[inner]
 
     def access(buf: Buf, index: tuple) -> tuple[Buf, tuple]:

@@ -64,7 +64,7 @@ def _is_narrow(info: EqnInfo) -> bool:
 
 
 def _by_jax(function: Callable, info: EqnInfo, args: Sequence[np.ndarray]) -> np.ndarray:
-    """f(info, *operands) as JAX has it, on the CPU.
+    """function(info, *operands) as JAX has it, on the CPU.
 
     Operands are padded to few lengths: JAX compiles for each.
     """

@@ -261,7 +261,7 @@ def _groups(shape: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[set[in
 
 
 def _contradicted(nest: Nest, write: Write, axes: Axes) -> Iterator[int]:
-    """Axes of w.buf that this store may make different from position to position."""
+    """Axes of write.buf that this store may make different from position to position."""
     varying = _varying(
         nest, [write.value] if write.mask is None else [write.value, write.mask], axes
     ) | set(nest.rdims)

@@ -27,7 +27,7 @@ MOST_VALUES = 64
 
 
 def along(axis: int) -> str:
-    """The symbol that stands for the position along dimension d of an index array."""
+    """The symbol that stands for the position along dimension axis of an index array."""
     return f"@along{axis}"
 
 

@@ -212,7 +212,7 @@ class _Decision:
                 self._ask(operand, (root, tuple(i)))
 
     def _takes_product(self, value: Lazy, places: list) -> bool:
-        """Whether to store v rather than a product that only v wants, which cannot be part of the nest of v's reader.
+        """Whether to store value rather than a product that only value wants, which cannot be part of the nest of v's reader.
 
         So each product of a sum is added where its accumulators end, and sums are passed on instead
         of products.

@@ -360,7 +360,7 @@ class _ViewAccess:
         self.order = [axis for axis in self.order if isinstance(self.indices[axis], Range)]
 
     def _exchanged(self, indexer) -> tuple[list, list] | None:
-        """(indices before the rest, the new rest) with the meaning of the rest, then t."""
+        """(indices before the rest, the new rest) with the meaning of the rest, then indexer."""
         taken = None if self._gathers() else runs(indexer)
         ranges = [i for dim in self.order if isinstance(i := self.indices[dim], Range)]
         if taken is None or len(ranges) < len(self.order):

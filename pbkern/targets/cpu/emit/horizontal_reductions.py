@@ -253,7 +253,7 @@ def by_halves(parts: list, join):
 
 
 def lost_in(b: Builder, value: Ssa, y: Ssa, total: Ssa) -> Ssa:
-    """Error of rounding total = x + y. Source: Knuth, TAOCP 2, 4.2.2, theorem B."""
+    """Error of rounding total = value + y. Source: Knuth, TAOCP 2, 4.2.2, theorem B."""
     added = b.sub(total, value)
     return b.add(b.sub(value, b.sub(total, added)), b.sub(y, added))
 

@@ -271,7 +271,7 @@ class StripMinedLoop:
         return nests
 
     def missed(self, at: int, number: int) -> Expr | None:
-        """Contribution of strips that are left out to reduction k of nest `at`; None: nothing that changes it."""
+        """Contribution of strips that are left out to reduction number of nest `at`; None: nothing that changes it."""
         return None
 
     def _emit(self, group: list[int]) -> None:
@@ -383,7 +383,7 @@ class _StripNest:
         return self.pool.make("load", buf.dtype, (buf, index, False))
 
     def _joined(self, number: int, index: tuple[Affine, ...]) -> Iterator[tuple[Buf, Expr]]:
-        """Joins what is kept of reduction k with that of one strip more.
+        """Joins what is kept of reduction number with that of one strip more.
 
         What a sum loses: Knuth, TAOCP 2, 4.2.2, theorem B.
         """
@@ -401,7 +401,7 @@ class _StripNest:
         yield state, joined
 
     def _final(self, number: int, index: tuple[Affine, ...]) -> Expr:
-        """The state of reduction k, and what it lacks. Of infinite sums that is no number."""
+        """The state of reduction number, and what it lacks. Of infinite sums that is no number."""
         state = self._load(self.states[number], index)
         if number not in self.lost:
             return state

@@ -20,22 +20,22 @@ def register_lanes(el: str) -> int:
     return REGISTER_BITS // BITS[el]
 
 
-def in_registers(b: Builder, value: Ssa, function: Callable[[Builder, Ssa], Ssa]) -> Ssa:
-    """f(b, x), elementwise on floats, for any lanes of x: f gets whole registers; some lanes may be idle."""
-    lanes = register_lanes(value.el)
+def in_registers(b: Builder, x: Ssa, function: Callable[[Builder, Ssa], Ssa]) -> Ssa:
+    """function(b, x), elementwise on floats, for any lanes of x: function gets whole registers; some lanes may be idle."""
+    lanes = register_lanes(x.el)
     wide = b.with_lanes(lanes)
-    if value.lanes == lanes:
-        return function(wide, value)
-    if not value.lanes:
-        y = function(wide, b.broadcast(value, lanes))
-        return value._replace(name=b.emit(f"vector.extract {y.name}[0] : {value.el} from {y.type}"))
-    parts = [function(wide, _part(b, value, at, lanes)) for at in range(0, value.lanes, lanes)]
-    return _joined(b, parts, value.lanes)
+    if x.lanes == lanes:
+        return function(wide, x)
+    if not x.lanes:
+        y = function(wide, b.broadcast(x, lanes))
+        return x._replace(name=b.emit(f"vector.extract {y.name}[0] : {x.el} from {y.type}"))
+    parts = [function(wide, _part(b, x, at, lanes)) for at in range(0, x.lanes, lanes)]
+    return _joined(b, parts, x.lanes)
 
 
-def _part(b: Builder, value: Ssa, at: int, count: int) -> Ssa:
-    """Lanes at .. at + n; those that x does not have repeat its last."""
-    return _shuffled(b, value, value, [min(k, value.lanes - 1) for k in range(at, at + count)])
+def _part(b: Builder, x: Ssa, at: int, count: int) -> Ssa:
+    """Lanes at .. at + count; those that x does not have repeat its last."""
+    return _shuffled(b, x, x, [min(k, x.lanes - 1) for k in range(at, at + count)])
 
 
 def _joined(b: Builder, parts: Sequence[Ssa], lanes: int) -> Ssa:
@@ -53,9 +53,9 @@ def _joined(b: Builder, parts: Sequence[Ssa], lanes: int) -> Ssa:
     return parts[0] if parts[0].lanes == lanes else _shuffled(b, parts[0], parts[0], range(lanes))
 
 
-def _shuffled(b: Builder, value: Ssa, y: Ssa, lanes: Sequence[int]) -> Ssa:
-    name = b.emit(f"vector.shuffle {value.name}, {y.name} {list(lanes)} : {value.type}, {y.type}")
-    return Ssa(name, value.el, len(lanes))
+def _shuffled(b: Builder, x: Ssa, y: Ssa, lanes: Sequence[int]) -> Ssa:
+    name = b.emit(f"vector.shuffle {x.name}, {y.name} {list(lanes)} : {x.type}, {y.type}")
+    return Ssa(name, x.el, len(lanes))
 
 
 # --- instructions
@@ -78,36 +78,36 @@ def _masked(b: Builder, instruction: str, *xs: Ssa, immediate: int | None = None
     )
 
 
-def scale(b: Builder, value: Ssa, n: Ssa) -> Ssa:
+def scale(b: Builder, x: Ssa, n: Ssa) -> Ssa:
     """x * 2**floor(n), rounded once; for positive finite x infinite or zero where n is infinite, NaN where n is."""
-    return _masked(b, "scalef", value, n)
+    return _masked(b, "scalef", x, n)
 
 
-def within(b: Builder, value: Ssa, bound: float) -> Ssa:
+def within(b: Builder, x: Ssa, bound: float) -> Ssa:
     """x with its magnitude cut to `bound`; `bound` where x is NaN."""
-    return _masked(b, "range", value, b.c(bound, value.el), immediate=2)
+    return _masked(b, "range", x, b.c(bound, x.el), immediate=2)
 
 
-def exponent(b: Builder, value: Ssa) -> Ssa:
+def exponent(b: Builder, x: Ssa) -> Ssa:
     """floor(log2(|x|)), of subnormal numbers too; -inf for zeros, inf for infinities, NaN for NaN."""
-    return _masked(b, "getexp", value)
+    return _masked(b, "getexp", x)
 
 
-def mantissa(b: Builder, value: Ssa) -> Ssa:
+def mantissa(b: Builder, x: Ssa) -> Ssa:
     """x times the power of two that brings it into [3/4, 3/2); 1 for zeros and inf, NaN for the rest below zero and NaN."""
-    return _masked(b, "getmant", value, immediate=0b1111)
+    return _masked(b, "getmant", x, immediate=0b1111)
 
 
-def lookup(b: Builder, table: np.ndarray | Sequence[float], value: Ssa) -> Ssa:
+def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Ssa) -> Ssa:
     """table[low bits of x]: a table of as many floats as a register has. x may be a float or an integer."""
-    el = f"f{BITS[value.el]}"
+    el = f"f{BITS[x.el]}"
     words = ", ".join(
         f"0x{entry.tobytes()[::-1].hex().upper()}" for entry in np.asarray(table, NUMPY_FLOAT[el])
     )
-    values = b.const(f"arith.constant dense<[{words}]> : {value.typed(el)}")
-    index = b.bitcast(value, f"i{BITS[value.el]}")
+    values = b.const(f"arith.constant dense<[{words}]> : {x.typed(el)}")
+    index = b.bitcast(x, f"i{BITS[x.el]}")
     name = f"llvm.x86.avx512.permvar.{'sd'[el == 'f64']}f.512"
-    types = f"({value.typed(el)}, {index.type}) -> {value.typed(el)}"
-    return value._replace(
+    types = f"({x.typed(el)}, {index.type}) -> {x.typed(el)}"
+    return x._replace(
         name=b.emit(f'llvm.call_intrinsic "{name}"({values}, {index.name}) : {types}'), el=el
     )

@@ -25,14 +25,14 @@ def _table(el: str) -> np.ndarray:
     return np.exp2(np.arange(n) / n)
 
 
-def exp_by_table(b: Builder, value: Ssa) -> Ssa:
+def exp_by_table(b: Builder, x: Ssa) -> Ssa:
     """`approx` leaves the low part of ln 2 out: relative error 4e-7 (f32), 1e-15 (f64)."""
-    steps, el = register_lanes(value.el), value.el
+    steps, el = register_lanes(x.el), x.el
     high, low = split(*LN2, el)
     magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
-    shifted = b.fma(value, b.c(1 / math.log(2), el), magic)
+    shifted = b.fma(x, b.c(1 / math.log(2), el), magic)
     n = b.sub(shifted, magic)
-    remainder = b.fma(n, b.c(-high, el), value)
+    remainder = b.fma(n, b.c(-high, el), x)
     remainder = remainder if b.approx else b.fma(n, b.c(-low, el), remainder)
     remainder = within(b, remainder, 0.51 / steps * math.log(2))
     poly = b.fma(b.mul(remainder, remainder), fit(b, remainder, "exp_by_table"), remainder)
@@ -40,11 +40,11 @@ def exp_by_table(b: Builder, value: Ssa) -> Ssa:
     return scale(b, b.fma(poly, power, power), n)
 
 
-def exp2_by_table(b: Builder, value: Ssa) -> Ssa:
-    steps, el = register_lanes(value.el), value.el
+def exp2_by_table(b: Builder, x: Ssa) -> Ssa:
+    steps, el = register_lanes(x.el), x.el
     magic = b.c(1.5 * 2.0 ** FORMATS[el].mantissa / steps, el)
-    shifted = b.add(value, magic)
+    shifted = b.add(x, magic)
     n = b.sub(shifted, magic)
-    remainder = within(b, b.sub(value, n), 0.51 / steps)
+    remainder = within(b, b.sub(x, n), 0.51 / steps)
     power = lookup(b, _table(el), shifted)
     return scale(b, b.fma(b.mul(fit(b, remainder, "exp2_by_table"), remainder), power, power), n)

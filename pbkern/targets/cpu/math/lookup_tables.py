@@ -16,36 +16,34 @@ from .avx512 import exponent, lookup, mantissa, scale, within
 from .lookup_values import LN2_HIGH, PIECES, TABLES
 
 
-def _index(b: Builder, value: Ssa, shift: int) -> Ssa:
+def _index(b: Builder, x: Ssa, shift: int) -> Ssa:
     """Bits of x >= 0 above the lowest `shift`; `lookup` takes four of them."""
-    return b.shr(b.bitcast(value, "i32"), b.c(shift, "i32"))
+    return b.shr(b.bitcast(x, "i32"), b.c(shift, "i32"))
 
 
-def by_pieces(b: Builder, value: Ssa, name: str) -> Ssa:
+def by_pieces(b: Builder, a: Ssa, name: str) -> Ssa:
     """f(a) for a from 0 to the last piece's end: c0 + t (c1 + t (c2 + ...)), t = a - point.
 
     Points are where f is nearly a float, so that c0 has no error to speak of. NaN stays NaN.
     """
     pieces, (points, *rows) = PIECES[name], TABLES[name]
-    shifted = b.add(value, b.c(pieces.offset, value.el))
+    shifted = b.add(a, b.c(pieces.offset, a.el))
     index = _index(b, shifted, pieces.shift)
-    t = b.sub(value, lookup(b, points, index))
+    t = b.sub(a, lookup(b, points, index))
     first, y = lookup(b, rows[0], index), lookup(b, rows[-1], index)
     for row in rows[-2:0:-1]:
         y = b.fma(y, t, lookup(b, row, index))
     if pieces.own is not None:
-        first = b.select(
-            b.cmp("lt", shifted, b.c(pieces.offset + pieces.own, value.el)), value, first
-        )
+        first = b.select(b.cmp("lt", shifted, b.c(pieces.offset + pieces.own, a.el)), a, first)
     return b.fma(y, t, first)
 
 
-def odd_by_pieces(b: Builder, value: Ssa, name: str) -> Ssa:
+def odd_by_pieces(b: Builder, x: Ssa, name: str) -> Ssa:
     """f(|x|) with the sign of x."""
-    return b.copysign(by_pieces(b, b.at_most(b.abs(value), PIECES[name].last), name), value)
+    return b.copysign(by_pieces(b, b.at_most(b.abs(x), PIECES[name].last), name), x)
 
 
-def _log_of_parts(b: Builder, value: Ssa, lost: Ssa | None = None) -> Ssa:
+def _log_of_parts(b: Builder, u: Ssa, lost: Ssa | None = None) -> Ssa:
     """log(u + lost) = k ln 2 + log c + log(1 + r), r = m / c - 1, where u = 2**k m, 3/4 <= m < 3/2.
 
     Tables give 1 / c and log c. The method is that of P. T. P. Tang, "Table-driven implementation
@@ -53,9 +51,9 @@ def _log_of_parts(b: Builder, value: Ssa, lost: Ssa | None = None) -> Ssa:
     high part of ln 2. Around 1, c = 1 and r is exact. Zero, infinity and NaN are right by
     themselves.
     """
-    el = value.el
-    m = mantissa(b, value)
-    minus_k = b.sub(exponent(b, m), exponent(b, value))  # m has the exponent -1 or 0
+    el = u.el
+    m = mantissa(b, u)
+    minus_k = b.sub(exponent(b, m), exponent(b, u))  # m has the exponent -1 or 0
     index = _index(b, m, 19)
     inverses, logs = (lookup(b, row, index) for row in TABLES["log"])
     r = b.fma(m, inverses, b.c(-1, el))
@@ -67,12 +65,12 @@ def _log_of_parts(b: Builder, value: Ssa, lost: Ssa | None = None) -> Ssa:
     return b.add(high, b.fma(b.mul(r, r), fit(b, r, "log_by_table"), low))
 
 
-def log_by_table(b: Builder, value: Ssa) -> Ssa:
-    return _log_of_parts(b, value)
+def log_by_table(b: Builder, x: Ssa) -> Ssa:
+    return _log_of_parts(b, x)
 
 
-def log1p_by_table(b: Builder, value: Ssa) -> Ssa:
+def log1p_by_table(b: Builder, x: Ssa) -> Ssa:
     """log of u = 1 + x rounded and of what rounding lost. The sign is that of x, of zeros too."""
-    one = b.c(1, value.el)
-    u = b.add(value, one)
-    return b.copysign(_log_of_parts(b, u, b.sub(value, b.sub(u, one))), value)
+    one = b.c(1, x.el)
+    u = b.add(x, one)
+    return b.copysign(_log_of_parts(b, u, b.sub(x, b.sub(u, one))), x)

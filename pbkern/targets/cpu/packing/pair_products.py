@@ -103,7 +103,7 @@ def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
 
 
 def over_words(nest: Nest, k_dim: str, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
-    """(dimensions, reduced ones) of a product over words of `count` elements along k, which come one after the other."""
+    """(dimensions, reduced ones) of a product over words of `count` elements along k_dim, which come one after the other."""
     return {dim: size for dim, size in nest.dims.items() if dim != k_dim} | {
         k_dim: nest.dims[k_dim] // count
     }, (
@@ -222,7 +222,7 @@ def is_narrow_integer(expr: Expr) -> bool:
 
 
 def _integer_pair(expr: Expr, k_dim: str, context) -> Expr:
-    """e[2k] in the lower half of a word, e[2k + 1] in the upper one, both as int16."""
+    """expr[2k] in the lower half of a word, expr[2k + 1] in the upper one, both as int16."""
     low, high = (
         context.pool.rename(expr, {k_dim: Affine.symbol(k_dim, 2) + offset}) for offset in (0, 1)
     )

@@ -192,7 +192,7 @@ def _place(
     run: int,
     length: int,
 ) -> None:
-    """Element k of a line goes to its place in its run and the neighbour's together."""
+    """Element element of a line goes to its place in its run and the neighbour's together."""
     mlir_text, (bufs, base), (others, other_base) = expressions.text, here, there
     put = lambda text: mlir_text.put(block, text)
     number = put(f"arith.divui {element}, {mlir_text.index(run)} : index")

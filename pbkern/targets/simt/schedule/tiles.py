@@ -52,7 +52,7 @@ class Tile:
         return -(-self.size // self.count)
 
     def place(self, number: int) -> Affine:
-        """Point number u at the thread's place."""
+        """Point number number at the thread's place."""
         if self.beside:
             return Affine.symbol(self.dim, self.count) + number
         return Affine.symbol(self.dim) + number * self.steps
