@@ -231,7 +231,8 @@ def _variables(jaxpr: jex.Jaxpr) -> Iterator[Var]:
 REF_OPERANDS = {"get": 1, "swap": 2, "addupdate": 2, "masked_load": 3, "masked_store": 3}
 REF_PRIMITIVES = {"get": state.get_p, "swap": state.swap_p, "addupdate": state.addupdate_p}
 
-READ, WRITE = types.ReadEffect, types.WriteEffect
+READ = types.ReadEffect
+WRITE = types.WriteEffect
 
 
 def only_reads(eqn) -> bool:
@@ -813,8 +814,10 @@ def debug_print_arguments(eqn, operands) -> tuple[tuple, dict]:
     return debugging.merge_callback_args(params["in_tree"], operands, params["static_args"])
 
 
-NDIndexer, ReshapeTransform = indexing.NDIndexer, types.ReshapeTransform
-TransposeTransform, BitcastTransform = types.TransposeTransform, types.BitcastTransform
+NDIndexer = indexing.NDIndexer
+ReshapeTransform = types.ReshapeTransform
+TransposeTransform = types.TransposeTransform
+BitcastTransform = types.BitcastTransform
 
 
 def is_dropped(var) -> bool:

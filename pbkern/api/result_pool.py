@@ -35,6 +35,7 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType
 from pbkern.targets.target import Target
 
+# Bytes of a huge page, x86-64 Linux.
 HUGE_PAGE = 2 << 20
 
 

@@ -36,14 +36,23 @@ if TYPE_CHECKING:
     from pbkern.fuse import Choice
     from pbkern.fuse.graph import Node
 
-# Candidates of blocks per kernel, finalists that are measured again, and what these must gain over
-# the model's choice.
-CANDIDATES, FINALISTS, GAIN = 16, 3, 0.97
-# What the whole function must gain. Comparisons are made in so many parts.
-WHOLE_GAIN, ROUNDS = 0.99, 2
-# Parts of the budget: for kernels, and for the whole function at the end. A candidate's own part of
-# its kernel's.
-KERNELS_SHARE, WHOLE_SHARE, CANDIDATE_SHARE = 0.75, 0.2, 0.03
+# Candidates of blocks per kernel that are measured. Source: not recorded.
+CANDIDATES = 16
+# Best candidates that are measured again. Source: not recorded.
+FINALISTS = 3
+# The most time of a candidate that is taken, relative to the model's choice. Source: not recorded.
+GAIN = 0.97
+# The most time of the whole function with the new choices, relative to the time before. Source: not
+# recorded.
+WHOLE_GAIN = 0.99
+# Parts of a comparison; a choice must be faster in each. Source: not recorded.
+ROUNDS = 2
+# The part of the time budget for measuring kernels. Source: not recorded.
+KERNELS_SHARE = 0.75
+# The part of the time budget for measuring the whole function at the end. Source: not recorded.
+WHOLE_SHARE = 0.2
+# The part of a kernel's remaining time for measuring one candidate. Source: not recorded.
+CANDIDATE_SHARE = 0.03
 FINAL_PAUSES = 2  # a finalist is measured for so many times as long as a candidate
 
 

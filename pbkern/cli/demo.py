@@ -25,8 +25,14 @@ import pbkern
 from pbkern.errors import TargetError
 
 FOLDER = pathlib.Path("demo_output")
-HEIGHT, WIDTH = 1080, 1920
-ROUNDS, SECONDS = 25, 2.5
+# Rows of the photograph, pixels: full HD.
+HEIGHT = 1080
+# Columns of the photograph, pixels: full HD.
+WIDTH = 1920
+# Most timed calls of each function, so that the demo ends soon.
+ROUNDS = 25
+# Most seconds of timed calls of one function, so that the demo ends soon.
+SECONDS = 2.5
 BINOMIAL = np.array([1, 4, 6, 4, 1], np.float32) / 16
 
 # --- what is compiled
@@ -105,7 +111,10 @@ def transformer_parameters(key, width=512):
     }
 
 
-N, TILE = 1024, 256
+# Rows and columns of the product's operands, elements: an example's choice.
+N = 1024
+# Rows and columns of one program's blocks, elements: an example's choice.
+TILE = 256
 
 
 @pbkern.kernel(

@@ -17,8 +17,11 @@ from pbkern.core.errors import OptionError, TargetError
 
 from . import functions, option_flags
 
-# Seconds of one backend's calls, at most, and how many there are where nobody says.
-SECONDS, CALLS = 2.0, 20
+# Most seconds of one backend's calls: keeps a run short.
+SECONDS = 2.0
+# Calls of one backend, where the command line gives no number.
+CALLS = 20
+# Seed of the random operands: any number, but always the same.
 SEED = 0
 # Largest difference between backends, relative to the largest result, that rounding explains.
 TOLERANCES = {

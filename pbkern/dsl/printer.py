@@ -35,6 +35,7 @@ from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed,
 from .trace import KernelFunction, body_dtypes, needs_x64
 
 IMPORTS = "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n\nimport pbkern\n"
+# Columns of the longest line that is not broken: the line length of this project.
 WIDTH = 100
 
 

@@ -10,7 +10,11 @@ import numpy as np
 SECTOR = (
     32  # bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
 )
-BANKS, WORD = 32, 4  # of shared memory. Source: CUDA C++ Programming Guide, shared memory
+# Banks of shared memory. Source: CUDA C++ Programming Guide, shared memory.
+BANKS = 32
+# Bytes of a word of a bank. Source: CUDA C++ Programming Guide, shared memory.
+WORD = 4
+# Threads of a warp. Source: CUDA C++ Programming Guide, SIMT architecture.
 WARP = 32
 
 

@@ -115,8 +115,10 @@ def fma(dtype: np.dtype) -> Function:
     return single
 
 
-# Bits of a float64 that a float32 lacks, and their value halfway between two of the latter.
-_BELOW_F32, _HALF_F32 = np.int64((1 << 29) - 1), np.int64(1 << 28)
+# A mask of the bits of a float64 that a float32 lacks.
+_BELOW_F32 = np.int64((1 << 29) - 1)
+# The value of these bits halfway between two float32.
+_HALF_F32 = np.int64(1 << 28)
 
 
 def _untied(p: np.ndarray, z: np.ndarray, s: np.ndarray, ties: np.ndarray) -> np.ndarray:

@@ -9,7 +9,16 @@ arch/x86/entry/syscalls/syscall_64.tbl.
 
 from __future__ import annotations
 
-WRITE, GETPID, GETTID, TGKILL, SIGABRT = 1, 39, 186, 234, 6
+# Numbers of system calls, x86-64 Linux (arch/x86/entry/syscalls/syscall_64.tbl): writes to a file.
+WRITE = 1
+# The number of the system call that gives the process (same table).
+GETPID = 39
+# The number of the system call that gives the thread (same table).
+GETTID = 186
+# The number of the system call that sends a signal to a thread (same table).
+TGKILL = 234
+# The number of the signal that ends a process (man 7 signal, x86-64).
+SIGABRT = 6
 
 # Number and arguments, the result, and what a call changes.
 _REGISTERS = "={ax},{ax},{di},{si},{dx},~{rcx},~{r11},~{memory},~{dirflag},~{fpsr},~{flags}"

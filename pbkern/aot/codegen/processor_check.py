@@ -38,8 +38,10 @@ CPUID = {
 # Bits of XCR0 that say what the system saves.
 STATE = {"avx": 0x6, "avx512": 0xE6}
 HWCAP = {"lse": 8, "fullfp16": 10, "dotprod": 20}
+# The type of the entry of the auxiliary vector that holds HWCAP (Linux, elf/auxvec.h).
 AT_HWCAP = 16
 OSXSAVE = 27  # of leaf 1, ecx
+# Bit of @pbk_known: the processor has been asked. No instruction set has this bit.
 KNOWN = 1 << 62
 
 _CACHED = """

@@ -28,8 +28,17 @@ from pbkern.core.jaxprs import as_dtype, literal_value
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.rules import RuleTable
 
-# How tightly an expression binds.
-BITS, SUM, PRODUCT, UNARY, ATOM = range(5)
+# Tightness of an expression, from loose to tight (Python's reference, operator precedence), here of
+# bitwise operators and comparisons.
+BITS = 0
+# Tightness of sums and differences.
+SUM = 1
+# Tightness of products and quotients.
+PRODUCT = 2
+# Tightness of an operator with one operand.
+UNARY = 3
+# Tightness of names, calls and literals.
+ATOM = 4
 
 
 class Spelled(NamedTuple):
@@ -228,7 +237,12 @@ def _bound_param(scope: SpellingScope, v: Any) -> str:
 # --- operators
 # ---------------------------------------------------------------------------------------------------
 
-NUMBERS, FLOATS, BITWISE = "iufcV", "fcV", "biu"
+# Kinds of dtypes (NumPy's letters; V is bfloat16) that arithmetic operators take.
+NUMBERS = "iufcV"
+# Kinds of dtypes that the operator / takes.
+FLOATS = "fcV"
+# Kinds of dtypes that bitwise operators take.
+BITWISE = "biu"
 
 for _name, _operator, _kinds, _tightness in (
     ("add", "+", NUMBERS, SUM),

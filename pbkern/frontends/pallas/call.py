@@ -145,6 +145,7 @@ GENERATOR = (
     0  # among allocations in the body, in place of an id: the state of the random number generator
 )
 SIZE = ArrayType((), np.dtype(np.int32))
+# Programs along a dynamic dimension of a grid, at most: sizes are int32.
 MAX_DYNAMIC = 2**31 - 1
 
 

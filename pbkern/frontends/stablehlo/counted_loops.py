@@ -12,6 +12,7 @@ from .constants import constant
 from .operation import HloOperation, made_by, tensor_type
 
 COMPARING = ("stablehlo.compare", "stablehlo.constant", "stablehlo.and")
+# Most steps of a loop whose steps are counted: a counter is an int32.
 MOST_STEPS = 2**31 - 1
 HOLDS = {
     "LT": operator.lt,

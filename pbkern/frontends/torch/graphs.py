@@ -38,6 +38,7 @@ from .partition import partition
 
 # jaxpr, name, device -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
 Compile = Callable[[CapturedGraph, str, torch.device], Any]
+# Seeds are drawn below this number: each is a nonnegative int64.
 SEEDS = 2**62
 
 

@@ -24,9 +24,11 @@ from pbkern.fuse.cost.kinds import VIEWS, is_heavy
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
-# Most equations of a function of indices that is duplicated, and the readers' modelled time
-# afterwards, relative to before.
-MOST_OF_INDICES, SLACK = 16, 1.25
+# Most equations of a function of indices that is duplicated. Source: not recorded.
+MOST_OF_INDICES = 16
+# The most modelled time of the readers after the duplication, relative to before. Source: not
+# recorded.
+SLACK = 1.25
 SIMPLE = ELEMENTWISE | VIEWS | {"iota"}
 
 

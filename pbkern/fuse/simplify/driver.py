@@ -24,6 +24,7 @@ from .rewrites import REWRITES, UNSAFE, Rewrite
 from .splat_operands import Splat
 
 CONTROL = ("scan", "while", "cond")
+# Fewest terms of a long sum, whose division costs little beside it. Source: not recorded.
 MANY = 64
 
 

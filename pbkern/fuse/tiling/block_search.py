@@ -33,13 +33,17 @@ from .online_blocks import Blocks, at
 if TYPE_CHECKING:
     from .time_skewing import Wavefront
 
-# If halos repeat more than this part of the work, or scratch outgrows L2, the descent starts again
-# from square blocks.
+# If halos multiply the work by more than this, or scratch outgrows L2, the descent starts again
+# from square blocks. Source: not recorded.
 HALO_RECOMPUTE = 1.1
+# Elements along each side of these square blocks. Source: not recorded.
 SQUARE = 256
-# Rows and columns of blocks from which products are searched a second time
-# (docs/decisions/031-second-block-search.md).
-TALL, TALL_TILE = {"row": 1024, "column": 128}, 64
+# Elements of the blocks from which products are searched a second time, by the role of a dimension.
+# Measured: docs/decisions/031-second-block-search.md.
+TALL = {"row": 1024, "column": 128}
+# Columns of a block that the second search finds are a multiple of this number, elements. Measured:
+# docs/decisions/031-second-block-search.md.
+TALL_TILE = 64
 # Programs that touch more than this part of L2 take long reductions in chunks.
 NEAR = 0.5
 

@@ -32,11 +32,12 @@ from pbkern.fuse.tiling.time_skewing import Wavefront, price, wavefronts
 from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos
 from .windows_as_slices import AS_SLICES, is_window
 
-# Steps per kernel that are tried, while each gains this much over the one before: more steps take
-# longer to compile.
+# Steps per kernel that are tried, in this order. More steps take longer to compile.
 STEPS = (2, 4, 5, 8, 10)
+# The most modelled time of more steps, relative to fewer, with which trying goes on. Source: not
+# recorded.
 GAIN = 0.96
-# Bounds code size and compile time.
+# Most equations of a kernel's steps together: bounds code size and compile time.
 MAX_EQUATIONS = 220
 # Most work repeated in halos.
 MAX_RECOMPUTE = 1.25

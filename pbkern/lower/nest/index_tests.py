@@ -22,9 +22,11 @@ from .ir import Expr, For, If, Nest, Pool, Stmt, While
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
 Interval = tuple[int, int]
+# The end of an interval that has none: no index of 32 bits is beyond it.
 FAR = 2**31 - 1
 # A nest of fewer points is not worth several copies of its code.
 MIN_POINTS = 512
+# Most pieces of a nest: bounds code size.
 MAX_PIECES = 9
 # Vectors of a row that is so long that it counts where they start.
 LONG = 16

@@ -12,6 +12,7 @@ import numpy as np
 
 from .ir import Buf, Fetch, Let, Nest, Sort, Stmt, Trace, every, nodes
 
+# Bytes: buffers start at multiples of a cache line.
 ALIGNMENT = 64
 
 

@@ -19,8 +19,10 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, with_bodies
 from pbkern.lower.nest.reductions import IDENTITY
 
-# Components of a dimension that is taken apart, and nodes that a nest may have then.
-MOST, MOST_NODES = 4, 160
+# Most components of a dimension that is taken apart. Source: not recorded.
+MOST = 4
+# Most nodes of a nest after a dimension is taken apart: bounds code size.
+MOST_NODES = 160
 # Fewer points than this are no loop worth having.
 FEW_POINTS = 32
 

@@ -23,6 +23,7 @@ import numpy as np
 from pbkern.lower.nest.ir import Expr, Nest, Pool, Stmt, with_bodies
 
 UINT32 = np.dtype(np.uint32)
+# The number of values of 32 bits: what the upper half of a product is counted in.
 FULL = 1 << 32
 # What has more terms is taken as an unknown.
 MOST_TERMS = 12

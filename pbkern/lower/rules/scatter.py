@@ -28,7 +28,8 @@ from pbkern.lower.nest.ir import Expr, Fetch, For, If, Let, Nest, Stmt, Write
 from pbkern.lower.values.store_hazards import is_stored_in
 from pbkern.lower.values.values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
-BOOL, INDEX = np.dtype(bool), np.dtype(np.int64)
+BOOL = np.dtype(bool)
+INDEX = np.dtype(np.int64)
 # Of a long window the first elements are asked for: prefetchers follow.
 FETCHED_ELEMENTS = 256
 

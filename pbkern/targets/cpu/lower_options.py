@@ -11,6 +11,7 @@ from pbkern.targets.cpu.math.op_cycles import COST
 from .machine import FAR_BYTES, LINE_BYTES
 from .sorting import MOST_OPERATIONS, SHORT_LINE, RadixScratch
 
+# Bytes that no array has.
 NEVER = 1 << 62
 
 

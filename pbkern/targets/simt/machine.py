@@ -12,10 +12,12 @@ RESIDENT = 4
 # ns, 528 such blocks keep 3.6 TB/s busy. An order of magnitude, not measured here; see CUDA C++
 # Best Practices Guide, "Occupancy".
 IN_FLIGHT_BYTES = 4096
-# Of a launch in a stream, and of one block's start. Source: order of magnitude in NVIDIA's
-# developer blog "Getting Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to
-# 9 without; not measured here.
-LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 2e-7
+# Seconds of a launch in a stream. Source: order of magnitude in NVIDIA's developer blog "Getting
+# Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured
+# here.
+LAUNCH_SECONDS = 3e-6
+# Seconds of one block's start. An order of magnitude, not measured here.
+BLOCK_SECONDS = 2e-7
 
 
 @dataclass(frozen=True)

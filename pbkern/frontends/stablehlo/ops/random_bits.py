@@ -15,6 +15,7 @@ ALGORITHMS = {"DEFAULT": "RNG_DEFAULT", "THREE_FRY": "RNG_THREE_FRY"}
 # Random123.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+# Rounds of Philox 4x32 (same paper).
 ROUNDS = 10
 WORDS = 4  # of 32 bits per counter
 

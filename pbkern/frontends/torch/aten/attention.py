@@ -13,8 +13,10 @@ from pbkern.core.errors import UnsupportedOp
 
 from .table import op
 
-# Rows of queries at a time in the gradient of causal attention, and the most parts of them.
-ROWS, PARTS = 128, 4
+# Fewest rows of queries at a time in the gradient of causal attention. Source: not recorded.
+ROWS = 128
+# Most parts of the rows of queries in the gradient of causal attention. Source: not recorded.
+PARTS = 4
 
 
 def _scores(q, k, causal, mask, scale, first=0):

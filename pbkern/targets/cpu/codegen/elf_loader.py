@@ -20,9 +20,29 @@ from typing import Any
 from pbkern.core.errors import InternalError
 
 PAGE = mmap.PAGESIZE
-ALLOC, WRITE, TLS = 0x2, 0x1, 0x400
-RELA, NOBITS, SYMTAB, INIT_ARRAY, UNWIND = 4, 8, 2, 14, 0x70000001
-UNDEFINED, ABSOLUTE, RESERVED = 0, 0xFFF1, 0xFF00
+# Bit of a section's flags: it is in memory. Source of all numbers here: elf.h, System V ABI.
+ALLOC = 0x2
+# Bit of a section's flags: it is written to.
+WRITE = 0x1
+# Bit of a section's flags: each thread has its own.
+TLS = 0x400
+# Kind of a section: relocations with addends.
+RELA = 4
+# Kind of a section: zeros that the file does not hold.
+NOBITS = 8
+# Kind of a section: the table of symbols.
+SYMTAB = 2
+# Kind of a section: functions to call first.
+INIT_ARRAY = 14
+# Kind of a section: unwind tables (System V ABI, AMD64 supplement).
+UNWIND = 0x70000001
+# Section number of a symbol that the object lacks.
+UNDEFINED = 0
+# Section number of a symbol whose value is no address in a section.
+ABSOLUTE = 0xFFF1
+# The first section number with a meaning of its own.
+RESERVED = 0xFF00
+# Binding of a symbol that may be missing.
 WEAK = 2
 # R_X86_64_{64, PC32, PLT32, 32, 32S, PC64} -> (whether relative to the place, format).
 RELOCATIONS = {

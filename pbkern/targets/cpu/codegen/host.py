@@ -28,6 +28,7 @@ from pbkern.targets.cpu.schedule.task_size import tasks
 
 from .kernel import FunctionText, LoweredKernel
 
+# Bytes: parts of an arena start at multiples of a cache line.
 ALIGNMENT = 64
 # Of functions that nothing outside the module calls. MLIR's execution engine gives all others a
 # second entry point.

@@ -38,9 +38,11 @@ from pbkern.targets.cpu.schedule import register_promotion
 from .llvm_repairs import repaired
 from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, StatementRange
 
-# Of one kernel's text: what takes more goes the plain way, and from there to XLA. MLIR and LLVM
-# take about 0.1 ms for a line.
-KERNEL_LINES, KERNEL_SECONDS = 600_000, 120
+# Most lines of one kernel's text; a longer kernel goes the plain way, and from there to XLA. MLIR
+# and LLVM take about 0.1 ms for a line.
+KERNEL_LINES = 600_000
+# Most seconds of writing one kernel's text; a slower kernel goes the same way.
+KERNEL_SECONDS = 120
 NOALIAS = " {llvm.noalias}"
 
 

@@ -21,8 +21,11 @@ from pbkern.lower.mlir.text import Block, Text
 from .merge_functions import Differences, Form, differences, form
 
 CALL = "func.call @"
-# Lines of a piece, and of the shortest one.
-PIECE, SHORT = 4000, 400
+# Most lines of a piece. Time for a longer function more than doubles with its length (measured:
+# docs/decisions/019-large-bodies.md).
+PIECE = 4000
+# Lines of the shortest piece. Source: not recorded.
+SHORT = 400
 SHORTEST_COPY = (
     40  # lines of the shortest piece that becomes a function because others are equal to it
 )

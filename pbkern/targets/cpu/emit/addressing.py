@@ -14,6 +14,7 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
 
 Point = dict[str, int]
+# The greatest index that 32 bits hold.
 INDEX_BITS_32 = 2**31 - 1
 
 

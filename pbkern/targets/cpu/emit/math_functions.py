@@ -18,9 +18,11 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Text
 from pbkern.lower.nest.ir import Expr
 
-# Operations of a kind that are written where they stand; and the least lines of one that are worth
-# a call.
-REPEATED, LONG = 4, 40
+# Operations of a kind that are written where they stand; later ones call a function. Source: not
+# recorded.
+REPEATED = 4
+# Fewest lines of an operation that is worth a call. Source: not recorded.
+LONG = 40
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pbkern.lower.nest.ir import Sort
 
 from .addressing import memref
 
+# Elements that are compared with the bound at once: a vector of 512 bits of float32.
 LANES = 16
 
 

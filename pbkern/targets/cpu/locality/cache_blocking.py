@@ -28,7 +28,11 @@ from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, even_part, insi
 
 # Rows that a sum over rows takes at once, and how far apart they are where that pays.
 ROWS_AT_ONCE = 8
-FAR_BYTES, FAR_BLOCK = 1024, 64 << 10
+# Fewest bytes between rows for which taking several rows at once pays. Source: not recorded.
+FAR_BYTES = 1024
+# Bytes of the largest operand for which it does not pay, however far apart its rows are. Source:
+# not recorded.
+FAR_BLOCK = 64 << 10
 # A nest with so many times fewer points than all together may lose its vectors: scalars of a row,
 # say.
 MINOR = 64

@@ -28,8 +28,10 @@ from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.schedule import register_promotion
 
-# Tests and operations of a nest that is worth a second copy of its code.
-MOST_TESTS, MOST_NODES = 6, 120
+# Most tests of a nest that is worth a second copy of its code. Source: not recorded.
+MOST_TESTS = 6
+# Most operations of a nest that is worth a second copy of its code: bounds code size.
+MOST_NODES = 120
 INT32 = np.dtype(np.int32)
 
 

@@ -27,7 +27,8 @@ from pbkern.targets.cpu.machine import MASK_STRIP
 
 from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, Trips, inside, nests_of, runs
 
-INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
+INT32 = np.dtype(np.int32)
+BOOL = np.dtype(bool)
 # A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
 STRIP = MASK_STRIP
 # Shorter dimensions are not worth the loops.

@@ -31,8 +31,10 @@ from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
 from .strip_mining import inside, nests_of, runs
 
-# Strips of the shortest row that is cut, and how many ahead the next ones are asked for.
-FEWEST_STRIPS, STRIPS_AHEAD = 2, 2
+# Strips of the shortest row that is cut. Source: not recorded.
+FEWEST_STRIPS = 2
+# Strips between the one at work and the one that is prefetched. Source: not recorded.
+STRIPS_AHEAD = 2
 # Elements that nests walk without a rest, whatever their dtype.
 WHOLE = 64
 # How much an element may exceed the level: rounding the difference adds a unit in the last place of
@@ -42,7 +44,8 @@ NEAR = 4.0
 FIRST_PART = 4
 HERE: Affine = Affine()  # the place of a scalar
 STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
-BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
+BOOL = np.dtype(bool)
+INT32 = np.dtype(np.int32)
 
 
 def use_running_maximum(

@@ -28,8 +28,10 @@ from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 from .prefetch import is_far
 from .strip_mining import inside
 
-# Terms of sums that are written out, and operations of a nest.
-MOST_TERMS, MOST_NODES = 25, 400
+# Most terms of a sum that is written out: bounds code size.
+MOST_TERMS = 25
+# Most operations of a nest after a stage is inlined: bounds code size.
+MOST_NODES = 400
 # What remains of the time, at most, where values are taken at distances: registers that overflow
 # are not counted in full.
 WORTH = 0.8

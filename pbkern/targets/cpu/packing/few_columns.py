@@ -20,14 +20,20 @@ from .operand_copies import replace_operand
 # Up to so many columns, broadcasts of a register tile cost more than they bring: rows of the other
 # operand are not copied for so few, and often fall into one cache set.
 FEW_COLUMNS = 15
-# Vectors along a reduction that are worth the sums across lanes at its end, and those that are
-# worth them where panels of the large operand, transposed in registers, would do.
-MIN_DEPTH, DEPTH_FOR_ROWS = 8, 32
+# Fewest vectors along a reduction that are worth the sums across lanes at its end. Source: not
+# recorded.
+MIN_DEPTH = 8
+# Fewest such vectors where panels of the large operand, transposed in registers, would do. Source:
+# not recorded.
+DEPTH_FOR_ROWS = 32
+# Elements of unequal rows that keep them from falling into one cache set. Source: not recorded.
 PADDING = 16
-# Rows and columns of a register tile whose vectors run along the reduction, with 32 registers and
-# with 16. With 3 rows and 8 columns of 32 registers, whose copy fills two L1 caches, x[8192, 2048]
-# @ w[2048, 8] took 4.2 ms on one core, with these 3.2.
-SIDE_BY_SIDE, SIDE_BY_SIDE_OF_16 = (6, 4), (3, 4)
+# Rows and columns of a register tile whose vectors run along the reduction, with 32 registers.
+# Measured on one core: with 3 rows and 8 columns, whose copy fills two L1 caches, x[8192, 2048] @
+# w[2048, 8] took 4.2 ms, with these 3.2.
+SIDE_BY_SIDE = (6, 4)
+# Rows and columns of such a tile with 16 registers. Source: not recorded.
+SIDE_BY_SIDE_OF_16 = (3, 4)
 
 
 def few_rows(nest: Nest, moving: Expr, still: Expr, context, vector_bits: int) -> list[Stmt] | None:

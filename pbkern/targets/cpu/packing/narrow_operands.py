@@ -21,8 +21,10 @@ from pbkern.targets.cpu.locality.strip_mining import inside
 from .pair_products import NARROW, depth_dim, is_narrow_integer
 
 INT32 = np.dtype(np.int32)
-# More products than these fill no panel; fewer are not worth words.
-MIN_DEPTH, MAX_DEPTH = 16, 8192
+# Fewest products of one sum that are worth words. Source: not recorded.
+MIN_DEPTH = 16
+# Most products of one sum: more fill no panel.
+MAX_DEPTH = 8192
 # Points that must share an element before its word is worth making.
 MIN_REUSE = 8
 

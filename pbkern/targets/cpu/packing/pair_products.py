@@ -21,12 +21,19 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write, nodes
 
-UINT8, UINT16, UINT32, INT32 = (np.dtype(t) for t in (np.uint8, np.uint16, np.uint32, np.int32))
-BFLOAT16, INT16 = "dot_bf16", "dot_i16"
+UINT8 = np.dtype(np.uint8)
+UINT16 = np.dtype(np.uint16)
+UINT32 = np.dtype(np.uint32)
+INT32 = np.dtype(np.int32)
+# Reduction of pairs of bfloat16 in words.
+BFLOAT16 = "dot_bf16"
+# Reduction of pairs of int16 in words.
+INT16 = "dot_i16"
 NARROW = ("int8", "uint8", "int16")
-# A word of 16-bit elements; words of the shallowest product that takes elements left over for
-# itself.
-PAIR, SHALLOW = 2, 4
+# Elements of 16 bits in a word of 32 bits.
+PAIR = 2
+# Words of the shallowest product that takes elements left over for itself. Source: not recorded.
+SHALLOW = 4
 # Elements of unequal rows that keep them from falling into one cache set.
 PADDING = 16
 

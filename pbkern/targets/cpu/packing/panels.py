@@ -37,8 +37,10 @@ from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
 from .swap_operands import swapped_operands
 
-# Points that must share an element before a panel, or a row, of it pays.
-MIN_REUSE, MIN_ROW_REUSE = 24, 16
+# Points that must share an element before a panel of it pays. Source: not recorded.
+MIN_REUSE = 24
+# Points that must share an element before a row of a panel pays. Source: not recorded.
+MIN_ROW_REUSE = 16
 # Panels that are packed at once.
 MAX_GROUP = 8
 # Rows of a far operand that products of few rows take at once.

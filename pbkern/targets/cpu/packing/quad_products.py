@@ -23,6 +23,7 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
 
 from .pair_products import INT32, UINT8, Words, depth_dim, is_narrow_integer, over_words
 
+# Elements of 8 bits in a word of 32 bits.
 QUAD = 4
 DOT = "dot_i8"
 # Four bytes of 128 or, signed, of -128.

@@ -8,9 +8,12 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Nest
 from pbkern.targets.cpu.machine import CONFLICT_BYTES
 
-# Lines this many apart are in the same set, and how many of one set stay there beside those of
-# other operands.
-LINE, SETS, WAYS = 64, 64, 8
+# Bytes of a cache line.
+LINE = 64
+# Lines this many apart are in the same set. Source: 32 KB of L1 in 8 ways.
+SETS = 64
+# Lines of one set that stay there beside those of other operands.
+WAYS = 8
 # Pages that the nearest tables do not hold (64 entries on Zen 3 and Golden Cove), rows of two in
 # each.
 MANY_PAGES = 128

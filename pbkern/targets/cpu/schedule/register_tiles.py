@@ -31,15 +31,19 @@ MAX_TILE_NODES = 1200
 # Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each
 # were read 2.5 times as slowly from memory as whole ones.
 MAX_COLUMN_VECTORS = 16
-# Of so few rows it keeps fewer vectors: other operands in memory need registers as well, and rows
-# are read side by side.
-FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
+# Rows of the longest sum over rows that keeps FEW_COLUMN_VECTORS. Source: not recorded.
+FEW_ROWS = 16
+# Most vectors that a sum over few rows keeps: other operands in memory need registers as well, and
+# rows are read side by side.
+FEW_COLUMN_VECTORS = 8
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in
 # a step.
 LONG_CHAIN = 150.0
-# The same of points with functions that branch where an element is rare, by the number of
-# functions.
-FEW_OPS, MANY_OPS = 12, 40
+# Operations of a point with functions that branch where an element is rare, from which two vectors
+# in a step are enough. Source: not recorded.
+FEW_OPS = 12
+# Operations of such a point from which one vector in a step is enough. Source: not recorded.
+MANY_OPS = 40
 BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
 # Lanes of the shortest vectors that instructions for products of words take.
 FEWEST_WORDS = 4
@@ -48,9 +52,14 @@ SIDE = 6
 # Steps of a reduction whose wait for one another shows: of fewer, the processor's window holds
 # those of several results.
 LONG_WAIT = 64
-# Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of
-# a vector's lanes, by itself and with those of other rows: cycles.
-LATENCY, STEP, ACROSS, TURNED_ACROSS = 8, 0.35, 10, 3
+# Multiply-adds that are under way at once; two begin in a cycle. Source: not recorded.
+LATENCY = 8
+# Cycles that a step of a loop costs beside its multiply-adds. Source: not recorded.
+STEP = 0.35
+# Cycles of adding up a vector's lanes by itself. Source: not recorded.
+ACROSS = 10
+# Cycles of adding up a vector's lanes together with those of other rows. Source: not recorded.
+TURNED_ACROSS = 3
 # Vectors of a row that several rows at a time are added up of, at most.
 FEW_VECTORS = 8
 # Additions of products to one accumulator in a row, where accumulators are few

@@ -26,6 +26,7 @@ from .interleaved_access import is_strided
 from .register_tiles import NestSchedule, choose
 from .vector_dimension import is_long_point
 
+# Bytes of a vector that fills a cache line.
 VECTOR_BYTES = 64
 # Cache accesses that a shuffle costs.
 SHUFFLE = 0.7

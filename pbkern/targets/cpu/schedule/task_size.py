@@ -12,8 +12,11 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.sorting import line_cycles
 
+# Cycles of a core in a nanosecond, roughly. Source: not recorded.
 CYCLES_PER_NS = 3.5
+# Elements of a vector operation, roughly: float32 in 512 bits.
 LANES = 16
+# Bytes that a core moves in a nanosecond, roughly. Source: not recorded.
 BYTES_PER_NS = 25.0
 
 
@@ -61,9 +64,9 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
     return total
 
 
-# A task shorter than this costs more to hand out than it saves; a launch shorter than this stays on
-# one thread.
+# Nanoseconds of a task; a shorter one costs more to hand out than it saves. Source: not recorded.
 TASK_NS = 8_000.0
+# Nanoseconds of a launch; a shorter one stays on one thread. Source: not recorded.
 SERIAL_NS = 25_000.0
 # Long tasks keep neighbours on one core, but at the end threads wait for the last one: up to half
 # of it each, on average.

@@ -17,9 +17,12 @@ from .short_rows import SHORTEST_ROW, batched_rows
 LONG_POINT = 8.0
 # What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
 STRIDED = 0.2
-# What is gained if vectors hold several short rows (targets/cpu/emit/interleaved_rows.py), which
-# one by one would not fill the widest vectors.
-PARTLY_FILLED, WIDEST = 0.5, 512
+# The score that is gained if vectors hold several short rows
+# (targets/cpu/emit/interleaved_rows.py), which one by one would not fill the widest vectors.
+# Source: not recorded.
+PARTLY_FILLED = 0.5
+# Bits of the widest vectors (AVX-512).
+WIDEST = 512
 # What is left of the gain of vectors along short rows after the step across their lanes, one row at
 # a time. Measured with 4 to 16 elements: vectors over several rows take less time for sums and
 # extremes of up to 7 elements, and for indices of all.

@@ -21,6 +21,7 @@ from pbkern.lower.nest.rounding import may_cancel
 from ..device import SHARED
 from ..schedule.memory import Placement
 
+# The greatest index that 32 bits hold.
 INT32_MAX = 2**31 - 1
 
 

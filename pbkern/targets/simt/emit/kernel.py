@@ -44,7 +44,16 @@ from .reports import Reports, ReportWriter
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
 ALIGNMENT = 16
-SLOTS, ARENA, FAR, RECORD, REPORTS = "%slots", "%arena", "%far", "%record", "%reports"
+# Names of values in a kernel's text: places for what threads exchange.
+SLOTS = "%slots"
+# The name of shared memory.
+ARENA = "%arena"
+# The name of the argument for scratch in device memory.
+FAR = "%far"
+# The name of the argument for times of blocks.
+RECORD = "%record"
+# The name of the argument for prints and failed checks.
+REPORTS = "%reports"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pbkern.lower.mlir.text import Block, Text
 
 from ..device import Nvidia
 
+# Words of 64 bits before those of the steps; see above.
 HEADER = 5
 
 

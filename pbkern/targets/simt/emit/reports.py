@@ -21,6 +21,7 @@ from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Trace
 from pbkern.lower.rules.debug_callbacks import SITES, Type
 
+# Bytes of a word of a report: an i64.
 WORD = 8
 # For prints of one launch. Source: CUDA C++ Programming Guide, formatted output: what its printf
 # keeps by default.

@@ -27,11 +27,24 @@ from pbkern.targets.cpu.codegen.runtime import xla
 from ..program import DeviceProgram
 from .driver import BEYOND, DEVICES, NAMES, RECENT, Driver
 
-STREAM, ERROR, KERNEL, DEVICE = 0, 8, 16, 24  # bytes of `call`
+# Bytes from the start of `call` to the stream, of the structure that functions here share.
+STREAM = 0
+# Bytes from the start of `call` to the error.
+ERROR = 8
+# Bytes from the start of `call` to the kernel.
+KERNEL = 16
+# Bytes from the start of `call` to the device.
+DEVICE = 24
 ALIGNMENT = 256  # of memory that the driver gives. Source: CUDA C++ Programming Guide, device memory accesses
-# XLA FFI API 0.3 (xla/ffi/api/c_api.h): offsets of functions in its table; an error of the kind
-# "internal".
-ERROR_CREATE, STREAM_GET, COMMAND_BUFFERS, ERRC_INTERNAL = 48, 80, 1, 13
+# Bytes from the start of XLA's table to the function that makes an error. Source: XLA FFI API 0.3
+# (xla/ffi/api/c_api.h).
+ERROR_CREATE = 48
+# Bytes from the start of XLA's table to the function that gives the stream (same source).
+STREAM_GET = 80
+# Bit of a handler's traits: it may be recorded in a command buffer (same source).
+COMMAND_BUFFERS = 1
+# The number of the kind of error "internal" (same source).
+ERRC_INTERNAL = 13
 
 
 class LaunchText(HostText):

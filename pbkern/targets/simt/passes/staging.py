@@ -18,6 +18,7 @@ from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, Write, every, 
 from ..options import ThreadOptions
 from .regions import BoxRegion, regions, staged_loads
 
+# Bytes of a word of a bank. Source: CUDA C++ Programming Guide, shared memory.
 BANK_BYTES = 4
 # Of shared memory that warps need to reduce together.
 RESERVED = 2048

@@ -30,9 +30,11 @@ from .tiles import accepts, renamed_points
 # Registers of 32 bits that one thread keeps. Of the 128 that it has (nvgpu/compile.py),
 # accumulators take 32, addresses and operands others.
 MOST_WORDS = 32
-# Points of a thread are written out one after the other, since registers have no addresses: of
-# nests that sum, and of others.
-MOST_SUMS, MOST_STEPS = 2, 8
+# Most points of a thread of nests that sum. Points are written out one after the other, since
+# registers have no addresses. Source: not recorded.
+MOST_SUMS = 2
+# Most points of a thread of other nests. Source: not recorded.
+MOST_STEPS = 8
 # Terms that every thread adds up by itself.
 MOST_TERMS = 8
 

@@ -23,7 +23,9 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write, nodes
 
 BOOL = np.dtype(bool)
+# An index below all indices of arrays: the lower end of a range that has none.
 LOWEST = -(1 << 40)
+# Bytes of the widest load of a thread. Source: CUDA C++ Programming Guide, device memory accesses.
 VECTOR_BYTES = 16
 # Threads that whole vectors must leave with work: those of a warp.
 FEWEST_LANES = 32

@@ -7,10 +7,12 @@ Programs keep arenas from call to call, in a list; each of several calls at the 
 
 from __future__ import annotations
 
+# Bytes of a huge page, x86-64 Linux.
 HUGE_PAGE = 2 << 20
 # Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages
 # costs ten times more.
 HUGE_BYTES = 4 << 20
+# The number of madvise's advice to use huge pages (Linux, asm-generic/mman-common.h).
 MADV_HUGEPAGE = 14
 # Arenas that a program keeps from call to call: (whether in use, address) each.
 ARENAS = 64

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import re
 
-# One wait, and the number of waits after which a caller goes ahead: 1.3 s if no turn ends, or 64
-# turns.
+# Nanoseconds of one wait for a turn's end. Source: not recorded.
 WAIT_NANOSECONDS = 20_000_000
+# Waits after which a caller goes ahead: 1.3 s if no turn ends, or 64 turns. Source: not recorded.
 MOST_WAITS = 64
 # How often a caller looks before it waits in the kernel: about 5 us of pauses.
 LOOKS = 100
 SLOTS = 64  # a power of two
-# Linux on x86-64: number of the system call, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, FUTEX_WAKE | FUTEX_PRIVATE_FLAG (linux/futex.h).
+# The number of the system call futex, x86-64 Linux (arch/x86/entry/syscalls/syscall_64.tbl).
 SYS_FUTEX = 202
+# FUTEX_WAIT | FUTEX_PRIVATE_FLAG (linux/futex.h).
 FUTEX_WAIT_PRIVATE = 128
+# FUTEX_WAKE | FUTEX_PRIVATE_FLAG (linux/futex.h).
 FUTEX_WAKE_PRIVATE = 129
 
 TURNS = """
