@@ -164,8 +164,8 @@ def test_the_demo_on_a_small_picture(monkeypatch, tmp_path, capsys):
 
 
 def test_corners_are_marked_inside_the_picture(monkeypatch):
-    monkeypatch.setattr(demo, "HEIGHT", 96)
-    monkeypatch.setattr(demo, "WIDTH", 120)
+    monkeypatch.setattr(demo, "PHOTO_HEIGHT", 96)
+    monkeypatch.setattr(demo, "PHOTO_WIDTH", 120)
     response = np.zeros((92, 116), np.float32)
     response[30, 40] = 1
     marked = demo.mark_corners(np.zeros((96, 120, 3), np.float32), response, count=1)

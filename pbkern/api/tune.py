@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from pbkern.fuse.graph import Node
 
 # Candidates of blocks per kernel that are measured. Source: not recorded.
-CANDIDATES = 16
+MOST_CANDIDATES = 16
 # Best candidates that are measured again. Source: not recorded.
 FINALISTS = 3
 # The most time of a candidate that is taken, relative to the model's choice. Source: not recorded.
-GAIN = 0.97
+CANDIDATE_GAIN = 0.97
 # The most time of the whole function with the new choices, relative to the time before. Source: not
 # recorded.
 WHOLE_GAIN = 0.99
 # Parts of a comparison; a choice must be faster in each. Source: not recorded.
-ROUNDS = 2
+COMPARISON_PARTS = 2
 # The part of the time budget for measuring kernels. Source: not recorded.
 KERNELS_SHARE = 0.75
 # The part of the time budget for measuring the whole function at the end. Source: not recorded.
@@ -191,7 +191,7 @@ class _TuneSearch:
         self.operands = random_operands(default.in_types)
         self.want = [np.asarray(a) for a in kernel_call(default, self.options)(*self.operands)]
         self.measure(fuse.Choice())
-        for c in fuse.choices.candidates(self.node, self.target.costs(), CANDIDATES)[1:]:
+        for c in fuse.choices.candidates(self.node, self.target.costs(), MOST_CANDIDATES)[1:]:
             self.attempt(c)
         for c in self.variations():
             self.attempt(c)
@@ -243,7 +243,7 @@ class _TuneSearch:
         ]
         ranked = [fuse.Choice(), *ranked]
         seconds, faster = compared(
-            [self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN
+            [self.calls[c] for c in ranked], self.pause * FINAL_PAUSES * len(ranked), CANDIDATE_GAIN
         )
         best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
         return ranked[best], seconds[0], seconds[best]
@@ -254,10 +254,10 @@ def compared(
 ) -> tuple[list[float], list[bool]]:
     """(least time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
 
-    Measured in ROUNDS parts: what is faster must be so in each, or other work on the machine
-    decides.
+    Measured in COMPARISON_PARTS parts: what is faster must be so in each, or other work on the
+    machine decides.
     """
-    parts = [least_seconds(calls, seconds / ROUNDS) for _ in range(ROUNDS)]
+    parts = [least_seconds(calls, seconds / COMPARISON_PARTS) for _ in range(COMPARISON_PARTS)]
     faster = [all(part[n] <= gain * part[0] for part in parts) for n in range(len(calls))]
     return [min(times) for times in zip(*parts)], faster
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SECTOR = (
+SECTOR_BYTES = (
     32  # bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
 )
 # Banks of shared memory. Source: CUDA C++ Programming Guide, shared memory.
 BANKS = 32
 # Bytes of a word of a bank. Source: CUDA C++ Programming Guide, shared memory.
-WORD = 4
+BANK_BYTES = 4
 # Threads of a warp. Source: CUDA C++ Programming Guide, SIMT architecture.
-WARP = 32
+WARP_THREADS = 32
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Counts:
         `memo`: of the instruction.
         """
         lanes, sectors, different = memo.get(
-            addresses, mask, SECTOR, lambda: _traffic(addresses, mask, size)
+            addresses, mask, SECTOR_BYTES, lambda: _traffic(addresses, mask, size)
         )
         self.global_bytes += lanes * size * repeats
         self.sectors += sectors * repeats
@@ -58,7 +58,9 @@ class Counts:
         self, offsets: np.ndarray, mask: np.ndarray | None, size: int, memo: Memo
     ) -> None:
         """One access of `size` bytes per lane at offsets in a block's memory [rows, lanes]."""
-        passes, fewest = memo.get(offsets, mask, BANKS * WORD, lambda: _passes(offsets, mask, size))
+        passes, fewest = memo.get(
+            offsets, mask, BANKS * BANK_BYTES, lambda: _passes(offsets, mask, size)
+        )
         self.shared_accesses += fewest
         self.bank_conflicts += passes - fewest
 
@@ -107,17 +109,19 @@ def _traffic(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple
 def _warps(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     """[warps, 32]; lanes that do not take part repeat the first that does; warps without any are left out."""
     rows, lanes = values.shape
-    if lanes % WARP:
-        values = np.concatenate([values, np.repeat(values[:, -1:], -lanes % WARP, 1)], 1)
+    if lanes % WARP_THREADS:
+        values = np.concatenate([values, np.repeat(values[:, -1:], -lanes % WARP_THREADS, 1)], 1)
         mask = (
             None
             if mask is None
-            else np.concatenate([mask, np.zeros((rows, -lanes % WARP), bool)], 1)
+            else np.concatenate([mask, np.zeros((rows, -lanes % WARP_THREADS), bool)], 1)
         )
-    values = np.ascontiguousarray(values).reshape(-1, WARP)
+    values = np.ascontiguousarray(values).reshape(-1, WARP_THREADS)
     if mask is None:
         return values
-    mask = np.ascontiguousarray(np.broadcast_to(mask, (rows, mask.shape[1]))).reshape(-1, WARP)
+    mask = np.ascontiguousarray(np.broadcast_to(mask, (rows, mask.shape[1]))).reshape(
+        -1, WARP_THREADS
+    )
     some = mask.any(1)
     values, mask = values[some], mask[some]
     first = values[np.arange(len(values)), mask.argmax(1)]
@@ -131,9 +135,9 @@ def _distinct(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tupl
         a = np.sort(a, 1)
     step = a[:, 1:] != a[:, :-1]
     unique = 1 + np.count_nonzero(step, 1)
-    first, last = a // SECTOR, (a + size - 1) // SECTOR
+    first, last = a // SECTOR_BYTES, (a + size - 1) // SECTOR_BYTES
     touched = np.count_nonzero(first[:, 1:] != last[:, :-1], 1) + 1 + (last - first).sum(1)
-    return int(touched.sum()), int((-(-unique * size // SECTOR)).sum())
+    return int(touched.sum()), int((-(-unique * size // SECTOR_BYTES)).sum())
 
 
 def _passes(offsets: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int]:
@@ -142,9 +146,12 @@ def _passes(offsets: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[in
     Lanes of 8 (16) bytes come in halves (quarters).
     """
     a = _warps(offsets, mask)
-    share = max(size // WORD, 1)
+    share = max(size // BANK_BYTES, 1)
     words = np.sort(
-        (a // WORD if share == 1 else a // size).reshape(-1, WARP // min(share, WARP)), 1
+        (a // BANK_BYTES if share == 1 else a // size).reshape(
+            -1, WARP_THREADS // min(share, WARP_THREADS)
+        ),
+        1,
     )
     fresh = np.concatenate([np.ones((len(words), 1), bool), words[:, 1:] != words[:, :-1]], 1)
     banks = words % (BANKS // min(share, BANKS))

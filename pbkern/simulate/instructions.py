@@ -11,8 +11,8 @@ import numpy as np
 from pbkern.core.errors import InternalError
 
 from . import ops
-from .counts import WARP, Memo
-from .memory import LOCAL, Arrays, BlockMemory, Fault
+from .counts import WARP_THREADS, Memo
+from .memory import LOCAL_BEGIN, Arrays, BlockMemory, Fault
 from .operands import Reader, as_type, operand
 from .parse import SIZES, Instruction, PtxProgram
 
@@ -210,7 +210,7 @@ def _cvta(program: PtxProgram, instruction: Instruction) -> Step:
     source = operand(program, instruction.operands[1], t)
     if "local" not in instruction.op:
         return lambda g, mask: g.put(dst, source(g), mask)
-    base = t.type(LOCAL)
+    base = t.type(LOCAL_BEGIN)
     if "to" in instruction.op:
         return lambda g, mask: g.put(dst, source(g) - base, mask)
     return lambda g, mask: g.put(dst, source(g) + base, mask)
@@ -361,13 +361,15 @@ def _space_at(addresses: np.ndarray, space: str) -> str:
     if space != "generic":
         return space
     highest = int(addresses.max())
-    return "global" if Arrays.number(highest) >= 0 else "local" if highest >= LOCAL else "shared"
+    return (
+        "global" if Arrays.number(highest) >= 0 else "local" if highest >= LOCAL_BEGIN else "shared"
+    )
 
 
 def _offsets(addresses: np.ndarray, space: str) -> np.ndarray:
     """In shared or local memory."""
     return (
-        np.where(addresses >= LOCAL, addresses - LOCAL, addresses)
+        np.where(addresses >= LOCAL_BEGIN, addresses - LOCAL_BEGIN, addresses)
         if space == "local"
         else addresses
     )
@@ -383,7 +385,7 @@ def _are_apart(addresses: np.ndarray, space: str) -> bool:
 def _home(addresses: Any) -> Any:
     """Number of the array that addresses are in; of other memory: -1, or, of local memory, -2."""
     numbers = Arrays.number(addresses)
-    return np.where((numbers < 0) & (addresses >= LOCAL), -2, numbers)
+    return np.where((numbers < 0) & (addresses >= LOCAL_BEGIN), -2, numbers)
 
 
 def _parts(
@@ -532,7 +534,7 @@ def _shfl(program: PtxProgram, instruction: Instruction) -> Step:
     value, by, limits = (operand(program, o, u32) for o in instruction.operands[1:4])
 
     def step(g: Any, mask: Mask) -> None:
-        lane = g.tid % np.uint32(WARP)
+        lane = g.tid % np.uint32(WARP_THREADS)
         b, limit = by(g), limits(g)
         high, segment = limit & np.uint32(31), (limit >> np.uint32(8)) & np.uint32(31)
         low = lane & segment
@@ -546,7 +548,7 @@ def _shfl(program: PtxProgram, instruction: Instruction) -> Step:
         }[kind]
         inside = other >= top if kind == "up" else other <= top
         source = np.where(inside, other, lane) + (
-            g.tid.astype(np.int64) - g.tid.astype(np.int64) % WARP
+            g.tid.astype(np.int64) - g.tid.astype(np.int64) % WARP_THREADS
         )
         source, inside = (np.broadcast_to(v, g.shape) for v in (source, inside))
         _check_present(g, mask, source)
@@ -586,7 +588,7 @@ def _vote(program: PtxProgram, instruction: Instruction) -> Step:
         lanes, votes = g._by_warp(here), g._by_warp(v & here)
         some, every = votes.any(-1, keepdims=True), (votes | ~lanes).all(-1, keepdims=True)
         if kind == "ballot":
-            bits = (votes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(
+            bits = (votes.astype(np.uint32) << np.arange(WARP_THREADS, dtype=np.uint32)).sum(
                 -1, keepdims=True, dtype=np.uint32
             )
         else:
@@ -599,7 +601,7 @@ def _vote(program: PtxProgram, instruction: Instruction) -> Step:
 def _activemask(program: PtxProgram, instruction: Instruction) -> Step:
     def step(g: Any, mask: Mask) -> None:
         lanes = g._by_warp(np.ones(g.shape, bool) if mask is None else mask)
-        bits = (lanes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(
+        bits = (lanes.astype(np.uint32) << np.arange(WARP_THREADS, dtype=np.uint32)).sum(
             -1, keepdims=True, dtype=np.uint32
         )
         g.put(

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-# Bits of an address below its array's number: no array of a simulation has so many bytes.
+# Bits of an address below its array's number, so that arrays are far apart. Source: not recorded.
 ARRAY_BITS = 40
 # The address at which an array begins, in bytes: in the middle, so that places before it are seen.
-MIDDLE = 1 << (ARRAY_BITS - 1)
+ARRAY_BEGIN = 1 << (ARRAY_BITS - 1)
 # The generic address at which local memory begins, in bytes.
-LOCAL = 1 << (ARRAY_BITS - 2)
+LOCAL_BEGIN = 1 << (ARRAY_BITS - 2)
 # Bits of a mark for the thread: a block has at most 1024 threads.
 THREAD_BITS = 12
 # Bits of a mark for the number of barriers that the block has passed.
@@ -122,7 +122,7 @@ class Arrays:
     @staticmethod
     def address(number: int) -> int:
         """Address where an array begins."""
-        return ((number + 1) << ARRAY_BITS) + MIDDLE
+        return ((number + 1) << ARRAY_BITS) + ARRAY_BEGIN
 
     @staticmethod
     def number(address: Any) -> Any:

@@ -49,6 +49,7 @@ def _wide(dtype: np.dtype) -> np.dtype:
 # operands hold (PTX ISA, half precision instructions); of single precision the ISA leaves it open.
 _FLUSHED = (TYPES["f16"], TYPES["f32"])
 _ONE_NAN = (TYPES["f16"], TYPES["bf16"])
+# The bits of that NaN (PTX ISA, half precision instructions).
 _NAN16 = np.uint16(0x7FFF)
 # Instructions that only change or copy signs, of NaN as well.
 _SIGNS = {"mov", "abs", "neg"}

@@ -13,12 +13,12 @@ from .while_any import WhileAny
 
 # Python frames that a walk over an expression of any permitted height needs, at most. Source: not
 # recorded.
-FRAMES = 6000
+WALK_FRAMES = 6000
 
 
 def _raise_limit() -> int:
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(before + FRAMES)
+    sys.setrecursionlimit(before + WALK_FRAMES)
     return before
 
 

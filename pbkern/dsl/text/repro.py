@@ -23,7 +23,7 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from .spelling import dtype_name
 
 # Operands are part of the file up to this size, compressed; larger ones are drawn from a seed.
-LARGEST = 64 << 20
+LARGEST_OPERANDS = 64 << 20
 
 FILE = '''"""{title}
 
@@ -88,7 +88,7 @@ def write(
     known = (
         arrays is not None
         and len(values) == len(kernel.in_types)
-        and sum(value.nbytes for value in values) <= LARGEST
+        and sum(value.nbytes for value in values) <= LARGEST_OPERANDS
     )
     shown = values if known else [None] * len(kernel.in_types)
     given = "".join(f", {k}={option!r}" for k, option in options.items())

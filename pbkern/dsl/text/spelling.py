@@ -30,22 +30,22 @@ from pbkern.core.rules import RuleTable
 
 # Tightness of an expression, from loose to tight (Python's reference, operator precedence), here of
 # bitwise operators and comparisons.
-BITS = 0
+BITS_TIGHTNESS = 0
 # Tightness of sums and differences.
-SUM = 1
+SUM_TIGHTNESS = 1
 # Tightness of products and quotients.
-PRODUCT = 2
+PRODUCT_TIGHTNESS = 2
 # Tightness of an operator with one operand.
-UNARY = 3
+UNARY_TIGHTNESS = 3
 # Tightness of names, calls and literals.
-ATOM = 4
+ATOM_TIGHTNESS = 4
 
 
 class Spelled(NamedTuple):
     """Python source and how tightly it binds."""
 
     text: str
-    tightness: int = ATOM
+    tightness: int = ATOM_TIGHTNESS
 
     def inside(self, tightness: int) -> str:
         return self.text if self.tightness >= tightness else f"({self.text})"
@@ -245,19 +245,19 @@ FLOATS = "fcV"
 BITWISE = "biu"
 
 for _name, _operator, _kinds, _tightness in (
-    ("add", "+", NUMBERS, SUM),
-    ("sub", "-", NUMBERS, SUM),
-    ("mul", "*", NUMBERS, PRODUCT),
-    ("div", "/", FLOATS, PRODUCT),
-    ("and", "&", BITWISE, BITS),
-    ("or", "|", BITWISE, BITS),
-    ("xor", "^", BITWISE, BITS),
-    ("lt", "<", "iufV", BITS),
-    ("le", "<=", "iufV", BITS),
-    ("gt", ">", "iufV", BITS),
-    ("ge", ">=", "iufV", BITS),
-    ("eq", "==", NUMBERS, BITS),
-    ("ne", "!=", NUMBERS, BITS),
+    ("add", "+", NUMBERS, SUM_TIGHTNESS),
+    ("sub", "-", NUMBERS, SUM_TIGHTNESS),
+    ("mul", "*", NUMBERS, PRODUCT_TIGHTNESS),
+    ("div", "/", FLOATS, PRODUCT_TIGHTNESS),
+    ("and", "&", BITWISE, BITS_TIGHTNESS),
+    ("or", "|", BITWISE, BITS_TIGHTNESS),
+    ("xor", "^", BITWISE, BITS_TIGHTNESS),
+    ("lt", "<", "iufV", BITS_TIGHTNESS),
+    ("le", "<=", "iufV", BITS_TIGHTNESS),
+    ("gt", ">", "iufV", BITS_TIGHTNESS),
+    ("ge", ">=", "iufV", BITS_TIGHTNESS),
+    ("eq", "==", NUMBERS, BITS_TIGHTNESS),
+    ("ne", "!=", NUMBERS, BITS_TIGHTNESS),
 ):
 
     @rules.register(_name)
@@ -275,7 +275,11 @@ for _name, _operator, _kinds, _tightness in (
             return f"lax.{call or eqn.primitive.name}({scope.text(var)}, {scope.text(b)})"
         # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless
         # they are atoms.
-        left, right = (UNARY, UNARY) if tightness == BITS else (tightness, tightness + 1)
+        left, right = (
+            (UNARY_TIGHTNESS, UNARY_TIGHTNESS)
+            if tightness == BITS_TIGHTNESS
+            else (tightness, tightness + 1)
+        )
         return Spelled(
             f"{beside(scope, var, b).inside(left)} {operator} {beside(scope, b, var).inside(right)}",
             tightness,
@@ -285,7 +289,7 @@ for _name, _operator, _kinds, _tightness in (
 @rules.register("neg", "not")
 def _sign(scope, eqn):
     operator = {"neg": "-", "not": "~"}[eqn.primitive.name]
-    return Spelled(operator + scope.expr(eqn.invars[0]).inside(ATOM), UNARY)
+    return Spelled(operator + scope.expr(eqn.invars[0]).inside(ATOM_TIGHTNESS), UNARY_TIGHTNESS)
 
 
 @rules.register("max", "min")
@@ -426,7 +430,7 @@ def _convert(scope, eqn):
         return None
     if isinstance(x, jex.Literal) or new.kind in "bc" or x.aval.dtype.kind == "c":
         return f"lax.convert_element_type({scope.text(x)}, {dtype_name(new)})"
-    return f"{scope.expr(x).inside(ATOM)}.astype({dtype_name(new)})"
+    return f"{scope.expr(x).inside(ATOM_TIGHTNESS)}.astype({dtype_name(new)})"
 
 
 @rules.register("broadcast_in_dim")

@@ -19,7 +19,7 @@ from typing import Any
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 
 # Shorter runs of a block, in bytes, are copied: its rows then share cache lines with other blocks'.
-SHORTEST_RUN = 64
+SHORTEST_RUN_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _reads_alike(mapping: BlockMapping, view: InterleavedView, order: tuple[int,
         run *= mapping.dims[dim].size
         if mapping.dims[dim].size != mapping.array.shape[dim]:
             break
-    return run * mapping.array.dtype.itemsize >= SHORTEST_RUN
+    return run * mapping.array.dtype.itemsize >= SHORTEST_RUN_BYTES
 
 
 def _permuted(mapping: BlockMapping, order: tuple[int, ...]) -> BlockMapping:

@@ -12,8 +12,8 @@ from .constants import constant
 from .operation import HloOperation, made_by, tensor_type
 
 COMPARING = ("stablehlo.compare", "stablehlo.constant", "stablehlo.and")
-# Most steps of a loop whose steps are counted: a counter is an int32.
-MOST_STEPS = 2**31 - 1
+# Most steps of a loop whose steps are counted: the greatest int32.
+MOST_COUNTED_STEPS = 2**31 - 1
 HOLDS = {
     "LT": operator.lt,
     "LE": operator.le,
@@ -67,7 +67,7 @@ def _count(compare: Any, test: Any, body: Any, given: Sequence[Any]) -> int | No
     dtype = tensor_type(test.arguments[counter])[1]
     if (
         found is None
-        or found > MOST_STEPS
+        or found > MOST_COUNTED_STEPS
         or not np.iinfo(dtype).min <= int(start) + found * step <= np.iinfo(dtype).max
     ):
         return None

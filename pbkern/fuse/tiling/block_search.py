@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # from square blocks. Source: not recorded.
 HALO_RECOMPUTE = 1.1
 # Elements along each side of these square blocks. Source: not recorded.
-SQUARE = 256
+SQUARE_SIDE = 256
 # Elements of the blocks from which products are searched a second time, by the role of a dimension.
 # Measured: docs/decisions/031-second-block-search.md.
 TALL = {"row": 1024, "column": 128}
@@ -45,7 +45,7 @@ TALL = {"row": 1024, "column": 128}
 # docs/decisions/031-second-block-search.md.
 TALL_TILE = 64
 # Programs that touch more than this part of L2 take long reductions in chunks.
-NEAR = 0.5
+NEAR_CHUNK_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,9 @@ def _priced(
         return None
     plain = Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
     return (
-        plain if cost.working_set <= NEAR * machine.near_bytes else _in_runs(eqns, plain, machine)
+        plain
+        if cost.working_set <= NEAR_CHUNK_SHARE * machine.near_bytes
+        else _in_runs(eqns, plain, machine)
     )
 
 
@@ -394,7 +396,9 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
 def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
     """Another starting point: square blocks have the smallest halos."""
     free = [axis for axis, option in enumerate(options) if len(option) > 2][-2:]
-    return [min(SQUARE, options[axis][-1]) if axis in free else t for axis, t in enumerate(target)]
+    return [
+        min(SQUARE_SIDE, options[axis][-1]) if axis in free else t for axis, t in enumerate(target)
+    ]
 
 
 def _better(schedule: Schedule | None, b: Schedule | None) -> Schedule | None:

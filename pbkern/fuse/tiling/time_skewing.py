@@ -37,7 +37,7 @@ NEAR_SHARE = 0.95
 EVEN_SHARE = 0.5
 # Most rows, relative to its own, that a program's first step computes beyond them, as its
 # neighbours do.
-REPEATED = 0.5
+REPEATED_ROWS = 0.5
 # Rows are whole in the last dimension, so wavefronts move along an earlier one.
 ALONG = (2, 3)  # counted from the end
 ROW = Affine.symbol(0)
@@ -250,7 +250,7 @@ def _sized(wave: Wavefront, length: int, machine: CostModel) -> Iterator[tuple[W
     room = int(NEAR_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
-        shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
+        shared = REPEATED_ROWS * height if programs > 1 else wave.extent if wave.wraps else math.inf
         most = min(length, *(n // wave.lag for n in (room, shared)))
         if most >= 2 and -(-wave.least_extent // height) == -(-wave.extent // height):
             sized = replace(wave, steps=_even(int(most), length), height=height)

@@ -16,6 +16,8 @@ from .ir import Buf, Expr, Names, Pool
 BOOL = np.dtype(bool)
 INT32 = np.dtype(np.int32)
 UINT32 = np.dtype(np.uint32)
+# The greatest value of an int32.
+INT32_MAX = 2**31 - 1
 Options = TypeVar("Options", bound=BuildOptions)
 
 

@@ -23,16 +23,22 @@ BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
 Interval = tuple[int, int]
 # The end of an interval that has none: no index of 32 bits is beyond it.
-FAR = 2**31 - 1
+UNBOUNDED = 2**31 - 1
 # A nest of fewer points is not worth several copies of its code.
 MIN_POINTS = 512
 # Most pieces of a nest: bounds code size.
 MAX_PIECES = 9
 # Vectors of a row that is so long that it counts where they start.
-LONG = 16
+LONG_ROW_VECTORS = 16
 
 # comparison of a - b with zero -> (low, high): true where low <= a - b < high
-COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR), "eq": (0, 1)}
+COMPARISONS = {
+    "lt": (-UNBOUNDED, 0),
+    "le": (-UNBOUNDED, 1),
+    "gt": (1, UNBOUNDED),
+    "ge": (0, UNBOUNDED),
+    "eq": (0, 1),
+}
 
 
 def _products(x: Interval, y: Interval) -> Interval:
@@ -124,7 +130,7 @@ def simplified(nest: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] =
 
 def _moved(end: int, by: int) -> int:
     """The end of a range, which stays where it is none."""
-    return end if abs(end) >= FAR else end + by
+    return end if abs(end) >= UNBOUNDED else end + by
 
 
 def _holds(dtype: np.dtype, found: tuple[int, int]) -> bool:
@@ -154,7 +160,7 @@ class Folder:
                 self.assume(part)
         elif test.kind == "range":
             a, low, high = test.info
-            before = self._assumed.get(a.linear(), (-FAR, FAR))
+            before = self._assumed.get(a.linear(), (-UNBOUNDED, UNBOUNDED))
             found = _moved(low, -a.const), _moved(high, -a.const)
             self._assumed[a.linear()] = max(before[0], found[0]), min(before[1], found[1])
         self._rewrite = self.pool.rewriter(self._replace)
@@ -280,8 +286,8 @@ class Folder:
         return test if expr.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
     def _range(self, affine: Affine, low: int, high: int) -> Expr:
-        found = interval(affine, self.bounds) or (-FAR, FAR)
-        start, end = self._assumed.get(affine.linear(), (-FAR, FAR))
+        found = interval(affine, self.bounds) or (-UNBOUNDED, UNBOUNDED)
+        start, end = self._assumed.get(affine.linear(), (-UNBOUNDED, UNBOUNDED))
         smallest, largest = (
             max(found[0], _moved(start, affine.const)),
             min(found[1], _moved(end, affine.const) - 1),
@@ -299,9 +305,9 @@ class Folder:
         found = self.values_of(expr), self.values_of(y)
         if None not in found:
             smallest, largest = found[0][0] - found[1][1], found[0][1] - found[1][0]
-            if (low == -FAR or low <= smallest) and (high == FAR or largest < high):
+            if (low == -UNBOUNDED or low <= smallest) and (high == UNBOUNDED or largest < high):
                 return self._bool(True)
-            if low != -FAR and largest < low or high != FAR and smallest >= high:
+            if low != -UNBOUNDED and largest < low or high != UNBOUNDED and smallest >= high:
                 return self._bool(False)
         if (
             any(a.kind not in ("index", "const") for a in (expr, y))
@@ -311,9 +317,9 @@ class Folder:
             return None
         a, b = (e.info if e.kind == "index" else Affine((), int(e.info)) for e in (expr, y))
         d = a - b
-        low = low if low == -FAR else low - d.const
-        high = high if high == FAR else high - d.const
-        return self._range(d.linear(), max(low, -FAR), min(high, FAR))
+        low = low if low == -UNBOUNDED else low - d.const
+        high = high if high == UNBOUNDED else high - d.const
+        return self._range(d.linear(), max(low, -UNBOUNDED), min(high, UNBOUNDED))
 
     def _logic(self, name: str, expr: Expr, y: Expr) -> Expr | None:
         absorbing = name == "or"
@@ -330,7 +336,7 @@ class Folder:
             # One interval from two, both measured from the same expression.
             base = expr.info[0].linear()
             ends = [
-                (max(low - a.const, -FAR), min(high - a.const, FAR))
+                (max(low - a.const, -UNBOUNDED), min(high - a.const, UNBOUNDED))
                 for a, low, high in (expr.info, y.info)
             ]
             return self._range(base, max(end[0] for end in ends), min(end[1] for end in ends))
@@ -402,7 +408,7 @@ def _around(nest: Nest, dim: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
         for write in nest.writes
         if write.index and write.index[-1].coefficient(dim) == 1
     }
-    if len(starts) != 1 or nest.dims[dim] < LONG * lanes:
+    if len(starts) != 1 or nest.dims[dim] < LONG_ROW_VECTORS * lanes:
         return (cut,)
     (start,) = starts
     low = (cut + start) // lanes * lanes - start

@@ -20,9 +20,9 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, with_bodies
 from pbkern.lower.nest.reductions import IDENTITY
 
 # Most components of a dimension that is taken apart. Source: not recorded.
-MOST = 4
+MOST_COMPONENTS = 4
 # Most nodes of a nest after a dimension is taken apart: bounds code size.
-MOST_NODES = 160
+MOST_UNROLLED_NODES = 160
 # Fewer points than this are no loop worth having.
 FEW_POINTS = 32
 
@@ -58,7 +58,7 @@ def _axes_of_components(nests: Iterable[Nest]) -> set[Axis]:
         for buf, index in _accesses(nest)
         for axis, position in enumerate(index)
         if position.is_const
-        and 1 < buf.shape[axis] <= MOST
+        and 1 < buf.shape[axis] <= MOST_COMPONENTS
         and math.prod(nest.dims.values()) >= FEW_POINTS
     }
 
@@ -78,7 +78,7 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
                 points = math.prod(nest.dims.values()) // max(nest.dims[d], 1)
                 if (
                     points >= FEW_POINTS
-                    and nest.dims[d] * len(nest.nodes()) <= MOST_NODES
+                    and nest.dims[d] * len(nest.nodes()) <= MOST_UNROLLED_NODES
                     and nest.dims[d] == buf.shape[axis]
                 ):
                     return d
@@ -97,7 +97,7 @@ def _unrolled(nest: Nest, dim: str, context) -> Nest:
 
 
 def sums_as_expressions(
-    nest: Nest, context, most: int = MOST, most_nodes: int = MOST_NODES
+    nest: Nest, context, most: int = MOST_COMPONENTS, most_nodes: int = MOST_UNROLLED_NODES
 ) -> Nest:
     """A nest whose reductions are over `most` elements, at most, as one without."""
     count = math.prod(nest.dims[rdim] for rdim in nest.rdims)

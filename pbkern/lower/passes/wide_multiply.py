@@ -24,9 +24,9 @@ from pbkern.lower.nest.ir import Expr, Nest, Pool, Stmt, with_bodies
 
 UINT32 = np.dtype(np.uint32)
 # The number of values of 32 bits: what the upper half of a product is counted in.
-FULL = 1 << 32
+UINT32_VALUES = 1 << 32
 # What has more terms is taken as an unknown.
-MOST_TERMS = 12
+MOST_POLYNOMIAL_TERMS = 12
 
 Monomial = tuple[int, ...]  # sorted numbers of unknowns
 Polynomial = dict[Monomial, int]
@@ -98,7 +98,7 @@ class _Products:
         if expr.kind != "op" or expr.info.primitive != "add" or expr.dtype != UINT32:
             return None
         value = self._value(expr)
-        low = {m: term % FULL for m, term in value.terms.items() if term % FULL}
+        low = {m: term % UINT32_VALUES for m, term in value.terms.items() if term % UINT32_VALUES}
         if low.keys() <= {()}:
             return self._number(low.get((), 0))
         if (
@@ -153,7 +153,7 @@ class _Products:
 
     def _is_upper_half(self, product: Polynomial, high: Polynomial) -> bool:
         """Whether 0 <= product - 2**32 * high < 2**32, as a sum of remainders."""
-        rest, most = _sum(product, high, -FULL), 0
+        rest, most = _sum(product, high, -UINT32_VALUES), 0
         while True:
             quotients = [
                 (q.source.height, m[0], q)
@@ -164,7 +164,7 @@ class _Products:
                 and c % (1 << q.bits) == 0
             ]
             if not quotients:
-                return not rest and most < FULL
+                return not rest and most < UINT32_VALUES
             _, n, q = max(quotients, key=lambda quotient: quotient[:2])
             times = -rest[n,] >> q.bits
             rest = _sum(rest, _sum(self._exact(q.source).terms, {(n,): 1 << q.bits}, -1), -times)
@@ -174,7 +174,7 @@ class _Products:
 
     def _exact(self, expr: Expr) -> _Value:
         value = self._value(expr)
-        return self._unknown(expr, FULL - 1) if value.most is None else value
+        return self._unknown(expr, UINT32_VALUES - 1) if value.most is None else value
 
     def _unknown(self, u: Expr | _Quotient, most: int) -> _Value:
         if u not in self._numbers:
@@ -186,7 +186,9 @@ class _Products:
         if expr not in self._values:
             value = self._made(expr)
             self._values[expr] = (
-                value if len(value.terms) <= MOST_TERMS else self._unknown(expr, FULL - 1)
+                value
+                if len(value.terms) <= MOST_POLYNOMIAL_TERMS
+                else self._unknown(expr, UINT32_VALUES - 1)
             )
         return self._values[expr]
 
@@ -195,7 +197,7 @@ class _Products:
             n = int(expr.info)
             return _Value({(): n} if n else {}, n)
         if expr.kind != "op" or expr.dtype != UINT32:
-            return self._unknown(expr, FULL - 1)
+            return self._unknown(expr, UINT32_VALUES - 1)
         match expr.info.primitive, [arg.kind == "const" for arg in expr.args]:
             case "add", _:
                 affine, b = map(self._value, expr.args)
@@ -217,7 +219,7 @@ class _Products:
                 k, affine = mask.bit_length(), self._exact(expr.args[0])
                 q = self._shifted(expr.args[0], k)
                 return _Value(_sum(affine.terms, q.terms, -1 << k), min(affine.most, mask))
-        return self._unknown(expr, FULL - 1)
+        return self._unknown(expr, UINT32_VALUES - 1)
 
     def _shifted(self, expr: Expr, k: int) -> _Value:
         affine = self._exact(expr)
@@ -229,4 +231,4 @@ class _Products:
 
 def _within(terms: Polynomial, a: _Value, b: _Value, largest: Callable[[int, int], int]) -> _Value:
     most = None if a.most is None or b.most is None else largest(a.most, b.most)
-    return _Value(terms, most if most is not None and most < FULL else None)
+    return _Value(terms, most if most is not None and most < UINT32_VALUES else None)

@@ -25,12 +25,12 @@ from .values import (
 )
 
 # Values smaller than this are cheap wherever they are computed.
-SMALL = 64
+CHEAP_ELEMENTS = 64
 # How many of them may be computed from each other: every place that wants one, such as an index,
 # computes it again.
 SMALL_HEIGHT = 24
 # Values that a function of indices may consist of to be computed again wherever it is wanted.
-MOST_OF_INDICES = 16
+MOST_INDEX_VALUES = 16
 
 
 def uses(item) -> tuple[Value, ...]:
@@ -111,7 +111,7 @@ class _Decision:
 
     def _largest_height(self, v: Lazy) -> int:
         """Largest height of the expression of a value that others continue."""
-        small = math.prod(v.shape) < SMALL and not v.index_only
+        small = math.prod(v.shape) < CHEAP_ELEMENTS and not v.index_only
         return SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3
 
     def _ask(self, v: Value, place, forced: bool = False) -> None:
@@ -196,7 +196,7 @@ class _Decision:
         So each product of a sum is added where its accumulators end, and sums are passed on instead
         of products.
         """
-        if len(places) != 1 or v.is_view or v.guard or math.prod(v.shape) < SMALL:
+        if len(places) != 1 or v.is_view or v.guard or math.prod(v.shape) < CHEAP_ELEMENTS:
             return False
         ((root, ix),) = places
         if root not in self.hosts and all(
@@ -258,7 +258,7 @@ class _Decision:
             self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places
         ):
             return True
-        if math.prod(v.shape) < SMALL:
+        if math.prod(v.shape) < CHEAP_ELEMENTS:
             return False
         if cost * (len(places) - 1) > self.price:
             return True
@@ -317,7 +317,7 @@ class _Decision:
         ((root, ix),) = r.places
         if (
             self.costs.get(root, 0.0) > 2 * self.price
-            and math.prod(v.shape) >= SMALL
+            and math.prod(v.shape) >= CHEAP_ELEMENTS
             and self._sums_lanes(v)
         ):
             return False  # its results are scalars; what follows is cheaper in vectors of them
@@ -351,7 +351,7 @@ class _Decision:
 def _is_free(v: Value) -> bool:
     """A stored value seen through index maps alone, or a short function of indices, such as a mask."""
     if isinstance(v, Lazy) and v.index_only:
-        return _count(v, MOST_OF_INDICES) <= MOST_OF_INDICES
+        return _count(v, MOST_INDEX_VALUES) <= MOST_INDEX_VALUES
     while isinstance(v, Lazy) and v.is_view and len(v.operands) == 1:
         v = v.operands[0]
     return isinstance(v, (Stored, Literal))

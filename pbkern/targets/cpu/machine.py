@@ -32,6 +32,12 @@ LINE_BYTES = 64
 CONFLICT_BYTES = 2048
 # Points that must share such rows before copying them apart pays. Source: not recorded.
 ROW_REUSE = 256
+# Elements by which copied rows are longer, so that they do not fall into one cache set. Source: not
+# recorded.
+ROW_PADDING = 16
+# Rows of an operand that are read side by side: by a sum over rows, and by products of few rows
+# with a far operand. Source: not recorded.
+ROWS_AT_ONCE = 8
 # Columns for which a copy pays of rows whose elements are in lines apart, more lines than the
 # nearest cache holds.
 SCATTERED_REUSE = 48

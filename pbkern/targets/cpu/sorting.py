@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 # Elements of the longest line that is sorted in registers. Source: not recorded.
-SHORT_LINE = 16
+LONGEST_REGISTER_LINE = 16
 # Most operations of a sort in registers: what one nest holds.
-MOST_OPERATIONS = 1600
+MOST_NETWORK_OPERATIONS = 1600
 # Cycles of a pass over a digit, whatever the length. Measured on Zen 5 with lines of 17 to 20000
 # elements.
 PASS_CYCLES = 200.0
@@ -68,14 +68,14 @@ def line_cycles(length: int, dtypes, keys: int) -> float:
 
 # Candidates for each element that is wanted where lines are not sorted as a whole. Source: not
 # recorded.
-CANDIDATES = 4
+CANDIDATES_PER_RESULT = 4
 # Fewest candidates. Source: not recorded.
 FEWEST_CANDIDATES = 64
 
 
 def head_length(length: int, first: int) -> int | None:
     """Number of candidates for the `first` elements of a sorted line that are sorted together; None: all elements."""
-    head = max(CANDIDATES * first, FEWEST_CANDIDATES)
+    head = max(CANDIDATES_PER_RESULT * first, FEWEST_CANDIDATES)
     return head if 0 < first and 2 * head <= length else None
 
 

@@ -12,7 +12,7 @@ from pbkern.core.options import nearest
 Put = Callable[[str], str]  # appends `name = text`, returns the name
 
 # MLIR's number of the memory that a thread block shares; the same at both vendors.
-SHARED = 3
+SHARED_SPACE = 3
 
 
 class VendorCode(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pbkern.core.machine import Machine
 
 # Blocks that share a multiprocessor, each with one of its four schedulers.
-RESIDENT = 4
+RESIDENT_BLOCKS = 4
 # Of loads that a block of 128 threads has under way, two of 16 bytes each: at a latency of some 600
 # ns, 528 such blocks keep 3.6 TB/s busy. An order of magnitude, not measured here; see CUDA C++
 # Best Practices Guide, "Occupancy".
@@ -46,10 +46,10 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
     f = figures
     return Machine(
         name=name,
-        cores=RESIDENT * f.multiprocessors,
+        cores=RESIDENT_BLOCKS * f.multiprocessors,
         vector_bits=32 * warp,
-        l1_bytes=f.near // (2 * RESIDENT),
-        l2_bytes=f.near // RESIDENT,
+        l1_bytes=f.near // (2 * RESIDENT_BLOCKS),
+        l2_bytes=f.near // RESIDENT_BLOCKS,
         l3_bytes=f.cache,
         dram_bandwidth=f.bandwidth,
         l3_bandwidth=2.5 * f.bandwidth,

@@ -14,9 +14,9 @@ from pbkern.core.errors import UnsupportedOp
 from .table import op
 
 # Fewest rows of queries at a time in the gradient of causal attention. Source: not recorded.
-ROWS = 128
+FEWEST_QUERY_ROWS = 128
 # Most parts of the rows of queries in the gradient of causal attention. Source: not recorded.
-PARTS = 4
+MOST_QUERY_PARTS = 4
 
 
 def _scores(q, k, causal, mask, scale, first=0):
@@ -77,7 +77,7 @@ def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_ma
     heads, (m, _), n = k.shape[-3], q.shape[-2:], k.shape[-2]
     k, v = (_shared(x, q.shape[-3]) for x in (k, v))
     parted = causal and attn_mask is None
-    rows = max(-(-m // PARTS), ROWS) if parted else max(m, 1)
+    rows = max(-(-m // MOST_QUERY_PARTS), FEWEST_QUERY_ROWS) if parted else max(m, 1)
     to_q, to_keys = [], []
     for first in range(0, max(m, 1), rows):
         keys = min(first + rows, n) if parted else n

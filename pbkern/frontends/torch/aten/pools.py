@@ -78,7 +78,7 @@ def _max_pool_rule(n):
 
 
 # Most elements of a window that are compared one by one; larger windows find places in a loop.
-MAX_WINDOW = 64
+MOST_COMPARED = 64
 
 
 def _max_pool_gradient(n):
@@ -86,7 +86,7 @@ def _max_pool_gradient(n):
         """The greatest element of a window gets its gradient: the first of equal ones, the last NaN."""
         config = (n, kernel, stride, padding, dilation, ceil)
         window, strides, spread, pads = _windows(x, *config)
-        if math.prod(window) > MAX_WINDOW:
+        if math.prod(window) > MOST_COMPARED:
             return _added_at(_max_places(x, *config), g, x.shape, n)
         winner = _winners(x, n, g.shape, window, strides, spread, pads)
         if max(spread) == 1:

@@ -25,7 +25,6 @@ from .elf_loader import PAGE, Image
 from .runtime import arena, openmp, serial
 
 PARALLEL = "_mlir_ciface_pbk_parallel"
-HUGE_BYTES = arena.HUGE_BYTES
 CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads", "omp_in_parallel")
 # A forked process counts as a parallel region: it stands in for omp_in_parallel.
 _INSIDE = """

@@ -21,29 +21,29 @@ from pbkern.core.errors import InternalError
 
 PAGE = mmap.PAGESIZE
 # Bit of a section's flags: it is in memory. Source of all numbers here: elf.h, System V ABI.
-ALLOC = 0x2
+SHF_ALLOC = 0x2
 # Bit of a section's flags: it is written to.
-WRITE = 0x1
+SHF_WRITE = 0x1
 # Bit of a section's flags: each thread has its own.
-TLS = 0x400
+SHF_TLS = 0x400
 # Kind of a section: relocations with addends.
-RELA = 4
+SHT_RELA = 4
 # Kind of a section: zeros that the file does not hold.
-NOBITS = 8
+SHT_NOBITS = 8
 # Kind of a section: the table of symbols.
-SYMTAB = 2
+SHT_SYMTAB = 2
 # Kind of a section: functions to call first.
-INIT_ARRAY = 14
+SHT_INIT_ARRAY = 14
 # Kind of a section: unwind tables (System V ABI, AMD64 supplement).
-UNWIND = 0x70000001
+SHT_X86_64_UNWIND = 0x70000001
 # Section number of a symbol that the object lacks.
-UNDEFINED = 0
+SHN_UNDEF = 0
 # Section number of a symbol whose value is no address in a section.
-ABSOLUTE = 0xFFF1
+SHN_ABS = 0xFFF1
 # The first section number with a meaning of its own.
-RESERVED = 0xFF00
+SHN_LORESERVE = 0xFF00
 # Binding of a symbol that may be missing.
-WEAK = 2
+STB_WEAK = 2
 # R_X86_64_{64, PC32, PLT32, 32, 32S, PC64} -> (whether relative to the place, format).
 RELOCATIONS = {
     1: (False, "<Q"),
@@ -108,14 +108,14 @@ class Image:
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         for n, at in places.items():
             s = sections[n]
-            if s.kind != NOBITS:
+            if s.kind != SHT_NOBITS:
                 self.memory[at : at + s.size] = _slice(content, s)
-        table = next((section for section in sections if section.kind == SYMTAB), None)
+        table = next((section for section in sections if section.kind == SHT_SYMTAB), None)
         names, values = _symbols(
             content, sections, table, {n: base + at for n, at in places.items()}, symbols
         )
         for s in sections:
-            if s.kind == RELA and s.info in places:
+            if s.kind == SHT_RELA and s.info in places:
                 self._relocate(_slice(content, s), places[s.info], base, names, values)
         self.defined = {name: v for name, (v, here) in zip(names, values) if here and v is not None}
         _protect(base, code_bytes)
@@ -146,7 +146,7 @@ class Image:
 def undefined_symbols(content: bytes) -> set[str]:
     """Names that an object file expects others to define."""
     sections = _sections(content)
-    table = next((section for section in sections if section.kind == SYMTAB), None)
+    table = next((section for section in sections if section.kind == SHT_SYMTAB), None)
     names, values = _symbols(content, sections, table, {}, {}, search=False)
     return {name for name, (v, here) in zip(names, values) if name and not here}
 
@@ -171,10 +171,16 @@ def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
     needed = [
         n
         for n, section in enumerate(sections)
-        if section.flags & ALLOC and section.kind != UNWIND and section.name != ".eh_frame"
+        if section.flags & SHF_ALLOC
+        and section.kind != SHT_X86_64_UNWIND
+        and section.name != ".eh_frame"
     ]
     for n in needed:
-        if sections[n].flags & TLS or sections[n].kind == INIT_ARRAY or sections[n].align > PAGE:
+        if (
+            sections[n].flags & SHF_TLS
+            or sections[n].kind == SHT_INIT_ARRAY
+            or sections[n].align > PAGE
+        ):
             raise InternalError(
                 f"an object file has a section `{sections[n].name}`, which the loader does not know"
             )
@@ -183,7 +189,7 @@ def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
     for writable in (False, True):
         for n in needed:
             s = sections[n]
-            if bool(s.flags & WRITE) == writable:
+            if bool(s.flags & SHF_WRITE) == writable:
                 at = -(-end // s.align) * s.align
                 places[n], end = at, at + s.size
         end = -(-end // PAGE) * PAGE
@@ -207,14 +213,14 @@ def _symbols(
     for name_at, info, _, index, value, _ in struct.iter_unpack("<IBBHQQ", _slice(content, table)):
         name = _text(content, sections[table.link].offset + name_at)
         names.append(name)
-        if index == UNDEFINED:
+        if index == SHN_UNDEF:
             found = given.get(name) if name else 0
             if found is None and search:
-                found = 0 if info >> 4 == WEAK else _of_library(name)
+                found = 0 if info >> 4 == STB_WEAK else _of_library(name)
             values.append((found, False))
-        elif index == ABSOLUTE:
+        elif index == SHN_ABS:
             values.append((value, True))
-        elif index >= RESERVED:
+        elif index >= SHN_LORESERVE:
             raise InternalError(
                 f"symbol `{name}` is of a kind that the loader does not know",
                 why=f"section {index:#x}",

@@ -361,7 +361,7 @@ class KernelLowering(ProgramText):
     # ---------------------------------------------------------------- the function
 
     def _arena_bytes(self) -> int:
-        return max(self.arena_bytes, scratch.ALIGNMENT)
+        return max(self.arena_bytes, scratch.BUFFER_ALIGNMENT)
 
     def _functions(self, block: Block) -> tuple[FunctionText, tuple[FunctionText, ...]]:
         """The kernel's own, and those that it calls, callees before callers."""

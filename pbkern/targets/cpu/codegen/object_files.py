@@ -27,7 +27,7 @@ SCALAR_OPT_LEVEL = 2
 SCALAR_BYTES_OPT_LEVEL = 1
 # Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the
 # 5 ms that an engine takes are little.
-PART = 100_000
+PART_CHARACTERS = 100_000
 # Address of functions of other parts, as far as the engine is told: its own image is never run.
 ELSEWHERE = 1
 
@@ -70,7 +70,7 @@ class Parts:
 
     def _take(self, function: FunctionText) -> None:
         self.waiting.append(function)
-        if sum(len(f.text) for f in self.waiting) >= PART:
+        if sum(len(f.text) for f in self.waiting) >= PART_CHARACTERS:
             self._start(self.waiting[0].name)
 
     def finish(self, host: str, function: str) -> tuple[bytes, ...]:

@@ -23,9 +23,9 @@ from .merge_functions import Differences, Form, differences, form
 CALL = "func.call @"
 # Most lines of a piece. Time for a longer function more than doubles with its length (measured:
 # docs/decisions/019-large-bodies.md).
-PIECE = 4000
+LONGEST_PIECE = 4000
 # Lines of the shortest piece. Source: not recorded.
-SHORT = 400
+SHORTEST_PIECE = 400
 SHORTEST_COPY = (
     40  # lines of the shortest piece that becomes a function because others are equal to it
 )
@@ -109,12 +109,14 @@ class Outliner:
         Index arithmetic between the segments of a run goes before them. buffers(): types of scratch
         buffers. Returns whether it did so.
         """
-        if sum(len(s) for run in runs for s in run) <= PIECE:
+        if sum(len(s) for run in runs for s in run) <= LONGEST_PIECE:
             return False
         constants, scratch = {constant: t for t, constant in self.text.constants.items()}, buffers()
         copies = self._copies(block, [s for run in runs for s in run], constants, scratch)
         groups = [g for run in runs for g in _groups(run, copies)]
-        groups = [g for g in groups if g[0].scalar or g[0] in copies or sum(map(len, g)) >= SHORT]
+        groups = [
+            g for g in groups if g[0].scalar or g[0] in copies or sum(map(len, g)) >= SHORTEST_PIECE
+        ]
         calls = [
             self._piece(_operations(block, g), g[0].scalar, constants, scratch, copies.get(g[0]))
             for g in groups
@@ -249,7 +251,7 @@ def _call(name: str, passed: Mapping[str, str]) -> str:
 def _groups(
     run: list[StatementRange], copies: Collection[StatementRange]
 ) -> list[list[StatementRange]]:
-    """Neighbours that make one piece: alike, and not much longer than PIECE together.
+    """Neighbours that make one piece: alike, and not much longer than LONGEST_PIECE together.
 
     Copies are pieces of their own.
     """
@@ -260,7 +262,7 @@ def _groups(
             last
             and last[-1] not in copies
             and last[-1].scalar == s.scalar
-            and sum(map(len, last)) + len(s) <= PIECE
+            and sum(map(len, last)) + len(s) <= LONGEST_PIECE
         ):
             last.append(s)
         else:

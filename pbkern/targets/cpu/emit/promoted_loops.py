@@ -14,7 +14,11 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For
 from pbkern.targets.cpu.machine import registers_of
-from pbkern.targets.cpu.schedule.register_promotion import WORKING, PromotionPlan, RegisterSpan
+from pbkern.targets.cpu.schedule.register_promotion import (
+    WORKING_REGISTERS,
+    PromotionPlan,
+    RegisterSpan,
+)
 
 from .addressing import Addressing, Point, Tail, memref
 
@@ -47,7 +51,7 @@ class PromotedLoops(Addressing):
         ]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
-            free = registers_of(self.vector_bits) - WORKING - len(parts)
+            free = registers_of(self.vector_bits) - WORKING_REGISTERS - len(parts)
             self.kept = PromotedBuffers(
                 block, scratch.written(loop.body), free, dict(zip(parts, values))
             )

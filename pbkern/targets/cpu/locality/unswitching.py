@@ -19,7 +19,7 @@ from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Stmt, node
 from pbkern.targets.cpu.schedule import register_promotion
 
 # Most operations of a nest that is worth further copies: bounds code size.
-MOST_NODES = 120
+MOST_UNSWITCHED_NODES = 120
 # Most copies of a nest: bounds code size.
 MOST_COPIES = 12
 
@@ -61,7 +61,7 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
     if (
         nest.ordered
         or nest.over
-        or len(every) > MOST_NODES
+        or len(every) > MOST_UNSWITCHED_NODES
         or math.prod(nest.dims.values()) < MIN_POINTS
     ):
         return None

@@ -11,7 +11,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest, Stmt, Write
 from pbkern.targets.cpu.locality.prefetch import is_far
-from pbkern.targets.cpu.machine import registers_of
+from pbkern.targets.cpu.machine import ROW_PADDING, registers_of
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
@@ -22,12 +22,10 @@ from .operand_copies import replace_operand
 FEW_COLUMNS = 15
 # Fewest vectors along a reduction that are worth the sums across lanes at its end. Source: not
 # recorded.
-MIN_DEPTH = 8
+FEWEST_DEPTH_VECTORS = 8
 # Fewest such vectors where panels of the large operand, transposed in registers, would do. Source:
 # not recorded.
-DEPTH_FOR_ROWS = 32
-# Elements of unequal rows that keep them from falling into one cache set. Source: not recorded.
-PADDING = 16
+FEWEST_ROW_DEPTH_VECTORS = 32
 # Rows and columns of a register tile whose vectors run along the reduction, with 32 registers.
 # Measured on one core: with 3 rows and 8 columns, whose copy fills two L1 caches, x[8192, 2048] @
 # w[2048, 8] took 4.2 ms, with these 3.2.
@@ -43,7 +41,7 @@ def few_rows(nest: Nest, moving: Expr, still: Expr, context, vector_bits: int) -
         for dim, size in nest.dims.items()
         if size > 1 and dim in still.symbols and dim not in moving.symbols
     ]
-    deep = DEPTH_FOR_ROWS * vector_bits // register_bits(nest)
+    deep = FEWEST_ROW_DEPTH_VECTORS * vector_bits // register_bits(nest)
     if len(rows) != 1 or still.kind != "load" or max(nest.dims[rdim] for rdim in nest.rdims) < deep:
         return None
     return few_columns(nest, still, moving, rows[0], context, vector_bits)
@@ -62,7 +60,7 @@ def few_columns(
     if (
         len(inner) != 1
         or nest.dims[vector] > FEW_COLUMNS
-        or nest.dims[inner[0]] < MIN_DEPTH * lanes
+        or nest.dims[inner[0]] < FEWEST_DEPTH_VECTORS * lanes
         or still.kind != "load"
     ):
         return None
@@ -86,7 +84,7 @@ def few_columns(
         sizes = {dim: nest.dims[dim] for dim in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
         buf, index = (
-            context.new_buffer((*outer, length + PADDING), moving.dtype),
+            context.new_buffer((*outer, length + ROW_PADDING), moving.dtype),
             tuple(map(Affine.symbol, sizes)),
         )
         copies.append(Nest(sizes, writes=[Write(buf, index, transposed)], at=nest.at))

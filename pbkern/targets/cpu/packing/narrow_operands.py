@@ -22,11 +22,11 @@ from .pair_products import NARROW, depth_dim, is_narrow_integer
 
 INT32 = np.dtype(np.int32)
 # Fewest products of one sum that are worth words. Source: not recorded.
-MIN_DEPTH = 16
+FEWEST_WORD_PRODUCTS = 16
 # Most products of one sum: more fill no panel.
-MAX_DEPTH = 8192
+MOST_WORD_PRODUCTS = 8192
 # Points that must share an element before its word is worth making.
-MIN_REUSE = 8
+MIN_WORD_REUSE = 8
 
 
 def sink_widening_casts(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
@@ -119,8 +119,8 @@ def _suits(nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
         inner if len(inner) == 1 else [depth_dim(nest, arg, 2) for arg in args]
     )  # either may be the broadcast one
     depths = [nest.dims[k] for k in along if k is not None]
-    return any(MIN_DEPTH <= depth <= MAX_DEPTH for depth in depths) and all(
-        nest.reuse(arg) >= MIN_REUSE for arg in args
+    return any(FEWEST_WORD_PRODUCTS <= depth <= MOST_WORD_PRODUCTS for depth in depths) and all(
+        nest.reuse(arg) >= MIN_WORD_REUSE for arg in args
     )
 
 

@@ -17,7 +17,13 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
-from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, SCATTERED_REUSE
+from pbkern.targets.cpu.machine import (
+    CONFLICT_BYTES,
+    LINE_BYTES,
+    ROW_PADDING,
+    ROW_REUSE,
+    SCATTERED_REUSE,
+)
 from pbkern.targets.cpu.schedule.cache_conflicts import fit
 
 # Bytes of the shortest row that is copied: shorter rows take few lines of each set. Source: not
@@ -29,8 +35,6 @@ SHORT_ROW_BYTES = 256
 SPREAD_ROW_REUSE = 128
 # Rows that fall into one set, at least.
 FEWEST_ROWS = 4
-# Elements of unequal rows that keep them from falling into one cache set. Source: not recorded.
-PADDING = 16
 
 
 @dataclass
@@ -86,7 +90,7 @@ def stage(
     source, index, guard = load.info
     rows, row = _split(spans, nest)
     sizes = [s.size for s in rows]
-    shape = (*sizes, math.prod(s.size for s in row) + (PADDING if rows else 0))
+    shape = (*sizes, math.prod(s.size for s in row) + (ROW_PADDING if rows else 0))
     names = [context.names("d") for _ in spans]
 
     def within(places: list[Affine]) -> tuple[Affine, ...]:

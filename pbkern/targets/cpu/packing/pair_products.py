@@ -20,6 +20,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write, nodes
+from pbkern.targets.cpu.machine import ROW_PADDING
 
 UINT8 = np.dtype(np.uint8)
 UINT16 = np.dtype(np.uint16)
@@ -33,9 +34,7 @@ NARROW = ("int8", "uint8", "int16")
 # Elements of 16 bits in a word of 32 bits.
 PAIR = 2
 # Words of the shallowest product that takes elements left over for itself. Source: not recorded.
-SHALLOW = 4
-# Elements of unequal rows that keep them from falling into one cache set.
-PADDING = 16
+SHALLOWEST_WORDS = 4
 
 
 @dataclass
@@ -118,7 +117,7 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
     rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
     if (
         not rest
-        or nest.dims[inner[0]] < SHALLOW * count
+        or nest.dims[inner[0]] < SHALLOWEST_WORDS * count
         or r.dtype != INT32
         or any(write.inner for write in nest.writes)
     ):
@@ -231,7 +230,7 @@ def _staged_words(nest: Nest, still: Expr, k: str, context) -> tuple[Nest, Expr]
         if dim in still.symbols and dim != k
     } | {k: nest.dims[k] // 2}
     *rows, depth = dims.values()
-    buf = context.new_buffer((*rows, depth + PADDING), INT32)
+    buf = context.new_buffer((*rows, depth + ROW_PADDING), INT32)
     index = tuple(map(Affine.symbol, dims))
     copy = Nest(dims, writes=[Write(buf, index, _integer_pair(still, k, context))], at=nest.at)
     return copy, context.pool.make("load", INT32, (buf, index, False))

@@ -19,7 +19,7 @@ from pbkern.targets.cpu.machine import registers_of
 from .register_tiles import MAX_TILE_NODES, NestSchedule, column_vectors, schedule_of
 
 # Registers that the arithmetic of a round needs beside what is kept. Source: not recorded.
-WORKING = 6
+WORKING_REGISTERS = 6
 # Accumulators of one sum, whose rounds overlap. Source: not recorded.
 SUM_ACCUMULATORS = 4
 

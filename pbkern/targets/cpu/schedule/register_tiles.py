@@ -38,7 +38,7 @@ FEW_ROWS = 16
 FEW_COLUMN_VECTORS = 8
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in
 # a step.
-LONG_CHAIN = 150.0
+LONG_CHAIN_OPERATIONS = 150.0
 # Operations of a point with functions that branch where an element is rare, from which two vectors
 # in a step are enough. Source: not recorded.
 FEW_OPS = 12
@@ -48,18 +48,18 @@ BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
 # Lanes of the shortest vectors that instructions for products of words take.
 FEWEST_WORDS = 4
 # Points along one side of a tile whose vectors run along the reduction, at most.
-SIDE = 6
+MOST_TILE_SIDE = 6
 # Steps of a reduction whose wait for one another shows: of fewer, the processor's window holds
 # those of several results.
 LONG_WAIT = 64
 # Multiply-adds that are under way at once; two begin in a cycle. Source: not recorded.
-LATENCY = 8
+PRODUCTS_UNDER_WAY = 8
 # Cycles that a step of a loop costs beside its multiply-adds. Source: not recorded.
-STEP = 0.35
+STEP_CYCLES = 0.35
 # Cycles of adding up a vector's lanes by itself. Source: not recorded.
-ACROSS = 10
+LANE_SUM_CYCLES = 10
 # Cycles of adding up a vector's lanes together with those of other rows. Source: not recorded.
-TURNED_ACROSS = 3
+JOINT_LANE_SUM_CYCLES = 3
 # Vectors of a row that several rows at a time are added up of, at most.
 FEW_VECTORS = 8
 # Additions of products to one accumulator in a row, where accumulators are few
@@ -214,10 +214,10 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
             max(
                 products,
                 sum(loads(operand, tile, vectors) for operand in operands),
-                LATENCY if products < LATENCY else 0,
+                PRODUCTS_UNDER_WAY if products < PRODUCTS_UNDER_WAY else 0,
             )
             / 2
-            + STEP
+            + STEP_CYCLES
         )
 
     def tiled(jam: list[tuple[str, int]], tile: dict[str, int]) -> float:
@@ -232,7 +232,7 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
     sums = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
     if sched.vector in nest.rdims:
         return looped * tiled([*sched.jam.items()], {}) + sums * (
-            TURNED_ACROSS if sched.batched_rows else ACROSS
+            JOINT_LANE_SUM_CYCLES if sched.batched_rows else LANE_SUM_CYCLES
         )
     stores = max(
         (
@@ -303,7 +303,7 @@ def _points_in_turn(nest: Nest) -> int:
     if BRANCHING.intersection(ops):
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
     work = sum(COST.get(p, 1.0) for p in ops)
-    return 4 if work < LONG_CHAIN else 2 if work < 2 * LONG_CHAIN else 1
+    return 4 if work < LONG_CHAIN_OPERATIONS else 2 if work < 2 * LONG_CHAIN_OPERATIONS else 1
 
 
 def _halo(nest: Nest, dim: str) -> int:
@@ -389,8 +389,8 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
     (a, m), (b, n) = ((side[-1], nest.dims[side[-1]]) for side in sides)
     tiles = [
         (i, j, u)
-        for i in range(1, min(m, SIDE) + 1)
-        for j in range(1, min(n, SIDE) + 1)
+        for i in range(1, min(m, MOST_TILE_SIDE) + 1)
+        for j in range(1, min(n, MOST_TILE_SIDE) + 1)
         for u in range(1, min(4, _vectors(nest, sched)) + 1)
         if i * j * u <= sched.accumulators - min(i, j)
     ]
@@ -398,7 +398,9 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
     def cycles(tile: tuple[int, int, int]) -> float:
         i, j, u = tile
         step = lambda i, j, v: (
-            max(i * j * v, (i + j) * v, LATENCY if i * j * v < LATENCY else 0) / 2 + STEP
+            max(i * j * v, (i + j) * v, PRODUCTS_UNDER_WAY if i * j * v < PRODUCTS_UNDER_WAY else 0)
+            / 2
+            + STEP_CYCLES
         )  # noqa: E731
         return _tiled(
             m,
@@ -457,7 +459,7 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
         for dim, size in nest.dims.items()
         if size > 1 and dim != sched.vector and dim not in nest.rdims
     ]
-    chains = -(-LATENCY // (sched.unroll * len(nest.reductions)))
+    chains = -(-PRODUCTS_UNDER_WAY // (sched.unroll * len(nest.reductions)))
     if (
         nest.ordered
         or not others
@@ -516,7 +518,11 @@ def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
     the second cache.
     """
     products, loads = rows * vectors, rows if fit(rows, apart) else 2 * rows
-    return max(products, loads + vectors, LATENCY if products < LATENCY else 0) / 2 + STEP
+    return (
+        max(products, loads + vectors, PRODUCTS_UNDER_WAY if products < PRODUCTS_UNDER_WAY else 0)
+        / 2
+        + STEP_CYCLES
+    )
 
 
 def _jam_dim(nest: Nest, vector: str) -> str | None:

@@ -9,7 +9,7 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest
 
 # Points that are worth turning.
-FEWEST = 4
+FEWEST_TRANSPOSED = 4
 
 
 def is_transposed(load: Expr, vector: str, along: str) -> bool:
@@ -30,7 +30,7 @@ def transposable_dims(nest: Nest, vector: str) -> list[str]:
     Reductions whose loads are all contiguous along one dimension take vectors along that.
     """
     if not nest.rdims:
-        return [dim for dim, size in nest.dims.items() if size >= FEWEST]
+        return [dim for dim, size in nest.dims.items() if size >= FEWEST_TRANSPOSED]
     live = {dim for dim, size in nest.dims.items() if size > 1}
     inside = [
         load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
@@ -39,7 +39,7 @@ def transposable_dims(nest: Nest, vector: str) -> list[str]:
         return []
     if all(flat_coefficient(expr.info[0], expr.info[1], vector) != 1 for expr in inside):
         return []
-    return [rdim for rdim in nest.rdims if nest.dims[rdim] >= FEWEST]
+    return [rdim for rdim in nest.rdims if nest.dims[rdim] >= FEWEST_TRANSPOSED]
 
 
 def transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:

@@ -27,13 +27,13 @@ from .register_tiles import NestSchedule, choose
 from .vector_dimension import is_long_point
 
 # Bytes of a vector that fills a cache line.
-VECTOR_BYTES = 64
+LINE_VECTOR_BYTES = 64
 # Cache accesses that a shuffle costs.
-SHUFFLE = 0.7
+SHUFFLE_ACCESSES = 0.7
 # Cache accesses that a store costs.
-STORE = 2.0
+STORE_ACCESSES = 2.0
 # Vectors that registers keep from step to step, beside those of the step itself.
-CARRIED = 16
+MOST_CARRIED = 16
 # Vector operations per cycle and access of the cache: two pipes for sums, two for products.
 OPERATIONS = 1.7
 
@@ -99,8 +99,11 @@ class Visits:
     def cycles(self, memory: float = 0.0) -> float:
         """Estimate for a vector of results: arithmetic goes on while caches and, for `memory` cycles, memory are accessed."""
         values = self._visit(self.carried).values()
-        spilled = max(len(self.carried) - CARRIED, 0)
-        accesses = STORE * len(self.nest.writes) * len(self.points) + (STORE + 1) * spilled
+        spilled = max(len(self.carried) - MOST_CARRIED, 0)
+        accesses = (
+            STORE_ACCESSES * len(self.nest.writes) * len(self.points)
+            + (STORE_ACCESSES + 1) * spilled
+        )
         places = {
             _place(expr, p)
             for expr, p in values
@@ -264,7 +267,7 @@ def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
         buf, index, _ = loads[0].info
         flat = flat_index(buf, index)
         steps = [c for dim, c in flat.terms if dim != vector]
-        whole = buf.dtype.itemsize * lanes == VECTOR_BYTES and all(
+        whole = buf.dtype.itemsize * lanes == LINE_VECTOR_BYTES and all(
             step % lanes == 0 for step in steps
         )
         groups.append(_Group(loads, lanes, buf.arena and whole))
@@ -301,7 +304,7 @@ def _pays(group: _Group, unroll: int) -> bool:
     fresh = sum(q + unroll not in whole for q in whole)
     straddling = 1 if group.aligned else 2
     direct = sum(1 if group.aligned and not lane else 2 for lane in lanes)
-    return fresh * straddling + SHUFFLE * sum(lane > 0 for lane in lanes) < direct
+    return fresh * straddling + SHUFFLE_ACCESSES * sum(lane > 0 for lane in lanes) < direct
 
 
 def _place(load: Expr, point: Point) -> tuple[Buf, Affine]:

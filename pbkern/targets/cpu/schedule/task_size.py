@@ -15,7 +15,7 @@ from pbkern.targets.cpu.sorting import line_cycles
 # Cycles of a core in a nanosecond, roughly. Source: not recorded.
 CYCLES_PER_NS = 3.5
 # Elements of a vector operation, roughly: float32 in 512 bits.
-LANES = 16
+ROUGH_LANES = 16
 # Bytes that a core moves in a nanosecond, roughly. Source: not recorded.
 BYTES_PER_NS = 25.0
 
@@ -41,12 +41,16 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
         elif name == "dot_general":
             (lhs_k, _), _ = eqn.params["dimension_numbers"]
             total += (
-                size * math.prod(array_aval(eqn.invars[0]).shape[a] for a in lhs_k) / (2 * LANES)
+                size
+                * math.prod(array_aval(eqn.invars[0]).shape[a] for a in lhs_k)
+                / (2 * ROUGH_LANES)
             )
         elif name == "conv_general_dilated":
             spec = eqn.params["dimension_numbers"].rhs_spec
             total += (
-                size * math.prod(array_aval(eqn.invars[1]).shape[a] for a in spec[1:]) / (2 * LANES)
+                size
+                * math.prod(array_aval(eqn.invars[1]).shape[a] for a in spec[1:])
+                / (2 * ROUGH_LANES)
             )
         elif name == "sort":
             length = max(array_aval(eqn.outvars[0]).shape[eqn.params["dimension"]], 1)
@@ -58,9 +62,9 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
                 )
             )
         elif name.startswith(("reduce", "arg", "cum")):
-            total += math.prod(array_aval(eqn.invars[0]).shape) / LANES
+            total += math.prod(array_aval(eqn.invars[0]).shape) / ROUGH_LANES
         else:
-            total += size * COST.get(name, 1.0) / LANES
+            total += size * COST.get(name, 1.0) / ROUGH_LANES
     return total
 
 

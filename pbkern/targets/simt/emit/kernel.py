@@ -32,7 +32,7 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.programs import ProgramText
 
-from ..device import SHARED, Nvidia
+from ..device import SHARED_SPACE, Nvidia
 from ..options import ThreadOptions
 from ..schedule import memory
 from ..schedule.barriers import Barriers, Pending
@@ -43,7 +43,7 @@ from .recorder import Profile, Recorder
 from .reports import Reports, ReportWriter
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
-ALIGNMENT = 16
+ARGUMENT_ALIGNMENT = 16
 # Names of values in a kernel's text: places for what threads exchange.
 SLOTS = "%slots"
 # The name of shared memory.
@@ -101,7 +101,7 @@ class ThreadFunction:
 
 def alignment_of(nbytes: int) -> int:
     """Bytes, of which the address of an array of `nbytes` is a multiple: vector loads rely on it."""
-    return min(nbytes & -nbytes, ALIGNMENT) if nbytes else 1
+    return min(nbytes & -nbytes, ARGUMENT_ALIGNMENT) if nbytes else 1
 
 
 def emit(nests: KernelNests, name: str) -> ThreadFunction:
@@ -140,7 +140,7 @@ class _Lowering(ProgramText):
             self.options.threads,
             THREAD,
             SLOTS,
-            f"memref<{max(self.slots, 1)}xi64, {SHARED}>",
+            f"memref<{max(self.slots, 1)}xi64, {SHARED_SPACE}>",
             self._barrier,
         )
         self.waits: set[int] = set()
@@ -256,7 +256,7 @@ class _Lowering(ProgramText):
         for operand in self.nests.operands:
             if operand.buf.storage is None:
                 bases[operand.buf] = f"{operand.buf.name}_bytes", text.index(0), _bytes(operand.buf)
-        shared = f"memref<{placement.shared_bytes}xi8, {SHARED}>"
+        shared = f"memref<{placement.shared_bytes}xi8, {SHARED_SPACE}>"
         if placement.shared_bytes:
             top.add(f"{ARENA} = memref.get_global @{self.name}_shared : {shared}")
             if self.slots:
@@ -312,22 +312,24 @@ class _Lowering(ProgramText):
         ]
         args = [f"{b.name}_bytes: {_bytes(b)}{self._attributes(k, b)}" for k, b in arrays]
         args += (
-            [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            [f"{FAR}: {self._far()} {{llvm.align = {ARGUMENT_ALIGNMENT} : i64, llvm.noalias}}"]
             if placement.global_bytes
             else []
         )
         args += (
-            [f"{self.record} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            [f"{self.record} {{llvm.align = {ARGUMENT_ALIGNMENT} : i64, llvm.noalias}}"]
             if self.record
             else []
         )
         args += (
-            [f"{REPORTS}: {self.writer.type} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            [
+                f"{REPORTS}: {self.writer.type} {{llvm.align = {ARGUMENT_ALIGNMENT} : i64, llvm.noalias}}"
+            ]
             if self.reports
             else []
         )
         constants = [f"{constant} = {c}" for c, constant in text.constants.items()]
-        shared = f"memref<{placement.shared_bytes}xi8, {SHARED}>"
+        shared = f"memref<{placement.shared_bytes}xi8, {SHARED_SPACE}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
         head = [
             f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = 128 : i64}}"

@@ -18,7 +18,7 @@ from pbkern.lower.mlir.text import Block, Text
 from ..device import Nvidia
 
 # Words of 64 bits before those of the steps; see above.
-HEADER = 5
+RECORD_HEADER_WORDS = 5
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Profile:
     @property
     def words(self) -> int:
         """Words of 64 bits, for one block."""
-        return HEADER + 2 * (self.space - 1)
+        return RECORD_HEADER_WORDS + 2 * (self.space - 1)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Recorder:
         """The block starts: none of its steps has been taken."""
 
         def fill(inner: Block) -> None:
-            for n in range(HEADER, self.profile.words):
+            for n in range(RECORD_HEADER_WORDS, self.profile.words):
                 self._store(inner, Affine((), n), self.text.const("arith.constant 0 : i64"))
             processor = self.device.processor(lambda text: self.text.put(inner, text))
             self._store(
@@ -89,7 +89,7 @@ class Recorder:
 
         def fill(inner: Block) -> None:
             cycles = self.device.cycles(lambda text: self.text.put(inner, text))
-            self._store(inner, number * 2 + (HEADER + is_end), cycles)
+            self._store(inner, number * 2 + (RECORD_HEADER_WORDS + is_end), cycles)
 
         place = self.text.affine(block, number)[1]
         is_kept = self.text.put(

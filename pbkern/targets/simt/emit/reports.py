@@ -22,11 +22,11 @@ from pbkern.lower.nest.ir import Buf, Trace
 from pbkern.lower.rules.debug_callbacks import SITES, Type
 
 # Bytes of a word of a report: an i64.
-WORD = 8
+REPORT_WORD_BYTES = 8
 # For prints of one launch. Source: CUDA C++ Programming Guide, formatted output: what its printf
 # keeps by default.
 PRINTED_BYTES = 1 << 20
-HEAD = 2  # words of a print before its values
+PRINT_HEADER_WORDS = 2  # words of a print before its values
 NO_PRINT = -1  # in the place of the site: it did not fit
 
 
@@ -69,18 +69,18 @@ class Reports:
     @property
     def room(self) -> int:
         """Words for prints."""
-        longest = max((HEAD + words(SITES[n].types) for n in self.prints), default=0)
-        return max(PRINTED_BYTES // WORD, longest) if self.prints else 0
+        longest = max((PRINT_HEADER_WORDS + words(SITES[n].types) for n in self.prints), default=0)
+        return max(PRINTED_BYTES // REPORT_WORD_BYTES, longest) if self.prints else 0
 
     @property
     def nbytes(self) -> int:
         """A word more than there is room: the first print that does not fit says so."""
-        return (self.first_print + self.room + bool(self.room)) * WORD
+        return (self.first_print + self.room + bool(self.room)) * REPORT_WORD_BYTES
 
     @property
     def cleared_bytes(self) -> int:
         """From the start, which are zero before a launch."""
-        return self.first_print * WORD
+        return self.first_print * REPORT_WORD_BYTES
 
     @property
     def operands(self) -> tuple[Type, ...]:
@@ -95,7 +95,7 @@ def words(types: Sequence[Type]) -> int:
 
 def value_words(of_type: Type) -> int:
     shape, dtype = of_type
-    return -(-math.prod(shape) * dtype.itemsize // WORD)
+    return -(-math.prod(shape) * dtype.itemsize // REPORT_WORD_BYTES)
 
 
 @dataclass
@@ -118,7 +118,7 @@ class ReportWriter:
 
     def begin(self, top: Block) -> None:
         """Names the words."""
-        self.words_type = f"memref<{self.reports.nbytes // WORD}xi64>"
+        self.words_type = f"memref<{self.reports.nbytes // REPORT_WORD_BYTES}xi64>"
         self.words = self.text.put(
             top,
             f"memref.view {self.memory}[{self.text.index(0)}][] : {self.type} to {self.words_type}",
@@ -140,7 +140,7 @@ class ReportWriter:
         self.text.when(block, never, lambda inner: self._values(inner, trace, Affine((), at + 1)))
 
     def _print(self, block: Block, trace: Trace) -> None:
-        count = HEAD + words(SITES[trace.site].types)
+        count = PRINT_HEADER_WORDS + words(SITES[trace.site].types)
         before = self._added(block, 0, count)
         fits = self.text.put(
             block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room - count)} : i64"
@@ -163,7 +163,7 @@ class ReportWriter:
                 start + 1,
                 self.text.put(inner, f"arith.index_cast {self.block} : index to i64"),
             )
-            self._values(inner, trace, start + HEAD)
+            self._values(inner, trace, start + PRINT_HEADER_WORDS)
 
         def end(inner: Block) -> None:
             self._word(inner, start_of(inner), self._i64(NO_PRINT))
@@ -180,7 +180,7 @@ class ReportWriter:
         source = self.memref(buf)
         kind = source.removeprefix("memref<").removesuffix(">").split(",")[0].split("x", 1)[1]
         target = f"memref<{max(buf.size, 1)}x{kind}>"
-        place = self.text.affine(block, at * WORD)[1]
+        place = self.text.affine(block, at * REPORT_WORD_BYTES)[1]
         view = self.text.put(
             block, f"memref.view {self.memory}[{place}][] : {self.type} to {target}"
         )

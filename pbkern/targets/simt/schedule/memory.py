@@ -13,7 +13,7 @@ from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Stmt
 
-from ..device import SHARED
+from ..device import SHARED_SPACE
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Placement:
     def memref(self, buf: Buf) -> str:
         """Type of the flat memref that holds a buffer."""
         root = self.slots.get(buf.root, buf.root)
-        number = SHARED if self.is_shared(root) else self.private if self.is_private(root) else 0
+        number = (
+            SHARED_SPACE if self.is_shared(root) else self.private if self.is_private(root) else 0
+        )
         space = f", {number}" if number else ""
         return f"memref<{max(root.size, 1)}x{mlir_type(storage_el(root.dtype))}{space}>"
 

@@ -32,11 +32,11 @@ from .tiles import accepts, renamed_points
 MOST_WORDS = 32
 # Most points of a thread of nests that sum. Points are written out one after the other, since
 # registers have no addresses. Source: not recorded.
-MOST_SUMS = 2
+MOST_SUMMING_POINTS = 2
 # Most points of a thread of other nests. Source: not recorded.
-MOST_STEPS = 8
+MOST_THREAD_POINTS = 8
 # Terms that every thread adds up by itself.
-MOST_TERMS = 8
+MOST_THREAD_TERMS = 8
 
 Axis = tuple[int, int]  # elements between neighbours, size
 
@@ -208,7 +208,7 @@ class _RegisterSearch:
         d = self.deals[id(nest)]
         together = (
             d.team == self.options.threads
-            or math.prod(nest.dims[rdim] for rdim in nest.rdims) <= MOST_TERMS
+            or math.prod(nest.dims[rdim] for rdim in nest.rdims) <= MOST_THREAD_TERMS
         )
         return (
             mine <= chosen
@@ -269,7 +269,11 @@ class _RegisterSearch:
                 if fixed and model is not first:
                     continue
                 deals = {k: self._like(model, names, nest, *split[k], buf) for k in split}
-                most = MOST_SUMS if any(n.rdims for n, _ in split.values()) else MOST_STEPS
+                most = (
+                    MOST_SUMMING_POINTS
+                    if any(n.rdims for n, _ in split.values())
+                    else MOST_THREAD_POINTS
+                )
                 if self._keep_theirs(deals) and model.steps <= most:
                     self._settle(buf, split, {k: d for k, d in deals.items() if d is not None})
                     return model

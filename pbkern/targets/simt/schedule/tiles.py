@@ -24,13 +24,13 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write, nodes
 
 BOOL = np.dtype(bool)
 # An index below all indices of arrays: the lower end of a range that has none.
-LOWEST = -(1 << 40)
+BELOW_ALL_INDICES = -(1 << 40)
 # Bytes of the widest load of a thread. Source: CUDA C++ Programming Guide, device memory accesses.
-VECTOR_BYTES = 16
+WIDEST_LOAD_BYTES = 16
 # Threads that whole vectors must leave with work: those of a warp.
 FEWEST_LANES = 32
 # Accumulators of one thread: they are in registers, of which there are 255.
-MOST_POINTS = 32
+MOST_TILE_POINTS = 32
 # A load and its address, in multiply-adds.
 LOAD_COST = 2.0
 
@@ -104,7 +104,7 @@ def _shared_operands(
     options = [
         c
         for c in itertools.product(*((1, 2, 4, 8) for _ in along))
-        if math.prod(c) * len(nest.reductions) <= MOST_POINTS
+        if math.prod(c) * len(nest.reductions) <= MOST_TILE_POINTS
         and all(n <= free[dim] for dim, n in zip(along, c))
     ]
     if nest_rewrites(nest):  # a point that lies outside would read what another thread stores
@@ -132,7 +132,7 @@ def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
     sizes = [buffer.dtype.itemsize for buffer in _buffers(nest) if buffer.root is not kept]
     for t in chosen:
         if t.beside and (
-            max(sizes, default=0) * t.count > VECTOR_BYTES
+            max(sizes, default=0) * t.count > WIDEST_LOAD_BYTES
             or not _is_whole(nest, t.dim, t.count, kept)
         ):
             return False
@@ -146,7 +146,7 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
     }
     if not sizes or 0 in sizes:
         return ()
-    count = VECTOR_BYTES // max(sizes)
+    count = WIDEST_LOAD_BYTES // max(sizes)
     if len({write.inner for write in nest.writes}) > 1:
         return ()
     for dim, n in free.items():
@@ -169,7 +169,7 @@ def whole_terms(nest: Nest, dim: str) -> int:
     if any(load.kind == "gather" or load.info[2] for load in loads):
         return 1
     sizes = [load.info[0].dtype.itemsize for load in loads]
-    count = VECTOR_BYTES // max(sizes) if min(sizes) else 1
+    count = WIDEST_LOAD_BYTES // max(sizes) if min(sizes) else 1
     flats = [flat_index(load.info[0], load.info[1]) for load in loads]
     return (
         count
@@ -228,7 +228,7 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     numbers = itertools.product(*(range(t.count) for t in chosen))
     for n, (at, dims) in enumerate(zip(numbers, renamed_points(chosen))):
         masks = [
-            context.pool.make("range", BOOL, (t.place(u), LOWEST, t.size))
+            context.pool.make("range", BOOL, (t.place(u), BELOW_ALL_INDICES, t.size))
             for t, u in zip(chosen, at)
             if t.may_lie_outside(u)
         ]

@@ -7,9 +7,9 @@ The result is the number of other loops that run or wait then: they share the co
 (runtime/xla.py). When many more loops than cores run at the same time, all of them finish late, and
 each takes the others' caches. A turn is no lock: a caller that has waited for long goes ahead.
 
-@pbk_turns holds words of 32 bits: the number of the next turn, how many turns have ended, and SLOTS
-counts of wake-ups. A caller waits for the count of its turn's number modulo SLOTS (a Linux futex):
-the end of a turn wakes one caller, not all of them.
+@pbk_turns holds words of 32 bits: the number of the next turn, how many turns have ended, and
+TURN_SLOTS counts of wake-ups. A caller waits for the count of its turn's number modulo TURN_SLOTS
+(a Linux futex): the end of a turn wakes one caller, not all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAIT_NANOSECONDS = 20_000_000
 MOST_WAITS = 64
 # How often a caller looks before it waits in the kernel: about 5 us of pauses.
 LOOKS = 100
-SLOTS = 64  # a power of two
+TURN_SLOTS = 64  # a power of two
 # The number of the system call futex, x86-64 Linux (arch/x86/entry/syscalls/syscall_64.tbl).
 SYS_FUTEX = 202
 # FUTEX_WAIT | FUTEX_PRIVATE_FLAG (linux/futex.h).
@@ -122,8 +122,8 @@ for _name, _value in {
     "MOST": LOOKS + MOST_WAITS,
     "WAIT_NANOSECONDS": WAIT_NANOSECONDS,
     "SYS_FUTEX": SYS_FUTEX,
-    "LAST_SLOT": SLOTS - 1,
-    "WORDS": SLOTS + 2,
+    "LAST_SLOT": TURN_SLOTS - 1,
+    "WORDS": TURN_SLOTS + 2,
     "FUTEX_WAIT": FUTEX_WAIT_PRIVATE,
     "FUTEX_WAKE": FUTEX_WAKE_PRIVATE,
 }.items():
