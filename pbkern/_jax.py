@@ -390,9 +390,10 @@ def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
-    """(a jaxpr that takes the contents of Refs among its operands, and has the new contents of
-    those that it writes to as further results; which operands these are). Constants must be
-    hoisted.
+    """(a jaxpr over the contents of Refs, the numbers of the operands that are Refs).
+
+    The jaxpr takes the contents of Refs among its operands, and has the new contents of those that
+    it writes to as further results. Constants must be hoisted.
     """
     written = tuple(
         sorted(
@@ -665,8 +666,9 @@ def pallas() -> SimpleNamespace:
 
 
 def copy_operands(eqn, operands) -> tuple:
-    """((source Ref, transforms), (target Ref, transforms), semaphore, source's semaphore, device)
-    of a dma_start or dma_wait equation, of its operands or of their types.
+    """((source Ref, transforms), (target Ref, transforms), semaphore, source's semaphore, device).
+
+    They are those of a dma_start or dma_wait equation, of its operands or of their types.
     """
     found = eqn.params["tree"].unflatten(list(operands))
     ends = (

@@ -361,9 +361,10 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
-        """Text of what one stage of compilation makes for arguments like these; after one of its
-        passes: "jaxpr:simplify", "nests:merge nests". Raises OptionError for an unknown stage or
-        pass.
+        """Text of what one stage of compilation makes for arguments like these.
+
+        After one of the stage's passes: "jaxpr:simplify", "nests:merge nests". Raises OptionError
+        for an unknown stage or pass.
         """
         build, options = self.build(args, kwargs)
         if stage.partition(":")[0] not in build.record.texts:

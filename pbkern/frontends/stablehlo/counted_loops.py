@@ -24,9 +24,10 @@ HOLDS = {
 
 
 def trip_count(op: Any, given: Sequence[Any]) -> int | None:
-    """Counts a loop `while (i < n) { ..; i = i + s }` of constants n and s, and a start among
-    `given` that is one, in any order of the operands of the comparison and of the sum; of several
-    such comparisons that must all hold, the one that ends first.
+    """Counts a loop `while (i < n) { ..; i = i + s }` of constants n and s.
+
+    A start among `given` is a constant as well. The operands of the comparison and of the sum are
+    in any order. If several such comparisons must all hold, the one that ends first counts.
     """
     test, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
     *operations, last = [operation.operation for operation in test.operations]

@@ -263,10 +263,11 @@ class Partitioner:
         return ("xla", reason) if reason else None
 
     def rides_along(self, eqn, along: list) -> bool:
-        """Can cheap arithmetic join its group without being priced? Its readers must be cheap
-        arithmetic of the same shape, in one group or in `along`, which will join it. Slices may,
-        such as the neighbours of a stencil. For little data, such as random keys, other parts may
-        too, and several groups may get copies.
+        """Can cheap arithmetic join its group without being priced?
+
+        Its readers must be cheap arithmetic of the same shape, in one group or in `along`, which
+        will join it. Slices may, such as the neighbours of a stencil. For little data, such as
+        random keys, other parts may too, and several groups may get copies.
 
         It costs the group what it costs alone, and saves its result. Pricing the whole group for
         each such equation would be quadratic in the length of a generator's, a polynomial's or a

@@ -80,8 +80,9 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunks:
-    """Cut of an operand: along `axis` into chunks of `block` elements, for each index of the
-    `outer` reduced dimensions before it.
+    """Cut of an operand along `axis` into chunks of `block` elements.
+
+    Each index of the `outer` reduced dimensions before the axis has chunks of its own.
     """
 
     axis: int

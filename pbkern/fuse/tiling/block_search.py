@@ -164,10 +164,10 @@ def schedule_at(
 
 
 def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
-    """Schedules a group with the blocks that it had before it took in some of `eqns`, all that it
-    has now, like `schedule_at`.
+    """Schedules a group that took in some of `eqns`, all that it has now, like `schedule_at`.
 
-    If the new ones only make what the others read, only their part is computed. Raises NeedsWhole.
+    Its blocks are those that it had before. If the new equations only make what the others read,
+    only their part is computed. Raises NeedsWhole.
     """
     before = {id(step.eqn) for step in found.requests.steps}
     more = [eqn for eqn in eqns if id(eqn) not in before]
@@ -358,9 +358,10 @@ def search(
 def _equal_cuts(
     at: Callable, options: list[list[int]], shape: Sequence[int], least: _Least
 ) -> Schedule | None:
-    """The best of schedules with blocks of equal sizes, or else one program: where the options
-    leave a last block that is mostly outside of the array, too much of a heavy value is computed
-    for nothing.
+    """The best of schedules with blocks of equal sizes, or else one program.
+
+    The options then leave a last block that is mostly outside of the array: too much of a heavy
+    value would be computed for nothing.
     """
     even = [
         multiples(even_cuts(size, option), least.get(axis, 1))

@@ -1,5 +1,6 @@
-"""Time skewing: steps of a stencil as a wavefront, one pass over memory in which each step follows
-the previous by a few rows.
+"""Time skewing: steps of a stencil as a wavefront, one pass over memory.
+
+Each step follows the previous one by a few rows.
 
     rows of step 1      . . . . . . #              while rows enter the cache, each step computes its next few rows:
     rows of step 2      . . . . #                  the rows of the step before are there already. As every step stores over

@@ -1,10 +1,10 @@
-"""scatter, scatter-add, ...: the operand is stored where the result goes, then a loop combines the
-updates with it, in order.
+"""scatter, scatter-add, ...: a loop combines updates with the operand.
 
-One step of the loop is one window: its start is computed, tested against the operand's bounds as
-`mode` says, and the window is a nest of its own, vectors along its last dimension. Indices and
-updates are read where they are needed, so that what makes them is computed there; those of windows
-of one element are made in strips where the target asks for them:
+The operand is stored where the result goes, then the loop takes the updates in order. One step of
+the loop is one window: its start is computed, tested against the operand's bounds as `mode` says,
+and the window is a nest of its own, vectors along its last dimension. Indices and updates are read
+where they are needed, so that what makes them is computed there; those of windows of one element
+are made in strips where the target asks for them:
 
     for i:  a[f(x[i])] += g(y[i])     ->     for each strip:  s[:] = f(x[strip]);  u[:] = g(y[strip])
                                                               for i:  a[s[i]] += u[i]

@@ -44,10 +44,10 @@ def uses(item) -> tuple[Value, ...]:
 
 
 def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]], dict[int, Value]]:
-    """(ids of the values to store, order of axes in memory where it is not the usual one, partial
-    sums that values may be stored over).
+    """(ids of the values to store, order of axes in memory, partial sums).
 
-    Values of no effect are left out.
+    The order is that where it is not the usual one; partial sums are those that values may be
+    stored over. Values of no effect are left out.
     """
     made = _Decision(items, builder, set())
     while tall := made.too_tall(items):

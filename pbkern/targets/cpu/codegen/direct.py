@@ -42,10 +42,10 @@ func.func @pbk_in_parallel() -> i32 {
 
 
 def entry(compiled: LoadedProgram, openmp_library: str | None) -> Callable[[Any], None]:
-    """f(addresses): runs the program on addresses of inputs, then results, which start at cache
-    lines: a ctypes array or bytes.
+    """f(addresses): runs the program on addresses of inputs, then results.
 
-    Raises MemoryError where there is no memory for temporaries.
+    The arrays start at cache lines; `addresses` is a ctypes array or bytes. Raises MemoryError
+    where there is no memory for temporaries.
 
     openmp_library: file of a library that is an OpenMP runtime or is linked to one; None: the
     calling thread does all.

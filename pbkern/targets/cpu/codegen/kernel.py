@@ -127,8 +127,10 @@ class KernelLowering(ProgramText):
         self._place()
 
     def _streamed(self) -> frozenset[Buf]:
-        """Results that are written past the caches: large ones of kernels whose arrays together do
-        not stay there, unless they are read again.
+        """Results that are written past the caches.
+
+        They are large ones of kernels whose arrays together do not stay there, unless they are read
+        again.
         """
         operands, options = self.nests.operands, self.options
         if (

@@ -160,9 +160,10 @@ def _fill(columns: int, lanes: int) -> float:
 
 
 def _swapped_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
-    """A convolution with vectors along channels or images that are not its last dimension (operand
-    swap): that operand is transposed, and so are the results. `full`: time of its arithmetic with
-    all lanes used.
+    """Seconds of a convolution with vectors along channels or images that are not its last axis.
+
+    The operands are swapped: one is transposed, and so are the results. `full`: time of its
+    arithmetic with all lanes used.
     """
     if step.eqn.primitive.name != "conv_general_dilated":
         return []

@@ -1,5 +1,6 @@
-"""Emission of loops that keep scratch in registers (targets/cpu/schedule/register_promotion.py):
-loaded before, carried through, stored behind.
+"""Emission of loops that keep scratch in registers (targets/cpu/schedule/register_promotion.py).
+
+It is loaded before, carried through, stored behind.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from .addressing import Addressing, Point, Tail, memref
 
 @dataclass
 class PromotedBuffers:
-    """State while a loop is emitted. outside: the block around it; written: what it changes; room:
-    registers that are left for what it only reads; values: of carried elements, by buffer and
-    place.
+    """State while a loop is emitted.
+
+    outside: the block around it; written: what it changes; room: registers that are left for what
+    it only reads; values: of carried elements, by buffer and place.
     """
 
     outside: Block

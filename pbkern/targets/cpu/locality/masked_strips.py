@@ -83,8 +83,9 @@ def _without_masked(
 
 
 def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
-    """Position -> dimension of the nests with masks that move with the program, and the span of those masks: along rows of
-    a block, along its columns, or either, longer ones first.
+    """Position -> dimension of the nests with masks that move with the program, and their span.
+
+    The span is along rows of a block, along its columns, or either, longer ones first.
     """
     found = [
         (size, at, d, span)

@@ -31,7 +31,8 @@ RUN_SHARE = 8
 
 
 def is_deep(nest: Nest, depth: int, width: int, staged: bool, options) -> bool:
-    """Whether a panel of all reduced elements is too long for its part of the second cache;
+    """Whether a panel of all reduced elements is too long for its part of the second cache.
+
     `staged`: the other operand is copied.
     """
     share = STAGED_SHARE if staged else PANEL_SHARE

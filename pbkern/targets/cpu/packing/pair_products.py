@@ -83,9 +83,10 @@ def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Wo
 
 
 def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
-    """The reduced dimension whose `count` neighbours are a word: the one along which the broadcast
-    operand is contiguous, so that its words can be read in place, or else the innermost one that
-    words divide.
+    """The reduced dimension whose `count` neighbours are a word.
+
+    It is the one along which the broadcast operand is contiguous, so that its words can be read in
+    place, or else the innermost one that words divide.
     """
     divided = [
         rdim

@@ -262,8 +262,10 @@ def _row_bytes(load: Expr, dim: str) -> int:
 def _stage_still(
     nest: Nest, still: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
 ) -> tuple[Nest, Expr]:
-    """The product with a copy of its broadcast operand, and that, where its rows collide in the
-    cache, or, with `converted`, where reading it is expensive; else as they are.
+    """The product with a copy of its broadcast operand, and that operand.
+
+    The operand is copied where its rows collide in the cache, or, with `converted`, where reading
+    it is expensive; else both are as they are.
     """
     if still.kind != "load":
         return nest, still

@@ -1,5 +1,6 @@
-"""Nest -> how to walk it: vector dimension, lanes, unrolling and the register tile. Choices only; targets/cpu/emit/nests.py
-writes code.
+"""Nest -> how to walk it: vector dimension, lanes, unrolling and the register tile.
+
+These are choices only; targets/cpu/emit/nests.py writes code.
 
 The register tile of a contraction is found by a small search over (rows jammed, vectors unrolled)
 with the cost of one reduction step: FMA throughput, load throughput, and what tails waste.
@@ -296,7 +297,9 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
 
 
 def _points_in_turn(nest: Nest) -> int:
-    """Vectors per step: several are under way together, if their operations are interleaved
+    """Vectors per step.
+
+    Several are under way together, if their operations are interleaved
     (targets/cpu/emit/interleave_chains.py).
     """
     ops = [node.info.primitive for node in nest.nodes() if node.kind == "op"]
@@ -500,8 +503,10 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
 
 
 def _operand_registers(nest: Nest, sched: NestSchedule) -> int:
-    """Registers that a step needs beside accumulators and vectors: one element that is broadcast,
-    and for a partial vector the zeros that it is filled with and what is loaded of it.
+    """Registers that a step needs beside accumulators and vectors.
+
+    They hold one element that is broadcast, and for a partial vector the zeros that it is filled
+    with and what is loaded of it.
     """
     return 3 if nest.dims[sched.along] % sched.lanes else 1
 

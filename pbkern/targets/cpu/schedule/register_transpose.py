@@ -1,5 +1,6 @@
-"""Loads across the vector dimension: whole squares of them are loaded by rows and transposed in
-registers (targets/cpu/emit/loads.py).
+"""Loads across the vector dimension.
+
+Whole squares of them are loaded by rows and transposed in registers (targets/cpu/emit/loads.py).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ def is_transposed(load: Expr, vector: str, along: str) -> bool:
 
 
 def transposable_dims(nest: Nest, vector: str) -> list[str]:
-    """Dimensions whose points may be loaded together and transposed: of reductions reduced ones, if
-    no load serves two points.
+    """Dimensions whose points may be loaded together and transposed.
 
-    Reductions whose loads are all contiguous along one dimension take vectors along that.
+    Of reductions these are reduced ones, if no load serves two points. Reductions whose loads are
+    all contiguous along one dimension take vectors along that.
     """
     if not nest.rdims:
         return [dim for dim, size in nest.dims.items() if size >= FEWEST_TRANSPOSED]

@@ -41,8 +41,9 @@ Point = dict[str, int]
 
 
 def parts(expr: Expr, point: Point, vector: str | None, lanes: int) -> list[Point]:
-    """Points at which a moved value's operand is needed for its value at a point: at the place
-    itself, or, along the vector dimension, at one or two multiples of a vector.
+    """Points at which a moved value's operand is needed for its value at a point.
+
+    They are the place itself, or, along the vector dimension, one or two multiples of a vector.
     """
     place = dict(point)
     for dim, k in expr.info:

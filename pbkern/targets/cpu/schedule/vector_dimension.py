@@ -40,8 +40,9 @@ DEEP_TERMS = 32
 
 
 def register_bits(nest: Nest, along: str | None = None) -> int:
-    """Width of the widest element that vectors of this nest hold, if they run along `along`: an
-    epilogue behind a reduced dimension is scalar.
+    """Width of the widest element that vectors of this nest hold, if they run along `along`.
+
+    An epilogue behind a reduced dimension is scalar.
     """
     if along in nest.rdims:
         nest = Nest(

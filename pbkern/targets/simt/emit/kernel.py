@@ -58,8 +58,10 @@ REPORTS = "%reports"
 
 @dataclass(frozen=True)
 class ThreadFunction:
-    """func.func @name(operands..., scratch in global memory if there is any, times if they are
-    recorded, what is printed and checked if anything is).
+    """func.func @name(operands..., scratch, times, reports).
+
+    Scratch is in global memory, if there is any; times are there if they are recorded, reports if
+    anything is printed or checked.
 
     Attributes:
       blocks, threads: of a launch.
@@ -437,8 +439,9 @@ def _bytes(buf: Buf) -> str:
 
 
 def _is_long(affine: Affine, stmt: Stmt) -> bool:
-    """Whether an index that is computed as an integer of 64 bits may exceed 32: not if it only
-    counts points, or is a scalar.
+    """Whether an index that is computed as an integer of 64 bits may exceed 32.
+
+    It may not if it only counts points, or is a scalar.
     """
     dims = stmt.dims if isinstance(stmt, Nest) else {}
     if affine.symbols <= dims.keys():

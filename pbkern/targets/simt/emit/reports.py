@@ -1,5 +1,6 @@
-"""Prints and failed checks of bodies, which the first thread of a block stores for the host process
-to read after the launch.
+"""Prints and failed checks of bodies.
+
+The first thread of a block stores them for the host process to read after the launch.
 
     words    0                        1 ...                                          ...
              words that all prints    each check: how often it failed, values of     prints: site, block, values of each, in

@@ -1,5 +1,7 @@
-"""Scratch of a program -> registers of threads (registers.py says which), shared memory of its thread block, or, where it does
-not fit, global memory of the block.
+"""Scratch of a program -> registers of threads, shared memory or global memory.
+
+registers.py says which scratch is in registers. Shared memory is the thread block's; what does not
+fit there is in global memory of the block.
 """
 
 from __future__ import annotations
@@ -70,8 +72,10 @@ class Placement:
 def place(
     nests: KernelNests, slots: Mapping[Buf, Buf], limit: int, reserved: int, private: int = 0
 ) -> Placement:
-    """Places all scratch of a kernel: what has `slots` in registers; `reserved` bytes of shared
-    memory first, `limit` at most. The largest buffers go to global memory until the others fit.
+    """Places all scratch of a kernel.
+
+    Scratch that has `slots` is in registers. `reserved` bytes of shared memory come first, `limit`
+    at most. The largest buffers go to global memory until the others fit.
     """
     touched = {
         buf

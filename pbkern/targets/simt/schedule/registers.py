@@ -61,8 +61,9 @@ def keep(nests: KernelNests) -> RegisterValues:
 
 
 def in_slots(nest: Nest, dealt: Deal, slots: Mapping[Buf, Buf], context: NestContext) -> Nest:
-    """The nest of a thread's points, its tiles written out, with its slots in the place of
-    elements: slot `step * points of a step + number of the point`.
+    """The nest of a thread's points, its tiles written out, with slots in place of elements.
+
+    A slot is `step * points of a step + number of the point`.
     """
     if not dealt.kept:
         return nest
@@ -108,8 +109,10 @@ class _RegisterSearch:
                 self._note(leaf, section)
 
     def _note(self, stmt: Stmt, section: Section) -> None:
-        """A statement and what it touches: programs of one block hand on to each other what those
-        of some cases store, and these are at the same ends of the parallel dimensions.
+        """Notes a statement and what it touches.
+
+        Programs of one block hand on to each other what those of some cases store, and these are at
+        the same ends of the parallel dimensions.
         """
         ends = (
             frozenset(section.variant.last & set(self.nests.parallel))
@@ -299,8 +302,9 @@ class _RegisterSearch:
         mine: Mapping[int, str],
         buf: Buf,
     ) -> Deal | None:
-        """A nest dealt out as another one; `names`, `mine`: elements between neighbours -> dimension. None if it cannot be, or
-        loses by it.
+        """A nest dealt out as another one. None if it cannot be, or loses by it.
+
+        `names`, `mine`: elements between neighbours -> dimension.
         """
         own = self._deal(nest)
         if model.team > 1 or model.alone or own.team > 1 or own.alone or model.everyone:
@@ -385,8 +389,9 @@ def _is_plain(stmt: Stmt, root: Buf) -> bool:
 
 
 def _layout(nest: Nest, root: Buf) -> tuple[int, tuple[tuple[int, int, str], ...]] | None:
-    """(first element, (elements between neighbours, size, dimension) slowest first), if each point
-    has its own element of the buffer, and no other.
+    """(first element, (elements between neighbours, size, dimension) slowest first).
+
+    None unless each point has its own element of the buffer, and no other.
     """
     if not _is_plain(nest, root) or nest.rdims and any(write.inner for write in nest.writes):
         return None

@@ -80,8 +80,9 @@ def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]
 def _shared_operands(
     nest: Nest, free: Mapping[str, int], points: int, threads: int
 ) -> tuple[Tile, ...]:
-    """Along the dimensions along which loads of a reduction are the same: such that all threads
-    together take the fewest instructions for a term.
+    """Tiles along the dimensions along which loads of a reduction are the same.
+
+    With them, all threads together take the fewest instructions for a term.
     """
     terms = [
         node
