@@ -115,9 +115,10 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
 
     Args:
       function: a function decorated with pbkern.jit, or a plain one.
-      args, kwargs: its arguments. Types in place of arrays stand for random arrays; give arrays
-        where values decide how long the function takes.
+      *args: its arguments. Types in place of arrays stand for random arrays; give arrays where
+        values decide how long the function takes.
       budget: seconds that the search may take, about; compiling a candidate is not interrupted.
+      **kwargs: its named arguments, in the same way.
     Raises OptionError for a budget that is not above 0.
     """
     if not budget > 0:

@@ -33,7 +33,9 @@ def simulate_ptx(
     """Runs the one kernel of a PTX text on NumPy arrays, which it updates.
 
     Args:
-      grid, block: number of blocks, and of threads in each.
+      text: PTX of one module.
+      grid: number of blocks.
+      block: number of threads in each.
       arrays: per parameter an array, which must be contiguous, or a NumPy scalar.
       shared_bytes: shared memory that the launch adds to what the text declares.
       unwritten: shared memory may be read before a store: what is read there is not used.

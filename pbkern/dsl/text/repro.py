@@ -61,9 +61,12 @@ def attach(
     """Writes the file and adds its path to the error, unless it has one already.
 
     Args:
+      error: what the call raised.
+      kernel: the kernel that failed.
       arrays: operands of the failed call; () if they were too large to keep; None if it failed
         before there were any.
-      interpreted: whether the interpreter failed, with these `options`, or native code.
+      interpreted: whether the interpreter failed, or native code.
+      **options: the interpreter's.
     """
     if getattr(error, "repro", None) is not None:
         return

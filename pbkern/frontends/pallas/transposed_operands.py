@@ -44,7 +44,9 @@ def in_place(
     """The kernel that reads transposed operands where they are, and those by their number among `nodes`.
 
     Args:
-      operands: number of each kernel operand among `nodes`, the MLIR values of the call's operands.
+      kernel: the kernel that the call is of.
+      operands: number of each kernel operand among `nodes`.
+      nodes: the MLIR values of the call's operands.
     """
     inputs, views = list(kernel.inputs), {}
     aliased = {i for i, _ in kernel.aliases}

@@ -36,7 +36,8 @@ def require_llvmlite(what: str, hint: str) -> str:
     """llvmlite's version. Raises TargetError where it is not installed.
 
     Args:
-      what: it makes. hint: command that installs it.
+      what: it makes.
+      hint: command that installs it.
     """
     try:
         version = importlib.metadata.version("llvmlite")
@@ -53,7 +54,9 @@ def code(request: Mapping[str, Any], texts: Sequence[Sequence[str]], what: str) 
     """Each kind of code that a request asks for (child.py). llvmlite is installed.
 
     Args:
-      texts: of all modules. what: the code is of, in messages.
+      request: what child.py is to make.
+      texts: of all modules.
+      what: the code is of, in messages.
     Raises InternalError where LLVM refuses a text, ends its process, or does not come back.
     """
     data = [[text.encode() for text in module] for module in texts]

@@ -157,6 +157,9 @@ def kind_of_name(name: str, kinds: Mapping[str, K], products: Mapping[str, str],
     Raises OptionError.
 
     Args:
+      name: of an architecture or a product.
+      kinds: name of an architecture -> kind.
+      products: name of a product -> name of its architecture.
       what: the kinds are, in messages.
     """
     architecture = products.get(name.lower(), name.lower())

@@ -37,8 +37,9 @@ def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping
     """LLVM IR of a kernel. Raises InternalError.
 
     Args:
-      vendor: passes for operations that only a vendor has. attributes: of the kernel in the LLVM
-        dialect, as MLIR text.
+      function: the kernel.
+      vendor: passes for operations that only a vendor has.
+      attributes: of the kernel in the LLVM dialect, as MLIR text.
     """
     m = mlir.bindings()
     passes = _PASSES.format(

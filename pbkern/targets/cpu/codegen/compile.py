@@ -185,8 +185,9 @@ def compile_program(
     Raises UnsupportedOp or InternalError.
 
     Args:
-      options_of, threads_of: what lowering takes of each kernel; by default LowerOptions() and
-        every core.
+      program: launches of kernels, in order.
+      options_of: what lowering takes of each kernel; by default LowerOptions().
+      threads_of: how many threads a kernel may use; by default every core.
       opt_level: of LLVM; None: as its loops need.
       key: content.program_key of these arguments, where the caller has made it.
     """

@@ -22,6 +22,7 @@ def receive(
     Raises nothing: what a print's own code raises is shown.
 
     Args:
+      function: the kernel that was launched.
       stored: int64[Reports.nbytes / 8].
       operands: reads what the kernel was given.
     """
