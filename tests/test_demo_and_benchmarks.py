@@ -129,9 +129,9 @@ def test_the_limit_is_the_longest_of_arithmetic_memory_and_l3():
 
 def test_the_demo_on_a_small_picture(monkeypatch, tmp_path, capsys):
     for name, value in {
-        "ROUNDS": 3,
-        "HEIGHT": 64,
-        "WIDTH": 96,
+        "MOST_TIMED_CALLS": 3,
+        "PHOTO_HEIGHT": 64,
+        "PHOTO_WIDTH": 96,
         "FOLDER": tmp_path / "pictures",
     }.items():
         monkeypatch.setattr(demo, name, value)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SECTOR_BYTES = (
-    32  # bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
-)
+# Bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access.
+SECTOR_BYTES = 32
 # Banks of shared memory. Source: CUDA C++ Programming Guide, shared memory.
 BANKS = 32
 # Bytes of a word of a bank. Source: CUDA C++ Programming Guide, shared memory.

@@ -141,9 +141,8 @@ def import_call(
     return ImportedCall(kernel, (*range(k, operand_count), *range(k)))
 
 
-GENERATOR = (
-    0  # among allocations in the body, in place of an id: the state of the random number generator
-)
+# Stands for the state of the random number generator, among ids of allocations in the body.
+GENERATOR = 0
 SIZE = ArrayType((), np.dtype(np.int32))
 # Programs along a dynamic dimension of a grid, at most: sizes are int32.
 MAX_DYNAMIC = 2**31 - 1

@@ -16,9 +16,8 @@ import tensorflow as tf
 
 from pbkern.targets.cpu.machine import LINE_BYTES
 
-OPENMP = (
-    "libgomp.so.1"  # GCC's runtime, which every system with its C++ has; TensorFlow brings none
-)
+# GCC's runtime, which every system with its C++ has; TensorFlow brings none.
+OPENMP = "libgomp.so.1"
 WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}  # a user's own choice
 OPENMP_SPINS = "1000"  # some microseconds
 

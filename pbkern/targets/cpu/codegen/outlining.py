@@ -26,9 +26,8 @@ CALL = "func.call @"
 LONGEST_PIECE = 4000
 # Lines of the shortest piece. Source: not recorded.
 SHORTEST_PIECE = 400
-SHORTEST_COPY = (
-    40  # lines of the shortest piece that becomes a function because others are equal to it
-)
+# Lines of the shortest piece that becomes a function because others are equal to it.
+SHORTEST_COPY = 40
 # The type of the scratch memory, which is not known before all of a kernel is lowered.
 ARENA_TYPE = "memref<arena>"
 ARENA = "%arena"
