@@ -231,7 +231,8 @@ def _variables(jaxpr: jex.Jaxpr) -> Iterator[Var]:
 REF_OPERANDS = {"get": 1, "swap": 2, "addupdate": 2, "masked_load": 3, "masked_store": 3}
 REF_PRIMITIVES = {"get": state.get_p, "swap": state.swap_p, "addupdate": state.addupdate_p}
 
-READ, WRITE = types.ReadEffect, types.WriteEffect
+READ = types.ReadEffect
+WRITE = types.WriteEffect
 
 
 def only_reads(eqn) -> bool:
@@ -391,9 +392,10 @@ def without_refs(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tuple[int, ...]]:
-    """(a jaxpr that takes the contents of Refs among its operands, and has the new contents of
-    those that it writes to as further results; which operands these are). Constants must be
-    hoisted.
+    """(a jaxpr over the contents of Refs, the numbers of the operands that are Refs).
+
+    The jaxpr takes the contents of Refs among its operands, and has the new contents of those that
+    it writes to as further results. Constants must be hoisted.
     """
     written = tuple(
         sorted(
@@ -666,8 +668,9 @@ def pallas() -> SimpleNamespace:
 
 
 def copy_operands(eqn, operands) -> tuple:
-    """((source Ref, transforms), (target Ref, transforms), semaphore, source's semaphore, device)
-    of a dma_start or dma_wait equation, of its operands or of their types.
+    """((source Ref, transforms), (target Ref, transforms), semaphore, source's semaphore, device).
+
+    They are those of a dma_start or dma_wait equation, of its operands or of their types.
     """
     found = eqn.params["tree"].unflatten(list(operands))
     ends = (
@@ -818,8 +821,10 @@ def debug_print_arguments(eqn, operands) -> tuple[tuple, dict]:
     return debugging.merge_callback_args(params["in_tree"], operands, params["static_args"])
 
 
-NDIndexer, ReshapeTransform = indexing.NDIndexer, types.ReshapeTransform
-TransposeTransform, BitcastTransform = types.TransposeTransform, types.BitcastTransform
+NDIndexer = indexing.NDIndexer
+ReshapeTransform = types.ReshapeTransform
+TransposeTransform = types.TransposeTransform
+BitcastTransform = types.BitcastTransform
 
 
 def is_dropped(var) -> bool:

@@ -44,6 +44,8 @@ def assert_fused(function: Callable, args: Sequence, kernels: int | None = None)
     Compiles nothing.
 
     Args:
+      function: a function decorated with pbkern.jit, or a plain one.
+      args: its arguments.
       kernels: the most kernels accepted; None, the default, accepts any number.
     Raises AssertionError with the operations that are left, their lines and the reasons, or with
     the rejected fusions.
@@ -72,6 +74,8 @@ def assert_roofline(
     target's machine.
 
     Args:
+      function: a function decorated with pbkern.jit, or a plain one.
+      args: its arguments.
       fraction: of the limit, above 0; 1 is all that the machine can do.
       flops: arithmetic of one call, multiply-adds counted as two; default: what the fused kernels
         do, recomputed values not counted.

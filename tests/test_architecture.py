@@ -325,3 +325,82 @@ def test_lines_are_short():
         len(line) for path in FILES for line in path.read_text().splitlines() if line.strip()
     )
     assert widths[int(0.95 * len(widths))] < 100
+
+
+def assigned_at_top(tree: ast.Module) -> list[tuple[ast.expr, ast.expr, ast.stmt]]:
+    """(target, value, statement) of each assignment outside functions and classes."""
+    return [
+        (target, node.value, node)
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+
+
+def is_numeric(value: ast.expr) -> bool:
+    """Whether an expression is arithmetic on numbers and names, or a call of np, int or float on such arithmetic."""
+    if isinstance(value, ast.Call):
+        maker = value.func.value if isinstance(value.func, ast.Attribute) else value.func
+        makes = isinstance(maker, ast.Name) and maker.id in ("np", "math", "int", "float")
+        return makes and any(map(is_numeric, value.args))
+    if isinstance(value, ast.BinOp):
+        parts = (value.left, value.right)
+        return any(map(is_numeric, parts)) and all(
+            is_numeric(part) or isinstance(part, ast.Name | ast.Attribute) for part in parts
+        )
+    if isinstance(value, ast.UnaryOp):
+        return is_numeric(value.operand)
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float, complex)
+
+
+def without_comment(text: str) -> list[str]:
+    """Names of numeric constants that have a comment neither in their lines nor in the line above."""
+    found, lines = [], text.split("\n")
+    for target, value, node in assigned_at_top(ast.parse(text)):
+        above = lines[node.lineno - 2] if node.lineno > 1 else ""
+        said = (above.startswith("# ") and "# ---" not in above) or any(
+            " #" in line for line in lines[node.lineno - 1 : node.end_lineno]
+        )
+        if is_numeric(value) and not said:
+            found.append(ast.unparse(target))
+    return found
+
+
+def test_constants_are_assigned_one_by_one():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in FILES
+        for target, _, node in assigned_at_top(tree_of(path))
+        if isinstance(target, ast.Tuple | ast.List)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_numeric_constants_have_comments():
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in FILES
+        for name in without_comment(path.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_names_of_numeric_constants_are_used_once():
+    places = collections.defaultdict(list)
+    numeric = set()
+    for path in FILES:
+        for target, value, node in assigned_at_top(tree_of(path)):
+            if isinstance(target, ast.Name):
+                places[target.id].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                numeric |= {target.id} if is_numeric(value) else set()
+    shared = {name: at for name, at in places.items() if name in numeric and len(at) > 1}
+    assert numeric
+    assert not shared
+
+
+def test_the_rules_for_constants_find_what_breaks_them():
+    assert without_comment("A = 1\n\nB = 2 << 20\nC = -np.int64(3)\n") == ["A", "B", "C"]
+    assert without_comment("D = E * 2\n# Bytes.\nF = 4\nG = 5\n") == ["D", "G"]
+    assert not without_comment("# Bytes.\nA = 1\nB = 2  # bytes\nC = np.dtype(bool)\nD = 'x' * n\n")
+    targets = [target for target, *_ in assigned_at_top(ast.parse("A, B = 1, 2\nC: int = 3\n"))]
+    assert [type(target) for target in targets] == [ast.Tuple, ast.Name]

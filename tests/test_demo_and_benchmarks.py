@@ -126,9 +126,9 @@ def test_the_limit_is_the_longest_of_arithmetic_memory_and_l3():
 
 def test_the_demo_on_a_small_picture(monkeypatch, tmp_path, capsys):
     for name, value in {
-        "ROUNDS": 3,
-        "HEIGHT": 64,
-        "WIDTH": 96,
+        "MOST_TIMED_CALLS": 3,
+        "PHOTO_HEIGHT": 64,
+        "PHOTO_WIDTH": 96,
         "FOLDER": tmp_path / "pictures",
     }.items():
         monkeypatch.setattr(demo, name, value)
@@ -161,8 +161,8 @@ def test_the_demo_on_a_small_picture(monkeypatch, tmp_path, capsys):
 
 
 def test_corners_are_marked_inside_the_picture(monkeypatch):
-    monkeypatch.setattr(demo, "HEIGHT", 96)
-    monkeypatch.setattr(demo, "WIDTH", 120)
+    monkeypatch.setattr(demo, "PHOTO_HEIGHT", 96)
+    monkeypatch.setattr(demo, "PHOTO_WIDTH", 120)
     response = np.zeros((92, 116), np.float32)
     response[30, 40] = 1
     marked = demo.mark_corners(np.zeros((96, 120, 3), np.float32), response, count=1)

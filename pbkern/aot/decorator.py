@@ -49,8 +49,10 @@ def polyblocks_aot_jax(
         Kernel. Kernels with in_types and StableHLO programs take no arguments.
       compile_options: see pbkern.CompileOptions; of AOT: aot_name, device, user_device_memory,
         openmp, num_threads.
-      static_argnums, static_argnames: arguments that are compile-time constants.
-      donate_argnums, donate_argnames: arguments that may be the same arrays as results.
+      static_argnums: numbers of arguments that are compile-time constants.
+      static_argnames: names of further ones.
+      donate_argnums: numbers of arguments that may be the same arrays as results.
+      donate_argnames: names of further ones.
       runtime_args: an older name of compile_options.
       output: a folder, or the name of one file, whose end says what it is to be: .o .h .so .a .s
         .ll .mlir; None: here.

@@ -31,9 +31,10 @@ KINDS = {
     "bench": "_bench.c",
 }
 DEFAULT_KINDS = ("obj", "header")
-# What programs can be linked with; all of it needs the header. And what needs one of them beside
-# it.
-LINKED, NEEDING = ("obj", "shared", "static"), ("cmake", "pkgconfig", "cpp", "bench")
+# Kinds of files that programs can be linked with; all of them need the header.
+LINKED = ("obj", "shared", "static")
+# Kinds of files that need one of the LINKED files beside them.
+NEEDING = ("cmake", "pkgconfig", "cpp", "bench")
 # Most bytes of a file's name on Linux and macOS (NAME_MAX).
 LONGEST_NAME = 255
 DEFAULT_NAME = CompileOptions().aot_name

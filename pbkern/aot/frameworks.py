@@ -46,9 +46,12 @@ def polyblocks_aot_tf(
     Variables that the function reads are inputs behind its own; it may assign none.
 
     Args:
+      fn: a TensorFlow function.
       input_signature: as of polyblocks_jit_tf; the call needs no arguments then.
-      compile_options, output, emit: as of polyblocks_aot_jax.
+      compile_options: as of polyblocks_aot_jax.
       runtime_args: an older name of compile_options.
+      output: as of polyblocks_aot_jax.
+      emit: as of polyblocks_aot_jax.
     Raises what polyblocks_aot_jax and polyblocks_jit_tf raise. Nothing is written then.
     """
     compile_options = named_once(compile_options, runtime_args)
@@ -82,8 +85,10 @@ def polyblocks_aot_torch(
 
     Args:
       fn: a module, a function, or what torch.export.export returned, which takes no arguments.
-      compile_options, output, emit: as of polyblocks_aot_jax.
+      compile_options: as of polyblocks_aot_jax.
       runtime_args: an older name of compile_options.
+      output: as of polyblocks_aot_jax.
+      emit: as of polyblocks_aot_jax.
     Raises what polyblocks_aot_jax raises; UnsupportedOp, which names all operators that are not
     compiled, and for modules that change their buffers. Nothing is written then.
     """

@@ -119,9 +119,12 @@ def function_of(
     """The function of a jaxpr.
 
     Args:
-      closed: without constants of its own; its first operands are `held`, arrays of the function's
-        scope.
-      in_paths, out_paths: names of its further operands, and of its results.
+      closed: without constants of its own; its first operands are `held`.
+      name: the name of the C function.
+      options: what it is compiled with.
+      in_paths: names of its further operands.
+      out_paths: names of its results.
+      held: arrays of the function's scope.
       donated: a flag per operand.
     Raises UnsupportedOp for what is left to XLA, and for checks and prints; OptionError for
     constants that are too large.

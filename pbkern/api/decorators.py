@@ -89,13 +89,16 @@ def polyblocks_jit_jax(
       .memory_analysis(*args) bytes of arguments, results, temporaries and code
 
     Args:
+      fn: a function of JAX arrays.
       compile_options: dictionary of options, see pbkern.CompileOptions. Of nested decorators, the
         outermost decides.
-      static_argnums, static_argnames: arguments that are compile-time constants; also accepted in
+      static_argnums: numbers of arguments that are compile-time constants; also accepted in
         compile_options.
-      donate_argnums, donate_argnames: arguments that the caller gives up. Results take the place of
-        those of equal type: at once where a kernel makes them of the argument by elementwise
-        arithmetic, else by a copy of XLA's.
+      static_argnames: names of further ones; also accepted in compile_options.
+      donate_argnums: numbers of arguments that the caller gives up. Results take the place of those
+        of equal type: at once where a kernel makes them of the argument by elementwise arithmetic,
+        else by a copy of XLA's.
+      donate_argnames: names of further ones.
       runtime_args: an older name of compile_options.
       jit_kw: passed on to jax.jit.
     Raises OptionError for unknown options and bad values; when called, TargetError, UnsupportedOp
@@ -182,6 +185,7 @@ def polymage_jit_jax(
     "std": plain JAX, op by op. "xla": jax.jit. "polyblocks", the default: polyblocks_jit_jax.
 
     Args:
+      fn: a function of JAX arrays.
       compile_options: as of polyblocks_jit_jax; with "std" and "xla", those alone that can act
         there.
       runtime_args: an older name of compile_options.
@@ -333,8 +337,9 @@ class JitFunction(PickledByName, Generic[P, R]):
             fraction of a second each; the report then has the measured times beside the predicted
             ones. Default: nothing is compiled or run.
           verbose: lists every fusion in place of counting them.
-          args, kwargs: the function's own; parameters of its own called `measure` or `verbose` are
-            given by position.
+          *args: the function's own; parameters of its own called `measure` or `verbose` are given
+            by position.
+          **kwargs: the function's own.
         """
         build, options = self.build(args, kwargs)
         native = _jax.has_cpu_lowering("pallas_call")
@@ -361,9 +366,10 @@ class JitFunction(PickledByName, Generic[P, R]):
 
     @_jax.hides_own_frames
     def as_text(self, *args, stage: str = "kernels", **kwargs) -> str:
-        """Text of what one stage of compilation makes for arguments like these; after one of its
-        passes: "jaxpr:simplify", "nests:merge nests". Raises OptionError for an unknown stage or
-        pass.
+        """Text of what one stage of compilation makes for arguments like these.
+
+        After one of the stage's passes: "jaxpr:simplify", "nests:merge nests". Raises OptionError
+        for an unknown stage or pass.
         """
         build, options = self.build(args, kwargs)
         if stage.partition(":")[0] not in build.record.texts:

@@ -25,6 +25,7 @@ from pbkern.fuse.emit.plan import Plan, Segment
 from pbkern.targets import get_target
 from pbkern.targets.cpu.codegen import direct
 from pbkern.targets.cpu.codegen.compile import reports
+from pbkern.targets.cpu.codegen.runtime.arena import HUGE_BYTES
 
 from .decorators import JitFunction
 from .pipeline import Build, compile_programs, current_plan
@@ -226,7 +227,7 @@ class DirectPlan:
         large = [
             (k, output.type.nbytes)
             for k, output in enumerate(compiled.program.outputs)
-            if output.type.nbytes >= direct.HUGE_BYTES
+            if output.type.nbytes >= HUGE_BYTES
         ]
         address, before = memory.address, memory.before_call
 

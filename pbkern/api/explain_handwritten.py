@@ -34,6 +34,9 @@ def explained(
     """The explanation with an entry for each hand-written kernel and each Pallas call of the function `jaxpr`.
 
     Args:
+      explanation: of the function's fusion.
+      jaxpr: the function.
+      target_name: name of the target that compiles the kernels.
       pallas_is_native: whether pbkern.pallas.install() is in force; otherwise XLA gets what JAX
         makes of the call.
     """

@@ -20,6 +20,7 @@ from pbkern.dsl.build_programs import kernel_program
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.targets import get_target
 
+# Fewest timed calls of each function, however few seconds there are. Source: not recorded.
 MIN_CALLS = 3
 
 

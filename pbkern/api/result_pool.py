@@ -33,19 +33,18 @@ from pbkern.core import config
 from pbkern.dsl import checks
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType
+from pbkern.targets.cpu.codegen.runtime.arena import HUGE_PAGE_BYTES
 from pbkern.targets.target import Target
-
-HUGE_PAGE = 2 << 20
 
 
 class PoolPages:
     """Pages of one size, aligned to huge pages."""
 
     def __init__(self, size: int) -> None:
-        pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(pages, np.uint8)
-        start = -whole.ctypes.data % HUGE_PAGE
+        start = -whole.ctypes.data % HUGE_PAGE_BYTES
         self.bytes = whole[start : start + size]
         self.size = size
 
@@ -73,7 +72,7 @@ class ResultPool:
     def array(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         """An array of any values in memory of the pool."""
         size = max(math.prod(shape) * dtype.itemsize, 1)
-        lease = Lease(self._take(-(-size // HUGE_PAGE) * HUGE_PAGE), self)
+        lease = Lease(self._take(-(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES), self)
         return np.asarray(lease)[:size].view(dtype).reshape(shape)
 
     def _take(self, size: int) -> PoolPages:

@@ -54,9 +54,11 @@ def simulate(
 
     Args:
       f: a decorated or a plain function of JAX arrays, a `pbkern.kernel`, or a traced Kernel.
+      *args: its arguments.
       device: "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", or a product such as "h100".
         Default: that of a decorated function's compile_options, else "sm_90a".
       check: races, and reads of shared memory before a store, are found. Default True.
+      **kwargs: its named arguments.
     Raises SimulationError where threads race, wait for ever, are not together, or leave their
     arrays; UnsupportedOp, OptionError.
     """

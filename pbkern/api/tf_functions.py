@@ -39,6 +39,7 @@ def polyblocks_jit_tf(
     Results are tensors in the function's structure. `.explain(*args)` tells what became of it.
 
     Args:
+      fn: a function of tensors.
       input_signature: as tf.function's: arguments are converted to these types, which are checked.
       compile_options: as of polyblocks_jit_jax, without static and donated arguments.
       runtime_args: an older name of compile_options.

@@ -33,6 +33,7 @@ def polyblocks_jit_torch(
       .explain(*args)         makes a call, and shows the graphs captured so far: kernels, what runs in Torch or XLA, with lines
 
     Args:
+      fn: a function, a method or an nn.Module.
       compile_options: dictionary of options, see pbkern.CompileOptions;
         `torch_polyblocks_select_graphs` and `torch_polyblocks_filter_graphs` choose graphs by
         number, in order of capture.

@@ -36,14 +36,23 @@ if TYPE_CHECKING:
     from pbkern.fuse import Choice
     from pbkern.fuse.graph import Node
 
-# Candidates of blocks per kernel, finalists that are measured again, and what these must gain over
-# the model's choice.
-CANDIDATES, FINALISTS, GAIN = 16, 3, 0.97
-# What the whole function must gain. Comparisons are made in so many parts.
-WHOLE_GAIN, ROUNDS = 0.99, 2
-# Parts of the budget: for kernels, and for the whole function at the end. A candidate's own part of
-# its kernel's.
-KERNELS_SHARE, WHOLE_SHARE, CANDIDATE_SHARE = 0.75, 0.2, 0.03
+# Candidates of blocks per kernel that are measured. Source: not recorded.
+MOST_CANDIDATES = 16
+# Best candidates that are measured again. Source: not recorded.
+FINALISTS = 3
+# The most time of a candidate that is taken, relative to the model's choice. Source: not recorded.
+CANDIDATE_GAIN = 0.97
+# The most time of the whole function with the new choices, relative to the time before. Source: not
+# recorded.
+WHOLE_GAIN = 0.99
+# Parts of a comparison; a choice must be faster in each. Source: not recorded.
+COMPARISON_PARTS = 2
+# The part of the time budget for measuring kernels. Source: not recorded.
+KERNELS_SHARE = 0.75
+# The part of the time budget for measuring the whole function at the end. Source: not recorded.
+WHOLE_SHARE = 0.2
+# The part of a kernel's remaining time for measuring one candidate. Source: not recorded.
+CANDIDATE_SHARE = 0.03
 FINAL_PAUSES = 2  # a finalist is measured for so many times as long as a candidate
 
 
@@ -106,9 +115,10 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
 
     Args:
       function: a function decorated with pbkern.jit, or a plain one.
-      args, kwargs: its arguments. Types in place of arrays stand for random arrays; give arrays
-        where values decide how long the function takes.
+      *args: its arguments. Types in place of arrays stand for random arrays; give arrays where
+        values decide how long the function takes.
       budget: seconds that the search may take, about; compiling a candidate is not interrupted.
+      **kwargs: its named arguments, in the same way.
     Raises OptionError for a budget that is not above 0.
     """
     if not budget > 0:
@@ -186,7 +196,7 @@ class _TuneSearch:
             np.asarray(result) for result in kernel_call(default, self.options)(*self.operands)
         ]
         self.measure(fuse.Choice())
-        for choice in fuse.choices.candidates(self.node, self.target.costs(), CANDIDATES)[1:]:
+        for choice in fuse.choices.candidates(self.node, self.target.costs(), MOST_CANDIDATES)[1:]:
             self.attempt(choice)
         for choice in self.variations():
             self.attempt(choice)
@@ -238,7 +248,9 @@ class _TuneSearch:
         )[:FINALISTS]
         ranked = [fuse.Choice(), *ranked]
         seconds, faster = compared(
-            [self.calls[choice] for choice in ranked], self.pause * FINAL_PAUSES * len(ranked), GAIN
+            [self.calls[choice] for choice in ranked],
+            self.pause * FINAL_PAUSES * len(ranked),
+            CANDIDATE_GAIN,
         )
         best = min((n for n in range(len(ranked)) if n == 0 or faster[n]), key=seconds.__getitem__)
         return ranked[best], seconds[0], seconds[best]
@@ -249,10 +261,10 @@ def compared(
 ) -> tuple[list[float], list[bool]]:
     """(least time of each, whether it takes at most `gain` times the first's), of alternating calls for about `seconds`.
 
-    Measured in ROUNDS parts: what is faster must be so in each, or other work on the machine
-    decides.
+    Measured in COMPARISON_PARTS parts: what is faster must be so in each, or other work on the
+    machine decides.
     """
-    parts = [least_seconds(calls, seconds / ROUNDS) for _ in range(ROUNDS)]
+    parts = [least_seconds(calls, seconds / COMPARISON_PARTS) for _ in range(COMPARISON_PARTS)]
     faster = [all(part[n] <= gain * part[0] for part in parts) for n in range(len(calls))]
     return [min(times) for times in zip(*parts)], faster
 

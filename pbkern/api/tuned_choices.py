@@ -1,5 +1,6 @@
-"""Choices that tuning found, by program and machine: in this process, and on disk
-(core/process/disk_cache.py, kind "tuned").
+"""Choices that tuning found, by program and machine.
+
+They are in this process, and on disk (core/process/disk_cache.py, kind "tuned").
 
 The key is made of the function's jaxpr, its options, the threads that may be used, the target's
 identity and the sources of fusion, whose groups the choices are for. Names do not count: equal

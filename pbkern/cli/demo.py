@@ -25,8 +25,14 @@ import pbkern
 from pbkern.errors import TargetError
 
 FOLDER = pathlib.Path("demo_output")
-HEIGHT, WIDTH = 1080, 1920
-ROUNDS, SECONDS = 25, 2.5
+# Rows of the photograph, pixels: full HD.
+PHOTO_HEIGHT = 1080
+# Columns of the photograph, pixels: full HD.
+PHOTO_WIDTH = 1920
+# Most timed calls of each function, so that the demo ends soon.
+MOST_TIMED_CALLS = 25
+# Most seconds of timed calls of one function, so that the demo ends soon.
+MOST_TIMED_SECONDS = 2.5
 BINOMIAL = np.array([1, 4, 6, 4, 1], np.float32) / 16
 
 # --- what is compiled
@@ -110,18 +116,21 @@ def transformer_parameters(key, width=512):
     }
 
 
-N, TILE = 1024, 256
+# Rows and columns of the product's operands, elements: an example's choice.
+PRODUCT_SIZE = 1024
+# Rows and columns of one program's blocks, elements: an example's choice.
+PRODUCT_TILE = 256
 
 
 @pbkern.kernel(
-    grid=(N // TILE, N // TILE, N // TILE),
+    grid=(PRODUCT_SIZE // PRODUCT_TILE, PRODUCT_SIZE // PRODUCT_TILE, PRODUCT_SIZE // PRODUCT_TILE),
     in_specs=[
-        pbkern.BlockSpec((TILE, TILE), lambda i, j, k: (i, k)),
-        pbkern.BlockSpec((TILE, TILE), lambda i, j, k: (k, j)),
+        pbkern.BlockSpec((PRODUCT_TILE, PRODUCT_TILE), lambda i, j, k: (i, k)),
+        pbkern.BlockSpec((PRODUCT_TILE, PRODUCT_TILE), lambda i, j, k: (k, j)),
     ],
-    out_specs=pbkern.BlockSpec((TILE, TILE), lambda i, j, k: (i, j)),
-    out_shape=jax.ShapeDtypeStruct((N, N), jnp.float32),
-    scratch_shapes=[pbkern.Scratch((TILE, TILE), jnp.float32)],
+    out_specs=pbkern.BlockSpec((PRODUCT_TILE, PRODUCT_TILE), lambda i, j, k: (i, j)),
+    out_shape=jax.ShapeDtypeStruct((PRODUCT_SIZE, PRODUCT_SIZE), jnp.float32),
+    scratch_shapes=[pbkern.Scratch((PRODUCT_TILE, PRODUCT_TILE), jnp.float32)],
     compiler_params=pbkern.cpu.CompilerParams(
         dimension_semantics=("parallel", "parallel", "arbitrary")
     ),
@@ -148,11 +157,11 @@ def photograph() -> np.ndarray:
     """float32[1080, 1920, 3] in 0..1: scikit-image's picture of a cup of coffee, enlarged and cropped."""
     data, transform = (_skimage(name) for name in ("data", "transform"))
     image = data.coffee()  # inside the package; nothing is downloaded
-    scale = max(HEIGHT / image.shape[0], WIDTH / image.shape[1])
+    scale = max(PHOTO_HEIGHT / image.shape[0], PHOTO_WIDTH / image.shape[1])
     size = tuple(int(np.ceil(extent * scale)) for extent in image.shape[:2])
     large = transform.resize(image, size, order=3, anti_aliasing=False).astype(np.float32)
-    top, left = (size[0] - HEIGHT) // 2, (size[1] - WIDTH) // 2
-    return np.clip(large[top : top + HEIGHT, left : left + WIDTH], 0, 1)
+    top, left = (size[0] - PHOTO_HEIGHT) // 2, (size[1] - PHOTO_WIDTH) // 2
+    return np.clip(large[top : top + PHOTO_HEIGHT, left : left + PHOTO_WIDTH], 0, 1)
 
 
 def _skimage(module: str) -> Any:
@@ -184,7 +193,7 @@ def mark_corners(image: np.ndarray, response: np.ndarray, count: int = 250) -> n
     for block in np.argsort(blocks.max(1))[-count:]:
         row, column = divmod(int(blocks[block].argmax()), 24)
         y, x = block // across * 24 + row + 2, block % across * 24 + column + 2
-        y, x = np.clip(y, 7, HEIGHT - 8), np.clip(x, 7, WIDTH - 8)
+        y, x = np.clip(y, 7, PHOTO_HEIGHT - 8), np.clip(x, 7, PHOTO_WIDTH - 8)
         window = marked[y - 7 : y + 8, x - 7 : x + 8]
         inner = window[2:-2, 2:-2].copy()
         window[...] = (1.0, 0.8, 0.1)
@@ -228,7 +237,9 @@ def run(case: DemoCase) -> Outcome:
     error = float(jnp.abs(result - expected).max()) / scale
     times: tuple[list[float], list[float]] = ([], [])
     begin = time.perf_counter()
-    while len(times[0]) < 3 or (len(times[0]) < ROUNDS and time.perf_counter() - begin < SECONDS):
+    while len(times[0]) < 3 or (
+        len(times[0]) < MOST_TIMED_CALLS and time.perf_counter() - begin < MOST_TIMED_SECONDS
+    ):
         for function, seconds in zip((case.ours, case.theirs), times):
             start = time.perf_counter()
             jax.block_until_ready(function(*case.arguments))
@@ -254,7 +265,7 @@ def cases(image: np.ndarray) -> Iterator[DemoCase]:
     key = jax.random.key(0)
     x = jax.random.normal(key, (512, 512))
     yield fused("transformer block", transformer_block, (transformer_parameters(key), x), 1e-4)
-    a, b = jax.random.normal(key, (2, N, N))
+    a, b = jax.random.normal(key, (2, PRODUCT_SIZE, PRODUCT_SIZE))
     yield DemoCase("matmul by hand", jax.jit(tiled_matmul), jax.jit(jnp.matmul), (a, b), 1e-4, 1)
 
 
@@ -301,7 +312,8 @@ def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     image = photograph()
     heading(
-        f"Photograph {HEIGHT} x {WIDTH} x 3, transformer block 512 x 512 with 8 heads, matmul {N} x {N}"
+        f"Photograph {PHOTO_HEIGHT} x {PHOTO_WIDTH} x 3, transformer block 512 x 512 with 8 heads, "
+        f"matmul {PRODUCT_SIZE} x {PRODUCT_SIZE}"
     )
     print(styled(COLUMNS, "2"))
     print(styled(f"{'':37}{'min / median ms':>18}{'min / median ms':>18}", "2"))

@@ -1,5 +1,7 @@
-"""The `pbkern` command: libraries of functions, functions on each backend, what was fused and why,
-targets, benchmarks, cache.
+"""The `pbkern` command.
+
+Its commands make libraries of functions, run functions on each backend, say what was fused and why,
+list targets, run benchmarks and manage the cache.
 
 `pbkern --help` and the help of each command show examples, from EXAMPLES below. Each command is a
 function of cli/.

@@ -17,9 +17,12 @@ from pbkern.core.errors import OptionError, TargetError
 
 from . import functions, option_flags
 
-# Seconds of one backend's calls, at most, and how many there are where nobody says.
-SECONDS, CALLS = 2.0, 20
-SEED = 0
+# Most seconds of one backend's calls: keeps a run short.
+MOST_BACKEND_SECONDS = 2.0
+# Calls of one backend, where the command line gives no number.
+DEFAULT_CALLS = 20
+# Seed of the random operands: any number, but always the same.
+OPERANDS_SEED = 0
 # Largest difference between backends, relative to the largest result, that rounding explains.
 TOLERANCES = {
     "float16": 2e-2,
@@ -111,7 +114,7 @@ def _drawn(x: Any) -> Any:
 
 
 def _random(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(OPERANDS_SEED)
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(dtype)
     if dtype.kind in "iu":
@@ -124,8 +127,8 @@ def _timed(call: Callable[[], Any], calls: int | None) -> list[float]:
     """Seconds of each call."""
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < (calls or CALLS) and (
-        calls or time.perf_counter() - began < SECONDS or not times
+    while len(times) < (calls or DEFAULT_CALLS) and (
+        calls or time.perf_counter() - began < MOST_BACKEND_SECONDS or not times
     ):
         start = time.perf_counter()
         call()

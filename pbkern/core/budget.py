@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from .fallback import Declined
 
-CHECKED = 4096  # lines between two looks at the clock
+CHECKED_LINES = 4096  # lines between two looks at the clock
 
 
 class Budget:
@@ -29,7 +29,7 @@ class Budget:
             lines,
             seconds,
             time.monotonic(),
-            CHECKED,
+            CHECKED_LINES,
         )
 
     def spend(self, lines: int = 1) -> None:
@@ -37,7 +37,7 @@ class Budget:
         if self.spent > self._limit:
             raise Declined(f"the text is longer than {self._limit:,.0f} lines")
         if self.spent >= self._next:
-            self._next = self.spent + CHECKED
+            self._next = self.spent + CHECKED_LINES
             if time.monotonic() - self._start > self._seconds:
                 raise Declined(f"the text took longer than {self._seconds:g} s")
 

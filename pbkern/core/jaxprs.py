@@ -182,10 +182,10 @@ def retrace_into(
 
 
 def while_any(goes_on: Callable, step: Callable, init: Sequence) -> list:
-    """The carries of loops side by side, as vmap makes them: each stands still once its own element
-    of the predicate is false.
+    """The carries of loops side by side, as vmap makes them.
 
-    `goes_on(carries)` is bool[*loops], each carry has shape [*loops, ...], or is a pytree of such.
+    Each stands still once its own element of the predicate is false. `goes_on(carries)` is
+    bool[*loops], each carry has shape [*loops, ...], or is a pytree of such.
     """
 
     def one(state):

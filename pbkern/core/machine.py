@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Most threads of a block of a GPU. Sources: CUDA C++ Programming Guide, technical specifications;
+# HIP programming guide, hardware features.
+MOST_BLOCK_THREADS = 1024
 # Vector instructions per vector of f32 results; a target replaces them by measured figures.
 DEFAULT_OP_CYCLES: Mapping[str, float] = {
     "exp": 8,

@@ -142,8 +142,10 @@ DECORATORS = {
 
 
 def check_for(decorator: str, options: CompileOptions) -> None:
-    """Raises OptionError for options that mean nothing to a decorator, unless at their defaults,
-    and for values that do not fit each other; TargetError for targets that have no libraries.
+    """Raises OptionError for options that mean nothing to a decorator, unless at their defaults.
+
+    It does so for values that do not fit each other as well. Raises TargetError for targets that
+    have no libraries.
     """
     of = DECORATORS[decorator]
     of.check(options)

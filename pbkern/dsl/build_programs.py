@@ -1,5 +1,7 @@
-"""Kernels -> HostPrograms that are not fusion's: of one launch, of many runs, and with launches of their own for last stages
-and for results that start as zeros.
+"""Kernels -> HostPrograms that are not fusion's.
+
+They are of one launch, of many runs, and with launches of their own for last stages and for results
+that start as zeros.
 """
 
 from __future__ import annotations

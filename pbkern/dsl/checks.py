@@ -37,11 +37,13 @@ def _fail_type(*_, message, names):
 
 
 def check(condition, message: str, *values, **named) -> None:
-    """Makes the call fail with CheckError unless `condition` (bool scalar) holds.
+    """Makes the call fail with CheckError unless `condition` holds.
 
     Args:
+      condition: bool scalar.
       message: format string, e.g. "{} rows of {n}".
-      values, named: arrays or numbers that it shows.
+      *values: arrays or numbers that it shows by position.
+      **named: arrays or numbers that it shows by name.
 
     Interpreted, the call ends there. Compiled, every program runs to its end and the error is
     raised after the call: as CheckError where the kernel is called by itself; a jitted function

@@ -104,8 +104,9 @@ class BlockMapping:
         )
 
     def moves_apart(self, axis: int) -> bool:
-        """Whether blocks of two programs that differ in a grid axis never overlap: some dimension
-        moves with that axis alone, by a block or more.
+        """Whether blocks of two programs that differ in a grid axis never overlap.
+
+        Some dimension then moves with that axis alone, by a block or more.
         """
         for start, block in zip(self.starts, self.dims):
             if (

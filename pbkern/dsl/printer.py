@@ -35,7 +35,8 @@ from .kernel import ArrayType, Blocked, BlockMapping, Element, Kernel, Squeezed,
 from .trace import KernelFunction, body_dtypes, needs_x64
 
 IMPORTS = "import jax\nimport jax.numpy as jnp\nfrom jax import lax\n\nimport pbkern\n"
-WIDTH = 100
+# Columns of the longest line that is not broken: the line length of this project.
+LINE_WIDTH = 100
 
 
 def source(kernel: Kernel) -> str:
@@ -174,7 +175,7 @@ def _option(name: str, value: str | list[str]) -> list[str]:
     if isinstance(value, str):
         return [f"    {name}={value},"]
     line = f"    {name}=[{', '.join(value)}],"
-    if len(line) <= WIDTH:
+    if len(line) <= LINE_WIDTH:
         return [line]
     return [f"    {name}=[", *(f"        {entry}," for entry in value), "    ],"]
 

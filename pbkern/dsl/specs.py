@@ -118,8 +118,12 @@ def block_mapping(
     """Resolves `spec` for one array.
 
     Args:
+      spec: what the kernel's author gave; None: the whole array.
+      array: its type.
+      origin: what the array is, in messages.
       grid: size of each grid dimension; None: known only when the kernel runs.
       prefetch: the whole arrays that index maps may read.
+      at: the place in the author's file that messages name.
     """
     spec = BlockSpec() if spec is None else spec
     if not isinstance(spec, BlockSpec):

@@ -81,6 +81,7 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     returns `out_shape`'s pytree.
 
     Args:
+      body: a function of Refs.
       out_shape: pytree of jax.ShapeDtypeStruct.
       grid: size of each grid dimension; () runs one program.
       in_specs: one BlockSpec per operand after the prefetched ones; None: whole arrays.

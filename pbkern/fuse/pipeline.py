@@ -261,10 +261,13 @@ def plan(
     """Fuses a jaxpr into HostPrograms and what is left to XLA.
 
     Args:
+      closed: what is fused.
+      name: the function's, in names of kernels.
       options: any object; reads disable_affine_fusion, disable_reduce_reduce_fusion,
         disable_unsafe_math_canonicalizations, mlir_disable_fast_math, mm_conv_precision_mode,
         emulate_precision_casts, strict_target.
       supports: equation -> None if the target's bodies can contain it, else the reason.
+      machine: the target's cost model.
       params_for: grid semantics of a fused kernel, and chosen fields by name -> its compiler_params.
       choices: one per fused kernel, in the order of choices.groups_of; (): the model's.
       donated: per operand, whether kernels may write results into it; (): none.

@@ -21,8 +21,9 @@ class SortScratch(Protocol):
     def __call__(
         self, length: int, dtypes: Sequence, keys: int, first: int
     ) -> list[tuple[tuple[int, ...], np.dtype]]:
-        """(shape, dtype) of each buffer for sorting lines of `length` elements by the first `keys`
-        operands; the first `first` elements are read.
+        """(shape, dtype) of each buffer for sorting lines of `length` elements.
+
+        The first `keys` operands are compared; the first `first` elements are read.
         """
 
 

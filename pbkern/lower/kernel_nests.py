@@ -153,8 +153,9 @@ class KernelNests:
         return self.prologue.context.options
 
     def after(self, passes: Sequence[Pass]) -> KernelNests:
-        """The nests after passes over statements, (statements, context) -> statements: all of them on the prologue, then all
-        on each case.
+        """The nests after passes over statements, (statements, context) -> statements.
+
+        All passes run on the prologue, then all on each case.
         """
 
         def passed(section: Any, what: str, symbols: frozenset[str]) -> Any:

@@ -1,8 +1,8 @@
-"""KernelNests -> MLIR text, as far as every target writes it alike: loops over sequential grid dimensions, where blocks
-start, which case of the body holds, branches and loops of statements.
+"""KernelNests -> MLIR text, as far as every target writes it alike.
 
-How statements, nests and scratch are written is a target's own: it derives its class from
-ProgramText.
+That is loops over sequential grid dimensions, where blocks start, which case of the body holds,
+branches and loops of statements. How statements, nests and scratch are written is a target's own:
+it derives its class from ProgramText.
 """
 
 from __future__ import annotations

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access
-SECTOR = 32
-BANKS, WORD = 32, 4  # of shared memory. Source: CUDA C++ Programming Guide, shared memory
-WARP = 32
+# Bytes that memory moves at once. Source: CUDA C++ Best Practices Guide, coalesced access.
+SECTOR_BYTES = 32
+# Banks of shared memory. Source: CUDA C++ Programming Guide, shared memory.
+BANKS = 32
+# Bytes of a word of a bank. Source: CUDA C++ Programming Guide, shared memory.
+BANK_BYTES = 4
+# Threads of a warp. Source: CUDA C++ Programming Guide, SIMT architecture.
+WARP_THREADS = 32
 
 
 @dataclass
@@ -45,7 +49,7 @@ class Counts:
         `memo`: of the instruction.
         """
         lanes, sectors, different = memo.get(
-            addresses, mask, SECTOR, lambda: _traffic(addresses, mask, size)
+            addresses, mask, SECTOR_BYTES, lambda: _traffic(addresses, mask, size)
         )
         self.global_bytes += lanes * size * repeats
         self.sectors += sectors * repeats
@@ -55,7 +59,9 @@ class Counts:
         self, offsets: np.ndarray, mask: np.ndarray | None, size: int, memo: Memo
     ) -> None:
         """One access of `size` bytes per lane at offsets in a block's memory [rows, lanes]."""
-        passes, fewest = memo.get(offsets, mask, BANKS * WORD, lambda: _passes(offsets, mask, size))
+        passes, fewest = memo.get(
+            offsets, mask, BANKS * BANK_BYTES, lambda: _passes(offsets, mask, size)
+        )
         self.shared_accesses += fewest
         self.bank_conflicts += passes - fewest
 
@@ -101,17 +107,19 @@ def _traffic(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tuple
 def _warps(values: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     """[warps, 32]; lanes that do not take part repeat the first that does; warps without any are left out."""
     rows, lanes = values.shape
-    if lanes % WARP:
-        values = np.concatenate([values, np.repeat(values[:, -1:], -lanes % WARP, 1)], 1)
+    if lanes % WARP_THREADS:
+        values = np.concatenate([values, np.repeat(values[:, -1:], -lanes % WARP_THREADS, 1)], 1)
         mask = (
             None
             if mask is None
-            else np.concatenate([mask, np.zeros((rows, -lanes % WARP), bool)], 1)
+            else np.concatenate([mask, np.zeros((rows, -lanes % WARP_THREADS), bool)], 1)
         )
-    values = np.ascontiguousarray(values).reshape(-1, WARP)
+    values = np.ascontiguousarray(values).reshape(-1, WARP_THREADS)
     if mask is None:
         return values
-    mask = np.ascontiguousarray(np.broadcast_to(mask, (rows, mask.shape[1]))).reshape(-1, WARP)
+    mask = np.ascontiguousarray(np.broadcast_to(mask, (rows, mask.shape[1]))).reshape(
+        -1, WARP_THREADS
+    )
     some = mask.any(1)
     values, mask = values[some], mask[some]
     first = values[np.arange(len(values)), mask.argmax(1)]
@@ -125,9 +133,9 @@ def _distinct(addresses: np.ndarray, mask: np.ndarray | None, size: int) -> tupl
         by_warp = np.sort(by_warp, 1)
     step = by_warp[:, 1:] != by_warp[:, :-1]
     unique = 1 + np.count_nonzero(step, 1)
-    first, last = by_warp // SECTOR, (by_warp + size - 1) // SECTOR
+    first, last = by_warp // SECTOR_BYTES, (by_warp + size - 1) // SECTOR_BYTES
     touched = np.count_nonzero(first[:, 1:] != last[:, :-1], 1) + 1 + (last - first).sum(1)
-    return int(touched.sum()), int((-(-unique * size // SECTOR)).sum())
+    return int(touched.sum()), int((-(-unique * size // SECTOR_BYTES)).sum())
 
 
 def _passes(offsets: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[int, int]:
@@ -136,9 +144,11 @@ def _passes(offsets: np.ndarray, mask: np.ndarray | None, size: int) -> tuple[in
     Lanes of 8 (16) bytes come in halves (quarters).
     """
     by_warp = _warps(offsets, mask)
-    share = max(size // WORD, 1)
+    share = max(size // BANK_BYTES, 1)
     words = np.sort(
-        (by_warp // WORD if share == 1 else by_warp // size).reshape(-1, WARP // min(share, WARP)),
+        (by_warp // BANK_BYTES if share == 1 else by_warp // size).reshape(
+            -1, WARP_THREADS // min(share, WARP_THREADS)
+        ),
         1,
     )
     fresh = np.concatenate([np.ones((len(words), 1), bool), words[:, 1:] != words[:, :-1]], 1)

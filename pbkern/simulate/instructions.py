@@ -11,8 +11,8 @@ import numpy as np
 from pbkern.core.errors import InternalError
 
 from . import ops
-from .counts import WARP, Memo
-from .memory import LOCAL, Arrays, BlockMemory, Fault
+from .counts import WARP_THREADS, Memo
+from .memory import LOCAL_BEGIN, Arrays, BlockMemory, Fault
 from .operands import Reader, as_type, operand
 from .parse import SIZES, Instruction, PtxProgram
 
@@ -215,7 +215,7 @@ def _cvta(program: PtxProgram, instruction: Instruction) -> Step:
     source = operand(program, instruction.operands[1], dtype)
     if "local" not in instruction.op:
         return lambda gang, mask: gang.put(dst, source(gang), mask)
-    base = dtype.type(LOCAL)
+    base = dtype.type(LOCAL_BEGIN)
     if "to" in instruction.op:
         return lambda gang, mask: gang.put(dst, source(gang) - base, mask)
     return lambda gang, mask: gang.put(dst, source(gang) + base, mask)
@@ -378,13 +378,15 @@ def _space_at(addresses: np.ndarray, space: str) -> str:
     if space != "generic":
         return space
     highest = int(addresses.max())
-    return "global" if Arrays.number(highest) >= 0 else "local" if highest >= LOCAL else "shared"
+    return (
+        "global" if Arrays.number(highest) >= 0 else "local" if highest >= LOCAL_BEGIN else "shared"
+    )
 
 
 def _offsets(addresses: np.ndarray, space: str) -> np.ndarray:
     """In shared or local memory."""
     return (
-        np.where(addresses >= LOCAL, addresses - LOCAL, addresses)
+        np.where(addresses >= LOCAL_BEGIN, addresses - LOCAL_BEGIN, addresses)
         if space == "local"
         else addresses
     )
@@ -400,7 +402,7 @@ def _are_apart(addresses: np.ndarray, space: str) -> bool:
 def _home(addresses: Any) -> Any:
     """Number of the array that addresses are in; of other memory: -1, or, of local memory, -2."""
     numbers = Arrays.number(addresses)
-    return np.where((numbers < 0) & (addresses >= LOCAL), -2, numbers)
+    return np.where((numbers < 0) & (addresses >= LOCAL_BEGIN), -2, numbers)
 
 
 def _parts(
@@ -566,7 +568,7 @@ def _shfl(program: PtxProgram, instruction: Instruction) -> Step:
     value, by, limits = (operand(program, text, u32) for text in instruction.operands[1:4])
 
     def step(gang: Any, mask: Mask) -> None:
-        lane = gang.tid % np.uint32(WARP)
+        lane = gang.tid % np.uint32(WARP_THREADS)
         delta, limit = by(gang), limits(gang)
         high, segment = limit & np.uint32(31), (limit >> np.uint32(8)) & np.uint32(31)
         low = lane & segment
@@ -582,7 +584,7 @@ def _shfl(program: PtxProgram, instruction: Instruction) -> Step:
         }[kind]
         inside = other >= top if kind == "up" else other <= top
         source = np.where(inside, other, lane) + (
-            gang.tid.astype(np.int64) - gang.tid.astype(np.int64) % WARP
+            gang.tid.astype(np.int64) - gang.tid.astype(np.int64) % WARP_THREADS
         )
         source, inside = (np.broadcast_to(array, gang.shape) for array in (source, inside))
         _check_present(gang, mask, source)
@@ -626,7 +628,7 @@ def _vote(program: PtxProgram, instruction: Instruction) -> Step:
         lanes, votes = gang._by_warp(here), gang._by_warp(preds & here)
         some, every = votes.any(-1, keepdims=True), (votes | ~lanes).all(-1, keepdims=True)
         if kind == "ballot":
-            bits = (votes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(
+            bits = (votes.astype(np.uint32) << np.arange(WARP_THREADS, dtype=np.uint32)).sum(
                 -1, keepdims=True, dtype=np.uint32
             )
         else:
@@ -643,7 +645,7 @@ def _vote(program: PtxProgram, instruction: Instruction) -> Step:
 def _activemask(program: PtxProgram, instruction: Instruction) -> Step:
     def step(gang: Any, mask: Mask) -> None:
         lanes = gang._by_warp(np.ones(gang.shape, bool) if mask is None else mask)
-        bits = (lanes.astype(np.uint32) << np.arange(WARP, dtype=np.uint32)).sum(
+        bits = (lanes.astype(np.uint32) << np.arange(WARP_THREADS, dtype=np.uint32)).sum(
             -1, keepdims=True, dtype=np.uint32
         )
         gang.put(

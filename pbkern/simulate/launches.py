@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from pbkern.core.errors import KernelError
+from pbkern.core.machine import MOST_BLOCK_THREADS
 
 from .counts import Counts
 from .machine import SimulatedLaunch, smallest_access
 from .memory import Arrays
 from .parse import PtxProgram, parse
 
-MOST_THREADS = 1024  # of a block. Source: CUDA C++ Programming Guide, technical specifications
 _REGISTER = re.compile(r"%[\w$]+")
 _parsed = functools.lru_cache(maxsize=256)(parse)
 
@@ -33,7 +33,9 @@ def simulate_ptx(
     """Runs the one kernel of a PTX text on NumPy arrays, which it updates.
 
     Args:
-      grid, block: number of blocks, and of threads in each.
+      text: PTX of one module.
+      grid: number of blocks.
+      block: number of threads in each.
       arrays: per parameter an array, which must be contiguous, or a NumPy scalar.
       shared_bytes: shared memory that the launch adds to what the text declares.
       unwritten: shared memory may be read before a store: what is read there is not used.
@@ -44,10 +46,10 @@ def simulate_ptx(
     """
     program = _parsed(text)
     values, held = _arguments(program, arrays)
-    if not 1 <= block <= MOST_THREADS or program.threads not in (None, block):
+    if not 1 <= block <= MOST_BLOCK_THREADS or program.threads not in (None, block):
         raise KernelError(
             f"kernel `{program.name}` cannot run with {block} threads in a block",
-            why=f"it takes {program.threads or f'1 to {MOST_THREADS}'}",
+            why=f"it takes {program.threads or f'1 to {MOST_BLOCK_THREADS}'}",
         )
     if grid <= 0:
         return Counts()

@@ -16,18 +16,18 @@ import numpy as np
 from pbkern.core.errors import SimulationError
 
 from . import instructions, ops
-from .counts import WARP, Counts
+from .counts import WARP_THREADS, Counts
 from .memory import BLOCK_SHIFT, THREAD_BITS, Arrays, BlockMemory, Fault
 from .operands import as_type, operand
 from .parse import SIZES, Instruction, PtxProgram
 
 # Lanes that run at a time: their registers stay in the caches of a CPU core.
-LANES = 1 << 15
+LANES_AT_ONCE = 1 << 15
 # How often blocks that branch apart go on as gangs of their own: many small ones take longer than
 # few with masks.
 MOST_FORKS = 3
 # Steps after which a launch is taken to loop for ever.
-MOST_STEPS = 20_000_000
+MOST_SIMULATED_STEPS = 20_000_000
 Mask = np.ndarray | None  # None: all lanes
 Step = Callable[["Gang", Mask], None]
 _JUMPS = ("bra", "ret", "exit", "brx", "trap")
@@ -74,7 +74,7 @@ class SimulatedLaunch:
             for k, instruction in enumerate(self.program.code)
             if instruction.operands and instruction.operands[-1] in CLOCKS
         )
-        at_once = max(1, LANES // self.block)
+        at_once = max(1, LANES_AT_ONCE // self.block)
         with np.errstate(all="ignore"):
             for first in range(0, self.grid, at_once):
                 gang = Gang(self, np.arange(first, min(first + at_once, self.grid)))
@@ -123,11 +123,11 @@ class Gang:
             mask = groups.pop(place)
             count = self._straight(groups, place, mask)
             steps += count
-            if steps > MOST_STEPS:
+            if steps > MOST_SIMULATED_STEPS:
                 raise SimulationError(
                     f"kernel `{self.program.name}` does not end",
                     kind="deadlock",
-                    why=f"{MOST_STEPS} instructions were run",
+                    why=f"{MOST_SIMULATED_STEPS} instructions were run",
                 )
         self.launch.elapsed = max(self.launch.elapsed, int(self.clock.max()))
 
@@ -176,15 +176,17 @@ class Gang:
 
     def _warps(self, mask: Mask) -> int:
         if mask is None:
-            return self.blocks * -(-self.threads // WARP)
+            return self.blocks * -(-self.threads // WARP_THREADS)
         return int(np.count_nonzero(self._by_warp(mask).any(-1)))
 
     def _by_warp(self, lanes: np.ndarray) -> np.ndarray:
         """[blocks, warps, 32]; threads that a last warp lacks are False."""
         lanes = np.broadcast_to(lanes, self.shape)
-        if self.threads % WARP:
-            lanes = np.concatenate([lanes, np.zeros((self.blocks, -self.threads % WARP), bool)], 1)
-        return lanes.reshape(self.blocks, -1, WARP)
+        if self.threads % WARP_THREADS:
+            lanes = np.concatenate(
+                [lanes, np.zeros((self.blocks, -self.threads % WARP_THREADS), bool)], 1
+            )
+        return lanes.reshape(self.blocks, -1, WARP_THREADS)
 
     @staticmethod
     def _join(groups: dict[int, Mask], place: int, mask: Mask) -> None:
@@ -309,7 +311,7 @@ class Gang:
         members = np.broadcast_to(
             operand(self.program, instruction.operands[-1], ops.TYPES["u32"])(self), self.shape
         )
-        bits = members >> (self.tid % np.uint32(WARP)) & np.uint32(1)
+        bits = members >> (self.tid % np.uint32(WARP_THREADS)) & np.uint32(1)
         return self._by_warp(bits.astype(bool))
 
     def judge(self) -> dict[int, Mask]:
@@ -384,11 +386,11 @@ class Gang:
             absent = by_warp.any(-1, keepdims=True) & named & ~by_warp
             if absent.any():
                 block, warp, lane = (int(coord) for coord in np.argwhere(absent)[0])
-                where = self._whereabouts(block, warp * WARP + lane)
+                where = self._whereabouts(block, warp * WARP_THREADS + lane)
                 raise self.error(
                     instruction,
                     "divergence",
-                    f"lanes of a warp wait here, but not thread {warp * WARP + lane} of block "
+                    f"lanes of a warp wait here, but not thread {warp * WARP_THREADS + lane} of block "
                     f"{self.numbers[block]}, which {where}",
                 )
 

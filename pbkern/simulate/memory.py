@@ -13,14 +13,21 @@ from typing import Any
 
 import numpy as np
 
-# Bits of an address below its array's number; an array begins in the middle, so that places before
-# it are seen as well.
+# Bits of an address below its array's number, so that arrays are far apart. Source: not recorded.
 ARRAY_BITS = 40
-MIDDLE = 1 << (ARRAY_BITS - 1)
-LOCAL = 1 << (ARRAY_BITS - 2)  # generic addresses of local memory begin here
-THREAD_BITS, EPOCH_BITS = 12, 28
+# The address at which an array begins, in bytes: in the middle, so that places before it are seen.
+ARRAY_BEGIN = 1 << (ARRAY_BITS - 1)
+# The generic address at which local memory begins, in bytes.
+LOCAL_BEGIN = 1 << (ARRAY_BITS - 2)
+# Bits of a mark for the thread: a block has at most 1024 threads.
+THREAD_BITS = 12
+# Bits of a mark for the number of barriers that the block has passed.
+EPOCH_BITS = 28
+# Bits of a mark below the number of the block.
 BLOCK_SHIFT = THREAD_BITS + EPOCH_BITS
+# In place of a mark's thread: several threads have read the cell.
 MANY_THREADS = (1 << THREAD_BITS) - 1
+# In place of a mark: several blocks have read the cell.
 MANY_BLOCKS = np.int64(1 << 62)
 
 
@@ -115,7 +122,7 @@ class Arrays:
     @staticmethod
     def address(number: int) -> int:
         """Address where an array begins."""
-        return ((number + 1) << ARRAY_BITS) + MIDDLE
+        return ((number + 1) << ARRAY_BITS) + ARRAY_BEGIN
 
     @staticmethod
     def number(address: Any) -> Any:

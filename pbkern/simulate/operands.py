@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import ops
-from .counts import WARP
+from .counts import WARP_THREADS
 from .memory import Fault
 from .parse import PtxProgram
 
@@ -85,6 +85,6 @@ _SPECIAL: Mapping[str, Callable[[Any], np.ndarray]] = {
     "%clock64": lambda gang: gang.clock,
     "%globaltimer": lambda gang: gang.clock,
     "%smid": lambda gang: gang.ctaid,
-    "%laneid": lambda gang: gang.tid % np.uint32(WARP),
-    "WARP_SZ": _constant(WARP),
+    "%laneid": lambda gang: gang.tid % np.uint32(WARP_THREADS),
+    "WARP_SZ": _constant(WARP_THREADS),
 }

@@ -1,7 +1,7 @@
-"""The table of PTX's instructions that compute: name -> function of NumPy arrays, a lane per element. Source: PTX ISA 8.7,
-section 9.
+"""The table of PTX's instructions that compute: name -> function of NumPy arrays.
 
-What touches memory or other lanes is in instructions.py, what branches or waits in machine.py.
+An array has a lane per element. Source: PTX ISA 8.7, section 9. What touches memory or other lanes
+is in instructions.py, what branches or waits in machine.py.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def _wide(dtype: np.dtype) -> np.dtype:
 # operands hold (PTX ISA, half precision instructions); of single precision the ISA leaves it open.
 _FLUSHED = (TYPES["f16"], TYPES["f32"])
 _ONE_NAN = (TYPES["f16"], TYPES["bf16"])
+# The bits of that NaN (PTX ISA, half precision instructions).
 _NAN16 = np.uint16(0x7FFF)
 # Instructions that only change or copy signs, of NaN as well.
 _SIGNS = {"mov", "abs", "neg"}
@@ -115,8 +116,10 @@ def fma(dtype: np.dtype) -> Function:
     return single
 
 
-# Bits of a float64 that a float32 lacks, and their value halfway between two of the latter.
-_BELOW_F32, _HALF_F32 = np.int64((1 << 29) - 1), np.int64(1 << 28)
+# A mask of the bits of a float64 that a float32 lacks.
+_BELOW_F32 = np.int64((1 << 29) - 1)
+# The value of these bits halfway between two float32.
+_HALF_F32 = np.int64(1 << 28)
 
 
 def _untied(p: np.ndarray, z: np.ndarray, s: np.ndarray, ties: np.ndarray) -> np.ndarray:

@@ -227,6 +227,8 @@ def object_code(module, opt_level: int, function: str, symbols: Mapping[str, int
     """The module's ELF object file.
 
     Args:
+      module: in the LLVM dialect.
+      opt_level: LLVM's, 0 to 3.
       function: one that the module defines: looking it up makes the engine compile.
       symbols: addresses of the functions that the module declares, which the engine wants to know
         beforehand.

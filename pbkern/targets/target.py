@@ -68,10 +68,10 @@ class Target(Protocol):
         """Runs compiled code as a JAX operation (traceable)."""
 
     def call_into(self, compiled: Any, operands, places) -> tuple[list, Any]:
-        """`call` that overwrites `places`, one array per result of POOLED_BYTES and more, in their
-        order, in place of new ones.
+        """`call` that overwrites `places` in place of new arrays.
 
-        Returns (the other results, an array that is there when all is written).
+        `places` has one array per result of POOLED_BYTES and more, in their order. Returns (the
+        other results, an array that is there when all is written).
         """
 
     def lower_again(self, compiled: Any) -> Any:

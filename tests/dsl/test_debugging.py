@@ -211,7 +211,7 @@ def test_the_same_failure_leaves_one_file(tmp_path):
 
 
 def test_large_operands_are_drawn_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr("pbkern.dsl.text.repro.LARGEST", 16)
+    monkeypatch.setattr("pbkern.dsl.text.repro.LARGEST_OPERANDS", 16)
     with config.override(dump=tmp_path), pytest.raises(CheckError) as raised:
         interpreted(make(failing), X)
     text = raised.value.repro.read_text()

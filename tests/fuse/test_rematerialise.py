@@ -68,9 +68,9 @@ ARGS = operands(200, 200, heads=2, width=64)
     ids=["plain", "causal", "window", "alibi", "bias and cap", "silent row", "repeated heads"],
 )
 def test_gradients_equal_jax(f, args, monkeypatch):
-    monkeypatch.setattr(rematerialise, "CACHED", 0.0)
-    monkeypatch.setattr(rematerialise, "SMALLER", 0.01)
-    monkeypatch.setattr(rematerialise, "SLACK", 100.0)
+    monkeypatch.setattr(rematerialise, "CACHED_SHARE", 0.0)
+    monkeypatch.setattr(rematerialise, "RECOMPUTED_SMALLER", 0.01)
+    monkeypatch.setattr(rematerialise, "REMATERIALISATION_SLACK", 100.0)
     for module in (merge_groups, join_softmax_chains):  # several kernels, also of so few positions
         monkeypatch.setattr(module, "SCORES_SLACK", 1.0)
     monkeypatch.setattr(merge_groups, "CLEAR_GAIN", 0.0)

@@ -71,7 +71,7 @@ OF_SEVERAL_SHAPES = {
 def fronts(monkeypatch):
     """fronts(k, l2_bytes): only the k-th front counts, at whatever price, of as many steps as that cache holds rows for."""
     every = overlapped.wavefronts
-    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.GAIN", np.inf)
+    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS_GAIN", np.inf)
     monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS", ())
 
     def choose(k: int, l2_bytes: int = 1 << 20) -> None:

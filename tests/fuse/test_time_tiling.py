@@ -188,7 +188,7 @@ def tiles(monkeypatch):
 @pytest.fixture
 def always_blocked(tiles, monkeypatch):
     """Several steps share a tile wherever they can, at whatever price."""
-    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.GAIN", np.inf)
+    monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.STEPS_GAIN", np.inf)
     monkeypatch.setattr("pbkern.fuse.time_tiling.overlapped.MAX_RECOMPUTE", np.inf)
 
 

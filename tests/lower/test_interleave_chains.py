@@ -8,7 +8,11 @@ import pytest
 import pbkern
 from pbkern.lower.mlir.operation import Operation
 from pbkern.targets.cpu.emit import interleave_chains
-from pbkern.targets.cpu.emit.interleave_chains import GROUP, LONG_CHAIN, MOST_LIVE
+from pbkern.targets.cpu.emit.interleave_chains import (
+    MOST_INTERLEAVED,
+    MOST_LIVE,
+    SHORTEST_INTERLEAVED,
+)
 
 
 def interleaved(points: list[list[str]]) -> list[str]:
@@ -30,12 +34,12 @@ def chain(name: str, length: int, first: str = "") -> list[str]:
 
 
 def test_long_points_take_turns():
-    a, b = chain("a", LONG_CHAIN), chain("b", LONG_CHAIN)
+    a, b = chain("a", SHORTEST_INTERLEAVED), chain("b", SHORTEST_INTERLEAVED)
     assert interleaved([a, b]) == [line for pair in zip(a, b) for line in pair]
 
 
 def test_short_points_stay_one_after_the_other():
-    a, b = chain("a", LONG_CHAIN - 1), chain("b", LONG_CHAIN - 1)
+    a, b = chain("a", SHORTEST_INTERLEAVED - 1), chain("b", SHORTEST_INTERLEAVED - 1)
     assert interleaved([a, b]) == a + b
 
 
@@ -44,12 +48,15 @@ def test_short_points_stay_one_after_the_other():
     ["%c = scf.if %t -> (vector<16xf32>) {\nscf.yield\n}", "scf.if %t {", "func.call @print()"],
 )
 def test_branches_and_calls_keep_all_in_order(line):
-    points = [[*chain(name, LONG_CHAIN), line] for name in "ab"]
+    points = [[*chain(name, SHORTEST_INTERLEAVED), line] for name in "ab"]
     assert interleaved(points) == points[0] + points[1]
 
 
 def test_what_a_point_takes_from_another_comes_before():
-    a, b = chain("a", 2 * LONG_CHAIN), chain("b", LONG_CHAIN, first=f"a{LONG_CHAIN}")
+    a, b = (
+        chain("a", 2 * SHORTEST_INTERLEAVED),
+        chain("b", SHORTEST_INTERLEAVED, first=f"a{SHORTEST_INTERLEAVED}"),
+    )
     lines = interleaved([b, a])  # b reads a value of a that is made late
     made: set[str] = {"%a", "%b", "%i"}
     for line in lines:
@@ -73,7 +80,7 @@ def test_groups_shrink_where_registers_are_few():
 
     points = [wide(name) for name in "abcd"]
     lines = interleaved(points)
-    assert len(points) == GROUP
+    assert len(points) == MOST_INTERLEAVED
     assert (
         lines.index("%c0 = vector.load %x[%i] : memref<64xf32>, vector<16xf32>") == len(lines) // 2
     )

@@ -55,7 +55,7 @@ def test_kernels_that_differ_are_lowered_each():
 
 
 def test_objects_of_several_parts_call_each_other(monkeypatch):
-    monkeypatch.setattr(object_files, "PART", 1)
+    monkeypatch.setattr(object_files, "PART_CHARACTERS", 1)
     made = built(layers, X, X, X)
     assert len(made.code.objects) == 3  # two kernels and the host functions
     check(made, layers, X, X, X)
@@ -70,9 +70,9 @@ def waves(x):
 
 @pytest.mark.parametrize("part", [1, 20_000])
 def test_pieces_call_long_functions_of_other_parts(monkeypatch, part):
-    monkeypatch.setattr(object_files, "PART", part)
-    monkeypatch.setattr(outlining, "PIECE", 100)
-    monkeypatch.setattr(outlining, "SHORT", 20)
+    monkeypatch.setattr(object_files, "PART_CHARACTERS", part)
+    monkeypatch.setattr(outlining, "LONGEST_PIECE", 100)
+    monkeypatch.setattr(outlining, "SHORTEST_PIECE", 20)
     x = np.random.default_rng(1).normal(size=(8, 24))
     (program,) = planned(waves, x.astype("f")).programs()
     with config.override(cache=False):
@@ -89,13 +89,13 @@ def test_pieces_call_long_functions_of_other_parts(monkeypatch, part):
 
 
 def test_objects_do_not_depend_on_timing(monkeypatch):
-    monkeypatch.setattr(object_files, "PART", 1)
+    monkeypatch.setattr(object_files, "PART_CHARACTERS", 1)
     first, second = (built(layers, X, X, X).code for _ in range(2))
     assert first == second
 
 
 def test_parts_survive_the_store(monkeypatch):
-    monkeypatch.setattr(object_files, "PART", 1)
+    monkeypatch.setattr(object_files, "PART_CHARACTERS", 1)
     made = built(layers, X, X)
     code = ObjectCode.unpacked(made.code.packed())
     assert code == made.code

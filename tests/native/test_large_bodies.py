@@ -156,8 +156,8 @@ def test_expressions_have_a_largest_height(monkeypatch):
 
 
 def test_long_bodies_are_cut_into_functions(monkeypatch):
-    monkeypatch.setattr(outlining, "PIECE", 400)
-    monkeypatch.setattr(outlining, "SHORT", 100)
+    monkeypatch.setattr(outlining, "LONGEST_PIECE", 400)
+    monkeypatch.setattr(outlining, "SHORTEST_PIECE", 100)
     k = made("sums", 400)
     lowered = lower_kernel(k, "k")
     assert lowered.main.text.count("func.call") > 5
@@ -166,8 +166,8 @@ def test_long_bodies_are_cut_into_functions(monkeypatch):
 
 
 def test_scalar_loops_are_apart(monkeypatch):
-    monkeypatch.setattr(outlining, "PIECE", 400)
-    monkeypatch.setattr(outlining, "SHORT", 20)
+    monkeypatch.setattr(outlining, "LONGEST_PIECE", 400)
+    monkeypatch.setattr(outlining, "SHORTEST_PIECE", 20)
     k = kernel(ordered, 40, X)
     lowered = lower_kernel(k, "k")
     assert {f.has_scalar_loops for f in lowered.pieces} == {
@@ -193,8 +193,8 @@ def nested(n, x, o):
 
 
 def test_pieces_call_pieces(monkeypatch):
-    monkeypatch.setattr(outlining, "PIECE", 300)
-    monkeypatch.setattr(outlining, "SHORT", 100)
+    monkeypatch.setattr(outlining, "LONGEST_PIECE", 300)
+    monkeypatch.setattr(outlining, "SHORTEST_PIECE", 100)
     k = kernel(nested, 20, X)
     lowered = lower_kernel(k, "k")
     assert any(f.calls for f in lowered.pieces)

@@ -35,7 +35,7 @@ def test_text_does_not_grow_with_the_function(name):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_calls_give_the_same_numbers(name, dtype, monkeypatch):
     """Each link is a result of its own, so that errors do not grow along the chain."""
-    monkeypatch.setattr(math_functions, "REPEATED", 1)
+    monkeypatch.setattr(math_functions, "MOST_IN_PLACE", 1)
     x = np.linspace(0.1, 40, 213).astype(jnp.dtype(dtype))
     scales = [2.0 ** (k - 3) for k in range(6)]
     many, alone = (

@@ -58,7 +58,7 @@ def test_text_grows_less_than_the_body():
 @pytest.mark.parametrize("shortest", [1, 10**9])
 def test_calls_of_copies_and_of_none_give_the_same(monkeypatch, shortest):
     monkeypatch.setattr(outlining, "SHORTEST_COPY", shortest)
-    monkeypatch.setattr(outlining, "PIECE", 10)
+    monkeypatch.setattr(outlining, "LONGEST_PIECE", 10)
 
     def kernel(index, x, o, s):
         for i in range(6):

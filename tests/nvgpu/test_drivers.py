@@ -21,7 +21,7 @@ from pbkern.targets.nvgpu import compile as codegen
 from pbkern.targets.nvgpu import devices, driver, ptxas
 from pbkern.targets.simt.launch import handler as handlers
 from pbkern.targets.simt.launch import trace
-from pbkern.targets.simt.launch.driver import DEVICES, RECENT
+from pbkern.targets.simt.launch.driver import DEVICES, RECENT_LAUNCHES
 from pbkern.targets.simt.launch.handler import handler
 from tests.fake_drivers import FakeDriver, built
 
@@ -321,7 +321,7 @@ def test_of_several_launches_all_that_may_have_failed_are_named(cuda):
         f.__name__ = name
         calls.append(entry(compiled(f, X), cuda.driver))
     out = np.zeros_like(X)
-    for k in (2, *[0, 1] * RECENT):
+    for k in (2, *[0, 1] * RECENT_LAUNCHES):
         assert calls[k](X, out) is None
     cuda.break_device(0, 700)
     assert re.match(

@@ -15,7 +15,7 @@ from pbkern.api.pipeline import build_kernel
 from pbkern.core.options import CompileOptions
 from pbkern.errors import OptionError
 from pbkern.targets import get_target
-from pbkern.targets.simt.emit.recorder import HEADER, Profile
+from pbkern.targets.simt.emit.recorder import RECORD_HEADER_WORDS, Profile
 from pbkern.targets.simt.launch import trace
 from pbkern.targets.simt.launch.driver import NOTED
 
@@ -190,7 +190,7 @@ def test_times_of_different_sms():
     rows = np.zeros((2, profile.words), np.int64)
     rows[0] = 7, 5000, 7000, 100, 1100, 100, 600, 600, 1000
     rows[1] = 9, 6000, 6000, 50, 90, 60, 80, 0, 0
-    assert profile.words == HEADER + 4
+    assert profile.words == RECORD_HEADER_WORDS + 4
     found = [e for e in trace.events("k", profile, rows.ravel()) if e["ph"] == "X"]
     a, b = ([e for e in found if e["tid"] == block] for block in (0, 1))
     assert [(e["pid"], e["ts"], e["dur"]) for e in a] == [(7, 0, 2), (7, 0, 1), (7, 1, 0.8)]

@@ -131,12 +131,12 @@ def test_shuffles_among_named_lanes():
 def test_loops_without_end():
     from pbkern.simulate import machine
 
-    before, machine.MOST_STEPS = machine.MOST_STEPS, 1000
+    before, machine.MOST_SIMULATED_STEPS = machine.MOST_SIMULATED_STEPS, 1000
     try:
         with pytest.raises(SimulationError, match="does not end"):
             run("$L:\nbra $L;\n")
     finally:
-        machine.MOST_STEPS = before
+        machine.MOST_SIMULATED_STEPS = before
 
 
 def test_unknown_instructions_are_named():

@@ -105,7 +105,7 @@ def test_a_child_that_dies_of_an_earlier_request_is_asked_again(monkeypatch):
 def test_llvm_that_does_not_come_back_is_stopped(monkeypatch):
     process.warm()
     (before,) = process._idle
-    monkeypatch.setattr(process, "SECONDS", 0.3)
+    monkeypatch.setattr(process, "MOST_LLVM_SECONDS", 0.3)
     monkeypatch.setattr(before, "_answer", lambda sent: before.process.wait() and None)
     with pytest.raises(InternalError, match=r"it was stopped after 0.3 s"):
         asked(TEXT.format(kind="amdgpu_kernel", name="k", value=5))

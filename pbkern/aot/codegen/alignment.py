@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
+from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 from pbkern.targets.backend import device_function, device_functions
-from pbkern.targets.cpu.codegen.host import ALIGNMENT, argument_types
+from pbkern.targets.cpu.codegen.host import argument_types
 from pbkern.targets.cpu.codegen.kernel import FunctionText, LoweredKernel, emit
-from pbkern.targets.cpu.lower_options import NEVER, LowerOptions
+from pbkern.targets.cpu.lower_options import NEVER_BYTES, LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
 
 STORES_PAST_CACHES = "nontemporal = true"
@@ -45,7 +46,7 @@ def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOp
         aligned = made[id(kernel)]
         if aligned.name in chosen or STORES_PAST_CACHES not in aligned.text:
             continue
-        options = dataclasses.replace(options_of(kernel), stream_bytes=NEVER)
+        options = dataclasses.replace(options_of(kernel), stream_bytes=NEVER_BYTES)
         anywhere = device_function(kernel, options, CPU_PASSES, emit, f"{aligned.name}_anywhere")
         functions += anywhere.functions
         name = f"{aligned.name}_either"
@@ -83,7 +84,7 @@ def _choice(name: str, aligned: LoweredKernel, anywhere: LoweredKernel, inputs: 
         past = f"%or{k}"
     call = lambda function: f"func.call @{function.name}({passed}) : ({', '.join(types)}) -> ()"
     lines += [
-        f"%mask = arith.constant {ALIGNMENT - 1} : i64",
+        f"%mask = arith.constant {BUFFER_ALIGNMENT - 1} : i64",
         "%zero = arith.constant 0 : i64",
         f"%rest = arith.andi {past}, %mask : i64",
         "%is = arith.cmpi eq, %rest, %zero : i64",

@@ -15,7 +15,7 @@ from .entry import Entry
 from .variant import ProcessorVariant
 
 # Of LLVM's passes and of its code generation.
-LEVEL = 2
+LIBRARY_OPT_LEVEL = 2
 
 
 def require_llvmlite() -> None:
@@ -60,7 +60,7 @@ def emitted(
     }
     request = {
         "triple": device.triple,
-        "level": LEVEL,
+        "level": LIBRARY_OPT_LEVEL,
         "machine": machine,
         "kinds": list(kinds),
         "library": library,

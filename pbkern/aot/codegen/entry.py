@@ -24,7 +24,7 @@ from pbkern.aot.interface.arguments import (
     Argument,
 )
 from pbkern.aot.interface.header import Interface
-from pbkern.targets.cpu.codegen.host import ALIGNMENT
+from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 from pbkern.targets.cpu.devices import CpuDevice
 
 from .messages import messages_text
@@ -50,7 +50,7 @@ class DevicePart:
     def memory_bytes(self, threads: int) -> int:
         """Bytes that it needs, the same wherever it starts."""
         wanted = self.aligned_bytes(threads)
-        return wanted + ALIGNMENT - 1 if wanted else 0
+        return wanted + BUFFER_ALIGNMENT - 1 if wanted else 0
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Entry:
         return "\n".join(
             [
                 *(
-                    f'@{name} = internal constant [{len(data)} x i8] c"{escaped(data)}", align {ALIGNMENT}'
+                    f'@{name} = internal constant [{len(data)} x i8] c"{escaped(data)}", align {BUFFER_ALIGNMENT}'
                     for data, name in self.constants.items()
                 ),
                 self._string(f"{self.name}_metadata", self.metadata.encode() + b"\0", "constant"),
@@ -168,8 +168,8 @@ class Entry:
                 ]
             lines += [
                 "  %at = ptrtoint ptr %memory to i64",
-                f"  %past = add i64 %at, {ALIGNMENT - 1}",
-                f"  %line = and i64 %past, {-ALIGNMENT}",
+                f"  %past = add i64 %at, {BUFFER_ALIGNMENT - 1}",
+                f"  %line = and i64 %past, {-BUFFER_ALIGNMENT}",
                 "  %arena = inttoptr i64 %line to ptr",
                 f"  call void @{self.main(number)}(ptr null, ptr %buffers, ptr %arena)",
             ]
@@ -249,9 +249,9 @@ class Entry:
                 run("%memory"),
                 "  ret i32 0",
             ]
-        whole = -(-part.aligned_bytes(self.threads) // ALIGNMENT) * ALIGNMENT
+        whole = -(-part.aligned_bytes(self.threads) // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
         return [
-            f"  %memory{number} = call ptr @aligned_alloc(i64 {ALIGNMENT}, i64 {whole})",
+            f"  %memory{number} = call ptr @aligned_alloc(i64 {BUFFER_ALIGNMENT}, i64 {whole})",
             f"  %none{number} = icmp eq ptr %memory{number}, null",
             f"  br i1 %none{number}, label %without{number}, label %with{number}",
             f"without{number}:",

@@ -38,9 +38,11 @@ CPUID = {
 # Bits of XCR0 that say what the system saves.
 STATE = {"avx": 0x6, "avx512": 0xE6}
 HWCAP = {"lse": 8, "fullfp16": 10, "dotprod": 20}
+# The type of the entry of the auxiliary vector that holds HWCAP (Linux, linux/auxvec.h).
 AT_HWCAP = 16
 OSXSAVE = 27  # of leaf 1, ecx
-KNOWN = 1 << 62
+# Bit of @pbk_known: the processor has been asked. No instruction set has this bit.
+ASKED_BIT = 1 << 62
 
 _CACHED = """
 @pbk_known = internal global i64 0, align 8
@@ -53,11 +55,11 @@ known:
   ret i64 %before
 ask:
   %found = call i64 @pbk_ask()
-  %marked = or i64 %found, KNOWN
+  %marked = or i64 %found, ASKED_BIT
   store atomic i64 %marked, ptr @pbk_known monotonic, align 8
   ret i64 %marked
 }
-""".replace("KNOWN", str(KNOWN))
+""".replace("ASKED_BIT", str(ASKED_BIT))
 
 _LEAF = """
 define internal { i32, i32, i32, i32 } @pbk_cpuid(i32 %leaf, i32 %sub) #0 {

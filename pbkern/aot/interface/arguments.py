@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 from pbkern.dsl.kernel import ArrayType
 
-# What NAME_try returns, with the words of the header.
-OK, NULL_POINTER, OUT_OF_MEMORY, UNSUITABLE_PROCESSOR = range(4)
+# Codes that NAME_try returns; CODES has their words in the header.
+OK = 0
+# Code: an argument is a null pointer.
+NULL_POINTER = 1
+# Code: memory cannot be allocated.
+OUT_OF_MEMORY = 2
+# Code: the processor lacks instructions.
+UNSUITABLE_PROCESSOR = 3
 CODES = {
     "OK": (OK, "done"),
     "NULL_POINTER": (NULL_POINTER, "an argument is a null pointer"),

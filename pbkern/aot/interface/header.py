@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from .arguments import CODES, Argument
 from .c_types import element_type, memref
 
-POOL, STREAM = "user_device_memory", "stream"
+# Names of arguments, from PolyBlocks's document: memory that the caller provides.
+POOL = "user_device_memory"
+# The name of the argument for a stream, from the same document.
+STREAM = "stream"
 
 
 @dataclass(frozen=True)

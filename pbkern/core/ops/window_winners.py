@@ -74,8 +74,9 @@ def _phase(winner, source, phase, sizes, window, strides):
 
 
 def interleave(parts: dict, steps, axes):
-    """Parts by phase (one number per axis of `axes`) -> the array whose element s q + r, along an axis of step s, is element q
-    of phase r.
+    """Joins parts by phase (one number per axis of `axes`) to one array.
+
+    Along an axis of step s, its element s q + r is element q of phase r.
     """
     for position in reversed(
         range(len(steps))

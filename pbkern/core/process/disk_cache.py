@@ -37,9 +37,12 @@ SUFFIX = ".pbk"
 # Others may read entries, as far as the umask lets them: code is no secret, and a shared folder is
 # of use to them.
 ENTRY_MODE = 0o644
-# A process looks at the whole folder when it has written this share of the limit, and then makes
-# this much room.
-CHECK_SHARE, KEEP_SHARE = 1 / 16, 0.9
+# A process looks at the whole folder when it has written this part of the limit. Source: not
+# recorded.
+CHECK_SHARE = 1 / 16
+# The part of the limit that a process leaves in the folder when it makes room. Source: not
+# recorded.
+KEEP_SHARE = 0.9
 
 
 def digest(value: object) -> str:

@@ -20,7 +20,7 @@ from pbkern.core import config
 
 from .context_values import during
 
-EVERY = 1.0  # seconds between lines
+PROGRESS_SECONDS = 1.0  # seconds between lines
 
 
 @dataclass
@@ -52,7 +52,7 @@ def compiling(name: str) -> Iterator[None]:
 def step(text: str) -> None:
     """Something begins. Outside of `compiling`, nothing happens."""
     compilation = _current.get()
-    if compilation is not None and _due(compilation, EVERY):
+    if compilation is not None and _due(compilation, PROGRESS_SECONDS):
         _line(compilation, f"{clock() - compilation.begin:.1f} s, {text}")
 
 

@@ -11,12 +11,14 @@ import sys
 
 from .while_any import WhileAny
 
-FRAMES = 6000
+# Python frames that a walk over an expression of any permitted height needs, at most. Source: not
+# recorded.
+WALK_FRAMES = 6000
 
 
 def _raise_limit() -> int:
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(before + FRAMES)
+    sys.setrecursionlimit(before + WALK_FRAMES)
     return before
 
 

@@ -21,7 +21,7 @@ from pbkern.dsl.interpret import NUMPY_RULES
 from pbkern.dsl.primitives.ref_access import add_index, bind_access, compose, mul_index, stays
 
 # Larger values are not worth the time; they are computed where they are used.
-LARGEST = 1 << 20
+LARGEST_CONSTANT = 1 << 20
 EVALUATED = (
     "lt",
     "le",
@@ -95,7 +95,7 @@ class _Known:
         values = [self.value(operand) for operand in operands]
         if (
             any(operand is None or operand.dtype.kind not in "biu" for operand in values)
-            or int(np.prod(aval.shape)) > LARGEST
+            or int(np.prod(aval.shape)) > LARGEST_CONSTANT
         ):
             return None
         if eqn.primitive.name == "iota":

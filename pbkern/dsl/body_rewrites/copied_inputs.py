@@ -22,9 +22,10 @@ from pbkern.dsl.primitives import grid
 
 
 def with_private_inputs(kernel: Kernel, restarting: Collection[int] | None = None) -> Kernel:
-    """The kernel with scratch in place of every operand that its body writes to; kernel itself if there is none.
+    """The kernel with scratch in place of every operand that its body writes to.
 
     Args:
+      kernel: returned itself if there is no such operand.
       restarting: grid dimensions along which each program starts with the caller's values; None:
         those declared parallel.
     """

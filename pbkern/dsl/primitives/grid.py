@@ -116,6 +116,7 @@ def load(ref, idx=..., *, mask=None, other=None) -> jax.Array:
     Positions that are masked off are not touched.
 
     Args:
+      ref: a Ref of the kernel.
       idx: as in ref[idx].
       mask: bool, broadcast to the shape of ref[idx]; None loads everything.
       other: broadcast to that shape, in the Ref's dtype.

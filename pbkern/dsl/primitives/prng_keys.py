@@ -227,6 +227,8 @@ def rewrite(eqn, operands: Sequence, run: Run, bind: Callable[..., Sequence]) ->
     """Results of an equation over PRNG keys or of their generators, None for any other.
 
     Args:
+      eqn: the equation.
+      operands: its operands.
       run: translates a jaxpr: (jaxpr, constants, operands) -> results.
       bind: results of `eqn` on other operands.
     """

@@ -23,7 +23,7 @@ from pbkern.dsl.kernel import ArrayType, Kernel
 from .spelling import dtype_name
 
 # Operands are part of the file up to this size, compressed; larger ones are drawn from a seed.
-LARGEST = 64 << 20
+LARGEST_OPERANDS = 64 << 20
 
 FILE = '''"""{title}
 
@@ -61,9 +61,12 @@ def attach(
     """Writes the file and adds its path to the error, unless it has one already.
 
     Args:
+      error: what the call raised.
+      kernel: the kernel that failed.
       arrays: operands of the failed call; () if they were too large to keep; None if it failed
         before there were any.
-      interpreted: whether the interpreter failed, with these `options`, or native code.
+      interpreted: whether the interpreter failed, or native code.
+      **options: the interpreter's.
     """
     if getattr(error, "repro", None) is not None:
         return
@@ -88,7 +91,7 @@ def write(
     known = (
         arrays is not None
         and len(values) == len(kernel.in_types)
-        and sum(value.nbytes for value in values) <= LARGEST
+        and sum(value.nbytes for value in values) <= LARGEST_OPERANDS
     )
     shown = values if known else [None] * len(kernel.in_types)
     given = "".join(f", {k}={option!r}" for k, option in options.items())

@@ -28,15 +28,24 @@ from pbkern.core.jaxprs import as_dtype, literal_value
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.rules import RuleTable
 
-# How tightly an expression binds.
-BITS, SUM, PRODUCT, UNARY, ATOM = range(5)
+# Tightness of an expression, from loose to tight (Python's reference, operator precedence), here of
+# bitwise operators and comparisons.
+BITS_TIGHTNESS = 0
+# Tightness of sums and differences.
+SUM_TIGHTNESS = 1
+# Tightness of products and quotients.
+PRODUCT_TIGHTNESS = 2
+# Tightness of an operator with one operand.
+UNARY_TIGHTNESS = 3
+# Tightness of names, calls and literals.
+ATOM_TIGHTNESS = 4
 
 
 class Spelled(NamedTuple):
     """Python source and how tightly it binds."""
 
     text: str
-    tightness: int = ATOM
+    tightness: int = ATOM_TIGHTNESS
 
     def inside(self, tightness: int) -> str:
         return self.text if self.tightness >= tightness else f"({self.text})"
@@ -234,22 +243,27 @@ def _bound_param(scope: SpellingScope, value: Any) -> str:
 # --- operators
 # ---------------------------------------------------------------------------------------------------
 
-NUMBERS, FLOATS, BITWISE = "iufcV", "fcV", "biu"
+# Kinds of dtypes (NumPy's letters; V is bfloat16) that arithmetic operators take.
+NUMBERS = "iufcV"
+# Kinds of dtypes that the operator / takes.
+FLOATS = "fcV"
+# Kinds of dtypes that bitwise operators take.
+BITWISE = "biu"
 
 for _name, _operator, _kinds, _tightness in (
-    ("add", "+", NUMBERS, SUM),
-    ("sub", "-", NUMBERS, SUM),
-    ("mul", "*", NUMBERS, PRODUCT),
-    ("div", "/", FLOATS, PRODUCT),
-    ("and", "&", BITWISE, BITS),
-    ("or", "|", BITWISE, BITS),
-    ("xor", "^", BITWISE, BITS),
-    ("lt", "<", "iufV", BITS),
-    ("le", "<=", "iufV", BITS),
-    ("gt", ">", "iufV", BITS),
-    ("ge", ">=", "iufV", BITS),
-    ("eq", "==", NUMBERS, BITS),
-    ("ne", "!=", NUMBERS, BITS),
+    ("add", "+", NUMBERS, SUM_TIGHTNESS),
+    ("sub", "-", NUMBERS, SUM_TIGHTNESS),
+    ("mul", "*", NUMBERS, PRODUCT_TIGHTNESS),
+    ("div", "/", FLOATS, PRODUCT_TIGHTNESS),
+    ("and", "&", BITWISE, BITS_TIGHTNESS),
+    ("or", "|", BITWISE, BITS_TIGHTNESS),
+    ("xor", "^", BITWISE, BITS_TIGHTNESS),
+    ("lt", "<", "iufV", BITS_TIGHTNESS),
+    ("le", "<=", "iufV", BITS_TIGHTNESS),
+    ("gt", ">", "iufV", BITS_TIGHTNESS),
+    ("ge", ">=", "iufV", BITS_TIGHTNESS),
+    ("eq", "==", NUMBERS, BITS_TIGHTNESS),
+    ("ne", "!=", NUMBERS, BITS_TIGHTNESS),
 ):
 
     @rules.register(_name)
@@ -267,7 +281,11 @@ for _name, _operator, _kinds, _tightness in (
             return f"lax.{call or eqn.primitive.name}({scope.text(var)}, {scope.text(other)})"
         # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless
         # they are atoms.
-        left, right = (UNARY, UNARY) if tightness == BITS else (tightness, tightness + 1)
+        left, right = (
+            (UNARY_TIGHTNESS, UNARY_TIGHTNESS)
+            if tightness == BITS_TIGHTNESS
+            else (tightness, tightness + 1)
+        )
         return Spelled(
             f"{beside(scope, var, other).inside(left)} {operator} {beside(scope, other, var).inside(right)}",
             tightness,
@@ -277,7 +295,7 @@ for _name, _operator, _kinds, _tightness in (
 @rules.register("neg", "not")
 def _sign(scope, eqn):
     operator = {"neg": "-", "not": "~"}[eqn.primitive.name]
-    return Spelled(operator + scope.expr(eqn.invars[0]).inside(ATOM), UNARY)
+    return Spelled(operator + scope.expr(eqn.invars[0]).inside(ATOM_TIGHTNESS), UNARY_TIGHTNESS)
 
 
 @rules.register("max", "min")
@@ -416,7 +434,7 @@ def _convert(scope, eqn):
         return None
     if isinstance(x, jex.Literal) or new.kind in "bc" or x.aval.dtype.kind == "c":
         return f"lax.convert_element_type({scope.text(x)}, {dtype_name(new)})"
-    return f"{scope.expr(x).inside(ATOM)}.astype({dtype_name(new)})"
+    return f"{scope.expr(x).inside(ATOM_TIGHTNESS)}.astype({dtype_name(new)})"
 
 
 @rules.register("broadcast_in_dim")

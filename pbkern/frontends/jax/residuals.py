@@ -113,7 +113,10 @@ def is_recomputed(eqn) -> bool:
 # --- minimum cut
 # ----------------------------------------------------------------------------------------------------
 
-SOURCE, SINK = "source", "sink"
+# The node of a flow network from which all flow comes.
+SOURCE = "source"
+# The node of a flow network to which all flow goes.
+SINK = "sink"
 
 
 def minimum_cut(jaxpr: jex.Jaxpr, results: Sequence, residuals: Sequence[jex.Var]) -> list[jex.Var]:

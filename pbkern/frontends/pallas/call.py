@@ -159,9 +159,10 @@ def import_call(
     return ImportedCall(kernel, (*range(num_dynamic, operand_count), *range(num_dynamic)))
 
 
-# among allocations in the body, in place of an id: the state of the random number generator
+# Stands for the state of the random number generator, among ids of allocations in the body.
 GENERATOR = 0
 SIZE = ArrayType((), np.dtype(np.int32))
+# Programs along a dynamic dimension of a grid, at most: sizes are int32.
 MAX_DYNAMIC = 2**31 - 1
 
 

@@ -20,8 +20,10 @@ from jax import lax
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """Bits of an element and of its mantissa, exponent of the smallest normal, the largest value,
-    what is beyond it, and what NaN becomes.
+    """Parameters of a format of floats.
+
+    They are bits of an element and of its mantissa, exponent of the smallest normal, the largest
+    value, what is beyond it, and what NaN becomes.
     """
 
     bits: int

@@ -16,7 +16,12 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.targets.cpu.params import CompilerParams
 from pbkern.targets.nvgpu.params import CompilerParams as NvidiaParams
 
-USED, HINT, REFUSED = "used", "hint", "refused"
+# The use of a field: it is passed on.
+USED = "used"
+# The use of a field: it changes no result, and is ignored.
+HINT = "hint"
+# The use of a field: it is an error where it is set.
+REFUSED = "refused"
 
 
 @dataclass(frozen=True)

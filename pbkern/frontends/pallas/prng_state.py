@@ -28,12 +28,12 @@ from pbkern.dsl.primitives.prng_keys import (
 )
 
 # Two words of a key, and the number of draws.
-SIZE = 3
+STATE_WORDS = 3
 
 
 def allocation(jaxpr: jex.Jaxpr) -> Scratch | None:
     """Scratch for the state, if the body uses the generator."""
-    return Scratch((SIZE,), WORD, scoped=seeds_first(jaxpr)) if uses(jaxpr) else None
+    return Scratch((STATE_WORDS,), WORD, scoped=seeds_first(jaxpr)) if uses(jaxpr) else None
 
 
 def uses(jaxpr: jex.Jaxpr) -> bool:
@@ -79,7 +79,7 @@ def _draws_from_tpu_key(eqn) -> bool:
 
 def clear(state) -> None:
     """Before anything else in the body."""
-    for n in range(SIZE):
+    for n in range(STATE_WORDS):
         state[n] = WORD.type(0)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
 
 # Shorter runs of a block, in bytes, are copied: its rows then share cache lines with other blocks'.
-SHORTEST_RUN = 64
+SHORTEST_RUN_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,9 @@ def in_place(
     """The kernel that reads transposed operands where they are, and those by their number among `nodes`.
 
     Args:
-      operands: number of each kernel operand among `nodes`, the MLIR values of the call's operands.
+      kernel: the kernel that the call is of.
+      operands: number of each kernel operand among `nodes`.
+      nodes: the MLIR values of the call's operands.
     """
     inputs, views = list(kernel.inputs), {}
     aliased = {i for i, _ in kernel.aliases}
@@ -129,7 +131,7 @@ def _reads_alike(mapping: BlockMapping, view: InterleavedView, order: tuple[int,
         run *= mapping.dims[dim].size
         if mapping.dims[dim].size != mapping.array.shape[dim]:
             break
-    return run * mapping.array.dtype.itemsize >= SHORTEST_RUN
+    return run * mapping.array.dtype.itemsize >= SHORTEST_RUN_BYTES
 
 
 def _permuted(mapping: BlockMapping, order: tuple[int, ...]) -> BlockMapping:

@@ -201,8 +201,10 @@ def _result(op: Any, given: list[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Key:
-    """Part of one array in an order: descending or not, and whether by the total order of its bits,
-    or by value with all NaN after everything else and zeros alike, as lax.sort does.
+    """Part of one array in an order, descending or not.
+
+    The order is the total order of the elements' bits, or the order by value with all NaN after
+    everything else and zeros alike, as lax.sort has it.
     """
 
     descending: bool

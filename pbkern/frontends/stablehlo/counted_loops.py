@@ -12,7 +12,8 @@ from .constants import constant
 from .operation import HloOperation, made_by, tensor_type
 
 COMPARING = ("stablehlo.compare", "stablehlo.constant", "stablehlo.and")
-MOST_STEPS = 2**31 - 1
+# Most steps of a loop whose steps are counted: the greatest int32.
+MOST_COUNTED_STEPS = 2**31 - 1
 HOLDS = {
     "LT": operator.lt,
     "LE": operator.le,
@@ -23,9 +24,10 @@ HOLDS = {
 
 
 def trip_count(op: Any, given: Sequence[Any]) -> int | None:
-    """Counts a loop `while (i < n) { ..; i = i + s }` of constants n and s, and a start among
-    `given` that is one, in any order of the operands of the comparison and of the sum; of several
-    such comparisons that must all hold, the one that ends first.
+    """Counts a loop `while (i < n) { ..; i = i + s }` of constants n and s.
+
+    A start among `given` is a constant as well. The operands of the comparison and of the sum are
+    in any order. If several such comparisons must all hold, the one that ends first counts.
     """
     test, body = op.regions[0].blocks[0], op.regions[1].blocks[0]
     *operations, last = [operation.operation for operation in test.operations]
@@ -69,7 +71,7 @@ def _count(compare: Any, test: Any, body: Any, given: Sequence[Any]) -> int | No
     dtype = tensor_type(test.arguments[counter])[1]
     if (
         found is None
-        or found > MOST_STEPS
+        or found > MOST_COUNTED_STEPS
         or not np.iinfo(dtype).min <= int(start) + found * step <= np.iinfo(dtype).max
     ):
         return None

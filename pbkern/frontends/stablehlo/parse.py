@@ -21,6 +21,7 @@ from .places import SourcePlace, SourcePlaces
 
 BYTECODE = b"ML\xefR"
 PORTABLE = b"StableHLO_v"  # producer in the header of a portable artefact's bytecode
+# Characters of a text that may be a path: fewer than this (PATH_MAX, Linux, limits.h).
 LONGEST_PATH = 4096
 
 

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-# GCC's runtime, which every system with its C++ has; TensorFlow brings none
+from pbkern.targets.cpu.machine import LINE_BYTES
+
+# GCC's runtime, which every system with its C++ has; TensorFlow brings none.
 OPENMP = "libgomp.so.1"
 WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}  # a user's own choice
-SPINS = "1000"  # some microseconds
-LINE_BYTES = 64  # programs write results that start at cache lines
+OPENMP_SPINS = "1000"  # some microseconds
 
 
 def _openmp() -> str | None:
@@ -27,7 +28,7 @@ def _openmp() -> str | None:
     By itself it lets them spin for milliseconds: beside another busy process a softmax of 512 x
     1024 took 4 ms in place of 0.2.
     """
-    waits = {} if WAITING & os.environ.keys() else {"GOMP_SPINCOUNT": SPINS}
+    waits = {} if WAITING & os.environ.keys() else {"GOMP_SPINCOUNT": OPENMP_SPINS}
     os.environ.update(waits)
     try:
         ctypes.CDLL(OPENMP)

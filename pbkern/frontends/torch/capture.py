@@ -249,8 +249,9 @@ def capture(
 
 
 def _views_apart(closed: jex.ClosedJaxpr, numbers: dict[torch.fx.Node, Any]) -> jex.ClosedJaxpr:
-    """The jaxpr with results as they were before they got dimensions of one element, which Torch
-    gives them: a kernel can store what it reduced, and use it.
+    """The jaxpr with results as they were before Torch gave them dimensions of one element.
+
+    A kernel can then store what it reduced, and use it.
     """
     outs: list[Any] = list(closed.jaxpr.outvars)
     before: dict[Any, Any] = {

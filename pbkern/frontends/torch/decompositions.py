@@ -1,6 +1,8 @@
-"""Which operators Torch takes apart before the table sees them: its core decompositions, and all of
-operators that the table lacks. Softmax and normalisations are among them, so that what a backward
-graph needs of them can be computed again in parts.
+"""Which operators Torch takes apart before the table sees them.
+
+They are its core decompositions, and all of operators that the table lacks. Softmax and
+normalisations are among them, so that what a backward graph needs of them can be computed again in
+parts.
 """
 
 from __future__ import annotations

@@ -38,8 +38,10 @@ class Exported:
 
 
 def exported(fn: Any, args: tuple, kwargs: dict) -> Exported:
-    """Raises UnsupportedOp for what torch.export cannot capture, for operators that are not
-    compiled, which it names, and for modules that change their buffers or draw random numbers.
+    """Exports a module or function with its arguments.
+
+    Raises UnsupportedOp for what torch.export cannot capture, for operators that are not compiled,
+    which it names, and for modules that change their buffers or draw random numbers.
     """
     program = fn if isinstance(fn, torch.export.ExportedProgram) else _captured(fn, args, kwargs)
     with torch.no_grad():

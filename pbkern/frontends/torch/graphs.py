@@ -38,7 +38,8 @@ from .partition import partition
 
 # jaxpr, name, device -> what it was compiled to, whose `run` is a function of tensors to a list of new ones.
 Compile = Callable[[CapturedGraph, str, torch.device], Any]
-SEEDS = 2**62
+# Seeds are drawn below this number: each is a nonnegative int64.
+SEED_LIMIT = 2**62
 
 
 @dataclass
@@ -136,7 +137,7 @@ def _linked(
             for tensor, order in zip(tensors, captured.orders)
         ]
         if captured.draws:
-            given.append(torch.randint(0, SEEDS, (), dtype=torch.int64, device=device))
+            given.append(torch.randint(0, SEED_LIMIT, (), dtype=torch.int64, device=device))
         made = call(given)
         return [_result(result, made, arguments) for result in captured.results]
 

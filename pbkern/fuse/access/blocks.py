@@ -32,9 +32,12 @@ from .rules import Access, NeedsWhole, Pull, Span, block_shape, pull
 
 # Two requests share a hull if it holds at most this many times the elements that they ask for.
 HULL_SLACK = 1.5
-# Most blocks that a program computes: per equation, and in all. Where borders are mirrored, each
-# stage of a chain asks for more distant blocks of the one before, and their number multiplies.
-BLOCKS_OF_EACH, FEW_BLOCKS = 4, 64
+# Most blocks per equation that a program computes. Where borders are mirrored, each stage of a
+# chain asks for more distant blocks of the one before, and their number multiplies. It bounds code
+# size.
+BLOCKS_OF_EACH = 4
+# Blocks that a program may compute however few equations it has. Source: not recorded.
+FEW_BLOCKS = 64
 
 
 class Unfusable(Exception):

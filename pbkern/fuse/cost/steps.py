@@ -37,8 +37,9 @@ class PricedSteps:
         return any(price.own_updates is not None for _, price in self.steps)
 
     def evaluated_shares(self, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
-        """id of a step -> the part of its block that a program evaluates, where that is not all: of updates that a scatter
-        reads, its own.
+        """id of a step -> the part of its block that a program evaluates, where that is not all.
+
+        A program evaluates of updates that a scatter reads only its own.
         """
         wanted = {output: 1.0 for output, _ in outputs}
         shares: dict[int, float] = {}

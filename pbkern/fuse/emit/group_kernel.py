@@ -118,8 +118,12 @@ def emit_finish(
     """The last stage that computes `outputs`, in the form of Kernel.finish.
 
     Args:
+      name: the last stage's.
+      requests: what it computes, as blocks.
+      outputs: its results, as accesses.
       made: the programs' results, its first operands.
       kept: those of `made` that the kernel returns after `outputs`.
+      params: its compiler_params.
     """
     access = {var: tuple(map(whole, var.aval.shape)) for var in made}
     hulls = requests.hulls | {

@@ -19,7 +19,7 @@ from pbkern.dsl.trace import canonical_body
 from pbkern.fuse.access.blocks import BlockRequests, BodyContext, Step, literal, run_steps
 from pbkern.fuse.access.dimension_map import Places
 from pbkern.fuse.access.rules import Access, block_shape
-from pbkern.fuse.tiling.online_blocks import RUN, Blocks, ChunkPass, ChunkRun, moves
+from pbkern.fuse.tiling.online_blocks import CHUNK_NUMBER, Blocks, ChunkPass, ChunkRun, moves
 
 from .group_kernel import emit_kernel
 
@@ -125,7 +125,7 @@ class _OnlineBody:
 
         @loop(0, over.count)
         def _(chunk):
-            ids = {RUN: _as(chunk, np.int32)}
+            ids = {CHUNK_NUMBER: _as(chunk, np.int32)}
             turn(over.full, moving, before | self.read(requests, before, ids), ids)
 
         if over.rest is not None:
@@ -238,7 +238,7 @@ class _OnlineBody:
 
 
 def _runs(span) -> bool:
-    return RUN in span.start.symbols
+    return CHUNK_NUMBER in span.start.symbols
 
 
 def _moves(step: Step) -> bool:

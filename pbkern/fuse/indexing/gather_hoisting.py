@@ -17,9 +17,11 @@ from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
 from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 
-# Picking at most this part of all elements, from at most so many arrays, is less work than all of
-# the arithmetic.
-FEW_PICKED, FEW_ARRAYS = 0.5, 4
+# The largest part of an array's elements that is picked before the arithmetic: picking more is no
+# less work than all of the arithmetic. Source: not recorded.
+FEW_PICKED = 0.5
+# Most arrays from which elements are picked before the arithmetic, for the same reason.
+FEW_ARRAYS = 4
 
 
 def hoist_gathers(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

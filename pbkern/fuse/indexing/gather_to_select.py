@@ -23,11 +23,14 @@ from pbkern.fuse.simplify.facts import Notes
 
 # Selects read all pieces, a gather one. On Zen 4 a gather from 12 numbers is as fast as 11 selects,
 # from 16 faster. From arrays, which would have to be stacked, selects are faster for more pieces.
-FEW = 12
+MOST_SELECTED_PIECES = 12
 
 
 def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites gathers from concatenations of at most FEW pieces of size one along the concatenated dimension."""
+    """Rewrites gathers from concatenations of few pieces of size one along the concatenated dimension.
+
+    A concatenation has at most MOST_SELECTED_PIECES pieces.
+    """
     names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
     if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
         return closed
@@ -127,7 +130,9 @@ class _Stacks:
 
     def concatenate(self, eqn, operands):
         dim = eqn.params["dimension"]
-        if len(operands) > FEW or any(operand.shape[dim] != 1 for operand in operands):
+        if len(operands) > MOST_SELECTED_PIECES or any(
+            operand.shape[dim] != 1 for operand in operands
+        ):
             return None
         return self.notes.note("stack", self._bound(eqn, operands), dim, operands)
 

@@ -25,7 +25,7 @@ from pbkern.fuse.simplify.driver import retrace
 from .sorted_prefix import first_sorted
 
 # Larger index arrays are data.
-SMALL = 4096
+MOST_STATIC_INDICES = 4096
 
 # Scatter -> (combine, identity element). Adding -0 keeps the sign of a zero, adding 0 does not.
 COMBINE: dict[str, tuple[Callable, Callable]] = {
@@ -88,7 +88,7 @@ class Constants:
 
     def _walk(self, closed: jex.ClosedJaxpr) -> None:
         for var, const in zip(closed.jaxpr.constvars, closed.consts):
-            if np.size(const) <= SMALL and np.dtype(var.aval.dtype).kind in "iub":
+            if np.size(const) <= MOST_STATIC_INDICES and np.dtype(var.aval.dtype).kind in "iub":
                 self.known[var] = np.asarray(const)
         for eqn in closed.jaxpr.eqns:
             if len(eqn.outvars) == 1 and eqn.primitive.name in ARITHMETIC:
@@ -107,7 +107,7 @@ class Constants:
 
     def _evaluate(self, var) -> np.ndarray | None:
         eqn = self.makers.get(var)
-        if var.aval.size > SMALL or var.aval.dtype.kind not in "iub":
+        if var.aval.size > MOST_STATIC_INDICES or var.aval.dtype.kind not in "iub":
             return None
         if eqn is None:
             return _agreed(map(self.value, self.given.get(var, ())))

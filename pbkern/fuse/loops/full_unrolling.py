@@ -17,13 +17,16 @@ from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.rewrites import REWRITES
 
-# Most equations after unrolling. It bounds compile time, as MAX_EQUATIONS of
+# Most equations after unrolling. It bounds compile time, as MOST_STEPS_EQUATIONS of
 # fuse/time_tiling/overlapped.py does.
-MAX_EQUATIONS = 200
+MOST_UNROLLED_EQUATIONS = 200
 
 
 def unroll_loops(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Unrolls, at any depth, scans of one step, and elementwise ones that stack nothing and come to at most MAX_EQUATIONS."""
+    """Unrolls, at any depth, scans of one step, and short elementwise ones that stack nothing.
+
+    A short one comes to at most MOST_UNROLLED_EQUATIONS.
+    """
     short = any(eqn.primitive.name == "scan" and _is_short(eqn) for eqn in equations(closed.jaxpr))
     return retrace(closed, REWRITES | {"scan": _written_out}) if short else closed
 
@@ -33,7 +36,7 @@ def _is_short(eqn) -> bool:
     body = params["jaxpr"].jaxpr
     return (params["length"] == 1 and not body.effects) or (
         len(body.outvars) == params["num_carry"]
-        and params["length"] * max(len(body.eqns), 1) <= MAX_EQUATIONS
+        and params["length"] * max(len(body.eqns), 1) <= MOST_UNROLLED_EQUATIONS
         and all(_is_pointwise(body_eqn) for body_eqn in body.eqns)
     )
 

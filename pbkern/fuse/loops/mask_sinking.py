@@ -16,7 +16,7 @@ from jax.extend import core as jex
 from pbkern._jax import bind_again, params_of, source_of
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.cost.kinds import OF_TESTS
-from pbkern.fuse.partition.duplicate_producers import MOST_OF_INDICES
+from pbkern.fuse.partition.duplicate_producers import MOST_INDEX_EQUATIONS
 from pbkern.fuse.simplify.driver import retrace
 
 COMPARISONS = {"ge", "gt", "le", "lt"}
@@ -59,7 +59,7 @@ def _masks(jaxpr: jex.Jaxpr) -> dict:
                 x for var in eqn.invars if not isinstance(var, jex.Literal) for x in made[var]
             ]
             eqns = tuple({id(x): x for x in (*before, eqn)}.values())
-            if len(eqns) <= MOST_OF_INDICES:
+            if len(eqns) <= MOST_INDEX_EQUATIONS:
                 made[eqn.outvars[0]] = eqns
     return made
 

@@ -22,8 +22,9 @@ from pbkern.fuse.tiling.block_search import Schedule
 
 
 def use_donated(nodes: Sequence[Node], jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> None:
-    """Sets `aliases` in schedules of groups that may write into donated operands that nothing else
-    reads, or that scatter into the carries of loops.
+    """Sets `aliases` in schedules of groups that may write into donated operands.
+
+    Nothing else reads such an operand, or the group scatters into the carries of loops.
     """
     _set_aliases(nodes, nodes, jaxpr, _pairs(jaxpr, donated))
     for node in nodes:

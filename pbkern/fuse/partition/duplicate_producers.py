@@ -24,9 +24,11 @@ from pbkern.fuse.cost.kinds import VIEWS, is_heavy
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
-# Most equations of a function of indices that is duplicated, and the readers' modelled time
-# afterwards, relative to before.
-MOST_OF_INDICES, SLACK = 16, 1.25
+# Most equations of a function of indices that is duplicated. Source: not recorded.
+MOST_INDEX_EQUATIONS = 16
+# The most modelled time of the readers after the duplication, relative to before. Source: not
+# recorded.
+DUPLICATION_SLACK = 1.25
 SIMPLE = ELEMENTWISE | VIEWS | {"iota"}
 
 
@@ -34,7 +36,7 @@ def duplicate_masks(parts) -> None:
     """Duplicates functions of indices of `parts`, a Partitioner, into the groups that read them."""
     for group in [node for node in parts.nodes if node.kind == "group" and not node.reads()]:
         names = {eqn.primitive.name for eqn in group.eqns}
-        if len(group.eqns) <= MOST_OF_INDICES and names <= SIMPLE and names & ELEMENTWISE:
+        if len(group.eqns) <= MOST_INDEX_EQUATIONS and names <= SIMPLE and names & ELEMENTWISE:
             _copy(parts, group)
 
 
@@ -44,7 +46,7 @@ def _copy(parts, group: Node) -> None:
     users = [reader for reader in users if reader.kind == "group"]
     for user in users:
         schedule = _schedule(parts, [*made, *user.eqns], user.outputs)
-        if schedule is not None and schedule.cost.seconds <= SLACK * (
+        if schedule is not None and schedule.cost.seconds <= DUPLICATION_SLACK * (
             user.seconds + group.seconds / len(users)
         ):
             parts.set_group(user, [*made, *user.eqns], user.outputs, schedule)

@@ -24,8 +24,10 @@ from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Edge, Node, order
 from pbkern.fuse.tiling.block_search import Schedule, schedule_at
 
-# A last stage takes at most as long as a launch, or this part of its kernel's programs' time.
-MOST_LAUNCHES, MOST_SHARE = 1.0, 0.02
+# The most time of a last stage, in launches. Source: a launch is what joining the stage saves.
+MOST_LAUNCHES = 1.0
+# The most time of a last stage, as a part of its kernel's programs' time. Source: not recorded.
+MOST_SHARE = 0.02
 
 
 def join_last_stages(parts) -> None:

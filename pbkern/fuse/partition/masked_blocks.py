@@ -13,7 +13,7 @@ from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.tiling.block_search import Schedule, alternatives
 
 # How many schedules are compared.
-COMPARED = 8
+MOST_COMPARED_SCHEDULES = 8
 
 
 def trim_masked(parts) -> None:
@@ -23,7 +23,9 @@ def trim_masked(parts) -> None:
             node.schedule.requests, parts.machine.sizes.mask_strip
         ):
             outputs = [var for var, _ in node.schedule.outputs]
-            near = alternatives(node.eqns, outputs, node.schedule.blocks, parts.machine, COMPARED)
+            near = alternatives(
+                node.eqns, outputs, node.schedule.blocks, parts.machine, MOST_COMPARED_SCHEDULES
+            )
             node.schedule = min(
                 [node.schedule, *near],
                 key=lambda schedule: _seconds(schedule, parts.machine.sizes.mask_strip),

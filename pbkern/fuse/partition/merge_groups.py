@@ -17,9 +17,11 @@ from .join_softmax_chains import SCORES_SLACK, are_scores
 
 # One kernel wins a tie with two.
 TIE = 1.002
-# Two contractions with a large value between them share a kernel up to this multiple of the
-# modelled time, others up to a smaller one: what is not stored cannot fall out of the cache.
+# Groups with a large value between them share a kernel up to this multiple of the modelled time:
+# what is not stored cannot fall out of the cache. Source: not recorded.
 LARGE_SLACK = 1.05
+# Two contractions with a large value between them share a kernel up to this multiple, for the same
+# reason. Source: not recorded.
 CHAIN_SLACK = 1.2
 # Without a large value between them, two contractions share their operands: at this part of the
 # time apart.

@@ -30,11 +30,11 @@ from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
 # The value passed on instead is at least this many times smaller.
-SMALLER = 4
+PASSED_SMALLER = 4
 # Values below this part of the private cache are not worth the search.
-LARGE = 0.25
+SEARCHED_SHARE = 0.25
 # A move must reduce the modelled time to this part of what it was.
-GAIN = 0.98
+MOVE_GAIN = 0.98
 
 
 def sink_consumers(parts) -> None:
@@ -43,7 +43,7 @@ def sink_consumers(parts) -> None:
         for var in [
             output
             for output in maker.outputs
-            if nbytes(output.aval) > LARGE * parts.machine.near_bytes
+            if nbytes(output.aval) > SEARCHED_SHARE * parts.machine.near_bytes
         ]:
             readers = [user for user in parts.users(var) if user is not maker]
             if len(readers) == 1 and readers[0].kind == "group" and var not in parts.results:
@@ -92,7 +92,7 @@ def _sink_consumer(parts, maker: Node, reader: Node, var) -> None:
         if (candidate := _moved(parts, maker, reader, *prefix)) is not None
     ]
     best = min(moves, key=lambda move: move.seconds, default=None)
-    if best is None or best.seconds >= GAIN * before:
+    if best is None or best.seconds >= MOVE_GAIN * before:
         return
     if _apply(parts, maker, reader, best):
         why = "its readers joined its kernel"
@@ -117,7 +117,11 @@ def _restore_consumer(parts, maker: Node, reader: Node) -> None:
     if sum(nbytes(var.aval) for var in passed) > sum(nbytes(var.aval) for var in shared):
         return  # would store more than it saves in reads
     move, before = _moved(parts, maker, reader, moved, passed), maker.seconds + reader.seconds
-    if move is not None and move.seconds < GAIN * before and _apply(parts, maker, reader, move):
+    if (
+        move is not None
+        and move.seconds < MOVE_GAIN * before
+        and _apply(parts, maker, reader, move)
+    ):
         why = "it joined the kernel that reads the same array"
         saved = sum(nbytes(var.aval) for var in shared)
         parts.edges.append(Edge(moved[-1], True, why, saved, before, move.seconds))
@@ -189,7 +193,7 @@ def _prefixes(reader: Node, var) -> Iterator[tuple[list, list]]:
     for candidate in reader.eqns:
         if var in _read([candidate]):
             take(candidate)
-    smallest, made = nbytes(var.aval) / SMALLER, set(reader.outputs)
+    smallest, made = nbytes(var.aval) / PASSED_SMALLER, set(reader.outputs)
     while len(moved) < len(reader.eqns):
         eqns = [eqn for eqn in reader.eqns if id(eqn) in moved]
         rest = [eqn for eqn in reader.eqns if id(eqn) not in moved]

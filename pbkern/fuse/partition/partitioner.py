@@ -40,14 +40,19 @@ from .rematerialise import rematerialise_large
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
-# Most time together, relative to apart: of heavy work with few programs, and of changes of shape.
-FEW_PROGRAMS, RESHAPED = 0.95, 1.01
+# The most time together, relative to apart, of heavy work that would be left with few programs.
+# Source: not recorded.
+FEW_PROGRAMS = 0.95
+# The most time together, relative to apart, of a change of shape. Source: not recorded.
+RESHAPED = 1.01
 
 # Most equations that join a group at once; if that fails, each is tried alone.
 MANY_ALONG = 64
-# Most operations per element of what is duplicated into several groups, and most bytes where many
-# equations are at once.
-MOST_COPIED, SMALL_COPY = 16, 1 << 12
+# Most operations per element of an equation that is duplicated into several groups. Source: not
+# recorded.
+MOST_COPIED = 16
+# Most bytes of a value that is duplicated where many equations are at once. Source: not recorded.
+SMALL_COPY = 1 << 12
 
 
 def has_chained_reductions(eqns: Iterable) -> bool:
@@ -258,10 +263,11 @@ class Partitioner:
         return ("xla", reason) if reason else None
 
     def rides_along(self, eqn, along: list) -> bool:
-        """Can cheap arithmetic join its group without being priced? Its readers must be cheap
-        arithmetic of the same shape, in one group or in `along`, which will join it. Slices may,
-        such as the neighbours of a stencil. For little data, such as random keys, other parts may
-        too, and several groups may get copies.
+        """Can cheap arithmetic join its group without being priced?
+
+        Its readers must be cheap arithmetic of the same shape, in one group or in `along`, which
+        will join it. Slices may, such as the neighbours of a stencil. For little data, such as
+        random keys, other parts may too, and several groups may get copies.
 
         It costs the group what it costs alone, and saves its result. Pricing the whole group for
         each such equation would be quadratic in the length of a generator's, a polynomial's or a

@@ -23,14 +23,14 @@ from pbkern.fuse.tiling.block_search import Schedule
 from .merge_groups import merge
 
 # A value is computed again only from values of at least this many times fewer elements.
-SMALLER = 4
+RECOMPUTED_SMALLER = 4
 # Values up to this part of the last-level cache stay in it between two kernels.
-CACHED = 0.25
+CACHED_SHARE = 0.25
 # The model overestimates chains of products in one kernel, compared with arrays that go to memory:
 # attention's gradient without score matrices, predicted at 1.3 to 1.4 times the time, takes 0.75 to
 # 1.2 times. And it needs no memory: 4 heads of 4096 positions, predicted at 1.85 times, take 517 ms
 # instead of 371 (jax.jit 1398), but 2 MB instead of 528.
-SLACK = 2.0
+REMATERIALISATION_SLACK = 2.0
 
 
 def rematerialise_large(parts) -> None:
@@ -50,7 +50,7 @@ def rematerialise_large(parts) -> None:
             )
             saved = sum(nbytes(value.aval) for value in values)
             # With only some of them gone, the program still needs the memory.
-            if after <= before * (SLACK if len(values) == len(large) else 1.0):
+            if after <= before * (REMATERIALISATION_SLACK if len(values) == len(large) else 1.0):
                 parts.edges.append(
                     Edge(eqn, True, "computed again by its readers", saved, before, after)
                 )
@@ -67,7 +67,7 @@ def _seconds(parts) -> float:
 
 def _stored(parts) -> Iterator:
     """Values too large for the cache that only groups make and read."""
-    limit = CACHED * parts.machine.shared_bytes
+    limit = CACHED_SHARE * parts.machine.shared_bytes
     for node in parts.nodes:
         for output in node.outputs if node.kind == "group" else ():
             if (
@@ -156,7 +156,7 @@ def _cone(var, makers: dict, indices: set) -> list | None:
     Products may also combine with values that are in memory anyway, such as biases of scores. None
     if it needs other large values.
     """
-    limit, waiting, found, given = math.prod(var.aval.shape) / SMALLER, [var], {}, False
+    limit, waiting, found, given = math.prod(var.aval.shape) / RECOMPUTED_SMALLER, [var], {}, False
     while waiting:
         eqn = makers.get(waiting.pop())
         given |= eqn is None

@@ -24,7 +24,8 @@ from .rewrites import REWRITES, UNSAFE, Rewrite
 from .splat_operands import Splat
 
 CONTROL = ("scan", "while", "cond")
-MANY = 64
+# Fewest terms of a long sum, whose division costs little beside it. Source: not recorded.
+LONG_SUM_TERMS = 64
 
 
 def simplify(
@@ -53,7 +54,7 @@ def simplify(
 
 
 def _long_sums(jaxpr: jex.Jaxpr) -> set:
-    """Sums of MANY elements each, at any depth.
+    """Sums of LONG_SUM_TERMS elements each, at any depth.
 
     Their results are few: dividing these costs nothing, and means stay exact.
     """
@@ -61,7 +62,7 @@ def _long_sums(jaxpr: jex.Jaxpr) -> set:
     for eqn in jaxprs.equations(jaxpr):
         if eqn.primitive.name == "reduce_sum":
             terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
-            found.update(eqn.outvars if terms >= MANY else ())
+            found.update(eqn.outvars if terms >= LONG_SUM_TERMS else ())
         elif eqn.primitive.name in ("broadcast_in_dim", "reshape"):
             of_sum = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in found
             found.update(eqn.outvars if of_sum else ())

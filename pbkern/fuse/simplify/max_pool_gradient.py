@@ -17,7 +17,7 @@ from pbkern.core.ops.window_winners import scatter_to_winners
 from pbkern.fuse.access.windows_contractions import greatest, least
 
 # Most offsets in a window: each is a slice, a comparison and two selects.
-MAX_WINDOW = 16
+MOST_WINDOW_OFFSETS = 16
 
 
 def scatter_to_argmax(eqn, operands):
@@ -25,7 +25,7 @@ def scatter_to_argmax(eqn, operands):
     (source, x), params = operands, eqn.params
     window, strides = tuple(params["window_dimensions"]), tuple(params["window_strides"])
     if (
-        math.prod(window) > MAX_WINDOW
+        math.prod(window) > MOST_WINDOW_OFFSETS
         or 0 in source.shape
         or min(min(pair) for pair in params["padding"]) < 0
     ):

@@ -112,8 +112,9 @@ class _Ranges:
         return self.noted(RULES["add"])(eqn, operands)
 
     def wrapped(self, which, cases) -> list | None:
-        """The index of [0, n) that an index of [-n, n) stands for, checked as such; None where the
-        choice is none between an index and index + n.
+        """The index of [0, n) that an index of [-n, n) stands for, checked as such.
+
+        None where the choice is none between an index and index + n.
         """
         negative, from_end = (
             self.notes.find("negative", which),

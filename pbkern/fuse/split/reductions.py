@@ -42,12 +42,16 @@ from pbkern.fuse.simplify.facts import Notes
 
 from .chunks import in_chunks, near_divisor
 
-# Elements of one program of the first stage: preferred, and fewest.
-RUN_ELEMENTS, FEW_ELEMENTS = 1 << 16, 1 << 12
-# The mean of this part of a chunk stands for the chunk's mean: finding it brings that part into the
-# nearest cache, and the rest is read once. An outlier in that part adds up to this many times the
-# rounding of its own square.
-BEGINNINGS, LEAST_BEGINNING = 8, 16
+# Elements of one program of the first stage, preferred. Source: not recorded.
+RUN_ELEMENTS = 1 << 16
+# Fewest elements of one program of the first stage. Source: not recorded.
+FEW_ELEMENTS = 1 << 12
+# The mean of the first of this many parts of a chunk stands for the chunk's mean: finding it brings
+# that part into the nearest cache, and the rest is read once. An outlier in that part adds up to
+# this many times the rounding of its own square.
+BEGINNINGS = 8
+# Fewest elements of that first part. Source: not recorded.
+LEAST_BEGINNING = 16
 # Reduction of x -> kind of its result in the notes; that kind -> kind of x less it.
 STATISTICS = {"reduce_sum": "statistic", "reduce_max": "greatest"}
 DIFFERENCES = {"statistic": "deviation", "greatest": "excess"}
@@ -76,8 +80,9 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunks:
-    """Cut of an operand: along `axis` into chunks of `block` elements, for each index of the
-    `outer` reduced dimensions before it.
+    """Cut of an operand along `axis` into chunks of `block` elements.
+
+    Each index of the `outer` reduced dimensions before the axis has chunks of its own.
     """
 
     axis: int

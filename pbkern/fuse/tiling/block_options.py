@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pbkern.fuse.cost.sizes import Sizes
 
 # Results of at most this many elements are little work, so that the number of programs counts.
-SMALL = 1 << 14
+SMALL_RESULT = 1 << 14
 # Programs that divide a dimension chosen by the indices of a scatter: each walks all indices.
 OWNERS = (2, 4, 8, 16, 32, 64, 128, 256)
 # Scatters that one program may do together.
@@ -20,7 +20,7 @@ MOST_OUTER = 64
 FEW_PLACES = 64
 # Elements of an outer dimension, such as the fields of a simulation, that one program may take
 # together.
-FEW = 32
+FEW_OUTER_ELEMENTS = 32
 
 
 def contraction_roles(eqn) -> list[str]:
@@ -135,9 +135,9 @@ def options_of(
             options[dim], target[dim] = (
                 (
                     _powers(extent, (1, 4, 16))
-                    if math.prod(shape) <= SMALL
+                    if math.prod(shape) <= SMALL_RESULT
                     else [1, extent]
-                    if extent <= FEW
+                    if extent <= FEW_OUTER_ELEMENTS
                     else [1]
                 ),
                 1,

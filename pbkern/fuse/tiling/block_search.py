@@ -33,15 +33,19 @@ from .online_blocks import Blocks, at
 if TYPE_CHECKING:
     from .time_skewing import Wavefront
 
-# If halos repeat more than this part of the work, or scratch outgrows L2, the descent starts again
-# from square blocks.
+# If halos multiply the work by more than this, or scratch outgrows L2, the descent starts again
+# from square blocks. Source: not recorded.
 HALO_RECOMPUTE = 1.1
-SQUARE = 256
-# Rows and columns of blocks from which products are searched a second time
-# (docs/decisions/031-second-block-search.md).
-TALL, TALL_TILE = {"row": 1024, "column": 128}, 64
+# Elements along each side of these square blocks. Source: not recorded.
+SQUARE_SIDE = 256
+# Elements of the blocks from which products are searched a second time, by the role of a dimension.
+# Measured: docs/decisions/031-second-block-search.md.
+TALL = {"row": 1024, "column": 128}
+# Columns of a block that the second search finds are a multiple of this number, elements. Measured:
+# docs/decisions/031-second-block-search.md.
+TALL_TILE = 64
 # Programs that touch more than this part of L2 take long reductions in chunks.
-NEAR = 0.5
+NEAR_CHUNK_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -171,10 +175,10 @@ def schedule_at(
 
 
 def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
-    """Schedules a group with the blocks that it had before it took in some of `eqns`, all that it
-    has now, like `schedule_at`.
+    """Schedules a group that took in some of `eqns`, all that it has now, like `schedule_at`.
 
-    If the new ones only make what the others read, only their part is computed. Raises NeedsWhole.
+    Its blocks are those that it had before. If the new equations only make what the others read,
+    only their part is computed. Raises NeedsWhole.
     """
     before = {id(step.eqn) for step in found.requests.steps}
     more = [eqn for eqn in eqns if id(eqn) not in before]
@@ -195,7 +199,9 @@ def _priced(
         return None
     plain = Schedule(grid, tuple(blocks), tuple(placed), requests, cost)
     return (
-        plain if cost.working_set <= NEAR * machine.near_bytes else _in_runs(eqns, plain, machine)
+        plain
+        if cost.working_set <= NEAR_CHUNK_SHARE * machine.near_bytes
+        else _in_runs(eqns, plain, machine)
     )
 
 
@@ -374,9 +380,10 @@ def search(
 def _equal_cuts(
     at: Callable, options: list[list[int]], shape: Sequence[int], least: _Least
 ) -> Schedule | None:
-    """The best of schedules with blocks of equal sizes, or else one program: where the options
-    leave a last block that is mostly outside of the array, too much of a heavy value is computed
-    for nothing.
+    """The best of schedules with blocks of equal sizes, or else one program.
+
+    The options then leave a last block that is mostly outside of the array: too much of a heavy
+    value would be computed for nothing.
     """
     even = [
         multiples(even_cuts(size, option), least.get(axis, 1))
@@ -413,7 +420,8 @@ def _squarish(options: list[list[int]], target: Sequence[int]) -> list[int]:
     """Another starting point: square blocks have the smallest halos."""
     free = [axis for axis, option in enumerate(options) if len(option) > 2][-2:]
     return [
-        min(SQUARE, options[axis][-1]) if axis in free else size for axis, size in enumerate(target)
+        min(SQUARE_SIDE, options[axis][-1]) if axis in free else size
+        for axis, size in enumerate(target)
     ]
 
 

@@ -32,9 +32,9 @@ from pbkern.fuse.access.dimension_map import MOVING, Places, moved
 from pbkern.fuse.access.rules import ELEMENTWISE
 
 # Columns of a chunk: enough for deep products, few enough that a hundred rows of them stay in L2.
-COLUMNS = 512
+CHUNK_COLUMNS = 512
 # Fewest columns of a chunk; the columns of every chunk are a multiple of it.
-LEAST = 32
+FEWEST_CHUNK_COLUMNS = 32
 EXPONENTIALS = ("exp", "exp2")
 
 _allowed: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -125,7 +125,7 @@ def find(eqns: Sequence, outputs: Sequence) -> Online | None:
         if root.primitive.name == "dot_general":
             for axis, totals in _totals(eqns, root.outvars[0]).items():
                 columns = root.outvars[0].aval.shape[axis]
-                found = columns >= 2 * COLUMNS and _complete(
+                found = columns >= 2 * CHUNK_COLUMNS and _complete(
                     eqns, outputs, columns, (None, "", (), ()), totals
                 )
                 if found and any(eqn.primitive.name in EXPONENTIALS for eqn in found.again):
@@ -177,7 +177,14 @@ def _run_of(columns: int, totals: Sequence) -> int:
         ),
         default=1,
     )
-    return COLUMNS if beside <= 1 else max(COLUMNS // beside // LEAST * LEAST, min(LEAST, COLUMNS))
+    return (
+        CHUNK_COLUMNS
+        if beside <= 1
+        else max(
+            CHUNK_COLUMNS // beside // FEWEST_CHUNK_COLUMNS * FEWEST_CHUNK_COLUMNS,
+            min(FEWEST_CHUNK_COLUMNS, CHUNK_COLUMNS),
+        )
+    )
 
 
 def _totals(eqns: Sequence, root) -> dict[int, list]:
@@ -234,7 +241,7 @@ def _is_long(eqn) -> bool:
     aval = eqn.invars[0].aval
     return (
         jnp.issubdtype(aval.dtype, jnp.floating)
-        and aval.shape[int(eqn.params["axes"][0])] >= 2 * COLUMNS
+        and aval.shape[int(eqn.params["axes"][0])] >= 2 * CHUNK_COLUMNS
     )
 
 

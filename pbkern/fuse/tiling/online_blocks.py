@@ -15,12 +15,12 @@ from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, is_whole
 from .online_analysis import Online
 
 # The chunk's number: a symbol beside the grid axes that spans count in.
-RUN = 1 << 16
+CHUNK_NUMBER = 1 << 16
 
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """One chunk of a pass: what it reads and computes. Spans may count in RUN.
+    """One chunk of a pass: what it reads and computes. Spans may count in CHUNK_NUMBER.
 
     Attributes:
       requests: of the equations that the reductions' operands need.
@@ -90,7 +90,7 @@ class Blocks:
 
 def moves(access: Access) -> bool:
     """Does a block move with the chunks?"""
-    return any(RUN in span.start.symbols for span in access)
+    return any(CHUNK_NUMBER in span.start.symbols for span in access)
 
 
 def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | None:
@@ -155,7 +155,7 @@ def _pass(
         raise Unfusable("a reduction in runs is not needed")
     count, rest = divmod(online.columns, online.run)
     spans = [
-        Span(Affine.symbol(RUN, online.run), online.run),
+        Span(Affine.symbol(CHUNK_NUMBER, online.run), online.run),
         Span(Affine((), count * online.run), rest),
     ]
     full, last = (

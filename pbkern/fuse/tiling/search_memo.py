@@ -155,8 +155,10 @@ def _once(
     look: Callable[[], Schedule | None],
     with_runs: Callable[[tuple], Schedule | None],
 ) -> Schedule | None:
-    """look(), or its result for an earlier group of equal structure. `outputs`: in placement order; `with_runs`: the schedule
-    for known blocks, if reductions are taken in chunks.
+    """look(), or its result for an earlier group of equal structure.
+
+    `outputs`: in placement order; `with_runs`: the schedule for known blocks, if reductions are
+    taken in chunks.
     """  # fmt: skip
     searches = _current.get()
     if searches is None:

@@ -1,5 +1,6 @@
-"""Time skewing: steps of a stencil as a wavefront, one pass over memory in which each step follows
-the previous by a few rows.
+"""Time skewing: steps of a stencil as a wavefront, one pass over memory.
+
+Each step follows the previous one by a few rows.
 
     rows of step 1      . . . . . . #              while rows enter the cache, each step computes its next few rows:
     rows of step 2      . . . . #                  the rows of the step before are there already. As every step stores over
@@ -37,7 +38,7 @@ NEAR_SHARE = 0.95
 EVEN_SHARE = 0.5
 # Most rows, relative to its own, that a program's first step computes beyond them, as its
 # neighbours do.
-REPEATED = 0.5
+REPEATED_ROWS = 0.5
 # Rows are whole in the last dimension, so wavefronts move along an earlier one.
 ALONG = (2, 3)  # counted from the end
 ROW = Affine.symbol(0)
@@ -253,7 +254,7 @@ def _sized(wave: Wavefront, length: int, machine: CostModel) -> Iterator[tuple[W
     room = int(NEAR_SHARE * machine.near_bytes / max(row_bytes, 1)) - wave.reads.rows
     for programs in dict.fromkeys((1, machine.cores)):
         height = -(-wave.extent // programs // wave.reads.rows) * wave.reads.rows
-        shared = REPEATED * height if programs > 1 else wave.extent if wave.wraps else math.inf
+        shared = REPEATED_ROWS * height if programs > 1 else wave.extent if wave.wraps else math.inf
         most = min(length, *(limit // wave.lag for limit in (room, shared)))
         if most >= 2 and -(-wave.least_extent // height) == -(-wave.extent // height):
             sized = replace(wave, steps=_even(int(most), length), height=height)

@@ -25,19 +25,20 @@ from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition
 from pbkern.fuse.simplify.driver import retrace
-from pbkern.fuse.tiling.block_options import FEW
+from pbkern.fuse.tiling.block_options import FEW_OUTER_ELEMENTS
 from pbkern.fuse.tiling.block_search import Schedule, search
 from pbkern.fuse.tiling.time_skewing import Wavefront, price, wavefronts
 
 from .periodic_borders import continued, periodic_dimensions, reach, with_periodic_halos
 from .windows_as_slices import AS_SLICES, is_window
 
-# Steps per kernel that are tried, while each gains this much over the one before: more steps take
-# longer to compile.
+# Steps per kernel that are tried, in this order. More steps take longer to compile.
 STEPS = (2, 4, 5, 8, 10)
-GAIN = 0.96
-# Bounds code size and compile time.
-MAX_EQUATIONS = 220
+# The most modelled time of more steps, relative to fewer, with which trying goes on. Source: not
+# recorded.
+STEPS_GAIN = 0.96
+# Most equations of a kernel's steps together: bounds code size and compile time.
+MOST_STEPS_EQUATIONS = 220
 # Most work repeated in halos.
 MAX_RECOMPUTE = 1.25
 
@@ -61,7 +62,10 @@ def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
 def _is_local(eqn) -> bool:
     name = eqn.primitive.name
     if name in SINGLE_PASS and "axes" in eqn.params:
-        return math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"]) <= FEW
+        return (
+            math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
+            <= FEW_OUTER_ELEMENTS
+        )
     return name in ELEMENTWISE or name in VIEWS or is_window(eqn)
 
 
@@ -90,7 +94,7 @@ def tile_time(
     best, seconds = _best_tile(step, length, seconds, machine) if tiles else (None, seconds)
     for front in fronts:
         total = front.cost.seconds * -(-length // front.steps)
-        if total < seconds * GAIN:
+        if total < seconds * STEPS_GAIN:
             best, seconds = front, total
     if best is None:
         return None
@@ -113,7 +117,7 @@ def _best_tile(
         # The rest is priced as a part of a full round, and as no less than one.
         turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
         total = turn * (length // steps + (1 if length % steps else 0))
-        if total > seconds * GAIN:
+        if total > seconds * STEPS_GAIN:
             # One bad number of steps, such as one that does not divide the length, does not end the
             # search.
             if turn / steps > seconds / length:
@@ -236,7 +240,7 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
             body,
             counts,
             [set() for _ in body.jaxpr.invars],
-            MAX_EQUATIONS // max(len(body.jaxpr.eqns), 1),
+            MOST_STEPS_EQUATIONS // max(len(body.jaxpr.eqns), 1),
         )
     extent = min(
         var.aval.shape[dim] for var, dims in zip(rolled.jaxpr.invars, periodic) for dim in dims
@@ -245,7 +249,7 @@ def _step(body: jex.ClosedJaxpr, counts: tuple[int, int]) -> _Step:
         rolled,
         counts,
         periodic,
-        min(MAX_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)),
+        min(MOST_STEPS_EQUATIONS // len(rolled.jaxpr.eqns), extent // reach(rolled.jaxpr)),
     )
 
 

@@ -28,7 +28,7 @@ from pbkern.lower.nest.index_tests import interval
 from pbkern.lower.nest.ir import Buf, Let, Nest, Sort, Stmt, every, nodes
 from pbkern.lower.rules.views import index_value
 from pbkern.lower.values.items import RefView
-from pbkern.lower.values.scalar_evolution import MOST_POINTS, values_at
+from pbkern.lower.values.scalar_evolution import MOST_TRIED_POINTS, values_at
 from pbkern.lower.values.values import Literal
 
 INT32 = np.dtype(np.int32)
@@ -83,7 +83,7 @@ def _by_multiples(kernel: Kernel, accesses: list[_StoredElements], dim: int) -> 
 
 
 def _by_trying(kernel: Kernel, accesses: list[_StoredElements], lets: list[Let], dim: int) -> bool:
-    if not 0 < math.prod(kernel.grid) <= MOST_POINTS:
+    if not 0 < math.prod(kernel.grid) <= MOST_TRIED_POINTS:
         return False
     points = np.indices(kernel.grid).reshape(len(kernel.grid), -1)
     symbols = dict(zip(_grid_symbols(kernel), points))

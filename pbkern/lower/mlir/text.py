@@ -19,15 +19,16 @@ from .range_reports import RangeReport
 
 ENDS = ("scf.yield", "scf.condition")  # of regions
 BRANCHES = ("scf.if", "scf.while")
-# Types of constants that are kept in registers through a loop (whole registers: LLVM has no others
-# in assembly), and how many: the rest holds values. Loops of few trips leave theirs to the loop
-# around them.
+# Types of constants that are kept in registers through a loop: whole registers, since LLVM has no
+# others in assembly.
 PINNED = tuple(
     f" : vector<{bits // int(el[1:])}x{el}>"
     for bits in (128, 256, 512)
     for el in ("f32", "f64", "i32", "i64")
 )
+# Loops of fewer trips leave their constants to the loop around them. Source: not recorded.
 SHORT_TRIPS = 16
+# Most constants that are kept in registers: the rest of 32 registers holds values.
 MAX_PINNED = 26
 STACK = "memref.alloca() {alignment = 64 : i64}"
 

@@ -34,9 +34,10 @@ def flat_coefficient(buf: Buf, index, dim: str) -> int:
 def apart(
     index: Index, dims: Mapping[str, int], other: Index, other_dims: Mapping[str, int]
 ) -> bool:
-    """Whether two accesses of one buffer never meet, at whatever points of their dimensions each:
-    along some axis, their ranges are apart. `index` per axis is an Affine, or None where it is not
-    known.
+    """Whether two accesses of one buffer never meet, at whatever points of their dimensions each.
+
+    Along some axis, their ranges are then apart. `index` per axis is an Affine, or None where it is
+    not known.
     """
     for position, rival in zip(index, other):
         if position is not None and rival is not None:

@@ -13,7 +13,11 @@ from pbkern.lower.math.elementwise import EqnInfo
 from .collapse_dims import Aliases
 from .ir import Buf, Expr, Names, Pool
 
-BOOL, INT32, UINT32 = np.dtype(bool), np.dtype(np.int32), np.dtype(np.uint32)
+BOOL = np.dtype(bool)
+INT32 = np.dtype(np.int32)
+UINT32 = np.dtype(np.uint32)
+# The greatest value of an int32.
+INT32_MAX = 2**31 - 1
 Options = TypeVar("Options", bound=BuildOptions)
 
 

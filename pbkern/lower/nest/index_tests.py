@@ -23,15 +23,23 @@ from .ir import Expr, For, If, Nest, Pool, Stmt, While
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
 Interval = tuple[int, int]
-FAR = 2**31 - 1
+# The end of an interval that has none: no index of 32 bits is beyond it.
+UNBOUNDED = 2**31 - 1
 # A nest of fewer points is not worth several copies of its code.
 MIN_POINTS = 512
+# Most pieces of a nest: bounds code size.
 MAX_PIECES = 9
 # Vectors of a row that is so long that it counts where they start.
-LONG = 16
+LONG_ROW_VECTORS = 16
 
 # comparison of a - b with zero -> (low, high): true where low <= a - b < high
-COMPARISONS = {"lt": (-FAR, 0), "le": (-FAR, 1), "gt": (1, FAR), "ge": (0, FAR), "eq": (0, 1)}
+COMPARISONS = {
+    "lt": (-UNBOUNDED, 0),
+    "le": (-UNBOUNDED, 1),
+    "gt": (1, UNBOUNDED),
+    "ge": (0, UNBOUNDED),
+    "eq": (0, 1),
+}
 
 
 def _products(x: Interval, y: Interval) -> Interval:
@@ -125,7 +133,7 @@ def simplified(nest: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] =
 
 def _moved(end: int, by: int) -> int:
     """The end of a range, which stays where it is none."""
-    return end if abs(end) >= FAR else end + by
+    return end if abs(end) >= UNBOUNDED else end + by
 
 
 def _holds(dtype: np.dtype, found: tuple[int, int]) -> bool:
@@ -155,7 +163,7 @@ class Folder:
                 self.assume(part)
         elif test.kind == "range":
             affine, low, high = test.info
-            before = self._assumed.get(affine.linear(), (-FAR, FAR))
+            before = self._assumed.get(affine.linear(), (-UNBOUNDED, UNBOUNDED))
             found = _moved(low, -affine.const), _moved(high, -affine.const)
             self._assumed[affine.linear()] = max(before[0], found[0]), min(before[1], found[1])
         self._rewrite = self.pool.rewriter(self._replace)
@@ -281,8 +289,8 @@ class Folder:
         return test if expr.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
     def _range(self, affine: Affine, low: int, high: int) -> Expr:
-        found = interval(affine, self.bounds) or (-FAR, FAR)
-        start, end = self._assumed.get(affine.linear(), (-FAR, FAR))
+        found = interval(affine, self.bounds) or (-UNBOUNDED, UNBOUNDED)
+        start, end = self._assumed.get(affine.linear(), (-UNBOUNDED, UNBOUNDED))
         smallest, largest = (
             max(found[0], _moved(start, affine.const)),
             min(found[1], _moved(end, affine.const) - 1),
@@ -300,9 +308,9 @@ class Folder:
         found = self.values_of(expr), self.values_of(y)
         if None not in found:
             smallest, largest = found[0][0] - found[1][1], found[0][1] - found[1][0]
-            if (low == -FAR or low <= smallest) and (high == FAR or largest < high):
+            if (low == -UNBOUNDED or low <= smallest) and (high == UNBOUNDED or largest < high):
                 return self._bool(True)
-            if (low != -FAR and largest < low) or (high != FAR and smallest >= high):
+            if (low != -UNBOUNDED and largest < low) or (high != UNBOUNDED and smallest >= high):
                 return self._bool(False)
         if (
             any(operand.kind not in ("index", "const") for operand in (expr, y))
@@ -314,9 +322,9 @@ class Folder:
             side.info if side.kind == "index" else Affine((), int(side.info)) for side in (expr, y)
         )
         difference = lhs - rhs
-        low = low if low == -FAR else low - difference.const
-        high = high if high == FAR else high - difference.const
-        return self._range(difference.linear(), max(low, -FAR), min(high, FAR))
+        low = low if low == -UNBOUNDED else low - difference.const
+        high = high if high == UNBOUNDED else high - difference.const
+        return self._range(difference.linear(), max(low, -UNBOUNDED), min(high, UNBOUNDED))
 
     def _logic(self, name: str, expr: Expr, y: Expr) -> Expr | None:
         absorbing = name == "or"
@@ -333,7 +341,7 @@ class Folder:
             # One interval from two, both measured from the same expression.
             base = expr.info[0].linear()
             ends = [
-                (max(low - affine.const, -FAR), min(high - affine.const, FAR))
+                (max(low - affine.const, -UNBOUNDED), min(high - affine.const, UNBOUNDED))
                 for affine, low, high in (expr.info, y.info)
             ]
             return self._range(base, max(end[0] for end in ends), min(end[1] for end in ends))
@@ -405,7 +413,7 @@ def _around(nest: Nest, dim: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
         for write in nest.writes
         if write.index and write.index[-1].coefficient(dim) == 1
     }
-    if len(starts) != 1 or nest.dims[dim] < LONG * lanes:
+    if len(starts) != 1 or nest.dims[dim] < LONG_ROW_VECTORS * lanes:
         return (cut,)
     (start,) = starts
     low = (cut + start) // lanes * lanes - start

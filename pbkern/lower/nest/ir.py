@@ -22,7 +22,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
 # Nested operations that a line of printed nests may show.
-TALL = 8
+TALLEST_PRINTED = 8
 # Nested operations of an expression: what is taller is stored in between. Far below Python's limit
 # of nested calls, of which walks over expressions take a few for each operation.
 MAX_HEIGHT = 160
@@ -384,7 +384,9 @@ def _name_shared(every: list[Expr], rows: list[str], indent: str) -> dict[int, s
     height: dict[int, int] = {}
     for expr in every:
         height[id(expr)] = 1 + max((height[id(arg)] for arg in expr.args), default=0)
-        if expr.kind in ("op", "gather") and (uses[id(expr)] > 1 or height[id(expr)] > TALL):
+        if expr.kind in ("op", "gather") and (
+            uses[id(expr)] > 1 or height[id(expr)] > TALLEST_PRINTED
+        ):
             rows.append(f"{indent}v{len(names)} = {expr.text(names)}")
             names[id(expr)], height[id(expr)] = f"v{len(names)}", 0
     return names

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 
-from .index_tests import BOOL, FAR
+from .index_tests import BOOL, UNBOUNDED
 from .ir import Expr, Nest, Pool, nodes
 
 
@@ -39,9 +39,9 @@ def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> Mas
         affine, low, high = mask.info
         if truth:
             return _range_span(affine, low, high, dim, dims)
-        if high >= FAR:
-            return _range_span(affine, -FAR, low, dim, dims)
-        return _range_span(affine, high, FAR, dim, dims) if low <= -FAR else EVERYWHERE
+        if high >= UNBOUNDED:
+            return _range_span(affine, -UNBOUNDED, low, dim, dims)
+        return _range_span(affine, high, UNBOUNDED, dim, dims) if low <= -UNBOUNDED else EVERYWHERE
     if mask.kind != "op":
         return EVERYWHERE
     if mask.info.primitive == "not":
@@ -61,14 +61,14 @@ def _range_span(affine: Affine, low: int, high: int, dim: str, dims: Mapping[str
     lows: set[Affine] = set()
     highs: set[Affine] = set()
     if coefficient == 1:  # low - rest <= dim < high - rest
-        if low > -FAR:
+        if low > -UNBOUNDED:
             lows.add(largest * -1 + low)
-        if high < FAR:
+        if high < UNBOUNDED:
             highs.add(smallest * -1 + high)
     else:  # rest - high < dim <= rest - low
-        if high < FAR:
+        if high < UNBOUNDED:
             lows.add(smallest - high + 1)
-        if low > -FAR:
+        if low > -UNBOUNDED:
             highs.add(largest - low + 1)
     return MaskSpan(frozenset(lows), frozenset(highs))
 

@@ -12,13 +12,14 @@ import numpy as np
 
 from .ir import Buf, Fetch, Let, Nest, Sort, Stmt, Trace, every, nodes
 
-ALIGNMENT = 64
+# Bytes: buffers of scratch memory and arrays of programs start at multiples of a cache line.
+BUFFER_ALIGNMENT = 64
 
 
 def padded_bytes(buf: Buf) -> int:
     """Bytes of a buffer in the arena."""
     size = max(buf.size, 1) * max(buf.dtype.itemsize, 1)
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
 
 def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dict[Buf, int], int]:

@@ -42,7 +42,7 @@ from pbkern.lower.values.values import ZERO
 # take one per step.
 MOST_ROUNDS = 24
 # Bytes in which elements are multiplied together: a tail of narrow ones starts at whole words.
-WORD = 4
+JOINT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def _shortened(nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> Nest:
             for arg in reduction.args
         )
         step = max(
-            WORD
+            JOINT_BYTES
             // min(arg.dtype.itemsize for reduction in nest.reductions for arg in reduction.args),
             1,
         )

@@ -14,10 +14,10 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import MAX_HEIGHT, Buf, Expr, Nest, Pool, Stmt, Write, with_bodies
 
 SINGLE = "one"  # a dimension of size 1
-# Operations of one nest, and how many statements before it a nest may be merged with: what keeps
-# the time for long bodies in proportion to their length. More operations than this fill no
-# processor's window anyway.
+# Most operations of a merged nest: keeps the time for long bodies in proportion to their length.
+# More operations fill no processor's window anyway.
 MAX_NODES = 1500
+# Most statements between two nests that are merged: keeps that time in proportion as well.
 MAX_DISTANCE = 64
 # Dimensions of one nest that are paired in any order with those of another.
 MOST_PERMUTED = 4

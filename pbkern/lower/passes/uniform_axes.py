@@ -239,8 +239,9 @@ def _unit(root: Buf, axis: int, groups: Mapping[Buf, list]) -> _Unit:
 
 
 def _groups(shape: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[set[int], set[int]]]:
-    """Runs of axes of two shapes of one size that hold the same elements, as short as they get: (4,
-    8, 3) and (32, 3) are ({0, 1}, {0}) and ({2}, {1}).
+    """Runs of axes of two shapes of one size that hold the same elements, as short as they get.
+
+    (4, 8, 3) and (32, 3) are ({0, 1}, {0}) and ({2}, {1}).
     """
     found, i, j = [], 0, 0
     while i < len(shape) or j < len(other):

@@ -19,8 +19,10 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, with_bodies
 from pbkern.lower.nest.reductions import IDENTITY
 
-# Components of a dimension that is taken apart, and nodes that a nest may have then.
-MOST, MOST_NODES = 4, 160
+# Most components of a dimension that is taken apart. Source: not recorded.
+MOST_COMPONENTS = 4
+# Most nodes of a nest after a dimension is taken apart: bounds code size.
+MOST_UNROLLED_NODES = 160
 # Fewer points than this are no loop worth having.
 FEW_POINTS = 32
 
@@ -59,7 +61,7 @@ def _axes_of_components(nests: Iterable[Nest]) -> set[Axis]:
         for buf, index in _accesses(nest)
         for axis, position in enumerate(index)
         if position.is_const
-        and 1 < buf.shape[axis] <= MOST
+        and 1 < buf.shape[axis] <= MOST_COMPONENTS
         and math.prod(nest.dims.values()) >= FEW_POINTS
     }
 
@@ -79,7 +81,7 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
                 points = math.prod(nest.dims.values()) // max(nest.dims[dim], 1)
                 if (
                     points >= FEW_POINTS
-                    and nest.dims[dim] * len(nest.nodes()) <= MOST_NODES
+                    and nest.dims[dim] * len(nest.nodes()) <= MOST_UNROLLED_NODES
                     and nest.dims[dim] == buf.shape[axis]
                 ):
                     return dim
@@ -102,7 +104,7 @@ def _unrolled(nest: Nest, dim: str, context) -> Nest:
 
 
 def sums_as_expressions(
-    nest: Nest, context, most: int = MOST, most_nodes: int = MOST_NODES
+    nest: Nest, context, most: int = MOST_COMPONENTS, most_nodes: int = MOST_UNROLLED_NODES
 ) -> Nest:
     """A nest whose reductions are over `most` elements, at most, as one without."""
     count = math.prod(nest.dims[rdim] for rdim in nest.rdims)

@@ -23,9 +23,10 @@ import numpy as np
 from pbkern.lower.nest.ir import Expr, Nest, Pool, Stmt, with_bodies
 
 UINT32 = np.dtype(np.uint32)
-FULL = 1 << 32
+# The number of values of 32 bits: what the upper half of a product is counted in.
+UINT32_VALUES = 1 << 32
 # What has more terms is taken as an unknown.
-MOST_TERMS = 12
+MOST_POLYNOMIAL_TERMS = 12
 
 Monomial = tuple[int, ...]  # sorted numbers of unknowns
 Polynomial = dict[Monomial, int]
@@ -100,7 +101,11 @@ class _Products:
         if expr.kind != "op" or expr.info.primitive != "add" or expr.dtype != UINT32:
             return None
         value = self._value(expr)
-        low = {monomial: term % FULL for monomial, term in value.terms.items() if term % FULL}
+        low = {
+            monomial: term % UINT32_VALUES
+            for monomial, term in value.terms.items()
+            if term % UINT32_VALUES
+        }
         if low.keys() <= {()}:
             return self._number(low.get((), 0))
         if (
@@ -158,7 +163,7 @@ class _Products:
 
     def _is_upper_half(self, product: Polynomial, high: Polynomial) -> bool:
         """Whether 0 <= product - 2**32 * high < 2**32, as a sum of remainders."""
-        rest, most = _sum(product, high, -FULL), 0
+        rest, most = _sum(product, high, -UINT32_VALUES), 0
         while True:
             quotients = [
                 (shifted.source.height, monomial[0], shifted)
@@ -169,7 +174,7 @@ class _Products:
                 and coeff % (1 << shifted.bits) == 0
             ]
             if not quotients:
-                return not rest and most < FULL
+                return not rest and most < UINT32_VALUES
             _, index, shifted = max(quotients, key=lambda quotient: quotient[:2])
             times = -rest[index,] >> shifted.bits
             rest = _sum(
@@ -183,7 +188,7 @@ class _Products:
 
     def _exact(self, expr: Expr) -> _Value:
         value = self._value(expr)
-        return self._unknown(expr, FULL - 1) if value.most is None else value
+        return self._unknown(expr, UINT32_VALUES - 1) if value.most is None else value
 
     def _unknown(self, unknown: Expr | _Quotient, most: int) -> _Value:
         if unknown not in self._numbers:
@@ -195,7 +200,9 @@ class _Products:
         if expr not in self._values:
             value = self._made(expr)
             self._values[expr] = (
-                value if len(value.terms) <= MOST_TERMS else self._unknown(expr, FULL - 1)
+                value
+                if len(value.terms) <= MOST_POLYNOMIAL_TERMS
+                else self._unknown(expr, UINT32_VALUES - 1)
             )
         return self._values[expr]
 
@@ -204,7 +211,7 @@ class _Products:
             constant = int(expr.info)
             return _Value({(): constant} if constant else {}, constant)
         if expr.kind != "op" or expr.dtype != UINT32:
-            return self._unknown(expr, FULL - 1)
+            return self._unknown(expr, UINT32_VALUES - 1)
         match expr.info.primitive, [arg.kind == "const" for arg in expr.args]:
             case "add", _:
                 affine, other = map(self._value, expr.args)
@@ -228,7 +235,7 @@ class _Products:
                 bits, affine = mask.bit_length(), self._exact(expr.args[0])
                 upper = self._shifted(expr.args[0], bits)
                 return _Value(_sum(affine.terms, upper.terms, -1 << bits), min(affine.most, mask))
-        return self._unknown(expr, FULL - 1)
+        return self._unknown(expr, UINT32_VALUES - 1)
 
     def _shifted(self, expr: Expr, bits: int) -> _Value:
         affine = self._exact(expr)
@@ -242,4 +249,4 @@ def _within(
     terms: Polynomial, left: _Value, right: _Value, largest: Callable[[int, int], int]
 ) -> _Value:
     most = None if left.most is None or right.most is None else largest(left.most, right.most)
-    return _Value(terms, most if most is not None and most < FULL else None)
+    return _Value(terms, most if most is not None and most < UINT32_VALUES else None)

@@ -14,6 +14,7 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.affine import Affine
 from pbkern.core.rules import RuleTable
+from pbkern.lower.nest.context import INT32_MAX
 from pbkern.lower.nest.ir import Buf, For, If, While
 from pbkern.lower.values.items import ControlItem, LetItem, StoreItem
 from pbkern.lower.values.scalar_evolution import known_bounds, simplified
@@ -23,7 +24,6 @@ from .elementwise import fold_index
 from .views import index_value
 
 RULES: RuleTable = RuleTable("control flow")
-INT32_MAX = int(np.iinfo(np.int32).max)
 STATE = ("swap", "addupdate", "masked_store")
 
 

@@ -21,7 +21,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.dsl import checks
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.primitives.breakpoint import breakpoint_p
-from pbkern.dsl.text.repro import LARGEST
+from pbkern.dsl.text.repro import LARGEST_OPERANDS
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Trace
 from pbkern.lower.values.items import ControlItem
@@ -111,7 +111,7 @@ def hands_over_operands(kernel: Kernel) -> bool:
     """Whether a failed check in this kernel can tell its operands: larger ones are not worth a file."""
     return (
         bool(checks.messages(kernel.body.jaxpr))
-        and sum(type_.nbytes for type_ in kernel.in_types) <= LARGEST
+        and sum(type_.nbytes for type_ in kernel.in_types) <= LARGEST_OPERANDS
     )
 
 

@@ -30,7 +30,7 @@ from pbkern.lower.values.values import ZERO, Index, Lazy, Literal, Stored, Value
 from .elementwise import always
 
 # Rows of fewer elements are stored one by one.
-SHORTEST_RUN = 4
+SHORTEST_STORED_ROW = 4
 
 
 @dataclass
@@ -256,7 +256,11 @@ class _Scatter:
         counters = [(self.builder.names("%i"), size) for size in self.place.gather_shape]
         at = dims_index(counters)
         body: list[Stmt] = self._elements(at, counters[-1:])
-        if counters and counters[-1][1] >= SHORTEST_RUN and self._is_row(at, counters[-1][0]):
+        if (
+            counters
+            and counters[-1][1] >= SHORTEST_STORED_ROW
+            and self._is_row(at, counters[-1][0])
+        ):
             body = self._row(at, *counters[-1], body)
         for name, count in reversed(counters[:-1]):
             body = [For(name, count, body)]

@@ -1,10 +1,10 @@
-"""scatter, scatter-add, ...: the operand is stored where the result goes, then a loop combines the
-updates with it, in order.
+"""scatter, scatter-add, ...: a loop combines updates with the operand.
 
-One step of the loop is one window: its start is computed, tested against the operand's bounds as
-`mode` says, and the window is a nest of its own, vectors along its last dimension. Indices and
-updates are read where they are needed, so that what makes them is computed there; those of windows
-of one element are made in strips where the target asks for them:
+The operand is stored where the result goes, then the loop takes the updates in order. One step of
+the loop is one window: its start is computed, tested against the operand's bounds as `mode` says,
+and the window is a nest of its own, vectors along its last dimension. Indices and updates are read
+where they are needed, so that what makes them is computed there; those of windows of one element
+are made in strips where the target asks for them:
 
     for i:  a[f(x[i])] += g(y[i])     ->     for each strip:  s[:] = f(x[strip]);  u[:] = g(y[strip])
                                                               for i:  a[s[i]] += u[i]
@@ -28,7 +28,8 @@ from pbkern.lower.nest.ir import Expr, Fetch, For, If, Let, Nest, Stmt, Write
 from pbkern.lower.values.store_hazards import is_stored_in
 from pbkern.lower.values.values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
-BOOL, INDEX = np.dtype(bool), np.dtype(np.int64)
+BOOL = np.dtype(bool)
+INDEX = np.dtype(np.int64)
 # Of a long window the first elements are asked for: prefetchers follow.
 FETCHED_ELEMENTS = 256
 

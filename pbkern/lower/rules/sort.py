@@ -1,4 +1,6 @@
-"""A sort of values -> its results: short lines stay in registers (sorting_network.py), others are stored and sorted there
+"""A sort of values -> its results.
+
+Short lines stay in registers (sorting_network.py), others are stored and sorted there
 (targets/cpu/emit/radix_sort.py).
 """
 

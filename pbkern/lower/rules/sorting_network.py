@@ -14,9 +14,12 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Expr
 from pbkern.lower.values.values import Index, Lazy, Value
 
-BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
-# Vector operations of a comparison and of the choice of one operand after it.
-COMPARE_COST, CHOICE_COST = 3.0, 1.0
+BOOL = np.dtype(bool)
+INT32 = np.dtype(np.int32)
+# Vector operations of comparing two keys. Source: not recorded.
+COMPARE_COST = 3.0
+# Vector operations of choosing one operand after a comparison. Source: not recorded.
+CHOICE_COST = 1.0
 
 
 def sorted_lines(builder, operands: list[Value], axis: int, keys: int) -> list[list[Value]]:

@@ -25,8 +25,10 @@ from pbkern.lower.values.values import (
     is_index_only,
 )
 
-# Vector operations that a gathered element and one of a contiguous window cost.
-GATHER_COST, RUN_COST = 12.0, 2.0
+# Vector operations that a gathered element costs. Source: not recorded.
+GATHER_COST = 12.0
+# Vector operations that an element of a contiguous window costs. Source: not recorded.
+RUN_COST = 2.0
 
 # rule(builder, eqn, operands: list[Value]) -> Value
 VIEWS: RuleTable = RuleTable("shape")

@@ -33,8 +33,9 @@ def along(axis: int) -> str:
 
 @dataclass
 class AffineArray:
-    """`value` over `along(d)` and the symbols of statements; `scalars`: names in it of values not
-    yet evaluated; `bounds` of symbols, where known.
+    """`value` over `along(d)` and the symbols of statements.
+
+    `scalars`: names in it of values not yet evaluated; `bounds` of symbols, where known.
     """
 
     value: Affine

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pbkern.lower.nest.index_tests import FAR
+from pbkern.lower.nest.index_tests import UNBOUNDED
 from pbkern.lower.nest.ir import Expr
 
 ORDERS = ("lt", "le", "gt", "ge")
@@ -83,7 +83,7 @@ class _Along:
             return UNKNOWN
         if self.dim not in test.symbols:
             return _together(step, cases)
-        if test.kind == "range" and (test.info[1] <= -FAR or test.info[2] >= FAR):
+        if test.kind == "range" and (test.info[1] <= -UNBOUNDED or test.info[2] >= UNBOUNDED):
             return _together(step, cases, choice=(test,))
         if test.kind != "op" or test.info.primitive not in ORDERS:
             return UNKNOWN

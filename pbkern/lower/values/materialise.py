@@ -25,12 +25,12 @@ from .values import (
 )
 
 # Values smaller than this are cheap wherever they are computed.
-SMALL = 64
+CHEAP_ELEMENTS = 64
 # How many of them may be computed from each other: every place that wants one, such as an index,
 # computes it again.
 SMALL_HEIGHT = 24
 # Values that a function of indices may consist of to be computed again wherever it is wanted.
-MOST_OF_INDICES = 16
+MOST_INDEX_VALUES = 16
 
 
 def uses(item) -> tuple[Value, ...]:
@@ -44,10 +44,10 @@ def uses(item) -> tuple[Value, ...]:
 
 
 def decide(items: list, builder) -> tuple[set[int], dict[int, tuple[int, ...]], dict[int, Value]]:
-    """(ids of the values to store, order of axes in memory where it is not the usual one, partial
-    sums that values may be stored over).
+    """(ids of the values to store, order of axes in memory, partial sums).
 
-    Values of no effect are left out.
+    The order is that where it is not the usual one; partial sums are those that values may be
+    stored over. Values of no effect are left out.
     """
     made = _Decision(items, builder, set())
     while tall := made.too_tall(items):
@@ -115,7 +115,7 @@ class _Decision:
 
     def _largest_height(self, value: Lazy) -> int:
         """Largest height of the expression of a value that others continue."""
-        small = math.prod(value.shape) < SMALL and not value.index_only
+        small = math.prod(value.shape) < CHEAP_ELEMENTS and not value.index_only
         return SMALL_HEIGHT if small else MAX_HEIGHT * 2 // 3
 
     def _ask(self, value: Value, place, forced: bool = False) -> None:
@@ -217,7 +217,12 @@ class _Decision:
         So each product of a sum is added where its accumulators end, and sums are passed on instead
         of products.
         """
-        if len(places) != 1 or value.is_view or value.guard or math.prod(value.shape) < SMALL:
+        if (
+            len(places) != 1
+            or value.is_view
+            or value.guard
+            or math.prod(value.shape) < CHEAP_ELEMENTS
+        ):
             return False
         ((root, ix),) = places
         if root not in self.hosts and all(
@@ -279,7 +284,7 @@ class _Decision:
             self._is_contract_operand(root) and self._reuse(root, ix) > 1 for root, ix in places
         ):
             return True
-        if math.prod(value.shape) < SMALL:
+        if math.prod(value.shape) < CHEAP_ELEMENTS:
             return False
         if cost * (len(places) - 1) > self.price:
             return True
@@ -340,7 +345,7 @@ class _Decision:
         ((root, ix),) = request.places
         if (
             self.costs.get(root, 0.0) > 2 * self.price
-            and math.prod(value.shape) >= SMALL
+            and math.prod(value.shape) >= CHEAP_ELEMENTS
             and self._sums_lanes(value)
         ):
             return False  # its results are scalars; what follows is cheaper in vectors of them
@@ -379,7 +384,7 @@ class _Decision:
 def _is_free(value: Value) -> bool:
     """A stored value seen through index maps alone, or a short function of indices, such as a mask."""
     if isinstance(value, Lazy) and value.index_only:
-        return _count(value, MOST_OF_INDICES) <= MOST_OF_INDICES
+        return _count(value, MOST_INDEX_VALUES) <= MOST_INDEX_VALUES
     while isinstance(value, Lazy) and value.is_view and len(value.operands) == 1:
         value = value.operands[0]
     return isinstance(value, (Stored, Literal))

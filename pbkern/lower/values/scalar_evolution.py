@@ -20,9 +20,9 @@ from pbkern.lower.nest.ir import Expr, nodes
 from .values import Lazy, Literal, Value
 
 # Every place that wants a known scalar computes it: taller ones are stored.
-MAX_HEIGHT = 24
+MOST_SCALAR_HEIGHT = 24
 # Grid indices and counters that are tried.
-MOST_POINTS = 1 << 14
+MOST_TRIED_POINTS = 1 << 14
 
 
 class _Undefined(Exception):
@@ -87,7 +87,7 @@ def simplified(builder, value: Lazy) -> Value:
         found = bounds_of(builder, expr)
         if found is not None and found[0] == found[1]:
             return Literal((), value.dtype, value.dtype.type(found[0]))
-    if expr.height > MAX_HEIGHT:
+    if expr.height > MOST_SCALAR_HEIGHT:
         return value
     return Lazy((), value.dtype, (), lambda ix: (), lambda pool, ix, xs: expr, index_only=True)
 
@@ -120,7 +120,7 @@ def bounds_of(builder, expr: Expr) -> tuple[int, int] | None:
     if expr.kind == "index":
         return interval(expr.info, builder.bounds)
     ranges = [builder.bounds.get(symbol) for symbol in sorted(expr.symbols)]
-    if None in ranges or math.prod(high - low + 1 for low, high in ranges) > MOST_POINTS:
+    if None in ranges or math.prod(high - low + 1 for low, high in ranges) > MOST_TRIED_POINTS:
         return None
     axes = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges), indexing="ij")
     found = values_at(expr, dict(zip(sorted(expr.symbols), axes)))

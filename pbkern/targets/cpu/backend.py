@@ -12,7 +12,7 @@ from pbkern.lower.kernel_nests import KernelNests
 from pbkern.targets.cpu.codegen.host import LoweredProgram, emit_host, starts_anywhere
 from pbkern.targets.cpu.codegen.kernel import LoweredKernel, emit
 
-from .lower_options import NEVER, LowerOptions
+from .lower_options import NEVER_BYTES, LowerOptions
 from .machine import CpuMachine, VectorBits, detected_machine
 from .params import CompilerParams
 from .passes import CPU_PASSES
@@ -57,7 +57,7 @@ class CpuBackend:
             # With its operands and what others keep there, such a result leaves the last-level
             # cache before it is read. With its reader counted, 8 MB of 32 lose 13 % if all was in
             # the cache before, gain 20 % if not; 12 MB gain either way.
-            stream_bytes=NEVER if through else machine.l3_bytes * 3 // 8,
+            stream_bytes=NEVER_BYTES if through else machine.l3_bytes * 3 // 8,
             # 16 MB of 32 that are made of almost nothing, call after call: 0.20 ms through the
             # cache, 0.43 past it.
             stream_traffic=machine.l3_bytes * 5 // 8,

@@ -9,9 +9,10 @@ from pbkern.lower.build_options import BuildOptions, SortScratch
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .machine import FAR_BYTES, LINE_BYTES
-from .sorting import MOST_OPERATIONS, SHORT_LINE, RadixScratch
+from .sorting import LONGEST_REGISTER_LINE, MOST_NETWORK_OPERATIONS, RadixScratch
 
-NEVER = 1 << 62
+# Bytes that no array has.
+NEVER_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class LowerOptions(BuildOptions):
     op_costs: Mapping[str, float] = field(default_factory=lambda: COST, hash=False, repr=False)
     short_row: int = 64
     sort_scratch: SortScratch = RadixScratch()
-    short_line: int = SHORT_LINE
-    short_line_operations: int = MOST_OPERATIONS
+    short_line: int = LONGEST_REGISTER_LINE
+    short_line_operations: int = MOST_NETWORK_OPERATIONS
     scatter_strip: int = 1024
     fetch_ahead: int = 16
     fetch_bytes: int = FAR_BYTES
@@ -49,5 +50,5 @@ class LowerOptions(BuildOptions):
     vnni: bool = False
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
-    stream_bytes: int = NEVER
+    stream_bytes: int = NEVER_BYTES
     stream_traffic: int = 0

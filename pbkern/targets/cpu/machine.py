@@ -27,15 +27,27 @@ CGROUP_V2 = (pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/sys/fs/cgroup/unifie
 CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
 # Of a cache line, on all processors so far.
 LINE_BYTES = 64
-# Rows of operands this many bytes apart, or a multiple, share few cache sets: 64 sets of 64-byte
-# lines. Rows that at least so many points share are copied, so that they do not.
-CONFLICT_BYTES, ROW_REUSE = 2048, 256
+# Rows of operands this many bytes apart, or a multiple, share few cache sets. Source: 64 sets of
+# 64-byte lines.
+CONFLICT_BYTES = 2048
+# Points that must share such rows before copying them apart pays. Source: not recorded.
+ROW_REUSE = 256
+# Elements by which copied rows are longer, so that they do not fall into one cache set. Source: not
+# recorded.
+ROW_PADDING = 16
+# Rows of an operand that are read side by side: by a sum over rows, and by products of few rows
+# with a far operand. Source: not recorded.
+ROWS_AT_ONCE = 8
 # Columns for which a copy pays of rows whose elements are in lines apart, more lines than the
 # nearest cache holds.
 SCATTERED_REUSE = 48
-# A load waits for an earlier store whose address has the same last bits (4K aliasing), as those of
-# the last few rows may. (AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.)
-ALIAS_BYTES, ALIAS_NEAR_BYTES, ALIAS_ROWS = 4096, 576, 5
+# A load waits for an earlier store whose address is the same modulo this many bytes (4K aliasing).
+# Measured on AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.
+ALIAS_BYTES = 4096
+# Bytes between two such addresses below which they count as the same. Measured the same way.
+ALIAS_NEAR_BYTES = 576
+# Last rows whose stores a load may wait for. Measured the same way.
+ALIAS_ROWS = 5
 # Cycles of transposing one element of a contraction in registers, between caches.
 TRANSPOSE_CYCLES = 0.5
 # Arrays of this size and more do not fit the caches of one core.

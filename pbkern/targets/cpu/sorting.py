@@ -8,14 +8,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Lines of up to this many elements are sorted in registers, if that takes no more operations than
-# one nest holds.
-SHORT_LINE, MOST_OPERATIONS = 16, 1600
-# Cycles of a pass over a digit, for one element in it, and for one value of the digit; of making a
-# key or reading an operand's element. Measured on Zen 5 with lines of 17 to 20000 elements.
-PASS_CYCLES, MOVE_CYCLES, COUNT_CYCLES, ENDS_CYCLES = 200.0, 3.5, 0.9, 4.0
-# Cycles of comparing one key with a vector of others.
-COMPARE_CYCLES, RANK_VECTOR_BITS = 1.8, 512
+# Elements of the longest line that is sorted in registers. Source: not recorded.
+LONGEST_REGISTER_LINE = 16
+# Most operations of a sort in registers: what one nest holds.
+MOST_NETWORK_OPERATIONS = 1600
+# Cycles of a pass over a digit, whatever the length. Measured on Zen 5 with lines of 17 to 20000
+# elements.
+PASS_CYCLES = 200.0
+# Cycles of a pass for one element. Measured the same way.
+MOVE_CYCLES = 3.5
+# Cycles of a pass for one value of the digit. Measured the same way.
+COUNT_CYCLES = 0.9
+# Cycles of making a key or reading an operand's element. Measured the same way.
+ENDS_CYCLES = 4.0
+# Cycles of comparing one key with a vector of others. Source: not recorded.
+COMPARE_CYCLES = 1.8
+# Bits of such a vector.
+RANK_VECTOR_BITS = 512
 # More values of a digit than this do not have their own cache lines in L1.
 MAX_DIGIT_BITS = 11
 
@@ -57,13 +66,16 @@ def line_cycles(length: int, dtypes, keys: int) -> float:
     return passes + length * ENDS_CYCLES * len(dtypes)
 
 
-# Candidates for each element that is wanted where lines are not sorted as a whole, and at least.
-CANDIDATES, FEWEST_CANDIDATES = 4, 64
+# Candidates for each element that is wanted where lines are not sorted as a whole. Source: not
+# recorded.
+CANDIDATES_PER_RESULT = 4
+# Fewest candidates. Source: not recorded.
+FEWEST_CANDIDATES = 64
 
 
 def head_length(length: int, first: int) -> int | None:
     """Number of candidates for the `first` elements of a sorted line that are sorted together; None: all elements."""
-    head = max(CANDIDATES * first, FEWEST_CANDIDATES)
+    head = max(CANDIDATES_PER_RESULT * first, FEWEST_CANDIDATES)
     return head if first > 0 and 2 * head <= length else None
 
 

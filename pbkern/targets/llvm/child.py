@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import llvmlite.binding as llvm
 
 ENTRY = "pbk_main"
-# between requests; after them memory is worth more than the 0.15 s of a new process
+# Seconds between requests; after them memory is worth more than the 0.15 s of a new process.
 IDLE_SECONDS = 60
 
 

@@ -25,18 +25,19 @@ from pbkern.core.errors import InternalError, TargetError
 
 CHILD = pathlib.Path(__file__).with_name("child.py")
 # A large library takes seconds; LLVM that does not come back is stopped.
-SECONDS = 600
+MOST_LLVM_SECONDS = 600
 # Children that wait for requests; each has 65 MB, most of it LLVM's library, which they share.
 MOST_IDLE = 2
 # Characters of what LLVM printed last that an error shows.
-SHOWN = 1500
+SHOWN_CHARACTERS = 1500
 
 
 def require_llvmlite(what: str, hint: str) -> str:
     """llvmlite's version. Raises TargetError where it is not installed.
 
     Args:
-      what: it makes. hint: command that installs it.
+      what: it makes.
+      hint: command that installs it.
     """
     try:
         version = importlib.metadata.version("llvmlite")
@@ -53,7 +54,9 @@ def code(request: Mapping[str, Any], texts: Sequence[Sequence[str]], what: str) 
     """Each kind of code that a request asks for (child.py). llvmlite is installed.
 
     Args:
-      texts: of all modules. what: the code is of, in messages.
+      request: what child.py is to make.
+      texts: of all modules.
+      what: the code is of, in messages.
     Raises InternalError where LLVM refuses a text, ends its process, or does not come back.
     """
     data = [[text.encode() for text in module] for module in texts]
@@ -82,7 +85,7 @@ def code(request: Mapping[str, Any], texts: Sequence[Sequence[str]], what: str) 
             raise _error(what, e) from None
     _give_back(child)
     if "error" in sizes:
-        raise _error(what, f"its text does not parse: {sizes['error'][:SHOWN]}")
+        raise _error(what, f"its text does not parse: {sizes['error'][:SHOWN_CHARACTERS]}")
     return results
 
 
@@ -139,7 +142,7 @@ class _Child:
             late.set()
             self.process.kill()
 
-        stop = threading.Timer(SECONDS, too_late)
+        stop = threading.Timer(MOST_LLVM_SECONDS, too_late)
         stop.daemon = True
         stop.start()
         try:
@@ -152,11 +155,11 @@ class _Child:
         if found is None:
             status = self.end()
             if late.is_set():
-                raise _Ended(f"it was stopped after {SECONDS} s", is_late=True)
+                raise _Ended(f"it was stopped after {MOST_LLVM_SECONDS} s", is_late=True)
             self.said.seek(before)
             printed = self.said.read().decode(errors="replace").strip()
             ended = f"signal {-status}" if status < 0 else f"exit status {status}"
-            raise _Ended(f"its process ended with {ended}: {printed[-SHOWN:]}")
+            raise _Ended(f"its process ended with {ended}: {printed[-SHOWN_CHARACTERS:]}")
         return found
 
     def _answer(self, sent: bytes) -> tuple[dict[str, Any], dict[str, bytes]] | None:

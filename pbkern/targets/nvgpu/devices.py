@@ -57,9 +57,10 @@ DEFAULT = "sm_90a"
 
 
 def of_capability(major: int, minor: int) -> NvDeviceKind:
-    """The newest architecture of a device's major version that is not newer than it: a device runs
-    such code (CUDA C++ Programming Guide, binary compatibility). Raises OptionError where there is
-    none.
+    """The newest architecture of a device's major version that is not newer than it.
+
+    A device runs such code (CUDA C++ Programming Guide, binary compatibility). Raises OptionError
+    where there is none.
     """
     runs = [
         kind

@@ -1,5 +1,7 @@
-"""ptxas: PTX -> machine code, and what it says of registers and memory. Found in nvidia-cuda-nvcc's wheel, a toolkit, or
-PATH. What it made is kept on disk, by text, architecture and version.
+"""ptxas: PTX -> machine code, and what it says of registers and memory.
+
+It is found in nvidia-cuda-nvcc's wheel, a toolkit, or PATH. What it made is kept on disk, by text,
+architecture and version.
 """
 
 from __future__ import annotations

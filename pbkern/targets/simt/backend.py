@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from pbkern.core.errors import ScheduleError
+from pbkern.core.machine import MOST_BLOCK_THREADS
 from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
@@ -17,10 +18,8 @@ from .options import ThreadOptions
 from .params import ThreadParams, of_kernel
 from .passes import THREAD_PASSES
 
+# Threads of a block where its author names no number: four warps of 32. Source: not recorded.
 DEFAULT_THREADS = 128
-# Of a block. Sources: CUDA C++ Programming Guide, technical specifications; HIP programming guide,
-# hardware features.
-MOST_THREADS = 1024
 
 
 class ThreadBackend:
@@ -53,13 +52,13 @@ class ThreadBackend:
                 hint=f"leave {field} at its default",
             )
         threads = warp * p.num_warps if p.num_warps else DEFAULT_THREADS
-        if threads > MOST_THREADS:
+        if threads > MOST_BLOCK_THREADS:
             raise ScheduleError(
                 f"kernel `{kernel.name}` asks for num_warps={p.num_warps}",
                 at=kernel.defined_at or None,
                 why=f"these are {threads} threads of {warp} in a warp; a block of {self.kind.architecture} has at most "
-                f"{MOST_THREADS}",
-                hint=f"num_warps={MOST_THREADS // warp}",
+                f"{MOST_BLOCK_THREADS}",
+                hint=f"num_warps={MOST_BLOCK_THREADS // warp}",
             )
         return ThreadOptions(
             semantics=p.dimension_semantics,

@@ -1,6 +1,6 @@
 """ThreadCosts: a GPU's Machine as the fuser asks it: the CPU's formulas for steps and traffic, and what differs for blocks.
 
-A core of the Machine is the place of one block: RESIDENT of them share a multiprocessor, its
+A core of the Machine is the place of one block: RESIDENT_BLOCKS of them share a multiprocessor, its
 arithmetic, and its near memory, out of which scratch of a program comes. Few blocks, or blocks so
 large that few fit beside each other, leave bandwidth and arithmetic idle. Stores do not read what
 they overwrite.
@@ -20,7 +20,7 @@ from pbkern.fuse.cost.kinds import UNOVERLAPPED, nbytes
 from pbkern.fuse.cost.model import Cost
 from pbkern.targets.cpu.costs.model import CpuCosts
 
-from .machine import IN_FLIGHT_BYTES, RESIDENT
+from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 
 # What the CPU's formulas take for granted of few programs: this part of the memory's bandwidth.
 CPU_LEAST_PARALLEL = 0.6
@@ -35,7 +35,7 @@ class ThreadCosts(CpuCosts):
     @property
     def near_bytes(self) -> int:
         """A block may have all of it."""
-        return self.l2_bytes * RESIDENT
+        return self.l2_bytes * RESIDENT_BLOCKS
 
     @property
     def scratch_bytes(self) -> int:
@@ -59,9 +59,9 @@ class ThreadCosts(CpuCosts):
         stores = sum((nbytes(var.aval) / self.far_bandwidth(nbytes(var.aval)) for var in made), 0.0)
         memory = found.memory * max(parallel, CPU_LEAST_PARALLEL) - stores
         beside = min(
-            self.near_bytes // max(found.scratch, 1), RESIDENT
+            self.near_bytes // max(found.scratch, 1), RESIDENT_BLOCKS
         )  # blocks whose scratch fits one multiprocessor
-        idle = RESIDENT / max(beside, 1)
+        idle = RESIDENT_BLOCKS / max(beside, 1)
         loads = min(found.working_set / IN_FLIGHT_BYTES, 1.0)
         in_flight = max(min(found.programs, self.cores / idle) * loads / self.cores, 1e-9)
         compute, memory = (

@@ -12,7 +12,7 @@ from pbkern.core.options import nearest
 Put = Callable[[str], str]  # appends `name = text`, returns the name
 
 # MLIR's number of the memory that a thread block shares; the same at both vendors.
-SHARED = 3
+SHARED_SPACE = 3
 
 
 class VendorCode(Protocol):
@@ -159,6 +159,9 @@ def kind_of_name(name: str, kinds: Mapping[str, K], products: Mapping[str, str],
     Raises OptionError.
 
     Args:
+      name: of an architecture or a product.
+      kinds: name of an architecture -> kind.
+      products: name of a product -> name of its architecture.
       what: the kinds are, in messages.
     """
     architecture = products.get(name.lower(), name.lower())

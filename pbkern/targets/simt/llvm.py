@@ -12,7 +12,7 @@ from pbkern.targets.llvm import literals, process
 from .emit.kernel import ThreadFunction
 
 # Of LLVM's passes and of its code generation.
-LEVEL = 3
+DEVICE_OPT_LEVEL = 3
 _KERNEL = re.compile(r"^define [^@]*_kernel void @([\w.$]+)", re.MULTILINE)
 # The CPU's kernel passes for one function, with places of 32 or 64 bits, and the operations that
 # only a vendor has. Vectors are converted while loops and branches have no blocks: that pass merges
@@ -37,8 +37,9 @@ def ir_of(function: ThreadFunction, vendor: tuple[str, ...], attributes: Mapping
     """LLVM IR of a kernel. Raises InternalError.
 
     Args:
-      vendor: passes for operations that only a vendor has. attributes: of the kernel in the LLVM
-        dialect, as MLIR text.
+      function: the kernel.
+      vendor: passes for operations that only a vendor has.
+      attributes: of the kernel in the LLVM dialect, as MLIR text.
     """
     api = mlir.bindings()
     passes = _PASSES.format(
@@ -68,7 +69,7 @@ def code(ir: str, triple: str, kinds: Sequence[str], **machine: str) -> dict[str
     name = _KERNEL.search(ir)
     request = {
         "triple": triple,
-        "level": LEVEL,
+        "level": DEVICE_OPT_LEVEL,
         "machine": machine,
         "kinds": list(kinds),
         "library": None,

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pbkern.core.machine import Machine
 
 # Blocks that share a multiprocessor, each with one of its four schedulers.
-RESIDENT = 4
+RESIDENT_BLOCKS = 4
 # Of loads that a block of 128 threads has under way, two of 16 bytes each: at a latency of some 600
 # ns, 528 such blocks keep 3.6 TB/s busy. An order of magnitude, not measured here; see CUDA C++
 # Best Practices Guide, "Occupancy".
 IN_FLIGHT_BYTES = 4096
-# Of a launch in a stream, and of one block's start. Source: order of magnitude in NVIDIA's
-# developer blog "Getting Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to
-# 9 without; not measured here.
-LAUNCH_SECONDS, BLOCK_SECONDS = 3e-6, 2e-7
+# Seconds of a launch in a stream. Source: order of magnitude in NVIDIA's developer blog "Getting
+# Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured
+# here.
+LAUNCH_SECONDS = 3e-6
+# Seconds of one block's start. An order of magnitude, not measured here.
+BLOCK_SECONDS = 2e-7
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ def machine(name: str, figures: Figures, warp: int, source: str) -> Machine:
     specs = figures
     return Machine(
         name=name,
-        cores=RESIDENT * specs.multiprocessors,
+        cores=RESIDENT_BLOCKS * specs.multiprocessors,
         vector_bits=32 * warp,
-        l1_bytes=specs.near // (2 * RESIDENT),
-        l2_bytes=specs.near // RESIDENT,
+        l1_bytes=specs.near // (2 * RESIDENT_BLOCKS),
+        l2_bytes=specs.near // RESIDENT_BLOCKS,
         l3_bytes=specs.cache,
         dram_bandwidth=specs.bandwidth,
         l3_bandwidth=2.5 * specs.bandwidth,

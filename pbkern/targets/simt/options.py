@@ -12,7 +12,7 @@ from pbkern.lower.build_options import BuildOptions, SortScratch
 from .device import NVIDIA, VendorCode
 
 # Lines of up to this many elements are sorted by one thread each, without other memory.
-SHORT_LINE = 32
+LONGEST_THREAD_LINE = 32
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,11 @@ class MergeScratch:
     def __call__(
         self, length: int, dtypes: Sequence, keys: int, first: int
     ) -> list[tuple[tuple[int, ...], np.dtype]]:
-        return [((length,), np.dtype(dtype)) for dtype in dtypes] if length > SHORT_LINE else []
+        return (
+            [((length,), np.dtype(dtype)) for dtype in dtypes]
+            if length > LONGEST_THREAD_LINE
+            else []
+        )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pbkern.core.errors import OptionError
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets.params import CheckedParams, is_count
 
+# Most warps of a block: 1024 threads, of which a warp has 32 or more.
 MOST_WARPS = 32
 
 

@@ -440,7 +440,7 @@ def test_loading_the_threads_leaves_the_environment_as_it_was(chosen, monkeypatc
         assert memory._openmp() == memory.OPENMP
     assert dict(os.environ) == before
     assert {n: v for n, v in seen.items() if n in memory.WAITING} == (
-        chosen or {"GOMP_SPINCOUNT": memory.SPINS}
+        chosen or {"GOMP_SPINCOUNT": memory.OPENMP_SPINS}
     )
 
 

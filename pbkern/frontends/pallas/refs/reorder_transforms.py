@@ -64,7 +64,9 @@ def before(
     """(Runs of t's operand, the transform of what they take), or None if they would have to take more.
 
     Args:
-      transform: a reshape, transpose or bitcast of a value of this shape and dtype.
+      transform: a reshape, transpose or bitcast.
+      shape: of the value that it is applied to.
+      dtype: of that value.
       taken: Runs of its result.
     """
     match transform:

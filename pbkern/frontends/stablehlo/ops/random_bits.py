@@ -15,8 +15,9 @@ ALGORITHMS = {"DEFAULT": "RNG_DEFAULT", "THREE_FRY": "RNG_THREE_FRY"}
 # Random123.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-ROUNDS = 10
-WORDS = 4  # of 32 bits per counter
+# Rounds of Philox 4x32 (same paper).
+PHILOX_ROUNDS = 10
+PHILOX_WORDS = 4  # of 32 bits per counter
 
 
 @rule("stablehlo.rng_bit_generator")
@@ -47,7 +48,7 @@ def _philox(state, shape, dtype):
     """(state behind, bits): a key, then a counter of 64 or 128 bits, which counts blocks of four words."""
     size = int(np.prod(shape))
     words = -(-size * max(dtype.itemsize, 4) // 4)
-    count = -(-words // WORDS)
+    count = -(-words // PHILOX_WORDS)
     low = state[1] + jnp.arange(count, dtype="uint64")
     high = (state[2] if state.shape[0] == 3 else np.uint64(0)) + (low < state[1]).astype("uint64")
     bits = jnp.stack(_block(_halves(low) + _halves(high), _halves(state[0])), -1).reshape(-1)[
@@ -70,7 +71,7 @@ def _halves(x) -> list:
 
 def _block(counter: list, key: list) -> list:
     """Four words of bits of a counter of four words."""
-    for _ in range(ROUNDS):
+    for _ in range(PHILOX_ROUNDS):
         (l0, h0), (l1, h1) = (
             _halves(word.astype("uint64") * np.uint64(multiplier))
             for word, multiplier in zip(counter[::2], MULTIPLIERS)

@@ -13,8 +13,10 @@ from pbkern.core.errors import UnsupportedOp
 
 from .table import op
 
-# Rows of queries at a time in the gradient of causal attention, and the most parts of them.
-ROWS, PARTS = 128, 4
+# Fewest rows of queries at a time in the gradient of causal attention. Source: not recorded.
+FEWEST_QUERY_ROWS = 128
+# Most parts of the rows of queries in the gradient of causal attention. Source: not recorded.
+MOST_QUERY_PARTS = 4
 
 
 def _scores(q, k, causal, mask, scale, first=0):
@@ -75,7 +77,11 @@ def attention_backward(call, g, q, k, v, made, sums, dropout, causal, *, attn_ma
     heads, (num_queries, _), num_keys = k.shape[-3], q.shape[-2:], k.shape[-2]
     k, v = (_shared(x, q.shape[-3]) for x in (k, v))
     parted = causal and attn_mask is None
-    rows = max(-(-num_queries // PARTS), ROWS) if parted else max(num_queries, 1)
+    rows = (
+        max(-(-num_queries // MOST_QUERY_PARTS), FEWEST_QUERY_ROWS)
+        if parted
+        else max(num_queries, 1)
+    )
     to_q, to_keys = [], []
     for first in range(0, max(num_queries, 1), rows):
         keys = min(first + rows, num_keys) if parted else num_keys

@@ -82,7 +82,7 @@ def _max_pool_rule(rank):
 
 
 # Most elements of a window that are compared one by one; larger windows find places in a loop.
-MAX_WINDOW = 64
+MOST_COMPARED = 64
 
 
 def _max_pool_gradient(rank):
@@ -90,7 +90,7 @@ def _max_pool_gradient(rank):
         """The greatest element of a window gets its gradient: the first of equal ones, the last NaN."""
         config = (rank, kernel, stride, padding, dilation, ceil)
         window, strides, spread, pads = _windows(x, *config)
-        if math.prod(window) > MAX_WINDOW:
+        if math.prod(window) > MOST_COMPARED:
             return _added_at(_max_places(x, *config), g, x.shape, rank)
         winner = _winners(x, rank, g.shape, window, strides, spread, pads)
         if max(spread) == 1:

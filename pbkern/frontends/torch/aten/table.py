@@ -128,9 +128,10 @@ def arguments_of(
 def check_numbers(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: np.dtype | None
 ) -> None:
-    """Raises UnsupportedOp for a number that the type of the result does not hold: Torch, which
-    then runs the operator, has an error for it. Operands of arithmetic and comparisons wrap
-    instead.
+    """Raises UnsupportedOp for a number that the type of the result does not hold.
+
+    Torch, which then runs the operator, has an error for it. Operands of arithmetic and comparisons
+    wrap instead.
     """
     given = [*args, *kwargs.values()]
     names = [
@@ -189,8 +190,9 @@ def as_type(x: Any, dtype: np.dtype) -> Any:
 
 
 def _wrapped(x: Any, dtype: np.dtype) -> Any:
-    """Floats as integers like Torch on x86: cvttss2si to 32 or 64 bits, whose result is the least
-    integer for what is out of range and for NaN, of which the lower bits are kept.
+    """Floats as integers like Torch on x86: cvttss2si to 32 or 64 bits.
+
+    Its result is the least integer for what is out of range and for NaN; the lower bits are kept.
     """
     x = x.astype(np.float32) if x.dtype.itemsize == 2 else x
     if dtype == np.uint64:
@@ -212,8 +214,10 @@ def _cut(x: Any, dtype: Any) -> Any:
 
 
 def operands(call: Call, *args: Any) -> list[Any]:
-    """Arguments in the type in which Torch computes: that of the result, or float32 for shorter
-    ones beside a number, which Torch does not round to them.
+    """Arguments in the type in which Torch computes.
+
+    It is the type of the result, or float32 for shorter types beside a number, which Torch does not
+    round to them.
     """
     short = call.dtype.itemsize == 2 and jnp.issubdtype(call.dtype, jnp.floating)
     dtype = (

@@ -33,6 +33,7 @@ from pbkern.core.process import disk_cache, gc_pause, progress, recursion
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
+from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 from pbkern.lower.rules.debug_callbacks import TRACE
 from pbkern.targets import mlir
 from pbkern.targets.backend import device_functions
@@ -41,7 +42,7 @@ from pbkern.targets.cpu.passes import CPU_PASSES
 
 from . import cache_key, callbacks, known_failures, lifetime, object_files
 from . import elf_loader as objects
-from .host import ALIGNMENT, LoweredProgram, default_threads, emit_host
+from .host import LoweredProgram, default_threads, emit_host
 from .kernel import LoweredKernel, emit
 from .memory_message import give_message, memory_message
 from .runtime import xla
@@ -167,8 +168,8 @@ class LoadedProgram:
 
 def _aligned(spec: ArrayType) -> np.ndarray:
     """A new array that starts at a cache line, as XLA's do."""
-    memory = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
+    memory = np.empty(spec.nbytes + BUFFER_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % BUFFER_ALIGNMENT
     return memory[start : start + spec.nbytes].view(spec.dtype).reshape(spec.shape)
 
 
@@ -184,8 +185,9 @@ def compile_program(
     Raises UnsupportedOp or InternalError.
 
     Args:
-      options_of, threads_of: what lowering takes of each kernel; by default LowerOptions() and
-        every core.
+      program: launches of kernels, in order.
+      options_of: what lowering takes of each kernel; by default LowerOptions().
+      threads_of: how many threads a kernel may use; by default every core.
       opt_level: of LLVM; None: as its loops need.
       key: content.program_key of these arguments, where the caller has made it.
     """

@@ -25,7 +25,6 @@ from .elf_loader import PAGE, Image
 from .runtime import arena, openmp, serial
 
 PARALLEL = "_mlir_ciface_pbk_parallel"
-HUGE_BYTES = arena.HUGE_BYTES
 CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads", "omp_in_parallel")
 # A forked process counts as a parallel region: it stands in for omp_in_parallel.
 _INSIDE = """
@@ -43,10 +42,10 @@ func.func @pbk_in_parallel() -> i32 {
 
 
 def entry(compiled: LoadedProgram, openmp_library: str | None) -> Callable[[Any], None]:
-    """f(addresses): runs the program on addresses of inputs, then results, which start at cache
-    lines: a ctypes array or bytes.
+    """f(addresses): runs the program on addresses of inputs, then results.
 
-    Raises MemoryError where there is no memory for temporaries.
+    The arrays start at cache lines; `addresses` is a ctypes array or bytes. Raises MemoryError
+    where there is no memory for temporaries.
 
     openmp_library: file of a library that is an OpenMP runtime or is linked to one; None: the
     calling thread does all.

@@ -20,10 +20,30 @@ from typing import Any
 from pbkern.core.errors import InternalError
 
 PAGE = mmap.PAGESIZE
-ALLOC, WRITE, TLS = 0x2, 0x1, 0x400
-RELA, NOBITS, SYMTAB, INIT_ARRAY, UNWIND = 4, 8, 2, 14, 0x70000001
-UNDEFINED, ABSOLUTE, RESERVED = 0, 0xFFF1, 0xFF00
-WEAK = 2
+# Bit of a section's flags: it is in memory. Source of all numbers here: elf.h, System V ABI.
+SHF_ALLOC = 0x2
+# Bit of a section's flags: it is written to.
+SHF_WRITE = 0x1
+# Bit of a section's flags: each thread has its own.
+SHF_TLS = 0x400
+# Kind of a section: relocations with addends.
+SHT_RELA = 4
+# Kind of a section: zeros that the file does not hold.
+SHT_NOBITS = 8
+# Kind of a section: the table of symbols.
+SHT_SYMTAB = 2
+# Kind of a section: functions to call first.
+SHT_INIT_ARRAY = 14
+# Kind of a section: unwind tables (System V ABI, AMD64 supplement).
+SHT_X86_64_UNWIND = 0x70000001
+# Section number of a symbol that the object lacks.
+SHN_UNDEF = 0
+# Section number of a symbol whose value is no address in a section.
+SHN_ABS = 0xFFF1
+# The first section number with a meaning of its own.
+SHN_LORESERVE = 0xFF00
+# Binding of a symbol that may be missing.
+STB_WEAK = 2
 # R_X86_64_{64, PC32, PLT32, 32, 32S, PC64} -> (whether relative to the place, format).
 RELOCATIONS = {
     1: (False, "<Q"),
@@ -88,14 +108,14 @@ class Image:
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         for n, at in places.items():
             part = sections[n]
-            if part.kind != NOBITS:
+            if part.kind != SHT_NOBITS:
                 self.memory[at : at + part.size] = _slice(content, part)
-        table = next((section for section in sections if section.kind == SYMTAB), None)
+        table = next((section for section in sections if section.kind == SHT_SYMTAB), None)
         names, values = _symbols(
             content, sections, table, {n: base + at for n, at in places.items()}, symbols
         )
         for part in sections:
-            if part.kind == RELA and part.info in places:
+            if part.kind == SHT_RELA and part.info in places:
                 self._relocate(_slice(content, part), places[part.info], base, names, values)
         self.defined = {
             name: value for name, (value, here) in zip(names, values) if here and value is not None
@@ -128,7 +148,7 @@ class Image:
 def undefined_symbols(content: bytes) -> set[str]:
     """Names that an object file expects others to define."""
     sections = _sections(content)
-    table = next((section for section in sections if section.kind == SYMTAB), None)
+    table = next((section for section in sections if section.kind == SHT_SYMTAB), None)
     names, values = _symbols(content, sections, table, {}, {}, search=False)
     return {name for name, (value, here) in zip(names, values) if name and not here}
 
@@ -153,12 +173,14 @@ def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
     needed = [
         n
         for n, section in enumerate(sections)
-        if section.flags & ALLOC and section.kind != UNWIND and section.name != ".eh_frame"
+        if section.flags & SHF_ALLOC
+        and section.kind != SHT_X86_64_UNWIND
+        and section.name != ".eh_frame"
     ]
     for number in needed:
         if (
-            sections[number].flags & TLS
-            or sections[number].kind == INIT_ARRAY
+            sections[number].flags & SHF_TLS
+            or sections[number].kind == SHT_INIT_ARRAY
             or sections[number].align > PAGE
         ):
             raise InternalError(
@@ -169,7 +191,7 @@ def _places(sections: list[_Section]) -> tuple[dict[int, int], int, int]:
     for writable in (False, True):
         for number in needed:
             part = sections[number]
-            if bool(part.flags & WRITE) == writable:
+            if bool(part.flags & SHF_WRITE) == writable:
                 at = -(-end // part.align) * part.align
                 places[number], end = at, at + part.size
         end = -(-end // PAGE) * PAGE
@@ -193,14 +215,14 @@ def _symbols(
     for name_at, info, _, index, value, _ in struct.iter_unpack("<IBBHQQ", _slice(content, table)):
         name = _text(content, sections[table.link].offset + name_at)
         names.append(name)
-        if index == UNDEFINED:
+        if index == SHN_UNDEF:
             found = given.get(name) if name else 0
             if found is None and search:
-                found = 0 if info >> 4 == WEAK else _of_library(name)
+                found = 0 if info >> 4 == STB_WEAK else _of_library(name)
             values.append((found, False))
-        elif index == ABSOLUTE:
+        elif index == SHN_ABS:
             values.append((value, True))
-        elif index >= RESERVED:
+        elif index >= SHN_LORESERVE:
             raise InternalError(
                 f"symbol `{name}` is of a kind that the loader does not know",
                 why=f"section {index:#x}",

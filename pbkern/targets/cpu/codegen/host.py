@@ -24,11 +24,11 @@ from pbkern.dsl.host_program import (
     Step,
 )
 from pbkern.dsl.kernel import Kernel
+from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 from pbkern.targets.cpu.schedule.task_size import tasks
 
 from .kernel import FunctionText, LoweredKernel
 
-ALIGNMENT = 64
 # Of functions that nothing outside the module calls. MLIR's execution engine gives all others a
 # second entry point.
 INTERNAL = "attributes {llvm.linkage = #llvm.linkage<internal>}"
@@ -103,7 +103,10 @@ class HostText:
         for members in slots.values():
             for buffer in members:
                 offsets[buffer.name] = at
-            at += -(-max(max(member.type.nbytes for member in members), 1) // ALIGNMENT) * ALIGNMENT
+            at += (
+                -(-max(max(member.type.nbytes for member in members), 1) // BUFFER_ALIGNMENT)
+                * BUFFER_ALIGNMENT
+            )
         return offsets, at
 
     def copied(self, kernel: Kernel) -> Sequence[int]:
@@ -113,7 +116,7 @@ class HostText:
     def _copy_sizes(self, kernel: Kernel) -> list[int]:
         """Bytes in the arena of the copies that a launch of `kernel` makes of operands."""
         sizes = [kernel.in_types[i].nbytes for i in self.copied(kernel)]
-        return [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        return [-(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT for size in sizes]
 
     def _copies(self, step: Launch, views: list[BufferView]) -> list[str]:
         """Copies operands as the kernel asks; pointers to them."""

@@ -38,9 +38,11 @@ from pbkern.targets.cpu.schedule import register_promotion
 from .llvm_repairs import repaired
 from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, StatementRange
 
-# Of one kernel's text: what takes more goes the plain way, and from there to XLA. MLIR and LLVM
-# take about 0.1 ms for a line.
-KERNEL_LINES, KERNEL_SECONDS = 600_000, 120
+# Most lines of one kernel's text; a longer kernel goes the plain way, and from there to XLA. MLIR
+# and LLVM take about 0.1 ms for a line.
+KERNEL_LINES = 600_000
+# Most seconds of writing one kernel's text; a slower kernel goes the same way.
+KERNEL_SECONDS = 120
 NOALIAS = " {llvm.noalias}"
 
 
@@ -125,8 +127,10 @@ class KernelLowering(ProgramText):
         self._place()
 
     def _streamed(self) -> frozenset[Buf]:
-        """Results that are written past the caches: large ones of kernels whose arrays together do
-        not stay there, unless they are read again.
+        """Results that are written past the caches.
+
+        They are large ones of kernels whose arrays together do not stay there, unless they are read
+        again.
         """
         operands, options = self.nests.operands, self.options
         if (
@@ -366,7 +370,7 @@ class KernelLowering(ProgramText):
     # ---------------------------------------------------------------- the function
 
     def _arena_bytes(self) -> int:
-        return max(self.arena_bytes, scratch.ALIGNMENT)
+        return max(self.arena_bytes, scratch.BUFFER_ALIGNMENT)
 
     def _functions(self, block: Block) -> tuple[FunctionText, tuple[FunctionText, ...]]:
         """The kernel's own, and those that it calls, callees before callers."""

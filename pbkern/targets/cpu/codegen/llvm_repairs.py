@@ -25,9 +25,10 @@ def repaired(operations: Iterable[Operation]) -> list[Operation]:
 
 
 def is_shuffled_without_end(text: str) -> bool:
-    """Whether a function holds vectors of 64 bytes: LLVM's own vectorisers, from level 2 on, make
-    more shuffles of such vectors of scalar loops beside them, whose operands nothing holds. Random
-    graphs found sorted and repeated bytes.
+    """Whether a function holds vectors of 64 bytes.
+
+    LLVM's own vectorisers, from level 2 on, make more shuffles of such vectors of scalar loops
+    beside them, whose operands nothing holds. Random graphs found sorted and repeated bytes.
     """
     return _TYPE in text
 

@@ -17,12 +17,17 @@ from .host import default_threads, module_text
 from .kernel import FunctionText, LoweredKernel
 from .llvm_repairs import is_shuffled_without_end
 
-# LLVM's optimiser finds nothing in explicitly vectorised code (measured: docs/decisions), but does
-# in scalar loops; at level 1 it makes no vectors of its own.
-VECTOR_OPT_LEVEL, SCALAR_OPT_LEVEL, SCALAR_BYTES_OPT_LEVEL = 0, 2, 1
+# LLVM's level for explicitly vectorised code, in which its optimiser finds nothing (measured:
+# docs/decisions).
+VECTOR_OPT_LEVEL = 0
+# LLVM's level for scalar loops, in which its optimiser finds something (measured: docs/decisions).
+SCALAR_OPT_LEVEL = 2
+# LLVM's level for scalar loops that it must not vectorise: at this one it makes no vectors of its
+# own.
+SCALAR_BYTES_OPT_LEVEL = 1
 # Characters of MLIR that fill a part: about 100 ms of passes and code generation, beside which the
 # 5 ms that an engine takes are little.
-PART = 100_000
+PART_CHARACTERS = 100_000
 # Address of functions of other parts, as far as the engine is told: its own image is never run.
 ELSEWHERE = 1
 
@@ -68,7 +73,7 @@ class Parts:
 
     def _take(self, function: FunctionText) -> None:
         self.waiting.append(function)
-        if sum(len(queued.text) for queued in self.waiting) >= PART:
+        if sum(len(queued.text) for queued in self.waiting) >= PART_CHARACTERS:
             self._start(self.waiting[0].name)
 
     def finish(self, host: str, function: str) -> tuple[bytes, ...]:

@@ -22,9 +22,12 @@ from pbkern.lower.mlir.text import Block, Text
 from .merge_functions import Differences, Form, differences, form
 
 CALL = "func.call @"
-# Lines of a piece, and of the shortest one.
-PIECE, SHORT = 4000, 400
-# lines of the shortest piece that becomes a function because others are equal to it
+# Most lines of a piece. Time for a longer function more than doubles with its length (measured:
+# docs/decisions/019-large-bodies.md).
+LONGEST_PIECE = 4000
+# Lines of the shortest piece. Source: not recorded.
+SHORTEST_PIECE = 400
+# Lines of the shortest piece that becomes a function because others are equal to it.
 SHORTEST_COPY = 40
 # The type of the scratch memory, which is not known before all of a kernel is lowered.
 ARENA_TYPE = "memref<arena>"
@@ -106,7 +109,7 @@ class Outliner:
         Index arithmetic between the segments of a run goes before them. buffers(): types of scratch
         buffers. Returns whether it did so.
         """
-        if sum(len(segment) for run in runs for segment in run) <= PIECE:
+        if sum(len(segment) for run in runs for segment in run) <= LONGEST_PIECE:
             return False
         constants, scratch = (
             {constant: definition for definition, constant in self.text.constants.items()},
@@ -119,7 +122,7 @@ class Outliner:
         groups = [
             piece
             for piece in groups
-            if piece[0].scalar or piece[0] in copies or sum(map(len, piece)) >= SHORT
+            if piece[0].scalar or piece[0] in copies or sum(map(len, piece)) >= SHORTEST_PIECE
         ]
         calls = [
             self._piece(
@@ -258,7 +261,7 @@ def _call(name: str, passed: Mapping[str, str]) -> str:
 def _groups(
     run: list[StatementRange], copies: Collection[StatementRange]
 ) -> list[list[StatementRange]]:
-    """Neighbours that make one piece: alike, and not much longer than PIECE together.
+    """Neighbours that make one piece: alike, and not much longer than LONGEST_PIECE together.
 
     Copies are pieces of their own.
     """
@@ -269,7 +272,7 @@ def _groups(
             last
             and last[-1] not in copies
             and last[-1].scalar == segment.scalar
-            and sum(map(len, last)) + len(segment) <= PIECE
+            and sum(map(len, last)) + len(segment) <= LONGEST_PIECE
         ):
             last.append(segment)
         else:

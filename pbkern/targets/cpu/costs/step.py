@@ -45,13 +45,16 @@ ACROSS_CYCLES = 3.0
 EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
-# Scatters, cycles: reading and testing an entry of an index vector, starting a window, a
-# mispredicted branch with the loads that wait for it. Far updates: the next part of a row whose
-# rest other programs read, the next row where those between are skipped.
+# Cycles of a scatter for reading and testing an entry of an index vector. Source: not recorded.
 READ_INDEX_CYCLES = 2.0
+# Cycles of a scatter for starting a window. Source: not recorded.
 WINDOW_CYCLES = 3.0
+# Cycles of a mispredicted branch with the loads that wait for it. Source: not recorded.
 MISPREDICTED_CYCLES = 30.0
+# Cycles of a far update for the next part of a row whose rest other programs read. Source: not
+# recorded.
 CUT_ROW_CYCLES = 75.0
+# Cycles of a far update for the next row where the rows between are skipped. Source: not recorded.
 SKIPPED_ROWS_CYCLES = 600.0
 
 
@@ -157,9 +160,10 @@ def _fill(columns: int, lanes: int) -> float:
 
 
 def _swapped_seconds(step: Step, full: float, lanes: int, machine: Machine) -> list[float]:
-    """A convolution with vectors along channels or images that are not its last dimension (operand
-    swap): that operand is transposed, and so are the results. `full`: time of its arithmetic with
-    all lanes used.
+    """Seconds of a convolution with vectors along channels or images that are not its last axis.
+
+    The operands are swapped: one is transposed, and so are the results. `full`: time of its
+    arithmetic with all lanes used.
     """
     if step.eqn.primitive.name != "conv_general_dilated":
         return []

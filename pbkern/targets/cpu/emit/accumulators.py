@@ -31,11 +31,17 @@ from .interleave_chains import interleaved
 # Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are
 # joined.
 LONG_ROW = 64
-# Additions to one accumulator in a row. A new run costs a long point the registers that hold its
-# constants, and products memory for accumulators that fill more than half of the registers: they
-# start again less often.
-LONGEST_CHAIN, LONGEST_CHAIN_OF_LONG_POINTS = 8, 64
-LONGEST_CHAIN_OF_PRODUCTS, FEW_ACCUMULATORS = 640, 16
+# Most additions to one accumulator in a row. A new run starts with a new accumulator. Source: not
+# recorded.
+LONGEST_CHAIN = 8
+# Most additions to one accumulator in a row, of long points: a new run costs them the registers
+# that hold their constants.
+LONGEST_CHAIN_OF_LONG_POINTS = 64
+# Most additions to one accumulator in a row, of products with more than FEW_ACCUMULATORS: a new run
+# costs them memory for accumulators.
+LONGEST_CHAIN_OF_PRODUCTS = 640
+# Accumulators that fill half of 32 registers.
+FEW_ACCUMULATORS = 16
 
 
 class Accumulators(HorizontalReductions, Cumulative):

@@ -10,11 +10,11 @@ from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
+from pbkern.lower.nest.context import INT32_MAX
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
 
 Point = dict[str, int]
-INDEX_BITS_32 = 2**31 - 1
 
 
 @dataclass
@@ -125,10 +125,10 @@ class Addressing:
             i,
             point,
             lanes,
-            "i64" if max(abs(low), abs(high)) > INDEX_BITS_32 else "i32",
+            "i64" if max(abs(low), abs(high)) > INT32_MAX else "i32",
         )
-        parts = [] if low <= -INDEX_BITS_32 else [b.cmp("ge", value, b.c(low, value.el))]
-        parts += [] if high >= INDEX_BITS_32 else [b.cmp("lt", value, b.c(high, value.el))]
+        parts = [] if low <= -INT32_MAX else [b.cmp("ge", value, b.c(low, value.el))]
+        parts += [] if high >= INT32_MAX else [b.cmp("lt", value, b.c(high, value.el))]
         return b.and_(*parts) if len(parts) == 2 else parts[0]
 
     def _index(

@@ -20,7 +20,7 @@ from .promoted_loops import PromotedLoops
 
 # Elements of a run. Measured: of 2^20 float32, 1.1 times the largest error of XLA's tree, 1.3 times
 # the mean square of errors.
-RUN = 64
+CUMULATIVE_RUN = 64
 IN_RUNS = ("sum", "logaddexp")
 
 
@@ -44,7 +44,7 @@ class Cumulative(PromotedLoops):
             and walk.nest.ordered
             and floats
             and one_loop
-            and trips > 2 * RUN
+            and trips > 2 * CUMULATIVE_RUN
             and set(ops) <= {*IN_RUNS}
         )
 
@@ -88,18 +88,18 @@ class Cumulative(PromotedLoops):
 
         zero = self.text.builder(block, lanes)
         carried = [*accs, *(zero.c(0, acc.el) for acc in accs)]
-        full = low + trips // RUN * RUN * step
+        full = low + trips // CUMULATIVE_RUN * CUMULATIVE_RUN * step
         carried = self.text.loop(
             block,
             f"{dim}'",
             low,
             full,
-            RUN * step,
-            lambda scope, carry: run(scope, carry, scope.values[f"{dim}'"], RUN),
+            CUMULATIVE_RUN * step,
+            lambda scope, carry: run(scope, carry, scope.values[f"{dim}'"], CUMULATIVE_RUN),
             carried,
         )
-        if trips % RUN:
-            carried = run(block, carried, full, trips % RUN)
+        if trips % CUMULATIVE_RUN:
+            carried = run(block, carried, full, trips % CUMULATIVE_RUN)
         op = self.text.builder(block, lanes)
         return [
             whole(op, x, y) if is_rounded(reduction) else x

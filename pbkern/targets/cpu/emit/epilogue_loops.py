@@ -22,14 +22,15 @@ from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 
 from .accumulators import Accumulators
 from .addressing import NestWalk, Point, Tail
-from .interleave_chains import GROUP
+from .interleave_chains import MOST_INTERLEAVED
 
-# Cost (targets/cpu/math/op_cycles.py) of what follows a sum, from which it is long. Measured on Zen
-# 4, 32 registers: bias and gelu 1.1 times as fast in a loop, roots and tanh alone .92 to .96 times.
-# Where 16 registers hold the sums alone, the constants of any function take some of them through
-# the whole product: a product of 2048 x 512 x 512 with tanh took 20 ms on Zen 3, in a loop 13; with
-# exp 21 and 15.
+# Cost (vector operations, targets/cpu/math/op_cycles.py) of what follows a sum, from which it is
+# long. Measured on Zen 4, 32 registers: bias and gelu 1.1 times as fast in a loop, roots and tanh
+# alone .92 to .96 times.
 LONG_EPILOGUE = 16.0
+# The same where 16 registers hold the sums alone: the constants of any function take some of them
+# through the whole product. Measured on Zen 3: a product of 2048 x 512 x 512 with tanh took 20 ms,
+# in a loop 13; with exp 21 and 15.
 LONG_WITHOUT_SPARE_REGISTERS = 4.0
 
 
@@ -43,7 +44,7 @@ class Epilogues(Accumulators):
     ) -> None:
         """The writes of a tile's points; `accs` are their sums."""
         dim, rows = self._rows(walk, points) if len({acc.type for acc in accs}) == 1 else (None, 0)
-        at_once = -(-GROUP * max(rows, 1) // len(points))
+        at_once = -(-MOST_INTERLEAVED * max(rows, 1) // len(points))
         looped = rows // at_once * at_once
         if dim is None or looped <= at_once:
             self._writes(walk, block, points, tail, accs, inner=False)

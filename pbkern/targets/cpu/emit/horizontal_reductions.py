@@ -162,9 +162,10 @@ class HorizontalReductions(PromotedLoops):
         return scalar._replace(name=reduced)
 
     def _extreme_of_lanes(self, block: Block, op: str, value: Ssa) -> Ssa:
-        """The extreme of the lanes, found among integers in the order of the floats, NaN behind
-        all: a comparison of floats takes four instructions each time, for NaN and zeros of both
-        signs.
+        """The extreme of the lanes, found among integers in the order of the floats.
+
+        NaN is behind all. A comparison of floats takes four instructions each time, for NaN and
+        zeros of both signs.
         """
         one = self.text.builder(block, 0)
         best = self._reduced(

@@ -12,9 +12,14 @@ from __future__ import annotations
 
 from pbkern.lower.mlir.operation import Operation
 
-# Points of fewer operations are left alone. A group has so many points at most, and so many vectors
-# that are still to be read (the processor has 32 registers; the rest comes from the first cache).
-LONG_CHAIN, GROUP, MOST_LIVE = 20, 4, 48
+# Operations of the shortest points that are interleaved: shorter points are under way together
+# anyway.
+SHORTEST_INTERLEAVED = 20
+# Most points of a group. Measured with 4 on Zen 4, see above.
+MOST_INTERLEAVED = 4
+# Most vectors of a group that are still to be read: the processor has 32 registers, and the rest
+# comes from the first cache.
+MOST_LIVE = 48
 STORES = ("vector.store", "vector.maskedstore")
 
 
@@ -25,10 +30,10 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
     """
     if (
         not all(map(_is_plain, (operation for operations in points for operation in operations)))
-        or max(map(len, points)) < LONG_CHAIN
+        or max(map(len, points)) < SHORTEST_INTERLEAVED
     ):
         return [operation for operations in points for operation in operations]
-    size = GROUP
+    size = MOST_INTERLEAVED
     found = [_interleave_points(points[k : k + size]) for k in range(0, len(points), size)]
     while size > 1 and max(map(_most_live, found)) > MOST_LIVE:
         size //= 2

@@ -1,5 +1,6 @@
-"""Strided loads and stores as whole vectors and shuffles, which are far cheaper than gathers and
-scatters (targets/cpu/schedule/interleaved_access.py).
+"""Strided loads and stores as whole vectors and shuffles.
+
+They are far cheaper than gathers and scatters (targets/cpu/schedule/interleaved_access.py).
 """
 
 from __future__ import annotations

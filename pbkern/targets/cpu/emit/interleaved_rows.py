@@ -1,5 +1,6 @@
-"""Vectors of short rows as they are stored: of several rows each; all lanes belong to one write
-(targets/cpu/schedule/interleaved_access.py).
+"""Vectors of short rows as they are stored: of several rows each.
+
+All lanes belong to one write (targets/cpu/schedule/interleaved_access.py).
 
     out[i, c] = in[9 - i, c] * scale[c]        rows of 3, vectors of 4:
     out[0, 0..2], out[1, 0]                    in[9, 0..2], in[8, 0]   times   scale[0..2], scale[0]

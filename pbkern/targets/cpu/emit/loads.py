@@ -448,8 +448,9 @@ class Loads(InterleavedLoads, PromotedLoops):
         return b.from_storage(Ssa(gathered, el, lanes), buf.dtype)
 
     def _row_steps(self, walk: NestWalk, expr: Expr) -> Steps | None:
-        """Steps of a gather whose place moves by one element along vectors, but for bends
-        (lower/values/dynamic_strides.py); else None.
+        """Steps of a gather whose place moves by one element along vectors; else None.
+
+        Bends are the exception (lower/values/dynamic_strides.py).
         """
         buf, index = expr.info
         vector, args = walk.sched.along, iter(expr.args)

@@ -1,9 +1,9 @@
 """Long elementwise operations of one kernel's text: written where they stand, or as calls where there are many of a kind.
 
-A sine is 300 lines at every vector of every point. Behind the first REPEATED, sines call a function
-from vectors to a vector: text, and time of compilation, then grow with the number of operations and
-not with their length. The first ones stay as they are, so that ordinary kernels hold no calls, and
-LLVM interleaves their vectors.
+A sine is 300 lines at every vector of every point. Behind the first MOST_IN_PLACE, sines call a
+function from vectors to a vector: text, and time of compilation, then grow with the number of
+operations and not with their length. The first ones stay as they are, so that ordinary kernels hold
+no calls, and LLVM interleaves their vectors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Text
 from pbkern.lower.nest.ir import Expr
 
-# Operations of a kind that are written where they stand; and the least lines of one that are worth
-# a call.
-REPEATED, LONG = 4, 40
+# Operations of a kind that are written where they stand; later ones call a function. Source: not
+# recorded.
+MOST_IN_PLACE = 4
+# Fewest lines of an operation that is worth a call. Source: not recorded.
+SHORTEST_CALLED = 40
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class MathFunctions:
         """The operation's result, of operands that all have b's lanes."""
         info = expr.info
         key = self._key(b, info, args)
-        if len(self._written[key]) < REPEATED or id(expr) in self._written[key]:
+        if len(self._written[key]) < MOST_IN_PLACE or id(expr) in self._written[key]:
             counted = _Counted(b)
             result = elementwise.RULES.lookup(info.primitive)(counted.builder, info, *args)
-            if counted.lines >= LONG:
+            if counted.lines >= SHORTEST_CALLED:
                 self._written[key][id(expr)] = expr
             return result
         if key not in self._called:

@@ -1,5 +1,6 @@
-"""Emission of loops that keep scratch in registers (targets/cpu/schedule/register_promotion.py):
-loaded before, carried through, stored behind.
+"""Emission of loops that keep scratch in registers (targets/cpu/schedule/register_promotion.py).
+
+It is loaded before, carried through, stored behind.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For
 from pbkern.targets.cpu.machine import registers_of
-from pbkern.targets.cpu.schedule.register_promotion import WORKING, PromotionPlan, RegisterSpan
+from pbkern.targets.cpu.schedule.register_promotion import (
+    WORKING_REGISTERS,
+    PromotionPlan,
+    RegisterSpan,
+)
 
 from .addressing import Addressing, Point, Tail, memref
 
 
 @dataclass
 class PromotedBuffers:
-    """State while a loop is emitted. outside: the block around it; written: what it changes; room:
-    registers that are left for what it only reads; values: of carried elements, by buffer and
-    place.
+    """State while a loop is emitted.
+
+    outside: the block around it; written: what it changes; room: registers that are left for what
+    it only reads; values: of carried elements, by buffer and place.
     """
 
     outside: Block
@@ -47,7 +53,7 @@ class PromotedLoops(Addressing):
         ]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
-            free = registers_of(self.vector_bits) - WORKING - len(parts)
+            free = registers_of(self.vector_bits) - WORKING_REGISTERS - len(parts)
             self.kept = PromotedBuffers(
                 block, scratch.written(loop.body), free, dict(zip(parts, values))
             )

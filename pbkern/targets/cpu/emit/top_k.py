@@ -20,7 +20,8 @@ from pbkern.lower.nest.ir import Sort
 
 from .addressing import memref
 
-LANES = 16
+# Elements that are compared with the bound at once. Source: not recorded.
+COMPARED_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,14 @@ class Selection:
 
     def emit(self, block: Block) -> None:
         length, index = self.sort.buffers[0].shape[1], self.text.index
-        vectors = self.head + (length - self.head) // LANES * LANES
+        vectors = self.head + (length - self.head) // COMPARED_AT_ONCE * COMPARED_AT_ONCE
         self.sort_head(block, self.head)
         count = self._loop(
-            block, (index(self.head), index(vectors)), LANES, index(self.sort.first), self._chunk
+            block,
+            (index(self.head), index(vectors)),
+            COMPARED_AT_ONCE,
+            index(self.sort.first),
+            self._chunk,
         )
         count = self._loop(block, (index(vectors), index(length)), 1, count, self._element)
         self.sort_head(block, count)
@@ -71,7 +76,7 @@ class Selection:
     def _chunk(self, block: Block, at: str, count: str) -> str:
         """A vector of elements: one by one only where some may be below the bound, by their first keys."""
         inner, name = Block(block), self.text.name()
-        end = self.text.put(inner, f"arith.addi {at}, {self.text.index(LANES)} : index")
+        end = self.text.put(inner, f"arith.addi {at}, {self.text.index(COMPARED_AT_ONCE)} : index")
         found = self._loop(inner, (at, end), 1, count, self._element)
         inner.add(f"scf.yield {found} : index")
         other = Block(block)
@@ -80,10 +85,13 @@ class Selection:
         return name
 
     def _some_below(self, block: Block, at: str) -> str:
-        """Whether the first key of one of LANES elements is below the bound's, or equal where there are more keys."""
+        """Whether the first key of one of some elements is below the bound's, or equal where there are more keys.
+
+        COMPARED_AT_ONCE elements start at `at`.
+        """
         text, buf = self.text, self.sort.buffers[0]
-        el, b = storage_el(buf.dtype), text.builder(block, LANES)
-        vector = mlir_type(el, LANES)
+        el, b = storage_el(buf.dtype), text.builder(block, COMPARED_AT_ONCE)
+        vector = mlir_type(el, COMPARED_AT_ONCE)
         loaded = text.put(
             block,
             f"vector.load {buf.root.name}[{self._address(block, at)}] : {memref(buf)}, {vector}",
@@ -92,7 +100,9 @@ class Selection:
             block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}"
         )
         spread = text.put(block, f"vector.broadcast {bound} : {mlir_type(el)} to {vector}")
-        x, y = (b.from_storage(Ssa(name, el, LANES), buf.dtype) for name in (loaded, spread))
+        x, y = (
+            b.from_storage(Ssa(name, el, COMPARED_AT_ONCE), buf.dtype) for name in (loaded, spread)
+        )
         less, equal = compare(b, x, y, buf.dtype.kind == "u")
         return b.any(b.or_(less, equal) if self.sort.num_keys > 1 else less).name
 

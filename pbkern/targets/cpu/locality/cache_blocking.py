@@ -20,18 +20,21 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.ir import Buf, Nest, Stmt
+from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
 from .prefetch import is_far, is_matrix_product
 from .row_fusion import fuse_over_rows
 from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, even_part, inside, nests_of, runs
 
-# Rows that a sum over rows takes at once, and how far apart they are where that pays.
-ROWS_AT_ONCE = 8
-FAR_BYTES, FAR_BLOCK = 1024, 64 << 10
+# Fewest bytes between rows for which taking several rows at once pays. Source: not recorded.
+FAR_ROW_BYTES = 1024
+# Bytes of the largest operand for which it does not pay, however far apart its rows are. Source:
+# not recorded.
+NEAR_OPERAND_BYTES = 64 << 10
 # A nest with so many times fewer points than all together may lose its vectors: scalars of a row,
 # say.
-MINOR = 64
+MINOR_NEST_FACTOR = 64
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,11 @@ def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
             size = load.info[0].dtype.itemsize
             step = abs(flat_coefficient(load.info[0], load.info[1], row_dim) or 0) * size
             parts = schedule.lanes * schedule.unroll * size < step  # a row is not read as a whole
-            if step >= FAR_BYTES and parts and _extent(nest, load.info[1]) * size > FAR_BLOCK:
+            if (
+                step >= FAR_ROW_BYTES
+                and parts
+                and _extent(nest, load.info[1]) * size > NEAR_OPERAND_BYTES
+            ):
                 return row_dim
     return None
 
@@ -236,7 +243,7 @@ def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int) -> bool:
     points = {at: math.prod(chain.run[at].dims.values()) for at in chain.dims}
     for at, size in chain.dims.items():
         nest = chain.run[at]
-        if points[at] * MINOR < sum(points.values()):
+        if points[at] * MINOR_NEST_FACTOR < sum(points.values()):
             continue
         if choose(nest, vector_bits).vector == size:
             return False

@@ -68,8 +68,9 @@ class Row:
 
 @dataclass
 class ExpOfDifference:
-    """Nest `at` of a run finds the greatest x with its reduction `which`, nest `later` adds what is
-    proportional to exp(x - c).
+    """A nest that finds a maximum, and a later one that adds what is proportional to exp(x - c).
+
+    Nest `at` of a run finds the greatest x with its reduction `which`; nest `later` adds.
 
     weighted: those sums; scaled: buffers that it fills with what is proportional; telling: a sum
     that is NaN exactly if one of the x is.

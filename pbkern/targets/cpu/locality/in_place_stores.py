@@ -237,8 +237,10 @@ def _distance(expr: Expr, write: Write) -> tuple[int, ...] | None:
 
 
 class _Row:
-    """One row of steps along the vector dimension; rows before it are never loaded, as distances along others are none or
-    positive. `distances`: id of a load -> from what its point stores there, per axis.
+    """One row of steps along the vector dimension.
+
+    Rows before it are never loaded, as distances along others are none or positive. `distances`: id
+    of a load -> from what its point stores there, per axis.
     """
 
     def __init__(self, nest: Nest, sched: NestSchedule, distances: dict[int, tuple[int, ...]]):

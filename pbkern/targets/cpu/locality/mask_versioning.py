@@ -22,14 +22,16 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.index_tests import BOOL, FAR, MIN_POINTS, Bounds, Folder, simplified
+from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS, UNBOUNDED, Bounds, Folder, simplified
 from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Stmt, with_bodies
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.schedule import register_promotion
 
-# Tests and operations of a nest that is worth a second copy of its code.
-MOST_TESTS, MOST_NODES = 6, 120
+# Most tests of a nest that is worth a second copy of its code. Source: not recorded.
+MOST_TESTS = 6
+# Most operations of a nest that is worth a second copy of its code: bounds code size.
+MOST_VERSIONED_NODES = 120
 INT32 = np.dtype(np.int32)
 
 
@@ -98,7 +100,11 @@ class _Chooser:
             for expr in every
             if expr.symbols & nest.dims.keys() and self.hardest(expr, nest) is not None
         ]
-        if len(found) > MOST_TESTS or len(every) > MOST_NODES or any(map(_overlaps, found)):
+        if (
+            len(found) > MOST_TESTS
+            or len(every) > MOST_VERSIONED_NODES
+            or any(map(_overlaps, found))
+        ):
             return []
         return found
 
@@ -148,7 +154,7 @@ def _overlaps(test: Expr) -> bool:
 def _direction(test: Expr) -> int:
     """1 where a test of an order holds for small values of what it compares, -1 where for large ones; 0 for others."""
     if test.kind == "range":
-        return 1 if test.info[1] <= -FAR else -1 if test.info[2] >= FAR else 0
+        return 1 if test.info[1] <= -UNBOUNDED else -1 if test.info[2] >= UNBOUNDED else 0
     if test.kind != "op" or test.info.primitive not in ORDERS:
         return 0
     return 1 if test.info.primitive in ("lt", "le") else -1

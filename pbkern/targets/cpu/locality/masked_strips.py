@@ -27,7 +27,8 @@ from pbkern.targets.cpu.machine import MASK_STRIP
 
 from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, Trips, inside, nests_of, runs
 
-INT32, BOOL = np.dtype(np.int32), np.dtype(bool)
+INT32 = np.dtype(np.int32)
+BOOL = np.dtype(bool)
 # A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
 STRIP = MASK_STRIP
 # Shorter dimensions are not worth the loops.
@@ -82,8 +83,9 @@ def _without_masked(
 
 
 def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
-    """Position -> dimension of the nests with masks that move with the program, and the span of those masks: along rows of
-    a block, along its columns, or either, longer ones first.
+    """Position -> dimension of the nests with masks that move with the program, and their span.
+
+    The span is along rows of a block, along its columns, or either, longer ones first.
     """
     found = [
         (size, at, mask_dim, span)

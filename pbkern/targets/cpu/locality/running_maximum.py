@@ -31,18 +31,21 @@ from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
 from .strip_mining import inside, nests_of, runs
 
-# Strips of the shortest row that is cut, and how many ahead the next ones are asked for.
-FEWEST_STRIPS, STRIPS_AHEAD = 2, 2
+# Strips of the shortest row that is cut. Source: not recorded.
+FEWEST_STRIPS = 2
+# Strips between the one at work and the one that is prefetched. Source: not recorded.
+STRIPS_AHEAD = 2
 # Elements that nests walk without a rest, whatever their dtype.
-WHOLE = 64
+WHOLE_RUN = 64
 # How much an element may exceed the level: rounding the difference adds a unit in the last place of
 # its exponential.
-NEAR = 4.0
+LEVEL_EXCESS = 4.0
 # The first level is the greatest of such a part of the first strip.
 FIRST_PART = 4
 HERE: Affine = Affine()  # the place of a scalar
 STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
-BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
+BOOL = np.dtype(bool)
+INT32 = np.dtype(np.int32)
 
 
 def use_running_maximum(
@@ -85,7 +88,9 @@ class _Cut:
     def of(row: Row, strip_bytes: int) -> _Cut:
         """Strips of equal length where one of about the right length divides the row."""
         length = strip_bytes // row.itemsize()
-        even = [n for n in range(length * 3 // 4, length * 3 // 2 + 1, WHOLE) if row.size % n == 0]
+        even = [
+            n for n in range(length * 3 // 4, length * 3 // 2 + 1, WHOLE_RUN) if row.size % n == 0
+        ]
         return _Cut(row.size, min(even, key=lambda n: abs(n - length), default=length))
 
     @property
@@ -197,7 +202,7 @@ class _RunningMaxima:
         sums = self._on_strip(excess.sums, strip, self.added, lambda x: self._less(x, level))
         both = _fused(self._found_on(strip), sums, self.pool)
         above = self.context.op("sub", dtype, greatest, level)
-        near = self.context.op("le", BOOL, above, self.context.const(NEAR, dtype))
+        near = self.context.op("le", BOOL, above, self.context.const(LEVEL_EXCESS, dtype))
         zero, one = (self.context.const(n, INT32) for n in range(2))
         test = self.context.names("%s")
         raised = self._set(self.level, HERE, self._finite(greatest))

@@ -28,13 +28,15 @@ from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 from .prefetch import is_far
 from .strip_mining import inside
 
-# Terms of sums that are written out, and operations of a nest.
-MOST_TERMS, MOST_NODES = 25, 400
+# Most terms of a sum that is written out: bounds code size.
+MOST_INLINED_TERMS = 25
+# Most operations of a nest after a stage is inlined: bounds code size.
+MOST_INLINED_NODES = 400
 # What remains of the time, at most, where values are taken at distances: registers that overflow
 # are not counted in full.
-WORTH = 0.8
+INLINED_TIME = 0.8
 # Cycles in which a core moves a vector to or from memory.
-FAR = 6.0
+FAR_VECTOR_CYCLES = 6.0
 
 
 def inline_stages(
@@ -75,7 +77,7 @@ class _Inliner:
 
     def _written_out(self, nest: Nest) -> Nest:
         """A nest of sums over a few elements as one of expressions."""
-        return sums_as_expressions(nest, self.context, MOST_TERMS, MOST_NODES)
+        return sums_as_expressions(nest, self.context, MOST_INLINED_TERMS, MOST_INLINED_NODES)
 
     def _joined(self, body: _InliningBody, at: int) -> tuple[int, Nest] | None:
         """(position of a nest, the one at `at` with it inside)."""
@@ -112,7 +114,9 @@ class _Inliner:
             reader, {buf: rename(maker_write.value) for buf, maker_write in made.items()}, self.pool
         )
         return (
-            nest if len(nest.nodes()) <= MOST_NODES and self._is_less_work(nest, *before) else None
+            nest
+            if len(nest.nodes()) <= MOST_INLINED_NODES and self._is_less_work(nest, *before)
+            else None
         )
 
     def _is_short(self, nest: Nest) -> bool:
@@ -137,7 +141,7 @@ class _Inliner:
         if vector is None or not _streams(joined, vector) or (distances and not far):
             return False
         apart = self._cycles(maker, far) + self._cycles(reader, far)
-        return self._cycles(nest, far) < apart * (WORTH if distances else 1.0)
+        return self._cycles(nest, far) < apart * (INLINED_TIME if distances else 1.0)
 
     def _cycles(self, nest: Nest, far: bool) -> float:
         nest = collapse(self._written_out(nest), self.pool, self.aliases)
@@ -147,7 +151,7 @@ class _Inliner:
         buffers = {load.info[0].root for load in nest.loads() if sched.vector in load.symbols} | {
             write.buf.root for write in nest.writes
         }
-        memory = FAR * sum(map(is_far, buffers)) if far else 0.0
+        memory = FAR_VECTOR_CYCLES * sum(map(is_far, buffers)) if far else 0.0
         return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(
             nest.dims.values()
         )

@@ -18,8 +18,10 @@ from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS
 from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Stmt, nodes, with_bodies
 from pbkern.targets.cpu.schedule import register_promotion
 
-# Operations of a nest that is worth further copies, and how many copies there are at most.
-MOST_NODES, MOST_COPIES = 120, 12
+# Most operations of a nest that is worth further copies: bounds code size.
+MOST_UNSWITCHED_NODES = 120
+# Most copies of a nest: bounds code size.
+MOST_COPIES = 12
 
 
 def unswitch(stmts: list[Stmt], context, options) -> list[Stmt]:
@@ -59,7 +61,7 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
     if (
         nest.ordered
         or nest.over
-        or len(every) > MOST_NODES
+        or len(every) > MOST_UNSWITCHED_NODES
         or math.prod(nest.dims.values()) < MIN_POINTS
     ):
         return None

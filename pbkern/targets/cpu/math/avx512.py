@@ -13,6 +13,7 @@ import numpy as np
 from pbkern.lower.mlir.element_types import BITS, NUMPY_FLOAT
 from pbkern.lower.mlir.ops import Builder, Ssa
 
+# Bits of a vector register. Source: AVX-512.
 REGISTER_BITS = 512
 
 

@@ -34,6 +34,7 @@ PIECES = {
 # The logarithms are multiples of this. So is the high part of ln 2, so that its multiples and their
 # sums are exact below 128.
 LOG_GRID = 2.0**-17
+# The high part of ln 2: the greatest multiple of LOG_GRID that is not above it.
 LN2_HIGH = math.floor(math.log(2) / LOG_GRID) * LOG_GRID
 
 TABLES: dict[str, tuple[tuple[float, ...], ...]] = {

@@ -19,15 +19,20 @@ from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.ir import Buf, For, Nest, Reduction, Stmt, Write
 
-# The part of the second cache that a panel may fill, which is read once for each tile of rows,
-# beside those rows; the same where rows of a copy are as long, so that the copy leaves the caches;
-# and panels of runs, whose tiles add to sums in memory. (Zen 3, 512 KB, float32, a.T @ b of 1024 x
-# 8192 x 256: 52 ms in runs of 512 or 1024, 60 of 4096, 73 of 256.)
-PANEL_SHARE, STAGED_SHARE, RUN_SHARE = 2, 4, 8
+# A panel that is read once for each tile of rows, beside those rows, may fill one of this many
+# parts of the second cache.
+PANEL_SHARE = 2
+# The number of parts where rows of a copy are as long as the panel, so that the copy leaves the
+# caches.
+STAGED_SHARE = 4
+# The number of parts for panels of runs, whose tiles add to sums in memory. Measured on Zen 3, 512
+# KB, float32, a.T @ b of 1024 x 8192 x 256: 52 ms in runs of 512 or 1024, 60 of 4096, 73 of 256.
+RUN_SHARE = 8
 
 
 def is_deep(nest: Nest, depth: int, width: int, staged: bool, options) -> bool:
-    """Whether a panel of all reduced elements is too long for its part of the second cache;
+    """Whether a panel of all reduced elements is too long for its part of the second cache.
+
     `staged`: the other operand is copied.
     """
     share = STAGED_SHARE if staged else PANEL_SHARE

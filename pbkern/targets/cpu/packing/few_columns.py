@@ -11,7 +11,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest, Stmt, Write
 from pbkern.targets.cpu.locality.prefetch import is_far
-from pbkern.targets.cpu.machine import registers_of
+from pbkern.targets.cpu.machine import ROW_PADDING, registers_of
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
@@ -20,14 +20,18 @@ from .operand_copies import replace_operand
 # Up to so many columns, broadcasts of a register tile cost more than they bring: rows of the other
 # operand are not copied for so few, and often fall into one cache set.
 FEW_COLUMNS = 15
-# Vectors along a reduction that are worth the sums across lanes at its end, and those that are
-# worth them where panels of the large operand, transposed in registers, would do.
-MIN_DEPTH, DEPTH_FOR_ROWS = 8, 32
-PADDING = 16
-# Rows and columns of a register tile whose vectors run along the reduction, with 32 registers and
-# with 16. With 3 rows and 8 columns of 32 registers, whose copy fills two L1 caches, x[8192, 2048]
-# @ w[2048, 8] took 4.2 ms on one core, with these 3.2.
-SIDE_BY_SIDE, SIDE_BY_SIDE_OF_16 = (6, 4), (3, 4)
+# Fewest vectors along a reduction that are worth the sums across lanes at its end. Source: not
+# recorded.
+FEWEST_DEPTH_VECTORS = 8
+# Fewest such vectors where panels of the large operand, transposed in registers, would do. Source:
+# not recorded.
+FEWEST_ROW_DEPTH_VECTORS = 32
+# Rows and columns of a register tile whose vectors run along the reduction, with 32 registers.
+# Measured on one core: with 3 rows and 8 columns, whose copy fills two L1 caches, x[8192, 2048] @
+# w[2048, 8] took 4.2 ms, with these 3.2.
+SIDE_BY_SIDE = (6, 4)
+# Rows and columns of such a tile with 16 registers. Source: not recorded.
+SIDE_BY_SIDE_OF_16 = (3, 4)
 
 
 def few_rows(nest: Nest, moving: Expr, still: Expr, context, vector_bits: int) -> list[Stmt] | None:
@@ -37,7 +41,7 @@ def few_rows(nest: Nest, moving: Expr, still: Expr, context, vector_bits: int) -
         for dim, size in nest.dims.items()
         if size > 1 and dim in still.symbols and dim not in moving.symbols
     ]
-    deep = DEPTH_FOR_ROWS * vector_bits // register_bits(nest)
+    deep = FEWEST_ROW_DEPTH_VECTORS * vector_bits // register_bits(nest)
     if len(rows) != 1 or still.kind != "load" or max(nest.dims[rdim] for rdim in nest.rdims) < deep:
         return None
     return few_columns(nest, still, moving, rows[0], context, vector_bits)
@@ -56,7 +60,7 @@ def few_columns(
     if (
         len(inner) != 1
         or nest.dims[vector] > FEW_COLUMNS
-        or nest.dims[inner[0]] < MIN_DEPTH * lanes
+        or nest.dims[inner[0]] < FEWEST_DEPTH_VECTORS * lanes
         or still.kind != "load"
     ):
         return None
@@ -80,7 +84,7 @@ def few_columns(
         sizes = {dim: nest.dims[dim] for dim in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
         buf, index = (
-            context.new_buffer((*outer, length + PADDING), moving.dtype),
+            context.new_buffer((*outer, length + ROW_PADDING), moving.dtype),
             tuple(map(Affine.symbol, sizes)),
         )
         copies.append(Nest(sizes, writes=[Write(buf, index, transposed)], at=nest.at))

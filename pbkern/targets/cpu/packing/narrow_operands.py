@@ -21,10 +21,12 @@ from pbkern.targets.cpu.locality.strip_mining import inside
 from .pair_products import NARROW, depth_dim, is_narrow_integer
 
 INT32 = np.dtype(np.int32)
-# More products than these fill no panel; fewer are not worth words.
-MIN_DEPTH, MAX_DEPTH = 16, 8192
+# Fewest products of one sum that are worth words. Source: not recorded.
+FEWEST_WORD_PRODUCTS = 16
+# Most products of one sum: more fill no panel.
+MOST_WORD_PRODUCTS = 8192
 # Points that must share an element before its word is worth making.
-MIN_REUSE = 8
+MIN_WORD_REUSE = 8
 
 
 def sink_widening_casts(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
@@ -118,8 +120,8 @@ def _suits(nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
         inner if len(inner) == 1 else [depth_dim(nest, arg, 2) for arg in args]
     )  # either may be the broadcast one
     depths = [nest.dims[dim] for dim in along if dim is not None]
-    return any(MIN_DEPTH <= depth <= MAX_DEPTH for depth in depths) and all(
-        nest.reuse(arg) >= MIN_REUSE for arg in args
+    return any(FEWEST_WORD_PRODUCTS <= depth <= MOST_WORD_PRODUCTS for depth in depths) and all(
+        nest.reuse(arg) >= MIN_WORD_REUSE for arg in args
     )
 
 

@@ -17,16 +17,24 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
-from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES, ROW_REUSE, SCATTERED_REUSE
+from pbkern.targets.cpu.machine import (
+    CONFLICT_BYTES,
+    LINE_BYTES,
+    ROW_PADDING,
+    ROW_REUSE,
+    SCATTERED_REUSE,
+)
 from pbkern.targets.cpu.schedule.cache_conflicts import fit
 
-# ROW_REUSE are the points that must share a row before copying it pays: register tiles hold few
-# rows that would evict one another, and read them from the second cache where they must. Of rows
-# whose elements are apart, lines are read more often. Shorter rows take few lines of each set.
-SHORT_ROW_BYTES, SPREAD_ROW_REUSE = 256, 128
+# Bytes of the shortest row that is copied: shorter rows take few lines of each set. Source: not
+# recorded.
+SHORT_ROW_BYTES = 256
+# Points that must share a row whose elements are apart before copying it pays: its lines are read
+# more often than those of a row for which ROW_REUSE holds, which register tiles read from the
+# second cache where they must. Source: not recorded.
+SPREAD_ROW_REUSE = 128
 # Rows that fall into one set, at least.
 FEWEST_ROWS = 4
-PADDING = 16
 
 
 @dataclass
@@ -82,7 +90,7 @@ def stage(
     source, index, guard = load.info
     rows, row = _split(spans, nest)
     sizes = [piece.size for piece in rows]
-    shape = (*sizes, math.prod(piece.size for piece in row) + (PADDING if rows else 0))
+    shape = (*sizes, math.prod(piece.size for piece in row) + (ROW_PADDING if rows else 0))
     names = [context.names("d") for _ in spans]
 
     def within(places: list[Affine]) -> tuple[Affine, ...]:

@@ -20,17 +20,21 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write, nodes
+from pbkern.targets.cpu.machine import ROW_PADDING
 
-UINT8, UINT16, UINT32, INT32 = (
-    np.dtype(scalar_type) for scalar_type in (np.uint8, np.uint16, np.uint32, np.int32)
-)
-BFLOAT16, INT16 = "dot_bf16", "dot_i16"
+UINT8 = np.dtype(np.uint8)
+UINT16 = np.dtype(np.uint16)
+UINT32 = np.dtype(np.uint32)
+INT32 = np.dtype(np.int32)
+# Reduction of pairs of bfloat16 in words.
+BFLOAT16 = "dot_bf16"
+# Reduction of pairs of int16 in words.
+INT16 = "dot_i16"
 NARROW = ("int8", "uint8", "int16")
-# A word of 16-bit elements; words of the shallowest product that takes elements left over for
-# itself.
-PAIR, SHALLOW = 2, 4
-# Elements of unequal rows that keep them from falling into one cache set.
-PADDING = 16
+# Elements of 16 bits in a word of 32 bits.
+PAIR = 2
+# Words of the shallowest product that takes elements left over for itself. Source: not recorded.
+SHALLOWEST_WORDS = 4
 
 
 @dataclass
@@ -84,9 +88,10 @@ def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Wo
 
 
 def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
-    """The reduced dimension whose `count` neighbours are a word: the one along which the broadcast
-    operand is contiguous, so that its words can be read in place, or else the innermost one that
-    words divide.
+    """The reduced dimension whose `count` neighbours are a word.
+
+    It is the one along which the broadcast operand is contiguous, so that its words can be read in
+    place, or else the innermost one that words divide.
     """
     divided = [
         rdim
@@ -118,7 +123,7 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
     rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
     if (
         not rest
-        or nest.dims[inner[0]] < SHALLOW * count
+        or nest.dims[inner[0]] < SHALLOWEST_WORDS * count
         or reduction.dtype != INT32
         or any(write.inner for write in nest.writes)
     ):
@@ -240,7 +245,7 @@ def _staged_words(nest: Nest, still: Expr, k_dim: str, context) -> tuple[Nest, E
         if dim in still.symbols and dim != k_dim
     } | {k_dim: nest.dims[k_dim] // 2}
     *rows, depth = dims.values()
-    buf = context.new_buffer((*rows, depth + PADDING), INT32)
+    buf = context.new_buffer((*rows, depth + ROW_PADDING), INT32)
     index = tuple(map(Affine.symbol, dims))
     copy = Nest(dims, writes=[Write(buf, index, _integer_pair(still, k_dim, context))], at=nest.at)
     return copy, context.pool.make("load", INT32, (buf, index, False))

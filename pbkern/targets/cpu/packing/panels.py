@@ -19,6 +19,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
+from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.cache_conflicts import are_apart
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 
@@ -37,12 +38,12 @@ from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
 from .swap_operands import swapped_operands
 
-# Points that must share an element before a panel, or a row, of it pays.
-MIN_REUSE, MIN_ROW_REUSE = 24, 16
+# Points that must share an element before a panel of it pays. Source: not recorded.
+MIN_PANEL_REUSE = 24
+# Points that must share an element before a row of a panel pays. Source: not recorded.
+MIN_ROW_REUSE = 16
 # Panels that are packed at once.
 MAX_GROUP = 8
-# Rows of a far operand that products of few rows take at once.
-ROWS_AT_ONCE = 8
 # Additions of such rows to one sum.
 MOST_RUNS = 512
 # Columns that fill enough of a vector for a register tile.
@@ -131,7 +132,7 @@ def _is_streamed(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: in
         _row_bytes(moving, inner[0]),
         flat_coefficient(moving.info[0], moving.info[1], vector) == 1,
     )
-    few = nest.reuse(moving) < MIN_REUSE
+    few = nest.reuse(moving) < MIN_PANEL_REUSE
     return (
         few
         and is_row
@@ -240,7 +241,7 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int
     reuse = nest.reuse(moving)
     if moving.kind != "load":
         return reuse > 1
-    if is_expensive(moving) and reuse >= MIN_REUSE:
+    if is_expensive(moving) and reuse >= MIN_PANEL_REUSE:
         return True
     coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
     if coefficient != 1:
@@ -248,7 +249,7 @@ def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int
     steps = [
         (_row_bytes(moving, rdim), nest.dims[rdim]) for rdim in nest.rdims if nest.dims[rdim] > 1
     ]
-    return reuse >= MIN_REUSE and are_apart(
+    return reuse >= MIN_PANEL_REUSE and are_apart(
         depth, max(steps)[0], max(step * size for step, size in steps), l2_bytes
     )
 
@@ -261,8 +262,10 @@ def _row_bytes(load: Expr, dim: str) -> int:
 def _stage_still(
     nest: Nest, still: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
 ) -> tuple[Nest, Expr]:
-    """The product with a copy of its broadcast operand, and that, where its rows collide in the
-    cache, or, with `converted`, where reading it is expensive; else as they are.
+    """The product with a copy of its broadcast operand, and that operand.
+
+    The operand is copied where its rows collide in the cache, or, with `converted`, where reading
+    it is expensive; else both are as they are.
     """
     if still.kind != "load":
         return nest, still

@@ -23,12 +23,13 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
 
 from .pair_products import INT32, UINT8, Words, depth_dim, is_narrow_integer, over_words
 
+# Elements of 8 bits in a word of 32 bits.
 QUAD = 4
 DOT = "dot_i8"
 # Four bytes of 128 or, signed, of -128.
 SIGN_BITS = 0x80808080 - (1 << 32)
 # Bytes behind a row that keep rows from falling into one cache set.
-PADDING = 64
+ROW_PADDING_BYTES = 64
 
 
 def quad_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Words | None:
@@ -158,7 +159,7 @@ def _bytes(
     """(nest over `dims` that copies the buffer at `source`, load of the copy at `place`)."""
     buf, _, guard = load.info
     *outer, length = dims.values()
-    copied = context.new_buffer((*outer, -(-length // QUAD) * QUAD + PADDING), buf.dtype)
+    copied = context.new_buffer((*outer, -(-length // QUAD) * QUAD + ROW_PADDING_BYTES), buf.dtype)
     value = context.pool.make("load", buf.dtype, (buf, source, guard))
     if flipped:
         value = context.op(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, bodies, every, with_bodies
-from pbkern.targets.cpu.schedule.sliding_windows import VECTOR_BYTES, overlapping
+from pbkern.targets.cpu.schedule.sliding_windows import LINE_VECTOR_BYTES, overlapping
 
 # The same set of a cache of 32 KB and 8 ways comes every 4 KB; half of that still leaves the rows
 # of a tile two sets a column.
@@ -25,7 +25,7 @@ def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) ->
     """Statements with other rows in scratch that they alone use."""
     nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
     stencils = {expr.info[0] for nest in nests for expr in overlapping(nest, vector_bits)}
-    found = {stencil for stencil in stencils if _row_bytes(stencil) % VECTOR_BYTES}
+    found = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
     found |= {
         write.buf
         for nest in nests
@@ -45,10 +45,10 @@ def _conflicts_in_sets(buf: Buf) -> bool:
 
 
 def _padded(buf: Buf) -> Buf:
-    vectors = -(-_row_bytes(buf) // VECTOR_BYTES) + _conflicts_in_sets(buf)
+    vectors = -(-_row_bytes(buf) // LINE_VECTOR_BYTES) + _conflicts_in_sets(buf)
     return Buf(
         buf.name,
-        (*buf.shape[:-1], vectors * VECTOR_BYTES // buf.dtype.itemsize),
+        (*buf.shape[:-1], vectors * LINE_VECTOR_BYTES // buf.dtype.itemsize),
         buf.dtype,
         arena=True,
     )

@@ -29,13 +29,13 @@ from .depth_runs import longest_run, product_along, summed_in_scratch
 from .operand_copies import OperandCopies, copy_dtype, stage
 
 # Cycles per element that is copied from between others, one by one.
-COPY = 1.5
+COPY_CYCLES = 1.5
 # Neighbours that are worth turning in registers.
-SHORTEST_RUN = 8
+SHORTEST_SWAPPED_RUN = 8
 # Elements that panels are made of. Bytes are packed in words (quad_products.py).
 FEWEST_BYTES = 2
 # The part of the time that is left by turning, at most.
-LESS = 0.95
+SWAPPED_TIME = 0.95
 
 
 def swapped_operands(
@@ -62,7 +62,7 @@ def swapped_operands(
     }
     vector = min(others, key=others.__getitem__, default=None)
     results = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
-    if vector is None or others[vector] + TRANSPOSE_CYCLES * results > LESS * _usual_cycles(
+    if vector is None or others[vector] + TRANSPOSE_CYCLES * results > SWAPPED_TIME * _usual_cycles(
         nest, usual, options
     ):
         return None
@@ -92,7 +92,9 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     if flat_coefficient(moving.info[0], moving.info[1], vector) == 1:
         return product_cycles(nest, sched)
     elements = math.prod(size for dim, size in nest.dims.items() if dim in moving.symbols)
-    packing = elements * (TRANSPOSE_CYCLES if _is_run(nest, moving) else COPY + TRANSPOSE_CYCLES)
+    packing = elements * (
+        TRANSPOSE_CYCLES if _is_run(nest, moving) else COPY_CYCLES + TRANSPOSE_CYCLES
+    )
     return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=moving) + packing)
 
 
@@ -107,7 +109,7 @@ def _is_run(nest: Nest, load: Expr) -> bool:
     for step, size in steps:
         if step == length:
             length *= size
-    return length >= SHORTEST_RUN
+    return length >= SHORTEST_SWAPPED_RUN
 
 
 def _usual_cycles(nest: Nest, usual: str | None, options) -> float:

@@ -6,11 +6,12 @@ import math
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Nest
-from pbkern.targets.cpu.machine import CONFLICT_BYTES
+from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES
 
-# Lines this many apart are in the same set, and how many of one set stay there beside those of
-# other operands.
-LINE, SETS, WAYS = 64, 64, 8
+# Lines this many apart are in the same set. Source: 32 KB of L1 in 8 ways.
+CACHE_SETS = 64
+# Lines of one set that stay there beside those of other operands.
+CACHE_WAYS = 8
 # Pages that the nearest tables do not hold (64 entries on Zen 3 and Golden Cove), rows of two in
 # each.
 MANY_PAGES = 128
@@ -20,8 +21,8 @@ def fit(rows: int, apart: int) -> bool:
     """Whether lines of so many rows, `apart` bytes from one another, stay in the cache; 0 bytes: that is not known."""
     if not apart:
         return True
-    sets = SETS * LINE // math.gcd(apart, SETS * LINE)
-    return rows <= WAYS * min(sets, SETS)
+    sets = CACHE_SETS * LINE_BYTES // math.gcd(apart, CACHE_SETS * LINE_BYTES)
+    return rows <= CACHE_WAYS * min(sets, CACHE_SETS)
 
 
 def are_apart(rows: int, step: int, span: int, l2_bytes: int) -> bool:

@@ -135,11 +135,11 @@ def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
 
 
 def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
-    """Whether vectors of a joint store can be computed as they are stored, each with elements of
-    several points (targets/cpu/emit/interleaved_rows.py).
+    """Whether vectors of a joint store can be computed as they are stored.
 
-    The write alone fills the rows, its operations belong to single elements of them, and what it
-    loads is close together.
+    Each then holds elements of several points (targets/cpu/emit/interleaved_rows.py). The write
+    alone fills the rows, its operations belong to single elements of them, and what it loads is
+    close together.
     """
     step, moving = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
     if math.prod(steps.values()) != step:

@@ -18,9 +18,10 @@ from pbkern.targets.cpu.machine import registers_of
 
 from .register_tiles import MAX_TILE_NODES, NestSchedule, column_vectors, schedule_of
 
-# Registers that the arithmetic of a round needs beside what is kept; accumulators of one sum, whose
-# rounds overlap.
-WORKING, SUM_ACCUMULATORS = 6, 4
+# Registers that the arithmetic of a round needs beside what is kept. Source: not recorded.
+WORKING_REGISTERS = 6
+# Accumulators of one sum, whose rounds overlap. Source: not recorded.
+SUM_ACCUMULATORS = 4
 
 
 class RegisterSpan(NamedTuple):

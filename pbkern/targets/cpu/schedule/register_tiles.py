@@ -1,5 +1,6 @@
-"""Nest -> how to walk it: vector dimension, lanes, unrolling and the register tile. Choices only; targets/cpu/emit/nests.py
-writes code.
+"""Nest -> how to walk it: vector dimension, lanes, unrolling and the register tile.
+
+These are choices only; targets/cpu/emit/nests.py writes code.
 
 The register tile of a contraction is found by a small search over (rows jammed, vectors unrolled)
 with the cost of one reduction step: FMA throughput, load throughput, and what tails waste.
@@ -31,26 +32,35 @@ MAX_TILE_NODES = 1200
 # Vectors that a sum over rows keeps, if it shares no operand. Of rows of 1 KB, parts of 512 B each
 # were read 2.5 times as slowly from memory as whole ones.
 MAX_COLUMN_VECTORS = 16
-# Of so few rows it keeps fewer vectors: other operands in memory need registers as well, and rows
-# are read side by side.
-FEW_ROWS, FEW_COLUMN_VECTORS = 16, 8
+# Rows of the longest sum over rows that keeps FEW_COLUMN_VECTORS. Source: not recorded.
+FEW_ROWS = 16
+# Most vectors that a sum over few rows keeps: other operands in memory need registers as well, and
+# rows are read side by side.
+FEW_COLUMN_VECTORS = 8
 # Vector operations of a point beyond which two points, and beyond twice as many one, are enough in
 # a step.
-LONG_CHAIN = 150.0
-# The same of points with functions that branch where an element is rare, by the number of
-# functions.
-FEW_OPS, MANY_OPS = 12, 40
+LONG_CHAIN_OPERATIONS = 150.0
+# Operations of a point with functions that branch where an element is rare, from which two vectors
+# in a step are enough. Source: not recorded.
+FEW_OPS = 12
+# Operations of such a point from which one vector in a step is enough. Source: not recorded.
+MANY_OPS = 40
 BRANCHING = frozenset(("sin", "cos", "tan", "rem"))
 # Lanes of the shortest vectors that instructions for products of words take.
 FEWEST_WORDS = 4
 # Points along one side of a tile whose vectors run along the reduction, at most.
-SIDE = 6
+MOST_TILE_SIDE = 6
 # Steps of a reduction whose wait for one another shows: of fewer, the processor's window holds
 # those of several results.
 LONG_WAIT = 64
-# Multiply-adds that are under way at once, what a step of a loop costs beside them, and the sum of
-# a vector's lanes, by itself and with those of other rows: cycles.
-LATENCY, STEP, ACROSS, TURNED_ACROSS = 8, 0.35, 10, 3
+# Multiply-adds that are under way at once; two begin in a cycle. Source: not recorded.
+PRODUCTS_UNDER_WAY = 8
+# Cycles that a step of a loop costs beside its multiply-adds. Source: not recorded.
+STEP_CYCLES = 0.35
+# Cycles of adding up a vector's lanes by itself. Source: not recorded.
+LANE_SUM_CYCLES = 10
+# Cycles of adding up a vector's lanes together with those of other rows. Source: not recorded.
+JOINT_LANE_SUM_CYCLES = 3
 # Vectors of a row that several rows at a time are added up of, at most.
 FEW_VECTORS = 8
 # Additions of products to one accumulator in a row, where accumulators are few
@@ -204,10 +214,10 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
             max(
                 products,
                 sum(loads(operand, tile, vectors) for operand in operands),
-                LATENCY if products < LATENCY else 0,
+                PRODUCTS_UNDER_WAY if products < PRODUCTS_UNDER_WAY else 0,
             )
             / 2
-            + STEP
+            + STEP_CYCLES
         )
 
     def tiled(jam: list[tuple[str, int]], tile: dict[str, int]) -> float:
@@ -222,7 +232,7 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
     sums = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
     if sched.vector in nest.rdims:
         return looped * tiled([*sched.jam.items()], {}) + sums * (
-            TURNED_ACROSS if sched.batched_rows else ACROSS
+            JOINT_LANE_SUM_CYCLES if sched.batched_rows else LANE_SUM_CYCLES
         )
     stores = max(
         (
@@ -286,14 +296,16 @@ def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
 
 
 def _points_in_turn(nest: Nest) -> int:
-    """Vectors per step: several are under way together, if their operations are interleaved
+    """Vectors per step.
+
+    Several are under way together, if their operations are interleaved
     (targets/cpu/emit/interleave_chains.py).
     """
     ops = [node.info.primitive for node in nest.nodes() if node.kind == "op"]
     if BRANCHING.intersection(ops):
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
     work = sum(COST.get(primitive, 1.0) for primitive in ops)
-    return 4 if work < LONG_CHAIN else 2 if work < 2 * LONG_CHAIN else 1
+    return 4 if work < LONG_CHAIN_OPERATIONS else 2 if work < 2 * LONG_CHAIN_OPERATIONS else 1
 
 
 def _halo(nest: Nest, dim: str) -> int:
@@ -389,8 +401,8 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
     )
     tiles = [
         (i, j, unroll)
-        for i in range(1, min(left_size, SIDE) + 1)
-        for j in range(1, min(right_size, SIDE) + 1)
+        for i in range(1, min(left_size, MOST_TILE_SIDE) + 1)
+        for j in range(1, min(right_size, MOST_TILE_SIDE) + 1)
         for unroll in range(1, min(4, _vectors(nest, sched)) + 1)
         if i * j * unroll <= sched.accumulators - min(i, j)
     ]
@@ -398,8 +410,13 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
     def cycles(tile: tuple[int, int, int]) -> float:
         i, j, unroll = tile
         step = lambda i, j, vectors: (
-            max(i * j * vectors, (i + j) * vectors, LATENCY if i * j * vectors < LATENCY else 0) / 2
-            + STEP
+            max(
+                i * j * vectors,
+                (i + j) * vectors,
+                PRODUCTS_UNDER_WAY if i * j * vectors < PRODUCTS_UNDER_WAY else 0,
+            )
+            / 2
+            + STEP_CYCLES
         )
         return _tiled(
             left_size,
@@ -462,7 +479,7 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
         for dim, size in nest.dims.items()
         if size > 1 and dim != sched.vector and dim not in nest.rdims
     ]
-    chains = -(-LATENCY // (sched.unroll * len(nest.reductions)))
+    chains = -(-PRODUCTS_UNDER_WAY // (sched.unroll * len(nest.reductions)))
     if (
         nest.ordered
         or not others
@@ -503,8 +520,10 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
 
 
 def _operand_registers(nest: Nest, sched: NestSchedule) -> int:
-    """Registers that a step needs beside accumulators and vectors: one element that is broadcast,
-    and for a partial vector the zeros that it is filled with and what is loaded of it.
+    """Registers that a step needs beside accumulators and vectors.
+
+    They hold one element that is broadcast, and for a partial vector the zeros that it is filled
+    with and what is loaded of it.
     """
     return 3 if nest.dims[sched.along] % sched.lanes else 1
 
@@ -521,7 +540,11 @@ def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
     the second cache.
     """
     products, loads = rows * vectors, rows if fit(rows, apart) else 2 * rows
-    return max(products, loads + vectors, LATENCY if products < LATENCY else 0) / 2 + STEP
+    return (
+        max(products, loads + vectors, PRODUCTS_UNDER_WAY if products < PRODUCTS_UNDER_WAY else 0)
+        / 2
+        + STEP_CYCLES
+    )
 
 
 def _jam_dim(nest: Nest, vector: str) -> str | None:

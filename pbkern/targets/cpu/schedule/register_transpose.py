@@ -1,5 +1,6 @@
-"""Loads across the vector dimension: whole squares of them are loaded by rows and transposed in
-registers (targets/cpu/emit/loads.py).
+"""Loads across the vector dimension.
+
+Whole squares of them are loaded by rows and transposed in registers (targets/cpu/emit/loads.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Nest
 
 # Points that are worth turning.
-FEWEST = 4
+FEWEST_TRANSPOSED = 4
 
 
 def is_transposed(load: Expr, vector: str, along: str) -> bool:
@@ -24,13 +25,13 @@ def is_transposed(load: Expr, vector: str, along: str) -> bool:
 
 
 def transposable_dims(nest: Nest, vector: str) -> list[str]:
-    """Dimensions whose points may be loaded together and transposed: of reductions reduced ones, if
-    no load serves two points.
+    """Dimensions whose points may be loaded together and transposed.
 
-    Reductions whose loads are all contiguous along one dimension take vectors along that.
+    Of reductions these are reduced ones, if no load serves two points. Reductions whose loads are
+    all contiguous along one dimension take vectors along that.
     """
     if not nest.rdims:
-        return [dim for dim, size in nest.dims.items() if size >= FEWEST]
+        return [dim for dim, size in nest.dims.items() if size >= FEWEST_TRANSPOSED]
     live = {dim for dim, size in nest.dims.items() if size > 1}
     inside = [
         load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
@@ -39,7 +40,7 @@ def transposable_dims(nest: Nest, vector: str) -> list[str]:
         return []
     if all(flat_coefficient(expr.info[0], expr.info[1], vector) != 1 for expr in inside):
         return []
-    return [rdim for rdim in nest.rdims if nest.dims[rdim] >= FEWEST]
+    return [rdim for rdim in nest.rdims if nest.dims[rdim] >= FEWEST_TRANSPOSED]
 
 
 def transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:

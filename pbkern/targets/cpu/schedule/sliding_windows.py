@@ -26,13 +26,14 @@ from .interleaved_access import is_strided
 from .register_tiles import NestSchedule, choose
 from .vector_dimension import is_long_point
 
-VECTOR_BYTES = 64
+# Bytes of a vector that fills a cache line.
+LINE_VECTOR_BYTES = 64
 # Cache accesses that a shuffle costs.
-SHUFFLE = 0.7
+SHUFFLE_ACCESSES = 0.7
 # Cache accesses that a store costs.
-STORE = 2.0
+STORE_ACCESSES = 2.0
 # Vectors that registers keep from step to step, beside those of the step itself.
-CARRIED = 16
+MOST_CARRIED = 16
 # Vector operations per cycle and access of the cache: two pipes for sums, two for products.
 OPERATIONS = 1.7
 
@@ -40,8 +41,9 @@ Point = dict[str, int]
 
 
 def parts(expr: Expr, point: Point, vector: str | None, lanes: int) -> list[Point]:
-    """Points at which a moved value's operand is needed for its value at a point: at the place
-    itself, or, along the vector dimension, at one or two multiples of a vector.
+    """Points at which a moved value's operand is needed for its value at a point.
+
+    They are the place itself, or, along the vector dimension, one or two multiples of a vector.
     """
     place = dict(point)
     for dim, distance in expr.info:
@@ -105,8 +107,11 @@ class Visits:
     def cycles(self, memory: float = 0.0) -> float:
         """Estimate for a vector of results: arithmetic goes on while caches and, for `memory` cycles, memory are accessed."""
         values = self._visit(self.carried).values()
-        spilled = max(len(self.carried) - CARRIED, 0)
-        accesses = STORE * len(self.nest.writes) * len(self.points) + (STORE + 1) * spilled
+        spilled = max(len(self.carried) - MOST_CARRIED, 0)
+        accesses = (
+            STORE_ACCESSES * len(self.nest.writes) * len(self.points)
+            + (STORE_ACCESSES + 1) * spilled
+        )
         places = {
             _place(expr, point)
             for expr, point in values
@@ -275,7 +280,7 @@ def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
         buf, index, _ = loads[0].info
         flat = flat_index(buf, index)
         steps = [coeff for dim, coeff in flat.terms if dim != vector]
-        whole = buf.dtype.itemsize * lanes == VECTOR_BYTES and all(
+        whole = buf.dtype.itemsize * lanes == LINE_VECTOR_BYTES and all(
             step % lanes == 0 for step in steps
         )
         groups.append(_Group(loads, lanes, buf.arena and whole))
@@ -312,7 +317,7 @@ def _pays(group: _Group, unroll: int) -> bool:
     fresh = sum(vector + unroll not in whole for vector in whole)
     straddling = 1 if group.aligned else 2
     direct = sum(1 if group.aligned and not lane else 2 for lane in lanes)
-    return fresh * straddling + SHUFFLE * sum(lane > 0 for lane in lanes) < direct
+    return fresh * straddling + SHUFFLE_ACCESSES * sum(lane > 0 for lane in lanes) < direct
 
 
 def _place(load: Expr, point: Point) -> tuple[Buf, Affine]:

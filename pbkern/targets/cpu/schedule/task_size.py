@@ -12,8 +12,11 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.sorting import line_cycles
 
+# Cycles of a core in a nanosecond, roughly. Source: not recorded.
 CYCLES_PER_NS = 3.5
-LANES = 16
+# Elements of a vector operation, roughly: float32 in 512 bits.
+ROUGH_LANES = 16
+# Bytes that a core moves in a nanosecond, roughly. Source: not recorded.
 BYTES_PER_NS = 25.0
 
 
@@ -41,14 +44,14 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
             total += (
                 size
                 * math.prod(array_aval(eqn.invars[0]).shape[axis] for axis in lhs_k)
-                / (2 * LANES)
+                / (2 * ROUGH_LANES)
             )
         elif name == "conv_general_dilated":
             spec = eqn.params["dimension_numbers"].rhs_spec
             total += (
                 size
                 * math.prod(array_aval(eqn.invars[1]).shape[axis] for axis in spec[1:])
-                / (2 * LANES)
+                / (2 * ROUGH_LANES)
             )
         elif name == "sort":
             length = max(array_aval(eqn.outvars[0]).shape[eqn.params["dimension"]], 1)
@@ -60,15 +63,15 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
                 )
             )
         elif name.startswith(("reduce", "arg", "cum")):
-            total += math.prod(array_aval(eqn.invars[0]).shape) / LANES
+            total += math.prod(array_aval(eqn.invars[0]).shape) / ROUGH_LANES
         else:
-            total += size * COST.get(name, 1.0) / LANES
+            total += size * COST.get(name, 1.0) / ROUGH_LANES
     return total
 
 
-# A task shorter than this costs more to hand out than it saves; a launch shorter than this stays on
-# one thread.
+# Nanoseconds of a task; a shorter one costs more to hand out than it saves. Source: not recorded.
 TASK_NS = 8_000.0
+# Nanoseconds of a launch; a shorter one stays on one thread. Source: not recorded.
 SERIAL_NS = 25_000.0
 # Long tasks keep neighbours on one core, but at the end threads wait for the last one: up to half
 # of it each, on average.

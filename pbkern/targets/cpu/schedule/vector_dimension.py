@@ -16,10 +16,13 @@ from .short_rows import SHORTEST_ROW, batched_rows
 # Vector operations of a point beyond which a few points fill the processor's window.
 LONG_POINT = 8.0
 # What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
-STRIDED = 0.2
-# What is gained if vectors hold several short rows (targets/cpu/emit/interleaved_rows.py), which
-# one by one would not fill the widest vectors.
-PARTLY_FILLED, WIDEST = 0.5, 512
+STRIDED_SCORE = 0.2
+# The score that is gained if vectors hold several short rows
+# (targets/cpu/emit/interleaved_rows.py), which one by one would not fill the widest vectors.
+# Source: not recorded.
+PARTLY_FILLED_SCORE = 0.5
+# Bits of the widest vectors (AVX-512).
+WIDEST_VECTOR_BITS = 512
 # What is left of the gain of vectors along short rows after the step across their lanes, one row at
 # a time. Measured with 4 to 16 elements: vectors over several rows take less time for sums and
 # extremes of up to 7 elements, and for indices of all.
@@ -31,14 +34,15 @@ LEFT_ACROSS = {
 # What a square of rows that is transposed in registers costs.
 TRANSPOSED = -0.5
 # What is gained for elements at computed places: the places are computed in vectors.
-GATHERED = 0.05
+GATHERED_SCORE = 0.05
 # Terms of a reduction beside which its store counts less and less.
-DEEP = 32
+DEEP_TERMS = 32
 
 
 def register_bits(nest: Nest, along: str | None = None) -> int:
-    """Width of the widest element that vectors of this nest hold, if they run along `along`: an
-    epilogue behind a reduced dimension is scalar.
+    """Width of the widest element that vectors of this nest hold, if they run along `along`.
+
+    An epilogue behind a reduced dimension is scalar.
     """
     if along in nest.rdims:
         nest = Nest(
@@ -91,8 +95,8 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     interleaved = bool(joint) and all(
         is_interleaved_row(nest, store, dim, steps) for store in nest.writes
     )
-    if interleaved and math.prod(steps.values()) * register_bits(nest) % WIDEST:
-        score += PARTLY_FILLED
+    if interleaved and math.prod(steps.values()) * register_bits(nest) % WIDEST_VECTOR_BITS:
+        score += PARTLY_FILLED_SCORE
     for load in nest.loads():
         score += inner(load) * (
             1.0
@@ -102,7 +106,7 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
     for write in nest.writes:
         coeff = flat_coefficient(write.buf, write.index, dim)
-        weight = 4.0 if write.inner and nest.rdims else min(1.0, DEEP / max(depth, 1))
+        weight = 4.0 if write.inner and nest.rdims else min(1.0, DEEP_TERMS / max(depth, 1))
         if reduced and not write.inner:
             score += 0.0
         else:
@@ -116,7 +120,8 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
         # and places are compared.
         compares = any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions)
         return score * min(
-            1.0, size / (WIDEST // register_bits(nest) if compares and not reduced else 8)
+            1.0,
+            size / (WIDEST_VECTOR_BITS // register_bits(nest) if compares and not reduced else 8),
         )
     left = min((LEFT_ACROSS.get(reduction.op, 1.0) for reduction in nest.reductions), default=1.0)
     if left < SUMS_LEFT or is_long_point(nest) or batched_rows(nest, dim) is None:
@@ -136,12 +141,12 @@ def _load_score(nest: Nest, expr: Expr, dim: str) -> float:
             size > 1 and flat_coefficient(buf, index, other) == 1
             for other, size in nest.dims.items()
         )
-        return -1.0 if windows else GATHERED
+        return -1.0 if windows else GATHERED_SCORE
     if coeff == 0 and dim not in expr.symbols:
         return 0.0
     if any(is_transposed(expr, dim, other) for other in transposable_dims(nest, dim)):
         return TRANSPOSED
-    return STRIDED if expr.kind == "load" and is_strided(buf, index, dim) else -1.0
+    return STRIDED_SCORE if expr.kind == "load" and is_strided(buf, index, dim) else -1.0
 
 
 def nest_frequency(nest: Nest):

@@ -14,13 +14,11 @@ from pbkern.lower.mlir.element_types import compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.context import INT32_MAX, NestContext
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write
 from pbkern.lower.nest.rounding import may_cancel
-from pbkern.targets.simt.device import SHARED
+from pbkern.targets.simt.device import SHARED_SPACE
 from pbkern.targets.simt.schedule.memory import Placement
-
-INT32_MAX = 2**31 - 1
 
 
 @dataclass
@@ -241,7 +239,7 @@ class Expressions:
 
     def _whole(self, buf: Buf, count: int, flat: Affine) -> tuple[str, Affine, str]:
         """(view of a buffer as vectors, the vector's number, type of the view)."""
-        root, space = buf.root, f", {SHARED}" if self.placement.is_shared(buf) else ""
+        root, space = buf.root, f", {SHARED_SPACE}" if self.placement.is_shared(buf) else ""
         vectors = f"memref<{max(root.size // count, 1)}x{mlir_type(storage_el(root.dtype), count)}{space}>"
         if (root, count) not in self.wholes:
             base, at, kind = self.bases[root]

@@ -31,7 +31,7 @@ from pbkern.lower.nest.ir import (
     nodes,
 )
 from pbkern.lower.programs import ProgramText
-from pbkern.targets.simt.device import SHARED, Nvidia
+from pbkern.targets.simt.device import SHARED_SPACE, Nvidia
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule import memory
 from pbkern.targets.simt.schedule.barriers import Barriers, Pending
@@ -43,14 +43,25 @@ from .recorder import Profile, Recorder
 from .reports import Reports, ReportWriter
 
 # Arrays of XLA and of this target start at multiples of this many bytes, of whole vectors.
-ALIGNMENT = 16
-SLOTS, ARENA, FAR, RECORD, REPORTS = "%slots", "%arena", "%far", "%record", "%reports"
+ARGUMENT_ALIGNMENT = 16
+# Names of values in a kernel's text: places for what threads exchange.
+SLOTS = "%slots"
+# The name of shared memory.
+ARENA = "%arena"
+# The name of the argument for scratch in device memory.
+FAR = "%far"
+# The name of the argument for times of blocks.
+RECORD = "%record"
+# The name of the argument for prints and failed checks.
+REPORTS = "%reports"
 
 
 @dataclass(frozen=True)
 class ThreadFunction:
-    """func.func @name(operands..., scratch in global memory if there is any, times if they are
-    recorded, what is printed and checked if anything is).
+    """func.func @name(operands..., scratch, times, reports).
+
+    Scratch is in global memory, if there is any; times are there if they are recorded, reports if
+    anything is printed or checked.
 
     Attributes:
       blocks, threads: of a launch.
@@ -92,7 +103,7 @@ class ThreadFunction:
 
 def alignment_of(nbytes: int) -> int:
     """Bytes, of which the address of an array of `nbytes` is a multiple: vector loads rely on it."""
-    return min(nbytes & -nbytes, ALIGNMENT) if nbytes else 1
+    return min(nbytes & -nbytes, ARGUMENT_ALIGNMENT) if nbytes else 1
 
 
 def emit(nests: KernelNests, name: str) -> ThreadFunction:
@@ -133,7 +144,7 @@ class _Lowering(ProgramText):
             self.options.threads,
             THREAD,
             SLOTS,
-            f"memref<{max(self.slots, 1)}xi64, {SHARED}>",
+            f"memref<{max(self.slots, 1)}xi64, {SHARED_SPACE}>",
             self._barrier,
         )
         self.waits: set[int] = set()
@@ -249,7 +260,7 @@ class _Lowering(ProgramText):
         for operand in self.nests.operands:
             if operand.buf.storage is None:
                 bases[operand.buf] = f"{operand.buf.name}_bytes", text.index(0), _bytes(operand.buf)
-        shared = f"memref<{placement.shared_bytes}xi8, {SHARED}>"
+        shared = f"memref<{placement.shared_bytes}xi8, {SHARED_SPACE}>"
         if placement.shared_bytes:
             top.add(f"{ARENA} = memref.get_global @{self.name}_shared : {shared}")
             if self.slots:
@@ -307,22 +318,24 @@ class _Lowering(ProgramText):
         ]
         args = [f"{buf.name}_bytes: {_bytes(buf)}{self._attributes(k, buf)}" for k, buf in arrays]
         args += (
-            [f"{FAR}: {self._far()} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            [f"{FAR}: {self._far()} {{llvm.align = {ARGUMENT_ALIGNMENT} : i64, llvm.noalias}}"]
             if placement.global_bytes
             else []
         )
         args += (
-            [f"{self.record} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            [f"{self.record} {{llvm.align = {ARGUMENT_ALIGNMENT} : i64, llvm.noalias}}"]
             if self.record
             else []
         )
         args += (
-            [f"{REPORTS}: {self.writer.type} {{llvm.align = {ALIGNMENT} : i64, llvm.noalias}}"]
+            [
+                f"{REPORTS}: {self.writer.type} {{llvm.align = {ARGUMENT_ALIGNMENT} : i64, llvm.noalias}}"
+            ]
             if self.reports
             else []
         )
         constants = [f"{constant} = {value}" for value, constant in text.constants.items()]
-        shared = f"memref<{placement.shared_bytes}xi8, {SHARED}>"
+        shared = f"memref<{placement.shared_bytes}xi8, {SHARED_SPACE}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
         head = [
             f"memref.global {private}@{self.name}_shared : {shared}{start} {{alignment = 128 : i64}}"
@@ -432,8 +445,9 @@ def _bytes(buf: Buf) -> str:
 
 
 def _is_long(affine: Affine, stmt: Stmt) -> bool:
-    """Whether an index that is computed as an integer of 64 bits may exceed 32: not if it only
-    counts points, or is a scalar.
+    """Whether an index that is computed as an integer of 64 bits may exceed 32.
+
+    It may not if it only counts points, or is a scalar.
     """
     dims = stmt.dims if isinstance(stmt, Nest) else {}
     if affine.symbols <= dims.keys():

@@ -19,7 +19,7 @@ from .reductions import Team
 
 # Additions to one accumulator in a row: what rounding loses grows with them. Source: Higham 2002,
 # Accuracy and Stability of Numerical Algorithms, section 4.2.
-LONGEST_CHAIN = 256
+LONGEST_DEVICE_CHAIN = 256
 LINE = re.compile(r"(.+?):(\d+)(?::(\d+))?(?: \(.*\))?$")
 THREAD = "%tid"
 
@@ -253,7 +253,7 @@ class SimtNestEmitter(Expressions):
         Long sums of floats start anew with every run of trips; what these have summed is added to
         the whole.
         """
-        longest = LONGEST_CHAIN // max(len(walk.terms), 1)
+        longest = LONGEST_DEVICE_CHAIN // max(len(walk.terms), 1)
         rounded = [
             reductions.is_rounded(reduction)
             for reduction in walk.nest.reductions

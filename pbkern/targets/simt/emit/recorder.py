@@ -16,7 +16,8 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.targets.simt.device import Nvidia
 
-HEADER = 5
+# Words of 64 bits before those of the steps; see above.
+RECORD_HEADER_WORDS = 5
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Profile:
     @property
     def words(self) -> int:
         """Words of 64 bits, for one block."""
-        return HEADER + 2 * (self.space - 1)
+        return RECORD_HEADER_WORDS + 2 * (self.space - 1)
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Recorder:
         """The block starts: none of its steps has been taken."""
 
         def fill(inner: Block) -> None:
-            for n in range(HEADER, self.profile.words):
+            for n in range(RECORD_HEADER_WORDS, self.profile.words):
                 self._store(inner, Affine((), n), self.text.const("arith.constant 0 : i64"))
             processor = self.device.processor(lambda text: self.text.put(inner, text))
             self._store(
@@ -87,7 +88,7 @@ class Recorder:
 
         def fill(inner: Block) -> None:
             cycles = self.device.cycles(lambda text: self.text.put(inner, text))
-            self._store(inner, number * 2 + (HEADER + is_end), cycles)
+            self._store(inner, number * 2 + (RECORD_HEADER_WORDS + is_end), cycles)
 
         place = self.text.affine(block, number)[1]
         is_kept = self.text.put(

@@ -1,5 +1,6 @@
-"""Prints and failed checks of bodies, which the first thread of a block stores for the host process
-to read after the launch.
+"""Prints and failed checks of bodies.
+
+The first thread of a block stores them for the host process to read after the launch.
 
     words    0                        1 ...                                          ...
              words that all prints    each check: how often it failed, values of     prints: site, block, values of each, in
@@ -21,11 +22,12 @@ from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Trace
 from pbkern.lower.rules.debug_callbacks import SITES, Type
 
-WORD = 8
+# Bytes of a word of a report: an i64.
+REPORT_WORD_BYTES = 8
 # For prints of one launch. Source: CUDA C++ Programming Guide, formatted output: what its printf
 # keeps by default.
 PRINTED_BYTES = 1 << 20
-HEAD = 2  # words of a print before its values
+PRINT_HEADER_WORDS = 2  # words of a print before its values
 NO_PRINT = -1  # in the place of the site: it did not fit
 
 
@@ -68,18 +70,20 @@ class Reports:
     @property
     def room(self) -> int:
         """Words for prints."""
-        longest = max((HEAD + words(SITES[site].types) for site in self.prints), default=0)
-        return max(PRINTED_BYTES // WORD, longest) if self.prints else 0
+        longest = max(
+            (PRINT_HEADER_WORDS + words(SITES[site].types) for site in self.prints), default=0
+        )
+        return max(PRINTED_BYTES // REPORT_WORD_BYTES, longest) if self.prints else 0
 
     @property
     def nbytes(self) -> int:
         """A word more than there is room: the first print that does not fit says so."""
-        return (self.first_print + self.room + bool(self.room)) * WORD
+        return (self.first_print + self.room + bool(self.room)) * REPORT_WORD_BYTES
 
     @property
     def cleared_bytes(self) -> int:
         """From the start, which are zero before a launch."""
-        return self.first_print * WORD
+        return self.first_print * REPORT_WORD_BYTES
 
     @property
     def operands(self) -> tuple[Type, ...]:
@@ -94,7 +98,7 @@ def words(types: Sequence[Type]) -> int:
 
 def value_words(of_type: Type) -> int:
     shape, dtype = of_type
-    return -(-math.prod(shape) * dtype.itemsize // WORD)
+    return -(-math.prod(shape) * dtype.itemsize // REPORT_WORD_BYTES)
 
 
 @dataclass
@@ -117,7 +121,7 @@ class ReportWriter:
 
     def begin(self, top: Block) -> None:
         """Names the words."""
-        self.words_type = f"memref<{self.reports.nbytes // WORD}xi64>"
+        self.words_type = f"memref<{self.reports.nbytes // REPORT_WORD_BYTES}xi64>"
         self.words = self.text.put(
             top,
             f"memref.view {self.memory}[{self.text.index(0)}][] : {self.type} to {self.words_type}",
@@ -139,7 +143,7 @@ class ReportWriter:
         self.text.when(block, never, lambda inner: self._values(inner, trace, Affine((), at + 1)))
 
     def _print(self, block: Block, trace: Trace) -> None:
-        count = HEAD + words(SITES[trace.site].types)
+        count = PRINT_HEADER_WORDS + words(SITES[trace.site].types)
         before = self._added(block, 0, count)
         fits = self.text.put(
             block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room - count)} : i64"
@@ -162,7 +166,7 @@ class ReportWriter:
                 start + 1,
                 self.text.put(inner, f"arith.index_cast {self.block} : index to i64"),
             )
-            self._values(inner, trace, start + HEAD)
+            self._values(inner, trace, start + PRINT_HEADER_WORDS)
 
         def end(inner: Block) -> None:
             self._word(inner, start_of(inner), self._i64(NO_PRINT))
@@ -179,7 +183,7 @@ class ReportWriter:
         source = self.memref(buf)
         kind = source.removeprefix("memref<").removesuffix(">").split(",")[0].split("x", 1)[1]
         target = f"memref<{max(buf.size, 1)}x{kind}>"
-        place = self.text.affine(block, at * WORD)[1]
+        place = self.text.affine(block, at * REPORT_WORD_BYTES)[1]
         view = self.text.put(
             block, f"memref.view {self.memory}[{place}][] : {self.type} to {target}"
         )

@@ -1,4 +1,4 @@
-"""Sort statements: one thread sorts a line of up to SHORT_LINE elements by insertion, all threads merge a longer one.
+"""Sort statements: one thread sorts a line of up to LONGEST_THREAD_LINE elements by insertion, all threads merge a longer one.
 
 Runs of 1, 2, 4, ... elements are sorted. To merge two neighbours, every element finds its place in
 both together by a binary search in the other run: one of the second run goes behind all that are
@@ -16,7 +16,7 @@ from pbkern.lower.mlir.operation import Operation
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf, Sort
-from pbkern.targets.simt.options import SHORT_LINE
+from pbkern.targets.simt.options import LONGEST_THREAD_LINE
 
 from .expressions import Expressions
 
@@ -34,7 +34,7 @@ def emit_sort(
     lines, length = sort.buffers[0].shape
     if lines == 0 or length < 2:
         return
-    if length <= SHORT_LINE:
+    if length <= LONGEST_THREAD_LINE:
         _Strided(expressions, threads).loop(
             block, lines, lambda inner, line: _insertion(expressions, inner, sort, line, length)
         )

@@ -56,7 +56,7 @@ NAMES = (
 DEVICES = 64
 # Launches that are remembered per device: any of them may be the cause of an error that comes
 # later.
-RECENT = 8
+RECENT_LAUNCHES = 8
 # Errors that no driver knows: the reason is kept for the thread that called.
 NOTED = -1
 BEYOND = -2  # a device has no place in rows
@@ -111,7 +111,7 @@ class Driver(abc.ABC):
         self.failed: dict[
             int, str
         ] = {}  # device -> the names of kernels that an error was reported for
-        self.recent = (ctypes.c_int64 * (DEVICES * (1 + RECENT)))()
+        self.recent = (ctypes.c_int64 * (DEVICES * (1 + RECENT_LAUNCHES)))()
         self._table = (ctypes.c_void_p * len(NAMES))()
         self._texts: list[ctypes.Array] = []
         self._lock = threading.RLock()
@@ -228,10 +228,11 @@ class Driver(abc.ABC):
 
     def launched_last(self, device: int) -> str:
         """Names of the kernels that were launched on a device since it was waited for, the last one first."""
-        first = device * (1 + RECENT)
+        first = device * (1 + RECENT_LAUNCHES)
         count = self.recent[first]
         addresses = [
-            self.recent[first + 1 + (count - 1 - k) % RECENT] for k in range(min(count, RECENT))
+            self.recent[first + 1 + (count - 1 - k) % RECENT_LAUNCHES]
+            for k in range(min(count, RECENT_LAUNCHES))
         ]
         return ", ".join(
             dict.fromkeys(
@@ -243,7 +244,7 @@ class Driver(abc.ABC):
 
     def forget(self, device: int) -> None:
         """Forgets what was launched on a device: it has ended."""
-        self.recent[device * (1 + RECENT)] = 0
+        self.recent[device * (1 + RECENT_LAUNCHES)] = 0
 
     def _recorded(self, address: Address, place: int, stream: int | None) -> None:
         function = self.kernels[address].function

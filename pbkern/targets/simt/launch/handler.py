@@ -25,13 +25,26 @@ from pbkern.targets.cpu.codegen.host import HostText
 from pbkern.targets.cpu.codegen.runtime import xla
 from pbkern.targets.simt.program import DeviceProgram
 
-from .driver import BEYOND, DEVICES, NAMES, RECENT, Driver
+from .driver import BEYOND, DEVICES, NAMES, RECENT_LAUNCHES, Driver
 
-STREAM, ERROR, KERNEL, DEVICE = 0, 8, 16, 24  # bytes of `call`
-ALIGNMENT = 256  # of memory that the driver gives. Source: CUDA C++ Programming Guide, device memory accesses
-# XLA FFI API 0.3 (xla/ffi/api/c_api.h): offsets of functions in its table; an error of the kind
-# "internal".
-ERROR_CREATE, STREAM_GET, COMMAND_BUFFERS, ERRC_INTERNAL = 48, 80, 1, 13
+# Bytes from the start of `call` to the stream, of the structure that functions here share.
+CALL_STREAM = 0
+# Bytes from the start of `call` to the error.
+CALL_ERROR = 8
+# Bytes from the start of `call` to the kernel.
+CALL_KERNEL = 16
+# Bytes from the start of `call` to the device.
+CALL_DEVICE = 24
+DRIVER_ALIGNMENT = 256  # of memory that the driver gives. Source: CUDA C++ Programming Guide, device memory accesses
+# Bytes from the start of XLA's table to the function that makes an error. Source: XLA FFI API 0.3
+# (xla/ffi/api/c_api.h).
+ERROR_CREATE = 48
+# Bytes from the start of XLA's table to the function that gives the stream (same source).
+STREAM_GET = 80
+# Bit of a handler's traits: it may be recorded in a command buffer (same source).
+COMMAND_BUFFERS = 1
+# The number of the kind of error "internal" (same source).
+ERRC_INTERNAL = 13
 
 
 class LaunchText(HostText):
@@ -44,9 +57,9 @@ class LaunchText(HostText):
         scratch = max(
             (function.global_bytes * function.blocks for function in functions), default=0
         )
-        self.record_at = -(-(self.temp_bytes + scratch) // ALIGNMENT) * ALIGNMENT
+        self.record_at = -(-(self.temp_bytes + scratch) // DRIVER_ALIGNMENT) * DRIVER_ALIGNMENT
         recorded = max((function.record_bytes for function in functions), default=0)
-        self.reports_at = self.record_at + -(-recorded // ALIGNMENT) * ALIGNMENT
+        self.reports_at = self.record_at + -(-recorded // DRIVER_ALIGNMENT) * DRIVER_ALIGNMENT
         reported = max(
             (function.reports.nbytes for function in functions if function.reports), default=0
         )
@@ -157,7 +170,7 @@ class LaunchText(HostText):
 
 _MAIN = """
 func.func private @pbk_failed(%call: !llvm.ptr) -> i1 {{
-  %p = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+  %p = llvm.getelementptr %call[{CALL_ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
   %rc = llvm.load %p : !llvm.ptr -> i32
   %none = arith.constant 0 : i32
   %is = arith.cmpi ne, %rc, %none : i32
@@ -168,8 +181,8 @@ func.func private @pbk_note(%call: !llvm.ptr, %rc: i32, %kernel: i64) {{
   %none = arith.constant 0 : i32
   %bad = arith.cmpi ne, %rc, %none : i32
   scf.if %bad {{
-    %p = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
-    %k = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %p = llvm.getelementptr %call[{CALL_ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %k = llvm.getelementptr %call[{CALL_KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
     llvm.store %rc, %p : i32, !llvm.ptr
     llvm.store %kernel, %k : i64, !llvm.ptr
   }}
@@ -187,9 +200,9 @@ func.func private @pbk_entry(%at: i64) -> !llvm.ptr {{
 func.func private @pbk_begin(%call: !llvm.ptr) {{
   %none = arith.constant 0 : i64
   %program = arith.constant -1 : i64
-  %error = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
-  %kernel = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
-  %device = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
+  %error = llvm.getelementptr %call[{CALL_ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+  %kernel = llvm.getelementptr %call[{CALL_KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
+  %device = llvm.getelementptr %call[{CALL_DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
   llvm.store %none, %error : i64, !llvm.ptr
   llvm.store %none, %kernel : i64, !llvm.ptr
   llvm.store %none, %device : i64, !llvm.ptr
@@ -226,7 +239,7 @@ func.func private @pbk_launch(%call: !llvm.ptr, %kernel: i64, %blocks: i64, %thr
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   scf.if %failed {{
   }} else {{
-    %devicep = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %devicep = llvm.getelementptr %call[{CALL_DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
     %device = llvm.load %devicep : !llvm.ptr -> i64
     %row = llvm.inttoptr %kernel : i64 to !llvm.ptr
     %handlep = llvm.getelementptr %row[%device] : (!llvm.ptr, i64) -> !llvm.ptr, i64
@@ -267,7 +280,7 @@ func.func private @pbk_launched(%call: !llvm.ptr, %kernel: i64, %handle: !llvm.p
   %none = arith.constant 0 : i32
   %good = arith.cmpi eq, %rc, %none : i32
   scf.if %good {{
-    %devicep = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %devicep = llvm.getelementptr %call[{CALL_DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
     %device = llvm.load %devicep : !llvm.ptr -> i64
     %stride = arith.constant {RING_BYTES} : i64
     %offset = arith.muli %device, %stride : i64
@@ -275,7 +288,7 @@ func.func private @pbk_launched(%call: !llvm.ptr, %kernel: i64, %handle: !llvm.p
     %place = arith.addi %first, %offset : i64
     %countp = llvm.inttoptr %place : i64 to !llvm.ptr
     %count = llvm.load %countp : !llvm.ptr -> i64
-    %size = arith.constant {RECENT} : i64
+    %size = arith.constant {RECENT_LAUNCHES} : i64
     %slot = arith.remui %count, %size : i64
     %ring = llvm.getelementptr %countp[8] : (!llvm.ptr) -> !llvm.ptr, i8
     %slotp = llvm.getelementptr %ring[%slot] : (!llvm.ptr, i64) -> !llvm.ptr, i64
@@ -381,11 +394,11 @@ func.func private @pbk_read(%call: !llvm.ptr, %to: !llvm.ptr, %from: !llvm.ptr, 
 func.func private @pbk_said(%call: !llvm.ptr) -> !llvm.ptr {{
   %failed = func.call @pbk_failed(%call) : (!llvm.ptr) -> i1
   %text = scf.if %failed -> (!llvm.ptr) {{
-    %rcp = llvm.getelementptr %call[{ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %rcp = llvm.getelementptr %call[{CALL_ERROR}] : (!llvm.ptr) -> !llvm.ptr, i8
     %rc = llvm.load %rcp : !llvm.ptr -> i32
-    %kernelp = llvm.getelementptr %call[{KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %kernelp = llvm.getelementptr %call[{CALL_KERNEL}] : (!llvm.ptr) -> !llvm.ptr, i8
     %kernel = llvm.load %kernelp : !llvm.ptr -> !llvm.ptr
-    %devicep = llvm.getelementptr %call[{DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
+    %devicep = llvm.getelementptr %call[{CALL_DEVICE}] : (!llvm.ptr) -> !llvm.ptr, i8
     %device = llvm.load %devicep : !llvm.ptr -> i32
     %at = arith.constant {describe} : i64
     %f = func.call @pbk_entry(%at) : (i64) -> !llvm.ptr
@@ -474,13 +487,13 @@ def handler(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
     text = LaunchText(compiled, handles)
     text.steps(compiled.program.steps)
     constants = {
-        "ERROR": ERROR,
-        "KERNEL": KERNEL,
-        "DEVICE": DEVICE,
+        "CALL_ERROR": CALL_ERROR,
+        "CALL_KERNEL": CALL_KERNEL,
+        "CALL_DEVICE": CALL_DEVICE,
         "DEVICES": DEVICES,
         "BEYOND": BEYOND,
-        "RECENT": RECENT,
-        "RING_BYTES": 8 * (1 + RECENT),
+        "RECENT_LAUNCHES": RECENT_LAUNCHES,
+        "RING_BYTES": 8 * (1 + RECENT_LAUNCHES),
         "table": driver.table,
         "recent": ctypes.addressof(driver.recent),
         **{name: 8 * k for k, name in enumerate(NAMES)},

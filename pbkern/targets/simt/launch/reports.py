@@ -10,7 +10,13 @@ import numpy as np
 
 from pbkern.lower.rules.debug_callbacks import SITES, Type
 from pbkern.targets.simt.emit.kernel import ThreadFunction
-from pbkern.targets.simt.emit.reports import HEAD, NO_PRINT, WORD, value_words, words
+from pbkern.targets.simt.emit.reports import (
+    NO_PRINT,
+    PRINT_HEADER_WORDS,
+    REPORT_WORD_BYTES,
+    value_words,
+    words,
+)
 
 
 def receive(
@@ -21,6 +27,7 @@ def receive(
     Raises nothing: what a print's own code raises is shown.
 
     Args:
+      function: the kernel that was launched.
       stored: int64[Reports.nbytes / 8].
       operands: reads what the kernel was given.
     """
@@ -31,8 +38,8 @@ def receive(
             SITES[site].receive(values, operands)
         if (asked := int(stored[0])) > reports.room:
             print(
-                f"pbkern: kernel `{function.name}` printed {asked * WORD} bytes in one launch; {reports.room * WORD} are "
-                "kept, and the prints that did not fit are not shown",
+                f"pbkern: kernel `{function.name}` printed {asked * REPORT_WORD_BYTES} bytes in one "
+                f"launch; {reports.room * REPORT_WORD_BYTES} are kept, and the prints that did not fit are not shown",
                 file=sys.stderr,
             )
         for site, at in reports.places.items():
@@ -51,12 +58,12 @@ def _printed(function: ThreadFunction, stored: np.ndarray) -> Iterator[tuple[int
     rest = stored[reports.first_print :]
     at, end = 0, min(int(stored[0]), reports.room)
     while at < end:
-        site, block = map(int, rest[at : at + HEAD])
+        site, block = map(int, rest[at : at + PRINT_HEADER_WORDS])
         if site == NO_PRINT:
             return
         count = words(SITES[site].types)
-        yield block, site, _values(rest[at + HEAD :], SITES[site].types)
-        at += HEAD + count
+        yield block, site, _values(rest[at + PRINT_HEADER_WORDS :], SITES[site].types)
+        at += PRINT_HEADER_WORDS + count
 
 
 def _values(stored: np.ndarray, types: Sequence[Type]) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ def write(function: ThreadFunction, records: np.ndarray) -> pathlib.Path:
     Raises OSError.
 
     Args:
+      function: the kernel that was launched.
       records: int64[blocks * words], as the launch stored them (emit/recorder.py).
     """
     assert function.profile is not None

@@ -13,7 +13,7 @@ from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.threads import along_lanes, deal
 
 # How often an element is read, on average, before it is worth a copy.
-READS = 2
+FEWEST_ELEMENT_READS = 2
 
 
 @dataclass
@@ -54,7 +54,7 @@ class BoxRegion:
     @property
     def is_wanted(self) -> bool:
         """Whether a copy saves loads of memory."""
-        again = self.reads >= READS * self.size and not self.uniform
+        again = self.reads >= FEWEST_ELEMENT_READS * self.size and not self.uniform
         return self.size > 1 and (again or (self.turned and self.reads >= self.size))
 
 

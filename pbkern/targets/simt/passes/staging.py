@@ -14,13 +14,13 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, Write, every, with_bodies
+from pbkern.simulate.counts import BANK_BYTES
 from pbkern.targets.simt.options import ThreadOptions
 
 from .regions import BoxRegion, regions, staged_loads
 
-BANK_BYTES = 4
 # Of shared memory that warps need to reduce together.
-RESERVED = 2048
+RESERVED_BYTES = 2048
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Stage:
             for buf in scratch.touched(list(stmts)) | set(context.kept)
             if buf.arena
         )
-        most = max(options.shared_bytes - held - RESERVED, 0)
+        most = max(options.shared_bytes - held - RESERVED_BYTES, 0)
         return cls(
             context,
             scratch.written(list(stmts)),

@@ -1,5 +1,7 @@
-"""Scratch of a program -> registers of threads (registers.py says which), shared memory of its thread block, or, where it does
-not fit, global memory of the block.
+"""Scratch of a program -> registers of threads, shared memory or global memory.
+
+registers.py says which scratch is in registers. Shared memory is the thread block's; what does not
+fit there is in global memory of the block.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pbkern.lower.kernel_nests import KernelNests
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Stmt
-from pbkern.targets.simt.device import SHARED
+from pbkern.targets.simt.device import SHARED_SPACE
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class Placement:
     def memref(self, buf: Buf) -> str:
         """Type of the flat memref that holds a buffer."""
         root = self.slots.get(buf.root, buf.root)
-        number = SHARED if self.is_shared(root) else self.private if self.is_private(root) else 0
+        number = (
+            SHARED_SPACE if self.is_shared(root) else self.private if self.is_private(root) else 0
+        )
         space = f", {number}" if number else ""
         return f"memref<{max(root.size, 1)}x{mlir_type(storage_el(root.dtype))}{space}>"
 
@@ -67,8 +71,10 @@ class Placement:
 def place(
     nests: KernelNests, slots: Mapping[Buf, Buf], limit: int, reserved: int, private: int = 0
 ) -> Placement:
-    """Places all scratch of a kernel: what has `slots` in registers; `reserved` bytes of shared
-    memory first, `limit` at most. The largest buffers go to global memory until the others fit.
+    """Places all scratch of a kernel.
+
+    Scratch that has `slots` is in registers. `reserved` bytes of shared memory come first, `limit`
+    at most. The largest buffers go to global memory until the others fit.
     """
     touched = {
         buf

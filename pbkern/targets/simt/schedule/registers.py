@@ -31,11 +31,13 @@ from .tiles import accepts, renamed_points
 # Registers of 32 bits that one thread keeps. Of the 128 that it has (nvgpu/compile.py),
 # accumulators take 32, addresses and operands others.
 MOST_WORDS = 32
-# Points of a thread are written out one after the other, since registers have no addresses: of
-# nests that sum, and of others.
-MOST_SUMS, MOST_STEPS = 2, 8
+# Most points of a thread of nests that sum. Points are written out one after the other, since
+# registers have no addresses. Source: not recorded.
+MOST_SUMMING_POINTS = 2
+# Most points of a thread of other nests. Source: not recorded.
+MOST_THREAD_POINTS = 8
 # Terms that every thread adds up by itself.
-MOST_TERMS = 8
+MOST_THREAD_TERMS = 8
 
 Axis = tuple[int, int]  # elements between neighbours, size
 
@@ -60,8 +62,9 @@ def keep(nests: KernelNests) -> RegisterValues:
 
 
 def in_slots(nest: Nest, dealt: Deal, slots: Mapping[Buf, Buf], context: NestContext) -> Nest:
-    """The nest of a thread's points, its tiles written out, with its slots in the place of
-    elements: slot `step * points of a step + number of the point`.
+    """The nest of a thread's points, its tiles written out, with slots in place of elements.
+
+    A slot is `step * points of a step + number of the point`.
     """
     if not dealt.kept:
         return nest
@@ -107,8 +110,10 @@ class _RegisterSearch:
                 self._note(leaf, section)
 
     def _note(self, stmt: Stmt, section: Section) -> None:
-        """A statement and what it touches: programs of one block hand on to each other what those
-        of some cases store, and these are at the same ends of the parallel dimensions.
+        """Notes a statement and what it touches.
+
+        Programs of one block hand on to each other what those of some cases store, and these are at
+        the same ends of the parallel dimensions.
         """
         ends = (
             frozenset(section.variant.last & set(self.nests.parallel))
@@ -209,7 +214,7 @@ class _RegisterSearch:
         dealt = self.deals[id(nest)]
         together = (
             dealt.team == self.options.threads
-            or math.prod(nest.dims[rdim] for rdim in nest.rdims) <= MOST_TERMS
+            or math.prod(nest.dims[rdim] for rdim in nest.rdims) <= MOST_THREAD_TERMS
         )
         return (
             mine <= chosen
@@ -273,7 +278,11 @@ class _RegisterSearch:
                 if fixed and model is not first:
                     continue
                 deals = {key: self._like(model, names, nest, *split[key], buf) for key in split}
-                most = MOST_SUMS if any(n.rdims for n, _ in split.values()) else MOST_STEPS
+                most = (
+                    MOST_SUMMING_POINTS
+                    if any(n.rdims for n, _ in split.values())
+                    else MOST_THREAD_POINTS
+                )
                 if self._keep_theirs(deals) and model.steps <= most:
                     self._settle(
                         buf, split, {k: dealt for k, dealt in deals.items() if dealt is not None}
@@ -299,8 +308,9 @@ class _RegisterSearch:
         mine: Mapping[int, str],
         buf: Buf,
     ) -> Deal | None:
-        """A nest dealt out as another one; `names`, `mine`: elements between neighbours -> dimension. None if it cannot be, or
-        loses by it.
+        """A nest dealt out as another one. None if it cannot be, or loses by it.
+
+        `names`, `mine`: elements between neighbours -> dimension.
         """
         own = self._deal(nest)
         if model.team > 1 or model.alone or own.team > 1 or own.alone or model.everyone:
@@ -385,8 +395,9 @@ def _is_plain(stmt: Stmt, root: Buf) -> bool:
 
 
 def _layout(nest: Nest, root: Buf) -> tuple[int, tuple[tuple[int, int, str], ...]] | None:
-    """(first element, (elements between neighbours, size, dimension) slowest first), if each point
-    has its own element of the buffer, and no other.
+    """(first element, (elements between neighbours, size, dimension) slowest first).
+
+    None unless each point has its own element of the buffer, and no other.
     """
     if not _is_plain(nest, root) or (nest.rdims and any(write.inner for write in nest.writes)):
         return None

@@ -179,8 +179,9 @@ def along_lanes(nest: Nest, dims: Mapping[str, int]) -> dict[str, int]:
 
 
 def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
-    """Whether points that differ in these dimensions may run at the same time: each stores to its
-    own elements, and none reads what another one stores.
+    """Whether points that differ in these dimensions may run at the same time.
+
+    Each then stores to its own elements, and none reads what another one stores.
     """
     moving = {dim: size for dim, size in dims.items() if size > 1}
     stored: dict[Buf, list[Write]] = {}
@@ -227,8 +228,10 @@ def _apart(write: Write, buf: Buf, index: Sequence[Affine | None], nest: Nest) -
 
 
 def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:
-    """Whether different points have different indices: axis by axis, an index tells its dimensions
-    if each moves it further than all finer ones together.
+    """Whether different points have different indices.
+
+    Axis by axis, an index tells its dimensions if each moves it further than all finer ones
+    together.
     """
     left = dict(dims)
     found = True

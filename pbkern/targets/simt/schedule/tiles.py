@@ -23,12 +23,14 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write, nodes
 
 BOOL = np.dtype(bool)
-LOWEST = -(1 << 40)
-VECTOR_BYTES = 16
+# An index below all indices of arrays: the lower end of a range that has none.
+BELOW_ALL_INDICES = -(1 << 40)
+# Bytes of the widest load of a thread. Source: CUDA C++ Programming Guide, device memory accesses.
+WIDEST_LOAD_BYTES = 16
 # Threads that whole vectors must leave with work: those of a warp.
 FEWEST_LANES = 32
 # Accumulators of one thread: they are in registers, of which there are 255.
-MOST_POINTS = 32
+MOST_TILE_POINTS = 32
 # A load and its address, in multiply-adds.
 LOAD_COST = 2.0
 
@@ -78,8 +80,9 @@ def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]
 def _shared_operands(
     nest: Nest, free: Mapping[str, int], points: int, threads: int
 ) -> tuple[Tile, ...]:
-    """Along the dimensions along which loads of a reduction are the same: such that all threads
-    together take the fewest instructions for a term.
+    """Tiles along the dimensions along which loads of a reduction are the same.
+
+    With them, all threads together take the fewest instructions for a term.
     """
     terms = [
         node
@@ -105,7 +108,7 @@ def _shared_operands(
     options = [
         candidate
         for candidate in itertools.product(*((1, 2, 4, 8) for _ in along))
-        if math.prod(candidate) * len(nest.reductions) <= MOST_POINTS
+        if math.prod(candidate) * len(nest.reductions) <= MOST_TILE_POINTS
         and all(count <= free[dim] for dim, count in zip(along, candidate))
     ]
     if nest_rewrites(nest):  # a point that lies outside would read what another thread stores
@@ -135,7 +138,7 @@ def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
     sizes = [buffer.dtype.itemsize for buffer in _buffers(nest) if buffer.root is not kept]
     for tile in chosen:
         if tile.beside and (
-            max(sizes, default=0) * tile.count > VECTOR_BYTES
+            max(sizes, default=0) * tile.count > WIDEST_LOAD_BYTES
             or not _is_whole(nest, tile.dim, tile.count, kept)
         ):
             return False
@@ -149,7 +152,7 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
     }
     if not sizes or 0 in sizes:
         return ()
-    count = VECTOR_BYTES // max(sizes)
+    count = WIDEST_LOAD_BYTES // max(sizes)
     if len({write.inner for write in nest.writes}) > 1:
         return ()
     for dim, size in free.items():
@@ -172,7 +175,7 @@ def whole_terms(nest: Nest, dim: str) -> int:
     if any(load.kind == "gather" or load.info[2] for load in loads):
         return 1
     sizes = [load.info[0].dtype.itemsize for load in loads]
-    count = VECTOR_BYTES // max(sizes) if min(sizes) else 1
+    count = WIDEST_LOAD_BYTES // max(sizes) if min(sizes) else 1
     flats = [flat_index(load.info[0], load.info[1]) for load in loads]
     return (
         count
@@ -235,7 +238,7 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     numbers = itertools.product(*(range(tile.count) for tile in chosen))
     for n, (at, dims) in enumerate(zip(numbers, renamed_points(chosen))):
         masks = [
-            context.pool.make("range", BOOL, (tile.place(number), LOWEST, tile.size))
+            context.pool.make("range", BOOL, (tile.place(number), BELOW_ALL_INDICES, tile.size))
             for tile, number in zip(chosen, at)
             if tile.may_lie_outside(number)
         ]

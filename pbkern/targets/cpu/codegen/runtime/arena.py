@@ -7,10 +7,12 @@ Programs keep arenas from call to call, in a list; each of several calls at the 
 
 from __future__ import annotations
 
-HUGE_PAGE = 2 << 20
+# Bytes of a huge page, x86-64 Linux.
+HUGE_PAGE_BYTES = 2 << 20
 # Results and arenas of this size and more are advised to use huge pages: first touch of 4 KB pages
 # costs ten times more.
 HUGE_BYTES = 4 << 20
+# The number of madvise's advice to use huge pages (Linux, asm-generic/mman-common.h).
 MADV_HUGEPAGE = 14
 # Arenas that a program keeps from call to call: (whether in use, address) each.
 ARENAS = 64
@@ -18,7 +20,7 @@ ARENAS = 64
 
 def extent(arena_bytes: int) -> tuple[int, int]:
     """(bytes, alignment) of an arena as it is allocated: whole pages."""
-    align = HUGE_PAGE if arena_bytes >= HUGE_BYTES else 4096
+    align = HUGE_PAGE_BYTES if arena_bytes >= HUGE_BYTES else 4096
     return -(-arena_bytes // align) * align, align
 
 

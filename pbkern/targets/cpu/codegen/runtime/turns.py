@@ -7,25 +7,27 @@ The result is the number of other loops that run or wait then: they share the co
 (runtime/xla.py). When many more loops than cores run at the same time, all of them finish late, and
 each takes the others' caches. A turn is no lock: a caller that has waited for long goes ahead.
 
-@pbk_turns holds words of 32 bits: the number of the next turn, how many turns have ended, and SLOTS
-counts of wake-ups. A caller waits for the count of its turn's number modulo SLOTS (a Linux futex):
-the end of a turn wakes one caller, not all of them.
+@pbk_turns holds words of 32 bits: the number of the next turn, how many turns have ended, and
+TURN_SLOTS counts of wake-ups. A caller waits for the count of its turn's number modulo TURN_SLOTS
+(a Linux futex): the end of a turn wakes one caller, not all of them.
 """
 
 from __future__ import annotations
 
 import re
 
-# One wait, and the number of waits after which a caller goes ahead: 1.3 s if no turn ends, or 64
-# turns.
+# Nanoseconds of one wait for a turn's end. Source: not recorded.
 WAIT_NANOSECONDS = 20_000_000
+# Waits after which a caller goes ahead: 1.3 s if no turn ends, or 64 turns. Source: not recorded.
 MOST_WAITS = 64
 # How often a caller looks before it waits in the kernel: about 5 us of pauses.
 LOOKS = 100
-SLOTS = 64  # a power of two
-# Linux on x86-64: number of the system call, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, FUTEX_WAKE | FUTEX_PRIVATE_FLAG (linux/futex.h).
+TURN_SLOTS = 64  # a power of two
+# The number of the system call futex, x86-64 Linux (arch/x86/entry/syscalls/syscall_64.tbl).
 SYS_FUTEX = 202
+# FUTEX_WAIT | FUTEX_PRIVATE_FLAG (linux/futex.h).
 FUTEX_WAIT_PRIVATE = 128
+# FUTEX_WAKE | FUTEX_PRIVATE_FLAG (linux/futex.h).
 FUTEX_WAKE_PRIVATE = 129
 
 TURNS = """
@@ -120,8 +122,8 @@ for _name, _value in {
     "MOST": LOOKS + MOST_WAITS,
     "WAIT_NANOSECONDS": WAIT_NANOSECONDS,
     "SYS_FUTEX": SYS_FUTEX,
-    "LAST_SLOT": SLOTS - 1,
-    "WORDS": SLOTS + 2,
+    "LAST_SLOT": TURN_SLOTS - 1,
+    "WORDS": TURN_SLOTS + 2,
     "FUTEX_WAIT": FUTEX_WAIT_PRIVATE,
     "FUTEX_WAKE": FUTEX_WAKE_PRIVATE,
 }.items():
