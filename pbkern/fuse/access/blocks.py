@@ -240,14 +240,18 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> Request
     return _walked(eqns, hulls, [])
 
 
-def request_more(eqns: Sequence, found: Requests) -> Requests:
+def request_more(
+    eqns: Sequence, found: Requests, wanted: Sequence[tuple[object, Access]] = ()
+) -> Requests:
     """`request` for equations in front of those of `found`, which they do not read.
 
-    Raises as `request` does.
+    `wanted`: blocks of their results that are outputs too. Raises as `request` does.
     """
-    made = {v for e in eqns for v in e.outvars}
-    asked = {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal) and a not in made}
+    asked = {a for e in eqns for a in e.invars if not isinstance(a, jex.Literal)}
+    asked.update(v for v, _ in wanted)
     hulls = {v: h.copy() if v in asked else h for v, h in found.hulls.items()}
+    for v, access in wanted:
+        hulls.setdefault(v, Hulls()).ask(access)
     return _walked(eqns, hulls, found.steps[::-1])
 
 

@@ -27,7 +27,13 @@ from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.block_search import Schedule
-from pbkern.fuse.tiling.search_memo import memoised_extension, memoised_search, tall_blocks_once
+from pbkern.fuse.tiling.one_program import grows
+from pbkern.fuse.tiling.search_memo import (
+    memoised_extension,
+    memoised_growth,
+    memoised_search,
+    tall_blocks_once,
+)
 
 from .control_regions import control_node
 from .duplicate_producers import duplicate_masks, share_duplicates
@@ -257,7 +263,7 @@ class Partitioner:
         """Can cheap arithmetic join its group without being priced? Its readers must be cheap
         arithmetic of the same shape, in one group or in `along`, which will join it. Slices may,
         such as the neighbours of a stencil. For little data, such as random keys, other parts may
-        too, and several groups may get copies.
+        too, and several groups may get copies. To long groups of one program all but products may.
 
         It costs the group what it costs alone, and saves its result. Pricing the whole group for
         each such equation would be quadratic in the length of a generator's, a polynomial's or a
@@ -266,20 +272,9 @@ class Partitioner:
         if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
             return False
         (v,) = eqn.outvars
-        consumers, small = self.consumers.get(v, ()), nbytes(v.aval) <= SMALL_COPY
-        if small:
-            like = all(
-                e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS
-                for e in (eqn, *consumers)
-            )
-        else:
-            names = {e.primitive.name for e in (eqn, *consumers)} - {"slice"}
-            like = names <= ELEMENTWISE and all(
-                c.outvars[0].aval.shape == v.aval.shape for c in consumers
-            )
+        consumers = self.consumers.get(v, ())
         if (
             not consumers
-            or not like
             or v in self.results
             or is_heavy(eqn, self.machine)
             or self.options_disable_fusion()
@@ -291,9 +286,28 @@ class Partitioner:
         groups = found[0]
         if not groups or any(set(map(id, g)) != set(map(id, groups)) for g in found):
             return False
+        if any(g.kind != "group" for g in groups):
+            return False
+        small = nbytes(v.aval) <= SMALL_COPY
+        if all(grows(g.eqns, g.schedule) for g in groups):
+            small, like = True, eqn.primitive.name not in CONTRACTIONS
+        else:
+            like = self.is_like(eqn, consumers, small)
         if len(groups) > 1 and not (small and self.machine.operations(eqn) <= MOST_COPIED):
             return False
-        return all(g.kind == "group" for g in groups) and not self.waits(eqn, groups)
+        return like and not self.waits(eqn, groups)
+
+    @staticmethod
+    def is_like(eqn, consumers: list, small: bool) -> bool:
+        """Whether an equation and its readers are cheap arithmetic; of the same shape, unless that is `small`."""
+        if small:
+            return all(
+                e.primitive.name in ELEMENTWISE or e.primitive.name in VIEWS
+                for e in (eqn, *consumers)
+            )
+        shape = eqn.outvars[0].aval.shape
+        names = {e.primitive.name for e in (eqn, *consumers)} - {"slice"}
+        return names <= ELEMENTWISE and all(c.outvars[0].aval.shape == shape for c in consumers)
 
     def readers_of(self, along: list) -> list[Node]:
         """The groups that equations of `along` are to join: each gets a copy."""
@@ -497,6 +511,9 @@ class Partitioner:
         ):
             return None, "reduce-reduce fusion is disabled"
         try:
+            kept = self.grown(eqns, outputs, current, accept)
+            if kept is not None:
+                return kept, ""
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if current is not None and cheap and list(outputs) == [v for v, _ in current.outputs]:
                 kept = memoised_extension(eqns, current, self.machine)
@@ -513,6 +530,28 @@ class Partitioner:
             return None, str(e)
         except (UnsupportedOp, NotImplementedError) as e:
             return None, str(e).splitlines()[0]
+
+    def grown(
+        self,
+        eqns: list,
+        outputs: Sequence,
+        current: Schedule | None,
+        accept: Callable[[Cost], bool] | None,
+    ) -> Schedule | None:
+        """A long group of one program with more equations, as one program again: None unless that gains.
+
+        Searched like others, it would be walked several times for each equation.
+        """
+        if current is None or not grows(eqns, current):
+            return None
+        kept = memoised_growth(eqns, outputs, current, self.machine)
+        if kept is None or (accept is not None and not accept(kept.cost)):
+            return None
+        before = {id(s.eqn) for s in current.requests.steps}
+        apart = current.cost.seconds + sum(
+            alone_seconds(e, self.machine) for e in eqns if id(e) not in before and not is_alias(e)
+        )
+        return kept if kept.cost.seconds <= apart * RESHAPED else None
 
     def fits_chain(self, cost: Cost) -> bool:
         """Two contractions share a program only while what is between them, and their operands, stay in cache."""

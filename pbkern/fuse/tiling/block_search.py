@@ -154,7 +154,7 @@ def schedule_at(
             requests = request(eqns, placed)
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[a] for a in e.axes), e.why, e.multiple) from None
-    return _priced(eqns, requests, placed, grid, blocks, machine)
+    return priced(eqns, requests, placed, grid, blocks, machine)
 
 
 def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
@@ -169,12 +169,13 @@ def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     if len(more) + len(before) > len(eqns) or any(a in made for e in more for a in atoms(e)):
         return schedule_at(eqns, [v for v, _ in found.outputs], found.blocks, machine)
     requests = request_more(more, found.requests)
-    return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
+    return priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
 
 
-def _priced(
+def priced(
     eqns, requests: Requests, placed: Sequence, grid, blocks, machine: CostModel
 ) -> Schedule | None:
+    """The schedule with known requests, in chunks where that is better; None where the target refuses."""
     cost = machine.kernel_cost(requests, placed, grid)
     if cost is None:
         return None
