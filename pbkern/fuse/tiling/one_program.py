@@ -33,7 +33,9 @@ def grows(eqns: Sequence, found: Schedule | None) -> bool:
     )
 
 
-def grown(eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
+def grown(
+    eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel
+) -> Schedule | None:
     """Schedules `eqns`, a group that `grows`, as one program. None where the target refuses; raises as `request` does."""
     steps = found.requests.steps
     before = {id(s.eqn) for s in steps}

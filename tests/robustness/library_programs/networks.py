@@ -109,9 +109,7 @@ def flax_nnx_step():
         def __init__(self, rngs):
             self.embedding = nnx.Embed(11, 12, rngs=rngs)
             # No bias of keys: softmax cancels it, and Adam would divide rounding by rounding.
-            self.attention = nnx.MultiHeadAttention(
-                3, 12, decode=False, use_bias=False, rngs=rngs
-            )
+            self.attention = nnx.MultiHeadAttention(3, 12, decode=False, use_bias=False, rngs=rngs)
             self.norm, self.dropout = nnx.LayerNorm(12, rngs=rngs), nnx.Dropout(0.2, rngs=rngs)
             self.out = nnx.Linear(12, 11, rngs=rngs)
 
