@@ -9,7 +9,7 @@ import pytest
 
 from pbkern.fuse.access import blocks
 from pbkern.fuse.partition import merge_groups, move_consumers
-from pbkern.fuse.tiling import block_search, search_memo
+from pbkern.fuse.tiling import block_search, one_program, search_memo
 
 from .checking import check, planned, rand
 
@@ -187,6 +187,64 @@ def test_layers_that_are_alike_are_searched_once(name, monkeypatch):
         counts.append(len(searched))
         searched.clear()
     assert counts[1] < 1.5 * counts[0]
+
+
+def recurrence(rows, weights):
+    """Many small sums, products and joins; the intermediate results that are results too are pulled in as outputs."""
+    state, seen = rows[0], []
+    for k in range(25):
+        mixed = jnp.concatenate([state[3:], rows[k % 5, :3]]) * weights[k % 4].sum()
+        state = jnp.tanh(weights @ mixed[:6] + state[:4].max())[jnp.array([0, 1, 2, 3, 0, 1, 2])]
+        if k % 8 == 0:
+            seen.append(state)
+    return state, seen
+
+
+SMALL = [np.ones((5, 7), np.float32), np.full((4, 6), 0.1, np.float32)]
+
+
+def test_long_groups_of_one_program_grow_without_searches(monkeypatch):
+    walked, request = [], block_search.request
+
+    def counted(eqns, outputs):
+        walked.append(len(eqns))
+        return request(eqns, outputs)
+
+    monkeypatch.setattr(block_search, "request", counted)
+    plan = planned(recurrence, *SMALL)
+    equations = len(plan.jaxpr.eqns)
+    assert len(plan.kernels()) == 1
+    assert equations > 200
+    assert sum(walked) < 20 * equations
+
+
+def test_what_a_long_group_grows_to_is_what_is_worked_out_anew(monkeypatch):
+    parts, grown = [], search_memo.grown
+
+    def compared(eqns, outputs, found, machine):
+        walked.clear()
+        made = grown(eqns, outputs, found, machine)
+        parts.append((not walked, len(outputs) > len(found.outputs)))
+        anew = block_search.schedule_at(eqns, outputs, outputs[0].aval.shape, machine)
+        assert made.cost == anew.cost
+        assert made.outputs == anew.outputs
+        assert made.requests.inputs == anew.requests.inputs
+        assert [(s.eqn, s.out) for s in made.requests.steps] == [
+            (s.eqn, s.out) for s in anew.requests.steps
+        ]
+        return made
+
+    walked, request = [], one_program.request
+    monkeypatch.setattr(one_program, "request", lambda *args: walked.append(args) or request(*args))
+    monkeypatch.setattr(search_memo, "grown", compared)
+    planned(recurrence, *SMALL)
+    assert len(parts) > 5
+    assert (True, True) in parts
+    assert (True, False) in parts
+
+
+def test_long_groups_of_one_program_compute_what_they_should():
+    check(recurrence, rand(5, 7), 0.1 * rand(4, 6))
 
 
 @pytest.mark.parametrize("f", [layers(3), network])

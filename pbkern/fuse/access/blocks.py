@@ -250,19 +250,18 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> BlockRe
     return _walked(eqns, hulls, [])
 
 
-def request_more(eqns: Sequence, found: BlockRequests) -> BlockRequests:
+def request_more(
+    eqns: Sequence, found: BlockRequests, wanted: Sequence[tuple[object, Access]] = ()
+) -> BlockRequests:
     """`request` for equations in front of those of `found`, which they do not read.
 
-    Raises as `request` does.
+    `wanted`: blocks of their results that are outputs too. Raises as `request` does.
     """
-    made = {var for eqn in eqns for var in eqn.outvars}
-    asked = {
-        var
-        for eqn in eqns
-        for var in eqn.invars
-        if not isinstance(var, jex.Literal) and var not in made
-    }
+    asked = {var for eqn in eqns for var in eqn.invars if not isinstance(var, jex.Literal)}
+    asked.update(var for var, _ in wanted)
     hulls = {var: hull.copy() if var in asked else hull for var, hull in found.hulls.items()}
+    for var, access in wanted:
+        hulls.setdefault(var, Hulls()).ask(access)
     return _walked(eqns, hulls, found.steps[::-1])
 
 

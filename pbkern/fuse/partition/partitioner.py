@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from jax.extend import core as jex
 
@@ -27,7 +27,13 @@ from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.block_search import Schedule
-from pbkern.fuse.tiling.search_memo import memoised_extension, memoised_search, tall_blocks_once
+from pbkern.fuse.tiling.one_program import grows
+from pbkern.fuse.tiling.search_memo import (
+    memoised_extension,
+    memoised_growth,
+    memoised_search,
+    tall_blocks_once,
+)
 
 from .control_regions import control_node
 from .duplicate_producers import duplicate_masks, share_duplicates
@@ -267,7 +273,7 @@ class Partitioner:
 
         Its readers must be cheap arithmetic of the same shape, in one group or in `along`, which
         will join it. Slices may, such as the neighbours of a stencil. For little data, such as
-        random keys, other parts may too, and several groups may get copies.
+        random keys, other parts may too, and several groups may get copies. To long groups of one program all but products may.
 
         It costs the group what it costs alone, and saves its result. Pricing the whole group for
         each such equation would be quadratic in the length of a generator's, a polynomial's or a
@@ -276,20 +282,9 @@ class Partitioner:
         if len(eqn.outvars) != 1 or self.outside_kind(eqn) is not None:
             return False
         (var,) = eqn.outvars
-        consumers, small = self.consumers.get(var, ()), nbytes(var.aval) <= SMALL_COPY
-        if small:
-            like = all(
-                consumer.primitive.name in ELEMENTWISE or consumer.primitive.name in VIEWS
-                for consumer in (eqn, *consumers)
-            )
-        else:
-            names = {consumer.primitive.name for consumer in (eqn, *consumers)} - {"slice"}
-            like = names <= ELEMENTWISE and all(
-                consumer.outvars[0].aval.shape == var.aval.shape for consumer in consumers
-            )
+        consumers = self.consumers.get(var, ())
         if (
             not consumers
-            or not like
             or var in self.results
             or is_heavy(eqn, self.machine)
             or self.options_disable_fusion()
@@ -305,9 +300,30 @@ class Partitioner:
         groups = found[0]
         if not groups or any(set(map(id, copies)) != set(map(id, groups)) for copies in found):
             return False
+        if any(group.kind != "group" for group in groups):
+            return False
+        small = nbytes(var.aval) <= SMALL_COPY
+        if all(grows(group.eqns, group.schedule) for group in groups):
+            small, like = True, eqn.primitive.name not in CONTRACTIONS
+        else:
+            like = self.is_like(eqn, consumers, small)
         if len(groups) > 1 and not (small and self.machine.operations(eqn) <= MOST_COPIED):
             return False
-        return all(group.kind == "group" for group in groups) and not self.waits(eqn, groups)
+        return like and not self.waits(eqn, groups)
+
+    @staticmethod
+    def is_like(eqn, consumers: list, small: bool) -> bool:
+        """Whether an equation and its readers are cheap arithmetic; of the same shape, unless that is `small`."""
+        if small:
+            return all(
+                consumer.primitive.name in ELEMENTWISE or consumer.primitive.name in VIEWS
+                for consumer in (eqn, *consumers)
+            )
+        shape = eqn.outvars[0].aval.shape
+        names = {consumer.primitive.name for consumer in (eqn, *consumers)} - {"slice"}
+        return names <= ELEMENTWISE and all(
+            consumer.outvars[0].aval.shape == shape for consumer in consumers
+        )
 
     def readers_of(self, along: list) -> list[Node]:
         """The groups that equations of `along` are to join: each gets a copy."""
@@ -520,6 +536,9 @@ class Partitioner:
         ):
             return None, "reduce-reduce fusion is disabled"
         try:
+            kept = self.grown(eqns, outputs, current, accept)
+            if kept is not None:
+                return kept, ""
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if (
                 current is not None
@@ -540,6 +559,30 @@ class Partitioner:
             return None, str(e)
         except (UnsupportedOp, NotImplementedError) as e:
             return None, str(e).splitlines()[0]
+
+    def grown(
+        self,
+        eqns: list,
+        outputs: Sequence,
+        current: Schedule | None,
+        accept: Callable[[Cost], bool] | None,
+    ) -> Schedule | None:
+        """A long group of one program with more equations, as one program again: None unless that gains.
+
+        Searched like others, it would be walked several times for each equation.
+        """
+        if current is None or not grows(eqns, current):
+            return None
+        kept = memoised_growth(eqns, outputs, current, self.machine)
+        if kept is None or (accept is not None and not accept(kept.cost)):
+            return None
+        before = {id(step.eqn) for step in current.requests.steps}
+        apart = current.cost.seconds + sum(
+            alone_seconds(eqn, self.machine)
+            for eqn in eqns
+            if id(eqn) not in before and not is_alias(eqn)
+        )
+        return kept if kept.cost.seconds <= apart * RESHAPED else None
 
     def fits_chain(self, cost: Cost) -> bool:
         """Two contractions share a program only while what is between them, and their operands, stay in cache."""

@@ -171,7 +171,7 @@ def schedule_at(
             requests = request(eqns, placed)
     except NeedsWhole as e:
         raise NeedsWhole(frozenset(axes[axis] for axis in e.axes), e.why, e.multiple) from None
-    return _priced(eqns, requests, placed, grid, blocks, machine)
+    return priced(eqns, requests, placed, grid, blocks, machine)
 
 
 def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
@@ -188,12 +188,13 @@ def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     ):
         return schedule_at(eqns, [var for var, _ in found.outputs], found.blocks, machine)
     requests = request_more(more, found.requests)
-    return _priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
+    return priced(eqns, requests, found.outputs, found.grid, found.blocks, machine)
 
 
-def _priced(
+def priced(
     eqns, requests: BlockRequests, placed: Sequence, grid, blocks, machine: CostModel
 ) -> Schedule | None:
+    """The schedule with known requests, in chunks where that is better; None where the target refuses."""
     cost = machine.kernel_cost(requests, placed, grid)
     if cost is None:
         return None

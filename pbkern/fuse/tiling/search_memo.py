@@ -23,6 +23,7 @@ from pbkern.fuse.access.rules import Access, NeedsWhole
 from pbkern.fuse.cost.model import Cost, CostModel
 
 from .block_search import Schedule, root_first, schedule_at, schedule_more, search, tall_blocks
+from .one_program import grown
 from .online_analysis import runs_are_allowed
 
 
@@ -146,6 +147,18 @@ def memoised_extension(eqns: Sequence, found: Schedule, machine: CostModel) -> S
         return schedule_more(eqns, found, machine)
 
     return _once(("more", found.blocks, accesses), eqns, outputs, look, look)
+
+
+def memoised_growth(
+    eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel
+) -> Schedule | None:
+    """Remembers results of `grown`. Raises as that does."""
+    outputs = root_first(outputs)
+
+    def look(*_) -> Schedule | None:
+        return grown(eqns, outputs, found, machine)
+
+    return _once(("one program",), eqns, outputs, look, look)
 
 
 def _once(

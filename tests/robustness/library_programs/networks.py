@@ -76,7 +76,9 @@ def flax_linen_step():
     class Model(nn.Module):
         @nn.compact
         def __call__(self, x, train):
-            x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(6, (3, 3))(x)))
+            # No bias before a norm: its gradient is zero, and Adam would divide rounding by rounding.
+            x = nn.Conv(6, (3, 3), use_bias=False)(x)
+            x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
             x = nn.avg_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1)
             return nn.Dense(5)(nn.Dropout(0.3, deterministic=not train)(nn.gelu(nn.Dense(20)(x))))
 
@@ -106,7 +108,8 @@ def flax_nnx_step():
     class Model(nnx.Module):
         def __init__(self, rngs):
             self.embedding = nnx.Embed(11, 12, rngs=rngs)
-            self.attention = nnx.MultiHeadAttention(3, 12, decode=False, rngs=rngs)
+            # No bias of keys: softmax cancels it, and Adam would divide rounding by rounding.
+            self.attention = nnx.MultiHeadAttention(3, 12, decode=False, use_bias=False, rngs=rngs)
             self.norm, self.dropout = nnx.LayerNorm(12, rngs=rngs), nnx.Dropout(0.2, rngs=rngs)
             self.out = nnx.Linear(12, 11, rngs=rngs)
 

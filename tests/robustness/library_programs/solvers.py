@@ -218,11 +218,13 @@ def lineax_iterative():
 def jaxopt_lbfgs():
     import jaxopt
 
+    # All that a cost reads is an argument of run: its rule of differentiation is traced after jit's
+    # trace has ended, and a value closed over would outlive its trace, for jax.jit too.
     def solve(strength, x, y):
-        def cost(weights, strength):
+        def cost(weights, strength, x, y):
             return jnp.mean(jnp.logaddexp(0.0, -y * (x @ weights))) + strength * jnp.sum(weights**2)
 
-        return jaxopt.LBFGS(cost, maxiter=40, tol=1e-4).run(jnp.zeros(4), strength).params
+        return jaxopt.LBFGS(cost, maxiter=40, tol=1e-4).run(jnp.zeros(4), strength, x, y).params
 
     return solve, (jnp.array(0.1), waves(50, 4), jnp.sign(waves(50, shift=1.0)))
 
@@ -232,18 +234,18 @@ def jaxopt_constrained():
     import jaxopt
 
     def solve(y, x):
-        cost = lambda weights, y: jnp.mean((x @ weights - y) ** 2)
+        cost = lambda weights, y, x: jnp.mean((x @ weights - y) ** 2)
         start = jnp.full(4, 0.25)
         simplex = jaxopt.ProjectedGradient(
             cost, jaxopt.projection.projection_simplex, maxiter=200, tol=1e-5
         )
         lasso = jaxopt.ProximalGradient(cost, jaxopt.prox.prox_lasso, maxiter=200, tol=1e-5)
-        gauss = jaxopt.GaussNewton(lambda w, y: jnp.tanh(x @ w) - y, maxiter=10)
+        gauss = jaxopt.GaussNewton(lambda w, y, x: jnp.tanh(x @ w) - y, maxiter=10)
         return (
-            simplex.run(start, y=y).params,
-            lasso.run(start, 0.05, y=y).params,
-            gauss.run(0.1 * start, y=0.3 * y).params,
+            simplex.run(start, None, y, x).params,
+            lasso.run(start, 0.05, y, x).params,
+            gauss.run(0.1 * start, 0.3 * y, x).params,
         )
 
-    x = waves(30, 4)
+    x = waves(30, 4) ** 3  # of full rank, where waves alone have rank two
     return solve, (x @ jnp.array([0.1, 0.5, 0.3, 0.2]) + waves(30, scale=0.1, shift=1.0), x)

@@ -1,0 +1,57 @@
+"""A long group of one program that takes in equations -> its Schedule as one program again, at the price of what is new.
+
+A search walks the whole group several times. Doing so for each equation that joins is quadratic in
+the group's length, and groups of small arrays grow to thousands of equations: they are one program,
+as there is too little data for more. Whole arrays need no search, and growing needs only the steps
+of what is new. When all groups have grown, the partitioner searches each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pbkern.core.jaxprs import atoms
+from pbkern.fuse.access.blocks import request, request_more
+from pbkern.fuse.access.rules import whole
+from pbkern.fuse.cost.model import CostModel
+
+from .block_search import Schedule, priced
+
+# Equations of a group from which on it is grown: below, searches take less than a millisecond per
+# equation. Networks on arrays of real size have shorter groups.
+LONG_GROUP = 64
+
+
+def grows(eqns: Sequence, found: Schedule | None) -> bool:
+    """Whether a group is long, and was one program on whole arrays before it took in some of `eqns`."""
+    return (
+        found is not None
+        and not found.grid
+        and found.wave is None
+        and found.online is None
+        and len(eqns) > LONG_GROUP
+    )
+
+
+def grown(
+    eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel
+) -> Schedule | None:
+    """Schedules `eqns`, a group that `grows`, as one program. None where the target refuses; raises as `request` does."""
+    steps = found.requests.steps
+    before = {id(step.eqn) for step in steps}
+    more = [eqn for eqn in eqns if id(eqn) not in before]
+    computed = {var for step in steps for var in step.eqn.outvars}
+    placed = tuple((var, tuple(map(whole, var.aval.shape))) for var in outputs)
+    known = {var for var, _ in found.outputs}
+    in_front = (
+        len(more) + len(before) == len(eqns)
+        and not any(atom in computed for eqn in more for atom in atoms(eqn))
+        and known <= set(outputs)
+        and not any(var in computed for var in outputs if var not in known)
+    )
+    if in_front:
+        wanted = [(var, access) for var, access in placed if var not in known]
+        requests = request_more(more, found.requests, wanted)
+    else:
+        requests = request(eqns, placed)
+    return priced(eqns, requests, placed, (), outputs[0].aval.shape, machine)
