@@ -385,6 +385,24 @@ def test_numeric_constants_have_comments():
     assert not found, "\n".join(found)
 
 
+def comment_above(lines: list[str], line: int) -> str:
+    """The comment that ends in the line above a line, which is counted from 1."""
+    first = line - 1
+    while first > 0 and lines[first - 1].startswith("# ") and "# ---" not in lines[first - 1]:
+        first -= 1
+    return " ".join(text[2:] for text in lines[first : line - 1])
+
+
+def test_comments_of_numeric_constants_begin_with_the_name_of_a_thing():
+    found = []
+    for path in FILES:
+        lines = path.read_text().split("\n")
+        for target, value, node in assigned_at_top(tree_of(path)):
+            if is_numeric(value) and UNCLEAR_OPENINGS.match(comment_above(lines, node.lineno)):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(target)}")
+    assert not found, "\n".join(found)
+
+
 def test_names_of_numeric_constants_are_used_once():
     places = collections.defaultdict(list)
     numeric = set()
@@ -402,5 +420,7 @@ def test_the_rules_for_constants_find_what_breaks_them():
     assert without_comment("A = 1\n\nB = 2 << 20\nC = -np.int64(3)\n") == ["A", "B", "C"]
     assert without_comment("D = E * 2\n# Bytes.\nF = 4\nG = 5\n") == ["D", "G"]
     assert not without_comment("# Bytes.\nA = 1\nB = 2  # bytes\nC = np.dtype(bool)\nD = 'x' * n\n")
+    lines = ["A = 1", "# Of a line,", "# bytes.", "B = 2"]
+    assert comment_above(lines, 4) == "Of a line, bytes." and not comment_above(lines, 1)
     targets = [target for target, *_ in assigned_at_top(ast.parse("A, B = 1, 2\nC: int = 3\n"))]
     assert [type(target) for target in targets] == [ast.Tuple, ast.Name]

@@ -23,8 +23,8 @@ from .parse import SIZES, Instruction, PtxProgram
 
 # Lanes that run at a time: their registers stay in the caches of a CPU core.
 LANES_AT_ONCE = 1 << 15
-# How often blocks that branch apart go on as gangs of their own: many small ones take longer than
-# few with masks.
+# Most times that blocks that branch apart go on as gangs of their own: many small gangs take longer
+# than few with masks.
 MOST_FORKS = 3
 # Steps after which a launch is taken to loop for ever.
 MOST_SIMULATED_STEPS = 20_000_000

@@ -14,7 +14,7 @@ from pbkern.targets.llvm import process
 from .entry import Entry
 from .variant import ProcessorVariant
 
-# Of LLVM's passes and of its code generation.
+# The level of LLVM's passes and of its code generation, 0 to 3, for libraries.
 LIBRARY_OPT_LEVEL = 2
 
 

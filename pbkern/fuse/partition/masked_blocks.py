@@ -12,7 +12,7 @@ from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.tiling.block_search import Schedule, alternatives
 
-# How many schedules are compared.
+# Schedules that are compared, at most.
 MOST_COMPARED_SCHEDULES = 8
 
 

@@ -25,7 +25,7 @@ from pbkern.lower.nest.ir import Expr, Nest, Pool, Stmt, with_bodies
 UINT32 = np.dtype(np.uint32)
 # The number of values of 32 bits: what the upper half of a product is counted in.
 UINT32_VALUES = 1 << 32
-# What has more terms is taken as an unknown.
+# Most terms of a polynomial; a value of more is taken as an unknown.
 MOST_POLYNOMIAL_TERMS = 12
 
 Monomial = tuple[int, ...]  # sorted numbers of unknowns

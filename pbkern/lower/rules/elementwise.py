@@ -28,8 +28,8 @@ from pbkern.lower.values.values import (
 
 from .views import index_value
 
-# What is made of indices by operations of at most this cost, masks for example, is free; a table of
-# sines is not.
+# The cost of the dearest operation of which values of indices are free, masks for example; a table
+# of sines is not.
 INDEX_ARITHMETIC = 4.0
 
 INT32 = np.dtype(np.int32)

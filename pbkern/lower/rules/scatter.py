@@ -30,7 +30,7 @@ from pbkern.lower.values.values import ZERO, Index, Lazy, Opaque, Stored, Value,
 
 BOOL = np.dtype(bool)
 INDEX = np.dtype(np.int64)
-# Of a long window the first elements are asked for: prefetchers follow.
+# First elements of a long window that are prefetched; the processor prefetches the rest.
 FETCHED_ELEMENTS = 256
 
 

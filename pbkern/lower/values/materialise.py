@@ -26,7 +26,7 @@ from .values import (
 
 # Values smaller than this are cheap wherever they are computed.
 CHEAP_ELEMENTS = 64
-# How many of them may be computed from each other: every place that wants one, such as an index,
+# Most small values that are computed from each other: every place that wants one, such as an index,
 # computes it again.
 SMALL_HEIGHT = 24
 # Values that a function of indices may consist of to be computed again wherever it is wanted.

@@ -17,8 +17,8 @@ from pbkern.targets.simt.launch.library import LibraryDriver
 
 from .devices import AmdDeviceKind, kind_of_architecture
 
-# Of hipDeviceProp_t, whose size and places differ between versions: it has 792 bytes up to ROCm 5,
-# 1,472 since.
+# Bytes for hipDeviceProp_t, whose size and places differ between versions: it has 792 bytes up to
+# ROCm 5, 1,472 since.
 PROPERTIES_BYTES = 4096
 _ARCHITECTURE = re.compile(rb"gfx[0-9a-f]{3,}")
 

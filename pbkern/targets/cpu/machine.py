@@ -25,7 +25,7 @@ PROCESS_CGROUPS = pathlib.Path("/proc/self/cgroup")
 # Where version 2 is mounted: alone, or beside version 1.
 CGROUP_V2 = (pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/sys/fs/cgroup/unified"))
 CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
-# Of a cache line, on all processors so far.
+# Bytes of a cache line, on all processors so far.
 LINE_BYTES = 64
 # Rows of operands this many bytes apart, or a multiple, share few cache sets. Source: 64 sets of
 # 64-byte lines.

@@ -22,10 +22,10 @@ from pbkern.targets.cpu.costs.model import CpuCosts
 
 from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 
-# What the CPU's formulas take for granted of few programs: this part of the memory's bandwidth.
+# The part of the memory's bandwidth that the CPU's formulas take for granted of few programs.
 CPU_LEAST_PARALLEL = 0.6
-# Of a multiprocessor's own memory, what shared memory may take: 227 of 256 KB, 163 of 192, 99 of
-# 128. Source: CUDA C++ Programming Guide, technical specifications.
+# The part of a multiprocessor's own memory that shared memory may take: 227 of 256 KB, 163 of 192,
+# 99 of 128. Source: CUDA C++ Programming Guide, technical specifications.
 SHARED_SHARE = 0.8
 
 

@@ -11,7 +11,7 @@ from pbkern.targets.llvm import literals, process
 
 from .emit.kernel import ThreadFunction
 
-# Of LLVM's passes and of its code generation.
+# The level of LLVM's passes and of its code generation, 0 to 3, for GPUs.
 DEVICE_OPT_LEVEL = 3
 _KERNEL = re.compile(r"^define [^@]*_kernel void @([\w.$]+)", re.MULTILINE)
 # The CPU's kernel passes for one function, with places of 32 or 64 bits, and the operations that

@@ -8,9 +8,9 @@ from pbkern.core.machine import Machine
 
 # Blocks that share a multiprocessor, each with one of its four schedulers.
 RESIDENT_BLOCKS = 4
-# Of loads that a block of 128 threads has under way, two of 16 bytes each: at a latency of some 600
-# ns, 528 such blocks keep 3.6 TB/s busy. An order of magnitude, not measured here; see CUDA C++
-# Best Practices Guide, "Occupancy".
+# Bytes of loads that a block of 128 threads has under way, two of 16 bytes each: at a latency of
+# some 600 ns, 528 such blocks keep 3.6 TB/s busy. An order of magnitude, not measured here; see
+# CUDA C++ Best Practices Guide, "Occupancy".
 IN_FLIGHT_BYTES = 4096
 # Seconds of a launch in a stream. Source: order of magnitude in NVIDIA's developer blog "Getting
 # Started with CUDA Graphs" (2019), 2.2 us per launch with a graph and up to 9 without; not measured

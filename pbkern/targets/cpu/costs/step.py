@@ -38,8 +38,8 @@ from pbkern.targets.cpu.sorting import first_cycles, line_cycles
 
 # What does not depend on the kernel.
 LOWERED = LowerOptions()
-# What a reduction along rows takes for each row beside its elements: the lanes of a vector are
-# added up.
+# Cycles of a reduction along rows for each row beside its elements: the lanes of a vector are added
+# up.
 ACROSS_CYCLES = 3.0
 # Vector operations of putting two elements of a short line in order.
 EXCHANGE_OPERATIONS = 6.0

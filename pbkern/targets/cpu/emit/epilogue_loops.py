@@ -28,7 +28,7 @@ from .interleave_chains import MOST_INTERLEAVED
 # long. Measured on Zen 4, 32 registers: bias and gelu 1.1 times as fast in a loop, roots and tanh
 # alone .92 to .96 times.
 LONG_EPILOGUE = 16.0
-# The same where 16 registers hold the sums alone: the constants of any function take some of them
+# That cost where 16 registers hold the sums alone: the constants of any function take some of them
 # through the whole product. Measured on Zen 3: a product of 2048 x 512 x 512 with tanh took 20 ms,
 # in a loop 13; with exp 21 and 15.
 LONG_WITHOUT_SPARE_REGISTERS = 4.0

@@ -37,8 +37,8 @@ FEWEST_STRIPS = 2
 STRIPS_AHEAD = 2
 # Elements that nests walk without a rest, whatever their dtype.
 WHOLE_RUN = 64
-# How much an element may exceed the level: rounding the difference adds a unit in the last place of
-# its exponential.
+# The most by which an element may exceed the level: rounding the difference adds a unit in the last
+# place of its exponential.
 LEVEL_EXCESS = 4.0
 # The first level is the greatest of such a part of the first strip.
 FIRST_PART = 4

@@ -32,7 +32,7 @@ from .strip_mining import inside
 MOST_INLINED_TERMS = 25
 # Most operations of a nest after a stage is inlined: bounds code size.
 MOST_INLINED_NODES = 400
-# What remains of the time, at most, where values are taken at distances: registers that overflow
+# The most time, relative to before, where values are taken at distances: registers that overflow
 # are not counted in full.
 INLINED_TIME = 0.8
 # Cycles in which a core moves a vector to or from memory.

@@ -14,8 +14,8 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, bodies, every, with_bodies
 from pbkern.targets.cpu.schedule.sliding_windows import LINE_VECTOR_BYTES, overlapping
 
-# The same set of a cache of 32 KB and 8 ways comes every 4 KB; half of that still leaves the rows
-# of a tile two sets a column.
+# Bytes: the same set of a cache of 32 KB and 8 ways comes every 4 KB; half of that still leaves the
+# rows of a tile two sets a column.
 SET_PERIOD = 2048
 # Fewer rows fit into the ways of a set.
 MANY_ROWS = 16

@@ -15,7 +15,7 @@ from .short_rows import SHORTEST_ROW, batched_rows
 
 # Vector operations of a point beyond which a few points fill the processor's window.
 LONG_POINT = 8.0
-# What a load of every c-th element, made of whole vectors, gains compared with one of neighbours.
+# The score of a load of every c-th element, made of whole vectors, compared with one of neighbours.
 STRIDED_SCORE = 0.2
 # The score that is gained if vectors hold several short rows
 # (targets/cpu/emit/interleaved_rows.py), which one by one would not fill the widest vectors.
@@ -23,17 +23,17 @@ STRIDED_SCORE = 0.2
 PARTLY_FILLED_SCORE = 0.5
 # Bits of the widest vectors (AVX-512).
 WIDEST_VECTOR_BITS = 512
-# What is left of the gain of vectors along short rows after the step across their lanes, one row at
-# a time. Measured with 4 to 16 elements: vectors over several rows take less time for sums and
-# extremes of up to 7 elements, and for indices of all.
+# The part that is left of the gain of vectors along short rows after the step across their lanes,
+# one row at a time. Measured with 4 to 16 elements: vectors over several rows take less time for
+# sums and extremes of up to 7 elements, and for indices of all.
 SUMS_LEFT = 0.75
 LEFT_ACROSS = {
     **dict.fromkeys(("sum", "max", "min", "prod"), SUMS_LEFT),
     **dict.fromkeys(("argmax", "argmin"), 0.5),
 }
-# What a square of rows that is transposed in registers costs.
+# The score of a square of rows that is transposed in registers.
 TRANSPOSED = -0.5
-# What is gained for elements at computed places: the places are computed in vectors.
+# The score of elements at computed places: the places are computed in vectors.
 GATHERED_SCORE = 0.05
 # Terms of a reduction beside which its store counts less and less.
 DEEP_TERMS = 32

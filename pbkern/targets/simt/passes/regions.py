@@ -12,7 +12,7 @@ from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, nodes
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.threads import along_lanes, deal
 
-# How often an element is read, on average, before it is worth a copy.
+# Fewest reads of an element, on average, that are worth a copy.
 FEWEST_ELEMENT_READS = 2
 
 

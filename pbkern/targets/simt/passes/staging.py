@@ -19,7 +19,7 @@ from pbkern.targets.simt.options import ThreadOptions
 
 from .regions import BoxRegion, regions, staged_loads
 
-# Of shared memory that warps need to reduce together.
+# Bytes of shared memory that warps need to reduce together.
 RESERVED_BYTES = 2048
 
 

@@ -20,7 +20,7 @@ import re
 WAIT_NANOSECONDS = 20_000_000
 # Waits after which a caller goes ahead: 1.3 s if no turn ends, or 64 turns. Source: not recorded.
 MOST_WAITS = 64
-# How often a caller looks before it waits in the kernel: about 5 us of pauses.
+# Times that a caller looks before it waits in the kernel: about 5 us of pauses.
 LOOKS = 100
 TURN_SLOTS = 64  # a power of two
 # The number of the system call futex, x86-64 Linux (arch/x86/entry/syscalls/syscall_64.tbl).

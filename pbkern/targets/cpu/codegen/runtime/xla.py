@@ -23,7 +23,7 @@ API_VERSION = (0, 3)
 # glibc maps and unmaps arrays above this size again each time (DEFAULT_MMAP_THRESHOLD_MAX of
 # malloc.c).
 POOLED_BYTES = 32 << 20
-# How often a calling thread looks for the end of a loop before it gives its core to others, about
+# Times that a calling thread looks for the end of a loop before it gives its core to others, about
 # 20 to 50 us of pauses: where more threads call than there are cores, the thread that it waits for
 # may need the core.
 SPINS = 1000
