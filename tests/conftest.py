@@ -20,11 +20,45 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
+# Seconds of tests, as scripts/record_durations.py wrote them.
+DURATIONS = pathlib.Path(__file__).parent / "durations.txt"
+# Seconds: a case that takes longer is slow.
+LONG_CASE = 0.8
+# Seconds: the quickest case of a function runs by default up to this.
+LONG_FUNCTION = 1.5
+# What a reader runs first is always tested.
+ALWAYS = (
+    "tests/test_tutorials.py",
+    "tests/test_readme.py",
+    "tests/test_architecture.py",
+    "tests/frontends/stablehlo/test_document.py",
+)
+
+
+def slow_cases(seconds: dict[str, float]) -> set[str]:
+    """The tests, by id, that take so long that they run with `-m slow` only."""
+    quickest: dict[str, tuple[float, str]] = {}
+    for name, time in seconds.items():
+        function = name.partition("[")[0]
+        quickest[function] = min(quickest.get(function, (time, name)), (time, name))
+    return {
+        name
+        for name, time in seconds.items()
+        if time >= LONG_CASE
+        and not name.startswith(ALWAYS)
+        and (name != quickest[name.partition("[")[0]][1] or time >= LONG_FUNCTION)
+    }
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test's cases, all combinations of its parameters, `sampled(n)` runs every n-th by default: the others are slow."""
+    """Marks slow tests: long ones, and of a test's cases those that `sampled(n)`, which runs every n-th, leaves out."""
+    lines = (line.split(" ", 1) for line in DURATIONS.read_text().splitlines())
+    long = slow_cases({name: float(time) for time, name in lines})
     seen = collections.Counter()
     for item in items:
+        if item.nodeid in long:
+            item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("sampled")
         if mark is not None:
             seen[item.function] += 1
