@@ -75,7 +75,7 @@ def _check_results(made, results, rtol=None, atol=None, no_nan=False):
 
 
 def check_errors(f, *tensors):
-    """Errors of pbkern's results beside float64 are within the tolerance, at most twice eager Torch's, or in the last bit of
+    """Errors of pbkern's results beside float64 are within the tolerance, at most four times eager Torch's, or in the last bit of
     one: zero may be what ones leave. What is not finite is where eager Torch has it."""
     wide = [t.double() if t.is_floating_point() else t for t in tensors]
     exact, eager = (
@@ -95,7 +95,7 @@ def check_errors(f, *tensors):
         e, m, x = (t[finite].double() for t in (e, m, x))
         x = torch.where(torch.isfinite(x), x, e)  # beyond float32's own ends, or NaN there alone
         theirs, ours = (float((t - x).abs().max()) for t in (e, m))
-        allowed = max(2 * theirs, tolerance * float(x.abs().max()), last_bit)
+        allowed = max(4 * theirs, tolerance * float(x.abs().max()), last_bit)
         assert ours <= allowed, (ours, theirs, m, e, x)
 
 

@@ -178,7 +178,7 @@ def check(f, tensors, name, gradients):
 
     XLA, which runs the table here, makes a product with booleans a choice: where that shows, with numbers that are not finite,
     pbkern itself runs it. Where results are what cancellation leaves, eager Torch's own errors are beyond the tolerance:
-    pbkern's may be twice as large."""
+    pbkern's may be four times as large, as it sums in another order."""
     ways = [check_table, check_errors]
     if not all(torch.isfinite(t).all() for t in tensors):
         ways.insert(1, functools.partial(check_table, compiled=True))
