@@ -75,8 +75,8 @@ def _check_results(made, results, rtol=None, atol=None, no_nan=False):
 
 
 def check_errors(f, *tensors):
-    """Errors of pbkern's results beside float64 are within the tolerance, at most four times eager Torch's, or in the last bit of
-    one: zero may be what ones leave. What is not finite is where eager Torch has it."""
+    """Errors of pbkern's results beside float64 are within the tolerance, at most four times eager Torch's, or in the last bit
+    of one: zero may be what ones leave. What is not finite is where eager Torch has it."""
     wide = [t.double() if t.is_floating_point() else t for t in tensors]
     exact, eager = (
         [t for t in pytree.tree_leaves(f(*given)) if isinstance(t, torch.Tensor)]
