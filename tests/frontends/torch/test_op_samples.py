@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 from pbkern.frontends.torch.capture import NotCompiled, unsupported  # noqa: E402
 
 from .comparing import (  # noqa: E402
+    Traced,
     check_decomposed,
     check_errors,
     check_numbers,
@@ -148,17 +149,17 @@ def _ramp(x):
     return torch.linspace(1, 2, x.numel(), dtype=x.dtype).view(x.shape)
 
 
-def is_compiled(f, tensors) -> bool:
-    """Whether the operator can be traced at all, and the table has all that it is made of."""
+def traced(f, tensors):
+    """f and its graph; None if it cannot be traced, or the table lacks something that it is made of."""
     try:
-        if unsupported(graph_of(f, *tensors).graph):
-            return False
-        f(
-            *[t.clone() for t in tensors]
-        )  # only then: LAPACK ends the process for some matrices that are not finite
-        return True
+        graph = graph_of(f, *tensors)
+        if unsupported(graph.graph):
+            return None
+        # Only then: LAPACK ends the process for some matrices that are not finite.
+        f(*[t.clone() for t in tensors])
+        return Traced(f, graph)
     except Exception:  # results whose shapes depend on data, or arguments that Torch refuses
-        return False
+        return None
 
 
 def cases(op, dtype, is_planted, gradients):
@@ -169,7 +170,8 @@ def cases(op, dtype, is_planted, gradients):
         f, tensors = found
         tensors = planted(tensors) if is_planted else tensors
         f = with_gradients(f, tensors) if gradients else f
-        if f is not None and is_compiled(f, tensors):
+        f = None if f is None else traced(f, tensors)
+        if f is not None:
             yield f, tensors
 
 
