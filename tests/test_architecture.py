@@ -421,6 +421,7 @@ def test_the_rules_for_constants_find_what_breaks_them():
     assert without_comment("D = E * 2\n# Bytes.\nF = 4\nG = 5\n") == ["D", "G"]
     assert not without_comment("# Bytes.\nA = 1\nB = 2  # bytes\nC = np.dtype(bool)\nD = 'x' * n\n")
     lines = ["A = 1", "# Of a line,", "# bytes.", "B = 2"]
-    assert comment_above(lines, 4) == "Of a line, bytes." and not comment_above(lines, 1)
+    assert comment_above(lines, 4) == "Of a line, bytes."
+    assert not comment_above(lines, 1)
     targets = [target for target, *_ in assigned_at_top(ast.parse("A, B = 1, 2\nC: int = 3\n"))]
     assert [type(target) for target in targets] == [ast.Tuple, ast.Name]

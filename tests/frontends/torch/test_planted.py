@@ -78,6 +78,17 @@ def test_adaptive_means_of_parts_of_several_lengths(sizes):
     check(lambda x: F.adaptive_avg_pool2d(x, sizes), torch.rand(2, 3, 10, 7))
 
 
+def test_places_among_boundaries_that_are_not_finite():
+    """The place of NaN is behind all, also behind boundaries that are NaN. (That of infinity would depend on the search.)"""
+    edges = torch.tensor([-INF, -INF, -2.0, -0.0, 0.0, 3.0, 3.0, INF])
+    x = torch.tensor([[NAN, INF, -INF, 3.0], [0.0, -0.0, -7.0, 2.5], [1e30, -2.0, 4.0, -1e-30]])
+    with_nan, finite = torch.cat([edges, torch.tensor([NAN])]), torch.where(x == INF, NAN, x)
+    for right in (False, True):
+        for given, sorted_edges in ((x, edges), (finite, with_nan)):
+            check_table(functools.partial(torch.bucketize, right=right), given, sorted_edges)
+            check_table(functools.partial(torch.searchsorted, right=right), sorted_edges, given)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.int32, torch.bfloat16], ids=str
 )

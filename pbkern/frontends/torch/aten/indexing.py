@@ -213,7 +213,7 @@ def embedding_bag_backward(
 
 @op("aten::bucketize")
 def bucketize(call, x, edges, out_int32, right):
-    return jnp.searchsorted(edges, x, side="right" if right else "left")
+    return _places(edges, x, right)
 
 
 @op("aten::searchsorted")
@@ -224,4 +224,12 @@ def searchsorted(call, edges, x, out_int32, right, side, sorter):
             "searchsorted of several sequences is not compiled",
             why=f"boundaries of shape {edges.shape}",
         )
-    return jnp.searchsorted(edges, x, side="right" if right or side == "right" else "left")
+    return _places(edges, x, right or side == "right")
+
+
+def _places(edges, x, right):
+    """Places of elements among sorted edges; that of NaN is behind all, also behind edges that are NaN."""
+    found = jnp.searchsorted(edges, x, side="right" if right else "left")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return found
+    return jnp.where(x != x, np.asarray(edges.shape[0], found.dtype), found)
