@@ -11,7 +11,7 @@ import pytest
 
 # Set before pbkern reads its environment, and inherited by the processes that tests start.
 os.environ["PBKERN_CACHE_DIR"] = tempfile.mkdtemp(prefix="pbkern-tests-")
-# A failure inside the compiler is an error here, not a plainer way.
+# A failure inside the compiler is an error here, not a fallback.
 os.environ["PBKERN_FALLBACK"] = "0"
 atexit.register(shutil.rmtree, os.environ["PBKERN_CACHE_DIR"], ignore_errors=True)
 # What XLA compiles here, references and single operations, runs once or twice: unoptimised code is made in a fifth of the time.

@@ -425,3 +425,25 @@ def test_the_rules_for_constants_find_what_breaks_them():
     assert not comment_above(lines, 1)
     targets = [target for target, *_ in assigned_at_top(ast.parse("A, B = 1, 2\nC: int = 3\n"))]
     assert [type(target) for target in targets] == [ast.Tuple, ast.Name]
+
+
+# Words of this project's own for what the field has a term for, and the term.
+PRIVATE_WORDS = {
+    r"\bdeal(s|t)?\b": "thread mapping",
+    r"\bsilence[sd]?\b": "masked out, hidden",
+    r"\bmended\b": "fixed",
+    r"\bplain(er)? way\b": "falls back",
+    r"\basked for ahead\b": "prefetched",
+}
+
+
+@pytest.mark.parametrize("word", PRIVATE_WORDS)
+def test_the_terms_of_the_field_are_used(word):
+    texts = [*FILES, ROOT.parent / "README.md", ROOT.parent / "docs" / "architecture.md"]
+    found = [
+        f"{path.name}:{k}: {line.strip()}"
+        for path in texts
+        for k, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(word, line, re.IGNORECASE)
+    ]
+    assert not found, f"say {PRIVATE_WORDS[word]}:\n" + "\n".join(found)

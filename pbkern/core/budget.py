@@ -1,10 +1,10 @@
-"""Budget: lines of text and seconds that one kernel's code may take, beyond which a plainer way is taken.
+"""Budget: lines of text and seconds that one kernel's code may take, beyond which simpler code is made.
 
     budget = Budget(lines=400_000, seconds=120)
     budget.spend(lines)          raises Declined where one is used up
     with budget.at_most(30_000): the same for a part; what the part used stays used
 
-Special ways of lowering multiply text: tiles repeat a body for each of their points. A plainer way
+Special ways of lowering multiply text: tiles repeat a body for each of their points. Simpler code
 has less of it (core/fallback.py).
 """
 

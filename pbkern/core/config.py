@@ -140,7 +140,7 @@ VARIABLES = (
         True,
         _flag,
         "0 or 1",
-        "whether what fails in the compiler takes a plainer way, with a warning",
+        "whether a failure in the compiler falls back to XLA or to simpler code, with a warning",
     ),
     Variable(
         "PBKERN_GPU_DRIVER",

@@ -115,7 +115,7 @@ class TargetError(PbkernError):
 
 
 class FallbackWarning(UserWarning):
-    """Something in pbkern failed, and a plainer way was taken: results are right, perhaps slower."""
+    """Something in pbkern failed, and it fell back: results are right, perhaps slower."""
 
 
 class InternalError(PbkernError):

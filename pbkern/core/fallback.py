@@ -1,8 +1,8 @@
-"""Failures of a special way: the plainer way below it is taken, with one warning, or the failure is the error it is.
+"""Falls back after failures in the compiler, with one warning, or raises the failure.
 
     a pass over a jaxpr raises      the jaxpr goes on as it was
     a pass over nests raises        the kernel is built again without that pass
-    scheduling or emission raises   the kernel is built again the plain way: no optional pass, scalar loops
+    scheduling or emission raises   the kernel is built again as plain code: no optional pass, scalar loops
     that raises, or the plan does   the kernel's operations stay with XLA
 
 Errors that explain a mistake of the user's (PbkernError but InternalError) are never caught here.
@@ -72,7 +72,7 @@ def is_strict() -> bool:
 
 
 def catches(error: Exception) -> bool:
-    """Whether the plainer way is taken after this error."""
+    """Whether to fall back after this error."""
     if isinstance(error, Declined):
         return True
     explained = isinstance(error, PbkernError) and not isinstance(error, InternalError)

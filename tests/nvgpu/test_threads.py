@@ -9,7 +9,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, For, Nest, Pool, Reduction, Write
 from pbkern.targets.simt.passes.strips import in_step
 from pbkern.targets.simt.schedule.barriers import Barriers, Pending
-from pbkern.targets.simt.schedule.threads import deal, is_one_to_one, is_parallel
+from pbkern.targets.simt.schedule.threads import is_one_to_one, is_parallel, map_to_threads
 from pbkern.targets.simt.schedule.tiles import Tile, accepts, tiles, whole_terms
 
 F32 = np.dtype(np.float32)
@@ -36,16 +36,20 @@ def test_points_that_read_what_others_store_run_in_order():
     a, b = Buf("%a", (10,), F32), Buf("%b", (10,), F32)
     shifted = copy(a, (i,), a, (i + 1,), {"i": 9})
     assert not is_parallel(shifted, {"i": 9})
-    assert deal(shifted, 128, 32).alone
-    assert not deal(copy(a, (i,), a, (i,), {"i": 9}), 128, 32).alone
-    assert not deal(copy(a, (i,), b, (i + 1,), {"i": 9}), 128, 32).alone
+    assert map_to_threads(shifted, 128, 32).alone
+    assert not map_to_threads(copy(a, (i,), a, (i,), {"i": 9}), 128, 32).alone
+    assert not map_to_threads(copy(a, (i,), b, (i + 1,), {"i": 9}), 128, 32).alone
 
 
 def test_lanes_run_along_neighbours():
     a, b = Buf("%a", (30, 50), F32), Buf("%b", (50, 30), F32)
-    assert deal(copy(a, (i, j), a, (i, j), {"j": 50, "i": 30}), 128, 32).free[-1][0] == "j"
     assert (
-        deal(copy(a, (i, Affine()), b, (Affine(), i), {"j": 1, "i": 30}), 128, 32).free[-1][0]
+        map_to_threads(copy(a, (i, j), a, (i, j), {"j": 50, "i": 30}), 128, 32).free[-1][0] == "j"
+    )
+    assert (
+        map_to_threads(copy(a, (i, Affine()), b, (Affine(), i), {"j": 1, "i": 30}), 128, 32).free[
+            -1
+        ][0]
         == "i"
     )
 

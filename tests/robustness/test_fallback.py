@@ -1,4 +1,4 @@
-"""Whatever fails in the compiler, results stay right: a plainer way is taken, with one warning, or an error if asked for."""
+"""Whatever fails in the compiler, results stay right: pbkern falls back, with one warning, or an error if asked for."""
 
 import functools
 import warnings

@@ -11,7 +11,7 @@ class Sizes:
 
     Attributes:
       line_bytes: memory comes in multiples of this.
-      mask_strip: keys of attention that are left out together where a mask silences them.
+      mask_strip: keys of attention that are left out together where a mask hides them.
       tile_rows, tile_columns: rows and columns of a contraction's block that are worth a try, in
         ascending order.
       stage_bytes: a reduction of fewer bytes gains nothing from a second kernel.

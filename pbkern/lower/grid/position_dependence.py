@@ -63,8 +63,12 @@ class _MovedAxes:
     def _stores(self, write: Write, nest: Nest) -> bool:
         """Whether a write suits its buffer; scratch that depends on the block is given the axis with which it does."""
         if not write.buf.arena:
-            moving = [k for k, position in enumerate(write.index) if self.start in position.symbols]
-            return len(moving) <= 1 and self._suits(write, nest, moving[0] if moving else None)
+            streamed = [
+                k for k, position in enumerate(write.index) if self.start in position.symbols
+            ]
+            return len(streamed) <= 1 and self._suits(
+                write, nest, streamed[0] if streamed else None
+            )
         known = self.axes.get(write.buf.root)
         tried = [None, *range(len(write.buf.shape))] if known is None else [known]
         found = next((axis for axis in tried if self._suits(write, nest, axis)), -1)

@@ -94,8 +94,8 @@ def live_span(nest: Nest, dim: str) -> MaskSpan:
         for truth in (True, False)
         if not _varies(node.args[1 if truth else 2], dim)
     }
-    moving = [span for span in found if any(expr.symbols for expr in (*span.lows, *span.highs))]
-    return moving[0] if len(moving) == 1 else EVERYWHERE
+    streamed = [span for span in found if any(expr.symbols for expr in (*span.lows, *span.highs))]
+    return streamed[0] if len(streamed) == 1 else EVERYWHERE
 
 
 def _varies(expr: Expr, dim: str) -> bool:

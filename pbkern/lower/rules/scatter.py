@@ -238,7 +238,7 @@ class _ScatterWindows:
         return Nest(dict(self.dims.values()), writes=[write], at=self.line)
 
     def fetch(self, at: dict[int, Affine], dim: int, last: Expr) -> list[Stmt]:
-        """Asks for the window some updates ahead along `dim`, of the `last` one at most.
+        """Prefetches the window some updates ahead along `dim`, of the `last` one at most.
 
         The processor looks only some instructions ahead itself.
         """

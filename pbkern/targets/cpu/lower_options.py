@@ -25,7 +25,7 @@ class LowerOptions(BuildOptions):
       scatter_strip: indices and updates of a strip stay in the nearest cache.
       approx_math: cheaper versions of functions (lower/math/functions.py).
       vector_bits: width of vectors.
-      prefetch_steps: programs ahead for which blocks of operands are asked for; 0: none.
+      prefetch_steps: how many programs ahead blocks of operands are prefetched; 0: none.
       avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI.
       l1_bytes, l2_bytes: caches of a core.
       stream_bytes: results of this size and more are written past the caches; they start at a cache

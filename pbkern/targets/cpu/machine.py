@@ -52,7 +52,7 @@ ALIAS_ROWS = 5
 TRANSPOSE_CYCLES = 0.5
 # Arrays of this size and more do not fit the caches of one core.
 FAR_BYTES = 2 << 20
-# Keys of attention that are left out together where a mask silences them. A power of two: strip
+# Keys of attention that are left out together where a mask hides them. A power of two: strip
 # numbers are shifts.
 MASK_STRIP = 64
 # The widest vectors of each instruction set extension, widest first.

@@ -138,7 +138,7 @@ CPU_PASSES = (
     Pass(
         "skip masked strips",
         _skip_dead_tiles,
-        "strips of keys that a mask silences are not computed",
+        "strips of keys that a mask hides are not computed",
         when=_reassociates,
     ),
     Pass(

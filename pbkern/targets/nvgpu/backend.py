@@ -31,7 +31,7 @@ class NvgpuBackend(ThreadBackend):
         asked = {
             "max_concurrent_steps": (
                 params.max_concurrent_steps > 1,
-                "this target fetches no blocks ahead yet",
+                "this target prefetches no blocks yet",
             ),
             "lowering_semantics": (
                 params.lowering_semantics != "Lane",

@@ -23,7 +23,7 @@ class CompilerParams(ThreadParams):
         block. None, the default: a dimension is parallel where its programs provably write disjoint
         blocks and keep nothing in scratch.
       max_concurrent_steps: sequential grid steps whose blocks are on their way at the same time.
-        Default 1: none ahead. More are refused: this target does not fetch ahead yet.
+        Default 1: none is prefetched. More are refused: this target does not prefetch yet.
       delay_release: sequential steps that the memory of a block is kept after its step. Default 0;
         less than max_concurrent_steps.
       unsafe_no_auto_barriers: place no barrier between statements whose threads meet in memory.

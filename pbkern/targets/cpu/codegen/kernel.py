@@ -227,7 +227,7 @@ class KernelLowering(ProgramText):
         )
 
     def _prefetch(self, block: Block) -> None:
-        """Asks for the input blocks of the step `prefetch_steps` ahead: one prefetch per cache line.
+        """Prefetches the input blocks of the step `prefetch_steps` ahead: one prefetch per cache line.
 
         Those never fault, so the last steps need no test.
         """
@@ -241,14 +241,14 @@ class KernelLowering(ProgramText):
             return
         last = inner[-1]
         shifts = self.nests.shifts
-        moving = {
+        streamed = {
             f"%g{last}": 1,
             block_shift.symbol(last): shifts[last].block if last in shifts else 0,
         }
         for operand in self.nests.operands[: len(self.kernel.inputs)]:
             ahead = [
                 start
-                + sum(start.coefficient(symbol) * shift for symbol, shift in moving.items())
+                + sum(start.coefficient(symbol) * shift for symbol, shift in streamed.items())
                 * self.options.prefetch_steps
                 for start in operand.starts
             ]

@@ -460,10 +460,10 @@ class Loads(InterleavedLoads, PromotedLoops):
             else Steps(position.coefficient(vector))
             for position in index
         ]
-        moving = [(part, stride) for part, stride in zip(parts, buf.strides) if part.step != 0]
-        if buf.size == 0 or len(moving) != 1 or moving[0][0].step != 1 or moving[0][1] != 1:
+        streamed = [(part, stride) for part, stride in zip(parts, buf.strides) if part.step != 0]
+        if buf.size == 0 or len(streamed) != 1 or streamed[0][0].step != 1 or streamed[0][1] != 1:
             return None
-        return moving[0][0]
+        return streamed[0][0]
 
     def _gather_row(
         self,
@@ -568,7 +568,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         """
         buf, index = expr.info
         vector = walk.sched.along
-        moving = [
+        streamed = [
             (position, size)
             for position, size in zip(index, buf.shape)
             if position is not None and vector in position.symbols
@@ -577,7 +577,7 @@ class Loads(InterleavedLoads, PromotedLoops):
             buf.size > 0
             and not any(vector in arg.symbols for arg in expr.args)
             and flat_coefficient(buf, index, vector) == 1
-            and all(self._axis_is_safe(walk, i, extent) for i, extent in moving)
+            and all(self._axis_is_safe(walk, i, extent) for i, extent in streamed)
         )
 
     def _gather_run(

@@ -1,4 +1,4 @@
-"""Attention with masks that move with the program: strips of keys that they silence are skipped.
+"""Attention with masks that move with the program: strips of keys that they hide are skipped.
 
 Before -> after, for causal attention (rows r of a block, keys k; every nest over all 1024 keys):
 

@@ -1,4 +1,4 @@
-"""Loads that are asked for ahead: rows of large operands that prefetchers do not follow.
+"""Prefetches: rows of large operands that prefetchers do not follow.
 
 They recognise lines that follow each other. A block that is narrower than its array starts a new
 page with every row.

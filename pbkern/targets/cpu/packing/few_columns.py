@@ -34,21 +34,27 @@ SIDE_BY_SIDE = (6, 4)
 SIDE_BY_SIDE_OF_16 = (3, 4)
 
 
-def few_rows(nest: Nest, moving: Expr, still: Expr, context, vector_bits: int) -> list[Stmt] | None:
+def few_rows(
+    nest: Nest, streamed: Expr, stationary: Expr, context, vector_bits: int
+) -> list[Stmt] | None:
     """A product with few rows and columns that are contiguous along a deep reduction, as one with few columns."""
     rows = [
         dim
         for dim, size in nest.dims.items()
-        if size > 1 and dim in still.symbols and dim not in moving.symbols
+        if size > 1 and dim in stationary.symbols and dim not in streamed.symbols
     ]
     deep = FEWEST_ROW_DEPTH_VECTORS * vector_bits // register_bits(nest)
-    if len(rows) != 1 or still.kind != "load" or max(nest.dims[rdim] for rdim in nest.rdims) < deep:
+    if (
+        len(rows) != 1
+        or stationary.kind != "load"
+        or max(nest.dims[rdim] for rdim in nest.rdims) < deep
+    ):
         return None
-    return few_columns(nest, still, moving, rows[0], context, vector_bits)
+    return few_columns(nest, stationary, streamed, rows[0], context, vector_bits)
 
 
 def few_columns(
-    nest: Nest, moving: Expr, still: Expr, vector: str, context, vector_bits: int
+    nest: Nest, streamed: Expr, stationary: Expr, vector: str, context, vector_bits: int
 ) -> list[Stmt] | None:
     """A product with few columns, along `vector`: vectors along the reduction, on the columns' transpose; or None.
 
@@ -61,14 +67,17 @@ def few_columns(
         len(inner) != 1
         or nest.dims[vector] > FEW_COLUMNS
         or nest.dims[inner[0]] < FEWEST_DEPTH_VECTORS * lanes
-        or still.kind != "load"
+        or stationary.kind != "load"
     ):
         return None
     k_dim, columns = inner[0], nest.dims[vector]
-    plain = not still.info[2] and flat_coefficient(still.info[0], still.info[1], k_dim) == 1
+    plain = (
+        not stationary.info[2]
+        and flat_coefficient(stationary.info[0], stationary.info[1], k_dim) == 1
+    )
     mine, other = (
         [dim for dim in nest.dims if dim in expr.symbols and nest.dims[dim] > 1]
-        for expr in (moving, still)
+        for expr in (streamed, stationary)
     )
     batch, rows = (
         [dim for dim in mine if dim not in (vector, k_dim)],
@@ -76,20 +85,20 @@ def few_columns(
     )
     if not plain or len(rows) != 1 or k_dim not in mine or not {k_dim, *batch} <= set(other):
         return None
-    transposed = moving
+    transposed = streamed
     copies: list[Stmt] = []
     for last in (
-        [[vector, k_dim]] if moving.kind == "load" else [[k_dim, vector], [vector, k_dim]]
+        [[vector, k_dim]] if streamed.kind == "load" else [[k_dim, vector], [vector, k_dim]]
     ):  # made along rows, then transposed
         sizes = {dim: nest.dims[dim] for dim in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
         buf, index = (
-            context.new_buffer((*outer, length + ROW_PADDING), moving.dtype),
+            context.new_buffer((*outer, length + ROW_PADDING), streamed.dtype),
             tuple(map(Affine.symbol, sizes)),
         )
         copies.append(Nest(sizes, writes=[Write(buf, index, transposed)], at=nest.at))
-        transposed = context.pool.make("load", moving.dtype, (buf, index, False))
-    product = replace_operand(nest, moving, transposed)
+        transposed = context.pool.make("load", streamed.dtype, (buf, index, False))
+    product = replace_operand(nest, streamed, transposed)
     most_rows, most_columns = (
         SIDE_BY_SIDE if registers_of(vector_bits) >= 32 else SIDE_BY_SIDE_OF_16
     )
@@ -97,9 +106,9 @@ def few_columns(
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
     order = (*(dim for dim in nest.dims if dim not in (k_dim, vector, rows[0])), rows[0], vector)
     product.schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order)
-    if is_far(still.info[0]):
+    if is_far(stationary.info[0]):
         product.fetch = {
-            still.info[0].root: jam[rows[0]]
-            * abs(flat_coefficient(still.info[0], still.info[1], rows[0]))
+            stationary.info[0].root: jam[rows[0]]
+            * abs(flat_coefficient(stationary.info[0], stationary.info[1], rows[0]))
         }
     return [*copies, product]

@@ -41,7 +41,7 @@ SHALLOWEST_WORDS = 4
 class Words:
     """A contraction over words; each holds several elements of an operand.
 
-    before: statements that copy operands; packed: the operand that is to be packed; still: the
+    before: statements that copy operands; packed: the operand that is to be packed; stationary: the
     other one; shift: what is to be subtracted from the results, as a reduction of packed words, if
     anything.
     """
@@ -49,7 +49,7 @@ class Words:
     before: list[Stmt]
     nest: Nest
     packed: Expr
-    still: Expr
+    stationary: Expr
     shift: Reduction | None = None
 
     @property
@@ -57,37 +57,43 @@ class Words:
         return math.prod(self.nest.dims[rdim] for rdim in self.nest.rdims)
 
 
-def pair_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Words | None:
+def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options) -> Words | None:
     """None if the operands are not of 16 bits, or cannot be widened to them, or of odd depth."""
-    reduction, k_dim = nest.reductions[0], depth_dim(nest, still, 2)
+    reduction, k_dim = nest.reductions[0], depth_dim(nest, stationary, 2)
     if k_dim is None:
         return None
     if (
         options.bf16_pairs
         and reduction.dtype == np.float32
-        and _is_plain_bfloat16(moving)
-        and _is_plain_bfloat16(still)
+        and _is_plain_bfloat16(streamed)
+        and _is_plain_bfloat16(stationary)
     ):
-        broadcast = _words_in_place(still, k_dim, context)
+        broadcast = _words_in_place(stationary, k_dim, context)
         if broadcast is None:
             return None
         return _over_pairs(
-            nest, BFLOAT16, k_dim, still, _interleaved(moving, k_dim, context), broadcast, []
+            nest, BFLOAT16, k_dim, stationary, _interleaved(streamed, k_dim, context), broadcast, []
         )
     if (
         options.vnni
         and reduction.dtype == INT32
-        and is_narrow_integer(moving)
-        and is_narrow_integer(still)
+        and is_narrow_integer(streamed)
+        and is_narrow_integer(stationary)
     ):
-        copy, broadcast = _staged_words(nest, still, k_dim, context)
+        copy, broadcast = _staged_words(nest, stationary, k_dim, context)
         return _over_pairs(
-            nest, INT16, k_dim, still, _integer_pair(moving, k_dim, context), broadcast, [copy]
+            nest,
+            INT16,
+            k_dim,
+            stationary,
+            _integer_pair(streamed, k_dim, context),
+            broadcast,
+            [copy],
         )
     return None
 
 
-def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
+def depth_dim(nest: Nest, stationary: Expr, count: int) -> str | None:
     """The reduced dimension whose `count` neighbours are a word.
 
     It is the one along which the broadcast operand is contiguous, so that its words can be read in
@@ -98,7 +104,7 @@ def depth_dim(nest: Nest, still: Expr, count: int) -> str | None:
         for rdim in reversed(nest.rdims)
         if nest.dims[rdim] > 1 and nest.dims[rdim] % count == 0
     ]
-    loads = [node for node in nodes([still]) if node.kind == "load"]
+    loads = [node for node in nodes([stationary]) if node.kind == "load"]
     inner = [
         dim
         for dim in divided
@@ -151,10 +157,16 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
 
 
 def _over_pairs(
-    nest: Nest, op: str, k_dim: str, still: Expr, packed: Expr, broadcast: Expr, before: list[Stmt]
+    nest: Nest,
+    op: str,
+    k_dim: str,
+    stationary: Expr,
+    packed: Expr,
+    broadcast: Expr,
+    before: list[Stmt],
 ) -> Words:
     reduction = nest.reductions[0]
-    args = tuple(broadcast if arg is still else packed for arg in reduction.args)
+    args = tuple(broadcast if arg is stationary else packed for arg in reduction.args)
     product = Nest(
         *over_words(nest, k_dim, 2),
         [Reduction(op, args, reduction.dtype)],
@@ -168,17 +180,17 @@ def _over_pairs(
 # ---------------------------------------------------------------- bfloat16
 
 
-def _words_in_place(still: Expr, k_dim: str, context) -> Expr | None:
+def _words_in_place(stationary: Expr, k_dim: str, context) -> Expr | None:
     """The pair at 2k, read as one word, if pairs start at even places."""
-    flat = flat_index(*still.info[:2])
+    flat = flat_index(*stationary.info[:2])
     rest = flat - Affine.symbol(k_dim, flat.coefficient(k_dim))
     if flat.coefficient(k_dim) != 1 or rest.const % 2 or any(coeff % 2 for _, coeff in rest.terms):
         return None
     words = Buf(
-        f"{still.info[0].name}.words",
-        (max(still.info[0].root.size // 2, 1),),
+        f"{stationary.info[0].name}.words",
+        (max(stationary.info[0].root.size // 2, 1),),
         INT32,
-        storage=still.info[0].root,
+        storage=stationary.info[0].root,
     )
     half = Affine.make(
         {symbol: coeff // 2 for symbol, coeff in rest.terms}, rest.const // 2
@@ -195,14 +207,14 @@ def _is_plain_bfloat16(expr: Expr) -> bool:
     )
 
 
-def _interleaved(moving: Expr, k_dim: str, context) -> Expr:
-    """moving[2k] in the lower half of a word, moving[2k + 1] in the upper one."""
-    buf, pool = moving.info[0], context.pool
+def _interleaved(streamed: Expr, k_dim: str, context) -> Expr:
+    """streamed[2k] in the lower half of a word, streamed[2k + 1] in the upper one."""
+    buf, pool = streamed.info[0], context.pool
     bits = Buf(f"{buf.name}.bits", buf.shape, UINT16, storage=buf)
     halves = []
     for offset in (0, 1):
         index = tuple(
-            i.substitute({k_dim: Affine.symbol(k_dim, 2) + offset}.get) for i in moving.info[1]
+            i.substitute({k_dim: Affine.symbol(k_dim, 2) + offset}.get) for i in streamed.info[1]
         )
         element = pool.make("load", UINT16, (bits, index, False))
         halves.append(
@@ -237,15 +249,17 @@ def _integer_pair(expr: Expr, k_dim: str, context) -> Expr:
     )
 
 
-def _staged_words(nest: Nest, still: Expr, k_dim: str, context) -> tuple[Nest, Expr]:
+def _staged_words(nest: Nest, stationary: Expr, k_dim: str, context) -> tuple[Nest, Expr]:
     """A copy of the broadcast operand as words, and the word at its place."""
     dims = {
         dim: size // 2 if dim == k_dim else size
         for dim, size in nest.dims.items()
-        if dim in still.symbols and dim != k_dim
+        if dim in stationary.symbols and dim != k_dim
     } | {k_dim: nest.dims[k_dim] // 2}
     *rows, depth = dims.values()
     buf = context.new_buffer((*rows, depth + ROW_PADDING), INT32)
     index = tuple(map(Affine.symbol, dims))
-    copy = Nest(dims, writes=[Write(buf, index, _integer_pair(still, k_dim, context))], at=nest.at)
+    copy = Nest(
+        dims, writes=[Write(buf, index, _integer_pair(stationary, k_dim, context))], at=nest.at
+    )
     return copy, context.pool.make("load", INT32, (buf, index, False))

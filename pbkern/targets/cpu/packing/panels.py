@@ -59,11 +59,14 @@ def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True)
     if (
         found is not None and options.contract
     ):  # lanes would be partial sums: only where sums may be reassociated
-        vector, moving, still = found
+        vector, streamed, stationary = found
         narrow = few_columns(
-            *_in_pairs(nest, moving, still, context, options), vector, context, options.vector_bits
+            *_in_pairs(nest, streamed, stationary, context, options),
+            vector,
+            context,
+            options.vector_bits,
         )
-        narrow = narrow or few_rows(nest, moving, still, context, options.vector_bits)
+        narrow = narrow or few_rows(nest, streamed, stationary, context, options.vector_bits)
         if narrow is not None:
             return narrow
     other = swapped_operands(nest, found and found[0], context, options, staged) if turn else None
@@ -72,22 +75,28 @@ def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True)
         return [*_packed(products, context, options, staged), copy]
     if found is None:
         return [nest]
-    vector, moving, still = found
+    vector, streamed, stationary = found
     if nest.dims[vector] < MIN_COLUMNS:
         out = list[Stmt]()
-        nest, _ = _stage_still(nest, still, True, context, out, staged)
+        nest, _ = _stage_still(nest, stationary, True, context, out, staged)
         return [*out, nest]
-    return _along_columns(nest, vector, moving, still, context, options, staged)
+    return _along_columns(nest, vector, streamed, stationary, context, options, staged)
 
 
 def _along_columns(
-    nest: Nest, vector: str, moving: Expr, still: Expr, context, options, staged: OperandCopies
+    nest: Nest,
+    vector: str,
+    streamed: Expr,
+    stationary: Expr,
+    context,
+    options,
+    staged: OperandCopies,
 ) -> list[Stmt]:
     """A product with vectors along columns: of panels, in words or elements, or of operands where they are."""
     width, _ = contraction_tile(nest, vector, options.vector_bits)
     out, trial = list[Stmt](), OperandCopies(staged.written, dict(staged.copies))
-    spread, apart = _stage_still(nest, still, False, context, out, trial)
-    words = _in_words(spread, moving, apart, vector, width, context, options)
+    spread, apart = _stage_still(nest, stationary, False, context, out, trial)
+    words = _in_words(spread, streamed, apart, vector, width, context, options)
     if words is not None:
         staged.copies = trial.copies
         panels = _panels(
@@ -95,44 +104,44 @@ def _along_columns(
         )
         return out + words.before + panels
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
-    is_turned = still.kind == "load" and is_scattered(nest, still, nest.reuse(still))
-    pays = _panel_pays(nest, moving, vector, depth, options.l2_bytes)
+    is_turned = stationary.kind == "load" and is_scattered(nest, stationary, nest.reuse(stationary))
+    pays = _panel_pays(nest, streamed, vector, depth, options.l2_bytes)
     fits = not is_deep(nest, depth, width, is_turned, options)
     may_run = options.contract and not any(write.inner for write in nest.writes)
     if pays and not fits and may_run:
         runs = in_depth_runs(nest, vector, longest_run(nest, width, options), context)
         return _packed(runs, context, options, staged)
     out = []
-    nest, _ = _stage_still(nest, still, True, context, out, staged)
+    nest, _ = _stage_still(nest, stationary, True, context, out, staged)
     if pays and fits:
-        return out + _panels(nest, moving, vector, width, context, options.vector_bits)
-    if may_run and not pays and _is_streamed(nest, moving, vector, depth, options.l2_bytes):
+        return out + _panels(nest, streamed, vector, width, context, options.vector_bits)
+    if may_run and not pays and _is_streamed(nest, streamed, vector, depth, options.l2_bytes):
         if (
             depth > MOST_RUNS * ROWS_AT_ONCE
         ):  # sums of sums: rounding errors grow with the number of additions
             runs = in_depth_runs(nest, vector, MOST_RUNS * ROWS_AT_ONCE, context)
             return out + _packed(runs, context, options, staged)
-        return out + _rows_at_once(nest, moving, vector, context, options.vector_bits)
+        return out + _rows_at_once(nest, streamed, vector, context, options.vector_bits)
     if out:
         nest.schedule = contraction_tile(nest, vector, options.vector_bits)[1]
     return [*out, nest]
 
 
-def _is_streamed(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
+def _is_streamed(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
     """Whether a panel of a far operand would pay, if more than these few rows shared it."""
     inner = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     if (
-        moving.kind != "load"
+        streamed.kind != "load"
         or len(inner) != 1
-        or inner[0] not in moving.symbols
-        or not is_far(moving.info[0])
+        or inner[0] not in streamed.symbols
+        or not is_far(streamed.info[0])
     ):
         return False
     step, is_row = (
-        _row_bytes(moving, inner[0]),
-        flat_coefficient(moving.info[0], moving.info[1], vector) == 1,
+        _row_bytes(streamed, inner[0]),
+        flat_coefficient(streamed.info[0], streamed.info[1], vector) == 1,
     )
-    few = nest.reuse(moving) < MIN_PANEL_REUSE
+    few = nest.reuse(streamed) < MIN_PANEL_REUSE
     return (
         few
         and is_row
@@ -141,14 +150,14 @@ def _is_streamed(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: in
     )
 
 
-def _rows_at_once(nest: Nest, moving: Expr, vector: str, context, vector_bits: int) -> list[Stmt]:
+def _rows_at_once(nest: Nest, streamed: Expr, vector: str, context, vector_bits: int) -> list[Stmt]:
     """Products of a few rows at a time along their whole length, while the next ones are fetched.
 
     Each adds to the sums.
     """
     root, step = (
-        moving.info[0].root,
-        max(flat_coefficient(moving.info[0], moving.info[1], rdim) for rdim in nest.rdims),
+        streamed.info[0].root,
+        max(flat_coefficient(streamed.info[0], streamed.info[1], rdim) for rdim in nest.rdims),
     )
 
     def scheduled(stmt: Stmt) -> Stmt:
@@ -175,13 +184,13 @@ def _packed(stmts: list[Stmt], context, options, staged: OperandCopies) -> list[
 
 
 def _in_words(
-    nest: Nest, moving: Expr, still: Expr, vector: str, width: int, context, options
+    nest: Nest, streamed: Expr, stationary: Expr, vector: str, width: int, context, options
 ) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
-    if nest.reuse(moving) < 4:
+    if nest.reuse(streamed) < 4:
         return None
     for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
-        found = words(in_whole_words(nest, count, context), moving, still, context, options)
+        found = words(in_whole_words(nest, count, context), streamed, stationary, context, options)
         if found is None or found.depth * width * 4 > options.l2_bytes // PANEL_SHARE:
             continue
         if _panel_pays(found.nest, found.packed, vector, found.depth, options.l2_bytes):
@@ -204,22 +213,24 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     expr, other = nest.reductions[0].args
     if (vector in expr.symbols) == (vector in other.symbols):
         return None
-    moving, still = (expr, other) if vector in expr.symbols else (other, expr)
-    if moving.kind not in ("load", "op") or moving.dtype.itemsize < 2:
+    streamed, stationary = (expr, other) if vector in expr.symbols else (other, expr)
+    if streamed.kind not in ("load", "op") or streamed.dtype.itemsize < 2:
         return None
-    return vector, moving, still
+    return vector, streamed, stationary
 
 
-def _in_pairs(nest: Nest, moving: Expr, still: Expr, context, options) -> tuple[Nest, Expr, Expr]:
-    """A product and its operands, over words where `still` can be read so in place."""
+def _in_pairs(
+    nest: Nest, streamed: Expr, stationary: Expr, context, options
+) -> tuple[Nest, Expr, Expr]:
+    """A product and its operands, over words where `stationary` can be read so in place."""
     paired = (
-        pair_products(nest, moving, still, context, options)
-        if still.dtype.name == "bfloat16"
+        pair_products(nest, streamed, stationary, context, options)
+        if stationary.dtype.name == "bfloat16"
         else None
     )
     if paired is None:
-        return nest, moving, still
-    return paired.nest, paired.packed, paired.still
+        return nest, streamed, stationary
+    return paired.nest, paired.packed, paired.stationary
 
 
 def _nearest_dim(nest: Nest) -> str | None:
@@ -233,21 +244,21 @@ def _nearest_dim(nest: Nest) -> str | None:
     return min((dim for dim, step in steps.items() if step), key=steps.__getitem__, default=None)
 
 
-def _panel_pays(nest: Nest, moving: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
-    if depth < 8 or not set(nest.rdims) & moving.symbols:
+def _panel_pays(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
+    if depth < 8 or not set(nest.rdims) & streamed.symbols:
         return False
-    if any(rdim not in moving.symbols and nest.dims[rdim] > 1 for rdim in nest.rdims):
+    if any(rdim not in streamed.symbols and nest.dims[rdim] > 1 for rdim in nest.rdims):
         return False
-    reuse = nest.reuse(moving)
-    if moving.kind != "load":
+    reuse = nest.reuse(streamed)
+    if streamed.kind != "load":
         return reuse > 1
-    if is_expensive(moving) and reuse >= MIN_PANEL_REUSE:
+    if is_expensive(streamed) and reuse >= MIN_PANEL_REUSE:
         return True
-    coefficient = flat_coefficient(moving.info[0], moving.info[1], vector)
+    coefficient = flat_coefficient(streamed.info[0], streamed.info[1], vector)
     if coefficient != 1:
         return reuse >= 4
     steps = [
-        (_row_bytes(moving, rdim), nest.dims[rdim]) for rdim in nest.rdims if nest.dims[rdim] > 1
+        (_row_bytes(streamed, rdim), nest.dims[rdim]) for rdim in nest.rdims if nest.dims[rdim] > 1
     ]
     return reuse >= MIN_PANEL_REUSE and are_apart(
         depth, max(steps)[0], max(step * size for step, size in steps), l2_bytes
@@ -260,20 +271,20 @@ def _row_bytes(load: Expr, dim: str) -> int:
 
 
 def _stage_still(
-    nest: Nest, still: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
+    nest: Nest, stationary: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
 ) -> tuple[Nest, Expr]:
     """The product with a copy of its broadcast operand, and that operand.
 
     The operand is copied where its rows collide in the cache, or, with `converted`, where reading
     it is expensive; else both are as they are.
     """
-    if still.kind != "load":
-        return nest, still
-    reuse, dtype = nest.reuse(still), still.info[0].dtype
-    if is_scattered(nest, still, reuse):
+    if stationary.kind != "load":
+        return nest, stationary
+    reuse, dtype = nest.reuse(stationary), stationary.info[0].dtype
+    if is_scattered(nest, stationary, reuse):
         copy = stage(
             nest,
-            still,
+            stationary,
             copy_dtype(dtype) if converted else dtype,
             context,
             out,
@@ -281,21 +292,21 @@ def _stage_still(
             turned=True,
         )
         if copy is not None:
-            return replace_operand(nest, still, copy), copy
-    pays = rows_conflict(nest, still, reuse) or (
-        converted and is_expensive(still) and reuse >= MIN_ROW_REUSE
+            return replace_operand(nest, stationary, copy), copy
+    pays = rows_conflict(nest, stationary, reuse) or (
+        converted and is_expensive(stationary) and reuse >= MIN_ROW_REUSE
     )
     copy = (
-        stage(nest, still, copy_dtype(dtype) if converted else dtype, context, out, staged)
+        stage(nest, stationary, copy_dtype(dtype) if converted else dtype, context, out, staged)
         if pays
         else None
     )
-    return (nest, still) if copy is None else (replace_operand(nest, still, copy), copy)
+    return (nest, stationary) if copy is None else (replace_operand(nest, stationary, copy), copy)
 
 
 def _panels(
     nest: Nest,
-    moving: Expr,
+    streamed: Expr,
     vector: str,
     width: int,
     context,
@@ -309,15 +320,15 @@ def _panels(
     outer = [
         outer_dim
         for outer_dim in nest.dims
-        if outer_dim in moving.symbols
+        if outer_dim in streamed.symbols
         and outer_dim != vector
         and outer_dim not in nest.rdims
         and nest.dims[outer_dim] > 1
     ]
     counters = {outer_dim: context.names("%i") for outer_dim in outer}
     full, rest = divmod(nest.dims[vector], width)
-    panels = _Panels(nest, moving, vector, counters, context, vector_bits, shift)
-    size = _group_size(moving, vector, full)
+    panels = _Panels(nest, streamed, vector, counters, context, vector_bits, shift)
+    size = _group_size(streamed, vector, full)
     stmts: list[Stmt] = []
     if full // size:
         group = context.names("%i")
@@ -337,11 +348,11 @@ def _panels(
     return stmts
 
 
-def _group_size(moving: Expr, vector: str, full: int) -> int:
+def _group_size(streamed: Expr, vector: str, full: int) -> int:
     """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
     steps = {
         flat_coefficient(load.info[0], load.info[1], vector) if load.kind == "load" else None
-        for load in _loads(moving)
+        for load in _loads(streamed)
     }
     if steps - {0, 1} or full < 2:
         return 1
@@ -360,16 +371,16 @@ class _Panels:
     def __init__(
         self,
         nest: Nest,
-        moving: Expr,
+        streamed: Expr,
         vector: str,
         counters: dict[str, str],
         context,
         vector_bits: int,
         shift: Reduction | None,
     ):
-        self.nest, self.moving, self.vector, self.counters, self.shift = (
+        self.nest, self.streamed, self.vector, self.counters, self.shift = (
             nest,
-            moving,
+            streamed,
             vector,
             counters,
             shift,
@@ -380,13 +391,13 @@ class _Panels:
 
     def group(self, start: Affine, count: int, width: int) -> list[Stmt]:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
-        moving, sizes = self.moving, {dim: self.nest.dims[dim] for dim in self.reduced}
-        dtype = moving.dtype if moving.kind == "op" else moving.info[0].dtype
+        streamed, sizes = self.streamed, {dim: self.nest.dims[dim] for dim in self.reduced}
+        dtype = streamed.dtype if streamed.kind == "op" else streamed.info[0].dtype
         buf: Buf = self.context.new_buffer((count, *sizes.values(), width), copy_dtype(dtype))
         panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         place = self._renaming(start + at * width + Affine.symbol(column))
-        copied = Write(buf, self._index(at, column), self.pool.rename(moving, place))
+        copied = Write(buf, self._index(at, column), self.pool.rename(streamed, place))
         dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
         copy = Nest(dims, writes=[copied], at=self.nest.at)
         copy.fetch = {
@@ -412,10 +423,11 @@ class _Panels:
         """Terms that are subtracted from the results, by panel and column."""
         panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
-        packed = self.pool.make("load", self.moving.dtype, (buf, self._index(at, column), False))
+        packed = self.pool.make("load", self.streamed.dtype, (buf, self._index(at, column), False))
         assert self.shift is not None
         reduction = replace(
-            self.shift, args=tuple(packed if arg is self.moving else arg for arg in self.shift.args)
+            self.shift,
+            args=tuple(packed if arg is self.streamed else arg for arg in self.shift.args),
         )
         shifts = self.context.new_buffer((count, width), reduction.dtype)
         value = self.pool.make("acc", reduction.dtype, 0)
@@ -448,7 +460,7 @@ class _Panels:
     ) -> Nest:
         nest, pool, column = self.nest, self.pool, self.context.names("d")
         rename = self._renaming(start + Affine.symbol(column))
-        packed = pool.make("load", self.moving.dtype, (buf, self._index(panel, column), False))
+        packed = pool.make("load", self.streamed.dtype, (buf, self._index(panel, column), False))
 
         def shifted(expr: Expr) -> Expr | None:
             if expr.kind != "acc" or shifts is None:
@@ -466,7 +478,7 @@ class _Panels:
         }
         dims |= {column: width} | {rdim: nest.dims[rdim] for rdim in nest.rdims}
         reduction = nest.reductions[0]
-        args = tuple(packed if arg is self.moving else renamed(arg) for arg in reduction.args)
+        args = tuple(packed if arg is self.streamed else renamed(arg) for arg in reduction.args)
         writes = [
             write.mapped(
                 renamed, index=tuple(position.substitute(rename.get) for position in write.index)

@@ -32,29 +32,29 @@ SIGN_BITS = 0x80808080 - (1 << 32)
 ROW_PADDING_BYTES = 64
 
 
-def quad_products(nest: Nest, moving: Expr, still: Expr, context, options) -> Words | None:
+def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context, options) -> Words | None:
     """None if the operands are not of 8 bits each, or not a multiple of four deep."""
-    k_dim = depth_dim(nest, still, QUAD)
+    k_dim = depth_dim(nest, stationary, QUAD)
     if not options.vnni or k_dim is None or nest.reductions[0].dtype != INT32:
         return None
     if not all(
         is_narrow_integer(operand) and operand.args[0].dtype.itemsize == 1
-        for operand in (moving, still)
+        for operand in (streamed, stationary)
     ):
         return None
-    flipped = moving.args[0].dtype == still.args[0].dtype
-    load, before = still.args[0], []
+    flipped = streamed.args[0].dtype == stationary.args[0].dtype
+    load, before = stationary.args[0], []
     words = None if flipped or load.info[2] else _words(load, k_dim, context)
     if words is None:
         copy, load = _copy(nest, load, k_dim, flipped, context)
         before, words = [copy], _words(load, k_dim, context)
         assert words is not None, "copies are made of whole words"
-    packed = _interleaved(moving.args[0], k_dim, context)
+    packed = _interleaved(streamed.args[0], k_dim, context)
 
     def product(first: Expr) -> Reduction:
         """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
         return Reduction(
-            DOT, (packed, first) if moving.args[0].dtype == UINT8 else (first, packed), INT32
+            DOT, (packed, first) if streamed.args[0].dtype == UINT8 else (first, packed), INT32
         )
 
     shift = product(context.const(SIGN_BITS, INT32)) if flipped else None

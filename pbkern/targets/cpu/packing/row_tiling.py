@@ -71,8 +71,14 @@ class _SharedByRows:
     def _without(self, expr: Expr) -> Expr:
         """The expression with loads from the copies."""
         if expr not in self._memo:
-            moving = expr.symbols & self.nest.dims.keys()
-            if moving == {self.column} and expr.kind in ("load", "gather", "op", "index", "range"):
+            streamed = expr.symbols & self.nest.dims.keys()
+            if streamed == {self.column} and expr.kind in (
+                "load",
+                "gather",
+                "op",
+                "index",
+                "range",
+            ):
                 buf = self.values[expr] = self.context.new_buffer(
                     (self.lanes, self.nest.dims[self.column]), expr.dtype
                 )
@@ -91,17 +97,17 @@ class _SharedByRows:
 
     def rest_is_contiguous(self) -> bool:
         """Whether all else walks memory from row to row, or stays where it is."""
-        size, moving = self.nest.dims[self.column], {self.row, self.column}
+        size, streamed = self.nest.dims[self.column], {self.row, self.column}
 
         def walks(buf: Buf, index) -> bool:
             steps = (
                 flat_coefficient(buf, index, self.row),
                 flat_coefficient(buf, index, self.column),
             )
-            return steps == (size, 1) or not any(position.symbols & moving for position in index)
+            return steps == (size, 1) or not any(position.symbols & streamed for position in index)
 
         for node in Nest({}, writes=self.writes).nodes():
-            if node.kind in ("index", "range", "moved", "gather") and node.symbols & moving:
+            if node.kind in ("index", "range", "moved", "gather") and node.symbols & streamed:
                 return False
             if (
                 node.kind == "load"

@@ -66,16 +66,16 @@ def swapped_operands(
         nest, usual, options
     ):
         return None
-    moving, before = expr if vector in expr.symbols else other, list[Stmt]()
-    if not _is_run(nest, moving):
-        copy = stage(nest, moving, copy_dtype(moving.info[0].dtype), context, before, staged)
+    streamed, before = expr if vector in expr.symbols else other, list[Stmt]()
+    if not _is_run(nest, streamed):
+        copy = stage(nest, streamed, copy_dtype(streamed.info[0].dtype), context, before, staged)
         (reduction,) = nest.reductions
         nest = replace(
             nest,
             reductions=[
                 replace(
                     reduction,
-                    args=tuple(copy or arg if arg is moving else arg for arg in reduction.args),
+                    args=tuple(copy or arg if arg is streamed else arg for arg in reduction.args),
                 )
             ],
         )
@@ -88,14 +88,14 @@ def swapped_operands(
 def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     """Cycles with vectors along `vector`, the operand that it moves packed where that is strided."""
     sched = contraction_tile(nest, vector, vector_bits)[1]
-    (moving,) = (arg for arg in nest.reductions[0].args if vector in arg.symbols)
-    if flat_coefficient(moving.info[0], moving.info[1], vector) == 1:
+    (streamed,) = (arg for arg in nest.reductions[0].args if vector in arg.symbols)
+    if flat_coefficient(streamed.info[0], streamed.info[1], vector) == 1:
         return product_cycles(nest, sched)
-    elements = math.prod(size for dim, size in nest.dims.items() if dim in moving.symbols)
+    elements = math.prod(size for dim, size in nest.dims.items() if dim in streamed.symbols)
     packing = elements * (
-        TRANSPOSE_CYCLES if _is_run(nest, moving) else COPY_CYCLES + TRANSPOSE_CYCLES
+        TRANSPOSE_CYCLES if _is_run(nest, streamed) else COPY_CYCLES + TRANSPOSE_CYCLES
     )
-    return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=moving) + packing)
+    return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=streamed) + packing)
 
 
 def _is_run(nest: Nest, load: Expr) -> bool:

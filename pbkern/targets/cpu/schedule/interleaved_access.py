@@ -141,7 +141,7 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
     alone fills the rows, its operations belong to single elements of them, and what it loads is
     close together.
     """
-    step, moving = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
+    step, streamed = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
     if math.prod(steps.values()) != step:
         return False
     written = {store.buf.root for store in nest.writes}
@@ -155,7 +155,7 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
                 and _is_compact(buf, index, vector, steps, step)
             )
         return expr.kind == "const" or (
-            expr.kind == "op" and (vector not in expr.symbols or moving <= expr.symbols)
+            expr.kind == "op" and (vector not in expr.symbols or streamed <= expr.symbols)
         )
 
     return all(map(suits, nodes([write.value])))

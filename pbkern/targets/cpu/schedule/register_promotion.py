@@ -110,14 +110,14 @@ def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[RegisterSpan |
 
 def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> RegisterSpan | None:
     flat = flat_index(buf, index)
-    moving = [symbol for symbol in flat.symbols if nest.dims.get(symbol) != 1]
+    streamed = [symbol for symbol in flat.symbols if nest.dims.get(symbol) != 1]
     if buf.dtype != buf.root.dtype or not flat.symbols <= nest.dims.keys():
         return None
-    if not moving:
+    if not streamed:
         return RegisterSpan(flat.const, 1, 0)
     vector = schedule.along
     if (
-        moving != [vector]
+        streamed != [vector]
         or vector in nest.rdims
         or flat.coefficient(vector) != 1
         or not _is_straight(nest, schedule)

@@ -1,1 +1,1 @@
-"""KernelNests whose points are dealt out -> the MLIR function of one thread block."""
+"""KernelNests whose points are mapped to threads -> the MLIR function of one thread block."""

@@ -1,7 +1,7 @@
 """KernelNests -> one MLIR function for the threads of a block; block number p runs program p of the parallel grid dimensions.
 
 The other grid dimensions are loops inside the block. All threads walk all statements; a nest's
-points are dealt out to them (threads.py), scalars are computed by each. What only one thread needs
+points are mapped to them (threads.py), scalars are computed by each. What only one thread needs
 lies in its registers (registers.py). Where statements meet in memory, threads wait (barriers.py).
 """
 
@@ -123,7 +123,7 @@ class _Lowering(ProgramText):
         nests = registers.nests
         super().__init__(nests)
         self.text = Text(approx=self.options.approx_math, contract=self.options.contract)
-        self.deals = registers.deals
+        self.mappings = registers.mappings
         self.slots = max(
             (self._slots(stmt) for stmt in self._every() if isinstance(stmt, Nest)), default=0
         )
@@ -166,7 +166,7 @@ class _Lowering(ProgramText):
 
     def _slots(self, nest: Nest) -> int:
         warp = self.options.device.warp
-        wide = self.deals[id(nest)].team > warp
+        wide = self.mappings[id(nest)].team > warp
         return reductions.slots(nest.reductions, self.options.threads // warp) if wide else 0
 
     def _index_bits(self) -> int:
@@ -424,7 +424,7 @@ class _Lowering(ProgramText):
                 scalar = self.emitter.scalar(block, value)
                 block.values[name] = self.emitter.to_index(block, scalar, value.dtype.kind in "ub")
             case Nest():
-                self.emitter.emit(block, stmt, self.deals[id(stmt)])
+                self.emitter.emit(block, stmt, self.mappings[id(stmt)])
             case If():
                 self.branch(block, stmt)
             case For():

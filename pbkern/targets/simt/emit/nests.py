@@ -10,7 +10,7 @@ from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest
 from pbkern.targets.simt.schedule.registers import in_slots
-from pbkern.targets.simt.schedule.threads import Deal
+from pbkern.targets.simt.schedule.threads import ThreadMapping
 from pbkern.targets.simt.schedule.tiles import Tile, terms_beside, tiled
 
 from . import reductions
@@ -29,27 +29,29 @@ class SimtNestEmitter(Expressions):
 
     team: Team
 
-    def emit(self, block: Block, nest: Nest, deal: Deal) -> None:
+    def emit(self, block: Block, nest: Nest, mapping: ThreadMapping) -> None:
         """Appends the nest to `block`."""
-        if any(size == 0 for _, size in deal.free):
+        if any(size == 0 for _, size in mapping.free):
             return
         top = Block(block)
         nest = in_slots(
-            tiled(nest, deal.tiles, self.context), deal, self.placement.slots, self.context
+            tiled(nest, mapping.tiles, self.context), mapping, self.placement.slots, self.context
         )
         walk = SimtWalk(nest, top, frozenset(write.buf.root for write in nest.writes))
-        for tile in deal.tiles:
+        for tile in mapping.tiles:
             if tile.beside:
                 walk.beside, walk.along = tile.count, tile.dim
-        if deal.beside:
-            walk.terms = terms_beside(nest, *deal.beside, self.context)
-        if deal.alone:
+        if mapping.beside:
+            walk.terms = terms_beside(nest, *mapping.beside, self.context)
+        if mapping.alone:
             first = self.text.put(top, f"arith.cmpi eq, {THREAD}, {self.text.index(0)} : index")
-            self.text.when(top, first, lambda inner: self._in_order(walk, inner, list(deal.free)))
-        elif deal.everyone and deal.team == 1:
-            self._in_order(walk, top, list(deal.free))
+            self.text.when(
+                top, first, lambda inner: self._in_order(walk, inner, list(mapping.free))
+            )
+        elif mapping.everyone and mapping.team == 1:
+            self._in_order(walk, top, list(mapping.free))
         else:
-            self._dealt(walk, top, deal)
+            self._by_threads(walk, top, mapping)
         _locate(top, nest.at)
         block.take(top)
 
@@ -68,10 +70,10 @@ class SimtNestEmitter(Expressions):
 
     # ---------------------------------------------------------------- points of teams
 
-    def _dealt(self, walk: SimtWalk, block: Block, deal: Deal) -> None:
+    def _by_threads(self, walk: SimtWalk, block: Block, mapping: ThreadMapping) -> None:
         """The points of each team: number `team + k * teams` in step k."""
-        text, points, teams = self.text, deal.points, deal.teams
-        number = self._team_number(block, deal)
+        text, points, teams = self.text, mapping.points, mapping.teams
+        number = self._team_number(block, mapping)
 
         def step(inner: Block, _) -> list:
             at = (
@@ -85,34 +87,38 @@ class SimtNestEmitter(Expressions):
             if points % teams:
                 live = text.put(inner, f"arith.cmpi ult, {place}, {text.index(points)} : index")
             if (
-                live is not None and 1 < deal.team < self.team.device.warp
+                live is not None and 1 < mapping.team < self.team.device.warp
             ):  # others of the warp exchange with this thread
                 place = text.put(inner, f"arith.minui {place}, {text.index(points - 1)} : index")
-                self._at(walk, inner, deal, place, live)
+                self._at(walk, inner, mapping, place, live)
             elif live is not None:
-                text.when(inner, live, lambda body: self._at(walk, body, deal, place, None))
+                text.when(inner, live, lambda body: self._at(walk, body, mapping, place, None))
             else:
-                self._at(walk, inner, deal, place, None)
+                self._at(walk, inner, mapping, place, None)
             return []
 
-        if deal.kept:
-            text.unrolled(block, "%step", 0, deal.steps, 1, step, [])
+        if mapping.kept:
+            text.unrolled(block, "%step", 0, mapping.steps, 1, step, [])
         else:
-            text.loop(block, "%step", 0, deal.steps, 1, step)
+            text.loop(block, "%step", 0, mapping.steps, 1, step)
 
-    def _team_number(self, block: Block, deal: Deal) -> str | int:
-        if deal.teams == 1:
+    def _team_number(self, block: Block, mapping: ThreadMapping) -> str | int:
+        if mapping.teams == 1:
             return 0
-        if deal.team == 1:
+        if mapping.team == 1:
             return THREAD
-        return self.text.put(block, f"arith.divui {THREAD}, {self.text.index(deal.team)} : index")
+        return self.text.put(
+            block, f"arith.divui {THREAD}, {self.text.index(mapping.team)} : index"
+        )
 
-    def _at(self, walk: SimtWalk, block: Block, deal: Deal, number: str, live: str | None) -> None:
+    def _at(
+        self, walk: SimtWalk, block: Block, mapping: ThreadMapping, number: str, live: str | None
+    ) -> None:
         inner = Block(block)
-        self._split(inner, list(deal.free), number)
-        for tile in deal.tiles:
+        self._split(inner, list(mapping.free), number)
+        for tile in mapping.tiles:
             self._keep_inside(inner, tile)
-        self._point(walk, inner, deal, live)
+        self._point(walk, inner, mapping, live)
         block.take(inner)
 
     def _keep_inside(self, block: Block, tile: Tile) -> None:
@@ -138,20 +144,22 @@ class SimtNestEmitter(Expressions):
 
     # ---------------------------------------------------------------- one point
 
-    def _point(self, walk: SimtWalk, block: Block, deal: Deal | None, live: str | None) -> None:
+    def _point(
+        self, walk: SimtWalk, block: Block, mapping: ThreadMapping | None, live: str | None
+    ) -> None:
         """Reduces, then stores.
 
         `live`: whether the point is this team's own, if others may have it as well.
         """
-        nest, team = walk.nest, 1 if deal is None else deal.team
+        nest, team = walk.nest, 1 if mapping is None else mapping.team
         if nest.rdims or nest.reductions:
             b = self.builder(block)
             start = [
                 acc for reduction in nest.reductions for acc in reductions.identity(b, reduction)
             ]
-            if deal is not None and team > 1:
-                walk.along, walk.beside = deal.beside or ("", 1)
-                found = self._terms_of_team(walk, block, deal, start, live)
+            if mapping is not None and team > 1:
+                walk.along, walk.beside = mapping.beside or ("", 1)
+                found = self._terms_of_team(walk, block, mapping, start, live)
                 walk.along, walk.beside = "", 1
                 accs = self.team.joined(block, nest.reductions, found, team)
             else:
@@ -160,21 +168,23 @@ class SimtNestEmitter(Expressions):
         else:
             self._writes(walk, block, inner=True, also=live)
         first = live
-        if deal is not None and team > 1 and not deal.everyone:
-            first = self._is_first(block, deal, live)
+        if mapping is not None and team > 1 and not mapping.everyone:
+            first = self._is_first(block, mapping, live)
         self._writes(walk, block, inner=False, also=first)
         walk.accs = {}
 
-    def _is_first(self, block: Block, deal: Deal, live: str | None) -> str:
+    def _is_first(self, block: Block, mapping: ThreadMapping, live: str | None) -> str:
         """Whether the thread is its team's first, which stores for all."""
-        lane = self._lane(block, deal)
+        lane = self._lane(block, mapping)
         test = self.text.put(block, f"arith.cmpi eq, {lane}, {self.text.index(0)} : index")
         return test if live is None else self.text.put(block, f"arith.andi {test}, {live} : i1")
 
-    def _lane(self, block: Block, deal: Deal) -> str:
-        if deal.teams == 1:
+    def _lane(self, block: Block, mapping: ThreadMapping) -> str:
+        if mapping.teams == 1:
             return THREAD
-        return self.text.put(block, f"arith.remui {THREAD}, {self.text.index(deal.team)} : index")
+        return self.text.put(
+            block, f"arith.remui {THREAD}, {self.text.index(mapping.team)} : index"
+        )
 
     def _bind(self, walk: SimtWalk, accs: list[Ssa]) -> None:
         """Accumulator number -> value; of searches: the index."""
@@ -307,17 +317,22 @@ class SimtNestEmitter(Expressions):
         return run(block, accs, Affine((), runs * longest), rest) if rest else accs
 
     def _terms_of_team(
-        self, walk: SimtWalk, block: Block, deal: Deal, accs: list[Ssa], live: str | None
+        self,
+        walk: SimtWalk,
+        block: Block,
+        mapping: ThreadMapping,
+        accs: list[Ssa],
+        live: str | None,
     ) -> list[Ssa]:
-        """The points of the reduced dimensions, dealt out to a team's threads."""
-        text, team = self.text, deal.team
-        block.values["%lane"] = self._lane(block, deal)
-        full, rest = divmod(deal.terms, team)
+        """The points of the reduced dimensions, mapped to a team's threads."""
+        text, team = self.text, mapping.team
+        block.values["%lane"] = self._lane(block, mapping)
+        full, rest = divmod(mapping.terms, team)
 
         def step(body: Block, carried: list[Ssa]) -> list[Ssa]:
             inner = Block(body)
             _, number = text.affine(body, Affine.symbol("%lane") + Affine.symbol("%term", team))
-            self._split(inner, list(deal.reduced), number)
+            self._split(inner, list(mapping.reduced), number)
             out = self._term(walk, inner, carried, live)
             body.take(inner)
             return out

@@ -48,7 +48,7 @@ def emit_sort(
 
 
 class _Strided:
-    """fill(block, k) for k in 0 .. count - 1, dealt out to threads."""
+    """fill(block, k) for k in 0 .. count - 1, divided among threads."""
 
     def __init__(self, expressions: Expressions, threads: int):
         self.text, self.threads = expressions.text, threads
@@ -58,7 +58,7 @@ class _Strided:
 
         def step(inner: Block, _) -> list:
             _, element = text.affine(
-                inner, Affine.symbol("%deal", self.threads) + Affine.symbol(THREAD)
+                inner, Affine.symbol("%round", self.threads) + Affine.symbol(THREAD)
             )
             if count % self.threads:
                 text.when(
@@ -70,7 +70,7 @@ class _Strided:
                 fill(inner, element)
             return []
 
-        text.loop(block, "%deal", 0, -(-count // self.threads), 1, step)
+        text.loop(block, "%round", 0, -(-count // self.threads), 1, step)
 
 
 def _below(

@@ -10,7 +10,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, nodes
 from pbkern.targets.simt.options import ThreadOptions
-from pbkern.targets.simt.schedule.threads import along_lanes, deal
+from pbkern.targets.simt.schedule.threads import along_lanes, map_to_threads
 
 # Fewest reads of an element, on average, that are worth a copy.
 FEWEST_ELEMENT_READS = 2
@@ -127,11 +127,11 @@ def _split(affine: Affine, nest: Nest) -> tuple[Affine, int, int]:
 
 def lane_dimension(nest: Nest, options: ThreadOptions) -> str:
     """The dimension along which neighbouring threads go; "" if there is none."""
-    dealt = deal(nest, options.threads, options.device.warp, options.contract)
+    mapping = map_to_threads(nest, options.threads, options.device.warp, options.contract)
     free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
-    dims = {rdim: nest.dims[rdim] for rdim in nest.rdims} if dealt.team > 1 else free
+    dims = {rdim: nest.dims[rdim] for rdim in nest.rdims} if mapping.team > 1 else free
     order = along_lanes(nest, dims)
-    return list(order)[-1] if order and not dealt.alone else ""
+    return list(order)[-1] if order and not mapping.alone else ""
 
 
 def _is_turned(expr: Expr, nest: Nest, lane: str) -> bool:

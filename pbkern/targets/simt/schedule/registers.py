@@ -1,10 +1,10 @@
 """Scratch -> registers: what a thread stores for itself alone needs no shared memory, and no barrier.
 
-dealt       one thread has an element: every nest that touches the buffer has one element at each point, and the same thread
+mapped      one thread has an element: every nest that touches the buffer has one element at each point, and the same thread
             takes that point, as the same one of its points, in all of these nests
 replicated  every thread has the one element: the nest that stores it has one point, or sums over the whole block
 
-Nests whose dimensions disagree are split alike, and dealt out as the one with the most work.
+Nests whose dimensions disagree are split alike, and mapped as the one with the most work.
 Buffers that other statements touch, that nests touch at other places, or that may be read before a
 store, stay in memory.
 """
@@ -25,7 +25,7 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Stmt, bodies, every, nodes, with_bodies
 from pbkern.targets.simt.options import ThreadOptions
 
-from .threads import Deal, deal, is_one_to_one, lane_weights
+from .threads import ThreadMapping, is_one_to_one, lane_weights, map_to_threads
 from .tiles import accepts, renamed_points
 
 # Registers of 32 bits that one thread keeps. Of the 128 that it has (nvgpu/compile.py),
@@ -47,34 +47,36 @@ class RegisterValues:
     """Values that lie in registers, and threads that compute them.
 
     Attributes:
-      nests: the kernel's, dimensions split where nests have to agree. deals: by id of a nest.
+      nests: the kernel's, dimensions split where nests have to agree. mappings: by id of a nest.
       slots: root buffer -> the elements of it that each thread keeps, as a buffer.
     """
 
     nests: KernelNests
-    deals: dict[int, Deal]
+    mappings: dict[int, ThreadMapping]
     slots: dict[Buf, Buf] = field(default_factory=dict)
 
 
 def keep(nests: KernelNests) -> RegisterValues:
-    """Deals out all nests, and finds the scratch that lies in registers then."""
+    """Maps all nests to threads, and finds the scratch that lies in registers then."""
     return _RegisterSearch(nests).found()
 
 
-def in_slots(nest: Nest, dealt: Deal, slots: Mapping[Buf, Buf], context: NestContext) -> Nest:
+def in_slots(
+    nest: Nest, mapping: ThreadMapping, slots: Mapping[Buf, Buf], context: NestContext
+) -> Nest:
     """The nest of a thread's points, its tiles written out, with slots in place of elements.
 
     A slot is `step * points of a step + number of the point`.
     """
-    if not dealt.kept:
+    if not mapping.kept:
         return nest
-    points = list(renamed_points(dealt.tiles))
+    points = list(renamed_points(mapping.tiles))
     table = {
         (root, _moving(flat.substitute(dims.get), nest)): Affine.symbol("%step", len(points)) + n
-        for root, flat in dealt.kept
+        for root, flat in mapping.kept
         for n, dims in enumerate(points)
     }
-    roots = {root for root, _ in dealt.kept}
+    roots = {root for root, _ in mapping.kept}
 
     def slot(buf: Buf, index: Sequence[Affine]) -> tuple[Buf, tuple[Affine]]:
         return slots[buf.root], (table[buf.root, _moving(flat_index(buf, index), nest)],)
@@ -101,9 +103,9 @@ class _RegisterSearch:
         self.nests, self.options = nests, nests.options
         self.context: dict[int, NestContext] = {}
         self.now: dict[int, Nest] = {}  # as they are split
-        self.deals: dict[int, Deal] = {}
+        self.mappings: dict[int, ThreadMapping] = {}
         self.users: dict[Buf, dict[Hashable, list[Stmt]]] = {}
-        self.fixed: set[int] = set()  # nests whose deal some buffer in registers relies on
+        self.fixed: set[int] = set()  # nests whose mapping some buffer in registers relies on
         self.slots: dict[Buf, Buf] = {}
         for section in (nests.prologue, *nests.cases):
             for leaf in _leaves(section.statements):
@@ -125,10 +127,12 @@ class _RegisterSearch:
                 self.users.setdefault(buf, {}).setdefault(ends, []).append(stmt)
         if isinstance(stmt, Nest):
             self.now[id(stmt)], self.context[id(stmt)] = stmt, section.context
-            self.deals[id(stmt)] = self._deal(stmt)
+            self.mappings[id(stmt)] = self._mapping_of(stmt)
 
-    def _deal(self, nest: Nest) -> Deal:
-        return deal(nest, self.options.threads, self.options.device.warp, self.options.contract)
+    def _mapping_of(self, nest: Nest) -> ThreadMapping:
+        return map_to_threads(
+            nest, self.options.threads, self.options.device.warp, self.options.contract
+        )
 
     def found(self) -> RegisterValues:
         candidates = [user for user in self.users if user not in self._maybe_unwritten()]
@@ -136,14 +140,14 @@ class _RegisterSearch:
         for candidate in sorted(candidates, key=lambda buf: (-scratch.padded_bytes(buf), buf.name)):
             if candidate not in self.slots:
                 self._try(candidate)
-        deals: dict[int, Deal] = {}
+        mappings: dict[int, ThreadMapping] = {}
 
         def changed(stmts: Sequence[Stmt]) -> list[Stmt]:
             found: list[Stmt] = []
             for stmt in stmts:
                 if isinstance(stmt, Nest):
                     found.append(self.now[id(stmt)])
-                    deals[id(found[-1])] = self.deals[id(stmt)]
+                    mappings[id(found[-1])] = self.mappings[id(stmt)]
                 else:
                     found.append(with_bodies(stmt, changed))
             return found
@@ -155,7 +159,7 @@ class _RegisterSearch:
             replace(case, statements=tuple(changed(case.statements))) for case in self.nests.cases
         )
         return RegisterValues(
-            replace(self.nests, prologue=prologue, cases=cases), deals, self.slots
+            replace(self.nests, prologue=prologue, cases=cases), mappings, self.slots
         )
 
     def _maybe_unwritten(self) -> set[Buf]:
@@ -194,26 +198,26 @@ class _RegisterSearch:
             self.slots[buf] = buf
         for key, nest in nests.items():
             if any(write.buf.root in chosen for write in nest.writes):
-                self.deals[key] = self._for_everyone(nest, self.deals[key])
+                self.mappings[key] = self._for_everyone(nest, self.mappings[key])
                 self.fixed.add(key)
 
-    def _for_everyone(self, nest: Nest, dim: Deal) -> Deal:
-        """Deals a nest out to the whole block together, or to every thread for itself."""
-        if dim.team == self.options.threads:
-            return replace(dim, everyone=True)
+    def _for_everyone(self, nest: Nest, mapping: ThreadMapping) -> ThreadMapping:
+        """Maps a nest to the whole block together, or to every thread for itself."""
+        if mapping.team == self.options.threads:
+            return replace(mapping, everyone=True)
         free, reduced = (
             tuple((x, size) for x, size in nest.dims.items() if (x in nest.rdims) is which)
             for which in (False, True)
         )
-        return Deal(free, reduced, 1, dim.threads, everyone=True)
+        return ThreadMapping(free, reduced, 1, mapping.threads, everyone=True)
 
     def _is_for_everyone(self, nest: Nest, chosen: set[Buf]) -> bool:
         mine = {write.buf.root for write in nest.writes}
         if not mine & chosen:
             return True  # only reads them
-        dealt = self.deals[id(nest)]
+        mapping = self.mappings[id(nest)]
         together = (
-            dealt.team == self.options.threads
+            mapping.team == self.options.threads
             or math.prod(nest.dims[rdim] for rdim in nest.rdims) <= MOST_THREAD_TERMS
         )
         return (
@@ -226,18 +230,18 @@ class _RegisterSearch:
     # each
 
     def _try(self, buf: Buf) -> None:
-        """Deals out all nests that touch a buffer alike, if that can be done."""
-        before = dict(self.now), dict(self.deals), set(self.fixed)
+        """Maps all nests that touch a buffer alike, if that can be done."""
+        before = dict(self.now), dict(self.mappings), set(self.fixed)
         models = [self._agreed(buf, stmts) for stmts in self.users[buf].values()]
         slots = [_slots(model) for model in models if model is not None]
         held = sum(_words(offset) * slot.size for offset, slot in self.slots.items())
         if len(slots) == len(models) and held + _words(buf) * max(slots) <= MOST_WORDS:
             self.slots[buf] = Buf(buf.name, (max(slots),), buf.dtype, arena=True)
         else:
-            self.now, self.deals, self.fixed = before
+            self.now, self.mappings, self.fixed = before
 
-    def _agreed(self, buf: Buf, stmts: Sequence[Stmt]) -> Deal | None:
-        """Deal in which all of these statements are dealt out now, as far as it concerns a buffer; None if they cannot be."""
+    def _agreed(self, buf: Buf, stmts: Sequence[Stmt]) -> ThreadMapping | None:
+        """The mapping that all of these statements have now, as far as it concerns a buffer; None if they cannot be."""
         nests = [stmt for stmt in stmts if isinstance(stmt, Nest)]
         layouts = {id(nest): _layout(self.now[id(nest)], buf) for nest in nests}
         known = {key: found for key, found in layouts.items() if found is not None}
@@ -263,56 +267,58 @@ class _RegisterSearch:
 
     def _dealt_alike(
         self, buf: Buf, runs: Mapping[int, Mapping[str, list[Axis]]], fixed: list[int]
-    ) -> Deal | None:
+    ) -> ThreadMapping | None:
         split: dict[int, tuple[Nest, dict[int, str]]] = {
             k: _split(self.now[k], run, self.context[k]) for k, run in runs.items()
         }
         leaders = fixed or sorted(split, key=lambda key: _work(split[key][0]), reverse=True)
         for leader in leaders:
             nest, names = split[leader]
-            first = self.deals[leader] if fixed else self._deal(nest)
+            first = self.mappings[leader] if fixed else self._mapping_of(nest)
             for model in (
                 first,
                 replace(first, tiles=tuple(replace(tile, beside=False) for tile in first.tiles)),
             ):
                 if fixed and model is not first:
                     continue
-                deals = {key: self._like(model, names, nest, *split[key], buf) for key in split}
+                mappings = {key: self._like(model, names, nest, *split[key], buf) for key in split}
                 most = (
                     MOST_SUMMING_POINTS
                     if any(n.rdims for n, _ in split.values())
                     else MOST_THREAD_POINTS
                 )
-                if self._keep_theirs(deals) and model.steps <= most:
+                if self._keep_theirs(mappings) and model.steps <= most:
                     self._settle(
-                        buf, split, {k: dealt for k, dealt in deals.items() if dealt is not None}
+                        buf,
+                        split,
+                        {k: mapping for k, mapping in mappings.items() if mapping is not None},
                     )
                     return model
         return None
 
-    def _keep_theirs(self, deals: Mapping[int, Deal | None]) -> bool:
-        """Whether all nests have a deal, and those that other buffers rely on keep theirs."""
-        for k, dealt in deals.items():
-            if dealt is None or (
-                k in self.fixed and replace(dealt, kept=()) != replace(self.deals[k], kept=())
+    def _keep_theirs(self, mappings: Mapping[int, ThreadMapping | None]) -> bool:
+        """Whether all nests have a mapping, and those that other buffers rely on keep theirs."""
+        for k, mapping in mappings.items():
+            if mapping is None or (
+                k in self.fixed and replace(mapping, kept=()) != replace(self.mappings[k], kept=())
             ):
                 return False
         return True
 
     def _like(
         self,
-        model: Deal,
+        model: ThreadMapping,
         names: Mapping[int, str],
         leader: Nest,
         nest: Nest,
         mine: Mapping[int, str],
         buf: Buf,
-    ) -> Deal | None:
-        """A nest dealt out as another one. None if it cannot be, or loses by it.
+    ) -> ThreadMapping | None:
+        """A nest mapped as another one. None if it cannot be, or loses by it.
 
         `names`, `mine`: elements between neighbours -> dimension.
         """
-        own = self._deal(nest)
+        own = self._mapping_of(nest)
         if model.team > 1 or model.alone or own.team > 1 or own.alone or model.everyone:
             return None
         to = {names[name]: mine[name] for name in names}
@@ -332,18 +338,21 @@ class _RegisterSearch:
             if dim not in nest.rdims and dim not in to.values()
         ]
         reduced = tuple((rdim, nest.dims[rdim]) for rdim in nest.rdims)
-        return Deal(tuple(free), reduced, 1, model.threads, tiles=tiles)
+        return ThreadMapping(tuple(free), reduced, 1, model.threads, tiles=tiles)
 
     def _settle(
-        self, buf: Buf, split: Mapping[int, tuple[Nest, dict[int, str]]], deals: Mapping[int, Deal]
+        self,
+        buf: Buf,
+        split: Mapping[int, tuple[Nest, dict[int, str]]],
+        mappings: Mapping[int, ThreadMapping],
     ) -> None:
         for k, (nest, _) in split.items():
             found = _layout(nest, buf)
             assert found is not None
             const, axes = found
             flat = Affine.make({dim: stride for stride, _, dim in axes}, const)
-            before = self.deals[k].kept if k in self.fixed else ()
-            self.now[k], self.deals[k] = nest, replace(deals[k], kept=(*before, (buf, flat)))
+            before = self.mappings[k].kept if k in self.fixed else ()
+            self.now[k], self.mappings[k] = nest, replace(mappings[k], kept=(*before, (buf, flat)))
             self.fixed.add(k)
 
 
@@ -355,7 +364,7 @@ def _words(buf: Buf) -> int:
     return -(-buf.dtype.itemsize // 4)
 
 
-def _slots(dim: Deal) -> int:
+def _slots(dim: ThreadMapping) -> int:
     return dim.steps * math.prod(tile.count for tile in dim.tiles)
 
 

@@ -1,6 +1,6 @@
 """A nest's points -> threads: which dimension runs along the lanes of a warp, and how many threads reduce one point.
 
-Points of free dimensions are numbered, the dimension along lanes fastest, and dealt out to teams:
+Points of free dimensions are numbered, the dimension along lanes fastest, and mapped to teams:
 one thread each, or, where reductions are long and points few, a part of a warp, a warp or the whole
 block. A nest whose points meet, because one stores what another one reads or stores, runs on one
 thread, in order.
@@ -20,7 +20,7 @@ from .tiles import Tile, nest_rewrites, tiles, whole_terms
 
 
 @dataclass(frozen=True)
-class Deal:
+class ThreadMapping:
     """Who computes a nest.
 
     Attributes:
@@ -66,15 +66,15 @@ class Deal:
         return -(-self.points // self.teams)
 
 
-def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
-    """The nest's points dealt out to so many threads.
+def map_to_threads(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> ThreadMapping:
+    """Maps the nest's points to so many threads.
 
     `reassociate`: sums of floats may be made of partial ones.
     """
     free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
     reduced = {rdim: nest.dims[rdim] for rdim in nest.rdims}
     if not is_parallel(nest, free):
-        return Deal(tuple(free.items()), tuple(reduced.items()), 1, threads, alone=True)
+        return ThreadMapping(tuple(free.items()), tuple(reduced.items()), 1, threads, alone=True)
     points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
     in_order = nest.ordered or (
         not reassociate and any(is_rounded(reduction) for reduction in nest.reductions)
@@ -89,7 +89,7 @@ def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
     order = along_lanes(nest, reduced if team > 1 else free)
     if team > 1:
         sizes = order | {along: order[along] // count}
-        return Deal(
+        return ThreadMapping(
             tuple(free.items()),
             tuple(sizes.items()),
             team,
@@ -98,7 +98,7 @@ def deal(nest: Nest, threads: int, warp: int, reassociate: bool = True) -> Deal:
         )
     found = tiles(nest, order, threads)
     places = order | {tile.dim: tile.steps for tile in found}
-    return Deal(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
+    return ThreadMapping(tuple(places.items()), tuple(reduced.items()), team, threads, tiles=found)
 
 
 def _whole(nest: Nest, along: str, team: int, terms: int, warp: int) -> tuple[int, int]:
@@ -183,7 +183,7 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
 
     Each then stores to its own elements, and none reads what another one stores.
     """
-    moving = {dim: size for dim, size in dims.items() if size > 1}
+    streamed = {dim: size for dim, size in dims.items() if size > 1}
     stored: dict[Buf, list[Write]] = {}
     for write in nest.writes:
         if write.inner:  # at every point, also of reduced dimensions that one thread walks
@@ -193,11 +193,11 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
                 for rdim in nest.rdims
                 if rdim in symbols and nest.dims[rdim] > 1
             }
-            told = is_one_to_one(write.index, moving | walked)
+            told = is_one_to_one(write.index, streamed | walked)
         else:
             told = is_one_to_one(
                 write.index,
-                {dim: extent for dim, extent in moving.items() if dim not in nest.rdims},
+                {dim: extent for dim, extent in streamed.items() if dim not in nest.rdims},
             )
         if not told:
             return False
