@@ -38,7 +38,7 @@ from pbkern.targets.cpu.schedule import register_promotion
 from .llvm_repairs import repaired
 from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, StatementRange
 
-# Most lines of one kernel's text; a longer kernel goes the plain way, and from there to XLA. MLIR
+# Most lines of one kernel's text; a longer kernel falls back to plain code, and from there to XLA. MLIR
 # and LLVM take about 0.1 ms for a line.
 KERNEL_LINES = 600_000
 # Most seconds of writing one kernel's text; a slower kernel goes the same way.
