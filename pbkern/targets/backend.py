@@ -103,7 +103,7 @@ def device_function(
     emit: Callable[[KernelNests, str], Device],
     name: str,
 ) -> Device:
-    """A kernel's function; where a pass or the emission fails, what is made without it, at last the plain way.
+    """A kernel's function; where a pass or the emission fails, what is made without it, at last plain code.
 
     Raises what lowering raises where even that fails, and for errors that core/fallback.py does not
     catch.
@@ -122,7 +122,7 @@ def device_function(
         except Exception as e:
             if options.plain or not fallback.catches(e):
                 raise
-            _warn(kernel, "emission", e, "the kernel is compiled the plain way, in scalar loops")
+            _warn(kernel, "emission", e, "the kernel is compiled as plain code, in scalar loops")
             options, used = dataclasses.replace(options, plain=True), []
 
 

@@ -76,7 +76,7 @@ def test_the_warning_names_kernel_line_and_file():
     assert text.startswith("emission failed on kernel `")
     assert "fifty_functions.py:" in text
     assert "repro" in text
-    assert "the plain way" in text
+    assert "as plain code" in text
     assert "PBKERN_FALLBACK=0" in text
 
 
