@@ -447,3 +447,14 @@ def test_the_terms_of_the_field_are_used(word):
         if re.search(word, line, re.IGNORECASE)
     ]
     assert not found, f"say {PRIVATE_WORDS[word]}:\n" + "\n".join(found)
+
+
+def test_nests_are_taken_apart_by_their_fields():
+    """Nodes of nests are typed (lower/nest/ir.py): no places of tuples, no names of kinds."""
+    found = [
+        f"{path.relative_to(ROOT)}:{k}"
+        for path in FILES
+        for k, line in enumerate(path.read_text().splitlines(), 1)
+        if ".info[" in line
+    ]
+    assert not found, "\n".join(found)

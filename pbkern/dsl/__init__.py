@@ -24,7 +24,7 @@ from pbkern.dsl.primitives.grid import (
     store,
     when,
 )
-from pbkern.dsl.primitives.ref_access import Gather, Point, Range, RefAccess, ref_access
+from pbkern.dsl.primitives.ref_access import GatheredIndex, Point, Range, RefAccess, ref_access
 from pbkern.dsl.text.spelling import bind
 
 from .body_checks.verify import verify
@@ -43,7 +43,7 @@ __all__ = [
     "Blocked",
     "BoundedSlice",
     "Element",
-    "Gather",
+    "GatheredIndex",
     "GridSpec",
     "Kernel",
     "KernelFunction",

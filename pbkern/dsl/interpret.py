@@ -32,7 +32,7 @@ from pbkern.core.jaxprs import called_jaxpr, literal_value
 from pbkern.dsl.primitives.breakpoint import stop
 from pbkern.dsl.primitives.grid import NUMPY as GRID_RULES
 from pbkern.dsl.primitives.ref_access import (
-    Gather,
+    GatheredIndex,
     Point,
     Range,
     RefAccess,
@@ -480,7 +480,7 @@ def _subscript(
     Masked-off positions may be anywhere; they are replaced by 0.
     """
     shape = buffer.data.shape
-    if mask is None and not any(isinstance(i, Gather) for i in indices):
+    if mask is None and not any(isinstance(i, GatheredIndex) for i in indices):
         for axis, index in enumerate(indices):
             first, last = (
                 (index.at, index.at)

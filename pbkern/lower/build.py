@@ -379,11 +379,9 @@ class BodyBuilder:
             for operand, route in zip(contract.operands, contract.routes)
         ]
         if contract.op in ("argmax", "argmin"):
-            args.append(
-                self.pool.make("index", contract.dtype, contract.index_arg.substitute(rename.get))
-            )
+            args.append(self.pool.index(contract.dtype, contract.index_arg.substitute(rename.get)))
         nest.reductions.append(Reduction(contract.op, tuple(args), contract.acc_dtype))
-        return self.pool.make("acc", contract.acc_dtype, len(nest.reductions) - 1)
+        return self.pool.accumulator(contract.acc_dtype, len(nest.reductions) - 1)
 
     # ---------------------------------------------------------------- statements
 
@@ -568,11 +566,9 @@ class BodyBuilder:
             args.append(self._gathered_position(i, tokens, operand.buf.index_dtype))
             located.append(None)
         if args:
-            expr = self.pool.make(
-                "gather", operand.dtype, (operand.buf, tuple(located)), tuple(args)
-            )
+            expr = self.pool.gather(operand.dtype, operand.buf, tuple(located), tuple(args))
         else:  # of what repeats along the dimensions that are looked up
-            expr = self.pool.make("load", operand.dtype, (operand.buf, placed, operand.guard))
+            expr = self.pool.load(operand.dtype, operand.buf, placed, operand.guard)
         return (
             expr if inside is None else self.select(inside, expr, self.const(fill, operand.dtype))
         )
@@ -582,7 +578,7 @@ class BodyBuilder:
         total = None
         rest = affine.substitute(lambda name: 0 if name in tokens else None)
         if rest.terms or rest.const:
-            total = self.pool.make("index", dtype, rest)
+            total = self.pool.index(dtype, rest)
         for symbol, coefficient in affine.terms:
             if symbol in tokens:
                 part = self.op(

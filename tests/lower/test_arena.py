@@ -11,7 +11,7 @@ def test_equal_buffers_take_places_in_order_of_their_names():
     """Whatever the order in which a set of them comes: another process makes the same code."""
     names = [f"%t{n}" for n in range(10, 42)]
     buffers = [Buf(name, (16,), np.dtype(np.float32), arena=True) for name in reversed(names)]
-    zero = Pool().make("const", np.float32, np.float32(0))
+    zero = Pool().const(np.float32, np.float32(0))
     nest = Nest({}, writes=[Write(b, (Affine(),), zero) for b in buffers])
     placed, end = scratch.place([nest], 128)
     assert [b.name for b in sorted(placed, key=placed.__getitem__)] == names

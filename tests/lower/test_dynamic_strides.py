@@ -15,16 +15,16 @@ INT = np.dtype(np.int32)
 
 
 def op(pool: Pool, name: str, *args: Expr) -> Expr:
-    return pool.make("op", INT, EqnInfo(name, {}, (INT,) * len(args), INT), args)
+    return pool.op(INT, EqnInfo(name, {}, (INT,) * len(args), INT), args)
 
 
 def index(pool: Pool) -> Expr:
-    return pool.make("index", INT, Affine.symbol("d") * 3)
+    return pool.index(INT, Affine.symbol("d") * 3)
 
 
 def test_sums_and_bounds():
     pool = Pool()
-    three, one = index(pool), pool.make("const", INT, np.int32(1))
+    three, one = index(pool), pool.const(INT, np.int32(1))
     assert steps_along(op(pool, "add", three, one), "d").step == 3
     assert steps_along(op(pool, "sub", one, three), "d").step == -3
     assert steps_along(op(pool, "mul", three, one), "d").step == 3

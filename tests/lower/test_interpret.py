@@ -37,18 +37,16 @@ class Small:
         self.traced: list = []
 
     def load(self, name: str, *index: Affine, guard: bool = False):
-        return self.context.pool.make(
-            "load", self.bufs[name].dtype, (self.bufs[name], index, guard)
-        )
+        return self.context.pool.load(self.bufs[name].dtype, self.bufs[name], index, guard)
 
     def index(self, a: Affine, dtype=I32):
-        return self.context.pool.make("index", dtype, a)
+        return self.context.pool.index(dtype, a)
 
     def const(self, value, dtype=F32):
         return self.context.const(value, dtype)
 
     def acc(self, k: int = 0, dtype=F32):
-        return self.context.pool.make("acc", dtype, k)
+        return self.context.pool.accumulator(dtype, k)
 
     def write(self, name: str, index: tuple, value, **others) -> Write:
         return Write(self.bufs[name], index, value, **others)
@@ -104,7 +102,7 @@ def test_guards_drop_stores_and_poison_loads():
 
 def test_masks_and_ranges():
     s = Small(x=numbers(8), y=np.zeros(8, "f"))
-    inside = s.context.pool.make("range", BOOL, (I, 2, 5))
+    inside = s.context.pool.in_range(I, 2, 5)
     s.run(Nest({"i": 8}, writes=[s.write("y", (I,), s.load("x", I), mask=inside)]))
     np.testing.assert_array_equal(
         s["y"], np.where((np.arange(8) >= 2) & (np.arange(8) < 5), s["x"], 0)
@@ -116,7 +114,7 @@ def test_accesses_outside_are_errors(masked):
     s = Small(x=numbers(4), y=np.zeros(4, "f"))
     with pytest.raises(InternalError, match="a load of %x: float32\\[4\\] outside it"):
         s.run(Nest({"i": 4}, writes=[s.write("y", (I,), s.load("x", I + 1))]))
-    mask = s.context.pool.make("range", BOOL, (I, 0, 3)) if masked else None
+    mask = s.context.pool.in_range(I, 0, 3) if masked else None
     store = Nest({"i": 4}, writes=[s.write("y", (I + 1,), s.const(1.0), mask=mask)])
     if masked:  # nobody stores outside
         s.run(store)
@@ -145,10 +143,10 @@ def test_gathers_are_clamped_and_values_are_moved():
     s = Small(
         x=numbers(4, 3), p=np.array([-5, 1, 9], "i4"), y=np.zeros((3, 3), "f"), z=np.zeros(2, "f")
     )
-    row = s.context.pool.make("gather", F32, (s.bufs["x"], (None, J)), (s.load("p", I),))
+    row = s.context.pool.gather(F32, s.bufs["x"], (None, J), (s.load("p", I),))
     s.run(Nest({"i": 3, "j": 3}, writes=[s.write("y", (I, J), row)]))
     np.testing.assert_array_equal(s["y"], s["x"][[0, 1, 3]])
-    far = s.context.pool.make("moved", F32, (("i", 2),), (s.load("x", I, Affine()),))
+    far = s.context.pool.shifted(F32, (("i", 2),), (s.load("x", I, Affine()),))
     s.run(Nest({"i": 2}, writes=[s.write("z", (I,), far)]))
     np.testing.assert_array_equal(s["z"], s["x"][2:, 0])
 

@@ -21,10 +21,10 @@ def draw(shape, dtype, seed):
 def product(rows: int, columns: int, depth: int, dtype=np.float32) -> Nest:
     pool, dtype = Pool(), np.dtype(dtype)
     i, j, k = map(Affine.symbol, "ijk")
-    left = pool.make("load", dtype, (Buf("left", (rows, depth), dtype), (i, k), False))
-    right = pool.make("load", dtype, (Buf("right", (depth, columns), dtype), (k, j), False))
+    left = pool.load(dtype, Buf("left", (rows, depth), dtype), (i, k), False)
+    right = pool.load(dtype, Buf("right", (depth, columns), dtype), (k, j), False)
     write = Write(
-        Buf("out", (rows, columns), dtype), (i, j), pool.make("acc", dtype, 0), inner=False
+        Buf("out", (rows, columns), dtype), (i, j), pool.accumulator(dtype, 0), inner=False
     )
     return Nest(
         {"i": rows, "j": columns, "k": depth},

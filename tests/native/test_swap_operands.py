@@ -116,9 +116,9 @@ def test_vectors_do_not_run_along_short_windows():
         Buf("filters", (64, 64, 5, 5), f32),
         Buf("out", (64, 14, 14), f32),
     )
-    left = pool.make("load", f32, (image, (at["i"], at["y"] + at["h"], at["x"] + at["w"]), False))
-    right = pool.make("load", f32, (filters, tuple(at[d] for d in "oihw"), False))
-    write = Write(out, tuple(at[d] for d in "oyx"), pool.make("acc", f32, 0), inner=False)
+    left = pool.load(f32, image, (at["i"], at["y"] + at["h"], at["x"] + at["w"]), False)
+    right = pool.load(f32, filters, tuple(at[d] for d in "oihw"), False)
+    write = Write(out, tuple(at[d] for d in "oyx"), pool.accumulator(f32, 0), inner=False)
     nest = Nest(dims | reduced, tuple(reduced), [Reduction("dot", (left, right), f32)], [write])
     assert choose(nest).vector == "x"
 

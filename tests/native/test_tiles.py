@@ -21,11 +21,9 @@ def weight_gradient(vector_last: bool) -> Nest:
     dims = {"h": 3, "w": 3, "c": 32} if vector_last else {"c": 32, "h": 3, "w": 3}
     image, out = Buf("image", (8, 30, 30), F32), Buf("out", tuple(dims.values()), F32)
     change = Buf("change", (8, 28, 28, 32) if vector_last else (8, 32, 28, 28), F32)
-    left = pool.make("load", F32, (image, (at["n"], at["h"] + at["y"], at["w"] + at["x"]), False))
-    right = pool.make(
-        "load", F32, (change, tuple(at[d] for d in ("nyxc" if vector_last else "ncyx")), False)
-    )
-    write = Write(out, tuple(at[d] for d in dims), pool.make("acc", F32, 0), inner=False)
+    left = pool.load(F32, image, (at["n"], at["h"] + at["y"], at["w"] + at["x"]), False)
+    right = pool.load(F32, change, tuple(at[d] for d in ("nyxc" if vector_last else "ncyx")), False)
+    write = Write(out, tuple(at[d] for d in dims), pool.accumulator(F32, 0), inner=False)
     return Nest(
         dims | {"y": 28, "x": 28, "n": 8},
         ("y", "x", "n"),

@@ -17,7 +17,7 @@ i, j = Affine.symbol("i"), Affine.symbol("j")
 
 
 def copy(source: Buf, index, target: Buf, place, dims) -> Nest:
-    load = Pool().make("load", F32, (source, index, False))
+    load = Pool().load(F32, source, index, False)
     return Nest(dims, writes=[Write(target, place, load)])
 
 
@@ -131,8 +131,8 @@ def test_whole_vectors_are_those_at_multiples_of_their_size(source, place, vecto
 
 def test_terms_that_a_thread_loads_as_vectors():
     total = lambda index, guard=False: Nest(
-        ROWS, ("j",), [Reduction("sum", (Pool().make("load", F32, (A, index, guard)),), F32)],
-        [Write(B, (i, Affine()), Pool().make("acc", F32, 0), inner=False)])  # fmt: skip
+        ROWS, ("j",), [Reduction("sum", (Pool().load(F32, A, index, guard),), F32)],
+        [Write(B, (i, Affine()), Pool().accumulator(F32, 0), inner=False)])  # fmt: skip
     assert [whole_terms(total(index), "j") for index in ((i, j), (i, j + 1), (i, Affine()))] == [
         4,
         1,

@@ -24,7 +24,7 @@ from pbkern.core.jaxprs import retrace_into
 from pbkern.dsl.kernel import Element
 from pbkern.dsl.primitives import grid
 from pbkern.dsl.primitives.atomics import positions
-from pbkern.dsl.primitives.ref_access import Gather, bind_access, compose
+from pbkern.dsl.primitives.ref_access import GatheredIndex, bind_access, compose
 from pbkern.dsl.primitives.ref_access import add_index as add
 from pbkern.dsl.primitives.ref_access import mul_index as mul
 
@@ -150,7 +150,7 @@ def _store(eqn, ref, operands: Sequence, indices: tuple, sizes: dict) -> list:
     if name == "masked_store":
         mask = mask & operands[1]
     old: Any = None
-    if name == "addupdate" and any(isinstance(index, Gather) for index in indices):
+    if name == "addupdate" and any(isinstance(index, GatheredIndex) for index in indices):
         raise UnsupportedOp(
             "+= through array indices into a BoundedSlice",
             at=_jax.user_line(eqn),

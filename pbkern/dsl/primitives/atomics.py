@@ -26,7 +26,7 @@ from pbkern.dsl.kernel import Kernel
 
 from . import grid
 from .ref_access import (
-    Gather,
+    GatheredIndex,
     Index,
     Point,
     Range,
@@ -157,7 +157,7 @@ def _rewrite(eqn, *operands) -> list | None:
 
 def update(ref, indices: tuple[Index, ...], combine: Callable, values: Sequence, mask) -> Any:
     """elements = combine(elements, *values) at these indices; returns what was there (0 where masked off)."""
-    if any(isinstance(index, Gather) for index in indices):
+    if any(isinstance(index, GatheredIndex) for index in indices):
         return update_each(ref, indices, combine, values, mask)
     shape, dtype = _jax.ref_type(jax.typeof(ref))
     if mask is None:

@@ -23,7 +23,7 @@ from jax.interpreters import mlir
 from pbkern import _jax
 from pbkern.core.errors import KernelError
 
-from .ref_access import Gather, Point, Range, RefAccess, is_ref_access, ref_access  # noqa: F401
+from .ref_access import GatheredIndex, Point, Range, RefAccess, is_ref_access, ref_access  # noqa: F401
 
 ds = jax.ds
 

@@ -42,7 +42,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class GatheredIndex:
     """Positions given by an integer array.
 
     All Gathers of an access have one shape and are read together.
@@ -54,7 +54,7 @@ class Gather:
     at: Atom
 
 
-Index = Point | Range | Gather
+Index = Point | Range | GatheredIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ def stays(index: Index, extent: int) -> bool:
             return 0 <= at < extent
         case Range(int(start), size, stride):
             return size == 0 or 0 <= start <= extent - (size - 1) * stride - 1
-    return isinstance(index, Gather)
+    return isinstance(index, GatheredIndex)
 
 
 def value_axes(indices: Sequence[Index]) -> list[tuple[int, ...]]:
     """Per dimension of the Ref, the dimensions of the value along which its index runs; () for a Point."""
     advanced = [axis for axis, i in enumerate(indices) if not isinstance(i, Range)]
-    gathered = next((np.ndim(i.at) for i in indices if isinstance(i, Gather)), 0)
+    gathered = next((np.ndim(i.at) for i in indices if isinstance(i, GatheredIndex)), 0)
     together = bool(advanced) and advanced == list(range(advanced[0], advanced[-1] + 1))
     before = sum(isinstance(i, Range) for i in indices[: advanced[0]]) if together else 0
     found: list[tuple[int, ...]] = []
@@ -110,7 +110,7 @@ def value_axes(indices: Sequence[Index]) -> list[tuple[int, ...]]:
             seen += 1
         else:
             found.append(
-                tuple(range(before, before + gathered)) if isinstance(index, Gather) else ()
+                tuple(range(before, before + gathered)) if isinstance(index, GatheredIndex) else ()
             )
     return found
 
@@ -177,7 +177,7 @@ def compose(shape: tuple[int, ...], indexers: Sequence[tuple], add, mul) -> tupl
     result: list[Index] = [Range(0, size) for size in shape]
     for indexer in indexers:
         open_dims = [(axis, i) for axis, i in enumerate(result) if isinstance(i, Range)]
-        if any(isinstance(i, Gather) for i in result):
+        if any(isinstance(i, GatheredIndex) for i in result):
             raise NotImplementedError("an index after an array index")
         for (dim, outer), index in zip(open_dims, indexer):
             result[dim] = narrow(outer, index, add, mul)
@@ -198,7 +198,7 @@ def as_index(raw, extent: int) -> Index:
         if not isinstance(raw, (jex.Var, jex.Literal))
         else np.empty(array_aval(raw).shape, bool)
     ):
-        return Gather(raw)
+        return GatheredIndex(raw)
     at = _static(raw)
     return Point(at + extent if isinstance(at, int) and at < 0 else at)
 
@@ -227,8 +227,8 @@ def _within(outer: Range, inner: Index, add, mul) -> Index:
     match inner:
         case Point(at):
             return Point(position(at))
-        case Gather(at):
-            return Gather(position(at))
+        case GatheredIndex(at):
+            return GatheredIndex(position(at))
         case Range(start, size, stride):
             return Range(position(start), size, stride * outer.stride if size > 1 else 1)
 
@@ -261,7 +261,9 @@ def bind_access(
         leaves: list = []
         tree = _jax.NO_INDICES
     else:
-        gathered = next((np.shape(index.at) for index in indices if isinstance(index, Gather)), ())
+        gathered = next(
+            (np.shape(index.at) for index in indices if isinstance(index, GatheredIndex)), ()
+        )
         leaves, tree = _jax.flatten_indices(
             shape, tuple(_raw(index, gathered) for index in indices), masked
         )
@@ -283,7 +285,7 @@ def _raw(index: Index, gathered: tuple[int, ...]):
     match index:
         case Range(start, size, stride):
             return _jax.Slice(start, size, stride)
-        case Point(at) | Gather(at):
+        case Point(at) | GatheredIndex(at):
             at = np.int32(at) if isinstance(at, int) else at
             return lax.broadcast(at, gathered) if gathered and np.shape(at) == () else at
 

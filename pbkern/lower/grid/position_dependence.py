@@ -15,7 +15,22 @@ import math
 from dataclasses import dataclass, field
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Sort, Stmt, Write, bodies
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Expr,
+    For,
+    Gather,
+    IndexValue,
+    InRange,
+    Let,
+    Load,
+    Nest,
+    Sort,
+    Stmt,
+    Write,
+    bodies,
+)
 
 
 def depend_on_places_alone(stmts: list[Stmt], start: str) -> bool:
@@ -117,20 +132,20 @@ class _MovedAxes:
     ) -> bool:
         """Whether an expression does not depend on the start, with symbols as they are `seen` from a place."""
         if expr not in memo:
-            inner = nest.reductions[expr.info].args if expr.kind == "acc" else expr.args
+            inner = (
+                nest.reductions[expr.number].args if isinstance(expr, Accumulator) else expr.args
+            )
             memo[expr] = self._is_free_itself(expr, nest, seen) and all(
                 self._is_free(arg, nest, seen, memo) for arg in inner
             )
         return memo[expr]
 
     def _is_free_itself(self, expr: Expr, nest: Nest, seen: dict[str, Affine]) -> bool:
-        match expr.kind:
-            case "index":
-                indices = [expr.info]
-            case "range":
-                indices = [expr.info[0]]
-            case "load" | "gather":
-                buf, indices = expr.info[0], list(expr.info[1])
+        match expr:
+            case IndexValue() | InRange():
+                indices = [expr.affine]
+            case Load() | Gather():
+                buf, indices = expr.buf, list(expr.index)
                 axis = self.axes.setdefault(buf.root, None) if buf.root.arena else None
                 if axis is not None:
                     if not _is_axis_of_root(buf, axis) or not self._is_inside(

@@ -25,7 +25,7 @@ from pbkern.lower.build import BodyBuilder
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import interval
-from pbkern.lower.nest.ir import Buf, Let, Nest, Sort, Stmt, every, nodes
+from pbkern.lower.nest.ir import Buf, Gather, Let, Load, Nest, Sort, Stmt, every, nodes
 from pbkern.lower.rules.views import index_value
 from pbkern.lower.values.items import RefView
 from pbkern.lower.values.scalar_evolution import MOST_TRIED_POINTS, values_at
@@ -241,7 +241,7 @@ def _touched(stmt: Stmt) -> Iterator[tuple[Buf, tuple[Affine | None, ...]]]:
         else []
     )
     for node in nodes(expressions):
-        if node.kind in ("load", "gather"):
-            yield node.info[0], node.info[1]
+        if isinstance(node, Load | Gather):
+            yield node.buf, node.index
     for write in stmt.writes if isinstance(stmt, Nest) else ():
         yield write.buf, write.index

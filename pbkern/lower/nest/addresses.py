@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pbkern.core.affine import Affine
 
-from .ir import Buf, Expr, Nest
+from .ir import Buf, Expr, Load, Nest
 
 Index = Sequence[Affine | None]
 
@@ -61,8 +61,8 @@ def _range(affine: Affine, dims: Mapping[str, int]) -> tuple[Affine, int, int]:
 
 def is_written(expr: Expr, nest: Nest) -> bool:
     """Whether a load or gather may read what some point of the nest writes."""
-    buf, index, *guard = expr.info
-    known = expr.kind == "load" and not any(guard)
+    buf, index = expr.access
+    known = isinstance(expr, Load) and not expr.guard
     mine = [write for write in nest.writes if write.buf.root is buf.root]
     return any(
         not known or write.buf is not buf or not apart(index, nest.dims, write.index, nest.dims)

@@ -12,7 +12,7 @@ import math
 from pbkern.core.affine import Affine
 
 from .addresses import flat_index
-from .ir import Buf, Expr, Nest, Pool, Write
+from .ir import Buf, Expr, Gather, IndexValue, InRange, Load, Nest, Pool, Shifted, Write
 
 Access = tuple[Buf, tuple, bool]
 
@@ -58,27 +58,24 @@ def _joinable(nest: Nest, outer: str, inner: str) -> bool:
         return False
     size = nest.dims[inner]
     for node in nest.nodes():
-        if node.kind in ("index", "range") and not _counts_as_one(
-            _counted(node), outer, inner, size
+        if isinstance(node, IndexValue | InRange) and not _counts_as_one(
+            node.affine, outer, inner, size
         ):
             return False
-        if node.kind == "moved" and any(dim == inner for dim, _ in node.info):
+        if isinstance(node, Shifted) and any(dim == inner for dim, _ in node.moves):
             return False
-        if node.kind == "gather" and any(
-            i is not None and i.symbols & {outer, inner} for i in node.info[1]
+        if isinstance(node, Gather) and any(
+            i is not None and i.symbols & {outer, inner} for i in node.index
         ):
             return False
-        if node.kind == "load" and not _walks_as_one(nest, node.info, outer, inner, size):
+        if isinstance(node, Load) and not _walks_as_one(
+            nest, (node.buf, node.index, node.guard), outer, inner, size
+        ):
             return False
     return all(
         _walks_as_one(nest, (write.buf, write.index, write.guard), outer, inner, size)
         for write in nest.writes
     )
-
-
-def _counted(expr: Expr) -> Affine:
-    """The integer that an index is, or that a test of a range asks for."""
-    return expr.info if expr.kind == "index" else expr.info[0]
 
 
 def _counts_as_one(affine: Affine, outer: str, inner: str, size: int) -> bool:
@@ -134,23 +131,18 @@ def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> N
         return buf, (*index[:low], kept + Affine.symbol(inner, coefficient), *index[low + 1 :])
 
     def replace(expr: Expr) -> Expr | None:
-        if expr.kind == "moved":
+        if isinstance(expr, Shifted):
             steps = tuple(
                 (inner, distance * size) if dim == outer else (dim, distance)
-                for dim, distance in expr.info
+                for dim, distance in expr.moves
             )
-            return pool.make("moved", expr.dtype, steps, expr.args)
-        if expr.kind in ("index", "range"):
-            counted = _counted(expr).substitute({outer: Affine()}.get)
-            return pool.make(
-                expr.kind,
-                expr.dtype,
-                counted if expr.kind == "index" else (counted, *expr.info[1:]),
-            )
-        if expr.kind != "load":
+            return pool.shifted(expr.dtype, steps, expr.args)
+        if isinstance(expr, IndexValue | InRange):
+            return pool.with_places(expr, lambda affine: affine.substitute({outer: Affine()}.get))
+        if not isinstance(expr, Load):
             return None
-        buf, index = access(expr.info[0], expr.info[1])
-        return pool.make("load", expr.dtype, (buf, index, expr.info[2]))
+        buf, index = access(expr.buf, expr.index)
+        return pool.load(expr.dtype, buf, index, expr.guard)
 
     rewrite = pool.rewriter(replace)
 

@@ -11,7 +11,7 @@ from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math.elementwise import EqnInfo
 
 from .collapse_dims import Aliases
-from .ir import Buf, Expr, Names, Pool
+from .ir import Buf, Expr, Names, Op, Pool
 
 BOOL = np.dtype(bool)
 INT32 = np.dtype(np.int32)
@@ -61,12 +61,12 @@ class NestContext(Generic[Options]):
         return self._infos[key]
 
     def op(self, primitive: str, dtype: Any, *args: Expr, params: Mapping | None = None) -> Expr:
-        return self.pool.make(
-            "op", dtype, self.info(primitive, dtype, [arg.dtype for arg in args], params), args
+        return self.pool.op(
+            dtype, self.info(primitive, dtype, [arg.dtype for arg in args], params), args
         )
 
     def const(self, value: Any, dtype: Any) -> Expr:
-        return self.pool.make("const", np.dtype(dtype), np.asarray(value, dtype)[()])
+        return self.pool.const(np.dtype(dtype), np.asarray(value, dtype)[()])
 
     def select(self, test: Expr, true: Expr, false: Expr) -> Expr:
         return self.op("select_n", true.dtype, test, false, true)
@@ -96,7 +96,7 @@ class NestContext(Generic[Options]):
 def is_reported_outside(expr: Expr, limit: int) -> bool:
     """Whether an integer has passed a check by which everything outside [0, limit] is reported (dsl/primitives/in_range.py)."""
     if (
-        expr.kind != "op"
+        not isinstance(expr, Op)
         or expr.info.primitive != "in_range"
         or expr.dtype.itemsize < 4
         or limit > np.iinfo(INT32).max

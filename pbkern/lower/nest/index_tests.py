@@ -18,7 +18,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 
 from .addresses import is_written
-from .ir import Expr, For, If, Nest, Pool, Stmt, While
+from .ir import Const, Expr, For, Gather, If, IndexValue, InRange, Load, Nest, Op, Pool, Stmt, While
 
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
@@ -142,7 +142,7 @@ def _holds(dtype: np.dtype, found: tuple[int, int]) -> bool:
 
 
 def _is(expr: Expr, value: bool) -> bool:
-    return expr.kind == "const" and expr.dtype == BOOL and bool(expr.info) is value
+    return isinstance(expr, Const) and expr.dtype == BOOL and bool(expr.value) is value
 
 
 class Folder:
@@ -158,11 +158,11 @@ class Folder:
     def assume(self, test: Expr) -> None:
         """From now on, folds as is right wherever `test` holds."""
         self._holding.add(test)
-        if test.kind == "op" and test.info.primitive == "and":
+        if isinstance(test, Op) and test.info.primitive == "and":
             for part in test.args:
                 self.assume(part)
-        elif test.kind == "range":
-            affine, low, high = test.info
+        elif isinstance(test, InRange):
+            affine, low, high = test.affine, test.low, test.high
             before = self._assumed.get(affine.linear(), (-UNBOUNDED, UNBOUNDED))
             found = _moved(low, -affine.const), _moved(high, -affine.const)
             self._assumed[affine.linear()] = max(before[0], found[0]), min(before[1], found[1])
@@ -179,18 +179,18 @@ class Folder:
         return True
 
     def _bool(self, value: bool) -> Expr:
-        return self.pool.make("const", BOOL, np.bool_(value))
+        return self.pool.const(BOOL, np.bool_(value))
 
     def _replace(self, expr: Expr) -> Expr | None:
-        if expr in self._holding and expr.kind == "op":
+        if expr in self._holding and isinstance(expr, Op):
             return self._bool(True)
-        if expr.kind == "range":
-            return self._range(*expr.info)
-        if expr.kind == "load" and expr.info[2] and self.inside(expr.info[0], expr.info[1]):
-            return self.pool.make("load", expr.dtype, (expr.info[0], expr.info[1], False))
-        if expr.kind == "gather":
+        if isinstance(expr, InRange):
+            return self._range(expr.affine, expr.low, expr.high)
+        if isinstance(expr, Load) and expr.guard and self.inside(expr.buf, expr.index):
+            return self.pool.load(expr.dtype, expr.buf, expr.index, False)
+        if isinstance(expr, Gather):
             return self._gather(expr)
-        if expr.kind != "op":
+        if not isinstance(expr, Op):
             return None
         name = expr.info.primitive
         if name in COMPARISONS and expr.args[0].dtype != BOOL:
@@ -200,11 +200,11 @@ class Folder:
         if (
             name == "ne"
             and expr.args[0].dtype == BOOL
-            and all(arg.kind == "const" for arg in expr.args)
+            and all(isinstance(arg, Const) for arg in expr.args)
         ):
-            return self._bool(bool(expr.args[0].info) is not bool(expr.args[1].info))
-        if name == "not" and expr.dtype == BOOL and expr.args[0].kind == "const":
-            return self._bool(not expr.args[0].info)
+            return self._bool(bool(expr.args[0].value) is not bool(expr.args[1].value))
+        if name == "not" and expr.dtype == BOOL and isinstance(expr.args[0], Const):
+            return self._bool(not expr.args[0].value)
         if name == "select_n" and expr.args[0].dtype == BOOL:
             return self._select(expr, *expr.args)
         if name in ("max", "min"):
@@ -225,13 +225,13 @@ class Folder:
         return self._intervals[expr]
 
     def _found_interval(self, expr: Expr) -> Interval | None:
-        if expr.kind == "const":
-            return int(expr.info), int(expr.info)
-        if expr.kind == "index":
-            return interval(expr.info, self.bounds)
+        if isinstance(expr, Const):
+            return int(expr.value), int(expr.value)
+        if isinstance(expr, IndexValue):
+            return interval(expr.affine, self.bounds)
         rule = (
             INTERVALS.get(expr.info.primitive)
-            if expr.kind == "op" and len(expr.args) <= 2
+            if isinstance(expr, Op) and len(expr.args) <= 2
             else None
         )
         if rule is None:
@@ -249,10 +249,10 @@ class Folder:
         return smaller if y_range[0] >= x_range[1] else None
 
     def _convert(self, expr: Expr, dtype: np.dtype) -> Expr | None:
-        found = self.values_of(expr) if expr.kind == "index" else None
+        found = self.values_of(expr) if isinstance(expr, IndexValue) else None
         if found is None or dtype.kind not in "iu" or not _holds(dtype, found):
             return None
-        return self.pool.make("index", dtype, expr.info)
+        return self.pool.index(dtype, expr.affine)
 
     def _sum(self, expr: Expr) -> Expr | None:
         """An index plus what can only be one number."""
@@ -260,32 +260,32 @@ class Folder:
             return None
         for x, y in (expr.args, expr.args[::-1]):
             low, high = self.values_of(y)
-            if x.kind == "index" and low == high:
-                return self.pool.make("index", expr.dtype, x.info + low)
+            if isinstance(x, IndexValue) and low == high:
+                return self.pool.index(expr.dtype, x.affine + low)
         return None
 
     def _gather(self, expr: Expr) -> Expr | None:
         """Axes along which the index is affine and certainly inside are addressed by it; a load where all are."""
-        buf, axes = expr.info
+        buf, axes = expr.access
         args, left, located = iter(expr.args), [], []
         for axis, extent in zip(axes, buf.shape):
             if axis is None:
                 arg = next(args)
-                found = self.values_of(arg) if arg.kind in ("index", "const") else None
+                found = self.values_of(arg) if isinstance(arg, IndexValue | Const) else None
                 if found is not None and found[0] >= 0 and found[1] < extent:
-                    axis = arg.info if arg.kind == "index" else Affine((), int(arg.info))
+                    axis = arg.affine if isinstance(arg, IndexValue) else Affine((), int(arg.value))
                 else:
                     left.append(arg)
             located.append(axis)
         if len(left) == len(expr.args):
             return None
         if left:
-            return self.pool.make("gather", expr.dtype, (buf, tuple(located)), tuple(left))
-        return self.pool.make("load", expr.dtype, (buf, tuple(located), False))
+            return self.pool.gather(expr.dtype, buf, tuple(located), tuple(left))
+        return self.pool.load(expr.dtype, buf, tuple(located), False)
 
     def _select(self, expr: Expr, test: Expr, *cases: Expr) -> Expr | None:
-        if test.kind == "const":
-            return cases[int(test.info)]
+        if isinstance(test, Const):
+            return cases[int(test.value)]
         return test if expr.dtype == BOOL and _is(cases[0], False) and _is(cases[1], True) else None
 
     def _range(self, affine: Affine, low: int, high: int) -> Expr:
@@ -299,7 +299,7 @@ class Folder:
             return self._bool(True)
         if largest < low or smallest >= high:
             return self._bool(False)
-        return self.pool.make("range", BOOL, (affine, low, high))
+        return self.pool.in_range(affine, low, high)
 
     def _comparison(self, name: str, expr: Expr, y: Expr) -> Expr | None:
         if expr.dtype.kind not in "iu":
@@ -313,13 +313,14 @@ class Folder:
             if (low != -UNBOUNDED and largest < low) or (high != UNBOUNDED and smallest >= high):
                 return self._bool(False)
         if (
-            any(operand.kind not in ("index", "const") for operand in (expr, y))
+            any(not isinstance(operand, IndexValue | Const) for operand in (expr, y))
             or expr.dtype.kind != "i"
             or expr.dtype.itemsize < 4
         ):
             return None
         lhs, rhs = (
-            side.info if side.kind == "index" else Affine((), int(side.info)) for side in (expr, y)
+            side.affine if isinstance(side, IndexValue) else Affine((), int(side.value))
+            for side in (expr, y)
         )
         difference = lhs - rhs
         low = low if low == -UNBOUNDED else low - difference.const
@@ -334,15 +335,19 @@ class Folder:
             if _is(decider, not absorbing):
                 return other
         if (
-            expr.kind == y.kind == "range"
+            isinstance(expr, InRange)
+            and isinstance(y, InRange)
             and name == "and"
-            and expr.info[0].linear() == y.info[0].linear()
+            and expr.affine.linear() == y.affine.linear()
         ):
             # One interval from two, both measured from the same expression.
-            base = expr.info[0].linear()
+            base = expr.affine.linear()
             ends = [
-                (max(low - affine.const, -UNBOUNDED), min(high - affine.const, UNBOUNDED))
-                for affine, low, high in (expr.info, y.info)
+                (
+                    max(part.low - part.affine.const, -UNBOUNDED),
+                    min(part.high - part.affine.const, UNBOUNDED),
+                )
+                for part in (expr, y)
             ]
             return self._range(base, max(end[0] for end in ends), min(end[1] for end in ends))
         return None
@@ -374,7 +379,7 @@ def _carries_between_points(nest: Nest) -> bool:
     """Whether one point may read what another writes: then the order of points matters."""
     written = {write.buf.root: write for write in nest.writes}
     return any(
-        is_written(load, nest) and load.info[1] != written[load.info[0].root].index
+        is_written(load, nest) and load.index != written[load.buf.root].index
         for load in nest.loads()
     )
 
@@ -384,11 +389,11 @@ def _boundaries(nest: Nest, dim: str, cut_bytes: int) -> list[int]:
     cuts: set[int] = set()
     for node in nest.nodes():
         if (
-            node.kind == "range"
+            isinstance(node, InRange)
             and node.symbols == {dim}
-            and abs(node.info[0].coefficient(dim)) == 1
+            and abs(node.affine.coefficient(dim)) == 1
         ):
-            affine, low, high = node.info
+            affine, low, high = node.affine, node.low, node.high
             if affine.coefficient(dim) == 1:
                 cuts |= {low - affine.const, high - affine.const}
             else:

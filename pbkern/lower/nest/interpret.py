@@ -19,6 +19,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 from pbkern.dsl.interpret import poison
+from pbkern.lower.nest.ir import Accumulator, Const, Gather, IndexValue, InRange, Load, Shifted
 
 from . import numpy_ops, reductions
 from .ir import Buf, Expr, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, Write
@@ -136,27 +137,26 @@ class _Points:
 
     def _value(self, expr: Expr, moved: Mapping[str, int]) -> np.ndarray:
         dtype = numpy_ops.register_dtype(expr.dtype)
-        match expr.kind:
-            case "const":
-                return np.asarray(expr.info).astype(dtype)
-            case "index":
-                return self.affine(expr.info, moved).astype(dtype)
-            case "range":
-                counted, low, high = expr.info
-                at = self.affine(counted, moved)
-                return (low <= at) & (at < high)
-            case "load":
-                buf, index, guard = expr.info
+        match expr:
+            case Const():
+                return np.asarray(expr.value).astype(dtype)
+            case IndexValue():
+                return self.affine(expr.affine, moved).astype(dtype)
+            case InRange():
+                at = self.affine(expr.affine, moved)
+                return (expr.low <= at) & (at < expr.high)
+            case Load():
+                buf, index, guard = expr.buf, expr.index, expr.guard
                 return self._load(
                     buf, [self.affine(position, moved) for position in index], guard
                 ).astype(dtype)
-            case "gather":
+            case Gather():
                 return self._gather(expr, moved).astype(dtype)
-            case "acc":
-                return self.accumulators[expr.info]
-            case "moved":
+            case Accumulator():
+                return self.accumulators[expr.number]
+            case Shifted():
                 there = dict(moved)
-                for dim, distance in expr.info:
+                for dim, distance in expr.moves:
                     there[dim] = there.get(dim, 0) + distance
                 return self.value(expr.args[0], there)
         return numpy_ops.apply(expr.info, [self.value(arg, moved) for arg in expr.args])
@@ -173,7 +173,7 @@ class _Points:
         return found if inside.all() else np.where(inside, found, poison(buf.dtype))
 
     def _gather(self, expr: Expr, moved: Mapping[str, int]) -> np.ndarray:
-        buf, index = expr.info
+        buf, index = expr.access
         args = iter(expr.args)
         places = [
             self.value(next(args), moved) if position is None else self.affine(position, moved)
@@ -368,9 +368,7 @@ def _meets_itself(
         return bool(np.intersect1d(places, _elements(store.buf, at.places(store))).size)
 
     loads = [
-        (store, *load.info[:2])
-        for load in nest.loads()
-        for store in stored.get(load.info[0].root, ())
+        (store, *load.access) for load in nest.loads() for store in stored.get(load.buf.root, ())
     ]
     pairs = [
         (first, second.buf, second.index)

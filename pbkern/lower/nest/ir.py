@@ -15,11 +15,15 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
+
+if TYPE_CHECKING:
+    from pbkern.lower.math.elementwise import EqnInfo
 
 # Nested operations that a line of printed nests may show.
 TALLEST_PRINTED = 8
@@ -67,30 +71,18 @@ class Buf:
         return f"{self.name}: {self.dtype.name}[{','.join(map(str, self.shape))}]"
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Expr:
-    """A node of a nest's expression DAG. Interned by `Pool`: equal nodes are one object.
+    """A node of a nest's expression DAG, interned by `Pool`: equal nodes are one object.
 
-    kind   info                              args
-    const  numpy scalar
-    scalar name of a Let
-    index  Affine: its value as an integer
-    range  (Affine, low, high): low <= it < high
-    load   (Buf, Affine per axis, guard)     guard: an index may be outside the buffer
-    gather (Buf, Affine or None per axis)    one index expression per None, clamped into the buffer
-    op     EqnInfo                           operands
-    acc    accumulator number
-    moved  (dimension, distance) pairs       one expression: its value that far along these dimensions
-
-    height: how many nodes stand on each other.
+    args: operands. symbols: those that its places and its operands depend on. height: how many
+    nodes stand on each other.
     """
 
-    __slots__ = ("args", "dtype", "height", "info", "kind", "symbols")
-
-    def __init__(
-        self, kind: str, dtype: np.dtype, info, args: tuple[Expr, ...], symbols: frozenset
-    ):
-        self.kind, self.dtype, self.info, self.args, self.symbols = kind, dtype, info, args, symbols
-        self.height = 1 + max((arg.height for arg in args), default=0)
+    dtype: np.dtype
+    args: tuple[Expr, ...]
+    symbols: frozenset[str]
+    height: int
 
     def __str__(self) -> str:
         return self.text({})
@@ -99,58 +91,191 @@ class Expr:
         """Nested text; nodes that `names` names are written by name (a DAG as a tree is exponential)."""
         if id(self) in names:
             return names[id(self)]
-        inner = ", ".join(arg.text(names) for arg in self.args)
-        match self.kind:
-            case "const" | "scalar":
-                return str(self.info)
-            case "index":
-                return f"({self.info})"
-            case "range":
-                return f"({self.info[1]} <= {self.info[0]} < {self.info[2]})"
-            case "load":
-                return f"{self.info[0].name}[{', '.join(map(str, self.info[1]))}]" + (
-                    "?" if self.info[2] else ""
-                )
-            case "gather":
-                return f"{self.info[0].name}[gather {inner}]"
-            case "acc":
-                return f"acc{self.info}"
-            case "moved":
-                return f"({inner} at {', '.join(f'{dim} + {distance}' for dim, distance in self.info)})"
-        return f"{self.info.primitive}({inner})"
+        return self.written(", ".join(arg.text(names) for arg in self.args))
+
+    def written(self, operands: str) -> str:
+        """The node's own text around that of its operands."""
+        raise NotImplementedError(type(self).__name__)
+
+    def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
+        """The same node of other operands."""
+        raise NotImplementedError(type(self).__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Const(Expr):
+    """A number: a NumPy scalar."""
+
+    value: np.generic
+
+    def written(self, operands: str) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Scalar(Expr):
+    """The value of a Let."""
+
+    name: str
+
+    def written(self, operands: str) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class IndexValue(Expr):
+    """An affine place as an integer."""
+
+    affine: Affine
+
+    def written(self, operands: str) -> str:
+        return f"({self.affine})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class InRange(Expr):
+    """low <= affine < high."""
+
+    affine: Affine
+    low: int
+    high: int
+
+    def written(self, operands: str) -> str:
+        return f"({self.low} <= {self.affine} < {self.high})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Load(Expr):
+    """buf[index]. guard: an index may be outside of the buffer."""
+
+    buf: Buf
+    index: tuple[Affine, ...]
+    guard: bool
+
+    @property
+    def access(self) -> tuple[Buf, tuple[Affine, ...]]:
+        return self.buf, self.index
+
+    def written(self, operands: str) -> str:
+        return f"{self.buf.name}[{', '.join(map(str, self.index))}]{'?' if self.guard else ''}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Gather(Expr):
+    """buf[index] with an operand for each None of `index`, clamped into the buffer."""
+
+    buf: Buf
+    index: tuple[Affine | None, ...]
+
+    @property
+    def access(self) -> tuple[Buf, tuple[Affine | None, ...]]:
+        return self.buf, self.index
+
+    def written(self, operands: str) -> str:
+        return f"{self.buf.name}[gather {operands}]"
+
+    def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
+        return pool.gather(self.dtype, self.buf, self.index, args)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Op(Expr):
+    """An operation on its operands. info: the facts of its equation."""
+
+    info: EqnInfo
+
+    def written(self, operands: str) -> str:
+        return f"{self.info.primitive}({operands})"
+
+    def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
+        return pool.op(self.dtype, self.info, args)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Accumulator(Expr):
+    """The result of the nest's reduction of this number."""
+
+    number: int
+
+    def written(self, operands: str) -> str:
+        return f"acc{self.number}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Shifted(Expr):
+    """The value of its operand some way along dimensions. moves: (dimension, distance) pairs."""
+
+    moves: tuple[tuple[str, int], ...]
+
+    def written(self, operands: str) -> str:
+        return f"({operands} at {', '.join(f'{dim} + {by}' for dim, by in self.moves)})"
+
+    def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
+        return pool.shifted(self.dtype, self.moves, args)
+
+
+Node = TypeVar("Node", bound=Expr)
+NO_SYMBOLS: frozenset[str] = frozenset()
+BOOL = np.dtype(bool)
 
 
 class Pool:
     """Interns expressions of one kernel."""
 
     def __init__(self) -> None:
-        self._nodes: dict = {}
+        self._nodes: dict[tuple, Expr] = {}
 
-    def make(self, kind: str, dtype, info, args: tuple[Expr, ...] = ()) -> Expr:
-        key = (kind, np.dtype(dtype), self._key(kind, info), tuple(map(id, args)))
-        node = self._nodes.get(key)
+    def const(self, dtype: Any, value: Any) -> Expr:
+        return self._node(Const, dtype, (), (np.asarray(value).tobytes(),), (value,))
+
+    def scalar(self, dtype: Any, name: str) -> Expr:
+        return self._node(Scalar, dtype, (), (name,), (name,))
+
+    def index(self, dtype: Any, affine: Affine) -> Expr:
+        return self._node(IndexValue, dtype, (), (affine,), (affine,), affine.symbols)
+
+    def in_range(self, affine: Affine, low: int, high: int) -> Expr:
+        fields = affine, low, high
+        return self._node(InRange, BOOL, (), fields, fields, affine.symbols)
+
+    def load(self, dtype: Any, buf: Buf, index: tuple[Affine, ...], guard: bool = False) -> Load:
+        symbols = NO_SYMBOLS.union(*(i.symbols for i in index))
+        return self._node(Load, dtype, (), (id(buf), index, guard), (buf, index, guard), symbols)
+
+    def gather(
+        self, dtype: Any, buf: Buf, index: tuple[Affine | None, ...], args: tuple[Expr, ...]
+    ) -> Gather:
+        symbols = NO_SYMBOLS.union(*(i.symbols for i in index if i is not None))
+        return self._node(Gather, dtype, args, (id(buf), index), (buf, index), symbols)
+
+    def op(self, dtype: Any, info: EqnInfo, args: tuple[Expr, ...]) -> Expr:
+        return self._node(Op, dtype, args, (id(info),), (info,))
+
+    def accumulator(self, dtype: Any, number: int) -> Expr:
+        return self._node(Accumulator, dtype, (), (number,), (number,))
+
+    def shifted(self, dtype: Any, moves: tuple, args: tuple[Expr, ...]) -> Expr:
+        return self._node(Shifted, dtype, args, (moves,), (moves,))
+
+    def _node(
+        self,
+        cls: type[Node],
+        dtype: Any,
+        args: tuple[Expr, ...],
+        key: tuple,
+        fields: tuple,
+        symbols: frozenset[str] = NO_SYMBOLS,
+    ) -> Node:
+        """The one node of a class, dtype, operands and `key`, which stands for its `fields`."""
+        dtype = np.dtype(dtype)
+        whole = (cls, dtype, *key, *map(id, args))
+        node = self._nodes.get(whole)
         if node is None:
-            symbols = frozenset().union(*(arg.symbols for arg in args), self._symbols(kind, info))
-            node = self._nodes[key] = Expr(kind, np.dtype(dtype), info, args, symbols)
-        return node
-
-    @staticmethod
-    def _key(kind: str, info):
-        if kind == "const":
-            return np.asarray(info).tobytes()
-        if kind in ("load", "gather"):
-            return (id(info[0]), *info[1:])
-        return id(info) if kind == "op" else info
-
-    @staticmethod
-    def _symbols(kind: str, info) -> frozenset:
-        if kind == "index":
-            return info.symbols
-        if kind == "range":
-            return info[0].symbols
-        if kind in ("load", "gather"):
-            return frozenset().union(*(i.symbols for i in info[1] if i is not None))
-        return frozenset()
+            if args:
+                symbols = symbols.union(*(arg.symbols for arg in args))
+            height = 1 + max((arg.height for arg in args), default=0)
+            node = self._nodes[whole] = cls(dtype, args, symbols, height, *fields)
+        return cast(Node, node)
 
     def rewriter(self, replace: Callable[[Expr], Expr | None]) -> Callable[[Expr], Expr]:
         """Rebuilds expressions bottom up; `replace(node with new args)` may exchange a node.
@@ -162,8 +287,8 @@ class Pool:
         def go(expr: Expr) -> Expr:
             if expr not in memo:
                 args = tuple(map(go, expr.args))
-                same = all(arg is before for arg, before in zip(args, expr.args))
-                y = expr if same else self.make(expr.kind, expr.dtype, expr.info, args)
+                same = all(arg is b for arg, b in zip(args, expr.args))
+                y = expr if same else expr.with_args(args, self)
                 memo[expr] = replace(y) or y
             return memo[expr]
 
@@ -173,32 +298,32 @@ class Pool:
         """One expression rebuilt; see `rewriter`."""
         return self.rewriter(replace)(expr)
 
+    def with_access(self, expr: Load | Gather, buf: Buf, index: tuple) -> Expr:
+        """The same load or gather of other elements."""
+        if isinstance(expr, Load):
+            return self.load(expr.dtype, buf, index, expr.guard)
+        return self.gather(expr.dtype, buf, index, expr.args)
+
     def with_places(self, expr: Expr, change: Callable[[Affine], Affine]) -> Expr | None:
         """The expression with its own affine places changed, None if it has none."""
-        match expr.kind:
-            case "index":
-                return self.make("index", expr.dtype, change(expr.info))
-            case "range":
-                return self.make("range", expr.dtype, (change(expr.info[0]), *expr.info[1:]))
-            case "load" | "gather":
-                index = tuple(i if i is None else change(i) for i in expr.info[1])
-                return self.make(
-                    expr.kind, expr.dtype, (expr.info[0], index, *expr.info[2:]), expr.args
-                )
+        match expr:
+            case IndexValue():
+                return self.index(expr.dtype, change(expr.affine))
+            case InRange():
+                return self.in_range(change(expr.affine), expr.low, expr.high)
+            case Load() | Gather():
+                index = tuple(i if i is None else change(i) for i in expr.index)
+                return self.with_access(expr, expr.buf, index)
         return None
 
     def renamer(self, dims: dict[str, Affine]) -> Callable[[Expr], Expr]:
         """Replaces dimension symbols of expressions by affine ones."""
 
         def replace(expr: Expr) -> Expr | None:
-            if expr.kind == "moved":
-                return self.make(
-                    "moved",
-                    expr.dtype,
-                    tuple((_renamed(dim, dims), distance) for dim, distance in expr.info),
-                    expr.args,
-                )
-            return self.with_places(expr, lambda affine: affine.substitute(dims.get))
+            if isinstance(expr, Shifted):
+                moves = tuple((_renamed(dim, dims), by) for dim, by in expr.moves)
+                return self.shifted(expr.dtype, moves, expr.args)
+            return self.with_places(expr, lambda a: a.substitute(dims.get))
 
         rewrite = self.rewriter(replace)
         return lambda expr: rewrite(expr) if expr.symbols & dims.keys() else expr
@@ -297,8 +422,8 @@ class Nest:
         """Every distinct node, operands before users."""
         return nodes(self.expressions())
 
-    def loads(self) -> list[Expr]:
-        return [node for node in self.nodes() if node.kind in ("load", "gather")]
+    def loads(self) -> list[Load | Gather]:
+        return [node for node in self.nodes() if isinstance(node, Load | Gather)]
 
     def mapped(self, change: Callable[[Expr], Expr]) -> Nest:
         """The nest with what it reduces, stores and masks changed."""
@@ -317,14 +442,14 @@ class Nest:
 
     def moves(self) -> bool:
         """Whether it takes values at a distance: what its loads read is not at their indices alone."""
-        return any(node.kind == "moved" for node in self.nodes())
+        return any(isinstance(node, Shifted) for node in self.nodes())
 
     def reaches(self) -> dict[int, dict[str, int]]:
         """id of an expression -> how far from the nest's points, at most, it is taken, by dimension; {} if at them only."""
         found: dict[int, dict[str, int]] = {}
         for node in reversed(self.nodes()) if self.moves() else ():
             here = dict(found.get(id(node), {}))
-            for dim, distance in node.info if node.kind == "moved" else ():
+            for dim, distance in node.moves if isinstance(node, Shifted) else ():
                 here[dim] = here.get(dim, 0) + distance
             for arg in node.args:
                 there = found.setdefault(id(arg), {})
@@ -384,7 +509,7 @@ def _name_shared(every: list[Expr], rows: list[str], indent: str) -> dict[int, s
     height: dict[int, int] = {}
     for expr in every:
         height[id(expr)] = 1 + max((height[id(arg)] for arg in expr.args), default=0)
-        if expr.kind in ("op", "gather") and (
+        if isinstance(expr, Op | Gather) and (
             uses[id(expr)] > 1 or height[id(expr)] > TALLEST_PRINTED
         ):
             rows.append(f"{indent}v{len(names)} = {expr.text(names)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pbkern.core.affine import Affine
 
 from .index_tests import BOOL, UNBOUNDED
-from .ir import Expr, Nest, Pool, nodes
+from .ir import Accumulator, Expr, Gather, InRange, Load, Nest, Op, Pool, nodes
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ EVERYWHERE = MaskSpan()
 
 def mask_span(mask: Expr, truth: bool, dim: str, dims: Mapping[str, int]) -> MaskSpan:
     """Beyond this span of `dim`, `mask` differs from `truth` at all points of the other dimensions."""
-    if mask.kind == "range":
-        affine, low, high = mask.info
+    if isinstance(mask, InRange):
+        affine, low, high = mask.affine, mask.low, mask.high
         if truth:
             return _range_span(affine, low, high, dim, dims)
         if high >= UNBOUNDED:
             return _range_span(affine, -UNBOUNDED, low, dim, dims)
         return _range_span(affine, high, UNBOUNDED, dim, dims) if low <= -UNBOUNDED else EVERYWHERE
-    if mask.kind != "op":
+    if not isinstance(mask, Op):
         return EVERYWHERE
     if mask.info.primitive == "not":
         return mask_span(mask.args[0], not truth, dim, dims)
@@ -100,12 +100,12 @@ def live_span(nest: Nest, dim: str) -> MaskSpan:
 
 def _varies(expr: Expr, dim: str) -> bool:
     """Whether an expression, or what a nest has reduced in it, may change along `dim`."""
-    return dim in expr.symbols or any(node.kind == "acc" for node in nodes([expr]))
+    return dim in expr.symbols or any(isinstance(node, Accumulator) for node in nodes([expr]))
 
 
 def _is_masked(expr: Expr) -> bool:
     return (
-        expr.kind == "op"
+        isinstance(expr, Op)
         and expr.info.primitive == "select_n"
         and expr.args[0].dtype == BOOL
         and len(expr.args) == 3
@@ -136,19 +136,21 @@ def outside(
             false, true = go(x.args[1]), go(x.args[2])
             if false is not None and false is true:
                 return false
-        if x.kind in ("load", "gather"):
+        if isinstance(x, Load | Gather):
             ours, fill = fill_of(x)
             if ours:
                 return fill
-        if x.kind == "acc" or (dim in x.symbols and not x.args and x.kind != "load"):
+        if isinstance(x, Accumulator) or (
+            dim in x.symbols and not x.args and not isinstance(x, Load)
+        ):
             return None
         args = tuple(map(go, x.args))
-        if any(arg is None for arg in args) or (x.kind == "gather" and dim in x.symbols):
+        if any(arg is None for arg in args) or (isinstance(x, Gather) and dim in x.symbols):
             return None
         return (
             x
             if all(arg is before for arg, before in zip(args, x.args))
-            else pool.make(x.kind, x.dtype, x.info, args)
+            else x.with_args(args, pool)
         )
 
     found = go(expr)

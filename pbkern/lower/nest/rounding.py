@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .ir import Expr
+from .ir import Const, Expr, Op
 
 
 def may_cancel(expr: Expr) -> bool:
@@ -15,8 +15,8 @@ def _is_scaled(expr: Expr) -> bool:
     waiting, seen = [expr], {expr}
     while waiting:
         expr = waiting.pop()
-        name = expr.info.primitive if expr.kind == "op" else None
-        if name == "mul" and any(arg.kind == "const" for arg in expr.args):
+        name = expr.info.primitive if isinstance(expr, Op) else None
+        if name == "mul" and any(isinstance(arg, Const) for arg in expr.args):
             return True
         if name in ("max", "min"):
             waiting += [arg for arg in expr.args if arg not in seen]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .ir import Buf, Fetch, Let, Nest, Sort, Stmt, Trace, every, nodes
+from .ir import Buf, Fetch, Gather, Let, Load, Nest, Sort, Stmt, Trace, every, nodes
 
 # Bytes: buffers of scratch memory and arrays of programs start at multiples of a cache line.
 BUFFER_ALIGNMENT = 64
@@ -67,11 +67,9 @@ def read(stmts: Sequence[Stmt]) -> set[Buf]:
     for stmt in every(stmts):
         match stmt:
             case Nest():
-                found |= {load.info[0].root for load in stmt.loads()}
+                found |= {load.buf.root for load in stmt.loads()}
             case Let(value=v):
-                found |= {
-                    node.info[0].root for node in nodes([v]) if node.kind in ("load", "gather")
-                }
+                found |= {node.buf.root for node in nodes([v]) if isinstance(node, Load | Gather)}
             case Sort(buffers=buffers, spare=spare):
                 found |= {buf.root for buf in (*buffers, *spare)}
             case Trace(buffers=buffers):

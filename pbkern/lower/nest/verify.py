@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pbkern.core.errors import InternalError
 
-from .ir import Buf, Fetch, For, If, Let, Nest, Stmt, While, show
+from .ir import Accumulator, Buf, Fetch, For, Gather, If, Let, Nest, Stmt, While, show
 
 
 def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
@@ -64,15 +64,15 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
                     )
 
     for load in nest.loads():
-        guard = load.kind == "gather" or load.info[2]  # gathers clamp
-        check(load.info[0], load.info[1], guard, "load of", reaches.get(id(load), {}))
+        guard = isinstance(load, Gather) or load.guard  # gathers clamp
+        check(load.buf, load.index, guard, "load of", reaches.get(id(load), {}))
     for write in nest.writes:
         check(write.buf, write.index, write.guard, "store to", {})
         if (
             write.inner
             and nest.rdims
             and not nest.ordered
-            and any(node.kind == "acc" for node in Nest({}, writes=[write]).nodes())
+            and any(isinstance(node, Accumulator) for node in Nest({}, writes=[write]).nodes())
         ):
             raise InternalError(
                 "nest: an inner write uses an unfinished accumulator", at=nest.at, why=str(nest)

@@ -22,10 +22,14 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.index_tests import BOOL, Bounds, Folder, interval
 from pbkern.lower.nest.ir import (
     Buf,
+    Const,
     Expr,
     For,
+    Gather,
     Let,
+    Load,
     Nest,
+    Op,
     Pool,
     Sort,
     Stmt,
@@ -208,20 +212,20 @@ class _Needs:
                         )
             case Let(value=value):
                 for load in nodes([value]):
-                    if load.kind in ("load", "gather"):
+                    if isinstance(load, Load | Gather):
                         self._read(body, load, bounds)
             case Sort() | Trace():
                 for buf in _mentioned(stmt):
                     self._require(body, buf, buf.shape)
 
     def _read(self, body: Body, load: Expr, bounds: Bounds) -> None:
-        buf, index = load.info[:2]
+        buf, index = load.access
         if not buf.root.arena:
             return
         ends = []
         for position, size in zip(index, buf.shape):
             reach = (
-                None if position is None or load.kind == "gather" else interval(position, bounds)
+                None if position is None or isinstance(load, Gather) else interval(position, bounds)
             )
             ends.append(size if reach is None else max(min(reach[1] + 1, size), 1))
         self._require(body, buf, ends)
@@ -256,9 +260,9 @@ def _resized(stmts: list[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[
         return stmts
 
     def replaced(node: Expr) -> Expr | None:
-        if node.kind not in ("load", "gather") or node.info[0] not in smaller:
+        if not isinstance(node, Load | Gather) or node.buf not in smaller:
             return None
-        return pool.make(node.kind, node.dtype, (smaller[node.info[0]], *node.info[1:]), node.args)
+        return pool.with_access(node, smaller[node.buf], node.index)
 
     expr = pool.rewriter(replaced)
 
@@ -281,10 +285,10 @@ def _mentioned(stmt: Stmt) -> Iterator[Buf]:
     """Buffers that a statement itself reads or writes."""
     match stmt:
         case Nest():
-            yield from (load.info[0] for load in stmt.loads())
+            yield from (load.buf for load in stmt.loads())
             yield from (write.buf for write in stmt.writes)
         case Let(value=value):
-            yield from (node.info[0] for node in nodes([value]) if node.kind in ("load", "gather"))
+            yield from (node.buf for node in nodes([value]) if isinstance(node, Load | Gather))
         case Sort(buffers=buffers, spare=spare):
             yield from (*buffers, *spare)
         case Trace(buffers=buffers):
@@ -385,16 +389,16 @@ def _zero_from(expr: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bou
         return min((max(high[1], 0) for high in highs if high is not None), default=extent)
 
     def go(x: Expr) -> int:
-        if x.kind == "const":
-            return 0 if x.info == 0 and not np.signbit(x.info) else extent
+        if isinstance(x, Const):
+            return 0 if x.value == 0 and not np.signbit(x.value) else extent
         if (
-            x.kind == "op"
+            isinstance(x, Op)
             and x.info.primitive == "convert_element_type"
             and x.args[0].dtype != BOOL
         ):
             return go(x.args[0])
         if (
-            x.kind == "op"
+            isinstance(x, Op)
             and x.info.primitive == "select_n"
             and len(x.args) == 3
             and x.args[0].dtype == BOOL
@@ -403,9 +407,9 @@ def _zero_from(expr: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bou
             return min(
                 max(false, true), max(false, end(mask, True)), max(true, end(mask, False)), extent
             )
-        if x.kind == "load":
-            axes = [k for k, i in enumerate(x.info[1]) if i == Affine.symbol(dim)]
-            return min((zeros.get((x.info[0], axis), extent) for axis in axes), default=extent)
+        if isinstance(x, Load):
+            axes = [k for k, i in enumerate(x.index) if i == Affine.symbol(dim)]
+            return min((zeros.get((x.buf, axis), extent) for axis in axes), default=extent)
         return extent
 
     return min(go(fold(expr)), extent)

@@ -11,7 +11,19 @@ from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
-from pbkern.lower.nest.ir import MAX_HEIGHT, Buf, Expr, Nest, Pool, Stmt, Write, with_bodies
+from pbkern.lower.nest.ir import (
+    MAX_HEIGHT,
+    Accumulator,
+    Buf,
+    Expr,
+    Gather,
+    Load,
+    Nest,
+    Pool,
+    Stmt,
+    Write,
+    with_bodies,
+)
 
 SINGLE = "one"  # a dimension of size 1
 # Most operations of a merged nest: keeps the time for long bodies in proportion to their length.
@@ -175,10 +187,10 @@ def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
             ),
         )
 
-    mine = {place(load.info[0], load.info[1], units) for load in first.loads()} | {
+    mine = {place(load.buf, load.index, units) for load in first.loads()} | {
         place(write.buf, write.index, units) for write in first.writes
     }
-    return len(mine & {place(load.info[0], load.info[1], renamed) for load in second.loads()})
+    return len(mine & {place(load.buf, load.index, renamed) for load in second.loads()})
 
 
 def _renamed(nest: Nest, dims: dict, pool: Pool) -> Nest:
@@ -221,15 +233,13 @@ def _independent(first: Nest, second: Nest) -> bool:
     for write in first.writes:
         made.setdefault(write.buf.root, []).append(write)
     for access in second.loads():
-        if access.info[0].root in made and not _is_forwarded(
-            first, made[access.info[0].root], access
-        ):
+        if access.buf.root in made and not _is_forwarded(first, made[access.buf.root], access):
             return False
     overwritten = {store.buf.root for store in second.writes}
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
     taken = Nest({}, reductions=first.reductions).loads()
     for buf, index in [(store.buf, store.index) for store in first.writes] + [
-        load.info[:2] for load in Nest({}, writes=first.writes).loads()
+        load.access for load in Nest({}, writes=first.writes).loads()
     ]:
         if buf.root in overwritten:
             places[buf.root].append((buf, index))
@@ -237,7 +247,7 @@ def _independent(first: Nest, second: Nest) -> bool:
         if not all(_apart(buf, index, mine) for buf, index in places[mine.buf.root]):
             return False
         for access in taken:
-            buf, index, *_ = access.info
+            buf, index = access.access
             if (
                 buf.root is mine.buf.root
                 and not _apart(buf, index, mine)
@@ -249,10 +259,10 @@ def _independent(first: Nest, second: Nest) -> bool:
 
 def _at_its_point(nest: Nest, expr: Expr, write: Write) -> bool:
     """Whether a load reads, at each point of a nest, the element that is written there and at no other point."""
-    buf, index = expr.info[:2]
+    buf, index = expr.access
     own = {position.terms[0][0] for position in write.index if len(position.terms) == 1}
     return (
-        expr.kind == "load"
+        isinstance(expr, Load)
         and buf is write.buf
         and index == write.index
         and own >= nest.dims.keys()
@@ -261,9 +271,9 @@ def _at_its_point(nest: Nest, expr: Expr, write: Write) -> bool:
 
 def _is_forwarded(first: Nest, writes: list[Write], expr: Expr) -> bool:
     """Whether a load gives what the first nest writes at the same point, by one of these to the same root."""
-    buf, index = expr.info[:2]
+    buf, index = expr.access
     found = [write for write in writes if not _apart(buf, index, write)]
-    if len(found) != 1 or expr.kind == "gather":
+    if len(found) != 1 or isinstance(expr, Gather):
         return False
     (writer,) = found
     whole = {
@@ -291,7 +301,7 @@ def _rereads(nest: Nest) -> bool:
     """Whether writes behind the reductions compute anew, of a single element, what a write before them has overwritten."""
     before = {write.buf.root for write in nest.writes if write.inner}
     return any(
-        load.info[0].root in before
+        load.buf.root in before
         for load in Nest({}, writes=[write for write in nest.writes if not write.inner]).loads()
     )
 
@@ -315,12 +325,10 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
     base = len(first.reductions)
 
     def replace(expr: Expr) -> Expr | None:
-        if expr.kind == "load" and expr.info[:2] in values:
-            return values[
-                expr.info[:2]
-            ]  # half precision keeps its register value (excess precision)
-        if expr.kind == "acc" and base:
-            return pool.make("acc", expr.dtype, expr.info + base)
+        if isinstance(expr, Load) and expr.access in values:
+            return values[expr.access]  # half precision keeps its register value (excess precision)
+        if isinstance(expr, Accumulator) and base:
+            return pool.accumulator(expr.dtype, expr.number + base)
         return None
 
     rewrite = pool.rewriter(replace)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pbkern.lower.nest.ir import Expr, Nest, Stmt, with_bodies
+from pbkern.lower.nest.ir import Accumulator, Const, Expr, Nest, Op, Shifted, Stmt, with_bodies
 
 
 def reassociate_shared_sums(stmts: list[Stmt], context) -> list[Stmt]:
@@ -37,7 +37,7 @@ class _Uniform:
     def __call__(self, expr: Expr) -> bool:
         if expr not in self.known:
             self.known[expr] = (
-                expr.kind not in ("acc", "moved")
+                not isinstance(expr, Accumulator | Shifted)
                 and not expr.symbols & self.dims
                 and all(map(self, expr.args))
             )
@@ -45,7 +45,7 @@ class _Uniform:
 
 
 def _is_sum(expr: Expr) -> bool:
-    return expr.kind == "op" and expr.info.primitive == "add" and expr.dtype.kind in "iu"
+    return isinstance(expr, Op) and expr.info.primitive == "add" and expr.dtype.kind in "iu"
 
 
 def _regrouped(expr: Expr, shared: _Uniform, context) -> Expr | None:
@@ -61,7 +61,7 @@ def _regrouped(expr: Expr, shared: _Uniform, context) -> Expr | None:
 
 
 def _sum(expr: Expr, addend: Expr, context) -> Expr:
-    if expr.kind == addend.kind == "const":
+    if isinstance(expr, Const) and isinstance(addend, Const):
         with np.errstate(over="ignore"):
-            return context.const(np.add(expr.info, addend.info, dtype=expr.dtype), expr.dtype)
+            return context.const(np.add(expr.value, addend.value, dtype=expr.dtype), expr.dtype)
     return context.op("add", expr.dtype, expr, addend)

@@ -19,10 +19,15 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import (
+    Accumulator,
     Buf,
     Expr,
     Fetch,
+    Gather,
+    IndexValue,
+    InRange,
     Let,
+    Load,
     Nest,
     Pool,
     Reduction,
@@ -48,7 +53,7 @@ def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
     stores = [(stmt, write) for stmt in stmts if isinstance(stmt, Nest) for write in stmt.writes]
     users: dict[Buf, list] = {}  # stores that what is known of a buffer decides about
     for n, store in stores:
-        for buf in {store.buf, *(load.info[0] for load in n.loads())}:
+        for buf in {store.buf, *(load.buf for load in n.loads())}:
             users.setdefault(buf, []).append((n, store))
     axes = _axes(units)
     while stores:
@@ -102,10 +107,10 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
         return tuple(ZERO if k in axes[buf] else position for k, position in enumerate(ix))
 
     def replace(load: Expr) -> Expr | None:
-        if load.kind != "load" or load.info[0] not in made:
+        if not isinstance(load, Load) or load.buf not in made:
             return None
-        buf, ix, guard = load.info
-        return pool.make("load", load.dtype, (made[buf], index(buf, ix), guard))
+        buf, ix, guard = load.buf, load.index, load.guard
+        return pool.load(load.dtype, made[buf], index(buf, ix), guard)
 
     expr = pool.rewriter(replace)
 
@@ -195,9 +200,9 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
                     else Nest({}, reductions=[Reduction("", (stmt.value,), stmt.value.dtype)])
                 )
                 for load in nest.loads():
-                    touch(load.info[0], load.kind == "load")
-                    if load.kind == "load" and load.info[2]:
-                        outside |= {(load.info[0], axis) for axis in _beyond(load, nest)}
+                    touch(load.buf, isinstance(load, Load))
+                    if isinstance(load, Load) and load.guard:
+                        outside |= {(load.buf, axis) for axis in _beyond(load, nest)}
                 for write in nest.writes:
                     touch(write.buf, len(nest.writes) == 1 and not nest.ordered)
             case Sort(buffers=buffers, spare=spare):
@@ -213,7 +218,7 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
 
 def _beyond(load: Expr, nest: Nest) -> Iterator[int]:
     """Axes along which a guarded load may be outside its buffer."""
-    buf, index, _ = load.info
+    buf, index = load.access
     for k, (position, size) in enumerate(zip(index, buf.shape)):
         known = position.symbols <= nest.dims.keys()
         low, high = position.bounds(nest.dims.__getitem__) if known else (-1, size)
@@ -287,15 +292,15 @@ def _varying(nest: Nest, values: list[Expr], axes: Axes) -> set[str]:
         return memo[id(expr)]
 
     def own(expr: Expr) -> set[str]:
-        match expr.kind:
-            case "acc":
-                return set().union(*map(go, nest.reductions[expr.info].args)) - set(nest.rdims)
-            case "index" | "range":
+        match expr:
+            case Accumulator():
+                return set().union(*map(go, nest.reductions[expr.number].args)) - set(nest.rdims)
+            case IndexValue() | InRange():
                 return set(expr.symbols)
-            case "load":
-                return _symbols(expr.info[1], without=axes.get(expr.info[0], ()))
-            case "gather":
-                return _symbols(tuple(i for i in expr.info[1] if i is not None))
+            case Load():
+                return _symbols(expr.index, without=axes.get(expr.buf, ()))
+            case Gather():
+                return _symbols(tuple(i for i in expr.index if i is not None))
         return set()
 
     return set().union(*map(go, values))

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, with_bodies
+from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Load, Nest, Stmt, with_bodies
 from pbkern.lower.nest.reductions import IDENTITY
 
 # Most components of a dimension that is taken apart. Source: not recorded.
@@ -49,7 +49,7 @@ def unroll_dims(stmts: list[Stmt], context) -> list[Stmt]:
 
 
 def _accesses(nest: Nest) -> Iterable[tuple[Buf, tuple[Affine, ...]]]:
-    yield from ((load.info[0], load.info[1]) for load in nest.loads() if load.kind == "load")
+    yield from ((load.buf, load.index) for load in nest.loads() if isinstance(load, Load))
     yield from ((write.buf, write.index) for write in nest.writes)
 
 
@@ -133,7 +133,7 @@ def sums_as_expressions(
         sums.append(total)
 
     def replace(expr: Expr) -> Expr | None:
-        return sums[expr.info] if expr.kind == "acc" else None
+        return sums[expr.number] if isinstance(expr, Accumulator) else None
 
     writes = [write.mapped(context.pool.rewriter(replace), inner=True) for write in nest.writes]
     return Nest(

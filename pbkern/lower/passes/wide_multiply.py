@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pbkern.lower.nest.ir import Expr, Nest, Pool, Stmt, with_bodies
+from pbkern.lower.nest.ir import Const, Expr, Nest, Op, Pool, Stmt, with_bodies
 
 UINT32 = np.dtype(np.uint32)
 # The number of values of 32 bits: what the upper half of a product is counted in.
@@ -50,7 +50,9 @@ def _rewritten(statement: Stmt, found: _Products) -> Stmt:
 
 def _unsigned_operations(nest: Nest) -> set[str]:
     return {
-        node.info.primitive for node in nest.nodes() if node.kind == "op" and node.dtype == UINT32
+        node.info.primitive
+        for node in nest.nodes()
+        if isinstance(node, Op) and node.dtype == UINT32
     }
 
 
@@ -98,7 +100,7 @@ class _Products:
 
     def replace(self, expr: Expr) -> Expr | None:
         """x * y or mulhi(x, y) for a sum that is it."""
-        if expr.kind != "op" or expr.info.primitive != "add" or expr.dtype != UINT32:
+        if not isinstance(expr, Op) or expr.info.primitive != "add" or expr.dtype != UINT32:
             return None
         value = self._value(expr)
         low = {
@@ -134,7 +136,7 @@ class _Products:
         return (found[0], found[1]) if len(found) == 2 else (found[0], self._number(coeff))
 
     def _number(self, value: int) -> Expr:
-        return self.pool.make("const", UINT32, np.uint32(value))
+        return self.pool.const(UINT32, np.uint32(value))
 
     def _candidates(self, terms: Polynomial) -> Iterator[tuple[Expr, Expr]]:
         """Factors whose product's upper half a sum could be: it has the product of their upper halves; one may be a number."""
@@ -207,12 +209,12 @@ class _Products:
         return self._values[expr]
 
     def _made(self, expr: Expr) -> _Value:
-        if expr.kind == "const":
-            constant = int(expr.info)
+        if isinstance(expr, Const):
+            constant = int(expr.value)
             return _Value({(): constant} if constant else {}, constant)
-        if expr.kind != "op" or expr.dtype != UINT32:
+        if not isinstance(expr, Op) or expr.dtype != UINT32:
             return self._unknown(expr, UINT32_VALUES - 1)
-        match expr.info.primitive, [arg.kind == "const" for arg in expr.args]:
+        match expr.info.primitive, [isinstance(arg, Const) for arg in expr.args]:
             case "add", _:
                 affine, other = map(self._value, expr.args)
                 return _within(_sum(affine.terms, other.terms), affine, other, lambda x, y: x + y)
@@ -221,7 +223,7 @@ class _Products:
                 return _within(
                     _product(affine.terms, other.terms), affine, other, lambda x, y: x * y
                 )
-            case "shift_left", [_, True] if (bits := int(expr.args[1].info)) < 32:
+            case "shift_left", [_, True] if (bits := int(expr.args[1].value)) < 32:
                 affine = self._value(expr.args[0])
                 return _within(
                     {monomial: term << bits for monomial, term in affine.terms.items()},
@@ -229,9 +231,9 @@ class _Products:
                     affine,
                     lambda x, _: x << bits,
                 )
-            case "shift_right_logical", [_, True] if (bits := int(expr.args[1].info)) < 32:
+            case "shift_right_logical", [_, True] if (bits := int(expr.args[1].value)) < 32:
                 return self._shifted(expr.args[0], bits)
-            case "and", [_, True] if (mask := int(expr.args[1].info)) & (mask + 1) == 0:
+            case "and", [_, True] if (mask := int(expr.args[1].value)) & (mask + 1) == 0:
                 bits, affine = mask.bit_length(), self._exact(expr.args[0])
                 upper = self._shifted(expr.args[0], bits)
                 return _Value(_sum(affine.terms, upper.terms, -1 << bits), min(affine.most, mask))

@@ -14,7 +14,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import ELEMENTS
 from pbkern.lower.nest.index_tests import BOOL, Folder
-from pbkern.lower.nest.ir import Expr, Pool
+from pbkern.lower.nest.ir import Const, Expr, IndexValue, Pool
 from pbkern.lower.values.scalar_evolution import known, simplified
 from pbkern.lower.values.values import (
     TEST_COST,
@@ -42,10 +42,11 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
     """
     if name not in ("add", "sub", "mul", "neg") or dtype.kind not in "iu" or dtype.itemsize < 4:
         return None
-    if any(x.kind not in ("index", "const") for x in xs):
+    if any(not isinstance(x, IndexValue | Const) for x in xs):
         return None
     left, right = [
-        x.info if x.kind == "index" else Affine((), int(x.info)) for x in (*xs, xs[0])[:2]
+        x.affine if isinstance(x, IndexValue) else Affine((), int(x.value))
+        for x in (*xs, xs[0])[:2]
     ]
     if name == "mul" and not (left.is_const or right.is_const):
         return None
@@ -61,11 +62,11 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
     if result.is_const:
         info = np.iinfo(dtype)
         return (
-            pool.make("const", dtype, dtype.type(result.const))
+            pool.const(dtype, dtype.type(result.const))
             if info.min <= result.const <= info.max
             else None
         )
-    return pool.make("index", dtype, result)
+    return pool.index(dtype, result)
 
 
 def elementwise_value(builder, eqn, ins: list[Value]) -> Value:
@@ -96,7 +97,7 @@ def elementwise_value(builder, eqn, ins: list[Value]) -> Value:
 
     def combine(pool: Pool, ix: Index, xs: list[Expr]) -> Expr:
         folded = fold_index(pool, name, dtype, xs)
-        return pool.make("op", dtype, info, tuple(xs)) if folded is None else folded
+        return pool.op(dtype, info, tuple(xs)) if folded is None else folded
 
     index_only = all(map(is_index_only, ins))
     tested = name == "select_n" and is_index_only(ins[0])
@@ -120,7 +121,7 @@ def always(builder, test: Value) -> bool | None:
     dims = [(f"@{k}", size) for k, size in enumerate(test.shape)]
     points = {dim: (0, max(extent - 1, 0)) for dim, extent in dims}
     expr = Folder(builder.pool, builder.bounds | points)(builder.pull(test, dims_index(dims)))
-    return bool(expr.info) if expr.kind == "const" and expr.dtype == BOOL else None
+    return bool(expr.value) if isinstance(expr, Const) and expr.dtype == BOOL else None
 
 
 def _named(builder, eqn, value: Value) -> Value:
@@ -134,7 +135,7 @@ def _named(builder, eqn, value: Value) -> Value:
     ):
         return value
     expr = known(builder, value)
-    if expr is None or expr.kind in ("const", "index"):
+    if expr is None or isinstance(expr, Const | IndexValue):
         return value
     symbol = builder.index_symbol(value, int(high.val))
     return index_value((), INT32, lambda ix: symbol, builder)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
-from pbkern.dsl.primitives.ref_access import Gather, Range, ref_access
+from pbkern.dsl.primitives.ref_access import GatheredIndex, Range, ref_access
 from pbkern.lower.nest.index_tests import BOOL, interval
 from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Pool, Stmt, Write
 from pbkern.lower.values.affine_index_arrays import (
@@ -101,7 +101,7 @@ def in_bounds(builder, ref: RefView, axis: int) -> Value:
     base, extent = ref.offsets[buf_axis], ref.buf.shape[buf_axis]
 
     def combine(pool: Pool, ix: Index, xs) -> Expr:
-        return pool.make("range", BOOL, (base + ix[0], 0, extent))
+        return pool.in_range(base + ix[0], 0, extent)
 
     if not ref.guard:
         return builder.new(Literal((ref.shape[axis],), BOOL, True))
@@ -125,7 +125,7 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
             continue
         strides.append(None)
         split |= seen_range and first is not None
-        if isinstance(index, Gather):
+        if isinstance(index, GatheredIndex):
             gathers[axis] = (
                 builder.read(env, index.at)
                 if isinstance(index.at, jex.Var)
@@ -149,7 +149,7 @@ def _is_in_bounds(builder, indices, place: _Place, shape) -> bool:
     """Whether an access certainly stays inside the Ref, whatever grid indices and counters are."""
     for index, offset, extent in zip(indices, place.offsets, shape):
         reach = (index.size - 1) * index.stride if isinstance(index, Range) else 0
-        found = None if isinstance(index, Gather) else interval(offset, builder.bounds)
+        found = None if isinstance(index, GatheredIndex) else interval(offset, builder.bounds)
         if found is None or found[0] < 0 or found[1] + reach >= extent:
             return False
     return True

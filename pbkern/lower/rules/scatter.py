@@ -24,7 +24,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.scatter import ScatterForm, scatter_combines
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math import elementwise
-from pbkern.lower.nest.ir import Expr, Fetch, For, If, Let, Nest, Stmt, Write
+from pbkern.lower.nest.ir import Expr, Fetch, For, If, Let, Nest, Op, Stmt, Write
 from pbkern.lower.values.store_hazards import is_stored_in
 from pbkern.lower.values.values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
@@ -161,9 +161,8 @@ class _ScatterWindows:
 
     def is_made(self, value: Value, at: dict[int, Affine]) -> bool:
         """Whether a value of the updates is more than read, and one element of it all that a window needs."""
-        return (
-            math.prod(size for _, size in self.dims.values()) == 1
-            and self.b.pull(value, self.index_of(value, at)).kind == "op"
+        return math.prod(size for _, size in self.dims.values()) == 1 and isinstance(
+            self.b.pull(value, self.index_of(value, at)), Op
         )
 
     def index_of(self, value: Value, at: dict[int, Affine]) -> Index:
@@ -215,7 +214,7 @@ class _ScatterWindows:
         )
         at, last = (
             {**at, dim: start + Affine.symbol(each)},
-            builder.pool.make("index", INDEX, start + (size - 1)),
+            builder.pool.index(INDEX, start + (size - 1)),
         )
         return [*nests, For(each, size, near.fetch(at, dim, last) + near.step(at))]
 
@@ -223,7 +222,7 @@ class _ScatterWindows:
         """Whether 0 <= start <= limit: negative numbers are large ones without a sign."""
         unsigned = np.dtype(np.uint64)
         limit = self.b.const(self.form.limits[axis], unsigned)
-        return self.b.op("le", BOOL, self.b.pool.make("index", unsigned, start), limit)
+        return self.b.op("le", BOOL, self.b.pool.index(unsigned, start), limit)
 
     def window(self, at: dict[int, Affine], offsets: dict[int, Affine]) -> Nest:
         builder, result, inside = self.b, self.result, _symbols(self.dims)
@@ -232,7 +231,7 @@ class _ScatterWindows:
             self.updates, tuple({**at, **inside}[axis] for axis in range(len(self.updates.shape)))
         )
         if self.combine != "set":
-            old = builder.pool.make("load", result.dtype, (result.buf, index, result.guard))
+            old = builder.pool.load(result.dtype, result.buf, index, result.guard)
             value = builder.op(self.combine, result.dtype, old, value)
         write = Write(result.buf, index, value, guard=result.guard)
         return Nest(dict(self.dims.values()), writes=[write], at=self.line)
@@ -249,13 +248,13 @@ class _ScatterWindows:
         if not ahead or self.counters[dim][1] <= 4 * ahead or nbytes < self.options.fetch_bytes:
             return []
         name = self.b.names("%s")
-        number = self.b.op("min", INDEX, self.b.pool.make("index", INDEX, at[dim] + ahead), last)
+        number = self.b.op("min", INDEX, self.b.pool.index(INDEX, at[dim] + ahead), last)
         later = {**at, dim: Affine.symbol(name)}
         lets, offsets = self.starts(later)
         # A window outside may be another program's: the first one is asked for instead, and is
         # near.
         for dim, start in () if self.clip else tuple(offsets.items()):
-            here, kept = self.b.pool.make("index", INDEX, start), self.b.names("%s")
+            here, kept = self.b.pool.index(INDEX, start), self.b.names("%s")
             lets.append(
                 Let(kept, self.b.select(self.inside(dim, start), here, self.b.const(0, INDEX)))
             )

@@ -217,7 +217,7 @@ def inside_range(pool: Pool, builder, ix: Index, extents, outer=None) -> Expr | 
     for k, (position, extent) in enumerate(zip(ix, extents)):
         if outer is not None and outer[k] == extent:
             continue
-        part = pool.make("range", np.dtype(bool), (position, 0, extent))
+        part = pool.in_range(position, 0, extent)
         test = part if test is None else builder.op("and", np.dtype(bool), test, part)
     return test
 
@@ -317,7 +317,7 @@ def index_value(shape, dtype, at, builder) -> Lazy:
     integer = dtype if dtype.kind in "iu" else np.dtype(np.int32)
 
     def combine(pool: Pool, ix: Index, xs) -> Expr:
-        expr = pool.make("index", integer, at(ix))
+        expr = pool.index(integer, at(ix))
         return (
             expr
             if dtype == integer

@@ -16,7 +16,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.index_tests import Folder, interval
-from pbkern.lower.nest.ir import Expr
+from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange
 
 from .dynamic_strides import UNKNOWN, Steps, steps_along
 from .scalar_evolution import bounds_of, known
@@ -77,9 +77,9 @@ def affine_array(builder, source: Value, mask: Value | None = None) -> AffineArr
     expr = finder.element(
         source, dims_index([(along(axis), size) for axis, size in enumerate(source.shape)])
     )
-    if expr is None or expr.kind not in ("index", "const") or expr.dtype.kind not in "iu":
+    if expr is None or not isinstance(expr, IndexValue | Const) or expr.dtype.kind not in "iu":
         return None
-    value = expr.info if expr.kind == "index" else Affine((), int(expr.info))
+    value = expr.affine if isinstance(expr, IndexValue) else Affine((), int(expr.value))
     return AffineArray(
         value,
         {name: scalar for name, scalar in finder.scalars.items() if name in value.symbols},
@@ -168,7 +168,7 @@ class _Finder:
             if None not in operands:
                 expr = self.fold(value.combine(self.builder.pool, ix, operands))
                 if (
-                    expr.kind in ("index", "const", "range")
+                    isinstance(expr, IndexValue | Const | InRange)
                     or expr.dtype == np.bool_
                     or (value.shape and expr.dtype.kind in "iu")
                 ):
@@ -179,5 +179,5 @@ class _Finder:
             expr = known(self.builder, value)
             if expr is not None and (found := bounds_of(self.builder, expr)) is not None:
                 self.bounds[name] = found
-            return self.builder.pool.make("index", value.dtype, Affine.symbol(name))
+            return self.builder.pool.index(value.dtype, Affine.symbol(name))
         return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pbkern.lower.nest.index_tests import UNBOUNDED
-from pbkern.lower.nest.ir import Expr
+from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange, Load, Op
 
 ORDERS = ("lt", "le", "gt", "ge")
 
@@ -58,11 +58,11 @@ class _Along:
     def _steps(self, expr: Expr) -> Steps:
         if self.dim not in expr.symbols:
             return Steps(0)
-        if expr.kind == "index":
-            return Steps(expr.info.coefficient(self.dim))
-        if expr.kind == "load":
+        if isinstance(expr, IndexValue):
+            return Steps(expr.affine.coefficient(self.dim))
+        if isinstance(expr, Load):
             return _loaded(expr, self.dim)
-        if expr.kind != "op" or expr.dtype.kind not in "iu" or expr.dtype.itemsize < 4:
+        if not isinstance(expr, Op) or expr.dtype.kind not in "iu" or expr.dtype.itemsize < 4:
             return UNKNOWN
         parts = [self(arg) for arg in expr.args]
         if expr.info.primitive == "select_n":
@@ -83,9 +83,9 @@ class _Along:
             return UNKNOWN
         if self.dim not in test.symbols:
             return _together(step, cases)
-        if test.kind == "range" and (test.info[1] <= -UNBOUNDED or test.info[2] >= UNBOUNDED):
+        if isinstance(test, InRange) and (test.low <= -UNBOUNDED or test.high >= UNBOUNDED):
             return _together(step, cases, choice=(test,))
-        if test.kind != "op" or test.info.primitive not in ORDERS:
+        if not isinstance(test, Op) or test.info.primitive not in ORDERS:
             return UNKNOWN
         compared = [self(arg) for arg in test.args]
         ordered = None not in (operand.step for operand in compared) and 0 in (
@@ -107,7 +107,7 @@ def _together(
 
 def _loaded(expr: Expr, dim: str) -> Steps:
     """Steps of a load from a buffer whose elements are known to move regularly."""
-    buf, index, _ = expr.info
+    buf, index = expr.access
     if buf.step is None or any(dim in position.symbols for position in index[:-1]):
         return UNKNOWN
     return Steps(buf.step * index[-1].coefficient(dim), (), frozenset({expr}))
@@ -122,8 +122,8 @@ def _step(expr: Expr, steps: list[int]) -> int | None:
             return steps[0] - steps[1]
         case "mul":
             for x, step in (expr.args[0], steps[1]), (expr.args[1], steps[0]):
-                if x.kind == "const":
-                    return int(x.info) * step
+                if isinstance(x, Const):
+                    return int(x.value) * step
         case "convert_element_type":
             source = expr.args[0].dtype
             return steps[0] if source.kind in "iu" and source.itemsize >= 4 else None

@@ -15,7 +15,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.dsl.interpret import NUMPY_RULES
 from pbkern.lower.nest.index_tests import Folder, interval
-from pbkern.lower.nest.ir import Expr, nodes
+from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange, Op, nodes
 
 from .values import Lazy, Literal, Value
 
@@ -79,10 +79,10 @@ def simplified(builder, value: Lazy) -> Value:
     if any(operand is None or operand.dtype.kind not in "biu" for operand in operands):
         return value
     expr = Folder(builder.pool, builder.bounds)(value.combine(builder.pool, (), operands))
-    if expr.kind == "const":
-        return Literal((), value.dtype, expr.info)
-    if expr.kind == "op" and (
-        expr.dtype == np.bool_ or all(arg.kind == "const" for arg in expr.args)
+    if isinstance(expr, Const):
+        return Literal((), value.dtype, expr.value)
+    if isinstance(expr, Op) and (
+        expr.dtype == np.bool_ or all(isinstance(arg, Const) for arg in expr.args)
     ):
         found = bounds_of(builder, expr)
         if found is not None and found[0] == found[1]:
@@ -95,14 +95,14 @@ def simplified(builder, value: Lazy) -> Value:
 def known_index(builder, value: Value, clamp: int | None) -> Affine | None:
     """A known integer scalar as an affine expression; None where it is none or may be outside [0, clamp]."""
     expr = known(builder, value)
-    if expr is None or expr.kind not in ("const", "index"):
+    if expr is None or not isinstance(expr, Const | IndexValue):
         return None
-    if expr.kind == "const":
-        constant = int(expr.info)
+    if isinstance(expr, Const):
+        constant = int(expr.value)
         return Affine((), constant if clamp is None else min(max(constant, 0), clamp))
-    found = None if clamp is None else interval(expr.info, builder.bounds)
+    found = None if clamp is None else interval(expr.affine, builder.bounds)
     return (
-        expr.info
+        expr.affine
         if clamp is None or (found is not None and found[0] >= 0 and found[1] <= clamp)
         else None
     )
@@ -117,8 +117,8 @@ def known_bounds(builder, value: Value, clamp: int) -> tuple[int, int]:
 
 def bounds_of(builder, expr: Expr) -> tuple[int, int] | None:
     """(smallest, largest) value of an expression without loads, over all grid indices and counters; None if not known."""
-    if expr.kind == "index":
-        return interval(expr.info, builder.bounds)
+    if isinstance(expr, IndexValue):
+        return interval(expr.affine, builder.bounds)
     ranges = [builder.bounds.get(symbol) for symbol in sorted(expr.symbols)]
     if None in ranges or math.prod(high - low + 1 for low, high in ranges) > MOST_TRIED_POINTS:
         return None
@@ -139,17 +139,16 @@ def _values(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
     made: dict[int, np.ndarray] = {}
     for node in nodes([expr]):
         args = [made[id(arg)] for arg in node.args]
-        if node.kind == "const":
-            found = node.info
-        elif node.kind in ("index", "range"):
-            info = node.info if node.kind == "index" else node.info[0]
+        if isinstance(node, Const):
+            found = node.value
+        elif isinstance(node, IndexValue | InRange):
+            affine = node.affine
             found = sum(
-                (symbols[symbol] * coeff for symbol, coeff in info.terms), np.int64(info.const)
+                (symbols[symbol] * coeff for symbol, coeff in affine.terms), np.int64(affine.const)
             )
-            found = (
-                found if node.kind == "index" else (node.info[1] <= found) & (found < node.info[2])
-            )
-        elif node.kind == "op" and node.info.primitive in RULES:
+            if isinstance(node, InRange):
+                found = (node.low <= found) & (found < node.high)
+        elif isinstance(node, Op) and node.info.primitive in RULES:
             with np.errstate(over="ignore"):
                 found = RULES[node.info.primitive](node.info.params, *args)
         else:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from pbkern.lower.nest.addresses import apart
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.lower.nest.ir import Buf, Expr, Gather, Nest, Write
 
 from . import materialise
 from .items import StoreItem
@@ -56,17 +56,17 @@ def _conflicts(builder, item: StoreItem, written: set[Buf]) -> bool:
     nest.writes = [Write(item.buf, index, builder.pull(source, probe, nest)) for source in asked]
 
     def read(inner: Nest) -> list[Expr]:
-        return [load for load in inner.loads() if load.info[0].root in written]
+        return [load for load in inner.loads() if load.buf.root in written]
 
     def meets(expr: Expr) -> bool:
-        buf, at, guard = expr.info
+        buf, at, guard = expr.buf, expr.index, expr.guard
         known = buf is item.buf and not guard
         return _whereabouts(buf, at) != same and not (
             known and apart(at, nest.dims, index, nest.dims)
         )
 
     summed, same = read(Nest({}, reductions=nest.reductions)), _whereabouts(item.buf, index)
-    return bool(summed) or any(expr.kind == "gather" or meets(expr) for expr in read(nest))
+    return bool(summed) or any(isinstance(expr, Gather) or meets(expr) for expr in read(nest))
 
 
 def is_stored_in(builder, value: Value, target: Stored) -> bool:

@@ -45,7 +45,7 @@ class Stored(Value):
     guard: bool = False
 
     def at(self, pool: Pool, ix: Index, guard: bool) -> Expr:
-        return pool.make("load", self.dtype, (self.buf, self.place(ix), self.guard or guard))
+        return pool.load(self.dtype, self.buf, self.place(ix), self.guard or guard)
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class Literal(Value):
     scalar: object
 
     def at(self, pool: Pool, ix: Index, guard: bool) -> Expr:
-        return pool.make("const", self.dtype, np.asarray(self.scalar, self.dtype)[()])
+        return pool.const(self.dtype, np.asarray(self.scalar, self.dtype)[()])
 
 
 @dataclass(eq=False)

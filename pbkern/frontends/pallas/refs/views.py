@@ -24,7 +24,7 @@ from pbkern.dsl.primitives import grid
 from pbkern.dsl.primitives.atomics import positions
 from pbkern.dsl.primitives.prng_keys import WORD, is_key, words_of
 from pbkern.dsl.primitives.ref_access import (
-    Gather,
+    GatheredIndex,
     Index,
     Point,
     Range,
@@ -169,7 +169,7 @@ class IndexedRef:
 
         Returns what was there.
         """
-        if any(isinstance(index, Gather) for index in self.indices) or any(
+        if any(isinstance(index, GatheredIndex) for index in self.indices) or any(
             map(has_arrays, self.rest)
         ):
             return (self._gathered() if self.rest else self)._update_each(combine, values, mask)
@@ -237,7 +237,7 @@ class IndexedRef:
             lax.rem(lax.div(flat, lax.full_like(flat, stride)), lax.full_like(flat, size))
             for stride, size in zip(strides, shape)
         )
-        return IndexedRef(self.ref, self.dtype, tuple(map(Gather, at)), None, ()), lax.ge(
+        return IndexedRef(self.ref, self.dtype, tuple(map(GatheredIndex, at)), None, ()), lax.ge(
             flat, np.int32(0)
         )
 
@@ -253,7 +253,7 @@ class IndexedRef:
     def _shape(self) -> tuple[int, ...]:
         """Shape of the value, without the rest."""
         sizes = [index.size for index in self.indices if isinstance(index, Range)]
-        if any(isinstance(index, Gather) for index in self.indices):
+        if any(isinstance(index, GatheredIndex) for index in self.indices):
             return tuple(
                 np.shape(
                     jax.eval_shape(
@@ -350,7 +350,7 @@ class _ViewAccess:
             self.rest.append(transform)
 
     def _gathers(self) -> bool:
-        return any(isinstance(index, Gather) for index in self.indices)
+        return any(isinstance(index, GatheredIndex) for index in self.indices)
 
     def _index(self, entries: Sequence) -> None:
         for dim, raw in zip(self.order, entries):
@@ -400,6 +400,6 @@ def _from_start(raw, extent: int):
 
 def _composes(indexer, indices: list, order: list) -> bool:
     """Whether the indexer can join the access: no array index before it, and array indices only in the Ref's own order."""
-    if any(isinstance(index, Gather) for index in indices):
+    if any(isinstance(index, GatheredIndex) for index in indices):
         return False
     return not has_arrays(indexer) or order == list(range(len(indices)))

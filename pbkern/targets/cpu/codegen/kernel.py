@@ -149,7 +149,7 @@ class KernelLowering(ProgramText):
             for stmt in every(list(case.statements))
             if isinstance(stmt, Nest)
         ]
-        return frozenset(large - {load.info[0].root for nest in nests for load in nest.loads()})
+        return frozenset(large - {load.buf.root for nest in nests for load in nest.loads()})
 
     def _place(self) -> None:
         """Gives scratch its places in the arena: what is kept between programs, of the prologue, then of the cases."""

@@ -11,7 +11,7 @@ from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Reduction
+from pbkern.lower.nest.ir import Expr, Load, Reduction
 from pbkern.lower.nest.reductions import IDENTITY
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
@@ -373,9 +373,9 @@ class Accumulators(HorizontalReductions, Cumulative):
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
 
         def zero(expr: Expr) -> bool:
-            if expr.kind != "load" or self._keeps(expr.info[0]):
+            if not isinstance(expr, Load) or self._keeps(expr.buf):
                 return False
-            return flat_coefficient(expr.info[0], expr.info[1], walk.sched.along) == 1
+            return flat_coefficient(expr.buf, expr.index, walk.sched.along) == 1
 
         return (
             (reduction.op == "sum" or reduction.op.startswith("dot"))

@@ -58,7 +58,7 @@ class NestWalk:
     @cached_property
     def rewrites(self) -> bool:
         """Whether the nest reads, anywhere, an array that it writes."""
-        return any(load.info[0].root in self.written for load in self.nest.loads())
+        return any(load.buf.root in self.written for load in self.nest.loads())
 
     def reach(self, dim: str) -> int:
         """Distance from the nest's points at which values are taken, and computed in vain."""

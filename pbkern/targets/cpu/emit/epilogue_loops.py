@@ -15,7 +15,7 @@ from itertools import groupby
 
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
-from pbkern.lower.nest.ir import Nest, nodes
+from pbkern.lower.nest.ir import Accumulator, Nest, Op, nodes
 from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
@@ -133,8 +133,12 @@ def _cost_of_point(nest: Nest, apart: set[str]) -> float:
     own: dict[int, bool] = {}
     for expr in behind:
         own[id(expr)] = (
-            expr.kind == "acc" or apart <= expr.symbols or any(own[id(arg)] for arg in expr.args)
+            isinstance(expr, Accumulator)
+            or apart <= expr.symbols
+            or any(own[id(arg)] for arg in expr.args)
         )
     return sum(
-        COST.get(node.info.primitive, 1.0) for node in behind if node.kind == "op" and own[id(node)]
+        COST.get(node.info.primitive, 1.0)
+        for node in behind
+        if isinstance(node, Op) and own[id(node)]
     )

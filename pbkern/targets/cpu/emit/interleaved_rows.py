@@ -17,7 +17,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Write
+from pbkern.lower.nest.ir import Buf, Expr, Load, Write
 from pbkern.targets.cpu.schedule.interleaved_access import is_interleaved_row, joint_stores
 
 from .addressing import NestWalk, Point, Tail
@@ -113,7 +113,7 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
         where = self._place(walk, block, expr)
         key = ("interleaved", id(expr), rows, first)
         if key not in where.memo:
-            if expr.kind == "load":
+            if isinstance(expr, Load):
                 where.memo[key] = self._load_interleaved(walk, where, expr, rows, first)
             else:
                 where.memo[key] = self._operation(
@@ -126,10 +126,10 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
         return where.memo[key]
 
     def _load_interleaved(
-        self, walk: NestWalk, block: Block, expr: Expr, rows: Rows, first: int
+        self, walk: NestWalk, block: Block, expr: Load, rows: Rows, first: int
     ) -> Ssa:
         """All vectors of the rows share the whole vectors around their elements."""
-        buf, index, _ = expr.info
+        buf, index = expr.access
         flat, lanes = flat_index(buf, index), walk.sched.lanes
         row = [
             flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
@@ -15,7 +16,7 @@ from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Expr
+from pbkern.lower.nest.ir import Buf, Expr, Gather, Load
 from pbkern.lower.values.dynamic_strides import Steps, steps_along
 from pbkern.targets.cpu.schedule.interleaved_access import is_strided
 from pbkern.targets.cpu.schedule.register_transpose import is_transposed
@@ -37,9 +38,9 @@ class Loads(InterleavedLoads, PromotedLoops):
     _place: Callable[..., Block]
 
     def _load(
-        self, walk: NestWalk, block: Block, expr: Expr, point: Point, tail: Tail | None, lanes: int
+        self, walk: NestWalk, block: Block, expr: Load, point: Point, tail: Tail | None, lanes: int
     ) -> Ssa:
-        buf, index, guard = expr.info
+        buf, index, guard = expr.buf, expr.index, expr.guard
         b = self.text.builder(block, lanes)
         carried = self._carried(block, buf, index, point)
         if carried is not None:
@@ -165,9 +166,9 @@ class Loads(InterleavedLoads, PromotedLoops):
         near = [
             other.const - flat.const
             for other in (
-                flat_index(load.info[0], load.info[1])
+                flat_index(load.buf, load.index)
                 for load in walk.nest.loads()
-                if load.kind == "load" and load.info[0].root is buf.root
+                if isinstance(load, Load) and load.buf.root is buf.root
             )
             if other.linear() == flat.linear()
         ]
@@ -297,13 +298,11 @@ class Loads(InterleavedLoads, PromotedLoops):
     def _leads(self, walk: NestWalk, buf: Buf, index) -> bool:
         """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
         loads = [
-            load.info
+            load.access
             for load in walk.nest.loads()
-            if load.kind == "load" and load.info[0].root is buf.root
+            if isinstance(load, Load) and load.buf.root is buf.root
         ]
-        return flat_index(buf, index).const == max(
-            flat_index(other, i).const for other, i, _ in loads
-        )
+        return flat_index(buf, index).const == max(flat_index(other, i).const for other, i in loads)
 
     def _fetch(self, walk: NestWalk, block: Block, buf: Buf, index, point: Point) -> None:
         """Asks for the line that a later step loads; addresses behind the end do not fault."""
@@ -385,14 +384,14 @@ class Loads(InterleavedLoads, PromotedLoops):
         self,
         walk: NestWalk,
         block: Block,
-        expr: Expr,
+        expr: Gather,
         point: Point,
         tail: Tail | None,
         lanes: int,
         accs,
     ) -> Ssa:
         """Axes given by index expressions (already clamped); the others are affine."""
-        _buf, _index = expr.info
+        _buf, _index = expr.access
         widths = [self._value(walk, block, arg, point, tail, accs).lanes for arg in expr.args]
         lanes = max([lanes, *widths])
         if lanes and not any(widths) and self._is_run(walk, expr):
@@ -405,14 +404,14 @@ class Loads(InterleavedLoads, PromotedLoops):
         self,
         walk: NestWalk,
         block: Block,
-        expr: Expr,
+        expr: Gather,
         point: Point,
         tail: Tail | None,
         lanes: int,
         accs,
     ) -> Ssa:
         """Each element by itself."""
-        buf, index = expr.info
+        buf, index = expr.access
         el, mem_type, name = storage_el(buf.dtype), memref(buf), buf.root.name
         b, args, wide = (
             self.text.builder(block, lanes),
@@ -447,12 +446,12 @@ class Loads(InterleavedLoads, PromotedLoops):
         )
         return b.from_storage(Ssa(gathered, el, lanes), buf.dtype)
 
-    def _row_steps(self, walk: NestWalk, expr: Expr) -> Steps | None:
+    def _row_steps(self, walk: NestWalk, expr: Gather) -> Steps | None:
         """Steps of a gather whose place moves by one element along vectors; else None.
 
         Bends are the exception (lower/values/dynamic_strides.py).
         """
-        buf, index = expr.info
+        buf, index = expr.access
         vector, args = walk.sched.along, iter(expr.args)
         parts = [
             steps_along(next(args), vector)
@@ -469,14 +468,14 @@ class Loads(InterleavedLoads, PromotedLoops):
         self,
         walk: NestWalk,
         block: Block,
-        expr: Expr,
+        expr: Gather,
         steps: Steps,
         point: Point,
         tail: Tail | None,
         lanes: int,
     ) -> Ssa:
         """Whole vectors if the ends of the row tell that no bend shows in it; otherwise element by element."""
-        buf, vector = expr.info[0], walk.sched.along
+        buf, vector = expr.buf, walk.sched.along
         first, test = self._row_start(
             walk,
             block,
@@ -518,7 +517,9 @@ class Loads(InterleavedLoads, PromotedLoops):
             tuple(sorted((dim, offset) for dim, offset in point.items() if dim in expr.symbols)),
         )
         if key not in where.memo:
-            first, last = (self._scalar_place(walk, where, end, point) for end in ends(expr))
+            first, last = (
+                self._scalar_place(walk, where, cast(Gather, end), point) for end in ends(expr)
+            )
             distance = self.text.put(where, f"arith.subi {last}, {first} : index")
             test = self.text.put(
                 where, f"arith.cmpi eq, {distance}, {self.text.index(length - 1)} : index"
@@ -532,9 +533,9 @@ class Loads(InterleavedLoads, PromotedLoops):
             where.memo[key] = first, test
         return where.memo[key]
 
-    def _scalar_place(self, walk: NestWalk, block: Block, expr: Expr, point: Point) -> str:
+    def _scalar_place(self, walk: NestWalk, block: Block, expr: Gather, point: Point) -> str:
         """The place in the buffer of a gather of one element."""
-        buf, index = expr.info
+        buf, index = expr.access
         args, place = iter(expr.args), self.text.index(0)
         for position, extent, stride in zip(index, buf.shape, buf.strides):
             if position is None:
@@ -560,13 +561,13 @@ class Loads(InterleavedLoads, PromotedLoops):
         name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
         return self.text.put(block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index")
 
-    def _is_run(self, walk: NestWalk, expr: Expr) -> bool:
+    def _is_run(self, walk: NestWalk, expr: Gather) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer.
 
         Symbols do not tell whether an accumulator moves along it: the values of all other axes have
         to be scalars.
         """
-        buf, index = expr.info
+        buf, index = expr.access
         vector = walk.sched.along
         streamed = [
             (position, size)
@@ -584,14 +585,14 @@ class Loads(InterleavedLoads, PromotedLoops):
         self,
         walk: NestWalk,
         block: Block,
-        expr: Expr,
+        expr: Gather,
         point: Point,
         tail: Tail | None,
         lanes: int,
         accs,
     ) -> Ssa:
         """A row of a table: one address, contiguous elements."""
-        buf, index = expr.info
+        buf, index = expr.access
         el, mem_type, args = storage_el(buf.dtype), memref(buf), iter(expr.args)
         affine: Affine = Affine()
         address: str | None = None

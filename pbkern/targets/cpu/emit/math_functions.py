@@ -16,7 +16,7 @@ from pbkern.lower.math.elementwise import EqnInfo
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Text
-from pbkern.lower.nest.ir import Expr
+from pbkern.lower.nest.ir import Expr, Op
 
 # Operations of a kind that are written where they stand; later ones call a function. Source: not
 # recorded.
@@ -59,7 +59,7 @@ class MathFunctions:
             dict
         )  # by id, kept so that it stays theirs
 
-    def emit(self, b: Builder, expr: Expr, args: list[Ssa]) -> Ssa:
+    def emit(self, b: Builder, expr: Op, args: list[Ssa]) -> Ssa:
         """The operation's result, of operands that all have b's lanes."""
         info = expr.info
         key = self._key(b, info, args)

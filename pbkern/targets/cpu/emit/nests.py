@@ -19,7 +19,20 @@ from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Const,
+    Expr,
+    Gather,
+    IndexValue,
+    InRange,
+    Load,
+    Nest,
+    Op,
+    Shifted,
+    Write,
+)
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.machine import LINE_BYTES
@@ -562,10 +575,10 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
     def _reads_written(self, walk: NestWalk, expr: Expr) -> bool:
         key = ("reads", id(expr))
         if key not in walk.memo:
-            own = expr.kind in ("load", "gather") and expr.info[0].root in walk.written
+            own = isinstance(expr, Load | Gather) and expr.buf.root in walk.written
             walk.memo[key] = (
                 own
-                or expr.kind == "acc"
+                or isinstance(expr, Accumulator)
                 or any(self._reads_written(walk, arg) for arg in expr.args)
             )
         return walk.memo[key]
@@ -579,9 +592,9 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         tail: Tail | None,
         accs: dict | None = None,
     ) -> Ssa:
-        if expr.kind == "acc":
+        if isinstance(expr, Accumulator):
             assert accs is not None, "only what follows a reduction reads its result"
-            return accs[expr.info]
+            return accs[expr.number]
         scalar_epilogue = accs is not None and walk.sched.vector in walk.nest.rdims
         vector = None if scalar_epilogue else walk.sched.vector
         lanes = walk.sched.lanes if vector and vector in expr.symbols else 0
@@ -599,7 +612,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
     def _depends_on_acc(self, walk: NestWalk, expr: Expr) -> bool:
         key = ("acc", id(expr))
         if key not in walk.memo:
-            walk.memo[key] = expr.kind == "acc" or any(
+            walk.memo[key] = isinstance(expr, Accumulator) or any(
                 self._depends_on_acc(walk, arg) for arg in expr.args
             )
         return walk.memo[key]
@@ -615,19 +628,20 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         accs: dict | None,
     ) -> Ssa:
         b = self.text.builder(block, lanes)
-        match expr.kind:
-            case "const":
-                return b.c(expr.info, compute_el(expr.dtype))
-            case "index":
-                return self._index(walk, block, expr.info, point, lanes, compute_el(expr.dtype))
-            case "range":
-                return self._range(walk, block, expr.info, point, lanes)
-            case "load":
+        match expr:
+            case Const():
+                return b.c(expr.value, compute_el(expr.dtype))
+            case IndexValue():
+                return self._index(walk, block, expr.affine, point, lanes, compute_el(expr.dtype))
+            case InRange():
+                return self._range(walk, block, (expr.affine, expr.low, expr.high), point, lanes)
+            case Load():
                 return self._load(walk, block, expr, point, tail, lanes)
-            case "gather":
+            case Gather():
                 return self._gather(walk, block, expr, point, tail, lanes, accs)
-            case "moved":
+            case Shifted():
                 return self._moved(walk, block, expr, point, lanes)
+        assert isinstance(expr, Op)
         live = (
             self._tail_mask(tail, lanes)
             if tail and lanes and expr.info.primitive == "in_range"
@@ -646,7 +660,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         self,
         walk: NestWalk,
         block: Block,
-        expr: Expr,
+        expr: Op,
         lanes: int,
         value: Callable[[Expr], Ssa],
         live: Ssa | None = None,
@@ -667,7 +681,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
             x, z = (b.neg(x), z) if product else (x, b.neg(z))
         return b.fma(x, y, z)
 
-    def _contracted(self, walk: NestWalk, expr: Expr) -> int | None:
+    def _contracted(self, walk: NestWalk, expr: Op) -> int | None:
         """Which operand of a sum or difference is a product that is rounded with it, if any.
 
         LLVM would decide by how often the product is used, which differs from row to row of a
@@ -677,24 +691,24 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         if not self.text.contract or not sums or expr.dtype not in FUSED:
             return None
         for k, arg in enumerate(expr.args):
-            if arg.kind == "op" and arg.info.primitive == "mul" and arg.dtype == expr.dtype:
+            if isinstance(arg, Op) and arg.info.primitive == "mul" and arg.dtype == expr.dtype:
                 here = (
                     arg.symbols if walk.sched.vector is None else walk.sched.vector in arg.symbols
                 )
                 if here or any(
-                    factor.kind == "acc" for factor in arg.args
+                    isinstance(factor, Accumulator) for factor in arg.args
                 ):  # sums are multiplied where they end
                     return k
         return None
 
-    def _moved(self, walk: NestWalk, block: Block, expr: Expr, point: Point, lanes: int) -> Ssa:
+    def _moved(self, walk: NestWalk, block: Block, expr: Shifted, point: Point, lanes: int) -> Ssa:
         """The operand's value at another place, of the whole vectors around it."""
         places = parts(expr, point, walk.sched.vector, lanes)
         found = [self._value(walk, block, expr.args[0], place, None) for place in places]
         if len(found) == 1:
             return found[0]
         low, high = found
-        lane = (point.get(walk.sched.along, 0) + dict(expr.info).get(walk.sched.along, 0)) % lanes
+        lane = (point.get(walk.sched.along, 0) + dict(expr.moves).get(walk.sched.along, 0)) % lanes
         order = list(range(lane, lane + lanes))
         both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
         return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))

@@ -19,7 +19,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
-from pbkern.lower.nest.ir import Buf, Nest, Stmt
+from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
@@ -129,7 +129,7 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
 def _is_around(nest: Nest, outer: str, rows: str) -> bool:
     """Whether each step along `outer` goes past all rows, in everything that has them."""
     steps = [
-        [abs(flat_coefficient(load.info[0], load.info[1], dim) or 0) for dim in (outer, rows)]
+        [abs(flat_coefficient(load.buf, load.index, dim) or 0) for dim in (outer, rows)]
         for load in nest.loads()
     ]
     return outer not in nest.rdims and all(
@@ -158,14 +158,14 @@ def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
     ):
         return None
     for load in nest.loads():
-        if load.kind == "load" and not load.info[0].arena and {row_dim, vector} <= load.symbols:
-            size = load.info[0].dtype.itemsize
-            step = abs(flat_coefficient(load.info[0], load.info[1], row_dim) or 0) * size
+        if isinstance(load, Load) and not load.buf.arena and {row_dim, vector} <= load.symbols:
+            size = load.buf.dtype.itemsize
+            step = abs(flat_coefficient(load.buf, load.index, row_dim) or 0) * size
             parts = schedule.lanes * schedule.unroll * size < step  # a row is not read as a whole
             if (
                 step >= FAR_ROW_BYTES
                 and parts
-                and _extent(nest, load.info[1]) * size > NEAR_OPERAND_BYTES
+                and _extent(nest, load.index) * size > NEAR_OPERAND_BYTES
             ):
                 return row_dim
     return None

@@ -15,7 +15,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el, is_float
 from pbkern.lower.nest import scratch
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, nodes
+from pbkern.lower.nest.ir import Buf, Const, Expr, Gather, Load, Nest, Op, Pool, nodes
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
 from .strip_mining import axis_of
@@ -61,9 +61,7 @@ class Row:
     def itemsize(self) -> int:
         """Bytes of the widest element that its reductions read along the row; 0 if they read none."""
         loads = Nest({}, reductions=self.nest.reductions).loads()
-        return max(
-            (load.info[0].dtype.itemsize for load in loads if self.d in load.symbols), default=0
-        )
+        return max((load.buf.dtype.itemsize for load in loads if self.d in load.symbols), default=0)
 
 
 @dataclass
@@ -131,7 +129,9 @@ class _Pair:
         of = pool.rename(run[at].reductions[which].args[0], Row.known(run[at]).places(ROW))
         # Elements without the greatest of all: where a test chooses the branch that is a constant.
         self.left_out = {
-            (of.args[0], k) for k in range(2) if _is_choice(of) and of.args[1 + k].kind == "const"
+            (of.args[0], k)
+            for k in range(2)
+            if _is_choice(of) and isinstance(of.args[1 + k], Const)
         }
         self.everywhere = True  # whether the exponential is of what the greatest is of, where that is a constant too
         exponential = self._exponential(of)
@@ -154,10 +154,12 @@ class _Pair:
         return found[0] if self.everywhere or x in inner else None
 
     def _is_exponential(self, expr: Expr) -> bool:
-        if expr.kind != "op" or expr.info.primitive not in EXPONENTIALS:
+        if not isinstance(expr, Op) or expr.info.primitive not in EXPONENTIALS:
             return False
         (x,) = expr.args
-        return x.kind == "op" and x.info.primitive == "sub" and self.sums.d not in x.args[1].symbols
+        return (
+            isinstance(x, Op) and x.info.primitive == "sub" and self.sums.d not in x.args[1].symbols
+        )
 
     def holds(self, elsewhere: set[Buf]) -> bool:
         """Whether the two nests may be taken together; completes what was found."""
@@ -213,7 +215,7 @@ class _Pair:
         """
         if expr is self.found.exponential:
             return taken
-        name = expr.info.primitive if expr.kind == "op" else ""
+        name = expr.info.primitive if isinstance(expr, Op) else ""
         if name == "mul":
             x, y = expr.args if self._is_free(expr.args[1]) else expr.args[::-1]
             return self._is_free(y) and self._is_proportional(x, taken)
@@ -224,7 +226,7 @@ class _Pair:
         if not _is_choice(expr) or not self._is_free(expr.args[0]):
             return False
         zeros = [
-            k for k in range(2) if expr.args[1 + k].kind == "const" and expr.args[1 + k].info == 0
+            k for k in range(2) if isinstance(case := expr.args[1 + k], Const) and case.value == 0
         ]
         return any(
             self._is_proportional(
@@ -243,7 +245,7 @@ class _Pair:
                 for k in range(2)
             )
         return (
-            expr.kind == "op"
+            isinstance(expr, Op)
             and expr.info.primitive == "convert_element_type"
             and _is_float(expr.dtype)
             and self._tells(expr.args[0])
@@ -257,14 +259,12 @@ class _Pair:
         without = self.pool.rewriter(lambda node: exp.args[0].args[0] if node is exp else None)
         inner = [write for write in nest.writes if write.inner]
         read = {
-            load.info[0].root
+            load.buf.root
             for reduction in nest.reductions
             for load in _loads(without(reduction.args[0]))
         }
         read |= {
-            load.info[0].root
-            for inner_write in inner
-            for load in _loads(without(inner_write.value))
+            load.buf.root for inner_write in inner for load in _loads(without(inner_write.value))
         }
         written = {inner_write.buf.root for inner_write in inner}
         before = self.run[self.found.at : self.found.later]
@@ -287,15 +287,15 @@ class _Pair:
         row = Row.of(nest)
         if row is None or row.size != self.sums.size or buf in scratch.written([nest]):
             return False
-        loads = [load for load in nest.loads() if load.info[0].root is buf]
-        if any(load.kind != "load" or load.info[0] is not buf or load.info[2] for load in loads):
+        loads = [load for load in nest.loads() if load.buf.root is buf]
+        if any(not isinstance(load, Load) or load.buf is not buf or load.guard for load in loads):
             return False
-        return all(axis_of(load.info[1], row.d) is not None for load in loads)
+        return all(axis_of(load.index, row.d) is not None for load in loads)
 
 
 def _is_choice(expr: Expr) -> bool:
     return (
-        expr.kind == "op"
+        isinstance(expr, Op)
         and expr.info.primitive == "select_n"
         and len(expr.args) == 3
         and expr.args[0].dtype == np.dtype(bool)
@@ -306,5 +306,5 @@ def _is_float(dtype: np.dtype) -> bool:
     return is_float(compute_el(dtype))
 
 
-def _loads(expr: Expr) -> list[Expr]:
-    return [node for node in nodes([expr]) if node.kind in ("load", "gather")]
+def _loads(expr: Expr) -> list[Load | Gather]:
+    return [node for node in nodes([expr]) if isinstance(node, Load | Gather)]

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import cast
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import apart
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Shifted, Stmt, Write
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
 from pbkern.targets.cpu.schedule.sliding_windows import (
     Chunk,
@@ -57,13 +58,15 @@ def _copied(stmt: Stmt) -> set[Buf]:
         not isinstance(stmt, Nest)
         or stmt.rdims
         or stmt.ordered
-        or any(write.value.kind != "load" for write in stmt.writes)
+        or any(not isinstance(write.value, Load) for write in stmt.writes)
     ):
         return set()
     targets = {write.buf.root for write in stmt.writes}
-    found = {write.value.info[0] for write in stmt.writes}
+    loads = [cast(Load, write.value) for write in stmt.writes]
+    found = {load.buf for load in loads}
     plain = all(
-        not write.value.info[2] and not write.guard and write.mask is None for write in stmt.writes
+        not load.guard and not write.guard and write.mask is None
+        for load, write in zip(loads, stmt.writes)
     )
     apart_from = (
         len(found) == len(targets) == len(stmt.writes) and not {buf.root for buf in found} & targets
@@ -89,7 +92,7 @@ def _makes(stmt: Stmt, beside: set[Buf]) -> bool:
     """Whether a statement stores once at each of its points, to each of these buffers, and does nothing else."""
     if not isinstance(stmt, Nest) or stmt.rdims or stmt.ordered or stmt.schedule is not None:
         return False
-    if beside & {load.info[0].root for load in stmt.loads()}:
+    if beside & {load.buf.root for load in stmt.loads()}:
         return False
     live = sorted(dim for dim, size in stmt.dims.items() if size > 1)
     once = all(
@@ -154,12 +157,12 @@ def _points(nest: Nest) -> int:
 
 
 def _load(write: Write, pool: Pool) -> Expr:
-    return pool.make("load", write.value.dtype, (write.buf, write.index, False))
+    return pool.load(write.value.dtype, write.buf, write.index, False)
 
 
 def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
     """Finds where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
-    by_buffer = {copy_write.value.info[0]: copy_write for copy_write in copy.writes}
+    by_buffer = {cast(Load, copy_write.value).buf: copy_write for copy_write in copy.writes}
     found: list[tuple[Buf, Place]] = []
     for write in maker.writes:
         copied = by_buffer[write.buf]
@@ -172,7 +175,7 @@ def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
 
 def _place(made: Write, maker: Nest, write: Write, copy: Nest) -> Place | None:
     from_copy: dict[str, Affine] = {}
-    for stored, read in zip(made.index, write.value.info[1]):
+    for stored, read in zip(made.index, cast(Load, write.value).index):
         inner = [(dim, coeff) for dim, coeff in read.terms if dim in copy.dims]
         if len(inner) > 1 or any(coeff != 1 or dim in from_copy for dim, coeff in inner):
             return None
@@ -206,8 +209,8 @@ def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
     stores = {write.buf.root: write for write in nest.writes}
     distances = {}
     for load in nest.loads():
-        if load.info[0].root in nest.over:
-            apart_by = _distance(load, stores[load.info[0].root])
+        if load.buf.root in nest.over:
+            apart_by = _distance(load, stores[load.buf.root])
             if apart_by is None or min(apart_by[:-1], default=0) < 0:
                 return False
             distances[id(load)] = apart_by
@@ -226,9 +229,9 @@ def _steps_along_axes(nest: Nest, write: Write, vector: str) -> bool:
 
 def _distance(expr: Expr, write: Write) -> tuple[int, ...] | None:
     """Distance of a load from what its point stores, per axis."""
-    if expr.kind != "load" or expr.info[0] is not write.buf or expr.info[2]:
+    if not isinstance(expr, Load) or expr.buf is not write.buf or expr.guard:
         return None
-    apart_by = [mine - theirs for mine, theirs in zip(expr.info[1], write.index)]
+    apart_by = [mine - theirs for mine, theirs in zip(expr.index, write.index)]
     return (
         tuple(delta.const for delta in apart_by)
         if all(delta.is_const for delta in apart_by)
@@ -273,7 +276,10 @@ class _Row:
         for point in visits.points:
             for write in self.nest.writes:
                 for key, load, where in self._needed(write.value, point, at_hand):
-                    if key not in loaded and (place := self._place(load, where)) is not None:
+                    if (
+                        key not in loaded
+                        and (place := self._place(cast(Load, load), where)) is not None
+                    ):
                         *row, at = place
                         if (-done < at + lanes and at < 0) or any(
                             other_row == row and abs(column - at) < lanes
@@ -305,18 +311,18 @@ class _Row:
                 yield key, expr, where
             places = (
                 parts(expr, where, self.vector, self.sched.lanes)
-                if expr.kind == "moved"
+                if isinstance(expr, Shifted)
                 else [where]
             )
             waiting += [(arg, place) for arg in expr.args for place in places]
 
-    def _place(self, expr: Expr, point: Point) -> tuple | None:
+    def _place(self, expr: Load, point: Point) -> tuple | None:
         """Place of a load, among the rows that this one walks and from where the step starts; None where beyond them."""
         *rows, column = self.distances[id(expr)]
         found = []
-        for dim, far in zip(self.walked_by[expr.info[0]], rows):
+        for dim, far in zip(self.walked_by[expr.buf], rows):
             at = point.get(dim, 0) + far
             if at >= self.sched.jam.get(dim, 1):
                 return None
             found.append(at)
-        return expr.info[0], *found, point.get(self.vector, 0) + column
+        return expr.buf, *found, point.get(self.vector, 0) + column

@@ -23,7 +23,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS, UNBOUNDED, Bounds, Folder, simplified
-from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Stmt, with_bodies
+from pbkern.lower.nest.ir import Const, Expr, For, If, InRange, Let, Nest, Op, Stmt, with_bodies
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.schedule import register_promotion
@@ -76,7 +76,7 @@ class _Chooser:
             )
         )
         if not tests or any(
-            condition.kind == "const" and not condition.info for condition in conditions
+            isinstance(condition, Const) and not condition.value for condition in conditions
         ):  # they hold for no program
             return [nest]
         name = self.context.names("%s")
@@ -120,7 +120,7 @@ class _Chooser:
                 return None
             corner[dim] = Affine((), extent - 1 if step * sign > 0 else 0)
         around = self.context.pool.rename(test, corner)
-        return corner if around.symbols or around.kind == "op" else None
+        return corner if around.symbols or isinstance(around, Op) else None
 
     def conditions(self, test: Expr, nest: Nest) -> list[Expr]:
         """Scalars under which a test holds at all points."""
@@ -153,17 +153,17 @@ def _overlaps(test: Expr) -> bool:
 
 def _direction(test: Expr) -> int:
     """1 where a test of an order holds for small values of what it compares, -1 where for large ones; 0 for others."""
-    if test.kind == "range":
-        return 1 if test.info[1] <= -UNBOUNDED else -1 if test.info[2] >= UNBOUNDED else 0
-    if test.kind != "op" or test.info.primitive not in ORDERS:
+    if isinstance(test, InRange):
+        return 1 if test.low <= -UNBOUNDED else -1 if test.high >= UNBOUNDED else 0
+    if not isinstance(test, Op) or test.info.primitive not in ORDERS:
         return 0
     return 1 if test.info.primitive in ("lt", "le") else -1
 
 
 def _step(test: Expr, dim: str) -> int | None:
     """Step along a dimension of what a test compares: a range's expression, or the difference of two operands."""
-    if test.kind == "range":
-        return test.info[0].coefficient(dim)
+    if isinstance(test, InRange):
+        return test.affine.coefficient(dim)
     if test.args[0].dtype.kind != "i" or test.args[0].dtype.itemsize < 4:
         return None
     x, y = (steps_along(arg, dim) for arg in test.args)

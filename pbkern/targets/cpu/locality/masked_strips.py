@@ -21,7 +21,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
-from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Const, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Write
 from pbkern.lower.nest.mask_intervals import MaskSpan, live_span, outside
 from pbkern.targets.cpu.machine import MASK_STRIP
 
@@ -165,18 +165,18 @@ class _DeadTiles:
             return False
         if reduction.op in ("max", "min"):
             self.starts[at, number] = found[0]
-            return found[0].kind == "const"
-        if not any(operand.kind == "const" and operand.info == 0 for operand in found):
+            return isinstance(found[0], Const)
+        if not any(isinstance(operand, Const) and operand.value == 0 for operand in found):
             self.needs.setdefault(at, []).append(found[0])
         return True
 
-    def _fill_of(self, load: Expr) -> tuple[bool, Expr | None]:
+    def _fill_of(self, load: Load) -> tuple[bool, Expr | None]:
         """(whether a load is of a chain's buffer, its value outside the span in the reader's dimensions)."""
-        buf, index = load.info[0], load.info[1]
+        buf, index = load.buf, load.index
         if buf not in self.chain.axes:
             return False, None
         write, fill = self.fills.get(buf, (None, None))
-        if write is None or fill is None or load.kind != "load":
+        if write is None or fill is None or not isinstance(load, Load):
             return True, None
         names: dict[str, Affine] = {}
         for mine, theirs in zip(write.index, index):
@@ -241,12 +241,10 @@ class _LiveTiles(StripMinedLoop):
         return Trips(first, name, rest, self._all_live(name, rest))
 
     def _all_live(self, count: str, rest: str | int) -> Expr:
-        test = self.pool.make("range", BOOL, (Affine.symbol(count), self.full, self.full + 1))
+        test = self.pool.in_range(Affine.symbol(count), self.full, self.full + 1)
         if not isinstance(rest, str):
             return test
-        return self.context.op(
-            "and", bool, test, self.pool.make("range", BOOL, (Affine.symbol(rest), 1, 2))
-        )
+        return self.context.op("and", bool, test, self.pool.in_range(Affine.symbol(rest), 1, 2))
 
     def _test_needs(self, needs: list[Expr], group: list[int]) -> Expr:
         """1 if one of the values is not zero at some point (NaN is not), as a scalar; else 0."""
@@ -259,9 +257,9 @@ class _LiveTiles(StripMinedLoop):
             buf = self.context.new_buffer((1,), INT32)
             test = self.context.op("ne", bool, need, self.context.const(0, need.dtype))
             value = self.context.select(test, self._number(1), self._number(0))
-            result = Write(buf, (Affine(),), self.pool.make("acc", INT32, 0), inner=False)
+            result = Write(buf, (Affine(),), self.pool.accumulator(INT32, 0), inner=False)
             self.out.append(Nest(dims, tuple(dims), [Reduction("max", (value,), INT32)], [result]))
-            flags.append(self.pool.make("load", INT32, (buf, (Affine(),), False)))
+            flags.append(self.pool.load(INT32, buf, (Affine(),), False))
         for flag in flags[1:]:
             flags[0] = self._op("max", flags[0], flag)
         return flags[0]
@@ -281,7 +279,7 @@ class _LiveTiles(StripMinedLoop):
         return self._op("min", self._op("max", expr, self._number(0)), self._number(high))
 
     def _extreme(self, name: str, ends: frozenset[Affine]) -> Expr:
-        values = [self.pool.make("index", INT32, end) for end in sorted(ends, key=str)]
+        values = [self.pool.index(INT32, end) for end in sorted(ends, key=str)]
         for value in values[1:]:
             values[0] = self._op(name, values[0], value)
         return values[0]

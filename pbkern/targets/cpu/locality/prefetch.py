@@ -7,7 +7,7 @@ page with every row.
 from __future__ import annotations
 
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction
+from pbkern.lower.nest.ir import Buf, Load, Nest, Reduction
 from pbkern.targets.cpu.machine import FAR_BYTES
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
@@ -34,9 +34,9 @@ def is_matrix_product(nest: Nest, reduction: Reduction) -> bool:
     return reduction.op.startswith("dot") and all(rows)
 
 
-def rows_ahead(load: Expr, row: str) -> dict[Buf, int]:
+def rows_ahead(load: Load, row: str) -> dict[Buf, int]:
     """Rows that a nest which walks `row` outside of contiguous elements fetches for a load: {} if it is not worth it."""
-    buf, index, _ = load.info
+    buf, index = load.access
     step = flat_coefficient(buf, index, row)
     return {buf.root: ROWS_AHEAD * step} if is_far(buf) and step and abs(step) > 1 else {}
 
@@ -49,10 +49,10 @@ def fetch_rows(nest: Nest, vector_bits: int) -> None:
     schedule = choose(nest, vector_bits)
     vector = schedule.along
     for load in nest.loads() if vector else ():
-        if load.kind != "load" or flat_coefficient(load.info[0], load.info[1], vector) != 1:
+        if not isinstance(load, Load) or flat_coefficient(load.buf, load.index, vector) != 1:
             continue
         steps = {
-            dim: abs(flat_coefficient(load.info[0], load.info[1], dim) or 0)
+            dim: abs(flat_coefficient(load.buf, load.index, dim) or 0)
             for dim in nest.dims
             if dim != vector
         }

@@ -25,7 +25,20 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Expr,
+    For,
+    If,
+    Let,
+    Load,
+    Nest,
+    Pool,
+    Reduction,
+    Stmt,
+    Write,
+)
 
 from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
@@ -132,7 +145,7 @@ class _RunningMaxima:
                 out.append(self._joined(excess.greatest, self._greatest_of_strips()))
             elif at == excess.later:
                 out.append(self._weighed_sums())
-            elif any(load.info[0] in excess.scaled for load in nest.loads()):
+            elif any(load.buf in excess.scaled for load in nest.loads()):
                 out += self._reader(Row.known(nest))
             else:
                 out.append(nest)
@@ -147,14 +160,14 @@ class _RunningMaxima:
         return [self._buffer(reduction.dtype) for reduction in row.nest.reductions]
 
     def _load(self, buf: Buf, at: Affine) -> Expr:
-        return self.pool.make("load", buf.dtype, (buf, (at,), False))
+        return self.pool.load(buf.dtype, buf, (at,), False)
 
     def _set(self, buf: Buf, at: Affine, value: Expr) -> Nest:
         return Nest({}, writes=[Write(buf, (at,), value)])
 
     def _again(self, expr: Expr, *args: Expr) -> Expr:
         """An operation on other operands."""
-        return self.pool.make("op", expr.dtype, expr.info, args)
+        return expr.with_args(args, self.pool)
 
     def _strips(self, make: Callable[[_Strip], list[Stmt]]) -> list[Stmt]:
         """A loop over statements on strips, and those on the rest."""
@@ -175,7 +188,7 @@ class _RunningMaxima:
         excess, dtype, step = self.excess, self.level.dtype, self.context.names("d")
         reduction = excess.greatest.nest.reductions[excess.which]
         of = self.pool.rename(reduction.args[0], excess.greatest.places(Affine.symbol(step)))
-        greatest = self.pool.make("acc", dtype, 0)
+        greatest = self.pool.accumulator(dtype, 0)
         finite = self.context.op("is_finite", BOOL, greatest)
         first = self.context.select(
             finite, greatest, self.context.const(np.finfo(dtype).min, dtype)
@@ -251,7 +264,7 @@ class _RunningMaxima:
         ]
         writes = [_moved(write, places, lambda x: rename(change(x))) for write in writes]
         writes += [
-            Write(buf, (strip.number,), self.pool.make("acc", buf.dtype, k), inner=False)
+            Write(buf, (strip.number,), self.pool.accumulator(buf.dtype, k), inner=False)
             for k, buf in enumerate(partials)
         ]
         ahead = {} if row.nest is self.excess.greatest.nest else self._next_strips(row)
@@ -266,11 +279,11 @@ class _RunningMaxima:
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
         """Distance of what is prefetched, by buffer that comes from afar."""
-        far = [load for load in row.nest.loads() if load.kind == "load" and is_far(load.info[0])]
+        far = [load for load in row.nest.loads() if isinstance(load, Load) and is_far(load.buf)]
         steps = {
-            expr.info[0].root: step
+            expr.buf.root: step
             for expr in far
-            if (step := flat_coefficient(expr.info[0], expr.info[1], row.d))
+            if (step := flat_coefficient(expr.buf, expr.index, row.d))
         }
         return {buf: STRIPS_AHEAD * self.cut.length * step for buf, step in steps.items()}
 
@@ -324,7 +337,7 @@ class _RunningMaxima:
             weight = self._load(self.weights, strip.number)
 
             def weighed(expr: Expr) -> Expr | None:
-                read = expr.kind == "load" and expr.info[0] in self.excess.scaled
+                read = isinstance(expr, Load) and expr.buf in self.excess.scaled
                 return self.context.op("mul", expr.dtype, expr, weight) if read else None
 
             return [self._on_strip(row, strip, partials, self.pool.rewriter(weighed))]
@@ -344,7 +357,11 @@ def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
     base, places = len(first.reductions), {theirs: Affine.symbol(mine)}
     rename = pool.renamer(places)
     count = pool.rewriter(
-        lambda expr: pool.make("acc", expr.dtype, expr.info + base) if expr.kind == "acc" else None
+        lambda expr: (
+            pool.accumulator(expr.dtype, expr.number + base)
+            if isinstance(expr, Accumulator)
+            else None
+        )
     )
     reductions = [reduction.mapped(rename) for reduction in second.reductions]
     writes = [_moved(write, places, lambda x: count(rename(x))) for write in second.writes]

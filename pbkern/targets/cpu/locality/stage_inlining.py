@@ -19,7 +19,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, Write, nodes
+from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Pool, Shifted, Stmt, Write, nodes
 from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
 from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
@@ -84,7 +84,7 @@ class _Inliner:
         reader = body.stmts[at]
         if not isinstance(reader, Nest):
             return None
-        read = {load.info[0].root for load in reader.loads()}
+        read = {load.buf.root for load in reader.loads()}
         for first in range(at - 1, -1, -1):
             maker = body.stmts[first]
             if isinstance(maker, Nest) and read & body.written[first] and body.can_move(first, at):
@@ -130,7 +130,7 @@ class _Inliner:
 
         Stages that pass on what the caches hold gain nothing but longer code.
         """
-        far = any(is_far(load.info[0]) for load in maker.loads()) and any(
+        far = any(is_far(load.buf) for load in maker.loads()) and any(
             is_far(write.buf) for write in reader.writes
         )
         distances = nest.moves()
@@ -148,7 +148,7 @@ class _Inliner:
         sched = choose(nest, self.vector_bits)
         if sched.vector is None:
             return 0.0
-        buffers = {load.info[0].root for load in nest.loads() if sched.vector in load.symbols} | {
+        buffers = {load.buf.root for load in nest.loads() if sched.vector in load.symbols} | {
             write.buf.root for write in nest.writes
         }
         memory = FAR_VECTOR_CYCLES * sum(map(is_far, buffers)) if far else 0.0
@@ -159,7 +159,7 @@ class _Inliner:
 
 def _has_windows(nest: Nest) -> bool:
     """Whether reduced elements are neighbours where results are, too."""
-    indices = [i for load in nest.loads() if load.kind == "load" for i in load.info[1]]
+    indices = [i for load in nest.loads() if isinstance(load, Load) for i in load.index]
     return any(
         index.symbols & set(nest.rdims) and index.symbols & (nest.dims.keys() - set(nest.rdims))
         for index in indices
@@ -211,7 +211,7 @@ def _stores_all(maker: Nest, write: Write) -> bool:
     if not write.inner or write.guard or write.mask is not None or write.buf.storage is not None:
         return False
     live = {dim for dim, size in maker.dims.items() if size > 1}
-    others = [load.info[0].root for load in maker.loads()] + [
+    others = [load.buf.root for load in maker.loads()] + [
         other.buf.root for other in maker.writes if other is not write
     ]
     return (
@@ -224,12 +224,12 @@ def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, s
     """The reader's dimension -> the maker's, if all loads of what is made walk it in step, at distances of 0 and more."""
     dims: dict[str, str] = {}
     for load in reader.loads():
-        write = made.get(load.info[0].root)
+        write = made.get(load.buf.root)
         if write is None:
             continue
-        if load.kind != "load" or load.info[0] is not write.buf or load.info[2]:
+        if not isinstance(load, Load) or load.buf is not write.buf or load.guard:
             return None
-        for theirs, mine in zip(write.index, load.info[1]):
+        for theirs, mine in zip(write.index, load.index):
             if theirs.is_const and mine == theirs:
                 continue
             if theirs.const or len(theirs.terms) != 1 or len(mine.terms) != 1 or mine.const < 0:
@@ -260,25 +260,24 @@ def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
     """The reader with loads replaced by values at a distance."""
 
     def replaced(expr: Expr) -> Expr | None:
-        if expr.kind != "load" or expr.info[0] not in values:
+        if not isinstance(expr, Load) or expr.buf not in values:
             return None
-        value = values[expr.info[0]]
+        value = values[expr.buf]
         moves = tuple(
             (affine.terms[0][0], affine.const)
-            for affine in expr.info[1]
+            for affine in expr.index
             if affine.terms and affine.const and affine.terms[0][0] in value.symbols
         )
-        return pool.make("moved", expr.dtype, moves, (value,)) if moves else value
+        return pool.shifted(expr.dtype, moves, (value,)) if moves else value
 
     return reader.mapped(pool.rewriter(replaced))
 
 
 def _streams(nest: Nest, vector: str) -> bool:
     """Whether vectors of what is taken at a distance are whole ones."""
-    for node in nodes(moved.args[0] for moved in nest.nodes() if moved.kind == "moved"):
-        if node.kind == "gather" or (
-            node.kind == "load"
-            and flat_coefficient(node.info[0], node.info[1], vector) not in (0, 1)
+    for node in nodes(moved.args[0] for moved in nest.nodes() if isinstance(moved, Shifted)):
+        if isinstance(node, Gather) or (
+            isinstance(node, Load) and flat_coefficient(node.buf, node.index, vector) not in (0, 1)
         ):
             return False
     return True

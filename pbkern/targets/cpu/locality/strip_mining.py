@@ -21,7 +21,20 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
-from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, bodies, with_bodies
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Expr,
+    For,
+    Gather,
+    Load,
+    Nest,
+    Reduction,
+    Stmt,
+    Write,
+    bodies,
+    with_bodies,
+)
 from pbkern.lower.nest.reductions import IDENTITY
 from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
@@ -208,7 +221,7 @@ class Chain:
 def accesses(nest: Nest) -> Iterator[Access]:
     """Every access."""
     for load in nest.loads():
-        yield load.info[0], load.info[1], False
+        yield load.buf, load.index, False
     for write in nest.writes:
         yield write.buf, write.index, True
 
@@ -380,7 +393,7 @@ class _StripNest:
         )
 
     def _load(self, buf: Buf, index: tuple[Affine, ...]) -> Expr:
-        return self.pool.make("load", buf.dtype, (buf, index, False))
+        return self.pool.load(buf.dtype, buf, index, False)
 
     def _joined(self, number: int, index: tuple[Affine, ...]) -> Iterator[tuple[Buf, Expr]]:
         """Joins what is kept of reduction number with that of one strip more.
@@ -392,7 +405,7 @@ class _StripNest:
         def op(name: str, expr: Expr, y: Expr) -> Expr:
             return self.context.op(name, reduction.dtype, expr, y)
 
-        before, strip = self._load(state, index), self.pool.make("acc", reduction.dtype, number)
+        before, strip = self._load(state, index), self.pool.accumulator(reduction.dtype, number)
         joined = op(JOINS[reduction.op], before, strip)
         if number in self.lost:
             added = op("sub", joined, before)
@@ -442,8 +455,8 @@ class _StripNest:
             )
 
         def replace(x: Expr) -> Expr | None:
-            if x.kind in ("load", "gather") and x.info[0] in self.small:
-                return self.pool.make(x.kind, x.dtype, (*place(*x.info[:2]), *x.info[2:]), x.args)
+            if isinstance(x, Load | Gather) and x.buf in self.small:
+                return self.pool.with_access(x, *place(*x.access))
             return None
 
         shrunk, renamed = self.pool.rewriter(replace), self.pool.renamer(whole)
@@ -476,9 +489,9 @@ class _StripNest:
         """Rewrites reductions of a single element without accumulators."""
 
         def term(expr: Expr) -> Expr | None:
-            if expr.kind != "acc":
+            if not isinstance(expr, Accumulator):
                 return None
-            reduction = nest.reductions[expr.info]
+            reduction = nest.reductions[expr.number]
             if reduction.op in ("argmax", "argmin"):
                 return reduction.args[1]  # the place, not the element
             return (
@@ -509,7 +522,9 @@ class _StripNest:
             ]
 
         def result(expr: Expr) -> Expr:
-            return self.pool.rewrite(expr, lambda x: states[x.info] if x.kind == "acc" else None)
+            return self.pool.rewrite(
+                expr, lambda x: states[x.number] if isinstance(x, Accumulator) else None
+            )
 
         writes = [final.mapped(result, inner=True) for final in finals]
         return [Nest(dict(self.outer), writes=writes, at=self.nest.at)]

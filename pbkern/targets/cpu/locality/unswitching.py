@@ -15,7 +15,22 @@ from __future__ import annotations
 import math
 
 from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS
-from pbkern.lower.nest.ir import Buf, Expr, For, If, Let, Nest, Pool, Stmt, nodes, with_bodies
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Expr,
+    For,
+    Gather,
+    If,
+    Let,
+    Load,
+    Nest,
+    Op,
+    Pool,
+    Stmt,
+    nodes,
+    with_bodies,
+)
 from pbkern.targets.cpu.schedule import register_promotion
 
 # Most operations of a nest that is worth further copies: bounds code size.
@@ -70,7 +85,7 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
     written = {write.buf.root for write in nest.writes}
     for expr in reversed(every):  # the outermost of a chain first: one side of it is settled
         if (
-            expr.kind != "op"
+            not isinstance(expr, Op)
             or expr.info.primitive != "select_n"
             or len(expr.args) != 3
             or expr.args[0].dtype != BOOL
@@ -78,10 +93,10 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
             continue
         test = expr.args[0]
         scalar = not test.symbols & nest.dims.keys() and not any(
-            node.kind == "acc" for node in nodes([test])
+            isinstance(node, Accumulator) for node in nodes([test])
         )
         if scalar and written.isdisjoint(
-            node.info[0].root for node in nodes([test]) if node.kind in ("load", "gather")
+            node.buf.root for node in nodes([test]) if isinstance(node, Load | Gather)
         ):
             each = [_arrays(_settled(nest, test, taken, pool)) for taken in range(2)]
             if each[0] - each[1] and each[1] - each[0]:
@@ -91,7 +106,7 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
 
 def _arrays(nest: Nest) -> set[Buf]:
     """Arrays that are read at more than one place."""
-    return {load.info[0].root for load in nest.loads() if load.symbols & nest.dims.keys()}
+    return {load.buf.root for load in nest.loads() if load.symbols & nest.dims.keys()}
 
 
 def _settled(nest: Nest, test: Expr, taken: int, pool: Pool) -> Nest:
@@ -100,7 +115,7 @@ def _settled(nest: Nest, test: Expr, taken: int, pool: Pool) -> Nest:
     def decided(expr: Expr) -> Expr | None:
         return (
             expr.args[1 + taken]
-            if expr.kind == "op" and expr.info.primitive == "select_n" and expr.args[0] is test
+            if isinstance(expr, Op) and expr.info.primitive == "select_n" and expr.args[0] is test
             else None
         )
 

@@ -21,7 +21,17 @@ from dataclasses import dataclass, replace
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import is_written
 from pbkern.lower.nest.index_tests import MIN_POINTS, Bounds, Folder
-from pbkern.lower.nest.ir import Expr, For, Let, Nest, Stmt, with_bodies
+from pbkern.lower.nest.ir import (
+    Expr,
+    For,
+    Gather,
+    IndexValue,
+    Let,
+    Nest,
+    Op,
+    Stmt,
+    with_bodies,
+)
 
 
 @dataclass(frozen=True)
@@ -70,11 +80,11 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
             names.setdefault(window_start.start, context.names("%s"))
 
     def loaded(expr: Expr) -> Expr | None:
-        if expr not in windows:
+        if not isinstance(expr, Gather) or expr not in windows:
             return None
         starts = iter(windows[expr])
-        index = tuple(next(starts).named(names) if i is None else i for i in expr.info[1])
-        return context.pool.make("load", expr.dtype, (expr.info[0], index, False))
+        index = tuple(next(starts).named(names) if i is None else i for i in expr.index)
+        return context.pool.load(expr.dtype, expr.buf, index, False)
 
     body = nest.mapped(context.pool.rewriter(loaded)).mapped(rename)
     writes = [
@@ -94,14 +104,16 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
     return found[0]
 
 
-def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Expr, list[_Start]]:
+def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Gather, list[_Start]]:
     """Gathers of windows -> the starts along their gathered axes. Empty where a loop would not pay."""
     if nest.ordered or nest.moves() or any(is_written(load, nest) for load in nest.loads()):
         return {}
     fold = Folder(
         context.pool, {**bounds, **{dim: (0, max(size - 1, 0)) for dim, size in nest.dims.items()}}
     )
-    found = {node: _starts(node, fold, context) for node in nest.nodes() if node.kind == "gather"}
+    found = {
+        node: _starts(node, fold, context) for node in nest.nodes() if isinstance(node, Gather)
+    }
     windows = {gather: starts for gather, starts in found.items() if starts}
     outer = _outer(nest, windows)
     inner = [dim for dim in nest.dims if dim not in outer]
@@ -121,7 +133,7 @@ def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Expr
     return windows if short and within.intersection(inner[:-1]) else {}
 
 
-def _outer(nest: Nest, windows: dict[Expr, list[_Start]]) -> list[str]:
+def _outer(nest: Nest, windows: dict[Gather, list[_Start]]) -> list[str]:
     """Dimensions that starts depend on."""
     symbols = {
         symbol for starts in windows.values() for start in starts for symbol in start.start.symbols
@@ -129,9 +141,9 @@ def _outer(nest: Nest, windows: dict[Expr, list[_Start]]) -> list[str]:
     return [dim for dim in nest.dims if dim in symbols]
 
 
-def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
+def _starts(gather: Gather, fold: Folder, context) -> list[_Start]:
     """The starts of a gather that certainly stays inside of its array; empty for others."""
-    buf, index = gather.info
+    buf, index = gather.access
     extents = [size for position, size in zip(index, buf.shape) if position is None]
     starts = []
     for arg, extent in zip(gather.args, extents):
@@ -139,10 +151,12 @@ def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
         if found is None or found[0] < 0 or found[1] >= extent:
             return []
         terms = list(_terms(arg))
-        rest = [term for term in terms if term.kind != "index"]
+        rest = [term for term in terms if not isinstance(term, IndexValue)]
         if not rest:
             return []
-        within: Affine = sum((term.info for term in terms if term.kind == "index"), Affine())
+        within: Affine = sum(
+            (term.affine for term in terms if isinstance(term, IndexValue)), Affine()
+        )
         starts.append(
             _Start(
                 within,
@@ -156,7 +170,7 @@ def _starts(gather: Expr, fold: Folder, context) -> list[_Start]:
 
 def _terms(expr: Expr) -> Iterator[Expr]:
     """Terms of a sum that does not wrap."""
-    if expr.kind == "op" and expr.info.primitive == "add":
+    if isinstance(expr, Op) and expr.info.primitive == "add":
         for arg in expr.args:
             yield from _terms(arg)
     else:

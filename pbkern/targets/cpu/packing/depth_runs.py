@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
-from pbkern.lower.nest.ir import Buf, For, Nest, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Reduction, Stmt, Write
 
 # A panel that is read once for each tile of rows, beside those rows, may fill one of this many
 # parts of the second cache.
@@ -57,7 +57,7 @@ def _sums_are_results(nest: Nest) -> bool:
     (write, *others), (reduction,) = nest.writes, nest.reductions
     plain = (
         not others
-        and write.value.kind == "acc"
+        and isinstance(write.value, Accumulator)
         and write.buf.dtype == reduction.dtype
         and write.mask is None
         and not write.guard
@@ -68,9 +68,7 @@ def _sums_are_results(nest: Nest) -> bool:
         for symbol in position.symbols
     )
     return (
-        plain
-        and not shared
-        and all(load.info[0].root is not write.buf.root for load in nest.loads())
+        plain and not shared and all(load.buf.root is not write.buf.root for load in nest.loads())
     )
 
 
@@ -84,8 +82,8 @@ def summed_in_scratch(
     product = product_along(nest, vector, context.pool)
     sums = context.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype)
     product.writes = [replace(write, buf=sums) for write in product.writes]
-    value = context.pool.make("load", sums.dtype, (sums, product.writes[0].index, False))
-    rewrite = context.pool.rewriter(lambda expr: value if expr.kind == "acc" else None)
+    value = context.pool.load(sums.dtype, sums, product.writes[0].index, False)
+    rewrite = context.pool.rewriter(lambda expr: value if isinstance(expr, Accumulator) else None)
     writes = [
         replace(
             write, value=rewrite(write.value), inner=True, mask=write.mask and rewrite(write.mask)
@@ -107,7 +105,7 @@ def product_along(nest: Nest, vector: str, pool) -> Nest:
     (reduction,) = nest.reductions
     sums = Buf("sums", tuple(free.values()), reduction.dtype, arena=True)
     write = Write(
-        sums, tuple(map(Affine.symbol, free)), pool.make("acc", reduction.dtype, 0), inner=False
+        sums, tuple(map(Affine.symbol, free)), pool.accumulator(reduction.dtype, 0), inner=False
     )
     return Nest(
         dims,
@@ -137,7 +135,7 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
         writes=[replace(write, value=context.const(0, reduction.dtype), inner=True)],
         at=product.at,
     )
-    before = context.pool.make("load", reduction.dtype, (write.buf, write.index, False))
+    before = context.pool.load(reduction.dtype, write.buf, write.index, False)
     added = replace(write, value=context.op("add", reduction.dtype, before, write.value))
 
     def run(start: Affine, length: int) -> Nest:

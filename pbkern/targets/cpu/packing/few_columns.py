@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Nest, Stmt, Write
+from pbkern.lower.nest.ir import Expr, Load, Nest, Stmt, Write
 from pbkern.targets.cpu.locality.prefetch import is_far
 from pbkern.targets.cpu.machine import ROW_PADDING, registers_of
 from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
@@ -46,7 +46,7 @@ def few_rows(
     deep = FEWEST_ROW_DEPTH_VECTORS * vector_bits // register_bits(nest)
     if (
         len(rows) != 1
-        or stationary.kind != "load"
+        or not isinstance(stationary, Load)
         or max(nest.dims[rdim] for rdim in nest.rdims) < deep
     ):
         return None
@@ -67,14 +67,11 @@ def few_columns(
         len(inner) != 1
         or nest.dims[vector] > FEW_COLUMNS
         or nest.dims[inner[0]] < FEWEST_DEPTH_VECTORS * lanes
-        or stationary.kind != "load"
+        or not isinstance(stationary, Load)
     ):
         return None
     k_dim, columns = inner[0], nest.dims[vector]
-    plain = (
-        not stationary.info[2]
-        and flat_coefficient(stationary.info[0], stationary.info[1], k_dim) == 1
-    )
+    plain = not stationary.guard and flat_coefficient(stationary.buf, stationary.index, k_dim) == 1
     mine, other = (
         [dim for dim in nest.dims if dim in expr.symbols and nest.dims[dim] > 1]
         for expr in (streamed, stationary)
@@ -88,7 +85,7 @@ def few_columns(
     transposed = streamed
     copies: list[Stmt] = []
     for last in (
-        [[vector, k_dim]] if streamed.kind == "load" else [[k_dim, vector], [vector, k_dim]]
+        [[vector, k_dim]] if isinstance(streamed, Load) else [[k_dim, vector], [vector, k_dim]]
     ):  # made along rows, then transposed
         sizes = {dim: nest.dims[dim] for dim in [*batch, *last]}
         *outer, length = sizes.values()  # rows that do not fall into one cache set
@@ -97,7 +94,7 @@ def few_columns(
             tuple(map(Affine.symbol, sizes)),
         )
         copies.append(Nest(sizes, writes=[Write(buf, index, transposed)], at=nest.at))
-        transposed = context.pool.make("load", streamed.dtype, (buf, index, False))
+        transposed = context.pool.load(streamed.dtype, buf, index, False)
     product = replace_operand(nest, streamed, transposed)
     most_rows, most_columns = (
         SIDE_BY_SIDE if registers_of(vector_bits) >= 32 else SIDE_BY_SIDE_OF_16
@@ -106,9 +103,9 @@ def few_columns(
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
     order = (*(dim for dim in nest.dims if dim not in (k_dim, vector, rows[0])), rows[0], vector)
     product.schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order)
-    if is_far(stationary.info[0]):
+    if is_far(stationary.buf):
         product.fetch = {
-            stationary.info[0].root: jam[rows[0]]
-            * abs(flat_coefficient(stationary.info[0], stationary.info[1], rows[0]))
+            stationary.buf.root: jam[rows[0]]
+            * abs(flat_coefficient(stationary.buf, stationary.index, rows[0]))
         }
     return [*copies, product]

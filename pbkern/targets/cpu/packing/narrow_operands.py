@@ -10,12 +10,25 @@ convolution or activations that are quantised on the way, stays, but narrow.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, Write, bodies, every, with_bodies
+from pbkern.lower.nest.ir import (
+    Buf,
+    Expr,
+    Gather,
+    Load,
+    Nest,
+    Op,
+    Stmt,
+    Write,
+    bodies,
+    every,
+    with_bodies,
+)
 from pbkern.targets.cpu.locality.strip_mining import inside
 
 from .pair_products import NARROW, depth_dim, is_narrow_integer
@@ -65,16 +78,14 @@ def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
 
 def _narrow_type(write: Write) -> str:
     """The type that a written value is widened from."""
-    widened = write.value.kind == "op" and write.value.info.primitive == "convert_element_type"
+    widened = isinstance(write.value, Op) and write.value.info.primitive == "convert_element_type"
     return write.value.args[0].dtype.name if widened else ""
 
 
 def _other_accesses(nest: Nest) -> list[Buf]:
     """Buffers that are accessed other than by loads and stores of 32-bit integers."""
     loads = [
-        load.info[0]
-        for load in nest.loads()
-        if load.kind == "gather" or load.info[0].dtype != INT32
+        load.buf for load in nest.loads() if isinstance(load, Gather) or load.buf.dtype != INT32
     ]
     return loads + [write.buf for write in nest.writes if write.buf.dtype != INT32]
 
@@ -92,10 +103,10 @@ def _touched_by_others(stmts: list[Stmt]) -> set[Buf]:
 
 def _operands(nest: Nest) -> set[Buf]:
     return {
-        arg.info[0].root
+        arg.buf.root
         for reduction in nest.reductions
         for arg in reduction.args
-        if arg.kind == "load"
+        if isinstance(arg, Load)
     }
 
 
@@ -109,8 +120,7 @@ def _suits(nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
         return False
     args = nest.reductions[0].args
     if not all(
-        is_narrow_integer(arg) or (arg.kind == "load" and arg.info[0].root in narrow)
-        for arg in args
+        is_narrow_integer(arg) or (isinstance(arg, Load) and arg.buf.root in narrow) for arg in args
     ):
         return False
     inner = [
@@ -146,10 +156,10 @@ def _stored_narrow(stmts: list[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
     context = pairs.context
 
     def widened(expr: Expr) -> Expr | None:
-        if expr.kind != "load" or expr.info[0].root not in pairs.types:
+        if not isinstance(expr, Load) or expr.buf.root not in pairs.types:
             return None
-        buf = pairs.of(expr.info[0])
-        load = context.pool.make("load", buf.dtype, (buf, *expr.info[1:]))
+        buf = pairs.of(expr.buf)
+        load = context.pool.load(buf.dtype, buf, expr.index, expr.guard)
         return context.op("convert_element_type", INT32, load, params={"new_dtype": INT32})
 
     rewrite = context.pool.rewriter(widened)
@@ -184,7 +194,7 @@ def _without_copies(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     copies = {
         buf: copy
         for buf, copy in copies.items()
-        if copy.value.info[0].root not in written and _writers(stmts, buf) == 1
+        if cast(Load, copy.value).buf.root not in written and _writers(stmts, buf) == 1
     }
     out = [_from_source(stmt, copies, context) for stmt in stmts]
     read = [
@@ -222,7 +232,7 @@ def _copy(stmt: Stmt) -> Write | None:
         and write.mask is None
         and write.buf.arena
         and write.buf.storage is None
-        and write.value.kind == "load"
+        and isinstance(write.value, Load)
     )
     if not plain or write.value.dtype.name not in NARROW:
         return None
@@ -239,14 +249,14 @@ def _from_source(stmt: Stmt, copies: dict[Buf, Write], context) -> Stmt:
         return stmt
 
     def source(expr: Expr) -> Expr | None:
-        if expr.kind != "load" or expr.info[0] not in copies or expr.info[2]:
+        if not isinstance(expr, Load) or expr.buf not in copies or expr.guard:
             return None
-        write = copies[expr.info[0]]
+        write = copies[expr.buf]
         return context.pool.rename(
             write.value,
             {
                 position.terms[0][0]: at
-                for position, at in zip(write.index, expr.info[1])
+                for position, at in zip(write.index, expr.index)
                 if position.terms
             },
         )

@@ -16,7 +16,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Write
 from pbkern.targets.cpu.machine import (
     CONFLICT_BYTES,
     LINE_BYTES,
@@ -62,14 +62,12 @@ def copy_dtype(dtype: np.dtype) -> np.dtype:
 
 def is_expensive(expr: Expr) -> bool:
     """A load that converts its elements, or that may be outside its array and is tested."""
-    return expr.kind == "load" and (
-        copy_dtype(expr.info[0].dtype) != expr.info[0].dtype or expr.info[2]
-    )
+    return isinstance(expr, Load) and (copy_dtype(expr.buf.dtype) != expr.buf.dtype or expr.guard)
 
 
 def stage(
     nest: Nest,
-    load: Expr,
+    load: Load,
     dtype: np.dtype,
     context,
     out: list[Stmt],
@@ -87,7 +85,7 @@ def stage(
         return None
     if turned:
         spans.sort(key=lambda piece: bool(piece.place.symbols & set(nest.rdims)))
-    source, index, guard = load.info
+    source, index, guard = load.buf, load.index, load.guard
     rows, row = _split(spans, nest)
     sizes = [piece.size for piece in rows]
     shape = (*sizes, math.prod(piece.size for piece in row) + (ROW_PADDING if rows else 0))
@@ -114,23 +112,21 @@ def stage(
         buf = context.new_buffer(shape, dtype)
         for span, name in zip(spans, names):
             start[span.axis] += Affine.symbol(name, span.step)
-        copied = context.pool.make("load", load.dtype, (source, tuple(start), guard))
+        copied = context.pool.load(load.dtype, source, tuple(start), guard)
         write = Write(buf, within([*map(Affine.symbol, names)]), copied)
         out.append(
             Nest(dict(zip(names, (piece.size for piece in spans))), writes=[write], at=nest.at)
         )
         if source.root not in staged.written:
             staged.copies[key] = buf
-    return context.pool.make(
-        "load", load.dtype, (buf, within([piece.place for piece in spans]), False)
-    )
+    return context.pool.load(load.dtype, buf, within([piece.place for piece in spans]), False)
 
 
-def is_scattered(nest: Nest, load: Expr, reuse: int) -> bool:
+def is_scattered(nest: Nest, load: Load, reuse: int) -> bool:
     """Whether a tile reads a broadcast operand from a line for each reduced element, and these evict one another."""
     if reuse < SCATTERED_REUSE:
         return False
-    buf, index, _ = load.info
+    buf, index = load.access
     steps = {
         dim: abs(flat_coefficient(buf, index, dim)) * buf.dtype.itemsize
         for dim in nest.dims
@@ -157,7 +153,7 @@ def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     )
 
 
-def rows_conflict(nest: Nest, load: Expr, reuse: int) -> bool:
+def rows_conflict(nest: Nest, load: Load, reuse: int) -> bool:
     """Whether the rows of a broadcast operand fall into few cache sets, and are read so often that a copy of them pays."""
     spans = _spans(load, nest)
     if not spans:
@@ -165,7 +161,7 @@ def rows_conflict(nest: Nest, load: Expr, reuse: int) -> bool:
     rows, row = _split(spans, nest)
     if len(rows) != 1 or rows[0].size < FEWEST_ROWS or rows[0].place.symbols & set(nest.rdims):
         return False
-    buf = load.info[0]
+    buf = load.buf
     apart = rows[0].step * buf.strides[rows[0].axis] * buf.dtype.itemsize
     length = math.prod(span.size for span in row) * buf.dtype.itemsize
     if apart % CONFLICT_BYTES or length < SHORT_ROW_BYTES:
@@ -181,12 +177,12 @@ def _split(spans: list[_Span], nest: Nest) -> tuple[list[_Span], list[_Span]]:
     return spans[:count], spans[count:]
 
 
-def _spans(load: Expr, nest: Nest) -> list[_Span] | None:
+def _spans(load: Load, nest: Nest) -> list[_Span] | None:
     """Dimensions of what a load reads, those whose steps in memory are longest first.
 
     None where one moves along two axes.
     """
-    buf, index, _ = load.info
+    buf, index = load.access
     spans, seen = list[_Span](), set[str]()
     for axis, position in enumerate(index):
         mine = sorted(

@@ -19,7 +19,18 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write, nodes
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Expr,
+    Load,
+    Nest,
+    Op,
+    Reduction,
+    Stmt,
+    Write,
+    nodes,
+)
 from pbkern.targets.cpu.machine import ROW_PADDING
 
 UINT8 = np.dtype(np.uint8)
@@ -65,6 +76,8 @@ def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
     if (
         options.bf16_pairs
         and reduction.dtype == np.float32
+        and isinstance(streamed, Load)
+        and isinstance(stationary, Load)
         and _is_plain_bfloat16(streamed)
         and _is_plain_bfloat16(stationary)
     ):
@@ -104,11 +117,11 @@ def depth_dim(nest: Nest, stationary: Expr, count: int) -> str | None:
         for rdim in reversed(nest.rdims)
         if nest.dims[rdim] > 1 and nest.dims[rdim] % count == 0
     ]
-    loads = [node for node in nodes([stationary]) if node.kind == "load"]
+    loads = [node for node in nodes([stationary]) if isinstance(node, Load)]
     inner = [
         dim
         for dim in divided
-        if loads and all(flat_coefficient(load.info[0], load.info[1], dim) == 1 for load in loads)
+        if loads and all(flat_coefficient(load.buf, load.index, dim) == 1 for load in loads)
     ]
     return next(iter(inner or divided), None)
 
@@ -144,7 +157,7 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
     def added(expr: Expr) -> Expr | None:
         return (
             functools.reduce(lambda x, y: context.op("add", INT32, x, y), terms, expr)
-            if expr.kind == "acc"
+            if isinstance(expr, Accumulator)
             else None
         )
 
@@ -180,43 +193,43 @@ def _over_pairs(
 # ---------------------------------------------------------------- bfloat16
 
 
-def _words_in_place(stationary: Expr, k_dim: str, context) -> Expr | None:
+def _words_in_place(stationary: Load, k_dim: str, context) -> Expr | None:
     """The pair at 2k, read as one word, if pairs start at even places."""
-    flat = flat_index(*stationary.info[:2])
+    flat = flat_index(*stationary.access)
     rest = flat - Affine.symbol(k_dim, flat.coefficient(k_dim))
     if flat.coefficient(k_dim) != 1 or rest.const % 2 or any(coeff % 2 for _, coeff in rest.terms):
         return None
     words = Buf(
-        f"{stationary.info[0].name}.words",
-        (max(stationary.info[0].root.size // 2, 1),),
+        f"{stationary.buf.name}.words",
+        (max(stationary.buf.root.size // 2, 1),),
         INT32,
-        storage=stationary.info[0].root,
+        storage=stationary.buf.root,
     )
     half = Affine.make(
         {symbol: coeff // 2 for symbol, coeff in rest.terms}, rest.const // 2
     ) + Affine.symbol(k_dim)
-    return context.pool.make("load", INT32, (words, (half,), False))
+    return context.pool.load(INT32, words, (half,), False)
 
 
 def _is_plain_bfloat16(expr: Expr) -> bool:
     return (
-        expr.kind == "load"
-        and not expr.info[2]
-        and expr.info[0].dtype.name == "bfloat16"
-        and expr.info[0].root.dtype.name == "bfloat16"
+        isinstance(expr, Load)
+        and not expr.guard
+        and expr.buf.dtype.name == "bfloat16"
+        and expr.buf.root.dtype.name == "bfloat16"
     )
 
 
-def _interleaved(streamed: Expr, k_dim: str, context) -> Expr:
+def _interleaved(streamed: Load, k_dim: str, context) -> Expr:
     """streamed[2k] in the lower half of a word, streamed[2k + 1] in the upper one."""
-    buf, pool = streamed.info[0], context.pool
+    buf, pool = streamed.buf, context.pool
     bits = Buf(f"{buf.name}.bits", buf.shape, UINT16, storage=buf)
     halves = []
     for offset in (0, 1):
         index = tuple(
-            i.substitute({k_dim: Affine.symbol(k_dim, 2) + offset}.get) for i in streamed.info[1]
+            i.substitute({k_dim: Affine.symbol(k_dim, 2) + offset}.get) for i in streamed.index
         )
-        element = pool.make("load", UINT16, (bits, index, False))
+        element = pool.load(UINT16, bits, index, False)
         halves.append(
             context.op("convert_element_type", UINT32, element, params={"new_dtype": UINT32})
         )
@@ -230,10 +243,10 @@ def _interleaved(streamed: Expr, k_dim: str, context) -> Expr:
 def is_narrow_integer(expr: Expr) -> bool:
     """A conversion of a load of int8, uint8 or int16 to int32."""
     return (
-        expr.kind == "op"
+        isinstance(expr, Op)
         and expr.info.primitive == "convert_element_type"
         and expr.dtype == INT32
-        and expr.args[0].kind == "load"
+        and isinstance(expr.args[0], Load)
         and expr.args[0].dtype.name in NARROW
     )
 
@@ -262,4 +275,4 @@ def _staged_words(nest: Nest, stationary: Expr, k_dim: str, context) -> tuple[Ne
     copy = Nest(
         dims, writes=[Write(buf, index, _integer_pair(stationary, k_dim, context))], at=nest.at
     )
-    return copy, context.pool.make("load", INT32, (buf, index, False))
+    return copy, context.pool.load(INT32, buf, index, False)

@@ -14,10 +14,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import cast
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, For, Nest, Reduction, Stmt, Write, with_bodies
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Expr,
+    For,
+    Gather,
+    Load,
+    Nest,
+    Op,
+    Reduction,
+    Stmt,
+    Write,
+    with_bodies,
+)
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.cache_conflicts import are_apart
@@ -104,7 +118,9 @@ def _along_columns(
         )
         return out + words.before + panels
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
-    is_turned = stationary.kind == "load" and is_scattered(nest, stationary, nest.reuse(stationary))
+    is_turned = isinstance(stationary, Load) and is_scattered(
+        nest, stationary, nest.reuse(stationary)
+    )
     pays = _panel_pays(nest, streamed, vector, depth, options.l2_bytes)
     fits = not is_deep(nest, depth, width, is_turned, options)
     may_run = options.contract and not any(write.inner for write in nest.writes)
@@ -121,7 +137,7 @@ def _along_columns(
         ):  # sums of sums: rounding errors grow with the number of additions
             runs = in_depth_runs(nest, vector, MOST_RUNS * ROWS_AT_ONCE, context)
             return out + _packed(runs, context, options, staged)
-        return out + _rows_at_once(nest, streamed, vector, context, options.vector_bits)
+        return out + _rows_at_once(nest, cast(Load, streamed), vector, context, options.vector_bits)
     if out:
         nest.schedule = contraction_tile(nest, vector, options.vector_bits)[1]
     return [*out, nest]
@@ -131,15 +147,15 @@ def _is_streamed(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: 
     """Whether a panel of a far operand would pay, if more than these few rows shared it."""
     inner = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     if (
-        streamed.kind != "load"
+        not isinstance(streamed, Load)
         or len(inner) != 1
         or inner[0] not in streamed.symbols
-        or not is_far(streamed.info[0])
+        or not is_far(streamed.buf)
     ):
         return False
     step, is_row = (
         _row_bytes(streamed, inner[0]),
-        flat_coefficient(streamed.info[0], streamed.info[1], vector) == 1,
+        flat_coefficient(streamed.buf, streamed.index, vector) == 1,
     )
     few = nest.reuse(streamed) < MIN_PANEL_REUSE
     return (
@@ -150,14 +166,14 @@ def _is_streamed(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: 
     )
 
 
-def _rows_at_once(nest: Nest, streamed: Expr, vector: str, context, vector_bits: int) -> list[Stmt]:
+def _rows_at_once(nest: Nest, streamed: Load, vector: str, context, vector_bits: int) -> list[Stmt]:
     """Products of a few rows at a time along their whole length, while the next ones are fetched.
 
     Each adds to the sums.
     """
     root, step = (
-        streamed.info[0].root,
-        max(flat_coefficient(streamed.info[0], streamed.info[1], rdim) for rdim in nest.rdims),
+        streamed.buf.root,
+        max(flat_coefficient(streamed.buf, streamed.index, rdim) for rdim in nest.rdims),
     )
 
     def scheduled(stmt: Stmt) -> Stmt:
@@ -214,7 +230,7 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     if (vector in expr.symbols) == (vector in other.symbols):
         return None
     streamed, stationary = (expr, other) if vector in expr.symbols else (other, expr)
-    if streamed.kind not in ("load", "op") or streamed.dtype.itemsize < 2:
+    if not isinstance(streamed, Load | Op) or streamed.dtype.itemsize < 2:
         return None
     return vector, streamed, stationary
 
@@ -250,11 +266,11 @@ def _panel_pays(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: i
     if any(rdim not in streamed.symbols and nest.dims[rdim] > 1 for rdim in nest.rdims):
         return False
     reuse = nest.reuse(streamed)
-    if streamed.kind != "load":
+    if not isinstance(streamed, Load):
         return reuse > 1
     if is_expensive(streamed) and reuse >= MIN_PANEL_REUSE:
         return True
-    coefficient = flat_coefficient(streamed.info[0], streamed.info[1], vector)
+    coefficient = flat_coefficient(streamed.buf, streamed.index, vector)
     if coefficient != 1:
         return reuse >= 4
     steps = [
@@ -265,9 +281,9 @@ def _panel_pays(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: i
     )
 
 
-def _row_bytes(load: Expr, dim: str) -> int:
-    buf = load.info[0]
-    return abs(flat_coefficient(buf, load.info[1], dim)) * buf.dtype.itemsize
+def _row_bytes(load: Load, dim: str) -> int:
+    buf = load.buf
+    return abs(flat_coefficient(buf, load.index, dim)) * buf.dtype.itemsize
 
 
 def _stage_still(
@@ -278,9 +294,9 @@ def _stage_still(
     The operand is copied where its rows collide in the cache, or, with `converted`, where reading
     it is expensive; else both are as they are.
     """
-    if stationary.kind != "load":
+    if not isinstance(stationary, Load):
         return nest, stationary
-    reuse, dtype = nest.reuse(stationary), stationary.info[0].dtype
+    reuse, dtype = nest.reuse(stationary), stationary.buf.dtype
     if is_scattered(nest, stationary, reuse):
         copy = stage(
             nest,
@@ -351,7 +367,7 @@ def _panels(
 def _group_size(streamed: Expr, vector: str, full: int) -> int:
     """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
     steps = {
-        flat_coefficient(load.info[0], load.info[1], vector) if load.kind == "load" else None
+        flat_coefficient(load.buf, load.index, vector) if isinstance(load, Load) else None
         for load in _loads(streamed)
     }
     if steps - {0, 1} or full < 2:
@@ -361,7 +377,7 @@ def _group_size(streamed: Expr, vector: str, full: int) -> int:
     )
 
 
-def _loads(expr: Expr) -> list[Expr]:
+def _loads(expr: Expr) -> list[Load | Gather]:
     return Nest({}, reductions=[Reduction("dot", (expr,), expr.dtype)]).loads()
 
 
@@ -392,7 +408,7 @@ class _Panels:
     def group(self, start: Affine, count: int, width: int) -> list[Stmt]:
         """Packs columns start .. start + count * width - 1 as `count` panels, then multiplies with each."""
         streamed, sizes = self.streamed, {dim: self.nest.dims[dim] for dim in self.reduced}
-        dtype = streamed.dtype if streamed.kind == "op" else streamed.info[0].dtype
+        dtype = streamed.dtype if isinstance(streamed, Op) else cast(Load, streamed).buf.dtype
         buf: Buf = self.context.new_buffer((count, *sizes.values(), width), copy_dtype(dtype))
         panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
@@ -403,7 +419,7 @@ class _Panels:
         copy.fetch = {
             root: rows
             for load in copy.loads()
-            if load.kind == "load"
+            if isinstance(load, Load)
             for root, rows in rows_ahead(load, self.reduced[-1]).items()
         }
         before, shifts = [copy], None
@@ -423,14 +439,14 @@ class _Panels:
         """Terms that are subtracted from the results, by panel and column."""
         panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
-        packed = self.pool.make("load", self.streamed.dtype, (buf, self._index(at, column), False))
+        packed = self.pool.load(self.streamed.dtype, buf, self._index(at, column), False)
         assert self.shift is not None
         reduction = replace(
             self.shift,
             args=tuple(packed if arg is self.streamed else arg for arg in self.shift.args),
         )
         shifts = self.context.new_buffer((count, width), reduction.dtype)
-        value = self.pool.make("acc", reduction.dtype, 0)
+        value = self.pool.accumulator(reduction.dtype, 0)
         write = Write(shifts, (at, Affine.symbol(column)), value, inner=False)
         dims = (
             ({panel: count} if count > 1 else {})
@@ -460,12 +476,12 @@ class _Panels:
     ) -> Nest:
         nest, pool, column = self.nest, self.pool, self.context.names("d")
         rename = self._renaming(start + Affine.symbol(column))
-        packed = pool.make("load", self.streamed.dtype, (buf, self._index(panel, column), False))
+        packed = pool.load(self.streamed.dtype, buf, self._index(panel, column), False)
 
         def shifted(expr: Expr) -> Expr | None:
-            if expr.kind != "acc" or shifts is None:
+            if not isinstance(expr, Accumulator) or shifts is None:
                 return None
-            shift = pool.make("load", expr.dtype, (shifts, (panel, Affine.symbol(column)), False))
+            shift = pool.load(expr.dtype, shifts, (panel, Affine.symbol(column)), False)
             return self.context.op("sub", expr.dtype, expr, shift)
 
         def renamed(expr: Expr) -> Expr:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Write
 
 from .pair_products import INT32, UINT8, Words, depth_dim, is_narrow_integer, over_words
 
@@ -43,13 +44,13 @@ def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
     ):
         return None
     flipped = streamed.args[0].dtype == stationary.args[0].dtype
-    load, before = stationary.args[0], []
-    words = None if flipped or load.info[2] else _words(load, k_dim, context)
+    load, before = cast(Load, stationary.args[0]), list[Stmt]()
+    words = None if flipped or load.guard else _words(load, k_dim, context)
     if words is None:
         copy, load = _copy(nest, load, k_dim, flipped, context)
         before, words = [copy], _words(load, k_dim, context)
         assert words is not None, "copies are made of whole words"
-    packed = _interleaved(streamed.args[0], k_dim, context)
+    packed = _interleaved(cast(Load, streamed.args[0]), k_dim, context)
 
     def product(first: Expr) -> Reduction:
         """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
@@ -64,9 +65,9 @@ def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
     return Words(before, quads, packed, words, shift)
 
 
-def _words(load: Expr, k_dim: str, context) -> Expr | None:
+def _words(load: Load, k_dim: str, context) -> Expr | None:
     """The word of bytes 4k to 4k + 3, if words start at every fourth byte."""
-    buf, index = load.info[:2]
+    buf, index = load.access
     flat = flat_index(buf, index)
     rest = flat - Affine.symbol(k_dim, flat.coefficient(k_dim))
     if (
@@ -82,12 +83,12 @@ def _words(load: Expr, k_dim: str, context) -> Expr | None:
     place = Affine.make(
         {symbol: coeff // QUAD for symbol, coeff in rest.terms}, rest.const // QUAD
     ) + Affine.symbol(k_dim)
-    return context.pool.make("load", INT32, (words, (place,), False))
+    return context.pool.load(INT32, words, (place,), False)
 
 
-def _interleaved(load: Expr, k_dim: str, context) -> Expr:
+def _interleaved(load: Load, k_dim: str, context) -> Expr:
     """Bytes 4k to 4k + 3 along the depth as one word, the first lowest."""
-    buf, pool = load.info[0], context.pool
+    buf, pool = load.buf, context.pool
     bits = (
         buf
         if buf.dtype == UINT8
@@ -96,9 +97,9 @@ def _interleaved(load: Expr, k_dim: str, context) -> Expr:
     word: Expr | None = None
     for byte in range(QUAD):
         index = tuple(
-            i.substitute({k_dim: Affine.symbol(k_dim, QUAD) + byte}.get) for i in load.info[1]
+            i.substitute({k_dim: Affine.symbol(k_dim, QUAD) + byte}.get) for i in load.index
         )
-        element = pool.make("load", UINT8, (bits, index, load.info[2]))
+        element = pool.load(UINT8, bits, index, load.guard)
         element = context.op("convert_element_type", INT32, element, params={"new_dtype": INT32})
         element = (
             context.op("shift_left", INT32, element, context.const(8 * byte, INT32))
@@ -122,7 +123,7 @@ class _Box:
     index: tuple[Affine, ...]
 
 
-def _copy(nest: Nest, load: Expr, k_dim: str, flipped: bool, context) -> tuple[Stmt, Expr]:
+def _copy(nest: Nest, load: Load, k_dim: str, flipped: bool, context) -> tuple[Stmt, Load]:
     """A copy of what a nest loads whose words start at every fourth byte, and the load from it."""
     dims = {dim: nest.dims[dim] for dim in nest.dims if dim in load.symbols and dim != k_dim} | {
         k_dim: nest.dims[k_dim]
@@ -136,13 +137,13 @@ def _copy(nest: Nest, load: Expr, k_dim: str, flipped: bool, context) -> tuple[S
         )
         if _words(copied, k_dim, context) is not None:
             return copy, copied
-    return _bytes(load, dims, load.info[1], tuple(map(Affine.symbol, dims)), flipped, nest, context)
+    return _bytes(load, dims, load.index, tuple(map(Affine.symbol, dims)), flipped, nest, context)
 
 
-def _touched(load: Expr, nest: Nest) -> _Box:
+def _touched(load: Load, nest: Nest) -> _Box:
     """The smallest box of the buffer around all that a nest loads: windows overlap in it."""
     start, shape, index = [], [], []
-    for affine in load.info[1]:
+    for affine in load.index:
         inner = Affine.make(
             {symbol: coeff for symbol, coeff in affine.terms if symbol in nest.dims}, 0
         )
@@ -154,13 +155,13 @@ def _touched(load: Expr, nest: Nest) -> _Box:
 
 
 def _bytes(
-    load: Expr, dims: dict[str, int], source, place, flipped: bool, nest: Nest, context
-) -> tuple[Nest, Expr]:
+    load: Load, dims: dict[str, int], source, place, flipped: bool, nest: Nest, context
+) -> tuple[Nest, Load]:
     """(nest over `dims` that copies the buffer at `source`, load of the copy at `place`)."""
-    buf, _, guard = load.info
+    buf, _, guard = load.buf, load.index, load.guard
     *outer, length = dims.values()
     copied = context.new_buffer((*outer, -(-length // QUAD) * QUAD + ROW_PADDING_BYTES), buf.dtype)
-    value = context.pool.make("load", buf.dtype, (buf, source, guard))
+    value = context.pool.load(buf.dtype, buf, source, guard)
     if flipped:
         value = context.op(
             "xor", buf.dtype, value, context.const(np.uint8(128).view(buf.dtype), buf.dtype)
@@ -168,4 +169,4 @@ def _bytes(
     copy = Nest(
         dict(dims), writes=[Write(copied, tuple(map(Affine.symbol, dims)), value)], at=nest.at
     )
-    return copy, context.pool.make("load", buf.dtype, (copied, place, False))
+    return copy, context.pool.load(buf.dtype, copied, place, False)

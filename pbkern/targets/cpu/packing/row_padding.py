@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from pbkern.lower.nest import scratch
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool, Stmt, bodies, every, with_bodies
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Stmt, bodies, every, with_bodies
 from pbkern.targets.cpu.schedule.sliding_windows import LINE_VECTOR_BYTES, overlapping
 
 # Bytes: the same set of a cache of 32 KB and 8 ways comes every 4 KB; half of that still leaves the
@@ -24,7 +24,7 @@ MANY_ROWS = 16
 def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
     """Statements with other rows in scratch that they alone use."""
     nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
-    stencils = {expr.info[0] for nest in nests for expr in overlapping(nest, vector_bits)}
+    stencils = {expr.buf for nest in nests for expr in overlapping(nest, vector_bits)}
     found = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
     found |= {
         write.buf
@@ -59,9 +59,9 @@ def _otherwise_used(stmts: list[Stmt]) -> set[Buf]:
     found = set()
     for nest in every(stmts):
         if isinstance(nest, Nest):
-            places = [load.info[0] for load in nest.loads()] + [write.buf for write in nest.writes]
+            places = [load.buf for load in nest.loads()] + [write.buf for write in nest.writes]
             found |= {place.root for place in places if place.storage is not None}
-            found |= {load.info[0].root for load in nest.loads() if load.kind != "load"}
+            found |= {load.buf.root for load in nest.loads() if not isinstance(load, Load)}
         elif not bodies(nest):
             found |= scratch.touched([nest])
     return found
@@ -70,8 +70,8 @@ def _otherwise_used(stmts: list[Stmt]) -> set[Buf]:
 def _replace(stmts: list[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
     def moved(x: Expr) -> Expr | None:
         return (
-            pool.make("load", x.dtype, (new[x.info[0]], *x.info[1:]))
-            if x.kind == "load" and x.info[0] in new
+            pool.load(x.dtype, new[x.buf], x.index, x.guard)
+            if isinstance(x, Load) and x.buf in new
             else None
         )
 

@@ -14,7 +14,18 @@ from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Write
+from pbkern.lower.nest.ir import (
+    Buf,
+    Expr,
+    Gather,
+    IndexValue,
+    InRange,
+    Load,
+    Nest,
+    Op,
+    Shifted,
+    Write,
+)
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 # Rows longer than this many vectors lose little in their last one.
@@ -72,12 +83,8 @@ class _SharedByRows:
         """The expression with loads from the copies."""
         if expr not in self._memo:
             streamed = expr.symbols & self.nest.dims.keys()
-            if streamed == {self.column} and expr.kind in (
-                "load",
-                "gather",
-                "op",
-                "index",
-                "range",
+            if streamed == {self.column} and isinstance(
+                expr, Load | Gather | Op | IndexValue | InRange
             ):
                 buf = self.values[expr] = self.context.new_buffer(
                     (self.lanes, self.nest.dims[self.column]), expr.dtype
@@ -86,13 +93,11 @@ class _SharedByRows:
                     Affine.symbol(self.row),
                     Affine.symbol(self.column),
                 )  # of a row: its place in the group
-                self._memo[expr] = self.context.pool.make("load", expr.dtype, (buf, index, False))
+                self._memo[expr] = self.context.pool.load(expr.dtype, buf, index, False)
             else:
                 args = tuple(map(self._without, expr.args))
                 same = all(arg is old for arg, old in zip(args, expr.args))
-                self._memo[expr] = (
-                    expr if same else self.context.pool.make(expr.kind, expr.dtype, expr.info, args)
-                )
+                self._memo[expr] = expr if same else expr.with_args(args, self.context.pool)
         return self._memo[expr]
 
     def rest_is_contiguous(self) -> bool:
@@ -107,12 +112,15 @@ class _SharedByRows:
             return steps == (size, 1) or not any(position.symbols & streamed for position in index)
 
         for node in Nest({}, writes=self.writes).nodes():
-            if node.kind in ("index", "range", "moved", "gather") and node.symbols & streamed:
+            if (
+                isinstance(node, IndexValue | InRange | Shifted | Gather)
+                and node.symbols & streamed
+            ):
                 return False
             if (
-                node.kind == "load"
-                and node.info[0] not in self.values.values()
-                and (node.info[2] or not walks(*node.info[:2]))
+                isinstance(node, Load)
+                and node.buf not in self.values.values()
+                and (node.guard or not walks(*node.access))
             ):
                 return False
         return all(not write.guard and walks(write.buf, write.index) for write in self.writes)
@@ -148,9 +156,9 @@ class _SharedByRows:
             return tuple(position.substitute(place.get) for position in index)
 
         def moved(expr: Expr) -> Expr | None:
-            if expr.kind != "load" or expr.info[0] in copies:
+            if not isinstance(expr, Load) or expr.buf in copies:
                 return None
-            return pool.make("load", expr.dtype, (expr.info[0], move(expr.info[1]), *expr.info[2:]))
+            return pool.load(expr.dtype, expr.buf, move(expr.index), expr.guard)
 
         change = pool.rewriter(moved)
         writes = [

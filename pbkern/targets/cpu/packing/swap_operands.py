@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import cast
 
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Nest, Stmt
+from pbkern.lower.nest.ir import Load, Nest, Stmt
 from pbkern.targets.cpu.machine import TRANSPOSE_CYCLES
 from pbkern.targets.cpu.schedule.register_tiles import (
     choose,
@@ -46,7 +47,7 @@ def swapped_operands(
         return None
     expr, other = nest.reductions[0].args
     if not all(
-        operand.kind == "load" and operand.dtype.itemsize >= FEWEST_BYTES
+        isinstance(operand, Load) and operand.dtype.itemsize >= FEWEST_BYTES
         for operand in (expr, other)
     ):
         return None
@@ -66,9 +67,9 @@ def swapped_operands(
         nest, usual, options
     ):
         return None
-    streamed, before = expr if vector in expr.symbols else other, list[Stmt]()
+    streamed, before = cast(Load, expr if vector in expr.symbols else other), list[Stmt]()
     if not _is_run(nest, streamed):
-        copy = stage(nest, streamed, copy_dtype(streamed.info[0].dtype), context, before, staged)
+        copy = stage(nest, streamed, copy_dtype(streamed.buf.dtype), context, before, staged)
         (reduction,) = nest.reductions
         nest = replace(
             nest,
@@ -88,8 +89,8 @@ def swapped_operands(
 def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     """Cycles with vectors along `vector`, the operand that it moves packed where that is strided."""
     sched = contraction_tile(nest, vector, vector_bits)[1]
-    (streamed,) = (arg for arg in nest.reductions[0].args if vector in arg.symbols)
-    if flat_coefficient(streamed.info[0], streamed.info[1], vector) == 1:
+    (streamed,) = (cast(Load, arg) for arg in nest.reductions[0].args if vector in arg.symbols)
+    if flat_coefficient(streamed.buf, streamed.index, vector) == 1:
         return product_cycles(nest, sched)
     elements = math.prod(size for dim, size in nest.dims.items() if dim in streamed.symbols)
     packing = elements * (
@@ -98,10 +99,10 @@ def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
     return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=streamed) + packing)
 
 
-def _is_run(nest: Nest, load: Expr) -> bool:
+def _is_run(nest: Nest, load: Load) -> bool:
     """Whether a load walks a run of neighbours along reduced dimensions: those are transposed in registers, others copied."""
     steps = sorted(
-        (abs(flat_coefficient(load.info[0], load.info[1], rdim)), nest.dims[rdim])
+        (abs(flat_coefficient(load.buf, load.index, rdim)), nest.dims[rdim])
         for rdim in nest.rdims
         if nest.dims[rdim] > 1
     )

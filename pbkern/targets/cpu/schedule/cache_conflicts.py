@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Nest
+from pbkern.lower.nest.ir import Load, Nest
 from pbkern.targets.cpu.machine import CONFLICT_BYTES, LINE_BYTES
 
 # Lines this many apart are in the same set. Source: 32 KB of L1 in 8 ways.
@@ -39,9 +39,9 @@ def are_apart(rows: int, step: int, span: int, l2_bytes: int) -> bool:
 def rows_apart(nest: Nest, dim: str, vector: str) -> int:
     """Bytes between neighbours along `dim` of the operand that the lanes of a vector share; 0 where they are not known."""
     steps = [
-        flat_coefficient(arg.info[0], arg.info[1], dim) * arg.info[0].dtype.itemsize
+        flat_coefficient(arg.buf, arg.index, dim) * arg.buf.dtype.itemsize
         for reduction in nest.reductions
         for arg in reduction.args
-        if arg.kind == "load" and vector not in arg.symbols
+        if isinstance(arg, Load) and vector not in arg.symbols
     ]
     return next(iter(steps), 0)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Write, nodes
+from pbkern.lower.nest.ir import Buf, Const, Expr, Load, Nest, Op, Write, nodes
 
 # Up to this step, shuffles are cheaper than addresses of single elements.
 MAX_STEP = 16
@@ -42,13 +42,9 @@ def runs_of_loads(
     """(buffer, moving part of the place) -> constant part -> those that it shares vectors with."""
     found: dict[tuple[Buf, Affine], dict[int, Run]] = {}
     for load in nest.loads():
-        if (
-            load.kind == "load"
-            and not load.info[2]
-            and is_strided(load.info[0], load.info[1], vector)
-        ):
-            flat = flat_index(load.info[0], load.info[1])
-            known = found.setdefault((load.info[0].root, flat.linear()), {})
+        if isinstance(load, Load) and not load.guard and is_strided(load.buf, load.index, vector):
+            flat = flat_index(load.buf, load.index)
+            known = found.setdefault((load.buf.root, flat.linear()), {})
             known |= {place: (place, place) for place in places(flat, points)}
     for (_, flat), known in found.items():
         for run in _grouped(sorted(known), abs(flat.coefficient(vector))):
@@ -99,7 +95,7 @@ def runs_of_stores(
 
 def _can_be_joint(nest: Nest, write: Write, vector: str | None) -> bool:
     """Whether the store may wait for others: nothing else touches the buffer."""
-    alone = all(load.info[0].root is not write.buf.root for load in nest.loads())
+    alone = all(load.buf.root is not write.buf.root for load in nest.loads())
     alone = alone and vector is not None and flat_coefficient(write.buf, write.index, vector) > 0
     return (
         alone
@@ -147,15 +143,15 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
     written = {store.buf.root for store in nest.writes}
 
     def suits(expr: Expr) -> bool:
-        if expr.kind == "load":
-            buf, index, guard = expr.info
+        if isinstance(expr, Load):
+            buf, index, guard = expr.buf, expr.index, expr.guard
             return (
                 not guard
                 and buf.root not in written
                 and _is_compact(buf, index, vector, steps, step)
             )
-        return expr.kind == "const" or (
-            expr.kind == "op" and (vector not in expr.symbols or streamed <= expr.symbols)
+        return isinstance(expr, Const) or (
+            isinstance(expr, Op) and (vector not in expr.symbols or streamed <= expr.symbols)
         )
 
     return all(map(suits, nodes([write.value])))

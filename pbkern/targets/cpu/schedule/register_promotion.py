@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, For, Nest, Write
+from pbkern.lower.nest.ir import Buf, For, Load, Nest, Write
 from pbkern.targets.cpu.machine import registers_of
 
 from .register_tiles import MAX_TILE_NODES, NestSchedule, column_vectors, schedule_of
@@ -84,9 +84,7 @@ def _changed(nests: list[Nest]) -> list[Buf]:
     changed: dict[Buf, None] = {}
     written: set[Buf] = set()
     for nest in nests:
-        read |= {
-            load.info[0].root: None for load in nest.loads() if load.info[0].root not in written
-        }
+        read |= {load.buf.root: None for load in nest.loads() if load.buf.root not in written}
         written |= {write.buf.root for write in nest.writes}
         changed |= {write.buf.root: None for write in nest.writes if write.buf.root in read}
     return [buf for buf in changed if buf.arena]
@@ -95,11 +93,11 @@ def _changed(nests: list[Nest]) -> list[Buf]:
 def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[RegisterSpan | None]:
     """Places where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
     found = [
-        _place(nest, schedule, load.info[0], load.info[1])
-        if load.kind == "load" and not load.info[2]
+        _place(nest, schedule, load.buf, load.index)
+        if isinstance(load, Load) and not load.guard
         else None
         for load in nest.loads()
-        if load.info[0].root is buf
+        if load.buf.root is buf
     ]
     return found + [
         _place(nest, schedule, write.buf, write.index) if _is_plain(nest, schedule, write) else None
@@ -147,7 +145,7 @@ def _in_one_tile(nest: Nest, sched: NestSchedule, carried: dict[Buf, RegisterSpa
             return sched
         short = -(-nest.dims[sched.vector] // sched.lanes) <= column_vectors(sched.registers)
         return replace(sched, unroll=min(sched.unroll, SUM_ACCUMULATORS), straight=short)
-    roots = {load.info[0].root for load in nest.loads()} | {write.buf.root for write in nest.writes}
+    roots = {load.buf.root for load in nest.loads()} | {write.buf.root for write in nest.writes}
     if any(buf in roots and span.lanes for buf, span in carried.items()):
         return replace(sched, unroll=-(-nest.dims[sched.vector] // sched.lanes))
     return sched

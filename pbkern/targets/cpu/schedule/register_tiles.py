@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Nest, nodes
+from pbkern.lower.nest.ir import Expr, Gather, Load, Nest, Op, Shifted, nodes
 from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.math.op_cycles import COST
 
@@ -250,11 +250,11 @@ def _accesses(expr: Expr, sched: NestSchedule) -> int:
     inside = [
         node
         for node in nodes([expr])
-        if node.kind in ("load", "gather") and sched.vector in node.symbols
+        if isinstance(node, Load | Gather) and sched.vector in node.symbols
     ]
     if sched.transpose:
         return 2 + sched.lanes.bit_length()
-    neighbours = (flat_coefficient(x.info[0], x.info[1], sched.along) == 1 for x in inside)
+    neighbours = (flat_coefficient(x.buf, x.index, sched.along) == 1 for x in inside)
     return max((1 if near else 2 * sched.lanes for near in neighbours), default=1)
 
 
@@ -301,7 +301,7 @@ def _points_in_turn(nest: Nest) -> int:
     Several are under way together, if their operations are interleaved
     (targets/cpu/emit/interleave_chains.py).
     """
-    ops = [node.info.primitive for node in nest.nodes() if node.kind == "op"]
+    ops = [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
     if BRANCHING.intersection(ops):
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
     work = sum(COST.get(primitive, 1.0) for primitive in ops)
@@ -314,8 +314,8 @@ def _halo(nest: Nest, dim: str) -> int:
         (
             distance
             for node in nest.nodes()
-            if node.kind == "moved"
-            for moved_dim, distance in node.info
+            if isinstance(node, Shifted)
+            for moved_dim, distance in node.moves
             if moved_dim == dim
         ),
         default=0,
@@ -326,15 +326,14 @@ def _stencil_dim(nest: Nest, vector: str) -> str | None:
     """A dimension along which several loads of one buffer overlap at different offsets."""
     offsets: dict = {}
     for node in nest.loads():
-        if node.kind == "load":
-            flat = tuple(i.linear() for i in node.info[1])
-            offsets.setdefault((id(node.info[0]), flat), set()).add(
-                tuple(i.const for i in node.info[1])
-            )
-    best = None
-    for node in nest.nodes():
-        for dim, distance in node.info if node.kind == "moved" else ():
-            best = dim if dim != vector and distance else best
+        if isinstance(node, Load):
+            flat = tuple(i.linear() for i in node.index)
+            offsets.setdefault((id(node.buf), flat), set()).add(tuple(i.const for i in node.index))
+    best: str | None = None
+    for shifted in nest.nodes():
+        if isinstance(shifted, Shifted):
+            for moved_dim, distance in shifted.moves:
+                best = moved_dim if moved_dim != vector and distance else best
     for (_, flat), seen in offsets.items():
         if len(seen) < 3:
             continue
@@ -576,9 +575,9 @@ def _sharing_dims(nest: Nest, vector: str) -> list[str]:
     ]
 
 
-def _stencil_like(nest: Nest, vector: str, load: Expr) -> str | None:
+def _stencil_like(nest: Nest, vector: str, load: Load | Gather) -> str | None:
     """Window reductions: points along a windowed dimension share loads."""
-    for i in load.info[1]:
+    for i in load.index:
         if i is not None and len(i.symbols & nest.dims.keys()) > 1:
             for symbol in i.symbols:
                 if (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Nest
+from pbkern.lower.nest.ir import Expr, Load, Nest
 
 # Points that are worth turning.
 FEWEST_TRANSPOSED = 4
@@ -15,9 +15,9 @@ FEWEST_TRANSPOSED = 4
 
 def is_transposed(load: Expr, vector: str, along: str) -> bool:
     """Whether a load is strided along the vector dimension but contiguous, or every second element, along another one."""
-    if load.kind != "load" or load.info[2]:
+    if not isinstance(load, Load) or load.guard:
         return False
-    buf, index, _ = load.info
+    buf, index = load.access
     if storage_el(buf.dtype) != storage_el(buf.root.dtype):
         return False
     step = flat_coefficient(buf, index, along)
@@ -36,9 +36,9 @@ def transposable_dims(nest: Nest, vector: str) -> list[str]:
     inside = [
         load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
     ]
-    if nest.ordered or any(live - expr.symbols or expr.kind != "load" for expr in inside):
+    if nest.ordered or any(live - expr.symbols or not isinstance(expr, Load) for expr in inside):
         return []
-    if all(flat_coefficient(expr.info[0], expr.info[1], vector) != 1 for expr in inside):
+    if all(flat_coefficient(expr.buf, expr.index, vector) != 1 for expr in inside):
         return []
     return [rdim for rdim in nest.rdims if nest.dims[rdim] >= FEWEST_TRANSPOSED]
 
@@ -49,7 +49,7 @@ def transposed_dim(nest: Nest, vector: str) -> tuple[str, int] | None:
         transposed = [
             load for load in nest.loads() if dim != vector and is_transposed(load, vector, dim)
         ]
-        steps = [flat_coefficient(expr.info[0], expr.info[1], dim) for expr in transposed]
+        steps = [flat_coefficient(expr.buf, expr.index, dim) for expr in transposed]
         if steps:
             return dim, max(steps)
     return None

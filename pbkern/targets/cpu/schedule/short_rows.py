@@ -29,7 +29,7 @@ def batched_rows(nest: Nest, vector: str) -> str | None:
         or any(nest.dims[rdim] > 1 for rdim in nest.rdims if rdim != vector)
     ):
         return None
-    if any(load.info[0].root in written for load in nest.loads()) or any(
+    if any(load.buf.root in written for load in nest.loads()) or any(
         map(_is_bool, nest.reductions)
     ):
         return None

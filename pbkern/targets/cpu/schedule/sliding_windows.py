@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Op, Pool, Shifted
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
@@ -40,13 +40,13 @@ OPERATIONS = 1.7
 Point = dict[str, int]
 
 
-def parts(expr: Expr, point: Point, vector: str | None, lanes: int) -> list[Point]:
+def parts(expr: Shifted, point: Point, vector: str | None, lanes: int) -> list[Point]:
     """Points at which a moved value's operand is needed for its value at a point.
 
     They are the place itself, or, along the vector dimension, one or two multiples of a vector.
     """
     place = dict(point)
-    for dim, distance in expr.info:
+    for dim, distance in expr.moves:
         place[dim] = place.get(dim, 0) + distance
     if not lanes or vector is None or vector not in expr.symbols:
         return [place]
@@ -96,7 +96,7 @@ class Visits:
         found: dict[tuple, tuple[Expr, Point]] = {}
         for expr, point in self.made.values():
             for place in (
-                parts(expr, point, vector, self.sched.lanes) if expr.kind == "moved" else ()
+                parts(expr, point, vector, self.sched.lanes) if isinstance(expr, Shifted) else ()
             ):
                 (arg,) = expr.args
                 ahead = {**place, vector: place.get(vector, 0) + self.step}
@@ -115,7 +115,7 @@ class Visits:
         places = {
             _place(expr, point)
             for expr, point in values
-            if expr.kind == "load" and self.sched.vector in expr.symbols
+            if isinstance(expr, Load) and self.sched.vector in expr.symbols
         }
         accesses += sum(2 if _straddles(*place, self.sched) else 1 for place in places)
         return max(
@@ -124,11 +124,11 @@ class Visits:
 
     def _arithmetic(self, values: Iterable[tuple[Expr, Point]]) -> float:
         """Sums have pipes of their own, one of them for shuffles as well; products, too, and products with sums."""
-        names = [expr.info.primitive for expr, _ in values if expr.kind == "op"]
+        names = [expr.info.primitive for expr, _ in values if isinstance(expr, Op)]
         products, sums = names.count("mul"), sum(name in ("add", "sub") for name in names)
         both = min(products, sums)
         shuffles = sum(
-            expr.kind == "moved"
+            isinstance(expr, Shifted)
             and len(parts(expr, point, self.sched.vector, self.sched.lanes)) > 1
             for expr, point in values
         )
@@ -146,7 +146,7 @@ class Visits:
             found[key] = expr, where
             places = (
                 parts(expr, where, self.sched.vector, self.sched.lanes)
-                if expr.kind == "moved"
+                if isinstance(expr, Shifted)
                 else [where]
             )
             waiting += [(arg, place) for arg in expr.args for place in places]
@@ -200,7 +200,7 @@ def _is_register_tile(nest: Nest, vector: str) -> bool:
         or is_long_point(nest)
     ):
         return False
-    accesses = [load.info[:2] for load in nest.loads() if load.kind == "load"] + [
+    accesses = [load.access for load in nest.loads() if isinstance(load, Load)] + [
         (write.buf, write.index) for write in nest.writes
     ]
     return not any(is_strided(buf, index, vector) for buf, index in accesses)
@@ -215,7 +215,7 @@ def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int
     size = visits.nest.dims[vector]
     most = size
     for expr, point in visits.made.values():
-        if expr.kind == "load" and vector in expr.symbols and not expr.info[2]:
+        if isinstance(expr, Load) and vector in expr.symbols and not expr.guard:
             beyond = point.get(vector, 0) - reached.get(id(expr), {}).get(vector, 0)
             if beyond >= visits.step or _straddles(*_place(expr, point), visits.sched):
                 most = min(most, size - beyond - lanes + visits.step)
@@ -229,20 +229,20 @@ def streaming_vectors(visits: Visits, reached: dict[int, dict[str, int]]) -> int
 class _Group:
     """Loads of one buffer that differ in constants only. base: the constants from which distances are counted."""
 
-    loads: list[Expr]
+    loads: list[Load]
     lanes: int
     aligned: bool
 
     @property
     def places(self) -> set[int]:
-        return {load.info[1][-1].const for load in self.loads}
+        return {load.index[-1].const for load in self.loads}
 
     def base(self, axis: int, moves: bool) -> int | None:
         """The constant of an axis that all share; None: each has its own."""
         if not moves:
             return None
-        least = min(load.info[1][axis].const for load in self.loads)
-        last = axis == len(self.loads[0].info[1]) - 1
+        least = min(load.index[axis].const for load in self.loads)
+        last = axis == len(self.loads[0].index) - 1
         return least // self.lanes * self.lanes if last and self.aligned else least
 
 
@@ -270,14 +270,14 @@ def moved_loads(nest: Nest, sched: NestSchedule) -> Nest:
 
 def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
     vector, lanes = sched.along, sched.lanes
-    found: dict[tuple, list[Expr]] = {}
+    found: dict[tuple, list[Load]] = {}
     for candidate in _candidates(nest, vector):
-        found.setdefault((candidate.info[0], *(i.linear() for i in candidate.info[1])), []).append(
+        found.setdefault((candidate.buf, *(i.linear() for i in candidate.index)), []).append(
             candidate
         )
     groups = []
     for loads in found.values():
-        buf, index, _ = loads[0].info
+        buf, index = loads[0].access
         flat = flat_index(buf, index)
         steps = [coeff for dim, coeff in flat.terms if dim != vector]
         whole = buf.dtype.itemsize * lanes == LINE_VECTOR_BYTES and all(
@@ -287,17 +287,17 @@ def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
     return groups
 
 
-def _candidates(nest: Nest, vector: str) -> Iterable[Expr]:
+def _candidates(nest: Nest, vector: str) -> Iterable[Load]:
     """Loads of whole vectors that are the same at whatever point of the nest."""
     for load in nest.loads():
-        steady = load.info[0].root in nest.over or not is_written(load, nest)
+        steady = load.buf.root in nest.over or not is_written(load, nest)
         if (
-            load.kind == "load"
-            and not load.info[2]
-            and load.info[0].dtype == load.info[0].root.dtype
+            isinstance(load, Load)
+            and not load.guard
+            and load.buf.dtype == load.buf.root.dtype
             and steady
         ):
-            buf, index, _ = load.info
+            buf, index = load.access
             if flat_coefficient(buf, index, vector) == 1 and index[-1].coefficient(vector) == 1:
                 yield load
 
@@ -320,9 +320,9 @@ def _pays(group: _Group, unroll: int) -> bool:
     return fresh * straddling + SHUFFLE_ACCESSES * sum(lane > 0 for lane in lanes) < direct
 
 
-def _place(load: Expr, point: Point) -> tuple[Buf, Affine]:
+def _place(load: Load, point: Point) -> tuple[Buf, Affine]:
     """Place where a load reads at a point: expressions of different constants may meet there."""
-    buf, index, _ = load.info
+    buf, index = load.access
     flat = flat_index(buf, index)
     return buf.root, flat + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
 
@@ -335,21 +335,21 @@ def _straddles(buf: Buf, place: Affine, sched: NestSchedule) -> bool:
 
 def _as_moved(group: _Group, nest: Nest, vector: str, pool: Pool) -> dict[int, Expr]:
     """id of a load -> what takes its place."""
-    buf, index, _ = group.loads[0].info
+    buf, index = group.loads[0].access
     axes = [_moving_dim(axis, index, nest) for axis in range(len(index) - 1)] + [vector]
     bases = [group.base(k, axis is not None) for k, axis in enumerate(axes)]
     new = {}
     for source in group.loads:
-        own = source.info[1]
+        own = source.index
         base = tuple(i if origin is None else i.linear() + origin for i, origin in zip(own, bases))
         distances = [
             (axis, i.const - origin)
             for axis, i, origin in zip(axes, own, bases)
             if origin is not None and i.const != origin
         ]
-        load = pool.make("load", source.dtype, (buf, base, False))
+        load = pool.load(source.dtype, buf, base, False)
         new[id(source)] = (
-            pool.make("moved", source.dtype, tuple(distances), (load,)) if distances else load
+            pool.shifted(source.dtype, tuple(distances), (load,)) if distances else load
         )
     return new
 
@@ -362,14 +362,14 @@ def _moving_dim(axis: int, index: tuple[Affine, ...], nest: Nest) -> str | None:
     return steps[0] if sum(steps[0] in position.symbols for position in index) == 1 else None
 
 
-def overlapping(nest: Nest, vector_bits: int) -> Iterable[Expr]:
+def overlapping(nest: Nest, vector_bits: int) -> Iterable[Load]:
     """Loads of scratch at several places of a row, within a nest without reductions."""
     if nest.reductions:
         return
     vector = choose(nest, vector_bits).vector
-    rows: dict[tuple, dict[int, Expr]] = {}
+    rows: dict[tuple, dict[int, Load]] = {}
     for candidate in _candidates(nest, vector) if vector else ():
-        buf, index, _ = candidate.info
+        buf, index = candidate.access
         if buf.arena and buf.storage is None and len(buf.shape) > 1:
             rows.setdefault((buf, *index[:-1], index[-1].linear()), {})[index[-1].const] = candidate
     for places in rows.values():

@@ -6,7 +6,7 @@ import math
 
 from pbkern.lower.mlir.element_types import BITS, compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Nest
+from pbkern.lower.nest.ir import Accumulator, Expr, Gather, IndexValue, InRange, Load, Nest, Op
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import MAX_STEP, is_interleaved_row, is_strided, joint_stores
@@ -51,7 +51,7 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
     widths = [
         BITS[compute_el(node.dtype)]
         for node in nest.nodes()
-        if node.kind not in ("index", "range", "acc")
+        if not isinstance(node, IndexValue | InRange | Accumulator)
     ]
     widths += [BITS[compute_el(reduction.dtype)] for reduction in nest.reductions]
     widths += [BITS[compute_el(write.buf.dtype)] for write in nest.writes]
@@ -62,7 +62,7 @@ def is_long_point(nest: Nest) -> bool:
     """Whether one point of the reductions is so much work that out-of-order execution overlaps few of them; more only spill."""
     inside = Nest({}, reductions=nest.reductions).nodes()
     return (
-        sum(COST.get(expr.info.primitive, 1.0) for expr in inside if expr.kind == "op")
+        sum(COST.get(expr.info.primitive, 1.0) for expr in inside if isinstance(expr, Op))
         >= LONG_POINT
     )
 
@@ -129,14 +129,14 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     return score * min(1.0, size / SHORTEST_ROW)
 
 
-def _load_score(nest: Nest, expr: Expr, dim: str) -> float:
-    buf, index = expr.info[:2]
+def _load_score(nest: Nest, expr: Load | Gather, dim: str) -> float:
+    buf, index = expr.access
     coeff = flat_coefficient(buf, index, dim)
     if coeff == 1:
         return 1.0
     if coeff == -1:
         return 0.35
-    if expr.kind == "gather" and any(dim in arg.symbols for arg in expr.args):
+    if isinstance(expr, Gather) and any(dim in arg.symbols for arg in expr.args):
         windows = any(
             size > 1 and flat_coefficient(buf, index, other) == 1
             for other, size in nest.dims.items()
@@ -146,7 +146,7 @@ def _load_score(nest: Nest, expr: Expr, dim: str) -> float:
         return 0.0
     if any(is_transposed(expr, dim, other) for other in transposable_dims(nest, dim)):
         return TRANSPOSED
-    return STRIDED_SCORE if expr.kind == "load" and is_strided(buf, index, dim) else -1.0
+    return STRIDED_SCORE if isinstance(expr, Load) and is_strided(buf, index, dim) else -1.0
 
 
 def nest_frequency(nest: Nest):

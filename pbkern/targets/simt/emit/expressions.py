@@ -15,7 +15,20 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import INT32_MAX, NestContext
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write
+from pbkern.lower.nest.ir import (
+    Accumulator,
+    Buf,
+    Const,
+    Expr,
+    Gather,
+    IndexValue,
+    InRange,
+    Load,
+    Nest,
+    Op,
+    Reduction,
+    Write,
+)
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.simt.device import SHARED_SPACE
 from pbkern.targets.simt.schedule.memory import Placement
@@ -70,8 +83,8 @@ class Expressions:
         return found
 
     def value(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
-        if expr.kind == "acc":
-            return walk.accs[expr.info]
+        if isinstance(expr, Accumulator):
+            return walk.accs[expr.number]
         where = self._place(walk, block, expr)
         key: tuple = ("value", id(expr))
         if self._has(walk, expr, "acc"):
@@ -91,40 +104,41 @@ class Expressions:
         key = (what, id(expr))
         if key not in walk.memo:
             own = (
-                expr.kind == "acc"
+                isinstance(expr, Accumulator)
                 if what == "acc"
-                else expr.kind in ("load", "gather") and expr.info[0].root in walk.written
+                else isinstance(expr, Load | Gather) and expr.buf.root in walk.written
             )
             walk.memo[key] = own or any(self._has(walk, arg, what) for arg in expr.args)
         return walk.memo[key]
 
     def _make(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
         b = self.builder(block)
-        match expr.kind:
-            case "const":
-                return b.c(expr.info, compute_el(expr.dtype))
-            case "index":
+        match expr:
+            case Const():
+                return b.c(expr.value, compute_el(expr.dtype))
+            case IndexValue():
                 return self._cast(
-                    block, self.text.affine(block, expr.info)[1], compute_el(expr.dtype)
+                    block, self.text.affine(block, expr.affine)[1], compute_el(expr.dtype)
                 )
-            case "range":
-                i, low, high = expr.info
+            case InRange():
+                i, low, high = expr.affine, expr.low, expr.high
                 return Ssa(
                     self._within(block, self.text.affine(block, i)[1], low, high)
                     or b.c(True, "i1").name,
                     "i1",
                     0,
                 )
-            case "load":
-                buf, index, guard = expr.info
+            case Load():
+                buf, index, guard = expr.buf, expr.index, expr.guard
                 if walk.beside > 1 and walk.along in expr.symbols:
                     return b.from_storage(
                         self._load_beside(walk, block, buf, flat_index(buf, index)), buf.dtype
                     )
                 flat = self._clamped(walk, block, buf, index) if guard else flat_index(buf, index)
                 return self._load(block, buf, flat)
-            case "gather":
+            case Gather():
                 return self._gather(walk, block, expr)
+        assert isinstance(expr, Op)
         args = [self.value(walk, block, arg) for arg in expr.args]
         b = b.strict() if may_cancel(expr) else b
         return elementwise.RULES.lookup(expr.info.primitive)(b, expr.info, *args)
@@ -280,9 +294,9 @@ class Expressions:
         name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
         block.add(f"memref.store {vector}, {name}[{self.address(block, number)}] : {view}")
 
-    def _gather(self, walk: SimtWalk, block: Block, expr: Expr) -> Ssa:
+    def _gather(self, walk: SimtWalk, block: Block, expr: Gather) -> Ssa:
         """Axes given by index expressions, which lie inside; the others are affine."""
-        buf, index = expr.info
+        buf, index = expr.access
         if buf.size == 0:
             return self.builder(block).c(0, compute_el(buf.dtype))
         args, place = iter(expr.args), None

@@ -21,6 +21,7 @@ from pbkern.lower.nest.ir import (
     Fetch,
     For,
     If,
+    IndexValue,
     Let,
     Nest,
     Sort,
@@ -188,7 +189,9 @@ class _Lowering(ProgramText):
                 for node in nodes([expr])
             ]
             if any(
-                expr.kind == "index" and expr.dtype.itemsize == 8 and _is_long(expr.info, stmt)
+                isinstance(expr, IndexValue)
+                and expr.dtype.itemsize == 8
+                and _is_long(expr.affine, stmt)
                 for expr in held
             ):
                 return 64

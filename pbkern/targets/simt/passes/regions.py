@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Stmt, nodes
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt, nodes
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.threads import along_lanes, map_to_threads
 
@@ -67,7 +67,7 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
         lane = lane_dimension(stmt, options)
         often = {id(node) for node in nodes(terms(stmt))}
         for load in staged_loads(stmt, written):
-            buf, index, guard = load.info
+            buf, index, guard = load.buf, load.index, load.guard
             places = [_split(position, stmt) for position in index]
             start = tuple(base for base, _, _ in places)
             low, high = [l for _, l, _ in places], [top for _, _, top in places]
@@ -100,11 +100,11 @@ def terms(nest: Nest) -> list[Expr]:
     ]
 
 
-def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Expr]:
+def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Load]:
     """Loads that may come from a copy."""
     for load in nest.loads():
-        if load.kind == "load":
-            buf = load.info[0]
+        if isinstance(load, Load):
+            buf = load.buf
             if (
                 not buf.arena
                 and buf.storage is None
@@ -134,8 +134,8 @@ def lane_dimension(nest: Nest, options: ThreadOptions) -> str:
     return list(order)[-1] if order and not mapping.alone else ""
 
 
-def _is_turned(expr: Expr, nest: Nest, lane: str) -> bool:
-    buf, index, _ = expr.info
+def _is_turned(expr: Load, nest: Nest, lane: str) -> bool:
+    buf, index = expr.access
     step = abs(flat_coefficient(buf, index, lane))
     beside = any(
         abs(flat_coefficient(buf, index, dim)) == 1 and size > 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, Write, every, with_bodies
+from pbkern.lower.nest.ir import Buf, Expr, For, Let, Load, Nest, Stmt, Write, every, with_bodies
 from pbkern.simulate.counts import BANK_BYTES
 from pbkern.targets.simt.options import ThreadOptions
 
@@ -122,16 +122,16 @@ class Stage:
 
     def _reading(self, region: BoxRegion, copy: Buf, nest: Nest):
         """Rewrites expressions of a nest to read the copy."""
-        mine = {id(load) for load in staged_loads(nest, self.written) if load.info[0] is region.buf}
+        mine = {id(load) for load in staged_loads(nest, self.written) if load.buf is region.buf}
 
         def replace(expr: Expr) -> Expr | None:
-            if id(expr) not in mine:
+            if not isinstance(expr, Load) or id(expr) not in mine:
                 return None
-            rest = [i - start for i, start in zip(expr.info[1], region.start)]
+            rest = [i - start for i, start in zip(expr.index, region.start)]
             if not all(i.symbols <= nest.dims.keys() for i in rest):
                 return None  # of another start
             index = tuple(i - low for i, low in zip(rest, region.low))
-            return self.context.pool.make("load", expr.dtype, (copy, index, False))
+            return self.context.pool.load(expr.dtype, copy, index, False)
 
         return self.context.pool.rewriter(replace)
 
@@ -142,7 +142,7 @@ def _copy(region: BoxRegion, copy: Buf, context: NestContext, stmts: Sequence[St
     place = tuple(
         start + position + low for start, position, low in zip(region.start, index, region.low)
     )
-    load = context.pool.make("load", region.buf.dtype, (region.buf, place, region.guard))
+    load = context.pool.load(region.buf.dtype, region.buf, place, region.guard)
     first = stmts[min(region.readers)]
     return Nest(
         dims, writes=[Write(copy, index, load)], at=first.at if isinstance(first, Nest) else None

@@ -121,7 +121,7 @@ def _along_reads(nest: Nest, first: Nest, dim: str) -> str | None:
 
 def _accesses(nest: Nest) -> Iterator[Access]:
     for load in nest.loads():
-        yield load.info[0], load.info[1], False
+        yield load.buf, load.index, False
     for write in nest.writes:
         yield write.buf, write.index, True
 

@@ -22,7 +22,19 @@ from pbkern.lower.kernel_nests import BodyCase, KernelNests, Section
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Stmt, bodies, every, nodes, with_bodies
+from pbkern.lower.nest.ir import (
+    Buf,
+    Expr,
+    Gather,
+    Let,
+    Load,
+    Nest,
+    Stmt,
+    bodies,
+    every,
+    nodes,
+    with_bodies,
+)
 from pbkern.targets.simt.options import ThreadOptions
 
 from .threads import ThreadMapping, is_one_to_one, lane_weights, map_to_threads
@@ -82,9 +94,9 @@ def in_slots(
         return slots[buf.root], (table[buf.root, _moving(flat_index(buf, index), nest)],)
 
     def kept(expr: Expr) -> Expr | None:
-        if expr.kind != "load" or expr.info[0].root not in roots:
+        if not isinstance(expr, Load) or expr.buf.root not in roots:
             return None
-        return context.pool.make("load", expr.dtype, (*slot(*expr.info[:2]), False))
+        return context.pool.load(expr.dtype, *slot(*expr.access), False)
 
     found, writes = nest.mapped(context.pool.rewriter(kept)), []
     for write in found.writes:
@@ -382,9 +394,9 @@ def _accesses(stmt: Stmt, root: Buf) -> list[tuple[Buf, Sequence[Affine | None],
         else []
     )
     loads = [
-        (expr.info[0], expr.info[1], expr.kind == "gather" or bool(expr.info[2]))
+        (expr.buf, expr.index, isinstance(expr, Gather) or bool(expr.guard))
         for expr in found
-        if expr.kind in ("load", "gather")
+        if isinstance(expr, Load | Gather)
     ]
     stores = (
         [(write.buf, write.index, write.guard) for write in stmt.writes]

@@ -155,7 +155,7 @@ def _weight(nest: Nest, dim: str, but: Buf | None = None) -> int:
     Those that do not depend on others of the dimensions are made once for all of them.
     """
     free = [x for x in nest.dims if x not in nest.rdims]
-    accesses = [(load.info[0], load.info[1], load.symbols) for load in nest.loads()]
+    accesses = [(load.buf, load.index, load.symbols) for load in nest.loads()]
     accesses += [
         (write.buf, write.index, frozenset(nest.dims if write.inner else free))
         for write in nest.writes
@@ -203,9 +203,9 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
             return False
         stored.setdefault(write.buf.root, []).append(write)
     pairs = [
-        (store, load.info[0], load.info[1])
+        (store, load.buf, load.index)
         for load in nest.loads()
-        for store in stored.get(load.info[0].root, ())
+        for store in stored.get(load.buf.root, ())
     ]
     pairs += [
         (later, earlier.buf, earlier.index)

@@ -20,7 +20,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Reduction, Write, nodes
+from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Gather, Load, Nest, Reduction, Write, nodes
 
 BOOL = np.dtype(bool)
 # An index below all indices of arrays: the lower end of a range that has none.
@@ -87,7 +87,7 @@ def _shared_operands(
     terms = [
         node
         for node in Nest({}, reductions=nest.reductions).nodes()
-        if node.kind in ("load", "gather")
+        if isinstance(node, Load | Gather)
     ]
     along = [
         dim
@@ -124,7 +124,7 @@ def _shared_operands(
 def nest_rewrites(nest: Nest, but: Buf | None = None) -> bool:
     """Whether it reads, anywhere, an array that it writes, other than a certain root buffer."""
     written = {write.buf.root for write in nest.writes} - {but}
-    return any(load.info[0].root in written for load in nest.loads())
+    return any(load.buf.root in written for load in nest.loads())
 
 
 def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
@@ -148,7 +148,7 @@ def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
 def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Tile, ...]:
     """Along the dimension along which all accesses are the same or whole vectors, at multiples of their size."""
     sizes = {write.buf.dtype.itemsize for write in nest.writes} | {
-        load.info[0].dtype.itemsize for load in nest.loads()
+        load.buf.dtype.itemsize for load in nest.loads()
     }
     if not sizes or 0 in sizes:
         return ()
@@ -169,14 +169,14 @@ def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Ti
 def whole_terms(nest: Nest, dim: str) -> int:
     """Number of neighbours along a reduced dimension that a thread may load as whole vectors; 1 if it may not."""
     terms = nodes([arg for reduction in nest.reductions for arg in reduction.args])
-    loads = [term for term in terms if term.kind in ("load", "gather") and dim in term.symbols]
+    loads = [term for term in terms if isinstance(term, Load | Gather) and dim in term.symbols]
     if not loads or nest.ordered or nest.moves() or any(write.inner for write in nest.writes):
         return 1
-    if any(load.kind == "gather" or load.info[2] for load in loads):
+    if any(isinstance(load, Gather) or load.guard for load in loads):
         return 1
-    sizes = [load.info[0].dtype.itemsize for load in loads]
+    sizes = [load.buf.dtype.itemsize for load in loads]
     count = WIDEST_LOAD_BYTES // max(sizes) if min(sizes) else 1
-    flats = [flat_index(load.info[0], load.info[1]) for load in loads]
+    flats = [flat_index(load.buf, load.index) for load in loads]
     return (
         count
         if nest.dims[dim] % count == 0 and all(_is_along(flat, dim, count) for flat in flats)
@@ -201,17 +201,17 @@ def _is_along(flat: Affine, dim: str, count: int) -> bool:
 
 
 def _buffers(nest: Nest) -> list[Buf]:
-    return [load.info[0] for load in nest.loads()] + [write.buf for write in nest.writes]
+    return [load.buf for load in nest.loads()] + [write.buf for write in nest.writes]
 
 
 def _is_whole(nest: Nest, dim: str, count: int, but: Buf | None = None) -> bool:
-    accesses = [(load.info[0], load.info[1]) for load in nest.loads() if dim in load.symbols] + [
+    accesses = [(load.buf, load.index) for load in nest.loads() if dim in load.symbols] + [
         (write.buf, write.index) for write in nest.writes
     ]
-    if any(load.kind == "gather" and dim in load.symbols for load in nest.loads()):
+    if any(isinstance(load, Gather) and dim in load.symbols for load in nest.loads()):
         return False
     if any(write.guard for write in nest.writes) or any(
-        load.kind == "load" and load.info[2] for load in nest.loads()
+        isinstance(load, Load) and load.guard for load in nest.loads()
     ):
         return False
     return all(
@@ -238,15 +238,15 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     numbers = itertools.product(*(range(tile.count) for tile in chosen))
     for n, (at, dims) in enumerate(zip(numbers, renamed_points(chosen))):
         masks = [
-            context.pool.make("range", BOOL, (tile.place(number), BELOW_ALL_INDICES, tile.size))
+            context.pool.in_range(tile.place(number), BELOW_ALL_INDICES, tile.size)
             for tile, number in zip(chosen, at)
             if tile.may_lie_outside(number)
         ]
 
         def accumulators(expr: Expr, point: int = n) -> Expr | None:
             return (
-                context.pool.make("acc", expr.dtype, expr.info + point * width)
-                if expr.kind == "acc" and point
+                context.pool.accumulator(expr.dtype, expr.number + point * width)
+                if isinstance(expr, Accumulator) and point
                 else None
             )
 
