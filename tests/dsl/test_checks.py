@@ -120,7 +120,7 @@ def test_the_file_has_operands_updated_in_place_as_they_were_before():
 
 
 def test_large_operands_of_a_check_among_several_are_drawn_anew(monkeypatch):
-    monkeypatch.setattr("pbkern.lower.rules.debug_callbacks.LARGEST", 16)
+    monkeypatch.setattr("pbkern.lower.rules.debug_callbacks.LARGEST_OPERANDS", 16)
     f = pbkern.jit(lambda x: below(2.5, "large")(below(99.0, "small")(x)))
     with pytest.raises(FROM_JAX) as e:
         jax.block_until_ready(f(X))

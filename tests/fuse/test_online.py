@@ -20,8 +20,8 @@ def runs(monkeypatch):
     """runs(columns): so many columns to a run, wherever reductions are in L2."""
 
     def set_columns(columns: int) -> None:
-        monkeypatch.setattr(pbkern.fuse.tiling.online_analysis, "COLUMNS", columns)
-        monkeypatch.setattr(pbkern.fuse.tiling.block_search, "NEAR", 0.0)
+        monkeypatch.setattr(pbkern.fuse.tiling.online_analysis, "CHUNK_COLUMNS", columns)
+        monkeypatch.setattr(pbkern.fuse.tiling.block_search, "NEAR_CHUNK_SHARE", 0.0)
 
     return set_columns
 

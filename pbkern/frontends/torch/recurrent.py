@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-STATE = "Tensor gates, Tensor h, Tensor c, Tensor weight, Tensor bias, bool reverse"
+STATE = "Tensor gates, Tensor hidden, Tensor cell, Tensor weight, Tensor bias, bool reverse"
 FORWARD = f"recur(str kind, {STATE}) -> (Tensor, Tensor, Tensor)"
 BACKWARD = f"recur_backward(str kind, Tensor gy, Tensor gh, Tensor gc, {STATE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}

@@ -98,7 +98,7 @@ class Expr:
         raise NotImplementedError(type(self).__name__)
 
     def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
-        """The same node of other operands."""
+        """Makes the node anew with other operands."""
         raise NotImplementedError(type(self).__name__)
 
 
@@ -299,7 +299,7 @@ class Pool:
         return self.rewriter(replace)(expr)
 
     def with_access(self, expr: Load | Gather, buf: Buf, index: tuple) -> Expr:
-        """The same load or gather of other elements."""
+        """Makes a load or gather anew that reads other elements."""
         if isinstance(expr, Load):
             return self.load(expr.dtype, buf, index, expr.guard)
         return self.gather(expr.dtype, buf, index, expr.args)

@@ -66,6 +66,6 @@ def test_strict_target():
 def test_without_tensorflow(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(
-        TargetError, match=r"TensorFlow is not installed\n.*\n.*pip install 'pbkern\\[tf\\]'"
+        TargetError, match=r"TensorFlow is not installed\n.*\n.*pip install 'pbkern\[tf\]'"
     ):
         pbkern.polyblocks_jit_tf(lambda x: x)

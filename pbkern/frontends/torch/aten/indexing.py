@@ -229,6 +229,7 @@ def searchsorted(call, edges, x, out_int32, right, side, sorter):
 
 def _places(edges, x, right):
     """Places of elements among sorted edges; that of NaN is behind all, also behind edges that are NaN."""
+    x = jnp.asarray(x)
     found = jnp.searchsorted(edges, x, side="right" if right else "left")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return found
