@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import pbkern  # noqa: E402
 
-from .comparing import check_table  # noqa: E402
+from .comparing import by_table, check_table  # noqa: E402
 
 jit = pbkern.polyblocks_jit_torch
 NAN, INF = float("nan"), float("inf")
@@ -155,6 +155,20 @@ def test_ranges(dtype):
     ]:
         if dtype is not torch.uint8 or min(range_) >= 0:
             check_range(torch.linspace, range_, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_ranges_of_sixteen_bits_have_the_steps_of_eager_torch(dtype):
+    for numbers in [(1, 2, 41), (-7.9, 10, 29), (3.9, -9, 1001), (0, 250, 300)]:
+        made = functools.partial(torch.linspace, *numbers, dtype=dtype)
+        check_sum(made, torch.zeros((), dtype=dtype))
+
+
+def check_sum(made, x):
+    """What is made has eager Torch's bits, also where it is added to zero."""
+    for compiled in (False, True):
+        found = by_table(lambda x: made() + x, x, compiled=compiled)[0]
+        assert torch.equal(found, made()), (made, compiled)
 
 
 def check_range(f, numbers, dtype):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .table import as_type, op
 
@@ -58,7 +61,8 @@ def arange(call, *bounds, **_):
 
 @op("aten::linspace")
 def linspace(call, start, end, steps, **_):
-    """From both ends to the middle; steps between integers are float64, and what they reach is cut."""
+    """From both ends to the middle; steps between integers are float64, and what they reach is cut.
+    With 16-bit floats all of it is rounded to that type, as in eager Torch."""
     start, end = (as_type(scalar, call.dtype) for scalar in (start, end))
     if steps < 2:
         return jnp.broadcast_to(start, call.shape)
@@ -68,11 +72,19 @@ def linspace(call, start, end, steps, **_):
         else jnp.promote_types(call.dtype, np.float32)
     )
     start, end = start.astype(wide), end.astype(wide)
-    step, k = (end - start) / (steps - 1), jnp.arange(steps)
-    first = k < steps // 2
-    return jnp.where(
-        first, start + step * k.astype(wide), end - step * (steps - 1 - k).astype(wide)
-    )
+    rounded = functools.partial(_rounded, dtype=call.dtype)
+    gaps = rounded(jnp.asarray(steps - 1, wide))
+    step, k = rounded(rounded(end - start) / gaps), jnp.arange(steps)
+    low, high = (rounded(step * rounded(n.astype(wide))) for n in (k, steps - 1 - k))
+    return jnp.where(k < steps // 2, start + low, end - high)
+
+
+def _rounded(x, dtype):
+    """Wide numbers rounded to 16-bit floats; other types stay."""
+    if dtype.kind in "iu" or dtype.itemsize > 2:
+        return x
+    form = jnp.finfo(dtype)
+    return lax.reduce_precision(x, form.nexp, form.nmant)
 
 
 @op("aten::eye")
