@@ -62,7 +62,9 @@ def arange(call, *bounds, **_):
 @op("aten::linspace")
 def linspace(call, start, end, steps, **_):
     """From both ends to the middle; steps between integers are float64, and what they reach is cut.
-    With 16-bit floats all of it is rounded to that type, as in eager Torch."""
+
+    With 16-bit floats all of it is rounded to that type, as in eager Torch.
+    """
     start, end = (as_type(scalar, call.dtype) for scalar in (start, end))
     if steps < 2:
         return jnp.broadcast_to(start, call.shape)
