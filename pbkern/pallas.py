@@ -127,7 +127,7 @@ def _native(ctx, nodes, params: dict):
     kernel, views = in_place(imported.kernel, imported.operands, nodes)
     target = get_target(_installed[0])
     (compiled,) = compile_programs(
-        build_kernel(kernel), CompileOptions(target=target.name)
+        build_kernel(kernel), CompileOptions.from_dict({"target": target.name})
     ).compiled.values()
     _jax.keep_with_executable(ctx, compiled)
     results = [jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in kernel.out_types]

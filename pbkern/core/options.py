@@ -11,13 +11,16 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .errors import OptionError
 
-TARGETS = ("cpu", "nvgpu", "amdgpu")
-PRECISION_MODES = ("fp16", "fp32", "int32", "mixed_fp16_fp32", "mixed_int8_int32")
-BACKENDS = ("std", "xla", "polyblocks")
+Target = Literal["cpu", "nvgpu", "amdgpu"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+PrecisionMode = Literal["fp16", "fp32", "int32", "mixed_fp16_fp32", "mixed_int8_int32"]
+PRECISION_MODES: tuple[PrecisionMode, ...] = get_args(PrecisionMode)
+Backend = Literal["std", "xla", "polyblocks"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,8 +78,8 @@ class CompileOptions:
         default (). PyTorch: numbers of the graphs that are compiled, and of those that are not.
     """
 
-    target: str = "cpu"
-    mm_conv_precision_mode: str | None = None
+    target: Target = "cpu"
+    mm_conv_precision_mode: PrecisionMode | None = None
     mlir_disable_fast_math: bool = False
     emulate_precision_casts: bool = False
     num_iters: int = 1
@@ -89,7 +92,7 @@ class CompileOptions:
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
-    execution_backend: str = "polyblocks"
+    execution_backend: Backend = "polyblocks"
     polyblocks_gpu_no_tensor_core: bool = False
     device_one_time_load: bool = True
     on_gpu_tensors: bool = False

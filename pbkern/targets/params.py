@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pbkern._jax import current_line
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
 
-SEMANTICS = ("parallel", "arbitrary", "sequential")
+DimensionSemantics = Literal["parallel", "arbitrary", "sequential"]
+SEMANTICS: tuple[DimensionSemantics, ...] = get_args(DimensionSemantics)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pbkern.core.machine import Machine
 from pbkern.dsl.host_program import HostProgram
+from pbkern.targets.params import DimensionSemantics
 
 from .backend import KernelBackend
 
@@ -49,7 +50,9 @@ class Target(Protocol):
     def supports(self, eqn) -> str | None:
         """None if kernel bodies can contain the equation, else why not."""
 
-    def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:
+    def fused_params(
+        self, semantics: tuple[DimensionSemantics, ...], options, **chosen: Any
+    ) -> Mapping[str, Any]:
         """compiler_params of a kernel that fusion makes: the semantics of its grid, and fields that were tuned."""
 
     def variations(self) -> list[tuple[str, list]]:

@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from pbkern import _jax
 from pbkern.core.errors import UnsupportedOp
 from pbkern.targets.cpu.params import CompilerParams
+from pbkern.targets.params import DimensionSemantics
 
 
 def call_params(
@@ -79,7 +80,8 @@ def call_params(
 
 
 def _cores_in_parallel(params, rank: int):
-    words = ("parallel",) * rank
+    parallel: DimensionSemantics = "parallel"
+    words = (parallel,) * rank
     if params is None:
         return CompilerParams(dimension_semantics=words)
     return (

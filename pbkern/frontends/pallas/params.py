@@ -15,6 +15,7 @@ from typing import Any
 from pbkern.core.errors import UnsupportedOp
 from pbkern.targets.cpu.params import CompilerParams
 from pbkern.targets.nvgpu.params import CompilerParams as NvidiaParams
+from pbkern.targets.params import DimensionSemantics
 
 # The use of a field: it is passed on.
 USED = "used"
@@ -259,16 +260,18 @@ def _given(params: Any, at: str, elsewhere: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _semantics(given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str) -> tuple[str, ...]:
+def _semantics(
+    given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str
+) -> tuple[DimensionSemantics, ...]:
     """One of the CPU's words per grid dimension."""
-    words = [str(getattr(semantic, "value", semantic)).lower() for semantic in given]
-    words = [
+    written = [str(getattr(semantic, "value", semantic)).lower() for semantic in given]
+    words: list[DimensionSemantics] = [
         "parallel"
         if word.endswith("parallel")
         else "arbitrary"
         if word == "arbitrary"
         else "sequential"
-        for word in words
+        for word in written
     ]
     if len(words) == len(grid):
         return tuple(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pbkern.targets.params import CheckedParams, is_count
+from pbkern.targets.params import CheckedParams, DimensionSemantics, is_count
 
 VECTOR_WIDTHS = (128, 256, 512)
 
@@ -35,7 +35,7 @@ class CompilerParams(CheckedParams):
     """
 
     approx_math: bool = False
-    dimension_semantics: tuple[str, ...] | None = None
+    dimension_semantics: tuple[DimensionSemantics, ...] | None = None
     num_threads: int | None = None
     vector_width: int | None = None
     max_concurrent_steps: int = 1

@@ -22,6 +22,7 @@ from pbkern.lower.rules import coverage as support
 from pbkern.targets.cpu.codegen import cache_key as content
 from pbkern.targets.cpu.codegen import compile as cpu_compile
 from pbkern.targets.cpu.codegen.runtime import xla
+from pbkern.targets.params import DimensionSemantics
 
 from .backend import CpuBackend
 from .devices import CpuDevice
@@ -64,7 +65,9 @@ class CpuTarget:
     def supports(self, eqn) -> str | None:
         return support.supports(eqn)
 
-    def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:
+    def fused_params(
+        self, semantics: tuple[DimensionSemantics, ...], options, **chosen: Any
+    ) -> Mapping[str, Any]:
         return {self.name: CompilerParams(dimension_semantics=semantics, **chosen)}
 
     def variations(self) -> list[tuple[str, list]]:

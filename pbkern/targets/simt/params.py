@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pbkern.core.errors import OptionError
 from pbkern.dsl.kernel import Kernel
-from pbkern.targets.params import CheckedParams, is_count
+from pbkern.targets.params import CheckedParams, DimensionSemantics, is_count
 
 # Most warps of a block: 1024 threads, of which a warp has 32 or more.
 MOST_WARPS = 32
@@ -18,7 +18,7 @@ class ThreadParams(CheckedParams):
     """Fields and checks that all vendors share."""
 
     approx_math: bool = False
-    dimension_semantics: tuple[str, ...] | None = None
+    dimension_semantics: tuple[DimensionSemantics, ...] | None = None
     unsafe_no_auto_barriers: bool = False
     num_warps: int | None = None
 

@@ -21,6 +21,7 @@ from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
 from pbkern.targets.backend import device_function, device_functions
 from pbkern.targets.llvm import process
+from pbkern.targets.params import DimensionSemantics
 
 from . import kept_code
 from .backend import ThreadBackend
@@ -89,7 +90,9 @@ class ThreadTarget(abc.ABC):
             return "kernels on GPUs do not count numbers that are out of their range"
         return support.supports(eqn)
 
-    def fused_params(self, semantics: tuple[str, ...], options, **chosen: Any) -> Mapping[str, Any]:
+    def fused_params(
+        self, semantics: tuple[DimensionSemantics, ...], options, **chosen: Any
+    ) -> Mapping[str, Any]:
         return {self.name: self.params(dimension_semantics=semantics, **chosen)}
 
     def variations(self) -> list[tuple[str, list]]:
