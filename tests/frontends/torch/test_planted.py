@@ -164,6 +164,21 @@ def test_ranges_of_sixteen_bits_have_the_steps_of_eager_torch(dtype):
         check_sum(made, torch.zeros((), dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_ranges_of_sixteen_bits_are_rounded_once(dtype):
+    """Eager Torch's results depend on the length of its vectors."""
+    for numbers in [(1, 2, 0.03), (-7.9, 10, 0.37), (5, -6, -0.13), (0, 3.5, 0.007)]:
+        made = functools.partial(torch.arange, *numbers)
+        found = range_of(made, dtype)
+        exact = made(dtype=torch.float64)
+        error = (found.double() - exact).abs()
+        assert (error <= 0.501 * torch.finfo(dtype).eps * exact.abs() + 1e-5).all(), numbers
+
+
+def range_of(made, dtype):
+    return by_table(lambda x: x + made(dtype=dtype), torch.zeros((), dtype=dtype))[0]
+
+
 def check_sum(made, x):
     """What is made has eager Torch's bits, also where it is added to zero."""
     for compiled in (False, True):

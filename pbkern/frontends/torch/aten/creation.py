@@ -48,15 +48,14 @@ def scalar_tensor(call, value, **_):
 def arange(call, *bounds, **_):
     """Bounds: the end, start and end, or start, end and step.
 
-    Integers are cut before anything is computed with them.
+    Integers are cut before anything is computed with them; 16-bit floats are computed in float32.
     """
     start, _end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    start, step = (as_type(scalar, call.dtype) for scalar in (start, step))
-    return (
-        start + jnp.arange(call.shape[0], dtype=call.dtype) * step
-        if call.shape[0]
-        else jnp.zeros(call.shape, call.dtype)
-    )
+    wide = call.dtype if call.dtype.kind in "iu" else jnp.promote_types(call.dtype, np.float32)
+    start, step = (as_type(scalar, wide) for scalar in (start, step))
+    if not call.shape[0]:
+        return jnp.zeros(call.shape, call.dtype)
+    return start + jnp.arange(call.shape[0], dtype=wide) * step
 
 
 @op("aten::linspace")
