@@ -23,9 +23,9 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 # Seconds of tests, as scripts/record_durations.py wrote them.
 DURATIONS = pathlib.Path(__file__).parent / "durations.txt"
 # Seconds: a case that takes longer is slow.
-LONG_CASE = 0.8
+LONG_CASE = 0.5
 # Seconds: the quickest case of a function runs by default up to this.
-LONG_FUNCTION = 1.5
+LONG_FUNCTION = 1.2
 # What a reader runs first is always tested.
 ALWAYS = (
     "tests/test_tutorials.py",

@@ -324,20 +324,21 @@ def test_what_is_gathered_for_a_hand_written_kernel_is_named():
 
 
 def test_import_is_cheap_and_loads_no_compiler(tmp_path):
-    """Compared with the import of jax in the same process: a processor may be slow, and other work slows both down."""
+    """At most 0.35 s beside jax, or half of what jax takes: a processor may be slow, and other work slows both down."""
     program = """
         import time, sys
         start = time.process_time()  # what the imports themselves cost
         import jax
         middle = time.process_time()
         import pbkern
-        print((time.process_time() - middle) / (middle - start), "torch_mlir" in sys.modules or "mlir" in sys.modules)
+        seconds = time.process_time() - middle
+        print(seconds / (middle - start), seconds, "torch_mlir" in sys.modules or "mlir" in sys.modules)
         """
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     run_in_subprocess(program, **compiled)  # writes the byte code
     runs = []
-    while len(runs) < 4 and not any(share < 0.6 for share, _ in runs):
-        share, loaded = run_in_subprocess(program, **compiled).split()
-        runs.append((float(share), loaded))
-    assert min(runs)[0] < 0.65
-    assert all(loaded == "False" for _, loaded in runs)
+    while len(runs) < 4 and not any(share < 0.45 for share, *_ in runs):
+        share, seconds, loaded = run_in_subprocess(program, **compiled).split()
+        runs.append((float(share), float(seconds), loaded))
+    assert min(runs)[0] < 0.5 or min(seconds for _, seconds, _ in runs) <= 0.35
+    assert all(loaded == "False" for *_, loaded in runs)
