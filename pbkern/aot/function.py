@@ -188,7 +188,9 @@ def _shared(program: HostProgram, buffers: Sequence[ArraySource]) -> tuple[tuple
         (buffers[i], buffers[len(program.inputs) + array])
         for i, array in program.shared_arrays().items()
     ]
-    return tuple((expr.n, output.n) for expr, output in pairs if expr.kind == "input")
+    return tuple(
+        (input_place.n, output.n) for input_place, output in pairs if input_place.kind == "input"
+    )
 
 
 def function_of_kernel(

@@ -162,7 +162,9 @@ def into_buffers(
                 for output in program.outputs
             ]
 
-        operands = [var.val if isinstance(var, jex.Literal) else env[var] for var in call.invars]
+        operands = [
+            atom.val if isinstance(atom, jex.Literal) else env[atom] for atom in call.invars
+        ]
         with _jax.types_kept(traced.jaxpr):
             found = plan.evaluate(operands, program_into)
         return [result for n, result in enumerate(found) if n not in at], ends[0]

@@ -104,8 +104,8 @@ def parallel_dims(kernel: Kernel) -> tuple[int, ...]:
         semantics = getattr(params, "dimension_semantics", None) or ()
         found |= {
             n
-            for n, semantic in enumerate(semantics)
-            if str(getattr(semantic, "value", semantic)).lower() == "parallel"
+            for n, word in enumerate(semantics)
+            if str(getattr(word, "value", word)).lower() == "parallel"
         }
     return tuple(sorted(found))
 
@@ -442,34 +442,34 @@ CONTROL_FLOW = {"cond": _cond, "while": _while, "scan": _scan}
 # ------------------------------------------------------------------------------------------------
 
 
-def _access(eqn, expr: RefAccess, program: ProgramState) -> Sequence:
-    buffer: RefMemory = expr.ref
-    if expr.mask is None:
-        where = _subscript(eqn, expr.indices, buffer, None, program)
-        return _plain(expr, buffer, where)
-    where = _subscript(eqn, expr.indices, buffer, np.asarray(expr.mask), program)
-    mask = np.asarray(expr.mask)
-    if expr.kind == "load":
-        return [np.where(mask, buffer.data[where], expr.other)]
+def _access(eqn, access: RefAccess, program: ProgramState) -> Sequence:
+    buffer: RefMemory = access.ref
+    if access.mask is None:
+        where = _subscript(eqn, access.indices, buffer, None, program)
+        return _plain(access, buffer, where)
+    where = _subscript(eqn, access.indices, buffer, np.asarray(access.mask), program)
+    mask = np.asarray(access.mask)
+    if access.kind == "load":
+        return [np.where(mask, buffer.data[where], access.other)]
     positions = tuple(np.broadcast_to(index, mask.shape)[mask] for index in where)
-    buffer.data[positions] = np.asarray(expr.value)[mask]
+    buffer.data[positions] = np.asarray(access.value)[mask]
     if buffer.written is not None:
         buffer.written[positions] = True
     return []
 
 
-def _plain(expr: RefAccess, buffer: RefMemory, where: tuple) -> Sequence:
-    before = np.array(buffer.data[where]) if expr.kind != "add" else None
-    if expr.kind == "load":
+def _plain(access: RefAccess, buffer: RefMemory, where: tuple) -> Sequence:
+    before = np.array(buffer.data[where]) if access.kind != "add" else None
+    if access.kind == "load":
         return [before]
-    if expr.kind == "add":
-        assert expr.value is not None
-        np.add.at(buffer.data, where, expr.value)
+    if access.kind == "add":
+        assert access.value is not None
+        np.add.at(buffer.data, where, access.value)
     else:
-        buffer.data[where] = expr.value
+        buffer.data[where] = access.value
     if buffer.written is not None:
         buffer.written[where] = True
-    return [before] if expr.kind == "store" else []
+    return [before] if access.kind == "store" else []
 
 
 def _subscript(

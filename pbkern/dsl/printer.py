@@ -354,24 +354,24 @@ class _Printer:
 
     def access(self, eqn, used: set) -> list[str]:
         name, scope = eqn.primitive.name, self.scope
-        ref, expr = scope.text(eqn.invars[0]), ref_access(eqn)
+        ref, accessed = scope.text(eqn.invars[0]), ref_access(eqn)
         index = _index_argument(eqn, scope)
         if name == "get":
             return self.assign(eqn.outvars, _subscripted(eqn, scope), False)
         if name == "masked_load":
-            masked = f"pbkern.load({ref}, {index}, mask={scope.text(expr.mask)}, other={scope.text(expr.other)})"
+            masked = f"pbkern.load({ref}, {index}, mask={scope.text(accessed.mask)}, other={scope.text(accessed.other)})"
             return self.assign(eqn.outvars, masked, False)
         if name == "masked_store":
             return [
-                f"pbkern.store({ref}, {index}, {scope.text(expr.value)}, mask={scope.text(expr.mask)})"
+                f"pbkern.store({ref}, {index}, {scope.text(accessed.value)}, mask={scope.text(accessed.mask)})"
             ]
         if name == "addupdate":
-            return [f"jax.ref.addupdate({ref}, {index}, {scope.text(expr.value)})"]
+            return [f"jax.ref.addupdate({ref}, {index}, {scope.text(accessed.value)})"]
         if eqn.outvars[0] in used:
             return self.assign(
-                eqn.outvars, f"jax.ref.swap({ref}, {index}, {scope.text(expr.value)})", False
+                eqn.outvars, f"jax.ref.swap({ref}, {index}, {scope.text(accessed.value)})", False
             )
-        return [f"{_subscripted(eqn, scope)} = {_stored(expr.value, scope)}"]
+        return [f"{_subscripted(eqn, scope)} = {_stored(accessed.value, scope)}"]
 
     # Control flow: inner functions see the outer names of what their jaxprs take as constants.
 

@@ -114,10 +114,10 @@ def order(nodes: Iterable[Node], available: Iterable) -> list[Node]:
     """The nodes, each after those that it reads from."""
     waiting, known, done = list(nodes)[::-1], set(available), []
     while waiting:
-        ready = [nest for nest in waiting if nest.reads() <= known]
+        ready = [candidate for candidate in waiting if candidate.reads() <= known]
         assert ready, "groups depend on each other in a circle"
         for node in ready:
             done.append(node)
             known.update(node.outputs)
-        waiting = [nest for nest in waiting if nest not in ready]
+        waiting = [candidate for candidate in waiting if candidate not in ready]
     return done

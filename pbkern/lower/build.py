@@ -296,7 +296,7 @@ class BodyBuilder:
                 store_hazards.protect(self, {item.buf.root}, direct=item)
                 self._store(item)
             case ControlItem(writes=writes, run=run):
-                store_hazards.protect(self, {write.root for write in writes}, captured=item.uses)
+                store_hazards.protect(self, {buf.root for buf in writes}, captured=item.uses)
                 run()
             case Opaque():
                 if id(item) in plan:

@@ -133,7 +133,7 @@ class KernelNests:
     @property
     def parallel(self) -> tuple[int, ...]:
         """Grid dimensions whose programs may run at the same time."""
-        return tuple(size.axis for size in self.grid if size.parallel)
+        return tuple(grid_dim.axis for grid_dim in self.grid if grid_dim.parallel)
 
     def case_of(self, symbols: Mapping[str, int]) -> BodyCase:
         """The one for a program with these values of grid symbols, starts of shifted blocks and names of the prologue."""

@@ -225,9 +225,7 @@ def ordered(params: Any, apart: list[bool]) -> Any:
     if semantics is None:
         return params
     words = (
-        semantic
-        if is_apart or str(getattr(semantic, "value", semantic)).lower() != "parallel"
-        else "arbitrary"
-        for semantic, is_apart in zip(semantics, apart)
+        word if is_apart or str(getattr(word, "value", word)).lower() != "parallel" else "arbitrary"
+        for word, is_apart in zip(semantics, apart)
     )
     return dataclasses.replace(params, dimension_semantics=tuple(words))

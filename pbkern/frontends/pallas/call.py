@@ -215,8 +215,8 @@ def _share_safely(
         axis for axis in range(len(semantics)) if any(axis not in symbols for symbols in rest)
     }
     semantics = tuple(
-        "arbitrary" if axis in shared and semantic == "parallel" else semantic
-        for axis, semantic in enumerate(semantics)
+        "arbitrary" if axis in shared and word == "parallel" else word
+        for axis, word in enumerate(semantics)
     )
     return params | {"cpu": params["cpu"].replace(dimension_semantics=semantics)}, private
 
@@ -254,9 +254,7 @@ def _in_any_order(
 def _in_order(params: dict) -> dict:
     """CompilerParams without parallel dimensions."""
     semantics = params["cpu"].dimension_semantics if params else None
-    words = semantics and tuple(
-        "arbitrary" if semantic == "parallel" else semantic for semantic in semantics
-    )
+    words = semantics and tuple("arbitrary" if word == "parallel" else word for word in semantics)
     return params | {"cpu": params["cpu"].replace(dimension_semantics=words)} if words else params
 
 

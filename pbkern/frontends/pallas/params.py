@@ -264,7 +264,7 @@ def _semantics(
     given, grid: tuple[int, ...], vmapped: tuple[int, ...], at: str
 ) -> tuple[DimensionSemantics, ...]:
     """One of the CPU's words per grid dimension."""
-    written = [str(getattr(semantic, "value", semantic)).lower() for semantic in given]
+    written = [str(getattr(word, "value", word)).lower() for word in given]
     words: list[DimensionSemantics] = [
         "parallel"
         if word.endswith("parallel")

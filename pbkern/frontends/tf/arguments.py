@@ -144,7 +144,7 @@ def _tensor(value: Any, what: str) -> tf.Tensor:
         )
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype not in DTYPES:
-        names = ", ".join(dim.name for dim in DTYPES)
+        names = ", ".join(dtype.name for dtype in DTYPES)
         raise UnsupportedOp(
             f"{what} has dtype {tensor.dtype.name}",
             why="kernels have no such elements",

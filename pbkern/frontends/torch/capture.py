@@ -156,9 +156,9 @@ def unsupported(graph: torch.fx.Graph, device: torch.device = CPU) -> list[torch
 def described(node: torch.fx.Node) -> str:
     """An operator and the user's line."""
     lines = [
-        splitline.strip()
-        for splitline in (node.stack_trace or "").splitlines()
-        if splitline.strip().startswith("File ")
+        frame.strip()
+        for frame in (node.stack_trace or "").splitlines()
+        if frame.strip().startswith("File ")
     ]
     at = ""
     if lines:

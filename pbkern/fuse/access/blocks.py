@@ -310,19 +310,19 @@ class BodyContext:
     def __init__(self, ids: dict | None = None) -> None:
         self._ids: dict = dict(ids or {})
 
-    def affine(self, expr: Affine, dtype):
-        """`expr` at this program, as a scalar of `dtype`. Index arithmetic is int32."""
+    def affine(self, affine: Affine, dtype):
+        """`affine` at this program, as a scalar of `dtype`. Index arithmetic is int32."""
         from pbkern.dsl.primitives.grid import program_id
 
         total = None
-        for axis, coeff in expr.terms:
+        for axis, coeff in affine.terms:
             if axis not in self._ids:
                 self._ids[axis] = program_id(axis)
             term = self._ids[axis] if coeff == 1 else lax.mul(self._ids[axis], np.int32(coeff))
             total = term if total is None else lax.add(total, term)
         if total is None:
-            return np.asarray(expr.const, dtype)
-        total = lax.add(total, np.int32(expr.const)) if expr.const else total
+            return np.asarray(affine.const, dtype)
+        total = lax.add(total, np.int32(affine.const)) if affine.const else total
         return total if np.dtype(dtype) == np.int32 else lax.convert_element_type(total, dtype)
 
 

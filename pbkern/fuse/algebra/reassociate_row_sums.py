@@ -194,13 +194,13 @@ class _Seen:
             )
             if x is not p or known.operands[1 - side] is not v:
                 continue
-            name = dict(zip(known.labels[side], order)) | {
+            labels = dict(zip(known.labels[side], order)) | {
                 x: label
                 for x, label in zip(known.labels[1 - side], of_v)
                 if not isinstance(label, int)
             }
-            if tuple(name.get(x) for x in known.labels[1 - side]) == of_v:
-                return tuple(name.get(x) for x in known.of_result)
+            if tuple(labels.get(x) for x in known.labels[1 - side]) == of_v:
+                return tuple(labels.get(x) for x in known.of_result)
         return None
 
 

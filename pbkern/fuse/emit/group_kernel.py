@@ -46,15 +46,15 @@ def _index_map(indices: tuple[Affine, ...], rank: int) -> jex.ClosedJaxpr:
 
     def index(*grid):
         found = []
-        for expr in indices:
+        for affine in indices:
             total = None
-            for axis, coeff in expr.terms:
+            for axis, coeff in affine.terms:
                 term = grid[axis] if coeff == 1 else grid[axis] * np.int32(coeff)
                 total = term if total is None else total + term
             if total is None:
-                total = np.int32(expr.const)
-            elif expr.const:
-                total = total + np.int32(expr.const)
+                total = np.int32(affine.const)
+            elif affine.const:
+                total = total + np.int32(affine.const)
             found.append(total)
         return tuple(found)
 

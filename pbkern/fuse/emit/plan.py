@@ -132,7 +132,7 @@ def order_nodes(nodes: list[Node], available: set, results: set) -> list[list[No
             known.update(output for member in kept for output in member.outputs)
             waiting = [member for member in waiting if member not in kept]
         ours = not ours
-        if not kept and not any(nest.reads() <= known for nest in waiting):
+        if not kept and not any(waiting_node.reads() <= known for waiting_node in waiting):
             raise AssertionError("groups depend on each other in a circle")
     return runs
 
@@ -169,7 +169,9 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
     def body(*args):
         env = dict(zip(reads, args))
         for eqn in eqns:
-            operands = [var.val if isinstance(var, jex.Literal) else env[var] for var in eqn.invars]
+            operands = [
+                atom.val if isinstance(atom, jex.Literal) else env[atom] for atom in eqn.invars
+            ]
             with source_context(eqn):
                 env.update(zip(eqn.outvars, bind_again(eqn, operands)))
         return [env[make] for make in makes]
@@ -187,7 +189,7 @@ def xla_segment(run: list[Node], needed: set) -> Segment:
 
 def read_later(runs: list[list[Node]], at: int, results: set) -> set:
     """Values that later runs or the plan's results read."""
-    return results | {read for run in runs[at + 1 :] for nest in run for read in nest.reads()}
+    return results | {read for run in runs[at + 1 :] for node in run for read in node.reads()}
 
 
 def as_arrays(consts) -> tuple:

@@ -50,12 +50,12 @@ def _copy(parts, group: Node) -> None:
             user.seconds + group.seconds / len(users)
         ):
             parts.set_group(user, [*made, *user.eqns], user.outputs, schedule)
-    for aliase in (*reversed(aliases), group):  # readers first
-        aliase.outputs = [
-            output for output in aliase.outputs if output in parts.results or parts.users(output)
+    for member in (*reversed(aliases), group):  # readers first
+        member.outputs = [
+            output for output in member.outputs if output in parts.results or parts.users(output)
         ]
-        if not aliase.outputs:
-            parts.drop(aliase)
+        if not member.outputs:
+            parts.drop(member)
 
 
 def share_duplicates(parts) -> None:

@@ -152,10 +152,10 @@ class _Joining:
         return Node("group", eqns, outputs, dataclasses.replace(schedule, cost=cost))
 
     def _replace(self, gone: list[Node], maker: Node) -> None:
-        for nest in gone:
-            self.parts.nodes.remove(nest)
-            for read in nest.reads():
-                self.readers[read].remove(nest)
+        for node in gone:
+            self.parts.nodes.remove(node)
+            for read in node.reads():
+                self.readers[read].remove(node)
         for read in maker.reads():
             if not any(reader is maker for reader in self.readers.setdefault(read, [])):
                 self.readers[read].append(maker)

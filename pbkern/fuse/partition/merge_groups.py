@@ -103,8 +103,8 @@ def merge(parts, node: Node, consumer: Node, aliases: Sequence[Node] = ()) -> bo
         )
     parts.record(node.eqns[-1], ok, why, before, schedule, slack)
     if ok:
-        for aliase in (node, *aliases):
-            parts.drop(aliase)
+        for member in (node, *aliases):
+            parts.drop(member)
         parts.set_group(consumer, eqns, outputs, schedule)
     return ok
 

@@ -115,26 +115,26 @@ def _rebuild(parts, values: set) -> bool:
         if node.kind == "group" and (values & node.reads() or values & set(node.outputs))
     ]
     inner = {var for cone in cones.values() for eqn in cone for var in eqn.outvars}
-    stops = {atom for cone in cones.values() for expr in cone for atom in atoms(expr)} - inner
+    stops = {atom for cone in cones.values() for eqn in cone for atom in atoms(eqn)} - inner
     # Equations of each group, and the results that others need.
     wanted = []
-    for nest in touched:
-        made = dict.fromkeys(var for eqn in nest.eqns for var in eqn.outvars)
-        outputs = [output for output in nest.outputs if output not in values] + [
-            var for var in made if var in stops and var not in nest.outputs
+    for group in touched:
+        made = dict.fromkeys(var for eqn in group.eqns for var in eqn.outvars)
+        outputs = [output for output in group.outputs if output not in values] + [
+            var for var in made if var in stops and var not in group.outputs
         ]
         known = {
             id(equation): equation
             for equation in (
-                *nest.eqns,
+                *group.eqns,
                 *(
                     equation
-                    for value in values & (nest.reads() | made.keys())
+                    for value in values & (group.reads() | made.keys())
                     for equation in cones[value]
                 ),
             )
         }
-        wanted.append((nest, list(known.values()), outputs))
+        wanted.append((group, list(known.values()), outputs))
     wanted = [(n, eqns, _once(n, outputs, wanted)) for n, eqns, outputs in wanted]
     return _apply(parts, wanted)
 

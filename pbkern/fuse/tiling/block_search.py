@@ -437,7 +437,7 @@ def _better(schedule: Schedule | None, rival: Schedule | None) -> Schedule | Non
 def _descend(at: Callable, options: list[list[int]], target: Sequence[int]) -> Schedule | None:
     """Coordinate descent from the options nearest to `target`, one step per dimension at a time."""
     place = [
-        min(range(len(option)), key=lambda nth: abs(option[nth] - size))
+        min(range(len(option)), key=lambda number: abs(option[number] - size))
         for option, size in zip(options, target)
     ]
     known: dict = {}

@@ -85,9 +85,9 @@ def _description(eqn) -> tuple:
     params = tuple((name, type(value), value) for name, value in sorted(eqn.params.items()))
     types = tuple(var.aval for var in (*eqn.invars, *eqn.outvars))
     literals = tuple(
-        (k, np.asarray(var.val).tobytes())
-        for k, var in enumerate(eqn.invars)
-        if isinstance(var, jex.Literal)
+        (k, np.asarray(atom.val).tobytes())
+        for k, atom in enumerate(eqn.invars)
+        if isinstance(atom, jex.Literal)
     )
     found = (eqn.primitive, params, types, literals)
     try:

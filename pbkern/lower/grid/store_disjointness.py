@@ -158,17 +158,17 @@ def _accesses(
         return None
     found: dict[int, list[_StoredElements]] = {}
     lets: list[Let] = []
-    for nest in every(stmts):
-        if isinstance(nest, Sort) and any(buffer.root in results for buffer in nest.buffers):
+    for stmt in every(stmts):
+        if isinstance(stmt, Sort) and any(buffer.root in results for buffer in stmt.buffers):
             return None
-        if isinstance(nest, Let):
-            lets.append(nest)
+        if isinstance(stmt, Let):
+            lets.append(stmt)
         bounds = builder.bounds | (
-            {dim: (0, size - 1) for dim, size in nest.dims.items()}
-            if isinstance(nest, Nest)
+            {dim: (0, size - 1) for dim, size in stmt.dims.items()}
+            if isinstance(stmt, Nest)
             else {}
         )
-        for buf, index in _touched(nest):
+        for buf, index in _touched(stmt):
             if buf.root in results:
                 places = index if buf.shape == buf.root.shape else (None,)
                 found.setdefault(results[buf.root], []).append(

@@ -122,13 +122,13 @@ def _digamma_reflected(b: Builder, a: Ssa, y: Ssa) -> Ssa:
     return b.select(b.cmp("eq", distance, b.c(0, el)), b.c(math.nan, el), reflected)
 
 
-def _cotangent(b: Builder, dim: Ssa) -> tuple[Ssa, Ssa]:
+def _cotangent(b: Builder, d: Ssa) -> tuple[Ssa, Ssa]:
     """pi / tan(pi d), |d| <= 1/2, as a sum: up to 1/4 of 1 / d, rounded, and a correction, beyond by the distance from 1/2."""
-    el = dim.el
-    one, to_half = b.c(1, el), b.sub(b.c(0.5, el), b.abs(dim))
-    reciprocal = b.div(one, dim)
-    lost = b.mul(reciprocal, b.fma(b.neg(reciprocal), dim, one))
-    correction = b.fma(b.neg(dim), fit(b, b.mul(dim, dim), "cotangent"), lost)
-    flat = b.copysign(b.mul(to_half, fit(b, b.mul(to_half, to_half), "tangent")), dim)
+    el = d.el
+    one, to_half = b.c(1, el), b.sub(b.c(0.5, el), b.abs(d))
+    reciprocal = b.div(one, d)
+    lost = b.mul(reciprocal, b.fma(b.neg(reciprocal), d, one))
+    correction = b.fma(b.neg(d), fit(b, b.mul(d, d), "cotangent"), lost)
+    flat = b.copysign(b.mul(to_half, fit(b, b.mul(to_half, to_half), "tangent")), d)
     near_half = b.cmp("lt", to_half, b.c(0.25, el))
     return b.select(near_half, flat, reciprocal), b.select(near_half, b.c(0, el), correction)

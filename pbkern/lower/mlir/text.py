@@ -167,10 +167,10 @@ class Text:
             )
         return block.builders[lanes]
 
-    def affine(self, block: Block, expr: Affine, extra: int = 0) -> tuple[Block, str]:
+    def affine(self, block: Block, affine: Affine, extra: int = 0) -> tuple[Block, str]:
         """SSA index of an affine expression, and the shallowest block that holds it."""
-        const, terms = expr.const + extra, []
-        for symbol, coefficient in expr.terms:
+        const, terms = affine.const + extra, []
+        for symbol, coefficient in affine.terms:
             where, value = block.lookup(symbol)
             if isinstance(value, int):
                 const += value * coefficient

@@ -312,7 +312,11 @@ def _write(writes: Sequence[Write], at: _Points) -> None:
 
     All is read before the first store.
     """
-    shape = tuple(np.broadcast_shapes(*(dim.shape for dim in at.dims.values()))) if at.dims else ()
+    shape = (
+        tuple(np.broadcast_shapes(*(points.shape for points in at.dims.values())))
+        if at.dims
+        else ()
+    )
     ready = []
     for write in writes:
         index = at.places(write)

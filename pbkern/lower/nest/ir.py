@@ -626,7 +626,7 @@ def show(stmts: list[Stmt], indent: str = "") -> str:
     for stmt in stmts:
         match stmt:
             case Nest():
-                rows += [indent + splitline for splitline in str(stmt).splitlines()]
+                rows += [indent + line for line in str(stmt).splitlines()]
             case Let(name=n, value=v):
                 names = _name_shared(nodes([v]), rows, indent)
                 rows.append(f"{indent}let {n} = {v.text(names)}")

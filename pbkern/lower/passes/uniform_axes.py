@@ -90,7 +90,7 @@ def _axes(units: list[_Unit]) -> dict[Buf, set[int]]:
 def narrowed_buffers(axes: Axes) -> dict[Buf, Buf]:
     """Buffer -> the one in its place, with one position along uniform axes."""
     made: dict[Buf, Buf] = {}
-    for buf in sorted(axes, key=lambda axis: axis.storage is not None):  # roots first
+    for buf in sorted(axes, key=lambda candidate: candidate.storage is not None):  # roots first
         shape = tuple(1 if k in axes[buf] else size for k, size in enumerate(buf.shape))
         made[buf] = Buf(
             buf.name, shape, buf.dtype, buf.arena, None if buf.storage is None else made[buf.root]
@@ -163,10 +163,10 @@ def _candidates(stmts: list[Stmt]) -> list[_Unit]:
         if (
             root in excluded
             or root.size == 0
-            or any(aliase.dtype != root.dtype or aliase.size != root.size for aliase in aliases)
+            or any(alias.dtype != root.dtype or alias.size != root.size for alias in aliases)
         ):
             continue
-        groups = {aliase: _groups(root.shape, aliase.shape) for aliase in aliases}
+        groups = {alias: _groups(root.shape, alias.shape) for alias in aliases}
         taken: set[int] = set()
         for axis, size in enumerate(root.shape):
             if size > 1 and axis not in taken:

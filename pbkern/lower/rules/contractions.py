@@ -24,8 +24,8 @@ def _number_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.int32) if dtype.kind == "b" else dtype
 
 
-def _symbol(dim: tuple[str, int]) -> Affine:
-    return dims_index([dim])[0]
+def _symbol(pair: tuple[str, int]) -> Affine:
+    return dims_index([pair])[0]
 
 
 def _reduce(op: str):
@@ -298,7 +298,7 @@ def _window(op: str, identity):
 
 
 for _name, _op, _identity in (
-    ("reduce_window_sum", "sum", lambda dim: 0),
+    ("reduce_window_sum", "sum", lambda dtype: 0),
     ("reduce_window_max", "max", lowest),
     ("reduce_window_min", "min", highest),
 ):

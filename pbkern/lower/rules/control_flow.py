@@ -104,9 +104,9 @@ def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda
 @RULES.register("cond")
 def _cond(builder, eqn, env: dict) -> None:
     index = builder.read(env, eqn.invars[0])
-    symbol = builder.index_symbol(index, clamp=len(eqn.params["branches"]) - 1)
-    if symbol.is_const:
-        _once(builder, eqn.params["branches"][symbol.const], eqn.invars[1:], eqn, env)
+    branch_number = builder.index_symbol(index, clamp=len(eqn.params["branches"]) - 1)
+    if branch_number.is_const:
+        _once(builder, eqn.params["branches"][branch_number.const], eqn.invars[1:], eqn, env)
         return
     results = _results(builder, eqn, env)
 
@@ -128,7 +128,7 @@ def _cond(builder, eqn, env: dict) -> None:
                     ),
                 )
             )
-        builder.stmts.append(If(symbol.terms[0][0], bodies))
+        builder.stmts.append(If(branch_number.terms[0][0], bodies))
 
     _control(builder, eqn, env, results, run)
 

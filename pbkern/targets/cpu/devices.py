@@ -261,7 +261,7 @@ def devices_of(given: str | None) -> tuple[CpuDevice, ...]:
                 hint="make two libraries",
             )
     ordered = sorted(devices, key=lambda target: len(target.needs), reverse=True)
-    if len({dim.needs for dim in ordered}) < len(ordered):
+    if len({processor.needs for processor in ordered}) < len(ordered):
         alike = next(
             (left.name, right.name)
             for left, right in itertools.pairwise(ordered)

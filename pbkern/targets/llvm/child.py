@@ -124,7 +124,11 @@ def optimise(module, machine, level: int) -> None:
 
 
 def definitions(module) -> list:
-    return [dim for dim in (*module.functions, *module.global_variables) if not dim.is_declaration]
+    return [
+        definition
+        for definition in (*module.functions, *module.global_variables)
+        if not definition.is_declaration
+    ]
 
 
 def joined(whole, module):

@@ -140,8 +140,8 @@ def check_numbers(
         if argument.name not in WHERE and not argument.kwarg_only
     ]
     names += [argument for argument in target._schema.arguments if argument.name in kwargs]
-    for name, value in zip(names, given):
-        is_number = "number" in str(name.type) and name.name not in (
+    for parameter, value in zip(names, given):
+        is_number = "number" in str(parameter.type) and parameter.name not in (
             "other",
             "self",
             "test_element",
@@ -152,7 +152,7 @@ def check_numbers(
             and isinstance(value, int | float)
             and _overflows(value, dtype)
         ):
-            raise UnsupportedOp(f"`{name.name}` is no {dtype}", why=f"it is {value}")
+            raise UnsupportedOp(f"`{parameter.name}` is no {dtype}", why=f"it is {value}")
 
 
 def _overflows(value: int | float, dtype: np.dtype) -> bool:

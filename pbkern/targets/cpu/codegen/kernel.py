@@ -403,8 +403,8 @@ class KernelLowering(ProgramText):
         programs = Operation(f"scf.for %p = %low to %high step {one}", (Region(block.operations),))
         attributes = {operand.name: array for operand, array in arrays.items()} | {ARENA: NOALIAS}
         views = {
-            offset.name: f"{offset.name} = memref.view %arena[{offset.name}_at][] : {arena_type} to {memref(offset)}"
-            for offset in self.offsets
+            buf.name: f"{buf.name} = memref.view %arena[{buf.name}_at][] : {arena_type} to {memref(buf)}"
+            for buf in self.offsets
         }
         outlined = self.outliner.functions(
             attributes, views, {slot.name: offset for slot, offset in self.offsets.items()}

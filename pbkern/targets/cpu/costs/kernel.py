@@ -171,7 +171,7 @@ def _traffic(
         far += once / far_bandwidth(size, machine)
         # Programs run along the last grid axis first: what does not depend on it is still in L2.
         stays = (
-            not any(dim.start.coefficient(last) for dim in access)
+            not any(span.start.coefficient(last) for span in access)
             and block <= machine.l2_bytes // 2
         )
         near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)

@@ -191,7 +191,7 @@ def _best_chain(run: NestRun, vector_bits: int, near_bytes: int) -> tuple[Chain,
 
 def _sums_rows(chain: Chain) -> bool:
     """Whether a nest adds up rows: sums in memory, which take a few rows at a time."""
-    return any(size in chain.run[at].rdims for at, size in chain.dims.items())
+    return any(dim in chain.run[at].rdims for at, dim in chain.dims.items())
 
 
 def _shared(run: NestRun) -> Iterator[_SharedBuffer]:
@@ -231,7 +231,7 @@ def _walk(run: NestRun, places: list[tuple[int, Affine]]) -> dict[int, str] | No
         if affine.coefficient(dim) != 1 or dims.setdefault(at, dim) != dim:
             return None
         starts.add(affine - Affine.symbol(dim))
-    sizes = {run[at].dims[size] for at, size in dims.items()}
+    sizes = {run[at].dims[name] for at, name in dims.items()}
     return dims if len(starts) == 1 and len(sizes) == 1 and sizes.pop() > 1 else None
 
 
@@ -241,11 +241,11 @@ def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int) -> bool:
     if not any(len(seeds.keys() & set(loop)) > 1 for loop in loops):
         return False
     points = {at: math.prod(chain.run[at].dims.values()) for at in chain.dims}
-    for at, size in chain.dims.items():
+    for at, dim in chain.dims.items():
         nest = chain.run[at]
         if points[at] * MINOR_NEST_FACTOR < sum(points.values()):
             continue
-        if choose(nest, vector_bits).vector == size:
+        if choose(nest, vector_bits).vector == dim:
             return False
         if any(is_matrix_product(nest, reduction) for reduction in nest.reductions):
             return False  # bound by arithmetic: it has tiles and packing of its own

@@ -109,9 +109,9 @@ def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
 def _written_along(chain: Chain) -> list[Buf]:
     return [
         write.buf
-        for at, size in chain.dims.items()
+        for at, dim in chain.dims.items()
         for write in chain.run[at].writes
-        if any(size in position.symbols for position in write.index)
+        if any(dim in position.symbols for position in write.index)
     ]
 
 
@@ -138,19 +138,19 @@ class _DeadTiles:
 
     def settle(self) -> bool:
         """Finds the points outside of the mask for every nest, in order; False where one of them needs them."""
-        for at, size in sorted(self.chain.dims.items()):
+        for at, along in sorted(self.chain.dims.items()):
             nest = self.chain.run[at]
 
-            def value(expr: Expr, nest=nest, dim=size) -> Expr | None:
+            def value(expr: Expr, nest=nest, dim=along) -> Expr | None:
                 return outside(expr, nest, dim, self.span, self._fill_of, self.pool)
 
-            if size in nest.rdims and not all(
+            if along in nest.rdims and not all(
                 self._settle_reduction(at, k, reduction, value)
                 for k, reduction in enumerate(nest.reductions)
             ):
                 return False
             for write in nest.writes:
-                if any(size in position.symbols for position in write.index):
+                if any(along in position.symbols for position in write.index):
                     self.fills[write.buf] = (
                         write,
                         value(write.value) if write.mask is None else None,

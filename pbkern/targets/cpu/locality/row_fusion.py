@@ -67,7 +67,7 @@ def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], context, vector_bits: int) 
 
 def _suits(chain: Chain, vector_bits: int) -> bool:
     """Whether one loop holds all nests, none with vectors along the rows, and registers hold all sums of rows."""
-    nests = [(chain.run[at], size) for at, size in chain.dims.items()]
+    nests = [(chain.run[at], dim) for at, dim in chain.dims.items()]
     if any(choose(n, vector_bits).vector == dim for n, dim in nests):
         return False
     sums = [n for n, dim in nests if dim in n.rdims]

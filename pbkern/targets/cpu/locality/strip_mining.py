@@ -291,8 +291,8 @@ class StripMinedLoop:
         trips = self.trips(group)
         small = self._strip_buffers(group)
         nests = [_StripNest(self, at, small, trips) for at in group]
-        for nest in nests:
-            self.out += nest.before()
+        for strip in nests:
+            self.out += strip.before()
         counter = self.context.names("%i")
         start = (Affine.symbol(counter) + trips.first) * self.length
         self.out.append(
@@ -312,8 +312,8 @@ class StripMinedLoop:
             self.out += (
                 rest if trips.rest == 1 else [For(self.context.names("%i"), trips.rest, rest)]
             )
-        for nest in nests:
-            self.out += nest.after()
+        for strip in nests:
+            self.out += strip.after()
 
     def _strip_buffers(self, group: list[int]) -> dict[Buf, Buf]:
         """Scratch that only this group touches, and fills before it reads, holds one strip."""

@@ -376,8 +376,8 @@ def _words(buf: Buf) -> int:
     return -(-buf.dtype.itemsize // 4)
 
 
-def _slots(dim: ThreadMapping) -> int:
-    return dim.steps * math.prod(tile.count for tile in dim.tiles)
+def _slots(mapping: ThreadMapping) -> int:
+    return mapping.steps * math.prod(tile.count for tile in mapping.tiles)
 
 
 def _work(nest: Nest) -> tuple[bool, int]:
