@@ -25,12 +25,23 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 # Title of a section -> its pages, as files below docs/ or the root.
 SECTIONS = {
-    "Kernels": ["docs/pallas.md", "docs/pallas-compiler-params.md", "docs/pallas-ops.md", "docs/pallas-suite.md"],
+    "Kernels": [
+        "docs/pallas.md",
+        "docs/pallas-compiler-params.md",
+        "docs/pallas-ops.md",
+        "docs/pallas-suite.md",
+    ],
     "Front ends": ["docs/torch.md", "docs/tensorflow-and-stablehlo.md"],
     "Libraries": ["docs/aot.md"],
     "Figures": ["docs/benchmarks.md"],
     "Inside": ["docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md"],
-}  # fmt: skip
+}
+# Section of the README -> the page of its own that it is on the site.
+README_PAGES = {
+    "Seeing what it did": "explain.md",
+    "Compile options": "options.md",
+    "Limitations": "limits.md",
+}
 CONFIG = """\
 site_name: pbkern
 docs_dir: {pages}
@@ -78,11 +89,15 @@ def main() -> None:
     sources |= {f"tutorials/{p.name}": f"tutorials/{p.stem}.md" for p in tutorials}
     for source, page in sources.items():
         path = ROOT / source
+        if source == "README.md":
+            write_readme(linked(path.read_text(), path, page, sources))
+            continue
         if path.suffix == ".py":
             text = tutorial(path, run=not parsed.without_output)
         else:
             text = linked(path.read_text(), path, page, sources)
         write(page, text)
+    nav += list(README_PAGES.items())
     nav.append(("Tutorials", [sources[f"tutorials/{p.name}"] for p in tutorials]))
     nav += [(title, [sources[file] for file in files]) for title, files in SECTIONS.items()]
     nav.append(("Reference", reference()))
@@ -99,6 +114,24 @@ def write(page: str, text: str) -> None:
     path = PAGES / page
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def readme_page(anchor: str) -> str:
+    """The page that has a section of the README."""
+    pages = {re.sub(r"\W+", "-", title.lower()): page for title, page in README_PAGES.items()}
+    return pages.get(anchor, "index.md")
+
+
+def write_readme(text: str) -> None:
+    """Writes the start page, and the sections of the README that are pages of their own."""
+    head, *sections = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
+    pages = {"index.md": head}
+    for title, body in zip(sections[::2], sections[1::2]):
+        page = README_PAGES.get(title, "index.md")
+        level = "##" if page == "index.md" else "#"
+        pages[page] = pages.get(page, "") + f"{level} {title}\n{body}"
+    for page, body in pages.items():
+        write(page, body)
 
 
 def rows(nav: list) -> list[str]:
@@ -118,15 +151,16 @@ def linked(text: str, path: pathlib.Path, page: str, sources: dict[str, str]) ->
 
     def link(found: re.Match) -> str:
         label, target = found[1], found[2]
-        if re.match(r"https?:|#", target):
+        if re.match(r"https?:", target) or (target.startswith("#") and page != "index.md"):
             return found[0]
         file, _, anchor = target.partition("#")
-        source = os.path.normpath(path.parent / file)
+        source = os.path.normpath(path.parent / (file or path.name))
         if source.endswith(".png"):
             return found[0].replace(target, pathlib.Path(file).name)
         name = sources.get(os.path.relpath(source, ROOT))
         if name is None:
             return f"`{label.strip('`')}`"
+        name = readme_page(anchor) if name == "index.md" else name
         there = os.path.relpath(name, pathlib.Path(page).parent)
         return f"[{label}]({there}{'#' + anchor if anchor else ''})"
 
@@ -144,8 +178,13 @@ def tutorial(path: pathlib.Path, run: bool) -> str:
         with tempfile.TemporaryDirectory() as folder:
             environment = os.environ | {"PYTHONPATH": str(ROOT)}
             done = subprocess.run(
-                [sys.executable, path], cwd=folder, env=environment, capture_output=True, text=True, check=True
-            )  # fmt: skip
+                [sys.executable, path],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
         parts += ["prints", f"```text\n{done.stdout.rstrip()}\n```"]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -40,6 +40,5 @@ def test_tables_are_those_of_their_dataclasses():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     table = README.read_text().split("<!-- table: options -->")[1].split("<!-- end -->")[0]
-    assert set(re.findall(r"^\| (`.*?`) \|", table, re.M)) != set()
     named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.M))))
     assert named == set(CompileOptions.__dataclass_fields__)

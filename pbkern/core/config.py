@@ -13,7 +13,7 @@ import difflib
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ VARIABLES = (
         None,
         pathlib.Path,
         "a folder",
-        "write the numbered stages of every compilation there",
+        "folder for the numbered stages of every compilation",
     ),
     Variable(
         "PBKERN_NUM_THREADS",
@@ -112,21 +112,21 @@ VARIABLES = (
         None,
         pathlib.Path,
         "a folder",
-        "where; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern",
+        "folder of the cache; else $XDG_CACHE_HOME/pbkern or ~/.cache/pbkern",
     ),
     Variable(
         "PBKERN_CACHE_SHARED",
         (),
         _folders,
         f"folders, separated by {os.pathsep!r}",
-        "more folders that are looked in, and never written to; they belong to root or to the user",
+        "further caches, which are read and never written to; they belong to root or to the user",
     ),
     Variable(
         "PBKERN_CACHE_MEGABYTES",
         512,
         _positive,
         "an integer of at least 1",
-        "most megabytes (2**20 bytes) kept there",
+        "most megabytes (2**20 bytes) in the cache",
     ),
     Variable(
         "PBKERN_POOL_MEGABYTES",
@@ -185,12 +185,7 @@ def read(environment) -> Config:
         if not name.startswith(PREFIX):
             continue
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise OptionError(
-                f"unknown environment variable {name}",
-                why=f"the variables are {', '.join(known)}",
-                hint=f"did you mean {close[0]}?" if close else None,
-            )
+            raise _unknown("environment variable", name, known)
         if text:
             values[_setting(name)] = _parsed(
                 known[name], text, f"environment variable {name}", f"{name}={text!r}"
@@ -201,6 +196,15 @@ def read(environment) -> Config:
 def _setting(variable: str) -> str:
     """The name in Config of a variable: PBKERN_NUM_THREADS -> num_threads."""
     return variable[len(PREFIX) :].lower()
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> OptionError:
+    close = difflib.get_close_matches(name, known, n=1)
+    return OptionError(
+        f"unknown {what} {name}",
+        why=f"the {what}s are {', '.join(known)}",
+        hint=f"did you mean {close[0]}?" if close else None,
+    )
 
 
 def _parsed(variable: Variable, text: str, what: str, given: str) -> Any:
@@ -219,12 +223,7 @@ def _checked(name: str, value: Any) -> Any:
     """
     known = {_setting(variable.name): variable for variable in VARIABLES}
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        raise OptionError(
-            f"unknown setting {name}",
-            why=f"the settings are {', '.join(known)}",
-            hint=f"did you mean {close[0]}?" if close else None,
-        )
+        raise _unknown("setting", name, known)
     if value is None and known[name].default is None:
         return None
     text = os.pathsep.join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -7,9 +7,11 @@ import pytest
 from jax import lax
 from jax.extend import core as jex
 
+import pbkern
 from pbkern.core.jaxprs import equations
 from pbkern.dsl.primitives.in_range import in_range, outside
 from pbkern.fuse.simplify.proved_ranges import drop_proved_ranges
+from tests.lowered import lowered
 
 
 def checks_left(f, *args) -> int:
@@ -124,3 +126,25 @@ def test_other_choices_keep_their_check(name):
         e for e in equations(drop_proved_ranges(closed).jaxpr) if e.primitive.name == "in_range"
     ]
     assert [(e.params["low"], e.params["high"]) for e in checks] == [(-5, 5)]
+
+
+def test_a_checked_index_is_kept_in_its_array_by_one_minimum():
+    """Of 32 bits without sign, also where indices have 64: any place will do for one that is reported."""
+    with jax.enable_x64(True):
+        i, x = np.arange(40) % 7, np.ones(7, "float32")
+        checked = lowered(lambda x, i: x[in_range(i, 0, 7)] * 2, x, i)
+        plain = lowered(lambda x, i: x[i] * 2, x, i)
+    assert checked.count("min(") == 1
+    assert "max(" not in checked
+    assert "max(" in plain or "select_n(" in plain
+
+
+@pytest.mark.parametrize("narrow", ["int8", "uint8", "int16", "int32", "int64", "float32"])
+def test_conversions_behind_a_check_keep_their_meaning(narrow):
+    """An index that a conversion wraps is clamped as without the check."""
+    with jax.enable_x64(True):
+        i, x = np.array([0, 1, 127, 128, 199, 150, 64]), np.arange(200, dtype="float32")
+        index = lambda i: i.astype(narrow).astype("int64")
+        take = lambda x, i: jnp.take(x, index(i), mode="clip")
+        made = pbkern.jit(lambda x, i: take(x, in_range(i, 0, 200)))(x, i)
+        np.testing.assert_array_equal(made, jax.jit(take)(x, i))

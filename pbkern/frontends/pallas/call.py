@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -54,6 +55,43 @@ class ImportedCall:
     operands: tuple[int, ...]
 
 
+class _Operands(NamedTuple):
+    """Blocks of a pallas_call.
+
+    dynamic: grid dimensions whose sizes are operands, the last ones; prefetch: types of the first
+    ones, which index maps read.
+    """
+
+    grid: tuple[int, ...]
+    dynamic: list[int]
+    prefetch: list[ArrayType]
+    inputs: tuple[BlockMapping, ...]
+    outputs: tuple[BlockMapping, ...]
+
+
+def _operands(grid_spec, at: str) -> _Operands:
+    prefetch = [
+        _array(aval.inner_aval if _jax.is_ref(aval) else aval, at)
+        for aval in grid_spec.index_map_avals[len(grid_spec.grid) :]
+    ]
+    is_dynamic = _jax.pallas().is_dynamic_dim
+    dynamic = [axis for axis, size in enumerate(grid_spec.grid) if is_dynamic(size)]
+    grid = tuple(
+        MAX_DYNAMIC if axis in dynamic else int(size) for axis, size in enumerate(grid_spec.grid)
+    )
+    whole = [
+        block_mapping(BlockSpec(), array_type, f"prefetched operand {n}", grid, prefetch, at)
+        for n, array_type in enumerate(prefetch)
+    ]
+    blocks = [_mapping(mapping, grid, prefetch, at) for mapping in grid_spec.block_mappings]
+    sizes = [
+        block_mapping(BlockSpec(), SIZE, f"size of grid dimension {axis}", grid, prefetch, at)
+        for axis in dynamic
+    ]
+    inputs = (*whole, *blocks[: grid_spec.num_inputs], *sizes)
+    return _Operands(grid, dynamic, prefetch, inputs, tuple(blocks[grid_spec.num_inputs :]))
+
+
 def import_call(
     *, jaxpr, grid_mapping, input_output_aliases, compiler_params, name, target="cpu", **unused
 ) -> ImportedCall:
@@ -64,27 +102,7 @@ def import_call(
     """
     grid_spec = grid_mapping
     at = _defined_at(jaxpr)
-    prefetch = [
-        _array(aval.inner_aval if _jax.is_ref(aval) else aval, at)
-        for aval in grid_spec.index_map_avals[len(grid_spec.grid) :]
-    ]
-    dynamic = [
-        axis for axis, size in enumerate(grid_spec.grid) if _jax.pallas().is_dynamic_dim(size)
-    ]
-    grid = tuple(
-        MAX_DYNAMIC if axis in dynamic else int(size) for axis, size in enumerate(grid_spec.grid)
-    )
-    whole = [
-        block_mapping(BlockSpec(), array_type, f"prefetched operand {n}", grid, prefetch, at)
-        for n, array_type in enumerate(prefetch)
-    ]
-    blocks = [_mapping(mapping, grid, prefetch, at) for mapping in grid_spec.block_mappings]
-    sizes = [
-        block_mapping(BlockSpec(), SIZE, f"size of grid dimension {dim}", grid, prefetch, at)
-        for dim in dynamic
-    ]
-    inputs = (*whole, *blocks[: grid_spec.num_inputs], *sizes)
-    outputs = tuple(blocks[grid_spec.num_inputs :])
+    grid, dynamic, prefetch, inputs, outputs = _operands(grid_spec, at)
     scratch = tuple(allocation(aval) for aval in grid_spec.scratch_avals)
     scoped = scoped_allocations(jaxpr)
     generator = prng_state.allocation(jaxpr)
@@ -112,7 +130,7 @@ def import_call(
     wide = _wide_outputs(
         jaxpr,
         outputs,
-        len(whole) + grid_spec.num_inputs,
+        len(prefetch) + grid_spec.num_inputs,
         private,
         {output for _, output in aliases},
     )
@@ -147,7 +165,9 @@ def import_call(
         compiler_params=params
         | nvidia_params(compiler_params, params and params["cpu"].dimension_semantics),
         num_scalar_prefetch=len(prefetch),
-        dynamic_grid=tuple((axis, len(inputs) - len(sizes) + k) for k, axis in enumerate(dynamic)),
+        dynamic_grid=tuple(
+            (axis, len(inputs) - len(dynamic) + k) for k, axis in enumerate(dynamic)
+        ),
         defined_at=at,
     )
     if slices:

@@ -94,12 +94,14 @@ class NestContext(Generic[Options]):
 
 
 def is_reported_outside(expr: Expr, limit: int) -> bool:
-    """Whether an integer has passed a check by which everything outside [0, limit] is reported (dsl/primitives/in_range.py)."""
-    if (
-        not isinstance(expr, Op)
-        or expr.info.primitive != "in_range"
-        or expr.dtype.itemsize < 4
-        or limit > np.iinfo(INT32).max
-    ):
+    """Whether an integer has passed a check by which everything outside [0, limit] is reported.
+
+    The check is dsl/primitives/in_range.py. Conversions to integers that hold [0, limit] may follow.
+    """
+    while isinstance(expr, Op) and expr.info.primitive == "convert_element_type":
+        if expr.dtype.kind not in "iu" or np.iinfo(expr.dtype).max < limit:
+            return False
+        (expr,) = expr.args
+    if not isinstance(expr, Op) or expr.info.primitive != "in_range" or limit > INT32_MAX:
         return False
     return 0 <= expr.info.params["low"] < expr.info.params["high"] <= limit + 1
