@@ -22,8 +22,9 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.draft import NestDraft
 from pbkern.lower.nest.index_tests import BOOL
-from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Store
 from pbkern.lower.rules import control_flow, ref_effects
 from pbkern.lower.rules.contractions import CONTRACTIONS
 from pbkern.lower.rules.debug_callbacks import trace
@@ -172,8 +173,8 @@ class BodyBuilder:
         """Keeps an object alive: values are known by their ids, which no other may come to."""
         self._kept.append(x)
 
-    def new_buffer(self, shape, dtype) -> Stored:
-        return self.whole(self.context.new_buffer(shape, dtype))
+    def new_buffer(self, shape, dtype, step: int | None = None) -> Stored:
+        return self.whole(self.context.new_buffer(shape, dtype, step))
 
     def append_control(self, item: ControlItem, results: list[Stored]) -> None:
         """Adds control flow; its results are defined after everything inside it."""
@@ -295,8 +296,8 @@ class BodyBuilder:
             case StoreItem():
                 store_hazards.protect(self, {item.buf.root}, direct=item)
                 self._store(item)
-            case ControlItem(writes=writes, run=run):
-                store_hazards.protect(self, {buf.root for buf in writes}, captured=item.uses)
+            case ControlItem(stores=stores, run=run):
+                store_hazards.protect(self, {buf.root for buf in stores}, captured=item.uses)
                 run()
             case Opaque():
                 if id(item) in plan:
@@ -322,7 +323,7 @@ class BodyBuilder:
         self,
         value: Value,
         ix: Index,
-        nest: Nest | None = None,
+        nest: NestDraft | None = None,
         guard: bool = False,
         memo: dict | None = None,
     ) -> Expr:
@@ -361,18 +362,17 @@ class BodyBuilder:
             self.materialise(value)
         return self._stored[id(value)]
 
-    def _inline_contract(self, contract: Contract, ix: Index, nest: Nest, guard: bool) -> Expr:
+    def _inline_contract(self, contract: Contract, ix: Index, nest: NestDraft, guard: bool) -> Expr:
         rename = {}
         for mine, theirs in zip(contract.out, ix):
             if mine.terms:
                 rename[mine.terms[0][0]] = theirs
-        for dim, extent in contract.dims:
-            if dim in contract.rdims:
-                nest.dims[dim] = extent
-        nest.rdims = contract.rdims
+        nest.reduce_over({dim: extent for dim, extent in contract.dims if dim in contract.rdims})
         return self._reduce(contract, nest, rename, guard)
 
-    def _reduce(self, contract: Contract, nest: Nest, rename: dict, guard: bool = False) -> Expr:
+    def _reduce(
+        self, contract: Contract, nest: NestDraft, rename: dict, guard: bool = False
+    ) -> Expr:
         memo: dict = {}
         args = [
             self.pull(operand, tuple(i.substitute(rename.get) for i in route), None, guard, memo)
@@ -380,8 +380,8 @@ class BodyBuilder:
         ]
         if contract.op in ("argmax", "argmin"):
             args.append(self.pool.index(contract.dtype, contract.index_arg.substitute(rename.get)))
-        nest.reductions.append(Reduction(contract.op, tuple(args), contract.acc_dtype))
-        return self.pool.accumulator(contract.acc_dtype, len(nest.reductions) - 1)
+        number = nest.add(Reduction(contract.op, tuple(args), contract.acc_dtype))
+        return self.pool.accumulator(contract.acc_dtype, number)
 
     # ---------------------------------------------------------------- statements
 
@@ -390,26 +390,12 @@ class BodyBuilder:
         if id(value) in self._stored:
             return self._stored[id(value)]
         target = into or self._buffer_for(value)
-        if (
-            into is None
-            and target.buf.shape == value.shape
-            and not (steps := row_steps(self, value)).choices
-        ):
-            target.buf.step = steps.step
         if isinstance(value, Contract):
-            dims = dict(value.dims)
-            nest = Nest(dims, value.rdims, ordered=value.ordered, at=value.at_line)
+            nest = NestDraft(value.dims, value.rdims, value.ordered, value.at_line)
             acc = self._reduce(value, nest, {})
-            nest.writes.append(
-                Write(
-                    target.buf,
-                    target.place(value.out),
-                    acc,
-                    inner=value.ordered,
-                    guard=target.guard,
-                )
-            )
-            self.stmts.append(nest)
+            place = target.place(value.out)
+            store = Store(target.buf, place, acc, inner=value.ordered, guard=target.guard)
+            self.stmts.append(nest.nest(store))
         else:
             self.stmts.append(
                 self._store_nest(
@@ -423,15 +409,18 @@ class BodyBuilder:
         """Scratch for a value, its axes in the order that its readers walk them."""
         order = self._layouts.get(id(value))
         before = self.resolve(self._over[id(value)]) if id(value) in self._over else None
+        steps = row_steps(self, value)
+        step = None if steps.choices else steps.step
         if (
             isinstance(before, Stored)
             and before.buf.arena
             and before.buf.shape == value.shape
             and before.dtype == value.dtype
+            and before.buf.step in (None, step)
         ):
             return self.whole(before.buf)
         if order is None:
-            return self.new_buffer(value.shape, value.dtype)
+            return self.new_buffer(value.shape, value.dtype, step)
         buf = self.new_buffer(tuple(value.shape[axis] for axis in order), value.dtype).buf
         stored = Stored(value.shape, value.dtype, buf, lambda ix: tuple(ix[axis] for axis in order))
         self.keep(stored)
@@ -510,12 +499,11 @@ class BodyBuilder:
         value = self.resolve(item.value)
         dims = [(self.names("d"), size) for size in item.shape]
         ix = dims_index(dims)
-        nest = Nest(dict(dims), at=item.at)
+        nest = NestDraft(dims, at=item.at)
         memo: dict = {}
         expr = self.pull(value, ix, nest, False, memo)
         mask = None if item.mask is None else self.pull(item.mask, ix, nest, False, memo)
-        nest.writes.append(Write(item.buf, item.place(ix), expr, not nest.rdims, item.guard, mask))
-        return nest
+        return nest.nest(Store(item.buf, item.place(ix), expr, not nest.rdims, item.guard, mask))
 
     def reinterpret(self, stored: Stored, shape: tuple[int, ...]) -> Stored:
         """Gives elements another shape, in the same order; copies them unless they are so."""

@@ -56,7 +56,7 @@ class BuildOptions:
       sort_scratch: what other lines need beside themselves to be sorted.
       scatter_strip: updates of one element that are made together before they are combined one by
         one; 0: each by itself.
-      fetch_ahead: updates between one and the window that it asks for by a Fetch; 0: there are
+      fetch_ahead: updates between one and the window that it asks for by a Prefetch; 0: there are
         none.
       fetch_bytes: results of a scatter from this size on are asked for.
       cut_bytes: long rows are cut at index tests in multiples of this, so that parts between tests

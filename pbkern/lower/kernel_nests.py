@@ -35,6 +35,7 @@ from pbkern.lower.nest.index_tests import Bounds
 from pbkern.lower.nest.interpret import NestMemory
 from pbkern.lower.nest.ir import Buf, Let, Names, Stmt
 from pbkern.lower.nest.verify import verify
+from pbkern.lower.operand_buffers import operand_buffers
 from pbkern.lower.passes.dead_points import Body, trim
 from pbkern.lower.passes.uniform_axes import narrow, narrowed_buffers, uniform_axes
 from pbkern.lower.rules import debug_callbacks
@@ -305,12 +306,7 @@ class _Building:
     def __init__(self, kernel: Kernel, options: BuildOptions, shifts: dict[int, block_shift.Shift]):
         self.kernel, self.options, self.shifts = kernel, options, shifts
         self.names = Names()
-        self.bufs = [
-            Buf(f"%a{k}", mapping.array.shape, mapping.array.dtype)
-            for k, mapping in enumerate((*kernel.inputs, *kernel.outputs))
-        ]
-        for i, result in kernel.aliases:
-            self.bufs[len(kernel.inputs) + result].storage = self.bufs[i]
+        self.bufs = operand_buffers(kernel)
         # What failed checks hand over; of operands that the kernel updates, the copy that the
         # launch makes before.
         handed = kernel.in_types if debug_callbacks.hands_over_operands(kernel) else ()
@@ -372,7 +368,7 @@ class _Building:
         return tuple(found), Section(tuple(statements), context)
 
     def _starts(
-        self, mapping: BlockMapping, context: NestContext, statements: list[Stmt]
+        self, mapping: BlockMapping, context: NestContext, statements: Sequence[Stmt]
     ) -> tuple[Affine, ...]:
         """First element per array axis, affine in grid symbols; other index maps become statements that compute scalars."""
         if all(start is not None for start in mapping.starts):

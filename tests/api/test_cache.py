@@ -251,7 +251,7 @@ def test_an_entry_that_is_whole_but_no_object_is_made_again(store):
 def write_and_read(folder, seed, failures, barrier):
     """Writes and reads entries of a few keys as fast as it can; every read must be whole."""
     barrier.wait(60)
-    s, rng = disk_cache.Store(folder, 1 << 20), np.random.default_rng(seed)
+    s, rng = disk_cache.DiskStore(folder, 1 << 20), np.random.default_rng(seed)
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
         key = str(rng.integers(3))
@@ -296,7 +296,7 @@ def test_two_processes_may_compile_the_same_at_once(tmp_path):
 
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path):
-    s = disk_cache.Store(tmp_path, 10_000)
+    s = disk_cache.DiskStore(tmp_path, 10_000)
     for n in range(9):
         s.put("code", str(n), bytes(900))
         os.utime(tmp_path / f"code-{n}.pbk", (1000 + n, 1000 + n))
@@ -311,7 +311,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path):
 
 
 def test_an_entry_larger_than_all_is_not_written(tmp_path):
-    s = disk_cache.Store(tmp_path, 1000)
+    s = disk_cache.DiskStore(tmp_path, 1000)
     assert not s.put("code", "a", bytes(2000))
     assert s.size() == 0
 
@@ -346,7 +346,7 @@ def test_entries_that_others_may_have_written_are_not_loaded(store, monkeypatch,
         if os.getuid() != 0:
             pytest.skip("only root gives files away")
         os.chown(path, 65534, -1)
-    reader = disk_cache.Store(store.folder, store.limit)
+    reader = disk_cache.DiskStore(store.folder, store.limit)
     with pytest.warns(UserWarning, match="other users may have written its entry") as caught:
         assert [reader.get("code", path.stem.removeprefix("code-")) for _ in range(2)] == [
             None,
@@ -385,28 +385,28 @@ def test_shared_folders_are_read_and_never_changed(tmp_path):
         assert not shared.put("code", "a", b"x")
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in filled.iterdir()} == before
     assert (
-        len(code_files(disk_cache.Store(own, 1))) == 1
+        len(code_files(disk_cache.DiskStore(own, 1))) == 1
     )  # the second function; the first is not copied
 
 
 def test_a_damaged_entry_of_a_shared_folder_stays_there_and_is_made_again(tmp_path):
-    filled = disk_cache.Store(tmp_path / "image", 1 << 20)
+    filled = disk_cache.DiskStore(tmp_path / "image", 1 << 20)
     filled.put("code", "a", b"x")
     (path,) = code_files(filled)
     path.write_bytes(b"damaged")
-    reader = disk_cache.Store(
-        tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),)
+    reader = disk_cache.DiskStore(
+        tmp_path / "own", 1 << 20, (disk_cache.DiskStore(filled.folder, 0, read_only=True),)
     )
     assert reader.get("code", "a") is None
     assert path.read_bytes() == b"damaged"
 
 
 def test_a_shared_folder_that_others_may_write_to_is_not_read(tmp_path):
-    filled = disk_cache.Store(tmp_path / "image", 1 << 20)
+    filled = disk_cache.DiskStore(tmp_path / "image", 1 << 20)
     filled.put("code", "a", b"x")
     filled.folder.chmod(0o775)
-    reader = disk_cache.Store(
-        tmp_path / "own", 1 << 20, (disk_cache.Store(filled.folder, 0, read_only=True),)
+    reader = disk_cache.DiskStore(
+        tmp_path / "own", 1 << 20, (disk_cache.DiskStore(filled.folder, 0, read_only=True),)
     )
     with pytest.warns(UserWarning, match="PBKERN_CACHE_SHARED names another folder"):
         assert reader.get("code", "a") is None
@@ -466,7 +466,7 @@ def test_a_read_only_folder_is_read(store):
     compiled(norm, X)
     store.folder.chmod(0o500)
     try:
-        reader = disk_cache.Store(store.folder, store.limit)
+        reader = disk_cache.DiskStore(store.folder, store.limit)
         with pytest.warns(UserWarning, match="keeps nothing on disk"):
             assert not reader.put("code", "a", b"x")
         (path,) = code_files_of(store, norm)
@@ -486,7 +486,7 @@ def test_a_folder_without_write_permission_costs_one_warning(store, monkeypatch)
 
 def test_what_can_be_read_is_read_where_nothing_can_be_written(store, monkeypatch):
     assert store.put("code", "a", b"x")
-    reader = disk_cache.Store(store.folder, store.limit)
+    reader = disk_cache.DiskStore(store.folder, store.limit)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr(os, "utime", lambda path: (_ for _ in ()).throw(PermissionError()))
     with pytest.warns(UserWarning, match="may not be written to"):

@@ -140,6 +140,24 @@ def test_strided_static_and_dynamic_indices():
     np.testing.assert_array_equal(column, expected)
 
 
+def test_additions_at_integer_array_indices():
+    """Rows that an index names several times take every addition."""
+
+    @pbkern.kernel(out_shape=[s((5, 3)), s((4, 6))])
+    def add(x, i, rows, columns):
+        rows[...] = jnp.ones((5, 3))
+        jax.ref.addupdate(rows, i[...], x[...])
+        columns[...] = jnp.zeros((4, 6))
+        jax.ref.addupdate(columns, (pbkern.ds(1, 3), i[...]), x[...].T)
+
+    x, i = f32(8, 3), np.array([0, 1, 1, 4, 4, 4, 2, 0], np.int32)
+    rows, columns = np.ones((5, 3), np.float32), np.zeros((4, 6), np.float32)
+    np.add.at(rows, i, x)
+    np.add.at(columns[1:], (slice(None), i), x.T)
+    for got, expected in zip(run(add, x, i), (rows, columns)):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
 def test_integer_array_indices():
     @pbkern.kernel(out_shape=[s((3, 4)), s((8, 4)), s((3, 2))])
     def gather(x, i, o, scattered, mixed):

@@ -11,16 +11,16 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.interpret import NestMemory
 from pbkern.lower.nest.ir import (
     Buf,
-    Fetch,
     For,
     If,
     Let,
     Nest,
+    Prefetch,
     Reduction,
     Sort,
+    Store,
     Trace,
     While,
-    Write,
 )
 
 F32, I32, BOOL = np.dtype("f"), np.dtype("i4"), np.dtype(bool)
@@ -48,8 +48,8 @@ class Small:
     def acc(self, k: int = 0, dtype=F32):
         return self.context.pool.accumulator(dtype, k)
 
-    def write(self, name: str, index: tuple, value, **others) -> Write:
-        return Write(self.bufs[name], index, value, **others)
+    def write(self, name: str, index: tuple, value, **others) -> Store:
+        return Store(self.bufs[name], index, value, **others)
 
     def run(self, *stmts, **symbols) -> dict[str, int]:
         interpret.run(
@@ -68,7 +68,7 @@ def numbers(*shape, dtype="f"):
 def test_elementwise_at_moved_places():
     s = Small(x=numbers(6, 5), y=np.zeros((4, 5), "f"))
     value = s.context.op("mul", F32, s.load("x", I + 2, J), s.const(2.0))
-    s.run(Nest({"i": 4, "j": 5}, writes=[s.write("y", (I, J), value)]))
+    s.run(Nest({"i": 4, "j": 5}, stores=(s.write("y", (I, J), value),)))
     np.testing.assert_array_equal(s["y"], s["x"][2:] * 2)
 
 
@@ -76,7 +76,7 @@ def test_a_point_that_reads_what_another_stores_takes_its_turn():
     s = Small(x=numbers(9))
     total = s.context.op("add", F32, s.load("x", I), s.load("x", I + 1))
     before = s["x"]
-    s.run(Nest({"i": 8}, writes=[s.write("x", (I + 1,), total)]))
+    s.run(Nest({"i": 8}, stores=(s.write("x", (I + 1,), total),)))
     np.testing.assert_array_equal(s["x"], np.cumsum(before))
 
 
@@ -84,26 +84,26 @@ def test_a_point_reads_before_it_stores():
     s = Small(x=numbers(4), y=np.zeros(4, "f"))
     new = s.context.op("add", F32, s.load("x", I), s.const(1.0))
     before = s["x"]
-    s.run(Nest({"i": 4}, writes=[s.write("x", (I,), new), s.write("y", (I,), new)]))
+    s.run(Nest({"i": 4}, stores=(s.write("x", (I,), new), s.write("y", (I,), new))))
     np.testing.assert_array_equal(s["y"], before + 1)
 
 
 def test_the_last_of_several_stores_to_one_place_stays():
     s = Small(x=numbers(3, 5), y=np.zeros(3, "f"))
-    s.run(Nest({"j": 5, "i": 3}, writes=[s.write("y", (I,), s.load("x", I, J))]))
+    s.run(Nest({"j": 5, "i": 3}, stores=(s.write("y", (I,), s.load("x", I, J)),)))
     np.testing.assert_array_equal(s["y"], s["x"][:, -1])
 
 
 def test_guards_drop_stores_and_poison_loads():
     s = Small(x=numbers(4), y=np.zeros(4, "f"))
-    s.run(Nest({"i": 6}, writes=[s.write("y", (I - 1,), s.load("x", I, guard=True), guard=True)]))
+    s.run(Nest({"i": 6}, stores=(s.write("y", (I - 1,), s.load("x", I, guard=True), guard=True),)))
     np.testing.assert_array_equal(s["y"], [*s["x"][1:], np.nan])
 
 
 def test_masks_and_ranges():
     s = Small(x=numbers(8), y=np.zeros(8, "f"))
     inside = s.context.pool.in_range(I, 2, 5)
-    s.run(Nest({"i": 8}, writes=[s.write("y", (I,), s.load("x", I), mask=inside)]))
+    s.run(Nest({"i": 8}, stores=(s.write("y", (I,), s.load("x", I), mask=inside),)))
     np.testing.assert_array_equal(
         s["y"], np.where((np.arange(8) >= 2) & (np.arange(8) < 5), s["x"], 0)
     )
@@ -113,9 +113,9 @@ def test_masks_and_ranges():
 def test_accesses_outside_are_errors(masked):
     s = Small(x=numbers(4), y=np.zeros(4, "f"))
     with pytest.raises(InternalError, match="a load of %x: float32\\[4\\] outside it"):
-        s.run(Nest({"i": 4}, writes=[s.write("y", (I,), s.load("x", I + 1))]))
+        s.run(Nest({"i": 4}, stores=(s.write("y", (I,), s.load("x", I + 1)),)))
     mask = s.context.pool.in_range(I, 0, 3) if masked else None
-    store = Nest({"i": 4}, writes=[s.write("y", (I + 1,), s.const(1.0), mask=mask)])
+    store = Nest({"i": 4}, stores=(s.write("y", (I + 1,), s.const(1.0), mask=mask),))
     if masked:  # nobody stores outside
         s.run(store)
         np.testing.assert_array_equal(s["y"], [0, 1, 1, 1])
@@ -128,14 +128,14 @@ def test_operands_without_contents_are_errors():
     s = Small(y=np.zeros(1, "f"))
     s.bufs["z"] = Buf("%z", (1,), F32)
     with pytest.raises(InternalError, match="has no contents"):
-        s.run(Nest({"i": 1}, writes=[s.write("y", (I,), s.load("z", I))]))
+        s.run(Nest({"i": 1}, stores=(s.write("y", (I,), s.load("z", I)),)))
 
 
 def test_scratch_is_poison_before_it_is_written():
     s = Small(y=np.zeros(3, "f"))
     s.bufs["t"] = Buf("%t", (3,), F32, arena=True)
-    s.run(Nest({"i": 2}, writes=[s.write("t", (I,), s.const(1.0))]))
-    s.run(Nest({"i": 3}, writes=[s.write("y", (I,), s.load("t", I))]))
+    s.run(Nest({"i": 2}, stores=(s.write("t", (I,), s.const(1.0)),)))
+    s.run(Nest({"i": 3}, stores=(s.write("y", (I,), s.load("t", I)),)))
     np.testing.assert_array_equal(s["y"], [1, 1, np.nan])
 
 
@@ -144,10 +144,10 @@ def test_gathers_are_clamped_and_values_are_moved():
         x=numbers(4, 3), p=np.array([-5, 1, 9], "i4"), y=np.zeros((3, 3), "f"), z=np.zeros(2, "f")
     )
     row = s.context.pool.gather(F32, s.bufs["x"], (None, J), (s.load("p", I),))
-    s.run(Nest({"i": 3, "j": 3}, writes=[s.write("y", (I, J), row)]))
+    s.run(Nest({"i": 3, "j": 3}, stores=(s.write("y", (I, J), row),)))
     np.testing.assert_array_equal(s["y"], s["x"][[0, 1, 3]])
     far = s.context.pool.shifted(F32, (("i", 2),), (s.load("x", I, Affine()),))
-    s.run(Nest({"i": 2}, writes=[s.write("z", (I,), far)]))
+    s.run(Nest({"i": 2}, stores=(s.write("z", (I,), far),)))
     np.testing.assert_array_equal(s["z"], s["x"][2:, 0])
 
 
@@ -155,14 +155,14 @@ def test_views_under_other_types_and_shapes_share_memory():
     s = Small(x=numbers(2, 6), y=np.zeros((4, 3), "f"))
     s.bufs["r"] = Buf("%r", (4, 3), I32, storage=s.bufs["x"])
     s.bufs["q"] = Buf("%q", (4, 3), I32, storage=s.bufs["y"])
-    s.run(Nest({"i": 4, "j": 3}, writes=[s.write("q", (I, J), s.load("r", I, J))]))
+    s.run(Nest({"i": 4, "j": 3}, stores=(s.write("q", (I, J), s.load("r", I, J)),)))
     np.testing.assert_array_equal(s["y"], s["x"].reshape(4, 3))
 
 
 # ---- reductions
 
 SUMS = {
-    "sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "greatest_number": np.nanmax,
+    "sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "maxnum": np.nanmax,
     "logaddexp": np.logaddexp.reduce, "argmax": np.argmax, "argmin": np.argmin,
 }  # fmt: skip
 
@@ -180,8 +180,8 @@ def test_reductions(op, nan):
         Nest(
             {"i": 5, "k": 7},
             ("k",),
-            [Reduction(op, args, dtype)],
-            [s.write("y", (I,), s.acc(dtype=dtype), inner=False)],
+            (Reduction(op, args, dtype),),
+            (s.write("y", (I,), s.acc(dtype=dtype), inner=False),),
         )
     )
     want = np.array([SUMS[op](row.astype("d")) for row in x])
@@ -200,8 +200,8 @@ def test_reductions_of_integers_and_bools(op, want, dtype):
         Nest(
             {"i": 4, "k": 9},
             ("k",),
-            [Reduction(op, (s.load("x", I, K),), x.dtype)],
-            [s.write("y", (I,), s.acc(dtype=x.dtype), inner=False)],
+            (Reduction(op, (s.load("x", I, K),), x.dtype),),
+            (s.write("y", (I,), s.acc(dtype=x.dtype), inner=False),),
         )
     )
     np.testing.assert_array_equal(s["y"], want.reduce(x, axis=1, dtype=dtype))
@@ -218,8 +218,8 @@ def test_products(dtype, depth):
         Nest(
             {"i": 3, "j": 4, "k": depth, "l": 2},
             ("k", "l"),
-            [dot],
-            [s.write("z", (I, J), s.acc(dtype=x.dtype), inner=False)],
+            (dot,),
+            (s.write("z", (I, J), s.acc(dtype=x.dtype), inner=False),),
         )
     )
     np.testing.assert_array_equal(s["z"], (2 * (x.astype("i8") @ y.astype("i8"))).astype(dtype))
@@ -235,8 +235,8 @@ def test_reductions_start_with_their_identity():
                 Nest(
                     {"i": 2, "k": 0},
                     ("k",),
-                    [Reduction(op, (s.load("x", I, K),), I32)],
-                    [s.write("y", (I,), s.acc(dtype=I32), inner=False)],
+                    (Reduction(op, (s.load("x", I, K),), I32),),
+                    (s.write("y", (I,), s.acc(dtype=I32), inner=False),),
                 )
             )
             np.testing.assert_array_equal(s["y"], [start(I32)] * 2, err_msg=op)
@@ -252,8 +252,8 @@ def test_cumulative_operations(op, want):
         Nest(
             {"i": 3, "k": 6},
             ("k",),
-            [Reduction(op, (s.load("x", I, K),), F32)],
-            [s.write("y", (I, K), s.acc())],
+            (Reduction(op, (s.load("x", I, K),), F32),),
+            (s.write("y", (I, K), s.acc()),),
             ordered=True,
         )
     )
@@ -267,8 +267,8 @@ def test_cumulative_sum_in_place_of_what_it_reads():
         Nest(
             {"i": 3, "k": 6},
             ("k",),
-            [Reduction("sum", (s.load("x", I, K),), F32)],
-            [s.write("x", (I, K), s.acc())],
+            (Reduction("sum", (s.load("x", I, K),), F32),),
+            (s.write("x", (I, K), s.acc()),),
             ordered=True,
         )
     )
@@ -282,7 +282,7 @@ def test_half_precision_is_rounded_where_it_is_stored():
     one, small, minus = (s.load("x", Affine((), k)) for k in range(3))
     value = s.context.op("add", half, s.context.op("add", half, s.context.op("mul", half, one, s.const(2048, half)), small),
                          s.const(-2048, half))  # fmt: skip
-    s.run(Nest({"i": 1}, writes=[s.write("y", (I,), value)]))
+    s.run(Nest({"i": 1}, stores=(s.write("y", (I,), value),)))
     assert s["y"][0] == 2.0**-9
     assert minus is not None
 
@@ -294,8 +294,8 @@ def test_reductions_of_one_target_are_errors():
             Nest(
                 {"i": 2, "k": 2},
                 ("k",),
-                [Reduction("dot_i8", (s.load("x", I, K), s.load("x", I, K)), I32)],
-                [s.write("y", (I,), s.acc(dtype=I32), inner=False)],
+                (Reduction("dot_i8", (s.load("x", I, K), s.load("x", I, K)), I32),),
+                (s.write("y", (I,), s.acc(dtype=I32), inner=False),),
             )
         )
 
@@ -306,9 +306,9 @@ def test_reductions_of_one_target_are_errors():
 def test_lets_branches_and_loops():
     s = Small(n=np.array([3], "i4"), y=np.zeros(8, "f"))
     at = Affine.symbol("%c")
-    loop = For("%c", "%n", [Nest({}, writes=[s.write("y", (at,), s.const(1.0))])])
+    loop = For("%c", "%n", (Nest({}, stores=(s.write("y", (at,), s.const(1.0)),)),))
     branch = If(
-        "%n", [[], [Nest({}, writes=[s.write("y", (Affine((), 7),), s.const(5.0))])]]
+        "%n", ((), (Nest({}, stores=(s.write("y", (Affine((), 7),), s.const(5.0)),)),))
     )  # 3 is the last branch
     symbols = s.run(Let("%n", s.load("n", Affine())), loop, branch)
     np.testing.assert_array_equal(s["y"], [1, 1, 1, 0, 0, 0, 0, 5])
@@ -328,14 +328,16 @@ def test_whiles(start, left):
     s = Small(n=np.array([start], "i4"))
     positive = s.context.op("gt", BOOL, s.load("n", Affine()), s.const(0, I32))
     less = s.context.op("sub", I32, s.load("n", Affine()), s.const(1, I32))
-    s.run(While([Let("%p", positive)], "%p", [Nest({}, writes=[s.write("n", (Affine(),), less)])]))
+    s.run(
+        While((Let("%p", positive),), "%p", (Nest({}, stores=(s.write("n", (Affine(),), less),)),))
+    )
     assert s["n"][0] == left
 
 
 def test_sorts_are_stable_with_nan_last():
     keys = np.array([[2, np.nan, -0.0, 1, 0.0, -np.nan]], "f")
     s = Small(k=keys, v=np.arange(6, dtype="i4").reshape(1, 6))
-    s.run(Sort([s.bufs["k"], s.bufs["v"]], [], 1, 6))
+    s.run(Sort((s.bufs["k"], s.bufs["v"]), (), 1, 6))
     np.testing.assert_array_equal(s["v"], [[2, 4, 3, 0, 1, 5]])
     np.testing.assert_array_equal(s["k"], keys[:, [2, 4, 3, 0, 1, 5]])
 
@@ -343,14 +345,14 @@ def test_sorts_are_stable_with_nan_last():
 def test_sorts_by_several_keys():
     a, b = numbers(3, 8, dtype="i4") & 1, numbers(3, 8)
     s = Small(a=a, b=b)
-    s.run(Sort([s.bufs["a"], s.bufs["b"]], [], 2, 8))
+    s.run(Sort((s.bufs["a"], s.bufs["b"]), (), 2, 8))
     order = np.lexsort((b, a), axis=-1)
     np.testing.assert_array_equal(s["b"], np.take_along_axis(b, order, -1))
 
 
 def test_traces_hand_over_contents_and_fetches_do_nothing():
     s = Small(x=numbers(3))
-    s.run(Fetch(s.bufs["x"], (Affine((), 100),), 4), Trace(7, [s.bufs["x"]]))
+    s.run(Prefetch(s.bufs["x"], (Affine((), 100),), 4), Trace(7, (s.bufs["x"],)))
     ((site, (value,)),) = s.traced
     assert site == 7
     np.testing.assert_array_equal(value, s["x"])
@@ -369,8 +371,8 @@ def test_steps_that_read_what_steps_before_stored(dtype, op):
         Nest(
             {"i": 3, "k": 5},
             ("k",),
-            [Reduction(op, (s.load("x", I, K),), dtype)],
-            [s.write("x", (I, K + 1), s.acc(dtype=dtype))],
+            (Reduction(op, (s.load("x", I, K),), dtype),),
+            (s.write("x", (I, K + 1), s.acc(dtype=dtype)),),
             ordered=True,
         )
     )
@@ -384,8 +386,8 @@ def test_searches_whose_steps_depend_on_each_other_are_errors():
             Nest(
                 {"k": 5},
                 ("k",),
-                [Reduction("argmax", (s.load("x", K), s.index(K)), F32)],
-                [s.write("x", (K + 1,), s.acc())],
+                (Reduction("argmax", (s.load("x", K), s.index(K)), F32),),
+                (s.write("x", (K + 1,), s.acc()),),
                 ordered=True,
             )
         )

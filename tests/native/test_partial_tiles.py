@@ -7,7 +7,7 @@ import pytest
 
 import pbkern
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
+from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Store
 from pbkern.targets.cpu.schedule.cache_conflicts import fit
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 from pbkern.targets.cpu.schedule.sliding_windows import chunks
@@ -23,14 +23,14 @@ def product(rows: int, columns: int, depth: int, dtype=np.float32) -> Nest:
     i, j, k = map(Affine.symbol, "ijk")
     left = pool.load(dtype, Buf("left", (rows, depth), dtype), (i, k), False)
     right = pool.load(dtype, Buf("right", (depth, columns), dtype), (k, j), False)
-    write = Write(
+    store = Store(
         Buf("out", (rows, columns), dtype), (i, j), pool.accumulator(dtype, 0), inner=False
     )
     return Nest(
         {"i": rows, "j": columns, "k": depth},
         ("k",),
-        [Reduction("dot", (left, right), dtype)],
-        [write],
+        (Reduction("dot", (left, right), dtype),),
+        (store,),
     )
 
 

@@ -74,7 +74,7 @@ def nests(f, *args):
 
 
 def is_leveled(f, *args) -> bool:
-    return "greatest_number" in nests(f, *args)
+    return "maxnum" in nests(f, *args)
 
 
 def picked_loss(x):

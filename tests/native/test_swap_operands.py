@@ -10,7 +10,7 @@ from jax import lax
 
 import pbkern
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
+from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Store
 from pbkern.targets.cpu.schedule.register_tiles import choose
 from tests.arrays import array
 from tests.lowered import lowered
@@ -118,8 +118,8 @@ def test_vectors_do_not_run_along_short_windows():
     )
     left = pool.load(f32, image, (at["i"], at["y"] + at["h"], at["x"] + at["w"]), False)
     right = pool.load(f32, filters, tuple(at[d] for d in "oihw"), False)
-    write = Write(out, tuple(at[d] for d in "oyx"), pool.accumulator(f32, 0), inner=False)
-    nest = Nest(dims | reduced, tuple(reduced), [Reduction("dot", (left, right), f32)], [write])
+    store = Store(out, tuple(at[d] for d in "oyx"), pool.accumulator(f32, 0), inner=False)
+    nest = Nest(dims | reduced, tuple(reduced), (Reduction("dot", (left, right), f32),), (store,))
     assert choose(nest).vector == "x"
 
 

@@ -8,7 +8,7 @@ from jax import lax
 
 import pbkern
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Write
+from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Store
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
 F32 = np.dtype(np.float32)
@@ -23,12 +23,12 @@ def weight_gradient(vector_last: bool) -> Nest:
     change = Buf("change", (8, 28, 28, 32) if vector_last else (8, 32, 28, 28), F32)
     left = pool.load(F32, image, (at["n"], at["h"] + at["y"], at["w"] + at["x"]), False)
     right = pool.load(F32, change, tuple(at[d] for d in ("nyxc" if vector_last else "ncyx")), False)
-    write = Write(out, tuple(at[d] for d in dims), pool.accumulator(F32, 0), inner=False)
+    store = Store(out, tuple(at[d] for d in dims), pool.accumulator(F32, 0), inner=False)
     return Nest(
         dims | {"y": 28, "x": 28, "n": 8},
         ("y", "x", "n"),
-        [Reduction("dot", (left, right), F32)],
-        [write],
+        (Reduction("dot", (left, right), F32),),
+        (store,),
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, For, Nest, Pool, Reduction, Write
+from pbkern.lower.nest.ir import Buf, For, Nest, Pool, Reduction, Store
 from pbkern.targets.simt.passes.strips import in_step
 from pbkern.targets.simt.schedule.barriers import Barriers, Pending
 from pbkern.targets.simt.schedule.threads import is_one_to_one, is_parallel, map_to_threads
@@ -18,7 +18,7 @@ i, j = Affine.symbol("i"), Affine.symbol("j")
 
 def copy(source: Buf, index, target: Buf, place, dims) -> Nest:
     load = Pool().load(F32, source, index, False)
-    return Nest(dims, writes=[Write(target, place, load)])
+    return Nest(dims, stores=(Store(target, place, load),))
 
 
 @pytest.mark.parametrize(("index", "is_one"), [
@@ -92,7 +92,7 @@ def test_steps_of_a_loop_meet():
     a, t = Buf("%a", (8,), F32), Buf("%t", (8,), F32, arena=True)
     body = [copy(a, (i,), t, (i,), {"i": 8})]
     plan = Barriers(lambda b: (b.name, 0, 1), lambda s: False)
-    plan.run([For("%k", 3, body)], Pending())
+    plan.run([For("%k", 3, tuple(body))], Pending())
     assert id(body[0]) in plan.before
 
 
@@ -131,8 +131,8 @@ def test_whole_vectors_are_those_at_multiples_of_their_size(source, place, vecto
 
 def test_terms_that_a_thread_loads_as_vectors():
     total = lambda index, guard=False: Nest(
-        ROWS, ("j",), [Reduction("sum", (Pool().load(F32, A, index, guard),), F32)],
-        [Write(B, (i, Affine()), Pool().accumulator(F32, 0), inner=False)])  # fmt: skip
+        ROWS, ("j",), (Reduction("sum", (Pool().load(F32, A, index, guard),), F32),),
+        (Store(B, (i, Affine()), Pool().accumulator(F32, 0), inner=False),))  # fmt: skip
     assert [whole_terms(total(index), "j") for index in ((i, j), (i, j + 1), (i, Affine()))] == [
         4,
         1,

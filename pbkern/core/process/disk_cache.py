@@ -51,7 +51,7 @@ def digest(value: object) -> str:
 
 
 @dataclass
-class Store:
+class DiskStore:
     """Entries below one folder.
 
     Attributes:
@@ -62,7 +62,7 @@ class Store:
 
     folder: pathlib.Path
     limit: int
-    shared: tuple[Store, ...] = ()
+    shared: tuple[DiskStore, ...] = ()
     read_only: bool = False
     _usable: bool | None = field(
         default=None, init=False
@@ -278,7 +278,7 @@ def folder() -> pathlib.Path:
         ) from None
 
 
-def current() -> Store | None:
+def current() -> DiskStore | None:
     """The store that configuration names; None where it says to do without, or there is no place for one."""
     settings = config.current()
     if not settings.cache:
@@ -297,5 +297,7 @@ def _warn(text: str) -> None:
 
 
 @functools.cache
-def _store(at: pathlib.Path, limit: int, shared: tuple[pathlib.Path, ...]) -> Store:
-    return Store(at, limit, tuple(Store(other.expanduser(), 0, read_only=True) for other in shared))
+def _store(at: pathlib.Path, limit: int, shared: tuple[pathlib.Path, ...]) -> DiskStore:
+    return DiskStore(
+        at, limit, tuple(DiskStore(other.expanduser(), 0, read_only=True) for other in shared)
+    )

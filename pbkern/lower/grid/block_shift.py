@@ -13,13 +13,14 @@ grid index g must be a multiple of the block: g * block becomes min(g * block, e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.core.jaxprs import equations
 from pbkern.dsl.kernel import BlockMapping, Kernel, Squeezed
 from pbkern.dsl.primitives.ref_access import Range, is_ref_access, ref_access
-from pbkern.lower.nest.ir import Expr, Fetch, Let, Nest, Pool, Stmt, with_bodies
+from pbkern.lower.nest.ir import Expr, Let, Nest, Pool, Prefetch, Stmt, with_bodies
 
 from .position_dependence import depend_on_places_alone
 
@@ -171,7 +172,7 @@ def moved(affine: Affine, shifts: dict[int, Shift], grid_symbol=lambda dim: dim)
     return affine
 
 
-def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]:
+def apply(stmts: Sequence[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]:
     """Statements with program_id values moved likewise. Raises CannotShift."""
     symbols = {f"%g{shift}" for shift in shifts}
 
@@ -186,19 +187,19 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
         )
 
     def nest(before: Nest) -> Nest:
-        writes = [
-            write.mapped(expr, index=tuple(map(affine, write.index))) for write in before.writes
+        stores = [
+            store.mapped(expr, index=tuple(map(affine, store.index))) for store in before.stores
         ]
         return Nest(
             before.dims,
             before.rdims,
-            [reduction.mapped(expr) for reduction in before.reductions],
-            writes,
+            tuple(reduction.mapped(expr) for reduction in before.reductions),
+            tuple(stores),
             before.ordered,
             before.at,
         )
 
-    def all_of(stmts: list[Stmt]) -> list[Stmt]:
+    def all_of(stmts: Sequence[Stmt]) -> list[Stmt]:
         return [one(with_bodies(stmt, all_of)) for stmt in stmts]
 
     def one(stmt: Stmt) -> Stmt:
@@ -207,8 +208,8 @@ def apply(stmts: list[Stmt], pool: Pool, shifts: dict[int, Shift]) -> list[Stmt]
                 return nest(stmt)
             case Let(name=n, value=v):
                 return Let(n, expr(v))
-            case Fetch(buf=b, index=i, count=n):
-                return Fetch(b, tuple(map(affine, i)), n)
+            case Prefetch(buf=b, index=i, count=n):
+                return Prefetch(b, tuple(map(affine, i)), n)
         return stmt
 
     out = all_of(stmts)

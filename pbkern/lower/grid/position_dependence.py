@@ -12,6 +12,7 @@ dimension along one of its axes, and is then seen likewise.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pbkern.core.affine import Affine
@@ -28,12 +29,12 @@ from pbkern.lower.nest.ir import (
     Nest,
     Sort,
     Stmt,
-    Write,
+    Store,
     bodies,
 )
 
 
-def depend_on_places_alone(stmts: list[Stmt], start: str) -> bool:
+def depend_on_places_alone(stmts: Sequence[Stmt], start: str) -> bool:
     """`start`: the symbol of the block's first element."""
     axes: dict[Buf, int | None] = {}
     while True:  # an axis is found once for each buffer
@@ -52,13 +53,13 @@ class _MovedAxes:
     axes: dict[Buf, int | None]
     counters: dict[str, int] = field(default_factory=dict)  # of loops around
 
-    def hold(self, stmts: list[Stmt]) -> bool:
+    def hold(self, stmts: Sequence[Stmt]) -> bool:
         return all(map(self._holds, stmts))
 
     def _holds(self, stmt: Stmt) -> bool:
         match stmt:
             case Nest():
-                return all(self._stores(write, stmt) for write in stmt.writes)
+                return all(self._stores(store, stmt) for store in stmt.stores)
             case Let(value=v):
                 return self._is_free(v, Nest({}), {}, {})
             case Sort(buffers=buffers):
@@ -75,33 +76,33 @@ class _MovedAxes:
             and math.prod(buf.root.shape[axis + 1 :]) % buf.shape[-1] == 0
         )
 
-    def _stores(self, write: Write, nest: Nest) -> bool:
+    def _stores(self, store: Store, nest: Nest) -> bool:
         """Whether a write suits its buffer; scratch that depends on the block is given the axis with which it does."""
-        if not write.buf.arena:
+        if not store.buf.arena:
             streamed = [
-                k for k, position in enumerate(write.index) if self.start in position.symbols
+                k for k, position in enumerate(store.index) if self.start in position.symbols
             ]
             return len(streamed) <= 1 and self._suits(
-                write, nest, streamed[0] if streamed else None
+                store, nest, streamed[0] if streamed else None
             )
-        known = self.axes.get(write.buf.root)
-        tried = [None, *range(len(write.buf.shape))] if known is None else [known]
-        found = next((axis for axis in tried if self._suits(write, nest, axis)), -1)
+        known = self.axes.get(store.buf.root)
+        tried = [None, *range(len(store.buf.shape))] if known is None else [known]
+        found = next((axis for axis in tried if self._suits(store, nest, axis)), -1)
         if found == -1:
             return False
-        self.axes[write.buf.root] = found
+        self.axes[store.buf.root] = found
         return True
 
-    def _suits(self, write: Write, nest: Nest, axis: int | None) -> bool:
+    def _suits(self, store: Store, nest: Nest, axis: int | None) -> bool:
         """Whether each element is stored, and made, as seen from its place, which is counted along `axis`."""
         seen: dict[str, Affine] = {}
         if axis is not None:
-            if not _is_axis_of_root(write.buf, axis):
+            if not _is_axis_of_root(store.buf, axis):
                 return False
             inside = (
-                write.index[axis]
-                if write.buf.arena
-                else write.index[axis] - Affine.symbol(self.start)
+                store.index[axis]
+                if store.buf.arena
+                else store.index[axis] - Affine.symbol(self.start)
             )
             whole = {
                 **self.counters,
@@ -111,19 +112,19 @@ class _MovedAxes:
             if (
                 counter not in whole
                 or inside != Affine.symbol(counter)
-                or (write.buf.arena and whole[counter] != write.buf.shape[axis])
+                or (store.buf.arena and whole[counter] != store.buf.shape[axis])
             ):
                 return False
             seen = {counter: inside - Affine.symbol(self.start)}
         memo: dict[Expr, bool] = {}
         places = all(
             self.start not in position.substitute(seen.get).symbols
-            for k, position in enumerate(write.index)
+            for k, position in enumerate(store.index)
             if k != axis
         )
         return places and all(
             self._is_free(expr, nest, seen, memo)
-            for expr in (write.value, write.mask)
+            for expr in (store.value, store.mask)
             if expr is not None
         )
 

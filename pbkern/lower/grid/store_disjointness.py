@@ -26,6 +26,7 @@ from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import interval
 from pbkern.lower.nest.ir import Buf, Gather, Let, Load, Nest, Sort, Stmt, every, nodes
+from pbkern.lower.operand_buffers import operand_buffers
 from pbkern.lower.rules.views import index_value
 from pbkern.lower.values.items import RefView
 from pbkern.lower.values.scalar_evolution import MOST_TRIED_POINTS, values_at
@@ -145,12 +146,7 @@ def _accesses(
     """(result -> accesses to it, scalars evaluated on the way) of the body's statements; None where it cannot be told."""
     if any(eqn.primitive.name in IN_ORDER for eqn in equations(kernel.body.jaxpr)):
         return None
-    bufs = [
-        Buf(f"%a{k}", mapping.array.shape, mapping.array.dtype)
-        for k, mapping in enumerate((*kernel.inputs, *kernel.outputs))
-    ]
-    for i, result in kernel.aliases:
-        bufs[len(kernel.inputs) + result].storage = bufs[i]
+    bufs = operand_buffers(kernel)
     results = {output.root: position for position, output in enumerate(bufs[len(kernel.inputs) :])}
     try:
         builder, stmts = _built(kernel, bufs, options)
@@ -243,5 +239,5 @@ def _touched(stmt: Stmt) -> Iterator[tuple[Buf, tuple[Affine | None, ...]]]:
     for node in nodes(expressions):
         if isinstance(node, Load | Gather):
             yield node.buf, node.index
-    for write in stmt.writes if isinstance(stmt, Nest) else ():
-        yield write.buf, write.index
+    for store in stmt.stores if isinstance(stmt, Nest) else ():
+        yield store.buf, store.index

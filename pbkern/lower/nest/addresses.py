@@ -63,8 +63,8 @@ def is_written(expr: Expr, nest: Nest) -> bool:
     """Whether a load or gather may read what some point of the nest writes."""
     buf, index = expr.access
     known = isinstance(expr, Load) and not expr.guard
-    mine = [write for write in nest.writes if write.buf.root is buf.root]
+    mine = [store for store in nest.stores if store.buf.root is buf.root]
     return any(
-        not known or write.buf is not buf or not apart(index, nest.dims, write.index, nest.dims)
-        for write in mine
+        not known or store.buf is not buf or not apart(index, nest.dims, store.index, nest.dims)
+        for store in mine
     )

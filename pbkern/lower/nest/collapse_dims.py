@@ -6,13 +6,14 @@ Before -> after:  out[i, j, c] = in[i, j + 1, c]   ->   out'[i, d] = in'[i, d + 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
 from pbkern.core.affine import Affine
 
 from .addresses import flat_index
-from .ir import Buf, Expr, Gather, IndexValue, InRange, Load, Nest, Pool, Shifted, Write
+from .ir import Buf, Expr, Gather, IndexValue, InRange, Load, Nest, Pool, Shifted, Store
 
 Access = tuple[Buf, tuple, bool]
 
@@ -73,8 +74,8 @@ def _joinable(nest: Nest, outer: str, inner: str) -> bool:
         ):
             return False
     return all(
-        _walks_as_one(nest, (write.buf, write.index, write.guard), outer, inner, size)
-        for write in nest.writes
+        _walks_as_one(nest, (store.buf, store.index, store.guard), outer, inner, size)
+        for store in nest.stores
     )
 
 
@@ -146,7 +147,7 @@ def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> N
 
     rewrite = pool.rewriter(replace)
 
-    def write(store: Write) -> Write:
+    def renamed_store(store: Store) -> Store:
         buf, index = access(store.buf, store.index)
         return store.mapped(rewrite, buf=buf, index=index)
 
@@ -155,13 +156,10 @@ def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> N
         for dim, extent in nest.dims.items()
         if dim != outer
     }
-    return Nest(
-        dims,
-        tuple(rdim for rdim in nest.rdims if rdim != outer),
-        [reduction.mapped(rewrite) for reduction in nest.reductions],
-        [write(store) for store in nest.writes],
-        nest.ordered,
-        nest.at,
-        fetch=nest.fetch,
-        over=nest.over,
+    return dataclasses.replace(
+        nest,
+        dims=dims,
+        rdims=tuple(rdim for rdim in nest.rdims if rdim != outer),
+        reductions=tuple(reduction.mapped(rewrite) for reduction in nest.reductions),
+        stores=tuple(renamed_store(store) for store in nest.stores),
     )

@@ -88,9 +88,9 @@ class NestContext(Generic[Options]):
         limit = min(limit, np.iinfo(expr.dtype).max)
         return self.op("min", expr.dtype, expr, self.const(limit, expr.dtype))
 
-    def new_buffer(self, shape: Sequence[int], dtype: Any) -> Buf:
+    def new_buffer(self, shape: Sequence[int], dtype: Any, step: int | None = None) -> Buf:
         """Scratch of a program, from here to its last use."""
-        return Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True)
+        return Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True, step=step)
 
 
 def is_reported_outside(expr: Expr, limit: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -68,7 +68,9 @@ INTERVALS = {
 }
 
 
-def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes: int) -> list[Stmt]:
+def decide_index_tests(
+    stmts: Sequence[Stmt], pool: Pool, bounds: Bounds, cut_bytes: int
+) -> list[Stmt]:
     """Folds tests and cuts nests, inner statements too.
 
     `bounds` of runtime symbols that are known; `cut_bytes`: see lower/build_options.py.
@@ -83,14 +85,17 @@ def decide_index_tests(stmts: list[Stmt], pool: Pool, bounds: Bounds, cut_bytes:
                 ]
             case If(index=i, branches=bs):
                 out.append(
-                    If(i, [decide_index_tests(branch, pool, bounds, cut_bytes) for branch in bs])
+                    If(
+                        i,
+                        tuple(decide_index_tests(branch, pool, bounds, cut_bytes) for branch in bs),
+                    )
                 )
             case For(counter=c, trips=t, body=b):
                 inner = {**bounds, c: (0, t - 1)} if isinstance(t, int) else bounds
-                out.append(For(c, t, decide_index_tests(b, pool, inner, cut_bytes)))
+                out.append(For(c, t, tuple(decide_index_tests(b, pool, inner, cut_bytes))))
             case While(condition=c, predicate=p, body=b):
                 condition, body = (decide_index_tests(x, pool, bounds, cut_bytes) for x in (c, b))
-                out.append(While(condition, p, body))
+                out.append(While(tuple(condition), p, tuple(body)))
             case _:
                 out.append(stmt)
     return out
@@ -120,15 +125,15 @@ def simplified(nest: Nest, pool: Pool, bounds: Bounds, assumed: Iterable[Expr] =
     for test in assumed:
         fold.assume(test)
     nest = nest.mapped(fold)
-    writes = [
-        replace(write, guard=write.guard and not stored.inside(write.buf, write.index))
-        for write in nest.writes
+    stores = [
+        replace(store, guard=store.guard and not stored.inside(store.buf, store.index))
+        for store in nest.stores
     ]
-    writes = [
-        write if write.mask is None or not _is(write.mask, True) else replace(write, mask=None)
-        for write in writes
+    stores = [
+        store if store.mask is None or not _is(store.mask, True) else replace(store, mask=None)
+        for store in stores
     ]
-    return replace(nest, writes=writes)
+    return replace(nest, stores=tuple(stores))
 
 
 def _moved(end: int, by: int) -> int:
@@ -377,7 +382,7 @@ def _cut(nest: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
 
 def _carries_between_points(nest: Nest) -> bool:
     """Whether one point may read what another writes: then the order of points matters."""
-    written = {write.buf.root: write for write in nest.writes}
+    written = {store.buf.root: store for store in nest.stores}
     return any(
         is_written(load, nest) and load.index != written[load.buf.root].index
         for load in nest.loads()
@@ -412,11 +417,11 @@ def _boundaries(nest: Nest, dim: str, cut_bytes: int) -> list[int]:
 
 def _around(nest: Nest, dim: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
     """The ends of the vector that a cut divides, where results are long rows along `dim`: those between start at a vector."""
-    lanes = max(cut_bytes // max(write.buf.dtype.itemsize for write in nest.writes), 1)
+    lanes = max(cut_bytes // max(store.buf.dtype.itemsize for store in nest.stores), 1)
     starts = {
-        write.index[-1].const % lanes
-        for write in nest.writes
-        if write.index and write.index[-1].coefficient(dim) == 1
+        store.index[-1].const % lanes
+        for store in nest.stores
+        if store.index and store.index[-1].coefficient(dim) == 1
     }
     if len(starts) != 1 or nest.dims[dim] < LONG_ROW_VECTORS * lanes:
         return (cut,)
@@ -431,13 +436,13 @@ def _piece(nest: Nest, dim: str, low: int, high: int, pool: Pool) -> Nest:
     return Nest(
         {k: (high - low if k == dim else size) for k, size in nest.dims.items()},
         nest.rdims,
-        [reduction.mapped(rename) for reduction in nest.reductions],
-        [
-            write.mapped(
-                rename, index=tuple(position.substitute(place.get) for position in write.index)
+        tuple(reduction.mapped(rename) for reduction in nest.reductions),
+        tuple(
+            store.mapped(
+                rename, index=tuple(position.substitute(place.get) for position in store.index)
             )
-            for write in nest.writes
-        ],
+            for store in nest.stores
+        ),
         nest.ordered,
         nest.at,
     )

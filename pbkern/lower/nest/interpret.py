@@ -22,7 +22,7 @@ from pbkern.dsl.interpret import poison
 from pbkern.lower.nest.ir import Accumulator, Const, Gather, IndexValue, InRange, Load, Shifted
 
 from . import numpy_ops, reductions
-from .ir import Buf, Expr, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, Write
+from .ir import Buf, Expr, For, If, Let, Nest, Prefetch, Sort, Stmt, Store, Trace, While
 
 # trace(site, values of the buffers that it hands over)
 Tracer = Callable[[int, list[np.ndarray]], None]
@@ -76,7 +76,7 @@ def run(stmts: Sequence[Stmt], memory: NestMemory, symbols: dict[str, int], trac
                 _sort(stmt, memory)
             case Trace(site=site, buffers=buffers):
                 trace(site, [memory.read(buffer) for buffer in buffers])
-            case Fetch():
+            case Prefetch():
                 pass  # changes nothing
 
 
@@ -185,8 +185,8 @@ class _Points:
             _flat(buf, [np.clip(place, 0, size - 1) for place, size in zip(places, buf.shape)])
         ]
 
-    def places(self, write: Write) -> list[np.ndarray]:
-        return [self.affine(position, {}) for position in write.index]
+    def places(self, store: Store) -> list[np.ndarray]:
+        return [self.affine(position, {}) for position in store.index]
 
 
 def _inside(buf: Buf, index: Sequence[np.ndarray]) -> np.ndarray:
@@ -218,7 +218,7 @@ def _run_nest(nest: Nest, memory: NestMemory, symbols: Mapping[str, int]) -> Non
         _run_points(nest, memory, symbols, axes)
         return
     run = (
-        _run_in_order if any(write.inner for write in nest.writes) and nest.rdims else _run_points
+        _run_in_order if any(store.inner for store in nest.stores) and nest.rdims else _run_points
     )  # one point alone meets nothing
     for at in itertools.product(*(range(nest.dims[dim]) for dim in free)):
         run(
@@ -252,7 +252,7 @@ def _run_points(
         ]
     if 0 not in shape:
         _write(
-            [write for write in nest.writes if write.inner],
+            [store for store in nest.stores if store.inner],
             _Points(memory, symbols, axes, accumulators),
         )
     places = {
@@ -260,7 +260,7 @@ def _run_points(
         for dim, axis in axes.items()
     }
     _write(
-        [write for write in nest.writes if not write.inner],
+        [store for store in nest.stores if not store.inner],
         _Points(memory, symbols, places, accumulators),
     )
 
@@ -290,11 +290,11 @@ def _run_in_order(
             for reduction, accumulator, step in zip(nest.reductions, accumulators, steps)
         ]
         _write(
-            [write for write in nest.writes if write.inner],
+            [store for store in nest.stores if store.inner],
             _Points(memory, symbols, here, accumulators),
         )
     _write(
-        [write for write in nest.writes if not write.inner],
+        [store for store in nest.stores if not store.inner],
         _Points(memory, symbols, axes, accumulators),
     )
 
@@ -307,7 +307,7 @@ def _joined(op: str, dtype: np.dtype, x: np.ndarray, y: np.ndarray) -> np.ndarra
         return ufunc(x, y).astype(dtype)
 
 
-def _write(writes: Sequence[Write], at: _Points) -> None:
+def _write(stores: Sequence[Store], at: _Points) -> None:
     """Stores where masks hold and, with a guard, where places are inside.
 
     All is read before the first store.
@@ -318,21 +318,21 @@ def _write(writes: Sequence[Write], at: _Points) -> None:
         else ()
     )
     ready = []
-    for write in writes:
-        index = at.places(write)
-        mask = np.asarray(True) if write.mask is None else at.value(write.mask)
-        inside = _inside(write.buf, index)
-        if not write.guard and (mask & ~inside).any():
-            raise InternalError(f"nest: a store to {write.buf} outside it")
+    for store in stores:
+        index = at.places(store)
+        mask = np.asarray(True) if store.mask is None else at.value(store.mask)
+        inside = _inside(store.buf, index)
+        if not store.guard and (mask & ~inside).any():
+            raise InternalError(f"nest: a store to {store.buf} outside it")
         live = np.broadcast_to(mask & inside, shape)
         ready.append(
             [
                 np.broadcast_to(array, shape)[live]
-                for array in (_flat(write.buf, index), at.value(write.value))
+                for array in (_flat(store.buf, index), at.value(store.value))
             ]
         )
-    for write, (flat, value) in zip(writes, ready):
-        at.memory.flat(write.buf)[flat] = numpy_ops.rounded(value, write.buf.dtype)
+    for store, (flat, value) in zip(stores, ready):
+        at.memory.flat(store.buf)[flat] = numpy_ops.rounded(value, store.buf.dtype)
 
 
 # ---------------------------------------------------------------- do points meet?
@@ -343,12 +343,12 @@ def _meets_itself(
 ) -> bool:
     """Whether some point may touch what another point stores, so that their order matters."""
     at = _Points(memory, symbols, axes)
-    stored: dict[Buf, list[Write]] = {}
-    for write in nest.writes:
-        stored.setdefault(write.buf.root, []).append(write)
+    stored: dict[Buf, list[Store]] = {}
+    for store in nest.stores:
+        stored.setdefault(store.buf.root, []).append(store)
 
-    def is_own(store: Write, buf: Buf, index: tuple) -> bool:
-        """Whether an access is, at each point, to the element that the write stores at that point and no other."""
+    def is_own(store: Store, buf: Buf, index: tuple) -> bool:
+        """Whether an access is, at each point, to the element that it stores at that point and no other."""
         if buf is not store.buf or index != store.index or nest.moves():
             return False
         points = {
@@ -365,7 +365,7 @@ def _meets_itself(
             points.values()
         )
 
-    def meet(store: Write, buf: Buf, index: tuple) -> bool:
+    def meet(store: Store, buf: Buf, index: tuple) -> bool:
         if buf.dtype != store.buf.dtype or None in index or nest.moves():
             return True
         places = _elements(buf, [at.affine(position, {}) for position in index])
@@ -376,8 +376,8 @@ def _meets_itself(
     ]
     pairs = [
         (first, second.buf, second.index)
-        for writes in stored.values()
-        for first, second in itertools.combinations(writes, 2)
+        for stores in stored.values()
+        for first, second in itertools.combinations(stores, 2)
     ]
     return any(not is_own(*access) and meet(*access) for access in loads + pairs)
 

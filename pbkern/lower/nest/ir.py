@@ -13,8 +13,8 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ TALLEST_PRINTED = 8
 MAX_HEIGHT = 160
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Buf:
     """A contiguous array: a kernel operand (`arena` False) or scratch of one task (`arena` True)."""
 
@@ -343,13 +343,13 @@ def _renamed(dim: str, dims: dict[str, Affine]) -> str:
     return steps[-1]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Reduction:
     """accumulator = op(accumulator, args).
 
     `dot` multiplies and adds; argmax and argmin take (value, index).
 
-    `greatest_number` is max without NaN, of zeros either one.
+    `maxnum` is max without NaN, of zeros either one.
     """
 
     op: str
@@ -361,8 +361,8 @@ class Reduction:
         return replace(self, args=tuple(map(change, self.args)))
 
 
-@dataclass
-class Write:
+@dataclass(frozen=True, slots=True)
+class Store:
     """buf[index] = value.
 
     `inner` writes run at every point, others once the reduction dimensions are done.
@@ -378,7 +378,7 @@ class Write:
     guard: bool = False
     mask: Expr | None = None
 
-    def mapped(self, change: Callable[[Expr], Expr], **others: object) -> Write:
+    def mapped(self, change: Callable[[Expr], Expr], **others: object) -> Store:
         """The write with its value and its mask changed, and with `others`, fields by name, replaced."""
         return replace(
             self,
@@ -388,35 +388,29 @@ class Write:
         )
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Nest:
-    """for dims: update accumulators, write.
+    """for dims: update accumulators, store.
 
     `rdims` are reduced; `ordered` keeps them sequential (cumulative ops).
 
-    A point reads all that its writes need before any of them stores: they may read what another one
+    A point reads all that its stores need before any of them stores: they may read what another one
     overwrites.
     """
 
-    dims: dict[str, int]
+    dims: Mapping[str, int]
     rdims: tuple[str, ...] = ()
-    reductions: list[Reduction] = field(default_factory=list)
-    writes: list[Write] = field(default_factory=list)
+    reductions: tuple[Reduction, ...] = ()
+    stores: tuple[Store, ...] = ()
     ordered: bool = False
     at: str | None = None
-    schedule: object = None  # a NestSchedule decided with the nest; None: emit chooses
-    fetch: dict[Buf, int] = field(
-        default_factory=dict
-    )  # root buffer -> elements that its loads are fetched ahead
-    # root buffers that it stores to, always behind what it still loads there
-    # (targets/cpu/locality/in_place_stores.py)
-    over: frozenset[Buf] = frozenset()
 
     def expressions(self) -> list[Expr]:
-        found = [arg for reduction in self.reductions for arg in reduction.args] + [
-            write.value for write in self.writes
+        return [
+            *(arg for reduction in self.reductions for arg in reduction.args),
+            *(store.value for store in self.stores),
+            *(store.mask for store in self.stores if store.mask is not None),
         ]
-        return found + [write.mask for write in self.writes if write.mask is not None]
 
     def nodes(self) -> list[Expr]:
         """Every distinct node, operands before users."""
@@ -427,9 +421,10 @@ class Nest:
 
     def mapped(self, change: Callable[[Expr], Expr]) -> Nest:
         """The nest with what it reduces, stores and masks changed."""
-        reductions = [reduction.mapped(change) for reduction in self.reductions]
         return replace(
-            self, reductions=reductions, writes=[write.mapped(change) for write in self.writes]
+            self,
+            reductions=tuple(reduction.mapped(change) for reduction in self.reductions),
+            stores=tuple(store.mapped(change) for store in self.stores),
         )
 
     def reuse(self, expr: Expr) -> int:
@@ -465,25 +460,28 @@ class Nest:
             for dim, size in self.dims.items()
         }
 
+    def decisions(self) -> str:
+        """Text of what a target has decided about the nest; a target's subclass says it."""
+        return ""
+
     def __str__(self) -> str:
         head = ", ".join(
             f"{dim}<{size}" + ("*" if dim in self.rdims else "") for dim, size in self.dims.items()
         )
-        ahead = "".join(f" fetch {buf.name} + {ahead_by}" for buf, ahead_by in self.fetch.items())
-        rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + ahead]
+        rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + self.decisions()]
         names = _name_shared(self.nodes(), rows, "  ")
         rows += [
             f"  acc{k} {reduction.op}= {', '.join(arg.text(names) for arg in reduction.args)}"
             for k, reduction in enumerate(self.reductions)
         ]
-        for write in self.writes:
-            tail = ("" if write.inner else "  (after)") + (
-                f"  if {write.mask.text(names)}" if write.mask is not None else ""
+        for store in self.stores:
+            tail = ("" if store.inner else "  (after)") + (
+                f"  if {store.mask.text(names)}" if store.mask is not None else ""
             )
             target = (
-                f"{write.buf.name}[{', '.join(map(str, write.index))}]{'?' if write.guard else ''}"
+                f"{store.buf.name}[{', '.join(map(str, store.index))}]{'?' if store.guard else ''}"
             )
-            rows.append(f"  {target} = {write.value.text(names)}{tail}")
+            rows.append(f"  {target} = {store.value.text(names)}{tail}")
         return "\n".join(rows)
 
 
@@ -517,7 +515,7 @@ def _name_shared(every: list[Expr], rows: list[str], indent: str) -> dict[int, s
     return names
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Let:
     """A scalar evaluated here; its name may stand in index expressions."""
 
@@ -525,33 +523,33 @@ class Let:
     value: Expr
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class If:
     """Runs branches[clamp(index)]; `index` names an integer Let."""
 
     index: str
-    branches: list[list[Stmt]]
+    branches: tuple[Block, ...]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class For:
     """for counter in 0 .. trips - 1; `trips` is an int or names a Let."""
 
     counter: str
     trips: int | str
-    body: list[Stmt]
+    body: Block
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class While:
     """Runs `condition` (which defines the Let `predicate`), then body and condition again while it is true."""
 
-    condition: list[Stmt]
+    condition: Block
     predicate: str
-    body: list[Stmt]
+    body: Block
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Sort:
     """Sorts lines of equal length in place, stably, ascending by the first `num_keys` buffers.
 
@@ -559,22 +557,22 @@ class Sort:
     line only the `first` elements are read.
     """
 
-    buffers: list[Buf]
-    spare: list[Buf]
+    buffers: tuple[Buf, ...]
+    spare: tuple[Buf, ...]
     num_keys: int
     first: int
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Trace:
     """Hands contiguous scratch buffers to the process that runs the kernel (lower/rules/debug_callbacks.py)."""
 
     site: int
-    buffers: list[Buf]
+    buffers: tuple[Buf, ...]
 
 
-@dataclass
-class Fetch:
+@dataclass(frozen=True, slots=True)
+class Prefetch:
     """Asks for the cache lines of `count` elements from `index` on, which will be written.
 
     It may be outside the buffer.
@@ -585,22 +583,24 @@ class Fetch:
     count: int
 
 
-Stmt = Nest | Let | If | For | While | Sort | Trace | Fetch
+Stmt = Nest | Let | If | For | While | Sort | Trace | Prefetch
+# Statements that run one after the other, as a statement holds them.
+Block = tuple[Stmt, ...]
 
 
-def bodies(stmt: Stmt) -> list[list[Stmt]]:
-    """The lists of statements inside a statement."""
+def bodies(stmt: Stmt) -> tuple[Block, ...]:
+    """The blocks inside a statement."""
     match stmt:
         case If(branches=branches):
             return branches
         case For(body=body):
-            return [body]
+            return (body,)
         case While(condition=condition, body=body):
-            return [condition, body]
-    return []
+            return (condition, body)
+    return ()
 
 
-def every(stmts: list[Stmt]) -> Iterator[Stmt]:
+def every(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
     """All statements, inner ones too."""
     for stmt in stmts:
         yield stmt
@@ -608,19 +608,20 @@ def every(stmts: list[Stmt]) -> Iterator[Stmt]:
             yield from every(inner)
 
 
-def with_bodies(stmt: Stmt, change: Callable[[list[Stmt]], list[Stmt]]) -> Stmt:
-    """The statement with each list of statements inside it changed."""
+def with_bodies(stmt: Stmt, change: Callable[[Block], Sequence[Stmt]]) -> Stmt:
+    """The statement with each block inside it changed."""
     match stmt:
-        case If(index=i, branches=bs):
-            return If(i, [change(branch) for branch in bs])
-        case For(counter=c, trips=t, body=b):
-            return For(c, t, change(b))
-        case While(condition=c, predicate=p, body=b):
-            return While(change(c), p, change(b))
+        case If():
+            return replace(stmt, branches=tuple(tuple(change(block)) for block in stmt.branches))
+        case For():
+            return replace(stmt, body=tuple(change(stmt.body)))
+        case While():
+            condition = tuple(change(stmt.condition))
+            return replace(stmt, condition=condition, body=tuple(change(stmt.body)))
     return stmt
 
 
-def show(stmts: list[Stmt], indent: str = "") -> str:
+def show(stmts: Sequence[Stmt], indent: str = "") -> str:
     """Readable text of a statement list."""
     rows: list[str] = []
     for stmt in stmts:
@@ -644,7 +645,7 @@ def show(stmts: list[Stmt], indent: str = "") -> str:
                 ]
             case Trace(site=k, buffers=bufs):
                 rows.append(f"{indent}trace {k}: {', '.join(buf.name for buf in bufs)}")
-            case Fetch(buf=b, index=i, count=n):
+            case Prefetch(buf=b, index=i, count=n):
                 rows.append(f"{indent}fetch {n} of {b.name}[{', '.join(map(str, i))}]")
             case Sort(buffers=bufs, num_keys=k, first=n):
                 which = f", first {n}" if n < bufs[0].shape[1] else ""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .ir import Buf, Fetch, Gather, Let, Load, Nest, Sort, Stmt, Trace, every, nodes
+from .ir import Buf, Gather, Let, Load, Nest, Prefetch, Sort, Stmt, Trace, every, nodes
 
 # Bytes: buffers of scratch memory and arrays of programs start at multiples of a cache line.
 BUFFER_ALIGNMENT = 64
@@ -22,7 +22,9 @@ def padded_bytes(buf: Buf) -> int:
     return -(-size // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
 
 
-def place(stmts: list[Stmt], start: int, fixed: Iterable[Buf] = ()) -> tuple[dict[Buf, int], int]:
+def place(
+    stmts: Sequence[Stmt], start: int, fixed: Iterable[Buf] = ()
+) -> tuple[dict[Buf, int], int]:
     """(byte offset of each arena buffer that `stmts` touch, end of the last), from byte `start` on.
 
     `fixed` buffers have their place already.
@@ -57,7 +59,7 @@ def touched(stmts: Sequence[Stmt]) -> set[Buf]:
     return (
         read(stmts)
         | written(stmts)
-        | {stmt.buf for stmt in every(stmts) if isinstance(stmt, Fetch)}
+        | {stmt.buf for stmt in every(stmts) if isinstance(stmt, Prefetch)}
     )
 
 
@@ -83,7 +85,7 @@ def written(stmts: Sequence[Stmt]) -> set[Buf]:
     for nest in every(stmts):
         match nest:
             case Nest():
-                found |= {write.buf.root for write in nest.writes}
+                found |= {store.buf.root for store in nest.stores}
             case Sort(buffers=buffers, spare=spare):
                 found |= {buf.root for buf in (*buffers, *spare)}
     return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pbkern.core.errors import InternalError
 
-from .ir import Accumulator, Buf, Fetch, For, Gather, If, Let, Nest, Stmt, While, show
+from .ir import Accumulator, Buf, For, Gather, If, Let, Nest, Prefetch, Stmt, While, show
 
 
-def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
+def verify(stmts: Sequence[Stmt], symbols: frozenset[str] = frozenset()) -> None:
     """Checks ranks, known symbols and static bounds of unguarded accesses. Raises InternalError."""
     known = set(symbols)
     for stmt in stmts:
@@ -20,7 +22,7 @@ def verify(stmts: list[Stmt], symbols: frozenset[str] = frozenset()) -> None:
                         f"nest: unknown symbols {sorted(v.symbols - known)} in let {n}"
                     )
                 known.add(n)
-            case Fetch(index=index):
+            case Prefetch(index=index):
                 if not all(position.symbols <= known for position in index):
                     raise InternalError(f"nest: unknown symbols in {show([stmt])}")
             case If(branches=bs):
@@ -66,13 +68,13 @@ def _verify_nest(nest: Nest, known: set[str]) -> None:
     for load in nest.loads():
         guard = isinstance(load, Gather) or load.guard  # gathers clamp
         check(load.buf, load.index, guard, "load of", reaches.get(id(load), {}))
-    for write in nest.writes:
-        check(write.buf, write.index, write.guard, "store to", {})
+    for store in nest.stores:
+        check(store.buf, store.index, store.guard, "store to", {})
         if (
-            write.inner
+            store.inner
             and nest.rdims
             and not nest.ordered
-            and any(isinstance(node, Accumulator) for node in Nest({}, writes=[write]).nodes())
+            and any(isinstance(node, Accumulator) for node in Nest({}, stores=(store,)).nodes())
         ):
             raise InternalError(
                 "nest: an inner write uses an unfinished accumulator", at=nest.at, why=str(nest)

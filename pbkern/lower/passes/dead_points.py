@@ -33,8 +33,8 @@ from pbkern.lower.nest.ir import (
     Pool,
     Sort,
     Stmt,
+    Store,
     Trace,
-    Write,
     bodies,
     nodes,
     with_bodies,
@@ -79,7 +79,7 @@ def _inner_bounds(stmt: Stmt, bounds: Bounds) -> Bounds:
     )
 
 
-def _flat(stmts: list[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]]:
+def _flat(stmts: Sequence[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]]:
     """All statements, inner ones too, with what is known around them."""
     for stmt in stmts:
         yield stmt, bounds
@@ -116,7 +116,7 @@ class _Needs:
                 return True
         return False
 
-    def trimmed(self, body: Body, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
+    def trimmed(self, body: Body, stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
         for stmt in stmts:
             stmt = with_bodies(
@@ -134,11 +134,11 @@ class _Needs:
     def smaller(self, body: Body) -> dict[Buf, Buf]:
         """Scratch of one program that is needed only in part -> scratch as large as that part."""
         own = {
-            write.buf
+            store.buf
             for nest, _ in _flat(body.stmts, {})
             if isinstance(nest, Nest)
-            for write in nest.writes
-            if write.buf.arena
+            for store in nest.stores
+            if store.buf.arena
         }
         own = {
             buf for buf in own - body.handed_on.keys() - self.reinterpreted if buf.storage is None
@@ -155,19 +155,19 @@ class _Needs:
         if nest.moves():
             return dict(nest.dims)
         found = dict.fromkeys(nest.dims, 0)
-        for write in nest.writes:
-            own = self._points(body, nest, write, bounds)
+        for store in nest.stores:
+            own = self._points(body, nest, store, bounds)
             if 0 not in own.values():
                 found = {
                     dim: max(found[dim], own.get(dim, size)) for dim, size in nest.dims.items()
                 }
         return found
 
-    def _points(self, body: Body, nest: Nest, write: Write, bounds: Bounds) -> dict[str, int]:
+    def _points(self, body: Body, nest: Nest, store: Store, bounds: Bounds) -> dict[str, int]:
         """dimension -> points at which a store may go to places that are needed; others all are. 0: at no point."""
         lowest = {**bounds, **{axis: (0, max(size - 1, 0)) for axis, size in nest.dims.items()}}
         own: dict[str, int] = {}
-        for position, need in zip(write.index, self._need(body, write.buf)):
+        for position, need in zip(store.index, self._need(body, store.buf)):
             for dim, coefficient in (*position.terms, (None, 1)):
                 rest = interval(
                     position if dim is None else position - Affine.symbol(dim, coefficient), lowest
@@ -198,17 +198,17 @@ class _Needs:
                     inside = {**bounds, **{dim: (0, limit - 1) for dim, limit in limits.items()}}
                     for load in stmt.loads():
                         self._read(body, load, inside)
-                    for write in (
-                        stmt.writes
+                    for store in (
+                        stmt.stores
                     ):  # where no point is left out, all that is written must have a place
                         uncut = [
                             stmt.moves() or bool(position.symbols & {*stmt.rdims})
-                            for position in write.index
+                            for position in store.index
                         ]
                         self._require(
                             body,
-                            write.buf,
-                            [size if whole else 0 for size, whole in zip(write.buf.shape, uncut)],
+                            store.buf,
+                            [size if whole else 0 for size, whole in zip(store.buf.shape, uncut)],
                         )
             case Let(value=value):
                 for load in nodes([value]):
@@ -245,16 +245,16 @@ def _cut(nest: Nest, limits: dict[str, int], pool: Pool) -> Nest:
         return nest
     rename = pool.renamer(single)
     reductions = [reduction.mapped(rename) for reduction in nest.reductions]
-    writes = [
-        write.mapped(
-            rename, index=tuple(position.substitute(single.get) for position in write.index)
+    stores = [
+        store.mapped(
+            rename, index=tuple(position.substitute(single.get) for position in store.index)
         )
-        for write in nest.writes
+        for store in nest.stores
     ]
-    return replace(nest, dims=limits, reductions=reductions, writes=writes)
+    return replace(nest, dims=limits, reductions=tuple(reductions), stores=tuple(stores))
 
 
-def _resized(stmts: list[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
+def _resized(stmts: Sequence[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
     """The statements over other buffers, at the same indices."""
     if not smaller:
         return stmts
@@ -266,14 +266,18 @@ def _resized(stmts: list[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[
 
     expr = pool.rewriter(replaced)
 
-    def write(store: Write) -> Write:
+    def renamed_store(store: Store) -> Store:
         return store.mapped(expr, buf=smaller.get(store.buf, store.buf))
 
     def changed(stmt: Stmt) -> Stmt:
         match stmt:
             case Nest():
                 reductions = [reduction.mapped(expr) for reduction in stmt.reductions]
-                return replace(stmt, reductions=reductions, writes=list(map(write, stmt.writes)))
+                return replace(
+                    stmt,
+                    reductions=tuple(reductions),
+                    stores=tuple(map(renamed_store, stmt.stores)),
+                )
             case Let(value=value):
                 return replace(stmt, value=expr(value))
         return with_bodies(stmt, lambda inner: [changed(inner_stmt) for inner_stmt in inner])
@@ -286,7 +290,7 @@ def _mentioned(stmt: Stmt) -> Iterator[Buf]:
     match stmt:
         case Nest():
             yield from (load.buf for load in stmt.loads())
-            yield from (write.buf for write in stmt.writes)
+            yield from (store.buf for store in stmt.stores)
         case Let(value=value):
             yield from (node.buf for node in nodes([value]) if isinstance(node, Load | Gather))
         case Sort(buffers=buffers, spare=spare):
@@ -304,7 +308,7 @@ def _without_tails(body: Body) -> list[Stmt]:
         return body.stmts
     zeros = _zero_tails(body)
 
-    def change(stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
+    def change(stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out = []
         for stmt in stmts:
             stmt = with_bodies(
@@ -321,7 +325,7 @@ def _without_tails(body: Body) -> list[Stmt]:
 
 
 def _is_product(nest: Nest) -> bool:
-    inner = any(write.inner for write in nest.writes)
+    inner = any(store.inner for store in nest.stores)
     return (
         bool(nest.reductions)
         and not nest.ordered
@@ -349,30 +353,30 @@ def _shortened(nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> Nest:
 
 def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
     """(scratch of one program, axis) -> where its tail of zeros starts, for what one store fills."""
-    stores: dict[Buf, list[tuple[Nest, Write, Bounds]]] = {}
+    stores: dict[Buf, list[tuple[Nest, Store, Bounds]]] = {}
     excluded = set(body.handed_on)
     for stmt, bounds in _flat(body.stmts, body.bounds):
         if isinstance(stmt, Nest):
-            for write in stmt.writes:
-                stores.setdefault(write.buf.root, []).append((stmt, write, bounds))
+            for store in stmt.stores:
+                stores.setdefault(store.buf.root, []).append((stmt, store, bounds))
         else:
             excluded |= {touched.root for touched in _mentioned(stmt)}
     found = {}
-    for buf, writes in stores.items():
-        (nest, write, bounds), *others = writes
+    for buf, stored in stores.items():
+        (nest, store, bounds), *others = stored
         if (
             others
             or not buf.arena
             or buf in excluded
-            or write.buf is not buf
-            or write.mask is not None
+            or store.buf is not buf
+            or store.mask is not None
             or nest.reductions
         ):
             continue
-        for k, (position, size) in enumerate(zip(write.index, buf.shape)):
+        for k, (position, size) in enumerate(zip(store.index, buf.shape)):
             dim = position.terms[0][0] if len(position.terms) == 1 else None
             if position == Affine.symbol(dim) and nest.dims.get(dim) == size:
-                found[buf, k] = _zero_from(write.value, dim, nest, body.pool, found, bounds)
+                found[buf, k] = _zero_from(store.value, dim, nest, body.pool, found, bounds)
     return found
 
 

@@ -7,6 +7,7 @@ point it is written, and depends on nothing in between.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
@@ -21,7 +22,7 @@ from pbkern.lower.nest.ir import (
     Nest,
     Pool,
     Stmt,
-    Write,
+    Store,
     with_bodies,
 )
 
@@ -35,7 +36,7 @@ MAX_DISTANCE = 64
 MOST_PERMUTED = 4
 
 
-def without_unread(stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
+def without_unread(stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
     """Without stores to scratch that nothing reads."""
     while True:
         dead = {buf for buf in scratch.written(stmts) if buf.arena} - kept - scratch.read(stmts)
@@ -44,21 +45,21 @@ def without_unread(stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
         stmts = _without_writes(stmts, dead)
 
 
-def _without_writes(stmts: list[Stmt], dead: set[Buf]) -> list[Stmt]:
+def _without_writes(stmts: Sequence[Stmt], dead: set[Buf]) -> list[Stmt]:
     out = []
     for stmt in stmts:
         stmt = with_bodies(stmt, lambda inner: _without_writes(inner, dead))
-        if isinstance(stmt, Nest) and any(write.buf.root in dead for write in stmt.writes):
+        if isinstance(stmt, Nest) and any(store.buf.root in dead for store in stmt.stores):
             stmt = replace(
-                stmt, writes=[write for write in stmt.writes if write.buf.root not in dead]
+                stmt, stores=tuple(store for store in stmt.stores if store.buf.root not in dead)
             )
-            if not stmt.writes:
+            if not stmt.stores:
                 continue
         out.append(stmt)
     return out
 
 
-def merge_all(stmts: list[Stmt], context) -> list[Stmt]:
+def merge_all(stmts: Sequence[Stmt], context) -> list[Stmt]:
     out: list[Stmt] = []
     effects: list[_Effects] = []  # of each of `out`
     for stmt in stmts:
@@ -93,7 +94,7 @@ class _Effects:
 
 
 def _joined_before(
-    before: list[Stmt], effects: list[_Effects], nest: Nest, pool: Pool
+    before: Sequence[Stmt], effects: list[_Effects], nest: Nest, pool: Pool
 ) -> tuple[int, Nest] | None:
     """(position, merged nest) of the last nest before that this one joins, past others that do not depend on it."""
     mine = _Effects.of(nest)
@@ -188,7 +189,7 @@ def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
         )
 
     mine = {place(load.buf, load.index, units) for load in first.loads()} | {
-        place(write.buf, write.index, units) for write in first.writes
+        place(store.buf, store.index, units) for store in first.stores
     }
     return len(mine & {place(load.buf, load.index, renamed) for load in second.loads()})
 
@@ -216,8 +217,8 @@ def _renamed(nest: Nest, dims: dict, pool: Pool) -> Nest:
     return Nest(
         kept,
         rdims,
-        [reduction.mapped(rename) for reduction in nest.reductions],
-        [write.mapped(rename, index=ix(write.index)) for write in nest.writes],
+        tuple(reduction.mapped(rename) for reduction in nest.reductions),
+        tuple(store.mapped(rename, index=ix(store.index)) for store in nest.stores),
         nest.ordered,
         nest.at,
     )
@@ -229,21 +230,21 @@ def _independent(first: Nest, second: Nest) -> bool:
     It overwrites nothing that either reads, but for what the first's reductions take at that very
     point: they come before writes there.
     """
-    made: dict[Buf, list[Write]] = {}
-    for write in first.writes:
-        made.setdefault(write.buf.root, []).append(write)
+    made: dict[Buf, list[Store]] = {}
+    for store in first.stores:
+        made.setdefault(store.buf.root, []).append(store)
     for access in second.loads():
         if access.buf.root in made and not _is_forwarded(first, made[access.buf.root], access):
             return False
-    overwritten = {store.buf.root for store in second.writes}
+    overwritten = {store.buf.root for store in second.stores}
     places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
     taken = Nest({}, reductions=first.reductions).loads()
-    for buf, index in [(store.buf, store.index) for store in first.writes] + [
-        load.access for load in Nest({}, writes=first.writes).loads()
+    for buf, index in [(store.buf, store.index) for store in first.stores] + [
+        load.access for load in Nest({}, stores=first.stores).loads()
     ]:
         if buf.root in overwritten:
             places[buf.root].append((buf, index))
-    for mine in second.writes:
+    for mine in second.stores:
         if not all(_apart(buf, index, mine) for buf, index in places[mine.buf.root]):
             return False
         for access in taken:
@@ -257,22 +258,22 @@ def _independent(first: Nest, second: Nest) -> bool:
     return True
 
 
-def _at_its_point(nest: Nest, expr: Expr, write: Write) -> bool:
+def _at_its_point(nest: Nest, expr: Expr, store: Store) -> bool:
     """Whether a load reads, at each point of a nest, the element that is written there and at no other point."""
     buf, index = expr.access
-    own = {position.terms[0][0] for position in write.index if len(position.terms) == 1}
+    own = {position.terms[0][0] for position in store.index if len(position.terms) == 1}
     return (
         isinstance(expr, Load)
-        and buf is write.buf
-        and index == write.index
+        and buf is store.buf
+        and index == store.index
         and own >= nest.dims.keys()
     )
 
 
-def _is_forwarded(first: Nest, writes: list[Write], expr: Expr) -> bool:
+def _is_forwarded(first: Nest, stores: list[Store], expr: Expr) -> bool:
     """Whether a load gives what the first nest writes at the same point, by one of these to the same root."""
     buf, index = expr.access
-    found = [write for write in writes if not _apart(buf, index, write)]
+    found = [store for store in stores if not _apart(buf, index, store)]
     if len(found) != 1 or isinstance(expr, Gather):
         return False
     (writer,) = found
@@ -289,20 +290,22 @@ def _is_forwarded(first: Nest, writes: list[Write], expr: Expr) -> bool:
     )
 
 
-def _apart(buf: Buf, index: tuple, write: Write) -> bool:
+def _apart(buf: Buf, index: tuple, store: Store) -> bool:
     """Whether an access and a write are at different constants along an axis."""
-    return buf is write.buf and any(
+    return buf is store.buf and any(
         position is not None and position.is_const and j.is_const and position.const != j.const
-        for position, j in zip(index, write.index)
+        for position, j in zip(index, store.index)
     )
 
 
 def _rereads(nest: Nest) -> bool:
     """Whether writes behind the reductions compute anew, of a single element, what a write before them has overwritten."""
-    before = {write.buf.root for write in nest.writes if write.inner}
+    before = {store.buf.root for store in nest.stores if store.inner}
     return any(
         load.buf.root in before
-        for load in Nest({}, writes=[write for write in nest.writes if not write.inner]).loads()
+        for load in Nest(
+            {}, stores=tuple(store for store in nest.stores if not store.inner)
+        ).loads()
     )
 
 
@@ -311,9 +314,9 @@ def _vector_conflict(first: Nest, second: Nest) -> bool:
 
     def last(nest: Nest) -> set:
         return {
-            write.index[-1].terms[-1][0]
-            for write in nest.writes
-            if write.inner and write.index and write.index[-1].terms
+            store.index[-1].terms[-1][0]
+            for store in nest.stores
+            if store.inner and store.index and store.index[-1].terms
         }
 
     first_dims, second_dims = last(first), last(second)
@@ -321,7 +324,7 @@ def _vector_conflict(first: Nest, second: Nest) -> bool:
 
 
 def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Nest:
-    values = {(write.buf, write.index): write.value for write in first.writes}
+    values = {(store.buf, store.index): store.value for store in first.stores}
     base = len(first.reductions)
 
     def replace(expr: Expr) -> Expr | None:
@@ -332,16 +335,19 @@ def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Ne
         return None
 
     rewrite = pool.rewriter(replace)
-    reductions = first.reductions + [reduction.mapped(rewrite) for reduction in second.reductions]
-    writes = list(first.writes) + [write.mapped(rewrite) for write in second.writes]
+    reductions = (
+        *first.reductions,
+        *(reduction.mapped(rewrite) for reduction in second.reductions),
+    )
+    stores = [*first.stores, *(store.mapped(rewrite) for store in second.stores)]
     dims = dict(first.dims)
     if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
         dims[SINGLE], rdims = 1, (SINGLE,)
     return Nest(
         dims,
         tuple(dim for dim in dims if dim in rdims),
-        reductions,
-        writes,
+        tuple(reductions),
+        tuple(stores),
         False,
         first.at or second.at,
     )

@@ -9,12 +9,14 @@ because integers wrap.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pbkern.lower.nest.ir import Accumulator, Const, Expr, Nest, Op, Shifted, Stmt, with_bodies
 
 
-def reassociate_shared_sums(stmts: list[Stmt], context) -> list[Stmt]:
+def reassociate_shared_sums(stmts: Sequence[Stmt], context) -> list[Stmt]:
     """Statements with such sums, inner ones too."""
 
     def changed(stmt: Stmt) -> Stmt:

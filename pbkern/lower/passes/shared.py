@@ -6,6 +6,8 @@ here with passes of its own (targets/cpu/passes.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pbkern.core.passes import Pass
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import decide_index_tests
@@ -17,11 +19,11 @@ from .unroll_small_dims import unroll_dims
 from .wide_multiply import use_wide_products
 
 
-def _drop_unread(stmts: list[Stmt], context: NestContext) -> list[Stmt]:
+def _drop_unread(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
     return without_unread(stmts, {buf.root for buf in context.kept})
 
 
-def _decide_index_tests(stmts: list[Stmt], context: NestContext) -> list[Stmt]:
+def _decide_index_tests(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
     return decide_index_tests(stmts, context.pool, context.bounds, context.options.cut_bytes)
 
 

@@ -22,7 +22,6 @@ from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
     Expr,
-    Fetch,
     Gather,
     IndexValue,
     InRange,
@@ -30,11 +29,12 @@ from pbkern.lower.nest.ir import (
     Load,
     Nest,
     Pool,
+    Prefetch,
     Reduction,
     Sort,
     Stmt,
+    Store,
     Trace,
-    Write,
     every,
     with_bodies,
 )
@@ -43,14 +43,14 @@ from pbkern.lower.values.values import ZERO
 Axes = Mapping[Buf, set[int]]
 
 
-def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
+def uniform_axes(lists: Sequence[Sequence[Stmt]]) -> dict[Buf, set[int]]:
     """Uniform axes of scratch and its reinterpretations; `lists` are all statements that touch it."""
     stmts = [stmt for stmts in lists for stmt in every(stmts)]
     units = _candidates(stmts)
     unit_of = {
         (buf, axis): unit for unit in units for buf, found in unit.axes.items() for axis in found
     }
-    stores = [(stmt, write) for stmt in stmts if isinstance(stmt, Nest) for write in stmt.writes]
+    stores = [(stmt, store) for stmt in stmts if isinstance(stmt, Nest) for store in stmt.stores]
     users: dict[Buf, list] = {}  # stores that what is known of a buffer decides about
     for n, store in stores:
         for buf in {store.buf, *(load.buf for load in n.loads())}:
@@ -58,10 +58,10 @@ def uniform_axes(lists: Sequence[list[Stmt]]) -> dict[Buf, set[int]]:
     axes = _axes(units)
     while stores:
         wrong = {
-            (write.buf, k)
-            for n, write in stores
-            if write.buf in axes
-            for k in _contradicted(n, write, axes)
+            (store.buf, k)
+            for n, store in stores
+            if store.buf in axes
+            for k in _contradicted(n, store, axes)
         }
         gone = {id(unit): unit for unit in (unit_of[at] for at in wrong)}
         for broken in gone.values():
@@ -98,7 +98,7 @@ def narrowed_buffers(axes: Axes) -> dict[Buf, Buf]:
     return made
 
 
-def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
+def narrow(stmts: Sequence[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
     """The statements over the narrowed buffers: loads and stores at position 0, stores without loops along the axes."""
     if not axes:
         return stmts
@@ -114,7 +114,7 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
 
     expr = pool.rewriter(replace)
 
-    def write(store: Write) -> Write:
+    def renamed_store(store: Store) -> Store:
         if store.buf not in made:
             return store.mapped(expr)
         return store.mapped(expr, buf=made[store.buf], index=index(store.buf, store.index))
@@ -124,7 +124,7 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
             case Nest():
                 gone = {
                     symbol
-                    for store in stmt.writes
+                    for store in stmt.stores
                     for axis in axes.get(store.buf, ())
                     for symbol in store.index[axis].symbols
                 }
@@ -133,8 +133,8 @@ def narrow(stmts: list[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -
                 return Nest(
                     dims,
                     stmt.rdims,
-                    reductions,
-                    [write(store) for store in stmt.writes],
+                    tuple(reductions),
+                    tuple(renamed_store(store) for store in stmt.stores),
                     stmt.ordered,
                     stmt.at,
                 )
@@ -155,7 +155,7 @@ class _Unit:
     axes: dict[Buf, frozenset[int]]
 
 
-def _candidates(stmts: list[Stmt]) -> list[_Unit]:
+def _candidates(stmts: Sequence[Stmt]) -> list[_Unit]:
     """Units of scratch that only loads and stores touch, without those along which a load may be outside."""
     views, excluded, outside = _views(stmts)
     units = []
@@ -180,7 +180,7 @@ def _candidates(stmts: list[Stmt]) -> list[_Unit]:
     ]
 
 
-def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[Buf, int]]]:
+def _views(stmts: Sequence[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[Buf, int]]]:
     """(scratch -> its reinterpretations, scratch that other statements touch, axes along which a load may be outside)."""
     views: dict[Buf, set[Buf]] = {}
     excluded: set[Buf] = set()
@@ -197,21 +197,21 @@ def _views(stmts: list[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tuple[
                 nest = (
                     stmt
                     if isinstance(stmt, Nest)
-                    else Nest({}, reductions=[Reduction("", (stmt.value,), stmt.value.dtype)])
+                    else Nest({}, reductions=(Reduction("", (stmt.value,), stmt.value.dtype),))
                 )
                 for load in nest.loads():
                     touch(load.buf, isinstance(load, Load))
                     if isinstance(load, Load) and load.guard:
                         outside |= {(load.buf, axis) for axis in _beyond(load, nest)}
-                for write in nest.writes:
-                    touch(write.buf, len(nest.writes) == 1 and not nest.ordered)
+                for store in nest.stores:
+                    touch(store.buf, len(nest.stores) == 1 and not nest.ordered)
             case Sort(buffers=buffers, spare=spare):
                 for b in (*buffers, *spare):
                     touch(b, False)
             case Trace(buffers=buffers):
                 for b in buffers:
                     touch(b, False)
-            case Fetch(buf=b):
+            case Prefetch(buf=b):
                 touch(b, False)
     return views, excluded, outside
 
@@ -266,19 +266,19 @@ def _groups(shape: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[set[in
 # ---------------------------------------------------------------- what stores say
 
 
-def _contradicted(nest: Nest, write: Write, axes: Axes) -> Iterator[int]:
+def _contradicted(nest: Nest, store: Store, axes: Axes) -> Iterator[int]:
     """Axes of write.buf that this store may make different from position to position."""
     varying = _varying(
-        nest, [write.value] if write.mask is None else [write.value, write.mask], axes
+        nest, [store.value] if store.mask is None else [store.value, store.mask], axes
     ) | set(nest.rdims)
-    for axis in axes[write.buf]:
-        if write.buf.shape[axis] == 1:
+    for axis in axes[store.buf]:
+        if store.buf.shape[axis] == 1:
             continue
-        (dim,) = write.index[axis].symbols if len(write.index[axis].symbols) == 1 else ("",)
+        (dim,) = store.index[axis].symbols if len(store.index[axis].symbols) == 1 else ("",)
         covers = (
-            write.index[axis] == Affine.symbol(dim) and nest.dims.get(dim) == write.buf.shape[axis]
+            store.index[axis] == Affine.symbol(dim) and nest.dims.get(dim) == store.buf.shape[axis]
         )
-        if not covers or dim in varying or dim in _symbols(write.index, without={axis}):
+        if not covers or dim in varying or dim in _symbols(store.index, without={axis}):
             yield axis
 
 

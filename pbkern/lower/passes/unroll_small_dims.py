@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Load, Nest, Stmt, with_bodies
@@ -30,7 +30,7 @@ Axis = tuple[Buf, int]
 OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
-def unroll_dims(stmts: list[Stmt], context) -> list[Stmt]:
+def unroll_dims(stmts: Sequence[Stmt], context) -> list[Stmt]:
     """Statements in which dimensions over components are gone from nests whose neighbours use single components."""
     out = [with_bodies(stmt, lambda inner: unroll_dims(inner, context)) for stmt in stmts]
     out = [sums_as_expressions(s, context) if isinstance(s, Nest) else s for s in out]
@@ -50,7 +50,7 @@ def unroll_dims(stmts: list[Stmt], context) -> list[Stmt]:
 
 def _accesses(nest: Nest) -> Iterable[tuple[Buf, tuple[Affine, ...]]]:
     yield from ((load.buf, load.index) for load in nest.loads() if isinstance(load, Load))
-    yield from ((write.buf, write.index) for write in nest.writes)
+    yield from ((store.buf, store.index) for store in nest.stores)
 
 
 def _axes_of_components(nests: Iterable[Nest]) -> set[Axis]:
@@ -90,15 +90,15 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
 
 def _unrolled(nest: Nest, dim: str, context) -> Nest:
     """The nest with a write per component for each of its writes."""
-    writes = []
+    stores = []
     for k in range(nest.dims[dim]):
         at = {dim: Affine((), k)}
-        for write in nest.writes:
-            index = tuple(position.substitute(at.get) for position in write.index)
-            writes.append(write.mapped(context.pool.renamer(at), index=index))
+        for store in nest.stores:
+            index = tuple(position.substitute(at.get) for position in store.index)
+            stores.append(store.mapped(context.pool.renamer(at), index=index))
     return Nest(
         {other: size for other, size in nest.dims.items() if other != dim},
-        writes=writes,
+        stores=tuple(stores),
         at=nest.at,
     )
 
@@ -111,7 +111,7 @@ def sums_as_expressions(
     points = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
     if not nest.reductions or nest.ordered or not 1 <= count <= most or points < FEW_POINTS:
         return nest
-    if count * len(nest.nodes()) > most_nodes or any(write.inner for write in nest.writes):
+    if count * len(nest.nodes()) > most_nodes or any(store.inner for store in nest.stores):
         return nest
     if any(
         reducer.op not in (*OPERATION, "dot")
@@ -135,10 +135,10 @@ def sums_as_expressions(
     def replace(expr: Expr) -> Expr | None:
         return sums[expr.number] if isinstance(expr, Accumulator) else None
 
-    writes = [write.mapped(context.pool.rewriter(replace), inner=True) for write in nest.writes]
+    stores = [store.mapped(context.pool.rewriter(replace), inner=True) for store in nest.stores]
     return Nest(
         {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims},
-        writes=writes,
+        stores=tuple(stores),
         at=nest.at,
     )
 

@@ -15,7 +15,7 @@ where nothing is left without them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,7 @@ Monomial = tuple[int, ...]  # sorted numbers of unknowns
 Polynomial = dict[Monomial, int]
 
 
-def use_wide_products(stmts: list[Stmt], context) -> list[Stmt]:
+def use_wide_products(stmts: Sequence[Stmt], context) -> list[Stmt]:
     """Statements whose sums of halves are products where they are, inner statements too."""
     found = _Products(context.pool, context.op)
     return [_rewritten(stmt, found) for stmt in stmts]

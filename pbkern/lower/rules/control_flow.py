@@ -128,7 +128,7 @@ def _cond(builder, eqn, env: dict) -> None:
                     ),
                 )
             )
-        builder.stmts.append(If(branch_number.terms[0][0], bodies))
+        builder.stmts.append(If(branch_number.terms[0][0], tuple(bodies)))
 
     _control(builder, eqn, env, results, run)
 
@@ -247,7 +247,7 @@ def _scan(builder, eqn, env: dict) -> None:
             )
 
         if length:
-            builder.stmts.append(For(counter, length, builder.region(jaxpr, local, finish)))
+            builder.stmts.append(For(counter, length, tuple(builder.region(jaxpr, local, finish))))
         for k, step in steps.items():
             last = index_value(
                 (),
@@ -323,7 +323,7 @@ def _while(builder, eqn, env: dict) -> None:
         stmts = builder.region(body.jaxpr, local, finish)
         if trips is not None:
             builder.stmts.append(
-                For(counter, trips if isinstance(trips, int) else trips.terms[0][0], stmts)
+                For(counter, trips if isinstance(trips, int) else trips.terms[0][0], tuple(stmts))
             )
             for k, step in steps.items():
                 total = Affine((), trips) if isinstance(trips, int) else trips
@@ -350,7 +350,11 @@ def _while(builder, eqn, env: dict) -> None:
         )
         name = predicate[0].terms[0][0] if predicate[0].terms else None
         builder.stmts.append(
-            While(condition, name if name is not None else str(predicate[0].const), stmts)
+            While(
+                tuple(condition),
+                name if name is not None else str(predicate[0].const),
+                tuple(stmts),
+            )
         )
 
     _control(builder, eqn, env, results, run)

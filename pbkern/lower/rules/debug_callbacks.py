@@ -86,7 +86,7 @@ def trace(builder, eqn, env: dict) -> None:
         copies = [builder.new_buffer(source.shape, source.dtype) for source in values]
         for copy, value in zip(copies, values):
             builder.store_value(copy, value, lambda ix: ix)
-        builder.stmts.append(Trace(site, [stored.buf for stored in copies] + list(operands)))
+        builder.stmts.append(Trace(site, tuple([stored.buf for stored in copies] + list(operands))))
 
     builder.append_control(ControlItem(tuple(values), frozenset(), run), [])
 

@@ -7,7 +7,7 @@ read through gathers and write in a loop over their elements, in order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from jax.extend import core as jex
 from pbkern.core.affine import Affine
 from pbkern.dsl.primitives.ref_access import GatheredIndex, Range, ref_access
 from pbkern.lower.nest.index_tests import BOOL, interval
-from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Pool, Stmt, Write
+from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Pool, Stmt, Store
 from pbkern.lower.values.affine_index_arrays import (
     AffineArray,
     affine_array,
@@ -73,7 +73,7 @@ def access(builder, eqn, env: dict) -> None:
     ref = builder.refs[acc.ref]
     masked = acc.mask is not None
     mask = None if not masked else builder.read(env, acc.mask)
-    place = _place(builder, env, acc.indices, ref.shape, mask, writes=acc.kind != "load")
+    place = _place(builder, env, acc.indices, ref.shape, mask, stores=acc.kind != "load")
     guard = ref.guard or (masked and not _is_in_bounds(builder, acc.indices, place, ref.shape))
     if masked and not place.gathers and always(builder, mask):
         mask = None
@@ -108,7 +108,7 @@ def in_bounds(builder, ref: RefView, axis: int) -> Value:
     return builder.new(Lazy((ref.shape[axis],), BOOL, (), lambda ix: (), combine, cost=1.0))
 
 
-def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: bool) -> _Place:
+def _place(builder, env: dict, indices, ref_shape, mask: Value | None, stores: bool) -> _Place:
     masked = mask is not None
     offsets: list[Affine] = []
     strides: list[int | None] = []
@@ -138,7 +138,7 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, writes: b
     gather_shape = next(iter(gathers.values())).shape if gathers else ()
     at = 0 if split or first is None else first
     shape[at:at] = gather_shape
-    runs = _runs(builder, gathers, ref_shape, mask, tuple(shape) == tuple(gather_shape), writes)
+    runs = _runs(builder, gathers, ref_shape, mask, tuple(shape) == tuple(gather_shape), stores)
     gathers = {axis: array for axis, array in gathers.items() if axis not in runs}
     for gather in gathers.values():
         row_steps(builder, gather)  # before it is decided what is stored
@@ -156,7 +156,7 @@ def _is_in_bounds(builder, indices, place: _Place, shape) -> bool:
 
 
 def _runs(
-    builder, gathers: dict[int, Value], ref_shape, mask: Value | None, covers: bool, writes: bool
+    builder, gathers: dict[int, Value], ref_shape, mask: Value | None, covers: bool, stores: bool
 ) -> dict[int, AffineArray]:
     """Axes whose indices are affine and need not be clamped.
 
@@ -173,7 +173,7 @@ def _runs(
     }
     if mask is None:
         found = {axis: affine for axis, affine in found.items() if affine.inside(ref_shape[axis])}
-    if writes and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
+    if stores and len(found) == len(gathers) and not are_distinct(list(found.values()), shape):
         return {}
     return {axis: affine.evaluated(builder) for axis, affine in found.items()}
 
@@ -263,7 +263,7 @@ class _Scatter:
         ):
             body = self._row(at, *counters[-1], body)
         for name, count in reversed(counters[:-1]):
-            body = [For(name, count, body)]
+            body = [For(name, count, tuple(body))]
         return body
 
     def _elements(self, at: Index, counters: list[tuple[str, int]]) -> list[Stmt]:
@@ -272,7 +272,7 @@ class _Scatter:
         body: list[Stmt] = [Let(names[axis], self._index(axis, at)) for axis in names]
         body.append(self._nest(at, [], {axis: Affine.symbol(name) for axis, name in names.items()}))
         for name, size in counters:
-            body = [For(name, size, body)]
+            body = [For(name, size, tuple(body))]
         return body
 
     def _index(self, axis: int, at: Index) -> Expr:
@@ -290,14 +290,13 @@ class _Scatter:
         ix = dims_index(rest)
         full = ix[:low] + at + ix[low:]
         index = self.ref.place(tuple(axes.get(k, i) for k, i in enumerate(place(full))))
-        nest = Nest(dict(rest[:low] + dims + rest[low:]), at=self.line)
         expr = self.builder.pull(self.value, full, None)
         if self.add:
-            old = self.builder.pool.make("load", self.ref.dtype, (self.ref.buf, index, self.guard))
+            old = self.builder.pool.load(self.ref.dtype, self.ref.buf, index, self.guard)
             expr = self.builder.op("add", self.ref.dtype, old, expr)
         mask = None if self.mask is None else self.builder.pull(self.mask, full)
-        nest.writes.append(Write(self.ref.buf, index, expr, True, self.guard, mask))
-        return nest
+        store = Store(self.ref.buf, index, expr, True, self.guard, mask)
+        return Nest(dict(rest[:low] + dims + rest[low:]), stores=(store,), at=self.line)
 
     # ---- rows
 
@@ -309,7 +308,7 @@ class _Scatter:
         steps = [step.step for step in self._steps(at, counter).values()]
         return None not in steps and any(steps)
 
-    def _row(self, at: Index, counter: str, length: int, elements: list[Stmt]) -> list[Stmt]:
+    def _row(self, at: Index, counter: str, length: int, elements: Sequence[Stmt]) -> list[Stmt]:
         """If the row is a run: one nest; otherwise `elements`."""
         lets: list[Stmt] = []
         axes, tests = {}, []
@@ -341,7 +340,7 @@ class _Scatter:
         is_run = self.builder.names("%s")
         lets.append(Let(is_run, self.builder.clamped(test, 1)))
         nest = self._nest((*at[:-1], Affine.symbol(dim)), [(dim, length)], axes)
-        return [*lets, If(is_run, [elements, [nest]])]
+        return [*lets, If(is_run, (tuple(elements), (nest,)))]
 
 
 def _masked(builder, mask: Value, stored: Value, other: Value, shape) -> Lazy:

@@ -24,7 +24,7 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.scatter import ScatterForm, scatter_combines
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math import elementwise
-from pbkern.lower.nest.ir import Expr, Fetch, For, If, Let, Nest, Op, Stmt, Write
+from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Op, Prefetch, Stmt, Store
 from pbkern.lower.values.store_hazards import is_stored_in
 from pbkern.lower.values.values import ZERO, Index, Lazy, Opaque, Stored, Value, dims_index
 
@@ -148,10 +148,10 @@ class _ScatterWindows:
         stmts = (
             self.in_strips(loop, made)
             if made and count > 1
-            else [For(name, count, self.fetch(at, loop, last) + self.step(at))]
+            else [For(name, count, tuple(self.fetch(at, loop, last) + self.step(at)))]
         )
         for _, (name, count) in reversed(outer):
-            stmts = [For(name, count, stmts)]
+            stmts = [For(name, count, tuple(stmts))]
         return stmts
 
     def step(self, at: dict[int, Affine]) -> list[Stmt]:
@@ -182,7 +182,7 @@ class _ScatterWindows:
         )
         full, rest = divmod(length, size)
         stmts: list[Stmt] = (
-            [For(name, full, self.strip(axis, made, Affine.symbol(name, size), size))]
+            [For(name, full, tuple(self.strip(axis, made, Affine.symbol(name, size), size)))]
             if full
             else []
         )
@@ -205,7 +205,9 @@ class _ScatterWindows:
                 operand, self.index_of(operand, {**at, dim: start + Affine.symbol(step)})
             )
             nests.append(
-                Nest({step: size}, writes=[Write(buf, (Affine.symbol(step),), value)], at=self.line)
+                Nest(
+                    {step: size}, stores=(Store(buf, (Affine.symbol(step),), value),), at=self.line
+                )
             )
         near = copy.copy(self)
         near.columns, near.updates = (
@@ -216,7 +218,7 @@ class _ScatterWindows:
             {**at, dim: start + Affine.symbol(each)},
             builder.pool.index(INDEX, start + (size - 1)),
         )
-        return [*nests, For(each, size, near.fetch(at, dim, last) + near.step(at))]
+        return [*nests, For(each, size, tuple(near.fetch(at, dim, last) + near.step(at)))]
 
     def inside(self, axis: int, start: Affine) -> Expr:
         """Whether 0 <= start <= limit: negative numbers are large ones without a sign."""
@@ -233,8 +235,8 @@ class _ScatterWindows:
         if self.combine != "set":
             old = builder.pool.load(result.dtype, result.buf, index, result.guard)
             value = builder.op(self.combine, result.dtype, old, value)
-        write = Write(result.buf, index, value, guard=result.guard)
-        return Nest(dict(self.dims.values()), writes=[write], at=self.line)
+        store = Store(result.buf, index, value, guard=result.guard)
+        return Nest(dict(self.dims.values()), stores=(store,), at=self.line)
 
     def fetch(self, at: dict[int, Affine], dim: int, last: Expr) -> list[Stmt]:
         """Prefetches the window some updates ahead along `dim`, of the `last` one at most.
@@ -261,7 +263,11 @@ class _ScatterWindows:
             offsets[dim] = Affine.symbol(kept)
         row = self.updates.shape[-1] if len(self.updates.shape) - 1 in self.dims else 1
         first = self.place(later, offsets, dict.fromkeys(self.dims, ZERO))
-        return [Let(name, number), *lets, Fetch(self.result.buf, first, min(row, FETCHED_ELEMENTS))]
+        return [
+            Let(name, number),
+            *lets,
+            Prefetch(self.result.buf, first, min(row, FETCHED_ELEMENTS)),
+        ]
 
 
 def _symbols(counters: dict[int, tuple[str, int]]) -> dict[int, Affine]:
@@ -277,4 +283,4 @@ def _under(builder, tests: list[Expr], nest: Nest) -> list[Stmt]:
         builder.names("%s"),
         functools.reduce(lambda x, y: builder.op("and", BOOL, x, y), tests),
     )
-    return [Let(name, builder.clamped(test, None)), If(name, [[], [nest]])]
+    return [Let(name, builder.clamped(test, None)), If(name, ((), (nest,)))]

@@ -41,7 +41,12 @@ def sorted_values(builder, eqn, ins: list[Value], first: int) -> list[Value]:
         )
         spare = [inner_builder.new_buffer(shape, dtype) for shape, dtype in sizes]
         inner_builder.stmts.append(
-            Sort([rows.buf for rows in flat], [scratch.buf for scratch in spare], keys, first)
+            Sort(
+                tuple(rows.buf for rows in flat),
+                tuple(scratch.buf for scratch in spare),
+                keys,
+                first,
+            )
         )
         for target in targets:
             stored = Stored(

@@ -65,7 +65,7 @@ class ControlItem:
     """
 
     uses: tuple[Value, ...]
-    writes: frozenset[Buf]
+    stores: frozenset[Buf]
     run: Callable[[], None]
 
 

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from pbkern.lower.nest.addresses import apart
-from pbkern.lower.nest.ir import Buf, Expr, Gather, Nest, Write
+from pbkern.lower.nest.draft import NestDraft
+from pbkern.lower.nest.ir import Buf, Expr, Gather, Nest, Store
 
 from . import materialise
 from .items import StoreItem
@@ -51,9 +52,10 @@ def _conflicts(builder, item: StoreItem, written: set[Buf]) -> bool:
     if any(isinstance(source, (Contract, Opaque)) for source in asked):
         return True
     probe = dims_index([(f"@{k}", size) for k, size in enumerate(item.shape)])
-    nest = Nest({f"@{k}": size for k, size in enumerate(item.shape)})
+    draft = NestDraft((f"@{k}", size) for k, size in enumerate(item.shape))
     index = item.place(probe)
-    nest.writes = [Write(item.buf, index, builder.pull(source, probe, nest)) for source in asked]
+    stores = [Store(item.buf, index, builder.pull(source, probe, draft)) for source in asked]
+    nest = draft.nest(*stores)
 
     def read(inner: Nest) -> list[Expr]:
         return [load for load in inner.loads() if load.buf.root in written]

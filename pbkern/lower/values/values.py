@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.ir import Buf, Expr, Pool, Write
+from pbkern.lower.nest.ir import Buf, Expr, Pool
 
 Index = tuple[Affine, ...]
 ZERO = Affine()
@@ -179,7 +179,6 @@ __all__ = [
     "Stored",
     "Value",
     "ValueRequests",
-    "Write",
     "dims_index",
     "is_index_only",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pbkern.core.passes import Pass
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.collapse_dims import collapse
@@ -11,7 +13,7 @@ from pbkern.targets.cpu.locality.cache_blocking import block_for_caches
 from pbkern.targets.cpu.locality.in_place_stores import store_in_place
 from pbkern.targets.cpu.locality.mask_versioning import version_masks
 from pbkern.targets.cpu.locality.masked_strips import skip_dead_tiles
-from pbkern.targets.cpu.locality.prefetch import fetch_rows
+from pbkern.targets.cpu.locality.prefetch import prefetch_rows
 from pbkern.targets.cpu.locality.running_maximum import use_running_maximum
 from pbkern.targets.cpu.locality.stage_inlining import inline_stages
 from pbkern.targets.cpu.locality.unswitching import unswitch
@@ -22,20 +24,21 @@ from pbkern.targets.cpu.packing.operand_copies import OperandCopies
 from pbkern.targets.cpu.packing.panels import pack
 from pbkern.targets.cpu.packing.row_padding import pad_rows
 from pbkern.targets.cpu.packing.row_tiling import tile_rows
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, choose
+from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, schedule_decided_for
+from pbkern.targets.cpu.schedule.register_tiles import choose
 
 Context = NestContext[LowerOptions]
 
 
-def _sink_widening_casts(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _sink_widening_casts(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return sink_widening_casts(stmts, context, set(context.kept))
 
 
-def _skip_dead_tiles(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _skip_dead_tiles(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return skip_dead_tiles(stmts, context, context.options.vector_bits, set(context.kept))
 
 
-def _inline_stages(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _inline_stages(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return inline_stages(
         stmts,
         context,
@@ -45,7 +48,7 @@ def _inline_stages(stmts: list[Stmt], context: Context) -> list[Stmt]:
     )
 
 
-def _block_for_caches(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _block_for_caches(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     options = context.options
     return block_for_caches(
         stmts,
@@ -57,7 +60,7 @@ def _block_for_caches(stmts: list[Stmt], context: Context) -> list[Stmt]:
     )
 
 
-def _use_running_maximum(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _use_running_maximum(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return use_running_maximum(
         stmts,
         context,
@@ -67,23 +70,23 @@ def _use_running_maximum(stmts: list[Stmt], context: Context) -> list[Stmt]:
     )
 
 
-def _pad_rows(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _pad_rows(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return pad_rows(stmts, context.pool, context.options.vector_bits, set(context.kept))
 
 
-def _scalarise_window_gathers(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _scalarise_window_gathers(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return scalarise_window_gathers(stmts, context, context.options.vector_bits, context.bounds)
 
 
-def _version_masks(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _version_masks(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return version_masks(stmts, context, context.options, context.bounds)
 
 
-def _unswitch(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _unswitch(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return unswitch(stmts, context, context.options)
 
 
-def _store_in_place(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _store_in_place(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     def scheduled(nest: Nest) -> tuple[Nest, NestSchedule]:
         nest = collapse(nest, context.pool, context.aliases)
         return nest, choose(nest, context.options.vector_bits, reassociate=context.options.contract)
@@ -91,11 +94,11 @@ def _store_in_place(stmts: list[Stmt], context: Context) -> list[Stmt]:
     return store_in_place(stmts, context.pool, {buf.root for buf in context.kept}, scheduled)
 
 
-def _pack(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _pack(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return _packed(stmts, context, scratch.written(stmts))
 
 
-def _packed(stmts: list[Stmt], context: Context, written: set[Buf]) -> list[Stmt]:
+def _packed(stmts: Sequence[Stmt], context: Context, written: set[Buf]) -> list[Stmt]:
     """Joins dimensions and packs; what several contractions of a list stage alike is staged once."""
     out: list[Stmt] = []
     staged, options = OperandCopies(written), context.options
@@ -112,14 +115,14 @@ def _packed(stmts: list[Stmt], context: Context, written: set[Buf]) -> list[Stmt
     return out
 
 
-def _joined_copies(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _joined_copies(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     """Joins dimensions of nests that packing left without a schedule, also inside its loops."""
     out: list[Stmt] = []
     for stmt in stmts:
         stmt = with_bodies(stmt, lambda inner: _joined_copies(inner, context))
-        if isinstance(stmt, Nest) and stmt.schedule is None:
+        if isinstance(stmt, Nest) and schedule_decided_for(stmt) is None:
             stmt = collapse(stmt, context.pool, context.aliases)
-            fetch_rows(stmt, context.options.vector_bits)
+            stmt = prefetch_rows(stmt, context.options.vector_bits)
         out.append(stmt)
     return out
 

@@ -22,7 +22,7 @@ from pbkern.lower.mlir.range_reports import REPORT, WORDS, reporting
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Fetch, For, If, Let, Nest, Sort, Stmt, Trace, While, every
+from pbkern.lower.nest.ir import Buf, For, If, Let, Nest, Prefetch, Sort, Stmt, Trace, While, every
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.lower.programs import ProgramText
 from pbkern.lower.rules import debug_callbacks
@@ -333,12 +333,12 @@ class KernelLowering(ProgramText):
             case Sort():
                 self.emitter.has_scalar_loops = True
                 emit_sort(self.text, block, stmt)
-            case Fetch():
+            case Prefetch():
                 self._fetch(block, stmt)
             case Trace():
                 debug_callbacks.emit_trace(self.text, block, stmt, memref)
 
-    def _fetch(self, block: Block, fetch: Fetch) -> None:
+    def _fetch(self, block: Block, fetch: Prefetch) -> None:
         """One prefetch per cache line: they never fault."""
         line = max(LINE_BYTES // fetch.buf.dtype.itemsize, 1)
         flat = flat_index(fetch.buf, fetch.index)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from pbkern.core import config, fallback
 from pbkern.core.errors import InternalError, PbkernError
-from pbkern.core.process.disk_cache import Store
+from pbkern.core.process.disk_cache import DiskStore
 
 KIND = "failure"
 
 
 @contextlib.contextmanager
-def remembered(store: Store | None, key: str) -> Iterator[None]:
+def remembered(store: DiskStore | None, key: str) -> Iterator[None]:
     """Raises InternalError at once where the store says that the body failed under `key`; stores a failure of the body.
 
     Neither is done without a store, and where failures are errors (PBKERN_FALLBACK=0,

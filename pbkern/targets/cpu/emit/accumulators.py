@@ -13,6 +13,7 @@ from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Load, Reduction
 from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
@@ -339,7 +340,7 @@ class Accumulators(HorizontalReductions, Cumulative):
                 at += count
 
         self._interleave_points(walk, block, points, point)
-        if any(write.inner for write in walk.nest.writes):
+        if any(store.inner for store in walk.nest.stores):
             self._writes(
                 walk,
                 block,
@@ -362,7 +363,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         free = (
             walk.sched.vector is not None
             and not walk.nest.ordered
-            and not walk.nest.over
+            and not overwritten_by(walk.nest)
             and not walk.rewrites
         )
         block.operations = before + (
@@ -407,7 +408,7 @@ class Accumulators(HorizontalReductions, Cumulative):
                     if acc[0].el != "i1"
                     else [b.or_(acc[0], args[0])]
                 )
-            case "greatest_number":
+            case "maxnum":
                 return [b.select(b.cmp("gt", args[0], acc[0]), args[0], acc[0])]
             case "min":
                 return (

@@ -12,7 +12,7 @@ from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import INT32_MAX
 from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
+from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule
 
 Point = dict[str, int]
 

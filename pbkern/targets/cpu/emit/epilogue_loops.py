@@ -125,9 +125,9 @@ def _cost_of_point(nest: Nest, apart: set[str]) -> float:
     """Cost of what is computed for each sum by itself: of it, or of values that differ along all dimensions of `apart`."""
     behind = nodes(
         root
-        for write in nest.writes
-        if not write.inner
-        for root in (write.value, write.mask)
+        for store in nest.stores
+        if not store.inner
+        for root in (store.value, store.mask)
         if root is not None
     )
     own: dict[int, bool] = {}

@@ -148,7 +148,7 @@ class HorizontalReductions(PromotedLoops):
             "xor": "xor",
             "max": f"max{sign}i",
             "min": f"min{sign}i",
-            "greatest_number": "maxnumf",
+            "maxnum": "maxnumf",
         }[reduction.op]
         if value.el == "i1":
             kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)

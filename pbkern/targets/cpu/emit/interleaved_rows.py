@@ -17,7 +17,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Load, Write
+from pbkern.lower.nest.ir import Buf, Expr, Load, Store
 from pbkern.targets.cpu.schedule.interleaved_access import is_interleaved_row, joint_stores
 
 from .addressing import NestWalk, Point, Tail
@@ -61,14 +61,14 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
         return {
             number
             for number in joint
-            if is_interleaved_row(walk.nest, walk.nest.writes[number], vector, steps)
+            if is_interleaved_row(walk.nest, walk.nest.stores[number], vector, steps)
         }
 
     def _store_row(
         self,
         walk: NestWalk,
         block: Block,
-        write: Write,
+        store: Store,
         run: tuple[Buf, Affine, int],
         parts: Sequence[Ssa | Point],
         tail: Tail | None,
@@ -84,21 +84,21 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
             [part for part in parts if isinstance(part, Ssa)],
         )
         if points:
-            whole = self._interleaved_rows(walk, block, write, Rows(points, rows))
+            whole = self._interleaved_rows(walk, block, store, Rows(points, rows))
         else:
             whole = self._interlaced(block, vectors, rows * len(parts))
         self._store_run(block, buf, flat, place, whole, rows * len(parts))
 
     def _interleaved_rows(
-        self, walk: NestWalk, block: Block, write: Write, rows: Rows
+        self, walk: NestWalk, block: Block, store: Store, rows: Rows
     ) -> list[Ssa]:
         lanes, found = walk.sched.lanes, []
         b = self.text.builder(block, lanes)
 
         def vector(number: int, _: Point) -> None:
-            value = self._woven(walk, block, write.value, rows, number * lanes)
+            value = self._woven(walk, block, store.value, rows, number * lanes)
             found.append(
-                b.to_storage(value if value.lanes else b.broadcast(value), write.buf.dtype)
+                b.to_storage(value if value.lanes else b.broadcast(value), store.buf.dtype)
             )
 
         self._interleave_points(walk, block, [{}] * -(-rows.size // lanes), vector)

@@ -19,6 +19,7 @@ from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Load
 from pbkern.lower.values.dynamic_strides import Steps, steps_along
 from pbkern.targets.cpu.schedule.interleaved_access import is_strided
+from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by
 from pbkern.targets.cpu.schedule.register_transpose import is_transposed
 
 from .addressing import NestWalk, Point, Tail, memref
@@ -237,7 +238,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
         vec_type = mlir_type(el, lanes)
-        if coeff == 1 and buf.root in walk.nest.fetch and self._leads(walk, buf, index):
+        if coeff == 1 and buf.root in prefetched_by(walk.nest) and self._leads(walk, buf, index):
             self._fetch(walk, block, buf, index, point)
         if coeff == 1 and live is None:
             return Ssa(
@@ -309,7 +310,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         flat = flat_index(buf, index)
         offset = (
             sum(flat.coefficient(dim) * shift for dim, shift in point.items())
-            + walk.nest.fetch[buf.root]
+            + prefetched_by(walk.nest)[buf.root]
         )
         _, address = self.text.affine(block, flat, offset)
         block.add(

@@ -31,13 +31,14 @@ from pbkern.lower.nest.ir import (
     Nest,
     Op,
     Shifted,
-    Write,
+    Store,
 )
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.machine import LINE_BYTES
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule, schedule_of, smallest_tile
+from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, overwritten_by
+from pbkern.targets.cpu.schedule.register_tiles import schedule_of, smallest_tile
 from pbkern.targets.cpu.schedule.sliding_windows import (
     Chunk,
     Visits,
@@ -86,7 +87,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         ):  # what a reduction starts with is stored
             sched = NestSchedule(order=tuple(nest.dims))
         self.has_scalar_loops |= sched.vector is None and math.prod(nest.dims.values()) > 1
-        if nest.over and (self.kept is not None or not walks_ahead(nest, sched)):
+        if overwritten_by(nest) and (self.kept is not None or not walks_ahead(nest, sched)):
             raise InternalError("a nest would store over elements that it still loads")
         small = sched if self.kept is not None else smallest_tile(nest, sched)
         try:
@@ -105,7 +106,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         if self.kept is None and not self.plain:  # registers hold vectors that start at one place
             nest = moved_loads(nest, sched)
         walk = NestWalk(
-            nest, sched, top, {write.buf.root for write in nest.writes}, reaches=nest.reaches()
+            nest, sched, top, {store.buf.root for store in nest.stores}, reaches=nest.reaches()
         )
         outer = [dim for dim in sched.order if dim not in nest.rdims]
         self._outer(walk, top, outer, [{}])
@@ -392,30 +393,30 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
                 if inner and not walk.nest.ordered
                 else self._bind_accumulators(walk, accs[number * width : (number + 1) * width])
             )
-            for n, write in enumerate(walk.nest.writes):
+            for n, store in enumerate(walk.nest.stores):
                 if (n, number) in joint:
                     _, flat, first = joint[n, number]
                     row = rows.setdefault(joint[n, number], {})
-                    (place,) = places(flat_index(write.buf, write.index), [coords])
+                    (place,) = places(flat_index(store.buf, store.index), [coords])
                     row[place - first] = (
                         coords
                         if n in interleaved
-                        else self._stored(walk, block, write, coords, tail, bound, walk.sched.lanes)
+                        else self._stored(walk, block, store, coords, tail, bound, walk.sched.lanes)
                     )
                     if len(row) == flat.coefficient(walk.sched.vector):
                         self._store_row(
                             walk,
                             block,
-                            write,
+                            store,
                             joint[n, number],
                             [row[place] for place in sorted(row)],
                             tail,
                         )
-                elif write.inner == inner:
+                elif store.inner == inner:
                     self._write(
                         walk,
                         block,
-                        write,
+                        store,
                         coords,
                         tail and tail.of(coords, walk.sched.vector),
                         bound,
@@ -428,7 +429,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         self,
         walk: NestWalk,
         block: Block,
-        write: Write,
+        store: Store,
         point: Point,
         tail: Tail | None,
         accs: dict | None,
@@ -437,8 +438,8 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         """Value that a write stores, in the buffer's element type."""
         b = self.text.builder(block, lanes)
         return b.to_storage(
-            self._wide(b, self._value(walk, block, write.value, point, tail, accs), lanes),
-            write.buf.dtype,
+            self._wide(b, self._value(walk, block, store.value, point, tail, accs), lanes),
+            store.buf.dtype,
         )
 
     def _bind_accumulators(self, walk: NestWalk, accs: list[Ssa]) -> dict[int, Ssa]:
@@ -454,59 +455,59 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         self,
         walk: NestWalk,
         block: Block,
-        write: Write,
+        store: Store,
         point: Point,
         tail: Tail | None,
         accs: dict | None,
         scalar: bool,
     ) -> None:
         vector = None if scalar else walk.sched.vector
-        coefficient = flat_coefficient(write.buf, write.index, vector) if vector else 0
-        moves = bool(vector) and any(vector in position.symbols for position in write.index)
+        coefficient = flat_coefficient(store.buf, store.index, vector) if vector else 0
+        moves = bool(vector) and any(vector in position.symbols for position in store.index)
         lanes = walk.sched.lanes if moves else 0
         b = self.text.builder(block, lanes)
-        stored = self._stored(walk, block, write, point, tail, accs, lanes)
-        if self._carry(block, write.buf, write.index, point, stored):
+        stored = self._stored(walk, block, store, point, tail, accs, lanes)
+        if self._carry(block, store.buf, store.index, point, stored):
             return
         mask = (
-            None if write.mask is None else self._value(walk, block, write.mask, point, tail, accs)
+            None if store.mask is None else self._value(walk, block, store.mask, point, tail, accs)
         )
         if not moves:
-            self._store_scalar(walk, block, write, stored, mask, point)
+            self._store_scalar(walk, block, store, stored, mask, point)
             return
         live = self._tail_mask(tail, lanes) if tail else None
         if mask is not None:
             mask = self._wide(b, mask, lanes)
             live = mask if live is None else b.and_(live, mask)
         conditions: list[str] = []
-        if write.guard:
+        if store.guard:
             lane_masks, conditions = self._guard_masks(
-                walk, block, write.buf, write.index, point, lanes
+                walk, block, store.buf, store.index, point, lanes
             )
             for lane_mask in lane_masks:
                 live = lane_mask if live is None else b.and_(live, lane_mask)
         self.text.when_all(
             block,
             conditions,
-            lambda inner: self._store_vector(walk, inner, write, stored, live, coefficient, point),
+            lambda inner: self._store_vector(walk, inner, store, stored, live, coefficient, point),
         )
 
     def _store_vector(
         self,
         walk: NestWalk,
         block: Block,
-        write: Write,
+        store: Store,
         value: Ssa,
         live: Ssa | None,
         coefficient: int,
         point: Point,
     ) -> None:
-        _, address = self._address(block, write.buf, write.index, point)
-        memref_type, name = memref(write.buf), write.buf.root.name
+        _, address = self._address(block, store.buf, store.index, point)
+        memref_type, name = memref(store.buf), store.buf.root.name
         if coefficient == 1 and live is None:
             past = ""
-            if write.buf.root in self.streamed and self._fills_lines(
-                walk, write, value.lanes, point
+            if store.buf.root in self.streamed and self._fills_lines(
+                walk, store, value.lanes, point
             ):
                 past, self.streams = (
                     f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}",
@@ -528,10 +529,10 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
                 f"vector<{value.lanes}xi32>, {live.type}, {value.type}"
             )
 
-    def _fills_lines(self, walk: NestWalk, write: Write, lanes: int, point: Point) -> bool:
+    def _fills_lines(self, walk: NestWalk, store: Store, lanes: int, point: Point) -> bool:
         """Whether a vector is one whole cache line at its boundary, wherever the loops are."""
-        size = write.buf.root.dtype.itemsize
-        flat = flat_index(write.buf, write.index)
+        size = store.buf.root.dtype.itemsize
+        flat = flat_index(store.buf, store.index)
         start = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
         steps = [
             coeff * lanes if symbol == walk.sched.vector else coeff for symbol, coeff in flat.terms
@@ -541,16 +542,16 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         )
 
     def _store_scalar(
-        self, walk: NestWalk, block: Block, write: Write, value: Ssa, mask: Ssa | None, point: Point
+        self, walk: NestWalk, block: Block, store: Store, value: Ssa, mask: Ssa | None, point: Point
     ) -> None:
         conditions = [] if mask is None else [mask.name]
-        if write.guard:
-            conditions += self._guard_masks(walk, block, write.buf, write.index, point, 0)[1]
+        if store.guard:
+            conditions += self._guard_masks(walk, block, store.buf, store.index, point, 0)[1]
 
         def fill(inner: Block) -> None:
-            _, address = self._address(inner, write.buf, write.index, point)
+            _, address = self._address(inner, store.buf, store.index, point)
             inner.add(
-                f"memref.store {value.name}, {write.buf.root.name}[{address}] : {memref(write.buf)}"
+                f"memref.store {value.name}, {store.buf.root.name}[{address}] : {memref(store.buf)}"
             )
 
         self.text.when_all(block, conditions, fill)

@@ -12,7 +12,7 @@ row's first reader would wait for memory instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
@@ -21,6 +21,7 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
+from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
 from .prefetch import is_far, is_matrix_product
@@ -46,7 +47,7 @@ class _SharedBuffer:
 
 
 def block_for_caches(
-    stmts: list[Stmt],
+    stmts: Sequence[Stmt],
     context,
     aliases: Aliases,
     vector_bits: int,
@@ -63,7 +64,7 @@ def block_for_caches(
 
 
 def _chains_in_strips(
-    stmts: list[Stmt], context, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
+    stmts: Sequence[Stmt], context, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
 ) -> list[Stmt]:
     out = inside(
         stmts,
@@ -83,7 +84,7 @@ def _chains_in_strips(
 
 
 def _streamed_rows_at_once(
-    stmts: list[Stmt], context, aliases: Aliases, vector_bits: int
+    stmts: Sequence[Stmt], context, aliases: Aliases, vector_bits: int
 ) -> list[Stmt]:
     out = inside(
         stmts, set(), lambda body, _: _streamed_rows_at_once(body, context, aliases, vector_bits)
@@ -147,7 +148,7 @@ def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
     schedule = choose(nest, vector_bits)
     vector = schedule.vector
     live = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1 and rdim != vector]
-    if len(live) != 1 or nest.ordered or any(write.inner for write in nest.writes):
+    if len(live) != 1 or nest.ordered or any(store.inner for store in nest.stores):
         return None
     row_dim, fewest = live[0], 2 if vector in nest.rdims else 4 * ROWS_AT_ONCE
     if vector is None or schedule.transpose or nest.dims[row_dim] < fewest:
@@ -292,6 +293,10 @@ class _CacheBlocking(StripMinedLoop):
                     last[buf.root] = nest, max(start, before[1]) if before[0] is nest else start
                     furthest[buf.root] = max(furthest.get(buf.root, start), start)
                     steps[buf.root] = step
+        ahead: dict[int, dict[Buf, int]] = {id(nest): {} for nest in nests}
         for buf, (nest, start) in last.items():
-            nest.fetch[buf] = steps[buf] + furthest[buf] - start
-        return nests
+            ahead[id(nest)][buf] = steps[buf] + furthest[buf] - start
+        return [
+            scheduled(nest, prefetched=ahead[id(nest)]) if ahead[id(nest)] else nest
+            for nest in nests
+        ]

@@ -103,7 +103,7 @@ def find_exp_of_difference(
         row = Row.of(nest)
         if (
             row is None
-            or any(write.inner for write in nest.writes)
+            or any(store.inner for store in nest.stores)
             or row.size * row.itemsize() < least_bytes
         ):
             continue
@@ -179,7 +179,7 @@ class _Pair:
             ),
             None,
         )
-        inner = [write for write in nest.writes if write.inner]
+        inner = [store for store in nest.stores if store.inner]
         found.scaled |= {
             inner_write.buf
             for inner_write in inner
@@ -257,7 +257,7 @@ class _Pair:
         """Whether the sums, which do without c then, may be taken before the statements between the two nests."""
         exp, nest = self.found.exponential, self.sums.nest
         without = self.pool.rewriter(lambda node: exp.args[0].args[0] if node is exp else None)
-        inner = [write for write in nest.writes if write.inner]
+        inner = [store for store in nest.stores if store.inner]
         read = {
             load.buf.root
             for reduction in nest.reductions
@@ -274,7 +274,7 @@ class _Pair:
         """Whether only later nests, which walk it along the row, read a buffer, and this one alone writes it."""
         if not buf.arena or buf.storage is not None or buf in elsewhere:
             return False
-        if sum(write.buf.root is buf for write in self.sums.nest.writes) > 1:
+        if sum(store.buf.root is buf for store in self.sums.nest.stores) > 1:
             return False
         users = [
             at

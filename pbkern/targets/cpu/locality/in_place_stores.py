@@ -11,15 +11,20 @@ vector dimension, what is before it is in registers, which hand it from step to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import apart
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Shifted, Stmt, Write
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Shifted, Stmt, Store
+from pbkern.targets.cpu.schedule.nest_schedule import (
+    NestSchedule,
+    overwritten_by,
+    schedule_decided_for,
+    scheduled,
+)
 from pbkern.targets.cpu.schedule.sliding_windows import (
     Chunk,
     Point,
@@ -33,20 +38,23 @@ from pbkern.targets.cpu.schedule.sliding_windows import (
 from .strip_mining import inside, nests_of
 
 # A nest and the schedule with which it is emitted; where a store goes.
-Scheduled = tuple[Nest, NestSchedule]
+NestWithSchedule = tuple[Nest, NestSchedule]
 Place = tuple[Affine, ...]
 
 
 def store_in_place(
-    stmts: list[Stmt], pool: Pool, kept: set[Buf], scheduled: Callable[[Nest], Scheduled]
+    stmts: Sequence[Stmt],
+    pool: Pool,
+    kept: set[Buf],
+    schedule_for: Callable[[Nest], NestWithSchedule],
 ) -> list[Stmt]:
     """Statements with fewer copies. `kept`: root buffers that others touch."""
-    out = inside(stmts, kept, lambda body, others: store_in_place(body, pool, others, scheduled))
+    out = inside(stmts, kept, lambda body, others: store_in_place(body, pool, others, schedule_for))
     for at in range(len(out) - 1, 0, -1):
         copy, beside = out[at], _copied(out[at])
         if isinstance(copy, Nest) and beside and not beside & kept:
             makers = _makers(out, at, beside)
-            joined = _joined(makers, copy, pool, scheduled) if makers else None
+            joined = _joined(makers, copy, pool, schedule_for) if makers else None
             if joined is not None:
                 out[at - len(makers) : at + 1] = joined
     return out
@@ -58,18 +66,18 @@ def _copied(stmt: Stmt) -> set[Buf]:
         not isinstance(stmt, Nest)
         or stmt.rdims
         or stmt.ordered
-        or any(not isinstance(write.value, Load) for write in stmt.writes)
+        or any(not isinstance(store.value, Load) for store in stmt.stores)
     ):
         return set()
-    targets = {write.buf.root for write in stmt.writes}
-    loads = [cast(Load, write.value) for write in stmt.writes]
+    targets = {store.buf.root for store in stmt.stores}
+    loads = [cast(Load, store.value) for store in stmt.stores]
     found = {load.buf for load in loads}
     plain = all(
-        not load.guard and not write.guard and write.mask is None
-        for load, write in zip(loads, stmt.writes)
+        not load.guard and not store.guard and store.mask is None
+        for load, store in zip(loads, stmt.stores)
     )
     apart_from = (
-        len(found) == len(targets) == len(stmt.writes) and not {buf.root for buf in found} & targets
+        len(found) == len(targets) == len(stmt.stores) and not {buf.root for buf in found} & targets
     )
     return (
         found
@@ -78,7 +86,7 @@ def _copied(stmt: Stmt) -> set[Buf]:
     )
 
 
-def _makers(stmts: list[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
+def _makers(stmts: Sequence[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
     """The nests right before a copy that make what it copies; none if others touch that."""
     first = at
     while first and _makes(stmts[first - 1], beside):
@@ -90,31 +98,36 @@ def _makers(stmts: list[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
 
 def _makes(stmt: Stmt, beside: set[Buf]) -> bool:
     """Whether a statement stores once at each of its points, to each of these buffers, and does nothing else."""
-    if not isinstance(stmt, Nest) or stmt.rdims or stmt.ordered or stmt.schedule is not None:
+    if (
+        not isinstance(stmt, Nest)
+        or stmt.rdims
+        or stmt.ordered
+        or schedule_decided_for(stmt) is not None
+    ):
         return False
     if beside & {load.buf.root for load in stmt.loads()}:
         return False
     live = sorted(dim for dim, size in stmt.dims.items() if size > 1)
     once = all(
-        sorted(_steps(write)) == live and not write.guard and write.mask is None
-        for write in stmt.writes
+        sorted(_steps(store)) == live and not store.guard and store.mask is None
+        for store in stmt.stores
     )
     return (
-        once and len(stmt.writes) == len(beside) and {write.buf for write in stmt.writes} == beside
+        once and len(stmt.stores) == len(beside) and {store.buf for store in stmt.stores} == beside
     )
 
 
-def _steps(write: Write) -> list:
+def _steps(store: Store) -> list:
     """Dimensions that walk an axis alone, step by step."""
     return [
         position.terms[0][0]
-        for position in write.index
+        for position in store.index
         if len(position.terms) == 1 and position.terms[0][1] == 1
     ]
 
 
 def _joined(
-    makers: list[Nest], copy: Nest, pool: Pool, scheduled: Callable[[Nest], Scheduled]
+    makers: list[Nest], copy: Nest, pool: Pool, schedule_for: Callable[[Nest], NestWithSchedule]
 ) -> list[Stmt] | None:
     """Joins the largest maker in place: after the others, before the copies of what those made."""
     placed = [place for maker in makers if (place := _placed(maker, copy)) is not None]
@@ -125,30 +138,33 @@ def _joined(
     ):
         return None
     largest = max(range(len(makers)), key=lambda number: _points(makers[number]))
-    values = [write.value for write in makers[largest].writes]
-    over = frozenset(write.buf.root for write in copy.writes)
-    nest = replace(makers[largest], writes=_writes(placed[largest], values), over=over)
-    if not walks_ahead(*scheduled(nest)):
+    values = [store.value for store in makers[largest].stores]
+    over = frozenset(store.buf.root for store in copy.stores)
+    nest = replace(makers[largest], stores=tuple(_writes(placed[largest], values)))
+    nest = scheduled(nest, overwritten=over)
+    if not walks_ahead(*schedule_for(nest)):
         return None
     others = [k for k in range(len(makers)) if k != largest]
     copies = [
         replace(
             makers[other],
-            writes=_writes(placed[other], [_load(write, pool) for write in makers[other].writes]),
+            stores=tuple(
+                _writes(placed[other], [_load(store, pool) for store in makers[other].stores])
+            ),
         )
         for other in others
     ]
     return [*(makers[other] for other in others), nest, *copies]
 
 
-def _writes(places: list[tuple[Buf, Place]], values: list[Expr]) -> list[Write]:
-    return [Write(buf, index, value) for (buf, index), value in zip(places, values)]
+def _writes(places: list[tuple[Buf, Place]], values: list[Expr]) -> list[Store]:
+    return [Store(buf, index, value) for (buf, index), value in zip(places, values)]
 
 
 def _store_apart(nest: Nest, other: Nest) -> bool:
-    by_buffer = {write.buf: write.index for write in other.writes}
+    by_buffer = {store.buf: store.index for store in other.stores}
     return all(
-        apart(write.index, nest.dims, by_buffer[write.buf], other.dims) for write in nest.writes
+        apart(store.index, nest.dims, by_buffer[store.buf], other.dims) for store in nest.stores
     )
 
 
@@ -156,26 +172,26 @@ def _points(nest: Nest) -> int:
     return math.prod(nest.dims.values())
 
 
-def _load(write: Write, pool: Pool) -> Expr:
-    return pool.load(write.value.dtype, write.buf, write.index, False)
+def _load(store: Store, pool: Pool) -> Expr:
+    return pool.load(store.value.dtype, store.buf, store.index, False)
 
 
 def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
     """Finds where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
-    by_buffer = {cast(Load, copy_write.value).buf: copy_write for copy_write in copy.writes}
+    by_buffer = {cast(Load, copy_write.value).buf: copy_write for copy_write in copy.stores}
     found: list[tuple[Buf, Place]] = []
-    for write in maker.writes:
-        copied = by_buffer[write.buf]
-        place = _place(write, maker, copied, copy)
+    for store in maker.stores:
+        copied = by_buffer[store.buf]
+        place = _place(store, maker, copied, copy)
         if place is None:
             return None
         found.append((copied.buf, place))
     return found
 
 
-def _place(made: Write, maker: Nest, write: Write, copy: Nest) -> Place | None:
+def _place(made: Store, maker: Nest, store: Store, copy: Nest) -> Place | None:
     from_copy: dict[str, Affine] = {}
-    for stored, read in zip(made.index, cast(Load, write.value).index):
+    for stored, read in zip(made.index, cast(Load, store.value).index):
         inner = [(dim, coeff) for dim, coeff in read.terms if dim in copy.dims]
         if len(inner) > 1 or any(coeff != 1 or dim in from_copy for dim, coeff in inner):
             return None
@@ -190,7 +206,7 @@ def _place(made: Write, maker: Nest, write: Write, copy: Nest) -> Place | None:
         return None
     return tuple(
         position.substitute(lambda dim: from_copy.get(dim, 0 if dim in copy.dims else None))
-        for position in write.index
+        for position in store.index
     )
 
 
@@ -198,18 +214,18 @@ def _place(made: Write, maker: Nest, write: Write, copy: Nest) -> Place | None:
 
 
 def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
-    """Whether all elements of `nest.over` are loaded before the nest stores there, if it is emitted with this schedule."""
+    """Whether all overwritten elements are loaded before the nest stores there, if it is emitted with this schedule."""
     nest = moved_loads(nest, sched)
     if (
         sched.vector is None
         or sched.transpose
-        or not all(_steps_along_axes(nest, write, sched.vector) for write in nest.writes)
+        or not all(_steps_along_axes(nest, store, sched.vector) for store in nest.stores)
     ):
         return False
-    stores = {write.buf.root: write for write in nest.writes}
+    stores = {store.buf.root: store for store in nest.stores}
     distances = {}
     for load in nest.loads():
-        if load.buf.root in nest.over:
+        if load.buf.root in overwritten_by(nest):
             apart_by = _distance(load, stores[load.buf.root])
             if apart_by is None or min(apart_by[:-1], default=0) < 0:
                 return False
@@ -217,21 +233,21 @@ def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:
     return _Row(nest, sched, distances).is_safe()
 
 
-def _steps_along_axes(nest: Nest, write: Write, vector: str) -> bool:
+def _steps_along_axes(nest: Nest, store: Store, vector: str) -> bool:
     """Whether each axis is walked by at most one dimension, step by step, and the last one by vectors."""
     walked = [
         [(dim, coeff) for dim, coeff in position.terms if dim in nest.dims]
-        for position in write.index
+        for position in store.index
     ]
     steps = all(len(steps) <= 1 and all(coeff == 1 for _, coeff in steps) for steps in walked)
-    return steps and walked[-1:] == [[(vector, 1)]] and write.mask is None and not write.guard
+    return steps and walked[-1:] == [[(vector, 1)]] and store.mask is None and not store.guard
 
 
-def _distance(expr: Expr, write: Write) -> tuple[int, ...] | None:
+def _distance(expr: Expr, store: Store) -> tuple[int, ...] | None:
     """Distance of a load from what its point stores, per axis."""
-    if not isinstance(expr, Load) or expr.buf is not write.buf or expr.guard:
+    if not isinstance(expr, Load) or expr.buf is not store.buf or expr.guard:
         return None
-    apart_by = [mine - theirs for mine, theirs in zip(expr.index, write.index)]
+    apart_by = [mine - theirs for mine, theirs in zip(expr.index, store.index)]
     return (
         tuple(delta.const for delta in apart_by)
         if all(delta.is_const for delta in apart_by)
@@ -251,10 +267,10 @@ class _Row:
         self.nest, self.sched, self.vector, self.distances = nest, sched, sched.vector, distances
         # "": an axis that no dimension walks
         self.walked_by = {
-            write.buf: [
-                next(iter(position.symbols & nest.dims.keys()), "") for position in write.index[:-1]
+            store.buf: [
+                next(iter(position.symbols & nest.dims.keys()), "") for position in store.index[:-1]
             ]
-            for write in nest.writes
+            for store in nest.stores
         }
 
     def is_safe(self) -> bool:
@@ -274,8 +290,8 @@ class _Row:
         lanes, loaded = self.sched.lanes, set(at_hand)
         stored: set[tuple] = set()
         for point in visits.points:
-            for write in self.nest.writes:
-                for key, load, where in self._needed(write.value, point, at_hand):
+            for store in self.nest.stores:
+                for key, load, where in self._needed(store.value, point, at_hand):
                     if (
                         key not in loaded
                         and (place := self._place(cast(Load, load), where)) is not None
@@ -290,8 +306,8 @@ class _Row:
                         loaded.add(key)
                 stored.add(
                     (
-                        write.buf,
-                        *(point.get(dim, 0) for dim in self.walked_by[write.buf]),
+                        store.buf,
+                        *(point.get(dim, 0) for dim in self.walked_by[store.buf]),
                         point[self.vector],
                     )
                 )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +37,7 @@ INT32 = np.dtype(np.int32)
 
 
 def version_masks(
-    stmts: list[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds
+    stmts: Sequence[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds
 ) -> list[Stmt]:
     """Cuts nests with masks in two variants, inner statements too."""
     chooser = _Chooser(context, options, bounds)
@@ -49,7 +50,7 @@ class _Chooser:
     options: LowerOptions
     bounds: Bounds
 
-    def statements(self, stmts: list[Stmt], bounds: Bounds) -> list[Stmt]:
+    def statements(self, stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
         for stmt in stmts:
             if (
@@ -84,7 +85,7 @@ class _Chooser:
             lambda left, right: self.context.op("and", BOOL, left, right), conditions
         )
         plain = simplified(nest, self.context.pool, bounds, tests)
-        return [Let(name, self.context.clamped(all_hold, None)), If(name, [[nest], [plain]])]
+        return [Let(name, self.context.clamped(all_hold, None)), If(name, ((nest,), (plain,)))]
 
     def tests(self, nest: Nest) -> list[Expr]:
         """Tests that move with the nest's points and with what is around it; none where a second copy is not worth it."""

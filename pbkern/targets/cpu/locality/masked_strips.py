@@ -15,13 +15,13 @@ there would have made the result NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
-from pbkern.lower.nest.ir import Buf, Const, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Const, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
 from pbkern.lower.nest.mask_intervals import MaskSpan, live_span, outside
 from pbkern.targets.cpu.machine import MASK_STRIP
 
@@ -36,7 +36,7 @@ MIN_STRIPS = 4
 
 
 def skip_dead_tiles(
-    stmts: list[Stmt], context, vector_bits: int, elsewhere: set[Buf]
+    stmts: Sequence[Stmt], context, vector_bits: int, elsewhere: set[Buf]
 ) -> list[Stmt]:
     """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too.
 
@@ -108,10 +108,10 @@ def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
 
 def _written_along(chain: Chain) -> list[Buf]:
     return [
-        write.buf
+        store.buf
         for at, dim in chain.dims.items()
-        for write in chain.run[at].writes
-        if any(dim in position.symbols for position in write.index)
+        for store in chain.run[at].stores
+        if any(dim in position.symbols for position in store.index)
     ]
 
 
@@ -134,7 +134,7 @@ class _DeadTiles:
         self.chain, self.span, self.pool = chain, span, pool
         self.needs: dict[int, list[Expr]] = {}
         self.starts: dict[tuple[int, int], Expr] = {}
-        self.fills: dict[Buf, tuple[Write, Expr | None]] = {}
+        self.fills: dict[Buf, tuple[Store, Expr | None]] = {}
 
     def settle(self) -> bool:
         """Finds the points outside of the mask for every nest, in order; False where one of them needs them."""
@@ -149,11 +149,11 @@ class _DeadTiles:
                 for k, reduction in enumerate(nest.reductions)
             ):
                 return False
-            for write in nest.writes:
-                if any(along in position.symbols for position in write.index):
-                    self.fills[write.buf] = (
-                        write,
-                        value(write.value) if write.mask is None else None,
+            for store in nest.stores:
+                if any(along in position.symbols for position in store.index):
+                    self.fills[store.buf] = (
+                        store,
+                        value(store.value) if store.mask is None else None,
                     )
         return True
 
@@ -175,11 +175,11 @@ class _DeadTiles:
         buf, index = load.buf, load.index
         if buf not in self.chain.axes:
             return False, None
-        write, fill = self.fills.get(buf, (None, None))
-        if write is None or fill is None or not isinstance(load, Load):
+        store, fill = self.fills.get(buf, (None, None))
+        if store is None or fill is None or not isinstance(load, Load):
             return True, None
         names: dict[str, Affine] = {}
-        for mine, theirs in zip(write.index, index):
+        for mine, theirs in zip(store.index, index):
             if len(mine.terms) != 1 or mine != Affine.symbol(mine.terms[0][0]):
                 if mine.terms:
                     return True, None
@@ -207,7 +207,7 @@ class _LiveTiles(StripMinedLoop):
         """Whether the group may have to run everywhere and would then read what an earlier loop left out."""
         if not any(at in self.outer.needs for at in group):
             return False
-        own = {write.buf for at in group for write in self.run[at].writes}
+        own = {store.buf for at in group for store in self.run[at].stores}
         read = {buf for at in group for buf, _, written in self.run.accesses[at] if not written}
         return any(
             buf in self.chain.axes and buf not in own and self.outer.fills[buf][1] is not None
@@ -257,8 +257,10 @@ class _LiveTiles(StripMinedLoop):
             buf = self.context.new_buffer((1,), INT32)
             test = self.context.op("ne", bool, need, self.context.const(0, need.dtype))
             value = self.context.select(test, self._number(1), self._number(0))
-            result = Write(buf, (Affine(),), self.pool.accumulator(INT32, 0), inner=False)
-            self.out.append(Nest(dims, tuple(dims), [Reduction("max", (value,), INT32)], [result]))
+            result = Store(buf, (Affine(),), self.pool.accumulator(INT32, 0), inner=False)
+            self.out.append(
+                Nest(dims, tuple(dims), (Reduction("max", (value,), INT32),), (result,))
+            )
             flags.append(self.pool.load(INT32, buf, (Affine(),), False))
         for flag in flags[1:]:
             flags[0] = self._op("max", flags[0], flag)

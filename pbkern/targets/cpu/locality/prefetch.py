@@ -9,6 +9,7 @@ from __future__ import annotations
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Load, Nest, Reduction
 from pbkern.targets.cpu.machine import FAR_BYTES
+from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by, scheduled
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
 # Operands from this size on do not fit into the caches of the cores.
@@ -41,13 +42,16 @@ def rows_ahead(load: Load, row: str) -> dict[Buf, int]:
     return {buf.root: ROWS_AHEAD * step} if is_far(buf) and step and abs(step) > 1 else {}
 
 
-def fetch_rows(nest: Nest, vector_bits: int) -> None:
-    """Has a nest fetch the rows that it reads, where they are short or read in parts."""
+def prefetch_rows(nest: Nest, vector_bits: int) -> Nest:
+    """The nest that prefetches the rows that it reads, where they are short or read in parts."""
     # Operands of matrix products are read from the caches, or packed.
-    if nest.fetch or any(is_matrix_product(nest, reduction) for reduction in nest.reductions):
-        return
+    if prefetched_by(nest) or any(
+        is_matrix_product(nest, reduction) for reduction in nest.reductions
+    ):
+        return nest
     schedule = choose(nest, vector_bits)
     vector = schedule.along
+    ahead: dict[Buf, int] = {}
     for load in nest.loads() if vector else ():
         if not isinstance(load, Load) or flat_coefficient(load.buf, load.index, vector) != 1:
             continue
@@ -67,4 +71,5 @@ def fetch_rows(nest: Nest, vector_bits: int) -> None:
             else nest.dims[vector]
         )
         if steps[row] > run:
-            nest.fetch |= rows_ahead(load, row)
+            ahead |= rows_ahead(load, row)
+    return scheduled(nest, prefetched=ahead) if ahead else nest

@@ -11,6 +11,7 @@ the second time. This is for sums of so few columns that registers hold them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pbkern.lower.nest import scratch
@@ -48,21 +49,21 @@ def fuse_over_rows(
     for k, stmt in enumerate(out):
         if isinstance(stmt, For):
             others = elsewhere | scratch.touched(out[:k] + out[k + 1 :])
-            out[k] = replace(stmt, body=_rows_of(stmt.body, others, context, vector_bits))
+            out[k] = replace(stmt, body=tuple(_rows_of(stmt.body, others, context, vector_bits)))
     for low, high in list(runs(out))[::-1]:  # the rows that are left
         others = elsewhere | scratch.touched(out[:low] + out[high:])
         out[low:high] = _rows_of(out[low:high], others, context, vector_bits)
     return out
 
 
-def _rows_of(stmts: list[Stmt], elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt]:
+def _rows_of(stmts: Sequence[Stmt], elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt]:
     """A run of nests in which sums of rows are made row by row, with the rows."""
     run = NestRun(stmt for stmt in stmts if isinstance(stmt, Nest))
     for at, nest in enumerate(run):
         chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vector_bits) else None
         if chain is not None and chain.size > 1 and _suits(chain, vector_bits):
             return _Rows(chain, 1, elsewhere, context, vector_bits).statements()
-    return stmts
+    return list(stmts)
 
 
 def _suits(chain: Chain, vector_bits: int) -> bool:

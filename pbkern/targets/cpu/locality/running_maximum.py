@@ -17,8 +17,8 @@ NaN as without strips. exp_of_difference.py says which nests these are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,8 +37,9 @@ from pbkern.lower.nest.ir import (
     Pool,
     Reduction,
     Stmt,
-    Write,
+    Store,
 )
+from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 
 from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
@@ -62,7 +63,7 @@ INT32 = np.dtype(np.int32)
 
 
 def use_running_maximum(
-    stmts: list[Stmt], context, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]
+    stmts: Sequence[Stmt], context, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]
 ) -> list[Stmt]:
     """Rewrites runs of nests over long rows, inner statements too, with strips of about `strip_bytes`.
 
@@ -163,7 +164,7 @@ class _RunningMaxima:
         return self.pool.load(buf.dtype, buf, (at,), False)
 
     def _set(self, buf: Buf, at: Affine, value: Expr) -> Nest:
-        return Nest({}, writes=[Write(buf, (at,), value)])
+        return Nest({}, stores=(Store(buf, (at,), value),))
 
     def _again(self, expr: Expr, *args: Expr) -> Expr:
         """An operation on other operands."""
@@ -173,7 +174,7 @@ class _RunningMaxima:
         """A loop over statements on strips, and those on the rest."""
         cut, counter = self.cut, self.context.names("%i")
         number = Affine.symbol(counter)
-        loop = For(counter, cut.full, make(_Strip(number * cut.length, number, cut.length)))
+        loop = For(counter, cut.full, tuple(make(_Strip(number * cut.length, number, cut.length))))
         if not cut.rest:
             return [loop]
         return [
@@ -193,14 +194,14 @@ class _RunningMaxima:
         first = self.context.select(
             finite, greatest, self.context.const(np.finfo(dtype).min, dtype)
         )
-        write = Write(self.level, (HERE,), first, inner=False)
+        store = Store(self.level, (HERE,), first, inner=False)
         size = self.cut.length // FIRST_PART
         return [
             Nest(
                 {step: size},
                 (step,),
-                [Reduction("greatest_number", (of,), dtype)],
-                [write],
+                (Reduction("maxnum", (of,), dtype),),
+                (store,),
                 at=excess.greatest.nest.at,
             )
         ]
@@ -222,7 +223,7 @@ class _RunningMaxima:
         return [
             both,
             Let(test, self.context.select(near, zero, one)),
-            If(test, [[], [raised, sums]]),
+            If(test, ((), (raised, sums))),
             self._set(self.levels, strip.number, level),
         ]
 
@@ -230,9 +231,9 @@ class _RunningMaxima:
         nest = self._on_strip(self.excess.greatest, strip, self.found)
         if self.excess.telling is not None:
             reduction = nest.reductions[self.excess.which]
-            nest.reductions[self.excess.which] = Reduction(
-                "greatest_number", reduction.args, reduction.dtype
-            )
+            reductions = list(nest.reductions)
+            reductions[self.excess.which] = replace(reduction, op="maxnum")
+            nest = replace(nest, reductions=tuple(reductions))
         return nest
 
     def _finite(self, expr: Expr) -> Expr:
@@ -256,26 +257,26 @@ class _RunningMaxima:
     ) -> Nest:
         """A nest on one strip of its row. What its reductions find goes to `partials`."""
         nest, step = row.nest, self.context.names("d")
-        writes = [write for write in nest.writes if write.inner or not nest.rdims]
+        stores = [store for store in nest.stores if store.inner or not nest.rdims]
         places = row.places(strip.start + Affine.symbol(step))
         rename = self.pool.renamer(places)
         reductions = [
             reduction.mapped(lambda arg: rename(change(arg))) for reduction in nest.reductions
         ]
-        writes = [_moved(write, places, lambda x: rename(change(x))) for write in writes]
-        writes += [
-            Write(buf, (strip.number,), self.pool.accumulator(buf.dtype, k), inner=False)
+        stores = [_moved(store, places, lambda x: rename(change(x))) for store in stores]
+        stores += [
+            Store(buf, (strip.number,), self.pool.accumulator(buf.dtype, k), inner=False)
             for k, buf in enumerate(partials)
         ]
         ahead = {} if row.nest is self.excess.greatest.nest else self._next_strips(row)
-        return Nest(
+        on_strip = Nest(
             {step: strip.size},
             (step,) if nest.rdims else (),
-            reductions,
-            writes,
+            tuple(reductions),
+            tuple(stores),
             at=nest.at,
-            fetch=ahead,
         )
+        return scheduled(on_strip, prefetched=ahead) if ahead else on_strip
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
         """Distance of what is prefetched, by buffer that comes from afar."""
@@ -289,20 +290,20 @@ class _RunningMaxima:
 
     # ---- what strips found together
 
-    def _joined(self, row: Row, parts: list[Expr], inner: Iterable[Write] = ()) -> Nest:
+    def _joined(self, row: Row, parts: list[Expr], inner: Iterable[Store] = ()) -> Nest:
         """A nest's results from those of strips, and `inner` writes for each strip; both are given at STRIP."""
         dim = self.context.names("d")
         places = row.places(HERE) | {"%strip": Affine.symbol(dim)}
         rename = self.pool.renamer(places)
-        writes = [
+        stores = [
             _moved(output, places, rename)
-            for output in (*inner, *(write for write in row.nest.writes if not write.inner))
+            for output in (*inner, *(store for store in row.nest.stores if not store.inner))
         ]
         reductions = [
             Reduction(reduction.op, (rename(part),), reduction.dtype)
             for reduction, part in zip(row.nest.reductions, parts)
         ]
-        return Nest({dim: self.cut.count}, (dim,), reductions, writes, at=row.nest.at)
+        return Nest({dim: self.cut.count}, (dim,), tuple(reductions), tuple(stores), at=row.nest.at)
 
     def _parts(self, partials: list[Buf]) -> list[Expr]:
         return [self._load(buf, STRIP) for buf in partials]
@@ -326,7 +327,7 @@ class _RunningMaxima:
             for k, part in enumerate(self._parts(self.added))
         ]
         return self._joined(
-            excess.sums, parts, [Write(self.weights, (STRIP,), weight)] if excess.scaled else []
+            excess.sums, parts, [Store(self.weights, (STRIP,), weight)] if excess.scaled else []
         )
 
     def _reader(self, row: Row) -> list[Stmt]:
@@ -345,9 +346,9 @@ class _RunningMaxima:
         return self._strips(on) + ([self._joined(row, self._parts(partials))] if partials else [])
 
 
-def _moved(write: Write, places: dict[str, Affine], expr: Callable[[Expr], Expr]) -> Write:
-    return write.mapped(
-        expr, index=tuple(position.substitute(places.get) for position in write.index)
+def _moved(store: Store, places: dict[str, Affine], expr: Callable[[Expr], Expr]) -> Store:
+    return store.mapped(
+        expr, index=tuple(position.substitute(places.get) for position in store.index)
     )
 
 
@@ -363,13 +364,12 @@ def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
             else None
         )
     )
-    reductions = [reduction.mapped(rename) for reduction in second.reductions]
-    writes = [_moved(write, places, lambda x: count(rename(x))) for write in second.writes]
-    return Nest(
-        first.dims,
-        first.rdims,
-        first.reductions + reductions,
-        first.writes + writes,
-        at=second.at,
-        fetch=second.fetch,
+    reductions = (reduction.mapped(rename) for reduction in second.reductions)
+    stores = (_moved(store, places, lambda x: count(rename(x))) for store in second.stores)
+    return replace(
+        second,
+        dims=first.dims,
+        rdims=first.rdims,
+        reductions=(*first.reductions, *reductions),
+        stores=(*first.stores, *stores),
     )

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
-from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Pool, Shifted, Stmt, Write, nodes
+from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Pool, Shifted, Stmt, Store, nodes
 from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
 from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
@@ -40,7 +41,7 @@ FAR_VECTOR_CYCLES = 6.0
 
 
 def inline_stages(
-    stmts: list[Stmt], context, aliases: Aliases, vector_bits: int, kept: set[Buf]
+    stmts: Sequence[Stmt], context, aliases: Aliases, vector_bits: int, kept: set[Buf]
 ) -> list[Stmt]:
     """Statements with nests taken into their only reader, where that is less work.
 
@@ -58,7 +59,7 @@ class _Inliner:
             vector_bits,
         )
 
-    def all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
+    def all(self, stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
         """A list of statements and those inside them; others touch `kept`."""
         joined = self._join_all(inside(stmts, kept, self.all), kept)
         return [
@@ -66,7 +67,7 @@ class _Inliner:
             for stmt in joined
         ]
 
-    def _join_all(self, stmts: list[Stmt], kept: set[Buf]) -> list[Stmt]:
+    def _join_all(self, stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
         body = _InliningBody(stmts, kept)
         for at in range(len(stmts) - 1, 0, -1):
             while (found := self._joined(body, at)) is not None:
@@ -101,9 +102,9 @@ class _Inliner:
             return None
         if reader.rdims and not (_adds_all(reader) and self._is_short(before[0])):
             return None
-        if not all(_stores_all(maker, write) for write in maker.writes):
+        if not all(_stores_all(maker, store) for store in maker.stores):
             return None
-        made = {write.buf: write for write in maker.writes}
+        made = {store.buf: store for store in maker.stores}
         dims = _same_dims(made, reader, maker)
         if dims is None:
             return None
@@ -131,7 +132,7 @@ class _Inliner:
         Stages that pass on what the caches hold gain nothing but longer code.
         """
         far = any(is_far(load.buf) for load in maker.loads()) and any(
-            is_far(write.buf) for write in reader.writes
+            is_far(store.buf) for store in reader.stores
         )
         distances = nest.moves()
         if distances and nest.rdims:
@@ -149,7 +150,7 @@ class _Inliner:
         if sched.vector is None:
             return 0.0
         buffers = {load.buf.root for load in nest.loads() if sched.vector in load.symbols} | {
-            write.buf.root for write in nest.writes
+            store.buf.root for store in nest.stores
         }
         memory = FAR_VECTOR_CYCLES * sum(map(is_far, buffers)) if far else 0.0
         return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(
@@ -171,7 +172,7 @@ def _adds_all(nest: Nest) -> bool:
     live = {dim for dim, size in nest.dims.items() if size > 1}
     return (
         live <= set(nest.rdims)
-        and not any(write.inner for write in nest.writes)
+        and not any(store.inner for store in nest.stores)
         and all(reduction.op != "dot" for reduction in nest.reductions)
     )
 
@@ -179,7 +180,7 @@ def _adds_all(nest: Nest) -> bool:
 class _InliningBody:
     """Statements of a list, None where one is gone, and the root buffers that each touches and writes."""
 
-    def __init__(self, stmts: list[Stmt], kept: set[Buf]):
+    def __init__(self, stmts: Sequence[Stmt], kept: set[Buf]):
         self.stmts: list[Stmt | None] = list(stmts)
         self.kept = kept
         self.touched = [scratch.touched([stmt]) for stmt in stmts]
@@ -206,30 +207,30 @@ class _InliningBody:
         return not any(read & self.written[k] for k in range(first + 1, at + 1))
 
 
-def _stores_all(maker: Nest, write: Write) -> bool:
+def _stores_all(maker: Nest, store: Store) -> bool:
     """Whether a write stores once at every point, and is the only access to its buffer."""
-    if not write.inner or write.guard or write.mask is not None or write.buf.storage is not None:
+    if not store.inner or store.guard or store.mask is not None or store.buf.storage is not None:
         return False
     live = {dim for dim, size in maker.dims.items() if size > 1}
     others = [load.buf.root for load in maker.loads()] + [
-        other.buf.root for other in maker.writes if other is not write
+        other.buf.root for other in maker.stores if other is not store
     ]
     return (
-        live <= {symbol for position in write.index for symbol in position.symbols}
-        and write.buf not in others
+        live <= {symbol for position in store.index for symbol in position.symbols}
+        and store.buf not in others
     )
 
 
-def _same_dims(made: dict[Buf, Write], reader: Nest, maker: Nest) -> dict[str, str] | None:
+def _same_dims(made: dict[Buf, Store], reader: Nest, maker: Nest) -> dict[str, str] | None:
     """The reader's dimension -> the maker's, if all loads of what is made walk it in step, at distances of 0 and more."""
     dims: dict[str, str] = {}
     for load in reader.loads():
-        write = made.get(load.buf.root)
-        if write is None:
+        store = made.get(load.buf.root)
+        if store is None:
             continue
-        if not isinstance(load, Load) or load.buf is not write.buf or load.guard:
+        if not isinstance(load, Load) or load.buf is not store.buf or load.guard:
             return None
-        for theirs, mine in zip(write.index, load.index):
+        for theirs, mine in zip(store.index, load.index):
             if theirs.is_const and mine == theirs:
                 continue
             if theirs.const or len(theirs.terms) != 1 or len(mine.terms) != 1 or mine.const < 0:

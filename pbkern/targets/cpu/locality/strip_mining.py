@@ -31,7 +31,7 @@ from pbkern.lower.nest.ir import (
     Nest,
     Reduction,
     Stmt,
-    Write,
+    Store,
     bodies,
     with_bodies,
 )
@@ -48,7 +48,9 @@ LONGEST_RUN = 64
 
 
 def inside(
-    stmts: list[Stmt], elsewhere: set[Buf], cut: Callable[[list[Stmt], set[Buf]], list[Stmt]]
+    stmts: Sequence[Stmt],
+    elsewhere: set[Buf],
+    cut: Callable[[Sequence[Stmt], set[Buf]], list[Stmt]],
 ) -> list[Stmt]:
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
@@ -61,7 +63,9 @@ def inside(
             else elsewhere
         )
 
-        def change(body: list[Stmt], stmt: Stmt = outer_stmt, around: set = around) -> list[Stmt]:
+        def change(
+            body: Sequence[Stmt], stmt: Stmt = outer_stmt, around: set = around
+        ) -> list[Stmt]:
             siblings = (scratch.touched(other) for other in bodies(stmt) if other is not body)
             return cut(body, around.union(*siblings))
 
@@ -69,7 +73,7 @@ def inside(
     return out
 
 
-def runs(stmts: list[Stmt]) -> Iterator[tuple[int, int]]:
+def runs(stmts: Sequence[Stmt]) -> Iterator[tuple[int, int]]:
     """[low, high) of neighbouring nests, from two to LONGEST_RUN; all read at the indices of their loads."""
     low = 0
     for at in range(len(stmts) + 1):
@@ -202,13 +206,15 @@ class Chain:
         """Whether the nest at a position reads, before all strips are done, what nests of a group reduce."""
         nest = self.run[at]
         results = {
-            write.buf.root
+            store.buf.root
             for member in group
-            for write in self.run[member].writes
-            if not write.inner and self._reduces(member)
+            for store in self.run[member].stores
+            if not store.inner and self._reduces(member)
         }
         inner = Nest(
-            {}, reductions=nest.reductions, writes=[write for write in nest.writes if write.inner]
+            {},
+            reductions=nest.reductions,
+            stores=tuple(store for store in nest.stores if store.inner),
         )
         return any(
             buf.root in results for buf, _, _ in accesses(inner if self._reduces(at) else nest)
@@ -222,8 +228,8 @@ def accesses(nest: Nest) -> Iterator[Access]:
     """Every access."""
     for load in nest.loads():
         yield load.buf, load.index, False
-    for write in nest.writes:
-        yield write.buf, write.index, True
+    for store in nest.stores:
+        yield store.buf, store.index, True
 
 
 def axis_of(index: tuple, dim: str) -> int | None:
@@ -299,18 +305,20 @@ class StripMinedLoop:
             For(
                 counter,
                 trips.count,
-                [
+                (
                     *self.bodies(
                         group, [strip_nest.body(start, self.length) for strip_nest in nests]
-                    )
-                ],
+                    ),
+                ),
             )
         )
         if self.rest:
             start = Affine((), self.full * self.length)
             rest: list[Stmt] = [strip_nest.body(start, self.rest) for strip_nest in nests]
             self.out += (
-                rest if trips.rest == 1 else [For(self.context.names("%i"), trips.rest, rest)]
+                rest
+                if trips.rest == 1
+                else [For(self.context.names("%i"), trips.rest, tuple(rest))]
             )
         for strip in nests:
             self.out += strip.after()
@@ -332,7 +340,7 @@ class StripMinedLoop:
 def _fills(nest: Nest, buf: Buf) -> bool:
     """Whether all that a nest knows of `buf` is what it writes: nothing of an earlier round shows."""
     return all(written for other, _, written in accesses(nest) if other is buf) and any(
-        write.buf is buf and not write.guard and write.mask is None for write in nest.writes
+        store.buf is buf and not store.guard and store.mask is None for store in nest.stores
     )
 
 
@@ -368,7 +376,7 @@ class _StripNest:
             return []
         lane = self.context.names("d")
         dims = self.outer | ({lane: self.lanes} if self.lanes else {})
-        writes = []
+        stores = []
         for k, reduction in enumerate(self.nest.reductions):
             buf, index = (
                 self.context.new_buffer(tuple(dims.values()), reduction.dtype),
@@ -379,11 +387,11 @@ class _StripNest:
             missed = self.strips.missed(self.at, k)
             if missed is not None:
                 start = self.context.select(self.trips.all_live, start, missed)
-            writes.append(Write(buf, index, start))
+            stores.append(Store(buf, index, start))
             if self._keeps_lost(reduction):
                 self.lost[k] = self.context.new_buffer(tuple(dims.values()), reduction.dtype)
-                writes.append(Write(self.lost[k], index, self.context.const(0, reduction.dtype)))
-        return [Nest(dims, writes=writes, at=self.nest.at)]
+                stores.append(Store(self.lost[k], index, self.context.const(0, reduction.dtype)))
+        return [Nest(dims, stores=tuple(stores), at=self.nest.at)]
 
     def _keeps_lost(self, reduction: Reduction) -> bool:
         return (
@@ -465,20 +473,20 @@ class _StripNest:
             return renamed(shrunk(node))
 
         reductions = [reduction.mapped(expr) for reduction in nest.reductions]
-        kept = [write for write in nest.writes if write.inner or not self.reduces]
-        writes = [
+        kept = [store for store in nest.stores if store.inner or not self.reduces]
+        stores = [
             stored.mapped(expr, **dict(zip(("buf", "index"), place(stored.buf, stored.index))))
             for stored in kept
         ]
         for k in range(len(self.states)):
             index = self._state_index(lane)
-            writes += [
-                Write(buf, index, value, inner=False) for buf, value in self._joined(k, index)
+            stores += [
+                Store(buf, index, value, inner=False) for buf, value in self._joined(k, index)
             ]
         dims: dict[str, int] = {}
         for dim, size in nest.dims.items():
             dims |= named if dim == self.d else {dim: size}
-        strip = Nest(dims, rdims, reductions, writes, at=nest.at)
+        strip = Nest(dims, rdims, tuple(reductions), tuple(stores), at=nest.at)
         return (
             self._of_one_element(strip)
             if reductions and all(dims[rdim] == 1 for rdim in rdims)
@@ -501,8 +509,8 @@ class _StripNest:
             )
 
         rewrite = self.pool.rewriter(term)
-        writes = [write.mapped(rewrite, inner=True) for write in nest.writes]
-        return Nest(nest.dims, writes=writes, at=nest.at)
+        stores = [store.mapped(rewrite, inner=True) for store in nest.stores]
+        return Nest(nest.dims, stores=tuple(stores), at=nest.at)
 
     def after(self) -> list[Stmt]:
         """The nest's results from the states."""
@@ -511,14 +519,20 @@ class _StripNest:
         lane = self.context.names("d")
         index = self._state_index(Affine.symbol(lane))
         states = [self._final(k, index) for k in range(len(self.states))]
-        finals = [write for write in self.nest.writes if not write.inner]
+        finals = [store for store in self.nest.stores if not store.inner]
         if self.lanes:
             reductions = [
                 Reduction(reduction.op, (state,), reduction.dtype)
                 for reduction, state in zip(self.nest.reductions, states)
             ]
             return [
-                Nest(self.outer | {lane: self.lanes}, (lane,), reductions, finals, at=self.nest.at)
+                Nest(
+                    self.outer | {lane: self.lanes},
+                    (lane,),
+                    tuple(reductions),
+                    tuple(finals),
+                    at=self.nest.at,
+                )
             ]
 
         def result(expr: Expr) -> Expr:
@@ -526,5 +540,5 @@ class _StripNest:
                 expr, lambda x: states[x.number] if isinstance(x, Accumulator) else None
             )
 
-        writes = [final.mapped(result, inner=True) for final in finals]
-        return [Nest(dict(self.outer), writes=writes, at=self.nest.at)]
+        stores = [final.mapped(result, inner=True) for final in finals]
+        return [Nest(dict(self.outer), stores=tuple(stores), at=self.nest.at)]

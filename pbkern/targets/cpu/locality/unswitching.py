@@ -13,6 +13,7 @@ old parameters where a step is skipped.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS
 from pbkern.lower.nest.ir import (
@@ -32,6 +33,7 @@ from pbkern.lower.nest.ir import (
     with_bodies,
 )
 from pbkern.targets.cpu.schedule import register_promotion
+from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
 
 # Most operations of a nest that is worth further copies: bounds code size.
 MOST_UNSWITCHED_NODES = 120
@@ -39,7 +41,7 @@ MOST_UNSWITCHED_NODES = 120
 MOST_COPIES = 12
 
 
-def unswitch(stmts: list[Stmt], context, options) -> list[Stmt]:
+def unswitch(stmts: Sequence[Stmt], context, options) -> list[Stmt]:
     """Copies nests, inner ones too, for the sides of their selects by scalars."""
     out: list[Stmt] = []
     for stmt in stmts:
@@ -65,9 +67,9 @@ def _copies(nest: Nest, context, most: int) -> tuple[list[Stmt], int]:
         body, count = _copies(
             _settled(nest, test, taken, context.pool), context, room - (taken == 0)
         )
-        bodies.append(body)
+        bodies.append(tuple(body))
         room -= count
-    return [Let(name, context.clamped(test, None)), If(name, bodies)], most - room
+    return [Let(name, context.clamped(test, None)), If(name, tuple(bodies))], most - room
 
 
 def _choice(nest: Nest, pool: Pool) -> Expr | None:
@@ -75,14 +77,14 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
     every = nest.nodes()
     if (
         nest.ordered
-        or nest.over
+        or overwritten_by(nest)
         or len(every) > MOST_UNSWITCHED_NODES
         or math.prod(nest.dims.values()) < MIN_POINTS
     ):
         return None
     if any(reduction.op.startswith("dot") for reduction in nest.reductions):
         return None
-    written = {write.buf.root for write in nest.writes}
+    written = {store.buf.root for store in nest.stores}
     for expr in reversed(every):  # the outermost of a chain first: one side of it is settled
         if (
             not isinstance(expr, Op)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
@@ -46,7 +46,7 @@ class _Start:
 
 
 def scalarise_window_gathers(
-    stmts: list[Stmt], context, vector_bits: int, bounds: Bounds
+    stmts: Sequence[Stmt], context, vector_bits: int, bounds: Bounds
 ) -> list[Stmt]:
     """Makes the loops, in inner statements too. `bounds` of runtime symbols that are known."""
     out: list[Stmt] = []
@@ -87,20 +87,20 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
         return context.pool.load(expr.dtype, expr.buf, index, False)
 
     body = nest.mapped(context.pool.rewriter(loaded)).mapped(rename)
-    writes = [
-        replace(write, index=tuple(position.substitute(places.get) for position in write.index))
-        for write in body.writes
+    stores = [
+        replace(store, index=tuple(position.substitute(places.get) for position in store.index))
+        for store in body.stores
     ]
     body = replace(
         body,
         dims={
             inner_dim: size for inner_dim, size in nest.dims.items() if inner_dim not in counters
         },
-        writes=writes,
+        stores=tuple(stores),
     )
     found: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
     for dim in reversed(outer):
-        found = [For(counters[dim], nest.dims[dim], found)]
+        found = [For(counters[dim], nest.dims[dim], tuple(found))]
     return found[0]
 
 

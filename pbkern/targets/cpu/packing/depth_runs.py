@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
-from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Reduction, Stmt, Store
 
 # A panel that is read once for each tile of rows, beside those rows, may fill one of this many
 # parts of the second cache.
@@ -54,21 +54,21 @@ def in_depth_runs(nest: Nest, vector: str, longest: int, context) -> list[Stmt]:
 
 def _sums_are_results(nest: Nest) -> bool:
     """Whether results can hold partial sums: as they are, and of no other program, which shifted blocks share."""
-    (write, *others), (reduction,) = nest.writes, nest.reductions
+    (store, *others), (reduction,) = nest.stores, nest.reductions
     plain = (
         not others
-        and isinstance(write.value, Accumulator)
-        and write.buf.dtype == reduction.dtype
-        and write.mask is None
-        and not write.guard
+        and isinstance(store.value, Accumulator)
+        and store.buf.dtype == reduction.dtype
+        and store.mask is None
+        and not store.guard
     )
     shared = any(
         symbol.startswith(block_shift.PREFIX)
-        for position in write.index
+        for position in store.index
         for symbol in position.symbols
     )
     return (
-        plain and not shared and all(load.buf.root is not write.buf.root for load in nest.loads())
+        plain and not shared and all(load.buf.root is not store.buf.root for load in nest.loads())
     )
 
 
@@ -80,19 +80,19 @@ def summed_in_scratch(
     `longest`: elements of a run; None: one product.
     """
     product = product_along(nest, vector, context.pool)
-    sums = context.new_buffer(product.writes[0].buf.shape, nest.reductions[0].dtype)
-    product.writes = [replace(write, buf=sums) for write in product.writes]
-    value = context.pool.load(sums.dtype, sums, product.writes[0].index, False)
+    sums = context.new_buffer(product.stores[0].buf.shape, nest.reductions[0].dtype)
+    product = replace(product, stores=tuple(replace(store, buf=sums) for store in product.stores))
+    value = context.pool.load(sums.dtype, sums, product.stores[0].index, False)
     rewrite = context.pool.rewriter(lambda expr: value if isinstance(expr, Accumulator) else None)
-    writes = [
+    stores = [
         replace(
-            write, value=rewrite(write.value), inner=True, mask=write.mask and rewrite(write.mask)
+            store, value=rewrite(store.value), inner=True, mask=store.mask and rewrite(store.mask)
         )
-        for write in nest.writes
+        for store in nest.stores
     ]
     free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
     return [product] if longest is None else _in_runs(product, longest, context), Nest(
-        free, writes=writes, at=nest.at
+        free, stores=tuple(stores), at=nest.at
     )
 
 
@@ -104,14 +104,14 @@ def product_along(nest: Nest, vector: str, pool) -> Nest:
     dims = free | {rdim: nest.dims[rdim] for rdim in nest.rdims}
     (reduction,) = nest.reductions
     sums = Buf("sums", tuple(free.values()), reduction.dtype, arena=True)
-    write = Write(
+    store = Store(
         sums, tuple(map(Affine.symbol, free)), pool.accumulator(reduction.dtype, 0), inner=False
     )
     return Nest(
         dims,
         nest.rdims,
-        [Reduction(reduction.op, reduction.args, reduction.dtype)],
-        [write],
+        (Reduction(reduction.op, reduction.args, reduction.dtype),),
+        (store,),
         at=nest.at,
     )
 
@@ -121,7 +121,7 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
 
     Each adds to the sums.
     """
-    (write,), (reduction,) = product.writes, product.reductions
+    (store,), (reduction,) = product.stores, product.reductions
     trips = -(-math.prod(product.dims[rdim] for rdim in product.rdims) // longest)
     outer = _dim_of_runs(product, trips)
     if outer is None or trips == 1:
@@ -132,26 +132,26 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
     free = {dim: extent for dim, extent in product.dims.items() if dim not in product.rdims}
     zero = Nest(
         free,
-        writes=[replace(write, value=context.const(0, reduction.dtype), inner=True)],
+        stores=(replace(store, value=context.const(0, reduction.dtype), inner=True),),
         at=product.at,
     )
-    before = context.pool.load(reduction.dtype, write.buf, write.index, False)
-    added = replace(write, value=context.op("add", reduction.dtype, before, write.value))
+    before = context.pool.load(reduction.dtype, store.buf, store.index, False)
+    added = replace(store, value=context.op("add", reduction.dtype, before, store.value))
 
     def run(start: Affine, length: int) -> Nest:
         moved = context.pool.renamer({outer: start + Affine.symbol(outer) if length > 1 else start})
         args = tuple(map(moved, reduction.args))
         return replace(
             product,
-            dims=product.dims | {outer: length},
-            reductions=[replace(reduction, args=args)],
-            writes=[added],
+            dims={**product.dims, outer: length},
+            reductions=(replace(reduction, args=args),),
+            stores=(added,),
         )
 
     counter = context.names("%i")
     out: list[Stmt] = [
         zero,
-        For(counter, size // length, [run(Affine.symbol(counter, length), length)]),
+        For(counter, size // length, (run(Affine.symbol(counter, length), length),)),
     ]
     return out + ([run(Affine((), size - size % length), size % length)] if size % length else [])
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Expr, Load, Nest, Stmt, Write
+from pbkern.lower.nest.ir import Expr, Load, Nest, Stmt, Store
 from pbkern.targets.cpu.locality.prefetch import is_far
 from pbkern.targets.cpu.machine import ROW_PADDING, registers_of
-from pbkern.targets.cpu.schedule.register_tiles import NestSchedule
+from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 from .operand_copies import replace_operand
@@ -93,7 +93,7 @@ def few_columns(
             context.new_buffer((*outer, length + ROW_PADDING), streamed.dtype),
             tuple(map(Affine.symbol, sizes)),
         )
-        copies.append(Nest(sizes, writes=[Write(buf, index, transposed)], at=nest.at))
+        copies.append(Nest(sizes, stores=(Store(buf, index, transposed),), at=nest.at))
         transposed = context.pool.load(streamed.dtype, buf, index, False)
     product = replace_operand(nest, streamed, transposed)
     most_rows, most_columns = (
@@ -102,10 +102,11 @@ def few_columns(
     jammed = -(-columns // -(-columns // most_columns))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
     order = (*(dim for dim in nest.dims if dim not in (k_dim, vector, rows[0])), rows[0], vector)
-    product.schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order)
+    schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order)
+    prefetched = {}
     if is_far(stationary.buf):
-        product.fetch = {
+        prefetched = {
             stationary.buf.root: jam[rows[0]]
             * abs(flat_coefficient(stationary.buf, stationary.index, rows[0]))
         }
-    return [*copies, product]
+    return [*copies, scheduled(product, schedule=schedule, prefetched=prefetched)]

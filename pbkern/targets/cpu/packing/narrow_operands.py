@@ -9,6 +9,7 @@ convolution or activations that are quantised on the way, stays, but narrow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -24,7 +25,7 @@ from pbkern.lower.nest.ir import (
     Nest,
     Op,
     Stmt,
-    Write,
+    Store,
     bodies,
     every,
     with_bodies,
@@ -42,25 +43,25 @@ MOST_WORD_PRODUCTS = 8192
 MIN_WORD_REUSE = 8
 
 
-def sink_widening_casts(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
+def sink_widening_casts(stmts: Sequence[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     """Statements whose products of converted integers read narrow ones, where they come from if they are copies.
 
     `kept`: buffers that are touched around `stmts`, or keep their values between programs.
     """
     narrow = _narrow_scratch(stmts, kept)
     if not narrow:
-        return stmts
+        return list(stmts)
     return _without_copies(_stored_narrow(stmts, _WidenedPairs(narrow, context)), context, kept)
 
 
 # ---------------------------------------------------------------- scratch of narrow integers
 
 
-def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
+def _narrow_scratch(stmts: Sequence[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     """Scratch that only holds widened integers of one type, where that makes both operands of some product narrow."""
     nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
     found: dict[Buf, set[str]] = {}
-    for store in (write for nest in nests for write in nest.writes):
+    for store in (store for nest in nests for store in nest.stores):
         if store.buf.root.arena and store.buf.root.dtype == INT32 and store.buf.root not in kept:
             found.setdefault(store.buf.root, set()).add(_narrow_type(store))
     types = {
@@ -76,10 +77,10 @@ def _narrow_scratch(stmts: list[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
     return {buf: type_ for buf, type_ in types.items() if buf in read}
 
 
-def _narrow_type(write: Write) -> str:
+def _narrow_type(store: Store) -> str:
     """The type that a written value is widened from."""
-    widened = isinstance(write.value, Op) and write.value.info.primitive == "convert_element_type"
-    return write.value.args[0].dtype.name if widened else ""
+    widened = isinstance(store.value, Op) and store.value.info.primitive == "convert_element_type"
+    return store.value.args[0].dtype.name if widened else ""
 
 
 def _other_accesses(nest: Nest) -> list[Buf]:
@@ -87,10 +88,10 @@ def _other_accesses(nest: Nest) -> list[Buf]:
     loads = [
         load.buf for load in nest.loads() if isinstance(load, Gather) or load.buf.dtype != INT32
     ]
-    return loads + [write.buf for write in nest.writes if write.buf.dtype != INT32]
+    return loads + [store.buf for store in nest.stores if store.buf.dtype != INT32]
 
 
-def _touched_by_others(stmts: list[Stmt]) -> set[Buf]:
+def _touched_by_others(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements other than nests touch."""
     found: set[Buf] = set()
     for stmt in stmts:
@@ -152,7 +153,7 @@ class _WidenedPairs:
         return self.made[buf]
 
 
-def _stored_narrow(stmts: list[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
+def _stored_narrow(stmts: Sequence[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
     context = pairs.context
 
     def widened(expr: Expr) -> Expr | None:
@@ -164,16 +165,16 @@ def _stored_narrow(stmts: list[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
 
     rewrite = context.pool.rewriter(widened)
 
-    def written(write: Write) -> Write:
-        if write.buf.root not in pairs.types:
-            return write.mapped(rewrite)
-        return replace(write, value=write.value.args[0]).mapped(rewrite, buf=pairs.of(write.buf))
+    def written(store: Store) -> Store:
+        if store.buf.root not in pairs.types:
+            return store.mapped(rewrite)
+        return replace(store, value=store.value.args[0]).mapped(rewrite, buf=pairs.of(store.buf))
 
     def stored(stmt: Stmt) -> Stmt:
         if not isinstance(stmt, Nest):
             return with_bodies(stmt, lambda body: list(map(stored, body)))
         reductions = [reduction.mapped(rewrite) for reduction in stmt.reductions]
-        return replace(stmt, reductions=reductions, writes=list(map(written, stmt.writes)))
+        return replace(stmt, reductions=tuple(reductions), stores=tuple(map(written, stmt.stores)))
 
     return list(map(stored, stmts))
 
@@ -181,14 +182,14 @@ def _stored_narrow(stmts: list[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
 # ---------------------------------------------------------------- copies
 
 
-def _without_copies(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
+def _without_copies(stmts: Sequence[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     """Products read narrow integers where they come from, not copies of them."""
     stmts = inside(stmts, kept, lambda body, others: _without_copies(body, context, others))
     stmts = [part for stmt in stmts for part in _apart(stmt)]
     copies = {
-        write.buf: write
+        store.buf: store
         for stmt in stmts
-        if (write := _copy(stmt)) is not None and write.buf not in kept
+        if (store := _copy(stmt)) is not None and store.buf not in kept
     }
     written = scratch.written(stmts)
     copies = {
@@ -200,66 +201,66 @@ def _without_copies(stmts: list[Stmt], context, kept: set[Buf]) -> list[Stmt]:
     read = [
         out_stmt
         for out_stmt in out
-        if (write := _copy(out_stmt)) is None or write.buf not in copies
+        if (store := _copy(out_stmt)) is None or store.buf not in copies
     ]
     unread = copies.keys() - scratch.touched(read)
     return [
         out_stmt
         for out_stmt in out
-        if (write := _copy(out_stmt)) is None or write.buf not in unread
+        if (store := _copy(out_stmt)) is None or store.buf not in unread
     ]
 
 
 def _apart(stmt: Stmt) -> list[Stmt]:
     """Copies of one nest as a nest each: those of operands of one shape have been merged."""
     parts: list[Stmt] = (
-        [replace(stmt, writes=[write]) for write in stmt.writes] if isinstance(stmt, Nest) else []
+        [replace(stmt, stores=(store,)) for store in stmt.stores] if isinstance(stmt, Nest) else []
     )
     return parts if len(parts) > 1 and all(_copy(part) is not None for part in parts) else [stmt]
 
 
-def _writers(stmts: list[Stmt], buf: Buf) -> int:
+def _writers(stmts: Sequence[Stmt], buf: Buf) -> int:
     return sum(buf in scratch.written([stmt]) for stmt in stmts)
 
 
-def _copy(stmt: Stmt) -> Write | None:
+def _copy(stmt: Stmt) -> Store | None:
     """The only effect of a nest: a scratch buffer with elements of another buffer, at plain places."""
-    if not isinstance(stmt, Nest) or stmt.reductions or len(stmt.writes) != 1:
+    if not isinstance(stmt, Nest) or stmt.reductions or len(stmt.stores) != 1:
         return None
-    (write,) = stmt.writes
+    (store,) = stmt.stores
     plain = (
-        not write.guard
-        and write.mask is None
-        and write.buf.arena
-        and write.buf.storage is None
-        and isinstance(write.value, Load)
+        not store.guard
+        and store.mask is None
+        and store.buf.arena
+        and store.buf.storage is None
+        and isinstance(store.value, Load)
     )
-    if not plain or write.value.dtype.name not in NARROW:
+    if not plain or store.value.dtype.name not in NARROW:
         return None
-    axes = {position: size for position, size in zip(write.index, write.buf.shape) if size > 1}
+    axes = {position: size for position, size in zip(store.index, store.buf.shape) if size > 1}
     whole = axes == {Affine.symbol(dim): size for dim, size in stmt.dims.items() if size > 1}
-    known = write.value.symbols & stmt.dims.keys() <= frozenset().union(
-        *(position.symbols for position in write.index)
+    known = store.value.symbols & stmt.dims.keys() <= frozenset().union(
+        *(position.symbols for position in store.index)
     )
-    return write if whole and known else None
+    return store if whole and known else None
 
 
-def _from_source(stmt: Stmt, copies: dict[Buf, Write], context) -> Stmt:
+def _from_source(stmt: Stmt, copies: dict[Buf, Store], context) -> Stmt:
     if not isinstance(stmt, Nest) or not _suits(stmt, {}):
         return stmt
 
     def source(expr: Expr) -> Expr | None:
         if not isinstance(expr, Load) or expr.buf not in copies or expr.guard:
             return None
-        write = copies[expr.buf]
+        store = copies[expr.buf]
         return context.pool.rename(
-            write.value,
+            store.value,
             {
                 position.terms[0][0]: at
-                for position, at in zip(write.index, expr.index)
+                for position, at in zip(store.index, expr.index)
                 if position.terms
             },
         )
 
     args = tuple(context.pool.rewrite(arg, source) for arg in stmt.reductions[0].args)
-    return replace(stmt, reductions=[replace(stmt.reductions[0], args=args)])
+    return replace(stmt, reductions=(replace(stmt.reductions[0], args=args),))

@@ -16,7 +16,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Store
 from pbkern.targets.cpu.machine import (
     CONFLICT_BYTES,
     LINE_BYTES,
@@ -113,9 +113,9 @@ def stage(
         for span, name in zip(spans, names):
             start[span.axis] += Affine.symbol(name, span.step)
         copied = context.pool.load(load.dtype, source, tuple(start), guard)
-        write = Write(buf, within([*map(Affine.symbol, names)]), copied)
+        store = Store(buf, within([*map(Affine.symbol, names)]), copied)
         out.append(
-            Nest(dict(zip(names, (piece.size for piece in spans))), writes=[write], at=nest.at)
+            Nest(dict(zip(names, (piece.size for piece in spans))), stores=(store,), at=nest.at)
         )
         if source.root not in staged.written:
             staged.copies[key] = buf
@@ -146,8 +146,8 @@ def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     return Nest(
         dict(nest.dims),
         nest.rdims,
-        [Reduction(reduction.op, args, reduction.dtype)],
-        list(nest.writes),
+        (Reduction(reduction.op, args, reduction.dtype),),
+        nest.stores,
         nest.ordered,
         nest.at,
     )

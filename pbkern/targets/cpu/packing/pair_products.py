@@ -28,7 +28,7 @@ from pbkern.lower.nest.ir import (
     Op,
     Reduction,
     Stmt,
-    Write,
+    Store,
     nodes,
 )
 from pbkern.targets.cpu.machine import ROW_PADDING
@@ -144,7 +144,7 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
         not rest
         or nest.dims[inner[0]] < SHALLOWEST_WORDS * count
         or reduction.dtype != INT32
-        or any(write.inner for write in nest.writes)
+        or any(store.inner for store in nest.stores)
     ):
         return nest
     depth = nest.dims[inner[0]] - rest
@@ -162,11 +162,11 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
         )
 
     whole = context.pool.rewriter(added)
-    writes = [
-        replace(write, value=whole(write.value), mask=write.mask and whole(write.mask))
-        for write in nest.writes
+    stores = [
+        replace(store, value=whole(store.value), mask=store.mask and whole(store.mask))
+        for store in nest.stores
     ]
-    return replace(nest, dims=nest.dims | {inner[0]: depth}, writes=writes)
+    return replace(nest, dims={**nest.dims, inner[0]: depth}, stores=tuple(stores))
 
 
 def _over_pairs(
@@ -182,8 +182,8 @@ def _over_pairs(
     args = tuple(broadcast if arg is stationary else packed for arg in reduction.args)
     product = Nest(
         *over_words(nest, k_dim, 2),
-        [Reduction(op, args, reduction.dtype)],
-        list(nest.writes),
+        (Reduction(op, args, reduction.dtype),),
+        nest.stores,
         nest.ordered,
         nest.at,
     )
@@ -273,6 +273,6 @@ def _staged_words(nest: Nest, stationary: Expr, k_dim: str, context) -> tuple[Ne
     buf = context.new_buffer((*rows, depth + ROW_PADDING), INT32)
     index = tuple(map(Affine.symbol, dims))
     copy = Nest(
-        dims, writes=[Write(buf, index, _integer_pair(stationary, k_dim, context))], at=nest.at
+        dims, stores=(Store(buf, index, _integer_pair(stationary, k_dim, context)),), at=nest.at
     )
     return copy, context.pool.load(INT32, buf, index, False)

@@ -13,6 +13,7 @@ high-performance matrix multiplication".
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -29,12 +30,13 @@ from pbkern.lower.nest.ir import (
     Op,
     Reduction,
     Stmt,
-    Write,
+    Store,
     with_bodies,
 )
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.cache_conflicts import are_apart
+from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 
 from .depth_runs import PANEL_SHARE, in_depth_runs, is_deep, longest_run
@@ -123,7 +125,7 @@ def _along_columns(
     )
     pays = _panel_pays(nest, streamed, vector, depth, options.l2_bytes)
     fits = not is_deep(nest, depth, width, is_turned, options)
-    may_run = options.contract and not any(write.inner for write in nest.writes)
+    may_run = options.contract and not any(store.inner for store in nest.stores)
     if pays and not fits and may_run:
         runs = in_depth_runs(nest, vector, longest_run(nest, width, options), context)
         return _packed(runs, context, options, staged)
@@ -139,7 +141,7 @@ def _along_columns(
             return out + _packed(runs, context, options, staged)
         return out + _rows_at_once(nest, cast(Load, streamed), vector, context, options.vector_bits)
     if out:
-        nest.schedule = contraction_tile(nest, vector, options.vector_bits)[1]
+        nest = scheduled(nest, schedule=contraction_tile(nest, vector, options.vector_bits)[1])
     return [*out, nest]
 
 
@@ -176,17 +178,17 @@ def _rows_at_once(nest: Nest, streamed: Load, vector: str, context, vector_bits:
         max(flat_coefficient(streamed.buf, streamed.index, rdim) for rdim in nest.rdims),
     )
 
-    def scheduled(stmt: Stmt) -> Stmt:
-        stmt = with_bodies(stmt, lambda inner: [scheduled(x) for x in inner])
+    def decided(stmt: Stmt) -> Stmt:
+        stmt = with_bodies(stmt, lambda inner: [decided(x) for x in inner])
         if isinstance(stmt, Nest) and stmt.reductions:
-            stmt.schedule = contraction_tile(stmt, vector, vector_bits)[1]
-            stmt.fetch = {root: ROWS_AT_ONCE * step}
+            tile = contraction_tile(stmt, vector, vector_bits)[1]
+            return scheduled(stmt, schedule=tile, prefetched={root: ROWS_AT_ONCE * step})
         return stmt
 
-    return [scheduled(run) for run in in_depth_runs(nest, vector, ROWS_AT_ONCE, context)]
+    return [decided(run) for run in in_depth_runs(nest, vector, ROWS_AT_ONCE, context)]
 
 
-def _packed(stmts: list[Stmt], context, options, staged: OperandCopies) -> list[Stmt]:
+def _packed(stmts: Sequence[Stmt], context, options, staged: OperandCopies) -> list[Stmt]:
     """The statements with every product in them packed."""
     out = []
     for stmt in stmts:
@@ -220,7 +222,7 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
         len(nest.reductions) != 1
         or nest.reductions[0].op != "dot"
         or nest.ordered
-        or not nest.writes
+        or not nest.stores
     ):
         return None
     vector = _nearest_dim(nest)
@@ -251,9 +253,9 @@ def _in_pairs(
 
 def _nearest_dim(nest: Nest) -> str | None:
     """The dimension along which results are contiguous, or else nearest to one another."""
-    write = nest.writes[0]
+    store = nest.stores[0]
     steps = {
-        dim: abs(flat_coefficient(write.buf, write.index, dim))
+        dim: abs(flat_coefficient(store.buf, store.index, dim))
         for dim, size in nest.dims.items()
         if size > 1 and dim not in nest.rdims
     }
@@ -287,7 +289,12 @@ def _row_bytes(load: Load, dim: str) -> int:
 
 
 def _stage_still(
-    nest: Nest, stationary: Expr, converted: bool, context, out: list[Stmt], staged: OperandCopies
+    nest: Nest,
+    stationary: Expr,
+    converted: bool,
+    context,
+    out: list[Stmt],
+    staged: OperandCopies,
 ) -> tuple[Nest, Expr]:
     """The product with a copy of its broadcast operand, and that operand.
 
@@ -352,7 +359,7 @@ def _panels(
             For(
                 group,
                 full // size,
-                panels.group(Affine.symbol(group) * (size * width), size, width),
+                tuple(panels.group(Affine.symbol(group) * (size * width), size, width)),
             )
         )
     if full % size:
@@ -360,7 +367,7 @@ def _panels(
     if rest:
         stmts += panels.group(Affine((), full * width), 1, rest)
     for dim in reversed(outer):
-        stmts = [For(counters[dim], nest.dims[dim], stmts)]
+        stmts = [For(counters[dim], nest.dims[dim], tuple(stmts))]
     return stmts
 
 
@@ -378,7 +385,7 @@ def _group_size(streamed: Expr, vector: str, full: int) -> int:
 
 
 def _loads(expr: Expr) -> list[Load | Gather]:
-    return Nest({}, reductions=[Reduction("dot", (expr,), expr.dtype)]).loads()
+    return Nest({}, reductions=(Reduction("dot", (expr,), expr.dtype),)).loads()
 
 
 class _Panels:
@@ -413,16 +420,17 @@ class _Panels:
         panel, column = self.context.names("d"), self.context.names("d")
         at = Affine.symbol(panel) if count > 1 else Affine()
         place = self._renaming(start + at * width + Affine.symbol(column))
-        copied = Write(buf, self._index(at, column), self.pool.rename(streamed, place))
+        copied = Store(buf, self._index(at, column), self.pool.rename(streamed, place))
         dims = sizes | ({panel: count} if count > 1 else {}) | {column: width}
-        copy = Nest(dims, writes=[copied], at=self.nest.at)
-        copy.fetch = {
+        copy = Nest(dims, stores=(copied,), at=self.nest.at)
+        prefetched = {
             root: rows
             for load in copy.loads()
             if isinstance(load, Load)
             for root, rows in rows_ahead(load, self.reduced[-1]).items()
         }
-        before, shifts = [copy], None
+        before: list[Stmt] = [scheduled(copy, prefetched=prefetched)]
+        shifts = None
         if self.shift is not None:
             sums, shifts = self._shifts(buf, count, width)
             before.append(sums)
@@ -432,7 +440,7 @@ class _Panels:
         at = Affine.symbol(counter)
         return [
             *before,
-            For(counter, count, [self._product(buf, at, start + at * width, width, shifts)]),
+            For(counter, count, (self._product(buf, at, start + at * width, width, shifts),)),
         ]
 
     def _shifts(self, buf: Buf, count: int, width: int) -> tuple[Nest, Buf]:
@@ -447,15 +455,15 @@ class _Panels:
         )
         shifts = self.context.new_buffer((count, width), reduction.dtype)
         value = self.pool.accumulator(reduction.dtype, 0)
-        write = Write(shifts, (at, Affine.symbol(column)), value, inner=False)
+        store = Store(shifts, (at, Affine.symbol(column)), value, inner=False)
         dims = (
             ({panel: count} if count > 1 else {})
             | {column: width}
             | {dim: self.nest.dims[dim] for dim in self.reduced}
         )
-        sums = Nest(dims, tuple(self.reduced), [reduction], [write], at=self.nest.at)
-        sums.schedule = contraction_tile(sums, column, self.vector_bits)[1]
-        return sums, shifts
+        sums = Nest(dims, tuple(self.reduced), (reduction,), (store,), at=self.nest.at)
+        tile = contraction_tile(sums, column, self.vector_bits)[1]
+        return scheduled(sums, schedule=tile), shifts
 
     def _index(self, panel: Affine, column: str) -> tuple[Affine, ...]:
         return panel, *map(Affine.symbol, self.reduced), Affine.symbol(column)
@@ -495,21 +503,21 @@ class _Panels:
         dims |= {column: width} | {rdim: nest.dims[rdim] for rdim in nest.rdims}
         reduction = nest.reductions[0]
         args = tuple(packed if arg is self.streamed else renamed(arg) for arg in reduction.args)
-        writes = [
-            write.mapped(
-                renamed, index=tuple(position.substitute(rename.get) for position in write.index)
+        stores = [
+            store.mapped(
+                renamed, index=tuple(position.substitute(rename.get) for position in store.index)
             )
-            for write in nest.writes
+            for store in nest.stores
         ]
         product = Nest(
             dims,
             nest.rdims,
-            [Reduction(reduction.op, args, reduction.dtype)],
-            writes,
+            (Reduction(reduction.op, args, reduction.dtype),),
+            tuple(stores),
             nest.ordered,
             nest.at,
         )
-        product.schedule = contraction_tile(product, column, self.vector_bits)[1]
-        product.schedule.cut_as = self.tile
-        self.tile = product.schedule.tile
-        return product
+        schedule = contraction_tile(product, column, self.vector_bits)[1]
+        schedule.cut_as = self.tile
+        self.tile = schedule.tile
+        return scheduled(product, schedule=schedule)

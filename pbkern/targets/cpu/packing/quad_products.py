@@ -20,7 +20,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Write
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Store
 
 from .pair_products import INT32, UINT8, Words, depth_dim, is_narrow_integer, over_words
 
@@ -60,7 +60,7 @@ def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
 
     shift = product(context.const(SIGN_BITS, INT32)) if flipped else None
     quads = Nest(
-        *over_words(nest, k_dim, QUAD), [product(words)], list(nest.writes), nest.ordered, nest.at
+        *over_words(nest, k_dim, QUAD), (product(words),), nest.stores, nest.ordered, nest.at
     )
     return Words(before, quads, packed, words, shift)
 
@@ -167,6 +167,6 @@ def _bytes(
             "xor", buf.dtype, value, context.const(np.uint8(128).view(buf.dtype), buf.dtype)
         )
     copy = Nest(
-        dict(dims), writes=[Write(copied, tuple(map(Affine.symbol, dims)), value)], at=nest.at
+        dict(dims), stores=(Store(copied, tuple(map(Affine.symbol, dims)), value),), at=nest.at
     )
     return copy, context.pool.load(buf.dtype, copied, place, False)

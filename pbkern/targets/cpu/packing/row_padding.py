@@ -8,6 +8,7 @@ other: they are made a vector longer.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pbkern.lower.nest import scratch
@@ -21,19 +22,19 @@ SET_PERIOD = 2048
 MANY_ROWS = 16
 
 
-def pad_rows(stmts: list[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
+def pad_rows(stmts: Sequence[Stmt], pool: Pool, vector_bits: int, kept: set[Buf]) -> list[Stmt]:
     """Statements with other rows in scratch that they alone use."""
     nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
     stencils = {expr.buf for nest in nests for expr in overlapping(nest, vector_bits)}
     found = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
     found |= {
-        write.buf
+        store.buf
         for nest in nests
-        for write in nest.writes
-        if write.buf.arena and write.buf.storage is None and _conflicts_in_sets(write.buf)
+        for store in nest.stores
+        if store.buf.arena and store.buf.storage is None and _conflicts_in_sets(store.buf)
     }
     new = {buf: _padded(buf) for buf in found - kept - _otherwise_used(stmts)}
-    return _replace(stmts, new, pool) if new else stmts
+    return _replace(stmts, new, pool) if new else list(stmts)
 
 
 def _row_bytes(buf: Buf) -> int:
@@ -54,12 +55,12 @@ def _padded(buf: Buf) -> Buf:
     )
 
 
-def _otherwise_used(stmts: list[Stmt]) -> set[Buf]:
+def _otherwise_used(stmts: Sequence[Stmt]) -> set[Buf]:
     """Buffers whose layout others than plain accesses of nests rely on."""
     found = set()
     for nest in every(stmts):
         if isinstance(nest, Nest):
-            places = [load.buf for load in nest.loads()] + [write.buf for write in nest.writes]
+            places = [load.buf for load in nest.loads()] + [store.buf for store in nest.stores]
             found |= {place.root for place in places if place.storage is not None}
             found |= {load.buf.root for load in nest.loads() if not isinstance(load, Load)}
         elif not bodies(nest):
@@ -67,7 +68,7 @@ def _otherwise_used(stmts: list[Stmt]) -> set[Buf]:
     return found
 
 
-def _replace(stmts: list[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
+def _replace(stmts: Sequence[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
     def moved(x: Expr) -> Expr | None:
         return (
             pool.load(x.dtype, new[x.buf], x.index, x.guard)
@@ -81,13 +82,13 @@ def _replace(stmts: list[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
         old_stmt = with_bodies(old_stmt, lambda body: _replace(body, new, pool))
         if not isinstance(old_stmt, Nest):
             return old_stmt
-        writes = [
-            write.mapped(expr, buf=new.get(write.buf, write.buf)) for write in old_stmt.writes
+        stores = [
+            store.mapped(expr, buf=new.get(store.buf, store.buf)) for store in old_stmt.stores
         ]
         return replace(
             old_stmt,
-            reductions=[reduction.mapped(expr) for reduction in old_stmt.reductions],
-            writes=writes,
+            reductions=tuple(reduction.mapped(expr) for reduction in old_stmt.reductions),
+            stores=tuple(stores),
         )
 
     return [change(stmt) for stmt in stmts]

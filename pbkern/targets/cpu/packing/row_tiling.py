@@ -24,8 +24,9 @@ from pbkern.lower.nest.ir import (
     Nest,
     Op,
     Shifted,
-    Write,
+    Store,
 )
+from pbkern.targets.cpu.schedule.nest_schedule import schedule_decided_for
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 # Rows longer than this many vectors lose little in their last one.
@@ -40,7 +41,7 @@ def tile_rows(nest: Nest, context, vector_bits: int) -> list[Nest]:
     if (
         nest.rdims
         or nest.ordered
-        or nest.schedule is not None
+        or schedule_decided_for(nest) is not None
         or len(dims) < 2
         or 0 in nest.dims.values()
     ):
@@ -69,13 +70,13 @@ class _SharedByRows:
         )
         self.values: dict[Expr, Buf] = {}
         self._memo: dict[Expr, Expr] = {}
-        self.writes = [
+        self.stores = [
             replace(
-                write,
-                value=self._without(write.value),
-                mask=write.mask and self._without(write.mask),
+                store,
+                value=self._without(store.value),
+                mask=store.mask and self._without(store.mask),
             )
-            for write in nest.writes
+            for store in nest.stores
         ]
         self.step = context.names("d")
 
@@ -111,7 +112,7 @@ class _SharedByRows:
             )
             return steps == (size, 1) or not any(position.symbols & streamed for position in index)
 
-        for node in Nest({}, writes=self.writes).nodes():
+        for node in Nest({}, stores=tuple(self.stores)).nodes():
             if (
                 isinstance(node, IndexValue | InRange | Shifted | Gather)
                 and node.symbols & streamed
@@ -123,13 +124,13 @@ class _SharedByRows:
                 and (node.guard or not walks(*node.access))
             ):
                 return False
-        return all(not write.guard and walks(write.buf, write.index) for write in self.writes)
+        return all(not store.guard and walks(store.buf, store.index) for store in self.stores)
 
     def copies(self) -> list[Nest]:
         index = (Affine.symbol(self.step), Affine.symbol(self.column))
         dims = {self.step: self.lanes, self.column: self.nest.dims[self.column]}
         return [
-            Nest(dims, writes=[Write(buf, index, expr)], at=self.nest.at)
+            Nest(dims, stores=(Store(buf, index, expr),), at=self.nest.at)
             for expr, buf in self.values.items()
         ]
 
@@ -161,13 +162,13 @@ class _SharedByRows:
             return pool.load(expr.dtype, expr.buf, move(expr.index), expr.guard)
 
         change = pool.rewriter(moved)
-        writes = [
+        stores = [
             replace(
-                write,
-                index=move(write.index),
-                value=change(write.value),
-                mask=write.mask and change(write.mask),
+                store,
+                index=move(store.index),
+                value=change(store.value),
+                mask=store.mask and change(store.mask),
             )
-            for write in self.writes
+            for store in self.stores
         ]
-        return replace(self.nest, dims=dims, writes=writes)
+        return replace(self.nest, dims=dims, stores=tuple(stores))

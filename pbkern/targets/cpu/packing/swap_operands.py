@@ -43,7 +43,7 @@ def swapped_operands(
     nest: Nest, usual: str | None, context, options, staged: OperandCopies
 ) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
-    if not is_product(nest) or any(write.inner for write in nest.writes):
+    if not is_product(nest) or any(store.inner for store in nest.stores):
         return None
     expr, other = nest.reductions[0].args
     if not all(
@@ -73,12 +73,12 @@ def swapped_operands(
         (reduction,) = nest.reductions
         nest = replace(
             nest,
-            reductions=[
+            reductions=(
                 replace(
                     reduction,
                     args=tuple(copy or arg if arg is streamed else arg for arg in reduction.args),
-                )
-            ],
+                ),
+            ),
         )
     width, _ = contraction_tile(nest, vector, options.vector_bits)
     longest = longest_run(nest, width, options) if options.contract else None

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Const, Expr, Load, Nest, Op, Write, nodes
+from pbkern.lower.nest.ir import Buf, Const, Expr, Load, Nest, Op, Store, nodes
 
 # Up to this step, shuffles are cheaper than addresses of single elements.
 MAX_STEP = 16
@@ -75,39 +75,39 @@ def runs_of_stores(
 ) -> dict[tuple[int, int], tuple[Buf, Affine, int]]:
     """(number of a write, number of a point) -> (buffer, moving part, first constant part) of its joint store."""
     found: dict[tuple[Buf, Affine], dict[int, tuple[int, int]]] = {}
-    for n, write in enumerate(nest.writes):
-        if write.inner == inner and _can_be_joint(nest, write, vector):
-            flat = flat_index(write.buf, write.index)
+    for n, store in enumerate(nest.stores):
+        if store.inner == inner and _can_be_joint(nest, store, vector):
+            flat = flat_index(store.buf, store.index)
             for k, point in enumerate(points):
                 (place,) = places(flat, [point])
-                found.setdefault((write.buf.root, flat.linear()), {})[place] = n, k
+                found.setdefault((store.buf.root, flat.linear()), {})[place] = n, k
     joint: dict[tuple[int, int], tuple[Buf, Affine, int]] = {}
-    for (buf, flat), writes in found.items():
+    for (buf, flat), stores in found.items():
         step = flat.coefficient(vector)
         joint |= {
-            writes[position]: (buf, flat, run[0])
-            for run in _grouped(sorted(writes), step)
+            stores[position]: (buf, flat, run[0])
+            for run in _grouped(sorted(stores), step)
             if len(run) == step
             for position in run
         }
     return joint
 
 
-def _can_be_joint(nest: Nest, write: Write, vector: str | None) -> bool:
+def _can_be_joint(nest: Nest, store: Store, vector: str | None) -> bool:
     """Whether the store may wait for others: nothing else touches the buffer."""
-    alone = all(load.buf.root is not write.buf.root for load in nest.loads())
-    alone = alone and vector is not None and flat_coefficient(write.buf, write.index, vector) > 0
+    alone = all(load.buf.root is not store.buf.root for load in nest.loads())
+    alone = alone and vector is not None and flat_coefficient(store.buf, store.index, vector) > 0
     return (
         alone
-        and not write.guard
-        and write.mask is None
-        and is_strided(write.buf, write.index, vector)
+        and not store.guard
+        and store.mask is None
+        and is_strided(store.buf, store.index, vector)
     )
 
 
-def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
+def joint_stores(nest: Nest, vector: str) -> tuple[list[Store], dict[str, int]]:
     """(writes that jointly store whole vectors, dimensions that take all their points in one step for that)."""
-    strided = [write for write in nest.writes if write.inner and _can_be_joint(nest, write, vector)]
+    strided = [store for store in nest.stores if store.inner and _can_be_joint(nest, store, vector)]
     steps = {
         dim: size
         for store in strided
@@ -130,17 +130,17 @@ def joint_stores(nest: Nest, vector: str) -> tuple[list[Write], dict[str, int]]:
     return strided, steps
 
 
-def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, int]) -> bool:
+def is_interleaved_row(nest: Nest, store: Store, vector: str, steps: dict[str, int]) -> bool:
     """Whether vectors of a joint store can be computed as they are stored.
 
     Each then holds elements of several points (targets/cpu/emit/interleaved_rows.py). The write
     alone fills the rows, its operations belong to single elements of them, and what it loads is
     close together.
     """
-    step, streamed = flat_coefficient(write.buf, write.index, vector), {vector, *steps}
+    step, streamed = flat_coefficient(store.buf, store.index, vector), {vector, *steps}
     if math.prod(steps.values()) != step:
         return False
-    written = {store.buf.root for store in nest.writes}
+    written = {store.buf.root for store in nest.stores}
 
     def suits(expr: Expr) -> bool:
         if isinstance(expr, Load):
@@ -154,7 +154,7 @@ def is_interleaved_row(nest: Nest, write: Write, vector: str, steps: dict[str, i
             isinstance(expr, Op) and (vector not in expr.symbols or streamed <= expr.symbols)
         )
 
-    return all(map(suits, nodes([write.value])))
+    return all(map(suits, nodes([store.value])))
 
 
 def _is_compact(buf: Buf, index, vector: str, steps: dict[str, int], step: int) -> bool:

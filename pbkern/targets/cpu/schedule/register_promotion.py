@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, For, Load, Nest, Write
+from pbkern.lower.nest.ir import Buf, For, Load, Nest, Store
 from pbkern.targets.cpu.machine import registers_of
 
-from .register_tiles import MAX_TILE_NODES, NestSchedule, column_vectors, schedule_of
+from .nest_schedule import NestSchedule
+from .register_tiles import MAX_TILE_NODES, column_vectors, schedule_of
 
 # Registers that the arithmetic of a round needs beside what is kept. Source: not recorded.
 WORKING_REGISTERS = 6
@@ -85,8 +86,8 @@ def _changed(nests: list[Nest]) -> list[Buf]:
     written: set[Buf] = set()
     for nest in nests:
         read |= {load.buf.root: None for load in nest.loads() if load.buf.root not in written}
-        written |= {write.buf.root for write in nest.writes}
-        changed |= {write.buf.root: None for write in nest.writes if write.buf.root in read}
+        written |= {store.buf.root for store in nest.stores}
+        changed |= {store.buf.root: None for store in nest.stores if store.buf.root in read}
     return [buf for buf in changed if buf.arena]
 
 
@@ -100,9 +101,9 @@ def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[RegisterSpan |
         if load.buf.root is buf
     ]
     return found + [
-        _place(nest, schedule, write.buf, write.index) if _is_plain(nest, schedule, write) else None
-        for write in nest.writes
-        if write.buf.root is buf
+        _place(nest, schedule, store.buf, store.index) if _is_plain(nest, schedule, store) else None
+        for store in nest.stores
+        if store.buf.root is buf
     ]
 
 
@@ -125,10 +126,10 @@ def _place(nest: Nest, schedule: NestSchedule, buf: Buf, index: tuple) -> Regist
     return place if place.vectors * len(nest.nodes()) <= MAX_TILE_NODES else None
 
 
-def _is_plain(nest: Nest, schedule: NestSchedule, write: Write) -> bool:
+def _is_plain(nest: Nest, schedule: NestSchedule, store: Store) -> bool:
     """Whether a write takes place once at each of its elements."""
-    after_sums = not write.inner or all(nest.dims[rdim] == 1 for rdim in nest.rdims)
-    return after_sums and write.mask is None and not write.guard and _is_straight(nest, schedule)
+    after_sums = not store.inner or all(nest.dims[rdim] == 1 for rdim in nest.rdims)
+    return after_sums and store.mask is None and not store.guard and _is_straight(nest, schedule)
 
 
 def _is_straight(nest: Nest, schedule: NestSchedule) -> bool:
@@ -145,7 +146,7 @@ def _in_one_tile(nest: Nest, sched: NestSchedule, carried: dict[Buf, RegisterSpa
             return sched
         short = -(-nest.dims[sched.vector] // sched.lanes) <= column_vectors(sched.registers)
         return replace(sched, unroll=min(sched.unroll, SUM_ACCUMULATORS), straight=short)
-    roots = {load.buf.root for load in nest.loads()} | {write.buf.root for write in nest.writes}
+    roots = {load.buf.root for load in nest.loads()} | {store.buf.root for store in nest.stores}
     if any(buf in roots and span.lanes for buf, span in carried.items()):
         return replace(sched, unroll=-(-nest.dims[sched.vector] // sched.lanes))
     return sched

@@ -9,7 +9,7 @@ with the cost of one reduction step: FMA throughput, load throughput, and what t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Gather, Load, Nest, Op, Shifted, nodes
@@ -18,12 +18,11 @@ from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import fit, rows_apart
 from .interleaved_access import joint_stores
+from .nest_schedule import OPERAND_REGISTERS, NestSchedule, overwritten_by, schedule_decided_for
 from .register_transpose import transposed_dim
 from .short_rows import batched_rows
 from .vector_dimension import is_long_point, register_bits, score
 
-# Vector registers that accumulators leave to operands.
-OPERAND_REGISTERS = 4
 # Nodes of straight-line code per loop body: beyond this, compile time and instruction cache lose
 # more than jamming gains.
 MAX_POINT_NODES = 420
@@ -74,47 +73,6 @@ CLEARLY_LESS = 0.9
 STENCIL_ROWS = 4
 
 
-@dataclass
-class NestSchedule:
-    """lanes 0: scalar code.
-
-    `vector`: vectorised dim, `unroll` vectors per step; `jam`: points per step of other dims.
-    """
-
-    lanes: int = 0
-    vector: str | None = None
-    unroll: int = 1
-    jam: dict[str, int] = field(default_factory=dict)
-    order: tuple[str, ...] = ()
-    # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
-    transpose: str | None = None
-    straight: bool = False  # reductions have no loops: each step stands by itself
-    # sums of `lanes` points along this dim become one vector
-    # (targets/cpu/emit/horizontal_reductions.py)
-    batched_rows: str | None = None
-    cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
-    registers: int = 32  # of the machine
-
-    @property
-    def along(self) -> str:
-        """The vectorised dimension; in scalar code "", which no dimension is called."""
-        return self.vector or ""
-
-    @property
-    def accumulators(self) -> int:
-        """Registers that accumulators may fill."""
-        return self.registers - OPERAND_REGISTERS
-
-    @property
-    def tile(self) -> int:
-        """Vectors of a full tile. Elements behind the last one are added up like the others."""
-        return self.cut_as or math.prod(self.jam.values()) * self.unroll
-
-    def __str__(self) -> str:
-        jam = "".join(f", jam {dim} by {count}" for dim, count in self.jam.items())
-        return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
-
-
 def column_vectors(registers: int) -> int:
     """Vectors that a sum over rows keeps, if it shares no operand."""
     return min(MAX_COLUMN_VECTORS, registers - OPERAND_REGISTERS)
@@ -123,8 +81,8 @@ def column_vectors(registers: int) -> int:
 def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
     """The schedule with one vector per step; the same where its tile is of that size, or where others rely on it."""
     if (
-        nest.over
-        or nest.schedule is not None
+        overwritten_by(nest)
+        or schedule_decided_for(nest) is not None
         or sched.transpose
         or sched.batched_rows
         or sched.tile == 1
@@ -135,10 +93,7 @@ def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
 
 def schedule_of(nest: Nest, vector_bits: int, reassociate: bool) -> NestSchedule:
     """The schedule that was decided with the nest, or the one that suits it."""
-    if nest.schedule is None:
-        return choose(nest, vector_bits, reassociate)
-    assert isinstance(nest.schedule, NestSchedule)
-    return nest.schedule
+    return schedule_decided_for(nest) or choose(nest, vector_bits, reassociate)
 
 
 def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> NestSchedule:
@@ -236,8 +191,8 @@ def product_cycles(nest: Nest, sched: NestSchedule, packed: Expr | None = None) 
         )
     stores = max(
         (
-            1 if flat_coefficient(write.buf, write.index, sched.vector) == 1 else lanes
-            for write in nest.writes
+            1 if flat_coefficient(store.buf, store.index, sched.vector) == 1 else lanes
+            for store in nest.stores
         ),
         default=1,
     )
@@ -549,7 +504,7 @@ def _step_cycles(rows: int, vectors: int, apart: int = 0) -> float:
 def _jam_dim(nest: Nest, vector: str) -> str | None:
     """A result dimension whose points share the vector operand of the reduction."""
     inside = [
-        load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
+        load for reduction in nest.reductions for load in Nest({}, reductions=(reduction,)).loads()
     ]
     candidates = _sharing_dims(nest, vector)
     if not candidates and len(inside) == 1 and not nest.ordered:
@@ -563,7 +518,7 @@ def _jam_dim(nest: Nest, vector: str) -> str | None:
 
 def _sharing_dims(nest: Nest, vector: str) -> list[str]:
     inside = [
-        load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
+        load for reduction in nest.reductions for load in Nest({}, reductions=(reduction,)).loads()
     ]
     return [
         dim

@@ -34,7 +34,7 @@ def transposable_dims(nest: Nest, vector: str) -> list[str]:
         return [dim for dim, size in nest.dims.items() if size >= FEWEST_TRANSPOSED]
     live = {dim for dim, size in nest.dims.items() if size > 1}
     inside = [
-        load for reduction in nest.reductions for load in Nest({}, reductions=[reduction]).loads()
+        load for reduction in nest.reductions for load in Nest({}, reductions=(reduction,)).loads()
     ]
     if nest.ordered or any(live - expr.symbols or not isinstance(expr, Load) for expr in inside):
         return []

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Nest
 
+from .nest_schedule import overwritten_by
+
 # Elements that vectors along a short row have at least, of those that several rows take less time
 # for together.
 SHORTEST_ROW = 5
@@ -19,11 +21,11 @@ def batched_rows(nest: Nest, vector: str) -> str | None:
     All results are side by side along it, and no point reads what another one stores.
     """
     behind, written = (
-        [write for write in nest.writes if not write.inner],
-        {write.buf.root for write in nest.writes},
+        [store for store in nest.stores if not store.inner],
+        {store.buf.root for store in nest.stores},
     )
     if (
-        nest.over
+        overwritten_by(nest)
         or nest.ordered
         or not behind
         or any(nest.dims[rdim] > 1 for rdim in nest.rdims if rdim != vector)

@@ -23,7 +23,8 @@ from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Op, Pool, Shifted
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
-from .register_tiles import NestSchedule, choose
+from .nest_schedule import NestSchedule, overwritten_by
+from .register_tiles import choose
 from .vector_dimension import is_long_point
 
 # Bytes of a vector that fills a cache line.
@@ -109,7 +110,7 @@ class Visits:
         values = self._visit(self.carried).values()
         spilled = max(len(self.carried) - MOST_CARRIED, 0)
         accesses = (
-            STORE_ACCESSES * len(self.nest.writes) * len(self.points)
+            STORE_ACCESSES * len(self.nest.stores) * len(self.points)
             + (STORE_ACCESSES + 1) * spilled
         )
         places = {
@@ -201,7 +202,7 @@ def _is_register_tile(nest: Nest, vector: str) -> bool:
     ):
         return False
     accesses = [load.access for load in nest.loads() if isinstance(load, Load)] + [
-        (write.buf, write.index) for write in nest.writes
+        (store.buf, store.index) for store in nest.stores
     ]
     return not any(is_strided(buf, index, vector) for buf, index in accesses)
 
@@ -290,7 +291,7 @@ def _groups(nest: Nest, sched: NestSchedule) -> list[_Group]:
 def _candidates(nest: Nest, vector: str) -> Iterable[Load]:
     """Loads of whole vectors that are the same at whatever point of the nest."""
     for load in nest.loads():
-        steady = load.buf.root in nest.over or not is_written(load, nest)
+        steady = load.buf.root in overwritten_by(nest) or not is_written(load, nest)
         if (
             isinstance(load, Load)
             and not load.guard

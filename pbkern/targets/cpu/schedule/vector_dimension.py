@@ -46,7 +46,10 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
     """
     if along in nest.rdims:
         nest = Nest(
-            nest.dims, nest.rdims, nest.reductions, [write for write in nest.writes if write.inner]
+            nest.dims,
+            nest.rdims,
+            nest.reductions,
+            tuple(store for store in nest.stores if store.inner),
         )
     widths = [
         BITS[compute_el(node.dtype)]
@@ -54,7 +57,7 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
         if not isinstance(node, IndexValue | InRange | Accumulator)
     ]
     widths += [BITS[compute_el(reduction.dtype)] for reduction in nest.reductions]
-    widths += [BITS[compute_el(write.buf.dtype)] for write in nest.writes]
+    widths += [BITS[compute_el(store.buf.dtype)] for store in nest.stores]
     return max([width for width in widths if width > 1], default=8)
 
 
@@ -93,7 +96,7 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
     joint_writes, steps = joint_stores(nest, dim)
     joint = {id(store) for store in joint_writes}
     interleaved = bool(joint) and all(
-        is_interleaved_row(nest, store, dim, steps) for store in nest.writes
+        is_interleaved_row(nest, store, dim, steps) for store in nest.stores
     )
     if interleaved and math.prod(steps.values()) * register_bits(nest) % WIDEST_VECTOR_BITS:
         score += PARTLY_FILLED_SCORE
@@ -104,14 +107,14 @@ def score(nest: Nest, dim: str, reassociate: bool) -> float:
             else _load_score(nest, load, dim)
         )
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
-    for write in nest.writes:
-        coeff = flat_coefficient(write.buf, write.index, dim)
-        weight = 4.0 if write.inner and nest.rdims else min(1.0, DEEP_TERMS / max(depth, 1))
-        if reduced and not write.inner:
+    for store in nest.stores:
+        coeff = flat_coefficient(store.buf, store.index, dim)
+        weight = 4.0 if store.inner and nest.rdims else min(1.0, DEEP_TERMS / max(depth, 1))
+        if reduced and not store.inner:
             score += 0.0
         else:
             score += weight * (
-                2.0 if coeff == 1 or interleaved else 1.0 if id(write) in joint else -3.0
+                2.0 if coeff == 1 or interleaved else 1.0 if id(store) in joint else -3.0
             )
     if score <= 0:
         return score

@@ -6,6 +6,7 @@ that the nest writes stays where it is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pbkern.core.affine import Affine
@@ -27,7 +28,7 @@ from pbkern.lower.nest.ir import (
     Nest,
     Op,
     Reduction,
-    Write,
+    Store,
 )
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.simt.device import SHARED_SPACE
@@ -53,7 +54,7 @@ class SimtWalk:
     accs: dict[int, Ssa] = field(default_factory=dict)
     beside: int = 1
     along: str = ""
-    terms: list[list[Reduction]] = field(default_factory=list)
+    terms: list[Sequence[Reduction]] = field(default_factory=list)
     memo: dict[tuple, bool] = field(default_factory=dict)
 
 
@@ -283,15 +284,15 @@ class Expressions:
             0,
         )
 
-    def write_beside(self, walk: SimtWalk, block: Block, writes: list[Write]) -> None:
+    def write_beside(self, walk: SimtWalk, block: Block, stores: Sequence[Store]) -> None:
         """Stores a whole vector."""
-        b, buf = self.builder(block), writes[0].buf
-        values = [b.to_storage(self.value(walk, block, x.value), buf.dtype) for x in writes]
+        b, buf = self.builder(block), stores[0].buf
+        values = [b.to_storage(self.value(walk, block, x.value), buf.dtype) for x in stores]
         kind = mlir_type(values[0].el, len(values))
         vector = self.text.put(
             block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}"
         )
-        name, number, view = self._whole(buf, len(values), flat_index(buf, writes[0].index))
+        name, number, view = self._whole(buf, len(values), flat_index(buf, stores[0].index))
         block.add(f"memref.store {vector}, {name}[{self.address(block, number)}] : {view}")
 
     def _gather(self, walk: SimtWalk, block: Block, expr: Gather) -> Ssa:
@@ -315,27 +316,27 @@ class Expressions:
             place = part if place is None else self._sum(block, place, part)
         return self._load(block, buf, place or Affine())
 
-    def write(self, walk: SimtWalk, block: Block, write: Write, also: str | None = None) -> None:
+    def write(self, walk: SimtWalk, block: Block, store: Store, also: str | None = None) -> None:
         """Stores at the point, where its mask, its guard and `also` hold.
 
         Where `also` does not, nothing is read for it.
         """
-        if write.buf.root.size == 0:
+        if store.buf.root.size == 0:
             return
         if also is not None:
-            self.text.when(block, also, lambda inner: self.write(walk, inner, write))
+            self.text.when(block, also, lambda inner: self.write(walk, inner, store))
             return
         stored = self.builder(block).to_storage(
-            self.value(walk, block, write.value), write.buf.dtype
+            self.value(walk, block, store.value), store.buf.dtype
         )
-        conditions = [] if write.mask is None else [self.value(walk, block, write.mask).name]
-        conditions += self.guards(walk, block, write.buf, write.index) if write.guard else []
+        conditions = [] if store.mask is None else [self.value(walk, block, store.mask).name]
+        conditions += self.guards(walk, block, store.buf, store.index) if store.guard else []
 
         def fill(inner: Block) -> None:
             self.store_stored(
                 inner,
-                write.buf,
-                self.text.affine(inner, flat_index(write.buf, write.index))[1],
+                store.buf,
+                self.text.affine(inner, flat_index(store.buf, store.index))[1],
                 stored,
             )
 

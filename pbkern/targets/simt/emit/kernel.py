@@ -18,12 +18,12 @@ from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import (
     Buf,
-    Fetch,
     For,
     If,
     IndexValue,
     Let,
     Nest,
+    Prefetch,
     Sort,
     Stmt,
     Trace,
@@ -438,7 +438,7 @@ class _Lowering(ProgramText):
                 sorts.emit_sort(self.emitter, block, stmt, self.options.threads, self._barrier)
             case Trace():
                 self.writer.store(block, stmt)
-            case Fetch():
+            case Prefetch():
                 pass  # changes nothing
 
 

@@ -37,7 +37,7 @@ class SimtNestEmitter(Expressions):
         nest = in_slots(
             tiled(nest, mapping.tiles, self.context), mapping, self.placement.slots, self.context
         )
-        walk = SimtWalk(nest, top, frozenset(write.buf.root for write in nest.writes))
+        walk = SimtWalk(nest, top, frozenset(store.buf.root for store in nest.stores))
         for tile in mapping.tiles:
             if tile.beside:
                 walk.beside, walk.along = tile.count, tile.dim
@@ -196,11 +196,11 @@ class SimtNestEmitter(Expressions):
     def _writes(
         self, walk: SimtWalk, block: Block, *, inner: bool, also: str | None = None
     ) -> None:
-        mine = [write for write in walk.nest.writes if write.inner == inner]
-        each = len(walk.nest.writes) // walk.beside
+        mine = [store for store in walk.nest.stores if store.inner == inner]
+        each = len(walk.nest.stores) // walk.beside
         if walk.beside > 1 and mine and also is None and all(x.mask is None for x in mine):
             for n in range(each):
-                group = walk.nest.writes[n::each]
+                group = walk.nest.stores[n::each]
                 if self.placement.is_private(group[0].buf):
                     for x in group:
                         self.write(walk, block, x)
@@ -226,7 +226,7 @@ class SimtNestEmitter(Expressions):
                     [self.value(walk, block, arg) for arg in reduction.args],
                 )
                 at += width
-        if any(write.inner for write in walk.nest.writes):
+        if any(store.inner for store in walk.nest.stores):
             if walk.nest.ordered:
                 self._bind(walk, out)
             self._writes(walk, block, inner=True, also=also)

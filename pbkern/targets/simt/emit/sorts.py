@@ -7,7 +7,7 @@ not greater, one of the first before all that are not less. Equal elements keep 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
@@ -74,7 +74,12 @@ class _Strided:
 
 
 def _below(
-    expressions: Expressions, block: Block, bufs: list[Buf], x: str, other: list[Buf], y: str
+    expressions: Expressions,
+    block: Block,
+    bufs: Sequence[Buf],
+    x: str,
+    other: Sequence[Buf],
+    y: str,
 ) -> tuple[str, str]:
     """(whether the element at x of one set of keys is less than that at y of another, whether it is equal)."""
     b = expressions.builder(block)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pbkern.core.passes import Pass
 from pbkern.lower.nest.collapse_dims import collapse
 from pbkern.lower.nest.context import NestContext
@@ -14,15 +16,15 @@ from .strips import cut
 Context = NestContext[ThreadOptions]
 
 
-def _cut(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _cut(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return cut(stmts, Stage.of(stmts, context))
 
 
-def _stage(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _stage(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return Stage.of(stmts, context).staged(stmts)
 
 
-def _join(stmts: list[Stmt], context: Context) -> list[Stmt]:
+def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     found = [with_bodies(stmt, lambda body: _join(body, context)) for stmt in stmts]
     return [
         collapse(part, context.pool, context.aliases) if isinstance(part, Nest) else part

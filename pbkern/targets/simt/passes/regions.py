@@ -93,9 +93,9 @@ def terms(nest: Nest) -> list[Expr]:
     found = [arg for reduction in nest.reductions for arg in reduction.args]
     return found + [
         expr
-        for write in nest.writes
-        if write.inner or not nest.rdims
-        for expr in (write.value, write.mask)
+        for store in nest.stores
+        if store.inner or not nest.rdims
+        for expr in (store.value, store.mask)
         if expr is not None
     ]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, For, Let, Load, Nest, Stmt, Write, every, with_bodies
+from pbkern.lower.nest.ir import Buf, Expr, For, Let, Load, Nest, Stmt, Store, every, with_bodies
 from pbkern.simulate.counts import BANK_BYTES
 from pbkern.targets.simt.options import ThreadOptions
 
@@ -63,7 +63,7 @@ class Stage:
         ]
         return sorted(found, key=lambda box: (-box.turned, -box.reads / box.size, box.buf.name))
 
-    def staged(self, stmts: list[Stmt], room: int | None = None) -> list[Stmt]:
+    def staged(self, stmts: Sequence[Stmt], room: int | None = None) -> list[Stmt]:
         """The statements, inner ones too, with copies before the first that reads one."""
         whole = room = self.usual if room is None else room
         out: list[Stmt] = list(stmts)
@@ -104,7 +104,7 @@ class Stage:
             ):
                 break
             before.append(body.pop(0))
-        return before, For(stmt.counter, stmt.trips, body)
+        return before, For(stmt.counter, stmt.trips, tuple(body))
 
     def _buffer(self, region: BoxRegion) -> Buf:
         """Rows that threads read across have a length at which these fall into different banks."""
@@ -145,5 +145,5 @@ def _copy(region: BoxRegion, copy: Buf, context: NestContext, stmts: Sequence[St
     load = context.pool.load(region.buf.dtype, region.buf, place, region.guard)
     first = stmts[min(region.readers)]
     return Nest(
-        dims, writes=[Write(copy, index, load)], at=first.at if isinstance(first, Nest) else None
+        dims, stores=(Store(copy, index, load),), at=first.at if isinstance(first, Nest) else None
     )

@@ -25,7 +25,7 @@ TURNED_ROWS = 32
 Access = tuple[Buf, tuple, bool]
 
 
-def cut(stmts: list[Stmt], stage: Stage) -> list[Stmt]:
+def cut(stmts: Sequence[Stmt], stage: Stage) -> list[Stmt]:
     """The statements, inner ones too, with runs of nests in strips where that lets copies fit."""
     out = [with_bodies(stmt, lambda body: cut(body, stage)) for stmt in stmts]
     for region in stage.wanted(out):
@@ -42,7 +42,7 @@ def cut(stmts: list[Stmt], stage: Stage) -> list[Stmt]:
 
 
 def _cut_for(
-    stmts: list[Stmt], region: BoxRegion, stage: Stage
+    stmts: Sequence[Stmt], region: BoxRegion, stage: Stage
 ) -> tuple[int, int, list[Stmt]] | None:
     """(first, behind the last of the statements that become strips, what they become)."""
     low, high = min(region.readers), max(region.readers) + 1
@@ -122,8 +122,8 @@ def _along_reads(nest: Nest, first: Nest, dim: str) -> str | None:
 def _accesses(nest: Nest) -> Iterator[Access]:
     for load in nest.loads():
         yield load.buf, load.index, False
-    for write in nest.writes:
-        yield write.buf, write.index, True
+    for store in nest.stores:
+        yield store.buf, store.index, True
 
 
 def _place(access: Access, dim: str) -> tuple[int, Affine] | None:
@@ -160,11 +160,11 @@ def _part(nest: Nest, dim: str, start: Affine, length: int, stage: Stage) -> Nes
     """The points of a nest from a place along a dimension on."""
     changed = {dim: start + Affine.symbol(dim)}
     made = nest.mapped(stage.context.pool.renamer(changed))
-    writes = [
-        replace(write, index=tuple(position.substitute(changed.get) for position in write.index))
-        for write in made.writes
+    stores = [
+        replace(store, index=tuple(position.substitute(changed.get) for position in store.index))
+        for store in made.stores
     ]
-    return replace(made, dims={**nest.dims, dim: length}, writes=writes)
+    return replace(made, dims={**nest.dims, dim: length}, stores=tuple(stores))
 
 
 def _strips(run: Sequence[Nest], dims: dict[int, str], length: int, stage: Stage) -> list[Stmt]:
@@ -175,5 +175,5 @@ def _strips(run: Sequence[Nest], dims: dict[int, str], length: int, stage: Stage
     def body(start: Affine, count: int) -> list[Stmt]:
         return cut([_part(n, dims[k], start, count, stage) for k, n in enumerate(run)], stage)
 
-    out: list[Stmt] = [For(counter, full, body(Affine.symbol(counter, length), length))]
+    out: list[Stmt] = [For(counter, full, tuple(body(Affine.symbol(counter, length), length)))]
     return out + (body(Affine((), full * length), rest) if rest else [])

@@ -98,13 +98,13 @@ def in_slots(
             return None
         return context.pool.load(expr.dtype, *slot(*expr.access), False)
 
-    found, writes = nest.mapped(context.pool.rewriter(kept)), []
-    for write in found.writes:
+    found, stores = nest.mapped(context.pool.rewriter(kept)), []
+    for store in found.stores:
         buf, index = (
-            slot(write.buf, write.index) if write.buf.root in roots else (write.buf, write.index)
+            slot(store.buf, store.index) if store.buf.root in roots else (store.buf, store.index)
         )
-        writes.append(replace(write, buf=buf, index=index))
-    return replace(found, writes=writes)
+        stores.append(replace(store, buf=buf, index=index))
+    return replace(found, stores=tuple(stores))
 
 
 class _RegisterSearch:
@@ -198,10 +198,10 @@ class _RegisterSearch:
         nests = {id(user): user for b in chosen for user in users[b] if isinstance(user, Nest)}
         while True:
             bad = {
-                write.buf.root
+                store.buf.root
                 for user in nests.values()
                 if not self._is_for_everyone(user, chosen)
-                for write in user.writes
+                for store in user.stores
             }
             if not bad & chosen:
                 break
@@ -209,7 +209,7 @@ class _RegisterSearch:
         for buf in chosen:
             self.slots[buf] = buf
         for key, nest in nests.items():
-            if any(write.buf.root in chosen for write in nest.writes):
+            if any(store.buf.root in chosen for store in nest.stores):
                 self.mappings[key] = self._for_everyone(nest, self.mappings[key])
                 self.fixed.add(key)
 
@@ -224,7 +224,7 @@ class _RegisterSearch:
         return ThreadMapping(free, reduced, 1, mapping.threads, everyone=True)
 
     def _is_for_everyone(self, nest: Nest, chosen: set[Buf]) -> bool:
-        mine = {write.buf.root for write in nest.writes}
+        mine = {store.buf.root for store in nest.stores}
         if not mine & chosen:
             return True  # only reads them
         mapping = self.mappings[id(nest)]
@@ -399,7 +399,7 @@ def _accesses(stmt: Stmt, root: Buf) -> list[tuple[Buf, Sequence[Affine | None],
         if isinstance(expr, Load | Gather)
     ]
     stores = (
-        [(write.buf, write.index, write.guard) for write in stmt.writes]
+        [(store.buf, store.index, store.guard) for store in stmt.stores]
         if isinstance(stmt, Nest)
         else []
     )
@@ -420,7 +420,7 @@ def _layout(nest: Nest, root: Buf) -> tuple[int, tuple[tuple[int, int, str], ...
 
     None unless each point has its own element of the buffer, and no other.
     """
-    if not _is_plain(nest, root) or (nest.rdims and any(write.inner for write in nest.writes)):
+    if not _is_plain(nest, root) or (nest.rdims and any(store.inner for store in nest.stores)):
         return None
     flats = {_moving(flat_index(buf, index), nest) for buf, index, _ in _accesses(nest, root)}
     free = {dim: size for dim, size in nest.dims.items() if size > 1 and dim not in nest.rdims}
@@ -491,8 +491,8 @@ def _split(
     if not places:
         return nest, names
     found = nest.mapped(context.pool.renamer(places))
-    writes = [
-        replace(write, index=tuple(position.substitute(places.get) for position in write.index))
-        for write in found.writes
+    stores = [
+        replace(store, index=tuple(position.substitute(places.get) for position in store.index))
+        for store in found.stores
     ]
-    return replace(found, dims=dims, writes=writes), names
+    return replace(found, dims=dims, stores=tuple(stores)), names

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import apart, flat_coefficient
-from pbkern.lower.nest.ir import Buf, Nest, Reduction, Write
+from pbkern.lower.nest.ir import Buf, Nest, Reduction, Store
 
 from .tiles import Tile, nest_rewrites, tiles, whole_terms
 
@@ -157,8 +157,8 @@ def _weight(nest: Nest, dim: str, but: Buf | None = None) -> int:
     free = [x for x in nest.dims if x not in nest.rdims]
     accesses = [(load.buf, load.index, load.symbols) for load in nest.loads()]
     accesses += [
-        (write.buf, write.index, frozenset(nest.dims if write.inner else free))
-        for write in nest.writes
+        (store.buf, store.index, frozenset(nest.dims if store.inner else free))
+        for store in nest.stores
     ]
     return sum(
         math.prod(nest.dims[x] for x in nest.dims if x in symbols)
@@ -184,24 +184,24 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
     Each then stores to its own elements, and none reads what another one stores.
     """
     streamed = {dim: size for dim, size in dims.items() if size > 1}
-    stored: dict[Buf, list[Write]] = {}
-    for write in nest.writes:
-        if write.inner:  # at every point, also of reduced dimensions that one thread walks
-            symbols = frozenset().union(*(position.symbols for position in write.index))
+    stored: dict[Buf, list[Store]] = {}
+    for store in nest.stores:
+        if store.inner:  # at every point, also of reduced dimensions that one thread walks
+            symbols = frozenset().union(*(position.symbols for position in store.index))
             walked = {
                 rdim: nest.dims[rdim]
                 for rdim in nest.rdims
                 if rdim in symbols and nest.dims[rdim] > 1
             }
-            told = is_one_to_one(write.index, streamed | walked)
+            told = is_one_to_one(store.index, streamed | walked)
         else:
             told = is_one_to_one(
-                write.index,
+                store.index,
                 {dim: extent for dim, extent in streamed.items() if dim not in nest.rdims},
             )
         if not told:
             return False
-        stored.setdefault(write.buf.root, []).append(write)
+        stored.setdefault(store.buf.root, []).append(store)
     pairs = [
         (store, load.buf, load.index)
         for load in nest.loads()
@@ -219,12 +219,12 @@ def is_parallel(nest: Nest, dims: Mapping[str, int]) -> bool:
     )
 
 
-def _same_element(write: Write, buf: Buf, index: Sequence[Affine | None]) -> bool:
-    return buf is write.buf and tuple(index) == tuple(write.index)
+def _same_element(store: Store, buf: Buf, index: Sequence[Affine | None]) -> bool:
+    return buf is store.buf and tuple(index) == tuple(store.index)
 
 
-def _apart(write: Write, buf: Buf, index: Sequence[Affine | None], nest: Nest) -> bool:
-    return buf is write.buf and not nest.moves() and apart(write.index, nest.dims, index, nest.dims)
+def _apart(store: Store, buf: Buf, index: Sequence[Affine | None], nest: Nest) -> bool:
+    return buf is store.buf and not nest.moves() and apart(store.index, nest.dims, index, nest.dims)
 
 
 def is_one_to_one(index: Sequence[Affine], dims: Mapping[str, int]) -> bool:

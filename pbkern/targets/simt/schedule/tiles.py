@@ -20,7 +20,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Gather, Load, Nest, Reduction, Write, nodes
+from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Gather, Load, Nest, Reduction, Store, nodes
 
 BOOL = np.dtype(bool)
 # An index below all indices of arrays: the lower end of a range that has none.
@@ -70,7 +70,7 @@ class Tile:
 def tiles(nest: Nest, free: Mapping[str, int], threads: int) -> tuple[Tile, ...]:
     """Number of points that a thread takes, by dimension; none where that leaves threads without work."""
     points = int(np.prod(list(free.values()), dtype=np.int64))
-    if nest.ordered or nest.moves() or (any(write.inner for write in nest.writes) and nest.rdims):
+    if nest.ordered or nest.moves() or (any(store.inner for store in nest.stores) and nest.rdims):
         return ()
     if nest.rdims:
         return _shared_operands(nest, free, points, threads)
@@ -123,14 +123,14 @@ def _shared_operands(
 
 def nest_rewrites(nest: Nest, but: Buf | None = None) -> bool:
     """Whether it reads, anywhere, an array that it writes, other than a certain root buffer."""
-    written = {write.buf.root for write in nest.writes} - {but}
+    written = {store.buf.root for store in nest.stores} - {but}
     return any(load.buf.root in written for load in nest.loads())
 
 
 def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
     """Whether a nest may be tiled so, although its own choice may be another; `kept` is a root buffer in registers."""
     if chosen and (
-        nest.ordered or nest.moves() or (any(write.inner for write in nest.writes) and nest.rdims)
+        nest.ordered or nest.moves() or (any(store.inner for store in nest.stores) and nest.rdims)
     ):
         return False
     if any(t.may_lie_outside(t.count - 1) for t in chosen) and nest_rewrites(nest, kept):
@@ -147,13 +147,13 @@ def accepts(nest: Nest, chosen: Sequence[Tile], kept: Buf) -> bool:
 
 def _whole_vectors(nest: Nest, free: Mapping[str, int], points: int) -> tuple[Tile, ...]:
     """Along the dimension along which all accesses are the same or whole vectors, at multiples of their size."""
-    sizes = {write.buf.dtype.itemsize for write in nest.writes} | {
+    sizes = {store.buf.dtype.itemsize for store in nest.stores} | {
         load.buf.dtype.itemsize for load in nest.loads()
     }
     if not sizes or 0 in sizes:
         return ()
     count = WIDEST_LOAD_BYTES // max(sizes)
-    if len({write.inner for write in nest.writes}) > 1:
+    if len({store.inner for store in nest.stores}) > 1:
         return ()
     for dim, size in free.items():
         if (
@@ -170,7 +170,7 @@ def whole_terms(nest: Nest, dim: str) -> int:
     """Number of neighbours along a reduced dimension that a thread may load as whole vectors; 1 if it may not."""
     terms = nodes([arg for reduction in nest.reductions for arg in reduction.args])
     loads = [term for term in terms if isinstance(term, Load | Gather) and dim in term.symbols]
-    if not loads or nest.ordered or nest.moves() or any(write.inner for write in nest.writes):
+    if not loads or nest.ordered or nest.moves() or any(store.inner for store in nest.stores):
         return 1
     if any(isinstance(load, Gather) or load.guard for load in loads):
         return 1
@@ -184,7 +184,9 @@ def whole_terms(nest: Nest, dim: str) -> int:
     )
 
 
-def terms_beside(nest: Nest, dim: str, count: int, context: NestContext) -> list[list[Reduction]]:
+def terms_beside(
+    nest: Nest, dim: str, count: int, context: NestContext
+) -> list[Sequence[Reduction]]:
     """The reductions at each of `count` neighbours; the dimension counts such groups of them."""
     places = [
         context.pool.renamer({dim: Affine.symbol(dim, count) + offset}) for offset in range(count)
@@ -201,16 +203,16 @@ def _is_along(flat: Affine, dim: str, count: int) -> bool:
 
 
 def _buffers(nest: Nest) -> list[Buf]:
-    return [load.buf for load in nest.loads()] + [write.buf for write in nest.writes]
+    return [load.buf for load in nest.loads()] + [store.buf for store in nest.stores]
 
 
 def _is_whole(nest: Nest, dim: str, count: int, but: Buf | None = None) -> bool:
     accesses = [(load.buf, load.index) for load in nest.loads() if dim in load.symbols] + [
-        (write.buf, write.index) for write in nest.writes
+        (store.buf, store.index) for store in nest.stores
     ]
     if any(isinstance(load, Gather) and dim in load.symbols for load in nest.loads()):
         return False
-    if any(write.guard for write in nest.writes) or any(
+    if any(store.guard for store in nest.stores) or any(
         isinstance(load, Load) and load.guard for load in nest.loads()
     ):
         return False
@@ -234,7 +236,7 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
     """The nest of one thread's points: dimensions count places."""
     if not chosen:
         return nest
-    reductions, writes, width = [], [], len(nest.reductions)
+    reductions, stores, width = [], [], len(nest.reductions)
     numbers = itertools.product(*(range(tile.count) for tile in chosen))
     for n, (at, dims) in enumerate(zip(numbers, renamed_points(chosen))):
         masks = [
@@ -257,7 +259,7 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
         def moved(expr: Expr, function: Callable = renamed, numbering: Callable = numbered) -> Expr:
             return numbering(function(expr))
 
-        writes += [_moved(write.mapped(moved), dims, masks, context) for write in nest.writes]
+        stores += [_moved(store.mapped(moved), dims, masks, context) for store in nest.stores]
     sizes = {tile.dim: tile.steps for tile in chosen}
     kept = {
         tile.kept(number): tile.size
@@ -266,14 +268,14 @@ def tiled(nest: Nest, chosen: Sequence[Tile], context: NestContext) -> Nest:
         if tile.may_lie_outside(number)
     }
     stepped = {dim: sizes.get(dim, size) for dim, size in nest.dims.items()} | kept
-    return replace(nest, dims=stepped, reductions=reductions, writes=writes)
+    return replace(nest, dims=stepped, reductions=tuple(reductions), stores=tuple(stores))
 
 
 def _moved(
-    write: Write, dims: Mapping[str, Affine], masks: Sequence[Expr], context: NestContext
-) -> Write:
+    store: Store, dims: Mapping[str, Affine], masks: Sequence[Expr], context: NestContext
+) -> Store:
     for mask in masks:
-        write = replace(
-            write, mask=mask if write.mask is None else context.op("and", BOOL, write.mask, mask)
+        store = replace(
+            store, mask=mask if store.mask is None else context.op("and", BOOL, store.mask, mask)
         )
-    return replace(write, index=tuple(position.substitute(dims.get) for position in write.index))
+    return replace(store, index=tuple(position.substitute(dims.get) for position in store.index))

@@ -1,0 +1,96 @@
+"""Decisions of the CPU's passes about a nest: vectors, register tiles, prefetching, stores in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from pbkern.lower.nest.ir import Buf, Nest
+
+# Vector registers that accumulators leave to operands.
+OPERAND_REGISTERS = 4
+
+
+@dataclass
+class NestSchedule:
+    """lanes 0: scalar code.
+
+    `vector`: vectorised dim, `unroll` vectors per step; `jam`: points per step of other dims.
+    """
+
+    lanes: int = 0
+    vector: str | None = None
+    unroll: int = 1
+    jam: dict[str, int] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
+    transpose: str | None = None
+    straight: bool = False  # reductions have no loops: each step stands by itself
+    # sums of `lanes` points along this dim become one vector
+    # (targets/cpu/emit/horizontal_reductions.py)
+    batched_rows: str | None = None
+    cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
+    registers: int = 32  # of the machine
+
+    @property
+    def along(self) -> str:
+        """The vectorised dimension; in scalar code "", which no dimension is called."""
+        return self.vector or ""
+
+    @property
+    def accumulators(self) -> int:
+        """Registers that accumulators may fill."""
+        return self.registers - OPERAND_REGISTERS
+
+    @property
+    def tile(self) -> int:
+        """Vectors of a full tile. Elements behind the last one are added up like the others."""
+        return self.cut_as or math.prod(self.jam.values()) * self.unroll
+
+    def __str__(self) -> str:
+        jam = "".join(f", jam {dim} by {count}" for dim, count in self.jam.items())
+        return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledNest(Nest):
+    """A nest with decisions, of which each may be left open.
+
+    schedule: vectors and register tiles; None: the emitter chooses.
+    prefetched: root buffer -> elements that its loads are prefetched ahead.
+    overwritten: root buffers that it stores to, always behind what it still loads there
+      (targets/cpu/locality/in_place_stores.py).
+    """
+
+    schedule: NestSchedule | None = None
+    prefetched: Mapping[Buf, int] = field(default_factory=dict)
+    overwritten: frozenset[Buf] = frozenset()
+
+    def decisions(self) -> str:
+        return "".join(f" fetch {buf.name} + {ahead}" for buf, ahead in self.prefetched.items())
+
+
+def scheduled(nest: Nest, **decisions: Any) -> ScheduledNest:
+    """The nest with decisions, fields of ScheduledNest by name; those made before stay."""
+    if isinstance(nest, ScheduledNest):
+        return replace(nest, **decisions)
+    return ScheduledNest(
+        **{field.name: getattr(nest, field.name) for field in fields(nest)}, **decisions
+    )
+
+
+def schedule_decided_for(nest: Nest) -> NestSchedule | None:
+    """The schedule that a pass has decided, None where the emitter chooses."""
+    return nest.schedule if isinstance(nest, ScheduledNest) else None
+
+
+def prefetched_by(nest: Nest) -> Mapping[Buf, int]:
+    """Elements that loads of root buffers are prefetched ahead, {} where no pass has decided it."""
+    return nest.prefetched if isinstance(nest, ScheduledNest) else {}
+
+
+def overwritten_by(nest: Nest) -> frozenset[Buf]:
+    """Root buffers that the nest stores to behind its own loads."""
+    return nest.overwritten if isinstance(nest, ScheduledNest) else frozenset()
