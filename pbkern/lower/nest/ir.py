@@ -32,6 +32,33 @@ TALLEST_PRINTED = 8
 MAX_HEIGHT = 160
 
 
+BOOL = np.dtype(bool)
+INT32 = np.dtype(np.int32)
+FLOAT32 = np.dtype(np.float32)
+# Primitives whose result is a truth value, whatever their operands are.
+TESTS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "lt_to", "le_to", "is_finite"))
+# Primitives whose result has the type of their second operand.
+TYPED_BY_SECOND = frozenset(("select_n", "clamp"))
+# Parameters that the text of an operation leaves out: the node's type says the first, no code depends on the others.
+UNWRITTEN_PARAMS = frozenset(("new_dtype", "sharding", "weak_type"))
+# Types of constants that are written without one, by kind.
+_DEFAULT_CONSTANTS = {"f": FLOAT32, "i": INT32, "b": BOOL}
+
+
+def typed(dtype: np.dtype, expected: np.dtype | None) -> str:
+    """Text of a type where it is not the expected one."""
+    return "" if dtype == expected else f":{dtype.name}"
+
+
+def result_type(primitive: str, args: Sequence[Expr]) -> np.dtype | None:
+    """The type that the text of an operation leaves out."""
+    if primitive in TESTS:
+        return BOOL
+    if primitive in TYPED_BY_SECOND:
+        return args[1].dtype
+    return args[0].dtype if args else None
+
+
 @dataclass(frozen=True, eq=False)
 class Buf:
     """A contiguous array: a kernel operand (`arena` False) or scratch of one task (`arena` True)."""
@@ -68,7 +95,11 @@ class Buf:
         return self.storage.root if self.storage is not None else self
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype.name}[{','.join(map(str, self.shape))}]"
+        scratch = " scratch" if self.arena else ""
+        storage = f" of {self.storage.name}" if self.storage is not None else ""
+        step = f" step {self.step}" if self.step is not None else ""
+        shape = ",".join(map(str, self.shape))
+        return f"{self.name}: {self.dtype.name}[{shape}]{scratch}{storage}{step}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -91,10 +122,10 @@ class Expr:
         """Nested text; nodes that `names` names are written by name (a DAG as a tree is exponential)."""
         if id(self) in names:
             return names[id(self)]
-        return self.written(", ".join(arg.text(names) for arg in self.args))
+        return self.written(*(arg.text(names) for arg in self.args))
 
-    def written(self, operands: str) -> str:
-        """The node's own text around that of its operands."""
+    def written(self, *operands: str) -> str:
+        """The node's own text around those of its operands."""
         raise NotImplementedError(type(self).__name__)
 
     def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
@@ -108,8 +139,11 @@ class Const(Expr):
 
     value: np.generic
 
-    def written(self, operands: str) -> str:
-        return str(self.value)
+    def written(self, *operands: str) -> str:
+        if self.value != self.value and self.value.tobytes() != self.dtype.type("nan").tobytes():
+            bits = int.from_bytes(self.value.tobytes(), "little")
+            return f"{bits:#x}:{self.dtype.name}"
+        return f"{self.value}{typed(self.dtype, _DEFAULT_CONSTANTS.get(self.dtype.kind))}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -118,8 +152,8 @@ class Scalar(Expr):
 
     name: str
 
-    def written(self, operands: str) -> str:
-        return self.name
+    def written(self, *operands: str) -> str:
+        return self.name + typed(self.dtype, INT32)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -128,8 +162,8 @@ class IndexValue(Expr):
 
     affine: Affine
 
-    def written(self, operands: str) -> str:
-        return f"({self.affine})"
+    def written(self, *operands: str) -> str:
+        return f"({self.affine})" + typed(self.dtype, INT32)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -140,7 +174,7 @@ class InRange(Expr):
     low: int
     high: int
 
-    def written(self, operands: str) -> str:
+    def written(self, *operands: str) -> str:
         return f"({self.low} <= {self.affine} < {self.high})"
 
 
@@ -156,8 +190,10 @@ class Load(Expr):
     def access(self) -> tuple[Buf, tuple[Affine, ...]]:
         return self.buf, self.index
 
-    def written(self, operands: str) -> str:
-        return f"{self.buf.name}[{', '.join(map(str, self.index))}]{'?' if self.guard else ''}"
+    def written(self, *operands: str) -> str:
+        guard = "?" if self.guard else ""
+        place = ", ".join(map(str, self.index))
+        return f"{self.buf.name}[{place}]{guard}{typed(self.dtype, self.buf.dtype)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -171,8 +207,10 @@ class Gather(Expr):
     def access(self) -> tuple[Buf, tuple[Affine | None, ...]]:
         return self.buf, self.index
 
-    def written(self, operands: str) -> str:
-        return f"{self.buf.name}[gather {operands}]"
+    def written(self, *operands: str) -> str:
+        gathered = iter(operands)
+        place = (f"gather {next(gathered)}" if i is None else str(i) for i in self.index)
+        return f"{self.buf.name}[{', '.join(place)}]{typed(self.dtype, self.buf.dtype)}"
 
     def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
         return pool.gather(self.dtype, self.buf, self.index, args)
@@ -184,8 +222,17 @@ class Op(Expr):
 
     info: EqnInfo
 
-    def written(self, operands: str) -> str:
-        return f"{self.info.primitive}({operands})"
+    def written(self, *operands: str) -> str:
+        primitive = self.info.primitive
+        params = [
+            f"{name}={int(value) if isinstance(value, int) else repr(value)}"
+            for name, value in self.info.params.items()
+            if name not in UNWRITTEN_PARAMS and value is not None
+        ]
+        if self.info.in_dtypes != tuple(arg.dtype for arg in self.args):
+            params.append(f"of={'/'.join(dtype.name for dtype in self.info.in_dtypes)}")
+        type_ = typed(self.dtype, result_type(primitive, self.args))
+        return f"{primitive}{type_}({', '.join((*operands, *params))})"
 
     def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
         return pool.op(self.dtype, self.info, args)
@@ -197,7 +244,7 @@ class Accumulator(Expr):
 
     number: int
 
-    def written(self, operands: str) -> str:
+    def written(self, *operands: str) -> str:
         return f"acc{self.number}"
 
 
@@ -207,8 +254,8 @@ class Shifted(Expr):
 
     moves: tuple[tuple[str, int], ...]
 
-    def written(self, operands: str) -> str:
-        return f"({operands} at {', '.join(f'{dim} + {by}' for dim, by in self.moves)})"
+    def written(self, *operands: str) -> str:
+        return f"({operands[0]} at {', '.join(f'{dim} + {by}' for dim, by in self.moves)})"
 
     def with_args(self, args: tuple[Expr, ...], pool: Pool) -> Expr:
         return pool.shifted(self.dtype, self.moves, args)
@@ -216,7 +263,6 @@ class Shifted(Expr):
 
 Node = TypeVar("Node", bound=Expr)
 NO_SYMBOLS: frozenset[str] = frozenset()
-BOOL = np.dtype(bool)
 
 
 class Pool:
@@ -465,13 +511,14 @@ class Nest:
         return ""
 
     def __str__(self) -> str:
-        head = ", ".join(
-            f"{dim}<{size}" + ("*" if dim in self.rdims else "") for dim, size in self.dims.items()
-        )
+        in_order = self.rdims == tuple(dim for dim in self.dims if dim in self.rdims)
+        rank = {dim: "*" if in_order else f"*{k}" for k, dim in enumerate(self.rdims)}
+        head = ", ".join(f"{dim}<{size}{rank.get(dim, '')}" for dim, size in self.dims.items())
         rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + self.decisions()]
         names = _name_shared(self.nodes(), rows, "  ")
         rows += [
-            f"  acc{k} {reduction.op}= {', '.join(arg.text(names) for arg in reduction.args)}"
+            f"  acc{k}{typed(reduction.dtype, reduction.args[0].dtype)} {reduction.op}= "
+            + ", ".join(arg.text(names) for arg in reduction.args)
             for k, reduction in enumerate(self.reductions)
         ]
         for store in self.stores:
@@ -646,18 +693,20 @@ def show(stmts: Sequence[Stmt], indent: str = "") -> str:
             case Trace(site=k, buffers=bufs):
                 rows.append(f"{indent}trace {k}: {', '.join(buf.name for buf in bufs)}")
             case Prefetch(buf=b, index=i, count=n):
-                rows.append(f"{indent}fetch {n} of {b.name}[{', '.join(map(str, i))}]")
-            case Sort(buffers=bufs, num_keys=k, first=n):
+                rows.append(f"{indent}prefetch {n} of {b.name}[{', '.join(map(str, i))}]")
+            case Sort(buffers=bufs, spare=spare, num_keys=k, first=n):
                 which = f", first {n}" if n < bufs[0].shape[1] else ""
-                rows.append(f"{indent}sort {', '.join(buf.name for buf in bufs)} by {k}{which}")
+                beside = f" spare {', '.join(buf.name for buf in spare)}" if spare else ""
+                buffers = ", ".join(buf.name for buf in bufs)
+                rows.append(f"{indent}sort {buffers}{beside} by {k}{which}")
     return "\n".join(row for row in rows if row)
 
 
 class Names:
-    """Fresh names of one kernel."""
+    """Fresh names of one kernel, numbered from `first`."""
 
-    def __init__(self) -> None:
-        self._count = itertools.count()
+    def __init__(self, first: int = 0) -> None:
+        self._count = itertools.count(first)
 
     def __call__(self, prefix: str) -> str:
         return f"{prefix}{next(self._count)}"

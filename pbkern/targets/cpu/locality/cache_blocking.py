@@ -296,7 +296,4 @@ class _CacheBlocking(StripMinedLoop):
         ahead: dict[int, dict[Buf, int]] = {id(nest): {} for nest in nests}
         for buf, (nest, start) in last.items():
             ahead[id(nest)][buf] = steps[buf] + furthest[buf] - start
-        return [
-            scheduled(nest, prefetched=ahead[id(nest)]) if ahead[id(nest)] else nest
-            for nest in nests
-        ]
+        return [scheduled(nest, prefetched=ahead[id(nest)]) for nest in nests]

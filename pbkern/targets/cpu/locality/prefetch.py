@@ -72,4 +72,4 @@ def prefetch_rows(nest: Nest, vector_bits: int) -> Nest:
         )
         if steps[row] > run:
             ahead |= rows_ahead(load, row)
-    return scheduled(nest, prefetched=ahead) if ahead else nest
+    return scheduled(nest, prefetched=ahead)

@@ -276,7 +276,7 @@ class _RunningMaxima:
             tuple(stores),
             at=nest.at,
         )
-        return scheduled(on_strip, prefetched=ahead) if ahead else on_strip
+        return scheduled(on_strip, prefetched=ahead)
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
         """Distance of what is prefetched, by buffer that comes from afar."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -49,6 +51,14 @@ class NestSchedule:
         """Vectors of a full tile. Elements behind the last one are added up like the others."""
         return self.cut_as or math.prod(self.jam.values()) * self.unroll
 
+    def differences(self) -> str:
+        """The fields that differ from their defaults, as keyword arguments."""
+        plain = NestSchedule()
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(
+            f"{name}={value!r}" for name, value in values.items() if value != getattr(plain, name)
+        )
+
     def __str__(self) -> str:
         jam = "".join(f", jam {dim} by {count}" for dim, count in self.jam.items())
         return f"{self.lanes} lanes along {self.vector}, unroll {self.unroll}{jam}, order {' '.join(self.order)}"
@@ -69,16 +79,21 @@ class ScheduledNest(Nest):
     overwritten: frozenset[Buf] = frozenset()
 
     def decisions(self) -> str:
-        return "".join(f" fetch {buf.name} + {ahead}" for buf, ahead in self.prefetched.items())
+        words = [f"prefetch {buf.name} + {ahead}" for buf, ahead in self.prefetched.items()]
+        words += [f"over {buf.name}" for buf in sorted(self.overwritten, key=lambda buf: buf.name)]
+        if self.schedule is not None:
+            words.append(f"schedule({self.schedule.differences()})")
+        return "".join(f" {word}" for word in words)
 
 
-def scheduled(nest: Nest, **decisions: Any) -> ScheduledNest:
+def scheduled(nest: Nest, **decisions: Any) -> Nest:
     """The nest with decisions, fields of ScheduledNest by name; those made before stay."""
+    if not any(decisions.values()):
+        return nest
     if isinstance(nest, ScheduledNest):
         return replace(nest, **decisions)
-    return ScheduledNest(
-        **{field.name: getattr(nest, field.name) for field in fields(nest)}, **decisions
-    )
+    kept = {field.name: getattr(nest, field.name) for field in fields(nest)}
+    return ScheduledNest(**kept, **decisions)
 
 
 def schedule_decided_for(nest: Nest) -> NestSchedule | None:
@@ -94,3 +109,20 @@ def prefetched_by(nest: Nest) -> Mapping[Buf, int]:
 def overwritten_by(nest: Nest) -> frozenset[Buf]:
     """Root buffers that the nest stores to behind its own loads."""
     return nest.overwritten if isinstance(nest, ScheduledNest) else frozenset()
+
+
+def with_decisions(nest: Nest, text: str, buffers: Mapping[str, Buf]) -> Nest:
+    """The nest with decisions that `ScheduledNest.decisions` has written."""
+    prefetched = {
+        buffers[name]: int(ahead) for name, ahead in re.findall(r"prefetch (\S+) \+ (-?\d+)", text)
+    }
+    overwritten = frozenset(buffers[name] for name in re.findall(r"over (\S+)", text))
+    written = re.search(r"schedule(\(.*\))", text)
+    schedule = None
+    if written is not None:
+        call = ast.parse(f"f{written[1]}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        schedule = NestSchedule(
+            **{str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        )
+    return scheduled(nest, schedule=schedule, prefetched=prefetched, overwritten=overwritten)
