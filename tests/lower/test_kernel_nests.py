@@ -17,6 +17,9 @@ from pbkern.lower.kernel_nests import kernel_nests
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.targets.backend import lowered
 from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.passes import CPU_PASSES
+from pbkern.targets.simt.options import ThreadOptions
+from pbkern.targets.simt.passes import THREAD_PASSES
 from tests.dsl import test_kernels
 from tests.native.test_bodies import HANDWRITTEN, agree, random_kernel
 from tests.targets import stub
@@ -57,6 +60,54 @@ def test_kernels_of_golden_functions(name):
 def test_random_bodies(seed):
     kernel, _dtype = random_kernel(seed)
     check(kernel, *draw(kernel, seed), options=LowerOptions() if seed % 2 else PLAIN)
+
+
+# What targets run over nests -> options and passes.
+TARGETS = {
+    "cpu": (LowerOptions(avx512=True, vnni=True, bf16_pairs=True), (*SHARED_PASSES, *CPU_PASSES)),
+    "threads": (ThreadOptions(), (*SHARED_PASSES, *THREAD_PASSES)),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_golden_functions_after_the_passes_of_targets(name, target):
+    f, *args = FUNCTIONS[name]
+    if name == "mean_of_squares":
+        args = [jax.ShapeDtypeStruct((64, 33), "f")]
+    options, passes = TARGETS[target]
+    for kernel in pbkern.jit(f).kernels(*args):
+        check(kernel, *draw(kernel), options=options, passes=passes)
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_bodies_after_the_passes_of_targets(seed, target):
+    kernel, _dtype = random_kernel(seed)
+    options, passes = TARGETS[target]
+    check(kernel, *draw(kernel, seed), options=options, passes=passes)
+
+
+@pytest.mark.parametrize("orientation", ["ab", "aTb", "abT"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "bfloat16", "float32"])
+def test_products_after_the_passes_of_the_cpu(dtype, orientation):
+    """Packed operands, words of several elements and their instructions keep the meaning of the product."""
+    accumulator = jnp.float32 if "float" in dtype else jnp.int32
+    left, right = (40, 128), (128, 96)
+    if orientation == "aTb":
+        left = left[::-1]
+    if orientation == "abT":
+        right = right[::-1]
+
+    def product(a, b):
+        a, b = (a.T if orientation == "aTb" else a), (b.T if orientation == "abT" else b)
+        return jnp.dot(a, b, preferred_element_type=accumulator) + 1
+
+    options, passes = TARGETS["cpu"]
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in (left, right)]
+    for kernel in pbkern.jit(product).kernels(*arrays):
+        check(kernel, *draw(kernel), options=options, passes=passes)
 
 
 @pytest.mark.sampled(4)

@@ -12,7 +12,7 @@ from pbkern.core.passes import run_passes
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.parse import parse, program_text
-from pbkern.targets.cpu.schedule.nest_schedule import with_decisions
+from pbkern.targets.cpu.schedule.nest_schedule import CPU_DIALECT
 from tests.lowered import lowered, on
 from tests.native.test_bodies import random_kernel
 
@@ -20,7 +20,7 @@ from .same_program import difference
 
 
 def again(text: str):
-    return parse(text, NestContext(BuildOptions()), with_decisions)
+    return parse(text, NestContext(BuildOptions()), CPU_DIALECT)
 
 
 def check(statements) -> None:

@@ -25,7 +25,7 @@ from pbkern.lower.nest.verify import verify
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
-from pbkern.targets.cpu.schedule.nest_schedule import with_decisions
+from pbkern.targets.cpu.schedule.nest_schedule import CPU_DIALECT
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.passes import THREAD_PASSES
 from tests.lower.same_program import difference
@@ -54,7 +54,7 @@ def read(text: str, options: type) -> tuple[Program, NestContext]:
     fields = (part.split("=", 1) for part in header(text, "options"))
     chosen = options(**{name: ast.literal_eval(value) for name, value in fields})
     context = NestContext(chosen, Names(FIRST_NEW_NAME))
-    program = parse(text, context, with_decisions)
+    program = parse(text, context, CPU_DIALECT)
     context.kept = frozenset(program.buffers[name] for name in header(text, "kept"))
     for name, low, high in (
         re.fullmatch(r"(\S+) in (-?\d+) .. (-?\d+)", part).groups()

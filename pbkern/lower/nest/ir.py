@@ -22,6 +22,8 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
+from .instructions import Instruction
+
 if TYPE_CHECKING:
     from pbkern.lower.math.elementwise import EqnInfo
 
@@ -391,7 +393,7 @@ def _renamed(dim: str, dims: dict[str, Affine]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """accumulator = op(accumulator, args).
+    """accumulator = op(accumulator, args), computed `by` an instruction where that is decided.
 
     `dot` multiplies and adds; argmax and argmin take (value, index).
 
@@ -401,6 +403,17 @@ class Reduction:
     op: str
     args: tuple[Expr, ...]
     dtype: np.dtype
+    by: Instruction | None = None
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it sums products, by whatever instruction."""
+        return self.op == "dot"
+
+    @property
+    def is_plain_product(self) -> bool:
+        """Whether it sums products of operands as they are, not of words that hold several elements."""
+        return self.op == "dot" and self.by is None
 
     def mapped(self, change: Callable[[Expr], Expr]) -> Reduction:
         """The reduction of changed operands."""
@@ -517,7 +530,8 @@ class Nest:
         rows = [f"nest [{head}]" + (" ordered" if self.ordered else "") + self.decisions()]
         names = _name_shared(self.nodes(), rows, "  ")
         rows += [
-            f"  acc{k}{typed(reduction.dtype, reduction.args[0].dtype)} {reduction.op}= "
+            f"  acc{k}{typed(reduction.dtype, reduction.args[0].dtype)} {reduction.op}"
+            + (f" by {reduction.by.name}= " if reduction.by else "= ")
             + ", ".join(arg.text(names) for arg in reduction.args)
             for k, reduction in enumerate(self.reductions)
         ]

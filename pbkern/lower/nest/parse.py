@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import ml_dtypes
@@ -20,6 +21,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
 from .context import NestContext
+from .instructions import Instruction
 from .ir import (
     BOOL,
     FLOAT32,
@@ -55,8 +57,20 @@ BUFFER = re.compile(
 # Primitives that take the type of their result as a parameter.
 CONVERSIONS = frozenset(("convert_element_type", "bitcast_convert_type"))
 
-# (nest, text of a target's decisions, buffers by name) -> the nest with these decisions.
-Decide = Callable[[Nest, str, Mapping[str, Buf]], Nest]
+
+@dataclass(frozen=True)
+class Dialect:
+    """Words that only one target's nests have.
+
+    decide: (nest, text of decisions, buffers by name) -> the nest with these decisions.
+    instructions: name -> the instruction by which reductions are computed.
+    """
+
+    decide: Callable[[Nest, str, Mapping[str, Buf]], Nest] | None = None
+    instructions: Mapping[str, Instruction] = field(default_factory=dict)
+
+
+SHARED = Dialect()
 
 
 class Program(NamedTuple):
@@ -101,13 +115,13 @@ def _mentioned(stmt: Stmt) -> Iterator[Buf]:
             yield buf
 
 
-def parse(text: str, context: NestContext, decide: Decide | None = None) -> Program:
+def parse(text: str, context: NestContext, dialect: Dialect = SHARED) -> Program:
     """Reads a program.
 
     Args:
       text: what `program_text` writes.
       context: where its expressions are made.
-      decide: adds what a target has decided about a nest, which stands behind its dimensions.
+      dialect: a target's words.
     Raises InternalError that names the line.
     """
     buffers: dict[str, Buf] = {}
@@ -120,7 +134,7 @@ def parse(text: str, context: NestContext, decide: Decide | None = None) -> Prog
             lines.append(line)
         else:
             buffers[declared["name"]] = _buffer(declared, buffers)
-    return Program(list(_Statements(lines, context, buffers, decide).block(0)), buffers)
+    return Program(list(_Statements(lines, context, buffers, dialect).block(0)), buffers)
 
 
 def _buffer(declared: re.Match, buffers: Mapping[str, Buf]) -> Buf:
@@ -146,9 +160,9 @@ class _Statements:
         lines: list[str],
         context: NestContext,
         buffers: Mapping[str, Buf],
-        decide: Decide | None,
+        dialect: Dialect,
     ) -> None:
-        self.lines, self.context, self.buffers, self.decide = lines, context, buffers, decide
+        self.lines, self.context, self.buffers, self.dialect = lines, context, buffers, dialect
         self.at = 0  # the next line
 
     def block(self, indent: int) -> Block:
@@ -243,9 +257,9 @@ class _Statements:
             if star:
                 ranks[name] = int(rank) if rank else len(ranks)
         shared = [row for row in rows if re.match(r"v\d+ = ", row)]
-        sums = [row for row in rows if re.match(r"acc\d+(:\w+)? \w+= ", row)]
+        sums = [row for row in rows if re.match(r"acc\d+(:\w+)? \w+( by \S+)?= ", row)]
         reader = self.expressions(shared)
-        reductions = tuple(reader.reduction(row) for row in sums)
+        reductions = tuple(reader.reduction(row, self.dialect) for row in sums)
         reader = self.expressions(shared, [reduction.dtype for reduction in reductions])
         stores = tuple(reader.store(row) for row in rows if row not in shared and row not in sums)
         decisions = behind.strip()
@@ -255,9 +269,9 @@ class _Statements:
         nest = Nest(dims, rdims, reductions, stores, ordered)
         if not decisions:
             return nest
-        if self.decide is None:
+        if self.dialect.decide is None:
             raise InternalError(f"nest text: {decisions!r} belongs to a target")
-        return self.decide(nest, decisions, self.buffers)
+        return self.dialect.decide(nest, decisions, self.buffers)
 
 
 def _indent(line: str) -> int:
@@ -316,12 +330,13 @@ class _Expressions:
         self.text, self.at = before
         return found
 
-    def reduction(self, row: str) -> Reduction:
-        target, _, rest = row.partition(" ")
-        op, _, operands = rest.partition("= ")
+    def reduction(self, row: str, dialect: Dialect) -> Reduction:
+        how, _, operands = row.partition("= ")
+        target, op, *by = how.split(" ")
         args = tuple(self.several(operands))
         _, _, dtype = target.partition(":")
-        return Reduction(op, args, _dtype(dtype) if dtype else args[0].dtype)
+        instruction = dialect.instructions[by[-1]] if by else None
+        return Reduction(op, args, _dtype(dtype) if dtype else args[0].dtype, instruction)
 
     def store(self, row: str) -> Store:
         target, _, rest = row.partition("] = ")

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from pbkern.core.errors import InternalError
-
 from .ir import Reduction
 
 
@@ -29,9 +27,6 @@ def highest(dtype: np.dtype) -> Any:
 IDENTITY: dict[str, Callable[[np.dtype], Any]] = {
     "sum": lambda dtype: 0,
     "dot": lambda dtype: 0,
-    "dot_bf16": lambda dtype: 0,
-    "dot_i16": lambda dtype: 0,
-    "dot_i8": lambda dtype: 0,
     "prod": lambda dtype: 1,
     "max": lowest,
     "min": highest,
@@ -67,7 +62,12 @@ def reduced(
 
     `args` broadcast to `shape`.
     """
-    if reduction.op == "dot":
+    if reduction.by is not None:
+        elements = [reduction.by.elements(k, words) for k, words in enumerate(args)]
+        shape_of_elements = (*shape, reduction.by.shape[-1])
+        sums = _sum_of_products(reduction, elements, (*axes, len(shape)), shape_of_elements)
+        return sums[..., 0]
+    if reduction.is_product:
         return _sum_of_products(reduction, args, axes, shape)
     if reduction.op in ("argmax", "argmin"):
         return _first_best(reduction, args, axes, shape)
@@ -91,15 +91,7 @@ def accumulated(
 
 
 def _operation(reduction: Reduction) -> tuple[np.ufunc, np.dtype]:
-    """(NumPy's function, the dtype in which it runs).
-
-    Raises InternalError for operations that only one target has.
-    """
-    if reduction.op not in UFUNCS:
-        raise InternalError(
-            f"nest: the interpreter has no reduction `{reduction.op}`",
-            why="a target's own pass made it",
-        )
+    """(NumPy's function, the dtype in which it runs)."""
     if reduction.dtype.kind == "b":
         return ON_BOOLS.get(reduction.op, UFUNCS[reduction.op]), reduction.dtype
     exact = reduction.op in ("sum", "prod", "logaddexp") and reduction.dtype.kind not in "iu"

@@ -330,7 +330,7 @@ def _is_product(nest: Nest) -> bool:
         bool(nest.reductions)
         and not nest.ordered
         and not inner
-        and all(reduction.op == "dot" for reduction in nest.reductions)
+        and all(reduction.is_product for reduction in nest.reductions)
     )
 
 

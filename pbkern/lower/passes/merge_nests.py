@@ -115,7 +115,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if (
         first.ordered
         or second.ordered
-        or any(reduction.op == "dot" for reduction in first.reductions + second.reductions)
+        or any(reduction.is_product for reduction in first.reductions + second.reductions)
     ):
         return None
     live = _matched(first, second)

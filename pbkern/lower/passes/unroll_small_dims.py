@@ -145,4 +145,4 @@ def sums_as_expressions(
 
 def _term(reduction, at: dict, context) -> Expr:
     args = [context.pool.rename(arg, at) for arg in reduction.args]
-    return context.op("mul", reduction.dtype, *args) if reduction.op == "dot" else args[0]
+    return context.op("mul", reduction.dtype, *args) if reduction.is_product else args[0]

@@ -20,7 +20,6 @@ from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 from .addressing import NestWalk, Point, Tail
 from .cumulative import Cumulative
 from .horizontal_reductions import (
-    WORD_PRODUCTS,
     HorizontalReductions,
     by_halves,
     is_rounded,
@@ -254,7 +253,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             or not any(map(is_rounded, walk.nest.reductions))
         ):
             return 0
-        if any(reduction.op.startswith("dot") for reduction in walk.nest.reductions):
+        if any(reduction.is_product for reduction in walk.nest.reductions):
             many = walk.sched.tile * len(walk.nest.reductions) > FEW_ACCUMULATORS
             return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
         return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(walk.nest) else LONGEST_CHAIN
@@ -379,7 +378,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             return flat_coefficient(expr.buf, expr.index, walk.sched.along) == 1
 
         return (
-            (reduction.op == "sum" or reduction.op.startswith("dot"))
+            (reduction.op == "sum" or reduction.is_product)
             and reduction.dtype.kind != "b"
             and all(map(zero, reduction.args))
         )
@@ -389,6 +388,8 @@ class Accumulators(HorizontalReductions, Cumulative):
     ) -> list[Ssa]:
         unsigned = reduction.dtype.kind == "u"
         match reduction.op:
+            case "dot" if reduction.by is not None:
+                return [reduction.by.emit(b, acc[0], args)]
             case "dot":
                 fused = b.contract and args[0].el in ("f32", "f64")
                 return [
@@ -396,8 +397,6 @@ class Accumulators(HorizontalReductions, Cumulative):
                     if fused
                     else b.add(acc[0], b.mul(args[0], args[1]))
                 ]
-            case "dot_bf16" | "dot_i16" | "dot_i8":
-                return [self._product_of_words(b, reduction.op, acc[0], args)]
             case "sum":
                 return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
             case "prod":
@@ -427,15 +426,6 @@ class Accumulators(HorizontalReductions, Cumulative):
             case "argmax" | "argmin":
                 return self._better(b, reduction, acc, args)
         raise AssertionError(reduction.op)
-
-    def _product_of_words(self, b: Builder, op: str, acc: Ssa, args: list[Ssa]) -> Ssa:
-        """acc + the products of the elements that words hold, per lane; of bytes, the first argument's are unsigned."""
-        el, bits, name = WORD_PRODUCTS[op]
-        parts = f"vector<{32 // bits * acc.lanes}x{el}>"
-        x, y = (b.emit(f"vector.bitcast {arg.name} : {arg.type} to {parts}") for arg in args)
-        types = f"({acc.type}, {parts}, {parts}) -> {acc.type}"
-        call = f'llvm.call_intrinsic "llvm.x86.{name}.{32 * acc.lanes}"({acc.name}, {x}, {y}) : {types}'
-        return acc._replace(name=b.emit(call))
 
     def _logaddexp(self, b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
         """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""

@@ -23,12 +23,6 @@ from pbkern.lower.nest.ir import Reduction
 from .addressing import NestWalk
 from .promoted_loops import PromotedLoops
 
-# Products of words that hold several elements -> (type of these, its bits, LLVM's name of the instruction).
-WORD_PRODUCTS = {
-    "dot_bf16": ("bf16", 16, "avx512bf16.dpbf16ps"),
-    "dot_i16": ("i16", 16, "avx512.vpdpwssd"),
-    "dot_i8": ("i8", 8, "avx512.vpdpbusd"),
-}
 # Bits within which instructions interleave elements.
 BLOCK_BITS = 128
 
@@ -52,7 +46,7 @@ class HorizontalReductions(PromotedLoops):
                 at += count
                 continue
             merged = Reduction(
-                "sum" if reduction.op.startswith("dot") else reduction.op,
+                "sum" if reduction.is_product else reduction.op,
                 reduction.args,
                 reduction.dtype,
             )
@@ -103,7 +97,7 @@ class HorizontalReductions(PromotedLoops):
                 out.append(b.bitcast(_sign_magnitude(b, best), mine[0][0].el))
                 continue
             merged = Reduction(
-                "sum" if reduction.op.startswith("dot") else reduction.op,
+                "sum" if reduction.is_product else reduction.op,
                 reduction.args,
                 reduction.dtype,
             )
@@ -141,7 +135,7 @@ class HorizontalReductions(PromotedLoops):
         if reduction.op in ("max", "min") and value.el in ("f32", "f64"):
             return [self._extreme_of_lanes(block, reduction.op, value)]
         kind = {
-            **dict.fromkeys(("dot", "sum", *WORD_PRODUCTS), "add"),
+            **dict.fromkeys(("dot", "sum"), "add"),
             "prod": "mul",
             "and": "and",
             "or": "or",
@@ -239,7 +233,7 @@ def _ordered(b: Builder, op: str, value: Ssa) -> Ssa:
 
 
 def is_rounded(reduction: Reduction) -> bool:
-    return reduction.op in ("sum", "dot", "dot_bf16") and compute_el(reduction.dtype) in (
+    return reduction.op in ("sum", "dot") and compute_el(reduction.dtype) in (
         "f32",
         "f64",
     )

@@ -92,7 +92,7 @@ class _Chooser:
         if (
             nest.ordered
             or math.prod(nest.dims.values()) < MIN_POINTS
-            or any(reduction.op == "dot" for reduction in nest.reductions)
+            or any(reduction.is_product for reduction in nest.reductions)
         ):
             return []
         every = nest.nodes()

@@ -32,7 +32,7 @@ def is_matrix_product(nest: Nest, reduction: Reduction) -> bool:
         }
         for arg in reduction.args
     ]
-    return reduction.op.startswith("dot") and all(rows)
+    return reduction.is_product and all(rows)
 
 
 def rows_ahead(load: Load, row: str) -> dict[Buf, int]:

@@ -90,7 +90,7 @@ def _sum_vectors(nest: Nest, vector_bits: int) -> int:
         len(live) != 2
         or len(nest.rdims) != 1
         or not nest.reductions
-        or any(reduction.op != "dot" for reduction in nest.reductions)
+        or not all(reduction.is_product for reduction in nest.reductions)
     ):
         return 0
     sched = choose(nest, vector_bits)

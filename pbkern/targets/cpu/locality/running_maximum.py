@@ -300,7 +300,7 @@ class _RunningMaxima:
             for output in (*inner, *(store for store in row.nest.stores if not store.inner))
         ]
         reductions = [
-            Reduction(reduction.op, (rename(part),), reduction.dtype)
+            replace(reduction, args=(rename(part),))
             for reduction, part in zip(row.nest.reductions, parts)
         ]
         return Nest({dim: self.cut.count}, (dim,), tuple(reductions), tuple(stores), at=row.nest.at)

@@ -173,7 +173,7 @@ def _adds_all(nest: Nest) -> bool:
     return (
         live <= set(nest.rdims)
         and not any(store.inner for store in nest.stores)
-        and all(reduction.op != "dot" for reduction in nest.reductions)
+        and not any(reduction.is_product for reduction in nest.reductions)
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -361,7 +361,7 @@ class _StripNest:
 
     def _lanes(self) -> int:
         """Values per state: a vector where vectors run along the dimension, so that strips end without a horizontal step."""
-        if any(reduction.op == "dot" for reduction in self.nest.reductions):
+        if any(reduction.is_product for reduction in self.nest.reductions):
             return 0
         if choose(self.nest, self.strips.vector_bits).vector != self.d:
             return 0
@@ -504,7 +504,7 @@ class _StripNest:
                 return reduction.args[1]  # the place, not the element
             return (
                 self.context.op("mul", reduction.dtype, *reduction.args)
-                if reduction.op == "dot"
+                if reduction.is_product
                 else reduction.args[0]
             )
 
@@ -522,7 +522,7 @@ class _StripNest:
         finals = [store for store in self.nest.stores if not store.inner]
         if self.lanes:
             reductions = [
-                Reduction(reduction.op, (state,), reduction.dtype)
+                replace(reduction, args=(state,))
                 for reduction, state in zip(self.nest.reductions, states)
             ]
             return [

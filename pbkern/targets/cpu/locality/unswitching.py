@@ -82,7 +82,7 @@ def _choice(nest: Nest, pool: Pool) -> Expr | None:
         or math.prod(nest.dims.values()) < MIN_POINTS
     ):
         return None
-    if any(reduction.op.startswith("dot") for reduction in nest.reductions):
+    if any(reduction.is_product for reduction in nest.reductions):
         return None
     written = {store.buf.root for store in nest.stores}
     for expr in reversed(every):  # the outermost of a chain first: one side of it is settled

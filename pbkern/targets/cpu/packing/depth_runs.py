@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
-from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Reduction, Stmt, Store
+from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Stmt, Store
 
 # A panel that is read once for each tile of rows, beside those rows, may fill one of this many
 # parts of the second cache.
@@ -110,7 +110,7 @@ def product_along(nest: Nest, vector: str, pool) -> Nest:
     return Nest(
         dims,
         nest.rdims,
-        (Reduction(reduction.op, reduction.args, reduction.dtype),),
+        (reduction,),
         (store,),
         at=nest.at,
     )

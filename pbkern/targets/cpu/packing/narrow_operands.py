@@ -115,7 +115,7 @@ def _suits(nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
     """Whether a nest is a product of enough narrow integers, once `narrow` scratch is."""
     if (
         len(nest.reductions) != 1
-        or nest.reductions[0].op != "dot"
+        or not nest.reductions[0].is_plain_product
         or nest.reductions[0].dtype != INT32
     ):
         return False

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Store
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt, Store
 from pbkern.targets.cpu.machine import (
     CONFLICT_BYTES,
     LINE_BYTES,
@@ -146,7 +146,7 @@ def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     return Nest(
         dict(nest.dims),
         nest.rdims,
-        (Reduction(reduction.op, args, reduction.dtype),),
+        (replace(reduction, args=args),),
         nest.stores,
         nest.ordered,
         nest.at,

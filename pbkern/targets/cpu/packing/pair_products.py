@@ -19,6 +19,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
+from pbkern.lower.nest.instructions import Instruction
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -31,16 +32,13 @@ from pbkern.lower.nest.ir import (
     Store,
     nodes,
 )
+from pbkern.targets.cpu.instructions import DPBF16PS, VPDPWSSD
 from pbkern.targets.cpu.machine import ROW_PADDING
 
 UINT8 = np.dtype(np.uint8)
 UINT16 = np.dtype(np.uint16)
 UINT32 = np.dtype(np.uint32)
 INT32 = np.dtype(np.int32)
-# Reduction of pairs of bfloat16 in words.
-BFLOAT16 = "dot_bf16"
-# Reduction of pairs of int16 in words.
-INT16 = "dot_i16"
 NARROW = ("int8", "uint8", "int16")
 # Elements of 16 bits in a word of 32 bits.
 PAIR = 2
@@ -85,7 +83,7 @@ def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
         if broadcast is None:
             return None
         return _over_pairs(
-            nest, BFLOAT16, k_dim, stationary, _interleaved(streamed, k_dim, context), broadcast, []
+            nest, DPBF16PS, k_dim, stationary, _interleaved(streamed, k_dim, context), broadcast, []
         )
     if (
         options.vnni
@@ -96,7 +94,7 @@ def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
         copy, broadcast = _staged_words(nest, stationary, k_dim, context)
         return _over_pairs(
             nest,
-            INT16,
+            VPDPWSSD,
             k_dim,
             stationary,
             _integer_pair(streamed, k_dim, context),
@@ -171,7 +169,7 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
 
 def _over_pairs(
     nest: Nest,
-    op: str,
+    instruction: Instruction,
     k_dim: str,
     stationary: Expr,
     packed: Expr,
@@ -181,8 +179,8 @@ def _over_pairs(
     reduction = nest.reductions[0]
     args = tuple(broadcast if arg is stationary else packed for arg in reduction.args)
     product = Nest(
-        *over_words(nest, k_dim, 2),
-        (Reduction(op, args, reduction.dtype),),
+        *over_words(nest, k_dim, instruction.shape[-1]),
+        (replace(reduction, args=args, by=instruction),),
         nest.stores,
         nest.ordered,
         nest.at,

@@ -220,7 +220,7 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     """(vector dimension, operand along it, the other one) of a single product worth a register tile."""
     if (
         len(nest.reductions) != 1
-        or nest.reductions[0].op != "dot"
+        or not nest.reductions[0].is_plain_product
         or nest.ordered
         or not nest.stores
     ):
@@ -512,7 +512,7 @@ class _Panels:
         product = Nest(
             dims,
             nest.rdims,
-            (Reduction(reduction.op, args, reduction.dtype),),
+            (replace(reduction, args=args),),
             tuple(stores),
             nest.ordered,
             nest.at,

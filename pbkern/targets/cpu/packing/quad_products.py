@@ -21,12 +21,12 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Store
+from pbkern.targets.cpu.instructions import VPDPBUSD
 
 from .pair_products import INT32, UINT8, Words, depth_dim, is_narrow_integer, over_words
 
 # Elements of 8 bits in a word of 32 bits.
 QUAD = 4
-DOT = "dot_i8"
 # Four bytes of 128 or, signed, of -128.
 SIGN_BITS = 0x80808080 - (1 << 32)
 # Bytes behind a row that keep rows from falling into one cache set.
@@ -54,9 +54,8 @@ def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
 
     def product(first: Expr) -> Reduction:
         """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
-        return Reduction(
-            DOT, (packed, first) if streamed.args[0].dtype == UINT8 else (first, packed), INT32
-        )
+        args = (packed, first) if streamed.args[0].dtype == UINT8 else (first, packed)
+        return Reduction("dot", args, INT32, by=VPDPBUSD)
 
     shift = product(context.const(SIGN_BITS, INT32)) if flipped else None
     quads = Nest(

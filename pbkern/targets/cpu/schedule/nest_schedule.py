@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pbkern.lower.nest.ir import Buf, Nest
+from pbkern.lower.nest.parse import Dialect
+from pbkern.targets.cpu.instructions import INSTRUCTIONS
 
 # Vector registers that accumulators leave to operands.
 OPERAND_REGISTERS = 4
@@ -111,7 +113,7 @@ def overwritten_by(nest: Nest) -> frozenset[Buf]:
     return nest.overwritten if isinstance(nest, ScheduledNest) else frozenset()
 
 
-def with_decisions(nest: Nest, text: str, buffers: Mapping[str, Buf]) -> Nest:
+def _with_decisions(nest: Nest, text: str, buffers: Mapping[str, Buf]) -> Nest:
     """The nest with decisions that `ScheduledNest.decisions` has written."""
     prefetched = {
         buffers[name]: int(ahead) for name, ahead in re.findall(r"prefetch (\S+) \+ (-?\d+)", text)
@@ -126,3 +128,7 @@ def with_decisions(nest: Nest, text: str, buffers: Mapping[str, Buf]) -> Nest:
             **{str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
         )
     return scheduled(nest, schedule=schedule, prefetched=prefetched, overwritten=overwritten)
+
+
+# Words of the CPU's nests, for texts that are read back.
+CPU_DIALECT = Dialect(_with_decisions, INSTRUCTIONS)

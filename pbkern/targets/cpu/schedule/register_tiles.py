@@ -142,7 +142,7 @@ def is_product(nest: Nest) -> bool:
     """Whether the nest is one sum of products."""
     return (
         len(nest.reductions) == 1
-        and nest.reductions[0].op == "dot"
+        and nest.reductions[0].is_plain_product
         and bool(nest.rdims)
         and not nest.ordered
     )
@@ -218,9 +218,7 @@ def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, Ne
     order = tuple(dim for dim in nest.dims if dim != vector)
     sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest), 2)
-    fewest = (
-        FEWEST_WORDS if any(reduction.op.startswith("dot_") for reduction in nest.reductions) else 1
-    )
+    fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
     sched.lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
     _tile_register(nest, sched)
     _cap(nest, sched)
@@ -317,7 +315,7 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
         for row in rows
         if any(row not in load.symbols and sched.vector in load.symbols for load in nest.loads())
     ]
-    if shared and any(reduction.op == "dot" for reduction in nest.reductions):
+    if shared and any(reduction.is_plain_product for reduction in nest.reductions):
         sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
         sched.unroll = min(4, vectors)
         _tile_both_sides(nest, sched)
@@ -551,7 +549,7 @@ def _cap(nest: Nest, sched: NestSchedule) -> None:
     nodes = max(len(nest.nodes()), 1)
     limit = (
         MAX_TILE_NODES
-        if any(reduction.op.startswith("dot") for reduction in nest.reductions)
+        if any(reduction.is_product for reduction in nest.reductions)
         else MAX_POINT_NODES
     )
     while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:

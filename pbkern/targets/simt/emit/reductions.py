@@ -47,7 +47,7 @@ def is_rounded(reduction: Reduction) -> bool:
 
 def add(b: Builder, reduction: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> list[Ssa]:
     """Accumulators after one more point."""
-    if reduction.op == "dot":
+    if reduction.is_product:
         fused = b.contract and args[0].el in ("f32", "f64")
         return [
             b.fma(args[0], args[1], accs[0]) if fused else b.add(accs[0], b.mul(args[0], args[1]))

@@ -149,6 +149,6 @@ def is_contraction(nest: Nest) -> bool:
     """Whether sums of products take each element many times: results have dimensions that an operand lacks."""
     free = {dim for dim, size in nest.dims.items() if dim not in nest.rdims and size > 1}
     return any(
-        reduction.op == "dot" and any(not free <= arg.symbols for arg in reduction.args)
+        reduction.is_product and any(not free <= arg.symbols for arg in reduction.args)
         for reduction in nest.reductions
     )

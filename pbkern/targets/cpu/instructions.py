@@ -1,0 +1,54 @@
+"""INSTRUCTIONS: products of words that x86-64 computes lane by lane.
+
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS, VPDPWSSD, VPDPBUSD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from pbkern.lower.mlir.ops import Builder, Ssa
+from pbkern.lower.nest.instructions import WORD_BITS, Instruction
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT32 = np.dtype(np.float32)
+INT8 = np.dtype(np.int8)
+UINT8 = np.dtype(np.uint8)
+INT16 = np.dtype(np.int16)
+INT32 = np.dtype(np.int32)
+
+
+def _by_intrinsic(
+    name: str, element: str, count: int
+) -> Callable[[Builder, Ssa, Sequence[Ssa]], Ssa]:
+    """Emission by an LLVM intrinsic on vectors of words that hold `count` elements each."""
+
+    def emit(b: Builder, acc: Ssa, args: Sequence[Ssa]) -> Ssa:
+        parts = f"vector<{count * acc.lanes}x{element}>"
+        x, y = (b.emit(f"vector.bitcast {arg.name} : {arg.type} to {parts}") for arg in args)
+        types = f"({acc.type}, {parts}, {parts}) -> {acc.type}"
+        call = f'llvm.call_intrinsic "llvm.x86.{name}.{WORD_BITS * acc.lanes}"({acc.name}, {x}, {y}) : {types}'
+        return acc._replace(name=b.emit(call))
+
+    return emit
+
+
+# Pairs of bfloat16.
+DPBF16PS = Instruction(
+    "dpbf16ps", "bf16_pairs", (1, 1, 2), (BFLOAT16, BFLOAT16), FLOAT32,
+    _by_intrinsic("avx512bf16.dpbf16ps", "bf16", 2),
+)  # fmt: skip
+# Pairs of int16.
+VPDPWSSD = Instruction(
+    "vpdpwssd", "vnni", (1, 1, 2), (INT16, INT16), INT32, _by_intrinsic("avx512.vpdpwssd", "i16", 2)
+)
+# Four bytes, of which the first operand's have no sign.
+VPDPBUSD = Instruction(
+    "vpdpbusd", "vnni", (1, 1, 4), (UINT8, INT8), INT32, _by_intrinsic("avx512.vpdpbusd", "i8", 4)
+)
+INSTRUCTIONS: Mapping[str, Instruction] = {
+    instruction.name: instruction for instruction in (DPBF16PS, VPDPWSSD, VPDPBUSD)
+}
