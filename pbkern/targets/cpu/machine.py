@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core.machine import DEFAULT_MACHINE, Machine
+from pbkern.targets.host.processor import CPUINFO, cpu_flags, cpuinfo
 
-CPUINFO = pathlib.Path("/proc/cpuinfo")
 CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 # Control groups of this process, a line each: number:controllers:path (man 7 cgroups). Version 2's
 # names no controllers.
@@ -209,16 +209,6 @@ def _cores_of(words: list[str]) -> float | None:
     except ValueError:
         return None
     return quota / period if quota > 0 and period > 0 else None
-
-
-def cpuinfo() -> str:
-    """The system's description of its processors."""
-    return _read(CPUINFO)
-
-
-def cpu_flags(cpuinfo: str) -> set[str]:
-    line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
-    return set(line[1].split()) if line else set()
 
 
 def vector_bits(cpuinfo: str) -> tuple[int, str]:
