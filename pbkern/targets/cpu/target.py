@@ -58,7 +58,7 @@ class CpuTarget:
         return self.device.machine if self.device else detected_machine()
 
     def costs(self, device: str | None = None) -> CostModel:
-        from pbkern.targets.cpu.costs.model import (
+        from pbkern.targets.cpu.costs import (
             CpuCosts,
         )  # imports the fuser, which `import pbkern` does not need
 

@@ -100,7 +100,7 @@ class Temporaries:
 
 
 class StepHooks(Protocol):
-    """What a target writes where the steps of a program touch its kernels and their memory."""
+    """Text that a target writes where the steps of a program touch its kernels and their memory."""
 
     def copy(self, text: HostText, destination: str, source: str, size: int) -> None:
         """Writes a copy of `size` bytes between pointers."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
+from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
@@ -29,7 +30,6 @@ from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import CpuNestEmitter
 from pbkern.targets.cpu.emit.radix_sort import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.machine import LINE_BYTES
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion

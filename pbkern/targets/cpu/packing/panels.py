@@ -32,9 +32,9 @@ from pbkern.lower.nest.ir import (
     Write,
     with_bodies,
 )
+from pbkern.targets.costs.caches import are_apart
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
-from pbkern.targets.cpu.schedule.cache_conflicts import are_apart
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 
 from .depth_runs import PANEL_SHARE, in_depth_runs, is_deep, longest_run
