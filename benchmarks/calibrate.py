@@ -1,5 +1,5 @@
 """Predicted against measured time of fused kernels, to set the constants of
-pbkern/targets/cpu/costs/kernel.py, pbkern/targets/cpu/costs/step.py and pbkern/targets/cpu/machine.py.
+pbkern/targets/costs/kernel.py, pbkern/targets/costs/step.py and pbkern/targets/cpu/machine.py.
 
     python -m benchmarks.calibrate [workload ...]
 
@@ -22,7 +22,7 @@ from pbkern import fuse
 from pbkern.core.machine import Machine
 from pbkern.core.options import CompileOptions
 from pbkern.targets import get_target
-from pbkern.targets.cpu.costs.model import CpuCosts
+from pbkern.targets.cpu.costs import CpuCosts
 from tests.fuse.workloads import WORKLOADS
 
 SECONDS_PER_WORKLOAD = 0.7

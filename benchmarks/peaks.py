@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pbkern
 from pbkern.targets import mlir
-from pbkern.targets.cpu.codegen import elf_loader
+from pbkern.targets.host.objects import elf_loader
 
 CHAINS, STEPS, SECONDS = 12, 1_000_000, 1.0
 OPERATIONS = {"fma": 2, "add": 1}  # arithmetic operations per element

@@ -271,6 +271,52 @@ def test_what_targets_share_knows_none_of_them(layer):
     assert not imports, f"{', '.join(imports)} import targets"
 
 
+# Folder of a target -> folders and files of targets/ that it may not import. All others are shared rooms.
+TARGETS = {
+    "cpu": {"simt", "nvgpu", "amdgpu"},
+    "simt": {"cpu", "nvgpu", "amdgpu"},  # of GPUs, which both vendors' may import
+    "nvgpu": {"cpu", "amdgpu"},
+    "amdgpu": {"cpu", "nvgpu"},
+}
+
+
+def siblings(imports: dict[pathlib.Path, tuple]) -> list[str]:
+    """Imports of targets from targets beside them, and from rooms that all of them share."""
+    found = []
+    for path, targets in imports.items():
+        module = module_of(path)
+        if len(module) < 2 or module[0] != "targets":  # targets/__init__.py finds them by name
+            continue
+        forbidden = TARGETS.get(module[1], set(TARGETS))
+        found += [
+            f"{path.relative_to(ROOT)}:{line}: {module[1]} imports {'.'.join(target)}"
+            for line, target in targets
+            if len(target) > 1 and target[0] == "targets" and target[1] in forbidden
+        ]
+    return found
+
+
+def test_no_target_imports_a_sibling():
+    assert {p.name for p in (ROOT / "targets").iterdir() if (p / "target.py").exists()} == set(
+        TARGETS
+    )
+    found = siblings({path: imports_of(path) for path in FILES})
+    assert not found, "\n".join(found)
+
+
+def test_imports_of_siblings_are_found():
+    targets = ROOT / "targets"
+    imports = {
+        targets / "nvgpu" / "x.py": ((1, ("targets", "simt", "target")), (2, ("targets", "cpu"))),
+        targets / "host" / "x.py": ((3, ("targets", "cpu", "passes")), (4, ("targets", "llvm"))),
+        targets / "__init__.py": ((5, ("targets", "amdgpu", "target")),),
+    }
+    assert siblings(imports) == [
+        "targets/nvgpu/x.py:2: nvgpu imports targets.cpu",
+        "targets/host/x.py:3: host imports targets.cpu.passes",
+    ]
+
+
 def test_imports_are_found_and_have_layers():
     found = imports_of(ROOT / "lower" / "build.py")
     assert any(t[:2] == ("lower", "nest") for _, t in found)

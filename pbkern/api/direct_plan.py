@@ -23,9 +23,9 @@ from pbkern.dsl.primitives import in_range
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.emit.plan import Plan, Segment
 from pbkern.targets import get_target
-from pbkern.targets.cpu.codegen import direct
-from pbkern.targets.cpu.codegen.compile import reports
-from pbkern.targets.cpu.codegen.runtime.arena import HUGE_BYTES
+from pbkern.targets.host import direct
+from pbkern.targets.host.runtime.arena import HUGE_BYTES
+from pbkern.targets.host.runtime_symbols import reports
 
 from .decorators import JitFunction
 from .pipeline import Build, compile_programs, current_plan

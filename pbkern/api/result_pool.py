@@ -33,7 +33,7 @@ from pbkern.core import config
 from pbkern.dsl import checks
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import ArrayType
-from pbkern.targets.cpu.codegen.runtime.arena import HUGE_PAGE_BYTES
+from pbkern.targets.host.runtime.arena import HUGE_PAGE_BYTES
 from pbkern.targets.target import Target
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Bytes of a cache line, on all processors so far.
+LINE_BYTES = 64
 # Most threads of a block of a GPU. Sources: CUDA C++ Programming Guide, technical specifications;
 # HIP programming guide, hardware features.
 MOST_BLOCK_THREADS = 1024

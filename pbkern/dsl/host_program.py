@@ -3,7 +3,7 @@
 One native function, one call from XLA.
 
 Buffers are whole contiguous arrays; a View is a buffer from an element offset that is affine in
-loop counters. Fusion builds these (fuse/emit/group_kernel.py), `targets/cpu/codegen/host.py`
+loop counters. Fusion builds these (fuse/emit/group_kernel.py), `targets/host/program_text.py`
 compiles them; the AOT library's entry point is one of them.
 """
 

@@ -196,7 +196,7 @@ def test_functions_of_every_kind_have_the_bits_of_the_jit(name, made):
 
 
 def test_repeated_bytes(made):
-    """LLVM would not come back from this, see targets/cpu/codegen/llvm_repairs.py."""
+    """LLVM would not come back from this, see targets/llvm/repairs.py."""
     x = np.arange(96, dtype=np.uint8).reshape(8, 12)
     _, f = made(
         lambda x: (jnp.repeat(jnp.minimum(x, 3), 2, axis=1), jnp.repeat(x + 7, 3, axis=0)), x

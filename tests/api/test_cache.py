@@ -22,8 +22,9 @@ from pbkern.core import config
 from pbkern.core.errors import InternalError
 from pbkern.core.process import disk_cache
 from pbkern.dsl.build_programs import kernel_program
-from pbkern.targets.cpu.codegen import cache_key, compile, elf_loader
 from pbkern.targets.cpu.target import CpuTarget
+from pbkern.targets.host.objects import cache_key, elf_loader, object_code
+from pbkern.targets.host.runtime_symbols import runtime_symbols
 
 X = np.random.default_rng(0).normal(size=(64, 128)).astype("f")
 
@@ -61,7 +62,7 @@ CHILD = """
     import json, sys, time
     import jax, jax.numpy as jnp, numpy as np
     import pbkern
-    from pbkern.targets.cpu.codegen import compile as cpu_compile
+    from pbkern.targets.host import compile as host_compile
 
     @pbkern.jit
     def f(x):
@@ -69,7 +70,7 @@ CHILD = """
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 128)).astype("f"))
     results = [np.asarray(a, np.float64).sum() for a in f(x)]
-    (c,) = cpu_compile._resident
+    (c,) = host_compile._resident
     print(json.dumps({
         "from_disk": c.from_disk, "results": results, "ms": sum(c.times.values()),
         "mlir": any(m.split(".")[0] in ("mlir", "torch_mlir") for m in sys.modules),
@@ -201,7 +202,7 @@ def test_printing_kernels_are_compiled_by_each_process(store, capfd):
     host = kernel_program(kernel.trace(X))
     one, other = (CpuTarget().compile(host, pbkern.CompileOptions()) for _ in range(2))
     assert not other.from_disk
-    assert compile.prints(other.code)
+    assert object_code.prints(other.code)
     for c in (one, other):
         c(X)
     assert capfd.readouterr().out.count(f"first {X[0, 0]}"[:9]) == 2
@@ -554,7 +555,7 @@ def test_objects_that_nobody_completes_are_refused(store):
         code[:18] + b"\x07" + code[19:],
     ):
         with pytest.raises(InternalError):
-            elf_loader.Image(damaged, compile.runtime_symbols())
+            elf_loader.Image(damaged, runtime_symbols())
 
 
 def test_a_changed_byte_in_any_stage_changes_the_keys(tmp_path):

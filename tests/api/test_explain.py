@@ -13,7 +13,7 @@ from pbkern.cli import main
 from pbkern.dsl.kernel import ArrayType
 from pbkern.fuse.emit.explain import Explanation
 from pbkern.fuse.graph import Edge
-from pbkern.targets.cpu.codegen import compile
+from pbkern.targets.host import compile
 from tests.lowered import on
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import pbkern
 from pbkern.lower.nest.ir import Nest
-from pbkern.targets.cpu.codegen import compile, lifetime
-from pbkern.targets.cpu.codegen.host import LoweredProgram
+from pbkern.targets.host import compile, lifetime, loaded_program
+from pbkern.targets.host.program_text import LoweredProgram
 
 X = np.ones((64, 64), "f4")
 
@@ -132,7 +132,7 @@ def test_texts_and_nests_are_made_when_they_are_asked_for():
     before = nests()  # of other tests' modules
     f = function(5.5)
     f(X)
-    compile._looked_at.clear()
+    loaded_program._looked_at.clear()
     collect()
     assert len(nests()) == len(before)
     text = f.as_text(X, stage="nests")

@@ -22,10 +22,7 @@ def detected(monkeypatch):
     """detected_machine() for a /proc/cpuinfo of this text."""
 
     def detect(text):
-        read = machine._read
-        monkeypatch.setattr(
-            machine, "_read", lambda path: text if path == machine.CPUINFO else read(path)
-        )
+        monkeypatch.setattr(machine, "cpuinfo", lambda: text)
         monkeypatch.setattr(machine, "usable_cores", lambda: (2, "two"))
         return machine.detected_machine.__wrapped__()
 

@@ -18,6 +18,7 @@ import pbkern
 from pbkern.core import config
 from pbkern.core.process.made_once import MadeOnce
 from pbkern.targets.cpu.codegen import compile as cpu_compile
+from pbkern.targets.host import runtime_symbols
 
 THREADS = 8
 
@@ -112,8 +113,10 @@ def test_results_of_many_threads_are_those_of_one():
 
 
 def _turns():
-    cpu_compile.runtime_symbols()
-    return tuple((ctypes.c_int32 * 2).from_address(cpu_compile._runtime[0].address("pbk_turns")))
+    runtime_symbols.runtime_symbols()
+    return tuple(
+        (ctypes.c_int32 * 2).from_address(runtime_symbols._runtime[0].address("pbk_turns"))
+    )
 
 
 FAIR = """
@@ -170,8 +173,8 @@ def test_eight_callers_are_served_as_well_as_by_jit():
 
 def test_turns_of_the_parent_are_not_waited_for_in_a_fork():
     """The child has none of the threads that hold turns."""
-    cpu_compile.runtime_symbols()
-    turns = (ctypes.c_int32 * 2).from_address(cpu_compile._runtime[0].address("pbk_turns"))
+    runtime_symbols.runtime_symbols()
+    turns = (ctypes.c_int32 * 2).from_address(runtime_symbols._runtime[0].address("pbk_turns"))
     turns[0] += 1  # as while a loop runs
     try:
         read, write = os.pipe()

@@ -15,7 +15,7 @@ import pbkern
 from pbkern.core import config
 from pbkern.core.errors import CheckError, OutOfBoundsError, PbkernError, RaceError, UnsupportedOp
 from pbkern.dsl.printer import same_kernel
-from pbkern.targets.cpu.codegen import compile
+from pbkern.targets import mlir
 
 X = np.arange(32, dtype="f4")
 ROWS = pbkern.BlockSpec((8,), lambda i: (i,))
@@ -185,14 +185,14 @@ def test_a_compilation_that_fails_for_one_of_several_kernels_leaves_its_file(tmp
 
 def test_a_failure_of_code_generation_is_traced_to_its_kernel(tmp_path, monkeypatch):
     """MLIR and LLVM get all kernels of a program at once: the one at fault is found by compiling each by itself."""
-    stock = compile.mlir.run_passes
+    stock = mlir.run_passes
 
     def run_passes(module, passes):
-        if passes is compile.mlir.KERNEL_PASSES and "culprit" in str(module):
+        if passes is mlir.KERNEL_PASSES and "culprit" in str(module):
             raise ValueError("a pass failed")
         return stock(module, passes)
 
-    monkeypatch.setattr(compile.mlir, "run_passes", run_passes)
+    monkeypatch.setattr(mlir, "run_passes", run_passes)
     fine, culprit = make(colliding, name="fine"), make(doubling, name="culprit")
     with (
         config.override(dump=tmp_path, cache=False),

@@ -12,8 +12,8 @@ from pbkern import fuse
 from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.body_checks.verify import verify
 from pbkern.fuse.tiling import block_search
-from pbkern.targets.cpu.costs import model
-from pbkern.targets.cpu.costs.model import CpuCosts
+from pbkern.targets.costs import model
+from pbkern.targets.cpu.costs import CpuCosts
 from tests.arrays import array
 
 from .oracle import run_program

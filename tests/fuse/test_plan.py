@@ -16,7 +16,7 @@ from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.dsl.host_program import Cond, Copy, HostWhile, Loop
 from pbkern.fuse.partition.leave_layouts_to_xla import REASON as LAYOUT
 from pbkern.fuse.tiling.block_search import search, tall_blocks
-from pbkern.targets.cpu.costs.model import CpuCosts
+from pbkern.targets.cpu.costs import CpuCosts
 
 from .checking import check, planned, rand
 from .oracle import run_program

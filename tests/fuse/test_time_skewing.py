@@ -14,7 +14,7 @@ from pbkern.core.machine import DEFAULT_MACHINE
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.tiling import time_skewing
 from pbkern.fuse.time_tiling import overlapped
-from pbkern.targets.cpu.costs.model import CpuCosts
+from pbkern.targets.cpu.costs import CpuCosts
 
 from .checking import check, planned, rand
 from .test_time_tiling import PERIODIC, SYSTEMS, by_fori, fields, interior, padded, rolled, small

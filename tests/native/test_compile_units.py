@@ -8,8 +8,11 @@ import pytest
 from pbkern.core import config
 from pbkern.core.errors import InternalError
 from pbkern.targets import mlir
-from pbkern.targets.cpu.codegen import compile, object_files, outlining
-from pbkern.targets.cpu.codegen.compile import ObjectCode, compile_program
+from pbkern.targets.cpu.codegen import outlining
+from pbkern.targets.cpu.codegen.compile import compile_program
+from pbkern.targets.host.objects import object_files
+from pbkern.targets.host.objects.object_code import ObjectCode, image_of
+from pbkern.targets.host.runtime_symbols import runtime_symbols
 from tests.fuse.checking import planned
 
 X = np.linspace(-1, 1, 96 * 96, dtype="f").reshape(96, 96)
@@ -100,7 +103,7 @@ def test_parts_survive_the_store(monkeypatch):
     code = ObjectCode.unpacked(made.code.packed())
     assert code == made.code
     assert len(code.objects) > 1
-    made.image = compile.image_of(code, compile.runtime_symbols())
+    made.image = image_of(code, runtime_symbols())
     check(made, layers, X, X)
 
 
@@ -109,7 +112,7 @@ def test_errors_of_threads_are_raised(monkeypatch):
         raise InternalError("operation x was not lowered")
 
     monkeypatch.setattr(mlir, "check_lowered", fail)
-    compile.runtime_symbols()
+    runtime_symbols()
     with pytest.raises(InternalError, match="was not lowered"):
         built(layers, X + 1, X)
 

@@ -6,7 +6,7 @@ import platform
 import pytest
 
 from pbkern.core.errors import InternalError
-from pbkern.targets.cpu.codegen.elf_loader import Image, undefined_symbols
+from pbkern.targets.host.objects.elf_loader import Image, undefined_symbols
 
 llvm = pytest.importorskip("llvmlite.binding")
 

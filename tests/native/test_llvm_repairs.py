@@ -5,7 +5,7 @@ import numpy as np
 
 from pbkern import jit
 from pbkern.lower.mlir.operation import Operation, Region, lines
-from pbkern.targets.cpu.codegen.llvm_repairs import is_shuffled_without_end, repaired
+from pbkern.targets.llvm.repairs import is_shuffled_without_end, repaired
 
 T = "vector<64xi8>"
 

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import pbkern
+from pbkern.targets.costs.sorts import digit_bits
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.sorting import digit_bits
 
 pytestmark = pytest.mark.usefixtures("wide_types")
 DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 bfloat16 float16 float32 float64 int4 uint4".split()

@@ -15,10 +15,10 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.scratch import BUFFER_ALIGNMENT
 from pbkern.targets.backend import device_function, device_functions
-from pbkern.targets.cpu.codegen.host import argument_types
-from pbkern.targets.cpu.codegen.kernel import FunctionText, LoweredKernel, emit
+from pbkern.targets.cpu.codegen.kernel import emit
 from pbkern.targets.cpu.lower_options import NEVER_BYTES, LowerOptions
 from pbkern.targets.cpu.passes import CPU_PASSES
+from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel
 
 STORES_PAST_CACHES = "nontemporal = true"
 
@@ -63,8 +63,8 @@ def lowered_kernels(program: HostProgram, options_of: Callable[[Kernel], LowerOp
 
 def _choice(name: str, aligned: LoweredKernel, anywhere: LoweredKernel, inputs: int) -> str:
     """@name: calls the first function if all results start at a cache line, else the second."""
-    types = argument_types(aligned)
-    assert types == argument_types(anywhere)
+    types = aligned.argument_types
+    assert types == anywhere.argument_types
     assert aligned.scratch_bytes >= anywhere.scratch_bytes
     parameters, passed = (
         ", ".join(f"%a{k}: {type_}" for k, type_ in enumerate(types)),

@@ -11,9 +11,10 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
 from pbkern.targets.cpu.backend import CpuBackend
-from pbkern.targets.cpu.codegen.host import emit_host, module_text
-from pbkern.targets.cpu.codegen.runtime import openmp, serial
+from pbkern.targets.cpu.codegen.launches import emit_host
 from pbkern.targets.cpu.devices import CpuDevice
+from pbkern.targets.host.kernel_text import module_text
+from pbkern.targets.host.runtime import openmp, serial
 from pbkern.targets.llvm import literals
 
 from .alignment import lowered_kernels

@@ -5,7 +5,7 @@
 Where low < high, elements must lie in [low, high). Where low > high, they must not lie in [high,
 low): divisors have in_range(x, 1, 0). Who calls what holds such equations compares the count before
 and after, and then asks which element it was (`Ranges`). Machine code counts in a word of its
-runtime (targets/cpu/codegen/runtime/xla.py), what XLA runs counts here.
+runtime (targets/host/runtime/xla.py), what XLA runs counts here.
 """
 
 from __future__ import annotations

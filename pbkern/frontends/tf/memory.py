@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from pbkern.targets.cpu.machine import LINE_BYTES
+from pbkern.core.machine import LINE_BYTES
 
 # GCC's runtime, which every system with its C++ has; TensorFlow brings none.
 OPENMP = "libgomp.so.1"

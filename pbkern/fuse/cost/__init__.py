@@ -1,4 +1,4 @@
 """Questions that the fuser asks a target about time, and facts of steps whatever they cost.
 
-Prices: targets/cpu/costs/.
+Prices: targets/costs/.
 """

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pbkern.core import config
+from pbkern.core.affine import Affine
 from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.kernel_nests import KernelNests
-from pbkern.targets.cpu.codegen.host import LoweredProgram, emit_host, starts_anywhere
-from pbkern.targets.cpu.codegen.kernel import LoweredKernel, emit
+from pbkern.targets.cpu.codegen.kernel import emit
+from pbkern.targets.cpu.codegen.launches import emit_host
+from pbkern.targets.host.kernel_text import LoweredKernel
+from pbkern.targets.host.program_text import LoweredProgram
 
 from .lower_options import NEVER_BYTES, LowerOptions
 from .machine import CpuMachine, VectorBits, detected_machine
@@ -40,7 +43,7 @@ class CpuBackend:
     ) -> LowerOptions:
         params, machine = _params(kernel), self.machine
         through = not machine.stores_past_caches or (
-            program is not None and starts_anywhere(kernel, program)
+            program is not None and _starts_anywhere(kernel, program)
         )
         fast = not options.mlir_disable_fast_math
         return LowerOptions(
@@ -78,3 +81,11 @@ class CpuBackend:
 
 def _params(kernel: Kernel) -> CompilerParams:
     return kernel.compiler_params.get(CompilerParams.target_name, DEFAULT_PARAMS)
+
+
+def _starts_anywhere(kernel: Kernel, program: HostProgram) -> bool:
+    """Whether results of a kernel may start anywhere in a cache line: such are not written past the caches."""
+    return any(
+        launch.kernel is kernel and any(result.offset != Affine() for result in launch.results)
+        for launch in program.launches()
+    )

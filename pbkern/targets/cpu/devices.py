@@ -17,15 +17,9 @@ from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
+from pbkern.targets.host.processor import cpu_flags, cpuinfo
 
-from .machine import (
-    CpuMachine,
-    cpu_flags,
-    cpuinfo,
-    detected_machine,
-    instruction_sets,
-    scaled_machine,
-)
+from .machine import CpuMachine, detected_machine, instruction_sets, scaled_machine
 
 NATIVE = "native"
 SYSTEMS = ("linux", "macos")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.build_options import BuildOptions, SortScratch
+from pbkern.targets.costs.sorts import LONGEST_REGISTER_LINE, MOST_NETWORK_OPERATIONS
 from pbkern.targets.cpu.math.op_cycles import COST
 
-from .machine import FAR_BYTES, LINE_BYTES
-from .sorting import LONGEST_REGISTER_LINE, MOST_NETWORK_OPERATIONS, RadixScratch
+from .machine import FAR_BYTES
+from .sorting import RadixScratch
 
 # Bytes that no array has.
 NEVER_BYTES = 1 << 62

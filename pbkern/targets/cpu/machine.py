@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pbkern.core.machine import DEFAULT_MACHINE, Machine
+from pbkern.targets.host.processor import CPUINFO, cpu_flags, cpuinfo
 
-CPUINFO = pathlib.Path("/proc/cpuinfo")
 CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 # Control groups of this process, a line each: number:controllers:path (man 7 cgroups). Version 2's
 # names no controllers.
@@ -25,36 +25,14 @@ PROCESS_CGROUPS = pathlib.Path("/proc/self/cgroup")
 # Where version 2 is mounted: alone, or beside version 1.
 CGROUP_V2 = (pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/sys/fs/cgroup/unified"))
 CGROUP_V1 = pathlib.Path("/sys/fs/cgroup/cpu")
-# Bytes of a cache line, on all processors so far.
-LINE_BYTES = 64
-# Rows of operands this many bytes apart, or a multiple, share few cache sets. Source: 64 sets of
-# 64-byte lines.
-CONFLICT_BYTES = 2048
-# Points that must share such rows before copying them apart pays. Source: not recorded.
-ROW_REUSE = 256
 # Elements by which copied rows are longer, so that they do not fall into one cache set. Source: not
 # recorded.
 ROW_PADDING = 16
 # Rows of an operand that are read side by side: by a sum over rows, and by products of few rows
 # with a far operand. Source: not recorded.
 ROWS_AT_ONCE = 8
-# Columns for which a copy pays of rows whose elements are in lines apart, more lines than the
-# nearest cache holds.
-SCATTERED_REUSE = 48
-# A load waits for an earlier store whose address is the same modulo this many bytes (4K aliasing).
-# Measured on AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.
-ALIAS_BYTES = 4096
-# Bytes between two such addresses below which they count as the same. Measured the same way.
-ALIAS_NEAR_BYTES = 576
-# Last rows whose stores a load may wait for. Measured the same way.
-ALIAS_ROWS = 5
-# Cycles of transposing one element of a contraction in registers, between caches.
-TRANSPOSE_CYCLES = 0.5
 # Arrays of this size and more do not fit the caches of one core.
 FAR_BYTES = 2 << 20
-# Keys of attention that are left out together where a mask hides them. A power of two: strip
-# numbers are shifts.
-MASK_STRIP = 64
 # The widest vectors of each instruction set extension, widest first.
 VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
 
@@ -140,12 +118,6 @@ def detected_machine() -> CpuMachine:
     )
 
 
-def rows_alias(stride: int) -> bool:
-    """Whether loads of a row wait for stores to neighbouring rows, `stride` bytes apart."""
-    apart = (k * stride % ALIAS_BYTES for k in range(1, ALIAS_ROWS + 1))
-    return any(min(distance, ALIAS_BYTES - distance) < ALIAS_NEAR_BYTES for distance in apart)
-
-
 def instruction_sets(flags: Collection[str], bits: int) -> dict[str, Any]:
     """Fields of CpuMachine by flags of /proc/cpuinfo."""
     flags = set(flags)
@@ -209,16 +181,6 @@ def _cores_of(words: list[str]) -> float | None:
     except ValueError:
         return None
     return quota / period if quota > 0 and period > 0 else None
-
-
-def cpuinfo() -> str:
-    """The system's description of its processors."""
-    return _read(CPUINFO)
-
-
-def cpu_flags(cpuinfo: str) -> set[str]:
-    line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
-    return set(line[1].split()) if line else set()
 
 
 def vector_bits(cpuinfo: str) -> tuple[int, str]:

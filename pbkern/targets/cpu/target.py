@@ -19,9 +19,11 @@ from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.dsl.text import repro
 from pbkern.lower.rules import coverage as support
-from pbkern.targets.cpu.codegen import cache_key as content
 from pbkern.targets.cpu.codegen import compile as cpu_compile
-from pbkern.targets.cpu.codegen.runtime import xla
+from pbkern.targets.host import loaded_program
+from pbkern.targets.host.loaded_program import LoadedProgram
+from pbkern.targets.host.objects import cache_key as content
+from pbkern.targets.host.runtime import xla
 from pbkern.targets.params import DimensionSemantics
 
 from .backend import CpuBackend
@@ -47,7 +49,7 @@ class CpuTarget:
     def __init__(self, device: CpuDevice | None = None) -> None:
         self.device = device
         self.backend = CpuBackend(None if device is None else device.machine)
-        self._compiled: weakref.WeakValueDictionary[Hashable, cpu_compile.LoadedProgram] = (
+        self._compiled: weakref.WeakValueDictionary[Hashable, LoadedProgram] = (
             weakref.WeakValueDictionary()
         )
         self._made_once = MadeOnce(self._compiled)
@@ -56,7 +58,7 @@ class CpuTarget:
         return self.device.machine if self.device else detected_machine()
 
     def costs(self, device: str | None = None) -> CostModel:
-        from pbkern.targets.cpu.costs.model import (
+        from pbkern.targets.cpu.costs import (
             CpuCosts,
         )  # imports the fuser, which `import pbkern` does not need
 
@@ -82,7 +84,7 @@ class CpuTarget:
             else content.environment()
         )
 
-    def compile(self, program: HostProgram, options) -> cpu_compile.LoadedProgram:
+    def compile(self, program: HostProgram, options) -> LoadedProgram:
         program = in_stages(program)
         options_of = functools.partial(self.backend.build_options, options=options, program=program)
         threads_of = self.backend.threads
@@ -91,7 +93,7 @@ class CpuTarget:
             cpu_compile.compile_program, options_of=options_of, threads_of=threads_of
         )
 
-        def make() -> cpu_compile.LoadedProgram:
+        def make() -> LoadedProgram:
             try:
                 return compiled(program, key=key)
             except TargetError:
@@ -105,16 +107,16 @@ class CpuTarget:
             return made
         return self._made_once.get(key, make)
 
-    def call(self, compiled: cpu_compile.LoadedProgram, *operands) -> list:
-        return cpu_compile.call(compiled, *operands)
+    def call(self, compiled: LoadedProgram, *operands) -> list:
+        return loaded_program.call(compiled, *operands)
 
-    def call_into(self, compiled: cpu_compile.LoadedProgram, operands, places) -> tuple[list, Any]:
-        return cpu_compile.call_into(compiled, operands, places)
+    def call_into(self, compiled: LoadedProgram, operands, places) -> tuple[list, Any]:
+        return loaded_program.call_into(compiled, operands, places)
 
-    def lower_again(self, compiled: cpu_compile.LoadedProgram) -> Any:
+    def lower_again(self, compiled: LoadedProgram) -> Any:
         return compiled.lower()
 
-    def text(self, compiled: cpu_compile.LoadedProgram, stage: str) -> str:
+    def text(self, compiled: LoadedProgram, stage: str) -> str:
         match stage:
             case "nests":
                 return "\n\n".join(
@@ -126,7 +128,7 @@ class CpuTarget:
                 return compiled.llvm
         return assembly(compiled)
 
-    def memory(self, compiled: cpu_compile.LoadedProgram) -> tuple[int, int]:
+    def memory(self, compiled: LoadedProgram) -> tuple[int, int]:
         return compiled.code.arena_bytes, compiled.code.nbytes
 
     def coverage(self) -> dict[str, list[str]]:
@@ -157,7 +159,7 @@ def _fails(compiled: Callable[[HostProgram], Any], kernel: Kernel) -> bool:
     return False
 
 
-def assembly(compiled: cpu_compile.LoadedProgram) -> str:
+def assembly(compiled: LoadedProgram) -> str:
     """Machine code as objdump prints it. Raises TargetError where objdump is not installed."""
     return "\n".join(map(_disassembled, compiled.code.objects))
 

@@ -1,1 +1,1 @@
-"""llvmlite's LLVM, which makes code of libraries and of GPUs, in child processes (process.py, child.py): LLVM may end them."""
+"""LLVM: llvmlite's in child processes, which it may end (process.py, child.py), and what LLVM does not compile (repairs.py)."""

@@ -1,4 +1,4 @@
-"""ThreadCosts: a GPU's Machine as the fuser asks it: the CPU's formulas for steps and traffic, and what differs for blocks.
+"""ThreadCosts: a GPU's Machine as the fuser asks it: the formulas that targets share, and what differs for blocks.
 
 A core of the Machine is the place of one block: RESIDENT_BLOCKS of them share a multiprocessor, its
 arithmetic, and its near memory, out of which scratch of a program comes. Few blocks, or blocks so
@@ -18,18 +18,17 @@ from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.kinds import UNOVERLAPPED, nbytes
 from pbkern.fuse.cost.model import Cost
-from pbkern.targets.cpu.costs.model import CpuCosts
+from pbkern.targets.costs.kernel import LEAST_PARALLEL
+from pbkern.targets.costs.model import MachineCosts
 
 from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 
-# The part of the memory's bandwidth that the CPU's formulas take for granted of few programs.
-CPU_LEAST_PARALLEL = 0.6
 # The part of a multiprocessor's own memory that shared memory may take: 227 of 256 KB, 163 of 192,
 # 99 of 128. Source: CUDA C++ Programming Guide, technical specifications.
 SHARED_SHARE = 0.8
 
 
-class ThreadCosts(CpuCosts):
+class ThreadCosts(MachineCosts):
     """`l2_bytes`: a block's share of a multiprocessor's memory."""
 
     @property
@@ -57,7 +56,7 @@ class ThreadCosts(CpuCosts):
         parallel = min(found.programs, self.cores) / self.cores
         made: list[Any] = [out_var for out_var, _ in outputs]
         stores = sum((nbytes(var.aval) / self.far_bandwidth(nbytes(var.aval)) for var in made), 0.0)
-        memory = found.memory * max(parallel, CPU_LEAST_PARALLEL) - stores
+        memory = found.memory * max(parallel, LEAST_PARALLEL) - stores
         beside = min(
             self.near_bytes // max(found.scratch, 1), RESIDENT_BLOCKS
         )  # blocks whose scratch fits one multiprocessor

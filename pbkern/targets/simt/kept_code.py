@@ -19,7 +19,7 @@ from pbkern.core.jaxprs import equations
 from pbkern.core.process import disk_cache
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
-from pbkern.targets.cpu.codegen.cache_key import sources
+from pbkern.targets.host.objects.cache_key import sources
 
 from . import llvm
 from .emit.kernel import ThreadFunction

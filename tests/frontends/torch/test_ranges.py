@@ -108,7 +108,7 @@ def test_a_divisor_that_is_zero(name, dtype):
 
 
 def reports():
-    from pbkern.targets.cpu.codegen.compile import reports
+    from pbkern.targets.host.runtime_symbols import reports
 
     return reports().value
 

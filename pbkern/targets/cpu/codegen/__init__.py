@@ -1,1 +1,1 @@
-"""HostProgram -> MLIR -> objects -> code in memory, registered with XLA."""
+"""Kernels -> MLIR functions, and their launches in the host's program (launches.py); targets/host does the rest."""

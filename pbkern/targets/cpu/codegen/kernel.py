@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
+from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
@@ -30,12 +30,12 @@ from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import CpuNestEmitter
 from pbkern.targets.cpu.emit.radix_sort import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.machine import LINE_BYTES
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
+from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel
+from pbkern.targets.llvm.repairs import repaired
 
-from .llvm_repairs import repaired
 from .outlining import ARENA, ARENA_TYPE, CALL, FRAMED, Made, Outliner, StatementRange
 
 # Most lines of one kernel's text; a longer kernel falls back to plain code, and from there to XLA. MLIR
@@ -44,55 +44,6 @@ KERNEL_LINES = 600_000
 # Most seconds of writing one kernel's text; a slower kernel goes the same way.
 KERNEL_SECONDS = 120
 NOALIAS = " {llvm.noalias}"
-
-
-@dataclass(frozen=True)
-class FunctionText:
-    """Text of a function.
-
-    calls: declarations of functions that it calls; declaration: its own, where others call it by
-    one; has_scalar_loops: whether LLVM's optimiser is worth its time.
-    """
-
-    name: str
-    text: str
-    calls: frozenset[str] = frozenset()
-    declaration: str = ""
-    has_scalar_loops: bool = False
-
-
-@dataclass(frozen=True)
-class LoweredKernel:
-    """`main` is func.func @name(operands..., copies..., arena, low, high), which calls `pieces`.
-
-    programs: number of parallel programs; scratch_bytes: arena of one task; nests: readable nest
-    IR; copies: numbers of the operands that it reads as they were before the launch, from copies.
-    """
-
-    main: FunctionText
-    pieces: tuple[FunctionText, ...]
-    programs: int
-    scratch_bytes: int
-    nests: str
-    operand_count: int
-    copies: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.main.name
-
-    @property
-    def functions(self) -> tuple[FunctionText, ...]:
-        return (*self.pieces, self.main)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(function.text for function in self.functions)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether launches of equal kernels may use it: the text holds no numbers of print sites."""
-        return not any(debug_callbacks.DECLARATION in function.calls for function in self.functions)
 
 
 class KernelLowering(ProgramText):

@@ -82,7 +82,7 @@ class Outliner:
     """Makes the pieces of one kernel.
 
     operands: types of its arrays, by name; repair: rewrites what is printed into what LLVM compiles
-    (llvm_repairs.py).
+    (targets/llvm/repairs.py).
     """
 
     def __init__(

@@ -15,6 +15,7 @@ import numpy as np
 
 from pbkern.core.errors import InternalError
 from pbkern.core.fallback import Declined
+from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
@@ -35,7 +36,6 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
-from pbkern.targets.cpu.machine import LINE_BYTES
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, overwritten_by
 from pbkern.targets.cpu.schedule.register_tiles import schedule_of, smallest_tile

@@ -19,14 +19,8 @@ from pbkern.lower.mlir.element_types import BITS, int_el, is_float, storage_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
-from pbkern.targets.cpu.sorting import (
-    digit_bits,
-    head_length,
-    key_bits,
-    key_lanes,
-    word_dtype,
-    word_dtypes,
-)
+from pbkern.targets.costs.sorts import digit_bits, head_length, key_bits
+from pbkern.targets.cpu.sorting import key_lanes, word_dtype, word_dtypes
 
 from .addressing import memref
 from .top_k import Selection

@@ -14,17 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt, Store
-from pbkern.targets.cpu.machine import (
-    CONFLICT_BYTES,
-    LINE_BYTES,
-    ROW_PADDING,
-    ROW_REUSE,
-    SCATTERED_REUSE,
-)
-from pbkern.targets.cpu.schedule.cache_conflicts import fit
+from pbkern.targets.costs.caches import CONFLICT_BYTES, ROW_REUSE, SCATTERED_REUSE, fit
+from pbkern.targets.cpu.machine import ROW_PADDING
 
 # Bytes of the shortest row that is copied: shorter rows take few lines of each set. Source: not
 # recorded.

@@ -33,9 +33,9 @@ from pbkern.lower.nest.ir import (
     Store,
     with_bodies,
 )
+from pbkern.targets.costs.caches import are_apart
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
-from pbkern.targets.cpu.schedule.cache_conflicts import are_apart
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 

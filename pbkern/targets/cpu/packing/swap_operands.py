@@ -18,7 +18,7 @@ from typing import cast
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Load, Nest, Stmt
-from pbkern.targets.cpu.machine import TRANSPOSE_CYCLES
+from pbkern.targets.costs.caches import TRANSPOSE_CYCLES
 from pbkern.targets.cpu.schedule.register_tiles import (
     choose,
     contraction_tile,

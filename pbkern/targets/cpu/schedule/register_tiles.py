@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Gather, Load, Nest, Op, Shifted, nodes
+from pbkern.targets.costs.caches import fit
 from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.math.op_cycles import COST
 
-from .cache_conflicts import fit, rows_apart
+from .cache_conflicts import rows_apart
 from .interleaved_access import joint_stores
 from .nest_schedule import OPERAND_REGISTERS, NestSchedule, overwritten_by, schedule_decided_for
 from .register_transpose import transposed_dim

@@ -9,8 +9,8 @@ from jax.extend import core as jex
 from pbkern.core import jaxprs
 from pbkern.core.jax_types import array_aval
 from pbkern.dsl.kernel import Kernel
+from pbkern.targets.costs.sorts import line_cycles
 from pbkern.targets.cpu.math.op_cycles import COST
-from pbkern.targets.cpu.sorting import line_cycles
 
 # Cycles of a core in a nanosecond, roughly. Source: not recorded.
 CYCLES_PER_NS = 3.5

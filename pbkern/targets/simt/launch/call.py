@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pbkern.core.errors import TargetError
-from pbkern.targets.cpu.codegen.elf_loader import Image
+from pbkern.targets.host.objects.elf_loader import Image
 from pbkern.targets.simt.program import DeviceProgram
 
 from .driver import Driver

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError
 from pbkern.dsl.host_program import BufferView, Cond, HostProgram, HostWhile, Launch, Step
 from pbkern.dsl.kernel import Kernel
 from pbkern.targets import mlir
-from pbkern.targets.cpu.codegen import object_files
-from pbkern.targets.cpu.codegen.elf_loader import Image
-from pbkern.targets.cpu.codegen.host import HostText
-from pbkern.targets.cpu.codegen.runtime import xla
+from pbkern.targets.host.objects import object_files
+from pbkern.targets.host.objects.elf_loader import Image
+from pbkern.targets.host.program_text import HostText, Temporaries
+from pbkern.targets.host.runtime import xla
 from pbkern.targets.simt.program import DeviceProgram
 
 from .driver import BEYOND, DEVICES, NAMES, RECENT_LAUNCHES, Driver
@@ -47,125 +48,124 @@ COMMAND_BUFFERS = 1
 ERRC_INTERNAL = 13
 
 
-class LaunchText(HostText):
-    """Writes the steps of a program for a GPU."""
+@dataclass(frozen=True)
+class KernelMemory:
+    """Places of what kernels need beside their operands, in the memory that a call brings; in bytes from its start.
 
-    def __init__(self, compiled: DeviceProgram, handles: Mapping[int, int]):
-        self.compiled, self.handles = compiled, handles
-        super().__init__(compiled.program, {}, lambda kernel: 1)
+    Attributes:
+      scratch: behind the temporaries of the program.
+      record: recorded times. reports: prints and failed checks.
+      end: bytes of all.
+    """
+
+    scratch: int
+    record: int
+    reports: int
+    end: int
+
+    @classmethod
+    def of(cls, compiled: DeviceProgram, temporary_bytes: int) -> KernelMemory:
+        """One kernel runs at a time: each place is as large as the largest of them needs."""
         functions = [code.function for code in compiled.codes.values()]
         scratch = max(
             (function.global_bytes * function.blocks for function in functions), default=0
         )
-        self.record_at = -(-(self.temp_bytes + scratch) // DRIVER_ALIGNMENT) * DRIVER_ALIGNMENT
+        record = _aligned(temporary_bytes + scratch)
         recorded = max((function.record_bytes for function in functions), default=0)
-        self.reports_at = self.record_at + -(-recorded // DRIVER_ALIGNMENT) * DRIVER_ALIGNMENT
+        reports = record + _aligned(recorded)
         reported = max(
             (function.reports.nbytes for function in functions if function.reports), default=0
         )
-        self.scratch_bytes = self.reports_at - self.temp_bytes + reported
+        return cls(temporary_bytes, record, reports, reports + reported)
 
-    def copied(self, kernel: Kernel) -> Sequence[int]:
-        reports = self.compiled.codes[id(kernel)].function.reports
-        return reports.copied if reports else ()
 
-    def _memcpy(self, destination: str, source: str, size: int) -> None:
-        self.lines.append(
-            f"func.call @pbk_copy(%frame, {destination}, {source}, {self.const(size)}) : "
+def _aligned(size: int) -> int:
+    return -(-size // DRIVER_ALIGNMENT) * DRIVER_ALIGNMENT
+
+
+@dataclass(frozen=True)
+class DriverSteps:
+    """See host.program_text.StepHooks: steps by the driver's functions.
+
+    handles: of kernels that are loaded, by id.
+    """
+
+    compiled: DeviceProgram
+    handles: Mapping[int, int]
+    places: KernelMemory
+
+    def copy(self, text: HostText, destination: str, source: str, size: int) -> None:
+        text.lines.append(
+            f"func.call @pbk_copy(%frame, {destination}, {source}, {text.const(size)}) : "
             "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()"
         )
 
-    def _load(self, view: BufferView, kind: str) -> str:
+    def load(self, text: HostText, view: BufferView, kind: str) -> str:
         """A value on the device; zero after an error."""
-        place = self.alloca("i64")
-        self.lines.append(f"llvm.store {self.const(0)}, {place} : i64, !llvm.ptr")
-        size = self.const(view.type.nbytes)
-        self.lines.append(
-            f"func.call @pbk_read(%frame, {place}, {self.pointer(view)}, {size}) : "
+        place = text.alloca("i64")
+        text.lines.append(f"llvm.store {text.const(0)}, {place} : i64, !llvm.ptr")
+        size = text.const(view.type.nbytes)
+        text.lines.append(
+            f"func.call @pbk_read(%frame, {place}, {text.pointer(view)}, {size}) : "
             "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64) -> ()"
         )
-        return self.put(f"llvm.load {place} : !llvm.ptr -> {kind}")
+        return text.put(f"llvm.load {place} : !llvm.ptr -> {kind}")
 
-    def _launch(self, step: Launch) -> None:
+    def launch(self, text: HostText, step: Launch) -> None:
         function = self.compiled.codes[id(step.kernel)].function
         if not function.blocks:
             return
-        views = [*step.operands, *step.results]
-        for (
-            i,
-            output,
-        ) in (
-            step.kernel.aliases
-        ):  # an aliased result starts as a copy of its operand unless it is the same buffer
-            if step.operands[i].buffer != step.results[output].buffer:
-                self._copy_unless_same(step.operands[i], step.results[output])
-            views[i] = step.results[output]
-        pointers = [self.pointer(views[operand]) for operand in function.operands]
+        views = [*text.operands(step), *step.results]
+        pointers = [text.pointer(views[operand]) for operand in function.operands]
         if function.global_bytes:
-            pointers.append(
-                self.put(
-                    f"llvm.getelementptr %arena[{self.temp_bytes}] : (!llvm.ptr) -> !llvm.ptr, i8"
-                )
-            )
+            pointers.append(text.arena(self.places.scratch))
         if function.profile:
-            recorded = self.put(
-                f"llvm.getelementptr %arena[{self.record_at}] : (!llvm.ptr) -> !llvm.ptr, i8"
-            )
+            recorded = text.arena(self.places.record)
             pointers.append(recorded)
         if function.reports:
-            handed = self._handed_over(step, views)
-            pointers.append(self._cleared(function.reports.cleared_bytes))
-        places = self._pointers(
-            [self._pointers([pointer]) for pointer in pointers]
-        )  # the driver is given addresses of arguments
-        numbers = (
-            self.handles[id(step.kernel)],
-            function.blocks,
-            function.threads,
-            function.dynamic_shared_bytes,
-        )
-        passed = ", ".join([*map(self.const, numbers), places])
-        self.lines.append(
+            handed = _handed_over(text, step, views)
+            pointers.append(self._cleared(text, function.reports.cleared_bytes))
+        # The driver is given addresses of arguments.
+        places = _pointers(text, [_pointers(text, [pointer]) for pointer in pointers])
+        handle = self.handles[id(step.kernel)]
+        numbers = (handle, function.blocks, function.threads, function.dynamic_shared_bytes)
+        passed = ", ".join([*map(text.const, numbers), places])
+        text.lines.append(
             f"func.call @pbk_launch(%frame, {passed}) : (!llvm.ptr, i64, i64, i64, i64, !llvm.ptr) -> ()"
         )
         if function.profile:
-            passed = f"{self.const(self.handles[id(step.kernel)])}, {recorded}"
-            self.lines.append(
-                f"func.call @pbk_record(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr) -> ()"
+            text.lines.append(
+                f"func.call @pbk_record(%frame, {text.const(handle)}, {recorded}) : "
+                "(!llvm.ptr, i64, !llvm.ptr) -> ()"
             )
         if function.reports:
-            passed = f"{self.const(self.handles[id(step.kernel)])}, {pointers[-1]}, {handed}"
-            self.lines.append(
-                f"func.call @pbk_report(%frame, {passed}) : (!llvm.ptr, i64, !llvm.ptr, !llvm.ptr) -> ()"
+            text.lines.append(
+                f"func.call @pbk_report(%frame, {text.const(handle)}, {pointers[-1]}, {handed}) : "
+                "(!llvm.ptr, i64, !llvm.ptr, !llvm.ptr) -> ()"
             )
 
-    def _handed_over(self, step: Launch, views: Sequence[BufferView]) -> str:
-        """An array of the operands' addresses, of copies where the kernel updates them."""
-        copies = dict(zip(self.copied(step.kernel), self._copies(step, list(views))))
-        return self._pointers(
-            [copies.get(i) or self.pointer(views[i]) for i in range(len(step.operands))]
-        )
-
-    def _cleared(self, size: int) -> str:
+    def _cleared(self, text: HostText, size: int) -> str:
         """The place of what a kernel reports, its first bytes zero."""
-        place = self.put(
-            f"llvm.getelementptr %arena[{self.reports_at}] : (!llvm.ptr) -> !llvm.ptr, i8"
-        )
-        self.lines.append(
-            f"func.call @pbk_clear(%frame, {place}, {self.const(size)}) : (!llvm.ptr, !llvm.ptr, i64) -> ()"
+        place = text.arena(self.places.reports)
+        text.lines.append(
+            f"func.call @pbk_clear(%frame, {place}, {text.const(size)}) : (!llvm.ptr, !llvm.ptr, i64) -> ()"
         )
         return place
 
-    def _pointers(self, pointers: Sequence[str]) -> str:
-        """An array of pointers."""
-        found = self.alloca(f"!llvm.array<{max(len(pointers), 1)} x ptr>")
-        for k, pointer in enumerate(pointers):
-            place = self.put(f"llvm.getelementptr {found}[{8 * k}] : (!llvm.ptr) -> !llvm.ptr, i8")
-            self.lines.append(f"llvm.store {pointer}, {place} : !llvm.ptr, !llvm.ptr")
-        return found
 
-    def distinct(self) -> tuple:
-        return ()
+def _handed_over(text: HostText, step: Launch, views: Sequence[BufferView]) -> str:
+    """An array of the operands' addresses, of copies where the kernel updates them."""
+    copies = text.copies(step, views)
+    return _pointers(
+        text, [copies.get(i) or text.pointer(views[i]) for i in range(len(step.operands))]
+    )
+
+
+def _pointers(text: HostText, pointers: Sequence[str]) -> str:
+    """An array of pointers."""
+    array = text.alloca(f"!llvm.array<{max(len(pointers), 1)} x ptr>")
+    text.stored(pointers, array)
+    return array
 
 
 _MAIN = """
@@ -484,7 +484,9 @@ def handler(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
     No driver is asked for anything.
     """
     handles = {k: driver.load(code, _sizes(compiled, k)) for k, code in compiled.codes.items()}
-    text = LaunchText(compiled, handles)
+    memory = Temporaries.of(compiled.program, lambda kernel: _copied(compiled, kernel))
+    places = KernelMemory.of(compiled, memory.nbytes)
+    text = HostText(compiled.program, memory, DriverSteps(compiled, handles, places))
     text.steps(compiled.program.steps)
     constants = {
         "CALL_ERROR": CALL_ERROR,
@@ -516,7 +518,13 @@ def handler(compiled: DeviceProgram, driver: Driver) -> tuple[Image, int]:
     module = object_files.host_module("\n".join(parts))
     mlir.check_lowered(module)
     code = mlir.object_code(module, object_files.VECTOR_OPT_LEVEL, "pbk_handler", {})
-    return Image(code, {}), text.temp_bytes + text.scratch_bytes
+    return Image(code, {}), places.end
+
+
+def _copied(compiled: DeviceProgram, kernel: Kernel) -> Sequence[int]:
+    """Operands of which a launch keeps a copy: its reports tell their values from before."""
+    reports = compiled.codes[id(kernel)].function.reports
+    return reports.copied if reports else ()
 
 
 def _gathered(program: HostProgram) -> str:

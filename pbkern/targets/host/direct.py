@@ -19,12 +19,15 @@ from typing import Any
 
 from pbkern.targets import mlir
 
-from . import lifetime, object_files
-from .compile import LoadedProgram, ObjectCode, image_of, kept, runtime_symbols
-from .elf_loader import PAGE, Image
+from . import lifetime
+from .loaded_program import LoadedProgram
+from .objects import object_files
+from .objects.elf_loader import PAGE, Image
+from .objects.object_code import ObjectCode, image_of, kept
 from .runtime import arena, openmp, serial
+from .runtime.parallel import PARALLEL
+from .runtime_symbols import runtime_symbols
 
-PARALLEL = "_mlir_ciface_pbk_parallel"
 CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads", "omp_in_parallel")
 # A forked process counts as a parallel region: it stands in for omp_in_parallel.
 _INSIDE = """

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pbkern.targets import mlir
-
-from .host import default_threads, module_text
-from .kernel import FunctionText, LoweredKernel
-from .llvm_repairs import is_shuffled_without_end
+from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel, module_text
+from pbkern.targets.host.processor import allowed_cores
+from pbkern.targets.llvm.repairs import is_shuffled_without_end
 
 # LLVM's level for explicitly vectorised code, in which its optimiser finds nothing (measured:
 # docs/decisions).
@@ -43,7 +42,7 @@ class Parts:
 
     def __init__(self, symbols: Mapping[str, int], opt_level: int | None, timed: Callable):
         self.symbols, self.opt_level, self.timed = dict(symbols), opt_level, timed
-        self.threads = ThreadPoolExecutor(default_threads(), thread_name_prefix="pbkern-compile")
+        self.threads = ThreadPoolExecutor(allowed_cores(), thread_name_prefix="pbkern-compile")
         self.waiting: list[FunctionText] = []
         self.objects: list[Future[bytes]] = []
 

@@ -1,4 +1,4 @@
-"""Requests of one program, grid, Machine -> seconds on a CPU, with the terms that explain them. Formulas only; no choices.
+"""Requests of one program, grid, Machine -> seconds, with the terms that explain them. Formulas only; no choices.
 
 A kernel takes the longer of its arithmetic (step.py) and its traffic, plus a part of the shorter,
 which overlaps. Traffic has two parts: every array once from memory (or L3, if it fits), and blocks
@@ -30,6 +30,8 @@ REPEATED_SHARE = 0.02
 # Fewer than two programs per core leave one core waiting for the other: the part of the time that
 # is lost.
 UNBALANCED = 0.05
+# The part of the memory's bandwidth that few programs reach at least. Source: not recorded.
+LEAST_PARALLEL = 0.6
 
 
 def far_bandwidth(size: int, machine: Machine) -> float:
@@ -101,7 +103,7 @@ def kernel_cost(
     working_set = blocks + scratch
     trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs
     parallel = min(programs, machine.cores) / machine.cores
-    memory = (far + near + trips) / max(parallel, 0.6)
+    memory = (far + near + trips) / max(parallel, LEAST_PARALLEL)
     overhead = machine.launch_seconds + rounds * machine.program_seconds
     seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
     if rounds * repeated > REPEATED_SHARE * seconds:

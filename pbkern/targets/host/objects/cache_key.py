@@ -18,11 +18,10 @@ from pbkern.core.process import disk_cache
 from pbkern.dsl.checks import can_fail
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
+from pbkern.lower.build_options import BuildOptions
 from pbkern.targets import mlir
-from pbkern.targets.cpu import machine
-from pbkern.targets.cpu.lower_options import LowerOptions
-
-from .runtime import xla
+from pbkern.targets.host.processor import cpu_flags, cpuinfo
+from pbkern.targets.host.runtime import xla
 
 PACKAGE = pathlib.Path(__file__).parents[3]
 # What fusion and frontends decide is in the kernels; these decide what becomes of a kernel.
@@ -31,7 +30,7 @@ SOURCES = ("*.py", "core/**/*.py", "dsl/**/*.py", "lower/**/*.py", "targets/**/*
 
 def program_key(
     program: HostProgram,
-    options_of: Callable[[Kernel], LowerOptions],
+    options_of: Callable[[Kernel], BuildOptions],
     threads_of: Callable[[Kernel], int],
     opt_level: int | None,
 ) -> str:
@@ -66,6 +65,6 @@ def sources(package: pathlib.Path = PACKAGE) -> str:
 
 def processor() -> tuple:
     """Facts that tell LLVM which instructions there are: the model, and the flags that the system admits."""
-    text = machine.cpuinfo()
+    text = cpuinfo()
     model = tuple(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", text, re.MULTILINE)[:3])
-    return model, tuple(sorted(machine.cpu_flags(text)))
+    return model, tuple(sorted(cpu_flags(text)))

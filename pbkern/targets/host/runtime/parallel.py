@@ -18,6 +18,8 @@ behind it: tasks taken of each thread's.
 
 from __future__ import annotations
 
+# The function that divides a loop's programs among threads: each kind of threads has its own.
+PARALLEL = "_mlir_ciface_pbk_parallel"
 # What the frame holds at first, by offset. References and slots are counted where threads come and
 # go as they like.
 _FIELDS = {

@@ -1,43 +1,30 @@
-"""CpuCosts: a CPU's Machine as the fuser asks it, see fuse/cost/model.py."""
+"""MachineCosts: a Machine as the fuser asks it, see fuse/cost/model.py. What each target says of its devices is abstract."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, Step
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.model import Cost, Price
 from pbkern.fuse.cost.sizes import Sizes
-from pbkern.targets.cpu import machine as cpu
 
-from . import kernel, step
-
-# Rows in multiples of a register tile's, columns of whole vectors. Bytes were measured on Zen 5 and
-# Zen 4: of far rows, parts of 512 bytes came at 14 GB/s, of a page at 22 of 25.
-SIZES = Sizes(
-    line_bytes=cpu.LINE_BYTES,
-    mask_strip=cpu.MASK_STRIP,
-    tile_rows=(6, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
-    tile_columns=(64, 128, 256, 512, 1024),
-    stage_bytes=1 << 18,
-    far_row_bytes=1 << 12,
-    short_row_bytes=1 << 14,
-    split_result_bytes=1 << 17,
-    split_operand_bytes=1 << 20,
-)
+from . import caches, kernel, step
+from .sizes import SIZES
 
 
 @dataclass(frozen=True)
-class CpuCosts(Machine):
-    """A core's own caches are near; L3 is what cores share."""
+class MachineCosts(Machine, abc.ABC):
+    """L3 is what cores share."""
 
     @classmethod
-    def of(cls, machine: Machine) -> CpuCosts:
+    def of(cls, machine: Machine) -> Self:
         return cls(
             **{field.name: getattr(machine, field.name) for field in dataclasses.fields(Machine)}
         )
@@ -47,12 +34,12 @@ class CpuCosts(Machine):
         return SIZES
 
     @property
-    def near_bytes(self) -> int:
-        return self.l2_bytes
+    @abc.abstractmethod
+    def near_bytes(self) -> int: ...
 
     @property
-    def scratch_bytes(self) -> int:
-        return self.near_bytes
+    @abc.abstractmethod
+    def scratch_bytes(self) -> int: ...
 
     @property
     def shared_bytes(self) -> int:
@@ -74,7 +61,7 @@ class CpuCosts(Machine):
         return kernel.far_bandwidth(size, self)
 
     def rows_alias(self, stride: int) -> bool:
-        return cpu.rows_alias(stride)
+        return caches.rows_alias(stride)
 
     def operations(self, eqn: Any) -> float:
         return step.operations_per_element(eqn, self)

@@ -12,7 +12,7 @@ from pbkern.core.jaxprs import equations
 from pbkern.dsl.host_program import BufferKind, HostProgram
 from pbkern.dsl.kernel import ArrayType, Kernel
 
-from .elf_loader import Image
+from .objects.elf_loader import Image
 
 MEGABYTE = 1e6  # bytes
 # The smallest arena whose arrays are looked for: each program pays for the search, and less memory

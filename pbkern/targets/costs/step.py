@@ -1,4 +1,4 @@
-"""Costs of one step of one program on one core of a CPU: formulas."""
+"""Costs of one step of one program on one core of the Machine: formulas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.machine import Machine
+from pbkern.core.machine import LINE_BYTES, Machine
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.blocks import Step, volume
 from pbkern.fuse.access.rules import ELEMENTWISE, block_shape
@@ -25,19 +25,22 @@ from pbkern.fuse.cost.kinds import (
     recompute_of,
 )
 from pbkern.fuse.cost.model import Price
-from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.machine import (
+from pbkern.lower.build_options import BuildOptions
+
+from .caches import (
     CONFLICT_BYTES,
-    LINE_BYTES,
     ROW_REUSE,
     SCATTERED_REUSE,
     TRANSPOSE_CYCLES,
+    are_apart,
+    fit,
 )
-from pbkern.targets.cpu.schedule.cache_conflicts import are_apart, fit
-from pbkern.targets.cpu.sorting import first_cycles, line_cycles
+from .sorts import LONGEST_REGISTER_LINE, MOST_NETWORK_OPERATIONS, first_cycles, line_cycles
 
 # What does not depend on the kernel.
-LOWERED = LowerOptions()
+LOWERED = BuildOptions(
+    short_line=LONGEST_REGISTER_LINE, short_line_operations=MOST_NETWORK_OPERATIONS
+)
 # Cycles of a reduction along rows for each row beside its elements: the lanes of a vector are added
 # up.
 ACROSS_CYCLES = 3.0

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 
 from pbkern import _jax
-from pbkern.targets.cpu.codegen.elf_loader import Image
 
+from .objects.elf_loader import Image
 from .runtime.arena import ARENAS
 
 _waiting: list[Image] = []  # of programs that Python has forgotten and executables may still call

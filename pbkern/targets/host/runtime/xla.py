@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 
 from pbkern.core.errors import TargetError
-from pbkern.targets.cpu.codegen.host import INTERNAL
+from pbkern.targets.host.program_text import INTERNAL
 
 from . import arena, parallel, turns
 

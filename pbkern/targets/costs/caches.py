@@ -1,0 +1,57 @@
+"""Rows of operands in caches: which evict or delay one another, and when copies of them pay."""
+
+from __future__ import annotations
+
+import math
+
+from pbkern.core.machine import LINE_BYTES
+
+# Rows of operands this many bytes apart, or a multiple, share few cache sets. Source: 64 sets of
+# 64-byte lines.
+CONFLICT_BYTES = 2048
+# Points that must share such rows before copying them apart pays. Source: not recorded.
+ROW_REUSE = 256
+# Columns for which a copy pays of rows whose elements are in lines apart, more lines than the
+# nearest cache holds.
+SCATTERED_REUSE = 48
+# Cycles of transposing one element of a contraction in registers, between caches.
+TRANSPOSE_CYCLES = 0.5
+# A load waits for an earlier store whose address is the same modulo this many bytes (4K aliasing).
+# Measured on AMD Zen 4, Jacobi 2048^2: 24 ms with rows 8256 bytes apart, 20 with 8320.
+ALIAS_BYTES = 4096
+# Bytes between two such addresses below which they count as the same. Measured the same way.
+ALIAS_NEAR_BYTES = 576
+# Last rows whose stores a load may wait for. Measured the same way.
+ALIAS_ROWS = 5
+# Lines this many apart are in the same set. Source: 32 KB of L1 in 8 ways.
+CACHE_SETS = 64
+# Lines of one set that stay there beside those of other operands.
+CACHE_WAYS = 8
+# Pages that the nearest tables do not hold (64 entries on Zen 3 and Golden Cove), rows of two in
+# each.
+MANY_PAGES = 128
+
+
+def rows_alias(stride: int) -> bool:
+    """Whether loads of a row wait for stores to neighbouring rows, `stride` bytes apart."""
+    apart = (k * stride % ALIAS_BYTES for k in range(1, ALIAS_ROWS + 1))
+    return any(min(distance, ALIAS_BYTES - distance) < ALIAS_NEAR_BYTES for distance in apart)
+
+
+def fit(rows: int, apart: int) -> bool:
+    """Whether lines of so many rows, `apart` bytes from one another, stay in the cache; 0 bytes: that is not known."""
+    if not apart:
+        return True
+    sets = CACHE_SETS * LINE_BYTES // math.gcd(apart, CACHE_SETS * LINE_BYTES)
+    return rows <= CACHE_WAYS * min(sets, CACHE_SETS)
+
+
+def are_apart(rows: int, step: int, span: int, l2_bytes: int) -> bool:
+    """Whether a few columns of so many rows, `step` bytes from one another, `span` in all, are better read from a copy.
+
+    Rows far apart need an entry of the page tables each, and may evict one another from the first
+    cache; near ones are worth a copy only where all of them leave the second cache.
+    """
+    if step >= CONFLICT_BYTES:
+        return rows >= MANY_PAGES or not fit(rows, step)
+    return span > l2_bytes // 2
