@@ -1,7 +1,8 @@
-"""Instruction: what a processor computes at once of a product, with its meaning on NumPy arrays.
+"""ProductInstruction: what a processor computes at once of a product, with its meaning on NumPy arrays.
 
 A reduction by products names the instruction by which it is computed (`Reduction.by`). A target's table has a row for each
-(targets/cpu/instructions.py); passes ask the row for types and shape, the interpreter for its meaning, emission for its text.
+(targets/cpu/schedule/instructions.py). Passes ask the row for types and shape, the interpreter for its meaning, emission for
+its text.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ WORD_BITS = 32
 
 
 @dataclass(frozen=True)
-class Instruction:
+class ProductInstruction:
     """accumulator[m, n] += sum over k of first[m, k] * second[k, n].
 
     Attributes:

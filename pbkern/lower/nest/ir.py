@@ -22,7 +22,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
-from .instructions import Instruction
+from .instructions import ProductInstruction
 
 if TYPE_CHECKING:
     from pbkern.lower.math.elementwise import EqnInfo
@@ -403,7 +403,7 @@ class Reduction:
     op: str
     args: tuple[Expr, ...]
     dtype: np.dtype
-    by: Instruction | None = None
+    by: ProductInstruction | None = None
 
     @property
     def is_product(self) -> bool:

@@ -21,7 +21,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
 from .context import NestContext
-from .instructions import Instruction
+from .instructions import ProductInstruction
 from .ir import (
     BOOL,
     FLOAT32,
@@ -67,7 +67,7 @@ class Dialect:
     """
 
     decide: Callable[[Nest, str, Mapping[str, Buf]], Nest] | None = None
-    instructions: Mapping[str, Instruction] = field(default_factory=dict)
+    instructions: Mapping[str, ProductInstruction] = field(default_factory=dict)
 
 
 SHARED = Dialect()

@@ -19,7 +19,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.instructions import Instruction
+from pbkern.lower.nest.instructions import ProductInstruction
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -32,8 +32,8 @@ from pbkern.lower.nest.ir import (
     Store,
     nodes,
 )
-from pbkern.targets.cpu.instructions import DPBF16PS, VPDPWSSD
 from pbkern.targets.cpu.machine import ROW_PADDING
+from pbkern.targets.cpu.schedule.instructions import DPBF16PS, VPDPWSSD
 
 UINT8 = np.dtype(np.uint8)
 UINT16 = np.dtype(np.uint16)
@@ -169,7 +169,7 @@ def in_whole_words(nest: Nest, count: int, context) -> Nest:
 
 def _over_pairs(
     nest: Nest,
-    instruction: Instruction,
+    instruction: ProductInstruction,
     k_dim: str,
     stationary: Expr,
     packed: Expr,

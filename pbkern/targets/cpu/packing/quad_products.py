@@ -21,7 +21,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Store
-from pbkern.targets.cpu.instructions import VPDPBUSD
+from pbkern.targets.cpu.schedule.instructions import VPDPBUSD
 
 from .pair_products import INT32, UINT8, Words, depth_dim, is_narrow_integer, over_words
 

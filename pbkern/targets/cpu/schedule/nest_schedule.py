@@ -11,7 +11,7 @@ from typing import Any
 
 from pbkern.lower.nest.ir import Buf, Nest
 from pbkern.lower.nest.parse import Dialect
-from pbkern.targets.cpu.instructions import INSTRUCTIONS
+from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS
 
 # Vector registers that accumulators leave to operands.
 OPERAND_REGISTERS = 4

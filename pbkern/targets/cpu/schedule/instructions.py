@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from pbkern.lower.mlir.ops import Builder, Ssa
-from pbkern.lower.nest.instructions import WORD_BITS, Instruction
+from pbkern.lower.nest.instructions import WORD_BITS, ProductInstruction
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
@@ -37,18 +37,18 @@ def _by_intrinsic(
 
 
 # Pairs of bfloat16.
-DPBF16PS = Instruction(
+DPBF16PS = ProductInstruction(
     "dpbf16ps", "bf16_pairs", (1, 1, 2), (BFLOAT16, BFLOAT16), FLOAT32,
     _by_intrinsic("avx512bf16.dpbf16ps", "bf16", 2),
 )  # fmt: skip
 # Pairs of int16.
-VPDPWSSD = Instruction(
+VPDPWSSD = ProductInstruction(
     "vpdpwssd", "vnni", (1, 1, 2), (INT16, INT16), INT32, _by_intrinsic("avx512.vpdpwssd", "i16", 2)
 )
 # Four bytes, of which the first operand's have no sign.
-VPDPBUSD = Instruction(
+VPDPBUSD = ProductInstruction(
     "vpdpbusd", "vnni", (1, 1, 4), (UINT8, INT8), INT32, _by_intrinsic("avx512.vpdpbusd", "i8", 4)
 )
-INSTRUCTIONS: Mapping[str, Instruction] = {
+INSTRUCTIONS: Mapping[str, ProductInstruction] = {
     instruction.name: instruction for instruction in (DPBF16PS, VPDPWSSD, VPDPBUSD)
 }
