@@ -134,7 +134,8 @@ class _RegisterSearch:
             if isinstance(section, BodyCase)
             else None
         )
-        for buf in scratch.touched([stmt]):
+        # By name: a set of buffers has no order that another process would repeat.
+        for buf in sorted(scratch.touched([stmt]), key=lambda touched: touched.name):
             if buf.arena:
                 self.users.setdefault(buf, {}).setdefault(ends, []).append(stmt)
         if isinstance(stmt, Nest):
@@ -206,8 +207,7 @@ class _RegisterSearch:
             if not bad & chosen:
                 break
             chosen -= bad
-        for buf in chosen:
-            self.slots[buf] = buf
+        self.slots |= {buf: buf for buf in candidates if buf in chosen}
         for key, nest in nests.items():
             if any(store.buf.root in chosen for store in nest.stores):
                 self.mappings[key] = self._for_everyone(nest, self.mappings[key])
