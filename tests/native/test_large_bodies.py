@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pbkern
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import MAX_HEIGHT
 from pbkern.lower.passes import merge_nests, uniform_axes
 from pbkern.lower.values import pending_reads
@@ -237,9 +237,9 @@ def test_what_statements_touch_is_looked_at_in_proportion_to_their_number(monkey
         kernel = pbkern.kernel(body, out_shape=shape).trace(
             jax.ShapeDtypeStruct((1,), "int32"), shape
         )
-        seen, touched = [], scratch.touched
+        seen, touched = [], effects.touched
         with monkeypatch.context() as m:
-            m.setattr(scratch, "touched", lambda stmts: seen.append(len(stmts)) or touched(stmts))
+            m.setattr(effects, "touched", lambda stmts: seen.append(len(stmts)) or touched(stmts))
             lower_kernel(kernel, "k")
         return sum(seen)
 

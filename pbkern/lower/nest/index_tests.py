@@ -18,6 +18,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 
 from .addresses import is_written
+from .edit.part import part
 from .ir import Const, Expr, For, Gather, If, IndexValue, InRange, Load, Nest, Op, Pool, Stmt, While
 
 BOOL = np.dtype(bool)
@@ -373,7 +374,7 @@ def _cut(nest: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
         if cuts and len(pieces) * (len(cuts) + 1) <= MAX_PIECES:
             edges = [0, *cuts, nest.dims[dim]]
             pieces = [
-                _piece(piece, dim, low, high, pool)
+                part(piece, dim, Affine((), low), high - low, pool)
                 for piece in pieces
                 for low, high in itertools.pairwise(edges)
             ]
@@ -428,21 +429,3 @@ def _around(nest: Nest, dim: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
     (start,) = starts
     low = (cut + start) // lanes * lanes - start
     return (cut,) if low == cut else (max(low, 0), min(low + lanes, nest.dims[dim]))
-
-
-def _piece(nest: Nest, dim: str, low: int, high: int, pool: Pool) -> Nest:
-    place = {dim: Affine.symbol(dim) + low if high - low > 1 else Affine((), low)}
-    rename = pool.renamer(place)
-    return Nest(
-        {k: (high - low if k == dim else size) for k, size in nest.dims.items()},
-        nest.rdims,
-        tuple(reduction.mapped(rename) for reduction in nest.reductions),
-        tuple(
-            store.mapped(
-                rename, index=tuple(position.substitute(place.get) for position in store.index)
-            )
-            for store in nest.stores
-        ),
-        nest.ordered,
-        nest.at,
-    )

@@ -437,6 +437,11 @@ class Store:
     guard: bool = False
     mask: Expr | None = None
 
+    def moved(self, places: Mapping[str, Affine], change: Callable[[Expr], Expr]) -> Store:
+        """The store with symbols of its index replaced by places, its value and its mask changed."""
+        index = tuple(position.substitute(places.get) for position in self.index)
+        return self.mapped(change, index=index)
+
     def mapped(self, change: Callable[[Expr], Expr], **others: object) -> Store:
         """The write with its value and its mask changed, and with `others`, fields by name, replaced."""
         return replace(

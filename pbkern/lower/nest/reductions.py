@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pbkern.lower.mlir.element_types import ELEMENTS, is_float
+
 from .ir import Reduction
 
 
@@ -53,6 +55,20 @@ UFUNCS: dict[str, np.ufunc] = {
     "logaddexp": np.logaddexp,
 }
 ON_BOOLS = {"sum": np.logical_or, "max": np.logical_or, "min": np.logical_and}
+
+
+def is_rounded_sum(reduction: Reduction) -> bool:
+    """Whether it adds up floats, so that long chains of additions lose digits."""
+    return reduction.op in ("sum", "dot") and _is_float(reduction.dtype)
+
+
+def depends_on_order(reduction: Reduction) -> bool:
+    """Whether another order of operands changes the result's last bits."""
+    return reduction.op in ("sum", "dot", "prod", "logaddexp") and _is_float(reduction.dtype)
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return is_float(ELEMENTS[dtype.name][0])
 
 
 def reduced(

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .ir import Buf, Gather, Let, Load, Nest, Prefetch, Sort, Stmt, Trace, every, nodes
+from . import effects
+from .ir import Buf, Stmt
 
 # Bytes: buffers of scratch memory and arrays of programs start at multiples of a cache line.
 BUFFER_ALIGNMENT = 64
@@ -31,7 +32,7 @@ def place(
     """
     lives: dict[Buf, tuple[int, int]] = {}
     for at, stmt in enumerate(stmts):
-        for buf in touched([stmt]):
+        for buf in effects.touched([stmt]):
             if buf.arena and buf not in fixed:
                 lives[buf] = (lives.get(buf, (at, at))[0], at)
     placed: dict[Buf, int] = {}
@@ -52,40 +53,3 @@ def place(
         placed[buf], taken[k] = at, (first, last, at, at + size)
         end = max(end, at + size)
     return placed, end
-
-
-def touched(stmts: Sequence[Stmt]) -> set[Buf]:
-    """Root buffers that statements read or write, inner ones too."""
-    return (
-        read(stmts)
-        | written(stmts)
-        | {stmt.buf for stmt in every(stmts) if isinstance(stmt, Prefetch)}
-    )
-
-
-def read(stmts: Sequence[Stmt]) -> set[Buf]:
-    """Root buffers that statements read, inner ones too."""
-    found: set[Buf] = set()
-    for stmt in every(stmts):
-        match stmt:
-            case Nest():
-                found |= {load.buf.root for load in stmt.loads()}
-            case Let(value=v):
-                found |= {node.buf.root for node in nodes([v]) if isinstance(node, Load | Gather)}
-            case Sort(buffers=buffers, spare=spare):
-                found |= {buf.root for buf in (*buffers, *spare)}
-            case Trace(buffers=buffers):
-                found |= {buffer.root for buffer in buffers}
-    return found
-
-
-def written(stmts: Sequence[Stmt]) -> set[Buf]:
-    """Root buffers that statements write, inner ones too."""
-    found: set[Buf] = set()
-    for nest in every(stmts):
-        match nest:
-            case Nest():
-                found |= {store.buf.root for store in nest.stores}
-            case Sort(buffers=buffers, spare=spare):
-                found |= {buf.root for buf in (*buffers, *spare)}
-    return found

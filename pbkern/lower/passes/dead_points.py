@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.index_tests import BOOL, Bounds, Folder, interval
 from pbkern.lower.nest.ir import (
     Buf,
@@ -243,15 +244,7 @@ def _cut(nest: Nest, limits: dict[str, int], pool: Pool) -> Nest:
     single = {dim: ZERO for dim, limit in limits.items() if limit == 1 < nest.dims[dim]}
     if limits == nest.dims:
         return nest
-    rename = pool.renamer(single)
-    reductions = [reduction.mapped(rename) for reduction in nest.reductions]
-    stores = [
-        store.mapped(
-            rename, index=tuple(position.substitute(single.get) for position in store.index)
-        )
-        for store in nest.stores
-    ]
-    return replace(nest, dims=limits, reductions=tuple(reductions), stores=tuple(stores))
+    return renamed(nest, single, limits, pool)
 
 
 def _resized(stmts: Sequence[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
+from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import (
     MAX_HEIGHT,
     Accumulator,
@@ -39,7 +40,7 @@ MOST_PERMUTED = 4
 def without_unread(stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
     """Without stores to scratch that nothing reads."""
     while True:
-        dead = {buf for buf in scratch.written(stmts) if buf.arena} - kept - scratch.read(stmts)
+        dead = {buf for buf in effects.written(stmts) if buf.arena} - kept - effects.read(stmts)
         if not dead:
             return stmts
         stmts = _without_writes(stmts, dead)
@@ -61,43 +62,27 @@ def _without_writes(stmts: Sequence[Stmt], dead: set[Buf]) -> list[Stmt]:
 
 def merge_all(stmts: Sequence[Stmt], context) -> list[Stmt]:
     out: list[Stmt] = []
-    effects: list[_Effects] = []  # of each of `out`
+    before: list[Effects] = []  # of each of `out`
     for stmt in stmts:
         stmt = with_bodies(stmt, lambda inner: merge_all(inner, context))
         if isinstance(stmt, Nest):
             if any(size == 0 for dim, size in stmt.dims.items() if dim not in stmt.rdims):
                 continue
-            joined = _joined_before(out, effects, stmt, context.pool)
+            joined = _joined_before(out, before, stmt, context.pool)
             if joined is not None:
                 at, out[at] = joined
-                effects[at] = _Effects.of(out[at])
+                before[at] = Effects.of(out[at])
                 continue
         out.append(stmt)
-        effects.append(_Effects.of(stmt))
+        before.append(Effects.of(stmt))
     return out
 
 
-@dataclass(frozen=True)
-class _Effects:
-    """Root buffers that a statement writes, and all that it touches."""
-
-    written: set[Buf]
-    touched: set[Buf]
-
-    @staticmethod
-    def of(stmt: Stmt) -> _Effects:
-        return _Effects(scratch.written([stmt]), scratch.touched([stmt]))
-
-    def commute(self, other: _Effects) -> bool:
-        """Whether two statements mean the same in either order."""
-        return not (self.written & other.touched or other.written & self.touched)
-
-
 def _joined_before(
-    before: Sequence[Stmt], effects: list[_Effects], nest: Nest, pool: Pool
+    before: Sequence[Stmt], effects_before: list[Effects], nest: Nest, pool: Pool
 ) -> tuple[int, Nest] | None:
     """(position, merged nest) of the last nest before that this one joins, past others that do not depend on it."""
-    mine = _Effects.of(nest)
+    mine = Effects.of(nest)
     for at in range(len(before) - 1, max(len(before) - MAX_DISTANCE, 0) - 1, -1):
         other = before[at]
         if not isinstance(other, Nest):
@@ -105,7 +90,7 @@ def _joined_before(
         merged = merge(other, nest, pool)
         if merged is not None:
             return at, merged
-        if not mine.commute(effects[at]):
+        if not mine.commute(effects_before[at]):
             return None
     return None
 

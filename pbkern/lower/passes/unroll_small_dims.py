@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from pbkern.core.affine import Affine
+from pbkern.lower.nest.edit.unroll import unrolled
 from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Load, Nest, Stmt, with_bodies
 from pbkern.lower.nest.reductions import IDENTITY
 
@@ -42,7 +43,7 @@ def unroll_dims(stmts: Sequence[Stmt], context) -> list[Stmt]:
                 isinstance(statement, Nest)
                 and (dim := _dimension_over(statement, axes)) is not None
             ):
-                out[at] = _unrolled(statement, dim, context)
+                out[at] = unrolled(statement, dim, context.pool)
                 changed.append(out[at])
         axes = _axes_of_components(changed)
     return out
@@ -86,21 +87,6 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
                 ):
                     return dim
     return None
-
-
-def _unrolled(nest: Nest, dim: str, context) -> Nest:
-    """The nest with a write per component for each of its writes."""
-    stores = []
-    for k in range(nest.dims[dim]):
-        at = {dim: Affine((), k)}
-        for store in nest.stores:
-            index = tuple(position.substitute(at.get) for position in store.index)
-            stores.append(store.mapped(context.pool.renamer(at), index=index))
-    return Nest(
-        {other: size for other, size in nest.dims.items() if other != dim},
-        stores=tuple(stores),
-        at=nest.at,
-    )
 
 
 def sums_as_expressions(

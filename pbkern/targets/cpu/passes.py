@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pbkern.core.passes import Pass
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.collapse_dims import collapse
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies
@@ -95,7 +95,7 @@ def _store_in_place(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
 
 
 def _pack(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return _packed(stmts, context, scratch.written(stmts))
+    return _packed(stmts, context, effects.written(stmts))
 
 
 def _packed(stmts: Sequence[Stmt], context: Context, written: set[Buf]) -> list[Stmt]:

@@ -20,7 +20,7 @@ from pbkern.lower.mlir.math_table import SHARED
 from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.lower.mlir.range_reports import REPORT, WORDS, reporting
 from pbkern.lower.mlir.text import Block, Text
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, If, Let, Nest, Prefetch, Sort, Stmt, Trace, While, every
 from pbkern.lower.passes.shared import SHARED_PASSES
@@ -167,7 +167,7 @@ class KernelLowering(ProgramText):
         if self._scatters_much() or not block_shift.is_function(
             self.kernel
         ):  # what is read again stays in caches
-            self.emitter.streamed -= scratch.read(stmts)
+            self.emitter.streamed -= effects.read(stmts)
         super().body(block, case)
 
     def _scatters_much(self) -> bool:

@@ -12,7 +12,7 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Load, Reduction
-from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.lower.nest.reductions import IDENTITY, is_rounded_sum
 from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
@@ -22,7 +22,6 @@ from .cumulative import Cumulative
 from .horizontal_reductions import (
     HorizontalReductions,
     by_halves,
-    is_rounded,
     lost_in,
     whole,
 )
@@ -194,8 +193,8 @@ class Accumulators(HorizontalReductions, Cumulative):
             2 * run // beside, 1
         )  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
         rounded, width = (
-            self._per_accumulator(walk, is_rounded),
-            len(self._per_accumulator(walk, is_rounded)),
+            self._per_accumulator(walk, is_rounded_sum),
+            len(self._per_accumulator(walk, is_rounded_sum)),
         )
         # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other
         # reductions.
@@ -250,7 +249,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         if (
             not self.text.contract
             or walk.nest.ordered
-            or not any(map(is_rounded, walk.nest.reductions))
+            or not any(map(is_rounded_sum, walk.nest.reductions))
         ):
             return 0
         if any(reduction.is_product for reduction in walk.nest.reductions):
@@ -274,7 +273,7 @@ class Accumulators(HorizontalReductions, Cumulative):
     def _restarted(self, walk: NestWalk, block: Block, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of floating-point sums at zero, the others as they are."""
         zeros = self._identities(walk, block, accs[0].lanes)
-        rounded = self._per_accumulator(walk, is_rounded)
+        rounded = self._per_accumulator(walk, is_rounded_sum)
         return [
             zeros[k % len(zeros)] if rounded[k % len(zeros)] else acc for k, acc in enumerate(accs)
         ]
@@ -283,7 +282,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         """Accumulators that hold what they held before a run and what they were given in it."""
         b, rounded = (
             self.text.builder(block, before[0].lanes),
-            self._per_accumulator(walk, is_rounded),
+            self._per_accumulator(walk, is_rounded_sum),
         )
         return [
             b.add(x, y) if rounded[k % len(rounded)] else y

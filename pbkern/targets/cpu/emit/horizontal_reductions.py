@@ -15,10 +15,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from pbkern.lower.mlir.element_types import BITS, compute_el, int_el
+from pbkern.lower.mlir.element_types import BITS, int_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Reduction
+from pbkern.lower.nest.reductions import is_rounded_sum
 
 from .addressing import NestWalk
 from .promoted_loops import PromotedLoops
@@ -41,7 +42,7 @@ class HorizontalReductions(PromotedLoops):
         for reduction in walk.nest.reductions:
             count = 2 if reduction.op in ("argmax", "argmin") else 1
             mine = [part[at : at + count] for part in parts]
-            if exact and is_rounded(reduction):
+            if exact and is_rounded_sum(reduction):
                 out.append(self._fold_exactly(block, [vector for (vector,) in mine]))
                 at += count
                 continue
@@ -229,13 +230,6 @@ def _ordered(b: Builder, op: str, value: Ssa) -> Ssa:
         b.is_nan(value),
         b.c(most if op == "max" else ~most, el),
         _sign_magnitude(b, b.bitcast(value, el)),
-    )
-
-
-def is_rounded(reduction: Reduction) -> bool:
-    return reduction.op in ("sum", "dot") and compute_el(reduction.dtype) in (
-        "f32",
-        "f64",
     )
 
 

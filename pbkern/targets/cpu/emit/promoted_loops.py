@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For
 from pbkern.targets.cpu.machine import registers_of
@@ -55,7 +55,7 @@ class PromotedLoops(Addressing):
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
             free = registers_of(self.vector_bits) - WORKING_REGISTERS - len(parts)
             self.kept = PromotedBuffers(
-                block, scratch.written(loop.body), free, dict(zip(parts, values))
+                block, effects.written(loop.body), free, dict(zip(parts, values))
             )
             for nest, schedule in zip(loop.body, made.schedules):
                 self.emit(inner, nest, schedule)

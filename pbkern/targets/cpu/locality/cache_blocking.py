@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt
@@ -75,7 +75,7 @@ def _chains_in_strips(
         run = NestRun(nests_of(out[low:high]))
         found = _best_chain(run, vector_bits, near_bytes)
         if found is not None:
-            others = elsewhere | scratch.touched(out[:low] + out[high:])
+            others = elsewhere | effects.touched(out[:low] + out[high:])
             in_turn = fuse_over_rows(found[0], others, context, vector_bits)
             out[low:high] = (
                 in_turn or _CacheBlocking(*found, others, context, vector_bits).statements()

@@ -14,7 +14,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el, is_float
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import Buf, Const, Expr, Gather, Load, Nest, Op, Pool, nodes
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
@@ -268,7 +268,7 @@ class _Pair:
         }
         written = {inner_write.buf.root for inner_write in inner}
         before = self.run[self.found.at : self.found.later]
-        return not (read & (written | scratch.written(before)) or written & scratch.touched(before))
+        return not (read & (written | effects.written(before)) or written & effects.touched(before))
 
     def _is_private(self, buf: Buf, elsewhere: set[Buf]) -> bool:
         """Whether only later nests, which walk it along the row, read a buffer, and this one alone writes it."""
@@ -279,13 +279,13 @@ class _Pair:
         users = [
             at
             for at, nest in enumerate(self.run)
-            if buf in scratch.touched([nest]) and at != self.found.later
+            if buf in effects.touched([nest]) and at != self.found.later
         ]
         return all(at > self.found.later and self._reads_along(self.run[at], buf) for at in users)
 
     def _reads_along(self, nest: Nest, buf: Buf) -> bool:
         row = Row.of(nest)
-        if row is None or row.size != self.sums.size or buf in scratch.written([nest]):
+        if row is None or row.size != self.sums.size or buf in effects.written([nest]):
             return False
         loads = [load for load in nest.loads() if load.buf.root is buf]
         if any(not isinstance(load, Load) or load.buf is not buf or load.guard for load in loads):

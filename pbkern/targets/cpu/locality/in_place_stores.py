@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import cast
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import apart
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Shifted, Stmt, Store
 from pbkern.targets.cpu.schedule.nest_schedule import (
@@ -91,7 +91,7 @@ def _makers(stmts: Sequence[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
     first = at
     while first and _makes(stmts[first - 1], beside):
         first -= 1
-    if first == at or beside & scratch.touched([*stmts[:first], *stmts[at + 1 :]]):
+    if first == at or beside & effects.touched([*stmts[:first], *stmts[at + 1 :]]):
         return []
     return nests_of(stmts[first:at])
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import Buf, Const, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
 from pbkern.lower.nest.mask_intervals import MaskSpan, live_span, outside
 from pbkern.targets.costs.sizes import MASK_STRIP
@@ -50,7 +50,7 @@ def skip_dead_tiles(
         if masks:
             run, others = (
                 NestRun(nests_of(out[low:high])),
-                elsewhere | scratch.touched(out[:low] + out[high:]),
+                elsewhere | effects.touched(out[:low] + out[high:]),
             )
             ways = (
                 _without_masked(run, seeds, span, others, context, vector_bits)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.schedule.register_tiles import (
@@ -48,10 +48,10 @@ def fuse_over_rows(
     ).statements()
     for k, stmt in enumerate(out):
         if isinstance(stmt, For):
-            others = elsewhere | scratch.touched(out[:k] + out[k + 1 :])
+            others = elsewhere | effects.touched(out[:k] + out[k + 1 :])
             out[k] = replace(stmt, body=tuple(_rows_of(stmt.body, others, context, vector_bits)))
     for low, high in list(runs(out))[::-1]:  # the rows that are left
-        others = elsewhere | scratch.touched(out[:low] + out[high:])
+        others = elsewhere | effects.touched(out[:low] + out[high:])
         out[low:high] = _rows_of(out[low:high], others, context, vector_bits)
     return out
 

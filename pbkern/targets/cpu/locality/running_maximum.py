@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import (
     Accumulator,
@@ -74,7 +74,7 @@ def use_running_maximum(
         elsewhere,
         lambda body, others: use_running_maximum(body, context, vector_bits, strip_bytes, others),
     )
-    touched = [scratch.touched([stmt]) for stmt in out]
+    touched = [effects.touched([stmt]) for stmt in out]
     times = Counter(buf for found in touched for buf in found)
     for low, high in list(runs(out))[::-1]:
         mine = Counter(buf for found in touched[low:high] for buf in found)
@@ -263,7 +263,7 @@ class _RunningMaxima:
         reductions = [
             reduction.mapped(lambda arg: rename(change(arg))) for reduction in nest.reductions
         ]
-        stores = [_moved(store, places, lambda x: rename(change(x))) for store in stores]
+        stores = [store.moved(places, lambda x: rename(change(x))) for store in stores]
         stores += [
             Store(buf, (strip.number,), self.pool.accumulator(buf.dtype, k), inner=False)
             for k, buf in enumerate(partials)
@@ -296,7 +296,7 @@ class _RunningMaxima:
         places = row.places(HERE) | {"%strip": Affine.symbol(dim)}
         rename = self.pool.renamer(places)
         stores = [
-            _moved(output, places, rename)
+            output.moved(places, rename)
             for output in (*inner, *(store for store in row.nest.stores if not store.inner))
         ]
         reductions = [
@@ -346,12 +346,6 @@ class _RunningMaxima:
         return self._strips(on) + ([self._joined(row, self._parts(partials))] if partials else [])
 
 
-def _moved(store: Store, places: dict[str, Affine], expr: Callable[[Expr], Expr]) -> Store:
-    return store.mapped(
-        expr, index=tuple(position.substitute(places.get) for position in store.index)
-    )
-
-
 def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
     """One nest of two that walk equally many elements."""
     (mine,), (theirs,) = first.dims, second.dims
@@ -365,7 +359,7 @@ def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
         )
     )
     reductions = (reduction.mapped(rename) for reduction in second.reductions)
-    stores = (_moved(store, places, lambda x: count(rename(x))) for store in second.stores)
+    stores = (store.moved(places, lambda x: count(rename(x))) for store in second.stores)
     return replace(
         second,
         dims=first.dims,

@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Pool, Shifted, Stmt, Store, nodes
 from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
 from pbkern.targets.cpu.schedule.register_tiles import choose
@@ -88,7 +88,11 @@ class _Inliner:
         read = {load.buf.root for load in reader.loads()}
         for first in range(at - 1, -1, -1):
             maker = body.stmts[first]
-            if isinstance(maker, Nest) and read & body.written[first] and body.can_move(first, at):
+            if (
+                isinstance(maker, Nest)
+                and read & body.effects[first].written
+                and body.can_move(first, at)
+            ):
                 nest = self._pair(maker, reader)
                 if nest is not None:
                     return first, nest
@@ -183,28 +187,25 @@ class _InliningBody:
     def __init__(self, stmts: Sequence[Stmt], kept: set[Buf]):
         self.stmts: list[Stmt | None] = list(stmts)
         self.kept = kept
-        self.touched = [scratch.touched([stmt]) for stmt in stmts]
-        self.written = [scratch.written([stmt]) for stmt in stmts]
-        self.users = Counter(buf for found in self.touched for buf in found)
+        self.effects = [Effects.of(stmt) for stmt in stmts]
+        self.users = Counter(buf for effect in self.effects for buf in effect.touched)
 
     def replace(self, at: int, stmt: Stmt | None) -> None:
-        self.users.subtract(self.touched[at])
+        self.users.subtract(self.effects[at].touched)
         self.stmts[at] = stmt
-        self.touched[at], self.written[at] = (
-            effects_of([stmt] if stmt else []) for effects_of in (scratch.touched, scratch.written)
-        )
-        self.users.update(self.touched[at])
+        self.effects[at] = Effects.of(*([stmt] if stmt else []))
+        self.users.update(self.effects[at].touched)
 
     def can_move(self, first: int, at: int) -> bool:
         """Whether only the statement at `at` uses what the one at `first` stores, and reads the same there as here."""
-        made = self.written[first]
+        made, user = self.effects[first].written, self.effects[at]
         if any(
-            not buf.arena or buf in self.kept or self.users[buf] != 2 or buf not in self.touched[at]
+            not buf.arena or buf in self.kept or self.users[buf] != 2 or buf not in user.touched
             for buf in made
         ):
             return False
-        read = self.touched[first] - made
-        return not any(read & self.written[k] for k in range(first + 1, at + 1))
+        read = self.effects[first].touched - made
+        return not any(read & effect.written for effect in self.effects[first + 1 : at + 1])
 
 
 def _stores_all(maker: Nest, store: Store) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -54,7 +54,7 @@ def inside(
 ) -> list[Stmt]:
     """Statements with `cut` applied to the lists inside them, which is told what others touch."""
     out = []
-    touched = [scratch.touched([stmt]) for stmt in stmts]
+    touched = [effects.touched([stmt]) for stmt in stmts]
     times = Counter(buf for found in touched for buf in found)
     for outer_stmt, mine in zip(stmts, touched):
         around = (
@@ -66,7 +66,7 @@ def inside(
         def change(
             body: Sequence[Stmt], stmt: Stmt = outer_stmt, around: set = around
         ) -> list[Stmt]:
-            siblings = (scratch.touched(other) for other in bodies(stmt) if other is not body)
+            siblings = (effects.touched(other) for other in bodies(stmt) if other is not body)
             return cut(body, around.union(*siblings))
 
         out.append(with_bodies(outer_stmt, change))

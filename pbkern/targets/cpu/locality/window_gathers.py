@@ -16,10 +16,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import is_written
+from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.index_tests import MIN_POINTS, Bounds, Folder
 from pbkern.lower.nest.ir import (
     Expr,
@@ -86,18 +87,8 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
         index = tuple(next(starts).named(names) if i is None else i for i in expr.index)
         return context.pool.load(expr.dtype, expr.buf, index, False)
 
-    body = nest.mapped(context.pool.rewriter(loaded)).mapped(rename)
-    stores = [
-        replace(store, index=tuple(position.substitute(places.get) for position in store.index))
-        for store in body.stores
-    ]
-    body = replace(
-        body,
-        dims={
-            inner_dim: size for inner_dim, size in nest.dims.items() if inner_dim not in counters
-        },
-        stores=tuple(stores),
-    )
+    dims = {dim: size for dim, size in nest.dims.items() if dim not in counters}
+    body = renamed(nest.mapped(context.pool.rewriter(loaded)), places, dims, context.pool)
     found: list[Stmt] = [*(Let(name, rename(start)) for start, name in names.items()), body]
     for dim in reversed(outer):
         found = [For(counters[dim], nest.dims[dim], tuple(found))]

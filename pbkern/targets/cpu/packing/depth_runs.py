@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
+from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Stmt, Store
 
 # A panel that is read once for each tile of rows, beside those rows, may fill one of this many
@@ -137,16 +138,10 @@ def _in_runs(product: Nest, longest: int, context) -> list[Stmt]:
     )
     before = context.pool.load(reduction.dtype, store.buf, store.index, False)
     added = replace(store, value=context.op("add", reduction.dtype, before, store.value))
+    adding = replace(product, stores=(added,))
 
     def run(start: Affine, length: int) -> Nest:
-        moved = context.pool.renamer({outer: start + Affine.symbol(outer) if length > 1 else start})
-        args = tuple(map(moved, reduction.args))
-        return replace(
-            product,
-            dims={**product.dims, outer: length},
-            reductions=(replace(reduction, args=args),),
-            stores=(added,),
-        )
+        return part(adding, outer, start, length, context.pool)
 
     counter = context.names("%i")
     out: list[Stmt] = [

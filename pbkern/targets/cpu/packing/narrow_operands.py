@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import (
     Buf,
     Expr,
@@ -98,7 +98,7 @@ def _touched_by_others(stmts: Sequence[Stmt]) -> set[Buf]:
         inner = bodies(stmt)
         found |= set().union(*map(_touched_by_others, inner)) if inner else set()
         if not inner and not isinstance(stmt, Nest):
-            found |= scratch.touched([stmt])
+            found |= effects.touched([stmt])
     return found
 
 
@@ -191,7 +191,7 @@ def _without_copies(stmts: Sequence[Stmt], context, kept: set[Buf]) -> list[Stmt
         for stmt in stmts
         if (store := _copy(stmt)) is not None and store.buf not in kept
     }
-    written = scratch.written(stmts)
+    written = effects.written(stmts)
     copies = {
         buf: copy
         for buf, copy in copies.items()
@@ -203,7 +203,7 @@ def _without_copies(stmts: Sequence[Stmt], context, kept: set[Buf]) -> list[Stmt
         for out_stmt in out
         if (store := _copy(out_stmt)) is None or store.buf not in copies
     ]
-    unread = copies.keys() - scratch.touched(read)
+    unread = copies.keys() - effects.touched(read)
     return [
         out_stmt
         for out_stmt in out
@@ -220,7 +220,7 @@ def _apart(stmt: Stmt) -> list[Stmt]:
 
 
 def _writers(stmts: Sequence[Stmt], buf: Buf) -> int:
-    return sum(buf in scratch.written([stmt]) for stmt in stmts)
+    return sum(buf in effects.written([stmt]) for stmt in stmts)
 
 
 def _copy(stmt: Stmt) -> Store | None:

@@ -503,12 +503,7 @@ class _Panels:
         dims |= {column: width} | {rdim: nest.dims[rdim] for rdim in nest.rdims}
         reduction = nest.reductions[0]
         args = tuple(packed if arg is self.streamed else renamed(arg) for arg in reduction.args)
-        stores = [
-            store.mapped(
-                renamed, index=tuple(position.substitute(rename.get) for position in store.index)
-            )
-            for store in nest.stores
-        ]
+        stores = [store.moved(rename, renamed) for store in nest.stores]
         product = Nest(
             dims,
             nest.rdims,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Stmt, bodies, every, with_bodies
 from pbkern.targets.cpu.schedule.sliding_windows import LINE_VECTOR_BYTES, overlapping
 
@@ -64,7 +64,7 @@ def _otherwise_used(stmts: Sequence[Stmt]) -> set[Buf]:
             found |= {place.root for place in places if place.storage is not None}
             found |= {load.buf.root for load in nest.loads() if not isinstance(load, Load)}
         elif not bodies(nest):
-            found |= scratch.touched([nest])
+            found |= effects.touched([nest])
     return found
 
 

@@ -9,6 +9,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Nest
+from pbkern.lower.nest.reductions import is_rounded_sum
 from pbkern.targets.simt.schedule.registers import in_slots
 from pbkern.targets.simt.schedule.threads import ThreadMapping
 from pbkern.targets.simt.schedule.tiles import Tile, terms_beside, tiled
@@ -265,7 +266,7 @@ class SimtNestEmitter(Expressions):
         """
         longest = LONGEST_DEVICE_CHAIN // max(len(walk.terms), 1)
         rounded = [
-            reductions.is_rounded(reduction)
+            is_rounded_sum(reduction)
             for reduction in walk.nest.reductions
             for _ in range(reductions.width(reduction))
         ]

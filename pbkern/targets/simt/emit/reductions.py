@@ -40,11 +40,6 @@ def width(reduction: Reduction) -> int:
     return 2 if reduction.op in SEARCHES else 1
 
 
-def is_rounded(reduction: Reduction) -> bool:
-    """Whether the order of additions changes the result, so that long chains of them lose."""
-    return reduction.op in ("sum", "dot") and compute_el(reduction.dtype) in ("f32", "f64")
-
-
 def add(b: Builder, reduction: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> list[Ssa]:
     """Accumulators after one more point."""
     if reduction.is_product:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Expr, For, Let, Load, Nest, Stmt, Store, every, with_bodies
 from pbkern.simulate.counts import BANK_BYTES
@@ -43,13 +43,13 @@ class Stage:
         options = context.options
         held = sum(
             scratch.padded_bytes(buf)
-            for buf in scratch.touched(list(stmts)) | set(context.kept)
+            for buf in effects.touched(list(stmts)) | set(context.kept)
             if buf.arena
         )
         most = max(options.shared_bytes - held - RESERVED_BYTES, 0)
         return cls(
             context,
-            scratch.written(list(stmts)),
+            effects.written(list(stmts)),
             min(options.device.declared_bytes, options.shared_bytes // 4, most),
             most,
         )

@@ -11,10 +11,10 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import scratch
+from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt, with_bodies
 
 from .regions import BoxRegion, is_contraction, lane_dimension
@@ -138,8 +138,8 @@ def _length(run: Sequence[Nest], dims: dict[int, str], region: BoxRegion, stage:
     """Longest strips for which all copies fit; 0 if none does."""
 
     def nbytes(length: int) -> int:
-        part = [_part(n, dims[k], Affine(), length, stage) for k, n in enumerate(run)]
-        return sum(x.nbytes for x in stage.wanted(part) or [region])
+        first = [part(n, dims[k], Affine(), length, stage.context.pool) for k, n in enumerate(run)]
+        return sum(x.nbytes for x in stage.wanted(first) or [region])
 
     one, two = nbytes(1), nbytes(2)
     step = max(two - one, 1)
@@ -156,24 +156,15 @@ def _length(run: Sequence[Nest], dims: dict[int, str], region: BoxRegion, stage:
     )
 
 
-def _part(nest: Nest, dim: str, start: Affine, length: int, stage: Stage) -> Nest:
-    """The points of a nest from a place along a dimension on."""
-    changed = {dim: start + Affine.symbol(dim)}
-    made = nest.mapped(stage.context.pool.renamer(changed))
-    stores = [
-        replace(store, index=tuple(position.substitute(changed.get) for position in store.index))
-        for store in made.stores
-    ]
-    return replace(made, dims={**nest.dims, dim: length}, stores=tuple(stores))
-
-
 def _strips(run: Sequence[Nest], dims: dict[int, str], length: int, stage: Stage) -> list[Stmt]:
     size = run[0].dims[dims[0]]
     full, rest = divmod(size, length)
     counter = stage.context.names("%i")
 
     def body(start: Affine, count: int) -> list[Stmt]:
-        return cut([_part(n, dims[k], start, count, stage) for k, n in enumerate(run)], stage)
+        return cut(
+            [part(n, dims[k], start, count, stage.context.pool) for k, n in enumerate(run)], stage
+        )
 
     out: list[Stmt] = [For(counter, full, tuple(body(Affine.symbol(counter, length), length)))]
     return out + (body(Affine((), full * length), rest) if rest else [])

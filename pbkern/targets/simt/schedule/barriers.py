@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import Buf, For, If, Stmt, While
 
 Place = tuple[str, int, int]  # memory, first byte, one behind the last
@@ -56,8 +56,8 @@ class Barriers:
 
     def effects(self, stmts: Sequence[Stmt]) -> tuple[set[Place], set[Place]]:
         every = list(stmts)
-        return set(map(self.place, scratch.read(every))), set(
-            map(self.place, scratch.written(every))
+        return set(map(self.place, effects.read(every))), set(
+            map(self.place, effects.written(every))
         )
 
     def run(self, stmts: Sequence[Stmt], pending: Pending) -> Pending:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pbkern.lower.kernel_nests import KernelNests
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.ir import Buf, Stmt
 from pbkern.targets.simt.device import SHARED_SPACE
 
@@ -79,7 +79,7 @@ def place(
     touched = {
         buf
         for case in (nests.prologue, *nests.cases)
-        for buf in scratch.touched(list(case.statements))
+        for buf in effects.touched(list(case.statements))
         if buf.arena
     }
     every = sorted(

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from pbkern.core.affine import Affine
 from pbkern.lower.grid.scratch_resets import starts_overwritten
 from pbkern.lower.kernel_nests import BodyCase, KernelNests, Section
-from pbkern.lower.nest import scratch
+from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.split import split
 from pbkern.lower.nest.ir import (
     Buf,
     Expr,
@@ -135,7 +136,7 @@ class _RegisterSearch:
             else None
         )
         # By name: a set of buffers has no order that another process would repeat.
-        for buf in sorted(scratch.touched([stmt]), key=lambda touched: touched.name):
+        for buf in sorted(effects.touched([stmt]), key=lambda touched: touched.name):
             if buf.arena:
                 self.users.setdefault(buf, {}).setdefault(ends, []).append(stmt)
         if isinstance(stmt, Nest):
@@ -479,20 +480,9 @@ def _split(
         for old_dim, run in runs.items()
         for stride, _ in run
     }
-    places: dict[str, Affine] = {}
-    dims: dict[str, int] = {}
-    for dim, extent in nest.dims.items():
-        run = runs.get(dim, [])
-        if len(run) < 2:
-            dims[dim] = extent
-            continue
-        places[dim] = Affine.make({names[stride]: stride // run[-1][0] for stride, _ in run})
-        dims |= {names[stride]: size for stride, size in run}
-    if not places:
-        return nest, names
-    found = nest.mapped(context.pool.renamer(places))
-    stores = [
-        replace(store, index=tuple(position.substitute(places.get) for position in store.index))
-        for store in found.stores
-    ]
-    return replace(found, dims=dims, stores=tuple(stores)), names
+    sizes = {
+        dim: {names[stride]: size for stride, size in run}
+        for dim, run in runs.items()
+        if len(run) > 1
+    }
+    return split(nest, sizes, context.pool) if sizes else nest, names

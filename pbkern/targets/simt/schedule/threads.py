@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import apart, flat_coefficient
-from pbkern.lower.nest.ir import Buf, Nest, Reduction, Store
+from pbkern.lower.nest.ir import Buf, Nest, Store
+from pbkern.lower.nest.reductions import depends_on_order
 
 from .tiles import Tile, nest_rewrites, tiles, whole_terms
 
@@ -77,7 +78,7 @@ def map_to_threads(nest: Nest, threads: int, warp: int, reassociate: bool = True
         return ThreadMapping(tuple(free.items()), tuple(reduced.items()), 1, threads, alone=True)
     points, terms, team = math.prod(free.values()), math.prod(reduced.values()), 1
     in_order = nest.ordered or (
-        not reassociate and any(is_rounded(reduction) for reduction in nest.reductions)
+        not reassociate and any(depends_on_order(reduction) for reduction in nest.reductions)
     )
     count = 1
     if reduced and not in_order and is_parallel(nest, nest.dims):
@@ -108,11 +109,6 @@ def _whole(nest: Nest, along: str, team: int, terms: int, warp: int) -> tuple[in
     while 1 < fewer <= warp and terms // count < fewer:
         fewer //= 2
     return (fewer, count) if fewer > 1 and terms // count >= fewer else (team, 1)
-
-
-def is_rounded(reduction: Reduction) -> bool:
-    """Whether the order of operands changes the result's last bits."""
-    return reduction.op in ("sum", "dot", "prod", "logaddexp") and reduction.dtype.kind not in "biu"
 
 
 def _team(

@@ -278,4 +278,4 @@ def _moved(
         store = replace(
             store, mask=mask if store.mask is None else context.op("and", BOOL, store.mask, mask)
         )
-    return replace(store, index=tuple(position.substitute(dims.get) for position in store.index))
+    return store.moved(dims, lambda expr: expr)

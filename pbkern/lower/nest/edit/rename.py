@@ -1,0 +1,27 @@
+"""Dimensions of a nest -> affine places in other dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Nest, Pool
+
+
+def renamed(nest: Nest, places: Mapping[str, Affine], dims: Mapping[str, int], pool: Pool) -> Nest:
+    """The nest over other dimensions; `places` says where the old ones are in them.
+
+        nest [i<8]            places {i: 2*o + j}            nest [o<4, j<2]
+          y[i] = x[i + 1]     dims {o: 4, j: 2}       ->       y[2*o + j] = x[2*o + j + 1]
+
+    Legal where `places` takes the points of the new dimensions to those of the old ones, each once. Which dimensions are
+    reduced stays as it is: a place of a reduced dimension may name no dimension that is not.
+    """
+    expression = pool.renamer(dict(places))
+    return replace(
+        nest,
+        dims=dims,
+        reductions=tuple(reduction.mapped(expression) for reduction in nest.reductions),
+        stores=tuple(store.moved(places, expression) for store in nest.stores),
+    )

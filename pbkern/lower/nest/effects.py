@@ -1,0 +1,59 @@
+"""Which buffers statements read and write, and whether two statements may change places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .ir import Buf, Gather, Let, Load, Nest, Prefetch, Sort, Stmt, Trace, every, nodes
+
+
+def touched(stmts: Sequence[Stmt]) -> set[Buf]:
+    """Root buffers that statements read or write, inner ones too."""
+    prefetched = {stmt.buf for stmt in every(stmts) if isinstance(stmt, Prefetch)}
+    return read(stmts) | written(stmts) | prefetched
+
+
+def read(stmts: Sequence[Stmt]) -> set[Buf]:
+    """Root buffers that statements read, inner ones too."""
+    found: set[Buf] = set()
+    for stmt in every(stmts):
+        match stmt:
+            case Nest():
+                found |= {load.buf.root for load in stmt.loads()}
+            case Let(value=value):
+                loads = (node for node in nodes([value]) if isinstance(node, Load | Gather))
+                found |= {load.buf.root for load in loads}
+            case Sort(buffers=buffers, spare=spare):
+                found |= {buf.root for buf in (*buffers, *spare)}
+            case Trace(buffers=buffers):
+                found |= {buffer.root for buffer in buffers}
+    return found
+
+
+def written(stmts: Sequence[Stmt]) -> set[Buf]:
+    """Root buffers that statements write, inner ones too."""
+    found: set[Buf] = set()
+    for stmt in every(stmts):
+        match stmt:
+            case Nest():
+                found |= {store.buf.root for store in stmt.stores}
+            case Sort(buffers=buffers, spare=spare):
+                found |= {buf.root for buf in (*buffers, *spare)}
+    return found
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Root buffers that statements write, and all that they touch."""
+
+    written: frozenset[Buf] = frozenset()
+    touched: frozenset[Buf] = frozenset()
+
+    @staticmethod
+    def of(*stmts: Stmt) -> Effects:
+        return Effects(frozenset(written(stmts)), frozenset(touched(stmts)))
+
+    def commute(self, other: Effects) -> bool:
+        """Whether two lists of statements mean the same in either order: neither writes what the other touches."""
+        return not (self.written & other.touched or other.written & self.touched)
