@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from pbkern.fuse.access import blocks
+from pbkern.fuse.access.rules import whole
+from pbkern.fuse.cost.steps import PricedSteps
 from pbkern.fuse.partition import merge_groups, move_consumers
 from pbkern.fuse.tiling import block_search, one_program, search_memo
 
-from .checking import check, planned, rand
+from .checking import COSTS, check, planned, rand
 
 partition = importlib.import_module("pbkern.fuse.partition.partitioner")
 
@@ -241,6 +243,42 @@ def test_what_a_long_group_grows_to_is_what_is_worked_out_anew(monkeypatch):
     assert len(parts) > 5
     assert (True, True) in parts
     assert (True, False) in parts
+
+
+def lookups(x, places):
+    """Gathers, scatters, views, joined indices and reductions, each of which has a rule for what is stored."""
+    rows = jnp.sin(x)[places]
+    joined = jnp.concatenate([rows * 2, jnp.cos(rows[::-1])])
+    summed = jnp.zeros_like(x).at[places].add(jnp.tanh(joined[1 : 1 + len(places)]))
+    one = summed.T.reshape(x.shape).sum(0) + joined.max(0)
+    pair = jnp.stack([places % 2, places], -1)
+    return x.at[pair[:, 0], pair[:, 1] % 3].mul(one[:3].sum()), jnp.where(x > 0, one, summed)
+
+
+def test_prices_with_equations_in_front_are_those_of_all_equations():
+    args = rand(5, 4), np.array([3, 0, 4, 3], np.int32)
+    jaxpr = planned(lookups, *args).jaxpr
+    outputs = [(var, tuple(map(whole, var.aval.shape))) for var in jaxpr.outvars]
+    machine, seen = COSTS, set()
+    with blocks.steps_memoised():
+        for k in range(len(jaxpr.eqns)):
+            front, behind = jaxpr.eqns[:k], jaxpr.eqns[k:]
+            made = {var for eqn in behind for var in eqn.outvars}
+            later = blocks.request(behind, [(var, a) for var, a in outputs if var in made])
+            known = [(var, a) for var, a in outputs if var in made]
+            PricedSteps.of(later, known, machine)
+            more = blocks.request_more(front, later, [o for o in outputs if o not in known])
+            extends = more.behind is not None
+            anew = blocks.request(jaxpr.eqns, outputs)
+            got, want = (PricedSteps.of(r, outputs, machine) for r in (more, anew))
+            assert more.inputs == anew.inputs
+            for name in ("steps", "results", "stored", "tables"):
+                assert getattr(got, name) == getattr(want, name), (k, name)
+            assert got.shares == want.shares
+            assert machine.kernel_cost(more, outputs, ()) == machine.kernel_cost(anew, outputs, ())
+            seen.add((extends, bool(got.stored), got.scatters))
+    assert (True, True, True) in seen
+    assert got.shares
 
 
 def test_long_groups_of_one_program_compute_what_they_should():

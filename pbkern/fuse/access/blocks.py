@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -218,11 +219,25 @@ class BlockRequests:
       hulls: value -> its blocks; values that no equation of the group makes are the group's inputs.
       steps: computations in program order.
       inputs: (value, access) of every block read from outside, in order of first use.
+      priced: what a target's cost model has found about the steps.
+      behind: the `priced` of the requests that these extend, and the number of steps in front of those.
     """
 
     hulls: dict
     steps: list[Step]
     inputs: list[tuple[object, Access]]
+    priced: Any = field(default=None, init=False, compare=False, repr=False)
+    behind: tuple[Any, int] | None = field(default=None, init=False, compare=False, repr=False)
+
+    @functools.cached_property
+    def equations(self) -> set[int]:
+        """Ids of the equations that are computed."""
+        return {id(step.eqn) for step in self.steps}
+
+    @functools.cached_property
+    def computed(self) -> set:
+        """Values that the equations make."""
+        return {var for step in self.steps for var in step.eqn.outvars}
 
 
 class LaterRequests(BlockRequests):
@@ -247,7 +262,10 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> BlockRe
     hulls: dict = {}
     for var, access in outputs:
         hulls.setdefault(var, Hulls()).ask(access)
-    return _walked(eqns, hulls, [])
+    steps = _walked(eqns, hulls, 0, len(eqns))
+    computed = {output for step in steps for output in step.eqn.outvars}
+    read = dict.fromkeys(operand for operand in _operands(steps) if operand not in computed)
+    return BlockRequests(hulls, steps, _blocks_of(read, hulls))
 
 
 def request_more(
@@ -255,30 +273,57 @@ def request_more(
 ) -> BlockRequests:
     """`request` for equations in front of those of `found`, which they do not read.
 
-    `wanted`: blocks of their results that are outputs too. Raises as `request` does.
+    `wanted`: blocks of their results that are outputs too. Raises as `request` does. Takes the time
+    of the new equations, and of copies of lists.
     """
-    asked = {var for eqn in eqns for var in eqn.invars if not isinstance(var, jex.Literal)}
-    asked.update(var for var, _ in wanted)
-    hulls = {var: hull.copy() if var in asked else hull for var, hull in found.hulls.items()}
+    hulls = dict(found.hulls)
+    asked = dict.fromkeys(
+        var for eqn in eqns for var in eqn.invars if not isinstance(var, jex.Literal)
+    )
+    asked.update((var, None) for var, _ in wanted)
+    for var in asked:
+        if var in hulls:
+            hulls[var] = hulls[var].copy()
     for var, access in wanted:
         hulls.setdefault(var, Hulls()).ask(access)
-    return _walked(eqns, hulls, found.steps[::-1])
+    equations = len(eqns) + len(found.equations)
+    steps = _walked(eqns, hulls, len(found.steps), equations)
+    computed = found.computed.union(*(step.eqn.outvars for step in steps))
+    operands = itertools.chain(_operands(steps), (var for var, _ in found.inputs))
+    read = dict.fromkeys(operand for operand in operands if operand not in computed)
+    made = BlockRequests(hulls, steps + found.steps, _blocks_of(read, hulls))
+    made.equations = found.equations.union(id(step.eqn) for step in steps)
+    made.computed = computed
+    if found.priced is not None:
+        made.behind = found.priced, len(steps)
+    return made
 
 
-def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> BlockRequests:
-    """Requests after walking `eqns` too.
-
-    `hulls` so far are changed in place; `steps`, last one first.
-    """
-    most = max(
-        BLOCKS_OF_EACH * (len(eqns) + len({id(walked_step.eqn) for walked_step in steps})),
-        FEW_BLOCKS,
+def _operands(steps: Iterable[Step]) -> Iterable:
+    return (
+        operand
+        for step in steps
+        for operand in step.eqn.invars
+        if not isinstance(operand, jex.Literal)
     )
+
+
+def _blocks_of(values: Iterable, hulls: dict) -> list[tuple[object, Access]]:
+    return [(var, hull) for var in values for hull in hulls.get(var, ())]
+
+
+def _walked(eqns: Sequence, hulls: dict, behind: int, equations: int) -> list[Step]:
+    """The steps of `eqns`, found from the last one on.
+
+    `hulls` so far are changed in place. There are `behind` steps already, and `equations` in all.
+    """
+    most = max(BLOCKS_OF_EACH * equations, FEW_BLOCKS)
+    steps: list[Step] = []
     for eqn in reversed(eqns):
         asked = [hull for output in eqn.outvars for hull in hulls.get(output, ())]
         if len(asked) > 1:
             asked = Hulls.of(asked)
-        if len(steps) > most:
+        if behind + len(steps) > most:
             raise Unfusable("values would be needed at too many places")
         produced = Hulls()
         for out in asked:
@@ -292,16 +337,7 @@ def _walked(eqns: Sequence, hulls: dict, steps: list[Step]) -> BlockRequests:
         for var in eqn.outvars:
             hulls[var] = produced
     steps.reverse()
-    made = {output for walked_step in steps for output in walked_step.eqn.outvars}
-    read = dict.fromkeys(
-        operand
-        for walked_step in steps
-        for operand in walked_step.eqn.invars
-        if not isinstance(operand, jex.Literal) and operand not in made
-    )
-    return BlockRequests(
-        hulls, steps, [(operand, hull) for operand in read for hull in hulls.get(operand, ())]
-    )
+    return steps
 
 
 class BodyContext:

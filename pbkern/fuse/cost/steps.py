@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from jax.extend import core as jex
 
@@ -22,99 +21,137 @@ from .kinds import LOOKUPS, SINGLE_PASS, VIEWS
 from .model import CostModel, Price, price_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class PricedSteps:
-    """The steps of a kernel, each with its price."""
+    """The steps of a kernel, each with its price, and what follows from all of them.
+
+    All of it is found from the last step to the first: steps in front, which read none of the
+    others' values, extend it.
+
+    Attributes:
+      results: what the kernel stores.
+      shares: id of a step -> the part of its block that a program evaluates, where that is not all. A
+        program evaluates of updates that a scatter reads only its own.
+      stored: values that a program keeps in scratch. Lowering merges equal iteration spaces into one
+        nest: a value is stored only where a consumer reads it in another order or from several
+        places (windows, contractions, reductions, shifted slices).
+      tables: values that a program looks up, or scatters.
+      scatters: whether any step is a scatter.
+    """
 
     steps: list[tuple[Step, Price]]
+    results: set
+    shares: dict[int, float]
+    stored: set
+    tables: set
+    scatters: bool
+    # Value -> the largest part of it that a later step evaluates.
+    _wanted: dict
+    # Value -> number of later steps that read it.
+    _reads: Counter
+    # The indices of scatters, and what they are made of by arithmetic and views.
+    _indices: set
+    # Values that a later step reads elsewhere than in place, or a view of them.
+    _moved: set
+    # Values that a later step reduces or scatters, which happens while they are made unless something else reads them.
+    _consumed: set
 
     @classmethod
-    def of(cls, requests: BlockRequests, costs: CostModel) -> PricedSteps:
-        return cls([(step, price_of(step, costs)) for step in requests.steps])
-
-    @cached_property
-    def scatters(self) -> bool:
-        return any(price.own_updates is not None for _, price in self.steps)
-
-    def evaluated_shares(self, outputs: Sequence[tuple[object, Access]]) -> dict[int, float]:
-        """id of a step -> the part of its block that a program evaluates, where that is not all.
-
-        A program evaluates of updates that a scatter reads only its own.
-        """
-        wanted = {output: 1.0 for output, _ in outputs}
-        shares: dict[int, float] = {}
-        for step, price in reversed(self.steps) if self.scatters else ():
-            made = step.eqn.outvars
-            share = (
-                max([wanted.get(result, 0.0) for result in made], default=1.0)
-                if price.light
-                else 1.0
+    def of(
+        cls, requests: BlockRequests, outputs: Sequence[tuple[object, Access]], costs: CostModel
+    ) -> PricedSteps:
+        """The steps of `requests`, priced once for the same outputs."""
+        results = {var for var, _ in outputs}
+        known = requests.priced
+        if known is not None and known.results == results:
+            return known
+        made = None
+        if requests.behind is not None:
+            behind, front = requests.behind
+            made = behind._extended(requests.steps[:front], results, costs)
+        if made is None:
+            made = cls._empty(
+                any(price_of(step, costs).own_updates is not None for step in requests.steps)
             )
-            shares[id(step)] = share
-            for operand in price.read:
-                part = (
-                    share * price.own_updates
-                    if price.own_updates is not None and operand is step.eqn.invars[2]
-                    else share
-                )
-                if part > wanted.get(operand, 0.0):
-                    wanted[operand] = part
-        return shares
+            made._take(requests.steps, results, costs)
+        requests.priced, requests.behind = made, None
+        return made
 
-    def stored_values(self, results: set) -> set:
-        """Values that a program keeps in scratch.
+    @classmethod
+    def _empty(cls, scatters: bool) -> PricedSteps:
+        return cls([], set(), {}, set(), set(), scatters, {}, Counter(), set(), set(), set())
 
-        Lowering merges equal iteration spaces into one nest: a value is stored only where a
-        consumer reads it in another order or from several places (windows, contractions,
-        reductions, shifted slices).
-        """
-        moving = [(step.eqn, price) for step, price in self.steps if not price.in_place]
-        stored = {
-            var
-            for mover, price in moving
-            if price.own_updates is not None
-            for var in mover.outvars
-            if var not in results
-        }
-        if not moving:
-            return stored
-        makers = {var: step.eqn for step, _ in self.steps for var in step.eqn.outvars}
-        readers = Counter(operand for _, price in self.steps for operand in price.read)
-        chosen_by = self.index_values()
-        for eqn, price in moving:
-            name = eqn.primitive.name
-            if name == "concatenate" and eqn.outvars[0] in chosen_by:
-                continue  # each index vector is read one number at a time
-            once = name in SINGLE_PASS or price.own_updates is not None
-            for atom in price.read:
-                if once and readers[atom] == 1:
-                    continue  # reduced or scattered while it is made
-                while not isinstance(atom, jex.Literal) and atom in makers:
-                    maker = makers[atom]
-                    if maker.primitive.name not in VIEWS or not maker.invars:
-                        stored.add(atom)
-                        break
-                    atom = maker.invars[0]  # a view of what is stored
-        return stored
+    def _extended(
+        self, front: Sequence[Step], results: set, costs: CostModel
+    ) -> PricedSteps | None:
+        """These steps behind those of `front`. None if the first scatter is among these."""
+        scatters = any(price_of(step, costs).own_updates is not None for step in front)
+        if not self.results <= results or (scatters and not self.scatters):
+            return None
+        made = PricedSteps(
+            self.steps, self.results, dict(self.shares), set(self.stored), set(self.tables), self.scatters,
+            dict(self._wanted), self._reads.copy(), set(self._indices), set(self._moved), set(self._consumed),
+        )  # fmt: skip
+        made._take(front, results, costs)
+        return made
 
-    def index_values(self) -> set:
-        """The indices of scatters, and what they are made of by arithmetic and views."""
-        found: set = set()
-        for step, price in reversed(self.steps) if self.scatters else ():
-            if price.own_updates is not None:
-                found.add(step.eqn.invars[1])
-            elif price.light and not found.isdisjoint(step.eqn.outvars):
-                found.update(price.read)
-        return found
+    def _take(self, front: Sequence[Step], results: set, costs: CostModel) -> None:
+        """Puts steps in front of those that are here."""
+        self._wanted.update((result, 1.0) for result in results - self.results)
+        self.results = results
+        priced = [(step, price_of(step, costs)) for step in front]
+        for step, price in reversed(priced):
+            self._note_values(step.eqn, price)
+            if self.scatters:
+                self._note_share(step, price)
+            self._note_reads(step.eqn, price)
+        self.steps = priced + self.steps
 
-    def tables(self) -> set:
-        """Values that a program looks up, or scatters."""
-        return {price.table for _, price in self.steps if price.table is not None}
+    def _note_values(self, eqn, price: Price) -> None:
+        """Says of an equation's results whether they are stored: all that reads them is known."""
+        for var in eqn.outvars:
+            if var in self._moved or (var in self._consumed and self._reads[var] > 1):
+                if eqn.primitive.name not in VIEWS or not eqn.invars:
+                    self.stored.add(var)
+                elif not isinstance(eqn.invars[0], jex.Literal):
+                    self._moved.add(eqn.invars[0])  # a view of what is stored
+        if price.own_updates is not None:
+            self.stored.update(var for var in eqn.outvars if var not in self.results)
+
+    def _note_share(self, step: Step, price: Price) -> None:
+        """The part of a step's block that is evaluated, and what of its operands."""
+        share = 1.0
+        if price.light:
+            share = max([self._wanted.get(result, 0.0) for result in step.eqn.outvars], default=1.0)
+        self.shares[id(step)] = share
+        for operand in price.read:
+            part = share
+            if price.own_updates is not None and operand is step.eqn.invars[2]:
+                part = share * price.own_updates
+            if part > self._wanted.get(operand, 0.0):
+                self._wanted[operand] = part
+        if price.own_updates is not None:
+            self._indices.add(step.eqn.invars[1])
+        elif price.light and not self._indices.isdisjoint(step.eqn.outvars):
+            self._indices.update(price.read)
+
+    def _note_reads(self, eqn, price: Price) -> None:
+        """Counts what an equation reads, and notes what it reads elsewhere than in place."""
+        for operand in price.read:
+            self._reads[operand] += 1
+        if price.table is not None:
+            self.tables.add(price.table)
+        name = eqn.primitive.name
+        # Each index vector that is joined of others is read one number at a time.
+        if price.in_place or (name == "concatenate" and eqn.outvars[0] in self._indices):
+            return
+        once = name in SINGLE_PASS or price.own_updates is not None
+        (self._consumed if once else self._moved).update(price.read)
 
 
-def tables(requests: BlockRequests, costs: CostModel) -> set:
+def tables(requests: BlockRequests, outputs: Sequence, costs: CostModel) -> set:
     """Values that a program looks up, or scatters."""
-    return PricedSteps.of(requests, costs).tables()
+    return PricedSteps.of(requests, outputs, costs).tables
 
 
 def elements_read(requests: BlockRequests, operand, access: Access, among: Collection) -> int:
@@ -124,17 +161,17 @@ def elements_read(requests: BlockRequests, operand, access: Access, among: Colle
     """
     if operand not in among:
         return volume(access)
+    readers = [step for step in requests.steps if operand in step.eqn.invars]
     looked_up = [
         step
-        for step in requests.steps
+        for step in readers
         if step.eqn.primitive.name in LOOKUPS and step.eqn.invars[0] is operand
     ]
     scattered = [
         step
-        for step in requests.steps
+        for step in readers
         if step.eqn.primitive.name in SCATTERS and step.eqn.invars[2] is operand
     ]
-    readers = [step for step in requests.steps if any(var is operand for var in step.eqn.invars)]
     if scattered and len(scattered) == len(readers):
         return math.ceil(
             volume(access) * min(1.0, sum(share(reader.eqn, reader.out) for reader in readers))

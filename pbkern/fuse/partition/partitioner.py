@@ -576,7 +576,7 @@ class Partitioner:
         kept = memoised_growth(eqns, outputs, current, self.machine)
         if kept is None or (accept is not None and not accept(kept.cost)):
             return None
-        before = {id(step.eqn) for step in current.requests.steps}
+        before = current.requests.equations
         apart = current.cost.seconds + sum(
             alone_seconds(eqn, self.machine)
             for eqn in eqns

@@ -180,9 +180,8 @@ def schedule_more(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     Its blocks are those that it had before. If the new equations only make what the others read,
     only their part is computed. Raises NeedsWhole.
     """
-    before = {id(step.eqn) for step in found.requests.steps}
+    before, made = found.requests.equations, found.requests.computed
     more = [eqn for eqn in eqns if id(eqn) not in before]
-    made = {var for step in found.requests.steps for var in step.eqn.outvars}
     if len(more) + len(before) > len(eqns) or any(
         atom in made for eqn in more for atom in atoms(eqn)
     ):
@@ -285,7 +284,7 @@ def _roles(eqns, root, machine: CostModel) -> tuple[_Least, dict[int, str], int]
             for var, hull in requests.inputs
             if any(hull_span.start.terms for hull_span in hull)
         ],
-        tables(requests, machine),
+        tables(requests, [(root, access)], machine),
     )
     grain = max(
         (

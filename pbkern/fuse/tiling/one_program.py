@@ -33,25 +33,31 @@ def grows(eqns: Sequence, found: Schedule | None) -> bool:
     )
 
 
-def grown(
-    eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel
-) -> Schedule | None:
-    """Schedules `eqns`, a group that `grows`, as one program. None where the target refuses; raises as `request` does."""
-    steps = found.requests.steps
-    before = {id(step.eqn) for step in steps}
+def in_front(eqns: Sequence, outputs: Sequence, found: Schedule) -> list | None:
+    """The equations that a group takes in, if they read nothing that it computes, and it makes for others what it did."""
+    before, computed = found.requests.equations, found.requests.computed
     more = [eqn for eqn in eqns if id(eqn) not in before]
-    computed = {var for step in steps for var in step.eqn.outvars}
-    placed = tuple((var, tuple(map(whole, var.aval.shape))) for var in outputs)
     known = {var for var, _ in found.outputs}
-    in_front = (
+    stays = (
         len(more) + len(before) == len(eqns)
         and not any(atom in computed for eqn in more for atom in atoms(eqn))
         and known <= set(outputs)
         and not any(var in computed for var in outputs if var not in known)
     )
-    if in_front:
-        wanted = [(var, access) for var, access in placed if var not in known]
-        requests = request_more(more, found.requests, wanted)
-    else:
+    return more if stays else None
+
+
+def grown(
+    eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel
+) -> Schedule | None:
+    """Schedules `eqns`, a group that `grows`, as one program. None where the target refuses; raises as `request` does."""
+    placed = tuple((var, tuple(map(whole, var.aval.shape))) for var in outputs)
+    more = in_front(eqns, outputs, found)
+    if more is None:
         requests = request(eqns, placed)
+    else:
+        known = {var for var, _ in found.outputs}
+        requests = request_more(
+            more, found.requests, [(var, access) for var, access in placed if var not in known]
+        )
     return priced(eqns, requests, placed, (), outputs[0].aval.shape, machine)

@@ -23,7 +23,7 @@ from pbkern.fuse.access.rules import Access, NeedsWhole
 from pbkern.fuse.cost.model import Cost, CostModel
 
 from .block_search import Schedule, root_first, schedule_at, schedule_more, search, tall_blocks
-from .one_program import grown
+from .one_program import grown, in_front
 from .online_analysis import runs_are_allowed
 
 
@@ -152,8 +152,10 @@ def memoised_extension(eqns: Sequence, found: Schedule, machine: CostModel) -> S
 def memoised_growth(
     eqns: Sequence, outputs: Sequence, found: Schedule, machine: CostModel
 ) -> Schedule | None:
-    """Remembers results of `grown`. Raises as that does."""
+    """Remembers results of `grown`, except where growing takes less time than looking up. Raises as that does."""
     outputs = root_first(outputs)
+    if in_front(eqns, outputs, found) is not None:
+        return grown(eqns, outputs, found, machine)
 
     def look(*_) -> Schedule | None:
         return grown(eqns, outputs, found, machine)

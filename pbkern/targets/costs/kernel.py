@@ -61,9 +61,8 @@ def kernel_cost(
     """See CostModel.kernel_cost; `costs`: the prices of steps on this machine."""
     programs = math.prod(grid)
     per_program = repeated = needed = done = 0.0
-    priced = PricedSteps.of(requests, costs)
-    stored = priced.stored_values({var for var, _ in outputs})
-    evaluated = priced.evaluated_shares(outputs)
+    priced = PricedSteps.of(requests, outputs, costs)
+    stored, evaluated = priced.stored, priced.shares
     temporaries, sizes = 0, []  # bytes of stored values: all in all, and of each at a time
     tests: set = set()
     for step, price in priced.steps:
@@ -91,7 +90,7 @@ def kernel_cost(
             sizes.append(int(price.block_bytes * parts.get(step.eqn.outvars[0], 1)))
     rounds = math.ceil(programs / machine.cores)
     compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
-    far, near, moved, blocks = _traffic(requests, outputs, grid, machine, priced.tables())
+    far, near, moved, blocks = _traffic(requests, outputs, grid, machine, priced.tables)
     scratch = sum(sorted(sizes)[-LIVE_VALUES:])
     blocks -= int(
         sum(
