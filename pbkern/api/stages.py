@@ -9,6 +9,7 @@ compiled function needs to run.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pathlib
 import re
@@ -21,7 +22,7 @@ from typing import Any, cast
 import jax
 
 from pbkern.core.errors import OptionError, TargetError
-from pbkern.core.passes import Ran, watched
+from pbkern.core.passes import Ran, parsed, watched, with_settings
 from pbkern.core.process import progress
 from pbkern.dsl.kernel import Kernel
 
@@ -70,13 +71,16 @@ class Record:
         self.texts["kernels"] = lambda: "\n\n".join(kernel.source() for kernel in kernels)
 
     def text(self, stage: str) -> str:
-        """One stage's text; "nests:merge nests" is that of a stage after one of its passes.
+        """One stage's text.
 
-        Raises OptionError for a stage or a pass that there is not.
+        "nests:merge nests" is that of a stage after one of its passes, "nests:unswitch{most_copies=2}" that with other
+        thresholds. Raises OptionError for a stage, a pass or a threshold that there is not.
         """
         of, _, name = stage.partition(":")
         if name and of in self.again:
-            runs = self.passes(of)
+            name, settings = parsed(name)
+            with with_settings(name, settings) if settings else contextlib.nullcontext():
+                runs = self.passes(of)
             found = [
                 f"{pass_run.of}:\n{pass_run.text}" for pass_run in runs if pass_run.name == name
             ]

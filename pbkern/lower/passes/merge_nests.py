@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import (
     MAX_HEIGHT,
@@ -27,14 +29,7 @@ from pbkern.lower.nest.ir import (
     with_bodies,
 )
 
-SINGLE = "one"  # a dimension of size 1
-# Most operations of a merged nest: keeps the time for long bodies in proportion to their length.
-# More operations fill no processor's window anyway.
-MAX_NODES = 1500
-# Most statements between two nests that are merged: keeps that time in proportion as well.
-MAX_DISTANCE = 64
-# Dimensions of one nest that are paired in any order with those of another.
-MOST_PERMUTED = 4
+SINGLE = "one"
 
 
 def without_unread(stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
@@ -60,34 +55,53 @@ def _without_writes(stmts: Sequence[Stmt], dead: set[Buf]) -> list[Stmt]:
     return out
 
 
-def merge_all(stmts: Sequence[Stmt], context) -> list[Stmt]:
-    out: list[Stmt] = []
-    before: list[Effects] = []  # of each of `out`
-    for stmt in stmts:
-        stmt = with_bodies(stmt, lambda inner: merge_all(inner, context))
-        if isinstance(stmt, Nest):
-            if any(size == 0 for dim, size in stmt.dims.items() if dim not in stmt.rdims):
-                continue
-            joined = _joined_before(out, before, stmt, context.pool)
-            if joined is not None:
-                at, out[at] = joined
-                before[at] = Effects.of(out[at])
-                continue
-        out.append(stmt)
-        before.append(Effects.of(stmt))
-    return out
+@dataclass(frozen=True)
+class MergeNests(PassRecord):
+    """Nests over equal spaces become one, inner ones too."""
+
+    name = "merge nests"
+    why = "what is read where it was written needs no memory between"
+    # Keeps the time for long bodies in proportion to their length. More operations fill no
+    # processor's window anyway.
+    most_nodes: int = threshold(1500, "operations of a merged nest")
+    # Keeps that time in proportion as well.
+    most_distance: int = threshold(64, "statements between two nests that are merged")
+    most_permuted: int = threshold(
+        4, "dimensions of one nest that are paired in any order with those of another"
+    )
+
+    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        out: list[Stmt] = []
+        before: list[Effects] = []  # of each of `out`
+        for stmt in stmts:
+            stmt = with_bodies(stmt, lambda inner: self.function(inner, context))
+            if isinstance(stmt, Nest):
+                if any(size == 0 for dim, size in stmt.dims.items() if dim not in stmt.rdims):
+                    continue
+                joined = _joined_before(out, before, stmt, context.pool, self)
+                if joined is not None:
+                    at, out[at] = joined
+                    before[at] = Effects.of(out[at])
+                    continue
+            out.append(stmt)
+            before.append(Effects.of(stmt))
+        return out
 
 
 def _joined_before(
-    before: Sequence[Stmt], effects_before: list[Effects], nest: Nest, pool: Pool
+    before: Sequence[Stmt],
+    effects_before: list[Effects],
+    nest: Nest,
+    pool: Pool,
+    limits: MergeNests,
 ) -> tuple[int, Nest] | None:
     """(position, merged nest) of the last nest before that this one joins, past others that do not depend on it."""
     mine = Effects.of(nest)
-    for at in range(len(before) - 1, max(len(before) - MAX_DISTANCE, 0) - 1, -1):
+    for at in range(len(before) - 1, max(len(before) - limits.most_distance, 0) - 1, -1):
         other = before[at]
         if not isinstance(other, Nest):
             return None
-        merged = merge(other, nest, pool)
+        merged = merge(other, nest, pool, limits)
         if merged is not None:
             return at, merged
         if not mine.commute(effects_before[at]):
@@ -95,7 +109,7 @@ def _joined_before(
     return None
 
 
-def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
+def merge(first: Nest, second: Nest, pool: Pool, limits: MergeNests) -> Nest | None:
     """One nest that does both, or None."""
     if (
         first.ordered
@@ -103,8 +117,8 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
         or any(reduction.is_product for reduction in first.reductions + second.reductions)
     ):
         return None
-    live = _matched(first, second)
-    if live is None or max(len(nest.nodes()) for nest in (first, second)) > MAX_NODES:
+    live = _matched(first, second, limits.most_permuted)
+    if live is None or max(len(nest.nodes()) for nest in (first, second)) > limits.most_nodes:
         return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
     rename |= {dim: Affine() for dim, size in second.dims.items() if size == 1}
@@ -120,7 +134,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     if not _independent(first, second) or _vector_conflict(first, second):
         return None
     merged = _joined(first, second, pool, tuple(rdims | theirs))
-    if len(merged.nodes()) > MAX_NODES or _rereads(merged):  # what both compute counts once
+    if len(merged.nodes()) > limits.most_nodes or _rereads(merged):  # what both compute counts once
         return None
     return (
         merged
@@ -129,7 +143,7 @@ def merge(first: Nest, second: Nest, pool: Pool) -> Nest | None:
     )
 
 
-def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
+def _matched(first: Nest, second: Nest, most_permuted: int) -> list[tuple[str, str]] | None:
     """Pairs of dimensions of one size.
 
     Where several orders are possible, that in which both read the same elements; in another order
@@ -143,7 +157,7 @@ def _matched(first: Nest, second: Nest) -> list[tuple[str, str]] | None:
         return list(zip(mine, theirs))
     fixed = any(sum(nest.dims[rdim] > 1 for rdim in nest.rdims) > 1 for nest in (first, second))
     orders = (
-        [tuple(theirs)] if fixed or len(mine) > MOST_PERMUTED else itertools.permutations(theirs)
+        [tuple(theirs)] if fixed or len(mine) > most_permuted else itertools.permutations(theirs)
     )
     found = [
         list(zip(mine, order))

@@ -1,6 +1,6 @@
 """SHARED_PASSES: what every target runs first on the statements of a kernel, in this order.
 
-Each is a function (statements, NestContext) -> statements, of the prologue and of each case by itself. A target goes on from
+Each takes statements and a NestContext, and gives statements, of the prologue and of each case by itself. A target goes on from
 here with passes of its own (targets/cpu/passes.py).
 """
 
@@ -13,9 +13,9 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import decide_index_tests
 from pbkern.lower.nest.ir import Stmt
 
-from .merge_nests import merge_all, without_unread
+from .merge_nests import MergeNests, without_unread
 from .reassociate_integers import reassociate_shared_sums
-from .unroll_small_dims import unroll_dims
+from .unroll_small_dims import UnrollSmallDimensions
 from .wide_multiply import use_wide_products
 
 
@@ -28,12 +28,8 @@ def _decide_index_tests(stmts: Sequence[Stmt], context: NestContext) -> list[Stm
 
 
 SHARED_PASSES = (
-    Pass(
-        "unroll small dimensions",
-        unroll_dims,
-        "small sums become expressions, which merge with what reads them",
-    ),
-    Pass("merge nests", merge_all, "what is read where it was written needs no memory between"),
+    UnrollSmallDimensions(),
+    MergeNests(),
     Pass("drop unread stores", _drop_unread, "merging has left scratch that nothing reads"),
     Pass(
         "decide index tests",

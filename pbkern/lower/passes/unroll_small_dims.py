@@ -14,16 +14,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import PassRecord, threshold
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.unroll import unrolled
 from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Load, Nest, Stmt, with_bodies
 from pbkern.lower.nest.reductions import IDENTITY
 
-# Most components of a dimension that is taken apart. Source: not recorded.
-MOST_COMPONENTS = 4
-# Most nodes of a nest after a dimension is taken apart: bounds code size.
-MOST_UNROLLED_NODES = 160
 # Fewer points than this are no loop worth having.
 FEW_POINTS = 32
 
@@ -31,22 +30,48 @@ Axis = tuple[Buf, int]
 OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
-def unroll_dims(stmts: Sequence[Stmt], context) -> list[Stmt]:
-    """Statements in which dimensions over components are gone from nests whose neighbours use single components."""
-    out = [with_bodies(stmt, lambda inner: unroll_dims(inner, context)) for stmt in stmts]
-    out = [sums_as_expressions(s, context) if isinstance(s, Nest) else s for s in out]
-    axes = _axes_of_components(s for s in out if isinstance(s, Nest))
-    while axes:
-        changed: list[Nest] = []
-        for at, statement in enumerate(out):
-            if (
-                isinstance(statement, Nest)
-                and (dim := _dimension_over(statement, axes)) is not None
-            ):
-                out[at] = unrolled(statement, dim, context.pool)
-                changed.append(out[at])
-        axes = _axes_of_components(changed)
-    return out
+@dataclass(frozen=True)
+class UnrollSmallDimensions(PassRecord):
+    """Takes dimensions over components out of nests whose neighbours use single components."""
+
+    name = "unroll small dimensions"
+    why = "small sums become expressions, which merge with what reads them"
+    most_components: int = threshold(
+        4, "components of a dimension that is taken apart. Source: not recorded"
+    )
+    most_nodes: int = threshold(
+        160, "operations of a nest after a dimension is taken apart: bounds code size"
+    )
+
+    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        out = [with_bodies(stmt, lambda inner: self.function(inner, context)) for stmt in stmts]
+        most = self.most_components, self.most_nodes
+        out = [sums_as_expressions(s, context, *most) if isinstance(s, Nest) else s for s in out]
+        axes = self._axes_of_components(s for s in out if isinstance(s, Nest))
+        while axes:
+            changed: list[Nest] = []
+            for at, statement in enumerate(out):
+                if not isinstance(statement, Nest):
+                    continue
+                dim = _dimension_over(statement, axes, self.most_nodes)
+                if dim is not None:
+                    taken_apart = unrolled(statement, dim, context.pool)
+                    out[at] = taken_apart
+                    changed.append(taken_apart)
+            axes = self._axes_of_components(changed)
+        return out
+
+    def _axes_of_components(self, nests: Iterable[Nest]) -> set[Axis]:
+        """Short axes along which some nest uses single components."""
+        return {
+            (buf, axis)
+            for nest in nests
+            for buf, index in _accesses(nest)
+            for axis, position in enumerate(index)
+            if position.is_const
+            and 1 < buf.shape[axis] <= self.most_components
+            and math.prod(nest.dims.values()) >= FEW_POINTS
+        }
 
 
 def _accesses(nest: Nest) -> Iterable[tuple[Buf, tuple[Affine, ...]]]:
@@ -54,20 +79,7 @@ def _accesses(nest: Nest) -> Iterable[tuple[Buf, tuple[Affine, ...]]]:
     yield from ((store.buf, store.index) for store in nest.stores)
 
 
-def _axes_of_components(nests: Iterable[Nest]) -> set[Axis]:
-    """Short axes along which some nest uses single components."""
-    return {
-        (buf, axis)
-        for nest in nests
-        for buf, index in _accesses(nest)
-        for axis, position in enumerate(index)
-        if position.is_const
-        and 1 < buf.shape[axis] <= MOST_COMPONENTS
-        and math.prod(nest.dims.values()) >= FEW_POINTS
-    }
-
-
-def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
+def _dimension_over(nest: Nest, axes: set[Axis], most_nodes: int) -> str | None:
     """A dimension that runs over the components of one of the axes and can be unrolled."""
     if nest.rdims or nest.ordered:
         return None
@@ -82,16 +94,14 @@ def _dimension_over(nest: Nest, axes: set[Axis]) -> str | None:
                 points = math.prod(nest.dims.values()) // max(nest.dims[dim], 1)
                 if (
                     points >= FEW_POINTS
-                    and nest.dims[dim] * len(nest.nodes()) <= MOST_UNROLLED_NODES
+                    and nest.dims[dim] * len(nest.nodes()) <= most_nodes
                     and nest.dims[dim] == buf.shape[axis]
                 ):
                     return dim
     return None
 
 
-def sums_as_expressions(
-    nest: Nest, context, most: int = MOST_COMPONENTS, most_nodes: int = MOST_UNROLLED_NODES
-) -> Nest:
+def sums_as_expressions(nest: Nest, context, most: int, most_nodes: int) -> Nest:
     """A nest whose reductions are over `most` elements, at most, as one without."""
     count = math.prod(nest.dims[rdim] for rdim in nest.rdims)
     points = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)

@@ -11,12 +11,12 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies
 from pbkern.targets.cpu.locality.cache_blocking import block_for_caches
 from pbkern.targets.cpu.locality.in_place_stores import store_in_place
-from pbkern.targets.cpu.locality.mask_versioning import version_masks
+from pbkern.targets.cpu.locality.mask_versioning import VersionMasks
 from pbkern.targets.cpu.locality.masked_strips import skip_dead_tiles
 from pbkern.targets.cpu.locality.prefetch import prefetch_rows
 from pbkern.targets.cpu.locality.running_maximum import use_running_maximum
-from pbkern.targets.cpu.locality.stage_inlining import inline_stages
-from pbkern.targets.cpu.locality.unswitching import unswitch
+from pbkern.targets.cpu.locality.stage_inlining import InlineStages
+from pbkern.targets.cpu.locality.unswitching import Unswitch
 from pbkern.targets.cpu.locality.window_gathers import scalarise_window_gathers
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.packing.narrow_operands import sink_widening_casts
@@ -36,16 +36,6 @@ def _sink_widening_casts(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
 
 def _skip_dead_tiles(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return skip_dead_tiles(stmts, context, context.options.vector_bits, set(context.kept))
-
-
-def _inline_stages(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return inline_stages(
-        stmts,
-        context,
-        context.aliases,
-        context.options.vector_bits,
-        {buf.root for buf in context.kept},
-    )
 
 
 def _block_for_caches(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
@@ -76,14 +66,6 @@ def _pad_rows(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
 
 def _scalarise_window_gathers(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
     return scalarise_window_gathers(stmts, context, context.options.vector_bits, context.bounds)
-
-
-def _version_masks(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return version_masks(stmts, context, context.options, context.bounds)
-
-
-def _unswitch(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return unswitch(stmts, context, context.options)
 
 
 def _store_in_place(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
@@ -144,12 +126,7 @@ CPU_PASSES = (
         "strips of keys that a mask hides are not computed",
         when=_reassociates,
     ),
-    Pass(
-        "inline stages",
-        _inline_stages,
-        "stencils over stencils keep rows in registers",
-        when=_reassociates,
-    ),
+    InlineStages(),
     Pass(
         "block for caches",
         _block_for_caches,
@@ -170,12 +147,8 @@ CPU_PASSES = (
         _scalarise_window_gathers,
         "gathers of windows become loads of whole vectors",
     ),
-    Pass(
-        "version masks",
-        _version_masks,
-        "most programs need no mask; before unswitching, which counts copies",
-    ),
-    Pass("unswitch", _unswitch, "selects by scalars become branches outside loops"),
+    VersionMasks(),
+    Unswitch(),
     Pass(
         "store in place",
         _store_in_place,

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS, UNBOUNDED, Bounds, Folder, simplified
@@ -29,26 +30,31 @@ from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.schedule import register_promotion
 
-# Most tests of a nest that is worth a second copy of its code. Source: not recorded.
-MOST_TESTS = 6
-# Most operations of a nest that is worth a second copy of its code: bounds code size.
-MOST_VERSIONED_NODES = 120
 INT32 = np.dtype(np.int32)
 
 
-def version_masks(
-    stmts: Sequence[Stmt], context: NestContext, options: LowerOptions, bounds: Bounds
-) -> list[Stmt]:
+@dataclass(frozen=True)
+class VersionMasks(PassRecord):
     """Cuts nests with masks in two variants, inner statements too."""
-    chooser = _Chooser(context, options, bounds)
-    return chooser.statements(stmts, bounds)
+
+    name = "version masks"
+    why = "most programs need no mask; before unswitching, which counts copies"
+    most_tests: int = threshold(
+        6, "tests of a nest that is worth a second copy. Source: not recorded"
+    )
+    most_nodes: int = threshold(
+        120, "operations of a nest that is worth a second copy: bounds code size"
+    )
+
+    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        return _Chooser(context, context.options, self).statements(stmts, context.bounds)
 
 
 @dataclass
 class _Chooser:
     context: NestContext
     options: LowerOptions
-    bounds: Bounds
+    limits: VersionMasks
 
     def statements(self, stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
@@ -102,8 +108,8 @@ class _Chooser:
             if expr.symbols & nest.dims.keys() and self.hardest(expr, nest) is not None
         ]
         if (
-            len(found) > MOST_TESTS
-            or len(every) > MOST_VERSIONED_NODES
+            len(found) > self.limits.most_tests
+            or len(every) > self.limits.most_nodes
             or any(map(_overlaps, found))
         ):
             return []

@@ -15,10 +15,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Pool, Shifted, Stmt, Store, nodes
 from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
@@ -29,35 +32,37 @@ from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 from .prefetch import is_far
 from .strip_mining import inside
 
-# Most terms of a sum that is written out: bounds code size.
-MOST_INLINED_TERMS = 25
-# Most operations of a nest after a stage is inlined: bounds code size.
-MOST_INLINED_NODES = 400
-# The most time, relative to before, where values are taken at distances: registers that overflow
-# are not counted in full.
-INLINED_TIME = 0.8
-# Cycles in which a core moves a vector to or from memory.
-FAR_VECTOR_CYCLES = 6.0
 
+@dataclass(frozen=True)
+class InlineStages(PassRecord):
+    """Takes nests into their only reader, where that is less work."""
 
-def inline_stages(
-    stmts: Sequence[Stmt], context, aliases: Aliases, vector_bits: int, kept: set[Buf]
-) -> list[Stmt]:
-    """Statements with nests taken into their only reader, where that is less work.
+    name = "inline stages"
+    why = "stencils over stencils keep rows in registers"
+    most_terms: int = threshold(25, "terms of a sum that is written out: bounds code size")
+    most_nodes: int = threshold(400, "operations of a nest that holds a stage: bounds code size")
+    # Registers that overflow are not counted in full.
+    time_at_distances: float = threshold(
+        0.8, "time, relative to before, up to which values are taken at distances"
+    )
+    far_vector_cycles: float = threshold(
+        6.0, "cycles in which a core moves a vector to or from memory"
+    )
 
-    `kept`: root buffers that others touch.
-    """
-    return _Inliner(context, aliases, vector_bits).all(stmts, kept)
+    def when(self, context: NestContext) -> bool:
+        return context.options.contract
+
+    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        inliner = _Inliner(context, context.aliases, context.options.vector_bits, self)
+        return inliner.all(stmts, {buf.root for buf in context.kept})
 
 
 class _Inliner:
-    def __init__(self, context, aliases: Aliases, vector_bits: int):
-        self.context, self.pool, self.aliases, self.vector_bits = (
-            context,
-            context.pool,
-            aliases,
-            vector_bits,
-        )
+    def __init__(
+        self, context: NestContext, aliases: Aliases, vector_bits: int, limits: InlineStages
+    ) -> None:
+        self.context, self.pool, self.aliases = context, context.pool, aliases
+        self.vector_bits, self.limits = vector_bits, limits
 
     def all(self, stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
         """A list of statements and those inside them; others touch `kept`."""
@@ -78,7 +83,9 @@ class _Inliner:
 
     def _written_out(self, nest: Nest) -> Nest:
         """A nest of sums over a few elements as one of expressions."""
-        return sums_as_expressions(nest, self.context, MOST_INLINED_TERMS, MOST_INLINED_NODES)
+        return sums_as_expressions(
+            nest, self.context, self.limits.most_terms, self.limits.most_nodes
+        )
 
     def _joined(self, body: _InliningBody, at: int) -> tuple[int, Nest] | None:
         """(position of a nest, the one at `at` with it inside)."""
@@ -120,7 +127,7 @@ class _Inliner:
         )
         return (
             nest
-            if len(nest.nodes()) <= MOST_INLINED_NODES and self._is_less_work(nest, *before)
+            if len(nest.nodes()) <= self.limits.most_nodes and self._is_less_work(nest, *before)
             else None
         )
 
@@ -146,7 +153,9 @@ class _Inliner:
         if vector is None or not _streams(joined, vector) or (distances and not far):
             return False
         apart = self._cycles(maker, far) + self._cycles(reader, far)
-        return self._cycles(nest, far) < apart * (INLINED_TIME if distances else 1.0)
+        return self._cycles(nest, far) < apart * (
+            self.limits.time_at_distances if distances else 1.0
+        )
 
     def _cycles(self, nest: Nest, far: bool) -> float:
         nest = collapse(self._written_out(nest), self.pool, self.aliases)
@@ -156,7 +165,7 @@ class _Inliner:
         buffers = {load.buf.root for load in nest.loads() if sched.vector in load.symbols} | {
             store.buf.root for store in nest.stores
         }
-        memory = FAR_VECTOR_CYCLES * sum(map(is_far, buffers)) if far else 0.0
+        memory = self.limits.far_vector_cycles * sum(map(is_far, buffers)) if far else 0.0
         return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(
             nest.dims.values()
         )

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from pbkern.core.passes import PassRecord, threshold
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS
 from pbkern.lower.nest.ir import (
     Accumulator,
@@ -35,50 +38,55 @@ from pbkern.lower.nest.ir import (
 from pbkern.targets.cpu.schedule import register_promotion
 from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
 
-# Most operations of a nest that is worth further copies: bounds code size.
-MOST_UNSWITCHED_NODES = 120
-# Most copies of a nest: bounds code size.
-MOST_COPIES = 12
 
-
-def unswitch(stmts: Sequence[Stmt], context, options) -> list[Stmt]:
+@dataclass(frozen=True)
+class Unswitch(PassRecord):
     """Copies nests, inner ones too, for the sides of their selects by scalars."""
-    out: list[Stmt] = []
-    for stmt in stmts:
-        if (
-            isinstance(stmt, For)
-            and register_promotion.plan(stmt, options.vector_bits, options.contract) is not None
-        ):
-            out.append(stmt)  # it keeps scratch in registers, which branches would end
-            continue
-        stmt = with_bodies(stmt, lambda body: unswitch(body, context, options))
-        out += _copies(stmt, context, MOST_COPIES)[0] if isinstance(stmt, Nest) else [stmt]
-    return out
+
+    name = "unswitch"
+    why = "selects by scalars become branches outside loops"
+    most_nodes: int = threshold(120, "operations of a nest that is copied: bounds code size")
+    most_copies: int = threshold(12, "copies of a nest: bounds code size")
+
+    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        options = context.options
+        out: list[Stmt] = []
+        for stmt in stmts:
+            if (
+                isinstance(stmt, For)
+                and register_promotion.plan(stmt, options.vector_bits, options.contract) is not None
+            ):
+                out.append(stmt)  # it keeps scratch in registers, which branches would end
+                continue
+            stmt = with_bodies(stmt, lambda body: self.function(body, context))
+            if isinstance(stmt, Nest):
+                out += self._copies(stmt, context, self.most_copies)[0]
+            else:
+                out.append(stmt)
+        return out
+
+    def _copies(self, nest: Nest, context: NestContext, most: int) -> tuple[list[Stmt], int]:
+        """(statements in the nest's place, how many copies of it they hold)."""
+        select = _choice(nest, context.pool, self.most_nodes) if most > 1 else None
+        if select is None:
+            return [nest], 1
+        test, name = select.args[0], context.names("%s")
+        bodies, room = [], most
+        for taken in range(2):
+            settled = _settled(nest, test, taken, context.pool)
+            body, count = self._copies(settled, context, room - (taken == 0))
+            bodies.append(tuple(body))
+            room -= count
+        return [Let(name, context.clamped(test, None)), If(name, tuple(bodies))], most - room
 
 
-def _copies(nest: Nest, context, most: int) -> tuple[list[Stmt], int]:
-    """(statements in the nest's place, how many copies of it they hold)."""
-    select = _choice(nest, context.pool) if most > 1 else None
-    if select is None:
-        return [nest], 1
-    test, name = select.args[0], context.names("%s")
-    bodies, room = [], most
-    for taken in range(2):
-        body, count = _copies(
-            _settled(nest, test, taken, context.pool), context, room - (taken == 0)
-        )
-        bodies.append(tuple(body))
-        room -= count
-    return [Let(name, context.clamped(test, None)), If(name, tuple(bodies))], most - room
-
-
-def _choice(nest: Nest, pool: Pool) -> Expr | None:
+def _choice(nest: Nest, pool: Pool, most_nodes: int) -> Expr | None:
     """A select by a scalar whose sides each read an array that the other side does without."""
     every = nest.nodes()
     if (
         nest.ordered
         or overwritten_by(nest)
-        or len(every) > MOST_UNSWITCHED_NODES
+        or len(every) > most_nodes
         or math.prod(nest.dims.values()) < MIN_POINTS
     ):
         return None

@@ -1,0 +1,86 @@
+"""Passes are records of their thresholds: shown, and changed by name in the text of a stage."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pbkern
+from pbkern.core.errors import OptionError
+from pbkern.core.passes import PassRecord, parsed, run_passes, threshold, with_settings
+from pbkern.lower.passes.shared import SHARED_PASSES
+from pbkern.targets.cpu.locality.unswitching import Unswitch
+from pbkern.targets.cpu.passes import CPU_PASSES
+from pbkern.targets.simt.passes import THREAD_PASSES
+
+RECORDS = [
+    step for step in (*SHARED_PASSES, *CPU_PASSES, *THREAD_PASSES) if isinstance(step, PassRecord)
+]
+SCALAR, LONG = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((200_000,), jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class AddTwice(PassRecord):
+    """Adds numbers to a number."""
+
+    name = "add twice"
+    why = "a pass for this test"
+    step: int = threshold(3, "what is added")
+    factor: float = threshold(2.0, "how often")
+
+    def function(self, value, context):
+        return value + self.step * self.factor + context
+
+
+def choice(flag, x, y):
+    return jnp.where(flag > 0, x, y)
+
+
+@pytest.mark.parametrize("step", RECORDS, ids=lambda step: step.name)
+def test_thresholds_say_what_they_count(step):
+    for field in dataclasses.fields(step):
+        assert field.metadata["meaning"], field.name
+        assert isinstance(field.default, int | float), field.name
+    assert step.why
+    assert parsed(str(step)) == (step.name, dataclasses.asdict(step))
+
+
+def test_a_pass_runs_with_other_thresholds():
+    passes = (AddTwice(),)
+    assert run_passes("numbers", passes, 1, 10) == 17
+    with with_settings("add twice", {"step": 5}):
+        assert run_passes("numbers", passes, 1, 10) == 21
+        with with_settings("add twice", {"factor": 0}):
+            assert run_passes("numbers", passes, 1, 10) == 11
+    assert run_passes("numbers", passes, 1, 10) == 17
+
+
+def test_stages_are_shown_with_other_thresholds():
+    f = pbkern.jit(choice)
+    usual = f.as_text(SCALAR, LONG, LONG, stage="nests:unswitch")
+    other = f.as_text(SCALAR, LONG, LONG, stage="nests:unswitch{most_copies=1}")
+    assert "case" in usual
+    assert "case" not in other
+    assert "select_n" in other
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("nests:unswitch{most=1}", r"no threshold `most`(.|\n)*most_nodes=120(.|\n)*most_copies"),
+        ("nests:unswitch{most_copies='a'}", r"`most_copies` of pass `unswitch` is a number"),
+        ("nests:unswitch{most_copies", r"names no pass(.|\n)*unswitch\{most_copies=2\}"),
+        ("nests:unswitch{most_copies=}", r"names no pass"),
+        ("nests:unknown{most_copies=2}", r"no pass `unknown` ran"),
+    ],
+)
+def test_what_is_no_threshold_is_refused(stage, message):
+    with pytest.raises(OptionError, match=message):
+        pbkern.jit(choice).as_text(SCALAR, LONG, LONG, stage=stage)
+
+
+def test_records_are_compared_by_their_thresholds():
+    assert Unswitch() == Unswitch(most_nodes=120)
+    assert Unswitch() != Unswitch(most_nodes=119)
+    assert str(Unswitch(most_copies=3)) == "unswitch{most_nodes=120, most_copies=3}"
