@@ -1,6 +1,6 @@
 """Named passes: a stage of compilation is a tuple of them, which can be shown, checked and timed one by one.
 
-    PASSES = (Pass("merge nests", merge_all, "values meet their readers in registers"), ...)
+    PASSES = (Pass("drop unread stores", drop_unread, "merging has left scratch that nothing reads"), ...)
     result = run_passes("nests", PASSES, value, context)
 
 A pass is one function (value, *context) -> value. One that has thresholds is a frozen record of them (`PassRecord`), which a

@@ -16,7 +16,7 @@ from pbkern.lower.nest.ir import Stmt
 from .merge_nests import MergeNests, without_unread
 from .reassociate_integers import reassociate_shared_sums
 from .unroll_small_dims import UnrollSmallDimensions
-from .wide_multiply import use_wide_products
+from .wide_multiply import WideProducts
 
 
 def _drop_unread(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
@@ -36,11 +36,7 @@ SHARED_PASSES = (
         _decide_index_tests,
         "nests are cut where tests change, so that most points need no mask",
     ),
-    Pass(
-        "wide products",
-        use_wide_products,
-        "products of halves, as random numbers have them, are one operation",
-    ),
+    WideProducts(),
     Pass(
         "reassociate integers",
         reassociate_shared_sums,

@@ -20,22 +20,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pbkern.core.passes import PassRecord, threshold
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Const, Expr, Nest, Op, Pool, Stmt, with_bodies
 
 UINT32 = np.dtype(np.uint32)
 # The number of values of 32 bits: what the upper half of a product is counted in.
 UINT32_VALUES = 1 << 32
-# Most terms of a polynomial; a value of more is taken as an unknown.
-MOST_POLYNOMIAL_TERMS = 12
 
 Monomial = tuple[int, ...]  # sorted numbers of unknowns
 Polynomial = dict[Monomial, int]
 
 
-def use_wide_products(stmts: Sequence[Stmt], context) -> list[Stmt]:
-    """Statements whose sums of halves are products where they are, inner statements too."""
-    found = _Products(context.pool, context.op)
-    return [_rewritten(stmt, found) for stmt in stmts]
+@dataclass(frozen=True)
+class WideProducts(PassRecord):
+    """Makes products of sums of halves where they are such, inner statements too."""
+
+    name = "wide products"
+    why = "products of halves, as random numbers have them, are one operation"
+    most_terms: int = threshold(12, "terms of a polynomial; a value of more is taken as an unknown")
+
+    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        products = _Products(context.pool, context.op, self.most_terms)
+        return [_rewritten(stmt, products) for stmt in stmts]
 
 
 def _rewritten(statement: Stmt, found: _Products) -> Stmt:
@@ -92,8 +99,8 @@ def _product(left: Polynomial, right: Polynomial) -> Polynomial:
 class _Products:
     """Finds wide products in expressions of one pool."""
 
-    def __init__(self, pool: Pool, op: Callable[..., Expr]):
-        self.pool, self.op = pool, op
+    def __init__(self, pool: Pool, op: Callable[..., Expr], most_terms: int) -> None:
+        self.pool, self.op, self._most_terms = pool, op, most_terms
         self._values: dict[Expr, _Value] = {}
         self._unknowns: list[Expr | _Quotient] = []
         self._numbers: dict[Expr | _Quotient, int] = {}
@@ -203,7 +210,7 @@ class _Products:
             value = self._made(expr)
             self._values[expr] = (
                 value
-                if len(value.terms) <= MOST_POLYNOMIAL_TERMS
+                if len(value.terms) <= self._most_terms
                 else self._unknown(expr, UINT32_VALUES - 1)
             )
         return self._values[expr]

@@ -14,7 +14,7 @@ from pbkern.targets.cpu.locality.in_place_stores import store_in_place
 from pbkern.targets.cpu.locality.mask_versioning import VersionMasks
 from pbkern.targets.cpu.locality.masked_strips import skip_dead_tiles
 from pbkern.targets.cpu.locality.prefetch import prefetch_rows
-from pbkern.targets.cpu.locality.running_maximum import use_running_maximum
+from pbkern.targets.cpu.locality.running_maximum import RunningMaximum
 from pbkern.targets.cpu.locality.stage_inlining import InlineStages
 from pbkern.targets.cpu.locality.unswitching import Unswitch
 from pbkern.targets.cpu.locality.window_gathers import scalarise_window_gathers
@@ -22,7 +22,7 @@ from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.packing.narrow_operands import sink_widening_casts
 from pbkern.targets.cpu.packing.operand_copies import OperandCopies
 from pbkern.targets.cpu.packing.panels import pack
-from pbkern.targets.cpu.packing.row_padding import pad_rows
+from pbkern.targets.cpu.packing.row_padding import PadScratchRows
 from pbkern.targets.cpu.packing.row_tiling import tile_rows
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, schedule_decided_for
 from pbkern.targets.cpu.schedule.register_tiles import choose
@@ -48,20 +48,6 @@ def _block_for_caches(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
         options.l1_bytes // 2,
         set(context.kept),
     )
-
-
-def _use_running_maximum(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return use_running_maximum(
-        stmts,
-        context,
-        context.options.vector_bits,
-        context.options.l1_bytes // 4,
-        set(context.kept),
-    )
-
-
-def _pad_rows(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return pad_rows(stmts, context.pool, context.options.vector_bits, set(context.kept))
 
 
 def _scalarise_window_gathers(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
@@ -133,15 +119,8 @@ CPU_PASSES = (
         "chains of nests take turns on what the nearest cache holds",
         when=_reassociates,
     ),
-    Pass(
-        "running maximum",
-        _use_running_maximum,
-        "long rows of a softmax are read once",
-        when=_reassociates,
-    ),
-    Pass(
-        "pad scratch rows", _pad_rows, "rows that follow one another fall into different cache sets"
-    ),
+    RunningMaximum(),
+    PadScratchRows(),
     Pass(
         "loop over window starts",
         _scalarise_window_gathers,

@@ -23,8 +23,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -45,50 +47,57 @@ from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
 from .strip_mining import inside, nests_of, runs
 
-# Strips of the shortest row that is cut. Source: not recorded.
-FEWEST_STRIPS = 2
-# Strips between the one at work and the one that is prefetched. Source: not recorded.
-STRIPS_AHEAD = 2
-# Elements that nests walk without a rest, whatever their dtype.
-WHOLE_RUN = 64
-# The most by which an element may exceed the level: rounding the difference adds a unit in the last
-# place of its exponential.
-LEVEL_EXCESS = 4.0
-# The first level is the greatest of such a part of the first strip.
-FIRST_PART = 4
 HERE: Affine = Affine()  # the place of a scalar
 STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
 BOOL = np.dtype(bool)
 INT32 = np.dtype(np.int32)
 
 
-def use_running_maximum(
-    stmts: Sequence[Stmt], context, vector_bits: int, strip_bytes: int, elsewhere: set[Buf]
-) -> list[Stmt]:
-    """Rewrites runs of nests over long rows, inner statements too, with strips of about `strip_bytes`.
+@dataclass(frozen=True)
+class RunningMaximum(PassRecord):
+    """Rewrites runs of nests over long rows, inner statements too, with strips of part of the nearest cache."""
 
-    `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
-    """
-    out = inside(
-        stmts,
-        elsewhere,
-        lambda body, others: use_running_maximum(body, context, vector_bits, strip_bytes, others),
+    name = "running maximum"
+    why = "long rows of a softmax are read once"
+    cache_share: int = threshold(4, "strips that the nearest cache holds")
+    fewest_strips: int = threshold(
+        2, "strips of the shortest row that is cut. Source: not recorded"
     )
-    touched = [effects.touched([stmt]) for stmt in out]
-    times = Counter(buf for found in touched for buf in found)
-    for low, high in list(runs(out))[::-1]:
-        mine = Counter(buf for found in touched[low:high] for buf in found)
-        others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
-        run = nests_of(out[low:high])
-        found = next(
-            find_exp_of_difference(
-                run, FEWEST_STRIPS * strip_bytes, context.pool, vector_bits, others
-            ),
-            None,
-        )
-        if found is not None:
-            out[low:high] = _RunningMaxima(found, strip_bytes, context).statements()
-    return out
+    strips_ahead: int = threshold(
+        2, "strips between the one at work and the one that is prefetched. Source: not recorded"
+    )
+    whole_run: int = threshold(64, "elements that nests walk without a rest, whatever their dtype")
+    # Rounding the difference adds a unit in the last place of its exponential.
+    level_excess: float = threshold(4.0, "the most by which an element may exceed the level")
+    first_part: int = threshold(
+        4, "parts of the first strip, of the first of which the greatest is the first level"
+    )
+
+    def when(self, context: NestContext) -> bool:
+        return context.options.contract
+
+    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        return self._rewritten(stmts, context, set(context.kept))
+
+    def _rewritten(
+        self, stmts: Sequence[Stmt], context: NestContext, elsewhere: set[Buf]
+    ) -> list[Stmt]:
+        """Rewrites runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
+        out = inside(stmts, elsewhere, lambda body, others: self._rewritten(body, context, others))
+        vector_bits = context.options.vector_bits
+        strip_bytes = context.options.l1_bytes // self.cache_share
+        touched = [effects.touched([stmt]) for stmt in out]
+        times = Counter(buf for found in touched for buf in found)
+        for low, high in list(runs(out))[::-1]:
+            mine = Counter(buf for found in touched[low:high] for buf in found)
+            others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
+            shortest = self.fewest_strips * strip_bytes
+            run = nests_of(out[low:high])
+            candidates = find_exp_of_difference(run, shortest, context.pool, vector_bits, others)
+            found = next(candidates, None)
+            if found is not None:
+                out[low:high] = _RunningMaxima(found, strip_bytes, context, self).statements()
+        return out
 
 
 @dataclass(frozen=True)
@@ -99,11 +108,11 @@ class _Cut:
     length: int
 
     @staticmethod
-    def of(row: Row, strip_bytes: int) -> _Cut:
+    def of(row: Row, strip_bytes: int, whole_run: int) -> _Cut:
         """Strips of equal length where one of about the right length divides the row."""
         length = strip_bytes // row.itemsize()
         even = [
-            n for n in range(length * 3 // 4, length * 3 // 2 + 1, WHOLE_RUN) if row.size % n == 0
+            n for n in range(length * 3 // 4, length * 3 // 2 + 1, whole_run) if row.size % n == 0
         ]
         return _Cut(row.size, min(even, key=lambda n: abs(n - length), default=length))
 
@@ -130,9 +139,16 @@ class _Strip:
 class _RunningMaxima:
     """Statements in place of a run of nests."""
 
-    def __init__(self, excess: ExpOfDifference, strip_bytes: int, context):
+    def __init__(
+        self,
+        excess: ExpOfDifference,
+        strip_bytes: int,
+        context: NestContext,
+        limits: RunningMaximum,
+    ) -> None:
         self.excess, self.context, self.pool = excess, context, context.pool
-        self.cut = _Cut.of(excess.greatest, strip_bytes)
+        self.limits = limits
+        self.cut = _Cut.of(excess.greatest, strip_bytes, limits.whole_run)
         self.found, self.added = self._partials(excess.greatest), self._partials(excess.sums)
         dtype = self.found[excess.which].dtype  # half precision is carried in float32
         self.level = context.new_buffer((1,), dtype)
@@ -195,7 +211,7 @@ class _RunningMaxima:
             finite, greatest, self.context.const(np.finfo(dtype).min, dtype)
         )
         store = Store(self.level, (HERE,), first, inner=False)
-        size = self.cut.length // FIRST_PART
+        size = self.cut.length // self.limits.first_part
         return [
             Nest(
                 {step: size},
@@ -216,7 +232,9 @@ class _RunningMaxima:
         sums = self._on_strip(excess.sums, strip, self.added, lambda x: self._less(x, level))
         both = _fused(self._found_on(strip), sums, self.pool)
         above = self.context.op("sub", dtype, greatest, level)
-        near = self.context.op("le", BOOL, above, self.context.const(LEVEL_EXCESS, dtype))
+        near = self.context.op(
+            "le", BOOL, above, self.context.const(self.limits.level_excess, dtype)
+        )
         zero, one = (self.context.const(n, INT32) for n in range(2))
         test = self.context.names("%s")
         raised = self._set(self.level, HERE, self._finite(greatest))
@@ -286,7 +304,9 @@ class _RunningMaxima:
             for expr in far
             if (step := flat_coefficient(expr.buf, expr.index, row.d))
         }
-        return {buf: STRIPS_AHEAD * self.cut.length * step for buf, step in steps.items()}
+        return {
+            buf: self.limits.strips_ahead * self.cut.length * step for buf, step in steps.items()
+        }
 
     # ---- what strips found together
 
