@@ -53,7 +53,7 @@ from pbkern.fuse.loops.invariant_hoisting import hoist_invariants
 from pbkern.fuse.loops.mask_sinking import sink_masks
 from pbkern.fuse.partition.donation import use_donated
 from pbkern.fuse.partition.leave_layouts_to_xla import leave_layout_ops
-from pbkern.fuse.partition.partitioner import partition
+from pbkern.fuse.partition.passes import partition
 from pbkern.fuse.simplify.driver import simplify
 from pbkern.fuse.simplify.literal_operands import operands_as_equations
 from pbkern.fuse.simplify.proved_ranges import drop_proved_ranges
@@ -277,7 +277,7 @@ def plan(
     wanted = FuseOptions.of(options, machine)
     simple = run_passes("jaxpr", FUSE_PASSES, closed, wanted, of=name, failed=_passed_over(name))
     with steps_memoised(), searches_memoised(), chunks_allowed(wanted.fast):
-        parts = partition(simple, machine, supports, options)
+        parts = partition(simple, machine, supports, options, name)
         if not strict:
             leave_layout_ops(parts.nodes)
         apply(parts.groups(), choices, machine)

@@ -1,9 +1,8 @@
-"""Simplified jaxpr -> nodes: groups of equations that become one kernel each, and what stays outside them.
+"""Partitioner: groups of equations that become one kernel each, and what stays outside them.
 
 Tile the destination, then pull the sources in: equations are visited in reverse and join the group
-of their consumers while the modelled time falls. Then whole producer groups merge with contractions
-and attention-like chains where storing the value between costs more, and siblings that read the
-same arrays merge (merge_groups.py). Every decision is recorded as an Edge for fuse/emit/explain.py.
+of their consumers while the modelled time falls. Further phases, which merge, move and duplicate
+whole groups, are the passes of passes.py. Every decision is recorded as an Edge for fuse/emit/explain.py.
 Prices are the target's (fuse/cost/model.py), blocks fuse/tiling/block_search.py, control flow
 control_regions.py.
 """
@@ -23,7 +22,7 @@ from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
 from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS, is_heavy, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
-from pbkern.fuse.graph import Edge, Node, Partition
+from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.block_search import Schedule
@@ -36,13 +35,7 @@ from pbkern.fuse.tiling.search_memo import (
 )
 
 from .control_regions import control_node
-from .duplicate_producers import duplicate_masks, share_duplicates
-from .final_reductions import join_last_stages
-from .join_softmax_chains import join_softmax
-from .masked_blocks import trim_masked
-from .merge_groups import TIE, merge_producers, merge_siblings
-from .move_consumers import sink_consumers
-from .rematerialise import rematerialise_large
+from .merge_groups import TIE
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
@@ -108,8 +101,16 @@ def alone_seconds(eqn, machine: CostModel) -> float:
 class Partitioner:
     """One run over one jaxpr."""
 
-    def __init__(self, jaxpr: jex.Jaxpr, machine: CostModel, supports: Callable, options) -> None:
+    def __init__(
+        self,
+        jaxpr: jex.Jaxpr,
+        machine: CostModel,
+        supports: Callable,
+        options: object,
+        partition: Callable,
+    ) -> None:
         self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
+        self.partition = partition  # of the bodies of control flow
         self.order = {id(member): n for n, member in enumerate(jaxpr.eqns)}
         self.results = {result for result in jaxpr.outvars if not isinstance(result, jex.Literal)}
         self.makers = {result: maker for maker in jaxpr.eqns for result in maker.outvars}
@@ -121,6 +122,16 @@ class Partitioner:
         self.nodes_of: dict[int, list[Node]] = {}  # id(equation) -> nodes that compute it
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
+
+    def __str__(self) -> str:
+        """A line per node: what it is, how many equations it has, its results and modelled time."""
+        rows = []
+        for node in self.nodes:
+            names = ", ".join(eqn.primitive.name for eqn in node.eqns)
+            results = " ".join(output.aval.str_short() for output in node.outputs)
+            time = f", {node.seconds * 1e6:.2f} us" if node.schedule else ""
+            rows.append(f"{node.kind} of {len(node.eqns)}{time} -> {results}\n  {names}")
+        return "\n".join(rows)
 
     # -- bookkeeping
 
@@ -187,7 +198,8 @@ class Partitioner:
 
     # -- phase 1: equations in reverse
 
-    def run(self) -> Partition:
+    def grow(self) -> None:
+        """Visits equations in reverse: each joins the group of its consumers, or begins one."""
         along: list = []  # equations that will join the group of their consumers together
         for eqn in reversed(self.jaxpr.eqns):
             if len(along) < MANY_ALONG and self.rides_along(eqn, along):
@@ -197,24 +209,10 @@ class Partitioner:
             along = []
             self.place(eqn)
         self.place_all(along)
-        if not self.options_disable_fusion():
-            self.settle()
-            duplicate_masks(self)
-            share_duplicates(self)
-            join_softmax(self)
-            merge_producers(self)
-            chains = not getattr(self.options, "disable_reduce_reduce_fusion", False)
-            if chains:
-                rematerialise_large(self)
-            sink_consumers(self)
-            merge_siblings(self)
-            trim_masked(self)
-            if chains:
-                join_last_stages(self)
-        self.settle_products()
-        return Partition(self.nodes, self.edges)
 
-    def settle_products(self) -> None:
+    # -- blocks of whole groups
+
+    def search_blocks_of_products(self) -> None:
         """Searches the blocks of products from a second starting point, now that their groups are final."""
         for node in self.nodes:
             if node.kind == "group" and any(
@@ -224,7 +222,7 @@ class Partitioner:
                 if tall is not None and tall.cost.seconds < node.seconds:
                     node.schedule = tall
 
-    def settle(self) -> None:
+    def search_blocks(self) -> None:
         """Searches the blocks of whole groups: while groups grew, cheap equations kept the blocks so far."""
         for node in self.nodes:
             if node.kind == "group" and len(node.eqns) > 1:
@@ -362,7 +360,7 @@ class Partitioner:
     def place(self, eqn) -> None:
         kind = self.outside_kind(eqn)
         if kind is not None and kind[0] == "control":
-            self.add_node(control_node(self, eqn, partition))
+            self.add_node(control_node(self, eqn, self.partition))
             return
         if kind is not None:
             self.add_node(Node(kind[0], [eqn], list(eqn.outvars), reason=kind[1]))
@@ -606,10 +604,3 @@ def _refusal(before: float, after: float, share: float) -> str:
         return "separate kernels are faster"
     gain, least = 100 * (1 - after / before), 100 * max(1 - share, 0)
     return f"one kernel gains {gain:.1f} %, and has to gain more than {least:.1f} % here"
-
-
-def partition(
-    closed: jex.ClosedJaxpr, machine: CostModel, supports: Callable, options
-) -> Partition:
-    """Groups the equations of a simplified jaxpr."""
-    return Partitioner(closed.jaxpr, machine, supports, options).run()

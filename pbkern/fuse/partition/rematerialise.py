@@ -4,7 +4,7 @@ A score matrix that a gradient reads three times is written once and read three 
 operands, which are much smaller, each reader can compute the blocks that it needs while they are in
 cache. All groups that make or read such values are rebuilt from small values (operands, statistics
 of rows), groups that make the same values are joined, and the result is kept if the model prefers
-it. Works on the groups of partitioner.py, which calls it last.
+it. Works on the groups of partitioner.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,123 @@
+"""PARTITION_PASSES: how equations become groups, phase by phase; each works on the Partitioner that the one before leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jax.extend import core as jex
+
+from pbkern.core.passes import Pass, run_passes
+from pbkern.fuse.cost.model import CostModel
+from pbkern.fuse.graph import Partition
+
+from .duplicate_producers import duplicate_masks, share_duplicates
+from .final_reductions import join_last_stages
+from .join_softmax_chains import join_softmax
+from .masked_blocks import trim_masked
+from .merge_groups import merge_producers, merge_siblings
+from .move_consumers import sink_consumers
+from .partitioner import Partitioner
+from .rematerialise import rematerialise_large
+
+
+def _changing(change: Callable[[Partitioner], None]) -> Callable[..., Partitioner]:
+    """A pass of a function that changes groups where they are."""
+
+    def function(parts: Partitioner, options: object) -> Partitioner:
+        change(parts)
+        return parts
+
+    return function
+
+
+def _joins(options: object) -> bool:
+    """Whether equations may share kernels."""
+    return not getattr(options, "disable_affine_fusion", False)
+
+
+def _joins_reductions(options: object) -> bool:
+    """Whether reductions that depend on each other may share kernels."""
+    return _joins(options) and not getattr(options, "disable_reduce_reduce_fusion", False)
+
+
+PARTITION_PASSES = (
+    Pass(
+        "grow groups",
+        _changing(Partitioner.grow),
+        "in reverse, equations join the groups of their consumers while the modelled time falls",
+    ),
+    Pass(
+        "search blocks",
+        _changing(Partitioner.search_blocks),
+        "while groups grew, cheap equations kept the blocks so far",
+        when=_joins,
+    ),
+    Pass(
+        "duplicate masks",
+        _changing(duplicate_masks),
+        "a mask that is computed again costs less than one that is read",
+        when=_joins,
+    ),
+    Pass(
+        "share duplicates",
+        _changing(share_duplicates),
+        "what several groups compute is computed once where that is less work",
+        when=_joins,
+    ),
+    Pass(
+        "join softmax chains",
+        _changing(join_softmax),
+        "attention needs no scores in memory",
+        when=_joins,
+    ),
+    Pass(
+        "merge producers",
+        _changing(merge_producers),
+        "whole groups join their consumers where storing the value between costs more",
+        when=_joins,
+    ),
+    Pass(
+        "rematerialise",
+        _changing(rematerialise_large),
+        "large values between kernels are computed again from small ones",
+        when=_joins_reductions,
+    ),
+    Pass(
+        "move consumers",
+        _changing(sink_consumers),
+        "readers of a large value go where it is made, and pass on a smaller one",
+        when=_joins,
+    ),
+    Pass(
+        "merge siblings",
+        _changing(merge_siblings),
+        "groups that read the same arrays read them once",
+        when=_joins,
+    ),
+    Pass(
+        "trim masked blocks",
+        _changing(trim_masked),
+        "with fewer rows per program, less masked work is done",
+        when=_joins,
+    ),
+    Pass(
+        "join last stages",
+        _changing(join_last_stages),
+        "a small reduction of a kernel's results needs no kernel of its own",
+        when=_joins_reductions,
+    ),
+    Pass(
+        "search blocks of products",
+        _changing(Partitioner.search_blocks_of_products),
+        "from a second starting point, now that groups are final",
+    ),
+)
+
+
+def partition(
+    closed: jex.ClosedJaxpr, machine: CostModel, supports: Callable, options: object, name: str = ""
+) -> Partition:
+    """Groups the equations of a simplified jaxpr; `name`: the function's, in dumps."""
+    parts = Partitioner(closed.jaxpr, machine, supports, options, partition)
+    run_passes("partition", PARTITION_PASSES, parts, options, of=name)
+    return Partition(parts.nodes, parts.edges)
