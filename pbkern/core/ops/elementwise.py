@@ -262,7 +262,6 @@ _ROWS = (
         in_memory=True,
     ),
     ElementwisePrimitive("copy", "fiub", meanings.same, None, price=1.0, on_sub_byte=True),
-    ElementwisePrimitive("copy_p", "fiub", meanings.same, None, price=1.0, on_sub_byte=True),
     ElementwisePrimitive("stop_gradient", "fiub", meanings.same, None, price=1.0),
     # --- functions that are not exact
     ElementwisePrimitive(

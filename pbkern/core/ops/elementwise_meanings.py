@@ -229,7 +229,7 @@ def _saturated(x: np.ndarray, target: np.dtype) -> np.ndarray:
 
 
 def bitcast(x: np.ndarray, *, new_dtype: np.dtype) -> np.ndarray:
-    """The same bits as another type of the same width."""
+    """Reads the bits as another type of the same width."""
     return np.ascontiguousarray(x).view(new_dtype).reshape(np.shape(x))
 
 

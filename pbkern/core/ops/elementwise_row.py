@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .elementwise_meanings import HALF
+from .elementwise_meanings import FORMATS, HALF
 
 
 class ResultType(enum.Enum):
@@ -126,7 +126,7 @@ def kind_of(dtype: Any) -> str:
 def is_evaluated(row: ElementwisePrimitive, dtypes: Sequence[np.dtype]) -> bool:
     """Whether the row's meaning covers these types of operands: it has one, and none is complex or a float of a byte."""
     return row.meaning is not None and all(
-        dtype.kind in "biuf" or dtype.name in HALF or kind_of(dtype) in "iu" for dtype in dtypes
+        dtype.name in FORMATS or kind_of(dtype) in "iub" for dtype in dtypes
     )
 
 
@@ -142,7 +142,8 @@ def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     NaNs keep their bits, which may be anything where bytes are moved as floats.
     """
     x = np.asarray(x)
-    found = x.astype(dtype)
+    with np.errstate(all="ignore"):
+        found = x.astype(dtype)
     if dtype.name == "bfloat16" and x.dtype == np.float32 and (nan := np.isnan(x)).any():
         upper = (x.view(np.uint32) >> 16).astype(np.uint16)
         upper |= np.where(upper & 0x7F, 0, 0x40).astype(np.uint16)

@@ -306,7 +306,6 @@ REWRITES: dict[str, Rewrite] = {
     "convert_element_type": _convert,
     "stop_gradient": _same,
     "copy": _same,
-    "copy_p": _same,
     "optimization_barrier": lambda eqn, operands: list(operands),
     "device_put": lambda eqn, operands: (
         None if any(device is not None for device in eqn.params["devices"]) else list(operands)

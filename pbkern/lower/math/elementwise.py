@@ -115,7 +115,7 @@ def _in_range(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return found
 
 
-RULES.register("copy", "copy_p", "stop_gradient")(lambda b, eqn, x: x)
+RULES.register("copy", "stop_gradient")(lambda b, eqn, x: x)
 RULES.register("square")(lambda b, eqn, x: b.mul(x, x))
 
 

@@ -6,7 +6,7 @@ from pbkern.core.ops.elementwise import PriceTable
 
 COST = PriceTable(
     {
-        **dict.fromkeys(("copy", "copy_p", "stop_gradient", "bitcast_convert_type"), 0.0),
+        **dict.fromkeys(("copy", "stop_gradient", "bitcast_convert_type"), 0.0),
         **dict.fromkeys(
             ("add", "add_any", "sub", "mul", "neg", "abs", "square", "and", "or", "xor", "not"), 1.0
         ),
