@@ -411,7 +411,7 @@ def _has_dead_equations(jaxpr: jex.Jaxpr) -> bool:
 
 
 # Equations that only mean something to transformations of the caller.
-IDENTITIES = ("stop_gradient", "copy", "copy_p")
+IDENTITIES = ("stop_gradient", "copy")
 
 # Equations that do nothing if this parameter is empty or, for a shape, what the operand has
 # already.

@@ -11,44 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pbkern.core.ops.elementwise import ELEMENTWISE, UNMEASURED, PriceTable
+
 # Bytes of a cache line, on all processors so far.
 LINE_BYTES = 64
 # Most threads of a block of a GPU. Sources: CUDA C++ Programming Guide, technical specifications;
 # HIP programming guide, hardware features.
 MOST_BLOCK_THREADS = 1024
-# Vector instructions per vector of f32 results; a target replaces them by measured figures.
-DEFAULT_OP_CYCLES: Mapping[str, float] = {
-    "exp": 8,
-    "exp2": 7,
-    "expm1": 12,
-    "log": 12,
-    "log1p": 14,
-    "tanh": 14,
-    "logistic": 12,
-    "erf": 16,
-    "erfc": 30,
-    "erf_inv": 30,
-    "sin": 18,
-    "cos": 18,
-    "tan": 30,
-    "asin": 25,
-    "acos": 25,
-    "atan": 25,
-    "atan2": 35,
-    "sinh": 20,
-    "cosh": 20,
-    "asinh": 30,
-    "acosh": 30,
-    "atanh": 30,
-    "pow": 30,
-    "sqrt": 8,
-    "rsqrt": 8,
-    "cbrt": 25,
-    "div": 5,
-    "rem": 16,
-    "lgamma": 30,
-    "digamma": 30,
-    "nextafter": 6,
+# Vector instructions per vector of f32 results of equations that are not elementwise; 1 where absent.
+OTHER_CYCLES: Mapping[str, float] = {
     "threefry2x32": 90,
     "gather": 8,
     "dynamic_slice": 4,
@@ -61,8 +32,6 @@ DEFAULT_OP_CYCLES: Mapping[str, float] = {
     "argmax": 3,
     "argmin": 3,
     "rev": 2,
-    "population_count": 2,
-    "clz": 2,
 }
 
 
@@ -81,7 +50,7 @@ class Machine:
       clock_hz: vector instructions per second of one core.
       launch_seconds: start and end of one kernel on all cores.
       program_seconds: overhead of one program (index arithmetic, call).
-      op_cycles: primitive name -> vector instructions per vector of f32 results; 1 where absent.
+      op_cycles: elementwise primitive -> vector instructions per vector of f32 results.
       source: where the numbers come from.
     """
 
@@ -106,7 +75,7 @@ class Machine:
     clock_hz: float = 3.7e9
     launch_seconds: float = 5e-6
     program_seconds: float = 2e-7
-    op_cycles: Mapping[str, float] = field(default_factory=lambda: DEFAULT_OP_CYCLES)
+    op_cycles: PriceTable = UNMEASURED
     source: str = "AMD Zen 5 server, two cores, measured with STREAM-like loops and FMA chains"
 
     def lanes(self, itemsize: int) -> int:
@@ -118,7 +87,10 @@ class Machine:
         return self.peak_flops.get(dtype_name, self.peak_flops["float32"])
 
     def cycles(self, primitive: str) -> float:
-        return self.op_cycles.get(primitive, 1.0)
+        """Vector instructions of a primitive per vector of f32 results."""
+        if primitive in ELEMENTWISE:
+            return self.op_cycles[primitive]
+        return OTHER_CYCLES.get(primitive, 1.0)
 
 
 DEFAULT_MACHINE = Machine()

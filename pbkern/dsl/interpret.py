@@ -1,8 +1,8 @@
 """Kernel on NumPy arrays: the oracle that every target is tested against.
 
 Grid, blocks, Refs, bounds and control flow are NumPy and Python; the other equations run one at a
-time, the common elementwise and shape ones in NumPy, the rest through JAX's eager `bind` on the
-CPU.
+time, elementwise and shape ones in NumPy (core/ops/elementwise.py), the rest through JAX's eager
+`bind` on the CPU.
 
 What is unspecified elsewhere shows here as poison (NaN, the smallest signed and largest unsigned
 integer, True): reads outside the array in edge blocks and padding, scratch and results before they
@@ -29,6 +29,8 @@ from jax.extend import core as jex
 from pbkern import _jax
 from pbkern.core.errors import KernelError, OutOfBoundsError, RaceError
 from pbkern.core.jaxprs import called_jaxpr, literal_value
+from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.ops.elementwise_row import is_evaluated
 from pbkern.dsl.primitives.breakpoint import stop
 from pbkern.dsl.primitives.grid import NUMPY as GRID_RULES
 from pbkern.dsl.primitives.ref_access import (
@@ -306,20 +308,25 @@ def _equation(eqn, operands: list, program: ProgramState) -> Sequence:
     inner = called_jaxpr(eqn)
     if inner is not None:
         return _run(inner.jaxpr, inner.consts, operands, program)
-    rule = NUMPY_RULES.get(name)
-    if rule is not None and all(np.asarray(operand).dtype.kind in "biuf" for operand in operands):
-        out = rule(eqn.params, *operands)
-        aval = eqn.outvars[0].aval
-        return [np.asarray(out, aval.dtype) if aval.shape else np.asarray(out, aval.dtype)[()]]
+    found = numpy_result(eqn, operands)
+    if found is not None:
+        return [found if eqn.outvars[0].aval.shape else found[()]]
     return list(map(np.asarray, _jax.bind_again(eqn, operands)))
 
 
-def _unary(function: Callable) -> Callable:
-    return lambda params, x: function(x)
-
-
-def _binary(function: Callable) -> Callable:
-    return lambda params, x, y: function(x, y)
+def numpy_result(eqn, operands: Sequence) -> np.ndarray | None:
+    """The result of an elementwise equation, or of one that moves elements; None for any other, and for types left to JAX."""
+    name = eqn.primitive.name
+    row = ELEMENTWISE.get(name)
+    if (row is None or row.reports) and name not in SHAPE_RULES:
+        return None
+    arrays, dtype = list(map(np.asarray, operands)), eqn.outvars[0].aval.dtype
+    if row is None:
+        is_covered = all(array.dtype.kind in "biuf" for array in arrays)
+        return np.asarray(SHAPE_RULES[name](eqn.params, *arrays), dtype) if is_covered else None
+    if not is_evaluated(row, [*(array.dtype for array in arrays), dtype]):
+        return None
+    return row.evaluated(arrays, eqn.params, dtype)
 
 
 def _broadcast_in_dim(params, x):
@@ -341,46 +348,8 @@ def _reshape(params, x):
     )
 
 
-# Equations whose NumPy meaning is exactly JAX's, for speed: no compilation per shape.
-NUMPY_RULES: dict[str, Callable] = {
-    **{
-        n: _binary(ufunc)
-        for n, ufunc in (
-            ("add", np.add),
-            ("sub", np.subtract),
-            ("mul", np.multiply),
-            ("eq", np.equal),
-        )
-    },
-    **{
-        n: _binary(ufunc)
-        for n, ufunc in (
-            ("ne", np.not_equal),
-            ("lt", np.less),
-            ("le", np.less_equal),
-            ("gt", np.greater),
-        )
-    },
-    **{
-        n: _binary(ufunc)
-        for n, ufunc in (("ge", np.greater_equal), ("and", np.bitwise_and), ("or", np.bitwise_or))
-    },
-    **{
-        n: _binary(ufunc)
-        for n, ufunc in (("max", np.maximum), ("min", np.minimum), ("xor", np.bitwise_xor))
-    },
-    **{
-        n: _unary(ufunc)
-        for n, ufunc in (
-            ("neg", np.negative),
-            ("abs", np.abs),
-            ("not", np.bitwise_not),
-            ("sqrt", np.sqrt),
-        )
-    },
-    "select_n": lambda params, which, *cases: (
-        np.choose(which, cases) if len(cases) > 2 else np.where(which, cases[1], cases[0])
-    ),
+# Equations that move elements, for speed: no compilation per shape.
+SHAPE_RULES: dict[str, Callable] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "reshape": _reshape,
     "squeeze": lambda params, x: np.squeeze(x, tuple(params["dimensions"])),

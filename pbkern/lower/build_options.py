@@ -5,11 +5,13 @@ Defaults suit any device; a target gives its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+
+from pbkern.core.ops.elementwise import ONE_EACH, PriceTable
 
 
 class SortScratch(Protocol):
@@ -47,7 +49,7 @@ class BuildOptions:
       semantics: dimension_semantics of the kernel for this target; None: derived
         (lower/grid/parallelism.py).
       contract: sums may be reassociated, products and sums contracted.
-      op_costs: primitive -> what one costs, in additions; 1 where absent. Part of the sources, not of a key.
+      op_costs: elementwise primitive -> what one costs, in additions. Part of the sources, not of a key.
       store_price: additions per element that a store and the loads of it are worth.
       short_row: a costly function of rows up to this length is stored for many rows, rather than
         computed in each.
@@ -69,7 +71,7 @@ class BuildOptions:
 
     semantics: tuple[str, ...] | None = None
     contract: bool = True
-    op_costs: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
+    op_costs: PriceTable = field(default=ONE_EACH, hash=False, repr=False)
     store_price: float = 4.0
     short_row: int = 8
     short_line: int = 16
@@ -91,4 +93,4 @@ class BuildOptions:
         )
 
     def op_cost(self, primitive: str) -> float:
-        return self.op_costs.get(primitive, 1.0)
+        return self.op_costs[primitive]

@@ -9,14 +9,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pbkern.dsl.interpret import NUMPY_RULES
+from pbkern.dsl.interpret import SHAPE_RULES, numpy_result
 
 KINDS = "biuf"
+# What the rows of ELEMENTWISE say: NumPy's own function, tested by itself (tests/core).
+PLAIN = frozenset(
+    "add sub mul neg abs sqrt max min eq ne lt le gt ge and or xor not select_n".split()
+)
 
 
 def result(eqn, operands: list) -> np.ndarray | np.generic | None:
     """The result of an equation, a NumPy scalar if it has no dimensions; None if no rule covers it for these operands."""
     rule = RULES.get(eqn.primitive.name)
+    if rule is None and eqn.primitive.name in PLAIN:
+        found = numpy_result(eqn, operands)
+        return found if found is None or eqn.outvars[0].aval.shape else found[()]
     if rule is None or not all(np.asarray(x).dtype.kind in KINDS for x in operands):
         return None
     out = rule(eqn.params, *operands)
@@ -129,7 +136,7 @@ def _dot_general(p, x, y):
 
 
 RULES: dict[str, Callable] = {
-    **NUMPY_RULES,
+    **SHAPE_RULES,
     **{
         n: _unary(getattr(np, n))
         for n in "floor ceil square exp exp2 log log1p expm1 tanh sin cos".split()

@@ -19,7 +19,7 @@ PRODUCTS = frozenset({"mul", "square", "integer_pow"})
 SUMS = frozenset({"add", "add_any", "sub", "reduce_sum", "cumsum", "reduce_window_sum"})
 # What reads elements as they are, or with the other sign: its readers are the product's.
 VIEWS = frozenset(
-    "broadcast_in_dim reshape squeeze expand_dims slice transpose rev neg copy copy_p dynamic_slice".split()
+    "broadcast_in_dim reshape squeeze expand_dims slice transpose rev neg copy dynamic_slice".split()
 )
 
 

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern.core.jaxprs import retrace
-from pbkern.dsl.interpret import NUMPY_RULES
+from pbkern.dsl.interpret import numpy_result
 from pbkern.dsl.primitives.ref_access import add_index, bind_access, compose, mul_index, stays
 
 # Larger values are not worth the time; they are computed where they are used.
@@ -99,9 +99,11 @@ class _Known:
         ):
             return None
         if eqn.primitive.name == "iota":
-            found = np.asarray(np.broadcast_to(_iota(eqn.params), aval.shape))
+            found: np.ndarray | None = np.asarray(np.broadcast_to(_iota(eqn.params), aval.shape))
         else:
-            found = np.asarray(NUMPY_RULES[eqn.primitive.name](eqn.params, *values))
+            found = numpy_result(eqn, values)
+        if found is None:
+            return None
         result = eqn.primitive.bind(*operands, **eqn.params)
         self.values[id(result)] = result, found.astype(aval.dtype)
         return [result]

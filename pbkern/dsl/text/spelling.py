@@ -25,6 +25,8 @@ from pbkern import _jax
 from pbkern.core.errors import KernelError, UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import as_dtype, literal_value
+from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.ops.elementwise_row import kind_of
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.rules import RuleTable
 
@@ -243,67 +245,55 @@ def _bound_param(scope: SpellingScope, value: Any) -> str:
 # --- operators
 # ---------------------------------------------------------------------------------------------------
 
-# Kinds of dtypes (NumPy's letters; V is bfloat16) that arithmetic operators take.
-NUMBERS = "iufcV"
-# Kinds of dtypes that the operator / takes.
-FLOATS = "fcV"
-# Kinds of dtypes that bitwise operators take.
-BITWISE = "biu"
-
-for _name, _operator, _kinds, _tightness in (
-    ("add", "+", NUMBERS, SUM_TIGHTNESS),
-    ("sub", "-", NUMBERS, SUM_TIGHTNESS),
-    ("mul", "*", NUMBERS, PRODUCT_TIGHTNESS),
-    ("div", "/", FLOATS, PRODUCT_TIGHTNESS),
-    ("and", "&", BITWISE, BITS_TIGHTNESS),
-    ("or", "|", BITWISE, BITS_TIGHTNESS),
-    ("xor", "^", BITWISE, BITS_TIGHTNESS),
-    ("lt", "<", "iufV", BITS_TIGHTNESS),
-    ("le", "<=", "iufV", BITS_TIGHTNESS),
-    ("gt", ">", "iufV", BITS_TIGHTNESS),
-    ("ge", ">=", "iufV", BITS_TIGHTNESS),
-    ("eq", "==", NUMBERS, BITS_TIGHTNESS),
-    ("ne", "!=", NUMBERS, BITS_TIGHTNESS),
-):
-
-    @rules.register(_name)
-    def _infix(scope, eqn, operator=_operator, kinds=_kinds, tightness=_tightness):
-        var, other = eqn.invars
-        call = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(
-            eqn.primitive.name
-        )
-        if any(param is not None for param in eqn.params.values()):
-            return None
-        mirrored = (
-            isinstance(var, jex.Literal) and operator[0] in "<>=!"
-        )  # Python turns 3 < x into x > 3
-        if var.aval.dtype.kind not in kinds or mirrored:
-            return f"lax.{call or eqn.primitive.name}({scope.text(var)}, {scope.text(other)})"
-        # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless
-        # they are atoms.
-        left, right = (
-            (UNARY_TIGHTNESS, UNARY_TIGHTNESS)
-            if tightness == BITS_TIGHTNESS
-            else (tightness, tightness + 1)
-        )
-        return Spelled(
-            f"{beside(scope, var, other).inside(left)} {operator} {beside(scope, other, var).inside(right)}",
-            tightness,
-        )
+# Operators, by how tightly they bind.
+TIGHTNESS = {
+    **dict.fromkeys(("+", "-"), SUM_TIGHTNESS),
+    **dict.fromkeys(("*", "/"), PRODUCT_TIGHTNESS),
+    **dict.fromkeys(("&", "|", "^", "<", "<=", ">", ">=", "==", "!="), BITS_TIGHTNESS),
+}
 
 
-@rules.register("neg", "not")
-def _sign(scope, eqn):
-    operator = {"neg": "-", "not": "~"}[eqn.primitive.name]
-    return Spelled(operator + scope.expr(eqn.invars[0]).inside(ATOM_TIGHTNESS), UNARY_TIGHTNESS)
-
-
-@rules.register("max", "min")
-def _extremum(scope, eqn):
-    var, other = eqn.invars
-    if var.aval.dtype.kind not in "iufV":
+@rules.elementwise
+def _elementwise(scope, eqn):
+    """A row's spelling: its short form where the operands' type allows it, else a call with every parameter."""
+    row = ELEMENTWISE[eqn.primitive.name]
+    spelling = row.spelling
+    unsaid = eqn.params.keys() - set(row.parameters)
+    if spelling is None or any(eqn.params[param] is not None for param in unsaid):
         return None
-    return f"jnp.{eqn.primitive.name}imum({beside(scope, var, other).text}, {beside(scope, other, var).text})"
+    if spelling.short and kind_of(array_aval(eqn.invars[0]).dtype) in spelling.kinds:
+        found = _short(scope, eqn, spelling.short)
+        if found is not None:
+            return found
+    given = [
+        f"{param}={scope.param(eqn.params[param])}"
+        for param in row.parameters
+        if eqn.params.get(param) is not None
+    ]
+    return f"{spelling.function}({', '.join([*scope.operands(eqn), *given])})"
+
+
+def _short(scope, eqn, short: str) -> Spelled | str | None:
+    """An operator, or a call, that takes Python's numbers beside arrays."""
+    if len(eqn.invars) == 1:
+        return Spelled(short + scope.expr(eqn.invars[0]).inside(ATOM_TIGHTNESS), UNARY_TIGHTNESS)
+    var, other = eqn.invars
+    if short not in TIGHTNESS:
+        return f"{short}({beside(scope, var, other).text}, {beside(scope, other, var).text})"
+    if isinstance(var, jex.Literal) and short[0] in "<>=!":
+        return None  # Python turns 3 < x into x > 3
+    tightness = TIGHTNESS[short]
+    # Comparisons chain and bit operators bind oddly in Python: both sides in brackets unless
+    # they are atoms.
+    left, right = (
+        (UNARY_TIGHTNESS, UNARY_TIGHTNESS)
+        if tightness == BITS_TIGHTNESS
+        else (tightness, tightness + 1)
+    )
+    return Spelled(
+        f"{beside(scope, var, other).inside(left)} {short} {beside(scope, other, var).inside(right)}",
+        tightness,
+    )
 
 
 @rules.register("check_failed")
@@ -354,13 +344,7 @@ def register_call(name: str, callee: str, arguments: Mapping[str, str] = {}) -> 
         return f"{callee}({', '.join([*scope.operands(eqn), *given])})"
 
 
-for _name in (
-    "abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex cos cosh digamma "
-    "erf erf_inv erfc exp exp2 expm1 floor igamma igammac imag is_finite lgamma log log1p logistic nextafter "
-    "population_count pow real rem rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh "
-    "sqrt square tan tanh"
-).split():
-    register_call(_name, f"lax.{_name}")
+register_call("complex", "lax.complex")
 
 for _name in ("sum", "max", "min", "prod", "and", "or", "xor"):
     register_call(f"reduce_{_name}", f"lax.reduce_{_name}", {"axes": "axes"})
@@ -368,7 +352,6 @@ for _name in ("sum", "max", "min", "prod", "and", "or", "xor"):
 for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
     register_call(_name, f"lax.{_name}", {"axis": "axis", "reverse": "reverse"})
 
-register_call("integer_pow", "lax.integer_pow", {"y": "y"})
 register_call("reshape", "lax.reshape", {"new_sizes": "new_sizes", "dimensions": "dimensions"})
 register_call("squeeze", "lax.squeeze", {"dimensions": "dimensions"})
 register_call("transpose", "lax.transpose", {"permutation": "permutation"})
@@ -379,14 +362,7 @@ register_call(
     {"start_indices": "start_indices", "limit_indices": "limit_indices", "strides": "strides"},
 )
 register_call("pad", "lax.pad", {"padding_config": "padding_config"})
-register_call("bitcast_convert_type", "lax.bitcast_convert_type", {"new_dtype": "new_dtype"})
-register_call("round", "lax.round", {"rounding_method": "rounding_method"})
 register_call("split", "lax.split", {"sizes": "sizes", "axis": "axis"})
-register_call(
-    "reduce_precision",
-    "lax.reduce_precision",
-    {"exponent_bits": "exponent_bits", "mantissa_bits": "mantissa_bits"},
-)
 register_call(
     "gather",
     "lax.gather",

@@ -131,20 +131,8 @@ def require_whole(eqn, out: Access, dims: Sequence[int]) -> Access:
 
 # ---- elementwise
 
-ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz convert_element_type
-    copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag in_range
-    integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
-    population_count pow real reduce_precision rem round rsqrt select_n shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    xor le_to lt_to mul_add igamma igammac regularized_incomplete_beta bessel_i0e
-    bessel_i1e
-    """.split()
-)
 
-
-@rules.register(*sorted(ELEMENTWISE))
+@rules.elementwise
 def _elementwise(eqn, out: Access) -> Pull:
     """Rank-0 operands and dimensions of size 1 repeat."""
     extents = eqn.outvars[0].aval.shape

@@ -24,7 +24,7 @@ EXACT = {
     *VIEWS,
     *CONTROL,
     *(
-        "abs argmax argmin bitcast_convert_type clamp convert_element_type copy_p cummax cummin dynamic_slice "
+        "abs argmax argmin bitcast_convert_type clamp convert_element_type cummax cummin dynamic_slice "
         "dynamic_update_slice expand_dims gather imag max min neg real "
         "reduce_max reduce_min reduce_precision reduce_window_max reduce_window_min "
         "scatter select_and_gather_add select_n sign sort split"

@@ -253,7 +253,7 @@ for _name, _function in {
 rule("integer_pow")(lambda eqn, x: arithmetic.integer_pow(x, eqn.params["y"]))
 rule("real")(lambda eqn, x: x.parts[0])
 rule("imag")(lambda eqn, x: x.parts[1])
-rule("copy", "copy_p", "stop_gradient")(lambda eqn, x: x)
+rule("copy", "stop_gradient")(lambda eqn, x: x)
 rule("eq")(lambda eqn, x, y: _both_equal(x, y))
 rule("ne")(lambda eqn, x, y: lax.bitwise_not(_both_equal(x, y)))
 

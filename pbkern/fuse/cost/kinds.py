@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.blocks import Step, volume
 
@@ -24,26 +25,19 @@ SINGLE_PASS = frozenset(
 )
 # Views whose elements are read where they are needed.
 RENAMED = frozenset(("broadcast_in_dim", "iota", "reshape", "squeeze"))
-# Operations that comparisons of indices, and combinations of those, consist of.
-OF_TESTS = VIEWS | {
-    "iota",
-    "add",
-    "sub",
-    "convert_element_type",
-    "ge",
-    "gt",
-    "le",
-    "lt",
-    "and",
-    "or",
-    "not",
-    "select_n",
-}
 # The part of the shorter of arithmetic and traffic that does not overlap with the longer one.
 UNOVERLAPPED = 0.25
 # A value that costs this many operations per element is heavy: not computed again beyond the limit
 # of the target's costs.
 HEAVY_OPERATIONS = 128
+
+
+def is_of_index_tests(primitive: str) -> bool:
+    """Whether comparisons of indices, and combinations of those, consist of such operations."""
+    if primitive in VIEWS:
+        return True
+    row = ELEMENTWISE.get(primitive)
+    return row is not None and row.in_index_tests
 
 
 def nbytes(aval) -> int:

@@ -13,8 +13,8 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import inner_jaxprs
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
-from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 
 # The largest part of an array's elements that is picked before the arithmetic: picking more is no

@@ -19,6 +19,7 @@ from pbkern._jax import params_of
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.ops.top_k import by_sorting
+from pbkern.dsl.interpret import numpy_result
 from pbkern.fuse.access.windows_contractions import REDUCERS
 from pbkern.fuse.simplify.driver import retrace
 
@@ -39,42 +40,19 @@ COMBINE: dict[str, tuple[Callable, Callable]] = {
     "scatter-max": (lax.max, REDUCERS["reduce_max"][1]),
 }
 
-# Index arithmetic on NumPy arrays: (operands, params) -> array.
-ARITHMETIC: dict[str, Callable] = {
-    "add": lambda params, x, y: x + y,
-    "sub": lambda params, x, y: x - y,
-    "mul": lambda params, x, y: x * y,
-    "min": lambda params, x, y: np.minimum(x, y),
-    "max": lambda params, x, y: np.maximum(x, y),
-    "lt": lambda params, x, y: x < y,
-    "ge": lambda params, x, y: x >= y,
-    "clamp": lambda params, low, x, high: np.minimum(np.maximum(x, low), high),
-    "select_n": lambda params, which, *cases: (
-        np.choose(which.astype(int), cases) if len(cases) == 2 else None
-    ),
-    "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
-    "reshape": lambda params, x: (
-        x.reshape(params["new_sizes"]) if params.get("dimensions") is None else None
-    ),
-    "squeeze": lambda params, x: np.squeeze(x, tuple(params["dimensions"])),
-    "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
-    "broadcast_in_dim": lambda params, x: _broadcast(
-        x, params["shape"], params["broadcast_dimensions"]
-    ),
-    "iota": lambda params: _iota(params["dtype"], params["shape"], params["dimension"]),
-}
+# Equations of index arithmetic, whose results are computed where their operands are known.
+ARITHMETIC = frozenset(
+    "add sub mul min max lt ge clamp select_n convert_element_type reshape squeeze concatenate "
+    "broadcast_in_dim iota".split()
+)
 
 
-def _broadcast(x, shape, dims):
-    spread = [1] * len(shape)
-    for dim, size in zip(dims, x.shape):
-        spread[dim] = size
-    return np.broadcast_to(x.reshape(spread), shape)
-
-
-def _iota(dtype, shape, dim):
-    line = np.arange(shape[dim], dtype=dtype)
-    return _broadcast(line, shape, (dim,))
+def _iota(eqn) -> np.ndarray:
+    params = eqn.params
+    line = [1] * len(params["shape"])
+    line[params["dimension"]] = -1
+    counted = np.arange(params["shape"][params["dimension"]], dtype=params["dtype"])
+    return np.broadcast_to(counted.reshape(line), params["shape"])
 
 
 class Constants:
@@ -114,8 +92,7 @@ class Constants:
         operands = [self.value(atom) for atom in eqn.invars]
         if any(operand is None for operand in operands):
             return None
-        made = ARITHMETIC[eqn.primitive.name](eqn.params, *operands)
-        return None if made is None else np.asarray(made, var.aval.dtype)
+        return _iota(eqn) if eqn.primitive.name == "iota" else numpy_result(eqn, operands)
 
 
 def _handed_in(eqn) -> Iterator[tuple]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from jax import lax
 from jax.extend import core as jex
 
-from pbkern.fuse.access.rules import ELEMENTWISE
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 
 Order = tuple[int, ...]

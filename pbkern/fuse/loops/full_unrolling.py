@@ -13,7 +13,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.jaxprs import equations
-from pbkern.fuse.access.rules import ELEMENTWISE
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.simplify.driver import retrace
 from pbkern.fuse.simplify.rewrites import REWRITES
 

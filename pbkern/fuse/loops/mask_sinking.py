@@ -15,7 +15,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of, source_of
 from pbkern.fuse.access.blocks import literal
-from pbkern.fuse.cost.kinds import OF_TESTS
+from pbkern.fuse.cost.kinds import is_of_index_tests
 from pbkern.fuse.partition.duplicate_producers import MOST_INDEX_EQUATIONS
 from pbkern.fuse.simplify.driver import retrace
 
@@ -52,7 +52,7 @@ def _masks(jaxpr: jex.Jaxpr) -> dict:
     """Value -> the few equations, in order, that compute it from indices only."""
     made: dict = {}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in OF_TESTS and all(
+        if is_of_index_tests(eqn.primitive.name) and all(
             isinstance(var, jex.Literal) or var in made for var in eqn.invars
         ):
             before = [

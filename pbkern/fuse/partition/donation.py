@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
-from pbkern.fuse.access.rules import ELEMENTWISE
 from pbkern.fuse.graph import Inner, Node
 from pbkern.fuse.tiling.block_search import Schedule
 

@@ -19,7 +19,7 @@ group.
 from __future__ import annotations
 
 from pbkern.core.jaxprs import leading_to
-from pbkern.fuse.access.rules import ELEMENTWISE
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.cost.kinds import VIEWS, is_heavy
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
@@ -29,14 +29,15 @@ MOST_INDEX_EQUATIONS = 16
 # The most modelled time of the readers after the duplication, relative to before. Source: not
 # recorded.
 DUPLICATION_SLACK = 1.25
-SIMPLE = ELEMENTWISE | VIEWS | {"iota"}
 
 
 def duplicate_masks(parts) -> None:
     """Duplicates functions of indices of `parts`, a Partitioner, into the groups that read them."""
     for group in [node for node in parts.nodes if node.kind == "group" and not node.reads()]:
         names = {eqn.primitive.name for eqn in group.eqns}
-        if len(group.eqns) <= MOST_INDEX_EQUATIONS and names <= SIMPLE and names & ELEMENTWISE:
+        arithmetic = names & ELEMENTWISE.keys()
+        is_simple = names <= arithmetic | VIEWS
+        if len(group.eqns) <= MOST_INDEX_EQUATIONS and is_simple and arithmetic:
             _copy(parts, group)
 
 

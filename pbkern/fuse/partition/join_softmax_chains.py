@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pbkern.core.jaxprs import atoms
-from pbkern.fuse.access.rules import ELEMENTWISE
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS
 
 if TYPE_CHECKING:

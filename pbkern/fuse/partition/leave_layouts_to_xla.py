@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from jax.extend import core as jex
 
-from pbkern.fuse.cost.kinds import OF_TESTS, VIEWS, nbytes
+from pbkern.fuse.cost.kinds import VIEWS, is_of_index_tests, nbytes
 from pbkern.fuse.graph import Node
 
 # Most bytes written by layout operations other than transposes beside LAPACK: kernels write on all
@@ -80,7 +80,7 @@ def _computes_no_values(node: Node) -> bool:
     for eqn in node.eqns:
         name = eqn.primitive.name
         if all(isinstance(var, jex.Literal) or var in indices for var in eqn.invars) and (
-            name in VIEWS or name in OF_TESTS
+            is_of_index_tests(name)
         ):
             indices.update(eqn.outvars)
         elif name not in VIEWS and name != "select_n":

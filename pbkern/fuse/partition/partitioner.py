@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import Unfusable
-from pbkern.fuse.access.rules import ELEMENTWISE, MAX_EXTENT, NeedsWhole, is_long, rules
+from pbkern.fuse.access.rules import MAX_EXTENT, NeedsWhole, is_long, rules
 from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
 from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS, is_heavy, nbytes
@@ -319,7 +320,7 @@ class Partitioner:
             )
         shape = eqn.outvars[0].aval.shape
         names = {consumer.primitive.name for consumer in (eqn, *consumers)} - {"slice"}
-        return names <= ELEMENTWISE and all(
+        return names <= ELEMENTWISE.keys() and all(
             consumer.outvars[0].aval.shape == shape for consumer in consumers
         )
 

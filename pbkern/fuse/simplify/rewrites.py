@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.body_rewrites.numpy_primitives import SAID_OTHERWISE
 from pbkern.dsl.body_rewrites.numpy_primitives import rewrite as said_otherwise
@@ -118,53 +119,10 @@ def _select(eqn, operands):
     return None
 
 
-def _quotient(x, y):
-    """Integers round towards zero; None for division by zero."""
-    if jax.numpy.issubdtype(x.dtype, np.inexact):
-        return np.divide(x, y)
-    x, y = int(x), int(y)
-    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) if y else None
-
-
-def _remainder(x, y):
-    """Has the sign of x; None for integers by zero."""
-    return np.fmod(x, y) if y or jax.numpy.issubdtype(x.dtype, np.inexact) else None
-
-
-def _extremum(choose: Callable) -> Callable:
-    """None for two zeros: if their signs differ, NumPy takes either."""
-    return lambda x, y: choose(x, y) if x or y else None
-
-
-def _clamped(low, x, high):
-    """None for zero: NumPy takes its sign from either."""
-    value = np.clip(x, low, high)
-    return value if value or np.issubdtype(x.dtype, np.integer) else None
-
-
-# Primitive -> NumPy function of scalars; a result of None keeps the equation.
-FOLDED = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": _quotient,
-    "rem": _remainder,
-    "neg": np.negative,
-    "max": _extremum(np.maximum),
-    "min": _extremum(np.minimum),
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.invert,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "gt": np.greater,
-    "lt": np.less,
-    "ge": np.greater_equal,
-    "le": np.less_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "clamp": _clamped,
-}
+# Primitives of rank-0 constants that are computed while simplifying.
+FOLDED = frozenset(
+    "add sub mul div rem neg max min and or not floor ceil gt lt ge le eq ne clamp".split()
+)
 
 
 def _fold_scalars(eqn, operands):
@@ -174,10 +132,9 @@ def _fold_scalars(eqn, operands):
         for operand in operands
     ):
         return None
+    row, dtype = ELEMENTWISE[eqn.primitive.name], eqn.outvars[0].aval.dtype
     try:
-        with np.errstate(all="ignore"):
-            value = FOLDED[eqn.primitive.name](*operands)
-        return None if value is None else [np.asarray(value).astype(eqn.outvars[0].aval.dtype)]
+        return [row.evaluated(operands, eqn.params, dtype)]
     except TypeError:  # an element type without this operation in NumPy
         return None
 
@@ -349,7 +306,6 @@ REWRITES: dict[str, Rewrite] = {
     "convert_element_type": _convert,
     "stop_gradient": _same,
     "copy": _same,
-    "copy_p": _same,
     "optimization_barrier": lambda eqn, operands: list(operands),
     "device_put": lambda eqn, operands: (
         None if any(device is not None for device in eqn.params["devices"]) else list(operands)

@@ -20,7 +20,6 @@ SPREADING = {
     "slice",
     "rev",
     "copy",
-    "copy_p",
 }
 # Rewrites compute a scalar from scalars.
 FOLDING = {*FOLDED, "convert_element_type", "select_n"}

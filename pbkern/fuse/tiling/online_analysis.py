@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.process.context_values import during
 from pbkern.fuse.access.dimension_map import MOVING, Places, moved
-from pbkern.fuse.access.rules import ELEMENTWISE
 
 # Columns of a chunk: enough for deep products, few enough that a hundred rows of them stay in L2.
 CHUNK_COLUMNS = 512

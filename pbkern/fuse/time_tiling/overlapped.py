@@ -19,8 +19,9 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable
-from pbkern.fuse.access.rules import ELEMENTWISE, NeedsWhole, whole
+from pbkern.fuse.access.rules import NeedsWhole, whole
 from pbkern.fuse.cost.kinds import SINGLE_PASS, VIEWS, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
 from pbkern.fuse.graph import Edge, Inner, Node, Partition

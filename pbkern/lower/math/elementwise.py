@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.ops.elementwise_row import kind_of
 from pbkern.core.rules import RuleTable
 from pbkern.lower.mlir.element_types import BITS, ELEMENTS, SUB_BYTE, is_float, storage_el
 from pbkern.lower.mlir.ops import Builder, Ssa
@@ -39,40 +41,6 @@ class EqnInfo:
 
 
 RULES: RuleTable[Callable[..., Ssa]] = RuleTable("elementwise")
-_KINDS: dict[str, str] = {}  # primitive -> kinds of its first operand: f, i, u, b
-
-
-def _kind(dtype) -> str:
-    dtype = np.dtype(dtype)
-    if dtype.name in SUB_BYTE:
-        return "i"
-    return "f" if is_float(ELEMENTS[dtype.name][0]) else dtype.kind
-
-
-# What needs no reduction to the width of an integer that is narrower than its register.
-_ON_SUB_BYTE = (
-    "convert_element_type",
-    "select_n",
-    "max",
-    "min",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "copy",
-    "copy_p",
-    "and",
-    "or",
-    "xor",
-)
-
-
-def register(kinds: str, *names: str):
-    """Registers a rule for first operands of these kinds (f: float, i: int, u: unsigned, b: bool)."""
-    _KINDS.update(dict.fromkeys(names, kinds))
-    return RULES.register(*names)
 
 
 def supports(primitive: str, in_dtypes, out_dtype) -> bool:
@@ -80,56 +48,56 @@ def supports(primitive: str, in_dtypes, out_dtype) -> bool:
     dtypes = [np.dtype(dtype) for dtype in (*in_dtypes, out_dtype)]
     if primitive not in RULES or any(dtype.name not in ELEMENTS for dtype in dtypes):
         return False
-    if any(dtype.name in SUB_BYTE for dtype in dtypes) and primitive not in _ON_SUB_BYTE:
+    row = ELEMENTWISE[primitive]
+    if any(dtype.name in SUB_BYTE for dtype in dtypes) and not row.on_sub_byte:
         return False
     if primitive == "bitcast_convert_type":
         bits = {BITS[storage_el(dtype)] for dtype in dtypes}
         return len(bits) == 1 and not any(dtype.kind == "b" for dtype in dtypes)
-    operand = dtypes[1] if primitive in ("select_n", "clamp") else dtypes[0]
-    return _kind(operand) in _KINDS[primitive]
+    return kind_of(dtypes[row.deciding_operand]) in row.kinds
 
 
 # ---------------------------------------------------------------------- families
 
-for _name, _kinds in {"add": "fiu", "add_any": "fiu", "sub": "fiu", "mul": "fiu"}.items():
-    _method = {"add_any": "add"}.get(_name, _name)
-    register(_kinds, _name)(lambda b, eqn, x, y, _op=_method: getattr(b, _op)(x, y))
+for _name, _op in {
+    "add": "add",
+    "add_any": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "and": "and_",
+    "or": "or_",
+    "xor": "xor",
+}.items():
+    RULES.register(_name)(lambda b, eqn, x, y, _op=_op: getattr(b, _op)(x, y))
 
-for _name, _op in {"and": "and_", "or": "or_", "xor": "xor"}.items():
-    register("iub", _name)(lambda b, eqn, x, y, _op=_op: getattr(b, _op)(x, y))
-
-for _name, _kinds, _op in (
-    ("max", "fiub", "max"),
-    ("min", "fiub", "min"),
-    ("mulhi", "iu", "mul_high"),
-):
-    register(_kinds, _name)(
+for _name, _op in {"max": "max", "min": "min", "mulhi": "mul_high"}.items():
+    RULES.register(_name)(
         lambda b, eqn, x, y, _op=_op: getattr(b, _op)(x, y, unsigned=eqn.unsigned)
     )
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    register("fiub", _name)(lambda b, eqn, x, y, _op=_name: b.cmp(_op, x, y, unsigned=eqn.unsigned))
+    RULES.register(_name)(lambda b, eqn, x, y, _op=_name: b.cmp(_op, x, y, unsigned=eqn.unsigned))
 
 for _name, _op in {
     "shift_left": "shl",
     "shift_right_logical": "shr",
     "shift_right_arithmetic": "sar",
 }.items():
-    register("iu", _name)(lambda b, eqn, x, n, _op=_op: b.shift(_op, x, n))
+    RULES.register(_name)(lambda b, eqn, x, n, _op=_op: b.shift(_op, x, n))
 
-for _name, _kinds, _op in (
-    ("neg", "fiu", "neg"),
-    ("floor", "f", "floor"),
-    ("ceil", "f", "ceil"),
-    ("sqrt", "f", "sqrt"),
-    ("not", "iub", "not_"),
-    ("population_count", "iu", "population_count"),
-    ("clz", "iu", "count_leading_zeros"),
-):
-    register(_kinds, _name)(lambda b, eqn, x, _op=_op: getattr(b, _op)(x))
+for _name, _op in {
+    "neg": "neg",
+    "floor": "floor",
+    "ceil": "ceil",
+    "sqrt": "sqrt",
+    "not": "not_",
+    "population_count": "population_count",
+    "clz": "count_leading_zeros",
+}.items():
+    RULES.register(_name)(lambda b, eqn, x, _op=_op: getattr(b, _op)(x))
 
 
-@register("iu", "in_range")
+@RULES.register("in_range")
 def _in_range(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """One comparison of numbers without signs: y - low is less than high - low exactly for those in the range."""
     low, high = eqn.params["low"], eqn.params["high"]
@@ -147,31 +115,31 @@ def _in_range(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return found
 
 
-register("fiub", "copy", "copy_p", "stop_gradient")(lambda b, eqn, x: x)
-register("fiu", "square")(lambda b, eqn, x: b.mul(x, x))
+RULES.register("copy", "stop_gradient")(lambda b, eqn, x: x)
+RULES.register("square")(lambda b, eqn, x: b.mul(x, x))
 
 
 # ---------------------------------------------------------------------- arithmetic
 
 
-@register("fiu", "div")
+@RULES.register("div")
 def _div(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     return b.div(x, y, unsigned=eqn.unsigned)
 
 
-@register("fiu", "rem")
+@RULES.register("rem")
 def _rem(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     if is_float(x.el):
-        return functions.BINARY["fmod"](b, x, y)
+        return functions.BINARY["rem"](b, x, y)
     return b.rem(x, y, unsigned=eqn.unsigned)
 
 
-@register("fiu", "abs")
+@RULES.register("abs")
 def _abs(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return x if eqn.unsigned else b.abs(x)
 
 
-@register("fiu", "sign")
+@RULES.register("sign")
 def _sign(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """-1, 0 or 1; NaN and both float zeros are their own sign."""
     zero = b.c(0, x.el)
@@ -181,7 +149,7 @@ def _sign(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return positive if eqn.unsigned else b.or_(positive, b.sar(x, b.c(BITS[x.el] - 1, x.el)))
 
 
-@register("fiu", "integer_pow")
+@RULES.register("integer_pow")
 def _integer_pow(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Square and multiply; a negative exponent inverts the result, as XLA does."""
     exponent = eqn.params["y"]
@@ -197,7 +165,7 @@ def _integer_pow(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return b.div(b.c(1, x.el), result) if exponent < 0 else result
 
 
-@register("f", "round")
+@RULES.register("round")
 def _round(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Ties away from zero (0) or to even (1)."""
     if int(eqn.params["rounding_method"]) == 1:
@@ -210,7 +178,7 @@ def _round(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
 # ---------------------------------------------------------------------- comparison and choice
 
 
-@register("fiub", "select_n")
+@RULES.register("select_n")
 def _select_n(b: Builder, eqn: EqnInfo, which: Ssa, *cases: Ssa) -> Ssa:
     """The case numbered `which`: false, true, or an integer."""
     if which.el == "i1":
@@ -221,7 +189,7 @@ def _select_n(b: Builder, eqn: EqnInfo, which: Ssa, *cases: Ssa) -> Ssa:
     return result
 
 
-@register("fiu", "clamp")
+@RULES.register("clamp")
 def _clamp(b: Builder, eqn: EqnInfo, low: Ssa, x: Ssa, high: Ssa) -> Ssa:
     """min(max(x, low), high); NaN anywhere gives NaN."""
     unsigned = eqn.in_dtypes[1].kind == "u"
@@ -243,10 +211,10 @@ def _total_order(predicate: str):
 
 
 for _name in ("eq", "le", "lt"):
-    register("fiub", f"{_name}_to")(_total_order(_name))
+    RULES.register(f"{_name}_to")(_total_order(_name))
 
 
-@register("f", "is_finite")
+@RULES.register("is_finite")
 def _is_finite(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """For float16 and bfloat16: whether rounding to them stays finite."""
     bound = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}.get(
@@ -258,12 +226,12 @@ def _is_finite(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
 # ---------------------------------------------------------------------- bits and conversions
 
 
-@register("fiub", "convert_element_type")
+@RULES.register("convert_element_type")
 def _convert(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return b.convert(x, eqn.in_dtypes[0], eqn.out_dtype)
 
 
-@register("fiu", "bitcast_convert_type")
+@RULES.register("bitcast_convert_type")
 def _bitcast(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     stored = b.to_storage(x, eqn.in_dtypes[0])
     return b.from_storage(b.bitcast(stored, storage_el(eqn.out_dtype)), eqn.out_dtype)
@@ -281,7 +249,7 @@ def _as_rounded(b: Builder, x: Ssa) -> Ssa:
     )
 
 
-@register("f", "reduce_precision")
+@RULES.register("reduce_precision")
 def _reduce_precision(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     """Rounds to fewer exponent and mantissa bits; what is subnormal in the smaller format becomes zero."""
     dtype = eqn.in_dtypes[0]
@@ -309,7 +277,7 @@ def _reduce_precision(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
     return b.select(b.is_nan(x), x, rounded)
 
 
-@register("f", "nextafter")
+@RULES.register("nextafter")
 def _nextafter(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     """The neighbour of x towards y: bits + 1 away from zero, bits - 1 towards it.
 
@@ -339,15 +307,15 @@ def _nextafter(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
 # ---------------------------------------------------------------------- functions of vector_math
 
 for _name, _function in functions.UNARY.items():
-    register("f", _name)(lambda b, eqn, x, _f=_function: _f(b, x))
+    RULES.register(_name)(lambda b, eqn, x, _f=_function: _f(b, x))
 
 
-@register("f", "atan2")
+@RULES.register("atan2")
 def _atan2(b: Builder, eqn: EqnInfo, y: Ssa, x: Ssa) -> Ssa:
     return functions.BINARY["atan2"](b, y, x)
 
 
-@register("f", "pow")
+@RULES.register("pow")
 def _pow(b: Builder, eqn: EqnInfo, x: Ssa, y: Ssa) -> Ssa:
     if not is_float(y.el):  # as JAX: the exponent becomes a float of x's type
         y = b.int_to_float(y, x.el, unsigned=eqn.in_dtypes[1].kind in "ub")

@@ -18,6 +18,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
+from pbkern.core.ops.elementwise_row import rounded
 from pbkern.dsl.interpret import poison
 from pbkern.lower.nest.ir import Accumulator, Const, Gather, IndexValue, InRange, Load, Shifted
 
@@ -84,7 +85,7 @@ def _sort(sort: Sort, memory: NestMemory) -> None:
     """Stable, by the first keys; NaN last, -0 equal to 0, subnormal numbers too."""
     keys: list[np.ndarray] = []
     for buffer in sort.buffers[: sort.num_keys]:
-        key = numpy_ops.rounded(memory.read(buffer), numpy_ops.register_dtype(buffer.dtype))
+        key = rounded(memory.read(buffer), numpy_ops.register_dtype(buffer.dtype))
         if key.dtype.kind == "f":
             small = np.abs(key) < np.finfo(key.dtype).tiny
             keys += [np.isnan(key), np.where(small, 0, key)]
@@ -332,7 +333,7 @@ def _write(stores: Sequence[Store], at: _Points) -> None:
             ]
         )
     for store, (flat, value) in zip(stores, ready):
-        at.memory.flat(store.buf)[flat] = numpy_ops.rounded(value, store.buf.dtype)
+        at.memory.flat(store.buf)[flat] = rounded(value, store.buf.dtype)
 
 
 # ---------------------------------------------------------------- do points meet?

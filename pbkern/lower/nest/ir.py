@@ -21,6 +21,8 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
+from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.ops.elementwise_row import TRUTH
 
 from .instructions import ProductInstruction
 
@@ -37,10 +39,6 @@ MAX_HEIGHT = 160
 BOOL = np.dtype(bool)
 INT32 = np.dtype(np.int32)
 FLOAT32 = np.dtype(np.float32)
-# Primitives whose result is a truth value, whatever their operands are.
-TESTS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "lt_to", "le_to", "is_finite"))
-# Primitives whose result has the type of their second operand.
-TYPED_BY_SECOND = frozenset(("select_n", "clamp"))
 # Parameters that the text of an operation leaves out: the node's type says the first, no code depends on the others.
 UNWRITTEN_PARAMS = frozenset(("new_dtype", "sharding", "weak_type"))
 # Types of constants that are written without one, by kind.
@@ -54,11 +52,11 @@ def typed(dtype: np.dtype, expected: np.dtype | None) -> str:
 
 def result_type(primitive: str, args: Sequence[Expr]) -> np.dtype | None:
     """The type that the text of an operation leaves out."""
-    if primitive in TESTS:
+    row = ELEMENTWISE.get(primitive)
+    if row is not None and row.result is TRUTH:
         return BOOL
-    if primitive in TYPED_BY_SECOND:
-        return args[1].dtype
-    return args[0].dtype if args else None
+    deciding = 0 if row is None else row.deciding_operand
+    return args[deciding].dtype if len(args) > deciding else None
 
 
 @dataclass(frozen=True, eq=False)

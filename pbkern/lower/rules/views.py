@@ -327,7 +327,7 @@ def index_value(shape, dtype, at, builder) -> Lazy:
     return Lazy(shape, dtype, (), lambda ix: (), combine, index_only=True)
 
 
-@VIEWS.register("copy", "copy_p", "stop_gradient", "optimization_barrier")
+@VIEWS.register("copy", "stop_gradient", "optimization_barrier")
 def _copy(builder, eqn, ins):
     return ins[0]
 

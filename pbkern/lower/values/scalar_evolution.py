@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.dsl.interpret import NUMPY_RULES
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.lower.nest.index_tests import Folder, interval
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange, Op, nodes
 
@@ -23,45 +23,6 @@ from .values import Lazy, Literal, Value
 MOST_SCALAR_HEIGHT = 24
 # Grid indices and counters that are tried.
 MOST_TRIED_POINTS = 1 << 14
-
-
-class _Undefined(Exception):
-    """A quotient by zero, a shift by too much."""
-
-
-def _quotient(params, dividend, divisor):
-    """Rounded toward zero, as XLA does."""
-    if np.any(np.equal(divisor, 0)):
-        raise _Undefined
-    return (
-        np.abs(dividend)
-        // np.abs(divisor)
-        * np.where(np.less(dividend, 0) == np.less(divisor, 0), 1, -1)
-    )
-
-
-def _shift(f):
-    def shifted(params, value, count):
-        if np.any(np.less(count, 0)) or np.any(
-            np.greater_equal(count, 8 * np.asarray(value).dtype.itemsize)
-        ):
-            raise _Undefined
-        return f(value, count)
-
-    return shifted
-
-
-RULES = NUMPY_RULES | {
-    "div": _quotient,
-    "rem": lambda params, dividend, divisor: (
-        dividend - _quotient(params, dividend, divisor) * divisor
-    ),
-    "sign": lambda params, operand: np.sign(operand),
-    "clamp": lambda params, low, x, high: np.minimum(np.maximum(x, low), high),
-    "shift_left": _shift(np.left_shift),
-    "shift_right_arithmetic": _shift(np.right_shift),
-    "convert_element_type": lambda params, operand: operand,
-}
 
 
 def known(builder, value: Value) -> Expr | None:
@@ -127,15 +88,14 @@ def bounds_of(builder, expr: Expr) -> tuple[int, int] | None:
     return None if found is None or not found.size else (int(found.min()), int(found.max()))
 
 
+def _is_known(primitive: str) -> bool:
+    """Whether values may be computed before the kernel runs: the same as it computes, and without a report."""
+    row = ELEMENTWISE.get(primitive)
+    return row is not None and row.meaning is not None and row.is_exact and not row.reports
+
+
 def values_at(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Values of an expression of integers at all points of `symbols`; None if it loads, or is not defined at one."""
-    try:
-        return _values(expr, symbols)
-    except _Undefined:
-        return None
-
-
-def _values(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Values of an expression of integers at all points of `symbols`; None if it loads."""
     made: dict[int, np.ndarray] = {}
     for node in nodes([expr]):
         args = [made[id(arg)] for arg in node.args]
@@ -148,9 +108,9 @@ def _values(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
             )
             if isinstance(node, InRange):
                 found = (node.low <= found) & (found < node.high)
-        elif isinstance(node, Op) and node.info.primitive in RULES:
-            with np.errstate(over="ignore"):
-                found = RULES[node.info.primitive](node.info.params, *args)
+        elif isinstance(node, Op) and _is_known(node.info.primitive):
+            info = node.info
+            found = ELEMENTWISE[info.primitive].computed(args, info.params, info.out_dtype)
         else:
             return None
         made[id(node)] = np.asarray(found).astype(node.dtype)

@@ -9,17 +9,18 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.machine import LINE_BYTES, Machine
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.access.blocks import Step, volume
-from pbkern.fuse.access.rules import ELEMENTWISE, block_shape
+from pbkern.fuse.access.rules import block_shape
 from pbkern.fuse.access.scatter import share
 from pbkern.fuse.cost.kinds import (
     CONTRACTIONS,
     LOOKUPS,
-    OF_TESTS,
     RENAMED,
     VIEWS,
     contracted_size,
+    is_of_index_tests,
     itemsize,
     nbytes,
     recompute_of,
@@ -115,7 +116,7 @@ def step_price(step: Step, machine: Machine) -> Price:
         _limit_seconds(step, machine),
         volume(step.out) * itemsize(eqn.outvars[0]),
         tuple(var for var in eqn.invars if not isinstance(var, jex.Literal)),
-        name in OF_TESTS,
+        is_of_index_tests(name),
         name in ELEMENTWISE or name in RENAMED,
         name in ELEMENTWISE or name in VIEWS,
         share(eqn, step.out) if name in SCATTERS else None,

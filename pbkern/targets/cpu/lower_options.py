@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pbkern.core.machine import LINE_BYTES
+from pbkern.core.ops.elementwise import PriceTable
 from pbkern.lower.build_options import BuildOptions, SortScratch
 from pbkern.targets.costs.sorts import LONGEST_REGISTER_LINE, MOST_NETWORK_OPERATIONS
 from pbkern.targets.cpu.math.op_cycles import COST
@@ -35,7 +35,7 @@ class LowerOptions(BuildOptions):
       stream_traffic: if operands and results are more than this many bytes.
     """
 
-    op_costs: Mapping[str, float] = field(default_factory=lambda: COST, hash=False, repr=False)
+    op_costs: PriceTable = field(default=COST, hash=False, repr=False)
     short_row: int = 64
     sort_scratch: SortScratch = RadixScratch()
     short_line: int = LONGEST_REGISTER_LINE

@@ -138,7 +138,5 @@ def _cost_of_point(nest: Nest, apart: set[str]) -> float:
             or any(own[id(arg)] for arg in expr.args)
         )
     return sum(
-        COST.get(node.info.primitive, 1.0)
-        for node in behind
-        if isinstance(node, Op) and own[id(node)]
+        COST[node.info.primitive] for node in behind if isinstance(node, Op) and own[id(node)]
     )

@@ -258,7 +258,7 @@ def _points_in_turn(nest: Nest) -> int:
     ops = [node.info.primitive for node in nest.nodes() if isinstance(node, Op)]
     if BRANCHING.intersection(ops):
         return 4 if len(ops) < FEW_OPS else 2 if len(ops) < MANY_OPS else 1
-    work = sum(COST.get(primitive, 1.0) for primitive in ops)
+    work = sum(COST[primitive] for primitive in ops)
     return 4 if work < LONG_CHAIN_OPERATIONS else 2 if work < 2 * LONG_CHAIN_OPERATIONS else 1
 
 

@@ -133,7 +133,7 @@ class Visits:
             and len(parts(expr, point, self.sched.vector, self.sched.lanes)) > 1
             for expr, point in values
         )
-        every = sum(COST.get(name, 1.0) for name in names) - both + shuffles
+        every = sum(COST[name] for name in names) - both + shuffles
         return max(every / OPERATIONS, sums - both + shuffles / 2, products)
 
     def _visit(self, known: dict) -> dict[tuple, tuple[Expr, Point]]:

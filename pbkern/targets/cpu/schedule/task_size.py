@@ -65,7 +65,7 @@ def _cycles(jaxpr: jex.Jaxpr) -> float:
         elif name.startswith(("reduce", "arg", "cum")):
             total += math.prod(array_aval(eqn.invars[0]).shape) / ROUGH_LANES
         else:
-            total += size * COST.get(name, 1.0) / ROUGH_LANES
+            total += size * COST.get(name, 1.0) / ROUGH_LANES  # others move elements
     return total
 
 

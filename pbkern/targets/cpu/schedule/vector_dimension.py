@@ -64,10 +64,7 @@ def register_bits(nest: Nest, along: str | None = None) -> int:
 def is_long_point(nest: Nest) -> bool:
     """Whether one point of the reductions is so much work that out-of-order execution overlaps few of them; more only spill."""
     inside = Nest({}, reductions=nest.reductions).nodes()
-    return (
-        sum(COST.get(expr.info.primitive, 1.0) for expr in inside if isinstance(expr, Op))
-        >= LONG_POINT
-    )
+    return sum(COST[expr.info.primitive] for expr in inside if isinstance(expr, Op)) >= LONG_POINT
 
 
 # Reductions of floats whose results depend on the order of the elements.
