@@ -21,9 +21,9 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
+from pbkern.lower.nest.conditions.index_tests import BOOL
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.draft import NestDraft
-from pbkern.lower.nest.index_tests import BOOL
 from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Store
 from pbkern.lower.rules import control_flow, ref_effects
 from pbkern.lower.rules.contractions import CONTRACTIONS

@@ -30,8 +30,8 @@ from pbkern.lower.grid.parallelism import GridDimension, grid_dimensions
 from pbkern.lower.grid.scratch_resets import restarting_dimension
 from pbkern.lower.mlir.element_types import ELEMENTS, SUB_BYTE
 from pbkern.lower.nest import interpret, ir
+from pbkern.lower.nest.conditions.index_tests import Bounds
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.index_tests import Bounds
 from pbkern.lower.nest.interpret import NestMemory
 from pbkern.lower.nest.ir import Buf, Let, Names, Stmt
 from pbkern.lower.nest.verify import verify

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pbkern.core.affine import Affine
 from pbkern.core.jaxprs import equations
 from pbkern.dsl.kernel import Kernel
-from pbkern.lower.nest.index_tests import Bounds, interval
+from pbkern.lower.nest.conditions.index_tests import Bounds, interval
 from pbkern.lower.values.values import Index
 
 # Equations in all variants together, where more than two.

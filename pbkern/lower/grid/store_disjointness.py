@@ -23,8 +23,8 @@ from pbkern.core.jaxprs import equations
 from pbkern.dsl.kernel import Kernel, Squeezed
 from pbkern.lower.build import BodyBuilder
 from pbkern.lower.build_options import BuildOptions
+from pbkern.lower.nest.conditions.index_tests import interval
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.index_tests import interval
 from pbkern.lower.nest.ir import Buf, Gather, Let, Load, Nest, Sort, Stmt, every, nodes
 from pbkern.lower.operand_buffers import operand_buffers
 from pbkern.lower.rules.views import index_value

@@ -10,7 +10,7 @@ import numpy as np
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math.elementwise import EqnInfo
 
-from .collapse_dims import Aliases
+from .edit.collapse_dims import Aliases
 from .ir import Buf, Expr, Names, Op, Pool
 
 BOOL = np.dtype(bool)

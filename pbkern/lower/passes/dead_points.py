@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.lower.nest.conditions.index_tests import BOOL, Bounds, Folder, interval
+from pbkern.lower.nest.conditions.mask_intervals import mask_span
 from pbkern.lower.nest.edit.rename import renamed
-from pbkern.lower.nest.index_tests import BOOL, Bounds, Folder, interval
 from pbkern.lower.nest.ir import (
     Buf,
     Const,
@@ -40,7 +41,6 @@ from pbkern.lower.nest.ir import (
     nodes,
     with_bodies,
 )
-from pbkern.lower.nest.mask_intervals import mask_span
 from pbkern.lower.values.values import ZERO
 
 # Rounds until it is known how far buffers are needed: what moves along scratch step by step would

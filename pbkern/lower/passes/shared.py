@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pbkern.core.passes import Pass
+from pbkern.lower.nest.conditions.index_tests import decide_index_tests
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.index_tests import decide_index_tests
 from pbkern.lower.nest.ir import Stmt
 
 from .merge_nests import MergeNests, without_unread

@@ -13,7 +13,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import ELEMENTS
-from pbkern.lower.nest.index_tests import BOOL, Folder
+from pbkern.lower.nest.conditions.index_tests import BOOL, Folder
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, Pool
 from pbkern.lower.values.scalar_evolution import known, simplified
 from pbkern.lower.values.values import (

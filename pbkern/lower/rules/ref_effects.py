@@ -15,7 +15,7 @@ from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
 from pbkern.dsl.primitives.ref_access import GatheredIndex, Range, ref_access
-from pbkern.lower.nest.index_tests import BOOL, interval
+from pbkern.lower.nest.conditions.index_tests import BOOL, interval
 from pbkern.lower.nest.ir import Expr, For, If, Let, Nest, Pool, Stmt, Store
 from pbkern.lower.values.affine_index_arrays import (
     AffineArray,

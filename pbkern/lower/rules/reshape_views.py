@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.core.ops.reshape import segments
-from pbkern.lower.nest.collapse_dims import Aliases
+from pbkern.lower.nest.edit.collapse_dims import Aliases
 from pbkern.lower.values.values import ZERO, Index, Stored
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.index_tests import Folder, interval
+from pbkern.lower.nest.conditions.index_tests import Folder, interval
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange
 
 from .dynamic_strides import UNKNOWN, Steps, steps_along

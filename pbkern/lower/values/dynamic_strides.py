@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pbkern.lower.nest.index_tests import UNBOUNDED
+from pbkern.lower.nest.conditions.index_tests import UNBOUNDED
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange, Load, Op
 
 ORDERS = ("lt", "le", "gt", "ge")

@@ -14,7 +14,7 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.ops.elementwise import ELEMENTWISE
-from pbkern.lower.nest.index_tests import Folder, interval
+from pbkern.lower.nest.conditions.index_tests import Folder, interval
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange, Op, nodes
 
 from .values import Lazy, Literal, Value

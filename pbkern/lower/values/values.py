@@ -18,7 +18,7 @@ from pbkern.lower.nest.ir import Buf, Expr, Pool
 Index = tuple[Affine, ...]
 ZERO = Affine()
 # Vector operations per element of a select on index tests: nests are cut at them
-# (lower/nest/index_tests.py), few points pay.
+# (lower/nest/conditions/index_tests.py), few points pay.
 TEST_COST = 0.4
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pbkern.core.passes import Pass
 from pbkern.lower.nest import effects
-from pbkern.lower.nest.collapse_dims import collapse
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies
 from pbkern.targets.cpu.locality.cache_blocking import block_for_caches
 from pbkern.targets.cpu.locality.in_place_stores import store_in_place

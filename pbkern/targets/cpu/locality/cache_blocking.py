@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.edit.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled

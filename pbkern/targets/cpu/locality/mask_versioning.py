@@ -23,8 +23,15 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.grid import block_shift
+from pbkern.lower.nest.conditions.index_tests import (
+    BOOL,
+    MIN_POINTS,
+    UNBOUNDED,
+    Bounds,
+    Folder,
+    simplified,
+)
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS, UNBOUNDED, Bounds, Folder, simplified
 from pbkern.lower.nest.ir import Const, Expr, For, If, InRange, Let, Nest, Op, Stmt, with_bodies
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 from pbkern.targets.cpu.lower_options import LowerOptions

@@ -21,8 +21,8 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.conditions.mask_intervals import MaskSpan, live_span, outside
 from pbkern.lower.nest.ir import Buf, Const, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
-from pbkern.lower.nest.mask_intervals import MaskSpan, live_span, outside
 from pbkern.targets.costs.sizes import MASK_STRIP
 
 from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, Trips, inside, nests_of, runs

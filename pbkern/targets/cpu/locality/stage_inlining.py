@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pbkern.core.affine import Affine
 from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.collapse_dims import Aliases, collapse
 from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Pool, Shifted, Stmt, Store, nodes
 from pbkern.lower.passes.unroll_small_dims import sums_as_expressions

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pbkern.core.passes import PassRecord, threshold
+from pbkern.lower.nest.conditions.index_tests import BOOL, MIN_POINTS
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.index_tests import BOOL, MIN_POINTS
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,

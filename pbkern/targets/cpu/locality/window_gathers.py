@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import is_written
+from pbkern.lower.nest.conditions.index_tests import MIN_POINTS, Bounds, Folder
 from pbkern.lower.nest.edit.rename import renamed
-from pbkern.lower.nest.index_tests import MIN_POINTS, Bounds, Folder
 from pbkern.lower.nest.ir import (
     Expr,
     For,

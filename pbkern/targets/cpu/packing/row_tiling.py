@@ -5,7 +5,7 @@ cannot be walked as one line because of `scale`. Of as many rows as a vector has
 vectors see the same parts of `scale`:
 
     scales[l, c] = scale[c]                                  for l < 16: three vectors
-    out[16 i + l, c] = in[16 i + l, c] * scales[l, c]        (l, c) walked as one (lower/nest/collapse_dims.py)
+    out[16 i + l, c] = in[16 i + l, c] * scales[l, c]        (l, c) walked as one (lower/nest/edit/collapse_dims.py)
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pbkern.core.passes import Pass
-from pbkern.lower.nest.collapse_dims import collapse
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Nest, Stmt, with_bodies
 from pbkern.targets.simt.options import ThreadOptions
 

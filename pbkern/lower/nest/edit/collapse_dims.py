@@ -11,9 +11,19 @@ import itertools
 import math
 
 from pbkern.core.affine import Affine
-
-from .addresses import flat_index
-from .ir import Buf, Expr, Gather, IndexValue, InRange, Load, Nest, Pool, Shifted, Store
+from pbkern.lower.nest.addresses import flat_index
+from pbkern.lower.nest.ir import (
+    Buf,
+    Expr,
+    Gather,
+    IndexValue,
+    InRange,
+    Load,
+    Nest,
+    Pool,
+    Shifted,
+    Store,
+)
 
 Access = tuple[Buf, tuple, bool]
 

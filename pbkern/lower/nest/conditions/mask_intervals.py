@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.lower.nest.ir import Accumulator, Expr, Gather, InRange, Load, Nest, Op, Pool, nodes
 
 from .index_tests import BOOL, UNBOUNDED
-from .ir import Accumulator, Expr, Gather, InRange, Load, Nest, Op, Pool, nodes
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,23 @@ from dataclasses import replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-
-from .addresses import is_written
-from .edit.part import part
-from .ir import Const, Expr, For, Gather, If, IndexValue, InRange, Load, Nest, Op, Pool, Stmt, While
+from pbkern.lower.nest.addresses import is_written
+from pbkern.lower.nest.edit.part import part
+from pbkern.lower.nest.ir import (
+    Const,
+    Expr,
+    For,
+    Gather,
+    If,
+    IndexValue,
+    InRange,
+    Load,
+    Nest,
+    Op,
+    Pool,
+    Stmt,
+    While,
+)
 
 BOOL = np.dtype(bool)
 Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
