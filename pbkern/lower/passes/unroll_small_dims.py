@@ -43,8 +43,9 @@ def unroll_dims(stmts: Sequence[Stmt], context) -> list[Stmt]:
                 isinstance(statement, Nest)
                 and (dim := _dimension_over(statement, axes)) is not None
             ):
-                out[at] = unrolled(statement, dim, context.pool)
-                changed.append(out[at])
+                nest = unrolled(statement, dim, context.pool)
+                out[at] = nest
+                changed.append(nest)
         axes = _axes_of_components(changed)
     return out
 
