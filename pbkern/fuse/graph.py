@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from jax.extend import core as jex
 
+from pbkern.core.errors import InternalError
 from pbkern.core.jaxprs import atoms
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.tiling.block_search import Schedule
@@ -34,6 +35,13 @@ class Node:
     finish: Node | None = None
     # Memo of `reads`: equations and last stage, and the answer.
     _found: tuple = field(default=(None, None, frozenset()), init=False, repr=False)
+
+    @property
+    def own_schedule(self) -> Schedule:
+        """The schedule, of a node that is a group: each is made with one."""
+        if self.schedule is None:
+            raise InternalError(f"a node of kind `{self.kind}` has no schedule")
+        return self.schedule
 
     @property
     def seconds(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from pbkern import _jax
 from pbkern.core import jaxprs
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jax_types import Atom, array_aval
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.conditions.index_tests import BOOL
@@ -37,7 +39,7 @@ from pbkern.lower.values import materialise as decide
 from pbkern.lower.values import store_hazards
 from pbkern.lower.values.affine_index_arrays import row_steps
 from pbkern.lower.values.dynamic_strides import Steps
-from pbkern.lower.values.items import ControlItem, Item, LetItem, StoreItem
+from pbkern.lower.values.items import ControlItem, Item, LetItem, RefView, StoreItem
 from pbkern.lower.values.pending_reads import PendingReads
 from pbkern.lower.values.scalar_evolution import bounds_of, known, known_bounds, known_index
 from pbkern.lower.values.values import (
@@ -48,6 +50,7 @@ from pbkern.lower.values.values import (
     Lazy,
     Literal,
     Opaque,
+    SomeValue,
     Stored,
     Value,
     dims_index,
@@ -61,7 +64,7 @@ class BodyBuilder:
         self.context, self.pool, self.names = context, context.pool, context.names
         self.stmts: list[Stmt] = []
         self.items: list[Item] = []
-        self.refs: dict = {}
+        self.refs: dict[Any, RefView] = {}  # by variable of the jaxpr
         self.kernel: Kernel | None = None
         self.operands: tuple[Buf, ...] = ()  # the kernel's, as they were when it was launched
         self.grid: tuple[Value, ...] = ()
@@ -141,7 +144,7 @@ class BodyBuilder:
         assert tuple(eqn.outvars[0].aval.shape) == tuple(out)
         return self.new(VIEWS.lookup("pad")(self, eqn, [value, Literal((), value.dtype, fill)]))
 
-    def new(self, value: Value) -> Value:
+    def new(self, value: SomeValue) -> SomeValue:
         """Notes when a value was defined."""
         if id(value) not in self._order:
             self._order[id(value)] = (*self._prefix, len(self.items))
@@ -190,9 +193,9 @@ class BodyBuilder:
 
     # ---------------------------------------------------------------- reading a jaxpr
 
-    def read(self, env: dict, atom) -> Value:
+    def read(self, env: dict, atom: Atom) -> Value:
         if isinstance(atom, jex.Literal):
-            return Literal((), np.dtype(atom.aval.dtype), atom.val)
+            return Literal((), np.dtype(array_aval(atom).dtype), atom.val)
         return env[atom]
 
     def scan_equations(self, jaxpr: jex.Jaxpr, env: dict) -> None:
@@ -225,18 +228,17 @@ class BodyBuilder:
                 )
 
     def _inline_call(self, inner: jex.ClosedJaxpr, eqn, env: dict) -> None:
-        local = {
-            constvar: Literal((), np.dtype(captured.dtype), captured)
-            if np.ndim(captured) == 0
-            else None
-            for constvar, captured in zip(inner.jaxpr.constvars, map(np.asarray, inner.consts))
-        }
-        if any(value is None for value in local.values()):
+        captured = list(map(np.asarray, inner.consts))
+        if any(const.ndim for const in captured):
             raise UnsupportedOp(
                 "a kernel body captures an array constant",
                 at=self.line(eqn),
                 hint="pass the array to the kernel as an input",
             )
+        local: dict[jex.Var, Value] = {
+            constvar: Literal((), np.dtype(const.dtype), const)
+            for constvar, const in zip(inner.jaxpr.constvars, captured)
+        }
         for var, atom in zip(inner.jaxpr.invars, eqn.invars):
             if not isinstance(atom, jex.Literal) and atom in self.refs:
                 self.refs[var] = self.refs[atom]
@@ -355,7 +357,7 @@ class BodyBuilder:
             return self.force(value).at(self.pool, ix, guard)
         raise AssertionError(type(value))
 
-    def force(self, value: Value) -> Stored | Lazy | Value:
+    def force(self, value: Value) -> Stored:
         if isinstance(value, Opaque):
             self._make_opaque(value)
         else:
@@ -378,7 +380,7 @@ class BodyBuilder:
             self.pull(operand, tuple(i.substitute(rename.get) for i in route), None, guard, memo)
             for operand, route in zip(contract.operands, contract.routes)
         ]
-        if contract.op in ("argmax", "argmin"):
+        if contract.index_arg is not None:
             args.append(self.pool.index(contract.dtype, contract.index_arg.substitute(rename.get)))
         number = nest.add(Reduction(contract.op, tuple(args), contract.acc_dtype))
         return self.pool.accumulator(contract.acc_dtype, number)
@@ -545,7 +547,8 @@ class BodyBuilder:
             tokens[f"@{k}"] = self.clamped(start, max(limit, 0))
             index[k] = index[k] + Affine.symbol(f"@{k}")
         placed = operand.place(tuple(index))
-        located, args = [], []
+        located: list[Affine | None] = []
+        args: list[Expr] = []
         for i in placed:
             found = [symbol for symbol in i.symbols if symbol in tokens]
             if not found:
@@ -553,6 +556,7 @@ class BodyBuilder:
                 continue
             args.append(self._gathered_position(i, tokens, operand.buf.index_dtype))
             located.append(None)
+        expr: Expr
         if args:
             expr = self.pool.gather(operand.dtype, operand.buf, tuple(located), tuple(args))
         else:  # of what repeats along the dimensions that are looked up

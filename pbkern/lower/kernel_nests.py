@@ -368,11 +368,12 @@ class _Building:
         return tuple(found), Section(tuple(statements), context)
 
     def _starts(
-        self, mapping: BlockMapping, context: NestContext, statements: Sequence[Stmt]
+        self, mapping: BlockMapping, context: NestContext, statements: list[Stmt]
     ) -> tuple[Affine, ...]:
         """First element per array axis, affine in grid symbols; other index maps become statements that compute scalars."""
-        if all(start is not None for start in mapping.starts):
-            starts = (block_shift.moved(start, self.shifts) for start in mapping.starts)
+        affine = [start for start in mapping.starts if start is not None]
+        if len(affine) == len(mapping.starts):
+            starts = (block_shift.moved(start, self.shifts) for start in affine)
             return tuple(
                 start.substitute(
                     lambda dim: Affine.symbol(grid_symbol(dim)) if isinstance(dim, int) else None

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pbkern
 import pbkern.fuse.tiling.block_search
@@ -285,3 +286,20 @@ def test_counted_constants(counted):
 def test_other_constants_stay(constant):
     f = lambda x: x[:, None] + constant
     np.testing.assert_array_equal(pbkern.jit(f)(jnp.arange(4)), jax.jit(f)(jnp.arange(4)))
+
+
+def test_the_maximum_of_one_row_may_be_seen_through_views_without_dimensions():
+    def f(x, v):
+        peak = lax.broadcast_in_dim(lax.reduce_max(x, (0,)), (1,), ())
+        whole = lax.broadcast_in_dim(lax.squeeze(peak, (0,)), x.shape, ())
+        weights = jnp.exp(x - whole)
+        return weights @ v / weights.sum()
+
+    columns = 2 * pbkern.fuse.tiling.online_analysis.CHUNK_COLUMNS
+    args = rand(columns), rand(columns, 4, seed=1)
+    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    found = pbkern.fuse.tiling.online_analysis.find(jaxpr.eqns, jaxpr.outvars)
+    assert found is not None
+    assert found.level is jaxpr.eqns[0]
+    assert len(found.sums) == 2
+    check(f, *args, tolerance=1e-5)

@@ -130,6 +130,7 @@ def test_constants_keep_their_bits():
         ("%a: float32[4]\nnest [d0<4]\n  %a[d0] = add(%a[d0], ", "expected"),
         ("%a: float32[4]\nnest [d0<4]\n  %a[d0] = 1.0 2.0", "is left of"),
         ("while %p:\n    let %p = True\nlet %q = True", "has no `do:`"),
+        ("%a: float32[4]\nnest [d0=4]\n  %a[d0] = 1.0", "'d0=4' is no dimension"),
     ],
 )
 def test_what_is_no_program_is_named(text, message):

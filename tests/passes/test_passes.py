@@ -19,7 +19,7 @@ import pytest
 from pbkern.core.passes import Pass
 from pbkern.lower.nest import interpret
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Let, Names, every
+from pbkern.lower.nest.ir import Buf, Let, Names, bodies, every
 from pbkern.lower.nest.parse import Program, parse, program_text
 from pbkern.lower.nest.verify import verify
 from pbkern.lower.passes.shared import SHARED_PASSES
@@ -84,6 +84,8 @@ def test_text(path, request):
     known = {symbol for stmt in every(program.statements) for symbol in names_of(stmt)}
     verify(program.statements, frozenset(known | context.bounds.keys()))
     result = step.function(program.statements, context)
+    inner = [block for stmt in every(result) for block in bodies(stmt)]
+    assert all(isinstance(block, tuple) for block in inner), "statements hold tuples"
     text = program_text(result) + "\n"
     if request.config.getoption("--update-golden"):
         path.write_text(f"{before}----\n{text}")

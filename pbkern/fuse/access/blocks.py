@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import ref_aval, source_context
 from pbkern.core.affine import Affine
+from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.shared_products import rounded
 from pbkern.core.process.context_values import during
 
@@ -121,7 +122,7 @@ class Hulls:
     def find(self, access: Access) -> Access:
         return next(hull for hull in self.by_linear[_linear(access)] if _contains(hull, access))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Access]:
         for hulls in self.by_linear.values():
             yield from hulls
 
@@ -225,7 +226,7 @@ class BlockRequests:
 
     hulls: dict
     steps: list[Step]
-    inputs: list[tuple[object, Access]]
+    inputs: list[tuple[jex.Var, Access]]
     priced: Any = field(default=None, init=False, compare=False, repr=False)
     behind: tuple[Any, int] | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -243,7 +244,7 @@ class BlockRequests:
 class LaterRequests(BlockRequests):
     """Requests that are computed on first use."""
 
-    def __init__(self, eqns: Sequence, outputs: Sequence[tuple[object, Access]]):
+    def __init__(self, eqns: Sequence, outputs: Sequence[tuple[jex.Var, Access]]):
         self.of = tuple(eqns), outputs
 
     def __getattr__(self, name: str):
@@ -254,7 +255,7 @@ class LaterRequests(BlockRequests):
         return getattr(self, name)
 
 
-def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> BlockRequests:
+def request(eqns: Sequence, outputs: Sequence[tuple[jex.Var, Access]]) -> BlockRequests:
     """Walks `eqns` in reverse from the wanted blocks of `outputs`.
 
     Raises NeedsWhole, UnsupportedOp, Unfusable.
@@ -269,7 +270,7 @@ def request(eqns: Sequence, outputs: Sequence[tuple[object, Access]]) -> BlockRe
 
 
 def request_more(
-    eqns: Sequence, found: BlockRequests, wanted: Sequence[tuple[object, Access]] = ()
+    eqns: Sequence, found: BlockRequests, wanted: Sequence[tuple[jex.Var, Access]] = ()
 ) -> BlockRequests:
     """`request` for equations in front of those of `found`, which they do not read.
 
@@ -308,7 +309,7 @@ def _operands(steps: Iterable[Step]) -> Iterable:
     )
 
 
-def _blocks_of(values: Iterable, hulls: dict) -> list[tuple[object, Access]]:
+def _blocks_of(values: Iterable, hulls: dict) -> list[tuple[jex.Var, Access]]:
     return [(var, hull) for var in values for hull in hulls.get(var, ())]
 
 
@@ -320,9 +321,10 @@ def _walked(eqns: Sequence, hulls: dict, behind: int, equations: int) -> list[St
     most = max(BLOCKS_OF_EACH * equations, FEW_BLOCKS)
     steps: list[Step] = []
     for eqn in reversed(eqns):
-        asked = [hull for output in eqn.outvars for hull in hulls.get(output, ())]
-        if len(asked) > 1:
-            asked = Hulls.of(asked)
+        hulls_of_results = [hull for output in eqn.outvars for hull in hulls.get(output, ())]
+        asked: Iterable[Access] = hulls_of_results
+        if len(hulls_of_results) > 1:
+            asked = Hulls.of(hulls_of_results)
         if behind + len(steps) > most:
             raise Unfusable("values would be needed at too many places")
         produced = Hulls()
@@ -404,7 +406,7 @@ def run_steps(requests: BlockRequests, blocks: dict, ctx: BodyContext) -> Callab
 
 
 def trace_body(
-    requests: BlockRequests, outputs: Sequence[tuple[object, Access]]
+    requests: BlockRequests, outputs: Sequence[tuple[jex.Var, Access]]
 ) -> jex.ClosedJaxpr:
     """The body over Refs (*inputs, *outputs): whole-block gets first, one swap per output last.
 
@@ -425,7 +427,7 @@ def trace_body(
                 ref[...] = get(output, access)
 
     types = [
-        ref_aval(block_shape(access), var.aval.dtype)
+        ref_aval(block_shape(access), array_aval(var).dtype)
         for var, access in (*requests.inputs, *outputs)
     ]
     return jax.make_jaxpr(body)(*types)

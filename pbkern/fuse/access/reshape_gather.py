@@ -40,7 +40,7 @@ def _flat(spans: Sequence[Span], extents: Sequence[int]) -> tuple[Affine, int] |
         not is_whole(part, extent) for part, extent in zip(spans[first + 1 :], extents[first + 1 :])
     ):
         return None
-    start = Affine()
+    start: Affine[int] = Affine()
     for span, stride in zip(spans, _strides(extents)):
         start = start + span.start * stride
     return start, spans[first].size * _strides(extents)[first]
@@ -133,7 +133,7 @@ def _reshape(eqn, out: Access) -> Pull:
         for dim, span in zip(inner, spans):
             source[dim] = span
     params, inputs = (
-        {**eqn.params, "new_sizes": block_shape(asked)},
+        {**eqn.params, "new_sizes": block_shape(tuple(asked))},
         (tuple(source), *(() for _ in dynamic)),
     )
     if not any(extent == 1 < part.size for extent, part in zip(extents, out)):

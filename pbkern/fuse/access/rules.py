@@ -25,7 +25,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.rules import RuleTable
 
-ZERO = Affine()
+ZERO: Affine = Affine()
 
 
 @dataclass(frozen=True, slots=True)

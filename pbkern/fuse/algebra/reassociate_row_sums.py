@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
@@ -45,7 +46,7 @@ class _Product:
 
     operands: tuple
     labels: tuple[tuple, tuple]
-    result: object
+    result: jax.Array
     of_result: tuple
 
     @classmethod
@@ -66,7 +67,7 @@ class _Product:
         ]
         return cls(
             tuple(operands),
-            tuple(map(tuple, labels)),
+            (tuple(labels[0]), tuple(labels[1])),
             result,
             (*((0, dim) for dim in batch[0]), *free[0], *free[1]),
         )

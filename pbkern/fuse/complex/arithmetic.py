@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -101,8 +101,9 @@ def is_infinite(x: Part) -> Part:
     return lax.abs(x) == constant(np.inf, x)
 
 
-def constant(x: float, like: Part) -> np.generic:
-    return np.asarray(x, like.dtype)[()]
+def constant(x: float, like: Part) -> np.floating:
+    # NumPy's hints do not know that an array without dimensions, indexed by (), is a scalar.
+    return cast(np.floating, np.asarray(x, like.dtype)[()])
 
 
 def scaled(a: Part, b: Part) -> tuple[Part, Part, Callable[[Callable], Part]]:
@@ -315,7 +316,7 @@ def _exponential(function: Callable, a: Part) -> tuple[Part, Part]:
 def exp(x: Complex) -> Complex:
     """e^re (cos im + i sin im), finite even where only e^re overflows; real where im is zero."""
     if x.re is None:
-        return Complex(lax.cos(x.im), lax.sin(x.im))
+        return Complex(lax.cos(x.some), lax.sin(x.some))
     if x.im is None:
         return Complex(lax.exp(x.re), None)
     length, factor = _exponential(lax.exp, x.re)

@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from . import arithmetic
-from .arithmetic import Complex
+from .arithmetic import Complex, Part
 from .views import deinterleave, interleave
 
 # Rows of o are doubled if each sums this many times more elements than there are rows: their
@@ -124,9 +124,11 @@ def _sum_of_products(x: ComplexOperand, y: ComplexOperand) -> Complex:
 
     product = arithmetic.mul(aligned(x), aligned(y))
     axes = tuple(range(axis, axis + len(x.contracted)))
-    return Complex(
-        *(None if part is None else lax.reduce_sum(part, axes) for part in (product.re, product.im))
-    )
+
+    def summed(part: Part | None) -> Part | None:
+        return None if part is None else lax.reduce_sum(part, axes)
+
+    return Complex(summed(product.re), summed(product.im))
 
 
 def _transposed(x, first: ComplexOperand, second: ComplexOperand):

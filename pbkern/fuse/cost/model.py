@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from jax.extend import core as jex
+
 from pbkern.fuse.access.blocks import BlockRequests, Step
 from pbkern.fuse.access.rules import Access
 
@@ -148,7 +150,7 @@ class CostModel(Protocol):
     def kernel_cost(
         self,
         requests: BlockRequests,
-        outputs: Sequence[tuple[object, Access]],
+        outputs: Sequence[tuple[jex.Var, Access]],
         grid: Sequence[int],
         parts: Mapping[object, float] = MappingProxyType({}),
         repeated_steps: Collection[int] = (),

@@ -58,7 +58,7 @@ class PricedSteps:
 
     @classmethod
     def of(
-        cls, requests: BlockRequests, outputs: Sequence[tuple[object, Access]], costs: CostModel
+        cls, requests: BlockRequests, outputs: Sequence[tuple[jex.Var, Access]], costs: CostModel
     ) -> PricedSteps:
         """The steps of `requests`, priced once for the same outputs."""
         results = {var for var, _ in outputs}

@@ -20,16 +20,17 @@ def touched(step: Step) -> Iterator[str]:
         case Copy(source=s, destination=d):
             yield from (s.buffer, d.buffer)
         case Loop(steps=inner):
-            for s in inner:
-                yield from touched(s)
+            for nested in inner:
+                yield from touched(nested)
         case HostWhile(condition=c, predicate=p, steps=inner):
             yield p.buffer
-            for s in (*c, *inner):
-                yield from touched(s)
+            for nested in (*c, *inner):
+                yield from touched(nested)
         case Cond(index=i, branches=branches):
             yield i.buffer
-            for s in (nested for branch in branches for nested in branch):
-                yield from touched(s)
+            for branch in branches:
+                for nested in branch:
+                    yield from touched(nested)
 
 
 def assign_slots(buffers: Sequence[Buffer], steps: Sequence[Step]) -> tuple[Buffer, ...]:

@@ -61,7 +61,7 @@ def apply(groups: Sequence[Node], choices: Sequence[Choice], machine: CostModel)
 
 def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
     """A group's schedule under a choice. Raises ScheduleError."""
-    own: Schedule = node.schedule
+    own = node.own_schedule
     made: Schedule | None = own
     if choice.blocks is not None:
         fits = (
@@ -70,14 +70,14 @@ def chosen(node: Node, choice: Choice, machine: CostModel) -> Schedule:
             and all(block > 0 for block in choice.blocks)
         )
         try:
-            outputs = [var for var, _ in node.schedule.outputs]
+            outputs = [var for var, _ in own.outputs]
             made = schedule_at(node.eqns, outputs, choice.blocks, machine) if fits else None
         except (NeedsWhole, Unfusable):
             made = None
     if made is None:
         raise ScheduleError(
             "a kernel cannot have these blocks",
-            why=f"{choice}; the model's are {node.schedule.blocks}",
+            why=f"{choice}; the model's are {own.blocks}",
         )
     return dataclasses.replace(made, params=choice.params)
 
@@ -87,13 +87,14 @@ def candidates(node: Node, machine: CostModel, count: int) -> list[Choice]:
 
     Fronts have none.
     """
-    if node.schedule.wave is not None:
+    own = node.own_schedule
+    if own.wave is not None:
         return [Choice()]
-    outputs = [var for var, _ in node.schedule.outputs]
-    found = alternatives(node.eqns, outputs, node.schedule.blocks, machine, count)
+    outputs = [var for var, _ in own.outputs]
+    found = alternatives(node.eqns, outputs, own.blocks, machine, count)
     return [
         Choice(),
-        *(Choice(schedule.blocks) for schedule in found if schedule.blocks != node.schedule.blocks),
+        *(Choice(schedule.blocks) for schedule in found if schedule.blocks != own.blocks),
     ][:count]
 
 

@@ -16,6 +16,7 @@ from jax.extend import core as jex
 
 from pbkern._jax import params_of
 from pbkern.core.affine import Affine
+from pbkern.core.jax_types import array_aval
 from pbkern.dsl.host_program import BufferView, Cond, Copy, HostWhile, Loop, Step
 from pbkern.fuse.graph import Inner, Node
 from pbkern.fuse.partition.donation import in_place
@@ -49,18 +50,18 @@ def run_inner(
     for var, view in zip(jaxpr.invars, arguments):
         builder.views[var] = view
     makers = _made_as(inner)
-    for var, view in zip(jaxpr.outvars, results):
-        made = None if view is None or isinstance(var, jex.Literal) else makers.get(var)
-        if made is not None and var not in builder.views and made not in builder.views:
-            builder.views[var] = view
-            builder.views[made] = builder.typed(view, made.aval)
+    for result, wanted in zip(jaxpr.outvars, results):
+        made = None if wanted is None or isinstance(result, jex.Literal) else makers.get(result)
+        if made is not None and result not in builder.views and made not in builder.views:
+            builder.views[result] = wanted
+            builder.views[made] = builder.typed(wanted, made.aval)
     steps = builder.steps(inner.ordered)
     found = []
-    for var, view in zip(jaxpr.outvars, results):
-        have = builder.place(var)
-        if view is not None and have != view:
-            steps.append(Copy(builder.typed(have, var.aval), view))
-        found.append(builder.typed(have, var.aval) if view is None else view)
+    for result, wanted in zip(jaxpr.outvars, results):
+        have = builder.place(result)
+        if wanted is not None and have != wanted:
+            steps.append(Copy(builder.typed(have, result.aval), wanted))
+        found.append(builder.typed(have, result.aval) if wanted is None else wanted)
     builder.views = outer
     return steps, found
 
@@ -97,7 +98,8 @@ def _back_to_carries(
     builder, values: Sequence[BufferView], carries: Sequence[BufferView]
 ) -> list[Step]:
     """Copies new carries over old ones; through temporaries if one carry becomes another."""
-    steps, late = [], []
+    steps: list[Step] = []
+    late: list[Step] = []
     others = {view.buffer for view in carries}
     for value, carry in zip(values, carries):
         if value == carry:
@@ -132,12 +134,13 @@ def _scan(builder, eqn, inner: dict[str, Inner]) -> list[Step]:
     ) -> tuple[list[Step], list[BufferView]]:
         """One step of the loop, or the remaining ones if the index is None."""
         if index is None:
+            assert rest is not None, "no steps remain"
             done = turns * body.steps
             ends = [
                 BufferView(
                     view.buffer,
-                    array_type(var.aval),
-                    view.offset + done * math.prod(var.aval.shape[1:]),
+                    array_type(array_aval(var)),
+                    view.offset + done * math.prod(array_aval(var).shape[1:]),
                 )
                 for view, var in zip(xs, rest.jaxpr.invars[n_consts + n_carry :])
             ]

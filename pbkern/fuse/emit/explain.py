@@ -151,12 +151,13 @@ def _edge(edge: Edge) -> str:
 
 
 def report(name: str, node: Node) -> KernelReport:
-    cost = dataclasses.replace(node.schedule.cost, seconds=node.seconds)
+    schedule = node.own_schedule
+    cost = dataclasses.replace(schedule.cost, seconds=node.seconds)
     finish = _ops(node.finish) if node.finish else ()
-    wave = node.schedule.wave
-    run = node.schedule.online.online.run if node.schedule.online else 0
+    wave = schedule.wave
+    run = schedule.online.online.run if schedule.online else 0
     return KernelReport(
-        name, node.schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run
+        name, schedule.grid, _ops(node), cost, finish, steps=wave.steps if wave else 1, run=run
     )
 
 

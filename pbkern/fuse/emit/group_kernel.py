@@ -17,7 +17,8 @@ import numpy as np
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
-from pbkern.dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel
+from pbkern.core.jax_types import array_aval
+from pbkern.dsl.kernel import ArrayType, BlockDim, Blocked, BlockMapping, Element, Kernel, Scratch
 from pbkern.fuse.access.blocks import BlockRequests, Hulls, bounds, trace_body
 from pbkern.fuse.access.rules import Access, Span, whole
 
@@ -77,31 +78,32 @@ def emit_kernel(
     name: str,
     grid: tuple[int, ...],
     requests: BlockRequests,
-    outputs: Sequence[tuple[object, Access]],
+    outputs: Sequence[tuple[jex.Var, Access]],
     compiler_params: dict | None = None,
     aliases: tuple[tuple[int, int], ...] = (),
     *,
-    body: bool = True,
+    body: jex.ClosedJaxpr | None = None,
+    scratch: tuple[Scratch, ...] = (),
 ) -> Kernel:
     """The kernel that computes `outputs`.
 
     Operands are `requests.inputs` in order; `aliases` pairs some with outputs.
 
-    `body`: False leaves the body to the caller.
+    `body`: over Refs of operands, outputs and `scratch`; None: the equations block by block.
     """
     return Kernel(
         name=name,
         grid=grid,
         inputs=tuple(
-            block_mapping(f"input {n}", array_type(var.aval), access, grid)
+            block_mapping(f"input {n}", array_type(array_aval(var)), access, grid)
             for n, (var, access) in enumerate(requests.inputs)
         ),
         outputs=tuple(
-            block_mapping(f"output {n}", array_type(var.aval), access, grid)
+            block_mapping(f"output {n}", array_type(array_aval(var)), access, grid)
             for n, (var, access) in enumerate(outputs)
         ),
-        scratch=(),
-        body=trace_body(requests, outputs) if body else None,
+        scratch=scratch,
+        body=trace_body(requests, outputs) if body is None else body,
         compiler_params=compiler_params or {},
         aliases=aliases,
     )
@@ -110,7 +112,7 @@ def emit_kernel(
 def emit_finish(
     name: str,
     requests: BlockRequests,
-    outputs: Sequence[tuple[object, Access]],
+    outputs: Sequence[tuple[jex.Var, Access]],
     made: Sequence,
     kept: Sequence,
     params: dict,

@@ -102,7 +102,7 @@ class HostProgramBuilder:
         return [*copies, Launch(kernel, tuple(operands), tuple(results))]
 
     def launch(self, node: Node) -> Launch:
-        schedule = node.schedule
+        schedule = node.own_schedule
         if id(node) not in self.kernels:
             self.kernels[id(node)] = self.emit(node)
         reads, makes = (
@@ -110,7 +110,7 @@ class HostProgramBuilder:
             [var for var, _ in schedule.outputs],
         )
         if node.finish is not None:
-            last = node.finish.schedule
+            last = node.finish.own_schedule
             reads += [var for var, _ in last.requests.inputs if var not in makes]
             makes = [*(var for var, _ in last.outputs), *kept_results(node)]
         return Launch(
@@ -118,13 +118,13 @@ class HostProgramBuilder:
         )
 
     def emit(self, node: Node) -> Kernel:
-        schedule = node.schedule
+        schedule = node.own_schedule
         name = self.fresh(identifier(f"{self.name}_{kernel_stem(node)}_"))
         node.kernel = name
         programs = emit_scheduled(name, schedule, self.params(schedule))
         if node.finish is None:
             return programs
-        last, made = node.finish.schedule, [var for var, _ in schedule.outputs]
+        last, made = node.finish.own_schedule, [var for var, _ in schedule.outputs]
         finish = emit_finish(
             f"{name}_finish",
             last.requests,
@@ -169,7 +169,7 @@ def emit_scheduled(name: str, schedule: Schedule, compiler_params: dict) -> Kern
 
 def kept_results(node: Node) -> list:
     """Results of a group's programs that not only its last stage reads."""
-    return [var for var, _ in node.schedule.outputs if var in node.outputs]
+    return [var for var, _ in node.own_schedule.outputs if var in node.outputs]
 
 
 def kernel_stem(node: Node) -> str:

@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import ref_aval
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, leading_to
 from pbkern.dsl.kernel import Kernel, Scratch
 from pbkern.dsl.primitives.grid import ds, loop
@@ -28,29 +29,37 @@ def emit_online(
     name: str,
     grid: tuple[int, ...],
     requests: BlockRequests,
-    outputs: Sequence[tuple[object, Access]],
+    outputs: Sequence[tuple[jex.Var, Access]],
     blocks: Blocks,
     compiler_params: dict,
     aliases: tuple[tuple[int, int], ...],
 ) -> Kernel:
     """Emits an online kernel, with the operands and results of `emit_kernel`."""
-    plain = emit_kernel(name, grid, requests, outputs, compiler_params, aliases, body=False)
     kept = [
         Scratch(block_shape(access), _kept_type(var), scoped=True)
         for var, access in _reduced(blocks)
     ]
     types = [
-        ref_aval(block_shape(access), var.aval.dtype)
+        ref_aval(block_shape(access), array_aval(var).dtype)
         for var, access in (*requests.inputs, *outputs)
     ]
     body = _OnlineBody(requests, outputs, blocks)
     traced = jax.make_jaxpr(body)(
         *types, *(ref_aval(scratch.shape, scratch.dtype) for scratch in kept)
     )
-    return dataclasses.replace(plain, scratch=tuple(kept), body=canonical_body(traced, name))
+    return emit_kernel(
+        name,
+        grid,
+        requests,
+        outputs,
+        compiler_params,
+        aliases,
+        body=canonical_body(traced, name),
+        scratch=tuple(kept),
+    )
 
 
-def _reduced(blocks: Blocks) -> list[tuple[object, Access]]:
+def _reduced(blocks: Blocks) -> list[tuple[jex.Var, Access]]:
     """Results of online reductions, with their blocks."""
     first, second = (
         chunk_pass.kept if chunk_pass else [] for chunk_pass in (blocks.first, blocks.second)
@@ -68,7 +77,7 @@ class _OnlineBody:
     """The body over Refs (*inputs, *outputs, *reductions), as methods that trace its parts."""
 
     def __init__(
-        self, requests: BlockRequests, outputs: Sequence[tuple[object, Access]], blocks: Blocks
+        self, requests: BlockRequests, outputs: Sequence[tuple[jex.Var, Access]], blocks: Blocks
     ):
         self.requests, self.outputs, self.blocks, self.online = (
             requests,
@@ -91,7 +100,7 @@ class _OnlineBody:
             self.level[0][...] = lax.full(self.level[0].shape, -np.inf, self.level[0].dtype)
             self.clear(self.sums)
             self.go(self.blocks.first, found, self.rise)
-            found |= self.first()
+            found |= self.first(self.blocks.first)
         if self.blocks.second is not None:
             self.clear(self.totals)
             self.go(self.blocks.second, found, self.add)
@@ -114,7 +123,8 @@ class _OnlineBody:
     def go(self, over: ChunkPass, found: dict, turn: Callable) -> None:
         """All chunks of a pass. What is the same for all is computed before them."""
         requests = over.full.requests
-        late = self.online.level.outvars[:1] if turn == self.rise else []
+        level = self.online.level if turn == self.rise else None
+        late = [] if level is None else level.outvars[:1]
         changing, moving = set(late), []
         for step in requests.steps:
             if _moves(step) or any(atom in changing for atom in atoms(step.eqn)):
@@ -172,9 +182,9 @@ class _OnlineBody:
         for step, ref in zip(run.products, self.totals):
             ref[...] = ref[...] + _sum(run.requests, found, step, ref.dtype)
 
-    def first(self) -> dict:
+    def first(self, over: ChunkPass) -> dict:
         """Maximum and sums at the end. In a row that is all -inf, exp(-inf - -inf) makes them NaN."""
-        level, (access, *accesses) = self.level[0][...], self.blocks.first.kept
+        level, (access, *accesses) = self.level[0][...], over.kept
         peak, *sums = self.online.first
         found = {(peak, access): _as(level, peak.aval.dtype)}
         for sum_, place, ref, (_, places) in zip(sums, accesses, self.sums, self.online.sums):

@@ -93,7 +93,7 @@ class Plan:
         )
 
     def programs(self) -> list[HostProgram]:
-        return [segment.body for segment in self.segments if segment.is_ours]
+        return [segment.body for segment in self.segments if isinstance(segment.body, HostProgram)]
 
     def kernels(self) -> list:
         return [kernel for program in self.programs() for kernel in program.kernels()]

@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
+from pbkern.core.jax_types import array_aval
 from pbkern.dsl.kernel import ArrayType, Kernel
 from pbkern.dsl.primitives.grid import ds, program_id, when
 from pbkern.dsl.trace import trace_kernel
@@ -58,7 +60,7 @@ class _Ring:
     `first`: the index of its first element, except along the front.
     """
 
-    v: object
+    v: jex.Var
     axis: int
     first: tuple[int, ...]
     shape: tuple[int, ...]
@@ -87,7 +89,7 @@ class _Ring:
 
     @property
     def type(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(self.shape, self.v.aval.dtype)
+        return jax.ShapeDtypeStruct(self.shape, array_aval(self.v).dtype)
 
     def at(self, slot, hull: Access) -> tuple:
         """Index of a block whose first row is in `slot`."""
@@ -105,7 +107,7 @@ class _Ring:
         """Index of whole rows, without margins."""
         return tuple(
             ds(slot, count) if dim == self.axis else ds(margin, size)
-            for dim, (margin, size) in enumerate(zip(self.first, self.v.aval.shape))
+            for dim, (margin, size) in enumerate(zip(self.first, array_aval(self.v).shape))
         )
 
 
@@ -280,7 +282,7 @@ class _SkewedBody:
         dims = self.wave.periodic[self.wave.body.jaxpr.invars.index(ring.v)] - {ring.axis}
         for dim in sorted(dims):
             low, high = self.wave.margins(ring.v)[dim]
-            extent, first = ring.v.aval.shape[dim], ring.first[dim]
+            extent, first = array_aval(ring.v).shape[dim], ring.first[dim]
             for size, to, origin in (
                 (low, first - low, first + extent - low),
                 (high, first + extent, first),

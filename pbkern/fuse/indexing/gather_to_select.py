@@ -100,7 +100,7 @@ class _Stacks:
 
     def _is_natural(self, x) -> bool:
         if isinstance(x, (np.ndarray, np.generic)):
-            return np.ndim(x) == 0 and bool(x >= 0)
+            return np.ndim(x) == 0 and bool(np.greater_equal(x, 0))
         return any(self.notes.find(kind, x) is not None for kind in ("counts", "natural"))
 
     def _noted_natural(self, eqn, operands, natural: bool):

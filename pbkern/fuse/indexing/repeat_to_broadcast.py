@@ -10,7 +10,7 @@ groups, are better stored while they are small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jax import lax
 from jax.extend import core as jex
@@ -70,7 +70,7 @@ class _Repeats:
         value = lax.reshape(x, shape)
         return [value] if _groups(x.shape, shape) is None else self.notes.note("joined", value, x)
 
-    def broadcast_in_dim(self, eqn, operands):
+    def broadcast_in_dim(self, eqn, operands: Sequence) -> list | None:
         (x, *sizes), shape, dims = operands, eqn.params["shape"], eqn.params["broadcast_dimensions"]
         found = self.notes.find("joined", x)
         if found is None or sizes or eqn.outvars[0] not in self.only_moved:

@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.ops.top_k import by_sorting
@@ -78,7 +79,7 @@ class Constants:
 
     def value(self, atom) -> np.ndarray | None:
         if isinstance(atom, jex.Literal):
-            return np.asarray(atom.val, atom.aval.dtype)
+            return np.asarray(atom.val, array_aval(atom).dtype)
         if atom not in self.known:
             self.known[atom] = self._evaluate(atom)
         return self.known[atom]
@@ -300,10 +301,10 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
                 return [x]  # dropped as a whole
             tests += [_Range(dim, start)] if room else []
         elif box.shape[dim] == 1 and moving:
-            start = _index_column(indices, k, x.ndim, batch)
+            column = _index_column(indices, k, x.ndim, batch)
             if "CLIP" in mode:
-                start = lax.clamp(np.int32(0), start, np.int32(room))
-            tests.append(_At(dim, start))
+                column = lax.clamp(np.int32(0), column, np.int32(room))
+            tests.append(_At(dim, column))
         else:
             return None
     return [_updated(x, box, tests, name)]

@@ -6,6 +6,8 @@ Indices of updates at known places are unread operands.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 from jax.extend import core as jex
 
@@ -49,7 +51,7 @@ def drop_dead_carries(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Removes dead carries of scans, then operands that no step reads."""
     used = _read(closed.jaxpr)
 
-    def rewrite(eqn, operands):
+    def rewrite(eqn, operands: Sequence) -> list | None:
         params, body = params_of(eqn), eqn.params["jaxpr"]
         n_consts, n_carry = params["num_consts"], params["num_carry"]
         wanted = {k for k in range(n_carry) if eqn.outvars[k] in used}

@@ -8,12 +8,15 @@ A scan of known length may take several steps at once, and no step waits for the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of
+from pbkern.core.jax_types import array_aval
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 
 # comparison -> (sign of the step, added to the bound: the first counter past the end)
@@ -48,7 +51,7 @@ def _maker(jaxpr: jex.Jaxpr, var):
     makers = {output: eqn for eqn in jaxpr.eqns for output in eqn.outvars}
     while var in makers and makers[var].primitive.name == "convert_element_type":
         source = makers[var].invars[0]
-        if isinstance(source, jex.Literal) or source.aval.dtype != var.aval.dtype:
+        if isinstance(source, jex.Literal) or array_aval(source).dtype != var.aval.dtype:
             return None
         var = source
     return makers.get(var)
@@ -63,7 +66,7 @@ def _increment(jaxpr: jex.Jaxpr, old, new) -> int | None:
     if y is old and eqn.primitive.name == "add":
         x, y = y, x
     step = (
-        _constant(np.asarray(y.val, y.aval.dtype))
+        _constant(np.asarray(y.val, array_aval(y).dtype))
         if x is old and isinstance(y, jex.Literal)
         else None
     )
@@ -86,7 +89,7 @@ def _trips(eqn, operands) -> int | None:
         return None
     index = carries.index(counter)
     if isinstance(bound, jex.Literal):
-        last = _constant(np.asarray(bound.val, bound.aval.dtype))
+        last = _constant(np.asarray(bound.val, array_aval(bound).dtype))
     else:
         last = (
             _constant(operands[cond.invars.index(bound)])
@@ -126,7 +129,7 @@ def _as_scan(eqn, operands):
     return list(lax.scan(step, firsts, None, length=trips)[0])
 
 
-def _over_counters(eqn, operands):
+def _over_counters(eqn, operands: Sequence) -> list | None:
     params, body = params_of(eqn), eqn.params["jaxpr"]
     n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
     olds, news = body.jaxpr.invars[n_consts : n_consts + n_carry], body.jaxpr.outvars[:n_carry]

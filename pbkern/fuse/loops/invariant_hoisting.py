@@ -74,7 +74,7 @@ class _Moved:
     @classmethod
     def of(cls, closed: jex.ClosedJaxpr, consts: int, machine: CostModel) -> _Moved | None:
         jaxpr = closed.jaxpr
-        fixed, expensive = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set()
+        fixed, expensive = {*jaxpr.constvars, *jaxpr.invars[:consts]}, set[jex.Var]()
         limit = max(
             [machine.near_bytes, *(nbytes(var.aval) for var in fixed)]
         )  # what grows is made again where it is used
@@ -98,13 +98,13 @@ class _Moved:
         rest = [
             var for loop_eqn in jaxpr.eqns if id(loop_eqn) not in moved for var in loop_eqn.invars
         ]
-        read = {atom for atom in (*rest, *jaxpr.outvars) if not isinstance(atom, jex.Literal)}
+        read_later = {atom for atom in (*rest, *jaxpr.outvars) if not isinstance(atom, jex.Literal)}
         shared = [
             var
             for moved_eqn in jaxpr.eqns
             if id(moved_eqn) in moved
             for var in moved_eqn.outvars
-            if var in read
+            if var in read_later
         ]
         return cls(closed, consts, before, moved, shared) if shared else None
 

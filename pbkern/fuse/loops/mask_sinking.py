@@ -10,6 +10,8 @@ invariant hoisting, on purpose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 from jax.extend import core as jex
 
@@ -83,7 +85,7 @@ def _with_masks(body: jex.ClosedJaxpr, sunk: dict, atoms) -> jex.ClosedJaxpr:
     )
 
 
-def _evaluate(eqns, result):
+def _evaluate(eqns: Sequence[jex.JaxprEqn], result: jex.Var):
     env: dict = {}
     for eqn in eqns:
         operands = [

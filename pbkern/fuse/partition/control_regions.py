@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
+from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.graph import Inner, Node, order
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
@@ -78,7 +79,7 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
     nested = [
         subgroup for node in nodes for i in node.inner.values() for subgroup in i.partition.groups()
     ]
-    if any(subgroup.scatters() and subgroup.schedule.aliases for subgroup in nested):
+    if any(subgroup.scatters() and subgroup.own_schedule.aliases for subgroup in nested):
         return False  # that loop starts with a copy
     given = set(inner.jaxpr.invars)
     groups = [
@@ -96,12 +97,13 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
             for member in group.eqns
             if member.primitive.name in SCATTERS
         )
-        if few and group.schedule.aliases:  # nothing is copied: one program is enough
-            made = [var for var, _ in group.schedule.outputs]
-            whole = schedule_at(group.eqns, made, made[0].aval.shape, parts.machine)
+        if few and group.own_schedule.aliases:  # nothing is copied: one program is enough
+            made = [var for var, _ in group.own_schedule.outputs]
+            shape = array_aval(made[0]).shape
+            whole = schedule_at(group.eqns, made, shape, parts.machine)
             group.schedule = group.schedule if whole is None else whole
     scatter_into_carries(eqn, name, inner)
-    return all(member.schedule.aliases for member in groups)
+    return all(member.own_schedule.aliases for member in groups)
 
 
 def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:

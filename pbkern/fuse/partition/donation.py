@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from jax.extend import core as jex
 
 from pbkern._jax import params_of
+from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.fuse.graph import Inner, Node
@@ -89,10 +90,12 @@ def _pairs(jaxpr: jex.Jaxpr, donated: Sequence[bool]) -> dict:
     waiting: dict = {}
     for var, flag in zip(jaxpr.invars, donated):
         if flag:
-            waiting.setdefault((var.aval.shape, var.aval.dtype), []).append(var)
+            aval = array_aval(var)
+            waiting.setdefault((aval.shape, aval.dtype), []).append(var)
     found: dict = {}
     for output in jaxpr.outvars:
-        free = waiting.get((output.aval.shape, output.aval.dtype))
+        aval = array_aval(output)
+        free = waiting.get((aval.shape, aval.dtype))
         if free:
             var = free.pop(0)
             if not isinstance(output, jex.Literal):

@@ -93,8 +93,9 @@ def _share(parts, eqn, maker: Node, readers: list[Node]) -> None:
     ]
     outputs = list(dict.fromkeys([*kept, *eqn.outvars]))
     changed.append((maker, leading_to(maker.eqns, outputs), outputs))
-    schedules = [_schedule(parts, eqns, outputs, n.schedule, eqn) for n, eqns, outputs in changed]
-    if any(candidate is None for candidate in schedules):
+    tried = [_schedule(parts, eqns, outputs, n.schedule, eqn) for n, eqns, outputs in changed]
+    schedules = [candidate for candidate in tried if candidate is not None]
+    if len(schedules) < len(tried):
         return
     before, after = (
         sum(n.seconds for n, _, _ in changed),

@@ -52,7 +52,7 @@ def _is_one_program(node: Node) -> bool:
 
 def _is_small(schedule: Schedule, maker: Node, machine: CostModel) -> bool:
     """Whether what a launch of it does besides being a launch may follow the maker's programs."""
-    most = max(MOST_LAUNCHES * machine.launch_seconds, MOST_SHARE * maker.schedule.cost.seconds)
+    most = max(MOST_LAUNCHES * machine.launch_seconds, MOST_SHARE * maker.own_schedule.cost.seconds)
     return schedule.cost.seconds - machine.launch_seconds <= most
 
 

@@ -111,7 +111,7 @@ def merge(parts, node: Node, consumer: Node, aliases: Sequence[Node] = ()) -> bo
 
 def _streams(parts, group: Node) -> bool:
     """Is it memory-bound: little arithmetic per byte?"""
-    cost = group.schedule.cost
+    cost = group.own_schedule.cost
     return (
         2 * cost.flops / parts.machine.flops("float32")
         < cost.bytes_moved / parts.machine.memory_bandwidth

@@ -104,7 +104,8 @@ def _sink_consumer(parts, maker: Node, reader: Node, var) -> None:
 def _restore_consumer(parts, maker: Node, reader: Node) -> None:
     """Tries to move back what does not wait for values that others compute from the maker's results."""
     late = _made_after(parts, maker, reader)
-    moved, rest = [], []
+    moved: list = []
+    rest: list = []
     for eqn in reader.eqns:
         waits = any(not isinstance(var, jex.Literal) and var in late for var in eqn.invars)
         late.update(eqn.outvars if waits else ())

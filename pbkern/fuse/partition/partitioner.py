@@ -219,7 +219,7 @@ class Partitioner:
             if node.kind == "group" and any(
                 eqn.primitive.name == "dot_general" for eqn in node.eqns
             ):
-                tall = tall_blocks_once(node.eqns, node.schedule, self.machine)
+                tall = tall_blocks_once(node.eqns, node.own_schedule, self.machine)
                 if tall is not None and tall.cost.seconds < node.seconds:
                     node.schedule = tall
 
@@ -456,7 +456,7 @@ class Partitioner:
         share = TIE if schedule is None else self.tie(eqn, schedule)
         ok = schedule is not None and schedule.cost.seconds <= before * share
         self.record(eqn, ok, why, before, schedule, share)
-        if ok:
+        if schedule is not None and ok:
             self.set_group(group, [eqn, *group.eqns], outputs, schedule)
         return ok
 
@@ -505,7 +505,7 @@ class Partitioner:
         before = alone + sum(target.seconds for target in groups)
         ok = schedule is not None and schedule.cost.seconds <= before
         self.record(eqn, ok, why or ("consumers side by side" if ok else ""), before, schedule)
-        if ok:
+        if schedule is not None and ok:
             for group in groups[1:]:
                 self.drop(group)
             self.set_group(groups[0], eqns, outputs, schedule)
@@ -545,8 +545,9 @@ class Partitioner:
                 and list(outputs) == [var for var, _ in current.outputs]
             ):
                 kept = memoised_extension(eqns, current, self.machine)
-                taken = kept is not None and (accept is None or accept(kept.cost))
-                if taken and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
+                if kept is not None and accept is not None and not accept(kept.cost):
+                    kept = None
+                if kept is not None and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
                     return kept, ""
             return memoised_search(eqns, outputs, self.machine, accept), ""
         except NeedsWhole:

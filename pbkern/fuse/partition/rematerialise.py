@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from jax.extend import core as jex
 
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, leading_to
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node
@@ -106,9 +107,12 @@ def _rebuild(parts, values: set) -> bool:
         for var in eqn.outvars
     }
     indices = _made_of_indices(parts)
-    cones = {value: _cone(value, makers, indices) for value in values}
-    if any(cone is None for cone in cones.values()):
-        return False
+    cones: dict = {}
+    for value in values:
+        cone = _cone(value, makers, indices)
+        if cone is None:
+            return False
+        cones[value] = cone
     touched = [
         node
         for node in parts.nodes
@@ -164,7 +168,7 @@ def _cone(var, makers: dict, indices: set) -> list | None:
             continue
         found[id(eqn)] = eqn
         for atom in atoms(eqn):
-            if math.prod(atom.aval.shape) > limit or (atom in indices and atom in makers):
+            if math.prod(array_aval(atom).shape) > limit or (atom in indices and atom in makers):
                 waiting.append(atom)
     products = any(equation.primitive.name in CONTRACTIONS for equation in found.values())
     return None if given and not products else list(found.values())

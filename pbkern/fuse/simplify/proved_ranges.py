@@ -125,9 +125,10 @@ class _Ranges:
             or not from_end
             or len(cases) != 2
             or not negative[0] is from_end[0] is cases[0]
+            or (signed := self.notes.find("signed index", cases[0])) is None
         ):
             return None
-        index, n = self.notes.find("signed index", cases[0])
+        index, n = signed
         made = lax.select(
             lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, n)), index
         )

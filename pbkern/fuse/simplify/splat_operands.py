@@ -5,8 +5,11 @@ a = broadcast_in_dim 500 (1, 1)    b = sub a 0    rem x b    ->    rem x 500
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from .rewrites import FOLDED
 
@@ -51,7 +54,7 @@ class Splat:
     def __init__(self, rewrites: dict):
         self.rewrites = rewrites
         self._known: dict[
-            int, tuple[object, np.generic]
+            int, tuple[object, np.ndarray | np.generic]
         ] = {}  # id -> (value, which keeps its id, scalar)
 
     def scalar(self, x) -> np.ndarray | np.generic | None:
@@ -74,13 +77,14 @@ class Splat:
         out, scalars = eqn.outvars[0].aval, [self.scalar(operand) for operand in operands]
         if not out.shape:
             return None
-        found = _keeps_other(eqn, operands, scalars)
+        found: np.ndarray | np.generic | None = _keeps_other(eqn, operands, scalars)
         if found is None and not any(splat is None for splat in scalars):
             results = self.rewrites[eqn.primitive.name](eqn, scalars)
             found = self.scalar(results[0]) if results is not None else None
         if found is None:
             return None
-        value = lax.full(out.shape, found, out.dtype)
+        # JAX takes scalars of ml_dtypes too, which its hint leaves out.
+        value = lax.full(out.shape, cast(ArrayLike, found), out.dtype)
         self._known[id(value)] = value, found
         return [value]
 

@@ -430,13 +430,10 @@ def _reduced_twice(jaxpr: jex.Jaxpr) -> set:
     twice: set = set()
     for eqn in jaxpr.eqns:
         x = eqn.invars[0] if eqn.invars else None
-        if eqn.primitive.name == "sub" and not isinstance(x, jex.Literal) and x in statistics:
+        if x is None or isinstance(x, jex.Literal):
+            continue
+        if eqn.primitive.name == "sub" and x in statistics:
             twice |= {x, eqn.outvars[0]} if summed.get(eqn.outvars[0], False) else set()
-        elif (
-            eqn.primitive.name in SUMMED
-            and not isinstance(x, jex.Literal)
-            and x in twice
-            and summed.get(x, False)
-        ):
+        elif eqn.primitive.name in SUMMED and x in twice and summed.get(x, False):
             twice.add(eqn.outvars[0])
     return twice

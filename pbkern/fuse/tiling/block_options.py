@@ -116,11 +116,11 @@ def options_of(
             options[dim] = _powers(extent, (64, 256, 512, 1024, 2048)) if extent > 128 else [extent]
             stage = "rows" if run >= 256 else "lanes"
         elif stage == "lanes":
-            sizes = [
+            lengths = [
                 max(1, size // run)
                 for size in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
             ]
-            options[dim], target[dim] = _powers(extent, sorted(set(sizes))), max(1, 4096 // run)
+            options[dim], target[dim] = _powers(extent, sorted(set(lengths))), max(1, 4096 // run)
             run, stage = 4096, "rows"
         elif stage == "rows":
             options[dim], target[dim] = (

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from jax.extend import core as jex
+
 from pbkern.core.affine import Affine
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms
 from pbkern.core.ops.scatter import SCATTERS, ScatterForm
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request, request_more, volume
@@ -67,7 +70,7 @@ class Schedule:
 
     grid: tuple[int, ...]
     blocks: tuple[int, ...]
-    outputs: tuple[tuple[object, Access], ...]
+    outputs: tuple[tuple[jex.Var, Access], ...]
     requests: BlockRequests
     cost: Cost
     params: tuple[tuple[str, object], ...] = ()
@@ -84,7 +87,9 @@ def _tile(
     shape: Sequence[int], blocks: Sequence[int]
 ) -> tuple[Access, tuple[int, ...], dict[int, int]]:
     """(access, grid, grid axis -> dimension) of an array cut into blocks."""
-    access, grid, dims = [], [], {}
+    access: list[Span] = []
+    grid: list[int] = []
+    dims: dict[int, int] = {}
     for axis, (size, block) in enumerate(zip(shape, blocks)):
         if block >= size:
             access.append(whole(size))
@@ -208,11 +213,15 @@ def priced(
 def _in_runs(eqns, plain: Schedule, machine: CostModel) -> Schedule:
     """Schedules long reductions run by run, if that is possible, and costs no more or scratch outgrows near memory."""
     found = find(eqns, [var for var, _ in plain.outputs])
-    runs = found and at(found, plain.outputs)
-    cost = runs and machine.kernel_cost(
+    runs = None if found is None else at(found, plain.outputs)
+    if runs is None:
+        return plain
+    cost = machine.kernel_cost(
         plain.requests, plain.outputs, plain.grid, runs.parts(), runs.repeated()
     )
-    suits = cost and (cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.near_bytes)
+    if cost is None:
+        return plain
+    suits = cost.seconds <= plain.cost.seconds or plain.cost.scratch > machine.near_bytes
     return replace(plain, cost=cost, online=runs) if suits else plain
 
 
@@ -400,12 +409,11 @@ def tall_blocks(eqns, found: Schedule, machine: CostModel) -> Schedule | None:
     """
     outputs = [var for var, _ in found.outputs]
     root = outputs[0]
+    shape = array_aval(root).shape
     least, roles, grain = _roles(eqns, root, machine)
     if not {"row", "column"} <= set(roles.values()) or found.online is not None:
         return None
-    options, target = options_of(
-        root.aval.shape, least.whole(root.aval.shape), roles, machine.sizes, grain
-    )
+    options, target = options_of(shape, least.whole(shape), roles, machine.sizes, grain)
     options = [multiples(option, least.get(axis, 1)) for axis, option in enumerate(options)]
     start = [TALL.get(roles.get(axis, ""), size) for axis, size in enumerate(target)]
     try:

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from pbkern._jax import params_of
+from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, leading_to
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.process.context_values import during
@@ -69,9 +71,9 @@ class Online:
 
     columns: int
     run: int
-    level: object
+    level: jex.JaxprEqn | None
     function: str
-    sums: tuple[tuple[object, Places], ...]
+    sums: tuple[tuple[jex.JaxprEqn, Places], ...]
     before: tuple
     totals: tuple
     again: tuple
@@ -91,11 +93,11 @@ class Online:
         return [total.outvars[0] for total in self.totals]
 
     def places_of_level(self) -> Places:
-        return tuple(
-            axis
-            for axis in range(self.level.invars[0].aval.ndim)
-            if axis not in self.level.params["axes"]
-        )
+        """The dimension of x per dimension of the maximum, in a first pass."""
+        assert self.level is not None, "there is no first pass"
+        reduced = params_of(self.level)["axes"]
+        ndim = array_aval(self.level.invars[0]).ndim
+        return tuple(axis for axis in range(ndim) if axis not in reduced)
 
 
 def find(eqns: Sequence, outputs: Sequence) -> Online | None:
@@ -189,13 +191,15 @@ def _run_of(columns: int, totals: Sequence) -> int:
 
 def _totals(eqns: Sequence, root) -> dict[int, list]:
     """Dimension of `root` -> sums and products over it of values that are elementwise functions of the root."""
-    known, found = {root: tuple(range(root.aval.ndim))}, {}
+    known: dict = {root: tuple(range(root.aval.ndim))}
+    found: dict[int, list] = {}
     for eqn in eqns:
         places = [None if isinstance(var, jex.Literal) else known.get(var) for var in eqn.invars]
         if not any(places) or root in eqn.outvars:
             continue
         name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
-        if name in MOVING:
+        at: Places | None = None
+        if name in MOVING and places[0] is not None:
             at = moved(eqn, places[0])
         elif name in ELEMENTWISE and len({place for place in places if place}) == 1:
             at = (
@@ -204,7 +208,6 @@ def _totals(eqns: Sequence, root) -> dict[int, list]:
                 else None
             )
         else:
-            at = None
             for axis in _summed_over(eqn, places):
                 found.setdefault(axis, []).append(eqn)
         if at is not None:
@@ -253,7 +256,7 @@ class _Linear:
     leaves some elements NaN and some not, which sums cannot tell.
     """
 
-    def __init__(self, level):
+    def __init__(self, level) -> None:
         x, peak = level.invars[0], level.outvars[0]
         self.level, self.axis = level, int(level.params["axes"][0])
         dims = tuple(range(x.aval.ndim))
@@ -263,9 +266,9 @@ class _Linear:
         }
         self.other: set = set()
         self.function: str | None = None
-        self.found: list[tuple[object, Places]] = []
+        self.found: list[tuple[jex.JaxprEqn, Places]] = []
 
-    def sums(self, eqns: Sequence) -> list[tuple[object, Places]]:
+    def sums(self, eqns: Sequence) -> list[tuple[jex.JaxprEqn, Places]]:
         ended: set = set()  # sums, and what depends on them: it waits for all chunks
         for eqn in eqns:
             if eqn is self.level:
@@ -292,22 +295,27 @@ class _Linear:
         return self.found
 
     def _result(self, eqn) -> tuple[str, Places] | None:
-        name, operands = (
-            eqn.primitive.name,
-            [None if isinstance(var, jex.Literal) else self.known.get(var) for var in eqn.invars],
-        )
+        name = eqn.primitive.name
+        operands: list[tuple[str, Places] | None] = [
+            None if isinstance(var, jex.Literal) else self.known.get(var) for var in eqn.invars
+        ]
         first = operands[0]
-        if name in MOVING and first:
+        if name in MOVING and first is not None:
             places = moved(eqn, first[1])
-            return places and (first[0], places)
-        if name == "sub" and all(operands):
-            (kind, places), (other, levels) = operands
+            return None if places is None else (first[0], places)
+        if name == "sub" and first is not None and (second := operands[1]) is not None:
+            (kind, places), (other, levels) = first, second
             return (
                 ("difference", places)
                 if (kind, other) == ("x", "level") and self._fits(levels, places)
                 else None
             )
-        if name in EXPONENTIALS and first[0] == "difference" and self.function in (None, name):
+        if (
+            name in EXPONENTIALS
+            and first is not None
+            and first[0] == "difference"
+            and self.function in (None, name)
+        ):
             self.function = name
             return "weight", first[1]
         if not all(operand is None or operand[0] == "weight" for operand in operands):
@@ -318,7 +326,7 @@ class _Linear:
             and (first or name == "mul")
         ):
             return "weight", next(operand for operand in operands if operand)[1]
-        if name == "reduce_sum":
+        if name == "reduce_sum" and first is not None:
             return self._summed(first[1], eqn.params["axes"], eqn.invars[0].aval.shape)
         return (
             self._product(eqn, operands)

@@ -93,7 +93,7 @@ def moves(access: Access) -> bool:
     return any(CHUNK_NUMBER in span.start.symbols for span in access)
 
 
-def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | None:
+def at(online: Online, outputs: Sequence[tuple[jex.Var, Access]]) -> Blocks | None:
     """The chunks of a program that makes these blocks; None if they do not suit."""
     try:
         after = request(online.after, outputs)
@@ -108,9 +108,10 @@ def at(online: Online, outputs: Sequence[tuple[object, Access]]) -> Blocks | Non
             sums = [eqn for eqn, _ in online.sums]
             kept = [_only(asked, var) for var in online.first]
             first = _pass(online, sums, online.before, kept[1:], online.level, kept[0])
-            level = first.kept[0]
-            for access, (_, places) in zip(first.kept[1:], online.sums):
-                _check_aligned(level, online.places_of_level(), access, places)
+            if first is not None:
+                level, *accesses = first.kept
+                for access, (_, places) in zip(accesses, online.sums):
+                    _check_aligned(level, online.places_of_level(), access, places)
     except (NeedsWhole, Unfusable):
         return None
     left = {id(eqn) for eqn in online.after}
@@ -151,17 +152,16 @@ def _pass(
     """The chunks that make these sums, and the maximum. None without sums. Raises Unfusable."""
     if not sums:
         return None
-    if None in kept:
+    needed = [access for access in kept if access is not None]
+    if len(needed) < len(kept):
         raise Unfusable("a reduction in runs is not needed")
     count, rest = divmod(online.columns, online.run)
-    spans = [
-        Span(Affine.symbol(CHUNK_NUMBER, online.run), online.run),
-        Span(Affine((), count * online.run), rest),
-    ]
-    full, last = (
-        _run(online, sums, eqns, kept, span, level, of_level) if span.size else None
-        for span in spans
-    )
+
+    def chunk(columns: Span) -> ChunkRun:
+        return _run(online, sums, eqns, needed, columns, level, of_level)
+
+    full = chunk(Span(Affine.symbol(CHUNK_NUMBER, online.run), online.run))
+    last = chunk(Span(Affine((), count * online.run), rest)) if rest else None
     return ChunkPass(full, count, last)
 
 

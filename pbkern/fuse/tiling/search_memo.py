@@ -118,13 +118,15 @@ def memoised_search(
 ) -> Schedule:
     """Memoised `search`; raises as it does. Each `accept` has results of its own."""
     outputs = root_first(outputs)
-    return _once(
+    found = _once(
         (accept,),
         eqns,
         outputs,
         lambda: search(eqns, outputs, machine, accept),
         lambda blocks: schedule_at(eqns, outputs, blocks, machine),
     )
+    assert found is not None, "a search raises where it finds nothing"
+    return found
 
 
 def tall_blocks_once(eqns: Sequence, found: Schedule, machine: CostModel) -> Schedule | None:
@@ -185,13 +187,18 @@ def _once(
         except (Unfusable, NeedsWhole) as e:
             searches.found[key] = e
             raise
-        in_chunks = made is not None and made.online is not None
-        searches.found[key] = _InChunks(made.blocks) if in_chunks else made and _Found.of(made)
+        if made is None:
+            searches.found[key] = None
+        elif made.online is not None:
+            searches.found[key] = _InChunks(made.blocks)
+        else:
+            searches.found[key] = _Found.of(made)
         return made
     match searches.found[key]:
-        case Exception() as e:
-            raise e.with_traceback(None)
+        case Exception() as error:
+            raise error.with_traceback(None)
         case _InChunks(blocks):
             return with_runs(blocks)
-        case known:
-            return known and known.schedule(eqns, outputs)
+        case _Found() as known:
+            return known.schedule(eqns, outputs)
+    return None

@@ -17,11 +17,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import cast
 
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jax_types import array_aval
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
 from pbkern.fuse.cost.kinds import UNOVERLAPPED, itemsize, nbytes
@@ -55,8 +57,10 @@ class Reads:
     @classmethod
     def of(cls, body: jex.Jaxpr, along: int, rows: int) -> Reads:
         """Raises NeedsWhole, UnsupportedOp, Unfusable."""
-        results = tuple(_rows_of(var, along, rows) for var in body.outvars)
-        return cls(rows, request(body.eqns, list(zip(body.outvars, results))), results)
+        # Results of a wavefront's step are carries, none of them a literal (_all_have_rows).
+        carries = cast(list[jex.Var], body.outvars)
+        results = tuple(_rows_of(var, along, rows) for var in carries)
+        return cls(rows, request(body.eqns, list(zip(carries, results))), results)
 
     def hulls(self, var) -> list[Access]:
         return list(self.requests.hulls.get(var, ()))
@@ -205,17 +209,18 @@ def _all_have_rows(
     body: jex.Jaxpr, counts: tuple[int, int], periodic: Sequence[set], along: int
 ) -> bool:
     """Do all carries have rows along the front, and all wrap around, or none?"""
-    carries = body.invars[counts[0] : sum(counts)]
+    carries = [array_aval(var) for var in body.invars[counts[0] : sum(counts)]]
     if not carries or any(
-        isinstance(var, jex.Literal) or var.aval.ndim < along for var in (*carries, *body.outvars)
+        isinstance(var, jex.Literal) or array_aval(var).ndim < along
+        for var in (*body.invars[counts[0] : sum(counts)], *body.outvars)
     ):
         return False
-    extents = {carry.aval.shape[-along] for carry in carries}
-    wrap = {carry.aval.ndim - along in dims for carry, dims in zip(carries, periodic[counts[0] :])}
+    extents = {carry.shape[-along] for carry in carries}
+    wrap = {carry.ndim - along in dims for carry, dims in zip(carries, periodic[counts[0] :])}
     return (
         len(wrap) == 1
         and (len(extents) == 1 or wrap == {False})
-        and min(carry.aval.size for carry in carries) > 0
+        and min(carry.size for carry in carries) > 0
     )
 
 
@@ -322,5 +327,5 @@ def _overlapped(first: float, second: float) -> float:
     return max(first, second) + UNOVERLAPPED * min(first, second)
 
 
-def _results(wave: Wavefront) -> list[tuple[object, Access]]:
+def _results(wave: Wavefront) -> list[tuple[jex.Var, Access]]:
     return list(zip(wave.body.jaxpr.outvars, wave.reads.results))

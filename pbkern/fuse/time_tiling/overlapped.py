@@ -19,6 +19,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
+from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable
 from pbkern.fuse.access.rules import NeedsWhole, whole
@@ -57,7 +58,7 @@ def is_stencil(parts: Partition, body: jex.Jaxpr) -> bool:
     local = all(_is_local(eqn) for node in parts.nodes for eqn in node.eqns)
     kinds = {node.kind for node in parts.nodes}
     ours = "group" in kinds and kinds <= {"group", "alias"}
-    return ours and local and max(var.aval.ndim for var in body.outvars) > 0
+    return ours and local and max(array_aval(var).ndim for var in body.outvars) > 0
 
 
 def _is_local(eqn) -> bool:
@@ -103,7 +104,7 @@ def tile_time(
     rest = best.shorter(step, left, machine) if left else None
     if left and rest is None:
         return None
-    return TimeBlocks(best.inner(), rest and rest.inner())
+    return TimeBlocks(best.inner(), None if rest is None else rest.inner())
 
 
 def _best_tile(

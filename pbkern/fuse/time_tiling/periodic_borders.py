@@ -18,6 +18,7 @@ import jax
 from jax.extend import core as jex
 
 from pbkern.core.affine import Affine
+from pbkern.core.jax_types import array_aval
 from pbkern.fuse.access.rules import Access, NeedsWhole, Pull, Span, pull, rules
 from pbkern.fuse.simplify.driver import retrace
 
@@ -44,7 +45,7 @@ def _roll(eqn, out: Access) -> Pull:
 class _Window:
     """`shape` elements of `base` from `starts`, modulo its extents."""
 
-    base: object
+    base: jax.Array
     starts: tuple[int, ...]
     shape: tuple[int, ...]
 
@@ -119,7 +120,8 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
     differently: it cannot be continued.
     """
     links: defaultdict = defaultdict(set)
-    uneven, found = set(), set()
+    uneven: set[tuple] = set()
+    found: set[tuple] = set()
     try:
         joined = [each for eqn in body.eqns for each in _links(eqn)]
     except (NeedsWhole, NotImplementedError):
@@ -129,7 +131,7 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
         ((var, axis), (result, axis), True)
         for var, result in carried
         if not isinstance(result, jex.Literal)
-        for axis in range(var.aval.ndim)
+        for axis in range(array_aval(var).ndim)
     ]
     for left, right, alike in joined:
         links[left].add(right)
@@ -152,7 +154,8 @@ def periodic_dimensions(body: jex.Jaxpr, counts: tuple[int, int]) -> list[set[in
         None
         if found & uneven
         else [
-            {axis for axis in range(var.aval.ndim) if (var, axis) in found} for var in body.invars
+            {axis for axis in range(array_aval(var).ndim) if (var, axis) in found}
+            for var in body.invars
         ]
     )
 

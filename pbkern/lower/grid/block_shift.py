@@ -147,6 +147,8 @@ def _shift(kernel: Kernel, axis: int) -> Shift | None:
 def _crosses(mapping: BlockMapping, axis: int, by: Shift, grid: tuple[int, ...]) -> bool:
     """Whether blocks of an operand reach over its ends along the dimension, wherever the program's own block is moved to."""
     for start, dim, extent in zip(mapping.starts, mapping.dims, mapping.array.shape):
+        if start is None:
+            return True  # as far as is known
         if axis in start.symbols:
             place = moved(start, {axis: by})
             low, high = place.bounds(

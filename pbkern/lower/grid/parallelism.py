@@ -80,9 +80,7 @@ def _overlap(kernel: Kernel, dim: int) -> str | None:
     mapping = next((output for output in kernel.outputs if not output.moves_apart(dim)), None)
     if mapping is None:
         return None
-    unmoved = None not in mapping.starts and not any(
-        dim in start.symbols for start in mapping.starts
-    )
+    unmoved = all(start is not None and dim not in start.symbols for start in mapping.starts)
     what = "are the same along it" if unmoved else "are not proved to be disjoint"
     return f"because blocks of {mapping.origin} {what}"
 

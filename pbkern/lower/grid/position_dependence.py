@@ -144,28 +144,31 @@ class _MovedAxes:
     def _is_free_itself(self, expr: Expr, nest: Nest, seen: dict[str, Affine]) -> bool:
         match expr:
             case IndexValue() | InRange():
-                indices = [expr.affine]
+                indices: list[Affine | None] = [expr.affine]
             case Load() | Gather():
                 buf, indices = expr.buf, list(expr.index)
                 axis = self.axes.setdefault(buf.root, None) if buf.root.arena else None
                 if axis is not None:
-                    if not _is_axis_of_root(buf, axis) or not self._is_inside(
-                        indices[axis], buf.shape[axis], nest
+                    index = indices[axis]
+                    if (
+                        index is None
+                        or not _is_axis_of_root(buf, axis)
+                        or not self._is_inside(index, buf.shape[axis], nest)
                     ):
                         return False
-                    indices[axis] += Affine.symbol(self.start)
+                    indices[axis] = index + Affine.symbol(self.start)
             case _:
                 return True
         return all(
-            self.start not in index.substitute(seen.get).symbols
-            for index in indices
-            if index is not None
+            self.start not in place.substitute(seen.get).symbols
+            for place in indices
+            if place is not None
         )
 
-    def _is_inside(self, index: Affine | None, extent: int, nest: Nest) -> bool:
+    def _is_inside(self, index: Affine, extent: int, nest: Nest) -> bool:
         """Whether what is read is there in every block: nothing is cut off at its ends."""
         sizes = {**self.counters, **nest.dims}
-        if index is None or not index.symbols <= sizes.keys():
+        if not index.symbols <= sizes.keys():
             return False
         low, high = index.bounds(sizes.__getitem__)
         return low >= 0 and high < extent

@@ -39,22 +39,34 @@ IN_ORDER = ("debug_print", "check_failed", "breakpoint")
 
 @dataclass(frozen=True)
 class _StoredElements:
-    """Elements `index` of an array; None if they are not affine.
+    """Elements `index` of an array, with the `bounds` of symbols other than grid indices."""
 
-    `bounds` of symbols other than grid indices.
+    index: tuple[Affine, ...]
+    bounds: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _BodyAccesses:
+    """Accesses of a kernel's body.
+
+    Attributes:
+      by_result: number of a result -> accesses to it; None where one of them is not affine.
+      lets: scalars evaluated on the way.
     """
 
-    index: tuple[Affine | None, ...]
-    bounds: dict[str, tuple[int, int]]
+    by_result: dict[int, list[_StoredElements] | None]
+    lets: list[Let]
 
 
 def moves_apart(kernel: Kernel, output: int, dim: int, options: BuildOptions) -> bool:
     """Whether programs that differ in grid dimension `dim` never access the same element of a result."""
     found = _accesses(kernel, options)
-    accesses = None if found is None else found[0].get(output, ())
-    if not accesses or any(None in access.index for access in accesses):
+    if found is None:
         return False
-    return _by_multiples(kernel, accesses, dim) or _by_trying(kernel, accesses, found[1], dim)
+    accesses = found.by_result.get(output)
+    if not accesses:
+        return False
+    return _by_multiples(kernel, accesses, dim) or _by_trying(kernel, accesses, found.lets, dim)
 
 
 def _grid_symbols(kernel: Kernel) -> list[str]:
@@ -72,13 +84,15 @@ def _by_multiples(kernel: Kernel, accesses: list[_StoredElements], dim: int) -> 
             or any(index.symbols & grid != {own} for index in indices)
         ):
             continue
-        rests = [
-            interval(index - Affine.symbol(own, *factors), access.bounds)
+        (factor,) = factors
+        ranges = [
+            interval(index - Affine.symbol(own, factor), access.bounds)
             for index, access in zip(indices, accesses)
         ]
-        if None not in rests and max(rest[1] for rest in rests) - min(
-            rest[0] for rest in rests
-        ) < abs(*factors):
+        known = [ends for ends in ranges if ends is not None]
+        if len(known) == len(ranges) and (
+            max(high for _, high in known) - min(low for low, _ in known) < abs(factor)
+        ):
             return True
     return False
 
@@ -92,12 +106,13 @@ def _by_trying(kernel: Kernel, accesses: list[_StoredElements], lets: list[Let],
         found = values_at(let.value, symbols) if let.value.symbols <= symbols.keys() else None
         if found is not None:
             symbols[let.name] = np.broadcast_to(found, points.shape[1:])
-    boxes = [
-        [_extent(position, access.bounds, symbols) for position in access.index]
-        for access in accesses
-    ]
-    if any(None in box for box in boxes):
-        return False
+    boxes: list[list[tuple[np.ndarray, np.ndarray]]] = []
+    for access in accesses:
+        extents = [_extent(position, access.bounds, symbols) for position in access.index]
+        box = [extent for extent in extents if extent is not None]
+        if len(box) < len(extents):
+            return False
+        boxes.append(box)
     owners: dict[tuple, int] = {}
     starts = [min(int(box[axis][0].min()) for box in boxes) for axis in range(len(boxes[0]))]
     sizes = [
@@ -140,10 +155,8 @@ def _extent(
 
 
 @functools.lru_cache(maxsize=8)
-def _accesses(
-    kernel: Kernel, options: BuildOptions
-) -> tuple[dict[int, list[_StoredElements]], list[Let]] | None:
-    """(result -> accesses to it, scalars evaluated on the way) of the body's statements; None where it cannot be told."""
+def _accesses(kernel: Kernel, options: BuildOptions) -> _BodyAccesses | None:
+    """Accesses of the body's statements; None where they cannot be told."""
     if any(eqn.primitive.name in IN_ORDER for eqn in equations(kernel.body.jaxpr)):
         return None
     bufs = operand_buffers(kernel)
@@ -152,7 +165,7 @@ def _accesses(
         builder, stmts = _built(kernel, bufs, options)
     except UnsupportedOp:  # an error when the kernel is compiled
         return None
-    found: dict[int, list[_StoredElements]] = {}
+    found: dict[int, list[_StoredElements] | None] = {}
     lets: list[Let] = []
     for stmt in every(stmts):
         if isinstance(stmt, Sort) and any(buffer.root in results for buffer in stmt.buffers):
@@ -166,11 +179,14 @@ def _accesses(
         )
         for buf, index in _touched(stmt):
             if buf.root in results:
-                places = index if buf.shape == buf.root.shape else (None,)
-                found.setdefault(results[buf.root], []).append(
-                    _StoredElements(tuple(places), bounds)
-                )
-    return found, lets
+                result = results[buf.root]
+                accesses = found.setdefault(result, [])
+                affine = [place for place in index if place is not None]
+                if buf.shape != buf.root.shape or len(affine) < len(index):
+                    found[result] = None
+                elif accesses is not None:
+                    accesses.append(_StoredElements(tuple(affine), bounds))
+    return _BodyAccesses(found, lets)
 
 
 def _built(

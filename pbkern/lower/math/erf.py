@@ -69,11 +69,11 @@ def erf_inv(b: Builder, x: Ssa) -> Ssa:
     el = x.el
     one = b.c(1, el)
     w = b.neg(log(b, b.mul(b.sub(one, x), b.add(one, x))))
-    pieces = {
-        "f32": ((2.5, "erf_inv"), (5.0, 3.0, "erf_inv_tail")),
-        "f64": ((3.125, "erf_inv_0"), (6.25, 3.25, "erf_inv_1"), (16.0, 5.0, "erf_inv_2")),
+    middle, name = {"f32": (2.5, "erf_inv"), "f64": (3.125, "erf_inv_0")}[el]
+    tails = {
+        "f32": [(5.0, 3.0, "erf_inv_tail")],
+        "f64": [(6.25, 3.25, "erf_inv_1"), (16.0, 5.0, "erf_inv_2")],
     }[el]
-    (middle, name), *tails = pieces
     polynomial = fit(b, b.sub(w, b.c(middle, el)), name)
     root = b.sqrt(w)
     for start, middle, name in tails:

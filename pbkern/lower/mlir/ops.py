@@ -279,11 +279,12 @@ class Builder:
         types = f"{mask.type}, {x.type}" if mask.lanes else x.type
         out = x._replace(name=self.emit(f"arith.select {mask.name}, {x.name}, {y.name} : {types}"))
         if one := self.known.narrow.get(x.name) or self.known.narrow.get(y.name):
-            both = self._as_narrow(x, one.el), self._as_narrow(y, one.el)
+            narrow_x, narrow_y = self._as_narrow(x, one.el), self._as_narrow(y, one.el)
             if (
-                None not in both
+                narrow_x is not None and narrow_y is not None
             ):  # chosen as integers: what LLVM makes of 16-bit floats may pass through f32
-                chosen = self.select(mask, *(self.bitcast(operand, "i16") for operand in both))
+                bits_x, bits_y = self.bitcast(narrow_x, "i16"), self.bitcast(narrow_y, "i16")
+                chosen = self.select(mask, bits_x, bits_y)
                 self.known.narrow[out.name] = self.bitcast(chosen, one.el)
         return out
 

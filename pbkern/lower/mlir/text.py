@@ -41,11 +41,13 @@ class Block:
     """
 
     def __init__(self, parent: Block | None, text: Text | None = None):
-        found = text or (parent and parent.text)
-        assert found
-        self.parent, self.text = parent, found
+        if text is None:
+            assert parent is not None, "the outermost block is given its text"
+            text = parent.text
+        self.parent = parent
+        self.text: Text = text
         self.wrong: list[RangeReport] = []
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.operations: list[Operation] = []
         self.values: dict[str, str | int] = {}
         self.memo: dict = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pbkern.core.affine import Affine
 
-from .ir import Buf, Expr, Load, Nest
+from .ir import Buf, Const, Expr, Gather, IndexValue, Load, Nest
 
 Index = Sequence[Affine | None]
 
@@ -59,7 +59,14 @@ def _range(affine: Affine, dims: Mapping[str, int]) -> tuple[Affine, int, int]:
     return affine - inner, *inner.bounds(lambda symbol: dims[symbol])
 
 
-def is_written(expr: Expr, nest: Nest) -> bool:
+def as_affine(expr: Expr) -> Affine[str] | None:
+    """The affine place that an expression is: an index, or a constant integer."""
+    if isinstance(expr, IndexValue):
+        return expr.affine
+    return Affine((), int(expr.value)) if isinstance(expr, Const) else None
+
+
+def is_written(expr: Load | Gather, nest: Nest) -> bool:
     """Whether a load or gather may read what some point of the nest writes."""
     buf, index = expr.access
     known = isinstance(expr, Load) and not expr.guard

@@ -20,7 +20,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 from pbkern.core.ops.elementwise_row import rounded
 from pbkern.dsl.interpret import poison
-from pbkern.lower.nest.ir import Accumulator, Const, Gather, IndexValue, InRange, Load, Shifted
+from pbkern.lower.nest.ir import Accumulator, Const, Gather, IndexValue, InRange, Load, Op, Shifted
 
 from . import numpy_ops, reductions
 from .ir import Buf, Expr, For, If, Let, Nest, Prefetch, Sort, Stmt, Store, Trace, While
@@ -119,7 +119,7 @@ class _Points:
         self.memo: dict[tuple, np.ndarray] = {}
 
     def affine(self, index: Affine, moved: Mapping[str, int]) -> np.ndarray:
-        found = np.int64(index.const)
+        found: np.ndarray | np.integer = np.int64(index.const)
         for symbol, coefficient in index.terms:
             found = found + coefficient * (
                 self.dims[symbol] + moved.get(symbol, 0)
@@ -160,7 +160,9 @@ class _Points:
                 for dim, distance in expr.moves:
                     there[dim] = there.get(dim, 0) + distance
                 return self.value(expr.args[0], there)
-        return numpy_ops.apply(expr.info, [self.value(arg, moved) for arg in expr.args])
+            case Op():
+                return numpy_ops.apply(expr.info, [self.value(arg, moved) for arg in expr.args])
+        raise InternalError(f"nest: no value of {type(expr).__name__}")
 
     def _load(self, buf: Buf, index: Sequence[np.ndarray], guard: bool) -> np.ndarray:
         inside = _inside(buf, index)
@@ -173,7 +175,7 @@ class _Points:
         ]
         return found if inside.all() else np.where(inside, found, poison(buf.dtype))
 
-    def _gather(self, expr: Expr, moved: Mapping[str, int]) -> np.ndarray:
+    def _gather(self, expr: Gather, moved: Mapping[str, int]) -> np.ndarray:
         buf, index = expr.access
         args = iter(expr.args)
         places = [

@@ -440,13 +440,22 @@ class Store:
         index = tuple(position.substitute(places.get) for position in self.index)
         return self.mapped(change, index=index)
 
-    def mapped(self, change: Callable[[Expr], Expr], **others: object) -> Store:
-        """The write with its value and its mask changed, and with `others`, fields by name, replaced."""
-        return replace(
-            self,
-            value=change(self.value),
-            mask=None if self.mask is None else change(self.mask),
-            **others,
+    def mapped(
+        self,
+        change: Callable[[Expr], Expr],
+        *,
+        buf: Buf | None = None,
+        index: tuple[Affine, ...] | None = None,
+        inner: bool | None = None,
+    ) -> Store:
+        """The write with its value and its mask changed, and with the fields that are given replaced."""
+        return Store(
+            self.buf if buf is None else buf,
+            self.index if index is None else index,
+            change(self.value),
+            self.inner if inner is None else inner,
+            self.guard,
+            None if self.mask is None else change(self.mask),
         )
 
 

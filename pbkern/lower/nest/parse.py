@@ -250,9 +250,13 @@ class _Statements:
 
     def nest(self, head: str, rows: list[str]) -> Nest:
         inside, _, behind = head.removeprefix("[").partition("]")
-        dims, ranks = {}, {}
+        dims: dict[str, int] = {}
+        ranks: dict[str, int] = {}
         for part in filter(None, inside.split(", ")):
-            name, size, star, rank = re.fullmatch(r"(.+)<(\d+)(\*?)(\d*)", part).groups()
+            found = re.fullmatch(r"(.+)<(\d+)(\*?)(\d*)", part)
+            if found is None:
+                raise InternalError(f"nest text: {part!r} is no dimension")
+            name, size, star, rank = found.groups()
             dims[name] = int(size)
             if star:
                 ranks[name] = int(rank) if rank else len(ranks)

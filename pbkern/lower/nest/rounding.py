@@ -5,7 +5,7 @@ from __future__ import annotations
 from .ir import Const, Expr, Op
 
 
-def may_cancel(expr: Expr) -> bool:
+def may_cancel(expr: Op) -> bool:
     """A difference of scaled numbers, such as pixels / 255: equal ones cancel only if both products are rounded."""
     return expr.info.primitive == "sub" and all(map(_is_scaled, expr.args))
 

@@ -120,10 +120,7 @@ class _Needs:
     def trimmed(self, body: Body, stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
         for stmt in stmts:
-            stmt = with_bodies(
-                stmt,
-                lambda inner, outer=stmt: self.trimmed(body, inner, _inner_bounds(outer, bounds)),
-            )
+            stmt = self._trimmed_inside(body, stmt, bounds)
             if isinstance(stmt, Nest):
                 limits = self.limits(body, stmt, bounds)
                 if any(limits[dim] == 0 < size for dim, size in stmt.dims.items()):
@@ -131,6 +128,10 @@ class _Needs:
                 stmt = _cut(stmt, limits, body.pool)
             out.append(stmt)
         return out
+
+    def _trimmed_inside(self, body: Body, stmt: Stmt, bounds: Bounds) -> Stmt:
+        inside = _inner_bounds(stmt, bounds)
+        return with_bodies(stmt, lambda block: self.trimmed(body, block, inside))
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
         """Scratch of one program that is needed only in part -> scratch as large as that part."""
@@ -158,32 +159,28 @@ class _Needs:
         found = dict.fromkeys(nest.dims, 0)
         for store in nest.stores:
             own = self._points(body, nest, store, bounds)
-            if 0 not in own.values():
+            if own is not None and 0 not in own.values():
                 found = {
                     dim: max(found[dim], own.get(dim, size)) for dim, size in nest.dims.items()
                 }
         return found
 
-    def _points(self, body: Body, nest: Nest, store: Store, bounds: Bounds) -> dict[str, int]:
-        """dimension -> points at which a store may go to places that are needed; others all are. 0: at no point."""
+    def _points(
+        self, body: Body, nest: Nest, store: Store, bounds: Bounds
+    ) -> dict[str, int] | None:
+        """dimension -> points at which a store may go to places that are needed; others all are. None or 0: at no point."""
         lowest = {**bounds, **{axis: (0, max(size - 1, 0)) for axis, size in nest.dims.items()}}
         own: dict[str, int] = {}
         for position, need in zip(store.index, self._need(body, store.buf)):
-            for dim, coefficient in (*position.terms, (None, 1)):
-                rest = interval(
-                    position if dim is None else position - Affine.symbol(dim, coefficient), lowest
-                )
-                if (
-                    rest is None
-                    or coefficient < 0
-                    or (dim is not None and (dim not in nest.dims or dim in nest.rdims))
-                ):
+            for dim, coefficient in position.terms:
+                rest = interval(position - Affine.symbol(dim, coefficient), lowest)
+                if rest is None or coefficient < 0 or dim not in nest.dims or dim in nest.rdims:
                     continue
                 points = -((rest[0] - need) // coefficient)
-                if dim is None:
-                    own |= {None: 0} if points <= 0 else {}
-                else:
-                    own[dim] = max(min(own.get(dim, nest.dims[dim]), points), 0)
+                own[dim] = max(min(own.get(dim, nest.dims[dim]), points), 0)
+            reached = interval(position, lowest)
+            if reached is not None and reached[0] >= need:
+                return None
         return own
 
     def _need(self, body: Body, buf: Buf) -> list[int]:
@@ -212,14 +209,14 @@ class _Needs:
                             [size if whole else 0 for size, whole in zip(store.buf.shape, uncut)],
                         )
             case Let(value=value):
-                for load in nodes([value]):
-                    if isinstance(load, Load | Gather):
-                        self._read(body, load, bounds)
+                for node in nodes([value]):
+                    if isinstance(node, Load | Gather):
+                        self._read(body, node, bounds)
             case Sort() | Trace():
                 for buf in _mentioned(stmt):
                     self._require(body, buf, buf.shape)
 
-    def _read(self, body: Body, load: Expr, bounds: Bounds) -> None:
+    def _read(self, body: Body, load: Load | Gather, bounds: Bounds) -> None:
         buf, index = load.access
         if not buf.root.arena:
             return
@@ -250,7 +247,7 @@ def _cut(nest: Nest, limits: dict[str, int], pool: Pool) -> Nest:
 def _resized(stmts: Sequence[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
     """The statements over other buffers, at the same indices."""
     if not smaller:
-        return stmts
+        return list(stmts)
 
     def replaced(node: Expr) -> Expr | None:
         if not isinstance(node, Load | Gather) or node.buf not in smaller:
@@ -304,15 +301,16 @@ def _without_tails(body: Body) -> list[Stmt]:
     def change(stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out = []
         for stmt in stmts:
-            stmt = with_bodies(
-                stmt, lambda inner, outer=stmt: change(inner, _inner_bounds(outer, bounds))
-            )
+            stmt = change_inside(stmt, _inner_bounds(stmt, bounds))
             out.append(
                 _shortened(stmt, body.pool, zeros, bounds)
                 if isinstance(stmt, Nest) and _is_product(stmt)
                 else stmt
             )
         return out
+
+    def change_inside(stmt: Stmt, bounds: Bounds) -> Stmt:
+        return with_bodies(stmt, lambda block: change(block, bounds))
 
     return change(body.stmts, body.bounds)
 
@@ -341,7 +339,7 @@ def _shortened(nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> Nest:
             1,
         )
         ends[rdim] = min(max(-(-tail // step), 1) * step, nest.dims[rdim])
-    return replace(nest, dims=nest.dims | ends)
+    return replace(nest, dims={**nest.dims, **ends})
 
 
 def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
@@ -354,7 +352,7 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
                 stores.setdefault(store.buf.root, []).append((stmt, store, bounds))
         else:
             excluded |= {touched.root for touched in _mentioned(stmt)}
-    found = {}
+    found: dict[tuple[Buf, int], int] = {}
     for buf, stored in stores.items():
         (nest, store, bounds), *others = stored
         if (
@@ -367,7 +365,9 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
         ):
             continue
         for k, (position, size) in enumerate(zip(store.index, buf.shape)):
-            dim = position.terms[0][0] if len(position.terms) == 1 else None
+            if len(position.terms) != 1:
+                continue
+            ((dim, _),) = position.terms
             if position == Affine.symbol(dim) and nest.dims.get(dim) == size:
                 found[buf, k] = _zero_from(store.value, dim, nest, body.pool, found, bounds)
     return found

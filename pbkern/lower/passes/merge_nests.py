@@ -37,7 +37,7 @@ def without_unread(stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
     while True:
         dead = {buf for buf in effects.written(stmts) if buf.arena} - kept - effects.read(stmts)
         if not dead:
-            return stmts
+            return list(stmts)
         stmts = _without_writes(stmts, dead)
 
 
@@ -122,7 +122,7 @@ def merge(first: Nest, second: Nest, pool: Pool, limits: MergeNests) -> Nest | N
         return None
     rename = {theirs: Affine.symbol(mine) for mine, theirs in live}
     rename |= {dim: Affine() for dim, size in second.dims.items() if size == 1}
-    own = {dim: Affine() for dim, size in first.dims.items() if size == 1}
+    own: dict[str, Affine] = {dim: Affine() for dim, size in first.dims.items() if size == 1}
     rdims = {rdim for rdim in first.rdims if first.dims[rdim] > 1}
     theirs = {rename[rdim].terms[0][0] for rdim in second.rdims if second.dims[rdim] > 1}
     if first.reductions and (
@@ -173,7 +173,7 @@ def _matched(first: Nest, second: Nest, most_permuted: int) -> list[tuple[str, s
 
 def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
     """Counts loads of the second nest that are of what the first one loads or stores at the same point."""
-    units = {
+    units: dict[str, Affine] = {
         dim: Affine() for nest in (first, second) for dim, size in nest.dims.items() if size == 1
     }
     renamed = units | {theirs: Affine.symbol(mine) for mine, theirs in pairs}
@@ -257,7 +257,7 @@ def _independent(first: Nest, second: Nest) -> bool:
     return True
 
 
-def _at_its_point(nest: Nest, expr: Expr, store: Store) -> bool:
+def _at_its_point(nest: Nest, expr: Load | Gather, store: Store) -> bool:
     """Whether a load reads, at each point of a nest, the element that is written there and at no other point."""
     buf, index = expr.access
     own = {position.terms[0][0] for position in store.index if len(position.terms) == 1}
@@ -269,7 +269,7 @@ def _at_its_point(nest: Nest, expr: Expr, store: Store) -> bool:
     )
 
 
-def _is_forwarded(first: Nest, stores: list[Store], expr: Expr) -> bool:
+def _is_forwarded(first: Nest, stores: list[Store], expr: Load | Gather) -> bool:
     """Whether a load gives what the first nest writes at the same point, by one of these to the same root."""
     buf, index = expr.access
     found = [store for store in stores if not _apart(buf, index, store)]

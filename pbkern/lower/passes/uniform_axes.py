@@ -101,7 +101,7 @@ def narrowed_buffers(axes: Axes) -> dict[Buf, Buf]:
 def narrow(stmts: Sequence[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
     """The statements over the narrowed buffers: loads and stores at position 0, stores without loops along the axes."""
     if not axes:
-        return stmts
+        return list(stmts)
 
     def index(buf: Buf, ix: tuple) -> tuple:
         return tuple(ZERO if k in axes[buf] else position for k, position in enumerate(ix))
@@ -216,7 +216,7 @@ def _views(stmts: Sequence[Stmt]) -> tuple[dict[Buf, set[Buf]], set[Buf], set[tu
     return views, excluded, outside
 
 
-def _beyond(load: Expr, nest: Nest) -> Iterator[int]:
+def _beyond(load: Load, nest: Nest) -> Iterator[int]:
     """Axes along which a guarded load may be outside its buffer."""
     buf, index = load.access
     for k, (position, size) in enumerate(zip(index, buf.shape)):

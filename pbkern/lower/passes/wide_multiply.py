@@ -75,6 +75,13 @@ class _Value:
 
 
 @dataclass(frozen=True)
+class _Exact(_Value):
+    """An expression that a polynomial is exactly, no larger than `most`."""
+
+    most: int
+
+
+@dataclass(frozen=True)
 class _Quotient:
     """source >> bits."""
 
@@ -133,9 +140,10 @@ class _Products:
 
     def _factors(self, monomial: Monomial, coeff: int) -> tuple[Expr, Expr] | None:
         """Two factors of a term, the first one no constant."""
-        found = [self._unknowns[index] for index in monomial]
+        unknowns = [self._unknowns[index] for index in monomial]
+        found = [factor for factor in unknowns if not isinstance(factor, _Quotient)]
         if (
-            any(isinstance(factor, _Quotient) for factor in found)
+            len(found) < len(unknowns)
             or len(found) not in (1, 2)
             or (len(found) == 2 and coeff != 1)
         ):
@@ -195,15 +203,17 @@ class _Products:
 
     # ---- expressions as polynomials
 
-    def _exact(self, expr: Expr) -> _Value:
+    def _exact(self, expr: Expr) -> _Exact:
         value = self._value(expr)
-        return self._unknown(expr, UINT32_VALUES - 1) if value.most is None else value
+        if value.most is None:
+            return self._unknown(expr, UINT32_VALUES - 1)
+        return _Exact(value.terms, value.most)
 
-    def _unknown(self, unknown: Expr | _Quotient, most: int) -> _Value:
+    def _unknown(self, unknown: Expr | _Quotient, most: int) -> _Exact:
         if unknown not in self._numbers:
             self._numbers[unknown] = len(self._unknowns)
             self._unknowns.append(unknown)
-        return _Value({(self._numbers[unknown],): 1}, most)
+        return _Exact({(self._numbers[unknown],): 1}, most)
 
     def _value(self, expr: Expr) -> _Value:
         if expr not in self._values:
@@ -221,7 +231,7 @@ class _Products:
             return _Value({(): constant} if constant else {}, constant)
         if not isinstance(expr, Op) or expr.dtype != UINT32:
             return self._unknown(expr, UINT32_VALUES - 1)
-        match expr.info.primitive, [isinstance(arg, Const) for arg in expr.args]:
+        match expr.info.primitive, expr.args:
             case "add", _:
                 affine, other = map(self._value, expr.args)
                 return _within(_sum(affine.terms, other.terms), affine, other, lambda x, y: x + y)
@@ -230,20 +240,20 @@ class _Products:
                 return _within(
                     _product(affine.terms, other.terms), affine, other, lambda x, y: x * y
                 )
-            case "shift_left", [_, True] if (bits := int(expr.args[1].value)) < 32:
-                affine = self._value(expr.args[0])
+            case "shift_left", (source, Const(value=count)) if (bits := int(count)) < 32:
+                affine = self._value(source)
                 return _within(
                     {monomial: term << bits for monomial, term in affine.terms.items()},
                     affine,
                     affine,
                     lambda x, _: x << bits,
                 )
-            case "shift_right_logical", [_, True] if (bits := int(expr.args[1].value)) < 32:
-                return self._shifted(expr.args[0], bits)
-            case "and", [_, True] if (mask := int(expr.args[1].value)) & (mask + 1) == 0:
-                bits, affine = mask.bit_length(), self._exact(expr.args[0])
-                upper = self._shifted(expr.args[0], bits)
-                return _Value(_sum(affine.terms, upper.terms, -1 << bits), min(affine.most, mask))
+            case "shift_right_logical", (source, Const(value=count)) if (bits := int(count)) < 32:
+                return self._shifted(source, bits)
+            case "and", (source, Const(value=value)) if (mask := int(value)) & (mask + 1) == 0:
+                bits, exact = mask.bit_length(), self._exact(source)
+                upper = self._shifted(source, bits)
+                return _Value(_sum(exact.terms, upper.terms, -1 << bits), min(exact.most, mask))
         return self._unknown(expr, UINT32_VALUES - 1)
 
     def _shifted(self, expr: Expr, bits: int) -> _Value:

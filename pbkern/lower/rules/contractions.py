@@ -176,7 +176,7 @@ def _products(builder, shape: tuple[int, ...], dims, operands, routes) -> Lazy:
 
 
 @CONTRACTIONS.register("conv_general_dilated")
-def _conv(builder, eqn, ins):
+def _conv(builder, eqn, ins: list[Value]) -> Value:
     """A contraction over (window..., input feature); padding and lhs dilation become a padded operand first."""
     params = eqn.params
     lhs, rhs = ins

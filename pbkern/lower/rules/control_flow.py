@@ -6,7 +6,8 @@ subscripts made from it stay affine.
 
 from __future__ import annotations
 
-import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from jax.extend import core as jex
@@ -16,9 +17,9 @@ from pbkern.core.affine import Affine
 from pbkern.core.rules import RuleTable
 from pbkern.lower.nest.context import INT32_MAX
 from pbkern.lower.nest.ir import Buf, For, If, While
-from pbkern.lower.values.items import ControlItem, LetItem, StoreItem
+from pbkern.lower.values.items import ControlItem, LetItem, RefView, StoreItem
 from pbkern.lower.values.scalar_evolution import known_bounds, simplified
-from pbkern.lower.values.values import ZERO, Lazy, Literal, Stored, Value, is_index_only
+from pbkern.lower.values.values import ZERO, Index, Lazy, Literal, Stored, Value, is_index_only
 
 from .elementwise import fold_index
 from .views import index_value
@@ -35,12 +36,12 @@ def _bind(builder, env: dict, local: dict, var, atom) -> None:
         local[var] = builder.read(env, atom)
 
 
-def written_buffers(builder, jaxpr: jex.Jaxpr, refs: dict) -> frozenset[Buf]:
-    """Buffers that a jaxpr stores to. `refs`: its Ref variables -> RefView."""
+def written_buffers(eqns: Iterable, refs: Mapping[Any, RefView]) -> frozenset[Buf]:
+    """Buffers that equations store to. `refs`: their Ref variables -> RefView."""
     from pbkern.core import jaxprs
 
     found: set[Buf] = set()
-    for eqn in jaxpr.eqns:
+    for eqn in eqns:
         if eqn.primitive.name in STATE and eqn.invars[0] in refs:
             found.add(refs[eqn.invars[0]].buf)
         for inner in jaxprs.inner_jaxprs(eqn):
@@ -52,7 +53,7 @@ def written_buffers(builder, jaxpr: jex.Jaxpr, refs: dict) -> frozenset[Buf]:
                 for var, atom in zip(inner.jaxpr.invars, outer)
                 if not isinstance(atom, jex.Literal) and atom in refs
             }
-            found |= written_buffers(builder, inner.jaxpr, mapped)
+            found |= written_buffers(inner.jaxpr.eqns, mapped)
     return frozenset(found)
 
 
@@ -69,7 +70,7 @@ def _no_refs(builder, atoms) -> list:
 
 
 def _all_writes(builder, eqn) -> frozenset[Buf]:
-    return written_buffers(builder, types.SimpleNamespace(eqns=[eqn]), builder.refs)
+    return written_buffers([eqn], builder.refs)
 
 
 def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
@@ -88,13 +89,23 @@ def _results(builder, eqn, env: dict) -> list[Stored]:
     return made
 
 
-def _store_all(builder, targets: list[Stored], values: list[Value], place=lambda ix: ix) -> None:
+def _seen_through(source: Stored, place: Callable[[Index], Index]) -> Callable[[Index], Index]:
+    """Index -> place in the buffer of `source`, of which the index is mapped by `place` first."""
+    return lambda ix: source.place(place(ix))
+
+
+def _store_all(
+    builder,
+    targets: list[Stored],
+    values: list[Value],
+    place: Callable[[Index], Index] = lambda ix: ix,
+) -> None:
     for target, value in zip(targets, values):
         builder.items.append(
             StoreItem(
                 target.buf,
                 value.shape,
-                lambda ix, dest=target: dest.place(place(ix)),
+                _seen_through(target, place),
                 value,
                 at=None,
             )
@@ -233,7 +244,7 @@ def _scan(builder, eqn, env: dict) -> None:
                 tuple(var.aval.shape),
                 stored.dtype,
                 stored.buf,
-                lambda ix, source=stored: source.place((row, *ix)),
+                _seen_through(stored, lambda ix: (row, *ix)),
                 stored.guard,
             )
 
@@ -281,12 +292,8 @@ def _while(builder, eqn, env: dict) -> None:
     trips, starts, steps = None, {}, {}
     if counted is not None:
         position, limit = counted
-        bound = limit if not isinstance(limit, int) else init[limit] if limit >= 0 else None
-        trips = _trip_count(
-            builder,
-            builder.read(env, init[position]),
-            builder.read(env, bound) if bound is not None else None,
-        )
+        bound = init[limit] if isinstance(limit, int) else limit
+        trips = _trip_count(builder, builder.read(env, init[position]), builder.read(env, bound))
         if trips == 1:
             _once(builder, body, (*eqn.invars[nc : nc + nb], *init), eqn, env)
             return
@@ -394,7 +401,7 @@ def _trip_count(builder, start: Value, stop: Value) -> int | Affine:
         builder, Lazy((), stop.dtype, (start, stop), lambda ix: ((), ()), combine, index_only=known)
     )
     if isinstance(difference, Literal):
-        return max(int(difference.scalar), 0)
+        return max(int(np.asarray(difference.scalar)), 0)
     name = builder.names("%s")
     builder.items.append(LetItem(name, builder.new(difference), INT32_MAX))
     builder.bounds[name] = known_bounds(builder, difference, INT32_MAX)

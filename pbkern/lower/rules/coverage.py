@@ -30,15 +30,9 @@ OTHERS = (
 def supports(eqn) -> str | None:
     """None if bodies can contain the equation, else why not."""
     name = eqn.primitive.name
-    if jaxprs.called_jaxpr(eqn) is not None:
-        return next(
-            (
-                reason
-                for inner in jaxprs.called_jaxpr(eqn).jaxpr.eqns
-                if (reason := supports(inner))
-            ),
-            None,
-        )
+    called = jaxprs.called_jaxpr(eqn)
+    if called is not None:
+        return next((reason for inner in called.jaxpr.eqns if (reason := supports(inner))), None)
     dtypes = [getattr(var.aval, "dtype", None) for var in (*eqn.invars, *eqn.outvars)]
     for dtype in dtypes:
         if dtype is not None and (

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from jax.extend import core as jex
 
-from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedOp
 from pbkern.lower.math import elementwise
 from pbkern.lower.mlir.element_types import ELEMENTS
+from pbkern.lower.nest.addresses import as_affine
 from pbkern.lower.nest.conditions.index_tests import BOOL, Folder
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, Pool
 from pbkern.lower.values.scalar_evolution import known, simplified
@@ -42,12 +42,9 @@ def fold_index(pool: Pool, name: str, dtype: np.dtype, xs: list[Expr]) -> Expr |
     """
     if name not in ("add", "sub", "mul", "neg") or dtype.kind not in "iu" or dtype.itemsize < 4:
         return None
-    if any(not isinstance(x, IndexValue | Const) for x in xs):
+    left, right = [as_affine(x) for x in (*xs, xs[0])[:2]]
+    if left is None or right is None:
         return None
-    left, right = [
-        x.affine if isinstance(x, IndexValue) else Affine((), int(x.value))
-        for x in (*xs, xs[0])[:2]
-    ]
     if name == "mul" and not (left.is_const or right.is_const):
         return None
     result = {

@@ -25,6 +25,7 @@ from pbkern.lower.values.affine_index_arrays import (
 )
 from pbkern.lower.values.dynamic_strides import Steps, steps_along
 from pbkern.lower.values.items import ControlItem, RefView, StoreItem
+from pbkern.lower.values.rule_builder import RuleBuilder
 from pbkern.lower.values.values import ZERO, Index, Lazy, Literal, Stored, Value, dims_index
 
 from .elementwise import always
@@ -67,15 +68,15 @@ class _Place:
         return tuple(index)
 
 
-def access(builder, eqn, env: dict) -> None:
+def access(builder: RuleBuilder, eqn, env: dict) -> None:
     """get, swap, addupdate, masked_load, masked_store."""
     acc = ref_access(eqn)
     ref = builder.refs[acc.ref]
-    masked = acc.mask is not None
-    mask = None if not masked else builder.read(env, acc.mask)
+    mask = None if acc.mask is None else builder.read(env, acc.mask)
+    masked = mask is not None
     place = _place(builder, env, acc.indices, ref.shape, mask, stores=acc.kind != "load")
     guard = ref.guard or (masked and not _is_in_bounds(builder, acc.indices, place, ref.shape))
-    if masked and not place.gathers and always(builder, mask):
+    if mask is not None and not place.gathers and always(builder, mask):
         mask = None
     if (
         eqn.outvars
@@ -85,7 +86,7 @@ def access(builder, eqn, env: dict) -> None:
             other = Literal((), ref.dtype, 0) if acc.other is None else builder.read(env, acc.other)
             value = builder.new(_masked(builder, mask, value, other, place.shape))
         env[eqn.outvars[0]] = value
-    if acc.kind == "load":
+    if acc.value is None:  # a load
         return
     value = _broadcast(builder, builder.read(env, acc.value), place.shape)
     mask = None if mask is None else _broadcast(builder, mask, place.shape)
@@ -95,7 +96,7 @@ def access(builder, eqn, env: dict) -> None:
         _store(builder, eqn, ref, place, value, mask, guard, acc.kind == "add")
 
 
-def in_bounds(builder, ref: RefView, axis: int) -> Value:
+def in_bounds(builder: RuleBuilder, ref: RefView, axis: int) -> Value:
     """Which positions of a block along `axis` are inside its array."""
     buf_axis = ref.axes.index(axis)
     base, extent = ref.offsets[buf_axis], ref.buf.shape[buf_axis]
@@ -108,7 +109,9 @@ def in_bounds(builder, ref: RefView, axis: int) -> Value:
     return builder.new(Lazy((ref.shape[axis],), BOOL, (), lambda ix: (), combine, cost=1.0))
 
 
-def _place(builder, env: dict, indices, ref_shape, mask: Value | None, stores: bool) -> _Place:
+def _place(
+    builder: RuleBuilder, env: dict, indices, ref_shape, mask: Value | None, stores: bool
+) -> _Place:
     masked = mask is not None
     offsets: list[Affine] = []
     strides: list[int | None] = []
@@ -145,7 +148,7 @@ def _place(builder, env: dict, indices, ref_shape, mask: Value | None, stores: b
     return _Place(tuple(shape), offsets, strides, runs, gathers, at, tuple(gather_shape))
 
 
-def _is_in_bounds(builder, indices, place: _Place, shape) -> bool:
+def _is_in_bounds(builder: RuleBuilder, indices, place: _Place, shape) -> bool:
     """Whether an access certainly stays inside the Ref, whatever grid indices and counters are."""
     for index, offset, extent in zip(indices, place.offsets, shape):
         reach = (index.size - 1) * index.stride if isinstance(index, Range) else 0
@@ -156,7 +159,12 @@ def _is_in_bounds(builder, indices, place: _Place, shape) -> bool:
 
 
 def _runs(
-    builder, gathers: dict[int, Value], ref_shape, mask: Value | None, covers: bool, stores: bool
+    builder: RuleBuilder,
+    gathers: dict[int, Value],
+    ref_shape,
+    mask: Value | None,
+    covers: bool,
+    stores: bool,
 ) -> dict[int, AffineArray]:
     """Axes whose indices are affine and need not be clamped.
 
@@ -185,7 +193,7 @@ def _constant(values) -> Value:
     raise AssertionError("constant index arrays are inputs of a kernel")
 
 
-def _start(builder, env: dict, start, clamp: int | None) -> Affine:
+def _start(builder: RuleBuilder, env: dict, start, clamp: int | None) -> Affine:
     """A static or dynamic start.
 
     Dynamic ones are clamped so that the slice stays inside the block, as lax.dynamic_slice does;
@@ -196,7 +204,7 @@ def _start(builder, env: dict, start, clamp: int | None) -> Affine:
     return builder.index_symbol(builder.read(env, start), clamp)
 
 
-def _load(builder, ref, place: _Place, guard: bool) -> Value:
+def _load(builder: RuleBuilder, ref: RefView, place: _Place, guard: bool) -> Value:
     if not place.gathers:
         return builder.new(
             Stored(place.shape, ref.dtype, ref.buf, lambda ix: ref.place(place(ix)), guard)
@@ -219,7 +227,16 @@ def _load(builder, ref, place: _Place, guard: bool) -> Value:
     )
 
 
-def _store(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
+def _store(
+    builder: RuleBuilder,
+    eqn,
+    ref: RefView,
+    place: _Place,
+    value: Value,
+    mask: Value | None,
+    guard: bool,
+    add: bool,
+) -> None:
     target: Callable[[Index], Index] = lambda ix: ref.place(place(ix))
     if add:
         value = _sum(builder, Stored(place.shape, ref.dtype, ref.buf, target, guard), value)
@@ -228,7 +245,16 @@ def _store(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, ad
     )
 
 
-def _scatter(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, add: bool) -> None:
+def _scatter(
+    builder: RuleBuilder,
+    eqn,
+    ref: RefView,
+    place: _Place,
+    value: Value,
+    mask: Value | None,
+    guard: bool,
+    add: bool,
+) -> None:
     """for each gathered element: evaluate its indices, then store that slice of the value."""
 
     def run() -> None:
@@ -243,8 +269,8 @@ def _scatter(builder, eqn, ref, place: _Place, value: Value, mask, guard: bool, 
 class _Scatter:
     """Stores through index arrays: rows that are runs as vectors, others element by element."""
 
-    builder: object
-    ref: object
+    builder: RuleBuilder
+    ref: RefView
     place: _Place
     value: Value
     mask: Value | None
@@ -256,12 +282,10 @@ class _Scatter:
         counters = [(self.builder.names("%i"), size) for size in self.place.gather_shape]
         at = dims_index(counters)
         body: list[Stmt] = self._elements(at, counters[-1:])
-        if (
-            counters
-            and counters[-1][1] >= SHORTEST_STORED_ROW
-            and self._is_row(at, counters[-1][0])
-        ):
-            body = self._row(at, *counters[-1], body)
+        if counters and counters[-1][1] >= SHORTEST_STORED_ROW:
+            steps = self._even_steps(at, counters[-1][0])
+            if steps is not None:
+                body = self._row(at, *counters[-1], steps, body)
         for name, count in reversed(counters[:-1]):
             body = [For(name, count, tuple(body))]
         return body
@@ -300,20 +324,32 @@ class _Scatter:
 
     # ---- rows
 
-    def _steps(self, at: Index, counter: str) -> dict[int, Steps]:
-        return {axis: steps_along(self._index(axis, at), counter) for axis in self.place.gathers}
+    def _even_steps(self, at: Index, counter: str) -> dict[int, tuple[int, Steps]] | None:
+        """Axis -> (step, what could bend it) if the indices move evenly along the last counter unless their bends show.
 
-    def _is_row(self, at: Index, counter: str) -> bool:
-        """Whether the indices move evenly along the last counter unless their bends show; elements are then distinct."""
-        steps = [step.step for step in self._steps(at, counter).values()]
-        return None not in steps and any(steps)
+        Elements are then distinct. None if they do not.
+        """
+        even: dict[int, tuple[int, Steps]] = {}
+        for axis in self.place.gathers:
+            steps = steps_along(self._index(axis, at), counter)
+            if steps.step is None:
+                return None
+            even[axis] = steps.step, steps
+        return even if any(step for step, _ in even.values()) else None
 
-    def _row(self, at: Index, counter: str, length: int, elements: Sequence[Stmt]) -> list[Stmt]:
+    def _row(
+        self,
+        at: Index,
+        counter: str,
+        length: int,
+        even: dict[int, tuple[int, Steps]],
+        elements: Sequence[Stmt],
+    ) -> list[Stmt]:
         """If the row is a run: one nest; otherwise `elements`."""
         lets: list[Stmt] = []
         axes, tests = {}, []
         dim = self.builder.names("d")
-        for axis, steps in self._steps(at, counter).items():
+        for axis, (step, steps) in even.items():
             index = self._index(axis, at)
             first, last = (
                 self.builder.pool.rename(index, {counter: Affine((), position)})
@@ -321,8 +357,8 @@ class _Scatter:
             )
             name = self.builder.names("%s")
             lets.append(Let(name, first))
-            axes[axis] = Affine.symbol(name) + Affine.symbol(dim, steps.step)
-            distance = self.builder.const(steps.step * (length - 1), index.dtype)
+            axes[axis] = Affine.symbol(name) + Affine.symbol(dim, step)
+            distance = self.builder.const(step * (length - 1), index.dtype)
             tests.append(
                 self.builder.op(
                     "eq", BOOL, self.builder.op("sub", index.dtype, last, first), distance
@@ -343,7 +379,7 @@ class _Scatter:
         return [*lets, If(is_run, (tuple(elements), (nest,)))]
 
 
-def _masked(builder, mask: Value, stored: Value, other: Value, shape) -> Lazy:
+def _masked(builder: RuleBuilder, mask: Value, stored: Value, other: Value, shape) -> Lazy:
     def route(ix: Index):
         return [_fit(ix, operand.shape) for operand in (mask, stored, other)]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -145,7 +145,7 @@ class _ScatterWindows:
             if strips
             else []
         )
-        stmts = (
+        stmts: list[Stmt] = (
             self.in_strips(loop, made)
             if made and count > 1
             else [For(name, count, tuple(self.fetch(at, loop, last) + self.step(at)))]
@@ -198,9 +198,7 @@ class _ScatterWindows:
                 builder.new_buffer((size,), operand.dtype).buf,
                 dim if operand is self.updates else list(at).index(dim),
             )
-            stored[operand] = Stored(
-                operand.shape, operand.dtype, buf, lambda ix, axis=axis: (ix[axis] - start,)
-            )
+            stored[operand] = Stored(operand.shape, operand.dtype, buf, _along(axis, start))
             value = builder.pull(
                 operand, self.index_of(operand, {**at, dim: start + Affine.symbol(step)})
             )
@@ -268,6 +266,11 @@ class _ScatterWindows:
             *lets,
             Prefetch(self.result.buf, first, min(row, FETCHED_ELEMENTS)),
         ]
+
+
+def _along(axis: int, start: Affine) -> Callable[[Index], Index]:
+    """Index -> place in a line that holds what is at `start` along an axis, and behind."""
+    return lambda ix: (ix[axis] - start,)
 
 
 def _symbols(counters: dict[int, tuple[str, int]]) -> dict[int, Affine]:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.lower.nest.addresses import as_affine
 from pbkern.lower.nest.conditions.index_tests import Folder, interval
 from pbkern.lower.nest.ir import Const, Expr, IndexValue, InRange
 
 from .dynamic_strides import UNKNOWN, Steps, steps_along
+from .rule_builder import RuleBuilder
 from .scalar_evolution import bounds_of, known
 from .values import ZERO, Index, Lazy, Literal, Value, dims_index
 
@@ -47,7 +49,7 @@ class AffineArray:
         places = {along(axis): position for axis, position in enumerate(ix)}
         return self.value.substitute(places.get)
 
-    def evaluated(self, builder) -> AffineArray:
+    def evaluated(self, builder: RuleBuilder) -> AffineArray:
         """Evaluates the scalars here."""
         symbols = {name: builder.index_symbol(scalar) for name, scalar in self.scalars.items()}
         return AffineArray(self.value.substitute(symbols.get), {}, self.bounds)
@@ -58,7 +60,9 @@ class AffineArray:
         return found is not None and found[0] >= 0 and found[1] < extent
 
 
-def affine_array(builder, source: Value, mask: Value | None = None) -> AffineArray | None:
+def affine_array(
+    builder: RuleBuilder, source: Value, mask: Value | None = None
+) -> AffineArray | None:
     """An integer array as an affine function of the position; None where it is not known to be one.
 
     With a mask, which broadcasts to the array's shape, it is right only where that holds.
@@ -77,9 +81,9 @@ def affine_array(builder, source: Value, mask: Value | None = None) -> AffineArr
     expr = finder.element(
         source, dims_index([(along(axis), size) for axis, size in enumerate(source.shape)])
     )
-    if expr is None or not isinstance(expr, IndexValue | Const) or expr.dtype.kind not in "iu":
+    value = None if expr is None or expr.dtype.kind not in "iu" else as_affine(expr)
+    if value is None:
         return None
-    value = expr.affine if isinstance(expr, IndexValue) else Affine((), int(expr.value))
     return AffineArray(
         value,
         {name: scalar for name, scalar in finder.scalars.items() if name in value.symbols},
@@ -87,7 +91,7 @@ def affine_array(builder, source: Value, mask: Value | None = None) -> AffineArr
     )
 
 
-def row_steps(builder, value: Value) -> Steps:
+def row_steps(builder: RuleBuilder, value: Value) -> Steps:
     """Describes how an index array moves along its last dimension."""
     value = builder.resolve(value)
     if not isinstance(value, Lazy) or not value.shape or value.dtype.kind not in "iu":
@@ -139,7 +143,7 @@ def _positions(shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
 class _Finder:
     """Pulls lazy values at an index without deciding anything about them."""
 
-    builder: object
+    builder: RuleBuilder
     shape: tuple[int, ...]
     scalars: dict[str, Value] = field(default_factory=dict)
     seen: dict = field(default_factory=dict)
@@ -162,10 +166,11 @@ class _Finder:
         if isinstance(value, Literal):
             return value.at(self.builder.pool, ix, False)
         if isinstance(value, Lazy):
-            operands = [
+            elements = [
                 self.element(operand, i) for operand, i in zip(value.operands, value.route(ix))
             ]
-            if None not in operands:
+            operands = [element for element in elements if element is not None]
+            if len(operands) == len(elements):
                 expr = self.fold(value.combine(self.builder.pool, ix, operands))
                 if (
                     isinstance(expr, IndexValue | Const | InRange)
@@ -176,8 +181,8 @@ class _Finder:
         if value.shape == () and value.dtype.kind == "i" and value.dtype.itemsize >= 4:
             name = f"@scalar{len(self.scalars)}"
             self.scalars[name] = value
-            expr = known(self.builder, value)
-            if expr is not None and (found := bounds_of(self.builder, expr)) is not None:
+            scalar = known(self.builder, value)
+            if scalar is not None and (found := bounds_of(self.builder, scalar)) is not None:
                 self.bounds[name] = found
             return self.builder.pool.index(value.dtype, Affine.symbol(name))
         return None

@@ -67,11 +67,8 @@ class _Along:
         parts = [self(arg) for arg in expr.args]
         if expr.info.primitive == "select_n":
             return self._chosen(expr, parts[1:])
-        found = (
-            None
-            if any(part.step is None for part in parts)
-            else _step(expr, [part.step for part in parts])
-        )
+        steps = [part.step for part in parts if part.step is not None]
+        found = _step(expr, steps) if len(steps) == len(parts) else None
         return _together(
             found, parts, expr if expr.info.primitive in ("max", "min", "rem") else None
         )
@@ -105,7 +102,7 @@ def _together(
     return Steps(step, tuple(choices), bends if bend is None else frozenset({bend}))
 
 
-def _loaded(expr: Expr, dim: str) -> Steps:
+def _loaded(expr: Load, dim: str) -> Steps:
     """Steps of a load from a buffer whose elements are known to move regularly."""
     buf, index = expr.access
     if buf.step is None or any(dim in position.symbols for position in index[:-1]):
@@ -113,7 +110,7 @@ def _loaded(expr: Expr, dim: str) -> Steps:
     return Steps(buf.step * index[-1].coefficient(dim), (), frozenset({expr}))
 
 
-def _step(expr: Expr, steps: list[int]) -> int | None:
+def _step(expr: Op, steps: list[int]) -> int | None:
     """The step of an operation whose operands have these."""
     match expr.info.primitive:
         case "add":

@@ -160,13 +160,9 @@ class _Decision:
             and len(request.places) == 1
             and self.whole_stores.get(next(iter(request.places))[0]) == id(value)
         )
-        if (
-            isinstance(value, Joined)
-            and not request.forced
-            and all(value.part(ix) for _, ix in request.places)
-        ):
-            for root, ix in request.places:
-                operand, i = value.part(ix)
+        parts = _parts_asked_for(value, request)
+        if parts is not None:
+            for root, operand, i in parts:
                 self._ask(operand, (root, i))
         elif isinstance(value, Opaque):
             if not (direct and value.takes_target):
@@ -188,8 +184,10 @@ class _Decision:
             self.windows[id(value)] = frozenset(value.rdims)
             for operand, ix in zip(value.operands, value.routes):
                 self._ask(operand, (id(value), tuple(ix)))
-        else:
+        elif isinstance(value, Lazy):
             self._visit_lazy(value, request)
+        else:
+            raise AssertionError(type(value))
 
     def _visit_lazy(self, value: Lazy, request: ValueRequests) -> None:
         places = list(request.places)
@@ -230,7 +228,8 @@ class _Decision:
         ):
             return False
         return any(
-            id(operand) in self.products
+            isinstance(operand, Contract)
+            and id(operand) in self.products
             and operand.shape == value.shape
             and id(operand) not in self.requests
             and not self._sums_lanes(operand)
@@ -379,6 +378,19 @@ class _Decision:
             return False
         self.hosts.add(root)
         return True
+
+
+def _parts_asked_for(value: Value, request: ValueRequests) -> list[tuple] | None:
+    """(root, operand, index of it) per place, where a concatenation is asked for inside its operands only; None elsewhere."""
+    if not isinstance(value, Joined) or request.forced:
+        return None
+    asked = []
+    for root, ix in request.places:
+        part = value.part(ix)
+        if part is None:
+            return None
+        asked.append((root, *part))
+    return asked
 
 
 def _is_free(value: Value) -> bool:

@@ -77,7 +77,8 @@ class PendingReads:
         """Values defined by `now` that are read from `written` and used later, in the order of those uses."""
         found: dict[Value, tuple] = {}
         for buf in written:
-            inside, to_come, seen = self._inside[buf], self._to_come[buf], {}
+            inside, to_come = self._inside[buf], self._to_come[buf]
+            seen: dict = {}
             while to_come and to_come[0][0] <= now:
                 inside[heapq.heappop(to_come)[2]] = None
             for value in list(inside):

@@ -36,9 +36,12 @@ def known(builder, value: Value) -> Expr | None:
 
 def simplified(builder, value: Lazy) -> Value:
     """A scalar without operands, if all of those are known; a constant where it is one."""
-    operands = [known(builder, operand) for operand in value.operands]
-    if any(operand is None or operand.dtype.kind not in "biu" for operand in operands):
-        return value
+    operands: list[Expr] = []
+    for operand in value.operands:
+        scalar = known(builder, operand)
+        if scalar is None or scalar.dtype.kind not in "biu":
+            return value
+        operands.append(scalar)
     expr = Folder(builder.pool, builder.bounds)(value.combine(builder.pool, (), operands))
     if isinstance(expr, Const):
         return Literal((), value.dtype, expr.value)
@@ -99,15 +102,17 @@ def values_at(expr: Expr, symbols: dict[str, np.ndarray]) -> np.ndarray | None:
     made: dict[int, np.ndarray] = {}
     for node in nodes([expr]):
         args = [made[id(arg)] for arg in node.args]
+        found: np.ndarray | np.generic
         if isinstance(node, Const):
             found = node.value
         elif isinstance(node, IndexValue | InRange):
             affine = node.affine
-            found = sum(
+            place = sum(
                 (symbols[symbol] * coeff for symbol, coeff in affine.terms), np.int64(affine.const)
             )
+            found = place
             if isinstance(node, InRange):
-                found = (node.low <= found) & (found < node.high)
+                found = (node.low <= place) & (place < node.high)
         elif isinstance(node, Op) and _is_known(node.info.primitive):
             info = node.info
             found = ELEMENTWISE[info.primitive].computed(args, info.params, info.out_dtype)

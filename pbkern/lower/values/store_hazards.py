@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pbkern.lower.nest.addresses import apart
 from pbkern.lower.nest.draft import NestDraft
-from pbkern.lower.nest.ir import Buf, Expr, Gather, Nest, Store
+from pbkern.lower.nest.ir import Buf, Gather, Load, Nest, Store
 
 from . import materialise
 from .items import StoreItem
@@ -57,10 +57,10 @@ def _conflicts(builder, item: StoreItem, written: set[Buf]) -> bool:
     stores = [Store(item.buf, index, builder.pull(source, probe, draft)) for source in asked]
     nest = draft.nest(*stores)
 
-    def read(inner: Nest) -> list[Expr]:
+    def read(inner: Nest) -> list[Load | Gather]:
         return [load for load in inner.loads() if load.buf.root in written]
 
-    def meets(expr: Expr) -> bool:
+    def meets(expr: Load) -> bool:
         buf, at, guard = expr.buf, expr.index, expr.guard
         known = buf is item.buf and not guard
         return _whereabouts(buf, at) != same and not (

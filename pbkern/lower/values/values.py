@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Expr, Pool
 
 Index = tuple[Affine, ...]
-ZERO = Affine()
+ZERO: Affine = Affine()
 # Vector operations per element of a select on index tests: nests are cut at them
 # (lower/nest/conditions/index_tests.py), few points pay.
 TEST_COST = 0.4
@@ -32,6 +33,9 @@ class Value:
     @property
     def ins(self) -> Sequence[Value]:
         return ()
+
+
+SomeValue = TypeVar("SomeValue", bound=Value)
 
 
 @dataclass(eq=False)
@@ -176,6 +180,7 @@ __all__ = [
     "Lazy",
     "Literal",
     "Opaque",
+    "SomeValue",
     "Stored",
     "Value",
     "ValueRequests",

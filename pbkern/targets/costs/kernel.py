@@ -12,6 +12,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
+from jax.extend import core as jex
+
 from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, volume
 from pbkern.fuse.access.rules import Access
@@ -51,7 +53,7 @@ def traffic_limit(moved: int, machine: Machine) -> float:
 
 def kernel_cost(
     requests: BlockRequests,
-    outputs: Sequence[tuple[object, Access]],
+    outputs: Sequence[tuple[jex.Var, Access]],
     grid: Sequence[int],
     machine: Machine,
     costs: CostModel,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
+from jax.extend import core as jex
+
 from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, Step
 from pbkern.fuse.access.rules import Access
@@ -75,7 +77,7 @@ class MachineCosts(Machine, abc.ABC):
     def kernel_cost(
         self,
         requests: BlockRequests,
-        outputs: Sequence[tuple[object, Access]],
+        outputs: Sequence[tuple[jex.Var, Access]],
         grid: Sequence[int],
         parts: Mapping[object, float] = MappingProxyType({}),
         repeated_steps: Collection[int] = (),

@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from jax.extend import core as jex
+
 from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.access.rules import Access
 from pbkern.fuse.cost.kinds import UNOVERLAPPED, nbytes
@@ -43,7 +45,7 @@ class ThreadCosts(MachineCosts):
     def kernel_cost(
         self,
         requests: BlockRequests,
-        outputs: Sequence[tuple[object, Access]],
+        outputs: Sequence[tuple[jex.Var, Access]],
         grid: Sequence[int],
         parts: Mapping[object, float] = MappingProxyType({}),
         repeated_steps: Collection[int] = (),

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.addresses import is_written
+from pbkern.lower.nest.addresses import as_affine, is_written
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.ir import (
     Const,
@@ -70,7 +70,7 @@ def _remainders(x: Interval, y: Interval) -> Interval | None:
 
 
 # Operation -> (smallest, largest) result of operands between theirs, None where that is not known.
-INTERVALS = {
+INTERVALS: Mapping[str, Callable[..., Interval | None]] = {
     "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
     "mul": _products,
@@ -101,7 +101,10 @@ def decide_index_tests(
                 out.append(
                     If(
                         i,
-                        tuple(decide_index_tests(branch, pool, bounds, cut_bytes) for branch in bs),
+                        tuple(
+                            tuple(decide_index_tests(branch, pool, bounds, cut_bytes))
+                            for branch in bs
+                        ),
                     )
                 )
             case For(counter=c, trips=t, body=b):
@@ -216,12 +219,10 @@ class Folder:
             return self._comparison(name, *expr.args)
         if name in ("and", "or") and expr.dtype == BOOL:
             return self._logic(name, *expr.args)
-        if (
-            name == "ne"
-            and expr.args[0].dtype == BOOL
-            and all(isinstance(arg, Const) for arg in expr.args)
-        ):
-            return self._bool(bool(expr.args[0].value) is not bool(expr.args[1].value))
+        if name == "ne" and expr.args[0].dtype == BOOL:
+            left, right = expr.args
+            if isinstance(left, Const) and isinstance(right, Const):
+                return self._bool(bool(left.value) is not bool(right.value))
         if name == "not" and expr.dtype == BOOL and isinstance(expr.args[0], Const):
             return self._bool(not expr.args[0].value)
         if name == "select_n" and expr.args[0].dtype == BOOL:
@@ -256,7 +257,7 @@ class Folder:
         if rule is None:
             return int(np.iinfo(expr.dtype).min), int(np.iinfo(expr.dtype).max)
         parts = [self.values_of(arg) for arg in expr.args]
-        return rule(*parts) if None not in parts else None
+        return None if None in parts else rule(*parts)
 
     def _extreme(self, name: str, expr: Expr, y: Expr) -> Expr | None:
         x_range, y_range = self.values_of(expr), self.values_of(y)
@@ -268,8 +269,10 @@ class Folder:
         return smaller if y_range[0] >= x_range[1] else None
 
     def _convert(self, expr: Expr, dtype: np.dtype) -> Expr | None:
-        found = self.values_of(expr) if isinstance(expr, IndexValue) else None
-        if found is None or dtype.kind not in "iu" or not _holds(dtype, found):
+        if not isinstance(expr, IndexValue) or dtype.kind not in "iu":
+            return None
+        found = self.values_of(expr)
+        if found is None or not _holds(dtype, found):
             return None
         return self.pool.index(dtype, expr.affine)
 
@@ -278,29 +281,33 @@ class Folder:
         if self.values_of(expr) is None:
             return None
         for x, y in (expr.args, expr.args[::-1]):
-            low, high = self.values_of(y)
-            if isinstance(x, IndexValue) and low == high:
-                return self.pool.index(expr.dtype, x.affine + low)
+            values = self.values_of(y)
+            if isinstance(x, IndexValue) and values is not None and values[0] == values[1]:
+                return self.pool.index(expr.dtype, x.affine + values[0])
         return None
 
-    def _gather(self, expr: Expr) -> Expr | None:
+    def _gather(self, expr: Gather) -> Expr | None:
         """Axes along which the index is affine and certainly inside are addressed by it; a load where all are."""
         buf, axes = expr.access
-        args, left, located = iter(expr.args), [], []
+        args, left = iter(expr.args), list[Expr]()
+        located: list[Affine | None] = []
+        known: list[Affine] = []
         for axis, extent in zip(axes, buf.shape):
             if axis is None:
                 arg = next(args)
-                found = self.values_of(arg) if isinstance(arg, IndexValue | Const) else None
+                place = as_affine(arg)
+                found = None if place is None else self.values_of(arg)
                 if found is not None and found[0] >= 0 and found[1] < extent:
-                    axis = arg.affine if isinstance(arg, IndexValue) else Affine((), int(arg.value))
+                    axis = place
                 else:
                     left.append(arg)
             located.append(axis)
+            known += () if axis is None else (axis,)
         if len(left) == len(expr.args):
             return None
         if left:
             return self.pool.gather(expr.dtype, buf, tuple(located), tuple(left))
-        return self.pool.load(expr.dtype, buf, tuple(located), False)
+        return self.pool.load(expr.dtype, buf, tuple(known), False)
 
     def _select(self, expr: Expr, test: Expr, *cases: Expr) -> Expr | None:
         if isinstance(test, Const):
@@ -324,23 +331,16 @@ class Folder:
         if expr.dtype.kind not in "iu":
             return None
         low, high = COMPARISONS[name]
-        found = self.values_of(expr), self.values_of(y)
-        if None not in found:
-            smallest, largest = found[0][0] - found[1][1], found[0][1] - found[1][0]
+        of_x, of_y = self.values_of(expr), self.values_of(y)
+        if of_x is not None and of_y is not None:
+            smallest, largest = of_x[0] - of_y[1], of_x[1] - of_y[0]
             if (low == -UNBOUNDED or low <= smallest) and (high == UNBOUNDED or largest < high):
                 return self._bool(True)
             if (low != -UNBOUNDED and largest < low) or (high != UNBOUNDED and smallest >= high):
                 return self._bool(False)
-        if (
-            any(not isinstance(operand, IndexValue | Const) for operand in (expr, y))
-            or expr.dtype.kind != "i"
-            or expr.dtype.itemsize < 4
-        ):
+        lhs, rhs = as_affine(expr), as_affine(y)
+        if lhs is None or rhs is None or expr.dtype.kind != "i" or expr.dtype.itemsize < 4:
             return None
-        lhs, rhs = (
-            side.affine if isinstance(side, IndexValue) else Affine((), int(side.value))
-            for side in (expr, y)
-        )
         difference = lhs - rhs
         low = low if low == -UNBOUNDED else low - difference.const
         high = high if high == UNBOUNDED else high - difference.const

@@ -75,7 +75,7 @@ def _range_span(affine: Affine, low: int, high: int, dim: str, dims: Mapping[str
 
 def _extreme(affine: Affine, dims: Mapping[str, int], pick) -> Affine:
     """The smallest or largest value over the dimensions of a nest, affine in what remains."""
-    total = Affine((), affine.const)
+    total: Affine[str] = Affine((), affine.const)
     for symbol, coefficient in affine.terms:
         total = total + (
             pick(0, coefficient * (dims[symbol] - 1))
@@ -144,8 +144,8 @@ def outside(
             dim in x.symbols and not x.args and not isinstance(x, Load)
         ):
             return None
-        args = tuple(map(go, x.args))
-        if any(arg is None for arg in args) or (isinstance(x, Gather) and dim in x.symbols):
+        args = tuple(arg for arg in map(go, x.args) if arg is not None)
+        if len(args) < len(x.args) or (isinstance(x, Gather) and dim in x.symbols):
             return None
         return (
             x

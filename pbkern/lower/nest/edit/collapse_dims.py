@@ -128,7 +128,7 @@ def _join(nest: Nest, outer: str, inner: str, pool: Pool, aliases: Aliases) -> N
             return buf, index
         low, high = axes[0], axes[-1]
         if high > low:
-            flat = Affine()
+            flat: Affine[str] = Affine()
             for position, extent in zip(index[low : high + 1], buf.shape[low : high + 1]):
                 flat = flat * extent + position
             buf, index = aliases.joined(buf, low, high), (*index[:low], flat, *index[high + 1 :])

@@ -31,8 +31,9 @@ def split(nest: Nest, sizes: Mapping[str, Mapping[str, int]], pool: Pool) -> Nes
         if math.prod(parts.values()) != size:
             raise InternalError(f"nest: {dim} of {size} points is not split into {dict(parts)}")
         dims |= parts
-        step, place = 1, Affine()
-        for part_dim, part_size in reversed(parts.items()):
+        step = 1
+        place: Affine[str] = Affine()
+        for part_dim, part_size in reversed(list(parts.items())):
             place, step = place + Affine.symbol(part_dim, step), step * part_size
         places[dim] = place
     rdims = tuple(new for old in nest.rdims for new in sizes.get(old, (old,)))

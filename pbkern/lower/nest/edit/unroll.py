@@ -19,7 +19,7 @@ def unrolled(nest: Nest, dim: str, pool: Pool) -> Nest:
     """
     stores = []
     for point in range(nest.dims[dim]):
-        place = {dim: Affine((), point)}
+        place: dict[str, Affine[str]] = {dim: Affine((), point)}
         expression = pool.renamer(place)
         stores += [store.moved(place, expression) for store in nest.stores]
     dims = {other: size for other, size in nest.dims.items() if other != dim}

@@ -474,9 +474,9 @@ class _StripNest:
 
         reductions = [reduction.mapped(expr) for reduction in nest.reductions]
         kept = [store for store in nest.stores if store.inner or not self.reduces]
+        places = [place(stored.buf, stored.index) for stored in kept]
         stores = [
-            stored.mapped(expr, **dict(zip(("buf", "index"), place(stored.buf, stored.index))))
-            for stored in kept
+            stored.mapped(expr, buf=buf, index=index) for stored, (buf, index) in zip(kept, places)
         ]
         for k in range(len(self.states)):
             index = self._state_index(lane)
