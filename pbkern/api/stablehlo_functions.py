@@ -13,6 +13,7 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import ArgumentError, OptionError
 from pbkern.core.options import CompileOptions
+from pbkern.core.public_names import PublicNames
 from pbkern.frontends.stablehlo.importer import ImportedProgram, import_program
 from pbkern.frontends.stablehlo.parse import ProgramSource, parse
 
@@ -47,7 +48,7 @@ def from_stablehlo(source: Any, *, compile_options: Any = None) -> ImportedFunct
     return ImportedFunction(parse(source), compile_options)
 
 
-class ImportedFunction:
+class ImportedFunction(PublicNames):
     """A decorated function of arguments of given types, as from_stablehlo returns it.
 
     Attributes:

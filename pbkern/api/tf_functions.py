@@ -18,6 +18,7 @@ from jax.extend import core as jex
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.option_uses import check_for, check_for_backend
 from pbkern.core.options import CompileOptions
+from pbkern.core.public_names import PublicNames
 from pbkern.frontends.stablehlo.importer import import_program
 from pbkern.frontends.stablehlo.parse import parse
 
@@ -89,7 +90,7 @@ def polymage_jit_tf(
     return _tensorflow().function(fn, input_signature=input_signature, jit_compile=backend == "xla")
 
 
-class TfFunction:
+class TfFunction(PublicNames):
     """A decorated function: called like it, with its attributes."""
 
     def __init__(self, fn: Callable, signature: Sequence[Any] | None, options: CompileOptions):

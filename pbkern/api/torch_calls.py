@@ -17,6 +17,7 @@ from pbkern.core import config
 from pbkern.core.errors import FallbackWarning, PbkernError
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
+from pbkern.core.public_names import PublicNames
 from pbkern.frontends.torch import graphs as captured
 from pbkern.frontends.torch.capture import CapturedGraph
 from pbkern.frontends.torch.dtypes import check_tensor, is_sparse
@@ -50,8 +51,10 @@ class TorchExplanation:
         return "\n".join(lines)
 
 
-class TorchFunction(PickledByName):
+class TorchFunction(PublicNames, PickledByName):
     """A decorated function: called like it, with its attributes."""
+
+    INTERNAL = frozenset(("remade",))
 
     def __init__(self, fn: Any, options: CompileOptions):
         self.__wrapped__ = fn

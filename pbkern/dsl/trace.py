@@ -27,6 +27,7 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
 from pbkern.core.options import TARGETS, nearest
 from pbkern.core.process.pickle_by_name import PickledByName
+from pbkern.core.public_names import PublicNames
 from pbkern.dsl.body_checks import explain
 from pbkern.dsl.body_checks.static_indices import check_indices
 from pbkern.dsl.body_checks.unwritten_results import check_written
@@ -138,8 +139,10 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     return decorate if body is None else decorate(body)
 
 
-class KernelFunction(PickledByName):
+class KernelFunction(PublicNames, PickledByName):
     """A kernel as `pbkern.kernel` returns it: traces to a Kernel per operand types, and runs it."""
+
+    INTERNAL = frozenset(("remade",))
 
     def __init__(
         self,

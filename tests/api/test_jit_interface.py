@@ -342,3 +342,15 @@ def test_import_is_cheap_and_loads_no_compiler(tmp_path):
         runs.append((float(share), float(seconds), loaded))
     assert min(runs)[0] < 0.5 or min(seconds for _, seconds, _ in runs) <= 0.35
     assert all(loaded == "False" for *_, loaded in runs)
+
+
+def test_dir_shows_what_a_user_may_want():
+    """Completion after a dot shows methods for users, and no others."""
+    decorated = pbkern.jit(lambda x: x + 1)
+    shown = {name for name in dir(decorated) if not name.startswith("__")}
+    assert shown == {
+        "as_text", "clear_cache", "dump", "eval_shape", "explain", "kernels", "lower", "memory_analysis", "options", "trace",
+    }  # fmt: skip
+    kernel = pbkern.kernel(lambda x, o: None, out_shape=jax.ShapeDtypeStruct((4,), jnp.float32))
+    assert not any(name.startswith("_") and not name.startswith("__") for name in dir(kernel))
+    assert {"trace", "interpret"} <= set(dir(kernel))
