@@ -22,6 +22,7 @@ from pbkern.lower.nest.ir import (
     Trace,
     While,
 )
+from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS
 
 F32, I32, BOOL = np.dtype("f"), np.dtype("i4"), np.dtype(bool)
 I, J, K = (Affine.symbol(s) for s in "ijk")
@@ -287,17 +288,22 @@ def test_half_precision_is_rounded_where_it_is_stored():
     assert minus is not None
 
 
-def test_reductions_of_one_target_are_errors():
-    s = Small(x=numbers(2, 2, dtype="i4"), y=np.zeros(2, "i4"))
-    with pytest.raises(InternalError, match="no reduction `dot_i8`"):
-        s.run(
-            Nest(
-                {"i": 2, "k": 2},
-                ("k",),
-                (Reduction("dot_i8", (s.load("x", I, K), s.load("x", I, K)), I32),),
-                (s.write("y", (I,), s.acc(dtype=I32), inner=False),),
-            )
-        )
+@pytest.mark.parametrize("instruction", INSTRUCTIONS.values(), ids=lambda row: row.name)
+def test_products_of_words_mean_what_their_elements_do(instruction):
+    rng = np.random.default_rng(3)
+    count = instruction.shape[-1]
+    elements = [
+        rng.integers(-9, 9, (4, 3 * count)).astype(np.int8).astype(dtype)
+        for dtype in instruction.operands
+    ]
+    words = [array.view(np.int32) for array in elements]
+    s = Small(x=words[0], z=words[1], y=np.zeros(4, instruction.accumulator))
+    loads = s.load("x", I, K), s.load("z", I, K)
+    reduction = Reduction("dot", loads, instruction.accumulator, by=instruction)
+    store = s.write("y", (I,), s.acc(dtype=instruction.accumulator), inner=False)
+    s.run(Nest({"i": 4, "k": 3}, ("k",), (reduction,), (store,)))
+    left, right = (array.astype(np.float64) for array in elements)
+    np.testing.assert_array_equal(s["y"].astype(np.float64), (left * right).sum(1))
 
 
 # ---- control flow
