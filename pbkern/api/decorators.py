@@ -27,7 +27,7 @@ from pbkern.core.jaxprs import equations
 from pbkern.core.option_uses import ARGUMENT_OPTIONS, OTHER_BACKENDS, check_for, check_for_backend
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
-from pbkern.core.public_names import PublicNames
+from pbkern.core.process.public_names import PublicNames
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
 from pbkern.targets import get_target

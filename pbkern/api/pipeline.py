@@ -33,7 +33,6 @@ from pbkern.dsl.call import kernel_p
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.frontends.jax import call
-from pbkern.fuse.partition.passes import PARTITION_PASSES
 from pbkern.targets import get_target
 from pbkern.targets.target import Target
 
@@ -115,7 +114,6 @@ def build_plan(
             plan = fuse.left_whole(jaxpr, name)
     record.texts["jaxpr"], record.again["jaxpr"] = lambda: str(plan.jaxpr), fused
     record.again["partition"] = fused
-    record.texts["partition"] = lambda: record.text(f"partition:{PARTITION_PASSES[-1].name}")
     record.texts["plan"] = lambda: "\n".join(map(str, (plan.explanation, *plan.programs())))
     record.show_kernels(plan.kernels())
     return Build(tuple(plan.programs()), record, plan)

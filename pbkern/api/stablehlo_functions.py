@@ -13,7 +13,7 @@ from jax.extend import core as jex
 
 from pbkern.core.errors import ArgumentError, OptionError
 from pbkern.core.options import CompileOptions
-from pbkern.core.public_names import PublicNames
+from pbkern.core.process.public_names import PublicNames
 from pbkern.frontends.stablehlo.importer import ImportedProgram, import_program
 from pbkern.frontends.stablehlo.parse import ProgramSource, parse
 

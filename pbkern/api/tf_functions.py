@@ -18,7 +18,7 @@ from jax.extend import core as jex
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.option_uses import check_for, check_for_backend
 from pbkern.core.options import CompileOptions
-from pbkern.core.public_names import PublicNames
+from pbkern.core.process.public_names import PublicNames
 from pbkern.frontends.stablehlo.importer import import_program
 from pbkern.frontends.stablehlo.parse import parse
 

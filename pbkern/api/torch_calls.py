@@ -17,7 +17,7 @@ from pbkern.core import config
 from pbkern.core.errors import FallbackWarning, PbkernError
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.pickle_by_name import PickledByName
-from pbkern.core.public_names import PublicNames
+from pbkern.core.process.public_names import PublicNames
 from pbkern.frontends.torch import graphs as captured
 from pbkern.frontends.torch.capture import CapturedGraph
 from pbkern.frontends.torch.dtypes import check_tensor, is_sparse

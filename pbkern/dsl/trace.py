@@ -27,7 +27,7 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs, retrace, retrace_into
 from pbkern.core.options import TARGETS, nearest
 from pbkern.core.process.pickle_by_name import PickledByName
-from pbkern.core.public_names import PublicNames
+from pbkern.core.process.public_names import PublicNames
 from pbkern.dsl.body_checks import explain
 from pbkern.dsl.body_checks.static_indices import check_indices
 from pbkern.dsl.body_checks.unwritten_results import check_written

@@ -351,16 +351,16 @@ def test_depths_that_words_do_not_divide(depth, dtype, turned):
     given = a, b.T.copy() if turned else b
     np.testing.assert_array_equal(fused(*given), want)
     if detected_machine().vnni and depth > 16:
-        assert re.search("dot_i8=|dot_i16=", fused.as_text(*given, stage="nests"))
+        assert re.search("by vpdpbusd=|by vpdpwssd=", fused.as_text(*given, stage="nests"))
 
 
 @needs_vnni
 @pytest.mark.parametrize(
     ("dtypes", "words", "instruction"),
     [
-        (("int8", "int8"), "dot_i8=", "vpdpbusd"),
-        (("uint8", "int8"), "dot_i8=", "vpdpbusd"),
-        (("int8", "int16"), "dot_i16=", "vpdpwssd"),
+        (("int8", "int8"), "by vpdpbusd=", "vpdpbusd"),
+        (("uint8", "int8"), "by vpdpbusd=", "vpdpbusd"),
+        (("int8", "int16"), "by vpdpwssd=", "vpdpwssd"),
     ],
 )
 def test_narrow_integers_are_multiplied_in_words(dtypes, words, instruction):
@@ -428,7 +428,7 @@ def test_what_is_more_than_a_copy_of_narrow_integers_stays_narrow(name):
     np.testing.assert_allclose(f(*args), want, rtol=1e-6)
     if detected_machine().vnni:
         nests = f.as_text(*args, stage="nests")
-        assert "dot_i8=" in nests
+        assert "by vpdpbusd=" in nests
         assert "dot=" not in nests
 
 
@@ -454,7 +454,7 @@ def test_blocks_of_narrow_integers_are_products_of_words(shape):
         pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32)
     )
     nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
-    assert "dot_i8" in nests
+    assert "by vpdpbusd=" in nests
     assert "dot=" not in nests
 
 
@@ -511,7 +511,7 @@ def test_products_of_narrow_integers_in_loops_are_of_words():
         pbkern.call_kernel(kernel, x, y)[0], x.astype(np.int32) @ y.astype(np.int32)
     )
     nests = lower_kernel(kernel, "k", LowerOptions(vnni=True)).nests
-    assert "dot_i8" in nests
+    assert "by vpdpbusd=" in nests
     assert "dot=" not in nests
 
 

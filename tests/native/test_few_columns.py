@@ -67,5 +67,5 @@ def test_mechanisms_are_at_work():
     assert "fetch" in nests(lambda v, x: v @ x, (4096,), (4096, 4096))
     assert "= %a1[" in nests(jnp.matmul, (16, 256, 1024), (16, 1024, 8))  # the copy of the columns
     words = nests(jnp.matmul, (8192, 2048), (2048, 8), dtype="bfloat16")
-    assert "dot_bf16= %a0.words" in words
+    assert "dot by dpbf16ps= %a0.words" in words
     assert "d1<8, k2<1024*" in words

@@ -164,7 +164,7 @@ def test_a_result_in_place_of_an_operand_holds_no_sums():
 @pytest.mark.parametrize("form", ["mk,kn->mn", "km,kn->mn"])
 def test_products_of_few_rows_read_rows_of_the_other_operand_in_turn(form):
     nests = lowered(einsum(form), *shapes_of(form, 8, 4096, 4096))
-    assert re.search(r"k2<8\*\] fetch %a1", nests)
+    assert re.search(r"k2<8\*\] prefetch %a1", nests)
     assert "add(%a2" in nests
 
 

@@ -84,7 +84,7 @@ def picked_loss(x):
 
 @pytest.mark.parametrize("f", [logsumexp, cross_entropy, picked_loss])
 def test_the_next_strips_of_long_rows_are_asked_for(f):
-    assert " fetch %a0 + " in nests(f, jax.ShapeDtypeStruct((512, 32_000), jnp.float32))
+    assert " prefetch %a0 + " in nests(f, jax.ShapeDtypeStruct((512, 32_000), jnp.float32))
 
 
 def rows(kind: str, shape) -> np.ndarray:
