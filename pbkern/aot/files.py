@@ -178,7 +178,14 @@ def all_or_none(files: Mapping[str, pathlib.Path]) -> Iterator[dict[str, pathlib
 def _make(folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
     """Makes a folder and those above it; `stack` removes those that stay empty."""
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OptionError(
+            f"the folder {folder} cannot be made",
+            why=f"{type(e).__name__}: {e.strerror or e}",
+            hint="a folder below one that you may write to",
+        ) from None
     for made in reversed(missing):  # the innermost goes first
         stack.callback(_remove_if_empty, made)
 

@@ -6,6 +6,7 @@ import argparse
 import pathlib
 
 from pbkern.aot.files import KINDS
+from pbkern.core.errors import OptionError
 from pbkern.core.options import CompileOptions
 from pbkern.targets.cpu.devices import devices_of
 
@@ -36,6 +37,12 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.function.endswith(".pt2"):
         from pbkern.aot.frameworks import library_of_torch_file
 
+        if parsed.args is not None:
+            raise OptionError(
+                "an exported program has types of its own",
+                why=f"--args {' '.join(parsed.args)}",
+                hint="leave --args out, or export the program for other types",
+            )
         library = library_of_torch_file(
             parsed.function, CompileOptions.from_dict(options), parsed.output, kinds
         )

@@ -202,3 +202,7 @@ def _bench(arguments: Sequence[str]) -> int:
         )
     sys.path.insert(0, str(checkout))
     return importlib.import_module("benchmarks.run").main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -73,6 +73,8 @@ def test_an_exported_program_and_its_file(tmp_path, capsys):
         str(tmp_path / "libnet.h"),
         str(tmp_path / "libnet.so"),
     ]
+    assert main(["compile", str(tmp_path / "net.pt2"), "--args", "f32[7,4]"]) == 2
+    assert "has types of its own" in capsys.readouterr().err
     (tmp_path / "no.pt2").write_text("nothing")
     assert main(["compile", str(tmp_path / "no.pt2")]) == 2
     said = capsys.readouterr().err

@@ -388,6 +388,8 @@ REFUSED = {
     ),
     "name": (lambda x: x, (X,), {"aot_name": "double"}, OptionError, "keyword of C"),
     "libc": (lambda x: x, (X,), {"aot_name": "exp"}, OptionError, "a name of the C library"),
+    "std": (lambda x: x, (X,), {"aot_name": "std"}, OptionError, "a namespace of C"),
+    "pbkern": (lambda x: x, (X,), {"aot_name": "pbkern"}, OptionError, "a namespace of C"),
     "a function of POSIX": (
         lambda x: x,
         (X,),

@@ -348,3 +348,17 @@ def test_the_environments_target_is_the_default():
         f = pj(lambda x: x)
     with pytest.raises(pbkern.errors.TargetError):
         f(A)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_sums_of_sixteen_bits_overflow_whatever_the_operands_are(dtype):
+    """4 * 800 * 800 is beyond the largest float16, also where what follows is computed in float32."""
+    x = jnp.full((4, 4), 800, dtype)
+    scaled = pbkern.jit(
+        lambda a: (a @ a) * 0.01, compile_options={"mm_conv_precision_mode": "fp16"}
+    )
+    assert np.isinf(np.asarray(scaled(x), np.float32)).all()
+    small = pbkern.jit(
+        lambda a: (a @ a) * 0.01, compile_options={"mm_conv_precision_mode": "fp16"}
+    )(jnp.full((4, 4), 3, dtype))
+    np.testing.assert_allclose(np.asarray(small, np.float32), 0.36, rtol=1e-2)

@@ -184,3 +184,19 @@ def test_help_names_both_sides_of_a_switch(capsys):
     with contextlib.suppress(SystemExit):
         main.main(["compile", "--help"])
     assert "--no-openmp" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "f.py").write_text("def f(x):\n    return x + 1\n")
+    output = str(tmp_path / "file" / "below") + "/"
+    assert main.main(["compile", f"{tmp_path / 'f.py'}:f", "--args", "f32[4]", "-o", output]) == 2
+    assert "cannot be made" in capsys.readouterr().err
+
+
+def test_the_module_of_the_command_runs_it():
+    done = subprocess.run(
+        [sys.executable, "-m", "pbkern.cli.main", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "usage: pbkern" in done.stdout

@@ -63,6 +63,8 @@ SYSTEM_LIBRARIES = ("libc.so.6", "libm.so.6", "libSystem.dylib")
 MACROS = frozenset(
     "NULL EOF I NAN INFINITY assert errno linux offsetof stderr stdin stdout unix".split()
 )
+# Namespaces that a library's C++ header names.
+NAMESPACES = frozenset(("std", "pbkern"))
 OWN = ("main", "stream", "user_device_memory")
 
 
@@ -82,6 +84,11 @@ def check_function_name(name: str, given: bool) -> str:
             f"`{name}` is a keyword of C or C++",
             why=f"it is {whose}",
             hint=f"aot_name: {name}_kernel",
+        )
+    if name in NAMESPACES:
+        why = f"it is {whose}; the library's header uses the namespace"
+        raise OptionError(
+            f"`{name}` is a namespace of C++", why=why, hint=f"aot_name: {name}_kernel"
         )
     if name in TYPES:
         why = f"it is {whose}; the library's header, and others, use the type"

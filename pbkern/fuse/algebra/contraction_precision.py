@@ -48,9 +48,10 @@ def set_precision(closed: jex.ClosedJaxpr, mode: str | None) -> jex.ClosedJaxpr:
 
 def _rounded(result, dtype):
     """The result with the exponent and precision of sums of `dtype`: kernels keep more of a value that they convert at once."""
-    if (
-        not jnp.issubdtype(dtype, jnp.floating)
-        or jnp.finfo(dtype).nmant >= jnp.finfo(result.dtype).nmant
-    ):
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return result
+    # Values of 16 bits are carried in float32: also those whose type is that of the sums.
+    is_carried_wider = jnp.finfo(dtype).bits < 32
+    if jnp.finfo(dtype).nmant >= jnp.finfo(result.dtype).nmant and not is_carried_wider:
         return result
     return lax.reduce_precision(result, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
