@@ -186,12 +186,17 @@ def test_help_names_both_sides_of_a_switch(capsys):
     assert "--no-openmp" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_made_is_explained(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path, capsys, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(self))
+
     (tmp_path / "f.py").write_text("def f(x):\n    return x + 1\n")
-    output = str(tmp_path / "file" / "below") + "/"
-    assert main.main(["compile", f"{tmp_path / 'f.py'}:f", "--args", "f32[4]", "-o", output]) == 2
-    assert "cannot be made" in capsys.readouterr().err
+    monkeypatch.setattr(pathlib.Path, "mkdir", refuse)
+    function, output = f"{tmp_path / 'f.py'}:f", f"{tmp_path / 'new'}/"
+    assert main.main(["compile", function, "--args", "f32[4]", "-o", output]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be made" in said
+    assert "Permission denied" in said
 
 
 def test_the_module_of_the_command_runs_it():
