@@ -382,7 +382,8 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         for an unknown stage or pass.
         """
         build, options = self.build(args, kwargs)
-        if stage.partition(":")[0] not in build.record.texts:
+        name = stage.partition(":")[0]
+        if name not in build.record.texts and name not in build.record.again:
             compile_programs(build, options)
         return build.record.text(stage)
 

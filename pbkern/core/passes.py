@@ -49,6 +49,12 @@ class Pass:
     when: Callable[..., bool] = _always
     required: bool = False
 
+    def with_settings(self, settings: dict[str, Any]) -> Pass:
+        """Raises OptionError: the pass has no thresholds."""
+        raise OptionError(
+            f"pass `{self.name}` has no threshold `{next(iter(settings))}`", hint="it has none"
+        )
+
 
 def threshold(value: float, meaning: str) -> Any:
     """A field of a PassRecord: a number with what it counts, in which unit, and its source."""
@@ -86,9 +92,10 @@ class PassRecord:
         names = [f.name for f in dataclasses.fields(self)]
         for name, value in settings.items():
             if name not in names:
-                hint = f"one of {', '.join(names)}" if names else "it has none"
                 raise OptionError(
-                    f"pass `{self.name}` has no threshold `{name}`", why=str(self), hint=hint
+                    f"pass `{self.name}` has no threshold `{name}`",
+                    why=str(self),
+                    hint=f"one of {', '.join(names)}",
                 )
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise OptionError(
@@ -171,7 +178,7 @@ def run_passes(
     """
     runs, settings = _watch.get(), _settings.get() or {}
     for step in passes:
-        if isinstance(step, PassRecord) and step.name in settings:
+        if step.name in settings:
             step = step.with_settings(settings[step.name])
         if not step.when(*context):
             continue

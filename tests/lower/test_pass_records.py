@@ -72,12 +72,14 @@ def test_stages_are_shown_with_other_thresholds():
         ("nests:unswitch{most_copies='a'}", r"`most_copies` of pass `unswitch` is a number"),
         ("nests:unswitch{most_copies", r"names no pass(.|\n)*unswitch\{most_copies=2\}"),
         ("nests:unswitch{most_copies=}", r"names no pass"),
+        ("nests:pack{most=1}", r"pass `pack` has no threshold `most`(.|\n)*it has none"),
         ("nests:unknown{most_copies=2}", r"no pass `unknown` ran"),
     ],
 )
 def test_what_is_no_threshold_is_refused(stage, message):
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match=message) as raised:
         pbkern.jit(choice).as_text(SCALAR, LONG, LONG, stage=stage)
+    assert "pbkern_repro" not in str(raised.value), "the kernel is not at fault"
 
 
 def test_records_are_compared_by_their_thresholds():

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pbkern.core import config
-from pbkern.core.errors import PbkernError
+from pbkern.core.errors import OptionError, PbkernError
 from pbkern.dsl.kernel import ArrayType, Kernel
 
 from .spelling import dtype_name
@@ -58,7 +58,7 @@ def attach(
     interpreted: bool = False,
     **options: Any,
 ) -> None:
-    """Writes the file and adds its path to the error, unless it has one already.
+    """Writes the file and adds its path to the error, unless it has one already or is of an option.
 
     Args:
       error: what the call raised.
@@ -68,7 +68,7 @@ def attach(
       interpreted: whether the interpreter failed, or native code.
       **options: the interpreter's.
     """
-    if getattr(error, "repro", None) is not None:
+    if getattr(error, "repro", None) is not None or isinstance(error, OptionError):
         return
     try:
         path = write(error, kernel, arrays, interpreted, **options)

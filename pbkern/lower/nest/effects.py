@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .ir import Buf, Gather, Let, Load, Nest, Prefetch, Sort, Stmt, Trace, every, nodes
+
+
+def accessed(stmt: Stmt) -> Iterator[Buf]:
+    """Buffers that a statement itself reads or writes, as it names them."""
+    match stmt:
+        case Nest():
+            yield from (load.buf for load in stmt.loads())
+            yield from (store.buf for store in stmt.stores)
+        case Let(value=value):
+            yield from (node.buf for node in nodes([value]) if isinstance(node, Load | Gather))
+        case Sort(buffers=buffers, spare=spare):
+            yield from (*buffers, *spare)
+        case Trace(buffers=buffers):
+            yield from buffers
 
 
 def touched(stmts: Sequence[Stmt]) -> set[Buf]:

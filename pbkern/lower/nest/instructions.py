@@ -37,6 +37,10 @@ class ProductInstruction:
     accumulator: np.dtype
     emit: Callable[..., Any] = field(repr=False, compare=False)
 
+    def is_available(self, options: object) -> bool:
+        """Whether a target's options say that the machine has it."""
+        return bool(getattr(options, self.needs))
+
     def elements(self, operand: int, words: np.ndarray) -> np.ndarray:
         """The elements of an operand's words, along a new last axis."""
         dtype = self.operands[operand]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 
 from .context import NestContext
+from .effects import accessed
 from .instructions import ProductInstruction
 from .ir import (
     BOOL,
@@ -41,15 +42,14 @@ from .ir import (
     Trace,
     While,
     every,
-    nodes,
     result_type,
     show,
 )
 
 NAME = r"[A-Za-z_%@$][\w%@$.]*"
-TOKEN = re.compile(
-    rf"\s*(?:(?P<number>-?(?:0x[0-9a-f]+|(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w.])))|(?P<name>{NAME})|(?P<mark><=|[^\s]))"
-)
+NUMBER = r"-?(?:0x[0-9a-f]+|(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w.]))"
+# A number, a name, or any other character.
+TOKEN = re.compile(rf"\s*(?:{NUMBER}|{NAME}|\S)")
 BUFFER = re.compile(
     rf"(?P<name>{NAME}): (?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?P<scratch> scratch)?"
     rf"(?: of (?P<storage>{NAME}))?(?: step (?P<step>-?\d+))?"
@@ -95,24 +95,9 @@ def buffers_of(statements: Sequence[Stmt]) -> list[Buf]:
         named.setdefault(buf)
 
     for stmt in every(statements):
-        for buf in _mentioned(stmt):
+        for buf in (stmt.buf,) if isinstance(stmt, Prefetch) else accessed(stmt):
             add(buf)
     return list(named)
-
-
-def _mentioned(stmt: Stmt) -> Iterator[Buf]:
-    match stmt:
-        case Nest():
-            yield from (load.buf for load in stmt.loads())
-            yield from (store.buf for store in stmt.stores)
-        case Let(value=value):
-            yield from (node.buf for node in nodes([value]) if hasattr(node, "buf"))
-        case Sort(buffers=buffers, spare=spare):
-            yield from (*buffers, *spare)
-        case Trace(buffers=buffers):
-            yield from buffers
-        case Prefetch(buf=buf):
-            yield buf
 
 
 def parse(text: str, context: NestContext, dialect: Dialect = SHARED) -> Program:

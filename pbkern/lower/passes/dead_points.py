@@ -22,6 +22,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.conditions.index_tests import BOOL, Bounds, Folder, interval
 from pbkern.lower.nest.conditions.mask_intervals import mask_span
 from pbkern.lower.nest.edit.rename import renamed
+from pbkern.lower.nest.effects import accessed
 from pbkern.lower.nest.ir import (
     Buf,
     Const,
@@ -102,7 +103,7 @@ class _Needs:
             buf.root
             for list_ in lists
             for stmt, _ in _flat(list_.stmts, {})
-            for buf in _mentioned(stmt)
+            for buf in accessed(stmt)
             if buf.storage
         }
 
@@ -213,7 +214,7 @@ class _Needs:
                     if isinstance(node, Load | Gather):
                         self._read(body, node, bounds)
             case Sort() | Trace():
-                for buf in _mentioned(stmt):
+                for buf in accessed(stmt):
                     self._require(body, buf, buf.shape)
 
     def _read(self, body: Body, load: Load | Gather, bounds: Bounds) -> None:
@@ -273,20 +274,6 @@ def _resized(stmts: Sequence[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> l
         return with_bodies(stmt, lambda inner: [changed(inner_stmt) for inner_stmt in inner])
 
     return [changed(stmt) for stmt in stmts]
-
-
-def _mentioned(stmt: Stmt) -> Iterator[Buf]:
-    """Buffers that a statement itself reads or writes."""
-    match stmt:
-        case Nest():
-            yield from (load.buf for load in stmt.loads())
-            yield from (store.buf for store in stmt.stores)
-        case Let(value=value):
-            yield from (node.buf for node in nodes([value]) if isinstance(node, Load | Gather))
-        case Sort(buffers=buffers, spare=spare):
-            yield from (*buffers, *spare)
-        case Trace(buffers=buffers):
-            yield from buffers
 
 
 # ---------------------------------------------------------------- tails of products
@@ -351,7 +338,7 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
             for store in stmt.stores:
                 stores.setdefault(store.buf.root, []).append((stmt, store, bounds))
         else:
-            excluded |= {touched.root for touched in _mentioned(stmt)}
+            excluded |= {touched.root for touched in accessed(stmt)}
     found: dict[tuple[Buf, int], int] = {}
     for buf, stored in stores.items():
         (nest, store, bounds), *others = stored

@@ -72,8 +72,8 @@ def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
     if k_dim is None:
         return None
     if (
-        options.bf16_pairs
-        and reduction.dtype == np.float32
+        DPBF16PS.is_available(options)
+        and reduction.dtype == DPBF16PS.accumulator
         and isinstance(streamed, Load)
         and isinstance(stationary, Load)
         and _is_plain_bfloat16(streamed)
@@ -86,8 +86,8 @@ def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
             nest, DPBF16PS, k_dim, stationary, _interleaved(streamed, k_dim, context), broadcast, []
         )
     if (
-        options.vnni
-        and reduction.dtype == INT32
+        VPDPWSSD.is_available(options)
+        and reduction.dtype == VPDPWSSD.accumulator
         and is_narrow_integer(streamed)
         and is_narrow_integer(stationary)
     ):

@@ -36,7 +36,11 @@ ROW_PADDING_BYTES = 64
 def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context, options) -> Words | None:
     """None if the operands are not of 8 bits each, or not a multiple of four deep."""
     k_dim = depth_dim(nest, stationary, QUAD)
-    if not options.vnni or k_dim is None or nest.reductions[0].dtype != INT32:
+    if (
+        not VPDPBUSD.is_available(options)
+        or k_dim is None
+        or nest.reductions[0].dtype != VPDPBUSD.accumulator
+    ):
         return None
     if not all(
         is_narrow_integer(operand) and operand.args[0].dtype.itemsize == 1
