@@ -477,11 +477,9 @@ class Nest:
     at: str | None = None
 
     def expressions(self) -> list[Expr]:
-        return [
-            *(arg for reduction in self.reductions for arg in reduction.args),
-            *(store.value for store in self.stores),
-            *(store.mask for store in self.stores if store.mask is not None),
-        ]
+        operands = [arg for reduction in self.reductions for arg in reduction.args]
+        values = [store.value for store in self.stores]
+        return operands + values + [store.mask for store in self.stores if store.mask is not None]
 
     def nodes(self) -> list[Expr]:
         """Every distinct node, operands before users."""

@@ -7,13 +7,14 @@ point it is written, and depends on nothing in between.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
 from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import (
     MAX_HEIGHT,
@@ -193,34 +194,12 @@ def _shared(first: Nest, second: Nest, pairs: list[tuple[str, str]]) -> int:
     return len(mine & {place(load.buf, load.index, renamed) for load in second.loads()})
 
 
-def _renamed(nest: Nest, dims: dict, pool: Pool) -> Nest:
-    if not dims:
-        return nest
-
-    rename = pool.renamer(dims)
-
-    def ix(index):
-        return tuple(position.substitute(dims.get) for position in index)
-
-    kept = {}
-    for dim, size in nest.dims.items():
-        if dim not in dims:
-            kept[dim] = size
-        elif dims[dim].terms:
-            kept[dims[dim].terms[0][0]] = size
-    rdims = tuple(
-        dims[rdim].terms[0][0] if rdim in dims and dims[rdim].terms else rdim
-        for rdim in nest.rdims
-        if rdim not in dims or dims[rdim].terms
-    )
-    return Nest(
-        kept,
-        rdims,
-        tuple(reduction.mapped(rename) for reduction in nest.reductions),
-        tuple(store.mapped(rename, index=ix(store.index)) for store in nest.stores),
-        nest.ordered,
-        nest.at,
-    )
+def _renamed(nest: Nest, places: Mapping[str, Affine], pool: Pool) -> Nest:
+    """The nest with dimensions under other names; a dimension whose place is constant goes."""
+    names = {dim: place.terms[0][0] if place.terms else "" for dim, place in places.items()}
+    dims = {names.get(dim, dim): size for dim, size in nest.dims.items() if names.get(dim, dim)}
+    rdims = tuple(names.get(rdim, rdim) for rdim in nest.rdims if names.get(rdim, rdim))
+    return replace(renamed(nest, places, dims, pool), rdims=rdims) if places else nest
 
 
 def _independent(first: Nest, second: Nest) -> bool:
