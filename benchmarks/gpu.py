@@ -190,7 +190,7 @@ def error_of(w: Workload, device: jax.Device) -> float:
     )
 
 
-def torch_rate(w: Workload, arguments: Sequence[jax.Array], calls: int) -> float:
+def torch_seconds(w: Workload, arguments: Sequence[jax.Array], calls: int) -> float:
     """Of torch.compile on its own CUDA device; not a number where it has none, or lacks the function."""
     try:
         import torch
@@ -202,40 +202,62 @@ def torch_rate(w: Workload, arguments: Sequence[jax.Array], calls: int) -> float
     if f is None:
         return np.nan
     call = functools.partial(f, *(torch_peers.tensor(a).cuda() for a in arguments))
-    return w.compulsory_bytes / least_seconds(call, lambda _: torch.cuda.synchronize(), calls) / 1e9
+    return least_seconds(call, lambda _: torch.cuda.synchronize(), calls)
 
 
-def on_device(names: list[str], full: bool = True, calls: int = 20) -> int:
-    """A row per workload, as a table for the documents; the number of wrong results. `full`: or at small size."""
+def rate(w: Workload, seconds: float) -> str:
+    """Of a call: TFLOP/s of a workload that arithmetic bounds, otherwise GB/s; empty for no time."""
+    if np.isnan(seconds):
+        return ""
+    if w.name in MEMORY_BOUND:
+        return f"{w.compulsory_bytes / seconds / 1e9:.0f} GB/s"
+    return f"{w.flops / seconds / 1e12:.2f} TFLOP/s"
+
+
+def on_device(names: list[str], full: bool = True, calls: int = 20, peers: bool = True) -> int:
+    """A row per workload, as a table for the documents; the number of wrong results and of failures.
+
+    Args:
+      names: of workloads.
+      full: or at small size.
+      calls: of each program, of which the shortest counts.
+      peers: measure jax.jit and torch.compile as well.
+    """
     device, wrong = jax.devices(get_target("nvgpu").platform)[0], 0
     day = time.strftime("%d %B %Y")
     print(
-        f"{device.device_kind}, jax {jax.__version__}, {day}: GB/s of arguments and results, each once.\n"
+        f"{device.device_kind}, jax {jax.__version__}, {day}: arguments and results, each once, or arithmetic, per second.\n"
     )
     print(
         "| workload | pbkern | jax.jit | torch.compile | error |\n| --- | ---: | ---: | ---: | ---: |"
     )
     for name in names:
-        w = WORKLOADS[name]
-        error = error_of(w, device)
-        wrong += not error <= w.tolerance
-        drawn = w.arguments(w.full if full else w.small)
-        args = jax.device_put(drawn, device)
-        ours = pbkern.jit(w.function, compile_options={"target": "nvgpu"})
-        rates = [
-            w.compulsory_bytes
-            / least_seconds(functools.partial(f, *args), jax.block_until_ready, calls)
-            / 1e9
-            for f in (ours, jax.jit(w.function))
-        ]
-        rates.append(torch_rate(w, drawn, calls))
-        shown = " | ".join("" if np.isnan(r) else f"{r:.0f}" for r in rates)
-        print(
-            f"| {name} | {shown} | {error:.1e}{'' if error <= w.tolerance else ' WRONG'} |",
-            flush=True,
-        )
-    print(f"\n{wrong} results are wrong")
+        try:
+            row, good = measured(WORKLOADS[name], device, full, calls, peers)
+        except Exception as failure:
+            row, good = f"failed: {type(failure).__name__}: {str(failure)[:300]!r} | | |", False
+        wrong += not good
+        print(f"| {name} | {row} |", flush=True)
+    print(f"\n{wrong} results are wrong or missing")
     return wrong
+
+
+def measured(
+    w: Workload, device: jax.Device, full: bool, calls: int, peers: bool
+) -> tuple[str, bool]:
+    """The cells of a workload's row, and whether its results are right; arguments as of on_device."""
+    error = error_of(w, device)
+    drawn = w.arguments(w.full if full else w.small)
+    args = jax.device_put(drawn, device)
+    ours = pbkern.jit(w.function, compile_options={"target": "nvgpu"})
+    seconds = [
+        least_seconds(functools.partial(f, *args), jax.block_until_ready, calls)
+        for f in (ours, *([jax.jit(w.function)] if peers else []))
+    ]
+    seconds += [torch_seconds(w, drawn, calls)] if peers else [np.nan, np.nan]
+    right = error <= w.tolerance
+    shown = " | ".join(rate(w, s) for s in seconds)
+    return f"{shown} | {error:.1e}{'' if right else ' WRONG'}", right
 
 
 def main() -> int:
@@ -253,6 +275,7 @@ def main() -> int:
     parser.add_argument(
         "--small", action="store_true", help="with --device: small arguments, few calls"
     )
+    parser.add_argument("--ours", action="store_true", help="with --device: no peers")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     bad = 0
@@ -262,7 +285,10 @@ def main() -> int:
         bad += count(options.names or list(COUNTED))
     if options.device:
         bad += on_device(
-            options.names or list(MEMORY_BOUND), not options.small, 2 if options.small else 20
+            options.names or list(MEMORY_BOUND),
+            not options.small,
+            2 if options.small else 20,
+            not options.ours,
         )
     if not (options.assemble or options.count or options.device):
         parser.print_help()
