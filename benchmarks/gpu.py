@@ -163,14 +163,16 @@ MEMORY_BOUND = (
 def least_seconds(
     call: Callable[[], object], wait: Callable[[object], object], calls: int
 ) -> float:
-    """The least of several calls, each waited for."""
+    """Seconds of a call when several follow one another, so that launches overlap; the least of five rounds."""
     wait(call())
-    found = []
-    for _ in range(calls):
+    rounds = []
+    for _ in range(5):
         start = time.perf_counter()
-        wait(call())
-        found.append(time.perf_counter() - start)
-    return min(found)
+        for _ in range(calls):
+            result = call()
+        wait(result)
+        rounds.append((time.perf_counter() - start) / calls)
+    return min(rounds)
 
 
 def error_of(w: Workload, device: jax.Device) -> float:
@@ -220,7 +222,7 @@ def on_device(names: list[str], full: bool = True, calls: int = 20, peers: bool 
     Args:
       names: of workloads.
       full: or at small size.
-      calls: of each program, of which the shortest counts.
+      calls: of each program, one after the other.
       peers: measure jax.jit and torch.compile as well.
     """
     device, wrong = jax.devices(get_target("nvgpu").platform)[0], 0

@@ -21,7 +21,14 @@ import time
 ROOT = pathlib.Path(__file__).parents[1]
 # In the environment of tests: what they would simulate runs on the device (tests/nvgpu/simulated.py).
 ON_DEVICE = {"TESTS_ON_DEVICE": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-CONFORMANCE = ("tests/nvgpu/test_conformance.py",)
+CONFORMANCE = (
+    "tests/nvgpu/test_device.py",
+    "tests/nvgpu/test_conformance.py",
+    "tests/nvgpu/test_handwritten.py",
+    "tests/nvgpu/test_pallas.py",
+    "tests/nvgpu/test_random_graphs.py",
+    "tests/nvgpu/test_random_scratch.py",
+)
 # Processes that share the GPU in conformance tests: each takes about half a gigabyte of its memory.
 MOST_PROCESSES = 12
 # Lines of a part's failures in the table.

@@ -38,21 +38,35 @@ class _Called:
         self.made, self.program, self.times = made, made.program, made.times
 
     def __call__(self, *arrays):
+        """Results on NumPy arrays, by the device that is configured or the simulator."""
+        values = [np.asarray(a) for a in arrays]
         if not ON_DEVICE:
-            return self.made.simulated([np.asarray(a) for a in arrays])[0]
-        held = jax.device_put(
-            [np.asarray(a) for a in arrays], jax.devices(get_target("nvgpu").platform)[0]
+            return self.made.simulated(values)[0]
+        device = jax.devices(get_target("nvgpu").platform)[0]
+        launch = jax.jit(
+            lambda *operands: launched_call(self.made, operands, get_target("nvgpu").driver())
         )
-        return [
-            np.asarray(x) for x in jax.jit(lambda *operands: call(None, self, *operands))(*held)
-        ]
+        return [np.asarray(x) for x in launch(*jax.device_put(values, device))]
 
 
 def call(self, made, *operands):
-    """The program as a JAX operation."""
-    return launched_call(
-        made.made, operands, get_target("nvgpu").driver() if ON_DEVICE else driver("simulator")
-    )
+    """The program as a JAX operation on the CPU, where the references of the tests run as well."""
+    if not ON_DEVICE:
+        return launched_call(made.made, operands, driver("simulator"))
+    if get_target("nvgpu").platform == "cpu":
+        return launched_call(made.made, operands, get_target("nvgpu").driver())
+    wide = jax.config.jax_enable_x64
+
+    def on_device(*values):
+        # The callback has a thread of its own, which does not know the caller's context.
+        with jax.enable_x64(wide):
+            return made(*values)
+
+    results = [
+        jax.ShapeDtypeStruct(output.type.shape, output.type.dtype)
+        for output in made.program.outputs
+    ]
+    return jax.pure_callback(on_device, results, *operands)
 
 
 @contextlib.contextmanager
@@ -68,9 +82,7 @@ def gpu():
         stack.enter_context(mock.patch.object(CpuTarget, "call", call))
         stack.enter_context(mock.patch.object(CpuTarget, "POOLED_BYTES", 1 << 62))
         if ON_DEVICE:
-            stack.enter_context(
-                mock.patch.object(CpuTarget, "platform", get_target("nvgpu").platform)
-            )
+            stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
         stack.enter_context(mock.patch("tests.native.running.compile_program", compiled))
         yield
     jax.clear_caches()
