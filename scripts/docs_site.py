@@ -33,7 +33,7 @@ SECTIONS = {
     ],
     "Front ends": ["docs/torch.md", "docs/tensorflow-and-stablehlo.md"],
     "Libraries": ["docs/aot.md"],
-    "Figures": ["docs/benchmarks.md"],
+    "Figures": ["docs/benchmarks.md", "docs/gpu.md"],
     "Inside": ["docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md"],
 }
 # Section of the README -> the page of its own that it is on the site.

@@ -1,6 +1,6 @@
 """What to do when an NVIDIA GPU is at hand: bandwidth, conformance, sanitizer, and a dated table of it all.
 
-    python scripts/gpu_check.py [--out docs/gpu.md] [--quick] [--limit 240]
+    python scripts/gpu_check.py [--out build/gpu.md] [--quick] [--limit 240]
 
 Needs jax with CUDA 13, llvmlite and MLIR's bindings in this environment, and no network. compute-sanitizer is used where it is
 installed, pytest-xdist too. The table is written after each part. Ends with 0 if everything passed, 1 if something failed, 2
@@ -134,7 +134,7 @@ def main() -> int:
     parser.add_argument(
         "--out",
         type=pathlib.Path,
-        default=ROOT / "docs" / "gpu.md",
+        default=ROOT / "build" / "gpu.md",
         help="the table; default %(default)s",
     )
     parser.add_argument(
@@ -166,6 +166,7 @@ def main() -> int:
         passed, text = part()
         good &= passed
         parts += ["", f"## {title}{'' if passed else ': FAILED'}", "", text.strip()]
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text("\n".join(parts) + "\n")
         print(
             f"{title}: {'passed' if passed else 'FAILED'} ({time.monotonic() - start:.0f} s)",

@@ -93,6 +93,8 @@ def compile_fx(module: Any, inputs: Any, *, options: Any = None, **_: Any) -> An
     return _calls().backend(found, _numbered(options))(module, inputs)
 
 
+# The version whose torch.compile has the options that torch_calls.py uses.
+OLDEST_TORCH = (2, 13)
 _graphs: dict[int, tuple[Any, list[Any]]] = {}
 
 
@@ -104,15 +106,22 @@ def _numbered(options: Any) -> list[Any]:
 
 
 def _calls() -> ModuleType:
-    """The module that needs Torch. Raises TargetError where that is not installed."""
+    """The module that needs Torch. Raises TargetError where that is not installed, or too old."""
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError:
         raise TargetError(
             "PyTorch is not installed",
             why="polyblocks_jit_torch compiles its functions",
             hint="pip install 'pbkern[torch]'",
         ) from None
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST_TORCH:
+        raise TargetError(
+            f"PyTorch {torch.__version__} is too old",
+            why=f"its graphs are taken by functions of version {'.'.join(map(str, OLDEST_TORCH))}",
+            hint="pip install 'pbkern[torch]'",
+        )
     from . import torch_calls
 
     return torch_calls

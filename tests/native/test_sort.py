@@ -36,15 +36,10 @@ def keys_of(dtype: str, shape, rng) -> np.ndarray:
 
 
 def order(keys: list[np.ndarray]) -> np.ndarray:
-    """NumPy's stable lexicographic order along the last axis, first key first; NaN last, zeros and subnormals equal."""
+    """NumPy's stable lexicographic order along the last axis, first key first; NaN last, -0 equal to 0."""
 
     def plain(k):
-        if k.dtype.kind in "biu":
-            return k
-        least = (
-            0.0 if k.dtype == np.float16 else float(ml_dtypes.finfo(k.dtype).tiny)
-        )  # f16 is compared as f32
-        return np.where(np.abs(k.astype(np.float64)) < least, 0.0, k.astype(np.float64)) + 0.0
+        return k if k.dtype.kind in "biu" else k.astype(np.float64) + 0.0
 
     return np.lexsort([plain(k) for k in reversed(keys)], axis=-1)
 

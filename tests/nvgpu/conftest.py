@@ -18,12 +18,15 @@ def on_device(function, *args, **options) -> types.SimpleNamespace:
     if options:
         pytest.skip("it asks the simulator for more than results")
     held = jax.device_put(args, jax.devices(get_target("nvgpu").platform)[0])
-    call = (
-        function
-        if isinstance(function, KernelFunction)
-        else pbkern.jit(function, compile_options={"target": "nvgpu"})
+    if isinstance(function, pbkern.Kernel):
+        results = pbkern.call_kernel(function, *held)
+    elif isinstance(function, KernelFunction):
+        results = function(*held)
+    else:
+        results = pbkern.jit(function, compile_options={"target": "nvgpu"})(*held)
+    return types.SimpleNamespace(
+        results=[np.asarray(x) for x in jax.tree.leaves(results)], ptx=[""]
     )
-    return types.SimpleNamespace(results=jax.tree.map(np.asarray, call(*held)))
 
 
 @pytest.fixture(autouse=True)

@@ -1,35 +1,57 @@
-"""Which of two elements comes first in a sorted line, as JAX orders them: NaN last, -0 equal to 0."""
+"""Which of two elements comes first in a sorted line: floats by their numbers, subnormal ones too, -0 equal to 0, NaN last.
+
+Keys are compared as integers: comparisons of floats take subnormal numbers for zeros on XLA's
+threads, and do not elsewhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
+from .element_types import BITS, int_el, is_float
 from .ops import Builder
 from .value import Ssa
 
+# Bits of the mantissa, below those of the exponent.
+MANTISSA = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
 
-def compare(b: Builder, x: Ssa, y: Ssa, unsigned: bool) -> tuple[Ssa, Ssa]:
-    """(x < y, x == y) with NaN above every number and equal to itself."""
+
+def rising(b: Builder, x: Ssa, dtype: np.dtype) -> Ssa:
+    """A stored key -> an unsigned integer of the same width that rises as the keys do."""
+    if is_float(x.el):
+        return _rising_bits(b, x)
     if x.el == "i1":
-        x, y, unsigned = (
-            b.int_resize(x, "i8", unsigned=True),
-            b.int_resize(y, "i8", unsigned=True),
-            True,
-        )
-    less, equal = b.cmp("lt", x, y, unsigned=unsigned), b.cmp("eq", x, y)
-    if x.el in ("f32", "f64"):
-        nan_x, nan_y = b.is_nan(x), b.is_nan(y)
-        less = b.or_(less, b.and_(nan_y, b.not_(nan_x)))
-        equal = b.or_(equal, b.and_(nan_x, nan_y))
-    return less, equal
+        return b.int_resize(x, "i8", unsigned=True)
+    if np.dtype(dtype).name.startswith("int"):
+        return b.xor(x, b.c(1 << (BITS[x.el] - 1), x.el))
+    return x
 
 
-def compared(b: Builder, keys: Iterable[tuple[Ssa, Ssa, bool]]) -> tuple[Ssa, Ssa]:
-    """(whether x comes before y, whether they are equal), by (x's key, y's key, whether it is unsigned), in order."""
+def _rising_bits(b: Builder, value: Ssa) -> Ssa:
+    """Negative floats, whose bits rise as the numbers fall, are complemented; zeros are one number, and all NaNs."""
+    width, el = BITS[value.el], int_el(value.el)
+    sign = 1 << (width - 1)
+    infinity = sign - (1 << MANTISSA[value.el])
+    bits = b.bitcast(value, el)
+    size = b.and_(bits, b.c(sign - 1, el))
+    bits = b.select(b.cmp("eq", size, b.c(0, el)), b.c(0, el), bits)
+    bits = b.select(b.cmp("lt", b.c(infinity, el), size, unsigned=True), b.c(sign - 1, el), bits)
+    return b.xor(bits, b.or_(b.sar(bits, b.c(width - 1, el)), b.c(sign, el)))
+
+
+def compare(b: Builder, x: Ssa, y: Ssa) -> tuple[Ssa, Ssa]:
+    """(x < y, x == y) of two rising keys."""
+    return b.cmp("lt", x, y, unsigned=True), b.cmp("eq", x, y)
+
+
+def compared(b: Builder, keys: Iterable[tuple[Ssa, Ssa]]) -> tuple[Ssa, Ssa]:
+    """(whether x comes before y, whether they are equal), by (x's rising key, y's rising key), in order."""
     less: Ssa | None = None
     equal: Ssa | None = None
-    for x, y, unsigned in keys:
-        lt, eq = compare(b, x, y, unsigned)
+    for x, y in keys:
+        lt, eq = compare(b, x, y)
         less = lt if less is None or equal is None else b.or_(less, b.and_(equal, lt))
         equal = eq if equal is None else b.and_(equal, eq)
     assert less is not None, "lines are sorted by some key"

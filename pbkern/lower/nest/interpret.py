@@ -82,19 +82,25 @@ def run(stmts: Sequence[Stmt], memory: NestMemory, symbols: dict[str, int], trac
 
 
 def _sort(sort: Sort, memory: NestMemory) -> None:
-    """Stable, by the first keys; NaN last, -0 equal to 0, subnormal numbers too."""
-    keys: list[np.ndarray] = []
-    for buffer in sort.buffers[: sort.num_keys]:
-        key = rounded(memory.read(buffer), numpy_ops.register_dtype(buffer.dtype))
-        if key.dtype.kind == "f":
-            small = np.abs(key) < np.finfo(key.dtype).tiny
-            keys += [np.isnan(key), np.where(small, 0, key)]
-        else:
-            keys.append(key)
+    """Stable, by the first keys; NaN last, -0 equal to 0."""
+    keys = [_rising(memory.read(buffer)) for buffer in sort.buffers[: sort.num_keys]]
     lines, length = sort.buffers[0].shape
     orders = np.lexsort(keys[::-1], axis=-1) if length else np.zeros((lines, 0), np.int64)
     for buffer in sort.buffers:
         memory.flat(buffer)[:] = np.take_along_axis(memory.read(buffer), orders, -1).reshape(-1)
+
+
+def _rising(key: np.ndarray) -> np.ndarray:
+    """Numbers in the order of the keys, integers for floats: comparisons of floats depend on the processor's mode."""
+    register = numpy_ops.register_dtype(key.dtype)
+    if register.kind != "f":
+        return rounded(key, register)
+    bits = key.view(f"i{key.dtype.itemsize}")
+    largest = np.iinfo(bits.dtype).max
+    infinity = np.array(np.inf, key.dtype).view(bits.dtype)
+    size = bits & largest
+    bits = np.where(size == 0, 0, np.where(size > infinity, largest, bits))
+    return np.where(bits < 0, bits ^ largest, bits)
 
 
 # ---------------------------------------------------------------- expressions at points

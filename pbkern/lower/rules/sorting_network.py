@@ -3,7 +3,8 @@
     a, b, c   ->   a, b = exchange(a, b);   b, c = exchange(b, c);   a, b = exchange(a, b)
 
 Neighbours are exchanged only where they are out of order, so that equal keys keep theirs. Source:
-Habermann 1972. Keys are compared as in targets/cpu/emit/radix_sort.py.
+Habermann 1972. NaN is last and -0 equal to 0; on XLA's threads subnormal numbers are equal to 0 too,
+as in comparisons elsewhere.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pbkern.core.errors import SimulationError, TargetError
+from pbkern.core.process import float_mode
 from pbkern.simulate.launches import simulate_ptx
 from pbkern.targets.simt.launch.driver import DeviceOf, Driver, LoadedKernel, address_of
 from pbkern.targets.simt.launch.library import LibraryDriver
@@ -190,14 +191,15 @@ class SimulatorDriver(Driver):
             for k, n in sizes
         ]
         try:
-            simulate_ptx(
-                code.ptx,
-                x,
-                threads,
-                arrays,
-                shared_bytes=shared,
-                unwritten=code.function.reads_unwritten,
-            )
+            with float_mode.subnormals_kept():
+                simulate_ptx(
+                    code.ptx,
+                    x,
+                    threads,
+                    arrays,
+                    shared_bytes=shared,
+                    unwritten=code.function.reads_unwritten,
+                )
         except SimulationError as e:
             raise TargetError(f"kernel `{code.function.name}` failed: {e}") from None
         except Exception:

@@ -277,5 +277,13 @@ def test_without_torch(monkeypatch):
         jit(lambda x: x)
 
 
+def test_an_old_version_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    with pytest.raises(
+        TargetError, match=r"(?s)PyTorch 2.11.0\+cu130 is too old.*version 2\.13.*pip install"
+    ):
+        pbkern.polyblocks_jit_torch(lambda x: x + 1)(torch.ones(3))
+
+
 def test_what_was_decorated_is_seen():
     assert repr(double).startswith("<pbkern.polyblocks_jit_torch of <function <lambda>")

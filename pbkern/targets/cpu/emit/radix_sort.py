@@ -7,7 +7,7 @@ travels with are read off their keys at the end; else places travel with the key
 operands are read. Where only first elements are read, top_k.py finds them. Source: Knuth, The Art
 of Computer Programming 3, algorithm 5.2.5R.
 
-Floats: NaN last, -0 and subnormal numbers equal to 0, as XLA has it.
+Floats: NaN last, -0 equal to 0 (key_order.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.element_types import BITS, int_el, is_float, storage_el
+from pbkern.lower.mlir.element_types import storage_el
+from pbkern.lower.mlir.key_order import rising
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
@@ -24,9 +25,6 @@ from pbkern.targets.cpu.sorting import key_lanes, word_dtype, word_dtypes
 
 from .addressing import memref
 from .top_k import Selection
-
-# Bits of the mantissa, below those of the exponent.
-MANTISSA = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
 
 
 def emit_sort(text: Text, block: Block, sort: Sort) -> None:
@@ -115,11 +113,9 @@ class _Line:
         def fill(inner: Block, i: str, _):
             at = self._plus(inner, source, i)
             place = i if first else self._as_index(inner, self._place_of(inner, at))
-            key = rising(
-                self.text.builder(inner, 0),
-                self._load(inner, buf, self._plus(inner, self.base, place)),
-                buf.dtype,
-            )
+            b = self.text.builder(inner, 0)
+            key = rising(b, self._load(inner, buf, self._plus(inner, self.base, place)), buf.dtype)
+            key = b.int_resize(key, f"i{8 * word.dtype.itemsize}", unsigned=True)
             self._store(inner, word, at, key)
             if first and self.places is not None:
                 self._store(inner, self.places, at, self._as_count(inner, i))
@@ -299,33 +295,8 @@ class _Line:
             self._each(block, self.s.first, pick)
 
 
-def rising(b: Builder, x: Ssa, dtype) -> Ssa:
-    """A stored key -> an unsigned word of `word_dtype` that rises as the keys do."""
-    if is_float(x.el):
-        x = _rising_bits(b, x)
-    elif np.dtype(dtype).name.startswith("int"):
-        x = b.xor(x, b.c(1 << (BITS[x.el] - 1), x.el))
-    return b.int_resize(x, f"i{8 * word_dtype(dtype).itemsize}", unsigned=True)
-
-
-def _rising_bits(b: Builder, value: Ssa) -> Ssa:
-    """Negative floats, whose bits rise as the numbers fall, are complemented; zeros are one number, and all NaNs.
-
-    Subnormal numbers are zeros to comparisons in registers, which those of 16 bits enter as f32.
-    """
-    width, el = BITS[value.el], int_el(value.el)
-    sign = 1 << (width - 1)
-    infinity = sign - (1 << MANTISSA[value.el])
-    bits = b.bitcast(value, el)
-    size = b.and_(bits, b.c(sign - 1, el))
-    least = 1 if value.el == "f16" else 1 << MANTISSA[value.el]
-    bits = b.select(b.cmp("lt", size, b.c(least, el), unsigned=True), b.c(0, el), bits)
-    bits = b.select(b.cmp("lt", b.c(infinity, el), size, unsigned=True), b.c(sign - 1, el), bits)
-    return b.xor(bits, b.or_(b.sar(bits, b.c(width - 1, el)), b.c(sign, el)))
-
-
 def risen(b: Builder, word: Ssa, dtype) -> Ssa:
-    """An integer as it is stored, from its word: the inverse of `rising`."""
+    """An integer as it is stored, from its word: the inverse of `key_order.rising`."""
     width = 8 * np.dtype(dtype).itemsize
     x = b.int_resize(word, f"i{width}", unsigned=True)
     return b.xor(x, b.c(1 << (width - 1), x.el)) if np.dtype(dtype).name.startswith("int") else x

@@ -9,14 +9,14 @@ lines in reverse, a head is sorted for every three quarters of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
-from pbkern.lower.mlir.key_order import compare, compared
+from pbkern.lower.mlir.key_order import compare, compared, rising
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
-from pbkern.lower.nest.ir import Sort
+from pbkern.lower.nest.ir import Buf, Sort
 
 from .addressing import memref
 
@@ -100,10 +100,8 @@ class Selection:
             block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}"
         )
         spread = text.put(block, f"vector.broadcast {bound} : {mlir_type(el)} to {vector}")
-        x, y = (
-            b.from_storage(Ssa(name, el, COMPARED_AT_ONCE), buf.dtype) for name in (loaded, spread)
-        )
-        less, equal = compare(b, x, y, buf.dtype.kind == "u")
+        x, y = (rising(b, Ssa(name, el, COMPARED_AT_ONCE), buf.dtype) for name in (loaded, spread))
+        less, equal = compare(b, x, y)
         return b.any(b.or_(less, equal) if self.sort.num_keys > 1 else less).name
 
     def _element(self, block: Block, at: str, count: str) -> str:
@@ -127,22 +125,12 @@ class Selection:
         """Whether the element at address x comes before that at y."""
         b, text = self.text.builder(block, 0), self.text
 
-        def keys() -> Iterator[tuple[Ssa, Ssa, bool]]:
-            for buf in self.sort.buffers[: self.sort.num_keys]:
-                first, second = (
-                    b.from_storage(
-                        Ssa(
-                            text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}"),
-                            storage_el(buf.dtype),
-                            0,
-                        ),
-                        buf.dtype,
-                    )
-                    for at in (x, y)
-                )
-                yield first, second, buf.dtype.kind == "u"
+        def key(buf: Buf, at: str) -> Ssa:
+            stored = text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}")
+            return rising(b, Ssa(stored, storage_el(buf.dtype), 0), buf.dtype)
 
-        return compared(b, keys())[0].name
+        keys = self.sort.buffers[: self.sort.num_keys]
+        return compared(b, ((key(buf, x), key(buf, y)) for buf in keys))[0].name
 
     def _address(self, block: Block, position: str) -> str:
         return self.text.put(block, f"arith.addi {self.base}, {position} : index")

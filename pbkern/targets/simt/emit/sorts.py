@@ -7,11 +7,11 @@ not greater, one of the first before all that are not less. Equal elements keep 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
-from pbkern.lower.mlir.key_order import compared
+from pbkern.lower.mlir.key_order import compared, rising
 from pbkern.lower.mlir.operation import Operation
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
@@ -84,15 +84,10 @@ def _below(
     """(whether the element at x of one set of keys is less than that at y of another, whether it is equal)."""
     b = expressions.builder(block)
 
-    def keys() -> Iterator[tuple[Ssa, Ssa, bool]]:
-        for buf, second in zip(bufs, other):
-            left, right = (
-                b.from_storage(expressions.load_stored(block, operand, at), operand.dtype)
-                for operand, at in ((buf, x), (second, y))
-            )
-            yield left, right, buf.dtype.kind == "u"
+    def key(buf: Buf, at: str) -> Ssa:
+        return rising(b, expressions.load_stored(block, buf, at), buf.dtype)
 
-    less, equal = compared(b, keys())
+    less, equal = compared(b, ((key(buf, x), key(second, y)) for buf, second in zip(bufs, other)))
     return less.name, equal.name
 
 
