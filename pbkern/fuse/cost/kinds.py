@@ -25,8 +25,6 @@ SINGLE_PASS = frozenset(
 )
 # Views whose elements are read where they are needed.
 RENAMED = frozenset(("broadcast_in_dim", "iota", "reshape", "squeeze"))
-# The part of the shorter of arithmetic and traffic that does not overlap with the longer one.
-UNOVERLAPPED = 0.25
 # A value that costs this many operations per element is heavy: not computed again beyond the limit
 # of the target's costs.
 HEAVY_OPERATIONS = 128

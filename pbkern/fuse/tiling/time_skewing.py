@@ -26,8 +26,9 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.fuse.access.blocks import BlockRequests, Unfusable, request
 from pbkern.fuse.access.rules import Access, NeedsWhole, Span, whole
-from pbkern.fuse.cost.kinds import UNOVERLAPPED, itemsize, nbytes
+from pbkern.fuse.cost.kinds import itemsize, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.cost.roofline import overlapped
 
 # Rows that a step computes at a time: a register tile takes four; more rows repeat less of what a
 # step stores in between.
@@ -299,12 +300,12 @@ def price(wave: Wavefront, machine: CostModel) -> Cost | None:
         one.compute,
         2 * sum(nbytes(carry.aval) for carry in wave.carries) / machine.near_bandwidth,
     )
-    compute = _overlapped(arithmetic, trips) * idle * wave.steps * repeated
+    compute = overlapped(arithmetic, trips) * idle * wave.steps * repeated
     moved = sum(nbytes(var.aval) for var in (*wave.operands, *wave.carries))
     memory = sum(
         3 * nbytes(carry.aval) / machine.far_bandwidth(nbytes(carry.aval)) for carry in wave.carries
     )
-    seconds = _overlapped(compute, memory) + machine.launch_seconds
+    seconds = overlapped(compute, memory) + machine.launch_seconds
     front = int(
         sum(_row_bytes(wave, carry) for carry in wave.carries)
         * (wave.lag * wave.steps + wave.reads.rows)
@@ -321,10 +322,6 @@ def price(wave: Wavefront, machine: CostModel) -> Cost | None:
         programs,
         max(one.limit, moved / machine.memory_bandwidth),
     )
-
-
-def _overlapped(first: float, second: float) -> float:
-    return max(first, second) + UNOVERLAPPED * min(first, second)
 
 
 def _results(wave: Wavefront) -> list[tuple[jex.Var, Access]]:

@@ -1,9 +1,8 @@
-"""Requests of one program, grid, Machine -> seconds, with the terms that explain them. Formulas only; no choices.
+"""Requests of one program, grid, Machine -> terms of the roofline (fuse/cost/roofline.py). Formulas only; no choices.
 
-A kernel takes the longer of its arithmetic (step.py) and its traffic, plus a part of the shorter,
-which overlaps. Traffic has two parts: every array once from memory (or L3, if it fits), and blocks
-read again by other programs from the caches. Values between equations live in a core's scratch:
-once they outgrow L1 or L2 they pay for the trips.
+Arithmetic is that of step.py. Traffic has two parts: every array once from memory (or L3, if it
+fits), and blocks read again by other programs from the caches. Values between equations live in a
+core's scratch: once they outgrow L1 or L2 they pay for the trips.
 """
 
 from __future__ import annotations
@@ -17,23 +16,16 @@ from jax.extend import core as jex
 from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, volume
 from pbkern.fuse.access.rules import Access
-from pbkern.fuse.cost.kinds import SINGLE_PASS, UNOVERLAPPED, is_heavy, itemsize, nbytes
-from pbkern.fuse.cost.model import Cost, CostModel
+from pbkern.fuse.cost.kinds import SINGLE_PASS, is_heavy, itemsize, nbytes
+from pbkern.fuse.cost.model import CostModel
+from pbkern.fuse.cost.roofline import Terms
 from pbkern.fuse.cost.steps import PricedSteps, covered, elements_read
 
 # Stored values of one program that live at the same time.
 LIVE_VALUES = 3
 # Heavy values (fuse/cost/kinds.py) are not computed more often than this, operations done over
-# operations needed,
+# operations needed, unless they reduce what a nearest cache holds, as the partial results of a sum.
 RECOMPUTE_LIMIT = 1.3
-# unless they reduce what a nearest cache holds, as the partial results of a sum, and all of that
-# takes this part of the kernel's time at most.
-REPEATED_SHARE = 0.02
-# Fewer than two programs per core leave one core waiting for the other: the part of the time that
-# is lost.
-UNBALANCED = 0.05
-# The part of the memory's bandwidth that few programs reach at least. Source: not recorded.
-LEAST_PARALLEL = 0.6
 
 
 def far_bandwidth(size: int, machine: Machine) -> float:
@@ -51,7 +43,7 @@ def traffic_limit(moved: int, machine: Machine) -> float:
     )
 
 
-def kernel_cost(
+def kernel_terms(
     requests: BlockRequests,
     outputs: Sequence[tuple[jex.Var, Access]],
     grid: Sequence[int],
@@ -59,8 +51,8 @@ def kernel_cost(
     costs: CostModel,
     parts: Mapping[object, float] = MappingProxyType({}),
     repeated_steps: Collection[int] = (),
-) -> Cost | None:
-    """See CostModel.kernel_cost; `costs`: the prices of steps on this machine."""
+) -> Terms | None:
+    """Terms of a kernel; arguments as of CostModel.kernel_cost. `costs`: the prices of steps on this machine."""
     programs = math.prod(grid)
     per_program = repeated = needed = done = 0.0
     priced = PricedSteps.of(requests, outputs, costs)
@@ -90,9 +82,9 @@ def kernel_cost(
         if not stored.isdisjoint(step.eqn.outvars):
             temporaries += price.block_bytes
             sizes.append(int(price.block_bytes * parts.get(step.eqn.outvars[0], 1)))
-    rounds = math.ceil(programs / machine.cores)
-    compute = rounds * per_program * (1 + UNBALANCED * (1 < programs < 2 * machine.cores))
-    far, near, moved, blocks = _traffic(requests, outputs, grid, machine, priced.tables)
+    reads, stores, rereads, moved, blocks = _traffic(
+        requests, outputs, grid, machine, priced.tables
+    )
     scratch = sum(sorted(sizes)[-LIVE_VALUES:])
     blocks -= int(
         sum(
@@ -102,27 +94,20 @@ def kernel_cost(
         )
     )
     working_set = blocks + scratch
-    trips = _scratch_trips(temporaries, working_set, blocks, machine) * programs
-    parallel = min(programs, machine.cores) / machine.cores
-    memory = (far + near + trips) / max(parallel, LEAST_PARALLEL)
-    overhead = machine.launch_seconds + rounds * machine.program_seconds
-    seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
-    if rounds * repeated > REPEATED_SHARE * seconds:
-        return None
-    if scratch > machine.l2_bytes:
-        seconds += trips  # spilled values stall the nests that read them: nothing overlaps
-    limit = max(sum(price.limit for _, price in priced.steps), traffic_limit(moved, machine))
-    return Cost(
-        seconds,
-        compute,
-        memory,
-        moved,
-        done,
-        done / needed if needed else 1.0,
-        working_set,
-        scratch,
-        programs,
-        limit,
+    return Terms(
+        arithmetic=per_program,
+        repeated=repeated,
+        reads=reads,
+        stores=stores,
+        rereads=rereads,
+        trips=_scratch_trips(temporaries, working_set, blocks, machine) * programs,
+        bytes_moved=moved,
+        flops=done,
+        recompute=done / needed if needed else 1.0,
+        working_set=working_set,
+        scratch=scratch,
+        programs=programs,
+        limit=max(sum(price.limit for _, price in priced.steps), traffic_limit(moved, machine)),
     )
 
 
@@ -155,10 +140,10 @@ def _line_waste(access: Access, shape: Sequence[int], size: int) -> float:
 
 def _traffic(
     requests, outputs, grid, machine, looked_up: Collection
-) -> tuple[float, float, int, int]:
-    """(seconds from far, seconds of repeated reads, compulsory bytes, bytes of one program's blocks)."""
+) -> tuple[float, float, float, int, int]:
+    """(reads, stores, rereads: see Terms; compulsory bytes; bytes of one program's blocks)."""
     programs, last = math.prod(grid), len(grid) - 1
-    far = near = 0.0
+    reads = stores = rereads = 0.0
     moved = blocks = 0
     for var, access in requests.inputs:
         size, block = (
@@ -171,17 +156,16 @@ def _traffic(
             covered(access, grid, var.aval.shape) * itemsize(var) * waste
         )  # slices leave the rest where it is
         once = min(size, read, total)  # overlap and half-used lines come from caches
-        far += once / far_bandwidth(size, machine)
+        reads += once / far_bandwidth(size, machine)
         # Programs run along the last grid axis first: what does not depend on it is still in L2.
         stays = (
             not any(span.start.coefficient(last) for span in access)
             and block <= machine.l2_bytes // 2
         )
-        near += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
+        rereads += (total - once) / (machine.l2_bandwidth if stays else machine.l3_bandwidth)
         moved, blocks = moved + once, blocks + block
     for var, access in outputs:
         size = nbytes(var.aval)
-        # A store reads its line first.
-        far += 2 * size / far_bandwidth(size, machine)
+        stores += size / far_bandwidth(size, machine)
         moved, blocks = moved + size, blocks + volume(access) * itemsize(var)
-    return far, near, moved, blocks
+    return reads, stores, rereads, moved, blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,11 +15,19 @@ from jax.extend import core as jex
 from pbkern.core.machine import Machine
 from pbkern.fuse.access.blocks import BlockRequests, Step
 from pbkern.fuse.access.rules import Access
+from pbkern.fuse.cost import roofline
 from pbkern.fuse.cost.model import Cost, Price
+from pbkern.fuse.cost.roofline import Spread, Terms
 from pbkern.fuse.cost.sizes import Sizes
 
 from . import caches, kernel, step
 from .sizes import SIZES
+
+# Heavy values that several programs compute take this part of the kernel's time at most.
+REPEATED_SHARE = 0.02
+# Fewer than two programs per core leave one core waiting for the other: the part of the time that
+# is lost.
+UNBALANCED = 0.05
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,10 @@ class MachineCosts(Machine, abc.ABC):
     @property
     @abc.abstractmethod
     def scratch_bytes(self) -> int: ...
+
+    @abc.abstractmethod
+    def spread(self, terms: Terms) -> Spread:
+        """Says how the device runs a kernel's programs."""
 
     @property
     def shared_bytes(self) -> int:
@@ -82,4 +95,10 @@ class MachineCosts(Machine, abc.ABC):
         parts: Mapping[object, float] = MappingProxyType({}),
         repeated_steps: Collection[int] = (),
     ) -> Cost | None:
-        return kernel.kernel_cost(requests, outputs, grid, self, self, parts, repeated_steps)
+        terms = kernel.kernel_terms(requests, outputs, grid, self, self, parts, repeated_steps)
+        if terms is None:
+            return None
+        spread = self.spread(terms)
+        cost = roofline.predicted(terms, spread, self)
+        most = REPEATED_SHARE * (cost.seconds - spread.stalls)
+        return None if math.ceil(terms.programs / self.cores) * terms.repeated > most else cost

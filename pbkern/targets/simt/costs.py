@@ -8,20 +8,10 @@ they overwrite.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
 
-from jax.extend import core as jex
-
-from pbkern.fuse.access.blocks import BlockRequests
-from pbkern.fuse.access.rules import Access
-from pbkern.fuse.cost.kinds import UNOVERLAPPED, nbytes
-from pbkern.fuse.cost.model import Cost
-from pbkern.targets.costs.kernel import LEAST_PARALLEL
-from pbkern.targets.costs.model import MachineCosts
+from pbkern.fuse.cost.roofline import Spread, Terms
+from pbkern.targets.costs.model import UNBALANCED, MachineCosts
 
 from .machine import IN_FLIGHT_BYTES, RESIDENT_BLOCKS
 
@@ -42,37 +32,21 @@ class ThreadCosts(MachineCosts):
     def scratch_bytes(self) -> int:
         return self.l1_bytes // 4
 
-    def kernel_cost(
-        self,
-        requests: BlockRequests,
-        outputs: Sequence[tuple[jex.Var, Access]],
-        grid: Sequence[int],
-        parts: Mapping[object, float] = MappingProxyType({}),
-        repeated_steps: Collection[int] = (),
-    ) -> Cost | None:
-        found = super().kernel_cost(requests, outputs, grid, parts, repeated_steps)
-        if found is None:
-            return None
-        longer, shorter = max(found.compute, found.memory), min(found.compute, found.memory)
-        overhead = found.seconds - longer - UNOVERLAPPED * shorter
-        parallel = min(found.programs, self.cores) / self.cores
-        made: list[Any] = [out_var for out_var, _ in outputs]
-        stores = sum((nbytes(var.aval) / self.far_bandwidth(nbytes(var.aval)) for var in made), 0.0)
-        memory = found.memory * max(parallel, LEAST_PARALLEL) - stores
-        beside = min(
-            self.near_bytes // max(found.scratch, 1), RESIDENT_BLOCKS
-        )  # blocks whose scratch fits one multiprocessor
+    def spread(self, terms: Terms) -> Spread:
+        """Blocks beside each other, as many as have room; blocks start as soon as others end."""
+        programs, cores = terms.programs, self.cores
+        # Blocks whose scratch fits one multiprocessor.
+        beside = min(self.near_bytes // max(terms.scratch, 1), RESIDENT_BLOCKS)
         idle = RESIDENT_BLOCKS / max(beside, 1)
-        loads = min(found.working_set / IN_FLIGHT_BYTES, 1.0)
-        in_flight = max(min(found.programs, self.cores / idle) * loads / self.cores, 1e-9)
-        compute, memory = (
-            found.compute * (idle if found.programs > self.cores else 1),
-            memory / in_flight,
+        loads = min(terms.working_set / IN_FLIGHT_BYTES, 1.0)
+        rounds = math.ceil(programs / cores) * (1 + UNBALANCED * (1 < programs < 2 * cores))
+        stalls = terms.trips if terms.scratch > self.l2_bytes else 0.0
+        if terms.scratch > SHARED_SHARE * self.near_bytes:  # it lies in global memory
+            stalls += 2 * terms.scratch * programs / self.memory_bandwidth
+        return Spread(
+            rounds=rounds * (idle if programs > cores else 1),
+            starts=programs / cores,
+            bandwidth=max(min(programs, cores / idle) * loads / cores, 1e-9),
+            store_passes=1,
+            stalls=stalls,
         )
-        if found.scratch > SHARED_SHARE * self.near_bytes:  # it lies in global memory
-            overhead += 2 * found.scratch * found.programs / self.memory_bandwidth
-        overhead += (
-            found.programs / self.cores - math.ceil(found.programs / self.cores)
-        ) * self.program_seconds
-        seconds = max(compute, memory) + UNOVERLAPPED * min(compute, memory) + overhead
-        return dataclasses.replace(found, seconds=seconds, compute=compute, memory=memory)
