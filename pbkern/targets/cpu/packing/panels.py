@@ -513,6 +513,6 @@ class _Panels:
             nest.at,
         )
         schedule = contraction_tile(product, column, self.vector_bits)[1]
-        schedule.cut_as = self.tile
+        schedule = replace(schedule, cut_as=self.tile)
         self.tile = schedule.tile
         return scheduled(product, schedule=schedule)

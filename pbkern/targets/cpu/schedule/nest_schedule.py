@@ -17,7 +17,7 @@ from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS
 OPERAND_REGISTERS = 4
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class NestSchedule:
     """lanes 0: scalar code.
 
@@ -27,7 +27,7 @@ class NestSchedule:
     lanes: int = 0
     vector: str | None = None
     unroll: int = 1
-    jam: dict[str, int] = field(default_factory=dict)
+    jam: Mapping[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     # loads contiguous along this dim are transposed in registers, `lanes` rows at a time
     transpose: str | None = None

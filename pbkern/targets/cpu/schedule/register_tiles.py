@@ -120,23 +120,32 @@ def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> Nest
 
 def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
     """The schedule with vectors along one dimension."""
-    order = tuple(dim for dim in nest.dims if dim != vector)
-    sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest, vector), 2)
-    sched.lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
+    sched = _untiled(nest, vector, lanes, vector_bits)
     transposed = transposed_dim(nest, vector) if nest.rdims else None
     if transposed is not None:
-        sched.transpose, step = transposed
-        sched.lanes = min(sched.lanes, sched.registers // 2 // step)
+        sched = _transposed(sched, *transposed)
     elif nest.reductions and vector in nest.rdims:
-        _tile_horizontal(nest, sched)
-        _batch_rows(nest, sched, full)
+        sched = _batch_rows(nest, _tile_horizontal(nest, sched), full)
     elif nest.reductions and nest.rdims:
-        _tile_register(nest, sched)
+        sched = _tile_register(nest, sched)
     else:
-        _tile_elementwise(nest, sched)
-    _cap(nest, sched)
-    return sched
+        sched = _tile_elementwise(nest, sched)
+    return _capped(nest, sched)
+
+
+def _untiled(nest: Nest, vector: str, lanes: int, vector_bits: int) -> NestSchedule:
+    """One vector of a dimension per step."""
+    order = tuple(dim for dim in nest.dims if dim != vector)
+    return NestSchedule(
+        lanes=lanes, vector=vector, order=order, registers=registers_of(vector_bits)
+    )
+
+
+def _transposed(sched: NestSchedule, dim: str, step: int) -> NestSchedule:
+    """Loads are contiguous along `dim`; squares of each element between, of which there are `step`, fill the registers."""
+    return replace(sched, transpose=dim, lanes=min(sched.lanes, sched.registers // 2 // step))
 
 
 def is_product(nest: Nest) -> bool:
@@ -216,13 +225,10 @@ def _accesses(expr: Expr, sched: NestSchedule) -> int:
 
 def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
     """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
-    order = tuple(dim for dim in nest.dims if dim != vector)
-    sched = NestSchedule(vector=vector, order=order, registers=registers_of(vector_bits))
     full = max(vector_bits // register_bits(nest), 2)
     fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
-    sched.lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
-    _tile_register(nest, sched)
-    _cap(nest, sched)
+    lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
+    sched = _capped(nest, _tile_register(nest, _untiled(nest, vector, lanes, vector_bits)))
     return sched.lanes * sched.unroll, sched
 
 
@@ -230,23 +236,20 @@ def _vectors(nest: Nest, sched: NestSchedule) -> int:
     return -(-nest.dims[sched.along] // sched.lanes)
 
 
-def _tile_elementwise(nest: Nest, sched: NestSchedule) -> None:
-    _, sched.jam = joint_stores(nest, sched.along)
-    if sched.jam:
-        return
+def _tile_elementwise(nest: Nest, sched: NestSchedule) -> NestSchedule:
+    """Several vectors per step, or several rows where loads overlap, are transposed, or are stored together."""
+    _, joint = joint_stores(nest, sched.along)
+    if joint:
+        return replace(sched, jam=joint)
     transposed = transposed_dim(nest, sched.along)
     if transposed is not None:
-        sched.transpose, step = transposed
-        sched.lanes = min(
-            sched.lanes, sched.registers // 2 // step
-        )  # squares of each element between fill the registers
-        sched.jam = {sched.transpose: sched.lanes}
-        return
-    sched.unroll = min(_points_in_turn(nest), _vectors(nest, sched))
+        sched = _transposed(sched, *transposed)
+        return replace(sched, jam={transposed[0]: sched.lanes})
     dim = _stencil_dim(nest, sched.along)
     if dim is not None:
         rows = STENCIL_ROWS if _halo(nest, dim) <= STENCIL_ROWS // 2 else 2 * STENCIL_ROWS
-        sched.jam, sched.unroll = {dim: min(rows, nest.dims[dim])}, 1
+        return replace(sched, jam={dim: min(rows, nest.dims[dim])})
+    return replace(sched, unroll=min(_points_in_turn(nest), _vectors(nest, sched)))
 
 
 def _points_in_turn(nest: Nest) -> int:
@@ -304,12 +307,10 @@ def _stencil_dim(nest: Nest, vector: str) -> str | None:
     return best
 
 
-def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
+def _tile_horizontal(nest: Nest, sched: NestSchedule) -> NestSchedule:
     """Vectors along a reduced dimension: several accumulators hide latency; rows share an operand where there is one."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
-    sched.unroll = max(
-        1, min((2 if count <= 2 else 1) if is_long_point(nest) else 8 // count, vectors)
-    )
+    unroll = max(1, min((2 if count <= 2 else 1) if is_long_point(nest) else 8 // count, vectors))
     rows = [dim for dim, size in nest.dims.items() if size > 1 and dim not in nest.rdims]
     shared = [
         row
@@ -317,12 +318,12 @@ def _tile_horizontal(nest: Nest, sched: NestSchedule) -> None:
         if any(row not in load.symbols and sched.vector in load.symbols for load in nest.loads())
     ]
     if shared and any(reduction.is_plain_product for reduction in nest.reductions):
-        sched.jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
-        sched.unroll = min(4, vectors)
-        _tile_both_sides(nest, sched)
+        jam = {shared[-1]: min(4, nest.dims[shared[-1]])}
+        return _tile_both_sides(nest, replace(sched, jam=jam, unroll=min(4, vectors)))
+    return replace(sched, unroll=unroll)
 
 
-def _batch_rows(nest: Nest, sched: NestSchedule, full: int) -> None:
+def _batch_rows(nest: Nest, sched: NestSchedule, full: int) -> NestSchedule:
     """Short rows: as many as a vector has lanes end in one vector. `full`: lanes of a register.
 
     Values with their places are many operations to compare: those of half a register are found row
@@ -330,17 +331,18 @@ def _batch_rows(nest: Nest, sched: NestSchedule, full: int) -> None:
     """
     rows = batched_rows(nest, sched.along)
     if rows is None or _vectors(nest, sched) > FEW_VECTORS or nest.dims[rows] < sched.lanes:
-        return
+        return sched
     if sched.lanes == full or all(
         reduction.op not in ("argmax", "argmin") for reduction in nest.reductions
     ):
-        sched.batched_rows, sched.jam, sched.unroll = rows, {rows: sched.lanes}, 1
+        return replace(sched, batched_rows=rows, jam={rows: sched.lanes}, unroll=1)
+    return sched
 
 
-def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
+def _tile_both_sides(nest: Nest, sched: NestSchedule) -> NestSchedule:
     """A register tile of points; some share one operand, others the other one: gradients of a convolution's weights."""
     if len(nest.reductions) != 1:
-        return
+        return sched
     left, right = (arg.symbols for arg in nest.reductions[0].args)
     free = [dim for dim, size in nest.dims.items() if size > 1 and dim not in nest.rdims]
     sides = [
@@ -348,7 +350,7 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
         for mine, other in ((left, right), (right, left))
     ]
     if not all(sides) or sched.vector not in left & right:
-        return
+        return sched
     (left_dim, left_size), (right_dim, right_size) = (
         (side[-1], nest.dims[side[-1]]) for side in sides
     )
@@ -383,11 +385,12 @@ def _tile_both_sides(nest: Nest, sched: NestSchedule) -> None:
             ),
         )
 
-    i, j, sched.unroll = min(tiles, key=cycles)
-    sched.jam = {dim: count for dim, count in ((left_dim, i), (right_dim, j)) if count > 1}
+    i, j, unroll = min(tiles, key=cycles)
+    jam = {dim: count for dim, count in ((left_dim, i), (right_dim, j)) if count > 1}
+    return replace(sched, jam=jam, unroll=unroll)
 
 
-def _tile_register(nest: Nest, sched: NestSchedule) -> None:
+def _tile_register(nest: Nest, sched: NestSchedule) -> NestSchedule:
     """Vectors along a result dimension, accumulators in registers over the reduction."""
     vectors, count = _vectors(nest, sched), len(nest.reductions)
     pair = 2 if any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions) else 1
@@ -395,11 +398,9 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
     jam = _jam_dim(nest, sched.along)
     if jam is None:
         few = math.prod(nest.dims[rdim] for rdim in nest.rdims) <= FEW_ROWS
-        sched.unroll = min(
-            FEW_COLUMN_VECTORS if few else column_vectors(sched.registers), vectors, room
-        )
-        _jam_chains(nest, sched, room // sched.unroll)
-        return
+        most = FEW_COLUMN_VECTORS if few else column_vectors(sched.registers)
+        unroll = min(most, vectors, room)
+        return _jam_chains(nest, replace(sched, unroll=unroll), room // unroll)
     rows, apart = nest.dims[jam], rows_apart(nest, jam, sched.along)
     operands, best = _operand_registers(nest, sched), None
     for unroll in range(1, min(4, vectors) + 1):
@@ -416,13 +417,12 @@ def _tile_register(nest: Nest, sched: NestSchedule) -> None:
             if best is None or cost < best[0] * 0.999:
                 best = (cost, j, unroll)
     assert best is not None, "there is room for one accumulator"
-    cost, j, sched.unroll = best
-    sched.jam = {jam: j} if j > 1 else {}
-    if j == rows:
-        _jam_second(nest, sched, jam, cost, room)
+    cost, j, unroll = best
+    sched = replace(sched, unroll=unroll, jam={jam: j} if j > 1 else {})
+    return _jam_second(nest, sched, jam, cost, room) if j == rows else sched
 
 
-def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
+def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> NestSchedule:
     """Few accumulators, whose steps wait for one another: results that share nothing are interleaved with them.
 
     Short reductions overlap by themselves, and read memory in its order.
@@ -439,18 +439,18 @@ def _jam_chains(nest: Nest, sched: NestSchedule, most: int) -> None:
         or min(chains, most) < 2
         or math.prod(nest.dims[rdim] for rdim in nest.rdims) < LONG_WAIT
     ):
-        return
+        return sched
     rows = nest.dims[others[-1]]
     turns = -(-rows // min(chains, most))
-    sched.jam = {others[-1]: -(-rows // turns)}
+    return replace(sched, jam={others[-1]: -(-rows // turns)})
 
 
-def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: int) -> None:
+def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: int) -> NestSchedule:
     """Points of one more dimension in a tile that holds all of the first: windows of a few rows and columns."""
     first, vectors = nest.dims[jam], _vectors(nest, sched)
     others = [dim for dim in _sharing_dims(nest, sched.along) if dim != jam]
     if not others:
-        return
+        return sched
     second = others[-1]
     rows, best = nest.dims[second], (cost * nest.dims[second], 1, sched.unroll)
     registers = sched.registers - _operand_registers(nest, sched)
@@ -467,9 +467,12 @@ def _jam_second(nest: Nest, sched: NestSchedule, jam: str, cost: float, room: in
             )
             if together < best[0] * CLEARLY_LESS:
                 best = (together, j, unroll)
-    if best[1] > 1:
-        _, sched.jam[second], sched.unroll = best
-        sched.jam[jam] = first
+    _, count, unroll = best
+    if count == 1:
+        return sched
+    # The first dimension keeps its place among those of the tile.
+    jam_of_both = {**sched.jam, second: count, jam: first}
+    return replace(sched, jam=jam_of_both, unroll=unroll)
 
 
 def _operand_registers(nest: Nest, sched: NestSchedule) -> int:
@@ -544,9 +547,10 @@ def _stencil_like(nest: Nest, vector: str, load: Load | Gather) -> str | None:
     return None
 
 
-def _cap(nest: Nest, sched: NestSchedule) -> None:
+def _capped(nest: Nest, sched: NestSchedule) -> NestSchedule:
+    """A smaller tile where the code of a step would be too long."""
     if sched.transpose is not None or joint_stores(nest, sched.along)[1]:
-        return
+        return sched
     nodes = max(len(nest.nodes()), 1)
     limit = (
         MAX_TILE_NODES
@@ -555,8 +559,10 @@ def _cap(nest: Nest, sched: NestSchedule) -> None:
     )
     while math.prod(sched.jam.values()) * sched.unroll * nodes > limit:
         if sched.unroll > 1:
-            sched.unroll //= 2
+            sched = replace(sched, unroll=sched.unroll // 2)
         elif any(count > 1 for count in sched.jam.values()):
-            sched.jam = {dim: max(count // 2, 1) for dim, count in sched.jam.items()}
+            jam = {dim: max(count // 2, 1) for dim, count in sched.jam.items()}
+            sched = replace(sched, jam=jam)
         else:
-            return
+            break
+    return sched
