@@ -21,6 +21,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.conditions.index_tests import BOOL, Bounds, Folder, interval
 from pbkern.lower.nest.conditions.mask_intervals import mask_span
+from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.effects import accessed
 from pbkern.lower.nest.ir import (
@@ -68,7 +69,7 @@ def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
     if not needs.settle():
         return [body.stmts for body in shortened]
     return [
-        _resized(needs.trimmed(body, body.stmts, body.bounds), needs.smaller(body), body.pool)
+        relocated(needs.trimmed(body, body.stmts, body.bounds), needs.smaller(body).get, body.pool)
         for body in shortened
     ]
 
@@ -243,37 +244,6 @@ def _cut(nest: Nest, limits: dict[str, int], pool: Pool) -> Nest:
     if limits == nest.dims:
         return nest
     return renamed(nest, single, limits, pool)
-
-
-def _resized(stmts: Sequence[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
-    """The statements over other buffers, at the same indices."""
-    if not smaller:
-        return list(stmts)
-
-    def replaced(node: Expr) -> Expr | None:
-        if not isinstance(node, Load | Gather) or node.buf not in smaller:
-            return None
-        return pool.with_access(node, smaller[node.buf], node.index)
-
-    expr = pool.rewriter(replaced)
-
-    def renamed_store(store: Store) -> Store:
-        return store.mapped(expr, buf=smaller.get(store.buf, store.buf))
-
-    def changed(stmt: Stmt) -> Stmt:
-        match stmt:
-            case Nest():
-                reductions = [reduction.mapped(expr) for reduction in stmt.reductions]
-                return replace(
-                    stmt,
-                    reductions=tuple(reductions),
-                    stores=tuple(map(renamed_store, stmt.stores)),
-                )
-            case Let(value=value):
-                return replace(stmt, value=expr(value))
-        return with_bodies(stmt, lambda inner: [changed(inner_stmt) for inner_stmt in inner])
-
-    return [changed(stmt) for stmt in stmts]
 
 
 # ---------------------------------------------------------------- tails of products

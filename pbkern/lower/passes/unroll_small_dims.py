@@ -11,7 +11,6 @@ Nests over all components and nests over one then have the same dimensions, and 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,15 +18,13 @@ from dataclasses import dataclass
 from pbkern.core.affine import Affine
 from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.edit.unroll import unrolled
-from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Load, Nest, Stmt, with_bodies
-from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.lower.nest.edit.unroll import may_unroll_reductions, unrolled, unrolled_reductions
+from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt, with_bodies
 
 # Fewer points than this are no loop worth having.
 FEW_POINTS = 32
 
 Axis = tuple[Buf, int]
-OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
 @dataclass(frozen=True)
@@ -105,40 +102,8 @@ def sums_as_expressions(nest: Nest, context, most: int, most_nodes: int) -> Nest
     """A nest whose reductions are over `most` elements, at most, as one without."""
     count = math.prod(nest.dims[rdim] for rdim in nest.rdims)
     points = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
-    if not nest.reductions or nest.ordered or not 1 <= count <= most or points < FEW_POINTS:
+    if not nest.reductions or not 1 <= count <= most or points < FEW_POINTS:
         return nest
-    if count * len(nest.nodes()) > most_nodes or any(store.inner for store in nest.stores):
+    if count * len(nest.nodes()) > most_nodes or not may_unroll_reductions(nest):
         return nest
-    if any(
-        reducer.op not in (*OPERATION, "dot")
-        or reducer.dtype.kind not in "iuf"
-        or any(arg.dtype != reducer.dtype for arg in reducer.args)
-        for reducer in nest.reductions
-    ):
-        return nest
-    sums = []
-    for reduction in nest.reductions:
-        total = context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
-        for place in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
-            term = _term(
-                reduction,
-                {rdim: Affine((), coord) for rdim, coord in zip(nest.rdims, place)},
-                context,
-            )
-            total = context.op(OPERATION.get(reduction.op, "add"), reduction.dtype, total, term)
-        sums.append(total)
-
-    def replace(expr: Expr) -> Expr | None:
-        return sums[expr.number] if isinstance(expr, Accumulator) else None
-
-    stores = [store.mapped(context.pool.rewriter(replace), inner=True) for store in nest.stores]
-    return Nest(
-        {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims},
-        stores=tuple(stores),
-        at=nest.at,
-    )
-
-
-def _term(reduction, at: dict, context) -> Expr:
-    args = [context.pool.rename(arg, at) for arg in reduction.args]
-    return context.op("mul", reduction.dtype, *args) if reduction.is_product else args[0]
+    return unrolled_reductions(nest, context)

@@ -32,7 +32,8 @@ from pbkern.lower.nest.conditions.index_tests import (
     simplified,
 )
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Const, Expr, For, If, InRange, Let, Nest, Op, Stmt, with_bodies
+from pbkern.lower.nest.edit.version import versioned
+from pbkern.lower.nest.ir import Const, Expr, For, InRange, Nest, Op, Stmt, with_bodies
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.schedule import register_promotion
@@ -98,7 +99,7 @@ class _Chooser:
             lambda left, right: self.context.op("and", BOOL, left, right), conditions
         )
         plain = simplified(nest, self.context.pool, bounds, tests)
-        return [Let(name, self.context.clamped(all_hold, None)), If(name, ((nest,), (plain,)))]
+        return versioned(name, all_hold, ([nest], [plain]), self.context)
 
     def tests(self, nest: Nest) -> list[Expr]:
         """Tests that move with the nest's points and with what is around it; none where a second copy is not worth it."""

@@ -16,12 +16,14 @@ there would have made the result NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.conditions.mask_intervals import MaskSpan, live_span, outside
+from pbkern.lower.nest.edit.inline import stored_at
 from pbkern.lower.nest.ir import Buf, Const, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
 from pbkern.targets.costs.sizes import MASK_STRIP
 
@@ -178,14 +180,7 @@ class _DeadTiles:
         store, fill = self.fills.get(buf, (None, None))
         if store is None or fill is None or not isinstance(load, Load):
             return True, None
-        names: dict[str, Affine] = {}
-        for mine, theirs in zip(store.index, index):
-            if len(mine.terms) != 1 or mine != Affine.symbol(mine.terms[0][0]):
-                if mine.terms:
-                    return True, None
-                continue
-            names[mine.terms[0][0]] = theirs
-        return True, self.pool.rename(fill, names)
+        return True, stored_at(replace(store, value=fill), index, self.pool)
 
 
 # ---------------------------------------------------------------- the loops

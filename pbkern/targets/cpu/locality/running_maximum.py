@@ -27,13 +27,13 @@ from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.fuse import fused
+from pbkern.lower.nest.edit.rename import renamed
+from pbkern.lower.nest.edit.version import versioned
 from pbkern.lower.nest.ir import (
-    Accumulator,
     Buf,
     Expr,
     For,
-    If,
-    Let,
     Load,
     Nest,
     Pool,
@@ -41,7 +41,7 @@ from pbkern.lower.nest.ir import (
     Stmt,
     Store,
 )
-from pbkern.targets.cpu.schedule.nest_schedule import scheduled
+from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by, scheduled
 
 from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
@@ -240,8 +240,9 @@ class _RunningMaxima:
         raised = self._set(self.level, HERE, self._finite(greatest))
         return [
             both,
-            Let(test, self.context.select(near, zero, one)),
-            If(test, ((), (raised, sums))),
+            *versioned(
+                test, self.context.select(near, zero, one), ((), (raised, sums)), self.context
+            ),
             self._set(self.levels, strip.number, level),
         ]
 
@@ -367,23 +368,8 @@ class _RunningMaxima:
 
 
 def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
-    """One nest of two that walk equally many elements."""
+    """One nest of two that walk equally many elements, with what is prefetched for the second."""
     (mine,), (theirs,) = first.dims, second.dims
-    base, places = len(first.reductions), {theirs: Affine.symbol(mine)}
-    rename = pool.renamer(places)
-    count = pool.rewriter(
-        lambda expr: (
-            pool.accumulator(expr.dtype, expr.number + base)
-            if isinstance(expr, Accumulator)
-            else None
-        )
-    )
-    reductions = (reduction.mapped(rename) for reduction in second.reductions)
-    stores = (store.moved(places, lambda x: count(rename(x))) for store in second.stores)
-    return replace(
-        second,
-        dims=first.dims,
-        rdims=first.rdims,
-        reductions=(*first.reductions, *reductions),
-        stores=(*first.stores, *stores),
-    )
+    same = renamed(second, {theirs: Affine.symbol(mine)}, first.dims, pool)
+    both = fused(first, replace(same, rdims=first.rdims), pool)
+    return scheduled(both, prefetched=prefetched_by(second))

@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pbkern.core.affine import Affine
 from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.edit.inline import inlined
 from pbkern.lower.nest.effects import Effects
-from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Pool, Shifted, Stmt, Store, nodes
+from pbkern.lower.nest.ir import Buf, Gather, Load, Nest, Shifted, Stmt, nodes
 from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
 from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
@@ -109,27 +109,12 @@ class _Inliner:
         """The reader with the maker inside, if that can be and is less work."""
         before = maker, reader
         maker, reader = self._written_out(maker), self._written_out(reader)
-        if maker.rdims or maker.ordered or reader.ordered:
-            return None
         if reader.rdims and not (_adds_all(reader) and self._is_short(before[0])):
             return None
-        if not all(_stores_all(maker, store) for store in maker.stores):
+        nest = inlined(maker, reader, self.pool)
+        if nest is None or len(nest.nodes()) > self.limits.most_nodes:
             return None
-        made = {store.buf: store for store in maker.stores}
-        dims = _same_dims(made, reader, maker)
-        if dims is None:
-            return None
-        rename = self.pool.renamer(
-            {mine: Affine.symbol(dim) for dim, mine in dims.items()} | _unit(maker)
-        )
-        nest = _with_values(
-            reader, {buf: rename(maker_write.value) for buf, maker_write in made.items()}, self.pool
-        )
-        return (
-            nest
-            if len(nest.nodes()) <= self.limits.most_nodes and self._is_less_work(nest, *before)
-            else None
-        )
+        return nest if self._is_less_work(nest, *before) else None
 
     def _is_short(self, nest: Nest) -> bool:
         """Whether the reduced elements of a nest fill less than a vector as they are: written out, vectors hold results."""
@@ -215,73 +200,6 @@ class _InliningBody:
             return False
         read = self.effects[first].touched - made
         return not any(read & effect.written for effect in self.effects[first + 1 : at + 1])
-
-
-def _stores_all(maker: Nest, store: Store) -> bool:
-    """Whether a write stores once at every point, and is the only access to its buffer."""
-    if not store.inner or store.guard or store.mask is not None or store.buf.storage is not None:
-        return False
-    live = {dim for dim, size in maker.dims.items() if size > 1}
-    others = [load.buf.root for load in maker.loads()] + [
-        other.buf.root for other in maker.stores if other is not store
-    ]
-    return (
-        live <= {symbol for position in store.index for symbol in position.symbols}
-        and store.buf not in others
-    )
-
-
-def _same_dims(made: dict[Buf, Store], reader: Nest, maker: Nest) -> dict[str, str] | None:
-    """The reader's dimension -> the maker's, if all loads of what is made walk it in step, at distances of 0 and more."""
-    dims: dict[str, str] = {}
-    for load in reader.loads():
-        store = made.get(load.buf.root)
-        if store is None:
-            continue
-        if not isinstance(load, Load) or load.buf is not store.buf or load.guard:
-            return None
-        for theirs, mine in zip(store.index, load.index):
-            if theirs.is_const and mine == theirs:
-                continue
-            if theirs.const or len(theirs.terms) != 1 or len(mine.terms) != 1 or mine.const < 0:
-                return None
-            (reader_dim, reader_step), (maker_dim, maker_step) = mine.terms[0], theirs.terms[0]
-            if (
-                (reader_step, maker_step) != (1, 1)
-                or reader_dim not in reader.dims
-                or dims.setdefault(reader_dim, maker_dim) != maker_dim
-            ):
-                return None
-    live = {dim for dim, size in reader.dims.items() if size > 1}
-    made_live = {dim for dim, size in maker.dims.items() if size > 1}
-    return (
-        dims
-        if dims.keys() >= live
-        and made_live <= set(dims.values())
-        and len(set(dims.values())) == len(dims)
-        else None
-    )
-
-
-def _unit(maker: Nest) -> dict[str, Affine]:
-    return {dim: Affine() for dim, size in maker.dims.items() if size == 1}
-
-
-def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
-    """The reader with loads replaced by values at a distance."""
-
-    def replaced(expr: Expr) -> Expr | None:
-        if not isinstance(expr, Load) or expr.buf not in values:
-            return None
-        value = values[expr.buf]
-        moves = tuple(
-            (affine.terms[0][0], affine.const)
-            for affine in expr.index
-            if affine.terms and affine.const and affine.terms[0][0] in value.symbols
-        )
-        return pool.shifted(expr.dtype, moves, (value,)) if moves else value
-
-    return reader.mapped(pool.rewriter(replaced))
 
 
 def _streams(nest: Nest, vector: str) -> bool:

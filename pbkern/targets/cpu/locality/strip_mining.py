@@ -21,13 +21,13 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.edit.relocate import relocated
+from pbkern.lower.nest.edit.rename import renamed
+from pbkern.lower.nest.edit.unroll import single_term, with_results
 from pbkern.lower.nest.ir import (
-    Accumulator,
     Buf,
     Expr,
     For,
-    Gather,
-    Load,
     Nest,
     Reduction,
     Stmt,
@@ -449,68 +449,28 @@ class _StripNest:
         rdims: tuple[str, ...],
         lane: Affine,
     ) -> Nest:
-        nest, whole = self.nest, {self.d: start + within}
+        def place(buf: Buf, index: tuple) -> tuple:
+            """The index in a buffer of one strip."""
+            axis = self.axes[buf]
+            return *index[:axis], within, *index[axis + 1 :]
 
-        def place(buf: Buf, index: tuple) -> tuple[Buf, tuple]:
-            moved = tuple(
-                position if position is None else position.substitute(whole.get)
-                for position in index
-            )
-            if buf not in self.small:
-                return buf, moved
-            return self.small[buf], tuple(
-                within if k == self.axes[buf] else i for k, i in enumerate(moved)
-            )
-
-        def replace(x: Expr) -> Expr | None:
-            if isinstance(x, Load | Gather) and x.buf in self.small:
-                return self.pool.with_access(x, *place(*x.access))
-            return None
-
-        shrunk, renamed = self.pool.rewriter(replace), self.pool.renamer(whole)
-
-        def expr(node: Expr) -> Expr:
-            return renamed(shrunk(node))
-
-        reductions = [reduction.mapped(expr) for reduction in nest.reductions]
-        kept = [store for store in nest.stores if store.inner or not self.reduces]
-        places = [place(stored.buf, stored.index) for stored in kept]
-        stores = [
-            stored.mapped(expr, buf=buf, index=index) for stored, (buf, index) in zip(kept, places)
-        ]
+        dims: dict[str, int] = {}
+        for dim, size in self.nest.dims.items():
+            dims |= named if dim == self.d else {dim: size}
+        inner = tuple(store for store in self.nest.stores if store.inner or not self.reduces)
+        part = renamed(replace(self.nest, stores=inner), {self.d: start + within}, dims, self.pool)
+        (strip,) = relocated([part], self.small.get, self.pool, place)
+        stores = list(strip.stores)
         for k in range(len(self.states)):
             index = self._state_index(lane)
             stores += [
                 Store(buf, index, value, inner=False) for buf, value in self._joined(k, index)
             ]
-        dims: dict[str, int] = {}
-        for dim, size in nest.dims.items():
-            dims |= named if dim == self.d else {dim: size}
-        strip = Nest(dims, rdims, tuple(reductions), tuple(stores), at=nest.at)
-        return (
-            self._of_one_element(strip)
-            if reductions and all(dims[rdim] == 1 for rdim in rdims)
-            else strip
-        )
-
-    def _of_one_element(self, nest: Nest) -> Nest:
-        """Rewrites reductions of a single element without accumulators."""
-
-        def term(expr: Expr) -> Expr | None:
-            if not isinstance(expr, Accumulator):
-                return None
-            reduction = nest.reductions[expr.number]
-            if reduction.op in ("argmax", "argmin"):
-                return reduction.args[1]  # the place, not the element
-            return (
-                self.context.op("mul", reduction.dtype, *reduction.args)
-                if reduction.is_product
-                else reduction.args[0]
-            )
-
-        rewrite = self.pool.rewriter(term)
-        stores = [store.mapped(rewrite, inner=True) for store in nest.stores]
-        return Nest(nest.dims, stores=tuple(stores), at=nest.at)
+        strip = replace(strip, rdims=rdims, stores=tuple(stores))
+        if not strip.reductions or any(dims[rdim] != 1 for rdim in rdims):
+            return strip
+        terms = [single_term(reduction, self.context) for reduction in strip.reductions]
+        return with_results(replace(strip, rdims=()), terms, self.pool)
 
     def after(self) -> list[Stmt]:
         """The nest's results from the states."""
@@ -535,10 +495,5 @@ class _StripNest:
                 )
             ]
 
-        def result(expr: Expr) -> Expr:
-            return self.pool.rewrite(
-                expr, lambda x: states[x.number] if isinstance(x, Accumulator) else None
-            )
-
-        stores = [final.mapped(result, inner=True) for final in finals]
-        return [Nest(dict(self.outer), stores=tuple(stores), at=self.nest.at)]
+        sums = replace(self.nest, dims=self.outer, rdims=(), stores=tuple(finals))
+        return [with_results(sums, states, self.pool)]

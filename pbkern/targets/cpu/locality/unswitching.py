@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest.conditions.index_tests import BOOL, MIN_POINTS
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.version import settled, versioned
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
     Expr,
     For,
     Gather,
-    If,
-    Let,
     Load,
     Nest,
     Op,
@@ -73,11 +72,11 @@ class Unswitch(PassRecord):
         test, name = select.args[0], context.names("%s")
         bodies, room = [], most
         for taken in range(2):
-            settled = _settled(nest, test, taken, context.pool)
-            body, count = self._copies(settled, context, room - (taken == 0))
-            bodies.append(tuple(body))
+            one_side = settled(nest, test, taken, context.pool)
+            body, count = self._copies(one_side, context, room - (taken == 0))
+            bodies.append(body)
             room -= count
-        return [Let(name, context.clamped(test, None)), If(name, tuple(bodies))], most - room
+        return versioned(name, test, bodies, context), most - room
 
 
 def _choice(nest: Nest, pool: Pool, most_nodes: int) -> Expr | None:
@@ -108,7 +107,7 @@ def _choice(nest: Nest, pool: Pool, most_nodes: int) -> Expr | None:
         if scalar and written.isdisjoint(
             node.buf.root for node in nodes([test]) if isinstance(node, Load | Gather)
         ):
-            each = [_arrays(_settled(nest, test, taken, pool)) for taken in range(2)]
+            each = [_arrays(settled(nest, test, taken, pool)) for taken in range(2)]
             if each[0] - each[1] and each[1] - each[0]:
                 return expr
     return None
@@ -117,16 +116,3 @@ def _choice(nest: Nest, pool: Pool, most_nodes: int) -> Expr | None:
 def _arrays(nest: Nest) -> set[Buf]:
     """Arrays that are read at more than one place."""
     return {load.buf.root for load in nest.loads() if load.symbols & nest.dims.keys()}
-
-
-def _settled(nest: Nest, test: Expr, taken: int, pool: Pool) -> Nest:
-    """The nest with every select by a test decided."""
-
-    def decided(expr: Expr) -> Expr | None:
-        return (
-            expr.args[1 + taken]
-            if isinstance(expr, Op) and expr.info.primitive == "select_n" and expr.args[0] is test
-            else None
-        )
-
-    return nest.mapped(pool.rewriter(decided))

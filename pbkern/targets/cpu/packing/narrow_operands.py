@@ -17,6 +17,8 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.edit.inline import stored_at
+from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.ir import (
     Buf,
     Expr,
@@ -28,7 +30,6 @@ from pbkern.lower.nest.ir import (
     Store,
     bodies,
     every,
-    with_bodies,
 )
 from pbkern.targets.cpu.locality.strip_mining import inside
 
@@ -156,27 +157,15 @@ class _WidenedPairs:
 def _stored_narrow(stmts: Sequence[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
     context = pairs.context
 
-    def widened(expr: Expr) -> Expr | None:
-        if not isinstance(expr, Load) or expr.buf.root not in pairs.types:
-            return None
-        buf = pairs.of(expr.buf)
-        load = context.pool.load(buf.dtype, buf, expr.index, expr.guard)
+    def widened(load: Expr) -> Expr:
         return context.op("convert_element_type", INT32, load, params={"new_dtype": INT32})
 
-    rewrite = context.pool.rewriter(widened)
+    def narrow(buf: Buf) -> Buf | None:
+        return pairs.of(buf) if buf.root in pairs.types else None
 
-    def written(store: Store) -> Store:
-        if store.buf.root not in pairs.types:
-            return store.mapped(rewrite)
-        return replace(store, value=store.value.args[0]).mapped(rewrite, buf=pairs.of(store.buf))
-
-    def stored(stmt: Stmt) -> Stmt:
-        if not isinstance(stmt, Nest):
-            return with_bodies(stmt, lambda body: list(map(stored, body)))
-        reductions = [reduction.mapped(rewrite) for reduction in stmt.reductions]
-        return replace(stmt, reductions=tuple(reductions), stores=tuple(map(written, stmt.stores)))
-
-    return list(map(stored, stmts))
+    return relocated(
+        stmts, narrow, context.pool, loaded=widened, stored=lambda value: value.args[0]
+    )
 
 
 # ---------------------------------------------------------------- copies
@@ -252,15 +241,7 @@ def _from_source(stmt: Stmt, copies: dict[Buf, Store], context) -> Stmt:
     def source(expr: Expr) -> Expr | None:
         if not isinstance(expr, Load) or expr.buf not in copies or expr.guard:
             return None
-        store = copies[expr.buf]
-        return context.pool.rename(
-            store.value,
-            {
-                position.terms[0][0]: at
-                for position, at in zip(store.index, expr.index)
-                if position.terms
-            },
-        )
+        return stored_at(copies[expr.buf], expr.index, context.pool)
 
     args = tuple(context.pool.rewrite(arg, source) for arg in stmt.reductions[0].args)
     return replace(stmt, reductions=(replace(stmt.reductions[0], args=args),))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Stmt, bodies, every, with_bodies
+from pbkern.lower.nest.edit.relocate import relocated
+from pbkern.lower.nest.ir import Buf, Load, Nest, Pool, Stmt, bodies, every
 from pbkern.targets.cpu.schedule.sliding_windows import LINE_VECTOR_BYTES, overlapping
 
 # Bytes: the same set of a cache of 32 KB and 8 ways comes every 4 KB; half of that still leaves the
@@ -54,7 +55,7 @@ def _padded_rows(
         and _conflicts_in_sets(store.buf, fewest_rows)
     }
     new = {buf: _padded(buf, fewest_rows) for buf in found - kept - _otherwise_used(stmts)}
-    return _replace(stmts, new, pool) if new else list(stmts)
+    return relocated(stmts, new.get, pool) if new else list(stmts)
 
 
 def _row_bytes(buf: Buf) -> int:
@@ -86,29 +87,3 @@ def _otherwise_used(stmts: Sequence[Stmt]) -> set[Buf]:
         elif not bodies(nest):
             found |= effects.touched([nest])
     return found
-
-
-def _replace(stmts: Sequence[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
-    def moved(x: Expr) -> Expr | None:
-        return (
-            pool.load(x.dtype, new[x.buf], x.index, x.guard)
-            if isinstance(x, Load) and x.buf in new
-            else None
-        )
-
-    expr = pool.rewriter(moved)
-
-    def change(old_stmt: Stmt) -> Stmt:
-        old_stmt = with_bodies(old_stmt, lambda body: _replace(body, new, pool))
-        if not isinstance(old_stmt, Nest):
-            return old_stmt
-        stores = [
-            store.mapped(expr, buf=new.get(store.buf, store.buf)) for store in old_stmt.stores
-        ]
-        return replace(
-            old_stmt,
-            reductions=tuple(reduction.mapped(expr) for reduction in old_stmt.reductions),
-            stores=tuple(stores),
-        )
-
-    return [change(stmt) for stmt in stmts]

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import (
     Buf,
     Expr,
@@ -70,14 +71,7 @@ class _SharedByRows:
         )
         self.values: dict[Expr, Buf] = {}
         self._memo: dict[Expr, Expr] = {}
-        self.stores = [
-            replace(
-                store,
-                value=self._without(store.value),
-                mask=store.mask and self._without(store.mask),
-            )
-            for store in nest.stores
-        ]
+        self.stores = [store.mapped(self._without) for store in nest.stores]
         self.step = context.names("d")
 
     def _without(self, expr: Expr) -> Expr:
@@ -150,25 +144,6 @@ class _SharedByRows:
 
     def _moved(self, dims: dict[str, int], start: Affine) -> Nest:
         """The nest over other rows, from `start` on. Copies are read where they are."""
-        copies, pool = set(self.values.values()), self.context.pool
         place = {self.row: start + Affine.symbol(self.row)}
-
-        def move(index):
-            return tuple(position.substitute(place.get) for position in index)
-
-        def moved(expr: Expr) -> Expr | None:
-            if not isinstance(expr, Load) or expr.buf in copies:
-                return None
-            return pool.load(expr.dtype, expr.buf, move(expr.index), expr.guard)
-
-        change = pool.rewriter(moved)
-        stores = [
-            replace(
-                store,
-                index=move(store.index),
-                value=change(store.value),
-                mask=store.mask and change(store.mask),
-            )
-            for store in self.stores
-        ]
-        return replace(self.nest, dims=dims, stores=tuple(stores))
+        nest = renamed(self.nest, place, dims, self.context.pool)
+        return replace(nest, stores=tuple(store.mapped(self._without) for store in nest.stores))

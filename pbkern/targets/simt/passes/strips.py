@@ -30,7 +30,7 @@ def cut(stmts: Sequence[Stmt], stage: Stage) -> list[Stmt]:
     out = [with_bodies(stmt, lambda body: cut(body, stage)) for stmt in stmts]
     for region in stage.wanted(out):
         if (
-            scratch.padded_bytes(stage.context.new_buffer(region.shape, region.buf.dtype))
+            scratch.padded_bytes(stage.context.new_buffer(region.box.shape, region.buf.dtype))
             <= stage.usual
         ):
             continue
