@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.conditions.index_tests import BOOL, Bounds, Folder, interval
+from pbkern.lower.nest.conditions.index_tests import BOOL, Bounds, Folder, bounds_inside, interval
 from pbkern.lower.nest.conditions.mask_intervals import mask_span
 from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
@@ -28,7 +28,6 @@ from pbkern.lower.nest.ir import (
     Buf,
     Const,
     Expr,
-    For,
     Gather,
     Let,
     Load,
@@ -74,20 +73,12 @@ def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
     ]
 
 
-def _inner_bounds(stmt: Stmt, bounds: Bounds) -> Bounds:
-    return (
-        {**bounds, stmt.counter: (0, max(stmt.trips - 1, 0))}
-        if isinstance(stmt, For) and isinstance(stmt.trips, int)
-        else bounds
-    )
-
-
 def _flat(stmts: Sequence[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]]:
     """All statements, inner ones too, with what is known around them."""
     for stmt in stmts:
         yield stmt, bounds
         for inner in bodies(stmt):
-            yield from _flat(inner, _inner_bounds(stmt, bounds))
+            yield from _flat(inner, bounds_inside(stmt, bounds))
 
 
 # ---------------------------------------------------------------- how far buffers are needed
@@ -132,7 +123,7 @@ class _Needs:
         return out
 
     def _trimmed_inside(self, body: Body, stmt: Stmt, bounds: Bounds) -> Stmt:
-        inside = _inner_bounds(stmt, bounds)
+        inside = bounds_inside(stmt, bounds)
         return with_bodies(stmt, lambda block: self.trimmed(body, block, inside))
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
@@ -258,7 +249,7 @@ def _without_tails(body: Body) -> list[Stmt]:
     def change(stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out = []
         for stmt in stmts:
-            stmt = change_inside(stmt, _inner_bounds(stmt, bounds))
+            stmt = change_inside(stmt, bounds_inside(stmt, bounds))
             out.append(
                 _shortened(stmt, body.pool, zeros, bounds)
                 if isinstance(stmt, Nest) and _is_product(stmt)

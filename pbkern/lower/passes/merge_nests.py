@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.fuse import are_independent, fused
@@ -53,11 +53,9 @@ def _without_writes(stmts: Sequence[Stmt], dead: set[Buf]) -> list[Stmt]:
 
 
 @dataclass(frozen=True)
-class MergeNests(PassRecord):
+class MergeNests:
     """Nests over equal spaces become one, inner ones too."""
 
-    name = "merge nests"
-    why = "what is read where it was written needs no memory between"
     # Keeps the time for long bodies in proportion to their length. More operations fill no
     # processor's window anyway.
     most_nodes: int = threshold(1500, "operations of a merged nest")
@@ -67,11 +65,11 @@ class MergeNests(PassRecord):
         4, "dimensions of one nest that are paired in any order with those of another"
     )
 
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         out: list[Stmt] = []
         before: list[Effects] = []  # of each of `out`
         for stmt in stmts:
-            stmt = with_bodies(stmt, lambda inner: self.function(inner, context))
+            stmt = with_bodies(stmt, lambda inner: self(inner, context))
             if isinstance(stmt, Nest):
                 if any(size == 0 for dim, size in stmt.dims.items() if dim not in stmt.rdims):
                     continue

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.conditions.index_tests import (
     BOOL,
-    MIN_POINTS,
     UNBOUNDED,
     Bounds,
     Folder,
+    bounds_inside,
     simplified,
 )
 from pbkern.lower.nest.context import NestContext
@@ -42,11 +42,10 @@ INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
-class VersionMasks(PassRecord):
+class VersionMasks:
     """Cuts nests with masks in two variants, inner statements too."""
 
-    name = "version masks"
-    why = "most programs need no mask; before unswitching, which counts copies"
+    fewest_points: int = threshold(512, "points of a nest that is worth a second copy")
     most_tests: int = threshold(
         6, "tests of a nest that is worth a second copy. Source: not recorded"
     )
@@ -54,7 +53,7 @@ class VersionMasks(PassRecord):
         120, "operations of a nest that is worth a second copy: bounds code size"
     )
 
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         return _Chooser(context, context.options, self).statements(stmts, context.bounds)
 
 
@@ -74,11 +73,7 @@ class _Chooser:
             ):
                 out.append(stmt)  # it keeps scratch in registers, which branches would end
                 continue
-            inner = (
-                {**bounds, stmt.counter: (0, stmt.trips - 1)}
-                if isinstance(stmt, For) and isinstance(stmt.trips, int)
-                else bounds
-            )
+            inner = bounds_inside(stmt, bounds)
             stmt = with_bodies(stmt, functools.partial(self.statements, bounds=inner))
             out += self.variants(stmt, bounds) if isinstance(stmt, Nest) else [stmt]
         return out
@@ -105,7 +100,7 @@ class _Chooser:
         """Tests that move with the nest's points and with what is around it; none where a second copy is not worth it."""
         if (
             nest.ordered
-            or math.prod(nest.dims.values()) < MIN_POINTS
+            or math.prod(nest.dims.values()) < self.limits.fewest_points
             or any(reduction.is_product for reduction in nest.reductions)
         ):
             return []

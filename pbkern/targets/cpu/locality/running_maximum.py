@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
@@ -45,7 +45,7 @@ from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by, scheduled
 
 from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
 from .prefetch import is_far
-from .strip_mining import inside, nests_of, runs
+from .strip_mining import RunLimits, inside, nests_of, runs
 
 HERE: Affine = Affine()  # the place of a scalar
 STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
@@ -54,11 +54,9 @@ INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
-class RunningMaximum(PassRecord):
+class RunningMaximum(RunLimits):
     """Rewrites runs of nests over long rows, inner statements too, with strips of part of the nearest cache."""
 
-    name = "running maximum"
-    why = "long rows of a softmax are read once"
     cache_share: int = threshold(4, "strips that the nearest cache holds")
     fewest_strips: int = threshold(
         2, "strips of the shortest row that is cut. Source: not recorded"
@@ -73,10 +71,7 @@ class RunningMaximum(PassRecord):
         4, "parts of the first strip, of the first of which the greatest is the first level"
     )
 
-    def when(self, context: NestContext) -> bool:
-        return context.options.contract
-
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         return self._rewritten(stmts, context, set(context.kept))
 
     def _rewritten(
@@ -88,7 +83,7 @@ class RunningMaximum(PassRecord):
         strip_bytes = context.options.l1_bytes // self.cache_share
         touched = [effects.touched([stmt]) for stmt in out]
         times = Counter(buf for found in touched for buf in found)
-        for low, high in list(runs(out))[::-1]:
+        for low, high in list(runs(out, self.longest_run))[::-1]:
             mine = Counter(buf for found in touched[low:high] for buf in found)
             others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
             shortest = self.fewest_strips * strip_bytes

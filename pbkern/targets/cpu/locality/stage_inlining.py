@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import Aliases, collapse
@@ -34,11 +34,10 @@ from .strip_mining import inside
 
 
 @dataclass(frozen=True)
-class InlineStages(PassRecord):
+class InlineStages:
     """Takes nests into their only reader, where that is less work."""
 
-    name = "inline stages"
-    why = "stencils over stencils keep rows in registers"
+    fewest_points: int = threshold(32, "points of a nest whose sums are written out")
     most_terms: int = threshold(25, "terms of a sum that is written out: bounds code size")
     most_nodes: int = threshold(400, "operations of a nest that holds a stage: bounds code size")
     # Registers that overflow are not counted in full.
@@ -49,10 +48,7 @@ class InlineStages(PassRecord):
         6.0, "cycles in which a core moves a vector to or from memory"
     )
 
-    def when(self, context: NestContext) -> bool:
-        return context.options.contract
-
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         inliner = _Inliner(context, context.aliases, context.options.vector_bits, self)
         return inliner.all(stmts, {buf.root for buf in context.kept})
 
@@ -84,7 +80,11 @@ class _Inliner:
     def _written_out(self, nest: Nest) -> Nest:
         """A nest of sums over a few elements as one of expressions."""
         return sums_as_expressions(
-            nest, self.context, self.limits.most_terms, self.limits.most_nodes
+            nest,
+            self.context,
+            self.limits.most_terms,
+            self.limits.most_nodes,
+            self.limits.fewest_points,
         )
 
     def _joined(self, body: _InliningBody, at: int) -> tuple[int, Nest] | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
@@ -41,10 +42,27 @@ from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
-# Sums over more strips than this would round off visibly more than sums of sums do.
-MANY_STRIPS = 32
-# Nests of a run: finding out what they share takes time with the square of their number.
-LONGEST_RUN = 64
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Thresholds of passes over runs of nests."""
+
+    longest_run: int = threshold(
+        64,
+        "nests of a run: finding out what they share takes time with the square of their number",
+    )
+
+
+@dataclass(frozen=True)
+class StripLimits(RunLimits):
+    """Thresholds of passes that cut runs into strips."""
+
+    many_strips: int = threshold(
+        32,
+        "strips beyond which sums keep what rounding loses: sums over more would round off visibly more than sums of "
+        "sums do",
+    )
 
 
 def inside(
@@ -73,13 +91,13 @@ def inside(
     return out
 
 
-def runs(stmts: Sequence[Stmt]) -> Iterator[tuple[int, int]]:
-    """[low, high) of neighbouring nests, from two to LONGEST_RUN; all read at the indices of their loads."""
+def runs(stmts: Sequence[Stmt], longest: int) -> Iterator[tuple[int, int]]:
+    """[low, high) of neighbouring nests, from two to `longest`; all read at the indices of their loads."""
     low = 0
     for at in range(len(stmts) + 1):
         nest = stmts[at] if at < len(stmts) else None
         ends = not isinstance(nest, Nest) or nest.moves()
-        if ends or at - low == LONGEST_RUN:
+        if ends or at - low == longest:
             if at - low >= 2:
                 yield low, at
             low = at + 1 if ends else at
@@ -265,11 +283,9 @@ class StripMinedLoop:
     many: strips beyond which sums keep what rounding loses.
     """
 
-    many = MANY_STRIPS
-
-    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], context, vector_bits: int):
+    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], context, many: int):
         self.run, self.chain, self.length, self.elsewhere = chain.run, chain, length, elsewhere
-        self.context, self.pool, self.vector_bits = context, context.pool, vector_bits
+        self.context, self.pool, self.many = context, context.pool, many
         self.full, self.rest = divmod(chain.size, length)
         self.out: list[Stmt] = []
 
@@ -363,9 +379,11 @@ class _StripNest:
         """Values per state: a vector where vectors run along the dimension, so that strips end without a horizontal step."""
         if any(reduction.is_product for reduction in self.nest.reductions):
             return 0
-        if choose(self.nest, self.strips.vector_bits).vector != self.d:
+        if choose(self.nest, self.context.options.vector_bits).vector != self.d:
             return 0
-        return min(self.strips.vector_bits // register_bits(self.nest, self.d), self.strips.length)
+        return min(
+            self.context.options.vector_bits // register_bits(self.nest, self.d), self.strips.length
+        )
 
     def _state_index(self, lane: Affine) -> tuple[Affine, ...]:
         return (*map(Affine.symbol, self.outer), *((lane,) if self.lanes else ()))

@@ -16,8 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pbkern.core.passes import PassRecord, threshold
-from pbkern.lower.nest.conditions.index_tests import BOOL, MIN_POINTS
+from pbkern.core.passes import threshold
+from pbkern.lower.nest.conditions.index_tests import BOOL
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.version import settled, versioned
 from pbkern.lower.nest.ir import (
@@ -39,15 +39,14 @@ from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
 
 
 @dataclass(frozen=True)
-class Unswitch(PassRecord):
+class Unswitch:
     """Copies nests, inner ones too, for the sides of their selects by scalars."""
 
-    name = "unswitch"
-    why = "selects by scalars become branches outside loops"
+    fewest_points: int = threshold(512, "points of a nest that is copied")
     most_nodes: int = threshold(120, "operations of a nest that is copied: bounds code size")
     most_copies: int = threshold(12, "copies of a nest: bounds code size")
 
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         options = context.options
         out: list[Stmt] = []
         for stmt in stmts:
@@ -57,7 +56,7 @@ class Unswitch(PassRecord):
             ):
                 out.append(stmt)  # it keeps scratch in registers, which branches would end
                 continue
-            stmt = with_bodies(stmt, lambda body: self.function(body, context))
+            stmt = with_bodies(stmt, lambda body: self(body, context))
             if isinstance(stmt, Nest):
                 out += self._copies(stmt, context, self.most_copies)[0]
             else:
@@ -66,7 +65,7 @@ class Unswitch(PassRecord):
 
     def _copies(self, nest: Nest, context: NestContext, most: int) -> tuple[list[Stmt], int]:
         """(statements in the nest's place, how many copies of it they hold)."""
-        select = _choice(nest, context.pool, self.most_nodes) if most > 1 else None
+        select = self._choice(nest, context.pool) if most > 1 else None
         if select is None:
             return [nest], 1
         test, name = select.args[0], context.names("%s")
@@ -78,39 +77,38 @@ class Unswitch(PassRecord):
             room -= count
         return versioned(name, test, bodies, context), most - room
 
-
-def _choice(nest: Nest, pool: Pool, most_nodes: int) -> Expr | None:
-    """A select by a scalar whose sides each read an array that the other side does without."""
-    every = nest.nodes()
-    if (
-        nest.ordered
-        or overwritten_by(nest)
-        or len(every) > most_nodes
-        or math.prod(nest.dims.values()) < MIN_POINTS
-    ):
-        return None
-    if any(reduction.is_product for reduction in nest.reductions):
-        return None
-    written = {store.buf.root for store in nest.stores}
-    for expr in reversed(every):  # the outermost of a chain first: one side of it is settled
+    def _choice(self, nest: Nest, pool: Pool) -> Expr | None:
+        """A select by a scalar whose sides each read an array that the other side does without."""
+        every = nest.nodes()
         if (
-            not isinstance(expr, Op)
-            or expr.info.primitive != "select_n"
-            or len(expr.args) != 3
-            or expr.args[0].dtype != BOOL
+            nest.ordered
+            or overwritten_by(nest)
+            or len(every) > self.most_nodes
+            or math.prod(nest.dims.values()) < self.fewest_points
         ):
-            continue
-        test = expr.args[0]
-        scalar = not test.symbols & nest.dims.keys() and not any(
-            isinstance(node, Accumulator) for node in nodes([test])
-        )
-        if scalar and written.isdisjoint(
-            node.buf.root for node in nodes([test]) if isinstance(node, Load | Gather)
-        ):
-            each = [_arrays(settled(nest, test, taken, pool)) for taken in range(2)]
-            if each[0] - each[1] and each[1] - each[0]:
-                return expr
-    return None
+            return None
+        if any(reduction.is_product for reduction in nest.reductions):
+            return None
+        written = {store.buf.root for store in nest.stores}
+        for expr in reversed(every):  # the outermost of a chain first: one side of it is settled
+            if (
+                not isinstance(expr, Op)
+                or expr.info.primitive != "select_n"
+                or len(expr.args) != 3
+                or expr.args[0].dtype != BOOL
+            ):
+                continue
+            test = expr.args[0]
+            scalar = not test.symbols & nest.dims.keys() and not any(
+                isinstance(node, Accumulator) for node in nodes([test])
+            )
+            if scalar and written.isdisjoint(
+                node.buf.root for node in nodes([test]) if isinstance(node, Load | Gather)
+            ):
+                each = [_arrays(settled(nest, test, taken, pool)) for taken in range(2)]
+                if each[0] - each[1] and each[1] - each[0]:
+                    return expr
+        return None
 
 
 def _arrays(nest: Nest) -> set[Buf]:

@@ -23,15 +23,7 @@ from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt
 from pbkern.targets.costs.caches import CONFLICT_BYTES, ROW_REUSE, SCATTERED_REUSE, fit
 from pbkern.targets.cpu.machine import ROW_PADDING
 
-# Bytes of the shortest row that is copied: shorter rows take few lines of each set. Source: not
-# recorded.
-SHORT_ROW_BYTES = 256
-# Points that must share a row whose elements are apart before copying it pays: its lines are read
-# more often than those of a row for which ROW_REUSE holds, which register tiles read from the
-# second cache where they must. Source: not recorded.
-SPREAD_ROW_REUSE = 128
-# Rows that fall into one set, at least.
-FEWEST_ROWS = 4
+from .limits import PackLimits
 
 
 @dataclass
@@ -150,21 +142,23 @@ def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     )
 
 
-def rows_conflict(nest: Nest, load: Load, reuse: int) -> bool:
+def rows_conflict(nest: Nest, load: Load, reuse: int, limits: PackLimits) -> bool:
     """Whether the rows of a broadcast operand fall into few cache sets, and are read so often that a copy of them pays."""
     spans = _spans(load, nest)
     if not spans:
         return False
     rows, row = _split(spans, nest)
-    if len(rows) != 1 or rows[0].size < FEWEST_ROWS or rows[0].place.symbols & set(nest.rdims):
+    if len(rows) != 1 or rows[0].size < limits.fewest_conflicting_rows:
+        return False
+    if rows[0].place.symbols & set(nest.rdims):
         return False
     buf = load.buf
     apart = rows[0].step * buf.strides[rows[0].axis] * buf.dtype.itemsize
     length = math.prod(span.size for span in row) * buf.dtype.itemsize
-    if apart % CONFLICT_BYTES or length < SHORT_ROW_BYTES:
+    if apart % CONFLICT_BYTES or length < limits.short_row_bytes:
         return False
     is_spread = row[-1].step * buf.strides[row[-1].axis] > 1
-    return reuse >= (SPREAD_ROW_REUSE if is_spread else ROW_REUSE)
+    return reuse >= (limits.spread_row_reuse if is_spread else ROW_REUSE)
 
 
 def _split(spans: list[_Walk], nest: Nest) -> tuple[list[_Walk], list[_Walk]]:

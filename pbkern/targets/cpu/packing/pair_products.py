@@ -35,6 +35,8 @@ from pbkern.lower.nest.ir import (
 from pbkern.targets.cpu.machine import ROW_PADDING
 from pbkern.targets.cpu.schedule.instructions import DPBF16PS, VPDPWSSD
 
+from .limits import PackLimits
+
 UINT8 = np.dtype(np.uint8)
 UINT16 = np.dtype(np.uint16)
 UINT32 = np.dtype(np.uint32)
@@ -42,8 +44,6 @@ INT32 = np.dtype(np.int32)
 NARROW = ("int8", "uint8", "int16")
 # Elements of 16 bits in a word of 32 bits.
 PAIR = 2
-# Words of the shallowest product that takes elements left over for itself. Source: not recorded.
-SHALLOWEST_WORDS = 4
 
 
 @dataclass
@@ -66,13 +66,13 @@ class Words:
         return math.prod(self.nest.dims[rdim] for rdim in self.nest.rdims)
 
 
-def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options) -> Words | None:
+def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context) -> Words | None:
     """None if the operands are not of 16 bits, or cannot be widened to them, or of odd depth."""
     reduction, k_dim = nest.reductions[0], depth_dim(nest, stationary, 2)
     if k_dim is None:
         return None
     if (
-        DPBF16PS.is_available(options)
+        DPBF16PS.is_available(context.options)
         and reduction.dtype == DPBF16PS.accumulator
         and isinstance(streamed, Load)
         and isinstance(stationary, Load)
@@ -85,7 +85,7 @@ def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options
         packed = interleaved_word(streamed, k_dim, UINT16, UINT32, context)
         return _over_pairs(nest, DPBF16PS, k_dim, stationary, packed, broadcast, [])
     if (
-        VPDPWSSD.is_available(options)
+        VPDPWSSD.is_available(context.options)
         and reduction.dtype == VPDPWSSD.accumulator
         and is_narrow_integer(streamed)
         and is_narrow_integer(stationary)
@@ -133,13 +133,13 @@ def over_words(nest: Nest, k_dim: str, count: int) -> tuple[dict[str, int], tupl
     )
 
 
-def in_whole_words(nest: Nest, count: int, context) -> Nest:
+def in_whole_words(nest: Nest, count: int, context, limits: PackLimits) -> Nest:
     """A product of integers whose depth words of `count` elements divide: what is left over is added to the sums."""
     reduction, inner = nest.reductions[0], [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
     if (
         not rest
-        or nest.dims[inner[0]] < SHALLOWEST_WORDS * count
+        or nest.dims[inner[0]] < limits.shallowest_words * count
         or reduction.dtype != INT32
         or any(store.inner for store in nest.stores)
     ):

@@ -41,11 +41,11 @@ SIGN_BITS = 0x80808080 - (1 << 32)
 ROW_PADDING_BYTES = 64
 
 
-def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context, options) -> Words | None:
+def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context) -> Words | None:
     """None if the operands are not of 8 bits each, or not a multiple of four deep."""
     k_dim = depth_dim(nest, stationary, QUAD)
     if (
-        not VPDPBUSD.is_available(options)
+        not VPDPBUSD.is_available(context.options)
         or k_dim is None
         or nest.reductions[0].dtype != VPDPBUSD.accumulator
     ):

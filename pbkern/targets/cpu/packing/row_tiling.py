@@ -30,13 +30,10 @@ from pbkern.lower.nest.ir import (
 from pbkern.targets.cpu.schedule.nest_schedule import schedule_decided_for
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
-# Rows longer than this many vectors lose little in their last one.
-MAX_VECTORS = 4
-# Times that the copies are read, at least.
-FEWEST_READS = 8
+from .limits import PackLimits
 
 
-def tile_rows(nest: Nest, context, vector_bits: int) -> list[Nest]:
+def tile_rows(nest: Nest, context, limits: PackLimits) -> list[Nest]:
     """[copies, whole groups of rows, rows that are left] in place of a nest, or the nest itself."""
     dims = list(nest.dims)
     if (
@@ -48,9 +45,11 @@ def tile_rows(nest: Nest, context, vector_bits: int) -> list[Nest]:
     ):
         return [nest]
     row, column = dims[-2:]
-    lanes = max(vector_bits // register_bits(nest), 2)
+    lanes = max(context.options.vector_bits // register_bits(nest), 2)
     size, rows = nest.dims[column], nest.dims[row]
-    if size < 2 or size % lanes == 0 or size > MAX_VECTORS * lanes or rows < FEWEST_READS * lanes:
+    if size < 2 or size % lanes == 0:
+        return [nest]
+    if size > limits.most_row_vectors * lanes or rows < limits.fewest_row_reads * lanes:
         return [nest]
     shared = _SharedByRows(nest, row, column, lanes, context)
     if not shared.values or not shared.rest_is_contiguous():

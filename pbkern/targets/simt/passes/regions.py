@@ -12,9 +12,6 @@ from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt, nodes
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.threads import along_lanes, map_to_threads
 
-# Fewest reads of an element, on average, that are worth a copy.
-FEWEST_ELEMENT_READS = 2
-
 
 @dataclass
 class BoxRegion:
@@ -43,10 +40,9 @@ class BoxRegion:
     def nbytes(self) -> int:
         return self.size * self.buf.dtype.itemsize
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a copy saves loads of memory."""
-        again = self.reads >= FEWEST_ELEMENT_READS * self.size and not self.uniform
+    def is_wanted(self, fewest_reads: int) -> bool:
+        """Whether a copy saves loads of memory, with so many reads of an element, on average, at least."""
+        again = self.reads >= fewest_reads * self.size and not self.uniform
         return self.size > 1 and (again or (self.turned and self.reads >= self.size))
 
 

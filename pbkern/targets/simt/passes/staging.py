@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.stage import Box
@@ -19,8 +20,23 @@ from pbkern.targets.simt.options import ThreadOptions
 
 from .regions import BoxRegion, regions, staged_loads
 
-# Bytes of shared memory that warps need to reduce together.
-RESERVED_BYTES = 2048
+
+@dataclass(frozen=True)
+class StageLimits:
+    """Which copies are worth shared memory, and how much of it they may take."""
+
+    fewest_element_reads: int = threshold(
+        2, "reads of an element, on average, that are worth a copy"
+    )
+    reserved_bytes: int = threshold(2048, "bytes that warps need to reduce together")
+
+
+@dataclass(frozen=True)
+class StageInSharedMemory(StageLimits):
+    """Copies what is read again, or across rows, inner statements too."""
+
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> list[Stmt]:
+        return Stage.of(stmts, context, self).staged(stmts)
 
 
 @dataclass
@@ -28,27 +44,32 @@ class Stage:
     """Shared memory for copies.
 
     Attributes:
+      limits: which copies are wanted.
       written: arrays that some statement stores to. usual, most: bytes that copies take at a time:
         such that other blocks fit beside this one, and at most. made: copies.
     """
 
     context: NestContext[ThreadOptions]
+    limits: StageLimits
     written: set[Buf]
     usual: int
     most: int
     made: list[Nest] = field(default_factory=list)
 
     @classmethod
-    def of(cls, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> Stage:
+    def of(
+        cls, stmts: Sequence[Stmt], context: NestContext[ThreadOptions], limits: StageLimits
+    ) -> Stage:
         options = context.options
         held = sum(
             scratch.padded_bytes(buf)
             for buf in effects.touched(list(stmts)) | set(context.kept)
             if buf.arena
         )
-        most = max(options.shared_bytes - held - RESERVED_BYTES, 0)
+        most = max(options.shared_bytes - held - limits.reserved_bytes, 0)
         return cls(
             context,
+            limits,
             effects.written(list(stmts)),
             min(options.device.declared_bytes, options.shared_bytes // 4, most),
             most,
@@ -59,7 +80,7 @@ class Stage:
         found = [
             region
             for region in regions(stmts, self.context.options, self.written)
-            if region.is_wanted
+            if region.is_wanted(self.limits.fewest_element_reads)
         ]
         return sorted(found, key=lambda box: (-box.turned, -box.reads / box.size, box.buf.name))
 
