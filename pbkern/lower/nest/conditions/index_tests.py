@@ -70,7 +70,7 @@ INTERVALS: Mapping[str, Callable[..., Interval | None]] = {
 
 
 def bounds_inside(stmt: Stmt, bounds: Bounds) -> Bounds:
-    """What is known of symbols inside a statement: of a loop's counter too, where it has a number of turns."""
+    """Bounds of symbols inside a statement: a loop of a known number of turns bounds its counter."""
     if isinstance(stmt, For) and isinstance(stmt.trips, int):
         return {**bounds, stmt.counter: (0, max(stmt.trips - 1, 0))}
     return bounds

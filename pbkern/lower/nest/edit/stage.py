@@ -12,7 +12,7 @@ Index = tuple[Affine, ...]
 
 
 @dataclass(frozen=True)
-class Span:
+class CopySpan:
     """A dimension of a copy: `size` places, `step` apart along an axis of the source."""
 
     axis: int
@@ -23,7 +23,7 @@ class Span:
 def copied(
     source: Callable[[Index], Expr],
     start: Index,
-    spans: Mapping[str, Span],
+    spans: Mapping[str, CopySpan],
     buf: Buf,
     arranged: Callable[[Sequence[Affine]], Index],
     at: str | None,
@@ -86,6 +86,7 @@ class Box:
     ) -> Nest:
         """A nest over dimensions of these names that stores all places of the box to a buffer, from its first element on."""
         spans = {
-            name: Span(axis, 1, size) for axis, (name, size) in enumerate(zip(names, self.shape))
+            name: CopySpan(axis, 1, size)
+            for axis, (name, size) in enumerate(zip(names, self.shape))
         }
         return copied(source, self.start, spans, buf, tuple, at)

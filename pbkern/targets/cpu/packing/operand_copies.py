@@ -18,7 +18,7 @@ from pbkern.core.affine import Affine
 from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.edit.stage import Span, copied
+from pbkern.lower.nest.edit.stage import CopySpan, copied
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt
 from pbkern.targets.costs.caches import CONFLICT_BYTES, ROW_REUSE, SCATTERED_REUSE, fit
 from pbkern.targets.cpu.machine import ROW_PADDING
@@ -35,7 +35,7 @@ class OperandCopies:
 
 
 @dataclass(frozen=True)
-class _Walk(Span):
+class _Walk(CopySpan):
     """A span, and where in it a point of the nest is."""
 
     place: Affine
