@@ -12,7 +12,7 @@ from pbkern.core.passes import Pass, parsed, run_passes, threshold, with_setting
 from pbkern.fuse.partition.passes import PARTITION_PASSES
 from pbkern.fuse.pipeline import FUSE_PASSES
 from pbkern.lower.passes.shared import SHARED_PASSES
-from pbkern.targets.cpu.locality.unswitching import Unswitch
+from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.simt.passes import THREAD_PASSES
 

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pbkern.core.passes import Pass
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.edit.collapse_dims import collapse
-from pbkern.lower.nest.ir import Nest, Stmt
+from pbkern.lower.passes.in_place_stores import store_in_place
+from pbkern.lower.passes.mask_versioning import VersionMasks
+from pbkern.lower.passes.stage_inlining import InlineStages
+from pbkern.lower.passes.strips.masked_strips import SkipMaskedStrips
+from pbkern.lower.passes.strips.running_maximum import RunningMaximum
+from pbkern.lower.passes.unswitching import Unswitch
+from pbkern.lower.passes.window_gathers import LoopOverWindowStarts
 from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
-from pbkern.targets.cpu.locality.in_place_stores import store_in_place
-from pbkern.targets.cpu.locality.mask_versioning import VersionMasks
-from pbkern.targets.cpu.locality.masked_strips import SkipMaskedStrips
-from pbkern.targets.cpu.locality.running_maximum import RunningMaximum
-from pbkern.targets.cpu.locality.stage_inlining import InlineStages
-from pbkern.targets.cpu.locality.unswitching import Unswitch
-from pbkern.targets.cpu.locality.window_gathers import LoopOverWindowStarts
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
 from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
-from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule
-from pbkern.targets.cpu.schedule.register_tiles import choose
 
 Context = NestContext[LowerOptions]
-
-
-def _store_in_place(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    def scheduled(nest: Nest) -> tuple[Nest, NestSchedule]:
-        nest = collapse(nest, context.pool, context.aliases)
-        return nest, choose(nest, context.options.vector_bits, reassociate=context.options.contract)
-
-    return store_in_place(stmts, context.pool, {buf.root for buf in context.kept}, scheduled)
 
 
 def _reassociates(context: Context) -> bool:
@@ -91,7 +77,7 @@ CPU_PASSES = (
     Pass("unswitch", Unswitch(), "selects by scalars become branches outside loops"),
     Pass(
         "store in place",
-        _store_in_place,
+        store_in_place,
         "copies back are not needed where stores stay behind loads",
     ),
     Pass(

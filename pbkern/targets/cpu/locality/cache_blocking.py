@@ -22,13 +22,7 @@ from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt
-from pbkern.targets.cpu.machine import ROWS_AT_ONCE
-from pbkern.targets.cpu.schedule.nest_schedule import scheduled
-from pbkern.targets.cpu.schedule.register_tiles import choose
-
-from .prefetch import is_far, is_matrix_product
-from .row_fusion import fuse_over_rows
-from .strip_mining import (
+from pbkern.lower.passes.strips.strip_mining import (
     JOINS,
     Chain,
     NestRun,
@@ -39,6 +33,12 @@ from .strip_mining import (
     nests_of,
     runs,
 )
+from pbkern.targets.cpu.machine import ROWS_AT_ONCE
+from pbkern.targets.cpu.schedule.nest_schedule import scheduled
+from pbkern.targets.cpu.schedule.register_tiles import choose
+
+from .prefetch import is_far, is_matrix_product
+from .row_fusion import fuse_over_rows
 
 
 @dataclass(frozen=True)

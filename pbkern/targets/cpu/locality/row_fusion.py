@@ -16,14 +16,20 @@ from dataclasses import replace
 
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
+from pbkern.lower.passes.strips.strip_mining import (
+    Chain,
+    NestRun,
+    StripLimits,
+    StripMinedLoop,
+    even_part,
+    runs,
+)
 from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.schedule.register_tiles import (
     LONGEST_CHAIN_OF_FEW_PRODUCTS,
     choose,
     column_vectors,
 )
-
-from .strip_mining import Chain, NestRun, StripLimits, StripMinedLoop, even_part, runs
 
 # Rows of one loop: the additions to one accumulator in a row. Several loops join their sums.
 LONGEST = LONGEST_CHAIN_OF_FEW_PRODUCTS

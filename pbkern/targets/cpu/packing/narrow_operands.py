@@ -33,7 +33,7 @@ from pbkern.lower.nest.ir import (
     bodies,
     every,
 )
-from pbkern.targets.cpu.locality.strip_mining import inside
+from pbkern.lower.passes.strips.strip_mining import inside
 
 from .pair_products import NARROW, depth_dim, is_narrow_integer
 

@@ -7,8 +7,8 @@
 
 A reduction along the dimension keeps its state between strips in memory, one value per lane; what
 reads its result waits for another loop. Over many strips, sums keep what rounding loses as well.
-Scratch that one loop alone touches holds one strip. masked_strips.py and cache_blocking.py say when
-this pays.
+Scratch that one loop alone touches holds one strip. masked_strips.py says when this pays, a
+target for its caches (targets/cpu/locality/cache_blocking.py).
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from pbkern.lower.nest.ir import (
     with_bodies,
 )
 from pbkern.lower.nest.reductions import IDENTITY
-from pbkern.targets.cpu.schedule.register_tiles import choose
-from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
@@ -379,11 +377,10 @@ class _StripNest:
         """Values per state: a vector where vectors run along the dimension, so that strips end without a horizontal step."""
         if any(reduction.is_product for reduction in self.nest.reductions):
             return 0
-        if choose(self.nest, self.context.options.vector_bits).vector != self.d:
+        policy = self.context.policy
+        if policy.vector_dimension(self.nest) != self.d:
             return 0
-        return min(
-            self.context.options.vector_bits // register_bits(self.nest, self.d), self.strips.length
-        )
+        return min(policy.lanes(self.nest, self.d), self.strips.length)
 
     def _state_index(self, lane: Affine) -> tuple[Affine, ...]:
         return (*map(Affine.symbol, self.outer), *((lane,) if self.lanes else ()))

@@ -34,8 +34,6 @@ from pbkern.lower.nest.ir import (
     nodes,
     with_bodies,
 )
-from pbkern.targets.cpu.schedule import register_promotion
-from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,10 @@ class Unswitch:
     most_copies: int = threshold(12, "copies of a nest: bounds code size")
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        options = context.options
         out: list[Stmt] = []
         for stmt in stmts:
-            if (
-                isinstance(stmt, For)
-                and register_promotion.plan(stmt, options.vector_bits, options.contract) is not None
-            ):
-                out.append(stmt)  # it keeps scratch in registers, which branches would end
+            if isinstance(stmt, For) and context.policy.keeps_in_registers(stmt):
+                out.append(stmt)
                 continue
             stmt = with_bodies(stmt, lambda body: self(body, context))
             if isinstance(stmt, Nest):
@@ -82,7 +76,6 @@ class Unswitch:
         every = nest.nodes()
         if (
             nest.ordered
-            or overwritten_by(nest)
             or len(every) > self.most_nodes
             or math.prod(nest.dims.values()) < self.fewest_points
         ):

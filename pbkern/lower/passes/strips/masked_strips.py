@@ -27,7 +27,6 @@ from pbkern.lower.nest.conditions.mask_intervals import MaskSpan, live_span, out
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.inline import stored_at
 from pbkern.lower.nest.ir import Buf, Const, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
-from pbkern.targets.costs.sizes import MASK_STRIP
 
 from .strip_mining import (
     JOINS,
@@ -43,8 +42,6 @@ from .strip_mining import (
 
 INT32 = np.dtype(np.int32)
 BOOL = np.dtype(bool)
-# A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
-STRIP = MASK_STRIP
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class SkipMaskedStrips(StripLimits):
         """Cuts runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
         out = inside(stmts, elsewhere, lambda body, others: self._skipped(body, context, others))
         for low, high in list(runs(out, self.longest_run))[::-1]:
-            masks = _masks(nests_of(out[low:high]), STRIP * self.fewest_strips)
+            masks = _masks(nests_of(out[low:high]), self.fewest_strips * context.policy.mask_strip)
             if masks:
                 run = NestRun(nests_of(out[low:high]))
                 others = elsewhere | effects.touched(out[:low] + out[high:])
@@ -206,7 +203,7 @@ class _LiveTiles(StripMinedLoop):
     def __init__(
         self, chain: Chain, outer: _DeadTiles, elsewhere: set[Buf], context: NestContext, many: int
     ):
-        super().__init__(chain, STRIP, elsewhere, context, many)
+        super().__init__(chain, context.policy.mask_strip, elsewhere, context, many)
         self.span, self.outer = outer.span, outer
 
     def missed(self, at: int, number: int) -> Expr | None:
@@ -239,8 +236,8 @@ class _LiveTiles(StripMinedLoop):
         last = self._number(1)
         if self.span.highs:
             end = self._extreme("min", self.span.highs)
-            high = self._strip_of(end, STRIP - 1)
-            last = self._clamped(self._op("sub", end, self._number(self.full * STRIP)), 1)
+            high = self._strip_of(end, self.length - 1)
+            last = self._clamped(self._op("sub", end, self._number(self.full * self.length)), 1)
         count = (
             high if low is None else self._op("max", self._op("sub", high, low), self._number(0))
         )
@@ -298,6 +295,6 @@ class _LiveTiles(StripMinedLoop):
     def _strip_of(self, expr: Expr, up: int) -> Expr:
         moved = self._op("add", expr, self._number(up)) if up else expr
         return self._clamped(
-            self._op("shift_right_arithmetic", moved, self._number(STRIP.bit_length() - 1)),
+            self._op("shift_right_arithmetic", moved, self._number(self.length.bit_length() - 1)),
             self.full,
         )

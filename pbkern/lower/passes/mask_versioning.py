@@ -35,8 +35,6 @@ from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.version import versioned
 from pbkern.lower.nest.ir import Const, Expr, For, InRange, Nest, Op, Stmt, with_bodies
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
-from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.schedule import register_promotion
 
 INT32 = np.dtype(np.int32)
 
@@ -54,24 +52,19 @@ class VersionMasks:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return _Chooser(context, context.options, self).statements(stmts, context.bounds)
+        return _Chooser(context, self).statements(stmts, context.bounds)
 
 
 @dataclass
 class _Chooser:
     context: NestContext
-    options: LowerOptions
     limits: VersionMasks
 
     def statements(self, stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
         for stmt in stmts:
-            if (
-                isinstance(stmt, For)
-                and register_promotion.plan(stmt, self.options.vector_bits, self.options.contract)
-                is not None
-            ):
-                out.append(stmt)  # it keeps scratch in registers, which branches would end
+            if isinstance(stmt, For) and self.context.policy.keeps_in_registers(stmt):
+                out.append(stmt)
                 continue
             inner = bounds_inside(stmt, bounds)
             stmt = with_bodies(stmt, functools.partial(self.statements, bounds=inner))

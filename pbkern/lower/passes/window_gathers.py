@@ -122,7 +122,7 @@ def _windows(
         return {}
     widest = max(window.dtype.itemsize for window in windows)
     short = (
-        nest.dims[inner[-1]] * widest * 8 < context.options.vector_bits
+        nest.dims[inner[-1]] * widest < context.policy.step_bytes
     )  # rows of whole vectors are as fast where they are
     return windows if short and within.intersection(inner[:-1]) else {}
 

@@ -41,10 +41,8 @@ from pbkern.lower.nest.ir import (
     Stmt,
     Store,
 )
-from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by, scheduled
 
 from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
-from .prefetch import is_far
 from .strip_mining import RunLimits, inside, nests_of, runs
 
 HERE: Affine = Affine()  # the place of a scalar
@@ -79,8 +77,7 @@ class RunningMaximum(RunLimits):
     ) -> list[Stmt]:
         """Rewrites runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
         out = inside(stmts, elsewhere, lambda body, others: self._rewritten(body, context, others))
-        vector_bits = context.options.vector_bits
-        strip_bytes = context.options.l1_bytes // self.cache_share
+        strip_bytes = context.policy.near_bytes // self.cache_share
         touched = [effects.touched([stmt]) for stmt in out]
         times = Counter(buf for found in touched for buf in found)
         for low, high in list(runs(out, self.longest_run))[::-1]:
@@ -88,7 +85,7 @@ class RunningMaximum(RunLimits):
             others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
             shortest = self.fewest_strips * strip_bytes
             run = nests_of(out[low:high])
-            candidates = find_exp_of_difference(run, shortest, context.pool, vector_bits, others)
+            candidates = find_exp_of_difference(run, shortest, context, others)
             found = next(candidates, None)
             if found is not None:
                 out[low:high] = _RunningMaxima(found, strip_bytes, context, self).statements()
@@ -225,7 +222,9 @@ class _RunningMaxima:
             self._load(self.found[excess.which], strip.number),
         )
         sums = self._on_strip(excess.sums, strip, self.added, lambda x: self._less(x, level))
-        both = _fused(self._found_on(strip), sums, self.pool)
+        both = self.context.policy.prefetching(
+            _fused(self._found_on(strip), sums, self.pool), self._next_strips(excess.sums)
+        )
         above = self.context.op("sub", dtype, greatest, level)
         near = self.context.op(
             "le", BOOL, above, self.context.const(self.limits.level_excess, dtype)
@@ -290,11 +289,15 @@ class _RunningMaxima:
             tuple(stores),
             at=nest.at,
         )
-        return scheduled(on_strip, prefetched=ahead)
+        return self.context.policy.prefetching(on_strip, ahead)
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
         """Distance of what is prefetched, by buffer that comes from afar."""
-        far = [load for load in row.nest.loads() if isinstance(load, Load) and is_far(load.buf)]
+        far = [
+            load
+            for load in row.nest.loads()
+            if isinstance(load, Load) and self.context.policy.is_far(load.buf)
+        ]
         steps = {
             expr.buf.root: step
             for expr in far
@@ -363,8 +366,7 @@ class _RunningMaxima:
 
 
 def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
-    """One nest of two that walk equally many elements, with what is prefetched for the second."""
+    """One nest of two that walk equally many elements."""
     (mine,), (theirs,) = first.dims, second.dims
     same = renamed(second, {theirs: Affine.symbol(mine)}, first.dims, pool)
-    both = fused(first, replace(same, rdims=first.rdims), pool)
-    return scheduled(both, prefetched=prefetched_by(second))
+    return fused(first, replace(same, rdims=first.rdims), pool)

@@ -5,7 +5,7 @@
 
 Rows of images are read from memory while they are computed on, instead of before or after that:
 that matters more than the stores and loads of `t`. Along the vector dimension every value is
-computed once (targets/cpu/schedule/sliding_windows.py); along others, points of one step share
+computed once (on CPUs by targets/cpu/schedule/sliding_windows.py); along others, points of one step share
 them, and neighbouring steps compute those between them again. Sums over a few elements are written
 out, also before a sum over all points: a loss over rows of ten reads each row once.
 """
@@ -20,17 +20,13 @@ from dataclasses import dataclass
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.edit.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.edit.inline import inlined
 from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import Buf, Gather, Load, Nest, Shifted, Stmt, nodes
-from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
-from pbkern.targets.cpu.schedule.register_tiles import choose
-from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
-from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
-from .prefetch import is_far
-from .strip_mining import inside
+from .strips.strip_mining import inside
+from .unroll_small_dims import sums_as_expressions
 
 
 @dataclass(frozen=True)
@@ -49,16 +45,13 @@ class InlineStages:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        inliner = _Inliner(context, context.aliases, context.options.vector_bits, self)
-        return inliner.all(stmts, {buf.root for buf in context.kept})
+        return _Inliner(context, self).all(stmts, {buf.root for buf in context.kept})
 
 
 class _Inliner:
-    def __init__(
-        self, context: NestContext, aliases: Aliases, vector_bits: int, limits: InlineStages
-    ) -> None:
-        self.context, self.pool, self.aliases = context, context.pool, aliases
-        self.vector_bits, self.limits = vector_bits, limits
+    def __init__(self, context: NestContext, limits: InlineStages) -> None:
+        self.context, self.pool, self.policy = context, context.pool, context.policy
+        self.limits = limits
 
     def all(self, stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
         """A list of statements and those inside them; others touch `kept`."""
@@ -118,23 +111,21 @@ class _Inliner:
 
     def _is_short(self, nest: Nest) -> bool:
         """Whether the reduced elements of a nest fill less than a vector as they are: written out, vectors hold results."""
-        return math.prod(
-            nest.dims[rdim] for rdim in nest.rdims
-        ) < self.vector_bits // register_bits(nest)
+        return math.prod(nest.dims[rdim] for rdim in nest.rdims) < self.policy.lanes(nest)
 
     def _is_less_work(self, nest: Nest, maker: Nest, reader: Nest) -> bool:
         """Whether joining pays: at no distance, as soon as it is not more work; else on the way from memory to memory.
 
         Stages that pass on what the caches hold gain nothing but longer code.
         """
-        far = any(is_far(load.buf) for load in maker.loads()) and any(
-            is_far(store.buf) for store in reader.stores
+        far = any(self.policy.is_far(load.buf) for load in maker.loads()) and any(
+            self.policy.is_far(store.buf) for store in reader.stores
         )
         distances = nest.moves()
         if distances and nest.rdims:
             return False
-        joined = collapse(nest, self.pool, self.aliases)
-        vector = choose(joined, self.vector_bits).vector
+        joined = collapse(nest, self.pool, self.context.aliases)
+        vector = self.policy.vector_dimension(joined)
         if vector is None or not _streams(joined, vector) or (distances and not far):
             return False
         apart = self._cycles(maker, far) + self._cycles(reader, far)
@@ -143,17 +134,8 @@ class _Inliner:
         )
 
     def _cycles(self, nest: Nest, far: bool) -> float:
-        nest = collapse(self._written_out(nest), self.pool, self.aliases)
-        sched = choose(nest, self.vector_bits)
-        if sched.vector is None:
-            return 0.0
-        buffers = {load.buf.root for load in nest.loads() if sched.vector in load.symbols} | {
-            store.buf.root for store in nest.stores
-        }
-        memory = self.limits.far_vector_cycles * sum(map(is_far, buffers)) if far else 0.0
-        return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(
-            nest.dims.values()
-        )
+        nest = collapse(self._written_out(nest), self.pool, self.context.aliases)
+        return self.policy.cycles(nest, self.limits.far_vector_cycles if far else 0.0)
 
 
 def _has_windows(nest: Nest) -> bool:
