@@ -3,9 +3,9 @@
     PASSES = (Pass("drop unread stores", drop_unread, "merging has left scratch that nothing reads"), ...)
     result = run_passes("nests", PASSES, value, context)
 
-A pass is one function (value, *context) -> value. One that has thresholds is a frozen record of them (`PassRecord`), which a
-stage's text can change by name: "nests:unswitch{most_copies=2}". Inside `watched()` each leaves its time and the text of its
-result.
+A pass is one function (value, *context) -> value. One that has thresholds is a frozen record of them, which a stage's text can
+change by name: "nests:unswitch{most_copies=2}"; "nests:unswitch{off}" leaves the pass out. Inside `watched()` each leaves its
+time and the text of its result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from . import fallback
 from .errors import OptionError
@@ -31,13 +31,19 @@ def _always(*context: Any) -> bool:
     return True
 
 
+def threshold(value: float, meaning: str) -> Any:
+    """A field of a pass's record: a number with what it counts, in which unit, and its source."""
+    return field(default=value, metadata={"meaning": meaning})
+
+
 @dataclass(frozen=True)
 class Pass:
     """One pass.
 
     Attributes:
       name: as in dumps and times; unique in its stage.
-      function: (value, *context) -> value.
+      function: (value, *context) -> value. Where it has thresholds it is a frozen record of them: a
+        dataclass whose fields are made by `threshold`, and whose call is the pass.
       why: the property that is gained, or what order matters for.
       when: context -> whether the pass runs at all, for those that an option turns off.
       required: later stages rely on what it does: a failure is not passed over.
@@ -49,63 +55,47 @@ class Pass:
     when: Callable[..., bool] = _always
     required: bool = False
 
-    def with_settings(self, settings: dict[str, Any]) -> Pass:
-        """Raises OptionError: the pass has no thresholds."""
-        raise OptionError(
-            f"pass `{self.name}` has no threshold `{next(iter(settings))}`", hint="it has none"
-        )
-
-
-def threshold(value: float, meaning: str) -> Any:
-    """A field of a PassRecord: a number with what it counts, in which unit, and its source."""
-    return field(default=value, metadata={"meaning": meaning})
-
-
-@dataclass(frozen=True)
-class PassRecord:
-    """A pass whose fields are its thresholds, each made by `threshold`.
-
-    Class attributes are what `Pass` has as fields: name, why, required.
-    """
-
-    name: ClassVar[str]
-    why: ClassVar[str]
-    required: ClassVar[bool] = False
-
-    def when(self, *context: Any) -> bool:
-        """Whether the pass runs at all."""
-        return True
-
-    def function(self, value: Any, *context: Any) -> Any:
-        """The value after the pass."""
-        raise NotImplementedError(type(self).__name__)
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Name -> number; empty for passes without any."""
+        record: Any = self.function
+        fields = dataclasses.fields(record) if dataclasses.is_dataclass(record) else ()
+        return {field.name: getattr(record, field.name) for field in fields}
 
     def __str__(self) -> str:
-        values = (f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self))
-        return f"{self.name}{{{', '.join(values)}}}"
+        values = ", ".join(f"{name}={value}" for name, value in self.thresholds.items())
+        return f"{self.name}{{{values}}}" if values else self.name
 
-    def with_settings(self, settings: dict[str, Any]) -> PassRecord:
-        """The pass with other thresholds.
+    def with_settings(self, settings: dict[str, Any]) -> Pass:
+        """The pass with other thresholds; with "off", which a text may say of any pass, one that changes nothing.
 
         Raises OptionError for names that it does not have, and for values that are no numbers.
         """
-        names = [f.name for f in dataclasses.fields(self)]
+        if settings.keys() == {OFF}:
+            return dataclasses.replace(self, function=_unchanged)
+        names = self.thresholds
         for name, value in settings.items():
             if name not in names:
                 raise OptionError(
                     f"pass `{self.name}` has no threshold `{name}`",
                     why=str(self),
-                    hint=f"one of {', '.join(names)}",
+                    hint=f"one of {', '.join(names)}" if names else "it has none",
                 )
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise OptionError(
                     f"threshold `{name}` of pass `{self.name}` is a number", why=f"given {value!r}"
                 )
-        return dataclasses.replace(self, **settings)
+        record: Any = self.function
+        return dataclasses.replace(self, function=dataclasses.replace(record, **settings))
 
 
-# What a stage is a tuple of.
-AnyPass = Pass | PassRecord
+# The setting that turns a pass off: "nests:unswitch{off}".
+OFF = "off"
+
+
+def _unchanged(value: T, *context: Any) -> T:
+    return value
+
 
 # Thresholds by which passes of these names run, in place of their own.
 _settings: ContextVar[dict[str, dict[str, Any]] | None] = ContextVar("settings", default=None)
@@ -119,7 +109,7 @@ def with_settings(name: str, settings: dict[str, Any]) -> Iterator[None]:
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, thresholds) of a text such as "unswitch{most_copies=2}".
+    """(name, thresholds) of a text such as "unswitch{most_copies=2}", or "unswitch{off}".
 
     Raises OptionError for a text that is neither that nor a name.
     """
@@ -127,6 +117,8 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     try:
         if found is None:
             raise ValueError(text)
+        if found[2] == OFF:
+            return found[1], {OFF: True}
         pairs = [part.split("=", 1) for part in filter(None, (found[2] or "").split(","))]
         return found[1], {name.strip(): ast.literal_eval(value.strip()) for name, value in pairs}
     except (ValueError, SyntaxError):
@@ -157,13 +149,13 @@ def watched() -> Iterator[list[Ran]]:
         yield runs
 
 
-def _raise(compiler_pass: AnyPass, error: Exception) -> None:
+def _raise(compiler_pass: Pass, error: Exception) -> None:
     raise fallback.PassFailed(compiler_pass.name) from error
 
 
 def run_passes(
     stage: str,
-    passes: Sequence[AnyPass],
+    passes: Sequence[Pass],
     value: T,
     *context: Any,
     of: str = "",

@@ -50,7 +50,7 @@ from pbkern.fuse.loops.dead_carries import drop_dead_carries
 from pbkern.fuse.loops.full_unrolling import unroll_loops
 from pbkern.fuse.loops.induction_variables import count_loops, walk_counters
 from pbkern.fuse.loops.invariant_hoisting import hoist_invariants
-from pbkern.fuse.loops.mask_sinking import sink_masks
+from pbkern.fuse.loops.mask_sinking import SinkMasks
 from pbkern.fuse.partition.donation import use_donated
 from pbkern.fuse.partition.leave_layouts_to_xla import leave_layout_ops
 from pbkern.fuse.partition.passes import partition
@@ -159,7 +159,7 @@ FUSE_PASSES = (
     Pass("undo exponentials", _of_jaxpr(cancel_log_of_exp), "log(exp(x)) is x", when=_unsafe),
     Pass("move transposes", _of_jaxpr(move_transposes), "transposes meet and cancel"),
     Pass("count loops", _of_jaxpr(count_loops), "whiles that count have a number of turns"),
-    Pass("sink masks", _of_jaxpr(sink_masks), "masks are made where they are read, inside loops"),
+    Pass("sink masks", SinkMasks(), "masks are made where they are read, inside loops"),
     Pass(
         "place updates",
         _of_jaxpr(updates_to_selects),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -91,6 +91,11 @@ class BuildOptions:
             length <= self.short_line
             and exchanges * (7 * keys + 2 * operands) <= self.short_line_operations
         )
+
+    @property
+    def policy(self) -> Any:
+        """The target's NestPolicy (lower/nest/context.py); None where it has no answers of its own."""
+        return None
 
     def op_cost(self, primitive: str) -> float:
         return self.op_costs[primitive]

@@ -18,7 +18,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.core.errors import UnsupportedKernel
 from pbkern.core.ops.shared_products import shared_products
-from pbkern.core.passes import AnyPass, run_passes
+from pbkern.core.passes import Pass, run_passes
 from pbkern.dsl.conditional_results import unsure_results
 from pbkern.dsl.interpret import poison
 from pbkern.dsl.kernel import ArrayType, Blocked, BlockMapping, Kernel, Squeezed
@@ -153,7 +153,7 @@ class KernelNests:
         """The target's, by which these were built."""
         return self.prologue.context.options
 
-    def after(self, passes: Sequence[AnyPass]) -> KernelNests:
+    def after(self, passes: Sequence[Pass]) -> KernelNests:
         """The nests after passes over statements, (statements, context) -> statements.
 
         All passes run on the prologue, then all on each case.

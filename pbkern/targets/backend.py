@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from pbkern._jax import user_line
 from pbkern.core import fallback
-from pbkern.core.passes import AnyPass
+from pbkern.core.passes import Pass
 from pbkern.dsl.build_programs import in_stages
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
@@ -72,7 +72,7 @@ class KernelBackend(Protocol[Made]):
         and threads on GPUs.
     """
 
-    passes: tuple[AnyPass, ...]
+    passes: tuple[Pass, ...]
 
     def build_options(
         self, kernel: Kernel, options: Any, program: HostProgram | None = None
@@ -99,7 +99,7 @@ class ProgramBackend(KernelBackend[Device], Protocol[Device, Host]):
 def device_function(
     kernel: Kernel,
     options: BuildOptions,
-    passes: Sequence[AnyPass],
+    passes: Sequence[Pass],
     emit: Callable[[KernelNests, str], Device],
     name: str,
 ) -> Device:
@@ -141,7 +141,7 @@ def _warn(kernel: Kernel, what: str, error: Exception, instead: str) -> None:
 def device_functions(
     program: HostProgram,
     options_of: Callable[[Kernel], BuildOptions],
-    passes: Sequence[AnyPass],
+    passes: Sequence[Pass],
     emit: Callable[[KernelNests, str], Device],
     ready: Callable[[Device], None] = lambda function: None,
 ) -> dict[int, Device]:

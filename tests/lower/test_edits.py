@@ -1,6 +1,7 @@
 """Both sides of each edit compute the same, on small random nests of odd sizes."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,14 +11,19 @@ from hypothesis import strategies as st
 from pbkern.core.affine import Affine
 from pbkern.core.errors import InternalError
 from pbkern.lower.build_options import BuildOptions
-from pbkern.lower.nest import interpret
+from pbkern.lower.nest import effects, interpret
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.fuse import are_independent, fused
+from pbkern.lower.nest.edit.inline import inlined, stored_at
 from pbkern.lower.nest.edit.part import part
+from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.edit.split import split
-from pbkern.lower.nest.edit.unroll import unrolled
+from pbkern.lower.nest.edit.stage import Box
+from pbkern.lower.nest.edit.unroll import may_unroll_reductions, unrolled, unrolled_reductions
+from pbkern.lower.nest.edit.version import settled, versioned
 from pbkern.lower.nest.effects import Effects
-from pbkern.lower.nest.ir import Buf, Nest
+from pbkern.lower.nest.ir import Buf, Expr, Nest, Op, Stmt, Store
 from pbkern.lower.nest.parse import parse, program_text
 from pbkern.lower.nest.verify import verify
 
@@ -50,42 +56,99 @@ nest [i<{rows}, j<{columns}*] ordered
   %a1[i, j] = acc0
 """
 PROGRAMS = {"elementwise": ELEMENTWISE, "product": PRODUCT, "running": RUNNING}
+# Scratch that is stored by one nest and read by another, at two neighbouring points.
+THROUGH_SCRATCH = """\
+%a0: float32[{rows},{wide}]
+%a1: float32[{rows},{columns}]
+%t0: float32[{rows},{wide}] scratch
+nest [i<{rows}, j<{wide}]
+  %t0[i, j] = mul(%a0[i, j], 2.0)
+nest [i<{rows}, j<{columns}]
+  %a1[i, j] = sub(%t0[i, j], %t0[i, j + 1])
+"""
+# Scratch of wide integers that holds narrow ones.
+WIDENED = """\
+%a0: int8[{rows},{columns}]
+%a1: int32[{rows},{columns}]
+%t0: int32[{rows},{columns}] scratch
+nest [i<{rows}, j<{columns}]
+  %t0[i, j] = convert_element_type:int32(%a0[i, j])
+nest [i<{rows}, j<{columns}]
+  %a1[i, j] = mul(%t0[i, j], 3:int32)
+"""
+# Nests over the same points: the second reads what the first stores, and both reduce columns.
+TWO_OVER_ROWS = """\
+%a0: float32[{rows},{columns}]
+%a1: float32[{rows},{columns}]
+%a2: float32[{rows}]
+%a3: float32[{rows}]
+nest [i<{rows}, j<{columns}*]
+  acc0 sum= %a0[i, j]
+  %a1[i, j] = mul(%a0[i, j], 3.0)
+  %a2[i] = acc0  (after)
+nest [i<{rows}, j<{columns}*]
+  acc0 max= %a1[i, j]
+  %a3[i] = acc0  (after)
+"""
+# A choice between arrays by a scalar.
+CHOICE = """\
+%a0: float32[{rows},{columns}]
+%a1: float32[{rows},{columns}]
+%a2: int32[1]
+%a3: float32[{rows},{columns}]
+nest [i<{rows}, j<{columns}]
+  v0 = lt(%a2[0], 1:int32)
+  %a3[i, j] = add(select_n(v0, %a0[i, j], %a1[i, j]), select_n(v0, 1.0, %a0[i, j]))
+"""
+# Windows of an array.
+WINDOWS = """\
+%a0: float32[{rows},{deep}]
+%a1: float32[{rows},{columns}]
+nest [i<{rows}, j<{columns}, k<{depth}*]
+  acc0 sum= %a0[i, 2*j + k]
+  %a1[i, j] = acc0  (after)
+"""
 
 
 class Case:
-    """A nest of one of the programs, and what makes nests of it."""
+    """The nests of a program, and what makes nests of them."""
 
-    def __init__(self, name: str, sizes: tuple[int, int, int]):
+    def __init__(self, text: str, sizes: tuple[int, int, int]):
         rows, columns, depth = sizes
         self.context = NestContext(BuildOptions())
-        text = PROGRAMS[name].format(rows=rows, columns=columns, depth=depth, wide=columns + 1)
+        names = {"rows": rows, "columns": columns, "depth": depth}
+        text = text.format(**names, wide=columns + 1, deep=2 * columns + depth)
         program = parse(text, self.context)
-        (nest,) = program.statements
-        assert isinstance(nest, Nest)
-        self.nest, self.buffers, self.pool = nest, program.buffers, self.context.pool
+        self.statements = [stmt for stmt in program.statements if isinstance(stmt, Nest)]
+        assert len(self.statements) == len(program.statements)
+        self.nest, self.buffers, self.pool = self.statements[0], program.buffers, self.context.pool
         rng = np.random.default_rng(sum(sizes))
-        self.inputs = {
-            buf: rng.standard_normal(buf.size).astype(buf.dtype) for buf in self.buffers.values()
-        }
+        self.inputs = {buf: numbers(buf, rng) for buf in self.buffers.values() if not buf.arena}
 
-    def results(self, *statements: Nest) -> dict[Buf, np.ndarray]:
+    def results(self, *statements: Stmt) -> dict[Buf, np.ndarray]:
         verify(statements, frozenset())
         memory = interpret.NestMemory({buf: array.copy() for buf, array in self.inputs.items()})
         interpret.run(statements, memory, {}, lambda site, values: None)
         return {buf: memory.read(buf) for buf in self.inputs}
 
-    def same(self, *statements: Nest) -> None:
-        expected = self.results(self.nest)
+    def same(self, *statements: Stmt) -> None:
+        expected = self.results(*self.statements)
         for buf, array in self.results(*statements).items():
             np.testing.assert_allclose(
                 array, expected[buf], rtol=1e-5, err_msg=program_text(statements)
             )
 
 
+def numbers(buf: Buf, rng: np.random.Generator) -> np.ndarray:
+    if buf.dtype.kind == "i":
+        return rng.integers(0, 3, buf.size).astype(buf.dtype)
+    return rng.standard_normal(buf.size).astype(buf.dtype)
+
+
 @given(st.sampled_from(sorted(PROGRAMS)), SIZES, st.data())
 @settings(max_examples=60, deadline=None)
 def test_parts_of_a_free_dimension_are_the_whole(name, sizes, data):
-    case = Case(name, sizes)
+    case = Case(PROGRAMS[name], sizes)
     dim = data.draw(st.sampled_from([d for d in case.nest.dims if d not in case.nest.rdims]))
     size = case.nest.dims[dim]
     cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=3))})
@@ -100,7 +163,7 @@ def test_parts_of_a_free_dimension_are_the_whole(name, sizes, data):
 @given(st.sampled_from(sorted(PROGRAMS)), SIZES, st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_dimension_that_is_split(name, sizes, data):
-    case = Case(name, sizes)
+    case = Case(PROGRAMS[name], sizes)
     dim = data.draw(st.sampled_from(sorted(case.nest.dims)))
     size = case.nest.dims[dim]
     inner = data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
@@ -112,13 +175,13 @@ def test_a_dimension_that_is_split(name, sizes, data):
 @given(SIZES)
 @settings(max_examples=20, deadline=None)
 def test_several_dimensions_that_are_split(sizes):
-    case = Case("product", sizes)
+    case = Case(PRODUCT, sizes)
     parts = {dim: {f"{dim}0": 1, f"{dim}1": size} for dim, size in case.nest.dims.items()}
     case.same(split(case.nest, parts, case.pool))
 
 
 def test_a_split_into_other_numbers_of_points_is_refused():
-    case = Case("product", (6, 4, 2))
+    case = Case(PRODUCT, (6, 4, 2))
     with pytest.raises(InternalError, match="i of 6 points is not split"):
         split(case.nest, {"i": {"a": 2, "b": 2}}, case.pool)
 
@@ -126,7 +189,7 @@ def test_a_split_into_other_numbers_of_points_is_refused():
 @given(SIZES, st.data())
 @settings(max_examples=40, deadline=None)
 def test_an_unrolled_dimension(sizes, data):
-    case = Case("elementwise", sizes)
+    case = Case(ELEMENTWISE, sizes)
     dim = data.draw(st.sampled_from("ij"))
     changed = unrolled(case.nest, dim, case.pool)
     assert len(changed.stores) == case.nest.dims[dim]
@@ -138,10 +201,168 @@ def test_an_unrolled_dimension(sizes, data):
 @settings(max_examples=30, deadline=None)
 def test_dimensions_in_another_direction(name, sizes):
     """A place may run backwards, and along a dimension of another name."""
-    case = Case(name, sizes)
+    case = Case(PROGRAMS[name], sizes)
     places = {"i": Affine.symbol("r", -1) + (case.nest.dims["i"] - 1)}
     dims = {("r" if dim == "i" else dim): size for dim, size in case.nest.dims.items()}
     case.same(renamed(case.nest, places, dims, case.pool))
+
+
+@given(SIZES, st.permutations([0, 1]), st.tuples(*[st.integers(0, 3)] * 4))
+@settings(max_examples=40, deadline=None)
+def test_scratch_in_another_layout(sizes, axes, margins):
+    """Places may be turned and moved, in a buffer with room to spare."""
+    case = Case(THROUGH_SCRATCH, sizes)
+    scratch = case.buffers["%t0"]
+    before, behind = margins[:2], margins[2:]
+    shape = tuple(before[k] + scratch.shape[k] + behind[k] for k in axes)
+    other = case.context.new_buffer(shape, scratch.dtype)
+    changed = relocated(
+        case.statements,
+        {scratch: other}.get,
+        case.pool,
+        lambda buf, index: tuple(index[k] + before[k] for k in axes),
+    )
+    assert scratch not in effects.touched(changed)
+    case.same(*changed)
+
+
+@given(SIZES)
+@settings(max_examples=20, deadline=None)
+def test_scratch_of_another_type(sizes):
+    case = Case(WIDENED, sizes)
+    wide = case.buffers["%t0"]
+    narrow = case.context.new_buffer(wide.shape, np.int8)
+
+    def widened(value: Expr) -> Expr:
+        return case.context.op(
+            "convert_element_type", np.int32, value, params={"new_dtype": np.dtype(np.int32)}
+        )
+
+    changed = relocated(
+        case.statements,
+        {wide: narrow}.get,
+        case.pool,
+        loaded=widened,
+        stored=lambda value: value.args[0],
+    )
+    assert wide not in effects.touched(changed)
+    case.same(*changed)
+
+
+@given(SIZES)
+@settings(max_examples=30, deadline=None)
+def test_two_nests_as_one(sizes):
+    case = Case(TWO_OVER_ROWS, sizes)
+    first, second = case.statements
+    assert are_independent(first, second)
+    both = fused(first, second, case.pool)
+    assert [reduction.op for reduction in both.reductions] == ["sum", "max"]
+    assert case.buffers["%a1"] not in {load.buf for load in both.loads()}, "values are handed on"
+    case.same(both)
+
+
+def test_nests_that_wait_for_each_other_are_not_independent():
+    case = Case(THROUGH_SCRATCH, (3, 4, 1))
+    first, second = case.statements
+    assert not are_independent(first, second), "the second reads the next point too"
+    assert not are_independent(second, first), "the first overwrites what the second reads"
+
+
+@given(SIZES)
+@settings(max_examples=30, deadline=None)
+def test_a_nest_inside_its_reader(sizes):
+    case = Case(THROUGH_SCRATCH, (sizes[0], sizes[1] + 1, sizes[2]))
+    maker, reader = case.statements
+    inside = inlined(maker, reader, case.pool)
+    assert inside is not None
+    assert inside.moves()
+    case.same(inside)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%t0[i, j + 1])", "%t0[i, 2*j])"),  # not in step
+        ("%t0[i, j] = mul", "%t0[i, 0] = mul"),  # not once at each point
+        ("mul(%a0[i, j], 2.0)", "mul(%a0[i, j], %t0[i, j])"),  # reads what it stores
+    ],
+)
+def test_nests_that_stay_outside_their_reader(old, new):
+    assert THROUGH_SCRATCH.count(old) == 1
+    case = Case(THROUGH_SCRATCH.replace(old, new), (3, 4, 1))
+    assert inlined(*case.statements, case.pool) is None
+
+
+@given(SIZES, st.integers(0, 2), st.integers(0, 2))
+@settings(max_examples=30, deadline=None)
+def test_the_value_that_a_store_puts_at_an_index(sizes, row, column):
+    case = Case(THROUGH_SCRATCH, (sizes[0] + 2, sizes[1] + 2, 1))
+    (store,) = case.nest.stores
+    place = Affine((), row), Affine((), column)
+    value = stored_at(store, place, case.pool)
+    assert value is not None
+    assert {load.buf for load in Nest({}, stores=(replace(store, value=value),)).loads()} == {
+        case.buffers["%a0"]
+    }
+
+    def first_result(expr: Expr) -> np.ndarray:
+        store = Store(case.buffers["%a1"], (Affine(), Affine()), expr)
+        return case.results(case.nest, Nest({}, stores=(store,)))[store.buf][0, 0]
+
+    assert first_result(value) == first_result(case.pool.load(np.float32, store.buf, place))
+
+
+@given(SIZES)
+@settings(max_examples=30, deadline=None)
+def test_a_copy_of_what_a_nest_reads(sizes):
+    case = Case(WINDOWS, sizes)
+    (load,) = case.nest.loads()
+    box = Box.around(load.index, case.nest.dims)
+    rows, columns, depth = sizes
+    assert box.shape == (rows, 2 * (columns - 1) + depth)
+    copy = case.context.new_buffer(box.shape, load.dtype)
+    statement = box.copied(
+        lambda index: case.pool.load(load.dtype, load.buf, index), copy, ["d0", "d1"], None
+    )
+    there = {load: case.pool.load(load.dtype, copy, box.within(load.index))}
+    case.same(statement, case.nest.mapped(case.pool.rewriter(there.get)))
+
+
+@given(SIZES, st.sampled_from(["sum", "prod", "max", "min"]))
+@settings(max_examples=30, deadline=None)
+def test_reductions_as_expressions(sizes, operation):
+    case = Case(WINDOWS.replace("sum=", f"{operation}="), sizes)
+    assert may_unroll_reductions(case.nest)
+    changed = unrolled_reductions(case.nest, case.context)
+    assert not changed.reductions
+    assert changed.dims.keys() == {"i", "j"}
+    case.same(changed)
+
+
+@given(SIZES)
+@settings(max_examples=20, deadline=None)
+def test_products_as_expressions(sizes):
+    case = Case(PRODUCT, sizes)
+    case.same(unrolled_reductions(case.nest, case.context))
+
+
+def test_running_sums_stay_reductions():
+    assert not may_unroll_reductions(Case(RUNNING, (2, 3, 1)).nest)
+
+
+@given(SIZES)
+@settings(max_examples=20, deadline=None)
+def test_versions_by_a_test(sizes):
+    case = Case(CHOICE, sizes)
+    (test,) = {
+        node.args[0]
+        for node in case.nest.nodes()
+        if isinstance(node, Op) and node.info.primitive == "select_n"
+    }
+    versions = [[settled(case.nest, test, value, case.pool)] for value in range(2)]
+    arrays = [effects.read(version) - {case.buffers["%a2"]} for version in versions]
+    assert arrays == [{case.buffers["%a0"]}, {case.buffers["%a0"], case.buffers["%a1"]}]
+    case.same(*versioned("%s0", test, versions, case.context))
 
 
 def test_effects_say_what_may_change_places():

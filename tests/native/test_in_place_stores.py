@@ -79,7 +79,7 @@ def test_rows_follow_each_other_without_a_copy(row, in_place, monkeypatch):
     """A sum of four neighbours, below and beside the element that it is stored to: over the row before or over its own."""
     found, safe = [], walks_ahead
     monkeypatch.setattr(
-        "pbkern.targets.cpu.locality.in_place_stores.walks_ahead",
+        "pbkern.targets.cpu.locality.policy.walks_ahead",
         lambda *args: found.append(safe(*args)) or found[-1],
     )
     writes = [(0, row, 16, [(1.0, 0, 0, 16), (1.0, 0, 2, 16), (1.0, 0, 1, 15), (1.0, 0, 1, 17)])]

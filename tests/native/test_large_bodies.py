@@ -12,11 +12,11 @@ import pbkern
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import MAX_HEIGHT
 from pbkern.lower.passes import merge_nests, uniform_axes
+from pbkern.lower.passes.strips import strip_mining
 from pbkern.lower.values import pending_reads
 from pbkern.targets.cpu.codegen import outlining
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
 from pbkern.targets.cpu.emit.nests import CpuNestEmitter
-from pbkern.targets.cpu.locality import strip_mining
 
 from .running import native
 

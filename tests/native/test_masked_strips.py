@@ -1,4 +1,4 @@
-"""Nests cut into strips that masks silence (targets/cpu/locality/strip_mining.py): attention with masks that move with the
+"""Nests cut into strips that masks silence (lower/passes/strips/strip_mining.py): attention with masks that move with the
 program."""
 
 import jax

@@ -1,4 +1,4 @@
-"""Exponentials of long rows in one pass (targets/cpu/locality/running_maximum.py): accuracy, special values, and which
+"""Exponentials of long rows in one pass (lower/passes/strips/running_maximum.py): accuracy, special values, and which
 functions it applies to."""
 
 import jax

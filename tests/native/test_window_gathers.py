@@ -1,4 +1,4 @@
-"""Windows of arrays whose starts outer dimensions tell (targets/cpu/locality/window_gathers.py), beside plain JAX."""
+"""Windows of arrays whose starts outer dimensions tell (lower/passes/window_gathers.py), beside plain JAX."""
 
 import re
 

@@ -11,64 +11,75 @@ invariant hoisting, on purpose.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 from jax.extend import core as jex
 
 from pbkern._jax import bind_again, params_of, source_of
+from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import literal
 from pbkern.fuse.cost.kinds import is_of_index_tests
-from pbkern.fuse.partition.duplicate_producers import MOST_INDEX_EQUATIONS
 from pbkern.fuse.simplify.driver import retrace
 
 COMPARISONS = {"ge", "gt", "le", "lt"}
-# Smaller ones cost nothing to read.
-LEAST_ELEMENTS = 1024
 
 
-def sink_masks(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+@dataclass(frozen=True)
+class SinkMasks:
     """Sinks masks into bodies of scans, nested ones too."""
-    if not any(eqn.primitive.name == "scan" for eqn in closed.jaxpr.eqns):
-        return closed
-    made = _masks(closed.jaxpr)
 
-    def rewrite(eqn, operands):
-        body, n_consts = eqn.params["jaxpr"], params_of(eqn)["num_consts"]
-        sunk = {
-            k: made[var]
-            for k, var in enumerate(eqn.invars[:n_consts])
-            if not isinstance(var, jex.Literal) and var in made
-        }
-        sunk = {k: eqns for k, eqns in sunk.items() if _is_mask(eqn.invars[k].aval, eqns)}
-        inner = sink_masks(_with_masks(body, sunk, eqn.invars) if sunk else body)
-        if inner is body:
-            return None
-        kept = [k for k in range(len(operands)) if k not in sunk]
-        params = params_of(eqn) | {"jaxpr": inner, "num_consts": n_consts - len(sunk)}
-        return bind_again(eqn, [operands[place] for place in kept], params)
+    most_index_equations: int = threshold(
+        16, "equations of a mask that is sunk. Source: not recorded"
+    )
+    fewest_elements: int = threshold(
+        1024, "elements of a mask that is sunk: smaller ones cost nothing to read"
+    )
 
-    return retrace(closed, {"scan": rewrite})
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        if not any(eqn.primitive.name == "scan" for eqn in closed.jaxpr.eqns):
+            return closed
+        made = self._masks(closed.jaxpr)
 
+        def rewrite(eqn, operands):
+            body, n_consts = eqn.params["jaxpr"], params_of(eqn)["num_consts"]
+            sunk = {
+                k: made[var]
+                for k, var in enumerate(eqn.invars[:n_consts])
+                if not isinstance(var, jex.Literal) and var in made
+            }
+            sunk = {k: eqns for k, eqns in sunk.items() if self._is_mask(eqn.invars[k].aval, eqns)}
+            inner = self(_with_masks(body, sunk, eqn.invars) if sunk else body, options)
+            if inner is body:
+                return None
+            kept = [k for k in range(len(operands)) if k not in sunk]
+            params = params_of(eqn) | {"jaxpr": inner, "num_consts": n_consts - len(sunk)}
+            return bind_again(eqn, [operands[place] for place in kept], params)
 
-def _masks(jaxpr: jex.Jaxpr) -> dict:
-    """Value -> the few equations, in order, that compute it from indices only."""
-    made: dict = {}
-    for eqn in jaxpr.eqns:
-        if is_of_index_tests(eqn.primitive.name) and all(
-            isinstance(var, jex.Literal) or var in made for var in eqn.invars
-        ):
-            before = [
-                x for var in eqn.invars if not isinstance(var, jex.Literal) for x in made[var]
-            ]
-            eqns = tuple({id(x): x for x in (*before, eqn)}.values())
-            if len(eqns) <= MOST_INDEX_EQUATIONS:
-                made[eqn.outvars[0]] = eqns
-    return made
+        return retrace(closed, {"scan": rewrite})
 
+    def _masks(self, jaxpr: jex.Jaxpr) -> dict:
+        """Value -> the few equations, in order, that compute it from indices only."""
+        made: dict = {}
+        for eqn in jaxpr.eqns:
+            if is_of_index_tests(eqn.primitive.name) and all(
+                isinstance(var, jex.Literal) or var in made for var in eqn.invars
+            ):
+                before = [
+                    x for var in eqn.invars if not isinstance(var, jex.Literal) for x in made[var]
+                ]
+                eqns = tuple({id(x): x for x in (*before, eqn)}.values())
+                if len(eqns) <= self.most_index_equations:
+                    made[eqn.outvars[0]] = eqns
+        return made
 
-def _is_mask(aval, eqns) -> bool:
-    compared = any(eqn.primitive.name in COMPARISONS for eqn in eqns)
-    return compared and sum(size > 1 for size in aval.shape) > 1 and aval.size >= LEAST_ELEMENTS
+    def _is_mask(self, aval, eqns) -> bool:
+        compared = any(eqn.primitive.name in COMPARISONS for eqn in eqns)
+        return (
+            compared
+            and sum(size > 1 for size in aval.shape) > 1
+            and aval.size >= self.fewest_elements
+        )
 
 
 def _with_masks(body: jex.ClosedJaxpr, sunk: dict, atoms) -> jex.ClosedJaxpr:

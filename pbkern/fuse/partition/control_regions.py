@@ -22,9 +22,6 @@ from pbkern.fuse.time_tiling.overlapped import tile_time
 from . import leave_layouts_to_xla
 from .donation import scatter_into_carries
 
-# Updating this many elements in place is less work than starting several programs.
-FEW_UPDATES = 1 << 14
-
 # They stand before and after a complex operation that is left to XLA, and become views where there
 # is none.
 MOVES_OF_COMPLEX = frozenset({"real", "imag", "complex", "convert_element_type"})
@@ -93,7 +90,7 @@ def _scatters_in_place(parts, eqn, name: str, inner: Inner) -> bool:
     scatter_into_carries(eqn, name, inner)
     for group in groups:
         few = all(
-            member.invars[2].aval.size <= FEW_UPDATES
+            member.invars[2].aval.size <= parts.limits.few_updates
             for member in group.eqns
             if member.primitive.name in SCATTERS
         )

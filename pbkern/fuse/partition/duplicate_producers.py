@@ -18,36 +18,45 @@ group.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from pbkern.core.jaxprs import leading_to
 from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import VIEWS, is_heavy
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
-# Most equations of a function of indices that is duplicated. Source: not recorded.
-MOST_INDEX_EQUATIONS = 16
-# The most modelled time of the readers after the duplication, relative to before. Source: not
-# recorded.
-DUPLICATION_SLACK = 1.25
 
-
-def duplicate_masks(parts) -> None:
+@dataclass(frozen=True)
+class DuplicateMasks:
     """Duplicates functions of indices of `parts`, a Partitioner, into the groups that read them."""
-    for group in [node for node in parts.nodes if node.kind == "group" and not node.reads()]:
-        names = {eqn.primitive.name for eqn in group.eqns}
-        arithmetic = names & ELEMENTWISE.keys()
-        is_simple = names <= arithmetic | VIEWS
-        if len(group.eqns) <= MOST_INDEX_EQUATIONS and is_simple and arithmetic:
-            _copy(parts, group)
+
+    most_index_equations: int = threshold(
+        16, "equations of a function of indices that is duplicated. Source: not recorded"
+    )
+    slack: float = threshold(
+        1.25, "time of the readers after the duplication, relative to before. Source: not recorded"
+    )
+
+    def __call__(self, parts: Any, options: object) -> Any:
+        for group in [node for node in parts.nodes if node.kind == "group" and not node.reads()]:
+            names = {eqn.primitive.name for eqn in group.eqns}
+            arithmetic = names & ELEMENTWISE.keys()
+            is_simple = names <= arithmetic | VIEWS
+            if len(group.eqns) <= self.most_index_equations and is_simple and arithmetic:
+                _copy(parts, group, self.slack)
+        return parts
 
 
-def _copy(parts, group: Node) -> None:
+def _copy(parts, group: Node, slack: float) -> None:
     users, aliases = parts.readers(group)
     made = [*group.eqns, *(eqn for view in aliases for eqn in view.eqns)]
     users = [reader for reader in users if reader.kind == "group"]
     for user in users:
         schedule = _schedule(parts, [*made, *user.eqns], user.outputs)
-        if schedule is not None and schedule.cost.seconds <= DUPLICATION_SLACK * (
+        if schedule is not None and schedule.cost.seconds <= slack * (
             user.seconds + group.seconds / len(users)
         ):
             parts.set_group(user, [*made, *user.eqns], user.outputs, schedule)

@@ -17,28 +17,43 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
+from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import NeedsWhole
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Edge, Node, order
 from pbkern.fuse.tiling.block_search import Schedule, schedule_at
 
-# The most time of a last stage, in launches. Source: a launch is what joining the stage saves.
-MOST_LAUNCHES = 1.0
-# The most time of a last stage, as a part of its kernel's programs' time. Source: not recorded.
-MOST_SHARE = 0.02
 
-
-def join_last_stages(parts) -> None:
+@dataclass(frozen=True)
+class JoinLastStages:
     """Sets `finish` of groups of `parts`, a Partitioner, and drops the groups that became last stages."""
-    if not any(map(_is_one_program, parts.nodes)):
-        return
-    ordered = order(parts.nodes, (*parts.jaxpr.constvars, *parts.jaxpr.invars))
-    joining = _Joining(parts, {id(n): k for k, n in enumerate(ordered)})
-    for node in ordered:
-        if _is_one_program(node):
-            joining.join(node)
+
+    most_launches: float = threshold(
+        1.0, "time of a last stage, in launches: a launch is what joining the stage saves"
+    )
+    most_share: float = threshold(
+        0.02, "time of a last stage, as a part of its kernel's programs' time. Source: not recorded"
+    )
+
+    def __call__(self, parts: Any, options: object) -> Any:
+        if not any(map(_is_one_program, parts.nodes)):
+            return parts
+        ordered = order(parts.nodes, (*parts.jaxpr.constvars, *parts.jaxpr.invars))
+        joining = _Joining(parts, self, {id(n): k for k, n in enumerate(ordered)})
+        for node in ordered:
+            if _is_one_program(node):
+                joining.join(node)
+        return parts
+
+    def allow(self, schedule: Schedule, maker: Node, machine: CostModel) -> bool:
+        """Whether what a launch does besides being a launch may follow the maker's programs."""
+        programs = self.most_share * maker.own_schedule.cost.seconds
+        most = max(self.most_launches * machine.launch_seconds, programs)
+        return schedule.cost.seconds - machine.launch_seconds <= most
 
 
 def _is_one_program(node: Node) -> bool:
@@ -50,17 +65,11 @@ def _is_one_program(node: Node) -> bool:
     )
 
 
-def _is_small(schedule: Schedule, maker: Node, machine: CostModel) -> bool:
-    """Whether what a launch of it does besides being a launch may follow the maker's programs."""
-    most = max(MOST_LAUNCHES * machine.launch_seconds, MOST_SHARE * maker.own_schedule.cost.seconds)
-    return schedule.cost.seconds - machine.launch_seconds <= most
-
-
 class _Joining:
     """`position` of each node in a valid order; `makers` and `readers` of values."""
 
-    def __init__(self, parts, position: dict[int, int]) -> None:
-        self.parts, self.position = parts, position
+    def __init__(self, parts, limits: JoinLastStages, position: dict[int, int]) -> None:
+        self.parts, self.limits, self.position = parts, limits, position
         self.makers = {output: maker for maker in parts.nodes for output in maker.outputs}
         self.readers: dict = {}
         for node in parts.nodes:
@@ -144,7 +153,7 @@ class _Joining:
             schedule = schedule_at(eqns, outputs, outputs[0].aval.shape, self.parts.machine)
         except (NeedsWhole, Unfusable):
             return None
-        if schedule is None or not _is_small(schedule, maker, self.parts.machine):
+        if schedule is None or not self.limits.allow(schedule, maker, self.parts.machine):
             return None
         cost = dataclasses.replace(
             schedule.cost, seconds=schedule.cost.seconds - self.parts.machine.launch_seconds

@@ -8,21 +8,16 @@ single step of joining shows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pbkern.core.jaxprs import atoms
 from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from pbkern.fuse.graph import Node
-
-# Scores stay in one kernel up to this multiple of the modelled time. Two kernels against one,
-# measured where the model saw 1.2 to 1.25: 64 positions of 1 head 64 and 32 us; 512 of 8 heads, 16
-# wide, 1873 and 1506; causal 2991 and 1067.
-SCORES_SLACK = 2.0
 
 
 def are_scores(values: Iterable, eqns: Sequence) -> bool:
@@ -51,21 +46,36 @@ def _passes(eqn) -> bool:
     return eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in VIEWS
 
 
-def join_softmax(parts: Any) -> None:
+@dataclass(frozen=True)
+class ScoresLimit:
+    """The time that one kernel may take if it keeps scores.
+
+    Two kernels against one, measured where the model saw 1.2 to 1.25: 64 positions of 1 head 64 and 32 us; 512 of 8 heads, 16
+    wide, 1873 and 1506; causal 2991 and 1067.
+    """
+
+    scores_slack: float = threshold(2.0, "modelled time together, relative to apart")
+
+
+@dataclass(frozen=True)
+class JoinSoftmaxChains(ScoresLimit):
     """Joins a group with all readers of its result if the result is scores."""
-    for group in parts.groups():
-        users, aliases = parts.readers(group)
-        if len(users) < 2 or any(user.kind != "group" for user in users):
-            continue
-        inside = [group, *aliases, *users]
-        eqns = sorted(
-            {id(eqn): eqn for member in inside for eqn in member.eqns}.values(),
-            key=lambda eqn: parts.order[id(eqn)],
-        )
-        if are_scores(group.outputs, eqns) and not any(
-            _leads_around(parts, user, inside) for user in users
-        ):
-            _join(parts, inside, eqns)
+
+    def __call__(self, parts: Any, options: object) -> Any:
+        for group in parts.groups():
+            users, aliases = parts.readers(group)
+            if len(users) < 2 or any(user.kind != "group" for user in users):
+                continue
+            inside = [group, *aliases, *users]
+            eqns = sorted(
+                {id(eqn): eqn for member in inside for eqn in member.eqns}.values(),
+                key=lambda eqn: parts.order[id(eqn)],
+            )
+            if are_scores(group.outputs, eqns) and not any(
+                _leads_around(parts, user, inside) for user in users
+            ):
+                _join(parts, inside, eqns, self.scores_slack)
+        return parts
 
 
 def _leads_around(parts: Any, user: Node, inside: list[Node]) -> bool:
@@ -74,7 +84,7 @@ def _leads_around(parts: Any, user: Node, inside: list[Node]) -> bool:
     return any(parts.reaches(outside, member) for member in inside)
 
 
-def _join(parts: Any, inside: list[Node], eqns: list) -> None:
+def _join(parts: Any, inside: list[Node], eqns: list, slack: float) -> None:
     *others, last = inside
     outputs = [
         output
@@ -84,8 +94,8 @@ def _join(parts: Any, inside: list[Node], eqns: list) -> None:
     ]
     schedule, why = parts.attempt(eqns, outputs, None, eqns[-1], parts.fits_chain)
     before = sum(member.seconds for member in inside if member.kind == "group")
-    ok = schedule is not None and schedule.cost.seconds < before * SCORES_SLACK
-    parts.record(inside[0].eqns[-1], ok, why, before, schedule, SCORES_SLACK)
+    ok = schedule is not None and schedule.cost.seconds < before * slack
+    parts.record(inside[0].eqns[-1], ok, why, before, schedule, slack)
     if ok:
         for other in others:
             parts.drop(other)

@@ -6,30 +6,37 @@ rows a program takes, the more of its work is masked. Works on the final groups 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from jax.extend import core as jex
 
+from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import BlockRequests
 from pbkern.fuse.cost.kinds import CONTRACTIONS
 from pbkern.fuse.tiling.block_search import Schedule, alternatives
 
-# Schedules that are compared, at most.
-MOST_COMPARED_SCHEDULES = 8
 
-
-def trim_masked(parts) -> None:
+@dataclass(frozen=True)
+class TrimMaskedBlocks:
     """Chooses the blocks of the masked groups of `parts`, a Partitioner, again."""
-    for node in parts.nodes:
-        if node.kind == "group" and overhang(
-            node.schedule.requests, parts.machine.sizes.mask_strip
-        ):
-            outputs = [var for var, _ in node.schedule.outputs]
-            near = alternatives(
-                node.eqns, outputs, node.schedule.blocks, parts.machine, MOST_COMPARED_SCHEDULES
-            )
-            node.schedule = min(
-                [node.schedule, *near],
-                key=lambda schedule: _seconds(schedule, parts.machine.sizes.mask_strip),
-            )
+
+    most_compared: int = threshold(8, "schedules of a group that are compared")
+
+    def __call__(self, parts: Any, options: object) -> Any:
+        for node in parts.nodes:
+            if node.kind == "group" and overhang(
+                node.schedule.requests, parts.machine.sizes.mask_strip
+            ):
+                outputs = [var for var, _ in node.schedule.outputs]
+                near = alternatives(
+                    node.eqns, outputs, node.schedule.blocks, parts.machine, self.most_compared
+                )
+                node.schedule = min(
+                    [node.schedule, *near],
+                    key=lambda schedule: _seconds(schedule, parts.machine.sizes.mask_strip),
+                )
+        return parts
 
 
 def _seconds(schedule: Schedule, strip: int) -> float:

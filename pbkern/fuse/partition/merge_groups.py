@@ -9,48 +9,39 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Node
 
-from .join_softmax_chains import SCORES_SLACK, are_scores
-
-# One kernel wins a tie with two.
-TIE = 1.002
-# Groups with a large value between them share a kernel up to this multiple of the modelled time:
-# what is not stored cannot fall out of the cache. Source: not recorded.
-LARGE_SLACK = 1.05
-# Two contractions with a large value between them share a kernel up to this multiple, for the same
-# reason. Source: not recorded.
-CHAIN_SLACK = 1.2
-# Without a large value between them, two contractions share their operands: at this part of the
-# time apart.
-CLEAR_GAIN = 0.75
-# A group expands its inputs if its results are at least this many times as large.
-EXPANSION = 4
+from .join_softmax_chains import ScoresLimit, are_scores
 
 
-def merge_producers(parts) -> None:
-    """Pulls producer groups into their only consumer where the value between is expensive to store."""
-    refused: set[tuple] = set()  # pairs in this state: a pair is tried again when one has grown
-    changed = True
-    while changed:
-        changed = False
-        for group in [node for node in parts.nodes if node.kind == "group"]:
-            users, aliases = parts.readers(group)
-            if len(users) != 1 or group not in parts.nodes:
-                continue
-            (consumer,) = users
-            pair = tuple(tuple(map(id, node.eqns)) for node in (group, consumer))
-            if consumer.kind != "group" or pair in refused:
-                continue
-            if merge(parts, group, consumer, aliases):
-                changed = True
-            else:
-                refused.add(pair)
+@dataclass(frozen=True)
+class MergeLimits(ScoresLimit):
+    """When two groups become one: the most time together, relative to apart."""
+
+    large_slack: float = threshold(
+        1.05,
+        "with a large value between them: what is not stored cannot fall out of the cache. Source: not recorded",
+    )
+    chain_slack: float = threshold(
+        1.2,
+        "of two contractions with a large value between them, for the same reason. Source: not recorded",
+    )
+    clear_gain: float = threshold(
+        0.75, "of two contractions that share their operands, without a large value between them"
+    )
+    expansion: int = threshold(
+        4, "times that results are larger than inputs, of a group that expands its inputs"
+    )
 
 
-def merge(parts, node: Node, consumer: Node, aliases: Sequence[Node] = ()) -> bool:
+def merge(
+    parts, node: Node, consumer: Node, limits: MergeLimits, aliases: Sequence[Node] = ()
+) -> bool:
     """Makes `node`, the reshapes of its results and `consumer` one group if the model gains."""
     eqns = [*node.eqns, *(eqn for alias in aliases for eqn in alias.eqns), *consumer.eqns]
     inside = (node, consumer, *aliases)
@@ -69,11 +60,17 @@ def merge(parts, node: Node, consumer: Node, aliases: Sequence[Node] = ()) -> bo
     moved = schedule.cost.bytes_moved if schedule is not None else 0
     # What is computed from much smaller arrays or from indices, such as a mask, needs hardly any
     # memory when it is fused.
-    expands = EXPANSION * sum(nbytes(read.aval) for read in node.reads()) <= between
+    expands = limits.expansion * sum(nbytes(read.aval) for read in node.reads()) <= between
     little = are_scores(
         [var for eqn in node.eqns for var in eqn.outvars], node.eqns
     )  # what follows scores is little beside them
-    slack = CHAIN_SLACK if expands else LARGE_SLACK if between > 0.5 * moved or little else TIE
+    slack = (
+        limits.chain_slack
+        if expands
+        else limits.large_slack
+        if between > 0.5 * moved or little
+        else parts.limits.tie
+    )
     ok = schedule is not None and schedule.cost.seconds < before * slack
     scores = are_scores(node.outputs, sorted(eqns, key=lambda eqn: parts.order[id(eqn)]))
     if schedule is not None and (scores or _chained(parts, node, consumer)):
@@ -81,9 +78,9 @@ def merge(parts, node: Node, consumer: Node, aliases: Sequence[Node] = ()) -> bo
         # reading what both read, must outweigh all other traffic.
         shared = sum(nbytes(var.aval) for var in node.reads() & consumer.reads())
         slack = (
-            SCORES_SLACK
+            limits.scores_slack
             if scores
-            else CHAIN_SLACK
+            else limits.chain_slack
             if between > moved or shared > 0.5 * moved
             else 1.0
         )
@@ -93,8 +90,8 @@ def merge(parts, node: Node, consumer: Node, aliases: Sequence[Node] = ()) -> bo
         large = 2 * between > moved or shared > 0.5 * moved or scores or twice
         # If both only stream their operands, as for a single query, no register tile is at stake.
         streams = _streams(parts, node) and _streams(parts, consumer)
-        gains = large or streams or schedule.cost.seconds < CLEAR_GAIN * before
-        slack = max(slack, LARGE_SLACK) if streams else slack
+        gains = large or streams or schedule.cost.seconds < limits.clear_gain * before
+        slack = max(slack, limits.large_slack) if streams else slack
         ok = gains and schedule.cost.seconds < before * slack
         why = why or (
             ""
@@ -128,29 +125,60 @@ def _chained(parts, node: Node, consumer: Node) -> bool:
     )
 
 
-def merge_siblings(parts) -> None:
+@dataclass(frozen=True)
+class MergeProducers(MergeLimits):
+    """Pulls producer groups into their only consumer where the value between is expensive to store."""
+
+    def __call__(self, parts: Any, options: object) -> Any:
+        refused: set[tuple] = set()  # pairs in this state: a pair is tried again when one has grown
+        changed = True
+        while changed:
+            changed = False
+            for group in [node for node in parts.nodes if node.kind == "group"]:
+                users, aliases = parts.readers(group)
+                if len(users) != 1 or group not in parts.nodes:
+                    continue
+                (consumer,) = users
+                pair = tuple(tuple(map(id, node.eqns)) for node in (group, consumer))
+                if consumer.kind != "group" or pair in refused:
+                    continue
+                if merge(parts, group, consumer, self, aliases):
+                    changed = True
+                else:
+                    refused.add(pair)
+        return parts
+
+
+@dataclass(frozen=True)
+class MergeSiblings(MergeLimits):
     """Merges groups that read the same array with the same root shape, if the array is then read once.
 
     One may read results of the other.
     """
-    groups = [node for node in parts.nodes if node.kind == "group"]
-    for first, second in itertools.combinations(groups, 2):
-        if (
-            first not in parts.nodes
-            or second not in parts.nodes
-            or not first.reads() & second.reads()
-        ):
-            continue
-        if first.outputs[0].aval.shape != second.outputs[0].aval.shape:
-            continue
-        if any(
-            eqn.primitive.name in CONTRACTIONS for group in (first, second) for eqn in group.eqns
-        ):
-            continue
-        if parts.reaches(parts.successors(second), first):
-            first, second = second, first
-        if parts.reaches(parts.successors(second), first) or parts.reaches(
-            [successor for successor in parts.successors(first) if successor is not second], second
-        ):
-            continue
-        merge(parts, first, second)
+
+    def __call__(self, parts: Any, options: object) -> Any:
+        groups = [node for node in parts.nodes if node.kind == "group"]
+        for first, second in itertools.combinations(groups, 2):
+            if (
+                first not in parts.nodes
+                or second not in parts.nodes
+                or not first.reads() & second.reads()
+            ):
+                continue
+            if first.outputs[0].aval.shape != second.outputs[0].aval.shape:
+                continue
+            if any(
+                eqn.primitive.name in CONTRACTIONS
+                for group in (first, second)
+                for eqn in group.eqns
+            ):
+                continue
+            if parts.reaches(parts.successors(second), first):
+                first, second = second, first
+            if parts.reaches(parts.successors(second), first) or parts.reaches(
+                [successor for successor in parts.successors(first) if successor is not second],
+                second,
+            ):
+                continue
+            merge(parts, first, second, self)
+        return parts

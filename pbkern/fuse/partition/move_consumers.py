@@ -22,36 +22,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from jax.extend import core as jex
 
+from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import nbytes
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
-# The value passed on instead is at least this many times smaller.
-PASSED_SMALLER = 4
-# Values below this part of the private cache are not worth the search.
-SEARCHED_SHARE = 0.25
-# A move must reduce the modelled time to this part of what it was.
-MOVE_GAIN = 0.98
 
-
-def sink_consumers(parts) -> None:
+@dataclass(frozen=True)
+class MoveConsumers:
     """Moves equations between the groups of `parts`, a Partitioner, where the model gains."""
-    for maker in [node for node in parts.nodes if node.kind == "group"]:
-        for var in [
-            output
-            for output in maker.outputs
-            if nbytes(output.aval) > SEARCHED_SHARE * parts.machine.near_bytes
-        ]:
-            readers = [user for user in parts.users(var) if user is not maker]
-            if len(readers) == 1 and readers[0].kind == "group" and var not in parts.results:
-                _sink_consumer(parts, maker, readers[0], var)
-    for reader in [node for node in parts.nodes if node.kind == "group"]:
-        for maker in _makers(parts, reader):
-            if any(_is_large(parts, shared) for shared in maker.reads() & reader.reads()):
-                _restore_consumer(parts, maker, reader)
+
+    passed_smaller: int = threshold(4, "times that the value passed on instead is smaller")
+    searched_share: float = threshold(
+        0.25, "part of the private cache: smaller values are not worth the search"
+    )
+    most_time: float = threshold(0.98, "modelled time after a move, relative to before")
+
+    def __call__(self, parts: Any, options: object) -> Any:
+        for maker in [node for node in parts.nodes if node.kind == "group"]:
+            for var in [
+                output
+                for output in maker.outputs
+                if nbytes(output.aval) > self.searched_share * parts.machine.near_bytes
+            ]:
+                readers = [user for user in parts.users(var) if user is not maker]
+                if len(readers) == 1 and readers[0].kind == "group" and var not in parts.results:
+                    _sink_consumer(parts, maker, readers[0], var, self)
+        for reader in [node for node in parts.nodes if node.kind == "group"]:
+            for maker in _makers(parts, reader):
+                if any(_is_large(parts, shared) for shared in maker.reads() & reader.reads()):
+                    _restore_consumer(parts, maker, reader, self)
+        return parts
 
 
 def _makers(parts, reader: Node) -> list[Node]:
@@ -83,16 +88,16 @@ class _Move:
         return self.maker[2].cost.seconds + self.reader[2].cost.seconds
 
 
-def _sink_consumer(parts, maker: Node, reader: Node, var) -> None:
+def _sink_consumer(parts, maker: Node, reader: Node, var, limits: MoveConsumers) -> None:
     """Tries to move the readers of `var`, and what follows as long as it gets smaller."""
     before = maker.seconds + reader.seconds
     moves = [
         candidate
-        for prefix in _prefixes(reader, var)
+        for prefix in _prefixes(reader, var, limits.passed_smaller)
         if (candidate := _moved(parts, maker, reader, *prefix)) is not None
     ]
     best = min(moves, key=lambda move: move.seconds, default=None)
-    if best is None or best.seconds >= MOVE_GAIN * before:
+    if best is None or best.seconds >= limits.most_time * before:
         return
     if _apply(parts, maker, reader, best):
         why = "its readers joined its kernel"
@@ -101,7 +106,7 @@ def _sink_consumer(parts, maker: Node, reader: Node, var) -> None:
         )
 
 
-def _restore_consumer(parts, maker: Node, reader: Node) -> None:
+def _restore_consumer(parts, maker: Node, reader: Node, limits: MoveConsumers) -> None:
     """Tries to move back what does not wait for values that others compute from the maker's results."""
     late = _made_after(parts, maker, reader)
     moved: list = []
@@ -120,7 +125,7 @@ def _restore_consumer(parts, maker: Node, reader: Node) -> None:
     move, before = _moved(parts, maker, reader, moved, passed), maker.seconds + reader.seconds
     if (
         move is not None
-        and move.seconds < MOVE_GAIN * before
+        and move.seconds < limits.most_time * before
         and _apply(parts, maker, reader, move)
     ):
         why = "it joined the kernel that reads the same array"
@@ -176,7 +181,7 @@ def _read(eqns: Iterable) -> set:
     return {var for eqn in eqns for var in eqn.invars if not isinstance(var, jex.Literal)}
 
 
-def _prefixes(reader: Node, var) -> Iterator[tuple[list, list]]:
+def _prefixes(reader: Node, var, times_smaller: int) -> Iterator[tuple[list, list]]:
     """(equations, values that they pass on) of ever longer prefixes of a group.
 
     Each holds all readers of `var`, and each passes on less than the one before.
@@ -194,7 +199,7 @@ def _prefixes(reader: Node, var) -> Iterator[tuple[list, list]]:
     for candidate in reader.eqns:
         if var in _read([candidate]):
             take(candidate)
-    smallest, made = nbytes(var.aval) / PASSED_SMALLER, set(reader.outputs)
+    smallest, made = nbytes(var.aval) / times_smaller, set(reader.outputs)
     while len(moved) < len(reader.eqns):
         eqns = [eqn for eqn in reader.eqns if id(eqn) in moved]
         rest = [eqn for eqn in reader.eqns if id(eqn) not in moved]

@@ -12,11 +12,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from jax.extend import core as jex
 
 from pbkern.core.errors import UnsupportedOp
 from pbkern.core.ops.elementwise import ELEMENTWISE
+from pbkern.core.passes import threshold
 from pbkern.fuse.access.blocks import Unfusable
 from pbkern.fuse.access.rules import MAX_EXTENT, NeedsWhole, is_long, rules
 from pbkern.fuse.access.windows_contractions import partial_reduce_p
@@ -36,23 +38,8 @@ from pbkern.fuse.tiling.search_memo import (
 )
 
 from .control_regions import control_node
-from .merge_groups import TIE
 
 ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
-
-# The most time together, relative to apart, of heavy work that would be left with few programs.
-# Source: not recorded.
-FEW_PROGRAMS = 0.95
-# The most time together, relative to apart, of a change of shape. Source: not recorded.
-RESHAPED = 1.01
-
-# Most equations that join a group at once; if that fails, each is tried alone.
-MANY_ALONG = 64
-# Most operations per element of an equation that is duplicated into several groups. Source: not
-# recorded.
-MOST_COPIED = 16
-# Most bytes of a value that is duplicated where many equations are at once. Source: not recorded.
-SMALL_COPY = 1 << 12
 
 
 def has_chained_reductions(eqns: Iterable) -> bool:
@@ -99,6 +86,45 @@ def alone_seconds(eqn, machine: CostModel) -> float:
     return max(far, compute) + machine.launch_seconds
 
 
+@dataclass(frozen=True)
+class GrowthLimits:
+    """When equations join groups, one by one or many together."""
+
+    tie: float = threshold(
+        1.002, "time together, relative to apart: one kernel wins a tie with two"
+    )
+    few_programs: float = threshold(
+        0.95,
+        "the same, of heavy work that would be left with few programs. Source: not recorded",
+    )
+    reshaped: float = threshold(1.01, "the same, of a change of shape. Source: not recorded")
+    many_along: int = threshold(
+        64, "equations that join a group at once; if that fails, each is tried alone"
+    )
+    most_copied: int = threshold(
+        16,
+        "operations per element of an equation that is duplicated into several groups. Source: not recorded",
+    )
+    small_copy: int = threshold(
+        1 << 12,
+        "bytes of a value that is duplicated where many equations are at once. Source: not recorded",
+    )
+    few_updates: int = threshold(
+        1 << 14,
+        "elements that a loop's scatter updates in one program: several take longer to start",
+    )
+
+
+@dataclass(frozen=True)
+class GrowGroups(GrowthLimits):
+    """Equations join the groups of their readers, in reverse; later passes ask the same limits."""
+
+    def __call__(self, parts: Partitioner, options: object) -> Partitioner:
+        parts.limits = self
+        parts.grow()
+        return parts
+
+
 class Partitioner:
     """One run over one jaxpr."""
 
@@ -111,6 +137,7 @@ class Partitioner:
         partition: Callable,
     ) -> None:
         self.jaxpr, self.machine, self.supports, self.options = jaxpr, machine, supports, options
+        self.limits = GrowthLimits()
         self.partition = partition  # of the bodies of control flow
         self.order = {id(member): n for n, member in enumerate(jaxpr.eqns)}
         self.results = {result for result in jaxpr.outvars if not isinstance(result, jex.Literal)}
@@ -203,7 +230,7 @@ class Partitioner:
         """Visits equations in reverse: each joins the group of its consumers, or begins one."""
         along: list = []  # equations that will join the group of their consumers together
         for eqn in reversed(self.jaxpr.eqns):
-            if len(along) < MANY_ALONG and self.rides_along(eqn, along):
+            if len(along) < self.limits.many_along and self.rides_along(eqn, along):
                 along.append(eqn)
                 continue
             self.place_all(along)
@@ -301,12 +328,14 @@ class Partitioner:
             return False
         if any(group.kind != "group" for group in groups):
             return False
-        small = nbytes(var.aval) <= SMALL_COPY
+        small = nbytes(var.aval) <= self.limits.small_copy
         if all(grows(group.eqns, group.schedule) for group in groups):
             small, like = True, eqn.primitive.name not in CONTRACTIONS
         else:
             like = self.is_like(eqn, consumers, small)
-        if len(groups) > 1 and not (small and self.machine.operations(eqn) <= MOST_COPIED):
+        if len(groups) > 1 and not (
+            small and self.machine.operations(eqn) <= self.limits.most_copied
+        ):
             return False
         return like and not self.waits(eqn, groups)
 
@@ -342,7 +371,8 @@ class Partitioner:
             schedules = [candidate for candidate in found if candidate is not None]
             if (
                 len(schedules) == len(groups)
-                and sum(candidate.cost.seconds for candidate in schedules) <= before * TIE
+                and sum(candidate.cost.seconds for candidate in schedules)
+                <= before * self.limits.tie
             ):
                 for member in along:
                     self.record(
@@ -444,16 +474,16 @@ class Partitioner:
         can only follow it.
         """
         if is_alias(eqn):
-            return RESHAPED
+            return self.limits.reshaped
         few = schedule.cost.programs < 2 * self.machine.cores
-        return FEW_PROGRAMS if few and is_heavy(eqn, self.machine) else TIE
+        return self.limits.few_programs if few and is_heavy(eqn, self.machine) else self.limits.tie
 
     def try_union(self, eqn, group: Node, needed: bool, alone: float) -> bool:
         outputs = group.outputs + (list(eqn.outvars) if needed else [])
         outputs = [output for output in outputs if output in self.results or self.users(output)]
         schedule, why = self.attempt([eqn, *group.eqns], outputs, group.schedule, eqn)
         before = group.seconds + alone
-        share = TIE if schedule is None else self.tie(eqn, schedule)
+        share = self.limits.tie if schedule is None else self.tie(eqn, schedule)
         ok = schedule is not None and schedule.cost.seconds <= before * share
         self.record(eqn, ok, why, before, schedule, share)
         if schedule is not None and ok:
@@ -462,7 +492,7 @@ class Partitioner:
 
     def duplicate(self, eqn, groups: list[Node], alone: float) -> bool:
         """A copy in every consumer: for what is cheaper to compute again than to store."""
-        if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > MOST_COPIED:
+        if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > self.limits.most_copied:
             return False
         found = []
         for group in groups:
@@ -582,7 +612,7 @@ class Partitioner:
             for eqn in eqns
             if id(eqn) not in before and not is_alias(eqn)
         )
-        return kept if kept.cost.seconds <= apart * RESHAPED else None
+        return kept if kept.cost.seconds <= apart * self.limits.reshaped else None
 
     def fits_chain(self, cost: Cost) -> bool:
         """Two contractions share a program only while what is between them, and their operands, stay in cache."""
@@ -590,11 +620,19 @@ class Partitioner:
         return cost.scratch <= l2 and cost.working_set - cost.scratch <= 2 * l2
 
     def record(
-        self, eqn, ok: bool, why: str, before: float, schedule: Schedule | None, share: float = TIE
+        self,
+        eqn,
+        ok: bool,
+        why: str,
+        before: float,
+        schedule: Schedule | None,
+        share: float | None = None,
     ) -> None:
-        """Notes a decision. share: part of the time apart that one kernel may take at most."""
+        """Notes a decision. share: part of the time apart that one kernel may take at most; None: the tie."""
         after = schedule.cost.seconds if schedule else 0.0
-        text = why or ("the model gains" if ok else _refusal(before, after, share))
+        text = why or (
+            "the model gains" if ok else _refusal(before, after, share or self.limits.tie)
+        )
         self.edges.append(
             Edge(eqn, ok, text, sum(nbytes(var.aval) for var in eqn.outvars), before, after)
         )

@@ -10,14 +10,14 @@ from pbkern.core.passes import Pass, run_passes
 from pbkern.fuse.cost.model import CostModel
 from pbkern.fuse.graph import Partition
 
-from .duplicate_producers import duplicate_masks, share_duplicates
-from .final_reductions import join_last_stages
-from .join_softmax_chains import join_softmax
-from .masked_blocks import trim_masked
-from .merge_groups import merge_producers, merge_siblings
-from .move_consumers import sink_consumers
-from .partitioner import Partitioner
-from .rematerialise import rematerialise_large
+from .duplicate_producers import DuplicateMasks, share_duplicates
+from .final_reductions import JoinLastStages
+from .join_softmax_chains import JoinSoftmaxChains
+from .masked_blocks import TrimMaskedBlocks
+from .merge_groups import MergeProducers, MergeSiblings
+from .move_consumers import MoveConsumers
+from .partitioner import GrowGroups, Partitioner
+from .rematerialise import Rematerialise
 
 
 def _changing(change: Callable[[Partitioner], None]) -> Callable[..., Partitioner]:
@@ -43,7 +43,7 @@ def _joins_reductions(options: object) -> bool:
 PARTITION_PASSES = (
     Pass(
         "grow groups",
-        _changing(Partitioner.grow),
+        GrowGroups(),
         "in reverse, equations join the groups of their consumers while the modelled time falls",
     ),
     Pass(
@@ -54,7 +54,7 @@ PARTITION_PASSES = (
     ),
     Pass(
         "duplicate masks",
-        _changing(duplicate_masks),
+        DuplicateMasks(),
         "a mask that is computed again costs less than one that is read",
         when=_joins,
     ),
@@ -66,43 +66,43 @@ PARTITION_PASSES = (
     ),
     Pass(
         "join softmax chains",
-        _changing(join_softmax),
+        JoinSoftmaxChains(),
         "attention needs no scores in memory",
         when=_joins,
     ),
     Pass(
         "merge producers",
-        _changing(merge_producers),
+        MergeProducers(),
         "whole groups join their consumers where storing the value between costs more",
         when=_joins,
     ),
     Pass(
         "rematerialise",
-        _changing(rematerialise_large),
+        Rematerialise(),
         "large values between kernels are computed again from small ones",
         when=_joins_reductions,
     ),
     Pass(
         "move consumers",
-        _changing(sink_consumers),
+        MoveConsumers(),
         "readers of a large value go where it is made, and pass on a smaller one",
         when=_joins,
     ),
     Pass(
         "merge siblings",
-        _changing(merge_siblings),
+        MergeSiblings(),
         "groups that read the same arrays read them once",
         when=_joins,
     ),
     Pass(
         "trim masked blocks",
-        _changing(trim_masked),
+        TrimMaskedBlocks(),
         "with fewer rows per program, less masked work is done",
         when=_joins,
     ),
     Pass(
         "join last stages",
-        _changing(join_last_stages),
+        JoinLastStages(),
         "a small reduction of a kernel's results needs no kernel of its own",
         when=_joins_reductions,
     ),

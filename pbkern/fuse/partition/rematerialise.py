@@ -12,63 +12,73 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from jax.extend import core as jex
 
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import atoms, leading_to
+from pbkern.core.passes import threshold
 from pbkern.fuse.cost.kinds import CONTRACTIONS, is_heavy, nbytes
 from pbkern.fuse.graph import Edge, Node
 from pbkern.fuse.tiling.block_search import Schedule
 
-from .merge_groups import merge
-
-# A value is computed again only from values of at least this many times fewer elements.
-RECOMPUTED_SMALLER = 4
-# Values up to this part of the last-level cache stay in it between two kernels.
-CACHED_SHARE = 0.25
-# The model overestimates chains of products in one kernel, compared with arrays that go to memory:
-# attention's gradient without score matrices, predicted at 1.3 to 1.4 times the time, takes 0.75 to
-# 1.2 times. And it needs no memory: 4 heads of 4096 positions, predicted at 1.85 times, take 517 ms
-# instead of 371 (jax.jit 1398), but 2 MB instead of 528.
-REMATERIALISATION_SLACK = 2.0
+from .merge_groups import MergeLimits, merge
 
 
-def rematerialise_large(parts) -> None:
+@dataclass(frozen=True)
+class Rematerialise(MergeLimits):
     """Changes the groups of `parts`, a Partitioner, where the model gains."""
-    large = list(_stored(parts))
-    for values in [large, *([single] for single in large if len(large) > 1)] if large else []:
-        if not all(value in set(_stored(parts)) for value in values):
-            continue
-        before, state = _seconds(parts), _State(parts)
-        if _rebuild(parts, set(values)):
-            _join_sharers(parts)
-            after = _seconds(parts)
-            eqn = next(
-                candidate
-                for candidate in parts.jaxpr.eqns
-                if any(var in values for var in candidate.outvars)
-            )
-            saved = sum(nbytes(value.aval) for value in values)
-            # With only some of them gone, the program still needs the memory.
-            if after <= before * (REMATERIALISATION_SLACK if len(values) == len(large) else 1.0):
-                parts.edges.append(
-                    Edge(eqn, True, "computed again by its readers", saved, before, after)
-                )
+
+    recomputed_smaller: int = threshold(
+        4, "times fewer elements of values from which a value is computed again"
+    )
+    cached_share: float = threshold(
+        0.25,
+        "part of the last-level cache: values up to it stay there between two kernels",
+    )
+    # The model overestimates chains of products in one kernel, compared with arrays that go to
+    # memory: attention's gradient without score matrices, predicted at 1.3 to 1.4 times the time,
+    # takes 0.75 to 1.2 times. And it needs no memory: 4 heads of 4096 positions, predicted at 1.85
+    # times, take 517 ms instead of 371 (jax.jit 1398), but 2 MB instead of 528.
+    slack: float = threshold(2.0, "modelled time afterwards, relative to before")
+
+    def __call__(self, parts: Any, options: object) -> Any:
+        large = list(_stored(parts, self.cached_share))
+        for values in [large, *([single] for single in large if len(large) > 1)] if large else []:
+            if not all(value in set(_stored(parts, self.cached_share)) for value in values):
                 continue
-            parts.edges.append(
-                Edge(eqn, False, "storing is faster than computing again", saved, before, after)
-            )
-        state.restore(parts)
+            before, state = _seconds(parts), _State(parts)
+            if _rebuild(parts, set(values), self.recomputed_smaller):
+                _join_sharers(parts, self)
+                after = _seconds(parts)
+                eqn = next(
+                    candidate
+                    for candidate in parts.jaxpr.eqns
+                    if any(var in values for var in candidate.outvars)
+                )
+                saved = sum(nbytes(value.aval) for value in values)
+                # With only some of them gone, the program still needs the memory.
+                if after <= before * (self.slack if len(values) == len(large) else 1.0):
+                    parts.edges.append(
+                        Edge(eqn, True, "computed again by its readers", saved, before, after)
+                    )
+                    continue
+                parts.edges.append(
+                    Edge(eqn, False, "storing is faster than computing again", saved, before, after)
+                )
+            state.restore(parts)
+        return parts
 
 
 def _seconds(parts) -> float:
     return sum(node.seconds for node in parts.nodes if node.kind == "group")
 
 
-def _stored(parts) -> Iterator:
+def _stored(parts, cached_share: float) -> Iterator:
     """Values too large for the cache that only groups make and read."""
-    limit = CACHED_SHARE * parts.machine.shared_bytes
+    limit = cached_share * parts.machine.shared_bytes
     for node in parts.nodes:
         for output in node.outputs if node.kind == "group" else ():
             if (
@@ -97,7 +107,7 @@ class _State:
 # ---- groups without the large values
 
 
-def _rebuild(parts, values: set) -> bool:
+def _rebuild(parts, values: set, times_smaller: int) -> bool:
     """Rebuilds every group that makes or reads `values` from small values; False if that is impossible."""
     makers = {
         var: eqn
@@ -109,7 +119,7 @@ def _rebuild(parts, values: set) -> bool:
     indices = _made_of_indices(parts)
     cones: dict = {}
     for value in values:
-        cone = _cone(value, makers, indices)
+        cone = _cone(value, makers, indices, times_smaller)
         if cone is None:
             return False
         cones[value] = cone
@@ -154,13 +164,13 @@ def _made_of_indices(parts) -> set:
     return found
 
 
-def _cone(var, makers: dict, indices: set) -> list | None:
+def _cone(var, makers: dict, indices: set, times_smaller: int) -> list | None:
     """Backward slice: equations that compute `var` from much smaller values and indices.
 
     Products may also combine with values that are in memory anyway, such as biases of scores. None
     if it needs other large values.
     """
-    limit, waiting, found, given = math.prod(var.aval.shape) / RECOMPUTED_SMALLER, [var], {}, False
+    limit, waiting, found, given = math.prod(var.aval.shape) / times_smaller, [var], {}, False
     while waiting:
         eqn = makers.get(waiting.pop())
         given |= eqn is None
@@ -238,7 +248,7 @@ def _scheduled(parts, eqns: list, outputs: list) -> _Group | None:
 # ---- groups that make the same values
 
 
-def _join_sharers(parts) -> None:
+def _join_sharers(parts, limits: MergeLimits) -> None:
     """Joins groups that share expensive equations: producers with consumers, or siblings."""
     pairs = itertools.permutations([node for node in parts.nodes if node.kind == "group"], 2)
     for producer, consumer in pairs:
@@ -252,4 +262,4 @@ def _join_sharers(parts) -> None:
         ]
         if parts.reaches(others, consumer) or parts.reaches(parts.successors(consumer), producer):
             continue
-        merge(parts, producer, consumer)
+        merge(parts, producer, consumer, limits)

@@ -6,7 +6,7 @@ once, nothing read back, accumulated or kept; and what they store at a place mus
 where their block starts (position_dependence.py). And both programs must run the same code: what
 rounds differently would make results depend on who stores last. So nothing is moved where a program
 at the edge needs guards anyway, for an operand's halo, and variants without masks
-(targets/cpu/locality/mask_versioning.py) are not for tests of moved blocks. Nor where much would be
+(lower/passes/mask_versioning.py) are not for tests of moved blocks. Nor where much would be
 multiplied twice: the last programs then compute what is inside (edge_variants.py). Every use of the
 grid index g must be a multiple of the block: g * block becomes min(g * block, extent - block).
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math.elementwise import EqnInfo
 
 from .edit.collapse_dims import Aliases
-from .ir import Buf, Expr, Names, Op, Pool
+from .ir import Buf, Expr, For, Names, Nest, Op, Pool
 
 BOOL = np.dtype(bool)
 INT32 = np.dtype(np.int32)
@@ -21,11 +22,59 @@ INT32_MAX = 2**31 - 1
 Options = TypeVar("Options", bound=BuildOptions)
 
 
+@dataclass(frozen=True)
+class NestPolicy:
+    """Answers of a target to passes that every target may run; these are of one that says nothing of vectors and caches.
+
+    Attributes:
+      step_bytes: bytes of neighbouring elements that are computed together.
+      near_bytes: of the nearest cache.
+      mask_strip: elements of a masked dimension that are left out together.
+    """
+
+    step_bytes: int = 0
+    near_bytes: int = 0
+    mask_strip: int = 64
+
+    def vector_dimension(self, nest: Nest) -> str | None:
+        """The dimension whose neighbouring elements are computed together."""
+        return None
+
+    def lanes(self, nest: Nest, dim: str | None = None) -> int:
+        """Elements of the widest type of a nest that are computed together, along a dimension if that matters."""
+        return 1
+
+    def is_far(self, buf: Buf) -> bool:
+        """Whether a buffer comes from memory or the last-level cache."""
+        return False
+
+    def prefetching(self, nest: Nest, ahead: Mapping[Buf, int]) -> Nest:
+        """The nest, which asks for elements of root buffers so far ahead of what it loads."""
+        return nest
+
+    def keeps_in_registers(self, loop: For) -> bool:
+        """Whether a loop keeps scratch in registers, which branches inside would end."""
+        return False
+
+    def cycles(self, nest: Nest, far_cycles: float) -> float:
+        """Cycles of a nest that shares values between neighbouring points, if a vector from or to afar takes `far_cycles`."""
+        return 0.0
+
+    def overwriting(self, nest: Nest, buffers: frozenset[Buf]) -> Nest:
+        """The nest, which stores to root buffers over what it has loaded."""
+        return nest
+
+    def loads_ahead(self, nest: Nest) -> bool:
+        """Whether a nest has loaded all that it overwrites before it stores there."""
+        return False
+
+
 class NestContext(Generic[Options]):
     """Belongs to the statements of one body, from which no expression goes to another's.
 
     Attributes:
       options: the target's; the shared passes read of it what BuildOptions has.
+      policy: the target's answers about nests.
       pool, names: where expressions and names of this body come from.
       bounds: (smallest, largest) value of symbols that are known: grid indices, counters, Lets.
       kept: scratch whose contents outlive the statements.
@@ -34,6 +83,7 @@ class NestContext(Generic[Options]):
 
     def __init__(self, options: Options, names: Names | None = None):
         self.options = options
+        self.policy: NestPolicy = options.policy or NestPolicy()
         self.pool, self.names = Pool(), names or Names()
         self.bounds: dict[str, tuple[int, int]] = {}
         self.kept: frozenset[Buf] = frozenset()

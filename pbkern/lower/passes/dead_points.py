@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.conditions.index_tests import BOOL, Bounds, Folder, interval
+from pbkern.lower.nest.conditions.index_tests import BOOL, Bounds, Folder, bounds_inside, interval
 from pbkern.lower.nest.conditions.mask_intervals import mask_span
+from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.effects import accessed
 from pbkern.lower.nest.ir import (
     Buf,
     Const,
     Expr,
-    For,
     Gather,
     Let,
     Load,
@@ -68,17 +68,9 @@ def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
     if not needs.settle():
         return [body.stmts for body in shortened]
     return [
-        _resized(needs.trimmed(body, body.stmts, body.bounds), needs.smaller(body), body.pool)
+        relocated(needs.trimmed(body, body.stmts, body.bounds), needs.smaller(body).get, body.pool)
         for body in shortened
     ]
-
-
-def _inner_bounds(stmt: Stmt, bounds: Bounds) -> Bounds:
-    return (
-        {**bounds, stmt.counter: (0, max(stmt.trips - 1, 0))}
-        if isinstance(stmt, For) and isinstance(stmt.trips, int)
-        else bounds
-    )
 
 
 def _flat(stmts: Sequence[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]]:
@@ -86,7 +78,7 @@ def _flat(stmts: Sequence[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]
     for stmt in stmts:
         yield stmt, bounds
         for inner in bodies(stmt):
-            yield from _flat(inner, _inner_bounds(stmt, bounds))
+            yield from _flat(inner, bounds_inside(stmt, bounds))
 
 
 # ---------------------------------------------------------------- how far buffers are needed
@@ -131,7 +123,7 @@ class _Needs:
         return out
 
     def _trimmed_inside(self, body: Body, stmt: Stmt, bounds: Bounds) -> Stmt:
-        inside = _inner_bounds(stmt, bounds)
+        inside = bounds_inside(stmt, bounds)
         return with_bodies(stmt, lambda block: self.trimmed(body, block, inside))
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
@@ -245,37 +237,6 @@ def _cut(nest: Nest, limits: dict[str, int], pool: Pool) -> Nest:
     return renamed(nest, single, limits, pool)
 
 
-def _resized(stmts: Sequence[Stmt], smaller: Mapping[Buf, Buf], pool: Pool) -> list[Stmt]:
-    """The statements over other buffers, at the same indices."""
-    if not smaller:
-        return list(stmts)
-
-    def replaced(node: Expr) -> Expr | None:
-        if not isinstance(node, Load | Gather) or node.buf not in smaller:
-            return None
-        return pool.with_access(node, smaller[node.buf], node.index)
-
-    expr = pool.rewriter(replaced)
-
-    def renamed_store(store: Store) -> Store:
-        return store.mapped(expr, buf=smaller.get(store.buf, store.buf))
-
-    def changed(stmt: Stmt) -> Stmt:
-        match stmt:
-            case Nest():
-                reductions = [reduction.mapped(expr) for reduction in stmt.reductions]
-                return replace(
-                    stmt,
-                    reductions=tuple(reductions),
-                    stores=tuple(map(renamed_store, stmt.stores)),
-                )
-            case Let(value=value):
-                return replace(stmt, value=expr(value))
-        return with_bodies(stmt, lambda inner: [changed(inner_stmt) for inner_stmt in inner])
-
-    return [changed(stmt) for stmt in stmts]
-
-
 # ---------------------------------------------------------------- tails of products
 
 
@@ -288,7 +249,7 @@ def _without_tails(body: Body) -> list[Stmt]:
     def change(stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out = []
         for stmt in stmts:
-            stmt = change_inside(stmt, _inner_bounds(stmt, bounds))
+            stmt = change_inside(stmt, bounds_inside(stmt, bounds))
             out.append(
                 _shortened(stmt, body.pool, zeros, bounds)
                 if isinstance(stmt, Nest) and _is_product(stmt)

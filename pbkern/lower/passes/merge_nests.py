@@ -11,22 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.fuse import are_independent, fused
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.effects import Effects
 from pbkern.lower.nest.ir import (
     MAX_HEIGHT,
-    Accumulator,
     Buf,
-    Expr,
-    Gather,
-    Load,
     Nest,
     Pool,
     Stmt,
-    Store,
     with_bodies,
 )
 
@@ -57,11 +53,9 @@ def _without_writes(stmts: Sequence[Stmt], dead: set[Buf]) -> list[Stmt]:
 
 
 @dataclass(frozen=True)
-class MergeNests(PassRecord):
+class MergeNests:
     """Nests over equal spaces become one, inner ones too."""
 
-    name = "merge nests"
-    why = "what is read where it was written needs no memory between"
     # Keeps the time for long bodies in proportion to their length. More operations fill no
     # processor's window anyway.
     most_nodes: int = threshold(1500, "operations of a merged nest")
@@ -71,11 +65,11 @@ class MergeNests(PassRecord):
         4, "dimensions of one nest that are paired in any order with those of another"
     )
 
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         out: list[Stmt] = []
         before: list[Effects] = []  # of each of `out`
         for stmt in stmts:
-            stmt = with_bodies(stmt, lambda inner: self.function(inner, context))
+            stmt = with_bodies(stmt, lambda inner: self(inner, context))
             if isinstance(stmt, Nest):
                 if any(size == 0 for dim, size in stmt.dims.items() if dim not in stmt.rdims):
                     continue
@@ -132,9 +126,9 @@ def merge(first: Nest, second: Nest, pool: Pool, limits: MergeNests) -> Nest | N
         return None
     second = _renamed(second, rename, pool)
     first = _renamed(first, own, pool)
-    if not _independent(first, second) or _vector_conflict(first, second):
+    if not are_independent(first, second) or _vector_conflict(first, second):
         return None
-    merged = _joined(first, second, pool, tuple(rdims | theirs))
+    merged = _joined(first, second, pool)
     if len(merged.nodes()) > limits.most_nodes or _rereads(merged):  # what both compute counts once
         return None
     return (
@@ -202,80 +196,6 @@ def _renamed(nest: Nest, places: Mapping[str, Affine], pool: Pool) -> Nest:
     return replace(renamed(nest, places, dims, pool), rdims=rdims) if places else nest
 
 
-def _independent(first: Nest, second: Nest) -> bool:
-    """The second reads the first's results only at the point that wrote them.
-
-    It overwrites nothing that either reads, but for what the first's reductions take at that very
-    point: they come before writes there.
-    """
-    made: dict[Buf, list[Store]] = {}
-    for store in first.stores:
-        made.setdefault(store.buf.root, []).append(store)
-    for access in second.loads():
-        if access.buf.root in made and not _is_forwarded(first, made[access.buf.root], access):
-            return False
-    overwritten = {store.buf.root for store in second.stores}
-    places: dict[Buf, list[tuple[Buf, tuple]]] = {root: [] for root in overwritten}
-    taken = Nest({}, reductions=first.reductions).loads()
-    for buf, index in [(store.buf, store.index) for store in first.stores] + [
-        load.access for load in Nest({}, stores=first.stores).loads()
-    ]:
-        if buf.root in overwritten:
-            places[buf.root].append((buf, index))
-    for mine in second.stores:
-        if not all(_apart(buf, index, mine) for buf, index in places[mine.buf.root]):
-            return False
-        for access in taken:
-            buf, index = access.access
-            if (
-                buf.root is mine.buf.root
-                and not _apart(buf, index, mine)
-                and not _at_its_point(first, access, mine)
-            ):
-                return False
-    return True
-
-
-def _at_its_point(nest: Nest, expr: Load | Gather, store: Store) -> bool:
-    """Whether a load reads, at each point of a nest, the element that is written there and at no other point."""
-    buf, index = expr.access
-    own = {position.terms[0][0] for position in store.index if len(position.terms) == 1}
-    return (
-        isinstance(expr, Load)
-        and buf is store.buf
-        and index == store.index
-        and own >= nest.dims.keys()
-    )
-
-
-def _is_forwarded(first: Nest, stores: list[Store], expr: Load | Gather) -> bool:
-    """Whether a load gives what the first nest writes at the same point, by one of these to the same root."""
-    buf, index = expr.access
-    found = [store for store in stores if not _apart(buf, index, store)]
-    if len(found) != 1 or isinstance(expr, Gather):
-        return False
-    (writer,) = found
-    whole = {
-        symbol for position in writer.index for symbol in position.symbols
-    } >= first.dims.keys()
-    return (
-        buf is writer.buf
-        and index == writer.index
-        and writer.inner
-        and writer.mask is None
-        and not writer.guard
-        and whole
-    )
-
-
-def _apart(buf: Buf, index: tuple, store: Store) -> bool:
-    """Whether an access and a write are at different constants along an axis."""
-    return buf is store.buf and any(
-        position is not None and position.is_const and j.is_const and position.const != j.const
-        for position, j in zip(index, store.index)
-    )
-
-
 def _rereads(nest: Nest) -> bool:
     """Whether writes behind the reductions compute anew, of a single element, what a write before them has overwritten."""
     before = {store.buf.root for store in nest.stores if store.inner}
@@ -301,31 +221,9 @@ def _vector_conflict(first: Nest, second: Nest) -> bool:
     return bool(first_dims and second_dims and first_dims != second_dims)
 
 
-def _joined(first: Nest, second: Nest, pool: Pool, rdims: tuple[str, ...]) -> Nest:
-    values = {(store.buf, store.index): store.value for store in first.stores}
-    base = len(first.reductions)
-
-    def replace(expr: Expr) -> Expr | None:
-        if isinstance(expr, Load) and expr.access in values:
-            return values[expr.access]  # half precision keeps its register value (excess precision)
-        if isinstance(expr, Accumulator) and base:
-            return pool.accumulator(expr.dtype, expr.number + base)
-        return None
-
-    rewrite = pool.rewriter(replace)
-    reductions = (
-        *first.reductions,
-        *(reduction.mapped(rewrite) for reduction in second.reductions),
-    )
-    stores = [*first.stores, *(store.mapped(rewrite) for store in second.stores)]
-    dims = dict(first.dims)
-    if reductions and not rdims:  # over single elements, whose dimensions renaming has dropped
-        dims[SINGLE], rdims = 1, (SINGLE,)
-    return Nest(
-        dims,
-        tuple(dim for dim in dims if dim in rdims),
-        tuple(reductions),
-        tuple(stores),
-        False,
-        first.at or second.at,
-    )
+def _joined(first: Nest, second: Nest, pool: Pool) -> Nest:
+    """Both nests as one; reductions over single elements, whose dimensions renaming has dropped, keep one."""
+    nest = fused(first, second, pool)
+    if not nest.reductions or nest.rdims:
+        return nest
+    return replace(nest, dims={**nest.dims, SINGLE: 1}, rdims=(SINGLE,))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pbkern.core.passes import Pass
-from pbkern.lower.nest.conditions.index_tests import decide_index_tests
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Stmt
 
+from .decide_index_tests import DecideIndexTests
 from .merge_nests import MergeNests, without_unread
 from .reassociate_integers import reassociate_shared_sums
 from .unroll_small_dims import UnrollSmallDimensions
@@ -23,20 +23,24 @@ def _drop_unread(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
     return without_unread(stmts, {buf.root for buf in context.kept})
 
 
-def _decide_index_tests(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-    return decide_index_tests(stmts, context.pool, context.bounds, context.options.cut_bytes)
-
-
 SHARED_PASSES = (
-    UnrollSmallDimensions(),
-    MergeNests(),
+    Pass(
+        "unroll small dimensions",
+        UnrollSmallDimensions(),
+        "small sums become expressions, which merge with what reads them",
+    ),
+    Pass("merge nests", MergeNests(), "what is read where it was written needs no memory between"),
     Pass("drop unread stores", _drop_unread, "merging has left scratch that nothing reads"),
     Pass(
         "decide index tests",
-        _decide_index_tests,
+        DecideIndexTests(),
         "nests are cut where tests change, so that most points need no mask",
     ),
-    WideProducts(),
+    Pass(
+        "wide products",
+        WideProducts(),
+        "products of halves, as random numbers have them, are one operation",
+    ),
     Pass(
         "reassociate integers",
         reassociate_shared_sums,

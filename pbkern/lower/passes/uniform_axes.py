@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pbkern.core.affine import Affine
+from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
@@ -103,46 +104,21 @@ def narrow(stmts: Sequence[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Poo
     if not axes:
         return list(stmts)
 
-    def index(buf: Buf, ix: tuple) -> tuple:
-        return tuple(ZERO if k in axes[buf] else position for k, position in enumerate(ix))
+    def place(buf: Buf, index: tuple) -> tuple:
+        return tuple(ZERO if k in axes[buf] else position for k, position in enumerate(index))
 
-    def replace(load: Expr) -> Expr | None:
-        if not isinstance(load, Load) or load.buf not in made:
-            return None
-        buf, ix, guard = load.buf, load.index, load.guard
-        return pool.load(load.dtype, made[buf], index(buf, ix), guard)
+    def stored_once(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, Nest):
+            return with_bodies(stmt, lambda block: [stored_once(inner) for inner in block])
+        gone = {
+            symbol
+            for store in stmt.stores
+            for axis in axes.get(store.buf, ())
+            for symbol in store.index[axis].symbols
+        }
+        return replace(stmt, dims={dim: size for dim, size in stmt.dims.items() if dim not in gone})
 
-    expr = pool.rewriter(replace)
-
-    def renamed_store(store: Store) -> Store:
-        if store.buf not in made:
-            return store.mapped(expr)
-        return store.mapped(expr, buf=made[store.buf], index=index(store.buf, store.index))
-
-    def changed(stmt: Stmt) -> Stmt:
-        match stmt:
-            case Nest():
-                gone = {
-                    symbol
-                    for store in stmt.stores
-                    for axis in axes.get(store.buf, ())
-                    for symbol in store.index[axis].symbols
-                }
-                reductions = [reduction.mapped(expr) for reduction in stmt.reductions]
-                dims = {dim: size for dim, size in stmt.dims.items() if dim not in gone}
-                return Nest(
-                    dims,
-                    stmt.rdims,
-                    tuple(reductions),
-                    tuple(renamed_store(store) for store in stmt.stores),
-                    stmt.ordered,
-                    stmt.at,
-                )
-            case Let(name=name, value=value):
-                return Let(name, expr(value))
-        return with_bodies(stmt, lambda inner: narrow(inner, axes, made, pool))
-
-    return [changed(stmt) for stmt in stmts]
+    return relocated([stored_once(stmt) for stmt in stmts], made.get, pool, place)
 
 
 # ---------------------------------------------------------------- candidates

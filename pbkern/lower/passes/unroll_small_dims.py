@@ -11,41 +11,34 @@ Nests over all components and nests over one then have the same dimensions, and 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.edit.unroll import unrolled
-from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Load, Nest, Stmt, with_bodies
-from pbkern.lower.nest.reductions import IDENTITY
-
-# Fewer points than this are no loop worth having.
-FEW_POINTS = 32
+from pbkern.lower.nest.edit.unroll import may_unroll_reductions, unrolled, unrolled_reductions
+from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt, with_bodies
 
 Axis = tuple[Buf, int]
-OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
 @dataclass(frozen=True)
-class UnrollSmallDimensions(PassRecord):
+class UnrollSmallDimensions:
     """Takes dimensions over components out of nests whose neighbours use single components."""
 
-    name = "unroll small dimensions"
-    why = "small sums become expressions, which merge with what reads them"
     most_components: int = threshold(
         4, "components of a dimension that is taken apart. Source: not recorded"
     )
+    fewest_points: int = threshold(32, "points of a nest: fewer are no loop worth having")
     most_nodes: int = threshold(
         160, "operations of a nest after a dimension is taken apart: bounds code size"
     )
 
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        out = [with_bodies(stmt, lambda inner: self.function(inner, context)) for stmt in stmts]
-        most = self.most_components, self.most_nodes
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        out = [with_bodies(stmt, lambda inner: self(inner, context)) for stmt in stmts]
+        most = self.most_components, self.most_nodes, self.fewest_points
         out = [sums_as_expressions(s, context, *most) if isinstance(s, Nest) else s for s in out]
         axes = self._axes_of_components(s for s in out if isinstance(s, Nest))
         while axes:
@@ -53,7 +46,7 @@ class UnrollSmallDimensions(PassRecord):
             for at, statement in enumerate(out):
                 if not isinstance(statement, Nest):
                     continue
-                dim = _dimension_over(statement, axes, self.most_nodes)
+                dim = _dimension_over(statement, axes, self)
                 if dim is not None:
                     taken_apart = unrolled(statement, dim, context.pool)
                     out[at] = taken_apart
@@ -70,7 +63,7 @@ class UnrollSmallDimensions(PassRecord):
             for axis, position in enumerate(index)
             if position.is_const
             and 1 < buf.shape[axis] <= self.most_components
-            and math.prod(nest.dims.values()) >= FEW_POINTS
+            and math.prod(nest.dims.values()) >= self.fewest_points
         }
 
 
@@ -79,7 +72,7 @@ def _accesses(nest: Nest) -> Iterable[tuple[Buf, tuple[Affine, ...]]]:
     yield from ((store.buf, store.index) for store in nest.stores)
 
 
-def _dimension_over(nest: Nest, axes: set[Axis], most_nodes: int) -> str | None:
+def _dimension_over(nest: Nest, axes: set[Axis], limits: UnrollSmallDimensions) -> str | None:
     """A dimension that runs over the components of one of the axes and can be unrolled."""
     if nest.rdims or nest.ordered:
         return None
@@ -93,52 +86,22 @@ def _dimension_over(nest: Nest, axes: set[Axis], most_nodes: int) -> str | None:
                 dim = position.terms[0][0]
                 points = math.prod(nest.dims.values()) // max(nest.dims[dim], 1)
                 if (
-                    points >= FEW_POINTS
-                    and nest.dims[dim] * len(nest.nodes()) <= most_nodes
+                    points >= limits.fewest_points
+                    and nest.dims[dim] * len(nest.nodes()) <= limits.most_nodes
                     and nest.dims[dim] == buf.shape[axis]
                 ):
                     return dim
     return None
 
 
-def sums_as_expressions(nest: Nest, context, most: int, most_nodes: int) -> Nest:
-    """A nest whose reductions are over `most` elements, at most, as one without."""
+def sums_as_expressions(
+    nest: Nest, context, most: int, most_nodes: int, fewest_points: int
+) -> Nest:
+    """A nest whose reductions are over `most` elements, at most, as one without, if it has enough points."""
     count = math.prod(nest.dims[rdim] for rdim in nest.rdims)
     points = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
-    if not nest.reductions or nest.ordered or not 1 <= count <= most or points < FEW_POINTS:
+    if not nest.reductions or not 1 <= count <= most or points < fewest_points:
         return nest
-    if count * len(nest.nodes()) > most_nodes or any(store.inner for store in nest.stores):
+    if count * len(nest.nodes()) > most_nodes or not may_unroll_reductions(nest):
         return nest
-    if any(
-        reducer.op not in (*OPERATION, "dot")
-        or reducer.dtype.kind not in "iuf"
-        or any(arg.dtype != reducer.dtype for arg in reducer.args)
-        for reducer in nest.reductions
-    ):
-        return nest
-    sums = []
-    for reduction in nest.reductions:
-        total = context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
-        for place in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
-            term = _term(
-                reduction,
-                {rdim: Affine((), coord) for rdim, coord in zip(nest.rdims, place)},
-                context,
-            )
-            total = context.op(OPERATION.get(reduction.op, "add"), reduction.dtype, total, term)
-        sums.append(total)
-
-    def replace(expr: Expr) -> Expr | None:
-        return sums[expr.number] if isinstance(expr, Accumulator) else None
-
-    stores = [store.mapped(context.pool.rewriter(replace), inner=True) for store in nest.stores]
-    return Nest(
-        {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims},
-        stores=tuple(stores),
-        at=nest.at,
-    )
-
-
-def _term(reduction, at: dict, context) -> Expr:
-    args = [context.pool.rename(arg, at) for arg in reduction.args]
-    return context.op("mul", reduction.dtype, *args) if reduction.is_product else args[0]
+    return unrolled_reductions(nest, context)

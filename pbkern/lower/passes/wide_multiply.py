@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Const, Expr, Nest, Op, Pool, Stmt, with_bodies
 
@@ -33,14 +33,12 @@ Polynomial = dict[Monomial, int]
 
 
 @dataclass(frozen=True)
-class WideProducts(PassRecord):
+class WideProducts:
     """Makes products of sums of halves where they are such, inner statements too."""
 
-    name = "wide products"
-    why = "products of halves, as random numbers have them, are one operation"
     most_terms: int = threshold(12, "terms of a polynomial; a value of more is taken as an unknown")
 
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         products = _Products(context.pool, context.op, self.most_terms)
         return [_rewritten(stmt, products) for stmt in stmts]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pbkern.core import config
 from pbkern.core.affine import Affine
-from pbkern.core.passes import AnyPass
+from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.kernel_nests import KernelNests
@@ -29,7 +29,7 @@ class CpuBackend:
     `given`: the machine to lower for; None: the one this process runs on.
     """
 
-    passes: tuple[AnyPass, ...] = CPU_PASSES
+    passes: tuple[Pass, ...] = CPU_PASSES
 
     def __init__(self, given: CpuMachine | None = None):
         self.given = given

@@ -10,6 +10,7 @@ from pbkern.lower.build_options import BuildOptions, SortScratch
 from pbkern.targets.costs.sorts import LONGEST_REGISTER_LINE, MOST_NETWORK_OPERATIONS
 from pbkern.targets.cpu.math.op_cycles import COST
 
+from .locality.policy import CpuPolicy
 from .machine import FAR_BYTES
 from .sorting import RadixScratch
 
@@ -54,3 +55,8 @@ class LowerOptions(BuildOptions):
     l2_bytes: int = 1 << 20
     stream_bytes: int = NEVER_BYTES
     stream_traffic: int = 0
+
+    @property
+    def policy(self) -> CpuPolicy:
+        """Answers to passes for every target."""
+        return CpuPolicy(self.vector_bits // 8, near_bytes=self.l1_bytes, contract=self.contract)

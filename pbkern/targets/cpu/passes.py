@@ -2,140 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pbkern.core.passes import Pass
-from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.edit.collapse_dims import collapse
-from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies
-from pbkern.targets.cpu.locality.cache_blocking import block_for_caches
-from pbkern.targets.cpu.locality.in_place_stores import store_in_place
-from pbkern.targets.cpu.locality.mask_versioning import VersionMasks
-from pbkern.targets.cpu.locality.masked_strips import skip_dead_tiles
-from pbkern.targets.cpu.locality.prefetch import prefetch_rows
-from pbkern.targets.cpu.locality.running_maximum import RunningMaximum
-from pbkern.targets.cpu.locality.stage_inlining import InlineStages
-from pbkern.targets.cpu.locality.unswitching import Unswitch
-from pbkern.targets.cpu.locality.window_gathers import scalarise_window_gathers
+from pbkern.lower.passes.in_place_stores import store_in_place
+from pbkern.lower.passes.mask_versioning import VersionMasks
+from pbkern.lower.passes.stage_inlining import InlineStages
+from pbkern.lower.passes.strips.masked_strips import SkipMaskedStrips
+from pbkern.lower.passes.strips.running_maximum import RunningMaximum
+from pbkern.lower.passes.unswitching import Unswitch
+from pbkern.lower.passes.window_gathers import LoopOverWindowStarts
+from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
 from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.packing.narrow_operands import sink_widening_casts
-from pbkern.targets.cpu.packing.operand_copies import OperandCopies
-from pbkern.targets.cpu.packing.panels import pack
+from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
+from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
-from pbkern.targets.cpu.packing.row_tiling import tile_rows
-from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, schedule_decided_for
-from pbkern.targets.cpu.schedule.register_tiles import choose
 
 Context = NestContext[LowerOptions]
-
-
-def _sink_widening_casts(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return sink_widening_casts(stmts, context, set(context.kept))
-
-
-def _skip_dead_tiles(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return skip_dead_tiles(stmts, context, context.options.vector_bits, set(context.kept))
-
-
-def _block_for_caches(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    options = context.options
-    return block_for_caches(
-        stmts,
-        context,
-        context.aliases,
-        options.vector_bits,
-        options.l1_bytes // 2,
-        set(context.kept),
-    )
-
-
-def _scalarise_window_gathers(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return scalarise_window_gathers(stmts, context, context.options.vector_bits, context.bounds)
-
-
-def _store_in_place(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    def scheduled(nest: Nest) -> tuple[Nest, NestSchedule]:
-        nest = collapse(nest, context.pool, context.aliases)
-        return nest, choose(nest, context.options.vector_bits, reassociate=context.options.contract)
-
-    return store_in_place(stmts, context.pool, {buf.root for buf in context.kept}, scheduled)
-
-
-def _pack(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return _packed(stmts, context, effects.written(stmts))
-
-
-def _packed(stmts: Sequence[Stmt], context: Context, written: set[Buf]) -> list[Stmt]:
-    """Joins dimensions and packs; what several contractions of a list stage alike is staged once."""
-    out: list[Stmt] = []
-    staged, options = OperandCopies(written), context.options
-    for stmt in stmts:
-        stmt = with_bodies(stmt, lambda inner: _packed(inner, context, written))
-        if not isinstance(stmt, Nest):
-            out.append(stmt)
-            continue
-        for nest in tile_rows(
-            collapse(stmt, context.pool, context.aliases), context, options.vector_bits
-        ):
-            joined = collapse(nest, context.pool, context.aliases)
-            out += _joined_copies(pack(joined, context, options, staged), context)
-    return out
-
-
-def _joined_copies(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    """Joins dimensions of nests that packing left without a schedule, also inside its loops."""
-    out: list[Stmt] = []
-    for stmt in stmts:
-        stmt = with_bodies(stmt, lambda inner: _joined_copies(inner, context))
-        if isinstance(stmt, Nest) and schedule_decided_for(stmt) is None:
-            stmt = collapse(stmt, context.pool, context.aliases)
-            stmt = prefetch_rows(stmt, context.options.vector_bits)
-        out.append(stmt)
-    return out
 
 
 def _reassociates(context: Context) -> bool:
     return context.options.contract
 
 
+def _has_word_products(context: Context) -> bool:
+    return context.options.vnni
+
+
 CPU_PASSES = (
     Pass(
         "sink widening casts",
-        _sink_widening_casts,
+        SinkWideningCasts(),
         "dot-product instructions take narrow integers",
-        when=lambda context: context.options.vnni,
+        when=_has_word_products,
     ),
     Pass(
         "skip masked strips",
-        _skip_dead_tiles,
+        SkipMaskedStrips(),
         "strips of keys that a mask hides are not computed",
         when=_reassociates,
     ),
-    InlineStages(),
+    Pass(
+        "inline stages",
+        InlineStages(),
+        "stencils over stencils keep rows in registers",
+        when=_reassociates,
+    ),
     Pass(
         "block for caches",
-        _block_for_caches,
+        BlockForCaches(),
         "chains of nests take turns on what the nearest cache holds",
         when=_reassociates,
     ),
-    RunningMaximum(),
-    PadScratchRows(),
+    Pass(
+        "running maximum",
+        RunningMaximum(),
+        "long rows of a softmax are read once",
+        when=_reassociates,
+    ),
+    Pass(
+        "pad scratch rows",
+        PadScratchRows(),
+        "rows that follow one another fall into different cache sets",
+    ),
     Pass(
         "loop over window starts",
-        _scalarise_window_gathers,
+        LoopOverWindowStarts(),
         "gathers of windows become loads of whole vectors",
     ),
-    VersionMasks(),
-    Unswitch(),
+    Pass(
+        "version masks",
+        VersionMasks(),
+        "most programs need no mask; before unswitching, which counts copies",
+    ),
+    Pass("unswitch", Unswitch(), "selects by scalars become branches outside loops"),
     Pass(
         "store in place",
-        _store_in_place,
+        store_in_place,
         "copies back are not needed where stores stay behind loads",
     ),
     Pass(
         "pack",
-        _pack,
+        Pack(),
         "operands of contractions are stored as the register tile reads them; last, because it schedules",
     ),
 )

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pbkern.core.errors import ScheduleError
 from pbkern.core.machine import MOST_BLOCK_THREADS
-from pbkern.core.passes import AnyPass
+from pbkern.core.passes import Pass
 from pbkern.dsl.host_program import HostProgram
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.kernel_nests import KernelNests
@@ -29,7 +29,7 @@ class ThreadBackend:
       params: CompilerParams of kernels that have none.
     """
 
-    passes: tuple[AnyPass, ...] = THREAD_PASSES
+    passes: tuple[Pass, ...] = THREAD_PASSES
     params: ClassVar[ThreadParams]
 
     def __init__(self, kind: DeviceKind):

@@ -1,29 +1,23 @@
-"""Statements -> statements with index tests decided where they can be, and nests cut where a test changes.
+"""Index tests of expressions -> their values, where the bounds of symbols decide them.
 
 A padded or updated array is a select on index ranges. Inside a block most of these tests always
-hold: with the bounds of loop dimensions and grid indices they fold away. Where a test depends on
-one dimension alone, the nest is cut at the boundary, so that the interior runs without masks and
-only thin edges differ.
+hold: with the bounds of loop dimensions and grid indices they fold away.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.addresses import as_affine, is_written
-from pbkern.lower.nest.edit.part import part
+from pbkern.lower.nest.addresses import as_affine
 from pbkern.lower.nest.ir import (
     Const,
     Expr,
     For,
     Gather,
-    If,
     IndexValue,
     InRange,
     Load,
@@ -31,7 +25,6 @@ from pbkern.lower.nest.ir import (
     Op,
     Pool,
     Stmt,
-    While,
 )
 
 BOOL = np.dtype(bool)
@@ -39,12 +32,6 @@ Bounds = Mapping[str, tuple[int, int]]  # symbol -> (smallest, largest)
 Interval = tuple[int, int]
 # The end of an interval that has none: no index of 32 bits is beyond it.
 UNBOUNDED = 2**31 - 1
-# A nest of fewer points is not worth several copies of its code.
-MIN_POINTS = 512
-# Most pieces of a nest: bounds code size.
-MAX_PIECES = 9
-# Vectors of a row that is so long that it counts where they start.
-LONG_ROW_VECTORS = 16
 
 # comparison of a - b with zero -> (low, high): true where low <= a - b < high
 COMPARISONS = {
@@ -82,40 +69,11 @@ INTERVALS: Mapping[str, Callable[..., Interval | None]] = {
 }
 
 
-def decide_index_tests(
-    stmts: Sequence[Stmt], pool: Pool, bounds: Bounds, cut_bytes: int
-) -> list[Stmt]:
-    """Folds tests and cuts nests, inner statements too.
-
-    `bounds` of runtime symbols that are known; `cut_bytes`: see lower/build_options.py.
-    """
-    out: list[Stmt] = []
-    for stmt in stmts:
-        match stmt:
-            case Nest():
-                out += [
-                    simplified(piece, pool, bounds)
-                    for piece in _cut(simplified(stmt, pool, bounds), pool, cut_bytes)
-                ]
-            case If(index=i, branches=bs):
-                out.append(
-                    If(
-                        i,
-                        tuple(
-                            tuple(decide_index_tests(branch, pool, bounds, cut_bytes))
-                            for branch in bs
-                        ),
-                    )
-                )
-            case For(counter=c, trips=t, body=b):
-                inner = {**bounds, c: (0, t - 1)} if isinstance(t, int) else bounds
-                out.append(For(c, t, tuple(decide_index_tests(b, pool, inner, cut_bytes))))
-            case While(condition=c, predicate=p, body=b):
-                condition, body = (decide_index_tests(x, pool, bounds, cut_bytes) for x in (c, b))
-                out.append(While(tuple(condition), p, tuple(body)))
-            case _:
-                out.append(stmt)
-    return out
+def bounds_inside(stmt: Stmt, bounds: Bounds) -> Bounds:
+    """Bounds of symbols inside a statement: a loop of a known number of turns bounds its counter."""
+    if isinstance(stmt, For) and isinstance(stmt.trips, int):
+        return {**bounds, stmt.counter: (0, max(stmt.trips - 1, 0))}
+    return bounds
 
 
 def interval(affine: Affine, bounds: Bounds) -> tuple[int, int] | None:
@@ -370,75 +328,3 @@ class Folder:
             ]
             return self._range(base, max(end[0] for end in ends), min(end[1] for end in ends))
         return None
-
-
-# ---------------------------------------------------------------- cutting
-
-
-def _cut(nest: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
-    """Pieces of the nest between the boundaries of its tests."""
-    if nest.ordered or math.prod(nest.dims.values()) < MIN_POINTS or _carries_between_points(nest):
-        return [nest]
-    pieces = [nest]
-    for dim in list(nest.dims):
-        if dim in nest.rdims:
-            continue
-        cuts = _boundaries(nest, dim, cut_bytes)
-        if cuts and len(pieces) * (len(cuts) + 1) <= MAX_PIECES:
-            edges = [0, *cuts, nest.dims[dim]]
-            pieces = [
-                part(piece, dim, Affine((), low), high - low, pool)
-                for piece in pieces
-                for low, high in itertools.pairwise(edges)
-            ]
-    return pieces
-
-
-def _carries_between_points(nest: Nest) -> bool:
-    """Whether one point may read what another writes: then the order of points matters."""
-    written = {store.buf.root: store for store in nest.stores}
-    return any(
-        is_written(load, nest) and load.index != written[load.buf.root].index
-        for load in nest.loads()
-    )
-
-
-def _boundaries(nest: Nest, dim: str, cut_bytes: int) -> list[int]:
-    """Places where tests on `dim` alone change, if few."""
-    cuts: set[int] = set()
-    for node in nest.nodes():
-        if (
-            isinstance(node, InRange)
-            and node.symbols == {dim}
-            and abs(node.affine.coefficient(dim)) == 1
-        ):
-            affine, low, high = node.affine, node.low, node.high
-            if affine.coefficient(dim) == 1:
-                cuts |= {low - affine.const, high - affine.const}
-            else:
-                cuts |= {affine.const - low + 1, affine.const - high + 1}
-    inner = sorted(
-        {
-            end
-            for cut in cuts
-            if 0 < cut < nest.dims[dim]
-            for end in _around(nest, dim, cut, cut_bytes)
-        }
-        - {0, nest.dims[dim]}
-    )
-    return inner if len(inner) <= 4 else []
-
-
-def _around(nest: Nest, dim: str, cut: int, cut_bytes: int) -> tuple[int, ...]:
-    """The ends of the vector that a cut divides, where results are long rows along `dim`: those between start at a vector."""
-    lanes = max(cut_bytes // max(store.buf.dtype.itemsize for store in nest.stores), 1)
-    starts = {
-        store.index[-1].const % lanes
-        for store in nest.stores
-        if store.index and store.index[-1].coefficient(dim) == 1
-    }
-    if len(starts) != 1 or nest.dims[dim] < LONG_ROW_VECTORS * lanes:
-        return (cut,)
-    (start,) = starts
-    low = (cut + start) // lanes * lanes - start
-    return (cut,) if low == cut else (max(low, 0), min(low + lanes, nest.dims[dim]))

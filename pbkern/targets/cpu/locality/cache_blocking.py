@@ -16,26 +16,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.edit.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt
+from pbkern.lower.passes.strips.strip_mining import (
+    JOINS,
+    Chain,
+    NestRun,
+    StripLimits,
+    StripMinedLoop,
+    even_part,
+    inside,
+    nests_of,
+    runs,
+)
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
 from .prefetch import is_far, is_matrix_product
 from .row_fusion import fuse_over_rows
-from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, even_part, inside, nests_of, runs
-
-# Fewest bytes between rows for which taking several rows at once pays. Source: not recorded.
-FAR_ROW_BYTES = 1024
-# Bytes of the largest operand for which it does not pay, however far apart its rows are. Source:
-# not recorded.
-NEAR_OPERAND_BYTES = 64 << 10
-# A nest with so many times fewer points than all together may lose its vectors: scalars of a row,
-# say.
-MINOR_NEST_FACTOR = 64
 
 
 @dataclass(frozen=True)
@@ -46,62 +49,67 @@ class _SharedBuffer:
     axes: tuple[dict[int, str] | None, ...]
 
 
-def block_for_caches(
-    stmts: Sequence[Stmt],
-    context,
-    aliases: Aliases,
-    vector_bits: int,
-    near_bytes: int,
-    elsewhere: set[Buf],
-) -> list[Stmt]:
-    """Cuts runs of nests into strips of `near_bytes` at most, or of single rows, and sums of far rows into a few at a time.
+@dataclass(frozen=True)
+class BlockForCaches(StripLimits):
+    """Cuts runs of nests into strips that fit near caches, or of single rows, and sums of far rows into a few at a time.
 
-    Inner statements too. `elsewhere`: buffers that are touched around `stmts`, or keep their values
-    between programs.
+    Inner statements too.
     """
-    near = _chains_in_strips(stmts, context, vector_bits, near_bytes, elsewhere)
-    return _streamed_rows_at_once(near, context, aliases, vector_bits)
 
-
-def _chains_in_strips(
-    stmts: Sequence[Stmt], context, vector_bits: int, near_bytes: int, elsewhere: set[Buf]
-) -> list[Stmt]:
-    out = inside(
-        stmts,
-        elsewhere,
-        lambda body, others: _chains_in_strips(body, context, vector_bits, near_bytes, others),
+    cache_share: int = threshold(2, "strips that the nearest cache holds")
+    far_row_bytes: int = threshold(
+        1024,
+        "bytes between rows from which on taking several rows at once pays. Source: not recorded",
     )
-    for low, high in list(runs(out))[::-1]:
-        run = NestRun(nests_of(out[low:high]))
-        found = _best_chain(run, vector_bits, near_bytes)
-        if found is not None:
-            others = elsewhere | effects.touched(out[:low] + out[high:])
-            in_turn = fuse_over_rows(found[0], others, context, vector_bits)
-            out[low:high] = (
-                in_turn or _CacheBlocking(*found, others, context, vector_bits).statements()
-            )
-    return out
-
-
-def _streamed_rows_at_once(
-    stmts: Sequence[Stmt], context, aliases: Aliases, vector_bits: int
-) -> list[Stmt]:
-    out = inside(
-        stmts, set(), lambda body, _: _streamed_rows_at_once(body, context, aliases, vector_bits)
+    near_operand_bytes: int = threshold(
+        64 << 10,
+        "bytes of the largest operand for which it does not pay, however far apart its rows are. Source: not recorded",
     )
-    collapsed = [
-        collapse(stmt, context.pool, aliases) if isinstance(stmt, Nest) else stmt for stmt in out
-    ]
-    cut = [
-        _rows_at_once(stmt, context, vector_bits) if isinstance(stmt, Nest) else [stmt]
-        for stmt in collapsed
-    ]
-    return [stmt for part in cut for stmt in part]
+    minor_nest_factor: int = threshold(
+        64,
+        "times that a nest has fewer points than all together if it may lose its vectors: scalars of a row, say",
+    )
+
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        near = self._chains_in_strips(stmts, context, set(context.kept))
+        return self._streamed_rows_at_once(near, context)
+
+    def _chains_in_strips(
+        self, stmts: Sequence[Stmt], context: NestContext, elsewhere: set[Buf]
+    ) -> list[Stmt]:
+        """Cuts runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
+        out = inside(
+            stmts, elsewhere, lambda body, others: self._chains_in_strips(body, context, others)
+        )
+        for low, high in list(runs(out, self.longest_run))[::-1]:
+            run = NestRun(nests_of(out[low:high]))
+            found = _best_chain(run, context, self)
+            if found is not None:
+                others = elsewhere | effects.touched(out[:low] + out[high:])
+                in_turn = fuse_over_rows(found[0], others, context, self)
+                out[low:high] = (
+                    in_turn
+                    or _CacheBlocking(*found, others, context, self.many_strips).statements()
+                )
+        return out
+
+    def _streamed_rows_at_once(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        out = inside(stmts, set(), lambda body, _: self._streamed_rows_at_once(body, context))
+        collapsed = [
+            collapse(stmt, context.pool, context.aliases) if isinstance(stmt, Nest) else stmt
+            for stmt in out
+        ]
+        cut = [
+            _rows_at_once(stmt, context, self) if isinstance(stmt, Nest) else [stmt]
+            for stmt in collapsed
+        ]
+        return [stmt for part in cut for stmt in part]
 
 
-def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
+def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:
     """A nest with rows that are far apart a few at a time: all of one sum before those of the next."""
-    row_dim = _streamed_rows(nest, vector_bits)
+    vector_bits = context.options.vector_bits
+    row_dim = _streamed_rows(nest, vector_bits, limits)
     if row_dim is None:
         return [nest]
     apart = next(
@@ -112,7 +120,7 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
         return [nest]
     whole = choose(nest, vector_bits).vector in nest.rdims  # each row is a sum of its own
     cut = StripMinedLoop(
-        chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, vector_bits
+        chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, limits.many_strips
     ).statements()
     if not apart:
         return cut
@@ -122,7 +130,7 @@ def _rows_at_once(nest: Nest, context, vector_bits: int) -> list[Stmt]:
         lambda body, _: [
             stmt
             for inner_nest in nests_of(body)
-            for stmt in _rows_at_once(inner_nest, context, vector_bits)
+            for stmt in _rows_at_once(inner_nest, context, limits)
         ],
     )
 
@@ -138,7 +146,7 @@ def _is_around(nest: Nest, outer: str, rows: str) -> bool:
     )
 
 
-def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
+def _streamed_rows(nest: Nest, vector_bits: int, limits: BlockForCaches) -> str | None:
     """The dimension of a reduction over rows that are far apart, whose elements are used once each.
 
     Columns in registers would be added up one line of memory after the other, rows apart: a few
@@ -164,23 +172,30 @@ def _streamed_rows(nest: Nest, vector_bits: int) -> str | None:
             step = abs(flat_coefficient(load.buf, load.index, row_dim) or 0) * size
             parts = schedule.lanes * schedule.unroll * size < step  # a row is not read as a whole
             if (
-                step >= FAR_ROW_BYTES
+                step >= limits.far_row_bytes
                 and parts
-                and _extent(nest, load.index) * size > NEAR_OPERAND_BYTES
+                and _extent(nest, load.index) * size > limits.near_operand_bytes
             ):
                 return row_dim
     return None
 
 
-def _best_chain(run: NestRun, vector_bits: int, near_bytes: int) -> tuple[Chain, int] | None:
+def _best_chain(
+    run: NestRun, context: NestContext, limits: BlockForCaches
+) -> tuple[Chain, int] | None:
     """The nests that share most, along the outermost dimension that allows it, and the length of a strip."""
+    near_bytes = context.options.l1_bytes // limits.cache_share
     shared = sorted(_shared(run), key=lambda s: -s.nbytes)
     for candidate in shared:
         if candidate.nbytes <= near_bytes:
             break
         for seeds in candidate.axes:
             chain = Chain.find(run, seeds) if seeds else None
-            if chain is None or not seeds or not _pays(chain, seeds, vector_bits):
+            if (
+                chain is None
+                or not seeds
+                or not _pays(chain, seeds, context.options.vector_bits, limits)
+            ):
                 continue
             length = max(
                 near_bytes // _bytes_per_index(chain), ROWS_AT_ONCE if _sums_rows(chain) else 1
@@ -236,7 +251,7 @@ def _walk(run: NestRun, places: list[tuple[int, Affine]]) -> dict[int, str] | No
     return dims if len(starts) == 1 and len(sizes) == 1 and sizes.pop() > 1 else None
 
 
-def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int) -> bool:
+def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int, limits: BlockForCaches) -> bool:
     """Whether one loop holds several of the nests that share, and no nest loses its vectors or its register tile."""
     loops = [group for group in chain.groups() if isinstance(group, list)]
     if not any(len(seeds.keys() & set(loop)) > 1 for loop in loops):
@@ -244,7 +259,7 @@ def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int) -> bool:
     points = {at: math.prod(chain.run[at].dims.values()) for at in chain.dims}
     for at, dim in chain.dims.items():
         nest = chain.run[at]
-        if points[at] * MINOR_NEST_FACTOR < sum(points.values()):
+        if points[at] * limits.minor_nest_factor < sum(points.values()):
             continue
         if choose(nest, vector_bits).vector == dim:
             return False

@@ -1,7 +1,4 @@
-"""Results that are computed beside what they are made of, and copied over it -> stores over it, where the walk allows.
-
-    for i < n: t[i] = a[i] + a[i + 1] + a[i + 2]
-    for i < n: a[i] = t[i]                             ->     for i < n: a[i] = a[i] + a[i + 1] + a[i + 2]
+"""Whether a nest loads what it overwrites before it stores there, step by step.
 
 A step may store over elements that no later one loads. Rows before it are done with; along the
 vector dimension, what is before it is in registers, which hand it from step to step
@@ -10,20 +7,13 @@ vector dimension, what is before it is in registers, which hand it from step to 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import cast
 
-from pbkern.core.affine import Affine
-from pbkern.lower.nest import effects
-from pbkern.lower.nest.addresses import apart
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Shifted, Stmt, Store
+from pbkern.lower.nest.ir import Expr, Load, Nest, Shifted, Store
 from pbkern.targets.cpu.schedule.nest_schedule import (
     NestSchedule,
     overwritten_by,
-    schedule_decided_for,
-    scheduled,
 )
 from pbkern.targets.cpu.schedule.sliding_windows import (
     Chunk,
@@ -34,183 +24,6 @@ from pbkern.targets.cpu.schedule.sliding_windows import (
     moved_loads,
     parts,
 )
-
-from .strip_mining import inside, nests_of
-
-# A nest and the schedule with which it is emitted; where a store goes.
-NestWithSchedule = tuple[Nest, NestSchedule]
-Place = tuple[Affine, ...]
-
-
-def store_in_place(
-    stmts: Sequence[Stmt],
-    pool: Pool,
-    kept: set[Buf],
-    schedule_for: Callable[[Nest], NestWithSchedule],
-) -> list[Stmt]:
-    """Statements with fewer copies. `kept`: root buffers that others touch."""
-    out = inside(stmts, kept, lambda body, others: store_in_place(body, pool, others, schedule_for))
-    for at in range(len(out) - 1, 0, -1):
-        copy, beside = out[at], _copied(out[at])
-        if isinstance(copy, Nest) and beside and not beside & kept:
-            makers = _makers(out, at, beside)
-            joined = _joined(makers, copy, pool, schedule_for) if makers else None
-            if joined is not None:
-                out[at - len(makers) : at + 1] = joined
-    return out
-
-
-def _copied(stmt: Stmt) -> set[Buf]:
-    """The scratch that a statement copies elsewhere, if that is all it does."""
-    if (
-        not isinstance(stmt, Nest)
-        or stmt.rdims
-        or stmt.ordered
-        or any(not isinstance(store.value, Load) for store in stmt.stores)
-    ):
-        return set()
-    targets = {store.buf.root for store in stmt.stores}
-    loads = [cast(Load, store.value) for store in stmt.stores]
-    found = {load.buf for load in loads}
-    plain = all(
-        not load.guard and not store.guard and store.mask is None
-        for load, store in zip(loads, stmt.stores)
-    )
-    apart_from = (
-        len(found) == len(targets) == len(stmt.stores) and not {buf.root for buf in found} & targets
-    )
-    return (
-        found
-        if plain and apart_from and all(buf.arena and buf.storage is None for buf in found)
-        else set()
-    )
-
-
-def _makers(stmts: Sequence[Stmt], at: int, beside: set[Buf]) -> list[Nest]:
-    """The nests right before a copy that make what it copies; none if others touch that."""
-    first = at
-    while first and _makes(stmts[first - 1], beside):
-        first -= 1
-    if first == at or beside & effects.touched([*stmts[:first], *stmts[at + 1 :]]):
-        return []
-    return nests_of(stmts[first:at])
-
-
-def _makes(stmt: Stmt, beside: set[Buf]) -> bool:
-    """Whether a statement stores once at each of its points, to each of these buffers, and does nothing else."""
-    if (
-        not isinstance(stmt, Nest)
-        or stmt.rdims
-        or stmt.ordered
-        or schedule_decided_for(stmt) is not None
-    ):
-        return False
-    if beside & {load.buf.root for load in stmt.loads()}:
-        return False
-    live = sorted(dim for dim, size in stmt.dims.items() if size > 1)
-    once = all(
-        sorted(_steps(store)) == live and not store.guard and store.mask is None
-        for store in stmt.stores
-    )
-    return (
-        once and len(stmt.stores) == len(beside) and {store.buf for store in stmt.stores} == beside
-    )
-
-
-def _steps(store: Store) -> list:
-    """Dimensions that walk an axis alone, step by step."""
-    return [
-        position.terms[0][0]
-        for position in store.index
-        if len(position.terms) == 1 and position.terms[0][1] == 1
-    ]
-
-
-def _joined(
-    makers: list[Nest], copy: Nest, pool: Pool, schedule_for: Callable[[Nest], NestWithSchedule]
-) -> list[Stmt] | None:
-    """Joins the largest maker in place: after the others, before the copies of what those made."""
-    placed = [place for maker in makers if (place := _placed(maker, copy)) is not None]
-    if len(placed) < len(makers) or sum(map(_points, makers)) != _points(copy):
-        return None
-    if not all(
-        _store_apart(maker, earlier) for k, maker in enumerate(makers) for earlier in makers[:k]
-    ):
-        return None
-    largest = max(range(len(makers)), key=lambda number: _points(makers[number]))
-    values = [store.value for store in makers[largest].stores]
-    over = frozenset(store.buf.root for store in copy.stores)
-    nest = replace(makers[largest], stores=tuple(_writes(placed[largest], values)))
-    nest = scheduled(nest, overwritten=over)
-    if not walks_ahead(*schedule_for(nest)):
-        return None
-    others = [k for k in range(len(makers)) if k != largest]
-    copies = [
-        replace(
-            makers[other],
-            stores=tuple(
-                _writes(placed[other], [_load(store, pool) for store in makers[other].stores])
-            ),
-        )
-        for other in others
-    ]
-    return [*(makers[other] for other in others), nest, *copies]
-
-
-def _writes(places: list[tuple[Buf, Place]], values: list[Expr]) -> list[Store]:
-    return [Store(buf, index, value) for (buf, index), value in zip(places, values)]
-
-
-def _store_apart(nest: Nest, other: Nest) -> bool:
-    by_buffer = {store.buf: store.index for store in other.stores}
-    return all(
-        apart(store.index, nest.dims, by_buffer[store.buf], other.dims) for store in nest.stores
-    )
-
-
-def _points(nest: Nest) -> int:
-    return math.prod(nest.dims.values())
-
-
-def _load(store: Store, pool: Pool) -> Expr:
-    return pool.load(store.value.dtype, store.buf, store.index, False)
-
-
-def _placed(maker: Nest, copy: Nest) -> list[tuple[Buf, Place]] | None:
-    """Finds where a copy puts what each write of a maker stores; None if it is not known, or some of it is not copied."""
-    by_buffer = {cast(Load, copy_write.value).buf: copy_write for copy_write in copy.stores}
-    found: list[tuple[Buf, Place]] = []
-    for store in maker.stores:
-        copied = by_buffer[store.buf]
-        place = _place(store, maker, copied, copy)
-        if place is None:
-            return None
-        found.append((copied.buf, place))
-    return found
-
-
-def _place(made: Store, maker: Nest, store: Store, copy: Nest) -> Place | None:
-    from_copy: dict[str, Affine] = {}
-    for stored, read in zip(made.index, cast(Load, store.value).index):
-        inner = [(dim, coeff) for dim, coeff in read.terms if dim in copy.dims]
-        if len(inner) > 1 or any(coeff != 1 or dim in from_copy for dim, coeff in inner):
-            return None
-        rest = stored - Affine(tuple(term for term in read.terms if term not in inner), read.const)
-        if not rest.symbols <= maker.dims.keys():
-            return None
-        low, high = rest.bounds(lambda dim: maker.dims[dim])
-        if low < 0 or high >= (copy.dims[inner[0][0]] if inner else 1):
-            return None
-        from_copy |= {dim: rest for dim, _ in inner}
-    if {dim for dim, size in copy.dims.items() if size > 1} - from_copy.keys():
-        return None
-    return tuple(
-        position.substitute(lambda dim: from_copy.get(dim, 0 if dim in copy.dims else None))
-        for position in store.index
-    )
-
-
-# ---------------------------------------------------------------- order
 
 
 def walks_ahead(nest: Nest, sched: NestSchedule) -> bool:

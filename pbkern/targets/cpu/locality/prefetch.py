@@ -12,10 +12,6 @@ from pbkern.targets.cpu.machine import FAR_BYTES
 from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by, scheduled
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
-# Operands from this size on do not fit into the caches of the cores.
-# Rows between a load and what it asks for. 4 to 16 measure the same.
-ROWS_AHEAD = 8
-
 
 def is_far(buf: Buf) -> bool:
     """Whether a buffer comes from memory or the last-level cache."""
@@ -35,15 +31,15 @@ def is_matrix_product(nest: Nest, reduction: Reduction) -> bool:
     return reduction.is_product and all(rows)
 
 
-def rows_ahead(load: Load, row: str) -> dict[Buf, int]:
-    """Rows that a nest which walks `row` outside of contiguous elements fetches for a load: {} if it is not worth it."""
+def rows_ahead(load: Load, row: str, rows: int) -> dict[Buf, int]:
+    """Distance that a nest prefetches for a load, by buffer: so many steps of `row`, which walks far rows; else {}."""
     buf, index = load.access
     step = flat_coefficient(buf, index, row)
-    return {buf.root: ROWS_AHEAD * step} if is_far(buf) and step and abs(step) > 1 else {}
+    return {buf.root: rows * step} if is_far(buf) and step and abs(step) > 1 else {}
 
 
-def prefetch_rows(nest: Nest, vector_bits: int) -> Nest:
-    """The nest that prefetches the rows that it reads, where they are short or read in parts."""
+def prefetch_rows(nest: Nest, vector_bits: int, rows: int) -> Nest:
+    """The nest that prefetches what it reads so many rows later, where rows are short or read in parts."""
     # Operands of matrix products are read from the caches, or packed.
     if prefetched_by(nest) or any(
         is_matrix_product(nest, reduction) for reduction in nest.reductions
@@ -71,5 +67,5 @@ def prefetch_rows(nest: Nest, vector_bits: int) -> Nest:
             else nest.dims[vector]
         )
         if steps[row] > run:
-            ahead |= rows_ahead(load, row)
+            ahead |= rows_ahead(load, row, rows)
     return scheduled(nest, prefetched=ahead)

@@ -16,6 +16,14 @@ from dataclasses import replace
 
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
+from pbkern.lower.passes.strips.strip_mining import (
+    Chain,
+    NestRun,
+    StripLimits,
+    StripMinedLoop,
+    even_part,
+    runs,
+)
 from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.schedule.register_tiles import (
     LONGEST_CHAIN_OF_FEW_PRODUCTS,
@@ -23,46 +31,44 @@ from pbkern.targets.cpu.schedule.register_tiles import (
     column_vectors,
 )
 
-from .strip_mining import Chain, NestRun, StripMinedLoop, even_part, runs
-
 # Rows of one loop: the additions to one accumulator in a row. Several loops join their sums.
 LONGEST = LONGEST_CHAIN_OF_FEW_PRODUCTS
 
 
-class _Rows(StripMinedLoop):
-    """Strips of one row: a sum over all of them is as exact as one of an accumulator."""
-
-    many = LONGEST
-
-
 def fuse_over_rows(
-    chain: Chain, elsewhere: set[Buf], context, vector_bits: int
+    chain: Chain, elsewhere: set[Buf], context, limits: StripLimits
 ) -> list[Stmt] | None:
     """The statements of a chain; None where it does not suit. elsewhere: buffers that others touch too."""
+    vector_bits = context.options.vector_bits
     if not _suits(chain, vector_bits):
         return None
     if chain.size <= LONGEST:
-        return _Rows(chain, 1, elsewhere, context, vector_bits).statements()
-    out = StripMinedLoop(
-        chain, even_part(LONGEST, chain.size), elsewhere, context, vector_bits
-    ).statements()
+        return _row_by_row(chain, elsewhere, context)
+    length = even_part(LONGEST, chain.size)
+    out = StripMinedLoop(chain, length, elsewhere, context, limits.many_strips).statements()
     for k, stmt in enumerate(out):
         if isinstance(stmt, For):
             others = elsewhere | effects.touched(out[:k] + out[k + 1 :])
-            out[k] = replace(stmt, body=tuple(_rows_of(stmt.body, others, context, vector_bits)))
-    for low, high in list(runs(out))[::-1]:  # the rows that are left
+            out[k] = replace(stmt, body=tuple(_rows_of(stmt.body, others, context)))
+    for low, high in list(runs(out, limits.longest_run))[::-1]:  # the rows that are left
         others = elsewhere | effects.touched(out[:low] + out[high:])
-        out[low:high] = _rows_of(out[low:high], others, context, vector_bits)
+        out[low:high] = _rows_of(out[low:high], others, context)
     return out
 
 
-def _rows_of(stmts: Sequence[Stmt], elsewhere: set[Buf], context, vector_bits: int) -> list[Stmt]:
+def _row_by_row(chain: Chain, elsewhere: set[Buf], context) -> list[Stmt]:
+    """Strips of one row: a sum over all of them is as exact as one of an accumulator."""
+    return StripMinedLoop(chain, 1, elsewhere, context, many=LONGEST).statements()
+
+
+def _rows_of(stmts: Sequence[Stmt], elsewhere: set[Buf], context) -> list[Stmt]:
     """A run of nests in which sums of rows are made row by row, with the rows."""
+    vector_bits = context.options.vector_bits
     run = NestRun(stmt for stmt in stmts if isinstance(stmt, Nest))
     for at, nest in enumerate(run):
         chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vector_bits) else None
         if chain is not None and chain.size > 1 and _suits(chain, vector_bits):
-            return _Rows(chain, 1, elsewhere, context, vector_bits).statements()
+            return _row_by_row(chain, elsewhere, context)
     return list(stmts)
 
 

@@ -20,29 +20,22 @@ from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Stmt, Store
 
-# A panel that is read once for each tile of rows, beside those rows, may fill one of this many
-# parts of the second cache.
-PANEL_SHARE = 2
-# The number of parts where rows of a copy are as long as the panel, so that the copy leaves the
-# caches.
-STAGED_SHARE = 4
-# The number of parts for panels of runs, whose tiles add to sums in memory. Measured on Zen 3, 512
-# KB, float32, a.T @ b of 1024 x 8192 x 256: 52 ms in runs of 512 or 1024, 60 of 4096, 73 of 256.
-RUN_SHARE = 8
+from .limits import PackLimits
 
 
-def is_deep(nest: Nest, depth: int, width: int, staged: bool, options) -> bool:
+def is_deep(nest: Nest, depth: int, width: int, staged: bool, context, limits: PackLimits) -> bool:
     """Whether a panel of all reduced elements is too long for its part of the second cache.
 
     `staged`: the other operand is copied.
     """
-    share = STAGED_SHARE if staged else PANEL_SHARE
-    return depth * width * nest.reductions[0].dtype.itemsize > options.l2_bytes // share
+    share = limits.staged_panel_share if staged else limits.panel_share
+    return depth * width * nest.reductions[0].dtype.itemsize > context.options.l2_bytes // share
 
 
-def longest_run(nest: Nest, width: int, options) -> int:
+def longest_run(nest: Nest, width: int, context, limits: PackLimits) -> int:
     """Reduced elements of a run whose panel, `width` columns wide, has its part of the second cache."""
-    return max(options.l2_bytes // RUN_SHARE // (width * nest.reductions[0].dtype.itemsize), 1)
+    itemsize = nest.reductions[0].dtype.itemsize
+    return max(context.options.l2_bytes // limits.run_share // (width * itemsize), 1)
 
 
 def in_depth_runs(nest: Nest, vector: str, longest: int, context) -> list[Stmt]:

@@ -15,27 +15,12 @@ from pbkern.targets.cpu.machine import ROW_PADDING, registers_of
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
+from .limits import PackLimits
 from .operand_copies import replace_operand
-
-# Up to so many columns, broadcasts of a register tile cost more than they bring: rows of the other
-# operand are not copied for so few, and often fall into one cache set.
-FEW_COLUMNS = 15
-# Fewest vectors along a reduction that are worth the sums across lanes at its end. Source: not
-# recorded.
-FEWEST_DEPTH_VECTORS = 8
-# Fewest such vectors where panels of the large operand, transposed in registers, would do. Source:
-# not recorded.
-FEWEST_ROW_DEPTH_VECTORS = 32
-# Rows and columns of a register tile whose vectors run along the reduction, with 32 registers.
-# Measured on one core: with 3 rows and 8 columns, whose copy fills two L1 caches, x[8192, 2048] @
-# w[2048, 8] took 4.2 ms, with these 3.2.
-SIDE_BY_SIDE = (6, 4)
-# Rows and columns of such a tile with 16 registers. Source: not recorded.
-SIDE_BY_SIDE_OF_16 = (3, 4)
 
 
 def few_rows(
-    nest: Nest, streamed: Expr, stationary: Expr, context, vector_bits: int
+    nest: Nest, streamed: Expr, stationary: Expr, context, limits: PackLimits
 ) -> list[Stmt] | None:
     """A product with few rows and columns that are contiguous along a deep reduction, as one with few columns."""
     rows = [
@@ -43,18 +28,18 @@ def few_rows(
         for dim, size in nest.dims.items()
         if size > 1 and dim in stationary.symbols and dim not in streamed.symbols
     ]
-    deep = FEWEST_ROW_DEPTH_VECTORS * vector_bits // register_bits(nest)
+    deep = limits.deep_row_vectors * context.options.vector_bits // register_bits(nest)
     if (
         len(rows) != 1
         or not isinstance(stationary, Load)
         or max(nest.dims[rdim] for rdim in nest.rdims) < deep
     ):
         return None
-    return few_columns(nest, stationary, streamed, rows[0], context, vector_bits)
+    return few_columns(nest, stationary, streamed, rows[0], context, limits)
 
 
 def few_columns(
-    nest: Nest, streamed: Expr, stationary: Expr, vector: str, context, vector_bits: int
+    nest: Nest, streamed: Expr, stationary: Expr, vector: str, context, limits: PackLimits
 ) -> list[Stmt] | None:
     """A product with few columns, along `vector`: vectors along the reduction, on the columns' transpose; or None.
 
@@ -62,11 +47,12 @@ def few_columns(
     vectors.
     """
     inner = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
+    vector_bits = context.options.vector_bits
     lanes = vector_bits // register_bits(nest)
     if (
         len(inner) != 1
-        or nest.dims[vector] > FEW_COLUMNS
-        or nest.dims[inner[0]] < FEWEST_DEPTH_VECTORS * lanes
+        or nest.dims[vector] > limits.few_columns
+        or nest.dims[inner[0]] < limits.depth_vectors * lanes
         or not isinstance(stationary, Load)
     ):
         return None
@@ -96,10 +82,9 @@ def few_columns(
         copies.append(Nest(sizes, stores=(Store(buf, index, transposed),), at=nest.at))
         transposed = context.pool.load(streamed.dtype, buf, index, False)
     product = replace_operand(nest, streamed, transposed)
-    most_rows, most_columns = (
-        SIDE_BY_SIDE if registers_of(vector_bits) >= 32 else SIDE_BY_SIDE_OF_16
-    )
-    jammed = -(-columns // -(-columns // most_columns))
+    many_registers = registers_of(vector_bits) >= 32
+    most_rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
+    jammed = -(-columns // -(-columns // limits.side_by_side_columns))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
     order = (*(dim for dim in nest.dims if dim not in (k_dim, vector, rows[0])), rows[0], vector)
     schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order)

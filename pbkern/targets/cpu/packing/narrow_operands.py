@@ -10,13 +10,17 @@ convolution or activations that are quantised on the way, stays, but narrow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.inline import stored_at
+from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.ir import (
     Buf,
     Expr,
@@ -28,53 +32,126 @@ from pbkern.lower.nest.ir import (
     Store,
     bodies,
     every,
-    with_bodies,
 )
-from pbkern.targets.cpu.locality.strip_mining import inside
+from pbkern.lower.passes.strips.strip_mining import inside
 
 from .pair_products import NARROW, depth_dim, is_narrow_integer
 
 INT32 = np.dtype(np.int32)
-# Fewest products of one sum that are worth words. Source: not recorded.
-FEWEST_WORD_PRODUCTS = 16
-# Most products of one sum: more fill no panel.
-MOST_WORD_PRODUCTS = 8192
-# Points that must share an element before its word is worth making.
-MIN_WORD_REUSE = 8
 
 
-def sink_widening_casts(stmts: Sequence[Stmt], context, kept: set[Buf]) -> list[Stmt]:
-    """Statements whose products of converted integers read narrow ones, where they come from if they are copies.
+@dataclass(frozen=True)
+class SinkWideningCasts:
+    """Products of converted integers read narrow ones, where they come from if they are copies."""
 
-    `kept`: buffers that are touched around `stmts`, or keep their values between programs.
-    """
-    narrow = _narrow_scratch(stmts, kept)
-    if not narrow:
-        return list(stmts)
-    return _without_copies(_stored_narrow(stmts, _WidenedPairs(narrow, context)), context, kept)
+    fewest_word_products: int = threshold(
+        16, "products of one sum that are worth words. Source: not recorded"
+    )
+    most_word_products: int = threshold(8192, "products of one sum: more fill no panel")
+    fewest_word_readers: int = threshold(
+        8, "points that share an element whose word is worth making"
+    )
+
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        kept = set(context.kept)
+        narrow = self._narrow_scratch(stmts, kept)
+        if not narrow:
+            return list(stmts)
+        stored = _stored_narrow(stmts, _WidenedPairs(narrow, context))
+        return self._without_copies(stored, context, kept)
+
+    def _narrow_scratch(self, stmts: Sequence[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
+        """Scratch that only holds widened integers of one type, where that makes both operands of some product narrow."""
+        nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
+        found: dict[Buf, set[str]] = {}
+        for store in (store for nest in nests for store in nest.stores):
+            if (
+                store.buf.root.arena
+                and store.buf.root.dtype == INT32
+                and store.buf.root not in kept
+            ):
+                found.setdefault(store.buf.root, set()).add(_narrow_type(store))
+        types = {
+            buf: np.dtype(next(iter(names)))
+            for buf, names in found.items()
+            if len(names) == 1 and names <= set(NARROW)
+        }
+        views = {
+            access.root for nest in nests for access in _other_accesses(nest)
+        } | _touched_by_others(stmts)
+        types = {buf: type_ for buf, type_ in types.items() if buf not in views}
+        read = set().union(*(_operands(nest) for nest in nests if self._suits(nest, types)))
+        return {buf: type_ for buf, type_ in types.items() if buf in read}
+
+    def _suits(self, nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
+        """Whether a nest is a product of enough narrow integers, once `narrow` scratch is."""
+        if (
+            len(nest.reductions) != 1
+            or not nest.reductions[0].is_plain_product
+            or nest.reductions[0].dtype != INT32
+        ):
+            return False
+        args = nest.reductions[0].args
+        if not all(
+            is_narrow_integer(arg) or (isinstance(arg, Load) and arg.buf.root in narrow)
+            for arg in args
+        ):
+            return False
+        inner = [
+            rdim for rdim in nest.rdims if nest.dims[rdim] > 1
+        ]  # one alone need not be divided (pairs.in_whole_words)
+        along = (
+            inner if len(inner) == 1 else [depth_dim(nest, arg, 2) for arg in args]
+        )  # either may be the broadcast one
+        depths = [nest.dims[dim] for dim in along if dim is not None]
+        return any(
+            self.fewest_word_products <= depth <= self.most_word_products for depth in depths
+        ) and all(nest.reuse(arg) >= self.fewest_word_readers for arg in args)
+
+    def _without_copies(self, stmts: Sequence[Stmt], context, kept: set[Buf]) -> list[Stmt]:
+        """Products read narrow integers where they come from, not copies of them."""
+        stmts = inside(
+            stmts, kept, lambda body, others: self._without_copies(body, context, others)
+        )
+        stmts = [part for stmt in stmts for part in _apart(stmt)]
+        copies = {
+            store.buf: store
+            for stmt in stmts
+            if (store := _copy(stmt)) is not None and store.buf not in kept
+        }
+        written = effects.written(stmts)
+        copies = {
+            buf: copy
+            for buf, copy in copies.items()
+            if cast(Load, copy.value).buf.root not in written and _writers(stmts, buf) == 1
+        }
+        out = [self._from_source(stmt, copies, context) for stmt in stmts]
+        read = [
+            out_stmt
+            for out_stmt in out
+            if (store := _copy(out_stmt)) is None or store.buf not in copies
+        ]
+        unread = copies.keys() - effects.touched(read)
+        return [
+            out_stmt
+            for out_stmt in out
+            if (store := _copy(out_stmt)) is None or store.buf not in unread
+        ]
+
+    def _from_source(self, stmt: Stmt, copies: dict[Buf, Store], context) -> Stmt:
+        if not isinstance(stmt, Nest) or not self._suits(stmt, {}):
+            return stmt
+
+        def source(expr: Expr) -> Expr | None:
+            if not isinstance(expr, Load) or expr.buf not in copies or expr.guard:
+                return None
+            return stored_at(copies[expr.buf], expr.index, context.pool)
+
+        args = tuple(context.pool.rewrite(arg, source) for arg in stmt.reductions[0].args)
+        return replace(stmt, reductions=(replace(stmt.reductions[0], args=args),))
 
 
 # ---------------------------------------------------------------- scratch of narrow integers
-
-
-def _narrow_scratch(stmts: Sequence[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
-    """Scratch that only holds widened integers of one type, where that makes both operands of some product narrow."""
-    nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
-    found: dict[Buf, set[str]] = {}
-    for store in (store for nest in nests for store in nest.stores):
-        if store.buf.root.arena and store.buf.root.dtype == INT32 and store.buf.root not in kept:
-            found.setdefault(store.buf.root, set()).add(_narrow_type(store))
-    types = {
-        buf: np.dtype(next(iter(names)))
-        for buf, names in found.items()
-        if len(names) == 1 and names <= set(NARROW)
-    }
-    views = {
-        access.root for nest in nests for access in _other_accesses(nest)
-    } | _touched_by_others(stmts)
-    types = {buf: type_ for buf, type_ in types.items() if buf not in views}
-    read = set().union(*(_operands(nest) for nest in nests if _suits(nest, types)))
-    return {buf: type_ for buf, type_ in types.items() if buf in read}
 
 
 def _narrow_type(store: Store) -> str:
@@ -93,13 +170,9 @@ def _other_accesses(nest: Nest) -> list[Buf]:
 
 def _touched_by_others(stmts: Sequence[Stmt]) -> set[Buf]:
     """Root buffers that statements other than nests touch."""
-    found: set[Buf] = set()
-    for stmt in stmts:
-        inner = bodies(stmt)
-        found |= set().union(*map(_touched_by_others, inner)) if inner else set()
-        if not inner and not isinstance(stmt, Nest):
-            found |= effects.touched([stmt])
-    return found
+    return effects.touched(
+        [stmt for stmt in every(stmts) if not isinstance(stmt, Nest) and not bodies(stmt)]
+    )
 
 
 def _operands(nest: Nest) -> set[Buf]:
@@ -109,31 +182,6 @@ def _operands(nest: Nest) -> set[Buf]:
         for arg in reduction.args
         if isinstance(arg, Load)
     }
-
-
-def _suits(nest: Nest, narrow: dict[Buf, np.dtype]) -> bool:
-    """Whether a nest is a product of enough narrow integers, once `narrow` scratch is."""
-    if (
-        len(nest.reductions) != 1
-        or not nest.reductions[0].is_plain_product
-        or nest.reductions[0].dtype != INT32
-    ):
-        return False
-    args = nest.reductions[0].args
-    if not all(
-        is_narrow_integer(arg) or (isinstance(arg, Load) and arg.buf.root in narrow) for arg in args
-    ):
-        return False
-    inner = [
-        rdim for rdim in nest.rdims if nest.dims[rdim] > 1
-    ]  # one alone need not be divided (pairs.in_whole_words)
-    along = (
-        inner if len(inner) == 1 else [depth_dim(nest, arg, 2) for arg in args]
-    )  # either may be the broadcast one
-    depths = [nest.dims[dim] for dim in along if dim is not None]
-    return any(FEWEST_WORD_PRODUCTS <= depth <= MOST_WORD_PRODUCTS for depth in depths) and all(
-        nest.reuse(arg) >= MIN_WORD_REUSE for arg in args
-    )
 
 
 class _WidenedPairs:
@@ -156,59 +204,18 @@ class _WidenedPairs:
 def _stored_narrow(stmts: Sequence[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
     context = pairs.context
 
-    def widened(expr: Expr) -> Expr | None:
-        if not isinstance(expr, Load) or expr.buf.root not in pairs.types:
-            return None
-        buf = pairs.of(expr.buf)
-        load = context.pool.load(buf.dtype, buf, expr.index, expr.guard)
+    def widened(load: Expr) -> Expr:
         return context.op("convert_element_type", INT32, load, params={"new_dtype": INT32})
 
-    rewrite = context.pool.rewriter(widened)
+    def narrow(buf: Buf) -> Buf | None:
+        return pairs.of(buf) if buf.root in pairs.types else None
 
-    def written(store: Store) -> Store:
-        if store.buf.root not in pairs.types:
-            return store.mapped(rewrite)
-        return replace(store, value=store.value.args[0]).mapped(rewrite, buf=pairs.of(store.buf))
-
-    def stored(stmt: Stmt) -> Stmt:
-        if not isinstance(stmt, Nest):
-            return with_bodies(stmt, lambda body: list(map(stored, body)))
-        reductions = [reduction.mapped(rewrite) for reduction in stmt.reductions]
-        return replace(stmt, reductions=tuple(reductions), stores=tuple(map(written, stmt.stores)))
-
-    return list(map(stored, stmts))
+    return relocated(
+        stmts, narrow, context.pool, loaded=widened, stored=lambda value: value.args[0]
+    )
 
 
 # ---------------------------------------------------------------- copies
-
-
-def _without_copies(stmts: Sequence[Stmt], context, kept: set[Buf]) -> list[Stmt]:
-    """Products read narrow integers where they come from, not copies of them."""
-    stmts = inside(stmts, kept, lambda body, others: _without_copies(body, context, others))
-    stmts = [part for stmt in stmts for part in _apart(stmt)]
-    copies = {
-        store.buf: store
-        for stmt in stmts
-        if (store := _copy(stmt)) is not None and store.buf not in kept
-    }
-    written = effects.written(stmts)
-    copies = {
-        buf: copy
-        for buf, copy in copies.items()
-        if cast(Load, copy.value).buf.root not in written and _writers(stmts, buf) == 1
-    }
-    out = [_from_source(stmt, copies, context) for stmt in stmts]
-    read = [
-        out_stmt
-        for out_stmt in out
-        if (store := _copy(out_stmt)) is None or store.buf not in copies
-    ]
-    unread = copies.keys() - effects.touched(read)
-    return [
-        out_stmt
-        for out_stmt in out
-        if (store := _copy(out_stmt)) is None or store.buf not in unread
-    ]
 
 
 def _apart(stmt: Stmt) -> list[Stmt]:
@@ -243,24 +250,3 @@ def _copy(stmt: Stmt) -> Store | None:
         *(position.symbols for position in store.index)
     )
     return store if whole and known else None
-
-
-def _from_source(stmt: Stmt, copies: dict[Buf, Store], context) -> Stmt:
-    if not isinstance(stmt, Nest) or not _suits(stmt, {}):
-        return stmt
-
-    def source(expr: Expr) -> Expr | None:
-        if not isinstance(expr, Load) or expr.buf not in copies or expr.guard:
-            return None
-        store = copies[expr.buf]
-        return context.pool.rename(
-            store.value,
-            {
-                position.terms[0][0]: at
-                for position, at in zip(store.index, expr.index)
-                if position.terms
-            },
-        )
-
-    args = tuple(context.pool.rewrite(arg, source) for arg in stmt.reductions[0].args)
-    return replace(stmt, reductions=(replace(stmt.reductions[0], args=args),))

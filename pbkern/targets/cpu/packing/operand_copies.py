@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,19 +18,12 @@ from pbkern.core.affine import Affine
 from pbkern.core.machine import LINE_BYTES
 from pbkern.lower.mlir.element_types import compute_el
 from pbkern.lower.nest.addresses import flat_coefficient
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt, Store
+from pbkern.lower.nest.edit.stage import CopySpan, copied
+from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt
 from pbkern.targets.costs.caches import CONFLICT_BYTES, ROW_REUSE, SCATTERED_REUSE, fit
 from pbkern.targets.cpu.machine import ROW_PADDING
 
-# Bytes of the shortest row that is copied: shorter rows take few lines of each set. Source: not
-# recorded.
-SHORT_ROW_BYTES = 256
-# Points that must share a row whose elements are apart before copying it pays: its lines are read
-# more often than those of a row for which ROW_REUSE holds, which register tiles read from the
-# second cache where they must. Source: not recorded.
-SPREAD_ROW_REUSE = 128
-# Rows that fall into one set, at least.
-FEWEST_ROWS = 4
+from .limits import PackLimits
 
 
 @dataclass
@@ -41,12 +35,9 @@ class OperandCopies:
 
 
 @dataclass(frozen=True)
-class _Span:
-    """A dimension of a copy, whose places are `step` apart along an axis of the source, and where a point of the nest is."""
+class _Walk(CopySpan):
+    """A span, and where in it a point of the nest is."""
 
-    axis: int
-    step: int
-    size: int
     place: Affine
 
 
@@ -86,7 +77,7 @@ def stage(
     shape = (*sizes, math.prod(piece.size for piece in row) + (ROW_PADDING if rows else 0))
     names = [context.names("d") for _ in spans]
 
-    def within(places: list[Affine]) -> tuple[Affine, ...]:
+    def within(places: Sequence[Affine]) -> tuple[Affine, ...]:
         flat: Affine = Affine()
         for piece, place in zip(row, places[len(rows) :]):
             flat = flat * piece.size + place
@@ -105,12 +96,15 @@ def stage(
     buf = staged.copies.get(key)
     if buf is None:
         buf = context.new_buffer(shape, dtype)
-        for span, name in zip(spans, names):
-            start[span.axis] += Affine.symbol(name, span.step)
-        copied = context.pool.load(load.dtype, source, tuple(start), guard)
-        store = Store(buf, within([*map(Affine.symbol, names)]), copied)
         out.append(
-            Nest(dict(zip(names, (piece.size for piece in spans))), stores=(store,), at=nest.at)
+            copied(
+                lambda index: context.pool.load(load.dtype, source, index, guard),
+                tuple(start),
+                dict(zip(names, spans)),
+                buf,
+                within,
+                nest.at,
+            )
         )
         if source.root not in staged.written:
             staged.copies[key] = buf
@@ -148,37 +142,39 @@ def replace_operand(nest: Nest, old: Expr, new: Expr) -> Nest:
     )
 
 
-def rows_conflict(nest: Nest, load: Load, reuse: int) -> bool:
+def rows_conflict(nest: Nest, load: Load, reuse: int, limits: PackLimits) -> bool:
     """Whether the rows of a broadcast operand fall into few cache sets, and are read so often that a copy of them pays."""
     spans = _spans(load, nest)
     if not spans:
         return False
     rows, row = _split(spans, nest)
-    if len(rows) != 1 or rows[0].size < FEWEST_ROWS or rows[0].place.symbols & set(nest.rdims):
+    if len(rows) != 1 or rows[0].size < limits.fewest_conflicting_rows:
+        return False
+    if rows[0].place.symbols & set(nest.rdims):
         return False
     buf = load.buf
     apart = rows[0].step * buf.strides[rows[0].axis] * buf.dtype.itemsize
     length = math.prod(span.size for span in row) * buf.dtype.itemsize
-    if apart % CONFLICT_BYTES or length < SHORT_ROW_BYTES:
+    if apart % CONFLICT_BYTES or length < limits.short_row_bytes:
         return False
     is_spread = row[-1].step * buf.strides[row[-1].axis] > 1
-    return reuse >= (SPREAD_ROW_REUSE if is_spread else ROW_REUSE)
+    return reuse >= (limits.spread_row_reuse if is_spread else ROW_REUSE)
 
 
-def _split(spans: list[_Span], nest: Nest) -> tuple[list[_Span], list[_Span]]:
+def _split(spans: list[_Walk], nest: Nest) -> tuple[list[_Walk], list[_Walk]]:
     """(those that count rows, those that a row holds): a row is what is reduced, or all but the first dimension."""
     free = itertools.takewhile(lambda span: not span.place.symbols & set(nest.rdims), spans[:-1])
     count = len([*free]) or min(len(spans) - 1, 1)
     return spans[:count], spans[count:]
 
 
-def _spans(load: Load, nest: Nest) -> list[_Span] | None:
+def _spans(load: Load, nest: Nest) -> list[_Walk] | None:
     """Dimensions of what a load reads, those whose steps in memory are longest first.
 
     None where one moves along two axes.
     """
     buf, index = load.access
-    spans, seen = list[_Span](), set[str]()
+    spans, seen = list[_Walk](), set[str]()
     for axis, position in enumerate(index):
         mine = sorted(
             (
@@ -196,11 +192,11 @@ def _spans(load: Load, nest: Nest) -> list[_Span] | None:
             for n in range(len(mine) + 1)
         ]
         if all(coeff >= length for (coeff, _), length in zip(mine, lengths[1:])):
-            spans += [_Span(axis, coeff, nest.dims[dim], Affine.symbol(dim)) for coeff, dim in mine]
+            spans += [_Walk(axis, coeff, nest.dims[dim], Affine.symbol(dim)) for coeff, dim in mine]
         else:
             step = math.gcd(*(coeff for coeff, _ in mine))
             spans.append(
-                _Span(
+                _Walk(
                     axis,
                     step,
                     (lengths[0] - 1) // step + 1,

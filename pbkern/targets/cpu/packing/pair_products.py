@@ -35,6 +35,8 @@ from pbkern.lower.nest.ir import (
 from pbkern.targets.cpu.machine import ROW_PADDING
 from pbkern.targets.cpu.schedule.instructions import DPBF16PS, VPDPWSSD
 
+from .limits import PackLimits
+
 UINT8 = np.dtype(np.uint8)
 UINT16 = np.dtype(np.uint16)
 UINT32 = np.dtype(np.uint32)
@@ -42,8 +44,6 @@ INT32 = np.dtype(np.int32)
 NARROW = ("int8", "uint8", "int16")
 # Elements of 16 bits in a word of 32 bits.
 PAIR = 2
-# Words of the shallowest product that takes elements left over for itself. Source: not recorded.
-SHALLOWEST_WORDS = 4
 
 
 @dataclass
@@ -66,27 +66,26 @@ class Words:
         return math.prod(self.nest.dims[rdim] for rdim in self.nest.rdims)
 
 
-def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context, options) -> Words | None:
+def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context) -> Words | None:
     """None if the operands are not of 16 bits, or cannot be widened to them, or of odd depth."""
     reduction, k_dim = nest.reductions[0], depth_dim(nest, stationary, 2)
     if k_dim is None:
         return None
     if (
-        DPBF16PS.is_available(options)
+        DPBF16PS.is_available(context.options)
         and reduction.dtype == DPBF16PS.accumulator
         and isinstance(streamed, Load)
         and isinstance(stationary, Load)
         and _is_plain_bfloat16(streamed)
         and _is_plain_bfloat16(stationary)
     ):
-        broadcast = _words_in_place(stationary, k_dim, context)
+        broadcast = word_in_place(stationary, k_dim, context)
         if broadcast is None:
             return None
-        return _over_pairs(
-            nest, DPBF16PS, k_dim, stationary, _interleaved(streamed, k_dim, context), broadcast, []
-        )
+        packed = interleaved_word(streamed, k_dim, UINT16, UINT32, context)
+        return _over_pairs(nest, DPBF16PS, k_dim, stationary, packed, broadcast, [])
     if (
-        VPDPWSSD.is_available(options)
+        VPDPWSSD.is_available(context.options)
         and reduction.dtype == VPDPWSSD.accumulator
         and is_narrow_integer(streamed)
         and is_narrow_integer(stationary)
@@ -134,13 +133,13 @@ def over_words(nest: Nest, k_dim: str, count: int) -> tuple[dict[str, int], tupl
     )
 
 
-def in_whole_words(nest: Nest, count: int, context) -> Nest:
+def in_whole_words(nest: Nest, count: int, context, limits: PackLimits) -> Nest:
     """A product of integers whose depth words of `count` elements divide: what is left over is added to the sums."""
     reduction, inner = nest.reductions[0], [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     rest = nest.dims[inner[0]] % count if len(inner) == 1 else 0
     if (
         not rest
-        or nest.dims[inner[0]] < SHALLOWEST_WORDS * count
+        or nest.dims[inner[0]] < limits.shallowest_words * count
         or reduction.dtype != INT32
         or any(store.inner for store in nest.stores)
     ):
@@ -188,25 +187,50 @@ def _over_pairs(
     return Words(before, product, packed, broadcast)
 
 
-# ---------------------------------------------------------------- bfloat16
+# ---------------------------------------------------------------- words
 
 
-def _words_in_place(stationary: Load, k_dim: str, context) -> Expr | None:
-    """The pair at 2k, read as one word, if pairs start at even places."""
-    flat = flat_index(*stationary.access)
+def word_in_place(load: Load, k_dim: str, context) -> Expr | None:
+    """The word of the elements from k * count on, if words start at each of these places."""
+    buf, flat = load.buf, flat_index(*load.access)
+    count = INT32.itemsize // buf.root.dtype.itemsize
     rest = flat - Affine.symbol(k_dim, flat.coefficient(k_dim))
-    if flat.coefficient(k_dim) != 1 or rest.const % 2 or any(coeff % 2 for _, coeff in rest.terms):
+    if (
+        flat.coefficient(k_dim) != 1
+        or buf.root.dtype.itemsize != buf.dtype.itemsize
+        or rest.const % count
+        or any(coeff % count for _, coeff in rest.terms)
+    ):
         return None
-    words = Buf(
-        f"{stationary.buf.name}.words",
-        (max(stationary.buf.root.size // 2, 1),),
-        INT32,
-        storage=stationary.buf.root,
+    size = max(buf.root.size // count, 1)
+    words = Buf(f"{buf.name}.words", (size,), INT32, buf.arena, storage=buf.root)
+    place = Affine.make(
+        {symbol: coeff // count for symbol, coeff in rest.terms}, rest.const // count
     )
-    half = Affine.make(
-        {symbol: coeff // 2 for symbol, coeff in rest.terms}, rest.const // 2
-    ) + Affine.symbol(k_dim)
-    return context.pool.load(INT32, words, (half,), False)
+    return context.pool.load(INT32, words, (place + Affine.symbol(k_dim),), False)
+
+
+def interleaved_word(load: Load, k_dim: str, bits: np.dtype, word: np.dtype, context) -> Expr:
+    """The elements from k * count on, which are anywhere, as one word, the first lowest.
+
+    `bits`: unsigned integers of their size.
+    """
+    count = word.itemsize // bits.itemsize
+    buf = load.buf
+    if buf.dtype != bits:
+        buf = Buf(f"{buf.name}.bits", buf.shape, bits, buf.arena, storage=buf)
+    elements = []
+    for number in range(count):
+        place = {k_dim: Affine.symbol(k_dim, count) + number}
+        index = tuple(position.substitute(place.get) for position in load.index)
+        element = context.pool.load(bits, buf, index, load.guard)
+        element = context.op("convert_element_type", word, element, params={"new_dtype": word})
+        shift = context.const(8 * bits.itemsize * number, word)
+        elements.append(context.op("shift_left", word, element, shift) if number else element)
+    return functools.reduce(lambda low, high: context.op("or", word, low, high), elements)
+
+
+# ---------------------------------------------------------------- bfloat16
 
 
 def _is_plain_bfloat16(expr: Expr) -> bool:
@@ -216,23 +240,6 @@ def _is_plain_bfloat16(expr: Expr) -> bool:
         and expr.buf.dtype.name == "bfloat16"
         and expr.buf.root.dtype.name == "bfloat16"
     )
-
-
-def _interleaved(streamed: Load, k_dim: str, context) -> Expr:
-    """streamed[2k] in the lower half of a word, streamed[2k + 1] in the upper one."""
-    buf, pool = streamed.buf, context.pool
-    bits = Buf(f"{buf.name}.bits", buf.shape, UINT16, storage=buf)
-    halves = []
-    for offset in (0, 1):
-        index = tuple(
-            i.substitute({k_dim: Affine.symbol(k_dim, 2) + offset}.get) for i in streamed.index
-        )
-        element = pool.load(UINT16, bits, index, False)
-        halves.append(
-            context.op("convert_element_type", UINT32, element, params={"new_dtype": UINT32})
-        )
-    upper = context.op("shift_left", UINT32, halves[1], context.const(16, UINT32))
-    return context.op("or", UINT32, halves[0], upper)
 
 
 # ---------------------------------------------------------------- narrow integers

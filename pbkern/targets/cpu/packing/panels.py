@@ -39,8 +39,9 @@ from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 
-from .depth_runs import PANEL_SHARE, in_depth_runs, is_deep, longest_run
+from .depth_runs import in_depth_runs, is_deep, longest_run
 from .few_columns import few_columns, few_rows
+from .limits import PackLimits
 from .operand_copies import (
     OperandCopies,
     copy_dtype,
@@ -54,49 +55,40 @@ from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
 from .swap_operands import swapped_operands
 
-# Points that must share an element before a panel of it pays. Source: not recorded.
-MIN_PANEL_REUSE = 24
-# Points that must share an element before a row of a panel pays. Source: not recorded.
-MIN_ROW_REUSE = 16
-# Panels that are packed at once.
-MAX_GROUP = 8
-# Additions of such rows to one sum.
-MOST_RUNS = 512
-# Columns that fill enough of a vector for a register tile.
-MIN_COLUMNS = 8
 
-
-def pack(nest: Nest, context, options, staged: OperandCopies, turn: bool = True) -> list[Stmt]:
+def pack(
+    nest: Nest, context, limits: PackLimits, staged: OperandCopies, turn: bool = True
+) -> list[Stmt]:
     """The nest alone, or with copies of operands before it.
 
-    `options`: LowerOptions; `turn`: vectors may be moved.
+    `turn`: vectors may be moved.
     """
     found = product_operands(nest)
     if (
-        found is not None and options.contract
+        found is not None and context.options.contract
     ):  # lanes would be partial sums: only where sums may be reassociated
         vector, streamed, stationary = found
         narrow = few_columns(
-            *_in_pairs(nest, streamed, stationary, context, options),
+            *_in_pairs(nest, streamed, stationary, context),
             vector,
             context,
-            options.vector_bits,
+            limits,
         )
-        narrow = narrow or few_rows(nest, streamed, stationary, context, options.vector_bits)
+        narrow = narrow or few_rows(nest, streamed, stationary, context, limits)
         if narrow is not None:
             return narrow
-    other = swapped_operands(nest, found and found[0], context, options, staged) if turn else None
+    other = swapped_operands(nest, found and found[0], context, limits, staged) if turn else None
     if other is not None:
         products, copy = other
-        return [*_packed(products, context, options, staged), copy]
+        return [*_packed(products, context, limits, staged), copy]
     if found is None:
         return [nest]
     vector, streamed, stationary = found
-    if nest.dims[vector] < MIN_COLUMNS:
+    if nest.dims[vector] < limits.fewest_columns:
         out = list[Stmt]()
-        nest, _ = _stage_still(nest, stationary, True, context, out, staged)
+        nest, _ = _stage_still(nest, stationary, True, context, limits, out, staged)
         return [*out, nest]
-    return _along_columns(nest, vector, streamed, stationary, context, options, staged)
+    return _along_columns(nest, vector, streamed, stationary, context, limits, staged)
 
 
 def _along_columns(
@@ -105,47 +97,49 @@ def _along_columns(
     streamed: Expr,
     stationary: Expr,
     context,
-    options,
+    limits: PackLimits,
     staged: OperandCopies,
 ) -> list[Stmt]:
     """A product with vectors along columns: of panels, in words or elements, or of operands where they are."""
-    width, _ = contraction_tile(nest, vector, options.vector_bits)
+    width, _ = contraction_tile(nest, vector, context.options.vector_bits)
     out, trial = list[Stmt](), OperandCopies(staged.written, dict(staged.copies))
-    spread, apart = _stage_still(nest, stationary, False, context, out, trial)
-    words = _in_words(spread, streamed, apart, vector, width, context, options)
+    spread, apart = _stage_still(nest, stationary, False, context, limits, out, trial)
+    words = _in_words(spread, streamed, apart, vector, width, context, limits)
     if words is not None:
         staged.copies = trial.copies
-        panels = _panels(
-            words.nest, words.packed, vector, width, context, options.vector_bits, words.shift
-        )
+        panels = _panels(words.nest, words.packed, vector, width, context, limits, words.shift)
         return out + words.before + panels
     depth = math.prod(nest.dims[rdim] for rdim in nest.rdims)
     is_turned = isinstance(stationary, Load) and is_scattered(
         nest, stationary, nest.reuse(stationary)
     )
-    pays = _panel_pays(nest, streamed, vector, depth, options.l2_bytes)
-    fits = not is_deep(nest, depth, width, is_turned, options)
-    may_run = options.contract and not any(store.inner for store in nest.stores)
+    pays = _panel_pays(nest, streamed, vector, depth, context, limits)
+    fits = not is_deep(nest, depth, width, is_turned, context, limits)
+    may_run = context.options.contract and not any(store.inner for store in nest.stores)
     if pays and not fits and may_run:
-        runs = in_depth_runs(nest, vector, longest_run(nest, width, options), context)
-        return _packed(runs, context, options, staged)
+        runs = in_depth_runs(nest, vector, longest_run(nest, width, context, limits), context)
+        return _packed(runs, context, limits, staged)
     out = []
-    nest, _ = _stage_still(nest, stationary, True, context, out, staged)
+    nest, _ = _stage_still(nest, stationary, True, context, limits, out, staged)
     if pays and fits:
-        return out + _panels(nest, streamed, vector, width, context, options.vector_bits)
-    if may_run and not pays and _is_streamed(nest, streamed, vector, depth, options.l2_bytes):
+        return out + _panels(nest, streamed, vector, width, context, limits)
+    if may_run and not pays and _is_streamed(nest, streamed, vector, depth, context, limits):
         if (
-            depth > MOST_RUNS * ROWS_AT_ONCE
+            depth > limits.most_runs * ROWS_AT_ONCE
         ):  # sums of sums: rounding errors grow with the number of additions
-            runs = in_depth_runs(nest, vector, MOST_RUNS * ROWS_AT_ONCE, context)
-            return out + _packed(runs, context, options, staged)
-        return out + _rows_at_once(nest, cast(Load, streamed), vector, context, options.vector_bits)
+            runs = in_depth_runs(nest, vector, limits.most_runs * ROWS_AT_ONCE, context)
+            return out + _packed(runs, context, limits, staged)
+        return out + _rows_at_once(nest, cast(Load, streamed), vector, context)
     if out:
-        nest = scheduled(nest, schedule=contraction_tile(nest, vector, options.vector_bits)[1])
+        nest = scheduled(
+            nest, schedule=contraction_tile(nest, vector, context.options.vector_bits)[1]
+        )
     return [*out, nest]
 
 
-def _is_streamed(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
+def _is_streamed(
+    nest: Nest, streamed: Expr, vector: str, depth: int, context, limits: PackLimits
+) -> bool:
     """Whether a panel of a far operand would pay, if more than these few rows shared it."""
     inner = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
     if (
@@ -159,16 +153,16 @@ def _is_streamed(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: 
         _row_bytes(streamed, inner[0]),
         flat_coefficient(streamed.buf, streamed.index, vector) == 1,
     )
-    few = nest.reuse(streamed) < MIN_PANEL_REUSE
+    few = nest.reuse(streamed) < limits.panel_reuse
     return (
         few
         and is_row
         and depth >= 4 * ROWS_AT_ONCE
-        and are_apart(depth, step, depth * step, l2_bytes)
+        and are_apart(depth, step, depth * step, context.options.l2_bytes)
     )
 
 
-def _rows_at_once(nest: Nest, streamed: Load, vector: str, context, vector_bits: int) -> list[Stmt]:
+def _rows_at_once(nest: Nest, streamed: Load, vector: str, context) -> list[Stmt]:
     """Products of a few rows at a time along their whole length, while the next ones are fetched.
 
     Each adds to the sums.
@@ -181,20 +175,22 @@ def _rows_at_once(nest: Nest, streamed: Load, vector: str, context, vector_bits:
     def decided(stmt: Stmt) -> Stmt:
         stmt = with_bodies(stmt, lambda inner: [decided(x) for x in inner])
         if isinstance(stmt, Nest) and stmt.reductions:
-            tile = contraction_tile(stmt, vector, vector_bits)[1]
+            tile = contraction_tile(stmt, vector, context.options.vector_bits)[1]
             return scheduled(stmt, schedule=tile, prefetched={root: ROWS_AT_ONCE * step})
         return stmt
 
     return [decided(run) for run in in_depth_runs(nest, vector, ROWS_AT_ONCE, context)]
 
 
-def _packed(stmts: Sequence[Stmt], context, options, staged: OperandCopies) -> list[Stmt]:
+def _packed(
+    stmts: Sequence[Stmt], context, limits: PackLimits, staged: OperandCopies
+) -> list[Stmt]:
     """The statements with every product in them packed."""
     out = []
     for stmt in stmts:
-        stmt = with_bodies(stmt, lambda inner: _packed(inner, context, options, staged))
+        stmt = with_bodies(stmt, lambda inner: _packed(inner, context, limits, staged))
         out += (
-            pack(stmt, context, options, staged, turn=False)
+            pack(stmt, context, limits, staged, turn=False)
             if isinstance(stmt, Nest) and stmt.reductions
             else [stmt]
         )
@@ -202,16 +198,25 @@ def _packed(stmts: Sequence[Stmt], context, options, staged: OperandCopies) -> l
 
 
 def _in_words(
-    nest: Nest, streamed: Expr, stationary: Expr, vector: str, width: int, context, options
+    nest: Nest,
+    streamed: Expr,
+    stationary: Expr,
+    vector: str,
+    width: int,
+    context,
+    limits: PackLimits,
 ) -> Words | None:
     """The product over words of the most elements that suit its operands, if panels of them pay."""
     if nest.reuse(streamed) < 4:
         return None
     for words, count in ((quad_products, QUAD), (pair_products, PAIR)):
-        found = words(in_whole_words(nest, count, context), streamed, stationary, context, options)
-        if found is None or found.depth * width * 4 > options.l2_bytes // PANEL_SHARE:
+        found = words(in_whole_words(nest, count, context, limits), streamed, stationary, context)
+        if (
+            found is None
+            or found.depth * width * 4 > context.options.l2_bytes // limits.panel_share
+        ):
             continue
-        if _panel_pays(found.nest, found.packed, vector, found.depth, options.l2_bytes):
+        if _panel_pays(found.nest, found.packed, vector, found.depth, context, limits):
             return found
     return None
 
@@ -237,12 +242,10 @@ def product_operands(nest: Nest) -> tuple[str, Expr, Expr] | None:
     return vector, streamed, stationary
 
 
-def _in_pairs(
-    nest: Nest, streamed: Expr, stationary: Expr, context, options
-) -> tuple[Nest, Expr, Expr]:
+def _in_pairs(nest: Nest, streamed: Expr, stationary: Expr, context) -> tuple[Nest, Expr, Expr]:
     """A product and its operands, over words where `stationary` can be read so in place."""
     paired = (
-        pair_products(nest, streamed, stationary, context, options)
+        pair_products(nest, streamed, stationary, context)
         if stationary.dtype.name == "bfloat16"
         else None
     )
@@ -262,7 +265,9 @@ def _nearest_dim(nest: Nest) -> str | None:
     return min((dim for dim, step in steps.items() if step), key=steps.__getitem__, default=None)
 
 
-def _panel_pays(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: int) -> bool:
+def _panel_pays(
+    nest: Nest, streamed: Expr, vector: str, depth: int, context, limits: PackLimits
+) -> bool:
     if depth < 8 or not set(nest.rdims) & streamed.symbols:
         return False
     if any(rdim not in streamed.symbols and nest.dims[rdim] > 1 for rdim in nest.rdims):
@@ -270,7 +275,7 @@ def _panel_pays(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: i
     reuse = nest.reuse(streamed)
     if not isinstance(streamed, Load):
         return reuse > 1
-    if is_expensive(streamed) and reuse >= MIN_PANEL_REUSE:
+    if is_expensive(streamed) and reuse >= limits.panel_reuse:
         return True
     coefficient = flat_coefficient(streamed.buf, streamed.index, vector)
     if coefficient != 1:
@@ -278,8 +283,8 @@ def _panel_pays(nest: Nest, streamed: Expr, vector: str, depth: int, l2_bytes: i
     steps = [
         (_row_bytes(streamed, rdim), nest.dims[rdim]) for rdim in nest.rdims if nest.dims[rdim] > 1
     ]
-    return reuse >= MIN_PANEL_REUSE and are_apart(
-        depth, max(steps)[0], max(step * size for step, size in steps), l2_bytes
+    return reuse >= limits.panel_reuse and are_apart(
+        depth, max(steps)[0], max(step * size for step, size in steps), context.options.l2_bytes
     )
 
 
@@ -293,6 +298,7 @@ def _stage_still(
     stationary: Expr,
     converted: bool,
     context,
+    limits: PackLimits,
     out: list[Stmt],
     staged: OperandCopies,
 ) -> tuple[Nest, Expr]:
@@ -316,8 +322,8 @@ def _stage_still(
         )
         if copy is not None:
             return replace_operand(nest, stationary, copy), copy
-    pays = rows_conflict(nest, stationary, reuse) or (
-        converted and is_expensive(stationary) and reuse >= MIN_ROW_REUSE
+    pays = rows_conflict(nest, stationary, reuse, limits) or (
+        converted and is_expensive(stationary) and reuse >= limits.row_reuse
     )
     copy = (
         stage(nest, stationary, copy_dtype(dtype) if converted else dtype, context, out, staged)
@@ -333,7 +339,7 @@ def _panels(
     vector: str,
     width: int,
     context,
-    vector_bits: int,
+    limits: PackLimits,
     shift: Reduction | None = None,
 ) -> list[Stmt]:
     """for batch..., for group of panels: pack the group, then the contraction over each; a last, narrower panel.
@@ -350,8 +356,8 @@ def _panels(
     ]
     counters = {outer_dim: context.names("%i") for outer_dim in outer}
     full, rest = divmod(nest.dims[vector], width)
-    panels = _Panels(nest, streamed, vector, counters, context, vector_bits, shift)
-    size = _group_size(streamed, vector, full)
+    panels = _Panels(nest, streamed, vector, counters, context, limits, shift)
+    size = _group_size(streamed, vector, full, limits.most_panels)
     stmts: list[Stmt] = []
     if full // size:
         group = context.names("%i")
@@ -371,7 +377,7 @@ def _panels(
     return stmts
 
 
-def _group_size(streamed: Expr, vector: str, full: int) -> int:
+def _group_size(streamed: Expr, vector: str, full: int, most: int) -> int:
     """Panels that are packed at once: rows of one panel alone are a few lines, each of a page of its own."""
     steps = {
         flat_coefficient(load.buf, load.index, vector) if isinstance(load, Load) else None
@@ -379,9 +385,7 @@ def _group_size(streamed: Expr, vector: str, full: int) -> int:
     }
     if steps - {0, 1} or full < 2:
         return 1
-    return next(
-        (n for n in range(MAX_GROUP, MAX_GROUP // 2, -1) if full % n == 0), min(MAX_GROUP, full)
-    )
+    return next((n for n in range(most, most // 2, -1) if full % n == 0), min(most, full))
 
 
 def _loads(expr: Expr) -> list[Load | Gather]:
@@ -398,7 +402,7 @@ class _Panels:
         vector: str,
         counters: dict[str, str],
         context,
-        vector_bits: int,
+        limits: PackLimits,
         shift: Reduction | None,
     ):
         self.nest, self.streamed, self.vector, self.counters, self.shift = (
@@ -408,7 +412,8 @@ class _Panels:
             counters,
             shift,
         )
-        self.context, self.pool, self.vector_bits = context, context.pool, vector_bits
+        self.context, self.pool, self.limits = context, context.pool, limits
+        self.vector_bits = context.options.vector_bits
         self.reduced = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
         self.tile = 0  # vectors of a full panel's register tile; full panels come first
 
@@ -427,7 +432,7 @@ class _Panels:
             root: rows
             for load in copy.loads()
             if isinstance(load, Load)
-            for root, rows in rows_ahead(load, self.reduced[-1]).items()
+            for root, rows in rows_ahead(load, self.reduced[-1], self.limits.rows_ahead).items()
         }
         before: list[Stmt] = [scheduled(copy, prefetched=prefetched)]
         shifts = None

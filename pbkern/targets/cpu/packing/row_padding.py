@@ -9,70 +9,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Pool, Stmt, bodies, every, with_bodies
+from pbkern.lower.nest.edit.relocate import relocated
+from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt, bodies, every
 from pbkern.targets.cpu.schedule.sliding_windows import LINE_VECTOR_BYTES, overlapping
-
-# Bytes: the same set of a cache of 32 KB and 8 ways comes every 4 KB; half of that still leaves the
-# rows of a tile two sets a column.
-SET_PERIOD = 2048
 
 
 @dataclass(frozen=True)
-class PadScratchRows(PassRecord):
+class PadScratchRows:
     """Gives scratch that the statements alone use other rows."""
 
-    name = "pad scratch rows"
-    why = "rows that follow one another fall into different cache sets"
     fewest_rows: int = threshold(
         16, "rows of scratch that is padded: fewer fit into the ways of a set"
     )
 
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        kept = set(context.kept)
-        return _padded_rows(
-            stmts, context.pool, context.options.vector_bits, kept, self.fewest_rows
-        )
+    set_period: int = threshold(
+        2048,
+        "bytes between rows that evict each other: a cache of 32 KB and 8 ways has the same set again every 4 KB; half "
+        "of that still leaves the rows of a tile two sets a column",
+    )
 
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
+        vector_bits = context.options.vector_bits
+        stencils = {expr.buf for nest in nests for expr in overlapping(nest, vector_bits)}
+        found = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
+        found |= {
+            store.buf
+            for nest in nests
+            for store in nest.stores
+            if store.buf.arena and store.buf.storage is None and self._conflicts(store.buf)
+        }
+        new = {buf: self._padded(buf) for buf in found - set(context.kept) - _otherwise_used(stmts)}
+        return relocated(stmts, new.get, context.pool) if new else list(stmts)
 
-def _padded_rows(
-    stmts: Sequence[Stmt], pool: Pool, vector_bits: int, kept: set[Buf], fewest_rows: int
-) -> list[Stmt]:
-    nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
-    stencils = {expr.buf for nest in nests for expr in overlapping(nest, vector_bits)}
-    found = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
-    found |= {
-        store.buf
-        for nest in nests
-        for store in nest.stores
-        if store.buf.arena
-        and store.buf.storage is None
-        and _conflicts_in_sets(store.buf, fewest_rows)
-    }
-    new = {buf: _padded(buf, fewest_rows) for buf in found - kept - _otherwise_used(stmts)}
-    return _replace(stmts, new, pool) if new else list(stmts)
+    def _conflicts(self, buf: Buf) -> bool:
+        """Whether its rows fall into few cache sets."""
+        rows = math.prod(buf.shape[:-1])
+        return rows >= self.fewest_rows and _row_bytes(buf) % self.set_period == 0
+
+    def _padded(self, buf: Buf) -> Buf:
+        vectors = -(-_row_bytes(buf) // LINE_VECTOR_BYTES) + self._conflicts(buf)
+        row = vectors * LINE_VECTOR_BYTES // buf.dtype.itemsize
+        return Buf(buf.name, (*buf.shape[:-1], row), buf.dtype, arena=True)
 
 
 def _row_bytes(buf: Buf) -> int:
     return buf.shape[-1] * buf.dtype.itemsize
-
-
-def _conflicts_in_sets(buf: Buf, fewest_rows: int) -> bool:
-    return math.prod(buf.shape[:-1]) >= fewest_rows and _row_bytes(buf) % SET_PERIOD == 0
-
-
-def _padded(buf: Buf, fewest_rows: int) -> Buf:
-    vectors = -(-_row_bytes(buf) // LINE_VECTOR_BYTES) + _conflicts_in_sets(buf, fewest_rows)
-    return Buf(
-        buf.name,
-        (*buf.shape[:-1], vectors * LINE_VECTOR_BYTES // buf.dtype.itemsize),
-        buf.dtype,
-        arena=True,
-    )
 
 
 def _otherwise_used(stmts: Sequence[Stmt]) -> set[Buf]:
@@ -86,29 +73,3 @@ def _otherwise_used(stmts: Sequence[Stmt]) -> set[Buf]:
         elif not bodies(nest):
             found |= effects.touched([nest])
     return found
-
-
-def _replace(stmts: Sequence[Stmt], new: dict[Buf, Buf], pool: Pool) -> list[Stmt]:
-    def moved(x: Expr) -> Expr | None:
-        return (
-            pool.load(x.dtype, new[x.buf], x.index, x.guard)
-            if isinstance(x, Load) and x.buf in new
-            else None
-        )
-
-    expr = pool.rewriter(moved)
-
-    def change(old_stmt: Stmt) -> Stmt:
-        old_stmt = with_bodies(old_stmt, lambda body: _replace(body, new, pool))
-        if not isinstance(old_stmt, Nest):
-            return old_stmt
-        stores = [
-            store.mapped(expr, buf=new.get(store.buf, store.buf)) for store in old_stmt.stores
-        ]
-        return replace(
-            old_stmt,
-            reductions=tuple(reduction.mapped(expr) for reduction in old_stmt.reductions),
-            stores=tuple(stores),
-        )
-
-    return [change(stmt) for stmt in stmts]

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import (
     Buf,
     Expr,
@@ -29,13 +30,10 @@ from pbkern.lower.nest.ir import (
 from pbkern.targets.cpu.schedule.nest_schedule import schedule_decided_for
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
-# Rows longer than this many vectors lose little in their last one.
-MAX_VECTORS = 4
-# Times that the copies are read, at least.
-FEWEST_READS = 8
+from .limits import PackLimits
 
 
-def tile_rows(nest: Nest, context, vector_bits: int) -> list[Nest]:
+def tile_rows(nest: Nest, context, limits: PackLimits) -> list[Nest]:
     """[copies, whole groups of rows, rows that are left] in place of a nest, or the nest itself."""
     dims = list(nest.dims)
     if (
@@ -47,9 +45,11 @@ def tile_rows(nest: Nest, context, vector_bits: int) -> list[Nest]:
     ):
         return [nest]
     row, column = dims[-2:]
-    lanes = max(vector_bits // register_bits(nest), 2)
+    lanes = max(context.options.vector_bits // register_bits(nest), 2)
     size, rows = nest.dims[column], nest.dims[row]
-    if size < 2 or size % lanes == 0 or size > MAX_VECTORS * lanes or rows < FEWEST_READS * lanes:
+    if size < 2 or size % lanes == 0:
+        return [nest]
+    if size > limits.most_row_vectors * lanes or rows < limits.fewest_row_reads * lanes:
         return [nest]
     shared = _SharedByRows(nest, row, column, lanes, context)
     if not shared.values or not shared.rest_is_contiguous():
@@ -70,14 +70,7 @@ class _SharedByRows:
         )
         self.values: dict[Expr, Buf] = {}
         self._memo: dict[Expr, Expr] = {}
-        self.stores = [
-            replace(
-                store,
-                value=self._without(store.value),
-                mask=store.mask and self._without(store.mask),
-            )
-            for store in nest.stores
-        ]
+        self.stores = [store.mapped(self._without) for store in nest.stores]
         self.step = context.names("d")
 
     def _without(self, expr: Expr) -> Expr:
@@ -150,25 +143,6 @@ class _SharedByRows:
 
     def _moved(self, dims: dict[str, int], start: Affine) -> Nest:
         """The nest over other rows, from `start` on. Copies are read where they are."""
-        copies, pool = set(self.values.values()), self.context.pool
         place = {self.row: start + Affine.symbol(self.row)}
-
-        def move(index):
-            return tuple(position.substitute(place.get) for position in index)
-
-        def moved(expr: Expr) -> Expr | None:
-            if not isinstance(expr, Load) or expr.buf in copies:
-                return None
-            return pool.load(expr.dtype, expr.buf, move(expr.index), expr.guard)
-
-        change = pool.rewriter(moved)
-        stores = [
-            replace(
-                store,
-                index=move(store.index),
-                value=change(store.value),
-                mask=store.mask and change(store.mask),
-            )
-            for store in self.stores
-        ]
-        return replace(self.nest, dims=dims, stores=tuple(stores))
+        nest = renamed(self.nest, place, dims, self.context.pool)
+        return replace(nest, stores=tuple(store.mapped(self._without) for store in nest.stores))

@@ -27,27 +27,19 @@ from pbkern.targets.cpu.schedule.register_tiles import (
 )
 
 from .depth_runs import longest_run, product_along, summed_in_scratch
+from .limits import PackLimits
 from .operand_copies import OperandCopies, copy_dtype, stage
-
-# Cycles per element that is copied from between others, one by one.
-COPY_CYCLES = 1.5
-# Neighbours that are worth turning in registers.
-SHORTEST_SWAPPED_RUN = 8
-# Elements that panels are made of. Bytes are packed in words (quad_products.py).
-FEWEST_BYTES = 2
-# The part of the time that is left by turning, at most.
-SWAPPED_TIME = 0.95
 
 
 def swapped_operands(
-    nest: Nest, usual: str | None, context, options, staged: OperandCopies
+    nest: Nest, usual: str | None, context, limits: PackLimits, staged: OperandCopies
 ) -> tuple[list[Stmt], Nest] | None:
     """(products to be packed, the copy behind them), or None where vectors along `usual`, or as `choose` says, do as well."""
     if not is_product(nest) or any(store.inner for store in nest.stores):
         return None
     expr, other = nest.reductions[0].args
     if not all(
-        isinstance(operand, Load) and operand.dtype.itemsize >= FEWEST_BYTES
+        isinstance(operand, Load) and operand.dtype.itemsize >= limits.fewest_element_bytes
         for operand in (expr, other)
     ):
         return None
@@ -57,18 +49,20 @@ def swapped_operands(
         if size > 1 and dim not in nest.rdims and (dim in expr.symbols) != (dim in other.symbols)
     ]
     others = {
-        row: _cycles(product_along(nest, row, context.pool), row, options.vector_bits)
+        row: _cycles(product_along(nest, row, context.pool), row, context, limits)
         for row in rows
         if row != usual
     }
     vector = min(others, key=others.__getitem__, default=None)
     results = math.prod(size for dim, size in nest.dims.items() if dim not in nest.rdims)
-    if vector is None or others[vector] + TRANSPOSE_CYCLES * results > SWAPPED_TIME * _usual_cycles(
-        nest, usual, options
+    if vector is None or others[
+        vector
+    ] + TRANSPOSE_CYCLES * results > limits.swapped_time * _usual_cycles(
+        nest, usual, context, limits
     ):
         return None
     streamed, before = cast(Load, expr if vector in expr.symbols else other), list[Stmt]()
-    if not _is_run(nest, streamed):
+    if not _is_run(nest, streamed, limits.shortest_swapped_run):
         copy = stage(nest, streamed, copy_dtype(streamed.buf.dtype), context, before, staged)
         (reduction,) = nest.reductions
         nest = replace(
@@ -80,26 +74,29 @@ def swapped_operands(
                 ),
             ),
         )
-    width, _ = contraction_tile(nest, vector, options.vector_bits)
-    longest = longest_run(nest, width, options) if options.contract else None
+    width, _ = contraction_tile(nest, vector, context.options.vector_bits)
+    contract = context.options.contract
+    longest = longest_run(nest, width, context, limits) if contract else None
     products, behind = summed_in_scratch(nest, vector, longest, context)
     return before + products, behind
 
 
-def _cycles(nest: Nest, vector: str, vector_bits: int) -> float:
+def _cycles(nest: Nest, vector: str, context, limits: PackLimits) -> float:
     """Cycles with vectors along `vector`, the operand that it moves packed where that is strided."""
-    sched = contraction_tile(nest, vector, vector_bits)[1]
+    sched = contraction_tile(nest, vector, context.options.vector_bits)[1]
     (streamed,) = (cast(Load, arg) for arg in nest.reductions[0].args if vector in arg.symbols)
     if flat_coefficient(streamed.buf, streamed.index, vector) == 1:
         return product_cycles(nest, sched)
     elements = math.prod(size for dim, size in nest.dims.items() if dim in streamed.symbols)
     packing = elements * (
-        TRANSPOSE_CYCLES if _is_run(nest, streamed) else COPY_CYCLES + TRANSPOSE_CYCLES
+        TRANSPOSE_CYCLES
+        if _is_run(nest, streamed, limits.shortest_swapped_run)
+        else limits.copy_cycles + TRANSPOSE_CYCLES
     )
     return min(product_cycles(nest, sched), product_cycles(nest, sched, packed=streamed) + packing)
 
 
-def _is_run(nest: Nest, load: Load) -> bool:
+def _is_run(nest: Nest, load: Load, shortest: int) -> bool:
     """Whether a load walks a run of neighbours along reduced dimensions: those are transposed in registers, others copied."""
     steps = sorted(
         (abs(flat_coefficient(load.buf, load.index, rdim)), nest.dims[rdim])
@@ -110,10 +107,11 @@ def _is_run(nest: Nest, load: Load) -> bool:
     for step, size in steps:
         if step == length:
             length *= size
-    return length >= SHORTEST_SWAPPED_RUN
+    return length >= shortest
 
 
-def _usual_cycles(nest: Nest, usual: str | None, options) -> float:
+def _usual_cycles(nest: Nest, usual: str | None, context, limits: PackLimits) -> float:
     """Cycles of the product as it is."""
+    options = context.options
     chosen = product_cycles(nest, choose(nest, options.vector_bits, options.contract))
-    return chosen if usual is None else min(chosen, _cycles(nest, usual, options.vector_bits))
+    return chosen if usual is None else min(chosen, _cycles(nest, usual, context, limits))

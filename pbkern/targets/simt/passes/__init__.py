@@ -10,18 +10,10 @@ from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Nest, Stmt, with_bodies
 from pbkern.targets.simt.options import ThreadOptions
 
-from .staging import Stage
-from .strips import cut
+from .staging import StageInSharedMemory
+from .strips import CutIntoStrips
 
 Context = NestContext[ThreadOptions]
-
-
-def _cut(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return cut(stmts, Stage.of(stmts, context))
-
-
-def _stage(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    return Stage.of(stmts, context).staged(stmts)
 
 
 def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
@@ -33,10 +25,14 @@ def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
 
 
 THREAD_PASSES = (
-    Pass("cut into strips", _cut, "what nests read again fits shared memory a few rows at a time"),
+    Pass(
+        "cut into strips",
+        CutIntoStrips(),
+        "what nests read again fits shared memory a few rows at a time",
+    ),
     Pass(
         "stage in shared memory",
-        _stage,
+        StageInSharedMemory(),
         "what is read again, or across rows, is loaded once, along rows",
     ),
     Pass(

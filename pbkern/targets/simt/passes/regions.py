@@ -6,14 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
+from pbkern.lower.nest.edit.stage import Box
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Stmt, nodes
 from pbkern.targets.simt.options import ThreadOptions
 from pbkern.targets.simt.schedule.threads import along_lanes, map_to_threads
-
-# Fewest reads of an element, on average, that are worth a copy.
-FEWEST_ELEMENT_READS = 2
 
 
 @dataclass
@@ -21,8 +18,6 @@ class BoxRegion:
     """One box.
 
     Attributes:
-      start: per axis what does not depend on dimensions of nests. low, high: first and last place
-        from there.
       readers: positions of the statements. reads: of elements, by all of them together.
       guard: whether some place may lie outside of the array. turned: whether neighbouring threads
         read across rows.
@@ -30,9 +25,7 @@ class BoxRegion:
     """
 
     buf: Buf
-    start: tuple[Affine, ...]
-    low: list[int]
-    high: list[int]
+    box: Box
     readers: list[int] = field(default_factory=list)
     reads: int = 0
     guard: bool = False
@@ -40,21 +33,16 @@ class BoxRegion:
     uniform: bool = True
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(h - l + 1 for l, h in zip(self.low, self.high))
-
-    @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        return math.prod(self.box.shape)
 
     @property
     def nbytes(self) -> int:
         return self.size * self.buf.dtype.itemsize
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a copy saves loads of memory."""
-        again = self.reads >= FEWEST_ELEMENT_READS * self.size and not self.uniform
+    def is_wanted(self, fewest_reads: int) -> bool:
+        """Whether a copy saves loads of memory, with so many reads of an element, on average, at least."""
+        again = self.reads >= fewest_reads * self.size and not self.uniform
         return self.size > 1 and (again or (self.turned and self.reads >= self.size))
 
 
@@ -68,14 +56,9 @@ def regions(stmts: Sequence[Stmt], options: ThreadOptions, written: set[Buf]) ->
         often = {id(node) for node in nodes(terms(stmt))}
         for load in staged_loads(stmt, written):
             buf, index, guard = load.buf, load.index, load.guard
-            places = [_split(position, stmt) for position in index]
-            start = tuple(base for base, _, _ in places)
-            low, high = [l for _, l, _ in places], [top for _, _, top in places]
-            region = found.setdefault((buf, start), BoxRegion(buf, start, low, high))
-            region.low, region.high = (
-                list(map(min, region.low, low)),
-                list(map(max, region.high, high)),
-            )
+            box = Box.around(index, stmt.dims)
+            region = found.setdefault((buf, box.base), BoxRegion(buf, box))
+            region.box = region.box.joined(box)
             region.readers += [at] if at not in region.readers else []
             region.reads += math.prod(
                 size
@@ -113,16 +96,6 @@ def staged_loads(nest: Nest, written: set[Buf]) -> Iterator[Load]:
                 and buf.dtype.itemsize
             ):
                 yield load
-
-
-def _split(affine: Affine, nest: Nest) -> tuple[Affine, int, int]:
-    """(what does not depend on the nest's dimensions, the smallest and the largest rest)."""
-    inner = Affine(
-        tuple((symbol, coeff) for symbol, coeff in affine.terms if symbol in nest.dims),
-        affine.const,
-    )
-    low, high = inner.bounds(lambda dim: nest.dims[dim])
-    return affine - inner, low, high
 
 
 def lane_dimension(nest: Nest, options: ThreadOptions) -> str:

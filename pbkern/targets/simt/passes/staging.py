@@ -7,20 +7,36 @@ y[i, :] = x[i, :] / t        ->     t = sum c[:, :]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Buf, Expr, For, Let, Load, Nest, Stmt, Store, every, with_bodies
+from pbkern.lower.nest.edit.stage import Box
+from pbkern.lower.nest.ir import Buf, Expr, For, Let, Nest, Stmt, every, with_bodies
 from pbkern.simulate.counts import BANK_BYTES
 from pbkern.targets.simt.options import ThreadOptions
 
 from .regions import BoxRegion, regions, staged_loads
 
-# Bytes of shared memory that warps need to reduce together.
-RESERVED_BYTES = 2048
+
+@dataclass(frozen=True)
+class StageLimits:
+    """Which copies are worth shared memory, and how much of it they may take."""
+
+    fewest_element_reads: int = threshold(
+        2, "reads of an element, on average, that are worth a copy"
+    )
+    reserved_bytes: int = threshold(2048, "bytes that warps need to reduce together")
+
+
+@dataclass(frozen=True)
+class StageInSharedMemory(StageLimits):
+    """Copies what is read again, or across rows, inner statements too."""
+
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> list[Stmt]:
+        return Stage.of(stmts, context, self).staged(stmts)
 
 
 @dataclass
@@ -28,27 +44,32 @@ class Stage:
     """Shared memory for copies.
 
     Attributes:
+      limits: which copies are wanted.
       written: arrays that some statement stores to. usual, most: bytes that copies take at a time:
         such that other blocks fit beside this one, and at most. made: copies.
     """
 
     context: NestContext[ThreadOptions]
+    limits: StageLimits
     written: set[Buf]
     usual: int
     most: int
     made: list[Nest] = field(default_factory=list)
 
     @classmethod
-    def of(cls, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> Stage:
+    def of(
+        cls, stmts: Sequence[Stmt], context: NestContext[ThreadOptions], limits: StageLimits
+    ) -> Stage:
         options = context.options
         held = sum(
             scratch.padded_bytes(buf)
             for buf in effects.touched(list(stmts)) | set(context.kept)
             if buf.arena
         )
-        most = max(options.shared_bytes - held - RESERVED_BYTES, 0)
+        most = max(options.shared_bytes - held - limits.reserved_bytes, 0)
         return cls(
             context,
+            limits,
             effects.written(list(stmts)),
             min(options.device.declared_bytes, options.shared_bytes // 4, most),
             most,
@@ -59,7 +80,7 @@ class Stage:
         found = [
             region
             for region in regions(stmts, self.context.options, self.written)
-            if region.is_wanted
+            if region.is_wanted(self.limits.fewest_element_reads)
         ]
         return sorted(found, key=lambda box: (-box.turned, -box.reads / box.size, box.buf.name))
 
@@ -108,7 +129,7 @@ class Stage:
 
     def _buffer(self, region: BoxRegion) -> Buf:
         """Rows that threads read across have a length at which these fall into different banks."""
-        *outer, row = region.shape
+        *outer, row = region.box.shape
         if region.turned:
             size = region.buf.dtype.itemsize
             step = max(BANK_BYTES // size, 1)  # elements of a bank
@@ -120,30 +141,23 @@ class Stage:
             )
         return self.context.new_buffer((*outer, row), region.buf.dtype)
 
-    def _reading(self, region: BoxRegion, copy: Buf, nest: Nest):
+    def _reading(self, region: BoxRegion, copy: Buf, nest: Nest) -> Callable[[Expr], Expr]:
         """Rewrites expressions of a nest to read the copy."""
-        mine = {id(load) for load in staged_loads(nest, self.written) if load.buf is region.buf}
-
-        def replace(expr: Expr) -> Expr | None:
-            if not isinstance(expr, Load) or id(expr) not in mine:
-                return None
-            rest = [i - start for i, start in zip(expr.index, region.start)]
-            if not all(i.symbols <= nest.dims.keys() for i in rest):
-                return None  # of another start
-            index = tuple(i - low for i, low in zip(rest, region.low))
-            return self.context.pool.load(expr.dtype, copy, index, False)
-
-        return self.context.pool.rewriter(replace)
+        pool = self.context.pool
+        copies: dict[Expr, Expr] = {
+            load: pool.load(load.dtype, copy, region.box.within(load.index))
+            for load in staged_loads(nest, self.written)
+            if load.buf is region.buf and Box.around(load.index, nest.dims).base == region.box.base
+        }
+        return pool.rewriter(copies.get)
 
 
 def _copy(region: BoxRegion, copy: Buf, context: NestContext, stmts: Sequence[Stmt]) -> Nest:
-    dims = {context.names("d"): size for size in region.shape}
-    index = tuple(map(Affine.symbol, dims))
-    place = tuple(
-        start + position + low for start, position, low in zip(region.start, index, region.low)
-    )
-    load = context.pool.load(region.buf.dtype, region.buf, place, region.guard)
     first = stmts[min(region.readers)]
-    return Nest(
-        dims, stores=(Store(copy, index, load),), at=first.at if isinstance(first, Nest) else None
+    assert isinstance(first, Nest), "regions are those of nests"
+    return region.box.copied(
+        lambda index: context.pool.load(region.buf.dtype, region.buf, index, region.guard),
+        copy,
+        [context.names("d") for _ in region.box.shape],
+        first.at,
     )

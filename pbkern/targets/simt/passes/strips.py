@@ -11,38 +11,57 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import scratch
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt, with_bodies
+from pbkern.targets.simt.options import ThreadOptions
 
 from .regions import BoxRegion, is_contraction, lane_dimension
-from .staging import Stage
+from .staging import Stage, StageLimits
 
-# Rows of a strip that is turned: neighbouring threads read and write so many neighbours each.
-TURNED_ROWS = 32
 Access = tuple[Buf, tuple, bool]
 
 
-def cut(stmts: Sequence[Stmt], stage: Stage) -> list[Stmt]:
+@dataclass(frozen=True)
+class CutIntoStrips(StageLimits):
+    """Cuts runs of nests where that lets copies fit, inner statements too."""
+
+    turned_rows: int = threshold(
+        32,
+        "rows of a strip that is turned: neighbouring threads read and write so many neighbours each",
+    )
+
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext[ThreadOptions]) -> list[Stmt]:
+        return _cut(stmts, Stage.of(stmts, context, self), self.turned_rows)
+
+
+def _cut(stmts: Sequence[Stmt], stage: Stage, turned_rows: int) -> list[Stmt]:
     """The statements, inner ones too, with runs of nests in strips where that lets copies fit."""
-    out = [with_bodies(stmt, lambda body: cut(body, stage)) for stmt in stmts]
+    out = [with_bodies(stmt, lambda body: _cut(body, stage, turned_rows)) for stmt in stmts]
     for region in stage.wanted(out):
         if (
-            scratch.padded_bytes(stage.context.new_buffer(region.shape, region.buf.dtype))
+            scratch.padded_bytes(stage.context.new_buffer(region.box.shape, region.buf.dtype))
             <= stage.usual
         ):
             continue
-        found = _cut_for(out, region, stage)
+        found = _cut_for(out, region, stage, turned_rows)
         if found is not None:
             low, high, inner = found
-            return [*cut(out[:low], stage), *inner, *cut(out[high:], stage)]
+            return [
+                *_cut(out[:low], stage, turned_rows),
+                *inner,
+                *_cut(out[high:], stage, turned_rows),
+            ]
     return out
 
 
 def _cut_for(
-    stmts: Sequence[Stmt], region: BoxRegion, stage: Stage
+    stmts: Sequence[Stmt], region: BoxRegion, stage: Stage, turned_rows: int
 ) -> tuple[int, int, list[Stmt]] | None:
     """(first, behind the last of the statements that become strips, what they become)."""
     low, high = min(region.readers), max(region.readers) + 1
@@ -56,12 +75,12 @@ def _cut_for(
     best: tuple[int, dict[int, str]] | None = None
     for dim, size in run[0].dims.items():
         dims = in_step(run, dim) if dim not in run[0].rdims and size > 1 else None
-        length = _length(run, dims, region, stage) if dims else 0
+        length = _length(run, dims, region, stage, turned_rows) if dims else 0
         if dims and 0 < length < size and (best is None or length > best[0]):
             best = length, dims
     if best is None:
         return None
-    return low, high, _strips(run, best[1], best[0], stage)
+    return low, high, _strips(run, best[1], best[0], stage, turned_rows)
 
 
 def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
@@ -134,7 +153,9 @@ def _place(access: Access, dim: str) -> tuple[int, Affine] | None:
     return axes[0], access[1][axes[0]] - Affine.symbol(dim)
 
 
-def _length(run: Sequence[Nest], dims: dict[int, str], region: BoxRegion, stage: Stage) -> int:
+def _length(
+    run: Sequence[Nest], dims: dict[int, str], region: BoxRegion, stage: Stage, turned_rows: int
+) -> int:
     """Longest strips for which all copies fit; 0 if none does."""
 
     def nbytes(length: int) -> int:
@@ -150,21 +171,22 @@ def _length(run: Sequence[Nest], dims: dict[int, str], region: BoxRegion, stage:
     length = 1 + (stage.usual - one) // step
     if region.turned and len(run) == 1:
         lane = lane_dimension(run[0], stage.context.options)
-        length = min(length, TURNED_ROWS * (2 if dims[0] == lane else 1))
+        length = min(length, turned_rows * (2 if dims[0] == lane else 1))
     return next(
         (n for n in range(length, length // 2, -1) if run[0].dims[dims[0]] % n == 0), length
     )
 
 
-def _strips(run: Sequence[Nest], dims: dict[int, str], length: int, stage: Stage) -> list[Stmt]:
+def _strips(
+    run: Sequence[Nest], dims: dict[int, str], length: int, stage: Stage, turned_rows: int
+) -> list[Stmt]:
     size = run[0].dims[dims[0]]
     full, rest = divmod(size, length)
     counter = stage.context.names("%i")
 
     def body(start: Affine, count: int) -> list[Stmt]:
-        return cut(
-            [part(n, dims[k], start, count, stage.context.pool) for k, n in enumerate(run)], stage
-        )
+        pieces = [part(n, dims[k], start, count, stage.context.pool) for k, n in enumerate(run)]
+        return _cut(pieces, stage, turned_rows)
 
     out: list[Stmt] = [For(counter, full, tuple(body(Affine.symbol(counter, length), length)))]
     return out + (body(Affine((), full * length), rest) if rest else [])

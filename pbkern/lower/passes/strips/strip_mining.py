@@ -7,8 +7,8 @@
 
 A reduction along the dimension keeps its state between strips in memory, one value per lane; what
 reads its result waits for another loop. Over many strips, sums keep what rounding loses as well.
-Scratch that one loop alone touches holds one strip. masked_strips.py and cache_blocking.py say when
-this pays.
+Scratch that one loop alone touches holds one strip. masked_strips.py says when this pays, a
+target for its caches (targets/cpu/locality/cache_blocking.py).
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.edit.relocate import relocated
+from pbkern.lower.nest.edit.rename import renamed
+from pbkern.lower.nest.edit.unroll import single_term, with_results
 from pbkern.lower.nest.ir import (
-    Accumulator,
     Buf,
     Expr,
     For,
-    Gather,
-    Load,
     Nest,
     Reduction,
     Stmt,
@@ -36,15 +37,30 @@ from pbkern.lower.nest.ir import (
     with_bodies,
 )
 from pbkern.lower.nest.reductions import IDENTITY
-from pbkern.targets.cpu.schedule.register_tiles import choose
-from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
-# Sums over more strips than this would round off visibly more than sums of sums do.
-MANY_STRIPS = 32
-# Nests of a run: finding out what they share takes time with the square of their number.
-LONGEST_RUN = 64
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Thresholds of passes over runs of nests."""
+
+    longest_run: int = threshold(
+        64,
+        "nests of a run: finding out what they share takes time with the square of their number",
+    )
+
+
+@dataclass(frozen=True)
+class StripLimits(RunLimits):
+    """Thresholds of passes that cut runs into strips."""
+
+    many_strips: int = threshold(
+        32,
+        "strips beyond which sums keep what rounding loses: sums over more would round off visibly more than sums of "
+        "sums do",
+    )
 
 
 def inside(
@@ -73,13 +89,13 @@ def inside(
     return out
 
 
-def runs(stmts: Sequence[Stmt]) -> Iterator[tuple[int, int]]:
-    """[low, high) of neighbouring nests, from two to LONGEST_RUN; all read at the indices of their loads."""
+def runs(stmts: Sequence[Stmt], longest: int) -> Iterator[tuple[int, int]]:
+    """[low, high) of neighbouring nests, from two to `longest`; all read at the indices of their loads."""
     low = 0
     for at in range(len(stmts) + 1):
         nest = stmts[at] if at < len(stmts) else None
         ends = not isinstance(nest, Nest) or nest.moves()
-        if ends or at - low == LONGEST_RUN:
+        if ends or at - low == longest:
             if at - low >= 2:
                 yield low, at
             low = at + 1 if ends else at
@@ -265,11 +281,9 @@ class StripMinedLoop:
     many: strips beyond which sums keep what rounding loses.
     """
 
-    many = MANY_STRIPS
-
-    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], context, vector_bits: int):
+    def __init__(self, chain: Chain, length: int, elsewhere: set[Buf], context, many: int):
         self.run, self.chain, self.length, self.elsewhere = chain.run, chain, length, elsewhere
-        self.context, self.pool, self.vector_bits = context, context.pool, vector_bits
+        self.context, self.pool, self.many = context, context.pool, many
         self.full, self.rest = divmod(chain.size, length)
         self.out: list[Stmt] = []
 
@@ -363,9 +377,10 @@ class _StripNest:
         """Values per state: a vector where vectors run along the dimension, so that strips end without a horizontal step."""
         if any(reduction.is_product for reduction in self.nest.reductions):
             return 0
-        if choose(self.nest, self.strips.vector_bits).vector != self.d:
+        policy = self.context.policy
+        if policy.vector_dimension(self.nest) != self.d:
             return 0
-        return min(self.strips.vector_bits // register_bits(self.nest, self.d), self.strips.length)
+        return min(policy.lanes(self.nest, self.d), self.strips.length)
 
     def _state_index(self, lane: Affine) -> tuple[Affine, ...]:
         return (*map(Affine.symbol, self.outer), *((lane,) if self.lanes else ()))
@@ -449,68 +464,28 @@ class _StripNest:
         rdims: tuple[str, ...],
         lane: Affine,
     ) -> Nest:
-        nest, whole = self.nest, {self.d: start + within}
+        def place(buf: Buf, index: tuple) -> tuple:
+            """The index in a buffer of one strip."""
+            axis = self.axes[buf]
+            return *index[:axis], within, *index[axis + 1 :]
 
-        def place(buf: Buf, index: tuple) -> tuple[Buf, tuple]:
-            moved = tuple(
-                position if position is None else position.substitute(whole.get)
-                for position in index
-            )
-            if buf not in self.small:
-                return buf, moved
-            return self.small[buf], tuple(
-                within if k == self.axes[buf] else i for k, i in enumerate(moved)
-            )
-
-        def replace(x: Expr) -> Expr | None:
-            if isinstance(x, Load | Gather) and x.buf in self.small:
-                return self.pool.with_access(x, *place(*x.access))
-            return None
-
-        shrunk, renamed = self.pool.rewriter(replace), self.pool.renamer(whole)
-
-        def expr(node: Expr) -> Expr:
-            return renamed(shrunk(node))
-
-        reductions = [reduction.mapped(expr) for reduction in nest.reductions]
-        kept = [store for store in nest.stores if store.inner or not self.reduces]
-        places = [place(stored.buf, stored.index) for stored in kept]
-        stores = [
-            stored.mapped(expr, buf=buf, index=index) for stored, (buf, index) in zip(kept, places)
-        ]
+        dims: dict[str, int] = {}
+        for dim, size in self.nest.dims.items():
+            dims |= named if dim == self.d else {dim: size}
+        inner = tuple(store for store in self.nest.stores if store.inner or not self.reduces)
+        part = renamed(replace(self.nest, stores=inner), {self.d: start + within}, dims, self.pool)
+        (strip,) = relocated([part], self.small.get, self.pool, place)
+        stores = list(strip.stores)
         for k in range(len(self.states)):
             index = self._state_index(lane)
             stores += [
                 Store(buf, index, value, inner=False) for buf, value in self._joined(k, index)
             ]
-        dims: dict[str, int] = {}
-        for dim, size in nest.dims.items():
-            dims |= named if dim == self.d else {dim: size}
-        strip = Nest(dims, rdims, tuple(reductions), tuple(stores), at=nest.at)
-        return (
-            self._of_one_element(strip)
-            if reductions and all(dims[rdim] == 1 for rdim in rdims)
-            else strip
-        )
-
-    def _of_one_element(self, nest: Nest) -> Nest:
-        """Rewrites reductions of a single element without accumulators."""
-
-        def term(expr: Expr) -> Expr | None:
-            if not isinstance(expr, Accumulator):
-                return None
-            reduction = nest.reductions[expr.number]
-            if reduction.op in ("argmax", "argmin"):
-                return reduction.args[1]  # the place, not the element
-            return (
-                self.context.op("mul", reduction.dtype, *reduction.args)
-                if reduction.is_product
-                else reduction.args[0]
-            )
-
-        rewrite = self.pool.rewriter(term)
-        stores = [store.mapped(rewrite, inner=True) for store in nest.stores]
-        return Nest(nest.dims, stores=tuple(stores), at=nest.at)
+        strip = replace(strip, rdims=rdims, stores=tuple(stores))
+        if not strip.reductions or any(dims[rdim] != 1 for rdim in rdims):
+            return strip
+        terms = [single_term(reduction, self.context) for reduction in strip.reductions]
+        return with_results(replace(strip, rdims=()), terms, self.pool)
 
     def after(self) -> list[Stmt]:
         """The nest's results from the states."""
@@ -535,10 +510,5 @@ class _StripNest:
                 )
             ]
 
-        def result(expr: Expr) -> Expr:
-            return self.pool.rewrite(
-                expr, lambda x: states[x.number] if isinstance(x, Accumulator) else None
-            )
-
-        stores = [final.mapped(result, inner=True) for final in finals]
-        return [Nest(dict(self.outer), stores=tuple(stores), at=self.nest.at)]
+        sums = replace(self.nest, dims=self.outer, rdims=(), stores=tuple(finals))
+        return [with_results(sums, states, self.pool)]

@@ -16,48 +16,61 @@ there would have made the result NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.conditions.mask_intervals import MaskSpan, live_span, outside
+from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.inline import stored_at
 from pbkern.lower.nest.ir import Buf, Const, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
-from pbkern.targets.costs.sizes import MASK_STRIP
 
-from .strip_mining import JOINS, Chain, NestRun, StripMinedLoop, Trips, inside, nests_of, runs
+from .strip_mining import (
+    JOINS,
+    Chain,
+    NestRun,
+    StripLimits,
+    StripMinedLoop,
+    Trips,
+    inside,
+    nests_of,
+    runs,
+)
 
 INT32 = np.dtype(np.int32)
 BOOL = np.dtype(bool)
-# A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
-STRIP = MASK_STRIP
-# Shorter dimensions are not worth the loops.
-MIN_STRIPS = 4
 
 
-def skip_dead_tiles(
-    stmts: Sequence[Stmt], context, vector_bits: int, elsewhere: set[Buf]
-) -> list[Stmt]:
-    """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too.
+@dataclass(frozen=True)
+class SkipMaskedStrips(StripLimits):
+    """Cuts runs of nests into strips where masks leave some of them without effect, inner statements too."""
 
-    `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs.
-    """
-    out = inside(
-        stmts, elsewhere, lambda body, others: skip_dead_tiles(body, context, vector_bits, others)
+    fewest_strips: int = threshold(
+        4, "strips of the shortest dimension that is cut: shorter ones are not worth the loops"
     )
-    for low, high in list(runs(out))[::-1]:
-        masks = _masks(nests_of(out[low:high]))
-        if masks:
-            run, others = (
-                NestRun(nests_of(out[low:high])),
-                elsewhere | effects.touched(out[:low] + out[high:]),
-            )
-            ways = (
-                _without_masked(run, seeds, span, others, context, vector_bits)
-                for seeds, span in masks
-            )
-            out[low:high] = next((way for way in ways if way is not None), run)
-    return out
+
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        return self._skipped(stmts, context, set(context.kept))
+
+    def _skipped(
+        self, stmts: Sequence[Stmt], context: NestContext, elsewhere: set[Buf]
+    ) -> list[Stmt]:
+        """Cuts runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
+        out = inside(stmts, elsewhere, lambda body, others: self._skipped(body, context, others))
+        for low, high in list(runs(out, self.longest_run))[::-1]:
+            masks = _masks(nests_of(out[low:high]), self.fewest_strips * context.policy.mask_strip)
+            if masks:
+                run = NestRun(nests_of(out[low:high]))
+                others = elsewhere | effects.touched(out[:low] + out[high:])
+                ways = (
+                    _without_masked(run, seeds, span, others, context, self.many_strips)
+                    for seeds, span in masks
+                )
+                out[low:high] = next((way for way in ways if way is not None), run)
+        return out
 
 
 def _without_masked(
@@ -65,8 +78,8 @@ def _without_masked(
     seeds: dict[int, str],
     span: MaskSpan,
     elsewhere: set[Buf],
-    context,
-    vector_bits: int,
+    context: NestContext,
+    many_strips: int,
 ) -> list[Stmt] | None:
     chain = Chain.find(run, seeds)
     if chain is None or not all(_is_private(buf, elsewhere) for buf in _written_along(chain)):
@@ -74,7 +87,7 @@ def _without_masked(
     outer = _DeadTiles(chain, span, context.pool)
     if not outer.settle():
         return None
-    strips = _LiveTiles(chain, outer, elsewhere, context, vector_bits)
+    strips = _LiveTiles(chain, outer, elsewhere, context, many_strips)
     return (
         None
         if any(strips.reads_skipped(group) for group in chain.groups() if isinstance(group, list))
@@ -82,7 +95,7 @@ def _without_masked(
     )
 
 
-def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
+def _masks(run: list[Nest], shortest: int) -> list[tuple[dict[int, str], MaskSpan]]:
     """Position -> dimension of the nests with masks that move with the program, and their span.
 
     The span is along rows of a block, along its columns, or either, longer ones first.
@@ -91,7 +104,7 @@ def _masks(run: list[Nest]) -> list[tuple[dict[int, str], MaskSpan]]:
         (size, at, mask_dim, span)
         for at, nest in enumerate(run)
         for mask_dim, size in nest.dims.items()
-        if size >= STRIP * MIN_STRIPS and (span := live_span(nest, mask_dim))
+        if size >= shortest and (span := live_span(nest, mask_dim))
     ]
     along: dict[tuple[int, MaskSpan], dict[int, str]] = {}
     for size, at, dim, span in found:
@@ -178,14 +191,7 @@ class _DeadTiles:
         store, fill = self.fills.get(buf, (None, None))
         if store is None or fill is None or not isinstance(load, Load):
             return True, None
-        names: dict[str, Affine] = {}
-        for mine, theirs in zip(store.index, index):
-            if len(mine.terms) != 1 or mine != Affine.symbol(mine.terms[0][0]):
-                if mine.terms:
-                    return True, None
-                continue
-            names[mine.terms[0][0]] = theirs
-        return True, self.pool.rename(fill, names)
+        return True, stored_at(replace(store, value=fill), index, self.pool)
 
 
 # ---------------------------------------------------------------- the loops
@@ -195,9 +201,9 @@ class _LiveTiles(StripMinedLoop):
     """Strips whose number is known when the program runs."""
 
     def __init__(
-        self, chain: Chain, outer: _DeadTiles, elsewhere: set[Buf], context, vector_bits: int
+        self, chain: Chain, outer: _DeadTiles, elsewhere: set[Buf], context: NestContext, many: int
     ):
-        super().__init__(chain, STRIP, elsewhere, context, vector_bits)
+        super().__init__(chain, context.policy.mask_strip, elsewhere, context, many)
         self.span, self.outer = outer.span, outer
 
     def missed(self, at: int, number: int) -> Expr | None:
@@ -230,8 +236,8 @@ class _LiveTiles(StripMinedLoop):
         last = self._number(1)
         if self.span.highs:
             end = self._extreme("min", self.span.highs)
-            high = self._strip_of(end, STRIP - 1)
-            last = self._clamped(self._op("sub", end, self._number(self.full * STRIP)), 1)
+            high = self._strip_of(end, self.length - 1)
+            last = self._clamped(self._op("sub", end, self._number(self.full * self.length)), 1)
         count = (
             high if low is None else self._op("max", self._op("sub", high, low), self._number(0))
         )
@@ -289,6 +295,6 @@ class _LiveTiles(StripMinedLoop):
     def _strip_of(self, expr: Expr, up: int) -> Expr:
         moved = self._op("add", expr, self._number(up)) if up else expr
         return self._clamped(
-            self._op("shift_right_arithmetic", moved, self._number(STRIP.bit_length() - 1)),
+            self._op("shift_right_arithmetic", moved, self._number(self.length.bit_length() - 1)),
             self.full,
         )

@@ -21,31 +21,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.conditions.index_tests import (
     BOOL,
-    MIN_POINTS,
     UNBOUNDED,
     Bounds,
     Folder,
+    bounds_inside,
     simplified,
 )
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Const, Expr, For, If, InRange, Let, Nest, Op, Stmt, with_bodies
+from pbkern.lower.nest.edit.version import versioned
+from pbkern.lower.nest.ir import Const, Expr, For, InRange, Nest, Op, Stmt, with_bodies
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
-from pbkern.targets.cpu.lower_options import LowerOptions
-from pbkern.targets.cpu.schedule import register_promotion
 
 INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
-class VersionMasks(PassRecord):
+class VersionMasks:
     """Cuts nests with masks in two variants, inner statements too."""
 
-    name = "version masks"
-    why = "most programs need no mask; before unswitching, which counts copies"
+    fewest_points: int = threshold(512, "points of a nest that is worth a second copy")
     most_tests: int = threshold(
         6, "tests of a nest that is worth a second copy. Source: not recorded"
     )
@@ -53,31 +51,22 @@ class VersionMasks(PassRecord):
         120, "operations of a nest that is worth a second copy: bounds code size"
     )
 
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return _Chooser(context, context.options, self).statements(stmts, context.bounds)
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        return _Chooser(context, self).statements(stmts, context.bounds)
 
 
 @dataclass
 class _Chooser:
     context: NestContext
-    options: LowerOptions
     limits: VersionMasks
 
     def statements(self, stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
         out: list[Stmt] = []
         for stmt in stmts:
-            if (
-                isinstance(stmt, For)
-                and register_promotion.plan(stmt, self.options.vector_bits, self.options.contract)
-                is not None
-            ):
-                out.append(stmt)  # it keeps scratch in registers, which branches would end
+            if isinstance(stmt, For) and self.context.policy.keeps_in_registers(stmt):
+                out.append(stmt)
                 continue
-            inner = (
-                {**bounds, stmt.counter: (0, stmt.trips - 1)}
-                if isinstance(stmt, For) and isinstance(stmt.trips, int)
-                else bounds
-            )
+            inner = bounds_inside(stmt, bounds)
             stmt = with_bodies(stmt, functools.partial(self.statements, bounds=inner))
             out += self.variants(stmt, bounds) if isinstance(stmt, Nest) else [stmt]
         return out
@@ -98,13 +87,13 @@ class _Chooser:
             lambda left, right: self.context.op("and", BOOL, left, right), conditions
         )
         plain = simplified(nest, self.context.pool, bounds, tests)
-        return [Let(name, self.context.clamped(all_hold, None)), If(name, ((nest,), (plain,)))]
+        return versioned(name, all_hold, ([nest], [plain]), self.context)
 
     def tests(self, nest: Nest) -> list[Expr]:
         """Tests that move with the nest's points and with what is around it; none where a second copy is not worth it."""
         if (
             nest.ordered
-            or math.prod(nest.dims.values()) < MIN_POINTS
+            or math.prod(nest.dims.values()) < self.limits.fewest_points
             or any(reduction.is_product for reduction in nest.reductions)
         ):
             return []

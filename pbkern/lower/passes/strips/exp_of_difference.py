@@ -15,8 +15,8 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import compute_el, is_float
 from pbkern.lower.nest import effects
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Buf, Const, Expr, Gather, Load, Nest, Op, Pool, nodes
-from pbkern.targets.cpu.schedule.register_tiles import choose
 
 from .strip_mining import axis_of
 
@@ -93,7 +93,7 @@ class ExpOfDifference:
 
 
 def find_exp_of_difference(
-    run: list[Nest], least_bytes: int, pool: Pool, vector_bits: int, elsewhere: set[Buf]
+    run: list[Nest], least_bytes: int, context: NestContext, elsewhere: set[Buf]
 ) -> Iterator[ExpOfDifference]:
     """Pairs of nests over rows of `least_bytes` or more.
 
@@ -112,12 +112,12 @@ def find_exp_of_difference(
             for k, reduction in enumerate(nest.reductions)
             if reduction.op == "max" and _is_float(reduction.dtype)
         ]
-        if not found or choose(nest, vector_bits).vector != row.d:
+        if not found or context.policy.vector_dimension(nest) != row.d:
             continue
         for later in range(at + 1, len(run)):
             other = Row.of(run[later])
             if other is not None and other.size == row.size and other.nest.reductions:
-                pairs = (_Pair(run, at, number, later, pool) for number in found)
+                pairs = (_Pair(run, at, number, later, context.pool) for number in found)
                 yield from (pair.found for pair in pairs if pair.holds(elsewhere))
 
 

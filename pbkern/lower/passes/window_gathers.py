@@ -19,8 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import is_written
-from pbkern.lower.nest.conditions.index_tests import MIN_POINTS, Bounds, Folder
+from pbkern.lower.nest.conditions.index_tests import Bounds, Folder, bounds_inside
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import (
     Expr,
@@ -46,31 +48,30 @@ class _Start:
         return self.within + Affine.symbol(names[self.start])
 
 
-def scalarise_window_gathers(
-    stmts: Sequence[Stmt], context, vector_bits: int, bounds: Bounds
-) -> list[Stmt]:
-    """Makes the loops, in inner statements too. `bounds` of runtime symbols that are known."""
-    out: list[Stmt] = []
-    for stmt in stmts:
-        inner = (
-            {**bounds, stmt.counter: (0, stmt.trips - 1)}
-            if isinstance(stmt, For) and isinstance(stmt.trips, int)
-            else bounds
-        )
-        stmt = with_bodies(
-            stmt,
-            functools.partial(
-                scalarise_window_gathers, context=context, vector_bits=vector_bits, bounds=inner
-            ),
-        )
-        out.append(_loop(stmt, context, vector_bits, bounds) if isinstance(stmt, Nest) else stmt)
-    return out
+@dataclass(frozen=True)
+class LoopOverWindowStarts:
+    """Makes the loops, in inner statements too."""
+
+    fewest_points: int = threshold(512, "points of a window that is worth a loop")
+
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        return self._looped(stmts, context, context.bounds)
+
+    def _looped(self, stmts: Sequence[Stmt], context: NestContext, bounds: Bounds) -> list[Stmt]:
+        out: list[Stmt] = []
+        for stmt in stmts:
+            inner = bounds_inside(stmt, bounds)
+            stmt = with_bodies(stmt, functools.partial(self._looped, context=context, bounds=inner))
+            if isinstance(stmt, Nest):
+                windows = _windows(stmt, context, bounds, self.fewest_points)
+                out.append(_loop(stmt, windows, context) if windows else stmt)
+            else:
+                out.append(stmt)
+        return out
 
 
-def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
-    windows = _windows(nest, context, vector_bits, bounds)
-    if not windows:
-        return nest
+def _loop(nest: Nest, windows: dict[Gather, list[_Start]], context: NestContext) -> Stmt:
+    """Loops over the dimensions that starts of windows depend on, around the nest on one window of each."""
     outer = _outer(nest, windows)
     counters = {outer_dim: context.names("%w") for outer_dim in outer}
     places = {outer_dim: Affine.symbol(counter) for outer_dim, counter in counters.items()}
@@ -95,7 +96,9 @@ def _loop(nest: Nest, context, vector_bits: int, bounds: Bounds) -> Stmt:
     return found[0]
 
 
-def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Gather, list[_Start]]:
+def _windows(
+    nest: Nest, context: NestContext, bounds: Bounds, fewest_points: int
+) -> dict[Gather, list[_Start]]:
     """Gathers of windows -> the starts along their gathered axes. Empty where a loop would not pay."""
     if nest.ordered or nest.moves() or any(is_written(load, nest) for load in nest.loads()):
         return {}
@@ -114,12 +117,12 @@ def _windows(nest: Nest, context, vector_bits: int, bounds: Bounds) -> dict[Gath
     if (
         not outer
         or any(dim in nest.rdims for dim in outer)
-        or math.prod(nest.dims[dim] for dim in inner) < MIN_POINTS
+        or math.prod(nest.dims[dim] for dim in inner) < fewest_points
     ):
         return {}
     widest = max(window.dtype.itemsize for window in windows)
     short = (
-        nest.dims[inner[-1]] * widest * 8 < vector_bits
+        nest.dims[inner[-1]] * widest < context.policy.step_bytes
     )  # rows of whole vectors are as fast where they are
     return windows if short and within.intersection(inner[:-1]) else {}
 

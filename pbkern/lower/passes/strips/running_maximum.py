@@ -23,17 +23,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.edit.fuse import fused
+from pbkern.lower.nest.edit.rename import renamed
+from pbkern.lower.nest.edit.version import versioned
 from pbkern.lower.nest.ir import (
-    Accumulator,
     Buf,
     Expr,
     For,
-    If,
-    Let,
     Load,
     Nest,
     Pool,
@@ -41,11 +41,9 @@ from pbkern.lower.nest.ir import (
     Stmt,
     Store,
 )
-from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 
 from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
-from .prefetch import is_far
-from .strip_mining import inside, nests_of, runs
+from .strip_mining import RunLimits, inside, nests_of, runs
 
 HERE: Affine = Affine()  # the place of a scalar
 STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
@@ -54,11 +52,9 @@ INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
-class RunningMaximum(PassRecord):
+class RunningMaximum(RunLimits):
     """Rewrites runs of nests over long rows, inner statements too, with strips of part of the nearest cache."""
 
-    name = "running maximum"
-    why = "long rows of a softmax are read once"
     cache_share: int = threshold(4, "strips that the nearest cache holds")
     fewest_strips: int = threshold(
         2, "strips of the shortest row that is cut. Source: not recorded"
@@ -73,10 +69,7 @@ class RunningMaximum(PassRecord):
         4, "parts of the first strip, of the first of which the greatest is the first level"
     )
 
-    def when(self, context: NestContext) -> bool:
-        return context.options.contract
-
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         return self._rewritten(stmts, context, set(context.kept))
 
     def _rewritten(
@@ -84,16 +77,15 @@ class RunningMaximum(PassRecord):
     ) -> list[Stmt]:
         """Rewrites runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
         out = inside(stmts, elsewhere, lambda body, others: self._rewritten(body, context, others))
-        vector_bits = context.options.vector_bits
-        strip_bytes = context.options.l1_bytes // self.cache_share
+        strip_bytes = context.policy.near_bytes // self.cache_share
         touched = [effects.touched([stmt]) for stmt in out]
         times = Counter(buf for found in touched for buf in found)
-        for low, high in list(runs(out))[::-1]:
+        for low, high in list(runs(out, self.longest_run))[::-1]:
             mine = Counter(buf for found in touched[low:high] for buf in found)
             others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
             shortest = self.fewest_strips * strip_bytes
             run = nests_of(out[low:high])
-            candidates = find_exp_of_difference(run, shortest, context.pool, vector_bits, others)
+            candidates = find_exp_of_difference(run, shortest, context, others)
             found = next(candidates, None)
             if found is not None:
                 out[low:high] = _RunningMaxima(found, strip_bytes, context, self).statements()
@@ -230,7 +222,9 @@ class _RunningMaxima:
             self._load(self.found[excess.which], strip.number),
         )
         sums = self._on_strip(excess.sums, strip, self.added, lambda x: self._less(x, level))
-        both = _fused(self._found_on(strip), sums, self.pool)
+        both = self.context.policy.prefetching(
+            _fused(self._found_on(strip), sums, self.pool), self._next_strips(excess.sums)
+        )
         above = self.context.op("sub", dtype, greatest, level)
         near = self.context.op(
             "le", BOOL, above, self.context.const(self.limits.level_excess, dtype)
@@ -240,8 +234,9 @@ class _RunningMaxima:
         raised = self._set(self.level, HERE, self._finite(greatest))
         return [
             both,
-            Let(test, self.context.select(near, zero, one)),
-            If(test, ((), (raised, sums))),
+            *versioned(
+                test, self.context.select(near, zero, one), ((), (raised, sums)), self.context
+            ),
             self._set(self.levels, strip.number, level),
         ]
 
@@ -294,11 +289,15 @@ class _RunningMaxima:
             tuple(stores),
             at=nest.at,
         )
-        return scheduled(on_strip, prefetched=ahead)
+        return self.context.policy.prefetching(on_strip, ahead)
 
     def _next_strips(self, row: Row) -> dict[Buf, int]:
         """Distance of what is prefetched, by buffer that comes from afar."""
-        far = [load for load in row.nest.loads() if isinstance(load, Load) and is_far(load.buf)]
+        far = [
+            load
+            for load in row.nest.loads()
+            if isinstance(load, Load) and self.context.policy.is_far(load.buf)
+        ]
         steps = {
             expr.buf.root: step
             for expr in far
@@ -369,21 +368,5 @@ class _RunningMaxima:
 def _fused(first: Nest, second: Nest, pool: Pool) -> Nest:
     """One nest of two that walk equally many elements."""
     (mine,), (theirs,) = first.dims, second.dims
-    base, places = len(first.reductions), {theirs: Affine.symbol(mine)}
-    rename = pool.renamer(places)
-    count = pool.rewriter(
-        lambda expr: (
-            pool.accumulator(expr.dtype, expr.number + base)
-            if isinstance(expr, Accumulator)
-            else None
-        )
-    )
-    reductions = (reduction.mapped(rename) for reduction in second.reductions)
-    stores = (store.moved(places, lambda x: count(rename(x))) for store in second.stores)
-    return replace(
-        second,
-        dims=first.dims,
-        rdims=first.rdims,
-        reductions=(*first.reductions, *reductions),
-        stores=(*first.stores, *stores),
-    )
+    same = renamed(second, {theirs: Affine.symbol(mine)}, first.dims, pool)
+    return fused(first, replace(same, rdims=first.rdims), pool)

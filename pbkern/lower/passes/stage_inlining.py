@@ -5,7 +5,7 @@
 
 Rows of images are read from memory while they are computed on, instead of before or after that:
 that matters more than the stores and loads of `t`. Along the vector dimension every value is
-computed once (targets/cpu/schedule/sliding_windows.py); along others, points of one step share
+computed once (on CPUs by targets/cpu/schedule/sliding_windows.py); along others, points of one step share
 them, and neighbouring steps compute those between them again. Sums over a few elements are written
 out, also before a sum over all points: a loss over rows of ten reads each row once.
 """
@@ -17,28 +17,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pbkern.core.affine import Affine
-from pbkern.core.passes import PassRecord, threshold
+from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.edit.collapse_dims import Aliases, collapse
+from pbkern.lower.nest.edit.collapse_dims import collapse
+from pbkern.lower.nest.edit.inline import inlined
 from pbkern.lower.nest.effects import Effects
-from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Nest, Pool, Shifted, Stmt, Store, nodes
-from pbkern.lower.passes.unroll_small_dims import sums_as_expressions
-from pbkern.targets.cpu.schedule.register_tiles import choose
-from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
-from pbkern.targets.cpu.schedule.vector_dimension import register_bits
+from pbkern.lower.nest.ir import Buf, Gather, Load, Nest, Shifted, Stmt, nodes
 
-from .prefetch import is_far
-from .strip_mining import inside
+from .strips.strip_mining import inside
+from .unroll_small_dims import sums_as_expressions
 
 
 @dataclass(frozen=True)
-class InlineStages(PassRecord):
+class InlineStages:
     """Takes nests into their only reader, where that is less work."""
 
-    name = "inline stages"
-    why = "stencils over stencils keep rows in registers"
+    fewest_points: int = threshold(32, "points of a nest whose sums are written out")
     most_terms: int = threshold(25, "terms of a sum that is written out: bounds code size")
     most_nodes: int = threshold(400, "operations of a nest that holds a stage: bounds code size")
     # Registers that overflow are not counted in full.
@@ -49,20 +44,14 @@ class InlineStages(PassRecord):
         6.0, "cycles in which a core moves a vector to or from memory"
     )
 
-    def when(self, context: NestContext) -> bool:
-        return context.options.contract
-
-    def function(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        inliner = _Inliner(context, context.aliases, context.options.vector_bits, self)
-        return inliner.all(stmts, {buf.root for buf in context.kept})
+    def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
+        return _Inliner(context, self).all(stmts, {buf.root for buf in context.kept})
 
 
 class _Inliner:
-    def __init__(
-        self, context: NestContext, aliases: Aliases, vector_bits: int, limits: InlineStages
-    ) -> None:
-        self.context, self.pool, self.aliases = context, context.pool, aliases
-        self.vector_bits, self.limits = vector_bits, limits
+    def __init__(self, context: NestContext, limits: InlineStages) -> None:
+        self.context, self.pool, self.policy = context, context.pool, context.policy
+        self.limits = limits
 
     def all(self, stmts: Sequence[Stmt], kept: set[Buf]) -> list[Stmt]:
         """A list of statements and those inside them; others touch `kept`."""
@@ -84,7 +73,11 @@ class _Inliner:
     def _written_out(self, nest: Nest) -> Nest:
         """A nest of sums over a few elements as one of expressions."""
         return sums_as_expressions(
-            nest, self.context, self.limits.most_terms, self.limits.most_nodes
+            nest,
+            self.context,
+            self.limits.most_terms,
+            self.limits.most_nodes,
+            self.limits.fewest_points,
         )
 
     def _joined(self, body: _InliningBody, at: int) -> tuple[int, Nest] | None:
@@ -109,47 +102,30 @@ class _Inliner:
         """The reader with the maker inside, if that can be and is less work."""
         before = maker, reader
         maker, reader = self._written_out(maker), self._written_out(reader)
-        if maker.rdims or maker.ordered or reader.ordered:
-            return None
         if reader.rdims and not (_adds_all(reader) and self._is_short(before[0])):
             return None
-        if not all(_stores_all(maker, store) for store in maker.stores):
+        nest = inlined(maker, reader, self.pool)
+        if nest is None or len(nest.nodes()) > self.limits.most_nodes:
             return None
-        made = {store.buf: store for store in maker.stores}
-        dims = _same_dims(made, reader, maker)
-        if dims is None:
-            return None
-        rename = self.pool.renamer(
-            {mine: Affine.symbol(dim) for dim, mine in dims.items()} | _unit(maker)
-        )
-        nest = _with_values(
-            reader, {buf: rename(maker_write.value) for buf, maker_write in made.items()}, self.pool
-        )
-        return (
-            nest
-            if len(nest.nodes()) <= self.limits.most_nodes and self._is_less_work(nest, *before)
-            else None
-        )
+        return nest if self._is_less_work(nest, *before) else None
 
     def _is_short(self, nest: Nest) -> bool:
         """Whether the reduced elements of a nest fill less than a vector as they are: written out, vectors hold results."""
-        return math.prod(
-            nest.dims[rdim] for rdim in nest.rdims
-        ) < self.vector_bits // register_bits(nest)
+        return math.prod(nest.dims[rdim] for rdim in nest.rdims) < self.policy.lanes(nest)
 
     def _is_less_work(self, nest: Nest, maker: Nest, reader: Nest) -> bool:
         """Whether joining pays: at no distance, as soon as it is not more work; else on the way from memory to memory.
 
         Stages that pass on what the caches hold gain nothing but longer code.
         """
-        far = any(is_far(load.buf) for load in maker.loads()) and any(
-            is_far(store.buf) for store in reader.stores
+        far = any(self.policy.is_far(load.buf) for load in maker.loads()) and any(
+            self.policy.is_far(store.buf) for store in reader.stores
         )
         distances = nest.moves()
         if distances and nest.rdims:
             return False
-        joined = collapse(nest, self.pool, self.aliases)
-        vector = choose(joined, self.vector_bits).vector
+        joined = collapse(nest, self.pool, self.context.aliases)
+        vector = self.policy.vector_dimension(joined)
         if vector is None or not _streams(joined, vector) or (distances and not far):
             return False
         apart = self._cycles(maker, far) + self._cycles(reader, far)
@@ -158,17 +134,8 @@ class _Inliner:
         )
 
     def _cycles(self, nest: Nest, far: bool) -> float:
-        nest = collapse(self._written_out(nest), self.pool, self.aliases)
-        sched = choose(nest, self.vector_bits)
-        if sched.vector is None:
-            return 0.0
-        buffers = {load.buf.root for load in nest.loads() if sched.vector in load.symbols} | {
-            store.buf.root for store in nest.stores
-        }
-        memory = self.limits.far_vector_cycles * sum(map(is_far, buffers)) if far else 0.0
-        return Visits(moved_loads(nest, sched), sched, sched.unroll).cycles(memory) * math.prod(
-            nest.dims.values()
-        )
+        nest = collapse(self._written_out(nest), self.pool, self.context.aliases)
+        return self.policy.cycles(nest, self.limits.far_vector_cycles if far else 0.0)
 
 
 def _has_windows(nest: Nest) -> bool:
@@ -215,73 +182,6 @@ class _InliningBody:
             return False
         read = self.effects[first].touched - made
         return not any(read & effect.written for effect in self.effects[first + 1 : at + 1])
-
-
-def _stores_all(maker: Nest, store: Store) -> bool:
-    """Whether a write stores once at every point, and is the only access to its buffer."""
-    if not store.inner or store.guard or store.mask is not None or store.buf.storage is not None:
-        return False
-    live = {dim for dim, size in maker.dims.items() if size > 1}
-    others = [load.buf.root for load in maker.loads()] + [
-        other.buf.root for other in maker.stores if other is not store
-    ]
-    return (
-        live <= {symbol for position in store.index for symbol in position.symbols}
-        and store.buf not in others
-    )
-
-
-def _same_dims(made: dict[Buf, Store], reader: Nest, maker: Nest) -> dict[str, str] | None:
-    """The reader's dimension -> the maker's, if all loads of what is made walk it in step, at distances of 0 and more."""
-    dims: dict[str, str] = {}
-    for load in reader.loads():
-        store = made.get(load.buf.root)
-        if store is None:
-            continue
-        if not isinstance(load, Load) or load.buf is not store.buf or load.guard:
-            return None
-        for theirs, mine in zip(store.index, load.index):
-            if theirs.is_const and mine == theirs:
-                continue
-            if theirs.const or len(theirs.terms) != 1 or len(mine.terms) != 1 or mine.const < 0:
-                return None
-            (reader_dim, reader_step), (maker_dim, maker_step) = mine.terms[0], theirs.terms[0]
-            if (
-                (reader_step, maker_step) != (1, 1)
-                or reader_dim not in reader.dims
-                or dims.setdefault(reader_dim, maker_dim) != maker_dim
-            ):
-                return None
-    live = {dim for dim, size in reader.dims.items() if size > 1}
-    made_live = {dim for dim, size in maker.dims.items() if size > 1}
-    return (
-        dims
-        if dims.keys() >= live
-        and made_live <= set(dims.values())
-        and len(set(dims.values())) == len(dims)
-        else None
-    )
-
-
-def _unit(maker: Nest) -> dict[str, Affine]:
-    return {dim: Affine() for dim, size in maker.dims.items() if size == 1}
-
-
-def _with_values(reader: Nest, values: dict[Buf, Expr], pool: Pool) -> Nest:
-    """The reader with loads replaced by values at a distance."""
-
-    def replaced(expr: Expr) -> Expr | None:
-        if not isinstance(expr, Load) or expr.buf not in values:
-            return None
-        value = values[expr.buf]
-        moves = tuple(
-            (affine.terms[0][0], affine.const)
-            for affine in expr.index
-            if affine.terms and affine.const and affine.terms[0][0] in value.symbols
-        )
-        return pool.shifted(expr.dtype, moves, (value,)) if moves else value
-
-    return reader.mapped(pool.rewriter(replaced))
 
 
 def _streams(nest: Nest, vector: str) -> bool:

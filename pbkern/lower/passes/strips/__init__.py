@@ -1,0 +1,1 @@
+"""Runs of nests -> loops over strips of what they share."""

@@ -1,0 +1,62 @@
+"""The CPU's answers to passes for every target: vectors, caches, register tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pbkern.lower.nest.context import NestPolicy
+from pbkern.lower.nest.ir import Buf, For, Nest
+from pbkern.targets.costs.sizes import MASK_STRIP
+from pbkern.targets.cpu.schedule import register_promotion
+from pbkern.targets.cpu.schedule.nest_schedule import scheduled
+from pbkern.targets.cpu.schedule.register_tiles import choose
+from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
+from pbkern.targets.cpu.schedule.vector_dimension import register_bits
+
+from .in_place_stores import walks_ahead
+from .prefetch import is_far
+
+
+@dataclass(frozen=True)
+class CpuPolicy(NestPolicy):
+    """Answers for vectors of `step_bytes`. contract: sums may be reassociated."""
+
+    contract: bool = True
+    # A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
+    mask_strip: int = MASK_STRIP
+
+    @property
+    def vector_bits(self) -> int:
+        return 8 * self.step_bytes
+
+    def vector_dimension(self, nest: Nest) -> str | None:
+        return choose(nest, self.vector_bits).vector
+
+    def lanes(self, nest: Nest, dim: str | None = None) -> int:
+        return self.vector_bits // register_bits(nest, dim)
+
+    def is_far(self, buf: Buf) -> bool:
+        return is_far(buf)
+
+    def prefetching(self, nest: Nest, ahead: Mapping[Buf, int]) -> Nest:
+        return scheduled(nest, prefetched=ahead)
+
+    def keeps_in_registers(self, loop: For) -> bool:
+        return register_promotion.plan(loop, self.vector_bits, self.contract) is not None
+
+    def cycles(self, nest: Nest, far_cycles: float) -> float:
+        schedule = choose(nest, self.vector_bits)
+        if schedule.vector is None:
+            return 0.0
+        buffers = {load.buf.root for load in nest.loads() if schedule.vector in load.symbols}
+        buffers |= {store.buf.root for store in nest.stores}
+        visits = Visits(moved_loads(nest, schedule), schedule, schedule.unroll)
+        return visits.cycles(far_cycles * sum(map(is_far, buffers))) * math.prod(nest.dims.values())
+
+    def overwriting(self, nest: Nest, buffers: frozenset[Buf]) -> Nest:
+        return scheduled(nest, overwritten=buffers)
+
+    def loads_ahead(self, nest: Nest) -> bool:
+        return walks_ahead(nest, choose(nest, self.vector_bits, reassociate=self.contract))

@@ -1,0 +1,92 @@
+"""Thresholds of packing, which its files read several calls deep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pbkern.core.passes import threshold
+
+
+@dataclass(frozen=True)
+class PackLimits:
+    """When an operand is copied, a product cut into runs, or vectors moved to another dimension."""
+
+    # Panels (panels.py)
+    panel_reuse: int = threshold(
+        24, "points that share an element before a panel of it pays. Source: not recorded"
+    )
+    row_reuse: int = threshold(
+        16, "points that share an element before a row of a panel pays. Source: not recorded"
+    )
+    most_panels: int = threshold(8, "panels that are packed at once")
+    fewest_columns: int = threshold(8, "columns that fill enough of a vector for a register tile")
+    rows_ahead: int = threshold(
+        8, "rows between a load and what it asks for. 4 to 16 measure the same"
+    )
+    # Runs of deep products (depth_runs.py)
+    panel_share: int = threshold(
+        2,
+        "parts of the second cache, of which one holds a panel that is read once for each tile of rows, beside those rows",
+    )
+    staged_panel_share: int = threshold(
+        4,
+        "such parts where rows of a copy are as long as the panel, so that the copy leaves the caches",
+    )
+    run_share: int = threshold(
+        8,
+        "such parts for panels of runs, whose tiles add to sums in memory. Measured on Zen 3, 512 KB, float32, a.T @ b of "
+        "1024 x 8192 x 256: 52 ms in runs of 512 or 1024, 60 of 4096, 73 of 256",
+    )
+    most_runs: int = threshold(512, "additions of a few rows at a time to one sum")
+    # Products of few columns or rows (few_columns.py)
+    few_columns: int = threshold(
+        15,
+        "columns up to which broadcasts of a register tile cost more than they bring: rows of the other operand are not "
+        "copied for so few, and often fall into one cache set",
+    )
+    depth_vectors: int = threshold(
+        8,
+        "vectors along a reduction that are worth the sums across lanes at its end. Source: not recorded",
+    )
+    deep_row_vectors: int = threshold(
+        32,
+        "such vectors where panels of the large operand, transposed in registers, would do. Source: not recorded",
+    )
+    side_by_side_rows: int = threshold(
+        6,
+        "rows of a register tile whose vectors run along the reduction, with 32 registers. Measured on one core: with 3 rows "
+        "and 8 columns, whose copy fills two L1 caches, x[8192, 2048] @ w[2048, 8] took 4.2 ms, with 6 and 4 3.2",
+    )
+    side_by_side_rows_of_16: int = threshold(
+        3, "rows of such a tile with 16 registers. Source: not recorded"
+    )
+    side_by_side_columns: int = threshold(4, "columns of such a tile")
+    # Copies of operands that are broadcast (operand_copies.py)
+    short_row_bytes: int = threshold(
+        256,
+        "bytes of the shortest row that is copied: shorter rows take few lines of each set. Source: not recorded",
+    )
+    spread_row_reuse: int = threshold(
+        128,
+        "points that share a row whose elements are apart before copying it pays: its lines are read more often than those of "
+        "other rows, which register tiles read from the second cache where they must. Source: not recorded",
+    )
+    fewest_conflicting_rows: int = threshold(4, "rows that fall into one set")
+    # Words of narrow integers (pair_products.py)
+    shallowest_words: int = threshold(
+        4, "words of a product that takes elements left over for itself. Source: not recorded"
+    )
+    # Vectors along the other operand (swap_operands.py)
+    copy_cycles: float = threshold(
+        1.5, "cycles per element that is copied from between others, one by one"
+    )
+    shortest_swapped_run: int = threshold(8, "neighbours that are worth turning in registers")
+    fewest_element_bytes: int = threshold(
+        2, "bytes of elements that panels are made of; bytes are packed in words"
+    )
+    swapped_time: float = threshold(0.95, "part of the time that is left by turning, at most")
+    # Short rows (row_tiling.py)
+    most_row_vectors: int = threshold(
+        4, "vectors of a row that is tiled: longer ones lose little in their last one"
+    )
+    fewest_row_reads: int = threshold(8, "times that copies of what rows share are read")
