@@ -130,17 +130,17 @@ class Accumulators(HorizontalReductions, Cumulative):
         dim, low, _, step = loop
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
-        at = [f"{sums}[{self.text.index(k)}] : {kind}" for k in range(len(accs))]
+        at = [(sums, self.text.index(k)) for k in range(len(accs))]
 
         def load(scope: Block) -> list[Ssa]:
             return [
-                acc._replace(name=self.text.put(scope, f"memref.load {place}"))
+                acc._replace(name=self.text.put(scope, "memref.load", place, kind))
                 for acc, place in zip(accs, at)
             ]
 
         def store(scope: Block, values: list[Ssa]) -> None:
             for value, place in zip(values, at):
-                scope.add(f"memref.store {value.name}, {place}")
+                scope.add("memref.store", (value.name, *place), kind)
 
         def whole(length: int):
             def one(outer: Block, _) -> list:
@@ -267,8 +267,8 @@ class Accumulators(HorizontalReductions, Cumulative):
             return x + y
         if x == 0:
             return y
-        names = (value if isinstance(value, str) else self.text.index(value) for value in (x, y))
-        return self.text.put(block, f"arith.addi {', '.join(names)} : index")
+        names = (self.text.named(x), self.text.named(y))
+        return self.text.put(block, "arith.addi", names, "index")
 
     def _restarted(self, walk: NestWalk, block: Block, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of floating-point sums at zero, the others as they are."""

@@ -90,7 +90,9 @@ class Addressing:
 
     def _tail_mask(self, tail: Tail, lanes: int) -> Ssa:
         return Ssa(
-            self.text.const(f"vector.constant_mask [{tail.live}] : vector<{lanes}xi1>"), "i1", lanes
+            self.text.const(f" [{tail.live}]", f"vector<{lanes}xi1>", "vector.constant_mask"),
+            "i1",
+            lanes,
         )
 
     def _axis_is_safe(self, walk: NestWalk, affine: Affine, extent: int) -> bool:
@@ -138,17 +140,15 @@ class Addressing:
         vector = walk.sched.vector
         offset = sum(affine.coefficient(dim) * shift for dim, shift in point.items())
         _, name = self.text.affine(block, affine, offset)
-        scalar = Ssa(self.text.put(block, f"arith.index_cast {name} : index to {el}"), el, 0)
+        scalar = Ssa(self.text.put(block, "arith.index_cast", (name,), f"index to {el}"), el, 0)
         stride = affine.coefficient(vector) if vector else 0
         if not lanes or not stride:
             return scalar if not lanes else self.text.builder(block, lanes).broadcast(scalar)
         b = self.text.builder(block, lanes)
         half = 1 << (int(el[1:]) - 1)
         numbers = [(k * stride + half) % (2 * half) - half for k in range(lanes)]
-        steps = Ssa(
-            self.text.const(f"arith.constant dense<{numbers}> : vector<{lanes}x{el}>"), el, lanes
-        )
-        return b.add(b.broadcast(scalar), steps)
+        steps = self.text.const(f"dense<{numbers}>", f"vector<{lanes}x{el}>")
+        return b.add(b.broadcast(scalar), Ssa(steps, el, lanes))
 
 
 def memref(buf: Buf) -> str:

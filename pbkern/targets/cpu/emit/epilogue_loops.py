@@ -72,21 +72,21 @@ class Epilogues(Accumulators):
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
         for k, acc in enumerate(accs):
-            block.add(f"memref.store {acc.name}, {sums}[{self.text.index(k)}] : {kind}")
+            block.add("memref.store", (acc.name, sums, self.text.index(k)), kind)
         _, first = block.lookup(dim)
         at_once = 1 + max(point[dim] for point in points)
 
         def fill(inner: Block, _) -> list[Ssa]:
             row = inner.values[f"{dim}'"]
             inner.values[dim] = self._sum_of_indices(inner, first, row)
-            start = self.text.put(inner, f"arith.muli {row}, {self.text.index(each)} : index")
+            start = self.text.put(
+                inner, "arith.muli", (self.text.named(row), self.text.index(each)), "index"
+            )
             mine = []
             for k, partial in enumerate(accs[: each * at_once]):
-                place = self._sum_of_indices(inner, start, k)
+                place = self.text.named(self._sum_of_indices(inner, start, k))
                 mine.append(
-                    partial._replace(
-                        name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}")
-                    )
+                    partial._replace(name=self.text.put(inner, "memref.load", (sums, place), kind))
                 )
             self._writes(walk, inner, points, tail, mine, inner=False)
             return []

@@ -72,9 +72,7 @@ class HorizontalReductions(PromotedLoops):
         while half:
             pair = _with_lost(b, pair, tuple(self._rotated(block, vector, half) for vector in pair))
             half //= 2
-        total = whole(b, *pair)
-        first = f"vector.extract {total.name}[0] : {total._replace(lanes=0).type} from {total.type}"
-        return Ssa(self.text.put(block, first), total.el, 0)
+        return b.first_lane(whole(b, *pair))
 
     def _rotated(self, block: Block, value: Ssa, by: int) -> Ssa:
         return self._shuffled(
@@ -128,8 +126,7 @@ class HorizontalReductions(PromotedLoops):
         return rows[0]
 
     def _shuffled(self, block: Block, value: Ssa, y: Ssa, order: list[int]) -> Ssa:
-        both = f"{value.name}, {y.name} {order} : {value.type}, {y.type}"
-        return value._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+        return self.text.builder(block, value.lanes).shuffle(value, y, order)
 
     def _reduce_lanes(self, block: Block, reduction: Reduction, x: list[Ssa]) -> list[Ssa]:
         value, sign = x[0], "u" if reduction.dtype.kind == "u" else "s"
@@ -152,7 +149,11 @@ class HorizontalReductions(PromotedLoops):
     def _reduced(self, block: Block, kind: str, value: Ssa) -> Ssa:
         scalar = value._replace(lanes=0)
         reduced = self.text.put(
-            block, f"vector.reduction <{kind}>, {value.name} : {value.type} into {scalar.type}"
+            block,
+            "vector.reduction",
+            (value.name,),
+            f"{value.type} into {scalar.type}",
+            f" <{kind}>, %s",
         )
         return scalar._replace(name=reduced)
 

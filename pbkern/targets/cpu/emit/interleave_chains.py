@@ -43,9 +43,7 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
 
 def _is_plain(op: Operation) -> bool:
     """Whether it makes one value, or stores a vector."""
-    return op.name in STORES or (
-        op.result is not None and not op.regions and "{" not in op.attributes
-    )
+    return op.name in STORES or (op.value is not None and not op.regions)
 
 
 def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
@@ -71,12 +69,9 @@ def _most_live(operations: list[Operation]) -> int:
     live: set[str] = set()
     most = 0
     for k, op in enumerate(operations):
-        if (
-            op.result is not None
-            and "vector<" in op.attributes
-            and not op.between[-1].endswith("xi1>")
-        ):
-            live.add(op.result)
+        value = op.value
+        if value is not None and "vector<" in op.types and not op.types.endswith("xi1>"):
+            live.add(value)
         most = max(most, len(live))
         live = {value for value in live if last[value] > k}
     return most

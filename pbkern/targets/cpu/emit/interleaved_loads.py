@@ -6,7 +6,7 @@ They are far cheaper than gathers and scatters (targets/cpu/schedule/interleaved
 from __future__ import annotations
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.element_types import BITS, mlir_type, storage_el
+from pbkern.lower.mlir.element_types import BITS, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf
@@ -94,16 +94,9 @@ class InterleavedLoads(Addressing):
         if key not in block.memo or buf.root in walk.written:
             el, mem_type = storage_el(buf.dtype), memref(buf)
             _, address = self.text.affine(block, flat, place - flat.const)
-            vec_type = mlir_type(el, lanes)
-            load = f"vector.load {buf.root.name}[{address}] : {mem_type}, {vec_type}"
-            if live < lanes:
-                mask, zero = (
-                    self._tail_mask(Tail(live), lanes),
-                    self.text.builder(block, lanes).c(0, el),
-                )
-                masked = f"{buf.root.name}[{address}], {mask.name}, {zero.name}"
-                load = f"vector.maskedload {masked} : {mem_type}, {mask.type}, {vec_type} into {vec_type}"
-            block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
+            mask = self._tail_mask(Tail(live), lanes) if live < lanes else None
+            at = (buf.root.name, address)
+            block.memo[key] = self.text.load_vector(block, at, mem_type, el, lanes, mask)
         return block.memo[key]
 
     def _picked(self, block: Block, vectors: dict[int, Ssa], wanted: list[Lane], lanes: int) -> Ssa:
@@ -129,8 +122,7 @@ class InterleavedLoads(Addressing):
             ]
             size = lanes if other == used[-1] else found.lanes
             order += [0] * (size - len(order))
-            both = f"{found.name}, {vectors[other].name} {order} : {found.type}, {found.type}"
-            found = found._replace(name=self.text.put(block, f"vector.shuffle {both}"), lanes=size)
+            found = self.text.builder(block, lanes).shuffle(found, vectors[other], order)
             have.add(other)
         return found
 
@@ -148,11 +140,6 @@ class InterleavedLoads(Addressing):
         """Stores the first `count` elements of vectors side by side."""
         for start, vector in zip(range(0, count, vectors[0].lanes), vectors):
             _, address = self.text.affine(block, flat, place + start - flat.const)
-            to = f"{buf.root.name}[{address}]"
-            if start + vector.lanes <= count:
-                block.add(f"vector.store {vector.name}, {to} : {memref(buf)}, {vector.type}")
-            else:
-                mask = self._tail_mask(Tail(count - start), vector.lanes)
-                block.add(
-                    f"vector.maskedstore {to}, {mask.name}, {vector.name} : {memref(buf)}, {mask.type}, {vector.type}"
-                )
+            cut = start + vector.lanes > count
+            mask = self._tail_mask(Tail(count - start), vector.lanes) if cut else None
+            self.text.store_vector(block, vector, (buf.root.name, address), memref(buf), mask)

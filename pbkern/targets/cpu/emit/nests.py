@@ -504,29 +504,26 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
     ) -> None:
         _, address = self._address(block, store.buf, store.index, point)
         memref_type, name = memref(store.buf), store.buf.root.name
-        if coefficient == 1 and live is None:
-            past = ""
-            if store.buf.root in self.streamed and self._fills_lines(
-                walk, store, value.lanes, point
-            ):
-                past, self.streams = (
-                    f" {{alignment = {LINE_BYTES} : i64, nontemporal = true}}",
-                    True,
+        if coefficient == 1:
+            past = store.buf.root in self.streamed and live is None
+            if past and self._fills_lines(walk, store, value.lanes, point):
+                self.streams = True
+                block.add(
+                    "vector.store",
+                    (value.name, name, address),
+                    f"{memref_type}, {value.type}",
+                    f" %s, %s[%s] {{alignment = {LINE_BYTES} : i64, nontemporal = true}}",
                 )
-            block.add(
-                f"vector.store {value.name}, {name}[{address}]{past} : {memref_type}, {value.type}"
-            )
-        elif coefficient == 1 and live is not None:
-            block.add(
-                f"vector.maskedstore {name}[{address}], {live.name}, {value.name} : {memref_type}, {live.type}, {value.type}"
-            )
+            else:
+                self.text.store_vector(block, value, (name, address), memref_type, live)
         else:
             steps = [k * coefficient for k in range(value.lanes)]
-            offsets = self.text.const(f"arith.constant dense<{steps}> : vector<{value.lanes}xi32>")
+            offsets = self.text.const(f"dense<{steps}>", f"vector<{value.lanes}xi32>")
             live = live or self._tail_mask(Tail(value.lanes), value.lanes)
             block.add(
-                f"vector.scatter {name}[{address}] [{offsets}], {live.name}, {value.name} : {memref_type}, "
-                f"vector<{value.lanes}xi32>, {live.type}, {value.type}"
+                "vector.scatter",
+                (name, address, offsets, live.name, value.name),
+                f"{memref_type}, vector<{value.lanes}xi32>, {live.type}, {value.type}",
             )
 
     def _fills_lines(self, walk: NestWalk, store: Store, lanes: int, point: Point) -> bool:
@@ -550,9 +547,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
 
         def fill(inner: Block) -> None:
             _, address = self._address(inner, store.buf, store.index, point)
-            inner.add(
-                f"memref.store {value.name}, {store.buf.root.name}[{address}] : {memref(store.buf)}"
-            )
+            inner.add("memref.store", (value.name, store.buf.root.name, address), memref(store.buf))
 
         self.text.when_all(block, conditions, fill)
 
@@ -710,9 +705,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
             return found[0]
         low, high = found
         lane = (point.get(walk.sched.along, 0) + dict(expr.moves).get(walk.sched.along, 0)) % lanes
-        order = list(range(lane, lane + lanes))
-        both = f"{low.name}, {high.name} {order} : {low.type}, {high.type}"
-        return low._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+        return self.text.builder(block, lanes).shuffle(low, high, range(lane, lane + lanes))
 
 
 def _terms(walk: NestWalk) -> int:

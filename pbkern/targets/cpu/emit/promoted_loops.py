@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import effects
@@ -68,41 +68,20 @@ class PromotedLoops(Addressing):
             self._store_part(block, buf, at, made.carried[buf], value)
 
     def _load_part(self, block: Block, buf: Buf, at: int, place: RegisterSpan) -> Ssa:
-        el, memref_type, where = (
-            storage_el(buf.dtype),
-            memref(buf),
-            f"{buf.name}[{self.text.index(at)}]",
-        )
+        el, kind, where = storage_el(buf.dtype), memref(buf), (buf.name, self.text.index(at))
         if not place.lanes:
-            return Ssa(self.text.put(block, f"memref.load {where} : {memref_type}"), el, 0)
-        vector_type, live = mlir_type(el, place.lanes), place.live(at)
-        if live == place.lanes:
-            return Ssa(
-                self.text.put(block, f"vector.load {where} : {memref_type}, {vector_type}"),
-                el,
-                place.lanes,
-            )
-        mask, zero = (
-            self._tail_mask(Tail(live), place.lanes),
-            self.text.builder(block, place.lanes).c(0, el),
-        )
-        load = (
-            f"vector.maskedload {where}, {mask.name}, {zero.name} : {memref_type}, "
-            f"{mask.type}, {vector_type} into {vector_type}"
-        )
-        return Ssa(self.text.put(block, load), el, place.lanes)
+            return Ssa(self.text.put(block, "memref.load", where, kind), el, 0)
+        live = place.live(at)
+        mask = self._tail_mask(Tail(live), place.lanes) if live < place.lanes else None
+        return self.text.load_vector(block, where, kind, el, place.lanes, mask)
 
     def _store_part(self, block: Block, buf: Buf, at: int, place: RegisterSpan, value: Ssa) -> None:
-        memref_type, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
+        kind, where, live = memref(buf), (buf.name, self.text.index(at)), place.live(at)
         if not place.lanes:
-            block.add(f"memref.store {value.name}, {where} : {memref_type}")
-        elif place.live(at) == place.lanes:
-            block.add(f"vector.store {value.name}, {where} : {memref_type}, {value.type}")
+            block.add("memref.store", (value.name, *where), kind)
         else:
-            mask = self._tail_mask(Tail(place.live(at)), place.lanes)
-            block.add(
-                f"vector.maskedstore {where}, {mask.name}, {value.name} : {memref_type}, {mask.type}, {value.type}"
-            )
+            mask = self._tail_mask(Tail(live), place.lanes) if live < place.lanes else None
+            self.text.store_vector(block, value, where, kind, mask)
 
     def _carried(self, block: Block, buf: Buf, index: tuple, point: Point) -> Ssa | None:
         """The value of an access, if it is kept."""

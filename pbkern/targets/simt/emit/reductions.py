@@ -7,6 +7,7 @@ order is always the same, so results repeat, and afterwards every thread of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -152,9 +153,9 @@ class Team:
     ) -> list[Ssa]:
         """Combines with the thread whose number differs in one bit: always the lower one's accumulators first."""
         b, at, out = self.text.builder(block, 0), 0, []
-        put = lambda text: self.text.put(block, text)
-        bit = put(f"arith.andi {self.thread}, {self.text.index(distance)} : index")
-        lower = Ssa(put(f"arith.cmpi eq, {bit}, {self.text.index(0)} : index"), "i1", 0)
+        put = partial(self.text.put, block)
+        bit = put("arith.andi", (self.thread, self.text.index(distance)), "index")
+        lower = Ssa(put("arith.cmpi", (bit, self.text.index(0)), "index", " eq, %s, %s"), "i1", 0)
         for reduction in reductions:
             mine = accs[at : at + width(reduction)]
             other = [self._exchanged(block, acc, distance) for acc in mine]
@@ -177,7 +178,7 @@ class Team:
         return out
 
     def _exchanged(self, block: Block, value: Ssa, distance: int) -> Ssa:
-        b, put = self.text.builder(block, 0), lambda text: self.text.put(block, text)
+        b, put = self.text.builder(block, 0), partial(self.text.put, block)
         words = _words(b, value)
         return _value(
             b,
@@ -192,13 +193,13 @@ class Team:
         self.uses_slots = True
         b, put, mlir_text = (
             self.text.builder(block, 0),
-            lambda text: self.text.put(block, text),
+            partial(self.text.put, block),
             self.text,
         )
         warps, warp = self.threads // self.device.warp, mlir_text.index(self.device.warp)
-        mine = put(f"arith.divui {self.thread}, {warp} : index")
-        lane = put(f"arith.remui {self.thread}, {warp} : index")
-        first = put(f"arith.cmpi eq, {lane}, {mlir_text.index(0)} : index")
+        mine = put("arith.divui", (self.thread, warp), "index")
+        lane = put("arith.remui", (self.thread, warp), "index")
+        first = put("arith.cmpi", (lane, mlir_text.index(0)), "index", " eq, %s, %s")
 
         def place(number: int) -> str:
             return mlir_text.index(number) if number else mlir_text.index(0)
@@ -206,10 +207,8 @@ class Team:
         def store(inner: Block) -> None:
             one = mlir_text.builder(inner, 0)
             for k, acc in enumerate(accs):
-                at = mlir_text.put(inner, f"arith.addi {mine}, {place(k * warps)} : index")
-                inner.add(
-                    f"memref.store {_word64(one, acc).name}, {self.slots}[{at}] : {self.slots_type}"
-                )
+                at = mlir_text.put(inner, "arith.addi", (mine, place(k * warps)), "index")
+                inner.add("memref.store", (_word64(one, acc).name, self.slots, at), self.slots_type)
 
         mlir_text.when(block, first, store)
         self.barrier(block)
@@ -218,9 +217,7 @@ class Team:
                 _from64(
                     b,
                     Ssa(
-                        put(
-                            f"memref.load {self.slots}[{place(k * warps + n)}] : {self.slots_type}"
-                        ),
+                        put("memref.load", (self.slots, place(k * warps + n)), self.slots_type),
                         "i64",
                         0,
                     ),
