@@ -21,7 +21,7 @@ from pbkern.core.passes import PassRecord, threshold
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.unroll import unrolled
 from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Load, Nest, Stmt, with_bodies
-from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.lower.nest.reductions import REDUCTIONS
 
 # Fewer points than this are no loop worth having.
 FEW_POINTS = 32
@@ -118,7 +118,7 @@ def sums_as_expressions(nest: Nest, context, most: int, most_nodes: int) -> Nest
         return nest
     sums = []
     for reduction in nest.reductions:
-        total = context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
+        total = context.const(REDUCTIONS[reduction.op].identity(reduction.dtype), reduction.dtype)
         for place in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
             term = _term(
                 reduction,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
-from pbkern.lower.math import elementwise
-from pbkern.lower.mlir.element_types import compute_el
-from pbkern.lower.mlir.ops import Builder, Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest import reductions
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Load, Reduction
-from pbkern.lower.nest.reductions import IDENTITY, is_rounded_sum
+from pbkern.lower.nest.reductions import is_rounded_sum
 from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
@@ -294,22 +291,14 @@ class Accumulators(HorizontalReductions, Cumulative):
         return [
             f(reduction)
             for reduction in walk.nest.reductions
-            for _ in range(2 if reduction.op in ("argmax", "argmin") else 1)
+            for _ in range(reductions.width(reduction))
         ]
 
     def _identities(self, walk: NestWalk, block: Block, lanes: int) -> list[Ssa]:
         b = self.text.builder(block, lanes)
-        return [acc for reduction in walk.nest.reductions for acc in self._identity(b, reduction)]
-
-    def _identity(self, b: Builder, reduction: Reduction) -> list[Ssa]:
-        """Values that the accumulators of a reduction start with."""
-        if reduction.op in ("argmax", "argmin"):
-            value = reduction.args[0].dtype
-            return [
-                b.c(IDENTITY[reduction.op](value), compute_el(value)),
-                b.c(np.iinfo(reduction.dtype).max, compute_el(reduction.dtype)),
-            ]
-        return [b.c(IDENTITY[reduction.op](reduction.dtype), compute_el(reduction.dtype))]
+        return [
+            acc for reduction in walk.nest.reductions for acc in reductions.identity(b, reduction)
+        ]
 
     def _step(
         self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
@@ -328,9 +317,9 @@ class Accumulators(HorizontalReductions, Cumulative):
                     self._wide(b, self._value(walk, block, arg, place, live), lanes)
                     for arg in reduction.args
                 ]
-                count = 2 if reduction.op in ("argmax", "argmin") else 1
+                count = reductions.width(reduction)
                 old = mine[at : at + count]
-                new = self._combine(b, reduction, old, args)
+                new = reductions.add(b, reduction, old, args)
                 if tail is not None and masked and not self._adds_zeros(walk, reduction):
                     mask = self._tail_mask(tail, lanes)
                     new = [b.select(mask, n, prior) for n, prior in zip(new, old)]
@@ -381,85 +370,6 @@ class Accumulators(HorizontalReductions, Cumulative):
             and reduction.dtype.kind != "b"
             and all(map(zero, reduction.args))
         )
-
-    def _combine(
-        self, b: Builder, reduction: Reduction, acc: list[Ssa], args: list[Ssa]
-    ) -> list[Ssa]:
-        unsigned = reduction.dtype.kind == "u"
-        match reduction.op:
-            case "dot" if reduction.by is not None:
-                return [reduction.by.emit(b, acc[0], args)]
-            case "dot":
-                fused = b.contract and args[0].el in ("f32", "f64")
-                return [
-                    b.fma(args[0], args[1], acc[0])
-                    if fused
-                    else b.add(acc[0], b.mul(args[0], args[1]))
-                ]
-            case "sum":
-                return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
-            case "prod":
-                return [b.mul(acc[0], args[0])]
-            case "max":
-                return (
-                    [b.max(acc[0], args[0], unsigned=unsigned)]
-                    if acc[0].el != "i1"
-                    else [b.or_(acc[0], args[0])]
-                )
-            case "maxnum":
-                return [b.select(b.cmp("gt", args[0], acc[0]), args[0], acc[0])]
-            case "min":
-                return (
-                    [b.min(acc[0], args[0], unsigned=unsigned)]
-                    if acc[0].el != "i1"
-                    else [b.and_(acc[0], args[0])]
-                )
-            case "and":
-                return [b.and_(acc[0], args[0])]
-            case "or":
-                return [b.or_(acc[0], args[0])]
-            case "xor":
-                return [b.xor(acc[0], args[0])]
-            case "logaddexp":
-                return [self._logaddexp(b, reduction, acc[0], args[0])]
-            case "argmax" | "argmin":
-                return self._better(b, reduction, acc, args)
-        raise AssertionError(reduction.op)
-
-    def _logaddexp(self, b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
-        """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
-
-        def call(name: str, operand: Ssa) -> Ssa:
-            info = elementwise.EqnInfo(
-                name, {"accuracy": None}, (reduction.dtype,), reduction.dtype, None
-            )
-            return elementwise.RULES.lookup(name)(b, info, operand)
-
-        high = b.max(value, y)
-        total = b.add(high, call("log1p", call("exp", b.sub(b.min(value, y), high))))
-        infinite = b.cmp("eq", b.abs(high), b.c(np.inf, high.el))
-        return b.select(infinite, high, total)
-
-    def _better(
-        self, b: Builder, reduction: Reduction, acc: list[Ssa], args: list[Ssa]
-    ) -> list[Ssa]:
-        """The larger (smaller) value, NaN above all; among equals the smaller index."""
-        (value, i), (x, new_index) = acc, args
-        unsigned = reduction.args[0].dtype.kind == "u"
-        if value.el == "i1":
-            v2, x2 = b.int_resize(value, "i8", unsigned=True), b.int_resize(x, "i8", unsigned=True)
-            wins = b.cmp("gt" if reduction.op == "argmax" else "lt", x2, v2, unsigned=True)
-            ties = b.cmp("eq", x2, v2)
-        else:
-            wins = b.cmp("gt" if reduction.op == "argmax" else "lt", x, value, unsigned=unsigned)
-            ties = b.cmp("eq", x, value)
-        if value.el in ("f32", "f64"):
-            wins = b.or_(
-                b.and_(wins, b.not_(b.is_nan(value))), b.and_(b.is_nan(x), b.not_(b.is_nan(value)))
-            )
-            ties = b.or_(ties, b.and_(b.is_nan(x), b.is_nan(value)))
-        wins = b.or_(wins, b.and_(ties, b.cmp("lt", new_index, i)))
-        return [b.select(wins, x, value), b.select(wins, new_index, i)]
 
 
 def _run_length(trips: int, terms: int, limit: int) -> int:

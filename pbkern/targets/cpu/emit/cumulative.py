@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
-from pbkern.lower.nest.reductions import is_rounded_sum
+from pbkern.lower.nest.reductions import combine, is_rounded_sum
 
 from .addressing import NestWalk
 from .horizontal_reductions import lost_in, whole
@@ -28,7 +28,6 @@ IN_RUNS = ("sum", "logaddexp")
 class Cumulative(PromotedLoops):
     """Emits ordered reductions in runs."""
 
-    _combine: Callable[..., list[Ssa]]
     _identities: Callable[..., list[Ssa]]
     _sum_of_indices: Callable[..., str | int]
 
@@ -78,7 +77,7 @@ class Cumulative(PromotedLoops):
             local = self.text.loop(scope, f"{dim}''", 0, length * step, step, trip, start)
             walk.before = []
             (*after,) = (
-                self._combine(op, reduction, [x], [y])[0]
+                combine(op, reduction, [x], [y])[0]
                 for reduction, x, y in zip(reductions, before, local)
             )
             kept = [
@@ -113,6 +112,6 @@ class Cumulative(PromotedLoops):
             return accs
         reductions = [walk.nest.reductions[k % len(walk.nest.reductions)] for k in range(len(accs))]
         return [
-            self._combine(b, reduction, [x], [acc])[0]
+            combine(b, reduction, [x], [acc])[0]
             for reduction, x, acc in zip(reductions, walk.before, accs)
         ]

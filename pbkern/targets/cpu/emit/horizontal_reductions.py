@@ -13,13 +13,13 @@ is computed in vectors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from functools import partial
 
 from pbkern.lower.mlir.element_types import BITS, int_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Reduction
-from pbkern.lower.nest.reductions import is_rounded_sum
+from pbkern.lower.nest.reductions import combine, identity, is_rounded_sum, row_of, width
 
 from .addressing import NestWalk
 from .promoted_loops import PromotedLoops
@@ -29,10 +29,7 @@ BLOCK_BITS = 128
 
 
 class HorizontalReductions(PromotedLoops):
-    """Emits what becomes of the lanes of accumulators: `_identity` is what they start with, `_combine` adds values to them."""
-
-    _combine: Callable[..., list[Ssa]]
-    _identity: Callable[..., list[Ssa]]
+    """Emits what becomes of the lanes of accumulators."""
 
     def _fold(
         self, walk: NestWalk, block: Block, parts: list[list[Ssa]], *, exact: bool
@@ -40,20 +37,13 @@ class HorizontalReductions(PromotedLoops):
         """Accumulators of several vectors -> one scalar per accumulator. `exact`: also of what their sums lose."""
         b, at, out = self.text.builder(block, walk.sched.lanes), 0, []
         for reduction in walk.nest.reductions:
-            count = 2 if reduction.op in ("argmax", "argmin") else 1
+            count = width(reduction)
             mine = [part[at : at + count] for part in parts]
             if exact and is_rounded_sum(reduction):
                 out.append(self._fold_exactly(block, [vector for (vector,) in mine]))
                 at += count
                 continue
-            merged = Reduction(
-                "sum" if reduction.is_product else reduction.op,
-                reduction.args,
-                reduction.dtype,
-            )
-            merged_parts = by_halves(
-                mine, lambda x, y, merged=merged: self._combine(b, merged, x, y)
-            )
+            merged_parts = by_halves(mine, partial(combine, b, reduction))
             out += (
                 self._reduce_lanes(block, reduction, merged_parts)
                 if count == 1
@@ -84,9 +74,9 @@ class HorizontalReductions(PromotedLoops):
         lanes, at, out = walk.sched.lanes, 0, []
         b = self.text.builder(block, lanes)
         for reduction in walk.nest.reductions:
-            count = 2 if reduction.op in ("argmax", "argmin") else 1
+            count = width(reduction)
             mine = [accs[at : at + count] for accs in rows]
-            mine += [self._identity(b, reduction)] * (lanes - len(mine))
+            mine += [identity(b, reduction)] * (lanes - len(mine))
             at += count
             if reduction.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
                 ordered = [[_ordered(b, reduction.op, vector)] for (vector,) in mine]
@@ -95,14 +85,7 @@ class HorizontalReductions(PromotedLoops):
                 )
                 out.append(b.bitcast(_sign_magnitude(b, best), mine[0][0].el))
                 continue
-            merged = Reduction(
-                "sum" if reduction.is_product else reduction.op,
-                reduction.args,
-                reduction.dtype,
-            )
-            out += self._permuted_together(
-                block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y)
-            )
+            out += self._permuted_together(block, mine, partial(combine, b, reduction))
         return out
 
     def _permuted_together(self, block: Block, rows: list[list[Ssa]], join) -> list[Ssa]:
@@ -132,19 +115,9 @@ class HorizontalReductions(PromotedLoops):
         value, sign = x[0], "u" if reduction.dtype.kind == "u" else "s"
         if reduction.op in ("max", "min") and value.el in ("f32", "f64"):
             return [self._extreme_of_lanes(block, reduction.op, value)]
-        kind = {
-            **dict.fromkeys(("dot", "sum"), "add"),
-            "prod": "mul",
-            "and": "and",
-            "or": "or",
-            "xor": "xor",
-            "max": f"max{sign}i",
-            "min": f"min{sign}i",
-            "maxnum": "maxnumf",
-        }[reduction.op]
-        if value.el == "i1":
-            kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
-        return [self._reduced(block, kind, value)]
+        kind = row_of(reduction).across
+        assert kind is not None, reduction.op
+        return [self._reduced(block, kind.format(sign=sign), value)]
 
     def _reduced(self, block: Block, kind: str, value: Ssa) -> Ssa:
         scalar = value._replace(lanes=0)

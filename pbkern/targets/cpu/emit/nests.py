@@ -34,6 +34,7 @@ from pbkern.lower.nest.ir import (
     Shifted,
     Store,
 )
+from pbkern.lower.nest.reductions import width
 from pbkern.lower.nest.rounding import may_cancel
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_loads, runs_of_stores
@@ -446,7 +447,7 @@ class CpuNestEmitter(Loads, InterleavedRows, Epilogues):
         """Accumulator number -> value (of argmax: the index)."""
         bound, at = {}, 0
         for n, reduction in enumerate(walk.nest.reductions if accs else []):
-            count = 2 if reduction.op in ("argmax", "argmin") else 1
+            count = width(reduction)
             bound[n] = accs[at + count - 1]
             at += count
         return bound

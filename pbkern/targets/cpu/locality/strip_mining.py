@@ -35,7 +35,7 @@ from pbkern.lower.nest.ir import (
     bodies,
     with_bodies,
 )
-from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.lower.nest.reductions import REDUCTIONS
 from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
@@ -383,7 +383,9 @@ class _StripNest:
                 self._state_index(Affine.symbol(lane)),
             )
             self.states.append(buf)
-            start = self.context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
+            start = self.context.const(
+                REDUCTIONS[reduction.op].identity(reduction.dtype), reduction.dtype
+            )
             missed = self.strips.missed(self.at, k)
             if missed is not None:
                 start = self.context.select(self.trips.all_live, start, missed)

@@ -9,13 +9,13 @@ from pbkern.core.affine import Affine
 from pbkern.lower.mlir.operation import walk
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest import reductions
 from pbkern.lower.nest.ir import Nest
 from pbkern.lower.nest.reductions import is_rounded_sum
 from pbkern.targets.simt.schedule.registers import in_slots
 from pbkern.targets.simt.schedule.threads import ThreadMapping
 from pbkern.targets.simt.schedule.tiles import Tile, terms_beside, tiled
 
-from . import reductions
 from .expressions import Expressions, SimtWalk
 from .reductions import Team
 

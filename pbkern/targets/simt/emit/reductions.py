@@ -1,4 +1,4 @@
-"""Accumulators: what they start with, how two are combined, and how those of a team become one.
+"""Accumulators of the threads of a team become one.
 
 Threads of a warp exchange accumulators by a butterfly; warps of a block meet in shared memory. The
 order is always the same, so results repeat, and afterwards every thread of the team has the result.
@@ -9,107 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-
-from pbkern.lower.math import elementwise
-from pbkern.lower.mlir.element_types import BITS, compute_el
+from pbkern.lower.mlir.element_types import BITS
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Reduction
-from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.lower.nest.reductions import combine, row_of, width
 from pbkern.targets.simt.device import VendorCode
 
-SEARCHES = ("argmax", "argmin")
 # Bytes of shared memory through which warps exchange one accumulator: 8 for each of at most 32
 # warps.
 SLOT_BYTES = 8
-
-
-def identity(b: Builder, reduction: Reduction) -> list[Ssa]:
-    """Values that the accumulators of a reduction start with: of searches, (value, index)."""
-    if reduction.op in SEARCHES:
-        value = reduction.args[0].dtype
-        return [
-            b.c(IDENTITY[reduction.op](value), compute_el(value)),
-            b.c(np.iinfo(reduction.dtype).max, compute_el(reduction.dtype)),
-        ]
-    return [b.c(IDENTITY[reduction.op](reduction.dtype), compute_el(reduction.dtype))]
-
-
-def width(reduction: Reduction) -> int:
-    """Accumulators of a reduction."""
-    return 2 if reduction.op in SEARCHES else 1
-
-
-def add(b: Builder, reduction: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> list[Ssa]:
-    """Accumulators after one more point."""
-    if reduction.is_product:
-        fused = b.contract and args[0].el in ("f32", "f64")
-        return [
-            b.fma(args[0], args[1], accs[0]) if fused else b.add(accs[0], b.mul(args[0], args[1]))
-        ]
-    return combine(b, reduction, accs, args)
-
-
-def combine(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
-    """Two sets of accumulators of one reduction as one."""
-    if reduction.op in SEARCHES:
-        return _better(b, reduction, x, y)
-    (value,), (other,) = x, y
-    unsigned, flag = reduction.dtype.kind == "u", value.el == "i1"
-    match reduction.op:
-        case "dot" | "sum":
-            return [b.or_(value, other) if flag else b.add(value, other)]
-        case "prod":
-            return [b.and_(value, other) if flag else b.mul(value, other)]
-        case "max":
-            return [b.or_(value, other) if flag else b.max(value, other, unsigned=unsigned)]
-        case "min":
-            return [b.and_(value, other) if flag else b.min(value, other, unsigned=unsigned)]
-        case "and":
-            return [b.and_(value, other)]
-        case "or":
-            return [b.or_(value, other)]
-        case "xor":
-            return [b.xor(value, other)]
-    assert reduction.op == "logaddexp", reduction.op
-    return [_logaddexp(b, reduction, value, other)]
-
-
-def _logaddexp(b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
-    def call(name: str, operand: Ssa) -> Ssa:
-        return elementwise.RULES.lookup(name)(
-            b,
-            elementwise.EqnInfo(
-                name, {"accuracy": None}, (reduction.dtype,), reduction.dtype, None
-            ),
-            operand,
-        )
-
-    high = b.max(value, y)
-    total = b.add(high, call("log1p", call("exp", b.sub(b.min(value, y), high))))
-    return b.select(b.cmp("eq", b.abs(high), b.c(np.inf, high.el)), high, total)
-
-
-def _better(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
-    """The larger (smaller) value, NaN above all; among equals the smaller index."""
-    (value, i), (other, other_index), unsigned = x, y, reduction.args[0].dtype.kind == "u"
-    left, right = value, other
-    if value.el == "i1":
-        left, right, unsigned = (
-            b.int_resize(value, "i8", unsigned=True),
-            b.int_resize(other, "i8", unsigned=True),
-            True,
-        )
-    wins, ties = (
-        b.cmp("gt" if reduction.op == "argmax" else "lt", right, left, unsigned=unsigned),
-        b.cmp("eq", right, left),
-    )
-    if value.el in ("f32", "f64"):
-        wins = b.or_(wins, b.and_(b.is_nan(other), b.not_(b.is_nan(value))))
-        ties = b.or_(ties, b.and_(b.is_nan(other), b.is_nan(value)))
-    wins = b.or_(wins, b.and_(ties, b.cmp("lt", other_index, i)))
-    return [b.select(wins, other, value), b.select(wins, other_index, i)]
 
 
 class Team:
@@ -159,16 +68,7 @@ class Team:
         for reduction in reductions:
             mine = accs[at : at + width(reduction)]
             other = [self._exchanged(block, acc, distance) for acc in mine]
-            if reduction.op in (
-                "sum",
-                "dot",
-                "prod",
-                "max",
-                "min",
-                "and",
-                "or",
-                "xor",
-            ):  # the same in either order
+            if row_of(reduction).is_symmetric and not reduction.is_search:
                 out += combine(b, reduction, mine, other)
             else:
                 first = [b.select(lower, x, y) for x, y in zip(mine, other)]
