@@ -507,6 +507,18 @@ def test_nests_are_taken_apart_by_their_fields():
     assert not found, "\n".join(found)
 
 
+def test_the_emitter_of_the_cpu_is_composed():
+    """Its parts are given to one another; none is a base class of another."""
+    classes = [
+        node
+        for path in (ROOT / "targets" / "cpu" / "emit").rglob("*.py")
+        for node in tree_of(path).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(classes) > 10
+    assert not [node.name for node in classes if node.bases]
+
+
 # Modules of lowering and of targets that use regular expressions -> what they read: texts that others write.
 READERS_OF_TEXT = {
     "lower/nest/parse.py": "nests as text",
@@ -534,7 +546,7 @@ def test_no_regular_expression_reads_mlir_that_was_written_here():
         if any(
             isinstance(node, (ast.Import, ast.ImportFrom))
             and "re" in {getattr(node, "module", None), *(alias.name for alias in node.names)}
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(tree_of(path))
         )
     }
     assert readers == READERS_OF_TEXT.keys()

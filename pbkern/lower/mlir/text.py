@@ -170,6 +170,14 @@ class Text:
         """The name of an index, which may be a number."""
         return value if isinstance(value, str) else self.index(value)
 
+    def add_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
+        """The sum of two indices, which may be numbers."""
+        if isinstance(x, int) and isinstance(y, int):
+            return x + y
+        if x == 0:
+            return y
+        return self.put(block, "arith.addi", (self.named(x), self.named(y)), "index")
+
     def put(
         self,
         block: Block,

@@ -6,7 +6,7 @@ combined, and how one more point is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,7 @@ REDUCTIONS = {
     "maxnum": ReductionRow(
         identity=lowest,
         ufunc=np.fmax,
+        # x is no NaN: accumulators start with a number, and keep it.
         combine=lambda b, x, y, _: b.select(b.cmp("gt", y, x), y, x),
         across="maxnumf",
         is_symmetric=False,
@@ -177,6 +178,16 @@ def identity(b: Builder, reduction: Reduction) -> list[Ssa]:
     if reduction.is_search:
         start.append(b.c(np.iinfo(reduction.dtype).max, compute_el(reduction.dtype)))
     return start
+
+
+def identities(b: Builder, reductions: Iterable[Reduction]) -> list[Ssa]:
+    """Values that the accumulators of all reductions of a point start with."""
+    return [acc for reduction in reductions for acc in identity(b, reduction)]
+
+
+def per_accumulator(reductions: Iterable[Reduction], of: Callable[[Reduction], Any]) -> list:
+    """of(reduction) for each accumulator of one point."""
+    return [of(reduction) for reduction in reductions for _ in range(width(reduction))]
 
 
 def add(b: Builder, reduction: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> list[Ssa]:

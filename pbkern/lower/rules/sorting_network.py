@@ -3,7 +3,7 @@
     a, b, c   ->   a, b = exchange(a, b);   b, c = exchange(b, c);   a, b = exchange(a, b)
 
 Neighbours are exchanged only where they are out of order, so that equal keys keep theirs. Source:
-Habermann 1972. Keys are compared as in targets/cpu/emit/radix_sort.py.
+Habermann 1972. Keys are compared as in targets/cpu/emit/sorts/radix_sort.py.
 """
 
 from __future__ import annotations

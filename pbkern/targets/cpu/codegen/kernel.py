@@ -28,7 +28,7 @@ from pbkern.lower.programs import ProgramText
 from pbkern.lower.rules import debug_callbacks
 from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import CpuNestEmitter
-from pbkern.targets.cpu.emit.radix_sort import emit_sort
+from pbkern.targets.cpu.emit.sorts.radix_sort import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.passes import CPU_PASSES
@@ -69,7 +69,7 @@ class KernelLowering(ProgramText):
         )
         self.emitter = CpuNestEmitter(self.text, options.vector_bits, name)
         self.emitter.plain = options.plain
-        self.emitter.streamed = frozenset() if options.plain else self._streamed()
+        self.emitter.stores.streamed = frozenset() if options.plain else self._streamed()
         self.bufs = [operand.buf for operand in nests.operands]
         operands = {buf.name: memref(buf) for buf in (*self.bufs, *nests.copies.values())}
         self.outliner = Outliner(name, self.text, operands, repaired if options.avx512 else iter)
@@ -167,7 +167,7 @@ class KernelLowering(ProgramText):
         if self._scatters_much() or not block_shift.is_function(
             self.kernel
         ):  # what is read again stays in caches
-            self.emitter.streamed -= effects.read(stmts)
+            self.emitter.stores.streamed -= effects.read(stmts)
         super().body(block, case)
 
     def _scatters_much(self) -> bool:
@@ -320,7 +320,8 @@ class KernelLowering(ProgramText):
             else register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
         )
         if kept is not None:
-            self.emitter.promoted_loop(block, loop, self.trips(block, loop), kept)
+            trips = self.trips(block, loop)
+            self.emitter.promoted.emit(block, loop, trips, kept, self.emitter.emit)
         else:
             self.counted_loop(block, loop)
 
@@ -352,7 +353,7 @@ class KernelLowering(ProgramText):
         # the work is done.
         fence = (
             ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()']
-            if self.emitter.streams
+            if self.emitter.stores.streams
             else []
         )
         programs = Operation(
@@ -374,7 +375,7 @@ class KernelLowering(ProgramText):
         # Parts are compiled and loaded in order: functions come before those that call them.
         made = [
             Made(function.name, function.text(FRAMED), function.declaration, False)
-            for function in self.emitter.functions.made
+            for function in self.emitter.expressions.functions.made
         ]
         made += outlined
         pieces = tuple(

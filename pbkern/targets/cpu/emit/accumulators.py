@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import reductions
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Load, Reduction
-from pbkern.lower.nest.reductions import is_rounded_sum
-from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
+from pbkern.lower.nest.reductions import identities, is_rounded_sum, per_accumulator
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
-from .addressing import NestWalk, Point, Tail
+from .addressing import Addressing, NestWalk, Point, Tail
 from .cumulative import Cumulative
-from .horizontal_reductions import (
-    HorizontalReductions,
-    by_halves,
-    lost_in,
-    whole,
-)
-from .interleave_chains import interleaved
+from .expressions import ExpressionValues
+from .horizontal_reductions import by_halves, lost_in, whole
+from .interleave_chains import interleave_points
+from .promoted_loops import PromotedLoops
+from .stores import Stores
 
 # Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are
 # joined.
@@ -40,17 +35,21 @@ LONGEST_CHAIN_OF_PRODUCTS = 640
 FEW_ACCUMULATORS = 16
 
 
-class Accumulators(HorizontalReductions, Cumulative):
-    """Emits reductions.
+class Reducer:
+    """Owns how accumulators are added to: one step of a reduction, and loops of steps in runs."""
 
-    `_value` gives an expression at a point, `_wide` a vector of it; `_writes` stores.
-    """
+    def __init__(
+        self,
+        places: Addressing,
+        promoted: PromotedLoops,
+        expressions: ExpressionValues,
+        stores: Stores,
+    ):
+        self.text, self.places, self.promoted = places.text, places, promoted
+        self.expressions, self.stores = expressions, stores
+        self.cumulative = Cumulative(places.text)
 
-    _value: Callable[..., Ssa]
-    _wide: Callable[..., Ssa]
-    _writes: Callable[..., None]
-
-    def _accumulate(
+    def accumulate(
         self,
         walk: NestWalk,
         block: Block,
@@ -71,14 +70,14 @@ class Accumulators(HorizontalReductions, Cumulative):
         trips = -(-(high - low) // step)
         if not trips:
             return accs
-        if terms == 1 and self._is_in_runs(walk, trips):
-            return self._accumulate_in_runs(walk, block, loop, fill, accs)
+        if terms == 1 and self.cumulative.applies(walk, trips):
+            return self.cumulative.accumulate(walk, block, loop, fill, accs)
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(
                 walk, block, loop, trips, _run_length(trips, terms, limit), fill, accs
             )
 
-        if self._is_exact(walk, trips * terms):
+        if self.is_exact(walk, trips * terms):
             return self._accumulate_exactly(walk, block, loop, max(limit // terms, 1), fill, accs)
 
         def sweep(
@@ -87,7 +86,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             run = _run_length(trips, terms, limit) if limit else trips
 
             def one(inner: Block, accs: list[Ssa]) -> list[Ssa]:
-                at = self._sum_of_indices(inner, base, inner.values[f"{dim}'"])
+                at = self.text.add_indices(inner, base, inner.values[f"{dim}'"])
                 if run == trips:
                     inner.values[dim] = at
                     return fill(inner, accs)
@@ -142,7 +141,7 @@ class Accumulators(HorizontalReductions, Cumulative):
         def whole(length: int):
             def one(outer: Block, _) -> list:
                 def trip(inner: Block, carried: list[Ssa]) -> list[Ssa]:
-                    inner.values[dim] = self._sum_of_indices(
+                    inner.values[dim] = self.text.add_indices(
                         inner, outer.values[f"{dim}'"], inner.values[f"{dim}''"]
                     )
                     return fill(inner, carried)
@@ -190,8 +189,8 @@ class Accumulators(HorizontalReductions, Cumulative):
             2 * run // beside, 1
         )  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
         rounded, width = (
-            self._per_accumulator(walk, is_rounded_sum),
-            len(self._per_accumulator(walk, is_rounded_sum)),
+            per_accumulator(walk.nest.reductions, is_rounded_sum),
+            len(per_accumulator(walk.nest.reductions, is_rounded_sum)),
         )
         # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other
         # reductions.
@@ -200,7 +199,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
         def joined(scope: Block, carried: list[Ssa], first: str | int, trips: int) -> list[Ssa]:
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
-                inner.values[dim] = self._sum_of_indices(inner, first, inner.values[f"{dim}''"])
+                inner.values[dim] = self.text.add_indices(inner, first, inner.values[f"{dim}''"])
                 return fill(inner, values)
 
             op = self.text.builder(scope, lanes)
@@ -254,23 +253,15 @@ class Accumulators(HorizontalReductions, Cumulative):
             return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
         return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(walk.nest) else LONGEST_CHAIN
 
-    def _is_exact(self, walk: NestWalk, additions: int) -> bool:
+    def is_exact(self, walk: NestWalk, additions: int) -> bool:
         """Whether sums along vectors, of so many additions to each lane, keep what rounding loses."""
         along = walk.sched.vector in walk.nest.rdims and not walk.sched.straight
         return along and additions > LONG_ROW and self._longest_chain(walk) > 0
 
-    def _sum_of_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
-        if isinstance(x, int) and isinstance(y, int):
-            return x + y
-        if x == 0:
-            return y
-        names = (self.text.named(x), self.text.named(y))
-        return self.text.put(block, "arith.addi", names, "index")
-
     def _restarted(self, walk: NestWalk, block: Block, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of floating-point sums at zero, the others as they are."""
-        zeros = self._identities(walk, block, accs[0].lanes)
-        rounded = self._per_accumulator(walk, is_rounded_sum)
+        zeros = identities(self.text.builder(block, accs[0].lanes), walk.nest.reductions)
+        rounded = per_accumulator(walk.nest.reductions, is_rounded_sum)
         return [
             zeros[k % len(zeros)] if rounded[k % len(zeros)] else acc for k, acc in enumerate(accs)
         ]
@@ -279,28 +270,14 @@ class Accumulators(HorizontalReductions, Cumulative):
         """Accumulators that hold what they held before a run and what they were given in it."""
         b, rounded = (
             self.text.builder(block, before[0].lanes),
-            self._per_accumulator(walk, is_rounded_sum),
+            per_accumulator(walk.nest.reductions, is_rounded_sum),
         )
         return [
             b.add(x, y) if rounded[k % len(rounded)] else y
             for k, (x, y) in enumerate(zip(before, run))
         ]
 
-    def _per_accumulator(self, walk: NestWalk, f) -> list:
-        """f(reduction) for each accumulator of one point."""
-        return [
-            f(reduction)
-            for reduction in walk.nest.reductions
-            for _ in range(reductions.width(reduction))
-        ]
-
-    def _identities(self, walk: NestWalk, block: Block, lanes: int) -> list[Ssa]:
-        b = self.text.builder(block, lanes)
-        return [
-            acc for reduction in walk.nest.reductions for acc in reductions.identity(b, reduction)
-        ]
-
-    def _step(
+    def step(
         self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> list[Ssa]:
         """One point of every reduction per tile point; returns the next accumulators."""
@@ -314,54 +291,35 @@ class Accumulators(HorizontalReductions, Cumulative):
             live = tail and tail.of(place, walk.sched.vector)
             for reduction in walk.nest.reductions:
                 args = [
-                    self._wide(b, self._value(walk, block, arg, place, live), lanes)
+                    b.broadcast(self.expressions.value(walk, block, arg, place, live), lanes)
                     for arg in reduction.args
                 ]
                 count = reductions.width(reduction)
                 old = mine[at : at + count]
                 new = reductions.add(b, reduction, old, args)
                 if tail is not None and masked and not self._adds_zeros(walk, reduction):
-                    mask = self._tail_mask(tail, lanes)
+                    mask = self.places.tail_mask(tail, lanes)
                     new = [b.select(mask, n, prior) for n, prior in zip(new, old)]
                 out.extend(new)
                 at += count
 
-        self._interleave_points(walk, block, points, point)
+        interleave_points(walk, block, points, point)
         if any(store.inner for store in walk.nest.stores):
-            self._writes(
+            self.stores.store_points(
                 walk,
                 block,
                 points,
                 tail,
-                self._with_before(walk, b, out) if walk.nest.ordered else [],
+                self.cumulative.with_before(walk, b, out) if walk.nest.ordered else [],
                 inner=True,
             )
         return out
-
-    def _interleave_points(
-        self, walk: NestWalk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
-    ) -> None:
-        """fill(number, point) for each, with operations of several points interleaved where none reads what another stores."""
-        before, filled = block.operations, []
-        for k, point in enumerate(points):
-            block.operations = []
-            fill(k, point)
-            filled.append(block.operations)
-        free = (
-            walk.sched.vector is not None
-            and not walk.nest.ordered
-            and not overwritten_by(walk.nest)
-            and not walk.rewrites
-        )
-        block.operations = before + (
-            interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one]
-        )
 
     def _adds_zeros(self, walk: NestWalk, reduction: Reduction) -> bool:
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
 
         def zero(expr: Expr) -> bool:
-            if not isinstance(expr, Load) or self._keeps(expr.buf):
+            if not isinstance(expr, Load) or self.promoted.keeps(expr.buf):
                 return False
             return flat_coefficient(expr.buf, expr.index, walk.sched.along) == 1
 

@@ -17,21 +17,23 @@ from functools import partial
 
 from pbkern.lower.mlir.element_types import BITS, int_el
 from pbkern.lower.mlir.ops import Builder, Ssa
-from pbkern.lower.mlir.text import Block
+from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Reduction
 from pbkern.lower.nest.reductions import combine, identity, is_rounded_sum, row_of, width
 
 from .addressing import NestWalk
-from .promoted_loops import PromotedLoops
 
 # Bits within which instructions interleave elements.
 BLOCK_BITS = 128
 
 
-class HorizontalReductions(PromotedLoops):
-    """Emits what becomes of the lanes of accumulators."""
+class HorizontalReductions:
+    """Owns what becomes of the lanes of accumulators."""
 
-    def _fold(
+    def __init__(self, text: Text):
+        self.text = text
+
+    def fold(
         self, walk: NestWalk, block: Block, parts: list[list[Ssa]], *, exact: bool
     ) -> list[Ssa]:
         """Accumulators of several vectors -> one scalar per accumulator. `exact`: also of what their sums lose."""
@@ -69,7 +71,7 @@ class HorizontalReductions(PromotedLoops):
             block, value, value, [(k + by) % value.lanes for k in range(value.lanes)]
         )
 
-    def _reduced_rows(self, walk: NestWalk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
+    def reduced_rows(self, walk: NestWalk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
         """Accumulators of up to as many rows as a vector has lanes -> a vector of each, a row in every lane."""
         lanes, at, out = walk.sched.lanes, 0, []
         b = self.text.builder(block, lanes)

@@ -10,7 +10,13 @@ points, which are under way together anyway, gain nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pbkern.lower.mlir.operation import Operation
+from pbkern.lower.mlir.text import Block
+from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
+
+from .addressing import NestWalk, Point
 
 # Operations of the shortest points that are interleaved: shorter points are under way together
 # anyway.
@@ -21,6 +27,26 @@ MOST_INTERLEAVED = 4
 # comes from the first cache.
 MOST_LIVE = 48
 STORES = ("vector.store", "vector.maskedstore")
+
+
+def interleave_points(
+    walk: NestWalk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
+) -> None:
+    """fill(number, point) for each, with operations of several points interleaved where none reads what another stores."""
+    before, filled = block.operations, []
+    for k, point in enumerate(points):
+        block.operations = []
+        fill(k, point)
+        filled.append(block.operations)
+    free = (
+        walk.sched.vector is not None
+        and not walk.nest.ordered
+        and not overwritten_by(walk.nest)
+        and not walk.rewrites
+    )
+    block.operations = before + (
+        interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one]
+    )
 
 
 def interleaved(points: list[list[Operation]]) -> list[Operation]:

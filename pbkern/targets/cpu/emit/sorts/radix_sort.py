@@ -20,9 +20,9 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
 from pbkern.targets.costs.sorts import digit_bits, head_length, key_bits
+from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.sorting import key_lanes, word_dtype, word_dtypes
 
-from .addressing import memref
 from .top_k import Selection
 
 # Bits of the mantissa, below those of the exponent.

@@ -18,8 +18,7 @@ from pbkern.lower.mlir.operation import for_syntax
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Sort
-
-from .addressing import memref
+from pbkern.targets.cpu.emit.addressing import memref
 
 # Elements that are compared with the bound at once. Source: not recorded.
 COMPARED_AT_ONCE = 16
