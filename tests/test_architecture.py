@@ -562,6 +562,51 @@ def test_nests_are_taken_apart_by_their_fields():
     assert not found, "\n".join(found)
 
 
+def test_the_emitter_of_the_cpu_is_composed():
+    """Its parts are given to one another; none is a base class of another."""
+    classes = [
+        node
+        for path in (ROOT / "targets" / "cpu" / "emit").rglob("*.py")
+        for node in tree_of(path).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(classes) > 10
+    assert not [node.name for node in classes if node.bases]
+
+
+# Modules of lowering and of targets that use regular expressions -> what they read: texts that others write.
+READERS_OF_TEXT = {
+    "lower/nest/parse.py": "nests as text",
+    "targets/amdgpu/compile.py": "LLVM IR as LLVM prints it",
+    "targets/amdgpu/driver.py": "names of devices",
+    "targets/cpu/machine.py": "Linux's /proc and /sys",
+    "targets/cpu/schedule/nest_schedule.py": "nests as text",
+    "targets/host/objects/cache_key.py": "Linux's /proc",
+    "targets/host/processor.py": "Linux's /proc",
+    "targets/host/runtime/xla.py": "XLA's header",
+    "targets/llvm/literals.py": "LLVM IR as MLIR prints it",
+    "targets/nvgpu/compile.py": "PTX as LLVM prints it",
+    "targets/nvgpu/ptxas.py": "messages of ptxas",
+    "targets/simt/emit/nests.py": "places in the user's program",
+    "targets/simt/llvm.py": "LLVM IR as MLIR prints it",
+}
+
+
+def test_no_regular_expression_reads_mlir_that_was_written_here():
+    """Operations are records until a function is complete; what is printed is not read again."""
+    readers = {
+        str(path.relative_to(ROOT))
+        for layer in ("lower", "targets")
+        for path in (ROOT / layer).rglob("*.py")
+        if any(
+            isinstance(node, (ast.Import, ast.ImportFrom))
+            and "re" in {getattr(node, "module", None), *(alias.name for alias in node.names)}
+            for node in ast.walk(tree_of(path))
+        )
+    }
+    assert readers == READERS_OF_TEXT.keys()
+
+
 def test_types_are_checked_everywhere():
     """mypy takes every room by one rule, and none of the compiler's middle is excused from it line by line."""
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["mypy"]

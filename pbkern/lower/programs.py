@@ -63,7 +63,7 @@ class ProgramText:
         ):  # a size above the bound would reach programs whose blocks no array has
             bound = self.text.index(self.kernel.grid[dims[0]])
             size = self.text.put(
-                block, f"arith.minsi {self.dynamic_size(block, operand)}, {bound} : index"
+                block, "arith.minsi", (self.dynamic_size(block, operand), bound), "index"
             )
 
         def fill(inner: Block, _: object) -> list:
@@ -81,7 +81,7 @@ class ProgramText:
             _, start = self.text.affine(block, Affine.symbol(f"%g{dim}", shift.block))
             limit = self.text.index(shift.limit)
             block.values[block_shift.symbol(dim)] = self.text.put(
-                block, f"arith.minsi {start}, {limit} : index"
+                block, "arith.minsi", (start, limit), "index"
             )
         self.statements(block, list(nests.prologue.statements))
         self.before_body(block)
@@ -106,7 +106,11 @@ class ProgramText:
         dim, *rest = ragged
         last = self.text.index(self.kernel.grid[dim] - 1)
         test = self.text.put(
-            block, f"arith.cmpi ult, {self.named(block.lookup(f'%g{dim}')[1])}, {last} : index"
+            block,
+            "arith.cmpi",
+            (self.text.named(block.lookup(f"%g{dim}")[1]), last),
+            "index",
+            " ult, %s, %s",
         )
         before, at_end = (
             [body_case for body_case in cases if (dim in body_case.variant.last) is end]
@@ -124,22 +128,23 @@ class ProgramText:
         tests = []
         for extent in blocks:
             _, name = self.text.affine(block, extent.start)
-            lower = self.text.put(block, f"arith.cmpi sge, {name}, {self.text.index(0)} : index")
+            lower = self.text.put(
+                block, "arith.cmpi", (name, self.text.index(0)), "index", " sge, %s, %s"
+            )
             upper = self.text.put(
                 block,
-                f"arith.cmpi sle, {name}, {self.text.index(extent.length - extent.size)} : index",
+                "arith.cmpi",
+                (name, self.text.index(extent.length - extent.size)),
+                "index",
+                " sle, %s, %s",
             )
-            tests.append(self.text.put(block, f"arith.andi {lower}, {upper} : i1"))
+            tests.append(self.text.put(block, "arith.andi", (lower, upper), "i1"))
         condition, *rest = dict.fromkeys(tests)
         for test in rest:
-            condition = self.text.put(block, f"arith.andi {condition}, {test} : i1")
+            condition = self.text.put(block, "arith.andi", (condition, test), "i1")
         return condition
 
     # ---------------------------------------------------------------- statements that hold others
-
-    def named(self, value: str | int) -> str:
-        """An index that may be a constant."""
-        return value if isinstance(value, str) else self.text.index(value)
 
     def branch(self, block: Block, stmt: If) -> None:
         _, value = block.lookup(stmt.index)
@@ -149,7 +154,11 @@ class ProgramText:
                 self.statements(inner, stmt.branches[index])
                 return
             test = self.text.put(
-                inner, f"arith.cmpi eq, {self.named(value)}, {self.text.index(index)} : index"
+                inner,
+                "arith.cmpi",
+                (self.text.named(value), self.text.index(index)),
+                "index",
+                " eq, %s, %s",
             )
             self.text.when(
                 inner,
@@ -162,7 +171,9 @@ class ProgramText:
 
     def trips(self, block: Block, loop: For) -> int | str:
         return (
-            loop.trips if isinstance(loop.trips, int) else self.named(block.lookup(loop.trips)[1])
+            loop.trips
+            if isinstance(loop.trips, int)
+            else self.text.named(block.lookup(loop.trips)[1])
         )
 
     def counted_loop(self, block: Block, loop: For) -> None:
@@ -177,12 +188,23 @@ class ProgramText:
         self.statements(before, loop.condition)
         predicate = loop.predicate
         value = (
-            self.named(before.lookup(predicate)[1])
+            self.text.named(before.lookup(predicate)[1])
             if predicate.startswith("%")
             else self.text.index(int(predicate))
         )
-        test = self.text.put(before, f"arith.cmpi ne, {value}, {self.text.index(0)} : index")
+        test = self.text.put(
+            before, "arith.cmpi", (value, self.text.index(0)), "index", " ne, %s, %s"
+        )
         self.statements(after, loop.body)
-        before.add(f"scf.condition({test})")
+        before.add("scf.condition", (test,))
         after.add("scf.yield")
-        block.add("scf.while : () -> ()", before, after, words=("", "do"))
+        block.add(
+            "scf.while",
+            (),
+            "() -> ()",
+            regions=(
+                before,
+                after,
+            ),
+            words=("", "do"),
+        )

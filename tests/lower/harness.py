@@ -12,7 +12,9 @@ import numpy as np
 
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.math_table import SHARED
-from pbkern.lower.mlir.ops import Builder, Ssa
+from pbkern.lower.mlir.operation import lines
+from pbkern.lower.mlir.ops import Ssa
+from pbkern.lower.mlir.text import Text
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.mlir import bindings
 
@@ -42,48 +44,34 @@ def context():
 
 
 def loop_text(
-    expression, in_dtypes, out_dtype, lanes: int, *, avx512: bool = False, **options
+    expression, in_dtypes, out_dtype, lanes: int, *, avx512: bool = False, approx: bool = False
 ) -> str:
     """A function that applies `expression(builder, *values)` to n elements, n a multiple of the lanes."""
-    body, constants = [], {}
-
-    def emit(text):
-        body.append(f"%v{len(body)} = {text}")
-        return f"%v{len(body) - 1}"
-
-    def const(text):
-        return constants.setdefault(text, f"%c{len(constants)}")
-
-    b = Builder(lanes, emit, const, math=AVX512 if avx512 else SHARED, **options)
-    elements = [storage_el(d) for d in in_dtypes] + [storage_el(out_dtype)]
-    values = []
-    for i, (dtype, el) in enumerate(zip(in_dtypes, elements)):
-        v = Ssa("", el, lanes)
-        load = (
-            f"vector.load %a{i}[%i] : memref<1073741824x{mlir_type(el)}>, {v.type}"
-            if lanes
-            else f"memref.load %a{i}[%i] : memref<1073741824x{mlir_type(el)}>"
-        )
-        values.append(b.from_storage(v._replace(name=emit(load)), dtype))
-    out = b.to_storage(expression(b, *values), out_dtype)
-    store = (
-        f"vector.store {out.name}, %out[%i] : memref<1073741824x{mlir_type(out.el)}>, {out.type}"
-        if lanes
-        else f"memref.store {out.name}, %out[%i] : memref<1073741824x{mlir_type(out.el)}>"
-    )
+    text = Text(approx=approx, contract=True, math=AVX512 if avx512 else SHARED)
+    body, b = text.top, text.builder(text.top, lanes)
+    kinds = [f"memref<1073741824x{mlir_type(storage_el(d))}>" for d in (*in_dtypes, out_dtype)]
     names = [f"%a{i}" for i in range(len(in_dtypes))] + ["%out"]
-    arguments = ", ".join(
-        f"{n}: memref<1073741824x{mlir_type(el)}>" for n, el in zip(names, elements)
-    )
-    hoisted = "\n".join(f"{name} = {text}" for text, name in constants.items())
-    lines = "\n".join(body)
+    values = []
+    for name, kind, dtype in zip(names, kinds, in_dtypes):
+        el = storage_el(dtype)
+        if lanes:
+            loaded = text.load_vector(body, (name, "%i"), kind, el, lanes)
+        else:
+            loaded = Ssa(text.put(body, "memref.load", (name, "%i"), kind), el, 0)
+        values.append(b.from_storage(loaded, dtype))
+    out = b.to_storage(expression(b, *values), out_dtype)
+    if lanes:
+        text.store_vector(body, out, ("%out", "%i"), kinds[-1])
+    else:
+        body.add("memref.store", (out.name, "%out", "%i"), kinds[-1])
+    arguments = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kinds))
+    hoisted = "\n".join(constant.head for constant in text.constants.values())
     return f"""func.func @loop({arguments}, %n: index) {{
 {hoisted}
 %zero = arith.constant 0 : index
 %step = arith.constant {lanes or 1} : index
 scf.for %i = %zero to %n step %step {{
-{lines}
-{store}
+{chr(10).join(lines(body.operations))}
 }}
 return
 }}"""

@@ -6,36 +6,46 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower.mlir.operation import Operation
-from pbkern.targets.cpu.emit import interleave_chains
+from pbkern.lower.mlir.operation import Operation, Region
 from pbkern.targets.cpu.emit.interleave_chains import (
     MOST_INTERLEAVED,
     MOST_LIVE,
     SHORTEST_INTERLEAVED,
+    interleaved,
 )
 
-
-def interleaved(points: list[list[str]]) -> list[str]:
-    """The same of lines."""
-    return [
-        op.text
-        for op in interleave_chains.interleaved([list(map(Operation, lines)) for lines in points])
-    ]
+VECTOR = "vector<16xf32>"
 
 
-def chain(name: str, length: int, first: str = "") -> list[str]:
+def load(result: str) -> Operation:
+    return Operation("vector.load", ("%a", "%i"), f"memref<64xf32>, {VECTOR}", result=result)
+
+
+def chain(name: str, length: int, first: str = "") -> list[Operation]:
     """A point of `length` operations, each on the one before."""
-    lines = [f"%{name}0 = vector.load %a[%i] : memref<64xf32>, vector<16xf32>"]
-    lines += [
-        f"%{name}{k} = arith.addf %{name}{k - 1}, %{first or name + '0'} : vector<16xf32>"
+    first = f"%{first or name + '0'}"
+    steps = [
+        Operation("arith.addf", (f"%{name}{k - 1}", first), VECTOR, result=f"%{name}{k}")
         for k in range(1, length - 1)
     ]
-    return [*lines, f"vector.store %{name}{length - 2}, %b[%i] : memref<64xf32>, vector<16xf32>"]
+    last = (f"%{name}{length - 2}", "%b", "%i")
+    store = Operation("vector.store", last, f"memref<64xf32>, {VECTOR}")
+    return [load(f"%{name}0"), *steps, store]
+
+
+def loads_and_steps(name: str, count: int) -> list[Operation]:
+    """A point whose values all live until its end."""
+    loads = [load(f"%{name}{k}") for k in range(count)]
+    steps = [
+        Operation("arith.negf", (f"%{name}{k}",), VECTOR, result=f"%{name}s{k}")
+        for k in range(count)
+    ]
+    return loads + steps
 
 
 def test_long_points_take_turns():
     a, b = chain("a", SHORTEST_INTERLEAVED), chain("b", SHORTEST_INTERLEAVED)
-    assert interleaved([a, b]) == [line for pair in zip(a, b) for line in pair]
+    assert interleaved([a, b]) == [op for pair in zip(a, b) for op in pair]
 
 
 def test_short_points_stay_one_after_the_other():
@@ -44,11 +54,16 @@ def test_short_points_stay_one_after_the_other():
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["%c = scf.if %t -> (vector<16xf32>) {\nscf.yield\n}", "scf.if %t {", "func.call @print()"],
+    "last",
+    [
+        Operation("scf.if", ("%t",), "", f" %s -> ({VECTOR})", (Region([]),), "%c"),
+        Operation("scf.if", ("%t",), regions=(Region([]),)),
+        Operation("func.call", syntax=" @print()"),
+    ],
+    ids=lambda op: op.head,
 )
-def test_branches_and_calls_keep_all_in_order(line):
-    points = [[*chain(name, SHORTEST_INTERLEAVED), line] for name in "ab"]
+def test_branches_and_calls_keep_all_in_order(last):
+    points = [[*chain(name, SHORTEST_INTERLEAVED), last] for name in "ab"]
     assert interleaved(points) == points[0] + points[1]
 
 
@@ -57,46 +72,25 @@ def test_what_a_point_takes_from_another_comes_before():
         chain("a", 2 * SHORTEST_INTERLEAVED),
         chain("b", SHORTEST_INTERLEAVED, first=f"a{SHORTEST_INTERLEAVED}"),
     )
-    lines = interleaved([b, a])  # b reads a value of a that is made late
-    made: set[str] = {"%a", "%b", "%i"}
-    for line in lines:
-        own, *needed = [w.strip(",[]") for w in line.replace("[", " ").split() if w.startswith("%")]
-        assert made.issuperset(needed) or line.startswith("vector.store")
-        made.add(own)
-    assert sorted(lines) == sorted(a + b)
+    order = interleaved([b, a])  # b reads a value of a that is computed late
+    defined = {"%a", "%b", "%i"}
+    for op in order:
+        assert defined.issuperset(op.operands)
+        defined.update(op.defined)
+    assert set(order) == {*a, *b}
+    assert len(order) == len(a) + len(b)
 
 
 def test_groups_shrink_where_registers_are_few():
     """Values that all live to the end of a point: fewer points share the registers."""
-
-    def wide(name: str) -> list[str]:
-        loads = [
-            f"%{name}{k} = vector.load %x[%i] : memref<64xf32>, vector<16xf32>"
-            for k in range(MOST_LIVE // 3)
-        ]
-        return loads + [
-            f"%{name}s{k} = arith.negf %{name}{k} : vector<16xf32>" for k in range(len(loads))
-        ]
-
-    points = [wide(name) for name in "abcd"]
-    lines = interleaved(points)
+    points = [loads_and_steps(name, MOST_LIVE // 3) for name in "abcd"]
+    order = interleaved(points)
     assert len(points) == MOST_INTERLEAVED
-    assert (
-        lines.index("%c0 = vector.load %x[%i] : memref<64xf32>, vector<16xf32>") == len(lines) // 2
-    )
+    assert order.index(points[2][0]) == len(order) // 2
 
 
 def test_points_that_fill_the_registers_alone_stay_one_after_the_other():
-    def wide(name: str) -> list[str]:
-        loads = [
-            f"%{name}{k} = vector.load %x[%i] : memref<64xf32>, vector<16xf32>"
-            for k in range(MOST_LIVE)
-        ]
-        return loads + [
-            f"%{name}s{k} = arith.negf %{name}{k} : vector<16xf32>" for k in range(len(loads))
-        ]
-
-    points = [wide(name) for name in "ab"]
+    points = [loads_and_steps(name, MOST_LIVE) for name in "ab"]
     assert interleaved(points) == points[0] + points[1]
 
 

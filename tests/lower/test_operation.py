@@ -1,36 +1,52 @@
-"""Operations as records: what they are taken apart into, and that they print as they were written."""
+"""Operations as records: how they are printed, and how they are renamed and replaced within regions."""
 
 import pytest
 
-from pbkern.lower.mlir.operation import Operation, Region, lines, replaced, walk
+from pbkern.lower.mlir.operation import Operation, Region, for_syntax, lines, replaced, walk
 from pbkern.lower.mlir.text import Text
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "result", "operands", "defined"),
+    ("op", "text", "value", "names", "defined"),
     [
-        ("%v3 = arith.addf %v1, %v2 fastmath<contract> : vector<8xf32>", "arith.addf", "%v3", ("%v1", "%v2"), ["%v3"]),
-        ("vector.store %v3, %a0[%v4] : memref<64xf32>, vector<8xf32>", "vector.store", None, ("%v3", "%a0", "%v4"), []),
-        ("%v9:2 = scf.for %v5 = %v1 to %v2 step %v3 iter_args(%v6 = %v7, %v8 = %v4) -> (f32, f32)", "scf.for", None,
-         ("%v5", "%v1", "%v2", "%v3", "%v6", "%v7", "%v8", "%v4"), ["%v9", "%v5", "%v6", "%v8"]),
-        ('"llvm.intr.memcpy"(%v1, %v2, %v3) : (!llvm.ptr, !llvm.ptr, i64) -> ()', "llvm.intr.memcpy", None,
-         ("%v1", "%v2", "%v3"), []),
-        ("func.call @k_0(%a0, %v1) : (memref<4xf32>, index) -> ()", "func.call", None, ("%a0", "%v1"), []),
+        (Operation("arith.addf", ("%v1", "%v2"), "vector<8xf32>", " %s, %s fastmath<contract>", result="%v3"),
+         "%v3 = arith.addf %v1, %v2 fastmath<contract> : vector<8xf32>", "%v3", ["%v3", "%v1", "%v2"], ("%v3",)),
+        (Operation("arith.addi", ("%v1", "%v9#1"), "index", result="%v3"),
+         "%v3 = arith.addi %v1, %v9#1 : index", "%v3", ["%v3", "%v1", "%v9"], ("%v3",)),
+        (Operation("vector.store", ("%v3", "%a0", "%v4"), "memref<64xf32>, vector<8xf32>"),
+         "vector.store %v3, %a0[%v4] : memref<64xf32>, vector<8xf32>", None, ["%v3", "%a0", "%v4"], ()),
+        (Operation("scf.for", ("%v5", "%v1", "%v2", "%v3", "%v6", "%v7", "%v8", "%v4"), "", for_syntax(["f32", "f32"]),
+                   result="%v9", count=2, arguments=("%v5", "%v6", "%v8")),
+         "%v9:2 = scf.for %v5 = %v1 to %v2 step %v3 iter_args(%v6 = %v7, %v8 = %v4) -> (f32, f32)", None,
+         ["%v9", "%v5", "%v1", "%v2", "%v3", "%v6", "%v7", "%v8", "%v4"], ("%v9", "%v5", "%v6", "%v8")),
+        (Operation("func.call", ("%a0", "%v1"), "(memref<4xf32>, index) -> ()", " @k_0(%s, %s)"),
+         "func.call @k_0(%a0, %v1) : (memref<4xf32>, index) -> ()", None, ["%a0", "%v1"], ()),
+        (Operation("scf.while", (), "() -> ()"), "scf.while : () -> ()", None, [], ()),
+        (Operation("scf.yield"), "scf.yield", None, [], ()),
     ],
 )  # fmt: skip
-def test_compile_units(text, name, result, operands, defined):
-    op = Operation(text)
-    assert (op.name, op.result, op.operands, op.defined) == (name, result, operands, defined)
-    assert op.with_names(op.names) == text
+def test_operations_are_printed_and_read(op, text, value, names, defined):
     assert list(op.lines()) == [text]
+    assert (op.value, op.names, op.defined) == (value, names, defined)
+    assert op.renamed(lambda _: lambda name: name).head == text
     assert op.size == 1
+
+
+def test_which_operations_take_an_index_in_brackets():
+    assert Operation("memref.load", ("%a", "%i"), "memref<4xf32>").indexes
+    assert not Operation("arith.addi", ("%i", "%j"), "index").indexes
 
 
 def loop_with_branch() -> list[Operation]:
     text = Text(approx=False, contract=True)
 
     def fill(inner, _):
-        text.when(inner, "%test", lambda b: b.add("first.op %x"), lambda b: b.add("second.op %x"))
+        text.when(
+            inner,
+            "%test",
+            lambda b: b.add("first.op", ("%x",)),
+            lambda b: b.add("second.op", ("%x",)),
+        )
         return []
 
     text.loop(text.top, "i", 0, 9, 1, fill)
@@ -54,10 +70,26 @@ def test_regions_print_between_braces():
 
 def test_operations_are_renamed_and_replaced_within_regions():
     (loop,) = loop_with_branch()
-    renamed = loop.mapped(lambda op: op.with_names("%y" if n == "%x" else n for n in op.names))
+    renamed = loop.renamed(lambda op: lambda name: "%y" if name == "%x" else name)
     assert "first.op %y" in renamed.lines()
     assert "first.op %x" in loop.lines()
     others = [Operation("a.op"), Operation("b.op")]
     (changed,) = replaced([loop], lambda op: others if op.name == "first.op" else None)
     assert [line for line in lines([changed]) if ".op" in line] == ["a.op", "b.op", "second.op %x"]
-    assert Operation("scf.while : () -> ()", (Region([]), Region([], "do"))).size == 3
+    empty = (Region([]), Region([], "do"))
+    assert Operation("scf.while", (), "() -> ()", regions=empty).size == 3
+
+
+def test_branches_and_loops_of_a_builder_hold_operations():
+    text = Text(approx=False, contract=True)
+    b = text.builder(text.top, 4)
+    x = b.c(1.0, "f32")
+    b.rare(b.cmp("gt", x, x), x, lambda inner: inner.add(x, x))
+    b.repeat(3, x, lambda inner, value: inner.add(value, value))
+    *_, branch, loop = text.top.operations
+    assert [[op.name for op in region.operations] for region in branch.regions] == [
+        ["arith.addf", "arith.select", "scf.yield"],
+        ["scf.yield"],
+    ]
+    assert [op.name for op in loop.regions[0].operations] == ["arith.addf", "scf.yield"]
+    assert loop.size == 4

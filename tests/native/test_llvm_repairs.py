@@ -4,16 +4,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from pbkern import jit
-from pbkern.lower.mlir.operation import Operation, Region, lines
+from pbkern.lower.mlir.operation import Operation, Region, for_syntax, lines
 from pbkern.targets.llvm.repairs import is_shuffled_without_end, repaired
 
 T = "vector<64xi8>"
 
 
+def shuffle(x, y, order, kind=T, name="vector.shuffle"):
+    return Operation(name, (x, y), f"{kind}, {kind}", f" %s, %s {order}", result="%v")
+
+
 def test_operands_of_shuffles_of_64_bytes_are_held_within_loops():
     loop = Operation(
-        "scf.for %i = %a to %b step %c",
-        (Region([Operation(f"%v = vector.shuffle %x, %y [0, 64] : {T}, {T}")]),),
+        "scf.for",
+        ("%i", "%a", "%b", "%c"),
+        "",
+        for_syntax([]),
+        (Region([shuffle("%x", "%y", [0, 64])]),),
+        arguments=("%i",),
     )
     assert list(lines(repaired([loop])))[1:-1] == [
         f'%v_of0 = llvm.inline_asm "", "=v,0" %x : ({T}) -> {T}', f'%v_of1 = llvm.inline_asm "", "=v,0" %y : ({T}) -> {T}',
@@ -21,15 +29,18 @@ def test_operands_of_shuffles_of_64_bytes_are_held_within_loops():
 
 
 def test_an_operand_that_comes_twice_is_held_once():
-    found = list(lines(repaired([Operation(f"%v = vector.shuffle %x, %x [1, 0] : {T}, {T}")])))
+    found = list(lines(repaired([shuffle("%x", "%x", [1, 0])])))
     assert found[1:] == [f"%v = vector.shuffle %v_of0, %v_of0 [1, 0] : {T}, {T}"]
     assert len(found) == 2
 
 
 def test_other_operations_stay():
-    texts = ["%v = vector.shuffle %x, %y [0, 32] : vector<32xi8>, vector<32xi8>", f"%v = my.op %x, %y : {T}, {T}",
-             f"%v = vector.shuffle %loop#0, %loop#1 [0, 64] : {T}, {T}"]  # fmt: skip
-    assert list(lines(repaired(map(Operation, texts)))) == texts
+    others = [
+        shuffle("%x", "%y", [0, 32], "vector<32xi8>"),
+        shuffle("%x", "%y", [0, 64], name="my.op"),
+        shuffle("%loop#0", "%loop#1", [0, 64]),
+    ]
+    assert repaired(others) == others
 
 
 def test_repeated_bytes_are_right():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.lower.mlir.operation import Operation, Region
+from pbkern.lower.mlir.operation import Operation, Region, for_syntax
 from pbkern.targets.cpu.codegen import outlining
 from pbkern.targets.cpu.codegen.kernel import lower_kernel
 from pbkern.targets.cpu.codegen.merge_functions import differences, form
@@ -80,20 +80,24 @@ def test_calls_of_copies_and_of_none_give_the_same(monkeypatch, shortest):
 
 
 CONSTANTS = {
-    "%c4": "arith.constant 4 : index",
-    "%c8": "arith.constant 8 : index",
-    "%k": "arith.constant 4.0 : f32",
+    name: Operation("arith.constant", (), kind, f" {literal}", result=name)
+    for name, literal, kind in (("%c4", "4", "index"), ("%c8", "8", "index"), ("%k", "4.0", "f32"))
 }
 VIEWS = {"%t1": "memref<64xf32>", "%t2": "memref<64xf32>", "%t3": "memref<9xf32>"}
 
 
 def made(start, view, bound="%c4", value="%v1"):
     body = [
-        f"{value}0 = arith.addi {value}, {start} : index",
-        f"memref.store %k, {view}[{value}0] : {VIEWS[view]}",
+        Operation("arith.addi", (value, start), "index", result=f"{value}0"),
+        Operation("memref.store", ("%k", view, f"{value}0"), VIEWS[view]),
     ]
     loop = Operation(
-        f"scf.for {value} = %c4 to {bound} step %c4", (Region(list(map(Operation, body))),)
+        "scf.for",
+        (value, "%c4", bound, "%c4"),
+        "",
+        for_syntax([]),
+        (Region(body),),
+        arguments=(value,),
     )
     return form([loop], CONSTANTS, VIEWS, ["%a0"])
 
@@ -111,4 +115,4 @@ def test_bounds_and_types_are_not_places():
     first = made("%c4", "%t1")
     assert made("%c4", "%t1", bound="%c8").common != first.common
     assert made("%c4", "%t3").common != first.common
-    assert form([Operation("func.call @f() : () -> ()")], CONSTANTS, VIEWS, []) is None
+    assert form([Operation("func.call", (), "() -> ()", " @f()")], CONSTANTS, VIEWS, []) is None

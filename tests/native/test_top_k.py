@@ -1,4 +1,4 @@
-"""First elements of long sorted lines (targets/cpu/emit/top_k.py), against NumPy's stable sort: ties, NaN, falling order,
+"""First elements of long sorted lines (targets/cpu/emit/sorts/top_k.py), against NumPy's stable sort: ties, NaN, falling order,
 payloads."""
 
 import jax

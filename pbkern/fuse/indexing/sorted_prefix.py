@@ -1,7 +1,7 @@
 """The first elements of sorted lines as one equation, which bodies of kernels compute by sorting and slicing.
 
 Apart, a sort and its slices may be two kernels, with whole sorted lines between them. Elements that
-nothing reads need not be sorted, which costs less (targets/cpu/emit/top_k.py).
+nothing reads need not be sorted, which costs less (targets/cpu/emit/sorts/top_k.py).
 """
 
 from __future__ import annotations

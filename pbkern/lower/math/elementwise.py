@@ -245,7 +245,7 @@ def _as_rounded(b: Builder, x: Ssa) -> Ssa:
     """x as it is, rounded: what reads a product does not become a fused multiply-add, which would not round it."""
     name = f"llvm.arithmetic.fence.{f'v{x.lanes}' if x.lanes else ''}{x.el}"
     return x._replace(
-        name=b.emit(f'llvm.call_intrinsic "{name}"({x.name}) : ({x.type}) -> {x.type}')
+        name=b.emit("llvm.call_intrinsic", (x.name,), f"({x.type}) -> {x.type}", f' "{name}"(%s)')
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fractions
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from .element_types import BITS, NUMPY_FLOAT
+from .operation import Emit
 from .value import Ssa
 
 
@@ -17,7 +17,7 @@ class Arithmetic(Protocol):
 
     lanes: int
     known: Any
-    emit: Callable[[str], str]
+    emit: Emit
 
     def with_lanes(self, lanes: int) -> Arithmetic: ...
     def c(self, x: Any, el: str) -> Ssa: ...
@@ -102,7 +102,9 @@ def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa) -> Ssa:
     b = whole.with_lanes(lanes // 2)
     x, y = (
         operand._replace(
-            name=b.emit(f"vector.bitcast {operand.name} : {operand.type} to vector<{b.lanes}xi64>"),
+            name=b.emit(
+                "vector.bitcast", (operand.name,), f"{operand.type} to vector<{b.lanes}xi64>"
+            ),
             el="i64",
             lanes=b.lanes,
         )
@@ -111,7 +113,7 @@ def _upper_half_pairs(whole: Arithmetic, x: Ssa, y: Ssa) -> Ssa:
     half, low, high = b.c(32, "i64"), b.c(0xFFFFFFFF, "i64"), b.c(0xFFFFFFFF << 32, "i64")
     even, odd = b.mul(b.and_(x, low), b.and_(y, low)), b.mul(b.shr(x, half), b.shr(y, half))
     both = b.or_(b.shr(even, half), b.and_(odd, high))
-    name = b.emit(f"vector.bitcast {both.name} : {both.type} to vector<{lanes}xi32>")
+    name = b.emit("vector.bitcast", (both.name,), f"{both.type} to vector<{lanes}xi32>")
     return both._replace(name=name, el="i32", lanes=lanes)
 
 

@@ -1,21 +1,31 @@
-"""One MLIR operation as a record: what outlining, merging of functions and instruction scheduling work on.
+"""One MLIR operation as a record: emitters write it; outlining, merging of functions and instruction scheduling read it.
 
-An operation is written once, as text, where its emitter knows the operation's syntax; results,
-operands and what stands between them are taken from there when a rewrite first asks. Regions hold
-operations, not text.
+An emitter gives the parts of an operation: its name, operands, types and regions, and a syntax where
+MLIR's form is not a list of operands. Operations become text once, when a function is complete.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-_NAME = re.compile(r"%\w+")
-# What is defined: results, with their number where there are several, and arguments of regions.
-_DEFINED = re.compile(r"(%\w+)(?:(?::\d+)? =|: )")
-# Results, their number where there are several, and the operation.
-_HEAD = re.compile(r'(?:(%\w+)(:\d+)? = )?"?([\w.]+)')
+# How operands and attributes are printed behind the names of operations whose operands are no list.
+SYNTAX = {
+    "memref.load": " %s[%s]",
+    "memref.store": " %s, %s[%s]",
+    "memref.view": " %s[%s][]",
+    "scf.condition": "(%s)",
+    "vector.gather": " %s[%s] [%s], %s, %s",
+    "vector.load": " %s[%s]",
+    "vector.maskedload": " %s[%s], %s, %s",
+    "vector.maskedstore": " %s[%s], %s, %s",
+    "vector.scatter": " %s[%s] [%s], %s, %s",
+    "vector.store": " %s, %s[%s]",
+}
+
+
+# Appends an operation with these parts and one result, and returns the result's name.
+Emit = Callable[..., str]
 
 
 class Region(NamedTuple):
@@ -26,71 +36,98 @@ class Region(NamedTuple):
 
 
 class Operation:
-    """An operation, with the regions that follow its text.
+    """An operation.
 
     Attributes:
-      text: as it is printed, without regions.
       name: which operation, such as `arith.addf`.
-      names: all names, in the order in which they are printed; `between`: what is printed before,
-        between and behind them.
-      defined: names of results and of arguments of regions.
-      result: the one result's name, or None where there is none or several.
-      attributes: what is printed beside the name of the operation, its results and its operands:
-        attributes and types.
+      operands: names in the order in which they are printed: operands, and arguments of regions where
+        these stand between them. Result k of an operation with several is `%name#k`.
+      types: what is printed behind the last colon; empty where there is nothing.
+      syntax: what follows the name: attributes, and `%s` for each operand. None: operands with
+        commas between them, or as SYNTAX says.
+      regions: operations that it holds.
+      result: the name of what it defines, if anything.
+      count: of results that share the name; 0 for one result, which is printed without a number.
+      arguments: those of `operands` that are arguments of regions, which it defines.
+      location: the line of the user's program, as MLIR writes it, or nothing.
     """
 
-    __slots__ = ("_between", "_head", "_names", "regions", "text")
+    __slots__ = (
+        "arguments",
+        "count",
+        "location",
+        "name",
+        "operands",
+        "regions",
+        "result",
+        "syntax",
+        "types",
+    )
 
-    def __init__(self, text: str, regions: tuple[Region, ...] = ()):
-        self.text, self.regions = text, regions
-        self._head: tuple[str | None, str | None, str] | None = None
-        self._names: tuple[str, ...] | None = None
-        self._between: tuple[str, ...] = ()
+    def __init__(
+        self,
+        name: str,
+        operands: tuple[str, ...] = (),
+        types: str = "",
+        syntax: str | None = None,
+        regions: tuple[Region, ...] = (),
+        result: str | None = None,
+        count: int = 0,
+        arguments: tuple[str, ...] = (),
+    ):
+        self.name, self.operands, self.types, self.syntax = name, operands, types, syntax
+        self.regions, self.result, self.count, self.arguments = regions, result, count, arguments
+        self.location = ""
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
 
     @property
-    def names(self) -> tuple[str, ...]:
-        if self._names is None:
-            self._names = tuple(_NAME.findall(self.text))
-        return self._names
+    def text(self) -> str:
+        """The operation as it is printed, without results and regions."""
+        syntax = SYNTAX.get(self.name) if self.syntax is None else self.syntax
+        if syntax is not None:
+            text = self.name + syntax % self.operands
+        elif self.operands:
+            text = f"{self.name} {', '.join(self.operands)}"
+        else:
+            text = self.name
+        return f"{text} : {self.types}" if self.types else text
 
     @property
-    def between(self) -> tuple[str, ...]:
-        if not self._between:
-            self._between = tuple(_NAME.split(self.text))
-        return self._between
+    def head(self) -> str:
+        """The operation as it is printed, without regions."""
+        text = self.text + self.location
+        if self.result is None:
+            return text
+        return f"{self.result}:{self.count} = {text}" if self.count else f"{self.result} = {text}"
 
     @property
-    def name(self) -> str:
-        return self.head[2]
+    def names(self) -> list[str]:
+        """All names, in the order in which they are printed, without numbers of results."""
+        names = [operand.partition("#")[0] for operand in self.operands]
+        return names if self.result is None else [self.result, *names]
 
     @property
-    def head(self) -> tuple[str | None, str | None, str]:
-        """(name of the results or None, `:` and their number if several, name of the operation)"""
-        if self._head is None:
-            found = _HEAD.match(self.text)
-            assert found is not None, self.text
-            self._head = found[1], found[2], found[3]
-        return self._head
+    def defined(self) -> tuple[str, ...]:
+        """Names of results and of arguments of regions."""
+        return self.arguments if self.result is None else (self.result, *self.arguments)
 
     @property
-    def attributes(self) -> str:
-        return "".join(self.between).partition(self.name)[2]
+    def value(self) -> str | None:
+        """The one result's name, or None where there is none or several."""
+        return None if self.count else self.result
 
     @property
-    def defined(self) -> list[str]:
-        return _DEFINED.findall(self.text)
+    def literal(self) -> str:
+        """The number of a constant, as it is printed."""
+        return (self.syntax or "").strip()
 
     @property
-    def result(self) -> str | None:
-        results, number, _ = self.head
-        return results if number is None else None
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return self.names[1:] if self.head[0] else self.names
+    def indexes(self) -> bool:
+        """Whether an operand stands in brackets, as the index of a read or write."""
+        syntax = SYNTAX.get(self.name) if self.syntax is None else self.syntax
+        return syntax is not None and "[%s]" in syntax
 
     @property
     def size(self) -> int:
@@ -105,10 +142,10 @@ class Operation:
 
     def lines(self) -> Iterator[str]:
         if not self.regions:
-            yield self.text
+            yield self.head
             return
         for n, region in enumerate(self.regions):
-            yield f"}} {region.word} {{" if n else f"{self.text} {{"
+            yield f"}} {region.word} {{" if n else f"{self.head} {{"
             for op in region.operations:
                 yield from op.lines()
         yield "}"
@@ -120,19 +157,54 @@ class Operation:
             for op in region.operations:
                 yield from op.walk()
 
-    def mapped(self, change: Callable[[Operation], str]) -> Operation:
-        """Changes texts, also within: `change` sees operations in the order of the text."""
-        text = change(self)
+    def with_regions(self, change: Callable[[list[Operation]], list[Operation]]) -> Operation:
+        """This operation with other operations in its regions."""
+        regions = tuple(Region(change(region.operations), region.word) for region in self.regions)
+        return Operation(
+            self.name, self.operands, self.types, self.syntax, regions, self.result, self.count,
+            self.arguments,
+        )  # fmt: skip
+
+    def renamed(self, renaming: Callable[[Operation], Callable[[str], str]]) -> Operation:
+        """This operation with other names, also within.
+
+        `renaming` sees operations in the order of the text, and what it returns sees their names in
+        that order.
+        """
+        rename = renaming(self)
+
+        def operand(name: str) -> str:
+            base, mark, number = name.partition("#")
+            return rename(base) + mark + number
+
+        result = None if self.result is None else rename(self.result)
+        operands = tuple(map(operand, self.operands))
+        place = dict(zip(self.operands, operands))
+        arguments = tuple(place[argument] for argument in self.arguments)
         regions = tuple(
-            Region([op.mapped(change) for op in region.operations], region.word)
+            Region([op.renamed(renaming) for op in region.operations], region.word)
             for region in self.regions
         )
-        return Operation(text, regions)
+        return Operation(
+            self.name, operands, self.types, self.syntax, regions, result, self.count, arguments
+        )
 
-    def with_names(self, names: Iterable[str]) -> str:
-        """The text with other names, in the order of `self.names`."""
-        first, *rest = self.between
-        return first + "".join(n + after for n, after in zip(names, rest))
+
+def places(count: int) -> str:
+    """The syntax of a list of operands within another syntax."""
+    return ", ".join(["%s"] * count)
+
+
+def for_syntax(carried: Sequence[str]) -> str:
+    """The syntax of scf.for with carried values of these types.
+
+    Operands: counter, lower bound, upper bound, step, then an argument and a start for each value.
+    """
+    syntax = " %s = %s to %s step %s"
+    if not carried:
+        return syntax
+    pairs = ", ".join(["%s = %s"] * len(carried))
+    return f"{syntax} iter_args({pairs}) -> ({', '.join(carried)})"
 
 
 def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
@@ -149,21 +221,13 @@ def replaced(
     operations: Iterable[Operation], by: Callable[[Operation], list[Operation] | None]
 ) -> list[Operation]:
     """Puts other operations in place of those for which `by` returns some, also within regions."""
-    found: list[Operation] = []
+    changed: list[Operation] = []
     for op in operations:
         others = by(op)
         if others is not None:
-            found += others
+            changed += others
         elif op.regions:
-            found.append(
-                Operation(
-                    op.text,
-                    tuple(
-                        Region(replaced(region.operations, by), region.word)
-                        for region in op.regions
-                    ),
-                )
-            )
+            changed.append(op.with_regions(lambda inside: replaced(inside, by)))
         else:
-            found.append(op)
-    return found
+            changed.append(op)
+    return changed

@@ -1,8 +1,8 @@
-"""Typed SSA values -> MLIR text (arith, math, vector), the same at every lane count.
+"""Typed SSA values -> MLIR operations (arith, math, vector), the same at every lane count.
 
 A `Ssa` is an SSA name with its element type and lanes (0: a scalar). `Builder` turns one
-operation on values into one or a few lines of text; where the text goes and how names are made is
-the caller's choice. What an operation means follows XLA: NaN survives min and max, integers wrap,
+operation on values into one or a few records (operation.py); where these go and how names are made
+is the caller's choice. What an operation means follows XLA: NaN survives min and max, integers wrap,
 conversions saturate, nothing traps. Functions such as exp are in lower/math/functions.py,
 primitives in lower/math/elementwise.py.
 
@@ -14,7 +14,7 @@ would not, and people keep bytes in such arrays.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import ml_dtypes
@@ -34,6 +34,7 @@ from .element_types import (
     storage_el,
 )
 from .math_table import SHARED, MathTable
+from .operation import Emit, Operation, Region, for_syntax
 from .range_reports import RangeReport
 from .value import Ssa
 
@@ -67,12 +68,13 @@ FLOAT_PREDICATES = {
 
 
 class Builder:
-    """Emits operations as text.
+    """Emits operations.
 
     Args:
       lanes: lanes of constants and of `broadcast` (0: scalar). Results take their operands' lanes.
-      emit: appends `name = text` where the caller is now and returns the name.
-      const: the same at the top of the function, once per text.
+      emit: appends an operation with one result where the caller is now, and returns the result's
+        name. It takes what Operation does, up to `arguments`.
+      const: the same of a constant (literal, type) at the top of the function, once for each.
       approx: vector_math picks cheaper versions, with the bounds stated there.
       contract: mul followed by add may become one fma, as in XLA's CPU code.
       math: the target's own versions of functions.
@@ -84,8 +86,8 @@ class Builder:
     def __init__(
         self,
         lanes: int,
-        emit: Callable[[str], str],
-        const: Callable[[str], str],
+        emit: Emit,
+        const: Emit,
         *,
         approx: bool = False,
         contract: bool = True,
@@ -98,7 +100,7 @@ class Builder:
         self.approx, self.contract, self.math = approx, contract, math
         self.known = Known() if known is None else known
         self.live, self.wrong = live, wrong
-        self._flags = " fastmath<contract>" if contract else ""
+        self._syntax = " %s, %s fastmath<contract>" if contract else None
 
     def strict(self) -> Builder:
         """This builder without contraction, for code that depends on each rounding."""
@@ -110,13 +112,11 @@ class Builder:
         """This builder for values of other lanes."""
         return self if lanes == self.lanes else self._copy(self.emit, self.contract, lanes)
 
-    def with_emit(self, emit: Callable[[str], str]) -> Builder:
-        """This builder with another place for its text."""
+    def with_emit(self, emit: Emit) -> Builder:
+        """This builder with another place for its operations."""
         return self._copy(emit, self.contract)
 
-    def _copy(
-        self, emit: Callable[[str], str], contract: bool, lanes: int | None = None
-    ) -> Builder:
+    def _copy(self, emit: Emit, contract: bool, lanes: int | None = None) -> Builder:
         return Builder(
             self.lanes if lanes is None else lanes,
             emit,
@@ -156,14 +156,11 @@ class Builder:
         return self._constant(f"0x{pattern:0{width // 4}X}", float(number), el)
 
     def _constant(self, text: str, number, el: str) -> Ssa:
-        literal = (
-            f"dense<{text}> : {mlir_type(el, self.lanes)}"
-            if self.lanes
-            else f"{text} : {mlir_type(el)}"
-        )
-        if el == "i1" and not self.lanes:
-            literal = text
-        value = Ssa(self.const(f"arith.constant {literal}"), el, self.lanes)
+        if self.lanes:
+            name = self.const(f"dense<{text}>", mlir_type(el, self.lanes))
+        else:
+            name = self.const(text, "" if el == "i1" else mlir_type(el))
+        value = Ssa(name, el, self.lanes)
         self.known.numbers[value.name] = number
         return value
 
@@ -177,28 +174,39 @@ class Builder:
         if x.lanes or not lanes:
             return x
         out = Ssa("", x.el, lanes)
-        out = out._replace(name=self.emit(f"vector.broadcast {x.name} : {x.type} to {out.type}"))
+        out = out._replace(name=self.emit("vector.broadcast", (x.name,), f"{x.type} to {out.type}"))
         if (number := self.number(x)) is not None:
             self.known.numbers[out.name] = number
         if narrow := self.known.narrow.get(x.name):
             self.known.narrow[out.name] = self.broadcast(narrow, lanes)
         return out
 
-    # ------------------------------------------------------------------ text
+    def shuffle(self, x: Ssa, y: Ssa, order: Sequence[int]) -> Ssa:
+        """Lanes of x and of y behind it, by number. Both have one type."""
+        syntax = f" %s, %s {list(order)}"
+        name = self.emit("vector.shuffle", (x.name, y.name), f"{x.type}, {y.type}", syntax)
+        return Ssa(name, x.el, len(order))
 
-    def same(self, op: str, *xs: Ssa, flags: str = "") -> Ssa:
+    def first_lane(self, x: Ssa) -> Ssa:
+        """The first lane of a vector as a scalar."""
+        types = f"{mlir_type(x.el)} from {x.type}"
+        return Ssa(self.emit("vector.extract", (x.name,), types, " %s[0]"), x.el, 0)
+
+    # ------------------------------------------------------------------ operations
+
+    def same(self, op: str, *xs: Ssa) -> Ssa:
         """One operation whose result has its operands' type."""
-        names = ", ".join(x.name for x in xs)
-        return xs[0]._replace(name=self.emit(f"{op} {names}{flags} : {xs[0].type}"))
+        return xs[0]._replace(name=self.emit(op, tuple([x.name for x in xs]), xs[0].type))
 
     def cast(self, op: str, x: Ssa, el: str) -> Ssa:
-        return x._replace(name=self.emit(f"{op} {x.name} : {x.type} to {x.typed(el)}"), el=el)
+        return x._replace(name=self.emit(op, (x.name,), f"{x.type} to {x.typed(el)}"), el=el)
 
     # ------------------------------------------------------------------ arithmetic
 
     def _arith(self, op: str, x: Ssa, y: Ssa) -> Ssa:
         if is_float(x.el):
-            return self.same(f"arith.{op}f", x, y, flags=self._flags)
+            name = self.emit(f"arith.{op}f", (x.name, y.name), x.type, self._syntax)
+            return x._replace(name=name)
         return self.same(f"arith.{op}i", x, y)
 
     def add(self, x: Ssa, y: Ssa) -> Ssa:
@@ -262,12 +270,13 @@ class Builder:
     def cmp(self, predicate: str, x: Ssa, y: Ssa, *, unsigned: bool = False) -> Ssa:
         """eq ne lt le gt ge (false with NaN, except ne), and for floats uno, ord -> i1."""
         if is_float(x.el):
-            op = f"arith.cmpf {FLOAT_PREDICATES[predicate]}"
-        elif predicate in ("eq", "ne"):
-            op = f"arith.cmpi {predicate}"
+            op, predicate = "arith.cmpf", FLOAT_PREDICATES[predicate]
         else:  # false < true, hence i1 is unsigned
-            op = f"arith.cmpi {'u' if unsigned or x.el == 'i1' else 's'}{predicate}"
-        return x._replace(name=self.emit(f"{op}, {x.name}, {y.name} : {x.type}"), el="i1")
+            op = "arith.cmpi"
+            if predicate not in ("eq", "ne"):
+                predicate = f"{'u' if unsigned or x.el == 'i1' else 's'}{predicate}"
+        name = self.emit(op, (x.name, y.name), x.type, f" {predicate}, %s, %s")
+        return x._replace(name=name, el="i1")
 
     def is_nan(self, x: Ssa) -> Ssa:
         return self.cmp("uno", x, x)
@@ -277,7 +286,7 @@ class Builder:
         if x.name == y.name:
             return x
         types = f"{mask.type}, {x.type}" if mask.lanes else x.type
-        out = x._replace(name=self.emit(f"arith.select {mask.name}, {x.name}, {y.name} : {types}"))
+        out = x._replace(name=self.emit("arith.select", (mask.name, x.name, y.name), types))
         if one := self.known.narrow.get(x.name) or self.known.narrow.get(y.name):
             narrow_x, narrow_y = self._as_narrow(x, one.el), self._as_narrow(y, one.el)
             if (
@@ -336,19 +345,24 @@ class Builder:
         """Whether any lane is set, as a scalar."""
         if not mask.lanes:
             return mask
-        return Ssa(self.emit(f"vector.reduction <or>, {mask.name} : {mask.type} into i1"), "i1", 0)
+        return Ssa(
+            self.emit("vector.reduction", (mask.name,), f"{mask.type} into i1", " <or>, %s"),
+            "i1",
+            0,
+        )
 
     def rare(self, mask: Ssa, usual: Ssa, slow: Callable[[Builder], Ssa]) -> Ssa:
         """`usual`, but slow(builder) where the mask is set; skipped when no lane needs it."""
-        lines, inner = self._region()
+        operations, inner = self._region()
         chosen = inner.select(mask, slow(inner), usual)
-        lines.append(
-            f"scf.yield {chosen.name} : {chosen.type}\n}} else {{\nscf.yield {usual.name} : {usual.type}\n}}"
-        )
-        body = "\n".join(lines)
-        return usual._replace(
-            name=self.emit(f"scf.if {self.any(mask).name} -> ({usual.type}) {{\n{body}")
-        )
+        regions = []
+        for outcome, word in ((chosen, ""), (usual, "else")):
+            operations.append(Operation("scf.yield", (outcome.name,), outcome.type))
+            regions.append(Region(operations, word))
+            operations = []
+        test = self.any(mask).name
+        name = self.emit("scf.if", (test,), "", f" %s -> ({usual.type})", tuple(regions))
+        return usual._replace(name=name)
 
     def report(self, wrong: RangeReport, x: Ssa) -> Ssa:
         """x, after this report, of lanes that count (range_reports.py).
@@ -365,30 +379,36 @@ class Builder:
 
     def repeat(self, count: int, start: Ssa, step: Callable[[Builder, Ssa], Ssa]) -> Ssa:
         """step(builder, value) applied `count` times, as a loop."""
-        lines, inner = self._region()
-        bounds = [self.const(f"arith.constant {i} : index") for i in (0, count, 1)]
-        index, carried = inner.emit(""), start._replace(name=inner.emit(""))
-        lines.clear()
-        end = step(inner, carried)
-        lines.append(f"scf.yield {end.name} : {end.type}\n}}")
-        header = f"scf.for {index} = {bounds[0]} to {bounds[1]} step {bounds[2]}"
-        body = "\n".join(lines)
-        text = f"{header} iter_args({carried.name} = {start.name}) -> ({start.type}) {{\n{body}"
-        return start._replace(name=self.emit(text))
+        operations, inner = self._region()
+        bounds = [self.const(str(i), "index") for i in (0, count, 1)]
+        index, carried = (inner.emit("") for _ in range(2))  # names of the region's arguments
+        operations.clear()
+        end = step(inner, start._replace(name=carried))
+        operations.append(Operation("scf.yield", (end.name,), end.type))
+        name = self.emit(
+            "scf.for",
+            (index, *bounds, carried, start.name),
+            "",
+            for_syntax([start.type]),
+            (Region(operations),),
+            (index, carried),
+        )
+        return start._replace(name=name)
 
-    def _region(self) -> tuple[list[str], Builder]:
-        """Lines of a nested region and the builder that fills them; constants still go to the top."""
-        lines, prefix = [], f"%region{next(_REGIONS)}_"
-        names = itertools.count()
+    def _region(self) -> tuple[list[Operation], Builder]:
+        """Operations of a nested region and the builder that fills them; constants still go to the top."""
+        operations: list[Operation] = []
+        prefix, names = f"%region{next(_REGIONS)}_", itertools.count()
 
-        def emit(text: str) -> str:
-            name = f"{prefix}{next(names)}"
-            lines.append(f"{name} = {text}")
-            return name
+        def emit(*parts, **regions) -> str:
+            op = Operation(*parts, **regions)
+            op.result = f"{prefix}{next(names)}"
+            operations.append(op)
+            return op.result
 
         inner = self.with_emit(emit)
         inner.wrong = None
-        return lines, inner
+        return operations, inner
 
     # ------------------------------------------------------------------ bits
 

@@ -9,18 +9,18 @@ the function's word on the stack is set where %7 is not below the limit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .element_types import BITS
+from .operation import Emit, Operation
 from .value import Ssa
 
 # What machine code calls where a number is out of its range; and the two words on a function's
 # stack of which the second is set there, and the first elsewhere.
 REPORT = "_mlir_ciface_pbk_report"
-WORDS = "memref.alloca() {alignment = 64 : i64} : memref<2xi64> // reports"
-
-Emit = Callable[[str], str]
+WORDS = ("() {alignment = 64 : i64}", "memref<2xi64> // reports", "memref.alloca")
+WORDS_TYPE = "memref<2xi64>"
 
 
 class RangeReport(NamedTuple):
@@ -69,15 +69,15 @@ def joined(before: RangeReport, found: Sequence[RangeReport], emit: Emit) -> Ran
             not report.value.lanes
         ):  # a count, not a disjunction: x86 compares and adds the carry, two instructions
             operation = "arith.addi"
-            name = emit(f"arith.extui {name} : i1 to i64") if report.value.el == "i1" else name
+            name = emit("arith.extui", (name,), "i1 to i64") if report.value.el == "i1" else name
         elif report.value.el != so_far.el:
-            name = emit(f"vector.bitcast {name} : {report.value.type} to {so_far.type}")
-        so_far = so_far._replace(name=emit(f"{operation} {so_far.name}, {name} : {so_far.type}"))
+            name = emit("vector.bitcast", (name,), f"{report.value.type} to {so_far.type}")
+        so_far = so_far._replace(name=emit(operation, (so_far.name, name), so_far.type))
     return before._replace(value=so_far)
 
 
-def written(found: Sequence[RangeReport], emit: Emit, const: Emit) -> str:
-    """The last line of a block with these reports: the function's word is set if one of them says so.
+def written(found: Sequence[RangeReport], emit: Emit, const: Emit) -> Operation:
+    """The last operation of a block with these reports: the function's word is set if one of them says so.
 
     No branch: that would keep loops around the block from holding constants in registers.
     """
@@ -85,45 +85,50 @@ def written(found: Sequence[RangeReport], emit: Emit, const: Emit) -> str:
         _is_any(joined(none, found, emit), emit, const) for none in nothing(found, const)
     )
     for test in rest:
-        some = emit(f"arith.ori {some}, {test} : i1")
-    place = emit(f"arith.index_castui {some} : i1 to index")
-    return (
-        f"memref.store {const('arith.constant 1 : i64')}, {const(WORDS)}[{place}] : memref<2xi64>"
-    )
+        some = emit("arith.ori", (some, test), "i1")
+    place = emit("arith.index_castui", (some,), "i1 to index")
+    return Operation("memref.store", (const("1", "i64"), const(*WORDS), place), WORDS_TYPE)
 
 
 def _is_any(report: RangeReport, emit: Emit, const: Emit) -> str:
     """Whether a number was out of its range."""
     value, limit = report.value, report.limit
     if not value.lanes:
-        return emit(f"arith.cmpi ne, {value.name}, {_number(0, value, const)} : i64")
+        return emit("arith.cmpi", (value.name, _number(0, value, const)), "i64", " ne, %s, %s")
     bound = [limit, 1] * (value.lanes // 2) if report.halves else limit
     predicate = "uge" if limit else "slt"
-    test = f"arith.cmpi {predicate}, {value.name}, {_number(bound, value, const)} : {value.type}"
-    tests = value._replace(name=emit(test), el="i1")
-    return emit(f"vector.reduction <or>, {tests.name} : {tests.type} into i1")
+    operands = (value.name, _number(bound, value, const))
+    tests = value._replace(
+        name=emit("arith.cmpi", operands, value.type, f" {predicate}, %s, %s"), el="i1"
+    )
+    return emit("vector.reduction", (tests.name,), f"{tests.type} into i1", " <or>, %s")
 
 
 def _number(n: int | list[int], like: Ssa, const: Emit) -> str:
     """The name of a constant."""
-    return const(f"arith.constant {f'dense<{n}>' if like.lanes else n} : {like.type}")
+    return const(f"dense<{n}>" if like.lanes else str(n), like.type)
 
 
-def reporting(lines: Sequence[str]) -> list[str]:
-    """Lines of a function with reports, with the word cleared before them and looked at before the return."""
-    at = next(k for k, line in enumerate(lines) if line.endswith(WORDS))
-    words, kind = lines[at].partition(" =")[0], "memref<2xi64>"
-    start = [
-        "%reports_none = arith.constant 0 : i64",
-        "%reports_second = arith.constant 1 : index",
-        f"memref.store %reports_none, {words}[%reports_second] : {kind}",
-    ]
-    end = [
-        f"%reports_some = memref.load {words}[%reports_second] : {kind}",
-        "%reports_any = arith.cmpi ne, %reports_some, %reports_none : i64",
-        "scf.if %reports_any {",
-        f"func.call @{REPORT}() : () -> ()",
-        "}",
-    ]
-    last = max(k for k, line in enumerate(lines) if line.startswith("return"))
-    return [*lines[: at + 1], *start, *lines[at + 1 : last], *end, *lines[last:]]
+def definitions(constants: Iterable[Operation]) -> tuple[list[str], list[str]]:
+    """Lines that define a function's constants, and lines before its return.
+
+    With reports, the word is cleared where it is defined, and looked at before the return.
+    """
+    start, end = [], []
+    for constant in constants:
+        start.append(constant.head)
+        if (constant.syntax, constant.types, constant.name) == WORDS:
+            words = constant.result
+            start += [
+                "%reports_none = arith.constant 0 : i64",
+                "%reports_second = arith.constant 1 : index",
+                f"memref.store %reports_none, {words}[%reports_second] : {WORDS_TYPE}",
+            ]
+            end = [
+                f"%reports_some = memref.load {words}[%reports_second] : {WORDS_TYPE}",
+                "%reports_any = arith.cmpi ne, %reports_some, %reports_none : i64",
+                "scf.if %reports_any {",
+                f"func.call @{REPORT}() : () -> ()",
+                "}",
+            ]
+    return start, end

@@ -1,4 +1,4 @@
-"""Text of structured MLIR under construction: blocks, hoisted constants, index arithmetic.
+"""Structured MLIR under construction: blocks, hoisted constants, index arithmetic.
 
 Memory is flat: every buffer is a 1-d memref, addresses are affine sums computed here and placed in
 the shallowest block that knows their symbols, so that loops hold additions of constants only.
@@ -7,13 +7,15 @@ the shallowest block that knows their symbols, so that loops hold additions of c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pbkern.core.affine import Affine
 from pbkern.core.budget import Budget
 
 from . import range_reports
+from .element_types import mlir_type
 from .math_table import SHARED, MathTable
-from .operation import Operation, Region, walk
+from .operation import Operation, Region, for_syntax, walk
 from .ops import Builder, Known, Ssa
 from .range_reports import RangeReport
 
@@ -22,7 +24,7 @@ BRANCHES = ("scf.if", "scf.while")
 # Types of constants that are kept in registers through a loop: whole registers, since LLVM has no
 # others in assembly.
 PINNED = tuple(
-    f" : vector<{bits // int(el[1:])}x{el}>"
+    f"vector<{bits // int(el[1:])}x{el}>"
     for bits in (128, 256, 512)
     for el in ("f32", "f64", "i32", "i64")
 )
@@ -30,7 +32,7 @@ PINNED = tuple(
 SHORT_TRIPS = 16
 # Most constants that are kept in registers: the rest of 32 registers holds values.
 MAX_PINNED = 26
-STACK = "memref.alloca() {alignment = 64 : i64}"
+STACK = "memref.alloca"
 
 
 class Block:
@@ -54,17 +56,31 @@ class Block:
         self.builders: dict[int, Builder] = {}
         self.has_long_loops = False
 
-    def add(self, text: str, *regions: Block, words: tuple[str, ...] = ("", "else")) -> None:
-        """Appends an operation, whose regions hold what is in these blocks."""
+    def add(
+        self,
+        name: str,
+        operands: tuple[str, ...] = (),
+        types: str = "",
+        syntax: str | None = None,
+        *,
+        regions: Sequence[Block] = (),
+        words: tuple[str, ...] = ("", "else"),
+        **defined,
+    ) -> None:
+        """Appends an operation, whose regions hold what is in these blocks.
+
+        defined: its result, count and arguments.
+        """
         for region in regions:
             region.report()
         self.operations.append(
             Operation(
-                text,
-                tuple(
-                    Region(region_block.operations, word)
-                    for region_block, word in zip(regions, words)
-                ),
+                name,
+                operands,
+                types,
+                syntax,
+                tuple(Region(region.operations, word) for region, word in zip(regions, words)),
+                **defined,
             )
         )
 
@@ -80,10 +96,8 @@ class Block:
         last = (
             [self.operations.pop()] if self.operations and self.operations[-1].name in ENDS else []
         )
-        self.add(
-            range_reports.written(
-                self.wrong, lambda line: self.text.put(self, line), self.text.const
-            )
+        self.operations.append(
+            range_reports.written(self.wrong, partial(self.text.put, self), self.text.const)
         )
         self.operations += last
         self.wrong = []
@@ -105,7 +119,7 @@ class Block:
 
 
 class Text:
-    """One function's text: names, constants, blocks.
+    """One function: names, constants, blocks.
 
     `math`: the target's own versions of functions; `pins`: whether vector constants of loops are
     kept in registers; `budget`: of lines.
@@ -123,7 +137,8 @@ class Text:
         self.approx, self.contract, self.math, self.pins = approx, contract, math, pins
         self.budget = budget or Budget()
         self._count = 0
-        self.constants: dict[str, str] = {}
+        self.constants: dict[str, Operation] = {}  # by name, in the order in which they are defined
+        self._constant_names: dict[tuple[str, str, str], str] = {}
         self.known = Known()
         self.top = Block(None, self)
         self.indices: set[str] = set()  # names of type index
@@ -132,34 +147,89 @@ class Text:
         self._count += 1
         return f"%v{self._count}"
 
-    def const(self, text: str) -> str:
-        if text not in self.constants:
-            self.constants[text] = self.name()
-        return self.constants[text]
+    def const(self, literal: str, types: str = "", name: str = "arith.constant") -> str:
+        """The name of a constant, which is defined once at the top of the function."""
+        key = literal, types, name
+        if key not in self._constant_names:
+            result = self._constant_names[key] = self.name()
+            syntax = f" {literal}" if name == "arith.constant" else literal
+            self.constants[result] = Operation(name, (), types, syntax, result=result)
+        return self._constant_names[key]
 
     def local(self, kind: str) -> str:
         """A new buffer of type `kind` on the stack of the whole function.
 
         The remark keeps it apart from others like it.
         """
-        return self.const(f"{STACK} : {kind} // {self.name()}")
+        return self.const("() {alignment = 64 : i64}", f"{kind} // {self.name()}", STACK)
 
     def index(self, value: int) -> str:
-        return self.const(f"arith.constant {int(value)} : index")
+        return self.const(str(int(value)), "index")
 
-    def put(self, block: Block, text: str) -> str:
-        name = self.name()
-        self.budget.spend(1 + text.count("\n"))
-        block.add(f"{name} = {text}")
-        if text.endswith("index") and not text.startswith("arith.cmpi"):
-            self.indices.add(name)
-        return name
+    def named(self, value: str | int) -> str:
+        """The name of an index, which may be a number."""
+        return value if isinstance(value, str) else self.index(value)
+
+    def add_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
+        """The sum of two indices, which may be numbers."""
+        if isinstance(x, int) and isinstance(y, int):
+            return x + y
+        if x == 0:
+            return y
+        return self.put(block, "arith.addi", (self.named(x), self.named(y)), "index")
+
+    def put(
+        self,
+        block: Block,
+        name: str,
+        operands: tuple[str, ...] = (),
+        types: str = "",
+        syntax: str | None = None,
+        regions: tuple[Region, ...] = (),
+        arguments: tuple[str, ...] = (),
+    ) -> str:
+        """Appends an operation with one result, and returns the result's name."""
+        result = self.name()
+        op = Operation(name, operands, types, syntax, regions, result, 0, arguments)
+        self.budget.spend(op.size)
+        block.operations.append(op)
+        if types.endswith("index") and name != "arith.cmpi":
+            self.indices.add(result)
+        return result
+
+    def load_vector(
+        self,
+        block: Block,
+        place: tuple[str, str],
+        kind: str,
+        el: str,
+        lanes: int,
+        mask: Ssa | None = None,
+    ) -> Ssa:
+        """Elements from place = (buffer of type `kind`, index) on; zeros where a mask is not set."""
+        vector = mlir_type(el, lanes)
+        if mask is None:
+            return Ssa(self.put(block, "vector.load", place, f"{kind}, {vector}"), el, lanes)
+        zero = self.builder(block, lanes).c(0, el)
+        operands = (*place, mask.name, zero.name)
+        types = f"{kind}, {mask.type}, {vector} into {vector}"
+        return Ssa(self.put(block, "vector.maskedload", operands, types), el, lanes)
+
+    def store_vector(
+        self, block: Block, value: Ssa, place: tuple[str, str], kind: str, mask: Ssa | None = None
+    ) -> None:
+        """Elements to place = (buffer of type `kind`, index) on, where a mask is set."""
+        if mask is None:
+            block.add("vector.store", (value.name, *place), f"{kind}, {value.type}")
+        else:
+            operands = (*place, mask.name, value.name)
+            block.add("vector.maskedstore", operands, f"{kind}, {mask.type}, {value.type}")
 
     def builder(self, block: Block, lanes: int) -> Builder:
         if lanes not in block.builders:
             block.builders[lanes] = Builder(
                 lanes,
-                lambda line: self.put(block, line),
+                partial(self.put, block),
                 self.const,
                 approx=self.approx,
                 contract=self.contract,
@@ -183,35 +253,19 @@ class Text:
         for _, _, value, coefficient, at in terms:
             where = at if at.depth > where.depth else where
             if coefficient != 1:
-                value = self._once(
-                    at,
-                    ("mul", value, coefficient),
-                    lambda operand=value, factor=coefficient: (
-                        f"arith.muli {operand}, {self.index(factor)} : index"
-                    ),
-                )
-            current = (
-                value
-                if current is None
-                else self._once(
-                    where,
-                    ("add", current, value),
-                    lambda lhs=current, rhs=value: f"arith.addi {lhs}, {rhs} : index",
-                )
-            )
+                value = self._once(at, "muli", value, coefficient)
+            current = value if current is None else self._once(where, "addi", current, value)
         if current is None:
             return self.top, self.index(const)
         if const:
-            current = self._once(
-                where,
-                ("add", current, const),
-                lambda total=current: f"arith.addi {total}, {self.index(const)} : index",
-            )
+            current = self._once(where, "addi", current, const)
         return where, current
 
-    def _once(self, block: Block, key, make) -> str:
+    def _once(self, block: Block, op: str, x: str, y: str | int) -> str:
+        """An operation of indices, which is written once in a block."""
+        key = op, x, y
         if key not in block.memo:
-            block.memo[key] = self.put(block, make())
+            block.memo[key] = self.put(block, f"arith.{op}", (x, self.named(y)), "index")
         return block.memo[key]
 
     def loop(
@@ -242,28 +296,35 @@ class Text:
         wrong = range_reports.nothing(inner.wrong, self.const)
         held = [report._replace(value=report.value._replace(name=self.name())) for report in wrong]
         found = [
-            range_reports.joined(report, inner.wrong, lambda line: self.put(inner, line))
-            for report in held
+            range_reports.joined(report, inner.wrong, partial(self.put, inner)) for report in held
         ]
         carried, args, results = (
             [*x, *(report.value for report in y)]
             for x, y in ((carried, wrong), (args, held), (results, found))
         )
         inner.wrong = []
-        types = ", ".join(carry.type for carry in carried)
-        bound = high if isinstance(high, str) else self.index(high)
-        head = f"scf.for {iv} = {self.index(low)} to {bound} step {self.index(step)}"
-        made: list[Ssa] = []
+        types = [carry.type for carry in carried]
+        bound = self.named(high)
+        operands = [iv, self.index(low), bound, self.index(step)]
+        name = self.name() if carried else None
         if carried:
-            name = self.name()
-            pairs = ", ".join(f"{arg.name} = {carry.name}" for arg, carry in zip(args, carried))
-            head = f"{name}:{len(carried)} = {head} iter_args({pairs}) -> ({types})"
-            inner.add(f"scf.yield {', '.join(result.name for result in results)} : {types}")
-            made = [Ssa(f"{name}#{k}", carry.el, carry.lanes) for k, carry in enumerate(carried)]
+            inner.add("scf.yield", tuple(result.name for result in results), ", ".join(types))
+        for arg, carry in zip(args, carried):
+            operands += [arg.name, carry.name]
+        made = [Ssa(f"{name}#{k}", carry.el, carry.lanes) for k, carry in enumerate(carried)]
         if self.pins and not inner.has_long_loops and (block.parent is None or not short):
             self._pin(block, inner)
         block.has_long_loops |= inner.has_long_loops or not short
-        block.add(head, inner)
+        block.add(
+            "scf.for",
+            tuple(operands),
+            "",
+            for_syntax(types),
+            regions=(inner,),
+            result=name,
+            count=len(carried),
+            arguments=(iv, *(arg.name for arg in args)),
+        )
         count = len(made) - len(wrong)
         block.wrong += [report._replace(value=value) for report, value in zip(wrong, made[count:])]
         return made[:count]
@@ -288,9 +349,9 @@ class Text:
         if any(op.name in BRANCHES for op in operations):
             return
         vectors = {
-            name: text.rsplit(" : ", 1)[1]
-            for text, name in self.constants.items()
-            if text.startswith("arith.constant dense<") and text.endswith(PINNED)
+            name: constant.types
+            for name, constant in self.constants.items()
+            if constant.name == "arith.constant" and constant.types in PINNED
         }
         choosing = {op.names[-1] for op in operations if _chooses(op)}
         used = dict.fromkeys(
@@ -301,15 +362,16 @@ class Text:
         )
         if not used or len(used) > MAX_PINNED:
             return
-        keep = 'llvm.inline_asm has_side_effects "", "=v,0"'
+        keep = ' has_side_effects "", "=v,0" %s'
         pins = {
-            ssa_name: self.put(
-                block, f"{keep} {ssa_name} : ({vectors[ssa_name]}) -> {vectors[ssa_name]}"
-            )
-            for ssa_name in used
+            ssa_name: self.put(block, "llvm.inline_asm", (ssa_name,), f"({kind}) -> {kind}", keep)
+            for ssa_name, kind in ((ssa_name, vectors[ssa_name]) for ssa_name in used)
         }
-        pinned = lambda op: op.with_names(pins.get(ssa_name, ssa_name) for ssa_name in op.names)
-        inner.operations = [op.mapped(pinned) for op in inner.operations]
+
+        def rename(name: str) -> str:
+            return pins.get(name, name)
+
+        inner.operations = [op.renamed(lambda _: rename) for op in inner.operations]
 
     def when(self, block: Block, condition: str, fill, otherwise=None) -> None:
         """scf.if without results."""
@@ -317,7 +379,7 @@ class Text:
         fill(inner)
         if otherwise is not None:
             otherwise(other)  # both before any line of theirs: they may place code in `block`
-        block.add(f"scf.if {condition}", inner, *([other] if other.operations else []))
+        block.add("scf.if", (condition,), regions=(inner, *([other] if other.operations else ())))
 
     def when_all(self, block: Block, conditions: list[str], fill) -> None:
         """scf.if where all of these hold; without any, what `fill` appends."""
@@ -326,7 +388,7 @@ class Text:
             return
         test = conditions[0]
         for condition in conditions[1:]:
-            test = self.put(block, f"arith.andi {test}, {condition} : i1")
+            test = self.put(block, "arith.andi", (test, condition), "i1")
         self.when(block, test, fill)
 
     def either(
@@ -335,14 +397,15 @@ class Text:
         """scf.if whose result is x, made in `inner`, where the condition holds, and y, made in `other`, else."""
         name = self.name()
         for region, outcome in ((inner, x), (other, y)):
-            region.add(f"scf.yield {outcome.name} : {outcome.type}")
-        block.add(f"{name} = scf.if {condition} -> ({x.type})", inner, other)
+            region.add("scf.yield", (outcome.name,), outcome.type)
+        block.add(
+            "scf.if", (condition,), "", f" %s -> ({x.type})", regions=(inner, other), result=name
+        )
         return name
 
 
 def _chooses(op: Operation) -> bool:
     """Whether a vector constant as its last operand chooses an instruction: amounts of shifts, masks of 64-bit factors."""
-    behind = op.between[-1]
     if op.name.startswith("arith.sh"):
-        return behind.startswith(" : vector")
-    return op.name == "arith.andi" and behind.startswith(" : vector<") and behind.endswith("xi64>")
+        return op.types.startswith("vector<")
+    return op.name == "arith.andi" and op.types.startswith("vector<") and op.types.endswith("xi64>")

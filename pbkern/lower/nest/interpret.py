@@ -248,10 +248,7 @@ def _run_points(
         axes = {
             dim: axis if axis.size else np.zeros([1] * len(axes), int) for dim, axis in axes.items()
         }
-        accumulators = [
-            np.asarray(reductions.IDENTITY[reduction.op](reduction.dtype)).astype(reduction.dtype)
-            for reduction in nest.reductions
-        ]
+        accumulators = [reductions.start(reduction) for reduction in nest.reductions]
     else:
         before = _Points(memory, symbols, axes)
         reduce = reductions.accumulated if nest.ordered else reductions.reduced
@@ -278,11 +275,8 @@ def _run_in_order(
     nest: Nest, memory: NestMemory, symbols: Mapping[str, int], axes: Mapping[str, np.ndarray]
 ) -> None:
     """One point of the free dimensions of a nest, the reduced ones step by step."""
-    accumulators = [
-        np.asarray(reductions.IDENTITY[reduction.op](reduction.dtype)).astype(reduction.dtype)
-        for reduction in nest.reductions
-    ]
-    if any(reduction.op in ("argmax", "argmin") for reduction in nest.reductions):
+    accumulators = [reductions.start(reduction) for reduction in nest.reductions]
+    if any(reduction.is_search for reduction in nest.reductions):
         raise InternalError(
             "nest: a search whose points depend on each other", at=nest.at, why=str(nest)
         )
@@ -295,7 +289,7 @@ def _run_in_order(
             for reduction in nest.reductions
         ]
         accumulators = [
-            _joined(reduction.op, reduction.dtype, accumulator, step)
+            reductions.joined(reduction, accumulator, step)
             for reduction, accumulator, step in zip(nest.reductions, accumulators, steps)
         ]
         _write(
@@ -306,14 +300,6 @@ def _run_in_order(
         [store for store in nest.stores if not store.inner],
         _Points(memory, symbols, axes, accumulators),
     )
-
-
-def _joined(op: str, dtype: np.dtype, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    ufunc = reductions.UFUNCS["sum" if op == "dot" else op]
-    if dtype.kind == "b":
-        ufunc = reductions.ON_BOOLS.get(op, ufunc)
-    with np.errstate(all="ignore"):
-        return ufunc(x, y).astype(dtype)
 
 
 def _write(stores: Sequence[Store], at: _Points) -> None:

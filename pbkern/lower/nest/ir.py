@@ -409,6 +409,11 @@ class Reduction:
         return self.op == "dot"
 
     @property
+    def is_search(self) -> bool:
+        """Whether it finds the index of the largest or smallest value."""
+        return self.op in ("argmax", "argmin")
+
+    @property
     def is_plain_product(self) -> bool:
         """Whether it sums products of operands as they are, not of words that hold several elements."""
         return self.op == "dot" and self.by is None

@@ -1,13 +1,20 @@
-"""Operations of reductions: what their accumulators start with, and their meaning on NumPy arrays."""
+"""Reductions: one row for each, with its meaning on NumPy arrays and as MLIR operations.
+
+Interpreters and all targets take from here what accumulators start with, how two of them are
+combined, and how one more point is added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pbkern.lower.mlir.element_types import ELEMENTS, is_float
+from pbkern.lower.math import elementwise
+from pbkern.lower.mlir.element_types import ELEMENTS, compute_el, is_float
+from pbkern.lower.mlir.ops import Builder, Ssa
 
 from .ir import Reduction
 
@@ -26,49 +33,209 @@ def highest(dtype: np.dtype) -> Any:
     return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
-IDENTITY: dict[str, Callable[[np.dtype], Any]] = {
-    "sum": lambda dtype: 0,
-    "dot": lambda dtype: 0,
-    "prod": lambda dtype: 1,
-    "max": lowest,
-    "min": highest,
-    "maxnum": lowest,
-    "and": lambda dtype: True if dtype.kind == "b" else -1,
-    "or": lambda dtype: 0,
-    "xor": lambda dtype: 0,
-    "logaddexp": lambda dtype: -np.inf,
-    "argmax": lowest,
-    "argmin": highest,
+@dataclass(frozen=True, kw_only=True)
+class ReductionRow:
+    """An operation of reductions.
+
+    Attributes:
+      identity: of a dtype, the value that accumulators start with.
+      ufunc: on NumPy arrays; of searches that of their values.
+      combine: (builder, x, y, dtype) -> an accumulator for two.
+      across: the kind of vector.reduction that combines lanes; {sign} is s or u. None: there is none.
+      bools: the operation that this is on booleans, where it is another.
+      is_rounded: another order of floats changes the last bits of the result.
+      is_symmetric: combine(y, x) is combine(x, y), in every bit.
+    """
+
+    identity: Callable[[np.dtype], Any]
+    ufunc: np.ufunc
+    combine: Callable[[Builder, Ssa, Ssa, np.dtype], Ssa]
+    across: str | None
+    bools: str | None = None
+    is_rounded: bool = False
+    is_symmetric: bool = True
+
+
+def _logaddexp(b: Builder, x: Ssa, y: Ssa, dtype: np.dtype) -> Ssa:
+    """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
+
+    def call(name: str, operand: Ssa) -> Ssa:
+        info = elementwise.EqnInfo(name, {"accuracy": None}, (dtype,), dtype, None)
+        return elementwise.RULES.lookup(name)(b, info, operand)
+
+    high = b.max(x, y)
+    total = b.add(high, call("log1p", call("exp", b.sub(b.min(x, y), high))))
+    infinite = b.cmp("eq", b.abs(high), b.c(np.inf, high.el))
+    return b.select(infinite, high, total)
+
+
+_SUM = ReductionRow(
+    identity=lambda dtype: 0,
+    ufunc=np.add,
+    combine=lambda b, x, y, _: b.add(x, y),
+    across="add",
+    bools="or",
+    is_rounded=True,
+)
+_MAX = ReductionRow(
+    identity=lowest,
+    ufunc=np.maximum,
+    combine=lambda b, x, y, dtype: b.max(x, y, unsigned=dtype.kind == "u"),
+    across="max{sign}i",
+    bools="or",
+)
+_MIN = ReductionRow(
+    identity=highest,
+    ufunc=np.minimum,
+    combine=lambda b, x, y, dtype: b.min(x, y, unsigned=dtype.kind == "u"),
+    across="min{sign}i",
+    bools="and",
+)
+REDUCTIONS = {
+    "sum": _SUM,
+    "dot": _SUM,
+    "prod": ReductionRow(
+        identity=lambda dtype: 1,
+        ufunc=np.multiply,
+        combine=lambda b, x, y, _: b.mul(x, y),
+        across="mul",
+        bools="and",
+        is_rounded=True,
+    ),
+    "max": _MAX,
+    "min": _MIN,
+    "maxnum": ReductionRow(
+        identity=lowest,
+        ufunc=np.fmax,
+        # x is no NaN: accumulators start with a number, and keep it.
+        combine=lambda b, x, y, _: b.select(b.cmp("gt", y, x), y, x),
+        across="maxnumf",
+        is_symmetric=False,
+    ),
+    "and": ReductionRow(
+        identity=lambda dtype: True if dtype.kind == "b" else -1,
+        ufunc=np.bitwise_and,
+        combine=lambda b, x, y, _: b.and_(x, y),
+        across="and",
+    ),
+    "or": ReductionRow(
+        identity=lambda dtype: 0,
+        ufunc=np.bitwise_or,
+        combine=lambda b, x, y, _: b.or_(x, y),
+        across="or",
+    ),
+    "xor": ReductionRow(
+        identity=lambda dtype: 0,
+        ufunc=np.bitwise_xor,
+        combine=lambda b, x, y, _: b.xor(x, y),
+        across="xor",
+    ),
+    "logaddexp": ReductionRow(
+        identity=lambda dtype: -np.inf,
+        ufunc=np.logaddexp,
+        combine=_logaddexp,
+        across=None,
+        is_rounded=True,
+        is_symmetric=False,
+    ),
+    "argmax": _MAX,
+    "argmin": _MIN,
 }
 
-# Sums and products of floats are made in float64 and rounded once: closer to the truth than any
-# order of additions.
-UFUNCS: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "maxnum": np.fmax,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "logaddexp": np.logaddexp,
-}
-ON_BOOLS = {"sum": np.logical_or, "max": np.logical_or, "min": np.logical_and}
+
+def row_of(reduction: Reduction) -> ReductionRow:
+    """The row of a reduction on its dtype."""
+    row = REDUCTIONS[reduction.op]
+    return REDUCTIONS[row.bools] if row.bools and reduction.dtype.kind == "b" else row
 
 
 def is_rounded_sum(reduction: Reduction) -> bool:
     """Whether it adds up floats, so that long chains of additions lose digits."""
-    return reduction.op in ("sum", "dot") and _is_float(reduction.dtype)
+    return REDUCTIONS[reduction.op] is _SUM and _is_float(reduction.dtype)
 
 
 def depends_on_order(reduction: Reduction) -> bool:
     """Whether another order of operands changes the result's last bits."""
-    return reduction.op in ("sum", "dot", "prod", "logaddexp") and _is_float(reduction.dtype)
+    return REDUCTIONS[reduction.op].is_rounded and _is_float(reduction.dtype)
 
 
 def _is_float(dtype: np.dtype) -> bool:
     return is_float(ELEMENTS[dtype.name][0])
+
+
+# --- MLIR operations
+
+
+def width(reduction: Reduction) -> int:
+    """Accumulators of a reduction: of searches, a value and an index."""
+    return 2 if reduction.is_search else 1
+
+
+def identity(b: Builder, reduction: Reduction) -> list[Ssa]:
+    """Values that the accumulators of a reduction start with."""
+    value = reduction.args[0].dtype if reduction.is_search else reduction.dtype
+    start = [b.c(REDUCTIONS[reduction.op].identity(value), compute_el(value))]
+    if reduction.is_search:
+        start.append(b.c(np.iinfo(reduction.dtype).max, compute_el(reduction.dtype)))
+    return start
+
+
+def identities(b: Builder, reductions: Iterable[Reduction]) -> list[Ssa]:
+    """Values that the accumulators of all reductions of a point start with."""
+    return [acc for reduction in reductions for acc in identity(b, reduction)]
+
+
+def per_accumulator(reductions: Iterable[Reduction], of: Callable[[Reduction], Any]) -> list:
+    """of(reduction) for each accumulator of one point."""
+    return [of(reduction) for reduction in reductions for _ in range(width(reduction))]
+
+
+def add(b: Builder, reduction: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> list[Ssa]:
+    """Accumulators after one more point."""
+    if reduction.by is not None:
+        return [reduction.by.emit(b, accs[0], args)]
+    if not reduction.is_product:
+        return combine(b, reduction, accs, args)
+    if b.contract and args[0].el in ("f32", "f64"):
+        return [b.fma(args[0], args[1], accs[0])]
+    return combine(b, reduction, accs, [b.mul(args[0], args[1])])
+
+
+def combine(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
+    """Two sets of accumulators of one reduction as one."""
+    if reduction.is_search:
+        return _better(b, reduction, x, y)
+    return [row_of(reduction).combine(b, x[0], y[0], reduction.dtype)]
+
+
+def _better(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
+    """The larger (smaller) value, NaN above all; among equals the smaller index."""
+    (value, index), (other, other_index) = x, y
+    left, right, unsigned = value, other, reduction.args[0].dtype.kind == "u"
+    if value.el == "i1":
+        left, right = (b.int_resize(flag, "i8", unsigned=True) for flag in (value, other))
+        unsigned = True
+    predicate = "gt" if reduction.op == "argmax" else "lt"
+    wins, ties = b.cmp(predicate, right, left, unsigned=unsigned), b.cmp("eq", right, left)
+    if value.el in ("f32", "f64"):
+        wins = b.or_(wins, b.and_(b.is_nan(other), b.not_(b.is_nan(value))))
+        ties = b.or_(ties, b.and_(b.is_nan(other), b.is_nan(value)))
+    wins = b.or_(wins, b.and_(ties, b.cmp("lt", other_index, index)))
+    return [b.select(wins, other, value), b.select(wins, other_index, index)]
+
+
+# --- NumPy arrays
+
+
+def start(reduction: Reduction, dtype: np.dtype | None = None) -> np.ndarray:
+    """The number that the accumulator starts with, in the reduction's dtype or another."""
+    return np.asarray(row_of(reduction).identity(reduction.dtype)).astype(dtype or reduction.dtype)
+
+
+def joined(reduction: Reduction, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """An accumulator for two."""
+    with np.errstate(all="ignore"):
+        return row_of(reduction).ufunc(x, y).astype(reduction.dtype)
 
 
 def reduced(
@@ -85,13 +252,15 @@ def reduced(
         return sums[..., 0]
     if reduction.is_product:
         return _sum_of_products(reduction, args, axes, shape)
-    if reduction.op in ("argmax", "argmin"):
+    if reduction.is_search:
         return _first_best(reduction, args, axes, shape)
     ufunc, dtype = _operation(reduction)
-    start = np.asarray(IDENTITY[reduction.op](reduction.dtype)).astype(dtype)[()]
+    initial = start(reduction, dtype)[()]
     values = np.broadcast_to(args[0], shape).astype(dtype)
     with np.errstate(all="ignore"):
-        return ufunc.reduce(values, axis=axes, initial=start, keepdims=True).astype(reduction.dtype)
+        return ufunc.reduce(values, axis=axes, initial=initial, keepdims=True).astype(
+            reduction.dtype
+        )
 
 
 def accumulated(
@@ -107,11 +276,14 @@ def accumulated(
 
 
 def _operation(reduction: Reduction) -> tuple[np.ufunc, np.dtype]:
-    """(NumPy's function, the dtype in which it runs)."""
-    if reduction.dtype.kind == "b":
-        return ON_BOOLS.get(reduction.op, UFUNCS[reduction.op]), reduction.dtype
-    exact = reduction.op in ("sum", "prod", "logaddexp") and reduction.dtype.kind not in "iu"
-    return UFUNCS[reduction.op], np.dtype(np.float64) if exact else reduction.dtype
+    """(NumPy's function, the dtype in which it runs).
+
+    Sums and products of floats are made in float64 and rounded once: closer to the truth than any
+    order of additions.
+    """
+    row = row_of(reduction)
+    exact = row.is_rounded and reduction.dtype.kind not in "iu"
+    return row.ufunc, np.dtype(np.float64) if exact else reduction.dtype
 
 
 def _sum_of_products(
@@ -145,10 +317,8 @@ def _first_best(
     """The smallest index of those with the best value; NaN is better than any number."""
     value, index = (np.broadcast_to(arg, shape) for arg in args)
     value = value.astype(np.int8) if value.dtype.kind == "b" else value
-    better = np.maximum if reduction.op == "argmax" else np.minimum
-    best = better.reduce(
-        value, axis=axes, initial=IDENTITY[reduction.op](value.dtype), keepdims=True
-    )
+    row = REDUCTIONS[reduction.op]
+    best = row.ufunc.reduce(value, axis=axes, initial=row.identity(value.dtype), keepdims=True)
     is_best = (value == best) | ((value != value) & (best != best))
     last = np.iinfo(reduction.dtype).max
     return np.minimum.reduce(

@@ -117,20 +117,23 @@ def hands_over_operands(kernel: Kernel) -> bool:
 
 def emit_trace(text: Text, block: Block, stmt: Trace, memref: Callable) -> None:
     """One call per operand, or one without address."""
-    site = text.put(block, f"arith.constant {stmt.site} : i64")
+    site = text.put(block, "arith.constant", (), "i64", f" {stmt.site}")
     for k, buf in enumerate(stmt.buffers):
         address = text.put(
-            block, f"memref.extract_aligned_pointer_as_index {buf.name} : {memref(buf)} -> index"
+            block, "memref.extract_aligned_pointer_as_index", (buf.name,), f"{memref(buf)} -> index"
         )
-        _call(text, block, site, k, text.put(block, f"arith.index_cast {address} : index to i64"))
+        _call(text, block, site, k, text.put(block, "arith.index_cast", (address,), "index to i64"))
     if not stmt.buffers:
-        _call(text, block, site, 0, text.put(block, "arith.constant 0 : i64"))
+        _call(text, block, site, 0, text.put(block, "arith.constant", (), "i64", " 0"))
 
 
 def _call(text: Text, block: Block, site: str, operand: int, address: str) -> None:
-    number = text.put(block, f"arith.constant {operand} : i64")
+    number = text.put(block, "arith.constant", (), "i64", f" {operand}")
     block.add(
-        f"func.call @_mlir_ciface_{TRACE}({site}, {number}, {address}) : (i64, i64, i64) -> ()"
+        "func.call",
+        (site, number, address),
+        "(i64, i64, i64) -> ()",
+        f" @_mlir_ciface_{TRACE}(%s, %s, %s)",
     )
 
 

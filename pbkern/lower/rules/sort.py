@@ -1,7 +1,7 @@
 """A sort of values -> its results.
 
 Short lines stay in registers (sorting_network.py), others are stored and sorted there
-(targets/cpu/emit/radix_sort.py).
+(targets/cpu/emit/sorts/radix_sort.py).
 """
 
 from __future__ import annotations

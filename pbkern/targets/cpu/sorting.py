@@ -32,7 +32,7 @@ def word_dtypes(dtypes, keys: int) -> list[np.dtype]:
 
 @dataclass(frozen=True)
 class RadixScratch:
-    """See lower/build_options.py; what targets/cpu/emit/radix_sort.py and top_k.py find beside the operands."""
+    """See lower/build_options.py; what targets/cpu/emit/sorts/radix_sort.py and top_k.py find beside the operands."""
 
     def __call__(
         self, length: int, dtypes: Sequence, keys: int, first: int
@@ -40,7 +40,7 @@ class RadixScratch:
         """Counts, words of each width, places, and a line of each operand.
 
         Where only `first` elements are read, lines are as short as the head that
-        targets/cpu/emit/top_k.py sorts.
+        targets/cpu/emit/sorts/top_k.py sorts.
         """
         length = head_length(length, first) or length
         digits = [digit_bits(length, key_bits(dtype)) for dtype in dtypes[:keys]]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pbkern.lower.mlir.operation import Operation, replaced
 
 _TYPE = "vector<64xi8>"
-_OPERANDS = f" : {_TYPE}, {_TYPE}"
+_OPERANDS = f"{_TYPE}, {_TYPE}"
 
 
 def repaired(operations: Iterable[Operation]) -> list[Operation]:
@@ -34,15 +34,19 @@ def is_shuffled_without_end(text: str) -> bool:
 
 
 def _held(op: Operation) -> list[Operation] | None:
-    if not op.text.endswith(_OPERANDS) or op.name != "vector.shuffle":
+    if op.name != "vector.shuffle" or op.types != _OPERANDS:
         return None
-    if any(
-        between.startswith("#") for between in op.between
-    ):  # what a loop returns, past which nothing moves
+    if any("#" in operand for operand in op.operands):  # results of a loop: nothing moves past it
         return None
     held = {operand: f"{op.result}_of{k}" for k, operand in enumerate(dict.fromkeys(op.operands))}
     asm = [
-        Operation(f'{name} = llvm.inline_asm "", "=v,0" {operand} : ({_TYPE}) -> {_TYPE}')
+        Operation(
+            "llvm.inline_asm",
+            (operand,),
+            f"({_TYPE}) -> {_TYPE}",
+            ' "", "=v,0" %s',
+            result=name,
+        )
         for operand, name in held.items()
     ]
-    return [*asm, Operation(op.with_names(held.get(name, name) for name in op.names))]
+    return [*asm, op.renamed(lambda _: lambda name: held.get(name, name))]

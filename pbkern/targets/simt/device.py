@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
-
-Put = Callable[[str], str]  # appends `name = text`, returns the name
+from pbkern.lower.mlir.operation import Emit, Operation
 
 # MLIR's number of the memory that a thread block shares; the same at both vendors.
 SHARED_SPACE = 3
@@ -36,16 +35,16 @@ class VendorCode(Protocol):
     @property
     def private(self) -> int: ...
 
-    def thread(self, put: Put) -> str:
+    def thread(self, put: Emit) -> str:
         """i32: number of the thread in its block."""
 
-    def block(self, put: Put) -> str:
+    def block(self, put: Emit) -> str:
         """i32: number of the block in the grid."""
 
-    def barrier(self) -> tuple[str, ...]:
+    def barrier(self) -> tuple[Operation, ...]:
         """Waits for all threads of the block; what they stored before is there for all of them after."""
 
-    def exchange(self, put: Put, value: str, distance: int) -> str:
+    def exchange(self, put: Emit, value: str, distance: int) -> str:
         """i32 `value` of the thread of the warp whose number differs in the bit `distance`.
 
         All threads of the warp take part.
@@ -64,32 +63,32 @@ class Nvidia:
     declared_bytes: int = 48 << 10
     private: int = 0
 
-    def thread(self, put: Put) -> str:
-        return put("nvvm.read.ptx.sreg.tid.x : i32")
+    def thread(self, put: Emit) -> str:
+        return put("nvvm.read.ptx.sreg.tid.x", (), "i32")
 
-    def block(self, put: Put) -> str:
-        return put("nvvm.read.ptx.sreg.ctaid.x : i32")
+    def block(self, put: Emit) -> str:
+        return put("nvvm.read.ptx.sreg.ctaid.x", (), "i32")
 
-    def barrier(self) -> tuple[str, ...]:
-        return ("nvvm.barrier",)
+    def barrier(self) -> tuple[Operation, ...]:
+        return (Operation("nvvm.barrier"),)
 
-    def exchange(self, put: Put, value: str, distance: int) -> str:
+    def exchange(self, put: Emit, value: str, distance: int) -> str:
         mask, by, last = (
-            put(f"arith.constant {constant} : i32") for constant in (-1, distance, 31)
+            put("arith.constant", (), "i32", f" {constant}") for constant in (-1, distance, 31)
         )
-        return put(f"nvvm.shfl.sync bfly {mask}, {value}, {by}, {last} : i32 -> i32")
+        return put("nvvm.shfl.sync", (mask, value, by, last), "i32 -> i32", " bfly %s, %s, %s, %s")
 
-    def processor(self, put: Put) -> str:
+    def processor(self, put: Emit) -> str:
         """i32: number of the SM that runs the block."""
-        return put("nvvm.read.ptx.sreg.smid : i32")
+        return put("nvvm.read.ptx.sreg.smid", (), "i32")
 
-    def cycles(self, put: Put) -> str:
+    def cycles(self, put: Emit) -> str:
         """i64: the SM's clock."""
-        return put("nvvm.read.ptx.sreg.clock64 : i64")
+        return put("nvvm.read.ptx.sreg.clock64", (), "i64")
 
-    def nanoseconds(self, put: Put) -> str:
+    def nanoseconds(self, put: Emit) -> str:
         """i64: the time of all SMs."""
-        return put("nvvm.read.ptx.sreg.globaltimer : i64")
+        return put("nvvm.read.ptx.sreg.globaltimer", (), "i64")
 
 
 @dataclass(frozen=True)
@@ -104,31 +103,30 @@ class Amd:
     declared_bytes: int = 64 << 10
     private: int = 5
 
-    def thread(self, put: Put) -> str:
-        return put("rocdl.workitem.id.x : i32")
+    def thread(self, put: Emit) -> str:
+        return put("rocdl.workitem.id.x", (), "i32")
 
-    def block(self, put: Put) -> str:
-        return put("rocdl.workgroup.id.x : i32")
+    def block(self, put: Emit) -> str:
+        return put("rocdl.workgroup.id.x", (), "i32")
 
-    def barrier(self) -> tuple[str, ...]:
+    def barrier(self) -> tuple[Operation, ...]:
         """The instruction alone orders no memory.
 
         Source: LLVM, User Guide for AMDGPU Backend, memory model.
         """
         return (
-            'llvm.fence syncscope("workgroup") release',
-            "rocdl.s.barrier",
-            'llvm.fence syncscope("workgroup") acquire',
+            Operation("llvm.fence", syntax=' syncscope("workgroup") release'),
+            Operation("rocdl.s.barrier"),
+            Operation("llvm.fence", syntax=' syncscope("workgroup") acquire'),
         )
 
-    def exchange(self, put: Put, value: str, distance: int) -> str:
+    def exchange(self, put: Emit, value: str, distance: int) -> str:
         """Exchanges by ds_bpermute, which takes places in bytes, of 4 for each thread of the warp."""
-        lane = put(
-            f"arith.andi {self.thread(put)}, {put(f'arith.constant {self.warp - 1} : i32')} : i32"
-        )
-        other = put(f"arith.xori {lane}, {put(f'arith.constant {distance} : i32')} : i32")
-        place = put(f"arith.shli {other}, {put('arith.constant 2 : i32')} : i32")
-        return put(f"rocdl.ds_bpermute {place}, {value} : (i32, i32) -> i32")
+        number = lambda value: put("arith.constant", (), "i32", f" {value}")
+        lane = put("arith.andi", (self.thread(put), number(self.warp - 1)), "i32")
+        other = put("arith.xori", (lane, number(distance)), "i32")
+        place = put("arith.shli", (other, number(2)), "i32")
+        return put("rocdl.ds_bpermute", (place, value), "(i32, i32) -> i32")
 
 
 NVIDIA = Nvidia()

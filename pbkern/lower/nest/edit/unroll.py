@@ -8,7 +8,7 @@ from typing import Any
 
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Accumulator, Expr, Nest, Pool, Reduction
-from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.lower.nest.reductions import REDUCTIONS
 
 # reduction -> the operation that takes one more term
 OPERATION = {"sum": "add", "dot": "add", "prod": "mul", "max": "max", "min": "min"}
@@ -43,7 +43,7 @@ def unrolled_reductions(nest: Nest, context: Any) -> Nest:
     """
     sums = []
     for reduction in nest.reductions:
-        total = context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
+        total = context.const(REDUCTIONS[reduction.op].identity(reduction.dtype), reduction.dtype)
         for point in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
             places: dict[str, Affine] = {
                 rdim: Affine((), at) for rdim, at in zip(nest.rdims, point)

@@ -36,7 +36,7 @@ from pbkern.lower.nest.ir import (
     bodies,
     with_bodies,
 )
-from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.lower.nest.reductions import REDUCTIONS
 
 # reduction -> the operation that joins two states
 JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
@@ -398,7 +398,9 @@ class _StripNest:
                 self._state_index(Affine.symbol(lane)),
             )
             self.states.append(buf)
-            start = self.context.const(IDENTITY[reduction.op](reduction.dtype), reduction.dtype)
+            start = self.context.const(
+                REDUCTIONS[reduction.op].identity(reduction.dtype), reduction.dtype
+            )
             missed = self.strips.missed(self.at, k)
             if missed is not None:
                 start = self.context.select(self.trips.all_live, start, missed)

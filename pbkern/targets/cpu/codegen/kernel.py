@@ -17,8 +17,8 @@ from pbkern.dsl.kernel import Kernel
 from pbkern.lower.grid import block_shift
 from pbkern.lower.kernel_nests import BodyCase, KernelNests, kernel_nests
 from pbkern.lower.mlir.math_table import SHARED
-from pbkern.lower.mlir.operation import Operation, Region
-from pbkern.lower.mlir.range_reports import REPORT, WORDS, reporting
+from pbkern.lower.mlir.operation import Operation, Region, for_syntax
+from pbkern.lower.mlir.range_reports import REPORT, definitions
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest import effects, scratch
 from pbkern.lower.nest.addresses import flat_index
@@ -28,7 +28,7 @@ from pbkern.lower.programs import ProgramText
 from pbkern.lower.rules import debug_callbacks
 from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.emit.nests import CpuNestEmitter
-from pbkern.targets.cpu.emit.radix_sort import emit_sort
+from pbkern.targets.cpu.emit.sorts.radix_sort import emit_sort
 from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.passes import CPU_PASSES
@@ -69,7 +69,7 @@ class KernelLowering(ProgramText):
         )
         self.emitter = CpuNestEmitter(self.text, options.vector_bits, name)
         self.emitter.plain = options.plain
-        self.emitter.streamed = frozenset() if options.plain else self._streamed()
+        self.emitter.stores.streamed = frozenset() if options.plain else self._streamed()
         self.bufs = [operand.buf for operand in nests.operands]
         operands = {buf.name: memref(buf) for buf in (*self.bufs, *nests.copies.values())}
         self.outliner = Outliner(name, self.text, operands, repaired if options.avx512 else iter)
@@ -145,16 +145,16 @@ class KernelLowering(ProgramText):
             elif extent > 1:
                 size = self.text.index(extent)
                 block.values[f"%g{dim}"] = self.text.put(
-                    block, f"arith.remui {rest}, {size} : index"
+                    block, "arith.remui", (rest, size), "index"
                 )
-                rest = self.text.put(block, f"arith.divui {rest}, {size} : index")
+                rest = self.text.put(block, "arith.divui", (rest, size), "index")
             else:
                 block.values[f"%g{dim}"] = 0
 
     def dynamic_size(self, block: Block, operand: int) -> str:
         buf = self.bufs[operand]
-        size = self.text.put(block, f"memref.load {buf.name}[{self.text.index(0)}] : {memref(buf)}")
-        return self.text.put(block, f"arith.index_cast {size} : i32 to index")
+        size = self.text.put(block, "memref.load", (buf.name, self.text.index(0)), memref(buf))
+        return self.text.put(block, "arith.index_cast", (size,), "i32 to index")
 
     # ---------------------------------------------------------------- one program
 
@@ -167,7 +167,7 @@ class KernelLowering(ProgramText):
         if self._scatters_much() or not block_shift.is_function(
             self.kernel
         ):  # what is read again stays in caches
-            self.emitter.streamed -= effects.read(stmts)
+            self.emitter.stores.streamed -= effects.read(stmts)
         super().body(block, case)
 
     def _scatters_much(self) -> bool:
@@ -221,7 +221,10 @@ class KernelLowering(ProgramText):
             if axis == len(sizes):
                 _, address = self.text.affine(scope, flat)
                 scope.add(
-                    f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}"
+                    "memref.prefetch",
+                    (buf.root.name, address),
+                    memref(buf),
+                    " %s[%s], read, locality<2>, data",
                 )
             else:
                 step = line if axis == len(sizes) - 1 else 1
@@ -296,7 +299,10 @@ class KernelLowering(ProgramText):
         for k in range(0, fetch.count, line):
             _, address = self.text.affine(block, flat + k)
             block.add(
-                f"memref.prefetch {fetch.buf.root.name}[{address}], write, locality<3>, data : {memref(fetch.buf)}"
+                "memref.prefetch",
+                (fetch.buf.root.name, address),
+                memref(fetch.buf),
+                " %s[%s], write, locality<3>, data",
             )
 
     def _let(self, block: Block, name: str, value) -> None:
@@ -304,7 +310,7 @@ class KernelLowering(ProgramText):
         scalar = self.emitter.scalar(block, value, holder)
         cast = "index_castui" if value.dtype.kind in "ub" else "index_cast"
         block.values[name] = self.text.put(
-            block, f"arith.{cast} {scalar.name} : {scalar.el} to index"
+            block, f"arith.{cast}", (scalar.name,), f"{scalar.el} to index"
         )
 
     def _for(self, block: Block, loop: For) -> None:
@@ -314,7 +320,8 @@ class KernelLowering(ProgramText):
             else register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
         )
         if kept is not None:
-            self.emitter.promoted_loop(block, loop, self.trips(block, loop), kept)
+            trips = self.trips(block, loop)
+            self.emitter.promoted.emit(block, loop, trips, kept, self.emitter.emit)
         else:
             self.counted_loop(block, loop)
 
@@ -341,17 +348,22 @@ class KernelLowering(ProgramText):
             f"{slot.name} = memref.view %arena[{self.text.index(offset)}][] : {arena_type} to {memref(slot)}"
             for slot, offset in self.offsets.items()
         ]
-        constants = [
-            f"{constant} = {definition}" for definition, constant in self.text.constants.items()
-        ]
+        constants, at_end = definitions(self.text.constants.values())
         # Stores past the caches are not ordered with others: the fence comes before any word that
         # the work is done.
         fence = (
             ['llvm.inline_asm has_side_effects "sfence", "" : () -> ()']
-            if self.emitter.streams
+            if self.emitter.stores.streams
             else []
         )
-        programs = Operation(f"scf.for %p = %low to %high step {one}", (Region(block.operations),))
+        programs = Operation(
+            "scf.for",
+            ("%p", "%low", "%high", one),
+            "",
+            for_syntax(()),
+            (Region(block.operations),),
+            arguments=("%p",),
+        )
         attributes = {operand.name: array for operand, array in arrays.items()} | {ARENA: NOALIAS}
         views = {
             buf.name: f"{buf.name} = memref.view %arena[{buf.name}_at][] : {arena_type} to {memref(buf)}"
@@ -363,7 +375,7 @@ class KernelLowering(ProgramText):
         # Parts are compiled and loaded in order: functions come before those that call them.
         made = [
             Made(function.name, function.text(FRAMED), function.declaration, False)
-            for function in self.emitter.functions.made
+            for function in self.emitter.expressions.functions.made
         ]
         made += outlined
         pieces = tuple(
@@ -377,6 +389,7 @@ class KernelLowering(ProgramText):
             *head,
             *body,
             *fence,
+            *at_end,
             "return",
             "}",
         ]
@@ -390,9 +403,7 @@ class KernelLowering(ProgramText):
         def sized(text: str) -> str:
             return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
-        if WORDS in text:
-            text = "\n".join(reporting(text.split("\n")))
-        calls = {sized(callee.declaration) for callee in made if f"{CALL}{callee.name}(" in text}
+        calls = {sized(callee.declaration) for callee in made if f"{CALL} @{callee.name}(" in text}
         calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
         calls |= {f"func.func private @{REPORT}()"} if REPORT in text else set()
         return FunctionText(name, sized(text), frozenset(calls), sized(declaration), scalar)

@@ -8,15 +8,12 @@ strides may not: LLVM makes better loops of constants.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pbkern.lower.mlir import operation
 from pbkern.lower.mlir.operation import Operation, walk
 from pbkern.lower.mlir.text import STACK
-
-INDEX = re.compile(r"arith\.constant (-?\d+) : index")
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Form:
 
 def form(
     operations: Iterable[Operation],
-    constants: Mapping[str, str],
+    constants: Mapping[str, Operation],
     views: Mapping[str, str],
     operands: Iterable[str],
 ) -> Form | None:
@@ -45,9 +42,10 @@ def form(
 
     def common(name: str) -> str:
         if name not in known:
-            known[name] = constants.get(name) or f"%{len(known)}"
-            if known[name].startswith(STACK):  # the remark is each copy's own
-                known[name] = f"%{len(known)} : {known[name].partition(' //')[0]}"
+            constant = constants.get(name)
+            known[name] = constant.text if constant else f"%{len(known)}"
+            if constant and constant.name == STACK:  # the remark is each copy's own
+                known[name] = f"%{len(known)} : {constant.text.partition(' //')[0]}"
             if name in views:
                 own_views.append(name)
                 known[name] += f" : {views[name]}"
@@ -60,34 +58,31 @@ def form(
     operations = list(operations)
     if any(op.name == "func.call" for op in walk(operations)):
         return None
-    renamed = [op.mapped(lambda op: _renamed(op, constants, place, common)) for op in operations]
+    renamed = _renamed(operations, constants, place, common)
     return Form("\n".join(operation.lines(renamed)), tuple(places), tuple(own_views))
 
 
 def _renamed(
-    op: Operation,
-    constants: Mapping[str, str],
+    operations: Iterable[Operation],
+    constants: Mapping[str, Operation],
     place: Callable[[str, int], str],
     other: Callable[[str], str],
-) -> str:
-    """Its text with other names: index constants that may differ are place(name, value), the rest is other(name)."""
-    differs = _has_places(op)
+) -> list[Operation]:
+    """Operations with other names: index constants that may differ are place(name, value), the rest is other(name)."""
 
     def rename(name: str) -> str:
-        index = INDEX.fullmatch(constants.get(name, "")) if differs else None
-        return place(name, int(index[1])) if index else other(name)
+        constant = constants.get(name)
+        if constant is None or constant.types != "index":
+            return other(name)
+        return place(name, int(constant.literal))
 
-    return op.with_names(map(rename, op.names))
+    renaming = lambda op: rename if _has_places(op) else other
+    return [op.renamed(renaming) for op in operations]
 
 
 def _has_places(op: Operation) -> bool:
     """Whether index constants in it may differ: in sums of indices, and in reads and writes."""
-    if op.name == "arith.addi" and op.between[-1] == " : index":
-        return True
-    return any(
-        before.endswith("[") and after.startswith("]")
-        for before, after in zip(op.between, op.between[1:])
-    )
+    return op.indexes or (op.name == "arith.addi" and op.types == "index")
 
 
 @dataclass(frozen=True)
@@ -106,20 +101,16 @@ class Differences:
         return tuple(dict.fromkeys([*self.places.values(), *self.views.values()]))
 
     def operations(
-        self, operations: Iterable[Operation], constants: Mapping[str, str]
+        self, operations: Iterable[Operation], constants: Mapping[str, Operation]
     ) -> list[Operation]:
         """Operations of the first copy, in which arguments stand for the places that differ."""
         count = iter(range(1 << 62))
-
-        def rename(op: Operation) -> str:
-            return _renamed(
-                op,
-                constants,
-                lambda literal, _: self.places.get(next(count), literal),
-                lambda name: name,
-            )
-
-        return [op.mapped(rename) for op in operations]
+        return _renamed(
+            operations,
+            constants,
+            lambda literal, _: self.places.get(next(count), literal),
+            lambda name: name,
+        )
 
 
 def differences(copies: list[Form], offsets: Mapping[str, int]) -> Differences:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pbkern.core.errors import InternalError
-from pbkern.lower.mlir import operation
+from pbkern.lower.mlir import operation, range_reports
 from pbkern.lower.mlir.operation import Operation, replaced, walk
 from pbkern.lower.mlir.text import Block, Text
 
 from .merge_functions import Differences, Form, differences, form
 
-CALL = "func.call @"
+CALL = "func.call"
 # Most lines of a piece. Time for a longer function more than doubles with its length (measured:
 # docs/decisions/019-large-bodies.md).
 LONGEST_PIECE = 4000
@@ -58,13 +58,13 @@ class Piece:
     name: str
     operations: tuple[Operation, ...]
     passed: Mapping[str, str]
-    constants: Mapping[str, str]
+    constants: Mapping[str, Operation]
     views: tuple[str, ...]  # scratch buffers that it takes from the arena
     scalar: bool
     form: Form | None  # None: nothing repeats it
 
     @property
-    def call(self) -> str:
+    def call(self) -> Operation:
         return _call(self.name, self.passed)
 
 
@@ -111,10 +111,7 @@ class Outliner:
         """
         if sum(len(segment) for run in runs for segment in run) <= LONGEST_PIECE:
             return False
-        constants, scratch = (
-            {constant: definition for definition, constant in self.text.constants.items()},
-            buffers(),
-        )
+        constants, scratch = self.text.constants, buffers()
         copies = self._copies(
             block, [segment for run in runs for segment in run], constants, scratch
         )
@@ -136,7 +133,7 @@ class Outliner:
                 for before, after in itertools.pairwise(group)
                 for op in block.operations[before.end : after.start]
             ]
-            block.operations[group[0].start : group[-1].end] = [*between, Operation(call)]
+            block.operations[group[0].start : group[-1].end] = [*between, call]
         return True
 
     def _copies(
@@ -160,7 +157,7 @@ class Outliner:
         constants,
         scratch: Mapping[str, str],
         found: Form | None,
-    ) -> str:
+    ) -> Operation:
         """The call of a new piece.
 
         Raises InternalError for operations that use a value from outside which is no index.
@@ -207,16 +204,17 @@ class Outliner:
         places = dict.fromkeys(found.names, "index")
         for copy, values in zip(copies, found.values):
             names = {f"%{copy.name}_place{k}": value for k, value in enumerate(values)}
-            given = [Operation(f"{n} = arith.constant {name} : index") for n, name in names.items()]
-            self.calls[copy.call] = [
-                *given,
-                Operation(_call(first.name, {**copy.passed, **dict.fromkeys(names, "index")})),
+            given = [
+                Operation("arith.constant", (), "index", f" {value}", result=name)
+                for name, value in names.items()
             ]
+            call = _call(first.name, {**copy.passed, **dict.fromkeys(names, "index")})
+            self.calls[copy.call.text] = [*given, call]
         arguments = ", ".join(
             f"{n}: {kind}{attributes.get(n, '')}"
             for n, kind in (*first.passed.items(), *places.items())
         )
-        constants = [f"{n} = {constant}" for n, constant in first.constants.items()]
+        constants, at_end = range_reports.definitions(first.constants.values())
         constants += [
             f"{view}_at = arith.constant {offsets[view]} : index"
             for view in first.views
@@ -236,6 +234,7 @@ class Outliner:
                 *constants,
                 *taken,
                 *body,
+                *at_end,
                 "return",
                 "}",
             ]
@@ -245,17 +244,19 @@ class Outliner:
 
     def lines(self, operations: Iterable[Operation]) -> Iterator[str]:
         """Operations as they are printed: with calls of functions in place of calls of pieces."""
-        return operation.lines(
-            self.repair(replaced(operations, lambda op: self.calls.get(op.text)))
-        )
+        return operation.lines(self.repair(replaced(operations, self._called)))
+
+    def _called(self, op: Operation) -> list[Operation] | None:
+        return self.calls.get(op.text) if op.name == CALL else None
 
 
 def _operations(block: Block, segments: list[StatementRange]) -> list[Operation]:
     return [op for segment in segments for op in block.operations[segment.start : segment.end]]
 
 
-def _call(name: str, passed: Mapping[str, str]) -> str:
-    return f"{CALL}{name}({', '.join(passed)}) : ({', '.join(passed.values())}) -> ()"
+def _call(name: str, passed: Mapping[str, str]) -> Operation:
+    types = f"({', '.join(passed.values())}) -> ()"
+    return Operation(CALL, tuple(passed), types, f" @{name}({operation.places(len(passed))})")
 
 
 def _groups(

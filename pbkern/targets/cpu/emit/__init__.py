@@ -1,1 +1,1 @@
-"""Nest + NestSchedule -> scf and vector text."""
+"""Nest + NestSchedule -> scf and vector operations."""

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
-
-from pbkern.lower.math import elementwise
-from pbkern.lower.mlir.element_types import compute_el
-from pbkern.lower.mlir.ops import Builder, Ssa
+from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest import reductions
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Load, Reduction
-from pbkern.lower.nest.reductions import IDENTITY, is_rounded_sum
-from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
+from pbkern.lower.nest.reductions import identities, is_rounded_sum, per_accumulator
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
-from .addressing import NestWalk, Point, Tail
+from .addressing import Addressing, NestWalk, Point, Tail
 from .cumulative import Cumulative
-from .horizontal_reductions import (
-    HorizontalReductions,
-    by_halves,
-    lost_in,
-    whole,
-)
-from .interleave_chains import interleaved
+from .expressions import ExpressionValues
+from .horizontal_reductions import by_halves, lost_in, whole
+from .interleave_chains import interleave_points
+from .promoted_loops import PromotedLoops
+from .stores import Stores
 
 # Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are
 # joined.
@@ -43,17 +35,21 @@ LONGEST_CHAIN_OF_PRODUCTS = 640
 FEW_ACCUMULATORS = 16
 
 
-class Accumulators(HorizontalReductions, Cumulative):
-    """Emits reductions.
+class Reducer:
+    """Owns how accumulators are added to: one step of a reduction, and loops of steps in runs."""
 
-    `_value` gives an expression at a point, `_wide` a vector of it; `_writes` stores.
-    """
+    def __init__(
+        self,
+        places: Addressing,
+        promoted: PromotedLoops,
+        expressions: ExpressionValues,
+        stores: Stores,
+    ):
+        self.text, self.places, self.promoted = places.text, places, promoted
+        self.expressions, self.stores = expressions, stores
+        self.cumulative = Cumulative(places.text)
 
-    _value: Callable[..., Ssa]
-    _wide: Callable[..., Ssa]
-    _writes: Callable[..., None]
-
-    def _accumulate(
+    def accumulate(
         self,
         walk: NestWalk,
         block: Block,
@@ -74,14 +70,14 @@ class Accumulators(HorizontalReductions, Cumulative):
         trips = -(-(high - low) // step)
         if not trips:
             return accs
-        if terms == 1 and self._is_in_runs(walk, trips):
-            return self._accumulate_in_runs(walk, block, loop, fill, accs)
+        if terms == 1 and self.cumulative.applies(walk, trips):
+            return self.cumulative.accumulate(walk, block, loop, fill, accs)
         if limit == LONGEST_CHAIN_OF_PRODUCTS and trips * terms > limit:
             return self._accumulate_in_memory(
                 walk, block, loop, trips, _run_length(trips, terms, limit), fill, accs
             )
 
-        if self._is_exact(walk, trips * terms):
+        if self.is_exact(walk, trips * terms):
             return self._accumulate_exactly(walk, block, loop, max(limit // terms, 1), fill, accs)
 
         def sweep(
@@ -90,7 +86,7 @@ class Accumulators(HorizontalReductions, Cumulative):
             run = _run_length(trips, terms, limit) if limit else trips
 
             def one(inner: Block, accs: list[Ssa]) -> list[Ssa]:
-                at = self._sum_of_indices(inner, base, inner.values[f"{dim}'"])
+                at = self.text.add_indices(inner, base, inner.values[f"{dim}'"])
                 if run == trips:
                     inner.values[dim] = at
                     return fill(inner, accs)
@@ -130,22 +126,22 @@ class Accumulators(HorizontalReductions, Cumulative):
         dim, low, _, step = loop
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
-        at = [f"{sums}[{self.text.index(k)}] : {kind}" for k in range(len(accs))]
+        at = [(sums, self.text.index(k)) for k in range(len(accs))]
 
         def load(scope: Block) -> list[Ssa]:
             return [
-                acc._replace(name=self.text.put(scope, f"memref.load {place}"))
+                acc._replace(name=self.text.put(scope, "memref.load", place, kind))
                 for acc, place in zip(accs, at)
             ]
 
         def store(scope: Block, values: list[Ssa]) -> None:
             for value, place in zip(values, at):
-                scope.add(f"memref.store {value.name}, {place}")
+                scope.add("memref.store", (value.name, *place), kind)
 
         def whole(length: int):
             def one(outer: Block, _) -> list:
                 def trip(inner: Block, carried: list[Ssa]) -> list[Ssa]:
-                    inner.values[dim] = self._sum_of_indices(
+                    inner.values[dim] = self.text.add_indices(
                         inner, outer.values[f"{dim}'"], inner.values[f"{dim}''"]
                     )
                     return fill(inner, carried)
@@ -193,8 +189,8 @@ class Accumulators(HorizontalReductions, Cumulative):
             2 * run // beside, 1
         )  # joins cost 7 operations: as much as the additions, with one trip of 8 vectors
         rounded, width = (
-            self._per_accumulator(walk, is_rounded_sum),
-            len(self._per_accumulator(walk, is_rounded_sum)),
+            per_accumulator(walk.nest.reductions, is_rounded_sum),
+            len(per_accumulator(walk.nest.reductions, is_rounded_sum)),
         )
         # Of sums the first of `beside` accumulators holds them all; `kept`: it, and those of other
         # reductions.
@@ -203,7 +199,7 @@ class Accumulators(HorizontalReductions, Cumulative):
 
         def joined(scope: Block, carried: list[Ssa], first: str | int, trips: int) -> list[Ssa]:
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
-                inner.values[dim] = self._sum_of_indices(inner, first, inner.values[f"{dim}''"])
+                inner.values[dim] = self.text.add_indices(inner, first, inner.values[f"{dim}''"])
                 return fill(inner, values)
 
             op = self.text.builder(scope, lanes)
@@ -257,23 +253,15 @@ class Accumulators(HorizontalReductions, Cumulative):
             return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
         return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(walk.nest) else LONGEST_CHAIN
 
-    def _is_exact(self, walk: NestWalk, additions: int) -> bool:
+    def is_exact(self, walk: NestWalk, additions: int) -> bool:
         """Whether sums along vectors, of so many additions to each lane, keep what rounding loses."""
         along = walk.sched.vector in walk.nest.rdims and not walk.sched.straight
         return along and additions > LONG_ROW and self._longest_chain(walk) > 0
 
-    def _sum_of_indices(self, block: Block, x: str | int, y: str | int) -> str | int:
-        if isinstance(x, int) and isinstance(y, int):
-            return x + y
-        if x == 0:
-            return y
-        names = (value if isinstance(value, str) else self.text.index(value) for value in (x, y))
-        return self.text.put(block, f"arith.addi {', '.join(names)} : index")
-
     def _restarted(self, walk: NestWalk, block: Block, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of floating-point sums at zero, the others as they are."""
-        zeros = self._identities(walk, block, accs[0].lanes)
-        rounded = self._per_accumulator(walk, is_rounded_sum)
+        zeros = identities(self.text.builder(block, accs[0].lanes), walk.nest.reductions)
+        rounded = per_accumulator(walk.nest.reductions, is_rounded_sum)
         return [
             zeros[k % len(zeros)] if rounded[k % len(zeros)] else acc for k, acc in enumerate(accs)
         ]
@@ -282,36 +270,14 @@ class Accumulators(HorizontalReductions, Cumulative):
         """Accumulators that hold what they held before a run and what they were given in it."""
         b, rounded = (
             self.text.builder(block, before[0].lanes),
-            self._per_accumulator(walk, is_rounded_sum),
+            per_accumulator(walk.nest.reductions, is_rounded_sum),
         )
         return [
             b.add(x, y) if rounded[k % len(rounded)] else y
             for k, (x, y) in enumerate(zip(before, run))
         ]
 
-    def _per_accumulator(self, walk: NestWalk, f) -> list:
-        """f(reduction) for each accumulator of one point."""
-        return [
-            f(reduction)
-            for reduction in walk.nest.reductions
-            for _ in range(2 if reduction.op in ("argmax", "argmin") else 1)
-        ]
-
-    def _identities(self, walk: NestWalk, block: Block, lanes: int) -> list[Ssa]:
-        b = self.text.builder(block, lanes)
-        return [acc for reduction in walk.nest.reductions for acc in self._identity(b, reduction)]
-
-    def _identity(self, b: Builder, reduction: Reduction) -> list[Ssa]:
-        """Values that the accumulators of a reduction start with."""
-        if reduction.op in ("argmax", "argmin"):
-            value = reduction.args[0].dtype
-            return [
-                b.c(IDENTITY[reduction.op](value), compute_el(value)),
-                b.c(np.iinfo(reduction.dtype).max, compute_el(reduction.dtype)),
-            ]
-        return [b.c(IDENTITY[reduction.op](reduction.dtype), compute_el(reduction.dtype))]
-
-    def _step(
+    def step(
         self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> list[Ssa]:
         """One point of every reduction per tile point; returns the next accumulators."""
@@ -325,54 +291,35 @@ class Accumulators(HorizontalReductions, Cumulative):
             live = tail and tail.of(place, walk.sched.vector)
             for reduction in walk.nest.reductions:
                 args = [
-                    self._wide(b, self._value(walk, block, arg, place, live), lanes)
+                    b.broadcast(self.expressions.value(walk, block, arg, place, live), lanes)
                     for arg in reduction.args
                 ]
-                count = 2 if reduction.op in ("argmax", "argmin") else 1
+                count = reductions.width(reduction)
                 old = mine[at : at + count]
-                new = self._combine(b, reduction, old, args)
+                new = reductions.add(b, reduction, old, args)
                 if tail is not None and masked and not self._adds_zeros(walk, reduction):
-                    mask = self._tail_mask(tail, lanes)
+                    mask = self.places.tail_mask(tail, lanes)
                     new = [b.select(mask, n, prior) for n, prior in zip(new, old)]
                 out.extend(new)
                 at += count
 
-        self._interleave_points(walk, block, points, point)
+        interleave_points(walk, block, points, point)
         if any(store.inner for store in walk.nest.stores):
-            self._writes(
+            self.stores.store_points(
                 walk,
                 block,
                 points,
                 tail,
-                self._with_before(walk, b, out) if walk.nest.ordered else [],
+                self.cumulative.with_before(walk, b, out) if walk.nest.ordered else [],
                 inner=True,
             )
         return out
-
-    def _interleave_points(
-        self, walk: NestWalk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
-    ) -> None:
-        """fill(number, point) for each, with operations of several points interleaved where none reads what another stores."""
-        before, filled = block.operations, []
-        for k, point in enumerate(points):
-            block.operations = []
-            fill(k, point)
-            filled.append(block.operations)
-        free = (
-            walk.sched.vector is not None
-            and not walk.nest.ordered
-            and not overwritten_by(walk.nest)
-            and not walk.rewrites
-        )
-        block.operations = before + (
-            interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one]
-        )
 
     def _adds_zeros(self, walk: NestWalk, reduction: Reduction) -> bool:
         """Whether lanes behind the last element, which loads fill with zeros, leave an accumulator as it is."""
 
         def zero(expr: Expr) -> bool:
-            if not isinstance(expr, Load) or self._keeps(expr.buf):
+            if not isinstance(expr, Load) or self.promoted.keeps(expr.buf):
                 return False
             return flat_coefficient(expr.buf, expr.index, walk.sched.along) == 1
 
@@ -381,85 +328,6 @@ class Accumulators(HorizontalReductions, Cumulative):
             and reduction.dtype.kind != "b"
             and all(map(zero, reduction.args))
         )
-
-    def _combine(
-        self, b: Builder, reduction: Reduction, acc: list[Ssa], args: list[Ssa]
-    ) -> list[Ssa]:
-        unsigned = reduction.dtype.kind == "u"
-        match reduction.op:
-            case "dot" if reduction.by is not None:
-                return [reduction.by.emit(b, acc[0], args)]
-            case "dot":
-                fused = b.contract and args[0].el in ("f32", "f64")
-                return [
-                    b.fma(args[0], args[1], acc[0])
-                    if fused
-                    else b.add(acc[0], b.mul(args[0], args[1]))
-                ]
-            case "sum":
-                return [b.add(acc[0], args[0])] if acc[0].el != "i1" else [b.or_(acc[0], args[0])]
-            case "prod":
-                return [b.mul(acc[0], args[0])]
-            case "max":
-                return (
-                    [b.max(acc[0], args[0], unsigned=unsigned)]
-                    if acc[0].el != "i1"
-                    else [b.or_(acc[0], args[0])]
-                )
-            case "maxnum":
-                return [b.select(b.cmp("gt", args[0], acc[0]), args[0], acc[0])]
-            case "min":
-                return (
-                    [b.min(acc[0], args[0], unsigned=unsigned)]
-                    if acc[0].el != "i1"
-                    else [b.and_(acc[0], args[0])]
-                )
-            case "and":
-                return [b.and_(acc[0], args[0])]
-            case "or":
-                return [b.or_(acc[0], args[0])]
-            case "xor":
-                return [b.xor(acc[0], args[0])]
-            case "logaddexp":
-                return [self._logaddexp(b, reduction, acc[0], args[0])]
-            case "argmax" | "argmin":
-                return self._better(b, reduction, acc, args)
-        raise AssertionError(reduction.op)
-
-    def _logaddexp(self, b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
-        """max + log1p(exp(min - max)); infinite maxima stand for themselves (exp of inf - inf is NaN)."""
-
-        def call(name: str, operand: Ssa) -> Ssa:
-            info = elementwise.EqnInfo(
-                name, {"accuracy": None}, (reduction.dtype,), reduction.dtype, None
-            )
-            return elementwise.RULES.lookup(name)(b, info, operand)
-
-        high = b.max(value, y)
-        total = b.add(high, call("log1p", call("exp", b.sub(b.min(value, y), high))))
-        infinite = b.cmp("eq", b.abs(high), b.c(np.inf, high.el))
-        return b.select(infinite, high, total)
-
-    def _better(
-        self, b: Builder, reduction: Reduction, acc: list[Ssa], args: list[Ssa]
-    ) -> list[Ssa]:
-        """The larger (smaller) value, NaN above all; among equals the smaller index."""
-        (value, i), (x, new_index) = acc, args
-        unsigned = reduction.args[0].dtype.kind == "u"
-        if value.el == "i1":
-            v2, x2 = b.int_resize(value, "i8", unsigned=True), b.int_resize(x, "i8", unsigned=True)
-            wins = b.cmp("gt" if reduction.op == "argmax" else "lt", x2, v2, unsigned=True)
-            ties = b.cmp("eq", x2, v2)
-        else:
-            wins = b.cmp("gt" if reduction.op == "argmax" else "lt", x, value, unsigned=unsigned)
-            ties = b.cmp("eq", x, value)
-        if value.el in ("f32", "f64"):
-            wins = b.or_(
-                b.and_(wins, b.not_(b.is_nan(value))), b.and_(b.is_nan(x), b.not_(b.is_nan(value)))
-            )
-            ties = b.or_(ties, b.and_(b.is_nan(x), b.is_nan(value)))
-        wins = b.or_(wins, b.and_(ties, b.cmp("lt", new_index, i)))
-        return [b.select(wins, x, value), b.select(wins, new_index, i)]
 
 
 def _run_length(trips: int, terms: int, limit: int) -> int:

@@ -11,7 +11,7 @@ from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.context import INT32_MAX
-from pbkern.lower.nest.ir import Buf, Expr, Nest, Pool
+from pbkern.lower.nest.ir import Accumulator, Buf, Expr, Gather, Load, Nest
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule
 
 Point = dict[str, int]
@@ -74,52 +74,81 @@ class NestWalk:
         end = self.nest.dims[vector] + self.reaches.get(id(load), {}).get(vector, 0)
         return end - self.first - point.get(vector, 0)
 
+    def place(self, block: Block, expr: Expr) -> Block:
+        """The shallowest block of this nest that knows the symbols of an expression.
+
+        Reads of what the nest writes stay put.
+        """
+        if self._reads_written(expr):
+            return block
+        depth = self.top.depth
+        for symbol in expr.symbols:
+            depth = max(depth, block.lookup(symbol)[0].depth)
+        return block.ancestor(depth)
+
+    def _reads_written(self, expr: Expr) -> bool:
+        key = ("reads", id(expr))
+        if key not in self.memo:
+            own = isinstance(expr, Load | Gather) and expr.buf.root in self.written
+            self.memo[key] = (
+                own
+                or isinstance(expr, Accumulator)
+                or any(self._reads_written(arg) for arg in expr.args)
+            )
+        return self.memo[key]
+
+    @property
+    def terms(self) -> int:
+        """Numbers that a step adds, one after the other, to an accumulator."""
+        return self.sched.lanes if self.sched.transpose in self.nest.rdims else 1
+
 
 class Addressing:
     """Emits addresses and masks into blocks of `text`."""
 
-    def __init__(self, text: Text, vector_bits: int = 512):
-        self.text, self.vector_bits = text, vector_bits
-        self.pool = Pool()  # of expressions made here
+    def __init__(self, text: Text):
+        self.text = text
 
-    def _address(self, block: Block, buf: Buf, index, point: Point) -> tuple[Block, str]:
+    def address(self, block: Block, buf: Buf, index, point: Point) -> tuple[Block, str]:
         flat = flat_index(buf, index)
         return self.text.affine(
             block, flat, sum(flat.coefficient(dim) * offset for dim, offset in point.items())
         )
 
-    def _tail_mask(self, tail: Tail, lanes: int) -> Ssa:
+    def tail_mask(self, tail: Tail, lanes: int) -> Ssa:
         return Ssa(
-            self.text.const(f"vector.constant_mask [{tail.live}] : vector<{lanes}xi1>"), "i1", lanes
+            self.text.const(f" [{tail.live}]", f"vector<{lanes}xi1>", "vector.constant_mask"),
+            "i1",
+            lanes,
         )
 
-    def _axis_is_safe(self, walk: NestWalk, affine: Affine, extent: int) -> bool:
+    def axis_is_safe(self, walk: NestWalk, affine: Affine, extent: int) -> bool:
         """Whether an index stays inside without looking at runtime values."""
         if not affine.symbols <= walk.nest.dims.keys():
             return False
         low, high = affine.bounds(lambda dim: walk.nest.dims[dim] + walk.reach(dim))
         return low >= 0 and high < extent
 
-    def _guard_masks(
+    def guard_masks(
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, lanes: int
     ) -> tuple[list[Ssa], list[str]]:
         """(lane masks, scalar conditions) under which every index is inside its axis."""
         masks, conditions = [], []
         vector = walk.sched.vector if lanes else None
         for position, extent in zip(index, buf.shape):
-            if self._axis_is_safe(walk, position, extent):
+            if self.axis_is_safe(walk, position, extent):
                 continue
             if vector and position.coefficient(vector):
-                masks.append(self._range(walk, block, (position, 0, extent), point, lanes))
+                masks.append(self.in_range(walk, block, (position, 0, extent), point, lanes))
             else:
-                conditions.append(self._range(walk, block, (position, 0, extent), point, 0).name)
+                conditions.append(self.in_range(walk, block, (position, 0, extent), point, 0).name)
         return masks, conditions
 
-    def _range(self, walk: NestWalk, block: Block, info, point: Point, lanes: int) -> Ssa:
+    def in_range(self, walk: NestWalk, block: Block, info, point: Point, lanes: int) -> Ssa:
         """low <= index < high, per lane where the index moves along the vector dimension."""
         i, low, high = info
         b = self.text.builder(block, lanes)
-        value = self._index(
+        value = self.index(
             walk,
             block,
             i,
@@ -131,24 +160,22 @@ class Addressing:
         parts += [] if high >= INT32_MAX else [b.cmp("lt", value, b.c(high, value.el))]
         return b.and_(*parts) if len(parts) == 2 else parts[0]
 
-    def _index(
+    def index(
         self, walk: NestWalk, block: Block, affine: Affine, point: Point, lanes: int, el: str
     ) -> Ssa:
         """An index as an integer value; lanes follow the vector dimension."""
         vector = walk.sched.vector
         offset = sum(affine.coefficient(dim) * shift for dim, shift in point.items())
         _, name = self.text.affine(block, affine, offset)
-        scalar = Ssa(self.text.put(block, f"arith.index_cast {name} : index to {el}"), el, 0)
+        scalar = Ssa(self.text.put(block, "arith.index_cast", (name,), f"index to {el}"), el, 0)
         stride = affine.coefficient(vector) if vector else 0
         if not lanes or not stride:
             return scalar if not lanes else self.text.builder(block, lanes).broadcast(scalar)
         b = self.text.builder(block, lanes)
         half = 1 << (int(el[1:]) - 1)
         numbers = [(k * stride + half) % (2 * half) - half for k in range(lanes)]
-        steps = Ssa(
-            self.text.const(f"arith.constant dense<{numbers}> : vector<{lanes}x{el}>"), el, lanes
-        )
-        return b.add(b.broadcast(scalar), steps)
+        steps = self.text.const(f"dense<{numbers}>", f"vector<{lanes}x{el}>")
+        return b.add(b.broadcast(scalar), Ssa(steps, el, lanes))
 
 
 def memref(buf: Buf) -> str:

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pbkern.lower.mlir.ops import Builder, Ssa
-from pbkern.lower.mlir.text import Block
-from pbkern.lower.nest.reductions import is_rounded_sum
+from pbkern.lower.mlir.text import Block, Text
+from pbkern.lower.nest.reductions import combine, identities, is_rounded_sum
 
 from .addressing import NestWalk
 from .horizontal_reductions import lost_in, whole
-from .promoted_loops import PromotedLoops
 
 # Elements of a run. Measured: of 2^20 float32, 1.1 times the largest error of XLA's tree, 1.3 times
 # the mean square of errors.
@@ -25,14 +24,13 @@ CUMULATIVE_RUN = 64
 IN_RUNS = ("sum", "logaddexp")
 
 
-class Cumulative(PromotedLoops):
-    """Emits ordered reductions in runs."""
+class Cumulative:
+    """Owns ordered reductions in runs."""
 
-    _combine: Callable[..., list[Ssa]]
-    _identities: Callable[..., list[Ssa]]
-    _sum_of_indices: Callable[..., str | int]
+    def __init__(self, text: Text):
+        self.text = text
 
-    def _is_in_runs(self, walk: NestWalk, trips: int) -> bool:
+    def applies(self, walk: NestWalk, trips: int) -> bool:
         """Whether a loop of so many steps of an ordered nest is cut into runs."""
         ops = [reduction.op for reduction in walk.nest.reductions]
         floats = all(
@@ -49,7 +47,7 @@ class Cumulative(PromotedLoops):
             and set(ops) <= {*IN_RUNS}
         )
 
-    def _accumulate_in_runs(
+    def accumulate(
         self,
         walk: NestWalk,
         block: Block,
@@ -71,14 +69,16 @@ class Cumulative(PromotedLoops):
             ]
 
             def trip(inner: Block, values: list[Ssa]) -> list[Ssa]:
-                inner.values[dim] = self._sum_of_indices(inner, first, inner.values[f"{dim}''"])
+                inner.values[dim] = self.text.add_indices(inner, first, inner.values[f"{dim}''"])
                 return fill(inner, values)
 
-            start = self._identities(walk, scope, lanes) * (count // len(walk.nest.reductions))
+            start = identities(self.text.builder(scope, lanes), walk.nest.reductions) * (
+                count // len(walk.nest.reductions)
+            )
             local = self.text.loop(scope, f"{dim}''", 0, length * step, step, trip, start)
             walk.before = []
             (*after,) = (
-                self._combine(op, reduction, [x], [y])[0]
+                combine(op, reduction, [x], [y])[0]
                 for reduction, x, y in zip(reductions, before, local)
             )
             kept = [
@@ -107,12 +107,12 @@ class Cumulative(PromotedLoops):
             for reduction, x, y in zip(reductions, carried, carried[count:])
         ]
 
-    def _with_before(self, walk: NestWalk, b: Builder, accs: list[Ssa]) -> list[Ssa]:
+    def with_before(self, walk: NestWalk, b: Builder, accs: list[Ssa]) -> list[Ssa]:
         """Accumulators of the present run -> those of all steps so far."""
         if not walk.before:
             return accs
         reductions = [walk.nest.reductions[k % len(walk.nest.reductions)] for k in range(len(accs))]
         return [
-            self._combine(b, reduction, [x], [acc])[0]
+            combine(b, reduction, [x], [acc])[0]
             for reduction, x, acc in zip(reductions, walk.before, accs)
         ]

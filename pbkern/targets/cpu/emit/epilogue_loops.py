@@ -10,19 +10,19 @@ costs a store and a load of each vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import groupby
 
 from pbkern.lower.mlir.ops import Ssa
-from pbkern.lower.mlir.text import Block
+from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Accumulator, Nest, Op, nodes
 from pbkern.targets.cpu.machine import registers_of
 from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 
-from .accumulators import Accumulators
 from .addressing import NestWalk, Point, Tail
 from .interleave_chains import MOST_INTERLEAVED
+from .promoted_loops import PromotedLoops
+from .stores import Stores
 
 # Cost (vector operations, targets/cpu/math/op_cycles.py) of what follows a sum, from which it is
 # long. Measured on Zen 4, 32 registers: bias and gelu 1.1 times as fast in a loop, roots and tanh
@@ -34,12 +34,14 @@ LONG_EPILOGUE = 16.0
 LONG_WITHOUT_SPARE_REGISTERS = 4.0
 
 
-class Epilogues(Accumulators):
-    """Emits what follows reductions. `_writes` does so for points side by side."""
+class Epilogue:
+    """Owns what follows reductions."""
 
-    _writes: Callable[..., None]
+    def __init__(self, text: Text, promoted: PromotedLoops, stores: Stores, vector_bits: int):
+        self.text, self.promoted, self.stores = text, promoted, stores
+        self.vector_bits = vector_bits
 
-    def _follow(
+    def emit(
         self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
     ) -> None:
         """The writes of a tile's points; `accs` are their sums."""
@@ -47,14 +49,14 @@ class Epilogues(Accumulators):
         at_once = -(-MOST_INTERLEAVED * max(rows, 1) // len(points))
         looped = rows // at_once * at_once
         if dim is None or looped <= at_once:
-            self._writes(walk, block, points, tail, accs, inner=False)
+            self.stores.store_points(walk, block, points, tail, accs, inner=False)
             return
         count, each = len(points) // rows, len(accs) // rows
         self._row_by_row(
             walk, block, dim, each, points[: at_once * count], tail, accs[: looped * each]
         )
         if looped < rows:
-            self._writes(
+            self.stores.store_points(
                 walk, block, points[looped * count :], tail, accs[looped * each :], inner=False
             )
 
@@ -72,23 +74,23 @@ class Epilogues(Accumulators):
         kind = f"memref<{len(accs)}x{accs[0].type}>"
         sums = self.text.local(kind)
         for k, acc in enumerate(accs):
-            block.add(f"memref.store {acc.name}, {sums}[{self.text.index(k)}] : {kind}")
+            block.add("memref.store", (acc.name, sums, self.text.index(k)), kind)
         _, first = block.lookup(dim)
         at_once = 1 + max(point[dim] for point in points)
 
         def fill(inner: Block, _) -> list[Ssa]:
             row = inner.values[f"{dim}'"]
-            inner.values[dim] = self._sum_of_indices(inner, first, row)
-            start = self.text.put(inner, f"arith.muli {row}, {self.text.index(each)} : index")
+            inner.values[dim] = self.text.add_indices(inner, first, row)
+            start = self.text.put(
+                inner, "arith.muli", (self.text.named(row), self.text.index(each)), "index"
+            )
             mine = []
             for k, partial in enumerate(accs[: each * at_once]):
-                place = self._sum_of_indices(inner, start, k)
+                place = self.text.named(self.text.add_indices(inner, start, k))
                 mine.append(
-                    partial._replace(
-                        name=self.text.put(inner, f"memref.load {sums}[{place}] : {kind}")
-                    )
+                    partial._replace(name=self.text.put(inner, "memref.load", (sums, place), kind))
                 )
-            self._writes(walk, inner, points, tail, mine, inner=False)
+            self.stores.store_points(walk, inner, points, tail, mine, inner=False)
             return []
 
         self.text.loop(block, f"{dim}'", 0, len(accs) // each, at_once, fill)
@@ -97,7 +99,7 @@ class Epilogues(Accumulators):
         """(dimension, number) of the tile's equal rows, which the epilogue takes one by one; (None, 0): all at once."""
         dim = next(iter(points[0]), None)
         plain = (
-            self.kept is None
+            self.promoted.buffers is None
             and not walk.moves
             and not walk.rewrites
             and walk.sched.vector not in (None, dim)

@@ -13,47 +13,39 @@ is computed in vectors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from functools import partial
 
 from pbkern.lower.mlir.element_types import BITS, int_el
 from pbkern.lower.mlir.ops import Builder, Ssa
-from pbkern.lower.mlir.text import Block
+from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Reduction
-from pbkern.lower.nest.reductions import is_rounded_sum
+from pbkern.lower.nest.reductions import combine, identity, is_rounded_sum, row_of, width
 
 from .addressing import NestWalk
-from .promoted_loops import PromotedLoops
 
 # Bits within which instructions interleave elements.
 BLOCK_BITS = 128
 
 
-class HorizontalReductions(PromotedLoops):
-    """Emits what becomes of the lanes of accumulators: `_identity` is what they start with, `_combine` adds values to them."""
+class HorizontalReductions:
+    """Owns what becomes of the lanes of accumulators."""
 
-    _combine: Callable[..., list[Ssa]]
-    _identity: Callable[..., list[Ssa]]
+    def __init__(self, text: Text):
+        self.text = text
 
-    def _fold(
+    def fold(
         self, walk: NestWalk, block: Block, parts: list[list[Ssa]], *, exact: bool
     ) -> list[Ssa]:
         """Accumulators of several vectors -> one scalar per accumulator. `exact`: also of what their sums lose."""
         b, at, out = self.text.builder(block, walk.sched.lanes), 0, []
         for reduction in walk.nest.reductions:
-            count = 2 if reduction.op in ("argmax", "argmin") else 1
+            count = width(reduction)
             mine = [part[at : at + count] for part in parts]
             if exact and is_rounded_sum(reduction):
                 out.append(self._fold_exactly(block, [vector for (vector,) in mine]))
                 at += count
                 continue
-            merged = Reduction(
-                "sum" if reduction.is_product else reduction.op,
-                reduction.args,
-                reduction.dtype,
-            )
-            merged_parts = by_halves(
-                mine, lambda x, y, merged=merged: self._combine(b, merged, x, y)
-            )
+            merged_parts = by_halves(mine, partial(combine, b, reduction))
             out += (
                 self._reduce_lanes(block, reduction, merged_parts)
                 if count == 1
@@ -72,23 +64,21 @@ class HorizontalReductions(PromotedLoops):
         while half:
             pair = _with_lost(b, pair, tuple(self._rotated(block, vector, half) for vector in pair))
             half //= 2
-        total = whole(b, *pair)
-        first = f"vector.extract {total.name}[0] : {total._replace(lanes=0).type} from {total.type}"
-        return Ssa(self.text.put(block, first), total.el, 0)
+        return b.first_lane(whole(b, *pair))
 
     def _rotated(self, block: Block, value: Ssa, by: int) -> Ssa:
         return self._shuffled(
             block, value, value, [(k + by) % value.lanes for k in range(value.lanes)]
         )
 
-    def _reduced_rows(self, walk: NestWalk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
+    def reduced_rows(self, walk: NestWalk, block: Block, rows: list[list[Ssa]]) -> list[Ssa]:
         """Accumulators of up to as many rows as a vector has lanes -> a vector of each, a row in every lane."""
         lanes, at, out = walk.sched.lanes, 0, []
         b = self.text.builder(block, lanes)
         for reduction in walk.nest.reductions:
-            count = 2 if reduction.op in ("argmax", "argmin") else 1
+            count = width(reduction)
             mine = [accs[at : at + count] for accs in rows]
-            mine += [self._identity(b, reduction)] * (lanes - len(mine))
+            mine += [identity(b, reduction)] * (lanes - len(mine))
             at += count
             if reduction.op in ("max", "min") and mine[0][0].el in ("f32", "f64"):
                 ordered = [[_ordered(b, reduction.op, vector)] for (vector,) in mine]
@@ -97,14 +87,7 @@ class HorizontalReductions(PromotedLoops):
                 )
                 out.append(b.bitcast(_sign_magnitude(b, best), mine[0][0].el))
                 continue
-            merged = Reduction(
-                "sum" if reduction.is_product else reduction.op,
-                reduction.args,
-                reduction.dtype,
-            )
-            out += self._permuted_together(
-                block, mine, lambda x, y, merged=merged: self._combine(b, merged, x, y)
-            )
+            out += self._permuted_together(block, mine, partial(combine, b, reduction))
         return out
 
     def _permuted_together(self, block: Block, rows: list[list[Ssa]], join) -> list[Ssa]:
@@ -128,31 +111,24 @@ class HorizontalReductions(PromotedLoops):
         return rows[0]
 
     def _shuffled(self, block: Block, value: Ssa, y: Ssa, order: list[int]) -> Ssa:
-        both = f"{value.name}, {y.name} {order} : {value.type}, {y.type}"
-        return value._replace(name=self.text.put(block, f"vector.shuffle {both}"))
+        return self.text.builder(block, value.lanes).shuffle(value, y, order)
 
     def _reduce_lanes(self, block: Block, reduction: Reduction, x: list[Ssa]) -> list[Ssa]:
         value, sign = x[0], "u" if reduction.dtype.kind == "u" else "s"
         if reduction.op in ("max", "min") and value.el in ("f32", "f64"):
             return [self._extreme_of_lanes(block, reduction.op, value)]
-        kind = {
-            **dict.fromkeys(("dot", "sum"), "add"),
-            "prod": "mul",
-            "and": "and",
-            "or": "or",
-            "xor": "xor",
-            "max": f"max{sign}i",
-            "min": f"min{sign}i",
-            "maxnum": "maxnumf",
-        }[reduction.op]
-        if value.el == "i1":
-            kind = {"add": "or", "maxsi": "or", "minsi": "and"}.get(kind, kind)
-        return [self._reduced(block, kind, value)]
+        kind = row_of(reduction).across
+        assert kind is not None, reduction.op
+        return [self._reduced(block, kind.format(sign=sign), value)]
 
     def _reduced(self, block: Block, kind: str, value: Ssa) -> Ssa:
         scalar = value._replace(lanes=0)
         reduced = self.text.put(
-            block, f"vector.reduction <{kind}>, {value.name} : {value.type} into {scalar.type}"
+            block,
+            "vector.reduction",
+            (value.name,),
+            f"{value.type} into {scalar.type}",
+            f" <{kind}>, %s",
         )
         return scalar._replace(name=reduced)
 

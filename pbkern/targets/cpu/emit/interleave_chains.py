@@ -10,7 +10,13 @@ points, which are under way together anyway, gain nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pbkern.lower.mlir.operation import Operation
+from pbkern.lower.mlir.text import Block
+from pbkern.targets.cpu.schedule.nest_schedule import overwritten_by
+
+from .addressing import NestWalk, Point
 
 # Operations of the shortest points that are interleaved: shorter points are under way together
 # anyway.
@@ -21,6 +27,26 @@ MOST_INTERLEAVED = 4
 # comes from the first cache.
 MOST_LIVE = 48
 STORES = ("vector.store", "vector.maskedstore")
+
+
+def interleave_points(
+    walk: NestWalk, block: Block, points: list[Point], fill: Callable[[int, Point], None]
+) -> None:
+    """fill(number, point) for each, with operations of several points interleaved where none reads what another stores."""
+    before, filled = block.operations, []
+    for k, point in enumerate(points):
+        block.operations = []
+        fill(k, point)
+        filled.append(block.operations)
+    free = (
+        walk.sched.vector is not None
+        and not walk.nest.ordered
+        and not overwritten_by(walk.nest)
+        and not walk.rewrites
+    )
+    block.operations = before + (
+        interleaved(filled) if free and len(points) > 1 else [x for one in filled for x in one]
+    )
 
 
 def interleaved(points: list[list[Operation]]) -> list[Operation]:
@@ -43,9 +69,7 @@ def interleaved(points: list[list[Operation]]) -> list[Operation]:
 
 def _is_plain(op: Operation) -> bool:
     """Whether it makes one value, or stores a vector."""
-    return op.name in STORES or (
-        op.result is not None and not op.regions and "{" not in op.attributes
-    )
+    return op.name in STORES or (op.value is not None and not op.regions)
 
 
 def _interleave_points(points: list[list[Operation]]) -> list[Operation]:
@@ -71,12 +95,9 @@ def _most_live(operations: list[Operation]) -> int:
     live: set[str] = set()
     most = 0
     for k, op in enumerate(operations):
-        if (
-            op.result is not None
-            and "vector<" in op.attributes
-            and not op.between[-1].endswith("xi1>")
-        ):
-            live.add(op.result)
+        value = op.value
+        if value is not None and "vector<" in op.types and not op.types.endswith("xi1>"):
+            live.add(value)
         most = max(most, len(live))
         live = {value for value in live if last[value] > k}
     return most

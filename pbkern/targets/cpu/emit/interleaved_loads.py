@@ -6,7 +6,7 @@ They are far cheaper than gathers and scatters (targets/cpu/schedule/interleaved
 from __future__ import annotations
 
 from pbkern.core.affine import Affine
-from pbkern.lower.mlir.element_types import BITS, mlir_type, storage_el
+from pbkern.lower.mlir.element_types import BITS, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf
@@ -17,10 +17,13 @@ from .addressing import Addressing, NestWalk, Tail, memref
 Lane = tuple[int, int]  # (number of a vector, lane in it)
 
 
-class InterleavedLoads(Addressing):
-    """Emits strided accesses."""
+class StridedAccesses:
+    """Owns accesses at strides: whole vectors, shuffled."""
 
-    def _load_strided(
+    def __init__(self, places: Addressing, vector_bits: int):
+        self.text, self.places, self.vector_bits = places.text, places, vector_bits
+
+    def load(
         self,
         walk: NestWalk,
         block: Block,
@@ -41,7 +44,7 @@ class InterleavedLoads(Addressing):
             else walk.runs[buf.root, flat.linear()][place]
         )
         wanted = [place + k * step for k in range(live)]
-        return self._load_places(
+        return self.load_places(
             walk,
             block,
             buf,
@@ -51,7 +54,7 @@ class InterleavedLoads(Addressing):
             lanes,
         )
 
-    def _load_places(
+    def load_places(
         self,
         walk: NestWalk,
         block: Block,
@@ -75,12 +78,12 @@ class InterleavedLoads(Addressing):
 
         chosen = [lane(place - low) for place in wanted]
         vectors = {
-            n: self._load_whole(walk, block, buf, flat, low + starts[n], min(count, width), width)
+            n: self.load_whole(walk, block, buf, flat, low + starts[n], min(count, width), width)
             for n, _ in chosen
         }
-        return self._picked(block, vectors, chosen, lanes)
+        return self.picked(block, vectors, chosen, lanes)
 
-    def _load_whole(
+    def load_whole(
         self,
         walk: NestWalk,
         block: Block,
@@ -94,19 +97,12 @@ class InterleavedLoads(Addressing):
         if key not in block.memo or buf.root in walk.written:
             el, mem_type = storage_el(buf.dtype), memref(buf)
             _, address = self.text.affine(block, flat, place - flat.const)
-            vec_type = mlir_type(el, lanes)
-            load = f"vector.load {buf.root.name}[{address}] : {mem_type}, {vec_type}"
-            if live < lanes:
-                mask, zero = (
-                    self._tail_mask(Tail(live), lanes),
-                    self.text.builder(block, lanes).c(0, el),
-                )
-                masked = f"{buf.root.name}[{address}], {mask.name}, {zero.name}"
-                load = f"vector.maskedload {masked} : {mem_type}, {mask.type}, {vec_type} into {vec_type}"
-            block.memo[key] = Ssa(self.text.put(block, load), el, lanes)
+            mask = self.places.tail_mask(Tail(live), lanes) if live < lanes else None
+            at = (buf.root.name, address)
+            block.memo[key] = self.text.load_vector(block, at, mem_type, el, lanes, mask)
         return block.memo[key]
 
-    def _picked(self, block: Block, vectors: dict[int, Ssa], wanted: list[Lane], lanes: int) -> Ssa:
+    def picked(self, block: Block, vectors: dict[int, Ssa], wanted: list[Lane], lanes: int) -> Ssa:
         """One vector of chosen lanes of others; those behind the last chosen one are unspecified."""
         used = sorted({vector for vector, _ in wanted})
         found, have = vectors[used[0]], {used[0]}
@@ -129,30 +125,24 @@ class InterleavedLoads(Addressing):
             ]
             size = lanes if other == used[-1] else found.lanes
             order += [0] * (size - len(order))
-            both = f"{found.name}, {vectors[other].name} {order} : {found.type}, {found.type}"
-            found = found._replace(name=self.text.put(block, f"vector.shuffle {both}"), lanes=size)
+            found = self.text.builder(block, lanes).shuffle(found, vectors[other], order)
             have.add(other)
         return found
 
-    def _interlaced(self, block: Block, parts: list[Ssa], count: int) -> list[Ssa]:
+    def interlaced(self, block: Block, parts: list[Ssa], count: int) -> list[Ssa]:
         """Vectors of the first elements of all parts, the second ones of all parts, ...: so many elements in all."""
         lanes, step, every = parts[0].lanes, len(parts), dict(enumerate(parts))
         wanted = [divmod(k, step)[::-1] for k in range(count)]
         return [
-            self._picked(block, every, wanted[k : k + lanes], lanes) for k in range(0, count, lanes)
+            self.picked(block, every, wanted[k : k + lanes], lanes) for k in range(0, count, lanes)
         ]
 
-    def _store_run(
+    def store(
         self, block: Block, buf: Buf, flat: Affine, place: int, vectors: list[Ssa], count: int
     ) -> None:
         """Stores the first `count` elements of vectors side by side."""
         for start, vector in zip(range(0, count, vectors[0].lanes), vectors):
             _, address = self.text.affine(block, flat, place + start - flat.const)
-            to = f"{buf.root.name}[{address}]"
-            if start + vector.lanes <= count:
-                block.add(f"vector.store {vector.name}, {to} : {memref(buf)}, {vector.type}")
-            else:
-                mask = self._tail_mask(Tail(count - start), vector.lanes)
-                block.add(
-                    f"vector.maskedstore {to}, {mask.name}, {vector.name} : {memref(buf)}, {mask.type}, {vector.type}"
-                )
+            cut = start + vector.lanes > count
+            mask = self.places.tail_mask(Tail(count - start), vector.lanes) if cut else None
+            self.text.store_vector(block, vector, (buf.root.name, address), memref(buf), mask)

@@ -11,17 +11,20 @@ and again behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Load, Store
+from pbkern.lower.nest.ir import Buf, Expr, Load, Op, Store
 from pbkern.targets.cpu.schedule.interleaved_access import is_interleaved_row, joint_stores
 
 from .addressing import NestWalk, Point, Tail
-from .interleaved_loads import InterleavedLoads
+from .expressions import ExpressionValues
+from .interleave_chains import interleave_points
+from .interleaved_loads import StridedAccesses
 from .promoted_loops import PromotedLoops
 
 
@@ -39,20 +42,18 @@ class Rows:
         return isinstance(other, Rows) and self._key == other._key
 
 
-class InterleavedRows(InterleavedLoads, PromotedLoops):
-    """Emits joint stores.
+class InterleavedRows:
+    """Owns joint stores, and what is computed for them in the order of memory."""
 
-    `_value` gives an expression that is the same in all rows, `_operation` one of others.
-    """
+    def __init__(
+        self, promoted: PromotedLoops, strided: StridedAccesses, expressions: ExpressionValues
+    ):
+        self.text, self.promoted = strided.text, promoted
+        self.strided, self.expressions = strided, expressions
 
-    _value: Callable[..., Ssa]
-    _operation: Callable[..., Ssa]
-    _interleave_points: Callable[..., None]
-    _place: Callable[..., Block]
-
-    def _interleaved_writes(self, walk: NestWalk, joint: set[int]) -> set[int]:
+    def computed_as_stored(self, walk: NestWalk, joint: set[int]) -> set[int]:
         """Numbers of those joint writes whose vectors are computed as they are stored; registers keep other ones."""
-        if not joint or self.kept is not None:
+        if not joint or self.promoted.buffers is not None:
             return set()
         vector, steps = (
             walk.sched.along,
@@ -64,7 +65,7 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
             if is_interleaved_row(walk.nest, walk.nest.stores[number], vector, steps)
         }
 
-    def _store_row(
+    def store(
         self,
         walk: NestWalk,
         block: Block,
@@ -86,8 +87,8 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
         if points:
             whole = self._interleaved_rows(walk, block, store, Rows(points, rows))
         else:
-            whole = self._interlaced(block, vectors, rows * len(parts))
-        self._store_run(block, buf, flat, place, whole, rows * len(parts))
+            whole = self.strided.interlaced(block, vectors, rows * len(parts))
+        self.strided.store(block, buf, flat, place, whole, rows * len(parts))
 
     def _interleaved_rows(
         self, walk: NestWalk, block: Block, store: Store, rows: Rows
@@ -101,7 +102,7 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
                 b.to_storage(value if value.lanes else b.broadcast(value), store.buf.dtype)
             )
 
-        self._interleave_points(walk, block, [{}] * -(-rows.size // lanes), vector)
+        interleave_points(walk, block, [{}] * -(-rows.size // lanes), vector)
         return found
 
     def _woven(self, walk: NestWalk, block: Block, expr: Expr, rows: Rows, first: int) -> Ssa:
@@ -109,17 +110,17 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
         if walk.sched.vector not in expr.symbols and all(
             expr.symbols.isdisjoint(point) for point in rows.points
         ):
-            return self._value(walk, block, expr, rows.points[0], None)
-        where = self._place(walk, block, expr)
+            return self.expressions.value(walk, block, expr, rows.points[0], None)
+        where = walk.place(block, expr)
         key = ("interleaved", id(expr), rows, first)
         if key not in where.memo:
             if isinstance(expr, Load):
                 where.memo[key] = self._load_interleaved(walk, where, expr, rows, first)
             else:
-                where.memo[key] = self._operation(
+                where.memo[key] = self.expressions.operation(
                     walk,
                     where,
-                    expr,
+                    cast(Op, expr),
                     walk.sched.lanes,
                     lambda arg: self._woven(walk, where, arg, rows, first),
                 )
@@ -138,5 +139,5 @@ class InterleavedRows(InterleavedLoads, PromotedLoops):
         step = flat.coefficient(walk.sched.vector)
         every = [k * step + place for k in range(rows.count) for place in row]
         run, wanted = (min(every), max(every)), every[first : first + lanes]
-        stored = self._load_places(walk, block, buf, flat, run, wanted, lanes)
+        stored = self.strided.load_places(walk, block, buf, flat, run, wanted, lanes)
         return self.text.builder(block, lanes).from_storage(stored, buf.dtype)

@@ -16,34 +16,40 @@ from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
-from pbkern.lower.nest.ir import Buf, Expr, Gather, Load
+from pbkern.lower.nest.ir import Buf, Expr, Gather, Load, Pool
 from pbkern.lower.values.dynamic_strides import Steps, steps_along
 from pbkern.targets.cpu.schedule.interleaved_access import is_strided
 from pbkern.targets.cpu.schedule.nest_schedule import prefetched_by
 from pbkern.targets.cpu.schedule.register_transpose import is_transposed
 
-from .addressing import NestWalk, Point, Tail, memref
-from .interleaved_loads import InterleavedLoads
+from .addressing import Addressing, NestWalk, Point, Tail, memref
+from .interleaved_loads import StridedAccesses
 from .promoted_loops import PromotedLoops
 
 
-class Loads(InterleavedLoads, PromotedLoops):
-    """Emits loads.
+class Loader:
+    """Owns loads.
 
-    `_value` gives an expression at a point, `_wide` a vector of it, `_place` the block where it is
-    computed.
+    value: gives an expression at a point, of which the indices of gathers are made.
     """
 
-    _value: Callable[..., Ssa]
-    _wide: Callable[..., Ssa]
-    _place: Callable[..., Block]
+    def __init__(
+        self,
+        places: Addressing,
+        promoted: PromotedLoops,
+        strided: StridedAccesses,
+        value: Callable[..., Ssa],
+    ):
+        self.text, self.places, self.promoted = places.text, places, promoted
+        self.strided, self.value = strided, value
+        self.pool = Pool()  # of expressions made here
 
-    def _load(
+    def load(
         self, walk: NestWalk, block: Block, expr: Load, point: Point, tail: Tail | None, lanes: int
     ) -> Ssa:
         buf, index, guard = expr.buf, expr.index, expr.guard
         b = self.text.builder(block, lanes)
-        carried = self._carried(block, buf, index, point)
+        carried = self.promoted.carried(block, buf, index, point)
         if carried is not None:
             return b.from_storage(carried, buf.dtype)
         turn = walk.sched.transpose
@@ -75,7 +81,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         if key in block.memo and buf.root not in walk.written:
             return block.memo[key]
         if lanes and not guard and is_strided(buf, index, walk.sched.vector):
-            loaded = self._load_strided(walk, block, buf, flat, key[4], tail, lanes)
+            loaded = self.strided.load(walk, block, buf, flat, key[4], tail, lanes)
         else:
             loaded = self._load_storage(walk, block, buf, index, point, tail, lanes, guard)
         loaded = b.from_storage(loaded, buf.dtype)
@@ -110,19 +116,15 @@ class Loads(InterleavedLoads, PromotedLoops):
                 for r in range(tail.live if tail else lanes)
             ]
             rows += [rows[-1]] * (lanes - len(rows))
-            vec_type, step = rows[0].type, 1
+            b, step = self.text.builder(block, lanes), 1
             while step < lanes:
                 low = [k if not k & step else lanes + (k ^ step) for k in range(lanes)]
                 high = [k | step if not k & step else lanes + k for k in range(lanes)]
                 transposed = list(rows)
                 for row in range(lanes):
                     if not row & step:
-                        pair = f"{rows[row].name}, {rows[row | step].name}"
                         for place, order in ((row, low), (row | step, high)):
-                            name = self.text.put(
-                                block, f"vector.shuffle {pair} {order} : {vec_type}, {vec_type}"
-                            )
-                            transposed[place] = rows[row]._replace(name=name)
+                            transposed[place] = b.shuffle(rows[row], rows[row | step], order)
                 rows, step = transposed, step * 2
             block.memo[key] = rows
         return block.memo[key][point.get(along, 0)]
@@ -134,23 +136,16 @@ class Loads(InterleavedLoads, PromotedLoops):
         step = flat_coefficient(buf, index, walk.sched.transpose or "")
         if step > 1:
             return self._spread_row(walk, block, buf, flat_index(buf, index), step, point, lanes)
-        _, address = self._address(block, buf, index, point)
+        _, address = self.places.address(block, buf, index, point)
         vec_type = mlir_type(el, lanes)
         if walk.transposed_rows == lanes:
             return Ssa(
-                self.text.put(block, f"vector.load {name}[{address}] : {mem_type}, {vec_type}"),
+                self.text.put(block, "vector.load", (name, address), f"{mem_type}, {vec_type}"),
                 el,
                 lanes,
             )
-        live, zero = (
-            self._tail_mask(Tail(walk.transposed_rows), lanes),
-            self.text.builder(block, lanes).c(0, el),
-        )
-        load = (
-            f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : "
-            f"{mem_type}, {live.type}, {vec_type} into {vec_type}"
-        )
-        return Ssa(self.text.put(block, load), el, lanes)
+        live = self.places.tail_mask(Tail(walk.transposed_rows), lanes)
+        return self.text.load_vector(block, (name, address), mem_type, el, lanes, live)
 
     def _spread_row(
         self,
@@ -182,12 +177,12 @@ class Loads(InterleavedLoads, PromotedLoops):
         )
         wanted = [divmod(place - low + k * step, lanes) for k in range(walk.transposed_rows)]
         vectors = {
-            n: self._load_whole(
+            n: self.strided.load_whole(
                 walk, block, buf, flat, low + n * lanes, min(lanes, count - n * lanes), lanes
             )
             for n in sorted({n for n, _ in wanted})
         }
-        return self._picked(block, vectors, wanted, lanes)
+        return self.strided.picked(block, vectors, wanted, lanes)
 
     def _guard_key(self, index, point: Point):
         return tuple(
@@ -228,13 +223,13 @@ class Loads(InterleavedLoads, PromotedLoops):
         if guard:
             address, masks = self._guarded_address(walk, block, buf, index, point, lanes)
         else:
-            where, address = self._address(block, buf, index, point)
-            block = self._outside(block, where, buf.root) if coeff == 1 else block
+            where, address = self.places.address(block, buf, index, point)
+            block = self.promoted.outside(block, where, buf.root) if coeff == 1 else block
         if not lanes or coeff == 0:
-            ssa = Ssa(self.text.put(block, f"memref.load {name}[{address}] : {mem_type}"), el, 0)
+            ssa = Ssa(self.text.put(block, "memref.load", (name, address), mem_type), el, 0)
             return ssa if not lanes else self.text.builder(block, lanes).broadcast(ssa)
         b = self.text.builder(block, lanes)
-        live = self._tail_mask(tail, lanes) if tail else None
+        live = self.places.tail_mask(tail, lanes) if tail else None
         for mask in masks:
             live = mask if live is None else b.and_(live, mask)
         vec_type = mlir_type(el, lanes)
@@ -242,30 +237,27 @@ class Loads(InterleavedLoads, PromotedLoops):
             self._fetch(walk, block, buf, index, point)
         if coeff == 1 and live is None:
             return Ssa(
-                self.text.put(block, f"vector.load {name}[{address}] : {mem_type}, {vec_type}"),
+                self.text.put(block, "vector.load", (name, address), f"{mem_type}, {vec_type}"),
                 el,
                 lanes,
             )
         zero = b.c(0, el).name
         if coeff == 1 and live is not None:
-            load = (
-                f"vector.maskedload {name}[{address}], {live.name}, {zero} : "
-                f"{mem_type}, {live.type}, {vec_type} into {vec_type}"
-            )
-            return Ssa(self.text.put(block, load), el, lanes)
+            return self.text.load_vector(block, (name, address), mem_type, el, lanes, live)
         if coeff == -1 and not masks:
             return self._load_backwards(
                 block, address, name, mem_type, tail.live if tail else lanes, b, el
             )
         offsets = self.text.const(
-            f"arith.constant dense<{[k * coeff for k in range(lanes)]}> : vector<{lanes}xi32>"
+            f"dense<{[k * coeff for k in range(lanes)]}>", f"vector<{lanes}xi32>"
         )
-        live = live or self._tail_mask(Tail(lanes), lanes)
+        live = live or self.places.tail_mask(Tail(lanes), lanes)
         return Ssa(
             self.text.put(
                 block,
-                f"vector.gather {name}[{address}] [{offsets}], {live.name}, {zero} : {mem_type}, "
-                f"vector<{lanes}xi32>, {live.type}, {vec_type} into {vec_type}",
+                "vector.gather",
+                (name, address, offsets, live.name, zero),
+                f"{mem_type}, vector<{lanes}xi32>, {live.type}, {vec_type} into {vec_type}",
             ),
             el,
             lanes,
@@ -275,26 +267,11 @@ class Loads(InterleavedLoads, PromotedLoops):
         self, block: Block, address: str, name: str, mem_type: str, count: int, b: Builder, el: str
     ) -> Ssa:
         """The element at an address and so many before it."""
-        lanes, vec_type = b.lanes, mlir_type(el, b.lanes)
-        low = self.text.put(block, f"arith.subi {address}, {self.text.index(count - 1)} : index")
-        load = f"vector.load {name}[{low}] : {mem_type}, {vec_type}"
-        if count < lanes:
-            mask = self._tail_mask(Tail(count), lanes)
-            load = (
-                f"vector.maskedload {name}[{low}], {mask.name}, {b.c(0, el).name} "
-                f": {mem_type}, {mask.type}, {vec_type} into {vec_type}"
-            )
-        loaded, order = (
-            self.text.put(block, load),
-            [*range(count - 1, -1, -1), *range(count, lanes)],
-        )
-        return Ssa(
-            self.text.put(
-                block, f"vector.shuffle {loaded}, {loaded} {order} : {vec_type}, {vec_type}"
-            ),
-            el,
-            lanes,
-        )
+        lanes = b.lanes
+        low = self.text.put(block, "arith.subi", (address, self.text.index(count - 1)), "index")
+        mask = self.places.tail_mask(Tail(count), lanes) if count < lanes else None
+        loaded = self.text.load_vector(block, (name, low), mem_type, el, lanes, mask)
+        return b.shuffle(loaded, loaded, [*range(count - 1, -1, -1), *range(count, lanes)])
 
     def _leads(self, walk: NestWalk, buf: Buf, index) -> bool:
         """Whether no load of the nest is ahead of this one, so that each line is asked for once."""
@@ -314,7 +291,10 @@ class Loads(InterleavedLoads, PromotedLoops):
         )
         _, address = self.text.affine(block, flat, offset)
         block.add(
-            f"memref.prefetch {buf.root.name}[{address}], read, locality<2>, data : {memref(buf)}"
+            "memref.prefetch",
+            (buf.root.name, address),
+            memref(buf),
+            " %s[%s], read, locality<2>, data",
         )
 
     def _load_words(
@@ -333,23 +313,19 @@ class Loads(InterleavedLoads, PromotedLoops):
                 "words that do not lie side by side in a vector",
                 why=f"{buf}, {flat} along {walk.sched.vector}",
             )
-        vec_type = mlir_type(small, count * max(wide, 1))
-        load = f"vector.load {name}[{address}] : {mem_type}, {vec_type}"
-        if wide and tail:
-            mask = self._tail_mask(Tail(count * tail.live), count * wide)
-            zero = self.text.builder(block, count * wide).c(0, small)
-            load = (
-                f"vector.maskedload {name}[{address}], {mask.name}, {zero.name} : "
-                f"{mem_type}, {mask.type}, {vec_type} into {vec_type}"
-            )
+        parts = count * max(wide, 1)
+        mask = self.places.tail_mask(Tail(count * tail.live), parts) if wide and tail else None
+        loaded = self.text.load_vector(block, (name, address), mem_type, small, parts, mask)
         words = mlir_type(el, max(wide, 1))
-        word = self.text.put(
-            block, f"vector.bitcast {self.text.put(block, load)} : {vec_type} to {words}"
-        )
+        word = self.text.put(block, "vector.bitcast", (loaded.name,), f"{loaded.type} to {words}")
         if wide:
             return Ssa(word, el, wide)
         ssa = Ssa(
-            self.text.put(block, f"vector.extract {word}[0] : {mlir_type(el)} from {words}"), el, 0
+            self.text.put(
+                block, "vector.extract", (word,), f"{mlir_type(el)} from {words}", " %s[0]"
+            ),
+            el,
+            0,
         )
         return self.text.builder(block, lanes).broadcast(ssa) if lanes else ssa
 
@@ -364,24 +340,26 @@ class Loads(InterleavedLoads, PromotedLoops):
         for position, extent, stride in zip(index, buf.shape, buf.strides):
             offset = sum(position.coefficient(dim) * shift for dim, shift in point.items())
             _, name = self.text.affine(block, position, offset)
-            if not self._axis_is_safe(walk, position, extent):
+            if not self.places.axis_is_safe(walk, position, extent):
                 if vector and position.coefficient(vector):
-                    masks.append(self._range(walk, block, (position, 0, extent), point, lanes))
+                    masks.append(
+                        self.places.in_range(walk, block, (position, 0, extent), point, lanes)
+                    )
                 else:
-                    name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
+                    name = self.text.put(block, "arith.maxsi", (name, self.text.index(0)), "index")
                     name = self.text.put(
-                        block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index"
+                        block, "arith.minsi", (name, self.text.index(extent - 1)), "index"
                     )
             if stride != 1:
-                name = self.text.put(block, f"arith.muli {name}, {self.text.index(stride)} : index")
+                name = self.text.put(block, "arith.muli", (name, self.text.index(stride)), "index")
             total = (
                 name
                 if total is None
-                else self.text.put(block, f"arith.addi {total}, {name} : index")
+                else self.text.put(block, "arith.addi", (total, name), "index")
             )
         return total or self.text.index(0), masks
 
-    def _gather(
+    def gather(
         self,
         walk: NestWalk,
         block: Block,
@@ -393,7 +371,7 @@ class Loads(InterleavedLoads, PromotedLoops):
     ) -> Ssa:
         """Axes given by index expressions (already clamped); the others are affine."""
         _buf, _index = expr.access
-        widths = [self._value(walk, block, arg, point, tail, accs).lanes for arg in expr.args]
+        widths = [self.value(walk, block, arg, point, tail, accs).lanes for arg in expr.args]
         lanes = max([lanes, *widths])
         if lanes and not any(widths) and self._is_run(walk, expr):
             return self._gather_run(walk, block, expr, point, tail, lanes, accs)
@@ -414,7 +392,7 @@ class Loads(InterleavedLoads, PromotedLoops):
         """Each element by itself."""
         buf, index = expr.access
         el, mem_type, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        b, args, wide = (
+        b, args, index_el = (
             self.text.builder(block, lanes),
             iter(expr.args),
             compute_el(buf.index_dtype),
@@ -422,28 +400,31 @@ class Loads(InterleavedLoads, PromotedLoops):
         total: Ssa | None = None
         for position, extent, stride in zip(index, buf.shape, buf.strides):
             if position is None:
-                part = self._wide(b, self._value(walk, block, next(args), point, tail, accs), lanes)
+                part = b.broadcast(self.value(walk, block, next(args), point, tail, accs), lanes)
             else:
-                part = self._index(walk, block, position, point, lanes, wide)
-                if not self._axis_is_safe(walk, position, extent):
-                    part = b.max(b.min(part, b.c(max(extent - 1, 0), wide)), b.c(0, wide))
-            part = part if stride == 1 else b.mul(part, b.c(stride, wide))
+                part = self.places.index(walk, block, position, point, lanes, index_el)
+                if not self.places.axis_is_safe(walk, position, extent):
+                    part = b.max(b.min(part, b.c(max(extent - 1, 0), index_el)), b.c(0, index_el))
+            part = part if stride == 1 else b.mul(part, b.c(stride, index_el))
             total = part if total is None else b.add(total, part)
         if total is None or math.prod(buf.shape) == 0:
             return b.c(0, compute_el(buf.dtype))
         if not lanes:
-            address = self.text.put(block, f"arith.index_cast {total.name} : {wide} to index")
+            address = self.text.put(
+                block, "arith.index_cast", (total.name,), f"{index_el} to index"
+            )
             return b.from_storage(
-                Ssa(self.text.put(block, f"memref.load {name}[{address}] : {mem_type}"), el, 0),
+                Ssa(self.text.put(block, "memref.load", (name, address), mem_type), el, 0),
                 buf.dtype,
             )
-        live = self._tail_mask(tail or Tail(lanes), lanes)
+        live = self.places.tail_mask(tail or Tail(lanes), lanes)
         vec_type = mlir_type(el, lanes)
         start, zero = self.text.index(0), b.c(0, el).name
         gathered = self.text.put(
             block,
-            f"vector.gather {name}[{start}] [{total.name}], {live.name}, {zero} : {mem_type}, "
-            f"{total.type}, {live.type}, {vec_type} into {vec_type}",
+            "vector.gather",
+            (name, start, total.name, live.name, zero),
+            f"{mem_type}, {total.type}, {live.type}, {vec_type} into {vec_type}",
         )
         return b.from_storage(Ssa(gathered, el, lanes), buf.dtype)
 
@@ -486,17 +467,11 @@ class Loads(InterleavedLoads, PromotedLoops):
         )
         inner, other = Block(block), Block(block)
         _, along = self.text.affine(inner, Affine.symbol(vector), point.get(vector, 0))
-        address = self.text.put(inner, f"arith.addi {first}, {along} : index")
+        address = self.text.put(inner, "arith.addi", (first, along), "index")
         el, mem_type, name = storage_el(buf.dtype), memref(buf), buf.root.name
-        b, vec_type = self.text.builder(inner, lanes), mlir_type(el, lanes)
-        load = f"vector.load {name}[{address}] : {mem_type}, {vec_type}"
-        if tail is not None:
-            live, zero = self._tail_mask(tail, lanes), b.c(0, el)
-            load = (
-                f"vector.maskedload {name}[{address}], {live.name}, {zero.name} : "
-                f"{mem_type}, {live.type}, {vec_type} into {vec_type}"
-            )
-        row = b.from_storage(Ssa(self.text.put(inner, load), el, lanes), buf.dtype)
+        live = None if tail is None else self.places.tail_mask(tail, lanes)
+        loaded = self.text.load_vector(inner, (name, address), mem_type, el, lanes, live)
+        row = self.text.builder(inner, lanes).from_storage(loaded, buf.dtype)
         each = self._gather_each(walk, other, expr, point, tail, lanes, None)
         return row._replace(name=self.text.either(block, test, inner, row, other, each))
 
@@ -511,7 +486,7 @@ class Loads(InterleavedLoads, PromotedLoops):
                 self.pool.rename(x, {vector: Affine((), position)}) for position in (0, length - 1)
             ]
 
-        where = self._place(walk, block, ends(expr)[0])
+        where = walk.place(block, ends(expr)[0])
         key = (
             "row",
             id(expr),
@@ -521,16 +496,14 @@ class Loads(InterleavedLoads, PromotedLoops):
             first, last = (
                 self._scalar_place(walk, where, cast(Gather, end), point) for end in ends(expr)
             )
-            distance = self.text.put(where, f"arith.subi {last}, {first} : index")
+            distance = self.text.put(where, "arith.subi", (last, first), "index")
             test = self.text.put(
-                where, f"arith.cmpi eq, {distance}, {self.text.index(length - 1)} : index"
+                where, "arith.cmpi", (distance, self.text.index(length - 1)), "index", " eq, %s, %s"
             )
             for choice in steps.choices:
-                low, high = (
-                    self._value(walk, where, end, point, None).name for end in ends(choice)
-                )
-                same = self.text.put(where, f"arith.cmpi eq, {low}, {high} : i1")
-                test = self.text.put(where, f"arith.andi {test}, {same} : i1")
+                low, high = (self.value(walk, where, end, point, None).name for end in ends(choice))
+                same = self.text.put(where, "arith.cmpi", (low, high), "i1", " eq, %s, %s")
+                test = self.text.put(where, "arith.andi", (test, same), "i1")
             where.memo[key] = first, test
         return where.memo[key]
 
@@ -540,14 +513,14 @@ class Loads(InterleavedLoads, PromotedLoops):
         args, place = iter(expr.args), self.text.index(0)
         for position, extent, stride in zip(index, buf.shape, buf.strides):
             if position is None:
-                number = self._value(walk, block, next(args), point, None)
+                number = self.value(walk, block, next(args), point, None)
                 part = self.text.put(
-                    block, f"arith.index_cast {number.name} : {number.el} to index"
+                    block, "arith.index_cast", (number.name,), f"{number.el} to index"
                 )
             else:
                 part = self._clamped_index(walk, block, position, extent, point)
-            part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
-            place = self.text.put(block, f"arith.addi {place}, {part} : index")
+            part = self.text.put(block, "arith.muli", (part, self.text.index(stride)), "index")
+            place = self.text.put(block, "arith.addi", (place, part), "index")
         return place
 
     def _clamped_index(
@@ -557,10 +530,10 @@ class Loads(InterleavedLoads, PromotedLoops):
         _, name = self.text.affine(
             block, affine, sum(affine.coefficient(dim) * offset for dim, offset in point.items())
         )
-        if self._axis_is_safe(walk, affine, extent):
+        if self.places.axis_is_safe(walk, affine, extent):
             return name
-        name = self.text.put(block, f"arith.maxsi {name}, {self.text.index(0)} : index")
-        return self.text.put(block, f"arith.minsi {name}, {self.text.index(extent - 1)} : index")
+        name = self.text.put(block, "arith.maxsi", (name, self.text.index(0)), "index")
+        return self.text.put(block, "arith.minsi", (name, self.text.index(extent - 1)), "index")
 
     def _is_run(self, walk: NestWalk, expr: Gather) -> bool:
         """Whether a vector of a gather is contiguous: only affine axes move along it, by one element and inside the buffer.
@@ -579,7 +552,7 @@ class Loads(InterleavedLoads, PromotedLoops):
             buf.size > 0
             and not any(vector in arg.symbols for arg in expr.args)
             and flat_coefficient(buf, index, vector) == 1
-            and all(self._axis_is_safe(walk, i, extent) for i, extent in streamed)
+            and all(self.places.axis_is_safe(walk, i, extent) for i, extent in streamed)
         )
 
     def _gather_run(
@@ -596,38 +569,27 @@ class Loads(InterleavedLoads, PromotedLoops):
         buf, index = expr.access
         el, mem_type, args = storage_el(buf.dtype), memref(buf), iter(expr.args)
         affine: Affine = Affine()
-        address: str | None = None
+        address = ""
         for position, extent, stride in zip(index, buf.shape, buf.strides):
             if position is None:
-                number = self._value(walk, block, next(args), point, tail, accs)
+                number = self.value(walk, block, next(args), point, tail, accs)
                 part = self.text.put(
-                    block, f"arith.index_cast {number.name} : {number.el} to index"
+                    block, "arith.index_cast", (number.name,), f"{number.el} to index"
                 )
-            elif self._axis_is_safe(walk, position, extent):
+            elif self.places.axis_is_safe(walk, position, extent):
                 affine = affine + position * stride
                 continue
             else:
                 part = self._clamped_index(walk, block, position, extent, point)
-            part = self.text.put(block, f"arith.muli {part}, {self.text.index(stride)} : index")
+            part = self.text.put(block, "arith.muli", (part, self.text.index(stride)), "index")
             address = (
-                part
-                if address is None
-                else self.text.put(block, f"arith.addi {address}, {part} : index")
+                self.text.put(block, "arith.addi", (address, part), "index") if address else part
             )
         _, start = self.text.affine(
             block, affine, sum(affine.coefficient(dim) * offset for dim, offset in point.items())
         )
-        address = self.text.put(block, f"arith.addi {address}, {start} : index")
-        b, vec_type = self.text.builder(block, lanes), mlir_type(el, lanes)
-        if tail is None:
-            loaded = self.text.put(
-                block, f"vector.load {buf.root.name}[{address}] : {mem_type}, {vec_type}"
-            )
-        else:
-            live, zero = self._tail_mask(tail, lanes), b.c(0, el)
-            loaded = self.text.put(
-                block,
-                f"vector.maskedload {buf.root.name}[{address}], {live.name}, {zero.name} : {mem_type}, "
-                f"{live.type}, {vec_type} into {vec_type}",
-            )
-        return b.from_storage(Ssa(loaded, el, lanes), buf.dtype)
+        address = self.text.put(block, "arith.addi", (address, start), "index")
+        live = None if tail is None else self.places.tail_mask(tail, lanes)
+        place = (buf.root.name, address)
+        loaded = self.text.load_vector(block, place, mem_type, el, lanes, live)
+        return self.text.builder(block, lanes).from_storage(loaded, buf.dtype)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pbkern.lower.math import elementwise
 from pbkern.lower.math.elementwise import EqnInfo
-from pbkern.lower.mlir import operation
+from pbkern.lower.mlir import operation, range_reports
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Text
 from pbkern.lower.nest.ir import Expr, Op
@@ -75,10 +75,9 @@ class MathFunctions:
             )
             self.made.append(self._called[key])
         function = self._called[key]
-        passed = ", ".join(arg.name for arg in args if b.number(arg) is None)
-        return function.result._replace(
-            name=b.emit(f"func.call @{function.name}({passed}) : {function.types}")
-        )
+        passed = tuple(arg.name for arg in args if b.number(arg) is None)
+        syntax = f" @{function.name}({operation.places(len(passed))})"
+        return function.result._replace(name=b.emit("func.call", passed, function.types, syntax))
 
     def _key(self, b: Builder, info: EqnInfo, args: list[Ssa]) -> tuple:
         operands = tuple((arg.type, repr(b.number(arg))) for arg in args)
@@ -101,9 +100,9 @@ class _Counted:
         self.lines, self._emit = 0, b.emit
         self.builder = b.with_emit(self._count)
 
-    def _count(self, text: str) -> str:
-        self.lines += 1 + text.count("\n")
-        return self._emit(text)
+    def _count(self, *parts, **attributes) -> str:
+        self.lines += operation.Operation(*parts, **attributes).size
+        return self._emit(*parts, **attributes)
 
 
 def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunction:
@@ -117,7 +116,6 @@ def _function(name: str, b: Builder, info: EqnInfo, args: list[Ssa]) -> MathFunc
     result = elementwise.RULES.lookup(info.primitive)(inner, info, *values)
     text.top.report()
     arguments = tuple(value for value, arg in zip(values, args) if b.number(arg) is None)
-    constants = [f"{constant} = {definition}" for definition, constant in text.constants.items()]
-    return MathFunction(
-        name, arguments, (*constants, *operation.lines(text.top.operations)), result
-    )
+    constants, at_end = range_reports.definitions(text.constants.values())
+    body = (*constants, *operation.lines(text.top.operations), *at_end)
+    return MathFunction(name, arguments, body, result)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import effects
@@ -38,89 +38,79 @@ class PromotedBuffers:
     values: dict[tuple[Buf, int], Ssa]
 
 
-class PromotedLoops(Addressing):
-    """Emits loops that keep scratch in registers. `emit` appends a nest."""
+class PromotedLoops:
+    """Owns what loops keep in registers. buffers: of the loop that is emitted, if one is."""
 
-    kept: PromotedBuffers | None = None
-    emit: Callable[..., object]
+    def __init__(self, places: Addressing, vector_bits: int):
+        self.text, self.places, self.vector_bits = places.text, places, vector_bits
+        self.buffers: PromotedBuffers | None = None
 
-    def promoted_loop(self, block: Block, loop: For, trips: int | str, made: PromotionPlan) -> None:
-        """Appends a loop as `made` plans it. trips: how many, or the name of their number."""
+    def emit(
+        self,
+        block: Block,
+        loop: For,
+        trips: int | str,
+        plan: PromotionPlan,
+        emit: Callable[..., object],
+    ) -> None:
+        """Appends a loop as it is planned.
+
+        trips: how many, or the name of their number. emit: appends a nest.
+        """
         parts = [
             (b, at)
-            for b, span in made.carried.items()
+            for b, span in plan.carried.items()
             for at in range(span.start, span.start + span.size, max(span.lanes, 1))
         ]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
             free = registers_of(self.vector_bits) - WORKING_REGISTERS - len(parts)
-            self.kept = PromotedBuffers(
+            self.buffers = PromotedBuffers(
                 block, effects.written(loop.body), free, dict(zip(parts, values))
             )
-            for nest, schedule in zip(loop.body, made.schedules):
-                self.emit(inner, nest, schedule)
-            after, self.kept = [self.kept.values[part] for part in parts], None
+            for nest, schedule in zip(loop.body, plan.schedules):
+                emit(inner, nest, schedule)
+            after, self.buffers = [self.buffers.values[part] for part in parts], None
             return after
 
-        before = [self._load_part(block, b, at, made.carried[b]) for b, at in parts]
+        before = [self._load_part(block, b, at, plan.carried[b]) for b, at in parts]
         after = self.text.loop(block, loop.counter, 0, trips, 1, fill, before)
         for (buf, at), value in zip(parts, after):
-            self._store_part(block, buf, at, made.carried[buf], value)
+            self._store_part(block, buf, at, plan.carried[buf], value)
 
     def _load_part(self, block: Block, buf: Buf, at: int, place: RegisterSpan) -> Ssa:
-        el, memref_type, where = (
-            storage_el(buf.dtype),
-            memref(buf),
-            f"{buf.name}[{self.text.index(at)}]",
-        )
+        el, kind, where = storage_el(buf.dtype), memref(buf), (buf.name, self.text.index(at))
         if not place.lanes:
-            return Ssa(self.text.put(block, f"memref.load {where} : {memref_type}"), el, 0)
-        vector_type, live = mlir_type(el, place.lanes), place.live(at)
-        if live == place.lanes:
-            return Ssa(
-                self.text.put(block, f"vector.load {where} : {memref_type}, {vector_type}"),
-                el,
-                place.lanes,
-            )
-        mask, zero = (
-            self._tail_mask(Tail(live), place.lanes),
-            self.text.builder(block, place.lanes).c(0, el),
-        )
-        load = (
-            f"vector.maskedload {where}, {mask.name}, {zero.name} : {memref_type}, "
-            f"{mask.type}, {vector_type} into {vector_type}"
-        )
-        return Ssa(self.text.put(block, load), el, place.lanes)
+            return Ssa(self.text.put(block, "memref.load", where, kind), el, 0)
+        live = place.live(at)
+        mask = self.places.tail_mask(Tail(live), place.lanes) if live < place.lanes else None
+        return self.text.load_vector(block, where, kind, el, place.lanes, mask)
 
     def _store_part(self, block: Block, buf: Buf, at: int, place: RegisterSpan, value: Ssa) -> None:
-        memref_type, where = memref(buf), f"{buf.name}[{self.text.index(at)}]"
+        kind, where, live = memref(buf), (buf.name, self.text.index(at)), place.live(at)
         if not place.lanes:
-            block.add(f"memref.store {value.name}, {where} : {memref_type}")
-        elif place.live(at) == place.lanes:
-            block.add(f"vector.store {value.name}, {where} : {memref_type}, {value.type}")
+            block.add("memref.store", (value.name, *where), kind)
         else:
-            mask = self._tail_mask(Tail(place.live(at)), place.lanes)
-            block.add(
-                f"vector.maskedstore {where}, {mask.name}, {value.name} : {memref_type}, {mask.type}, {value.type}"
-            )
+            mask = self.places.tail_mask(Tail(live), place.lanes) if live < place.lanes else None
+            self.text.store_vector(block, value, where, kind, mask)
 
-    def _carried(self, block: Block, buf: Buf, index: tuple, point: Point) -> Ssa | None:
-        """The value of an access, if it is kept."""
+    def carried(self, block: Block, buf: Buf, index: tuple, point: Point) -> Ssa | None:
+        """The value of an access, if it is buffers."""
         return (
-            self.kept.values[self._part(block, buf, index, point)]
-            if self.kept and self._keeps(buf)
+            self.buffers.values[self._part(block, buf, index, point)]
+            if self.buffers and self.keeps(buf)
             else None
         )
 
-    def _carry(self, block: Block, buf: Buf, index: tuple, point: Point, value: Ssa) -> bool:
+    def carry(self, block: Block, buf: Buf, index: tuple, point: Point, value: Ssa) -> bool:
         """Takes the value of an access, if it is kept; whether it is."""
-        if self.kept and self._keeps(buf):
-            self.kept.values[self._part(block, buf, index, point)] = value
+        if self.buffers and self.keeps(buf):
+            self.buffers.values[self._part(block, buf, index, point)] = value
             return True
         return False
 
-    def _keeps(self, buf: Buf) -> bool:
-        return self.kept is not None and any(root is buf.root for root, _ in self.kept.values)
+    def keeps(self, buf: Buf) -> bool:
+        return self.buffers is not None and any(root is buf.root for root, _ in self.buffers.values)
 
     def _part(self, block: Block, buf: Buf, index: tuple, point: Point) -> tuple[Buf, int]:
         flat = flat_index(buf, index)
@@ -131,15 +121,15 @@ class PromotedLoops(Addressing):
             at += coeff * value
         return buf.root, at
 
-    def _outside(self, block: Block, where: Block, root: Buf) -> Block:
+    def outside(self, block: Block, where: Block, root: Buf) -> Block:
         """The block in which to load a vector whose address is known in `where`."""
-        kept = self.kept
+        buffers = self.buffers
         if (
-            kept is None
-            or root in kept.written
-            or where.depth > kept.outside.depth
-            or not kept.room
+            buffers is None
+            or root in buffers.written
+            or where.depth > buffers.outside.depth
+            or not buffers.room
         ):
             return block
-        kept.room -= 1
-        return kept.outside
+        buffers.room -= 1
+        return buffers.outside

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pbkern.lower.mlir.element_types import BITS, NUMPY_FLOAT
+from pbkern.lower.mlir.operation import places
 from pbkern.lower.mlir.ops import Builder, Ssa
 
 # Bits of a vector register. Source: AVX-512.
@@ -29,14 +30,14 @@ def in_registers(b: Builder, x: Ssa, function: Callable[[Builder, Ssa], Ssa]) ->
         return function(wide, x)
     if not x.lanes:
         y = function(wide, b.broadcast(x, lanes))
-        return x._replace(name=b.emit(f"vector.extract {y.name}[0] : {x.el} from {y.type}"))
+        return b.first_lane(y)
     parts = [function(wide, _part(b, x, at, lanes)) for at in range(0, x.lanes, lanes)]
     return _joined(b, parts, x.lanes)
 
 
 def _part(b: Builder, x: Ssa, at: int, count: int) -> Ssa:
     """Lanes at .. at + count; those that x does not have repeat its last."""
-    return _shuffled(b, x, x, [min(k, x.lanes - 1) for k in range(at, at + count)])
+    return b.shuffle(x, x, [min(k, x.lanes - 1) for k in range(at, at + count)])
 
 
 def _joined(b: Builder, parts: Sequence[Ssa], lanes: int) -> Ssa:
@@ -44,19 +45,12 @@ def _joined(b: Builder, parts: Sequence[Ssa], lanes: int) -> Ssa:
     while len(parts) > 1:
         pairs = list(zip(parts[::2], parts[1::2]))
         odd = (
-            [_shuffled(b, parts[-1], parts[-1], range(2 * parts[-1].lanes))]
-            if len(parts) % 2
-            else []
+            [b.shuffle(parts[-1], parts[-1], range(2 * parts[-1].lanes))] if len(parts) % 2 else []
         )
         parts = [
-            _shuffled(b, left, right, range(left.lanes + right.lanes)) for left, right in pairs
+            b.shuffle(left, right, range(left.lanes + right.lanes)) for left, right in pairs
         ] + odd
-    return parts[0] if parts[0].lanes == lanes else _shuffled(b, parts[0], parts[0], range(lanes))
-
-
-def _shuffled(b: Builder, x: Ssa, y: Ssa, lanes: Sequence[int]) -> Ssa:
-    name = b.emit(f"vector.shuffle {x.name}, {y.name} {list(lanes)} : {x.type}, {y.type}")
-    return Ssa(name, x.el, len(lanes))
+    return parts[0] if parts[0].lanes == lanes else b.shuffle(parts[0], parts[0], range(lanes))
 
 
 # --- instructions
@@ -67,14 +61,17 @@ def _masked(b: Builder, instruction: str, *xs: Ssa, immediate: int | None = None
     """An instruction on one or two registers, with no lane masked and the current rounding."""
     x = xs[0]
     name = f"llvm.x86.avx512.mask.{instruction}.p{'sd'[x.el == 'f64']}.512"
-    mask, rounding = b.const(f"arith.constant -1 : i{x.lanes}"), b.const("arith.constant 4 : i32")
+    mask, rounding = b.const("-1", f"i{x.lanes}"), b.const("4", "i32")
     operands, types = [operand.name for operand in xs], [x.type] * len(xs)
     if immediate is not None:
-        operands, types = [*operands, b.const(f"arith.constant {immediate} : i32")], [*types, "i32"]
+        operands, types = [*operands, b.const(str(immediate), "i32")], [*types, "i32"]
     operands, types = [*operands, x.name, mask, rounding], [*types, x.type, f"i{x.lanes}", "i32"]
     return x._replace(
         name=b.emit(
-            f'llvm.call_intrinsic "{name}"({", ".join(operands)}) : ({", ".join(types)}) -> {x.type}'
+            "llvm.call_intrinsic",
+            tuple(operands),
+            f"({', '.join(types)}) -> {x.type}",
+            f' "{name}"({places(len(operands))})',
         )
     )
 
@@ -105,10 +102,11 @@ def lookup(b: Builder, table: np.ndarray | Sequence[float], x: Ssa) -> Ssa:
     words = ", ".join(
         f"0x{entry.tobytes()[::-1].hex().upper()}" for entry in np.asarray(table, NUMPY_FLOAT[el])
     )
-    values = b.const(f"arith.constant dense<[{words}]> : {x.typed(el)}")
+    values = b.const(f"dense<[{words}]>", x.typed(el))
     index = b.bitcast(x, f"i{BITS[x.el]}")
     name = f"llvm.x86.avx512.permvar.{'sd'[el == 'f64']}f.512"
     types = f"({x.typed(el)}, {index.type}) -> {x.typed(el)}"
     return x._replace(
-        name=b.emit(f'llvm.call_intrinsic "{name}"({values}, {index.name}) : {types}'), el=el
+        name=b.emit("llvm.call_intrinsic", (values, index.name), types, f' "{name}"(%s, %s)'),
+        el=el,
     )

@@ -28,10 +28,10 @@ def _by_intrinsic(
 
     def emit(b: Builder, acc: Ssa, args: Sequence[Ssa]) -> Ssa:
         parts = f"vector<{count * acc.lanes}x{element}>"
-        x, y = (b.emit(f"vector.bitcast {arg.name} : {arg.type} to {parts}") for arg in args)
+        x, y = (b.emit("vector.bitcast", (arg.name,), f"{arg.type} to {parts}") for arg in args)
         types = f"({acc.type}, {parts}, {parts}) -> {acc.type}"
-        call = f'llvm.call_intrinsic "llvm.x86.{name}.{WORD_BITS * acc.lanes}"({acc.name}, {x}, {y}) : {types}'
-        return acc._replace(name=b.emit(call))
+        call = f' "llvm.x86.{name}.{WORD_BITS * acc.lanes}"(%s, %s, %s)'
+        return acc._replace(name=b.emit("llvm.call_intrinsic", (acc.name, x, y), types, call))
 
     return emit
 

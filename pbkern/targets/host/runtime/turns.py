@@ -14,7 +14,7 @@ TURN_SLOTS counts of wake-ups. A caller waits for the count of its turn's number
 
 from __future__ import annotations
 
-import re
+import string
 
 # Nanoseconds of one wait for a turn's end. Source: not recorded.
 WAIT_NANOSECONDS = 20_000_000
@@ -30,14 +30,14 @@ FUTEX_WAIT_PRIVATE = 128
 # FUTEX_WAKE | FUTEX_PRIVATE_FLAG (linux/futex.h).
 FUTEX_WAKE_PRIVATE = 129
 
-TURNS = """
-llvm.mlir.global external @pbk_turns() {alignment = 64 : i64} : !llvm.array<WORDS x i32> {
-  %0 = llvm.mlir.zero : !llvm.array<WORDS x i32>
-  llvm.return %0 : !llvm.array<WORDS x i32>
+TURNS = string.Template("""
+llvm.mlir.global external @pbk_turns() {alignment = 64 : i64} : !llvm.array<$WORDS x i32> {
+  %0 = llvm.mlir.zero : !llvm.array<$WORDS x i32>
+  llvm.return %0 : !llvm.array<$WORDS x i32>
 }
 func.func private @pbk_slot_of_turn(%turn: i32) -> !llvm.ptr {
   %turns = llvm.mlir.addressof @pbk_turns : !llvm.ptr
-  %last = arith.constant LAST_SLOT : i32
+  %last = arith.constant $LAST_SLOT : i32
   %two = arith.constant 2 : i32
   %slot = arith.andi %turn, %last : i32
   %word = arith.addi %slot, %two : i32
@@ -50,11 +50,11 @@ func.func private @pbk_take_turn(%at_once: i64) -> i64 {
   %zero = arith.constant 0 : i64
   %one = arith.constant 1 : i64
   %one32 = arith.constant 1 : i32
-  %looks = arith.constant LOOKS : i64
-  %most = arith.constant MOST : i64
-  %nanoseconds = arith.constant WAIT_NANOSECONDS : i64
-  %futex = arith.constant SYS_FUTEX : i64
-  %wait = arith.constant FUTEX_WAIT : i64
+  %looks = arith.constant $LOOKS : i64
+  %most = arith.constant $MOST : i64
+  %nanoseconds = arith.constant $WAIT_NANOSECONDS : i64
+  %futex = arith.constant $SYS_FUTEX : i64
+  %wait = arith.constant $FUTEX_WAIT : i64
   %turns = llvm.mlir.addressof @pbk_turns : !llvm.ptr
   %ended = llvm.getelementptr %turns[4] : (!llvm.ptr) -> !llvm.ptr, i8
   %time = llvm.alloca %one x !llvm.array<2 x i64> : (i64) -> !llvm.ptr
@@ -97,8 +97,8 @@ func.func private @pbk_take_turn(%at_once: i64) -> i64 {
 func.func private @pbk_end_turn(%at_once: i64) {
   %one32 = arith.constant 1 : i32
   %zero32 = arith.constant 0 : i32
-  %futex = arith.constant SYS_FUTEX : i64
-  %wake = arith.constant FUTEX_WAKE : i64
+  %futex = arith.constant $SYS_FUTEX : i64
+  %wake = arith.constant $FUTEX_WAKE : i64
   %all = arith.constant 2147483647 : i64
   %null = llvm.mlir.zero : !llvm.ptr
   %turns = llvm.mlir.addressof @pbk_turns : !llvm.ptr
@@ -116,15 +116,13 @@ func.func private @pbk_end_turn(%at_once: i64) {
   }
   return
 }
-"""
-for _name, _value in {
-    "LOOKS": LOOKS,
-    "MOST": LOOKS + MOST_WAITS,
-    "WAIT_NANOSECONDS": WAIT_NANOSECONDS,
-    "SYS_FUTEX": SYS_FUTEX,
-    "LAST_SLOT": TURN_SLOTS - 1,
-    "WORDS": TURN_SLOTS + 2,
-    "FUTEX_WAIT": FUTEX_WAIT_PRIVATE,
-    "FUTEX_WAKE": FUTEX_WAKE_PRIVATE,
-}.items():
-    TURNS = re.sub(rf"\b{_name}\b", str(_value), TURNS)
+""").substitute(
+    LOOKS=LOOKS,
+    MOST=LOOKS + MOST_WAITS,
+    WAIT_NANOSECONDS=WAIT_NANOSECONDS,
+    SYS_FUTEX=SYS_FUTEX,
+    LAST_SLOT=TURN_SLOTS - 1,
+    WORDS=TURN_SLOTS + 2,
+    FUTEX_WAIT=FUTEX_WAIT_PRIVATE,
+    FUTEX_WAKE=FUTEX_WAKE_PRIVATE,
+)

@@ -147,7 +147,7 @@ class Expressions:
     # ---------------------------------------------------------------- indices
 
     def _cast(self, block: Block, index: str, el: str) -> Ssa:
-        return Ssa(self.text.put(block, f"arith.index_cast {index} : index to {el}"), el, 0)
+        return Ssa(self.text.put(block, "arith.index_cast", (index,), f"index to {el}"), el, 0)
 
     def _within(self, block: Block, index: str, low: int, high: int) -> str | None:
         """i1: whether low <= index < high, of which one beyond 32 bits tells nothing; None if that is known to be so."""
@@ -155,14 +155,18 @@ class Expressions:
         tests += [("slt", high)] if high < INT32_MAX else []
         names = [
             self.text.put(
-                block, f"arith.cmpi {predicate}, {index}, {self.text.index(bound)} : index"
+                block,
+                "arith.cmpi",
+                (index, self.text.index(bound)),
+                "index",
+                f" {predicate}, %s, %s",
             )
             for predicate, bound in tests
         ]
         return (
             names[0]
             if len(names) == 1
-            else self.text.put(block, f"arith.andi {names[0]}, {names[1]} : i1")
+            else self.text.put(block, "arith.andi", (names[0], names[1]), "i1")
             if names
             else None
         )
@@ -204,20 +208,20 @@ class Expressions:
         )
 
     def _kept(self, block: Block, index: str, extent: int) -> str:
-        at_least = self.text.put(block, f"arith.maxsi {index}, {self.text.index(0)} : index")
+        at_least = self.text.put(block, "arith.maxsi", (index, self.text.index(0)), "index")
         return self.text.put(
-            block, f"arith.minsi {at_least}, {self.text.index(max(extent - 1, 0))} : index"
+            block, "arith.minsi", (at_least, self.text.index(max(extent - 1, 0))), "index"
         )
 
     def _scaled(self, block: Block, index: str, stride: int) -> str:
         return (
             index
             if stride == 1
-            else self.text.put(block, f"arith.muli {index}, {self.text.index(stride)} : index")
+            else self.text.put(block, "arith.muli", (index, self.text.index(stride)), "index")
         )
 
     def _sum(self, block: Block, x: str, y: str) -> str:
-        return self.text.put(block, f"arith.addi {x}, {y} : index")
+        return self.text.put(block, "arith.addi", (x, y), "index")
 
     def to_index(self, block: Block, v: Ssa, unsigned: bool) -> str:
         """An integer as an index.
@@ -230,7 +234,7 @@ class Expressions:
             low, high = b.c(-INT32_MAX - 1, "i64"), b.c(INT32_MAX, "i64")
             v = b.min(v, high, unsigned=True) if unsigned else b.min(b.max(v, low), high)
         cast = "index_castui" if unsigned or v.el == "i1" else "index_cast"
-        return self.text.put(block, f"arith.{cast} {v.name} : {v.el} to index")
+        return self.text.put(block, f"arith.{cast}", (v.name,), f"{v.el} to index")
 
     # ---------------------------------------------------------------- memory
 
@@ -249,8 +253,8 @@ class Expressions:
         )
         if buf.root.size == 0:
             return self.builder(block).c(0, el)
-        load = f"memref.load {buf.root.name}[{self.address(block, flat)}] : {self.placement.memref(buf)}"
-        return Ssa(self.text.put(block, load), el, 0)
+        place = (buf.root.name, self.address(block, flat))
+        return Ssa(self.text.put(block, "memref.load", place, self.placement.memref(buf)), el, 0)
 
     def _whole(self, buf: Buf, count: int, flat: Affine) -> tuple[str, Affine, str]:
         """(view of a buffer as vectors, the vector's number, type of the view)."""
@@ -258,8 +262,9 @@ class Expressions:
         vectors = f"memref<{max(root.size // count, 1)}x{mlir_type(storage_el(root.dtype), count)}{space}>"
         if (root, count) not in self.wholes:
             base, at, kind = self.bases[root]
-            view = f"memref.view {base}[{at}][] : {kind} to {vectors}"
-            self.wholes[root, count] = self.text.put(self.text.top, view)
+            self.wholes[root, count] = self.text.put(
+                self.text.top, "memref.view", (base, at), f"{kind} to {vectors}"
+            )
         return (
             self.wholes[root, count],
             Affine(
@@ -275,11 +280,13 @@ class Expressions:
         if key not in block.memo:
             name, number, kind = self._whole(buf, walk.beside, flat - lane)
             block.memo[key] = self.text.put(
-                block, f"memref.load {name}[{self.address(block, number)}] : {kind}"
+                block, "memref.load", (name, self.address(block, number)), kind
             )
         vector, kind = block.memo[key], mlir_type(el, walk.beside)
         return Ssa(
-            self.text.put(block, f"vector.extract {vector}[{lane}] : {mlir_type(el)} from {kind}"),
+            self.text.put(
+                block, "vector.extract", (vector,), f"{mlir_type(el)} from {kind}", f" %s[{lane}]"
+            ),
             el,
             0,
         )
@@ -289,11 +296,9 @@ class Expressions:
         b, buf = self.builder(block), stores[0].buf
         values = [b.to_storage(self.value(walk, block, x.value), buf.dtype) for x in stores]
         kind = mlir_type(values[0].el, len(values))
-        vector = self.text.put(
-            block, f"vector.from_elements {', '.join(x.name for x in values)} : {kind}"
-        )
+        vector = self.text.put(block, "vector.from_elements", tuple(x.name for x in values), kind)
         name, number, view = self._whole(buf, len(values), flat_index(buf, stores[0].index))
-        block.add(f"memref.store {vector}, {name}[{self.address(block, number)}] : {view}")
+        block.add("memref.store", (vector, name, self.address(block, number)), view)
 
     def _gather(self, walk: SimtWalk, block: Block, expr: Gather) -> Ssa:
         """Axes given by index expressions, which lie inside; the others are affine."""
@@ -343,6 +348,4 @@ class Expressions:
         self.text.when_all(block, conditions, fill)
 
     def store_stored(self, block: Block, buf: Buf, address: str, v: Ssa) -> None:
-        block.add(
-            f"memref.store {v.name}, {buf.root.name}[{address}] : {self.placement.memref(buf)}"
-        )
+        block.add("memref.store", (v.name, buf.root.name, address), self.placement.memref(buf))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pbkern.core.affine import Affine
 from pbkern.lower.kernel_nests import BodyCase, KernelNests
@@ -204,10 +205,10 @@ class _Lowering(ProgramText):
 
     def lower(self) -> ThreadFunction:
         mlir_text, top = self.text, self.text.top
-        put = lambda text: mlir_text.put(top, text)
+        put = partial(mlir_text.put, top)
         device = self.options.device
-        top.add(f"{THREAD} = arith.index_castui {device.thread(put)} : i32 to index")
-        top.add(f"%p = arith.index_castui {device.block(put)} : i32 to index")
+        top.add("arith.index_castui", (device.thread(put),), "i32 to index", result=THREAD)
+        top.add("arith.index_castui", (device.block(put),), "i32 to index", result="%p")
         for name in (THREAD, "%p"):
             top.values[name] = name
             mlir_text.indices.add(name)
@@ -265,25 +266,30 @@ class _Lowering(ProgramText):
                 bases[operand.buf] = f"{operand.buf.name}_bytes", text.index(0), _bytes(operand.buf)
         shared = f"memref<{placement.shared_bytes}xi8, {SHARED_SPACE}>"
         if placement.shared_bytes:
-            top.add(f"{ARENA} = memref.get_global @{self.name}_shared : {shared}")
+            top.add("memref.get_global", (), shared, f" @{self.name}_shared", result=ARENA)
             if self.slots:
                 top.add(
-                    f"{SLOTS} = memref.view {ARENA}[{text.index(0)}][] : {shared} to {self.emitter.team.slots_type}"
+                    "memref.view",
+                    (ARENA, text.index(0)),
+                    f"{shared} to {self.emitter.team.slots_type}",
+                    result=SLOTS,
                 )
         if placement.global_bytes:
-            start = text.put(top, f"arith.muli %p, {text.index(placement.global_bytes)} : index")
+            start = text.put(top, "arith.muli", ("%p", text.index(placement.global_bytes)), "index")
         for buf, offset in placement.offsets.items():
             near = placement.is_shared(buf)
             at = (
                 text.index(offset)
                 if near
-                else text.put(top, f"arith.addi {start}, {text.index(offset)} : index")
+                else text.put(top, "arith.addi", (start, text.index(offset)), "index")
             )
             bases[buf] = (ARENA, at, shared) if near else (FAR, at, self._far())
         for buf in placement.slots.values():
             self._registers(top, buf)
         for buf, (base, at, kind) in bases.items():
-            top.add(f"{buf.name} = memref.view {base}[{at}][] : {kind} to {placement.memref(buf)}")
+            top.add(
+                "memref.view", (base, at), f"{kind} to {placement.memref(buf)}", result=buf.name
+            )
 
     def _registers(self, top: Block, slots: Buf) -> None:
         """A variable of each thread, of which LLVM makes registers: all its places are constants.
@@ -295,9 +301,9 @@ class _Lowering(ProgramText):
             self.placement.memref(slots),
             self.text.builder(top, 0).c(0, storage_el(slots.dtype)),
         )
-        top.add(f"{slots.name} = memref.alloca() : {kind}")
+        top.add("memref.alloca", (), kind, "()", result=slots.name)
         for n in range(slots.size):
-            top.add(f"memref.store {zero.name}, {slots.name}[{self.text.index(n)}] : {kind}")
+            top.add("memref.store", (zero.name, slots.name, self.text.index(n)), kind)
 
     def _reads_unwritten(self) -> bool:
         scratch = self.kernel.scratch
@@ -337,7 +343,7 @@ class _Lowering(ProgramText):
             if self.reports
             else []
         )
-        constants = [f"{constant} = {value}" for value, constant in text.constants.items()]
+        constants = [constant.head for constant in text.constants.values()]
         shared = f"memref<{placement.shared_bytes}xi8, {SHARED_SPACE}>"
         private, start = ("", "") if self._is_dynamic() else ('"private" ', " = uninitialized")
         head = [
@@ -378,13 +384,13 @@ class _Lowering(ProgramText):
             else:
                 size = self.text.index(extent)
                 block.values[f"%g{dim}"] = self.text.put(
-                    block, f"arith.remui {rest}, {size} : index"
+                    block, "arith.remui", (rest, size), "index"
                 )
-                rest = self.text.put(block, f"arith.divui {rest}, {size} : index")
+                rest = self.text.put(block, "arith.divui", (rest, size), "index")
 
     def dynamic_size(self, block: Block, operand: int) -> str:
         value = self.emitter.load_stored(block, self.nests.operands[operand].buf, Affine())
-        return self.text.put(block, f"arith.index_cast {value.name} : {value.el} to index")
+        return self.text.put(block, "arith.index_cast", (value.name,), f"{value.el} to index")
 
     # ---------------------------------------------------------------- barriers
 
@@ -406,8 +412,7 @@ class _Lowering(ProgramText):
         self.waits = plan.before
 
     def _barrier(self, block: Block) -> None:
-        for line in self.options.device.barrier():
-            block.add(line)
+        block.operations += self.options.device.barrier()
 
     def body(self, block: Block, case: BodyCase) -> None:
         self.emitter.context = case.context

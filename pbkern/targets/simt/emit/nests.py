@@ -6,15 +6,16 @@ import re
 from collections.abc import Callable
 
 from pbkern.core.affine import Affine
+from pbkern.lower.mlir.operation import walk
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest import reductions
 from pbkern.lower.nest.ir import Nest
 from pbkern.lower.nest.reductions import is_rounded_sum
 from pbkern.targets.simt.schedule.registers import in_slots
 from pbkern.targets.simt.schedule.threads import ThreadMapping
 from pbkern.targets.simt.schedule.tiles import Tile, terms_beside, tiled
 
-from . import reductions
 from .expressions import Expressions, SimtWalk
 from .reductions import Team
 
@@ -45,7 +46,9 @@ class SimtNestEmitter(Expressions):
         if mapping.beside:
             walk.terms = terms_beside(nest, *mapping.beside, self.context)
         if mapping.alone:
-            first = self.text.put(top, f"arith.cmpi eq, {THREAD}, {self.text.index(0)} : index")
+            first = self.text.put(
+                top, "arith.cmpi", (THREAD, self.text.index(0)), "index", " eq, %s, %s"
+            )
             self.text.when(
                 top, first, lambda inner: self._in_order(walk, inner, list(mapping.free))
             )
@@ -86,11 +89,13 @@ class SimtNestEmitter(Expressions):
             _, place = text.affine(inner, at)
             live = None
             if points % teams:
-                live = text.put(inner, f"arith.cmpi ult, {place}, {text.index(points)} : index")
+                live = text.put(
+                    inner, "arith.cmpi", (place, text.index(points)), "index", " ult, %s, %s"
+                )
             if (
                 live is not None and 1 < mapping.team < self.team.device.warp
             ):  # others of the warp exchange with this thread
-                place = text.put(inner, f"arith.minui {place}, {text.index(points - 1)} : index")
+                place = text.put(inner, "arith.minui", (place, text.index(points - 1)), "index")
                 self._at(walk, inner, mapping, place, live)
             elif live is not None:
                 text.when(inner, live, lambda body: self._at(walk, body, mapping, place, None))
@@ -108,9 +113,7 @@ class SimtNestEmitter(Expressions):
             return 0
         if mapping.team == 1:
             return THREAD
-        return self.text.put(
-            block, f"arith.divui {THREAD}, {self.text.index(mapping.team)} : index"
-        )
+        return self.text.put(block, "arith.divui", (THREAD, self.text.index(mapping.team)), "index")
 
     def _at(
         self, walk: SimtWalk, block: Block, mapping: ThreadMapping, number: str, live: str | None
@@ -127,7 +130,7 @@ class SimtNestEmitter(Expressions):
         for number in filter(tile.may_lie_outside, range(tile.count)):
             at = self.text.affine(block, tile.place(number))[1]
             block.values[tile.kept(number)] = self.text.put(
-                block, f"arith.minui {at}, {self.text.index(tile.size - 1)} : index"
+                block, "arith.minui", (at, self.text.index(tile.size - 1)), "index"
             )
 
     def _split(self, block: Block, dims: list[tuple[str, int]], number: str) -> None:
@@ -140,8 +143,8 @@ class SimtNestEmitter(Expressions):
                 block.values[dim] = number
             else:
                 size = self.text.index(extent)
-                block.values[dim] = self.text.put(block, f"arith.remui {number}, {size} : index")
-                number = self.text.put(block, f"arith.divui {number}, {size} : index")
+                block.values[dim] = self.text.put(block, "arith.remui", (number, size), "index")
+                number = self.text.put(block, "arith.divui", (number, size), "index")
 
     # ---------------------------------------------------------------- one point
 
@@ -177,15 +180,15 @@ class SimtNestEmitter(Expressions):
     def _is_first(self, block: Block, mapping: ThreadMapping, live: str | None) -> str:
         """Whether the thread is its team's first, which stores for all."""
         lane = self._lane(block, mapping)
-        test = self.text.put(block, f"arith.cmpi eq, {lane}, {self.text.index(0)} : index")
-        return test if live is None else self.text.put(block, f"arith.andi {test}, {live} : i1")
+        test = self.text.put(
+            block, "arith.cmpi", (lane, self.text.index(0)), "index", " eq, %s, %s"
+        )
+        return test if live is None else self.text.put(block, "arith.andi", (test, live), "i1")
 
     def _lane(self, block: Block, mapping: ThreadMapping) -> str:
         if mapping.teams == 1:
             return THREAD
-        return self.text.put(
-            block, f"arith.remui {THREAD}, {self.text.index(mapping.team)} : index"
-        )
+        return self.text.put(block, "arith.remui", (THREAD, self.text.index(mapping.team)), "index")
 
     def _bind(self, walk: SimtWalk, accs: list[Ssa]) -> None:
         """Accumulator number -> value; of searches: the index."""
@@ -327,7 +330,7 @@ class SimtNestEmitter(Expressions):
     ) -> list[Ssa]:
         """The points of the reduced dimensions, mapped to a team's threads."""
         text, team = self.text, mapping.team
-        block.values["%lane"] = self._lane(block, mapping)
+        lane = block.values["%lane"] = self._lane(block, mapping)
         full, rest = divmod(mapping.terms, team)
 
         def step(body: Block, carried: list[Ssa]) -> list[Ssa]:
@@ -342,19 +345,25 @@ class SimtNestEmitter(Expressions):
         if not rest:
             return accs
         one, other = Block(block), Block(block)
-        test = text.put(
-            block, f"arith.cmpi ult, {block.values['%lane']}, {text.index(rest)} : index"
-        )
+        test = text.put(block, "arith.cmpi", (lane, text.index(rest)), "index", " ult, %s, %s")
         one.values["%term"] = full
         new = step(one, accs)
         types = ", ".join(acc.type for acc in accs)
         if not accs:
-            block.add(f"scf.if {test}", one)
+            block.add("scf.if", (test,), regions=(one,))
             return accs
-        one.add(f"scf.yield {', '.join(value.name for value in new)} : {types}")
-        other.add(f"scf.yield {', '.join(acc.name for acc in accs)} : {types}")
+        one.add("scf.yield", tuple(value.name for value in new), types)
+        other.add("scf.yield", tuple(acc.name for acc in accs), types)
         name = text.name()
-        block.add(f"{name}:{len(accs)} = scf.if {test} -> ({types})", one, other)
+        block.add(
+            "scf.if",
+            (test,),
+            "",
+            f" %s -> ({types})",
+            regions=(one, other),
+            result=name,
+            count=len(accs),
+        )
         return [acc._replace(name=f"{name}#{k}") for k, acc in enumerate(accs)]
 
 
@@ -364,13 +373,6 @@ def _locate(block: Block, at: str | None) -> None:
     if found is None:
         return
     where = f' loc("{found[1]}":{found[2]}:{found[3] or 1})'
-    block.operations = [
-        op.mapped(
-            lambda inner_op: (
-                inner_op.text
-                if inner_op.regions or " loc(" in inner_op.text
-                else inner_op.text + where
-            )
-        )
-        for op in block.operations
-    ]
+    for op in walk(block.operations):
+        if not op.regions and not op.location:
+            op.location = where

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.text import Block, Text
@@ -60,10 +61,10 @@ class Recorder:
 
         def fill(inner: Block) -> None:
             for n in range(RECORD_HEADER_WORDS, self.profile.words):
-                self._store(inner, Affine((), n), self.text.const("arith.constant 0 : i64"))
-            processor = self.device.processor(lambda text: self.text.put(inner, text))
+                self._store(inner, Affine((), n), self.text.const("0", "i64"))
+            processor = self.device.processor(partial(self.text.put, inner))
             self._store(
-                inner, Affine(), self.text.put(inner, f"arith.extui {processor} : i32 to i64")
+                inner, Affine(), self.text.put(inner, "arith.extui", (processor,), "i32 to i64")
             )
             self._times(inner, 0)
 
@@ -87,25 +88,29 @@ class Recorder:
             number = number * size + Affine.symbol(f"%g{dim}")
 
         def fill(inner: Block) -> None:
-            cycles = self.device.cycles(lambda text: self.text.put(inner, text))
+            cycles = self.device.cycles(partial(self.text.put, inner))
             self._store(inner, number * 2 + (RECORD_HEADER_WORDS + is_end), cycles)
 
         place = self.text.affine(block, number)[1]
         is_kept = self.text.put(
-            block, f"arith.cmpi ult, {place}, {self.text.index(self.profile.space - 1)} : index"
+            block,
+            "arith.cmpi",
+            (place, self.text.index(self.profile.space - 1)),
+            "index",
+            " ult, %s, %s",
         )
         self._first(block, lambda inner: self.text.when(inner, is_kept, fill))
 
     def _times(self, block: Block, offset: int) -> None:
         for first, time in ((1, self.device.nanoseconds), (3, self.device.cycles)):
-            self._store(
-                block, Affine((), first + offset), time(lambda text: self.text.put(block, text))
-            )
+            self._store(block, Affine((), first + offset), time(partial(self.text.put, block)))
 
     def _first(self, block: Block, fill: Callable[[Block], None]) -> None:
-        test = self.text.put(block, f"arith.cmpi eq, {self.thread}, {self.text.index(0)} : index")
+        test = self.text.put(
+            block, "arith.cmpi", (self.thread, self.text.index(0)), "index", " eq, %s, %s"
+        )
         self.text.when(block, test, fill)
 
     def _store(self, block: Block, word: Affine, value: str) -> None:
         at = self.text.affine(block, Affine.symbol(self.block, self.profile.words) + word)[1]
-        block.add(f"memref.store {value}, {self.record}[{at}] : {self.record_type}")
+        block.add("memref.store", (value, self.record, at), self.record_type)

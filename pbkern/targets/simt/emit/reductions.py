@@ -1,4 +1,4 @@
-"""Accumulators: what they start with, how two are combined, and how those of a team become one.
+"""Accumulators of the threads of a team become one.
 
 Threads of a warp exchange accumulators by a butterfly; warps of a block meet in shared memory. The
 order is always the same, so results repeat, and afterwards every thread of the team has the result.
@@ -7,108 +7,18 @@ order is always the same, so results repeat, and afterwards every thread of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-import numpy as np
-
-from pbkern.lower.math import elementwise
-from pbkern.lower.mlir.element_types import BITS, compute_el
+from pbkern.lower.mlir.element_types import BITS
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Reduction
-from pbkern.lower.nest.reductions import IDENTITY
+from pbkern.lower.nest.reductions import combine, row_of, width
 from pbkern.targets.simt.device import VendorCode
 
-SEARCHES = ("argmax", "argmin")
 # Bytes of shared memory through which warps exchange one accumulator: 8 for each of at most 32
 # warps.
 SLOT_BYTES = 8
-
-
-def identity(b: Builder, reduction: Reduction) -> list[Ssa]:
-    """Values that the accumulators of a reduction start with: of searches, (value, index)."""
-    if reduction.op in SEARCHES:
-        value = reduction.args[0].dtype
-        return [
-            b.c(IDENTITY[reduction.op](value), compute_el(value)),
-            b.c(np.iinfo(reduction.dtype).max, compute_el(reduction.dtype)),
-        ]
-    return [b.c(IDENTITY[reduction.op](reduction.dtype), compute_el(reduction.dtype))]
-
-
-def width(reduction: Reduction) -> int:
-    """Accumulators of a reduction."""
-    return 2 if reduction.op in SEARCHES else 1
-
-
-def add(b: Builder, reduction: Reduction, accs: Sequence[Ssa], args: Sequence[Ssa]) -> list[Ssa]:
-    """Accumulators after one more point."""
-    if reduction.is_product:
-        fused = b.contract and args[0].el in ("f32", "f64")
-        return [
-            b.fma(args[0], args[1], accs[0]) if fused else b.add(accs[0], b.mul(args[0], args[1]))
-        ]
-    return combine(b, reduction, accs, args)
-
-
-def combine(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
-    """Two sets of accumulators of one reduction as one."""
-    if reduction.op in SEARCHES:
-        return _better(b, reduction, x, y)
-    (value,), (other,) = x, y
-    unsigned, flag = reduction.dtype.kind == "u", value.el == "i1"
-    match reduction.op:
-        case "dot" | "sum":
-            return [b.or_(value, other) if flag else b.add(value, other)]
-        case "prod":
-            return [b.and_(value, other) if flag else b.mul(value, other)]
-        case "max":
-            return [b.or_(value, other) if flag else b.max(value, other, unsigned=unsigned)]
-        case "min":
-            return [b.and_(value, other) if flag else b.min(value, other, unsigned=unsigned)]
-        case "and":
-            return [b.and_(value, other)]
-        case "or":
-            return [b.or_(value, other)]
-        case "xor":
-            return [b.xor(value, other)]
-    assert reduction.op == "logaddexp", reduction.op
-    return [_logaddexp(b, reduction, value, other)]
-
-
-def _logaddexp(b: Builder, reduction: Reduction, value: Ssa, y: Ssa) -> Ssa:
-    def call(name: str, operand: Ssa) -> Ssa:
-        return elementwise.RULES.lookup(name)(
-            b,
-            elementwise.EqnInfo(
-                name, {"accuracy": None}, (reduction.dtype,), reduction.dtype, None
-            ),
-            operand,
-        )
-
-    high = b.max(value, y)
-    total = b.add(high, call("log1p", call("exp", b.sub(b.min(value, y), high))))
-    return b.select(b.cmp("eq", b.abs(high), b.c(np.inf, high.el)), high, total)
-
-
-def _better(b: Builder, reduction: Reduction, x: Sequence[Ssa], y: Sequence[Ssa]) -> list[Ssa]:
-    """The larger (smaller) value, NaN above all; among equals the smaller index."""
-    (value, i), (other, other_index), unsigned = x, y, reduction.args[0].dtype.kind == "u"
-    left, right = value, other
-    if value.el == "i1":
-        left, right, unsigned = (
-            b.int_resize(value, "i8", unsigned=True),
-            b.int_resize(other, "i8", unsigned=True),
-            True,
-        )
-    wins, ties = (
-        b.cmp("gt" if reduction.op == "argmax" else "lt", right, left, unsigned=unsigned),
-        b.cmp("eq", right, left),
-    )
-    if value.el in ("f32", "f64"):
-        wins = b.or_(wins, b.and_(b.is_nan(other), b.not_(b.is_nan(value))))
-        ties = b.or_(ties, b.and_(b.is_nan(other), b.is_nan(value)))
-    wins = b.or_(wins, b.and_(ties, b.cmp("lt", other_index, i)))
-    return [b.select(wins, other, value), b.select(wins, other_index, i)]
 
 
 class Team:
@@ -152,22 +62,13 @@ class Team:
     ) -> list[Ssa]:
         """Combines with the thread whose number differs in one bit: always the lower one's accumulators first."""
         b, at, out = self.text.builder(block, 0), 0, []
-        put = lambda text: self.text.put(block, text)
-        bit = put(f"arith.andi {self.thread}, {self.text.index(distance)} : index")
-        lower = Ssa(put(f"arith.cmpi eq, {bit}, {self.text.index(0)} : index"), "i1", 0)
+        put = partial(self.text.put, block)
+        bit = put("arith.andi", (self.thread, self.text.index(distance)), "index")
+        lower = Ssa(put("arith.cmpi", (bit, self.text.index(0)), "index", " eq, %s, %s"), "i1", 0)
         for reduction in reductions:
             mine = accs[at : at + width(reduction)]
             other = [self._exchanged(block, acc, distance) for acc in mine]
-            if reduction.op in (
-                "sum",
-                "dot",
-                "prod",
-                "max",
-                "min",
-                "and",
-                "or",
-                "xor",
-            ):  # the same in either order
+            if row_of(reduction).is_symmetric and not reduction.is_search:
                 out += combine(b, reduction, mine, other)
             else:
                 first = [b.select(lower, x, y) for x, y in zip(mine, other)]
@@ -177,7 +78,7 @@ class Team:
         return out
 
     def _exchanged(self, block: Block, value: Ssa, distance: int) -> Ssa:
-        b, put = self.text.builder(block, 0), lambda text: self.text.put(block, text)
+        b, put = self.text.builder(block, 0), partial(self.text.put, block)
         words = _words(b, value)
         return _value(
             b,
@@ -192,13 +93,13 @@ class Team:
         self.uses_slots = True
         b, put, mlir_text = (
             self.text.builder(block, 0),
-            lambda text: self.text.put(block, text),
+            partial(self.text.put, block),
             self.text,
         )
         warps, warp = self.threads // self.device.warp, mlir_text.index(self.device.warp)
-        mine = put(f"arith.divui {self.thread}, {warp} : index")
-        lane = put(f"arith.remui {self.thread}, {warp} : index")
-        first = put(f"arith.cmpi eq, {lane}, {mlir_text.index(0)} : index")
+        mine = put("arith.divui", (self.thread, warp), "index")
+        lane = put("arith.remui", (self.thread, warp), "index")
+        first = put("arith.cmpi", (lane, mlir_text.index(0)), "index", " eq, %s, %s")
 
         def place(number: int) -> str:
             return mlir_text.index(number) if number else mlir_text.index(0)
@@ -206,10 +107,8 @@ class Team:
         def store(inner: Block) -> None:
             one = mlir_text.builder(inner, 0)
             for k, acc in enumerate(accs):
-                at = mlir_text.put(inner, f"arith.addi {mine}, {place(k * warps)} : index")
-                inner.add(
-                    f"memref.store {_word64(one, acc).name}, {self.slots}[{at}] : {self.slots_type}"
-                )
+                at = mlir_text.put(inner, "arith.addi", (mine, place(k * warps)), "index")
+                inner.add("memref.store", (_word64(one, acc).name, self.slots, at), self.slots_type)
 
         mlir_text.when(block, first, store)
         self.barrier(block)
@@ -218,9 +117,7 @@ class Team:
                 _from64(
                     b,
                     Ssa(
-                        put(
-                            f"memref.load {self.slots}[{place(k * warps + n)}] : {self.slots_type}"
-                        ),
+                        put("memref.load", (self.slots, place(k * warps + n)), self.slots_type),
                         "i64",
                         0,
                     ),

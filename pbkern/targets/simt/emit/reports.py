@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
+from pbkern.lower.mlir.element_types import mlir_type, storage_el
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Trace
 from pbkern.lower.rules.debug_callbacks import SITES, Type
@@ -124,7 +125,9 @@ class ReportWriter:
         self.words_type = f"memref<{self.reports.nbytes // REPORT_WORD_BYTES}xi64>"
         self.words = self.text.put(
             top,
-            f"memref.view {self.memory}[{self.text.index(0)}][] : {self.type} to {self.words_type}",
+            "memref.view",
+            (self.memory, self.text.index(0)),
+            f"{self.type} to {self.words_type}",
         )
 
     def store(self, block: Block, trace: Trace) -> None:
@@ -132,29 +135,35 @@ class ReportWriter:
 
         Of its buffers, operands come last, which the launch reads.
         """
-        first = self.text.put(block, f"arith.cmpi eq, {self.thread}, {self.text.index(0)} : index")
+        first = self.text.put(
+            block, "arith.cmpi", (self.thread, self.text.index(0)), "index", " eq, %s, %s"
+        )
         one = self._check if SITES[trace.site].is_check else self._print
         self.text.when(block, first, lambda inner: one(inner, trace))
 
     def _check(self, block: Block, trace: Trace) -> None:
         at = self.reports.places[trace.site]
         before = self._added(block, at, 1)
-        never = self.text.put(block, f"arith.cmpi eq, {before}, {self._i64(0)} : i64")
+        never = self.text.put(block, "arith.cmpi", (before, self._i64(0)), "i64", " eq, %s, %s")
         self.text.when(block, never, lambda inner: self._values(inner, trace, Affine((), at + 1)))
 
     def _print(self, block: Block, trace: Trace) -> None:
         count = PRINT_HEADER_WORDS + words(SITES[trace.site].types)
         before = self._added(block, 0, count)
         fits = self.text.put(
-            block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room - count)} : i64"
+            block,
+            "arith.cmpi",
+            (before, self._i64(self.reports.room - count)),
+            "i64",
+            " ule, %s, %s",
         )
         is_next = self.text.put(
-            block, f"arith.cmpi ule, {before}, {self._i64(self.reports.room)} : i64"
+            block, "arith.cmpi", (before, self._i64(self.reports.room)), "i64", " ule, %s, %s"
         )
 
         def start_of(inner: Block) -> Affine[str]:
             inner.values["%report"] = self.text.put(
-                inner, f"arith.index_cast {before} : i64 to index"
+                inner, "arith.index_cast", (before,), "i64 to index"
             )
             return Affine.symbol("%report") + self.reports.first_print
 
@@ -164,7 +173,7 @@ class ReportWriter:
             self._word(
                 inner,
                 start + 1,
-                self.text.put(inner, f"arith.index_cast {self.block} : index to i64"),
+                self.text.put(inner, "arith.index_cast", (self.block,), "index to i64"),
             )
             self._values(inner, trace, start + PRINT_HEADER_WORDS)
 
@@ -181,17 +190,14 @@ class ReportWriter:
     def _copy(self, block: Block, buf: Buf, at: Affine) -> None:
         """All elements of a buffer, to the words from `at` on."""
         source = self.memref(buf)
-        kind = source.removeprefix("memref<").removesuffix(">").split(",")[0].split("x", 1)[1]
-        target = f"memref<{max(buf.size, 1)}x{kind}>"
+        target = f"memref<{max(buf.size, 1)}x{mlir_type(storage_el(buf.dtype))}>"
         place = self.text.affine(block, at * REPORT_WORD_BYTES)[1]
-        view = self.text.put(
-            block, f"memref.view {self.memory}[{place}][] : {self.type} to {target}"
-        )
+        view = self.text.put(block, "memref.view", (self.memory, place), f"{self.type} to {target}")
 
         def fill(inner: Block, _: object) -> list:
             index = self.text.affine(inner, Affine.symbol("%element"))[1]
-            value = self.text.put(inner, f"memref.load {buf.root.name}[{index}] : {source}")
-            inner.add(f"memref.store {value}, {view}[{index}] : {target}")
+            value = self.text.put(inner, "memref.load", (buf.root.name, index), source)
+            inner.add("memref.store", (value, view, index), target)
             return []
 
         self.text.loop(block, "%element", 0, buf.size, 1, fill)
@@ -200,13 +206,15 @@ class ReportWriter:
         """A word before `count` is added to it, by one thread of all at a time."""
         return self.text.put(
             block,
-            f"memref.atomic_rmw addi {self._i64(count)}, {self.words}[{self.text.index(word)}] : "
+            "memref.atomic_rmw",
+            (self._i64(count), self.words, self.text.index(word)),
             f"(i64, {self.words_type}) -> i64",
+            " addi %s, %s[%s]",
         )
 
     def _word(self, block: Block, at: Affine, value: str) -> None:
         place = self.text.affine(block, at)[1]
-        block.add(f"memref.store {value}, {self.words}[{place}] : {self.words_type}")
+        block.add("memref.store", (value, self.words, place), self.words_type)
 
     def _i64(self, value: int) -> str:
-        return self.text.const(f"arith.constant {value} : i64")
+        return self.text.const(str(value), "i64")

@@ -8,11 +8,12 @@ not greater, one of the first before all that are not less. Equal elements keep 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.key_order import compared, rising
-from pbkern.lower.mlir.operation import Operation
+from pbkern.lower.mlir.operation import Operation, for_syntax
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf, Sort
@@ -63,7 +64,9 @@ class _Strided:
             if count % self.threads:
                 text.when(
                     inner,
-                    text.put(inner, f"arith.cmpi ult, {element}, {text.index(count)} : index"),
+                    text.put(
+                        inner, "arith.cmpi", (element, text.index(count)), "index", " ult, %s, %s"
+                    ),
                     lambda x: fill(x, element),
                 )
             else:
@@ -94,15 +97,15 @@ def _below(
 def _insertion(expressions: Expressions, block: Block, sort: Sort, line: str, length: int) -> None:
     """One line by one thread: each element moves down past the greater ones before it."""
     text = expressions.text
-    start = text.put(block, f"arith.muli {line}, {text.index(length)} : index")
+    start = text.put(block, "arith.muli", (line, text.index(length)), "index")
 
     def outer(body: Block, _) -> list:
-        last = text.put(body, f"arith.addi {start}, {_named(text, body, '%at')} : index")
+        last = text.put(body, "arith.addi", (start, _named(text, body, "%at")), "index")
         before, after = Block(body), Block(body)
         here = text.name()
-        is_after = text.put(before, f"arith.cmpi ugt, {here}, {start} : index")
+        is_after = text.put(before, "arith.cmpi", (here, start), "index", " ugt, %s, %s")
         inner, other = Block(before), Block(before)
-        below = text.put(inner, f"arith.subi {here}, {text.index(1)} : index")
+        below = text.put(inner, "arith.subi", (here, text.index(1)), "index")
         less, _equal = _below(
             expressions,
             inner,
@@ -111,11 +114,11 @@ def _insertion(expressions: Expressions, block: Block, sort: Sort, line: str, le
             sort.buffers[: sort.num_keys],
             below,
         )
-        none = text.put(other, "arith.constant false")
+        none = text.put(other, "arith.constant", (), "", " false")
         go = text.either(before, is_after, inner, Ssa(less, "i1", 0), other, Ssa(none, "i1", 0))
-        before.add(f"scf.condition({go}) {here} : index")
+        before.add("scf.condition", (go, here), "index", "(%s) %s")
         at = text.name()
-        down = text.put(after, f"arith.subi {at}, {text.index(1)} : index")
+        down = text.put(after, "arith.subi", (at, text.index(1)), "index")
         for buf in sort.buffers:
             x, y = (
                 expressions.load_stored(after, buf, at),
@@ -123,13 +126,16 @@ def _insertion(expressions: Expressions, block: Block, sort: Sort, line: str, le
             )
             expressions.store_stored(after, buf, at, y)
             expressions.store_stored(after, buf, down, x)
-        after.add(f"scf.yield {down} : index")
+        after.add("scf.yield", (down,), "index")
         # The block of the second region has the place as its argument.
         after.operations.insert(0, _block_argument(at))
         body.add(
-            f"{text.name()} = scf.while ({here} = {last}) : (index) -> index",
-            before,
-            after,
+            "scf.while",
+            (here, last),
+            "(index) -> index",
+            " (%s = %s)",
+            regions=(before, after),
+            result=text.name(),
             words=("", "do"),
         )
         return []
@@ -138,7 +144,7 @@ def _insertion(expressions: Expressions, block: Block, sort: Sort, line: str, le
 
 
 def _block_argument(name: str) -> Operation:
-    return Operation(f"^bb0({name}: index):")
+    return Operation("^bb0", (name,), "", "(%s: index):", arguments=(name,))
 
 
 def _named(text, block: Block, symbol: str) -> str:
@@ -156,7 +162,7 @@ def _merge_line(
     """One line by all threads: passes over runs of doubling length, from the operands to the spare lines and back."""
     text, strided = expressions.text, _Strided(expressions, threads)
     base = text.put(
-        block, f"arith.muli {_named(text, block, '%line')}, {text.index(length)} : index"
+        block, "arith.muli", (_named(text, block, "%line"), text.index(length)), "index"
     )
     run, here, there = 1, (sort.buffers, base), (sort.spare, text.index(0))
     while run < length:
@@ -172,7 +178,7 @@ def _merge_line(
     if here[0] is sort.spare:
 
         def back(inner: Block, element: str) -> None:
-            to = text.put(inner, f"arith.addi {base}, {element} : index")
+            to = text.put(inner, "arith.addi", (base, element), "index")
             for spare, buf in zip(sort.spare, sort.buffers):
                 expressions.store_stored(
                     inner, buf, to, expressions.load_stored(inner, spare, element)
@@ -194,56 +200,72 @@ def _place(
 ) -> None:
     """Element element of a line goes to its place in its run and the neighbour's together."""
     mlir_text, (bufs, base), (others, other_base) = expressions.text, here, there
-    put = lambda text: mlir_text.put(block, text)
-    number = put(f"arith.divui {element}, {mlir_text.index(run)} : index")
+    put = partial(mlir_text.put, block)
+    number = put("arith.divui", (element, mlir_text.index(run)), "index")
     is_second = put(
-        f"arith.cmpi ne, {put(f'arith.andi {number}, {mlir_text.index(1)} : index')}, {mlir_text.index(0)} : index"
+        "arith.cmpi",
+        (put("arith.andi", (number, mlir_text.index(1)), "index"), mlir_text.index(0)),
+        "index",
+        " ne, %s, %s",
     )
-    mine = put(f"arith.muli {number}, {mlir_text.index(run)} : index")
-    before = put(f"arith.subi {mine}, {mlir_text.index(run)} : index")
+    mine = put("arith.muli", (number, mlir_text.index(run)), "index")
+    before = put("arith.subi", (mine, mlir_text.index(run)), "index")
     after = put(
-        f"arith.minui {put(f'arith.addi {mine}, {mlir_text.index(run)} : index')}, {mlir_text.index(length)} : index"
+        "arith.minui",
+        (put("arith.addi", (mine, mlir_text.index(run)), "index"), mlir_text.index(length)),
+        "index",
     )
     end = put(
-        f"arith.minui {put(f'arith.addi {after}, {mlir_text.index(run)} : index')}, {mlir_text.index(length)} : index"
+        "arith.minui",
+        (put("arith.addi", (after, mlir_text.index(run)), "index"), mlir_text.index(length)),
+        "index",
     )
-    low = put(f"arith.select {is_second}, {before}, {after} : index")
-    high = put(f"arith.select {is_second}, {mine}, {end} : index")
+    low = put("arith.select", (is_second, before, after), "index")
+    high = put("arith.select", (is_second, mine, end), "index")
     own, steps, keys = (
-        put(f"arith.addi {base}, {element} : index"),
+        put("arith.addi", (base, element), "index"),
         run.bit_length(),
         bufs[: sort.num_keys],
     )
     lo, hi, name, inner = mlir_text.name(), mlir_text.name(), mlir_text.name(), Block(block)
-    put_in = lambda text: mlir_text.put(inner, text)
-    open_ = put_in(f"arith.cmpi ult, {lo}, {hi} : index")
+    put_in = partial(mlir_text.put, inner)
+    open_ = put_in("arith.cmpi", (lo, hi), "index", " ult, %s, %s")
     middle = put_in(
-        f"arith.shrui {put_in(f'arith.addi {lo}, {hi} : index')}, {mlir_text.index(1)} : index"
+        "arith.shrui", (put_in("arith.addi", (lo, hi), "index"), mlir_text.index(1)), "index"
     )
-    safe = put_in(f"arith.minui {middle}, {mlir_text.index(length - 1)} : index")
-    at = put_in(f"arith.addi {base}, {safe} : index")
+    safe = put_in("arith.minui", (middle, mlir_text.index(length - 1)), "index")
+    at = put_in("arith.addi", (base, safe), "index")
     less, equal = _below(
         expressions, inner, keys, at, keys, own
     )  # does the other run's element come before mine?
-    not_after = put_in(f"arith.ori {less}, {put_in(f'arith.andi {equal}, {is_second} : i1')} : i1")
-    go_up = put_in(f"arith.andi {open_}, {not_after} : i1")
-    yes = mlir_text.const("arith.constant true")
-    go_down = put_in(f"arith.andi {open_}, {put_in(f'arith.xori {not_after}, {yes} : i1')} : i1")
+    not_after = put_in("arith.ori", (less, put_in("arith.andi", (equal, is_second), "i1")), "i1")
+    go_up = put_in("arith.andi", (open_, not_after), "i1")
+    yes = mlir_text.const("true")
+    go_down = put_in("arith.andi", (open_, put_in("arith.xori", (not_after, yes), "i1")), "i1")
     new_lo = put_in(
-        f"arith.select {go_up}, {put_in(f'arith.addi {middle}, {mlir_text.index(1)} : index')}, {lo} : index"
+        "arith.select",
+        (go_up, put_in("arith.addi", (middle, mlir_text.index(1)), "index"), lo),
+        "index",
     )
-    new_hi = put_in(f"arith.select {go_down}, {middle}, {hi} : index")
-    inner.add(f"scf.yield {new_lo}, {new_hi} : index, index")
+    new_hi = put_in("arith.select", (go_down, middle, hi), "index")
+    inner.add("scf.yield", (new_lo, new_hi), "index, index")
+    counter = mlir_text.name()
+    bounds = (mlir_text.index(number) for number in (0, steps, 1))
     block.add(
-        f"{name}:2 = scf.for {mlir_text.name()} = {mlir_text.index(0)} to {mlir_text.index(steps)} step {mlir_text.index(1)} "
-        f"iter_args({lo} = {low}, {hi} = {high}) -> (index, index)",
-        inner,
+        "scf.for",
+        (counter, *bounds, lo, low, hi, high),
+        "",
+        for_syntax(["index", "index"]),
+        regions=(inner,),
+        result=name,
+        count=2,
+        arguments=(counter, lo, hi),
     )
-    passed = put(f"arith.subi {name}#0, {low} : index")
-    first = put(f"arith.select {is_second}, {before}, {mine} : index")
-    inside = put(f"arith.subi {element}, {mine} : index")
-    ahead = put(f"arith.addi {passed}, {inside} : index")
-    place = put(f"arith.addi {other_base}, {put(f'arith.addi {first}, {ahead} : index')} : index")
+    passed = put("arith.subi", (f"{name}#0", low), "index")
+    first = put("arith.select", (is_second, before, mine), "index")
+    inside = put("arith.subi", (element, mine), "index")
+    ahead = put("arith.addi", (passed, inside), "index")
+    place = put("arith.addi", (other_base, put("arith.addi", (first, ahead), "index")), "index")
     for buf, other in zip(bufs, others):
         value = expressions.load_stored(block, buf, own)
         expressions.store_stored(block, other, place, Ssa(value.name, storage_el(buf.dtype), 0))

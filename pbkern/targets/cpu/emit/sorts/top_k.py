@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.mlir.element_types import storage_el
 from pbkern.lower.mlir.key_order import compare, compared, rising
+from pbkern.lower.mlir.operation import for_syntax
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
-
-from .addressing import memref
+from pbkern.targets.cpu.emit.addressing import memref
 
 # Elements that are compared with the bound at once. Source: not recorded.
 COMPARED_AT_ONCE = 16
@@ -68,20 +68,34 @@ class Selection:
             self.text.name(),
         )
         after = body(inner, at, carried)
-        inner.add(f"scf.yield {after} : index")
-        head = f"{name} = scf.for {at} = {span[0]} to {span[1]} step {self.text.index(step)}"
-        block.add(f"{head} iter_args({carried} = {count}) -> (index)", inner)
+        inner.add("scf.yield", (after,), "index")
+        block.add(
+            "scf.for",
+            (at, *span, self.text.index(step), carried, count),
+            "",
+            for_syntax(["index"]),
+            regions=(inner,),
+            result=name,
+            arguments=(at, carried),
+        )
         return name
 
     def _chunk(self, block: Block, at: str, count: str) -> str:
         """A vector of elements: one by one only where some may be below the bound, by their first keys."""
         inner, name = Block(block), self.text.name()
-        end = self.text.put(inner, f"arith.addi {at}, {self.text.index(COMPARED_AT_ONCE)} : index")
+        end = self.text.put(inner, "arith.addi", (at, self.text.index(COMPARED_AT_ONCE)), "index")
         found = self._loop(inner, (at, end), 1, count, self._element)
-        inner.add(f"scf.yield {found} : index")
+        inner.add("scf.yield", (found,), "index")
         other = Block(block)
-        other.add(f"scf.yield {count} : index")
-        block.add(f"{name} = scf.if {self._some_below(block, at)} -> (index)", inner, other)
+        other.add("scf.yield", (count,), "index")
+        block.add(
+            "scf.if",
+            (self._some_below(block, at),),
+            "",
+            " %s -> (index)",
+            regions=(inner, other),
+            result=name,
+        )
         return name
 
     def _some_below(self, block: Block, at: str) -> str:
@@ -91,16 +105,11 @@ class Selection:
         """
         text, buf = self.text, self.sort.buffers[0]
         el, b = storage_el(buf.dtype), text.builder(block, COMPARED_AT_ONCE)
-        vector = mlir_type(el, COMPARED_AT_ONCE)
-        loaded = text.put(
-            block,
-            f"vector.load {buf.root.name}[{self._address(block, at)}] : {memref(buf)}, {vector}",
-        )
-        bound = text.put(
-            block, f"memref.load {buf.root.name}[{self._bound(block)}] : {memref(buf)}"
-        )
-        spread = text.put(block, f"vector.broadcast {bound} : {mlir_type(el)} to {vector}")
-        x, y = (rising(b, Ssa(name, el, COMPARED_AT_ONCE), buf.dtype) for name in (loaded, spread))
+        place = (buf.root.name, self._address(block, at))
+        loaded = text.load_vector(block, place, memref(buf), el, COMPARED_AT_ONCE)
+        bound = text.put(block, "memref.load", (buf.root.name, self._bound(block)), memref(buf))
+        spread = b.broadcast(Ssa(bound, el, 0))
+        x, y = (rising(b, vector, buf.dtype) for vector in (loaded, spread))
         less, equal = compare(b, x, y)
         return b.any(b.or_(less, equal) if self.sort.num_keys > 1 else less).name
 
@@ -111,29 +120,27 @@ class Selection:
         for buf in (
             self.sort.buffers
         ):  # nothing needs what is behind the candidates and not behind the element
-            value = text.put(block, f"memref.load {buf.root.name}[{source}] : {memref(buf)}")
-            block.add(f"memref.store {value}, {buf.root.name}[{target}] : {memref(buf)}")
-        more = text.put(block, f"arith.addi {count}, {text.index(1)} : index")
-        found = text.put(block, f"arith.select {is_below}, {more}, {count} : index")
-        full = text.put(block, f"arith.cmpi eq, {found}, {text.index(self.head)} : index")
+            value = text.put(block, "memref.load", (buf.root.name, source), memref(buf))
+            block.add("memref.store", (value, buf.root.name, target), memref(buf))
+        more = text.put(block, "arith.addi", (count, text.index(1)), "index")
+        found = text.put(block, "arith.select", (is_below, more, count), "index")
+        full = text.put(block, "arith.cmpi", (found, text.index(self.head)), "index", " eq, %s, %s")
         text.when(block, full, lambda inner: self.sort_head(inner, self.head))
-        return text.put(
-            block, f"arith.select {full}, {text.index(self.sort.first)}, {found} : index"
-        )
+        return text.put(block, "arith.select", (full, text.index(self.sort.first), found), "index")
 
     def _is_below(self, block: Block, x: str, y: str) -> str:
         """Whether the element at address x comes before that at y."""
         b, text = self.text.builder(block, 0), self.text
 
         def key(buf: Buf, at: str) -> Ssa:
-            stored = text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}")
+            stored = text.put(block, "memref.load", (buf.root.name, at), memref(buf))
             return rising(b, Ssa(stored, storage_el(buf.dtype), 0), buf.dtype)
 
         keys = self.sort.buffers[: self.sort.num_keys]
         return compared(b, ((key(buf, x), key(buf, y)) for buf in keys))[0].name
 
     def _address(self, block: Block, position: str) -> str:
-        return self.text.put(block, f"arith.addi {self.base}, {position} : index")
+        return self.text.put(block, "arith.addi", (self.base, position), "index")
 
     def _bound(self, block: Block) -> str:
         """Address of the last element that is wanted, once the head is sorted."""

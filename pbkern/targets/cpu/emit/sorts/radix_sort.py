@@ -21,9 +21,9 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Buf, Sort
 from pbkern.targets.costs.sorts import digit_bits, head_length, key_bits
+from pbkern.targets.cpu.emit.addressing import memref
 from pbkern.targets.cpu.sorting import key_lanes, word_dtype, word_dtypes
 
-from .addressing import memref
 from .top_k import Selection
 
 
@@ -73,11 +73,11 @@ class _Line:
     # ------------------------------------------------------------------ memory
 
     def _load(self, block: Block, buf: Buf, at: str) -> Ssa:
-        load = self.text.put(block, f"memref.load {buf.root.name}[{at}] : {memref(buf)}")
+        load = self.text.put(block, "memref.load", (buf.root.name, at), memref(buf))
         return Ssa(load, storage_el(buf.root.dtype), 0)
 
     def _store(self, block: Block, buf: Buf, at: str, value: Ssa) -> None:
-        block.add(f"memref.store {value.name}, {buf.root.name}[{at}] : {memref(buf)}")
+        block.add("memref.store", (value.name, buf.root.name, at), memref(buf))
 
     def _each(self, block: Block, count: int | str, fill, carried=()) -> list[Ssa]:
         """`fill(inner block, index, carried)` for every index below `count`."""
@@ -91,14 +91,14 @@ class _Line:
     def _plus(self, block: Block, *terms: str) -> str:
         total = terms[0]
         for term in terms[1:]:
-            total = self.text.put(block, f"arith.addi {total}, {term} : index")
+            total = self.text.put(block, "arith.addi", (total, term), "index")
         return total
 
     def _as_index(self, block: Block, value: Ssa) -> str:
-        return self.text.put(block, f"arith.index_castui {value.name} : {value.el} to index")
+        return self.text.put(block, "arith.index_castui", (value.name,), f"{value.el} to index")
 
     def _as_count(self, block: Block, index: str) -> Ssa:
-        return Ssa(self.text.put(block, f"arith.index_cast {index} : index to i32"), "i32", 0)
+        return Ssa(self.text.put(block, "arith.index_cast", (index,), "index to i32"), "i32", 0)
 
     # ------------------------------------------------------------------ keys
 
@@ -153,7 +153,7 @@ class _Line:
         word, values = self._word(key_index), 1 << digit
         el = f"i{8 * word.dtype.itemsize}"
         shift = self.text.index(shift) if isinstance(shift, int) else shift
-        amount = Ssa(self.text.put(block, f"arith.index_cast {shift} : index to {el}"), el, 0)
+        amount = Ssa(self.text.put(block, "arith.index_cast", (shift,), f"index to {el}"), el, 0)
         zero, one = self._count(0), self._count(1)
 
         def digit_of(inner: Block, key: Ssa) -> str:
@@ -197,7 +197,7 @@ class _Line:
         )
 
     def _count(self, value: int) -> Ssa:
-        return Ssa(self.text.const(f"arith.constant {value} : i32"), "i32", 0)
+        return Ssa(self.text.const(str(value), "i32"), "i32", 0)
 
     def _rank(self, block: Block, key_index: int, source: str) -> None:
         """Writes how many keys go before each: those that are smaller, and of equal ones those further left."""
@@ -206,15 +206,12 @@ class _Line:
         places = range(0, self.length, lanes)
         ops = self.text.builder(block, lanes)
         starts = [self._plus(block, source, self.text.index(first)) for first in places]
-        loads = [
-            f"vector.load {word.root.name}[{at}] : {memref(word)}, vector<{lanes}x{el}>"
+        vectors = [
+            self.text.load_vector(block, (word.root.name, at), memref(word), el, lanes)
             for at in starts
         ]
-        vectors = [Ssa(self.text.put(block, load), el, lanes) for load in loads]
         numbers = [
-            self.text.const(
-                f"arith.constant dense<{[*range(first, first + lanes)]}> : vector<{lanes}xi32>"
-            )
+            self.text.const(f"dense<{[*range(first, first + lanes)]}>", f"vector<{lanes}xi32>")
             for first in places
         ]
 
@@ -233,16 +230,12 @@ class _Line:
         ranks = self._each(block, self.count, compare, [ops.c(0, "i32") for _ in places])
         for place, rank in zip(places, ranks):
             at = self.text.index(place)
-            block.add(
-                f"vector.store {rank.name}, {self.counts.root.name}[{at}] : {memref(self.counts)}, {rank.type}"
-            )
+            self.text.store_vector(block, rank, (self.counts.root.name, at), memref(self.counts))
 
     def _move(self, block: Block, key_index: int, source: str, place_of) -> str:
         """Moves words and places to the other half, from the first element on to the places that `place_of` tells."""
         word = self._word(key_index)
-        target = self.text.put(
-            block, f"arith.subi {self.text.index(self.length)}, {source} : index"
-        )
+        target = self.text.put(block, "arith.subi", (self.text.index(self.length), source), "index")
 
         def move(inner: Block, i: str, _):
             at = self._plus(inner, source, i)

@@ -1,0 +1,220 @@
+"""Stores of a nest: of points, whole vectors, masked, guarded, scattered, past the caches."""
+
+from __future__ import annotations
+
+from pbkern.core.machine import LINE_BYTES
+from pbkern.lower.mlir.ops import Ssa
+from pbkern.lower.mlir.text import Block
+from pbkern.lower.nest.addresses import flat_coefficient, flat_index
+from pbkern.lower.nest.ir import Buf, Store
+from pbkern.lower.nest.reductions import width
+from pbkern.targets.cpu.schedule.interleaved_access import places, runs_of_stores
+
+from .addressing import Addressing, NestWalk, Point, Tail, memref
+from .expressions import ExpressionValues
+from .interleave_chains import interleave_points
+from .interleaved_rows import InterleavedRows
+from .promoted_loops import PromotedLoops
+
+
+class Stores:
+    """Owns stores.
+
+    Attributes:
+      streamed: buffers that are too large for the caches, and are written past them.
+      streams: whether some store went past the caches.
+    """
+
+    def __init__(
+        self,
+        places: Addressing,
+        promoted: PromotedLoops,
+        expressions: ExpressionValues,
+        rows: InterleavedRows,
+    ):
+        self.text, self.places, self.promoted = places.text, places, promoted
+        self.expressions, self.rows = expressions, rows
+        self.streamed: frozenset[Buf] = frozenset()
+        self.streams = False
+
+    def store_points(
+        self,
+        walk: NestWalk,
+        block: Block,
+        points: list[Point],
+        tail: Tail | None,
+        accs: list[Ssa],
+        *,
+        inner: bool,
+        scalar: bool = False,
+    ) -> None:
+        width = len(accs) // len(points) if accs else 0
+        joint = {} if scalar else runs_of_stores(walk.nest, walk.sched.vector, points, inner)
+        interleaved = self.rows.computed_as_stored(walk, {n for n, _ in joint})
+        rows: dict[tuple, dict[int, Ssa | Point]] = {}
+
+        def point(number: int, coords: Point) -> None:
+            bound = (
+                None
+                if inner and not walk.nest.ordered
+                else self._bind_accumulators(walk, accs[number * width : (number + 1) * width])
+            )
+            for n, store in enumerate(walk.nest.stores):
+                if (n, number) in joint:
+                    _, flat, first = joint[n, number]
+                    row = rows.setdefault(joint[n, number], {})
+                    (place,) = places(flat_index(store.buf, store.index), [coords])
+                    row[place - first] = (
+                        coords
+                        if n in interleaved
+                        else self._stored(walk, block, store, coords, tail, bound, walk.sched.lanes)
+                    )
+                    if len(row) == flat.coefficient(walk.sched.vector):
+                        self.rows.store(
+                            walk,
+                            block,
+                            store,
+                            joint[n, number],
+                            [row[place] for place in sorted(row)],
+                            tail,
+                        )
+                elif store.inner == inner:
+                    self._write(
+                        walk,
+                        block,
+                        store,
+                        coords,
+                        tail and tail.of(coords, walk.sched.vector),
+                        bound,
+                        scalar,
+                    )
+
+        interleave_points(walk, block, points, point)
+
+    def _stored(
+        self,
+        walk: NestWalk,
+        block: Block,
+        store: Store,
+        point: Point,
+        tail: Tail | None,
+        accs: dict | None,
+        lanes: int,
+    ) -> Ssa:
+        """Value that a write stores, in the buffer's element type."""
+        b = self.text.builder(block, lanes)
+        return b.to_storage(
+            b.broadcast(self.expressions.value(walk, block, store.value, point, tail, accs), lanes),
+            store.buf.dtype,
+        )
+
+    def _bind_accumulators(self, walk: NestWalk, accs: list[Ssa]) -> dict[int, Ssa]:
+        """Accumulator number -> value (of argmax: the index)."""
+        bound, at = {}, 0
+        for n, reduction in enumerate(walk.nest.reductions if accs else []):
+            count = width(reduction)
+            bound[n] = accs[at + count - 1]
+            at += count
+        return bound
+
+    def _write(
+        self,
+        walk: NestWalk,
+        block: Block,
+        store: Store,
+        point: Point,
+        tail: Tail | None,
+        accs: dict | None,
+        scalar: bool,
+    ) -> None:
+        vector = None if scalar else walk.sched.vector
+        coefficient = flat_coefficient(store.buf, store.index, vector) if vector else 0
+        moves = bool(vector) and any(vector in position.symbols for position in store.index)
+        lanes = walk.sched.lanes if moves else 0
+        b = self.text.builder(block, lanes)
+        stored = self._stored(walk, block, store, point, tail, accs, lanes)
+        if self.promoted.carry(block, store.buf, store.index, point, stored):
+            return
+        mask = (
+            None
+            if store.mask is None
+            else self.expressions.value(walk, block, store.mask, point, tail, accs)
+        )
+        if not moves:
+            self._store_scalar(walk, block, store, stored, mask, point)
+            return
+        live = self.places.tail_mask(tail, lanes) if tail else None
+        if mask is not None:
+            mask = b.broadcast(mask, lanes)
+            live = mask if live is None else b.and_(live, mask)
+        conditions: list[str] = []
+        if store.guard:
+            lane_masks, conditions = self.places.guard_masks(
+                walk, block, store.buf, store.index, point, lanes
+            )
+            for lane_mask in lane_masks:
+                live = lane_mask if live is None else b.and_(live, lane_mask)
+        self.text.when_all(
+            block,
+            conditions,
+            lambda inner: self._store_vector(walk, inner, store, stored, live, coefficient, point),
+        )
+
+    def _store_vector(
+        self,
+        walk: NestWalk,
+        block: Block,
+        store: Store,
+        value: Ssa,
+        live: Ssa | None,
+        coefficient: int,
+        point: Point,
+    ) -> None:
+        _, address = self.places.address(block, store.buf, store.index, point)
+        memref_type, name = memref(store.buf), store.buf.root.name
+        if coefficient == 1:
+            past = store.buf.root in self.streamed and live is None
+            if past and self._fills_lines(walk, store, value.lanes, point):
+                self.streams = True
+                block.add(
+                    "vector.store",
+                    (value.name, name, address),
+                    f"{memref_type}, {value.type}",
+                    f" %s, %s[%s] {{alignment = {LINE_BYTES} : i64, nontemporal = true}}",
+                )
+            else:
+                self.text.store_vector(block, value, (name, address), memref_type, live)
+        else:
+            steps = [k * coefficient for k in range(value.lanes)]
+            offsets = self.text.const(f"dense<{steps}>", f"vector<{value.lanes}xi32>")
+            live = live or self.places.tail_mask(Tail(value.lanes), value.lanes)
+            block.add(
+                "vector.scatter",
+                (name, address, offsets, live.name, value.name),
+                f"{memref_type}, vector<{value.lanes}xi32>, {live.type}, {value.type}",
+            )
+
+    def _fills_lines(self, walk: NestWalk, store: Store, lanes: int, point: Point) -> bool:
+        """Whether a vector is one whole cache line at its boundary, wherever the loops are."""
+        size = store.buf.root.dtype.itemsize
+        flat = flat_index(store.buf, store.index)
+        start = flat.const + sum(flat.coefficient(dim) * offset for dim, offset in point.items())
+        steps = [
+            coeff * lanes if symbol == walk.sched.vector else coeff for symbol, coeff in flat.terms
+        ]
+        return lanes * size == LINE_BYTES and all(
+            step * size % LINE_BYTES == 0 for step in (start, *steps)
+        )
+
+    def _store_scalar(
+        self, walk: NestWalk, block: Block, store: Store, value: Ssa, mask: Ssa | None, point: Point
+    ) -> None:
+        conditions = [] if mask is None else [mask.name]
+        if store.guard:
+            conditions += self.places.guard_masks(walk, block, store.buf, store.index, point, 0)[1]
+
+        def fill(inner: Block) -> None:
+            _, address = self.places.address(inner, store.buf, store.index, point)
+            inner.add("memref.store", (value.name, store.buf.root.name, address), memref(store.buf))
+
+        self.text.when_all(block, conditions, fill)
