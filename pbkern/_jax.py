@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import ad_util, config, core, debugging, dispatch, source_info_util, traceback_util
+from jax._src import (
+    ad_util,
+    api_util,
+    config,
+    core,
+    debugging,
+    dispatch,
+    source_info_util,
+    traceback_util,
+)
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 from jax._src.state import discharge, indexing, types
 from jax._src.state import primitives as state
@@ -355,19 +364,39 @@ cached_by_jaxpr = weakref_lru_cache  # f(jaxpr, *hashables), forgotten with the 
 def set_eager_rule(primitive, explain_bad_number: Callable | None = None) -> None:
     """Outside of tracing, the primitive compiles and runs alone; also under jax.disable_jit.
 
-    explain_bad_number(*operands, **params): called where JAX finds a NaN or an infinity in the
+    explain_bad_number(error, *operands, **params): called where there is a NaN or an infinity in the
     results (jax_debug_nans, jax_debug_infs); it may raise an error that says more.
     """
 
     def run(*args, **params):
         try:
-            return dispatch.apply_primitive(primitive, *args, **params)
-        except FloatingPointError:
+            results = dispatch.apply_primitive(primitive, *args, **params)
+            refuse_bad_numbers(primitive.name, results)
+        except FloatingPointError as error:
             if explain_bad_number is not None:
-                explain_bad_number(*args, **params)
+                explain_bad_number(error, *args, **params)
             raise
+        return results
 
     primitive.def_impl(run)
+
+
+def refuse_bad_numbers(name: str, results) -> None:
+    """Raises FloatingPointError for a NaN or an infinity among results, where jax_debug_nans or jax_debug_infs asks for it.
+
+    JAX does so itself when it compiles an operation. Once a function of its own has turned the
+    setting off for a while, as jnp.var does, it does not look at what was compiled before.
+    """
+    if looks_for_bad_numbers():
+        shards = [
+            shard.data
+            for leaf in jax.tree.leaves(results)
+            for shard in getattr(leaf, "addressable_shards", ())
+        ]
+        try:
+            dispatch.check_special(name, shards)
+        except api_util.InternalFloatingPointError as error:
+            raise FloatingPointError(f"invalid value ({error.ty}) encountered in {name}") from None
 
 
 def set_transformation_rules(

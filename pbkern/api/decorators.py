@@ -264,7 +264,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
 
         @functools.wraps(fn)
         def traced(*args, **kwargs):
-            if _runs_op_by_op(args, kwargs):
+            if _jax.runs_eagerly():
                 return fn(*args, **kwargs)
             results = call.traced_call(fn, static, donated, name, options, args, kwargs)
             if poolable and _largest(results) >= get_target(options.target).POOLED_BYTES:
@@ -453,18 +453,6 @@ def _costs(traced: jex.ClosedJaxpr) -> stages.Costs:
     )
     plan = current_plan(eqn["jaxpr"], eqn["name"], eqn["options"], eqn["donated"]).fused
     return stages.Costs.of(plan.explanation, len(plan.programs()))
-
-
-def _runs_op_by_op(args: tuple, kwargs: dict) -> bool:
-    """Whether jax.jit calls its Python function to run it and not to trace it.
-
-    It does so under `jax.disable_jit()`, and to find the operation that made a NaN or an infinity.
-    """
-    if _jax.runs_eagerly():
-        return True
-    if not _jax.looks_for_bad_numbers() or _jax.is_tracing():
-        return False
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
 def _remade(fn: Callable, options: CompileOptions, jit_kw: dict) -> JitFunction:

@@ -83,8 +83,7 @@ class DirectPlan:
 
     Raises what compiling raises.
 
-    checks: per check of a range in the jaxpr, in order, what it checks. A call whose numbers are
-    out of it raises.
+    checks: the checks of ranges in the jaxpr, in order. A call whose numbers are out of one raises.
 
     Attributes:
       run: the function; calling the plan is the same, and 0.1 us slower.
@@ -96,7 +95,7 @@ class DirectPlan:
         name: str,
         options: CompileOptions,
         memory: ArrayMemory,
-        checks: Sequence[str] = (),
+        checks: Sequence[in_range.Check] = (),
     ):
         with jax.enable_x64(True), _jax.types_kept(jaxpr):
             self.build: Build = compile_programs(current_plan(jaxpr, name, options), options)
@@ -165,14 +164,14 @@ class DirectPlan:
         return lambda arrays: step(operands(arrays))
 
     def _checked(
-        self, run: Callable[[Sequence[Any]], Values], names: Sequence[str]
+        self, run: Callable[[Sequence[Any]], Values], checks: Sequence[in_range.Check]
     ) -> Callable[[Sequence[Any]], Values]:
         """`run`, which raises where a number is out of its range.
 
         That some is, which costs nothing, programs count for the whole process; whose and which it
         was is asked of the arguments of calls that have seen the count change.
         """
-        counted, ranges = reports(), in_range.Ranges(self.jaxpr, names)
+        counted, ranges = reports(), in_range.Ranges(self.jaxpr, checks)
         to_jax, operands = self._memory.to_jax, self._operands
 
         def checked(arrays: Sequence[Any]) -> Values:

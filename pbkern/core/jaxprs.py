@@ -119,7 +119,8 @@ def evaluate(
         operands = [read(var) for var in eqn.invars]
         inner = called_jaxpr(eqn) if inline_calls else None
         if inner is not None:
-            results = evaluate(inner.jaxpr, inner.consts, operands, inline_calls, bind)
+            with source_context(eqn):  # for equations of library functions, which have no line
+                results = evaluate(inner.jaxpr, inner.consts, operands, inline_calls, bind)
         elif bind is not None:
             results = bind(eqn, *operands)
         else:

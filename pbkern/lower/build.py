@@ -24,9 +24,9 @@ from pbkern.core.jax_types import Atom, array_aval
 from pbkern.core.ops.scatter import SCATTERS
 from pbkern.dsl.kernel import Kernel
 from pbkern.lower.nest.conditions.index_tests import BOOL
-from pbkern.lower.nest.context import NestContext
+from pbkern.lower.nest.context import NestContext, reports
 from pbkern.lower.nest.draft import NestDraft
-from pbkern.lower.nest.ir import Buf, Expr, Let, Nest, Pool, Reduction, Stmt, Store
+from pbkern.lower.nest.ir import Buf, Expr, Let, Load, Nest, Pool, Reduction, Stmt, Store
 from pbkern.lower.rules import control_flow, ref_effects
 from pbkern.lower.rules.contractions import CONTRACTIONS
 from pbkern.lower.rules.debug_callbacks import trace
@@ -561,6 +561,12 @@ class BodyBuilder:
             expr = self.pool.gather(operand.dtype, operand.buf, tuple(located), tuple(args))
         else:  # of what repeats along the dimensions that are looked up
             expr = self.pool.load(operand.dtype, operand.buf, placed, operand.guard)
+        read = {symbol for place in placed for symbol in place.symbols}
+        for k, start in starts.items():
+            # Checks of an index are asked all the same, also those behind its place in scratch.
+            if f"@{k}" not in read and (_is_scratch(start) or reports(start)):
+                negative = self.op("lt", BOOL, start, self.const(0, start.dtype))
+                expr = self.select(negative, expr, expr)
         return (
             expr if inside is None else self.select(inside, expr, self.const(fill, operand.dtype))
         )
@@ -584,3 +590,7 @@ class BodyBuilder:
                 total = part if total is None else self.op("add", dtype, total, part)
         assert total is not None, affine
         return total
+
+
+def _is_scratch(expr: Expr) -> bool:
+    return isinstance(expr, Load) and expr.buf.arena

@@ -1,6 +1,7 @@
 """Tracebacks show the user's frames, as those of jax.jit do; errors name the classes where users find them."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -148,6 +149,80 @@ def test_debug_nans_names_the_operation_and_the_users_line(way):
     shown = "".join(traceback.format_exception(e.value))
     assert "encountered in sqrt" in str(e.value)
     assert f"{__file__}:{LINE}:" in str(e.value) or "makes the NaN" in shown
+
+
+@pbkern.jit
+def masked_roots(x):
+    return jnp.where(x > 0, jnp.sqrt(x), 0.0)  # the gradient at 0 is 0 times infinity
+
+
+@pbkern.jit
+def deviation(x):
+    return jnp.std(x * 3)  # a library function, whose operations have no lines of their own
+
+
+def slope(f):
+    return jax.grad(lambda x: f(x).sum())
+
+
+BACKWARD = {
+    "differentiated": (masked_roots, slope),
+    "pulled back": (masked_roots, lambda f: lambda x: jax.vjp(f, x)[1](x + 1)),
+    "batched": (masked_roots, lambda f: jax.vmap(jax.grad(f))),
+    "the gradient compiled": (masked_roots, lambda f: pbkern.jit(slope(f))),
+    "inside jax.jit": (masked_roots, lambda f: jax.jit(slope(f))),
+    "of a library function": (deviation, slope),
+}
+
+
+@pytest.mark.parametrize("way", BACKWARD)
+def test_debug_nans_names_operation_and_line_of_a_backward_pass(way):
+    f, gradient = BACKWARD[way]
+    line = f.__wrapped__.__code__.co_firstlineno + 2
+    x = np.array([0.0, 3.0], "f") * (f is masked_roots)
+    gradient(f)(np.ones(2, "f") + np.arange(2))  # what is compiled before is looked at as well
+    with jax.debug_nans(True):
+        jnp.var(jnp.ones(3))  # turns the setting off for a while
+        with pytest.raises(FloatingPointError) as e:
+            gradient(f)(jnp.asarray(x))
+    assert "encountered in mul\n" in str(e.value)
+    assert f"  at   {__file__}:{line}:" in str(e.value)
+
+
+def test_debug_nans_where_jax_does_not_look_at_operations_again():
+    """Once a function of JAX's own has turned the setting off for a while, JAX only looks at what it compiles."""
+    program = """
+import jax, jax.numpy as jnp, pbkern
+jax.config.update("jax_debug_nans", True)
+jax.lax.mul(jnp.ones(4), jnp.ones(4))
+jax.grad(jnp.var)(jnp.arange(5.0))
+f = pbkern.jit(lambda x: (jnp.sqrt(x) * 0).sum())
+try:
+    jax.grad(f)(jnp.arange(4.0))
+except FloatingPointError as e:
+    print(e)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert "encountered in mul\n  at   <string>:6" in shown
+
+
+def test_a_number_that_no_operation_makes_alone():
+    from pbkern.core.jaxprs import equations
+    from pbkern.frontends.jax import call
+
+    traced = jax.make_jaxpr(masked_roots)(jnp.ones(2))
+    (eqn,) = [eqn for eqn in equations(traced.jaxpr) if eqn.primitive is call.call_p]
+    made = "invalid value (nan) encountered in pbkern_call"
+
+    def explain(*operands):
+        call._find_bad_number(FloatingPointError(made), *operands, **eqn.params)
+
+    with pytest.raises(FloatingPointError, match=re.escape(made)) as e:
+        explain(jnp.ones(2))
+    assert "`masked_roots`, whose operations have none" in str(e.value)
+    assert f"  at   {__file__}:" in str(e.value)
 
 
 def test_debug_infs_names_the_operation():

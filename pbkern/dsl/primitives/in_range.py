@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -80,13 +81,25 @@ def _by_xla(x, *, low, high):
 mlir.register_lowering(in_range_p, mlir.lower_fun(_by_xla, multiple_results=False))
 
 
-class Ranges:
-    """The checks of a jaxpr, asked of operands after something was reported. names: what each one checks, in order."""
+class Check(NamedTuple):
+    """One check of a program, for messages.
 
-    def __init__(self, closed: jex.ClosedJaxpr, names: Sequence[str]):
+    Attributes:
+      where: the operator, and behind " at " the line that calls it, if it is known.
+      number: word for the integers that are checked.
+    """
+
+    where: str
+    number: str = "index"
+
+
+class Ranges:
+    """The checks of a jaxpr, asked of operands after something was reported. described: each of them, in order."""
+
+    def __init__(self, closed: jex.ClosedJaxpr, described: Sequence[Check]):
         self._checks = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive is in_range_p]
-        self._names = names
-        assert len(self._checks) == len(names), (len(self._checks), names)
+        self._described = described
+        assert len(self._checks) == len(described), (len(self._checks), described)
         self._found = jax.jit(lambda *operands: self._all(closed, operands))
 
     def _all(self, closed: jex.ClosedJaxpr, operands: Sequence) -> list:
@@ -106,17 +119,21 @@ class Ranges:
 
     def check(self, operands: Sequence) -> None:
         """Raises IndexOutOfRange or DivisionByZero for the first number of these operands' that is out of its range."""
-        for eqn, name, (is_wrong, value) in zip(
-            self._checks, self._names, jax.device_get(self._found(*operands))
+        for eqn, check, (is_wrong, value) in zip(
+            self._checks, self._described, jax.device_get(self._found(*operands))
         ):
             if not is_wrong:
                 continue
             low, high = eqn.params["low"], eqn.params["high"]
-            operator, _, line = name.partition(" at ")
+            operator, _, line = check.where.partition(" at ")
             if low > high:
                 raise DivisionByZero(f"integer division by zero in {operator}", at=line or None)
             raise IndexOutOfRange(
-                f"index {value} is out of range in {operator}",
+                f"{check.number} {value} is out of range in {operator}",
                 at=line or None,
-                why=f"a dimension of {high} elements has indices from {low} to {high - 1}",
+                why=f"a dimension of {high} elements has indices from {low} to {high - 1}"
+                if check.number == "index"
+                else f"it must be {low}"
+                if high == low + 1
+                else f"it must be from {low} to {high - 1}",
             )

@@ -37,17 +37,25 @@ def _result_types(*_, jaxpr, name, options, donated):
     return jaxpr.out_avals, jaxpr.effects
 
 
-def _find_bad_number(*operands, jaxpr: jex.ClosedJaxpr, **_) -> None:
+def _find_bad_number(
+    error: FloatingPointError, *operands, jaxpr: jex.ClosedJaxpr, name: str, **_
+) -> None:
     """Runs the equations one by one: the first that makes a NaN or an infinity raises, at the user's line."""
+
+    def at_line(what: object, line: str | None) -> FloatingPointError:
+        return FloatingPointError(f"{what}\n  at   {line}" if line else str(what))
 
     def bind_alone(eqn, *values):
         try:
-            return bind_again(eqn, values)
-        except FloatingPointError as error:
-            line = _jax.user_line(eqn)
-            raise FloatingPointError(f"{error}\n  at   {line}" if line else str(error)) from None
+            results = bind_again(eqn, values)
+            _jax.refuse_bad_numbers(eqn.primitive.name, results)
+        except FloatingPointError as at_equation:
+            raise at_line(at_equation, _jax.line_of_call(eqn)) from None
+        return results
 
     evaluate(jaxpr.jaxpr, jaxpr.consts, operands, bind=bind_alone)
+    what = f"{error}: `{name}`, whose operations have none when they run one by one"
+    raise at_line(what, _jax.current_line()) from None
 
 
 _jax.set_eager_rule(call_p, _find_bad_number)

@@ -74,15 +74,14 @@ class CapturedGraph:
       results: per result of the graph a Place, an Argument, or what else it is: None or a number.
       orders: per tensor among the arguments, the order of dimensions in which the jaxpr takes it.
       draws: whether it takes a seed.
-      checks: per check of a range in the jaxpr, in order, the operator whose indices or divisors
-        they are, with its line.
+      checks: the checks of ranges in the jaxpr, in order.
     """
 
     jaxpr: jex.ClosedJaxpr
     results: tuple[Any, ...]
     orders: tuple[Order | None, ...]
     draws: bool
-    checks: tuple[str, ...] = ()
+    checks: tuple[in_range.Check, ...] = ()
 
 
 CPU = torch.device("cpu")
@@ -192,7 +191,7 @@ def capture(
         )
     )
     numbers: dict[torch.fx.Node, Any] = {}
-    checks: list[str] = []
+    checks: list[in_range.Check] = []
     draws = any(name_of(node.target) in RANDOM for node in module.graph.nodes)
     values = [
         placeholder.meta["val"]
@@ -282,7 +281,11 @@ class _Interpreter:
     """Runs a graph on JAX's arrays. checks: gets an entry per check of a range; None: nothing is checked."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, seed: Any, checks: list[str] | None, rounds: bool
+        self,
+        module: torch.fx.GraphModule,
+        seed: Any,
+        checks: list[in_range.Check] | None,
+        rounds: bool,
     ):
         self.module, self._checks, self._rounds = module, checks, rounds
         self._key, self._drawn = None if seed is None else jax.random.key(seed), 0
@@ -342,7 +345,9 @@ class _Interpreter:
             rounded(found) if self._rounds and found is not None and value.dtype in SHORT else found
         )
 
-    def _in_range(self, node: torch.fx.Node, x: Any, low: int, high: int) -> Any:
+    def _in_range(
+        self, node: torch.fx.Node, x: Any, low: int, high: int, number: str = "index"
+    ) -> Any:
         """Numbers that are known now are checked now; Torch, which then runs the operator, has an error for wrong ones."""
         if self._checks is None or not x.size:
             return x
@@ -352,7 +357,7 @@ class _Interpreter:
             return x
         made = in_range.in_range(x, low, high)
         if made is not x:
-            self._checks.append(described(node))
+            self._checks.append(in_range.Check(described(node), number))
         return made
 
 

@@ -8,11 +8,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math.elementwise import EqnInfo
 
 from .edit.collapse_dims import Aliases
-from .ir import Buf, Expr, For, Names, Nest, Op, Pool
+from .ir import Buf, Expr, For, Names, Nest, Op, Pool, nodes
 
 BOOL = np.dtype(bool)
 INT32 = np.dtype(np.int32)
@@ -141,6 +142,16 @@ class NestContext(Generic[Options]):
     def new_buffer(self, shape: Sequence[int], dtype: Any, step: int | None = None) -> Buf:
         """Scratch of a program, from here to its last use."""
         return Buf(self.names("%t"), tuple(shape), np.dtype(dtype), arena=True, step=step)
+
+
+def reports(expr: Expr) -> bool:
+    """Whether an expression tells the process about elements, beside its value."""
+    return any(
+        isinstance(node, Op)
+        and (row := ELEMENTWISE.get(node.info.primitive)) is not None
+        and row.reports
+        for node in nodes([expr])
+    )
 
 
 def is_reported_outside(expr: Expr, limit: int) -> bool:

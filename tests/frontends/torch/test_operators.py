@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 import pbkern  # noqa: E402
 from pbkern.frontends.torch.capture import NotCompiled, capture  # noqa: E402
+from pbkern.frontends.torch.decompositions import decompositions  # noqa: E402
 
 from .comparing import by_graph, by_table, check_close, graph_of, tensor_of  # noqa: E402
 
@@ -256,6 +257,7 @@ def test_windows_of_planes():
 
 def test_the_gradient_of_a_max_pool_in_torch():
     """The operator that compiled backward graphs have runs in Torch too, where a graph is left to it."""
+    decompositions()  # defines it
     x, config = torch.randn(2, 3, 7, 8, requires_grad=True), ([3, 2], [2, 2], [1, 0], [1, 1], True)
     y = F.max_pool2d(x, *config)
     g = torch.randn_like(y)

@@ -1,5 +1,6 @@
 """Indices out of range and divisors that are zero: a call raises, wherever the number is, and the process goes on."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -61,6 +62,133 @@ def test_an_index_out_of_range(name):
         torch.testing.assert_close(fast(table(), good), expected)
     if from_end:
         torch.testing.assert_close(fast(table(), good - ROWS), expected)
+
+
+# function of (number, index) for a number in place of an array of one
+OF_NUMBERS = {
+    "gather": lambda x, i: x.gather(0, i),
+    "gather of a number": lambda x, i: x.gather(0, i[0]),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index_add": lambda x, i: x.index_add(0, i, x * 3, alpha=2),
+    "index_copy": lambda x, i: x.index_copy(-1, i, x * 3),
+}
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_numbers_have_the_index_0(name):
+    f, x, i = OF_NUMBERS[name], torch.tensor(2.5), torch.tensor([0])
+    fast = jit(f)
+    torch.testing.assert_close(fast(x, i), f(x, i))
+    with pytest.raises(
+        IndexOutOfRange, match=f"index 1 is out of range in aten::{name.split()[0]}"
+    ):
+        fast(x, i + 1)
+
+
+REPEATED = {
+    "rows": lambda x, i: x[0].expand(ROWS, 3)[i],
+    "columns": lambda x, i: x[:, :1].expand(-1, 9).gather(1, i[:, None]) * 2,
+    "one of two dimensions": lambda x, i: x[:, :1].expand(-1, 9)[i % 2, i],
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_an_index_that_decides_nothing(name):
+    """What is looked up is the same for all indices, and an index out of range is an error."""
+    f, i = REPEATED[name], torch.tensor([4, 0, 8])
+    fast = jit(f)
+    torch.testing.assert_close(fast(table(), i), f(table(), i))
+    for bad in (ROWS, -ROWS - 1):
+        with pytest.raises(IndexOutOfRange, match=f"index {bad} is out of range"):
+            fast(table(), torch.tensor([0, bad, 1]))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 3, 6, 6), (2, 2, 4, 4, 6)], ids=str)
+def test_places_of_maxima(shape):
+    pool, unpool = (
+        (F.max_pool2d, F.max_unpool2d) if len(shape) < 5 else (F.max_pool3d, F.max_unpool3d)
+    )
+    x = torch.randn(shape, requires_grad=True)
+    y, places = pool(x, 2, return_indices=True)
+    f = lambda y, places: unpool(y, places, 2, output_size=shape) * 2
+    fast = jit(f)
+    torch.testing.assert_close(fast(y, places), f(y, places))
+    gradient = lambda f: torch.autograd.grad((f(y, places) ** 3).sum(), x, retain_graph=True)[0]
+    torch.testing.assert_close(gradient(fast), gradient(f))
+    wrong = places.clone()
+    wrong[(-1,) * wrong.ndim] = y[0, 0].numel() * 10**6
+    with pytest.raises(IndexOutOfRange, match="is out of range in aten::max_unpool"):
+        fast(y, wrong)
+
+
+BAGS = torch.tensor([1, 0, 2, 2, 5, 3, 4])
+STARTS = [  # where bags start, and what the message says; no message: a result
+    ([0, 3], ""),
+    ([0, 0], ""),
+    ([0, 7], ""),
+    ([2, 4], r"first offset 2 .*\n.*\n.*it must be 0"),
+    ([0, 8], r"offset 8 .*\n.*\n.*it must be from 0 to 7"),
+    ([0, -2], r"offset -2 .*\n.*\n.*it must be from 0 to 7"),
+]
+BOUNDS = [  # the last one ends the last bag
+    ([0, 2, 2, 7], ""),
+    ([0, 4, 5, 6], ""),  # an entry is in no bag
+    ([1, 2, 3, 7], r"first offset 1 .*\n.*\n.*it must be 0"),
+    ([0, 3, 3, 9], r"offset 9 .*\n.*\n.*it must be from 0 to 7"),
+    ([0, 6, 3, 7], r"step between offsets -3 .*\n.*\n.*it must be from 0 to 7"),
+]
+
+
+@pytest.mark.parametrize(
+    ("cases", "mode", "dtype"),
+    [(STARTS, "sum", torch.int64), (BOUNDS, "sum", torch.int32), (STARTS, "mean", torch.int32)],
+    ids=("starts", "bounds", "means"),
+)
+def test_offsets_of_bags(cases, mode, dtype):
+    ends = cases is BOUNDS
+    f = lambda x, i, o: F.embedding_bag(i, x, o, mode=mode, include_last_offset=ends)
+    fast, i = jit(f), BAGS.to(dtype)
+    for offsets, message in cases:
+        x, o = table().requires_grad_(), torch.tensor(offsets, dtype=dtype)
+        if message:
+            with pytest.raises(IndexOutOfRange, match=message):
+                fast(x, i, o)
+            if min(offsets) >= 0:  # eager reads what lies before the indices
+                with pytest.raises(RuntimeError):
+                    f(x, i, o)
+            continue
+        y = fast(x, i, o)
+        torch.testing.assert_close(y, f(x, i, o))
+        (given,) = torch.autograd.grad((y**2).sum(), x)
+        # Eager has no gradient of entries that are in no bag.
+        expected = torch.zeros(ROWS, 3)
+        for k, (start, end) in enumerate(itertools.pairwise(offsets if ends else [*offsets, 7])):
+            each = 2 * y[k].detach() / (max(end - start, 1) if mode == "mean" else 1)
+            expected.index_add_(0, BAGS[start:end], each.expand(end - start, 3))
+        torch.testing.assert_close(given, expected)
+
+
+def test_no_bags():
+    f = lambda x, o: F.embedding_bag(BAGS, x, o, mode="sum", include_last_offset=True)
+    x = table().requires_grad_()
+    y = jit(f)(x, torch.tensor([0]))
+    assert y.shape == (0, 3)
+    (given,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(given, torch.zeros(ROWS, 3))
+
+
+def test_entries_behind_the_last_offset_are_in_no_bag():
+    """Means as well, for which eager counts them in the last bag without adding their rows."""
+    o = torch.tensor([0, 4, 5])
+    f = lambda x: F.embedding_bag(BAGS, x, o, mode="mean", include_last_offset=True)
+    x, rows = table().requires_grad_(), table()[BAGS]
+    y = jit(f)(x)
+    torch.testing.assert_close(y, torch.stack([rows[:4].mean(0), rows[4]]))
+    (given,) = torch.autograd.grad(y.sum(), x)
+    expected = torch.zeros(ROWS, 3).index_add(
+        0, BAGS[:5], torch.tensor([0.25] * 4 + [1.0])[:, None].expand(5, 3)
+    )
+    torch.testing.assert_close(given, expected)
 
 
 @pytest.mark.parametrize("count", [1, 7, 16, 33, 70_001])
@@ -198,7 +326,7 @@ def test_an_index_array_that_xla_works_on():
     import jax
 
     from pbkern.api.direct_plan import DirectPlan
-    from pbkern.dsl.primitives.in_range import in_range
+    from pbkern.dsl.primitives.in_range import Check, in_range
     from pbkern.frontends.torch.memory import TorchMemory
 
     x, i = torch.rand(5, 5), torch.tensor([3, 1, 9])
@@ -214,7 +342,9 @@ def test_an_index_array_that_xla_works_on():
 
         with jax.enable_x64(True):
             jaxpr = jax.make_jaxpr(f)(x.numpy(), i.numpy())
-        plan = DirectPlan(jaxpr, "f", CompileOptions(), TorchMemory(), ["aten::index at here.py:1"])
+        plan = DirectPlan(
+            jaxpr, "f", CompileOptions(), TorchMemory(), [Check("aten::index at here.py:1")]
+        )
         plan([x, i % 5])
         with pytest.raises(IndexOutOfRange, match="index 9 is out of range in aten::index"):
             plan([x, i])

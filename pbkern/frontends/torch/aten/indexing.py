@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,15 +57,20 @@ def _put_where(x, indices, values, accumulate):
 
 @op("aten::gather")
 def gather(call, x, dim, index, sparse_grad):
-    if not x.ndim or not index.size:
-        call.in_range(index, 0, 1)
-        return jnp.broadcast_to(x if not x.ndim else jnp.zeros((), x.dtype), index.shape)
-    return x[_along(call, x, dim, index)]
+    if not index.size:
+        return jnp.zeros(index.shape, x.dtype)
+    rows = _rows(x)
+    return rows[_along(call, rows, dim, _rows(index))].reshape(index.shape)
+
+
+def _rows(x):
+    """An array of at least one dimension: a number is an array of one element."""
+    return x if x.ndim else x.reshape(1)
 
 
 def _along(call, x, dim, index) -> tuple:
     """Places of x that `index` names along a dimension; other dimensions keep theirs, from 0 on."""
-    places = list(np.ogrid[tuple(slice(size) for size in index.shape)]) if index.ndim else []
+    places = list(np.ogrid[tuple(slice(size) for size in index.shape)])
     places[dim] = call.in_range(index, 0, x.shape[dim])
     return tuple(places)
 
@@ -112,28 +119,35 @@ def _unit(name: str, dtype):
 
 @op("aten::index_select")
 def index_select(call, x, dim, index):
-    return jnp.take(x, call.in_range(index, 0, x.shape[dim]), axis=dim) if x.ndim else x
+    rows = _rows(x)
+    return jnp.take(rows, call.in_range(index, 0, rows.shape[dim]), axis=dim).reshape(call.shape)
 
 
 @op("aten::index_add")
 def index_add(call, x, dim, index, values, alpha):
     x = _addable(x)
-    values = as_type(values * alpha, x.dtype)
-    if not x.ndim:
-        return x + values.reshape(-1).sum() * index.size if values.ndim == 0 else x + values.sum()
-    return x.at[_at(call, x, dim, index)].add(values)
+    return _at(call, x, dim, index).add(as_type(values * alpha, x.dtype)).reshape(x.shape)
 
 
-def _at(call, x, dim, index) -> tuple:
-    """Slices that `index` names along a dimension."""
-    return (slice(None),) * (dim % x.ndim) + (call.in_range(index.reshape(-1), 0, x.shape[dim]),)
+def _at(call, x, dim, index):
+    """Slices that `index` names along a dimension, to be updated."""
+    rows = _rows(x)
+    index = call.in_range(index.reshape(-1), 0, rows.shape[dim])
+    return rows.at[(slice(None),) * (dim % rows.ndim) + (index,)]
 
 
 @op("aten::index_copy")
 def index_copy(call, x, dim, index, values):
-    if not x.ndim:
-        return as_type(values, x.dtype).reshape(-1)[-1]
-    return x.at[_at(call, x, dim, index)].set(as_type(values, x.dtype))
+    return _at(call, x, dim, index).set(as_type(values, x.dtype)).reshape(x.shape)
+
+
+@op("aten::max_unpool2d", "aten::max_unpool3d")
+def max_unpool(call, x, indices, output_size, stride=None, padding=None):
+    """Values at the places that a maximum pool has found in each plane, between zeros."""
+    planes = x.shape[: x.ndim - len(output_size)]
+    flat = jnp.zeros((*planes, math.prod(output_size)), x.dtype)
+    places = _along(call, flat, -1, indices.reshape(*planes, -1))
+    return flat.at[places].set(x.reshape(*planes, -1)).reshape(call.shape)
 
 
 @op("aten::embedding")
@@ -160,7 +174,7 @@ def embedding_bag(call, weight, index, offsets, scale, mode, sparse, weights, la
             "embedding_bag with mode='max' is not compiled", why="the table has sum and mean"
         )
     bags = offsets.shape[0] - int(last)
-    bag = _bag_of(index, offsets[:bags])
+    bag = _bag_of(index, _checked_offsets(call, offsets, index.shape[0]))
     index = call.in_range(index, 0, weight.shape[0])
     rows = weight[index]
     rows = rows if weights is None else rows * weights[:, None]
@@ -177,8 +191,16 @@ def embedding_bag(call, weight, index, offsets, scale, mode, sparse, weights, la
     )
 
 
+def _checked_offsets(call, offsets, count):
+    """Offsets of bags: they begin at 0, do not decrease, and end within the entries."""
+    offsets = call.in_range(offsets, 0, count + 1, "offset")
+    first = call.in_range(offsets[:1], 0, 1, "first offset")
+    steps = call.in_range(offsets[1:] - offsets[:-1], 0, count + 1, "step between offsets")
+    return jnp.concatenate([first, offsets[:-1] + steps])
+
+
 def _bag_of(index, offsets):
-    """The bag of each entry."""
+    """The bag of each entry; entries behind the last offset, where it ends the last bag, are in none."""
     return jnp.searchsorted(offsets, jnp.arange(index.shape[0]), side="right") - 1
 
 
@@ -195,6 +217,8 @@ def embedding_bag_backward(
         raise UnsupportedOp(
             "embedding_bag with sparse=True has no compiled gradient", why="it is a sparse tensor"
         )
+    if not g.size:
+        return jnp.zeros((rows, g.shape[1]), g.dtype)
     if mode == 2:  # each column of a bag has a row of its own
         g = jnp.where((sizes > 0)[:, None], g, 0)
         return jnp.zeros((rows, g.shape[1]), g.dtype).at[most, jnp.arange(g.shape[1])].add(g)
@@ -203,7 +227,8 @@ def embedding_bag_backward(
         bag if bag.size else _bag_of(index, offsets)
     )  # Torch leaves it empty where rows are summed
     g = g / jnp.maximum(sizes, 1)[:, None].astype(g.dtype) if mode == 1 else g
-    each = g[bag] if weights is None else g[bag] * weights[:, None]
+    each = g.at[bag].get(mode="fill", fill_value=0)  # entries of no bag have no gradient
+    each = each if weights is None else each * weights[:, None]
     return (
         jnp.zeros((rows, g.shape[1]), g.dtype)
         .at[index]

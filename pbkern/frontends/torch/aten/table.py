@@ -39,7 +39,7 @@ class Call:
       key: a new PRNG key, whenever it is called.
       dense: whether all tensors among its arguments lie one element after the other.
       in_range: integers x, low, high -> x, of which those that are not in [low, high), or for low > high in [high, low), make
-        the call of the program raise.
+        the call of the program raise. A fourth argument says in the message what the integers are, unless they are indices.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Call:
     arguments: np.dtype | None = None
     key: Callable[[], Any] = field(default=lambda: None)
     dense: bool = True
-    in_range: Callable[[Any, int, int], Any] = field(default=lambda x, low, high: x)
+    in_range: Callable[..., Any] = field(default=lambda x, low, high, number="index": x)
 
     @property
     def dtype(self) -> np.dtype:
