@@ -16,6 +16,7 @@ from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
 from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
+from pbkern.targets.cpu.schedule.decide_schedules import decide_schedules
 
 Context = NestContext[LowerOptions]
 
@@ -83,6 +84,12 @@ CPU_PASSES = (
     Pass(
         "pack",
         Pack(),
-        "operands of contractions are stored as the register tile reads them; last, because it schedules",
+        "operands of contractions are stored as the register tile reads them",
+    ),
+    Pass(
+        "decide schedules",
+        decide_schedules,
+        "vectors and register tiles are values that code generation reads; last, because edits lose them",
+        required=True,
     ),
 )

@@ -315,9 +315,7 @@ class KernelLowering(ProgramText):
 
     def _for(self, block: Block, loop: For) -> None:
         kept = (
-            None
-            if self.options.plain
-            else register_promotion.plan(loop, self.options.vector_bits, self.options.contract)
+            None if self.options.plain else register_promotion.plan(loop, self.options.vector_bits)
         )
         if kept is not None:
             trips = self.trips(block, loop)

@@ -19,8 +19,12 @@ from pbkern.lower.nest.ir import (
 from pbkern.lower.nest.reductions import identities, per_accumulator
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_loads
-from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, overwritten_by
-from pbkern.targets.cpu.schedule.register_tiles import schedule_of, smallest_tile
+from pbkern.targets.cpu.schedule.nest_schedule import (
+    NestSchedule,
+    decided_schedule,
+    overwritten_by,
+)
+from pbkern.targets.cpu.schedule.register_tiles import smallest_tile
 from pbkern.targets.cpu.schedule.sliding_windows import (
     Chunk,
     Visits,
@@ -73,7 +77,7 @@ class CpuNestEmitter:
         """Appends the nest to `block`."""
         if self.plain:
             sched = NestSchedule(order=tuple(nest.dims))
-        sched = sched or schedule_of(nest, self.vector_bits, self.text.contract)
+        sched = sched or decided_schedule(nest)
         if any(size == 0 for dim, size in nest.dims.items() if dim not in nest.rdims):
             return sched
         if any(

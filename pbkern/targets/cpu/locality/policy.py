@@ -11,7 +11,7 @@ from pbkern.lower.nest.ir import Buf, For, Nest
 from pbkern.targets.costs.sizes import MASK_STRIP
 from pbkern.targets.cpu.schedule import register_promotion
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
-from pbkern.targets.cpu.schedule.register_tiles import choose
+from pbkern.targets.cpu.schedule.register_tiles import choose, schedule_of
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
@@ -44,7 +44,10 @@ class CpuPolicy(NestPolicy):
         return scheduled(nest, prefetched=ahead)
 
     def keeps_in_registers(self, loop: For) -> bool:
-        return register_promotion.plan(loop, self.vector_bits, self.contract) is not None
+        plan = register_promotion.plan(
+            loop, self.vector_bits, lambda nest: schedule_of(nest, self.vector_bits, self.contract)
+        )
+        return plan is not None
 
     def cycles(self, nest: Nest, far_cycles: float) -> float:
         schedule = choose(nest, self.vector_bits)

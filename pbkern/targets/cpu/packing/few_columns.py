@@ -87,7 +87,7 @@ def few_columns(
     jammed = -(-columns // -(-columns // limits.side_by_side_columns))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}
     order = (*(dim for dim in nest.dims if dim not in (k_dim, vector, rows[0])), rows[0], vector)
-    schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order)
+    schedule = NestSchedule(lanes=lanes, vector=k_dim, jam=jam, order=order, fixed=True)
     prefetched = {}
     if is_far(stationary.buf):
         prefetched = {

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from pbkern.core.errors import InternalError
 from pbkern.lower.nest.ir import Buf, Nest
 from pbkern.lower.nest.parse import Dialect
 from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS
@@ -37,6 +38,7 @@ class NestSchedule:
     batched_rows: str | None = None
     cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
     registers: int = 32  # of the machine
+    fixed: bool = False  # others rely on the tile: code that is too long does not make it smaller
 
     @property
     def along(self) -> str:
@@ -96,6 +98,14 @@ def scheduled(nest: Nest, **decisions: Any) -> Nest:
         return replace(nest, **decisions)
     kept = {field.name: getattr(nest, field.name) for field in fields(nest)}
     return ScheduledNest(**kept, **decisions)
+
+
+def decided_schedule(nest: Nest) -> NestSchedule:
+    """The schedule that the pass "decide schedules" has left with every nest."""
+    schedule = schedule_decided_for(nest)
+    if schedule is None:
+        raise InternalError("a nest has no schedule")
+    return schedule
 
 
 def schedule_decided_for(nest: Nest) -> NestSchedule | None:

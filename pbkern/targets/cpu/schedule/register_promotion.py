@@ -9,6 +9,7 @@ last.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, Load, Nest, Store
 from pbkern.targets.cpu.machine import registers_of
 
-from .nest_schedule import NestSchedule
-from .register_tiles import MAX_TILE_NODES, column_vectors, schedule_of
+from .nest_schedule import NestSchedule, decided_schedule
+from .register_tiles import MAX_TILE_NODES, column_vectors
 
 # Registers that the arithmetic of a round needs beside what is kept. Source: not recorded.
 WORKING_REGISTERS = 6
@@ -49,15 +50,17 @@ class PromotionPlan:
     schedules: list[NestSchedule]
 
 
-def plan(loop: For, vector_bits: int, reassociate: bool) -> PromotionPlan | None:
-    """Plans what a loop keeps; None if there is nothing."""
+def plan(
+    loop: For, vector_bits: int, schedule_of: Callable[[Nest], NestSchedule] = decided_schedule
+) -> PromotionPlan | None:
+    """Plans what a loop keeps, with these schedules of its nests; None if there is nothing."""
     if not all(
         isinstance(stmt, Nest) and all(stmt.dims.values()) and not stmt.moves()
         for stmt in loop.body
     ):
         return None
     nests: list[Nest] = [stmt for stmt in loop.body if isinstance(stmt, Nest)]
-    schedules = [schedule_of(nest, vector_bits, reassociate) for nest in nests]
+    schedules = [schedule_of(nest) for nest in nests]
     carried: dict[Buf, RegisterSpan] = {}
     most = column_vectors(registers_of(vector_bits))
     for buf in _changed(nests):

@@ -83,7 +83,7 @@ def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
     """The schedule with one vector per step; the same where its tile is of that size, or where others rely on it."""
     if (
         overwritten_by(nest)
-        or schedule_decided_for(nest) is not None
+        or sched.fixed
         or sched.transpose
         or sched.batched_rows
         or sched.tile == 1
@@ -224,12 +224,12 @@ def _accesses(expr: Expr, sched: NestSchedule) -> int:
 
 
 def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
-    """(columns per register tile, schedule) of a contraction with vectors along `vector`."""
+    """(columns per register tile, fixed schedule) of a contraction with vectors along `vector`."""
     full = max(vector_bits // register_bits(nest), 2)
     fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
     lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
     sched = _capped(nest, _tile_register(nest, _untiled(nest, vector, lanes, vector_bits)))
-    return sched.lanes * sched.unroll, sched
+    return sched.lanes * sched.unroll, replace(sched, fixed=True)
 
 
 def _vectors(nest: Nest, sched: NestSchedule) -> int:
