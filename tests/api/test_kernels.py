@@ -93,7 +93,7 @@ def test_every_stage_can_be_read(stage, text):
 def test_each_pass_can_be_read():
     f = pbkern.jit(normalise)
     assert (
-        f.as_text(X, stage="nests:pack").partition("\n")[2]
+        f.as_text(X, stage="nests:decide schedules").partition("\n")[2]
         == f.as_text(X, stage="nests").partition("\n")[2]
     )
     first = f.as_text(

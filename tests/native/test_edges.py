@@ -80,7 +80,8 @@ def test_each_case_multiplies_what_lies_inside():
     ]
     sizes = []
     for line in dots:
-        outer, inner, depth = line.replace(",", "").split("<")[1:4]
+        dims = line.partition(" schedule(")[0]
+        outer, inner, depth = dims.replace(",", "").split("<")[1:4]
         first = [int(part.split()[0].strip("*]")) for part in (outer, inner)]
         sizes.append((*first, int(depth.strip("*]"))))
     sizes.sort()
