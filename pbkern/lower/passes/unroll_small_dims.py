@@ -27,7 +27,7 @@ from pbkern.lower.nest.reductions import REDUCTIONS
 FEW_POINTS = 32
 
 Axis = tuple[Buf, int]
-OPERATION = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+WRITTEN_OUT = ("sum", "dot", "prod", "max", "min")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def sums_as_expressions(nest: Nest, context, most: int, most_nodes: int) -> Nest
     if count * len(nest.nodes()) > most_nodes or any(store.inner for store in nest.stores):
         return nest
     if any(
-        reducer.op not in (*OPERATION, "dot")
+        reducer.op not in WRITTEN_OUT
         or reducer.dtype.kind not in "iuf"
         or any(arg.dtype != reducer.dtype for arg in reducer.args)
         for reducer in nest.reductions
@@ -118,14 +118,15 @@ def sums_as_expressions(nest: Nest, context, most: int, most_nodes: int) -> Nest
         return nest
     sums = []
     for reduction in nest.reductions:
-        total = context.const(REDUCTIONS[reduction.op].identity(reduction.dtype), reduction.dtype)
+        row = REDUCTIONS[reduction.op]
+        total = context.const(row.identity(reduction.dtype), reduction.dtype)
         for place in itertools.product(*(range(nest.dims[rdim]) for rdim in nest.rdims)):
             term = _term(
                 reduction,
                 {rdim: Affine((), coord) for rdim, coord in zip(nest.rdims, place)},
                 context,
             )
-            total = context.op(OPERATION.get(reduction.op, "add"), reduction.dtype, total, term)
+            total = context.op(row.primitive, reduction.dtype, total, term)
         sums.append(total)
 
     def replace(expr: Expr) -> Expr | None:

@@ -39,8 +39,8 @@ from pbkern.lower.nest.reductions import REDUCTIONS
 from pbkern.targets.cpu.schedule.register_tiles import choose
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
-# reduction -> the operation that joins two states
-JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
+# Reductions whose states of strips are joined.
+JOINS = ("sum", "dot", "max", "min")
 # Sums over more strips than this would round off visibly more than sums of sums do.
 MANY_STRIPS = 32
 # Nests of a run: finding out what they share takes time with the square of their number.
@@ -398,7 +398,7 @@ class _StripNest:
     def _keeps_lost(self, reduction: Reduction) -> bool:
         return (
             self.strips.full > self.strips.many
-            and JOINS[reduction.op] == "add"
+            and REDUCTIONS[reduction.op].primitive == "add"
             and reduction.dtype.name in ("float32", "float64")
         )
 
@@ -416,7 +416,7 @@ class _StripNest:
             return self.context.op(name, reduction.dtype, expr, y)
 
         before, strip = self._load(state, index), self.pool.accumulator(reduction.dtype, number)
-        joined = op(JOINS[reduction.op], before, strip)
+        joined = op(REDUCTIONS[reduction.op].primitive, before, strip)
         if number in self.lost:
             added = op("sub", joined, before)
             lost = op("add", op("sub", before, op("sub", joined, added)), op("sub", strip, added))
