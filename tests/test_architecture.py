@@ -574,6 +574,29 @@ def test_the_emitter_of_the_cpu_is_composed():
     assert not [node.name for node in classes if node.bases]
 
 
+def test_operations_are_emitted_in_parts():
+    """The name of an operation holds no operands: a line of text in its place would print well, and hide what it reads."""
+    lines = []
+    for path in [*(ROOT / "lower").rglob("*.py"), *(ROOT / "targets").rglob("*.py")]:
+        place = path.relative_to(ROOT)
+        if place.parts[1] == "host" or place.name in ("launches.py", "handler.py"):
+            continue  # the host's program is text, which nothing reads again
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and re.search(
+                r"(put\w*|emit|add|Operation)$", ast.unparse(node.func)
+            ):
+                strings = [
+                    part.value
+                    for argument in node.args[:2]
+                    if isinstance(argument, (ast.Constant, ast.JoinedStr))
+                    for part in ast.walk(argument)
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                ]
+                if any(" " in text for text in strings[:1]):
+                    lines.append(f"{place}:{node.lineno}")
+    assert not lines
+
+
 # Modules of lowering and of targets that use regular expressions -> what they read: texts that others write.
 READERS_OF_TEXT = {
     "lower/nest/parse.py": "nests as text",

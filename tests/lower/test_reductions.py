@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from jax import lax
 
 from pbkern.lower.nest.ir import Reduction
 from pbkern.lower.nest.reductions import REDUCTIONS, combine, identity, joined, start
@@ -73,3 +74,10 @@ def test_identities_change_nothing(op, dtype):
         lambda b, x: combine(b, reduction, identity(b, reduction), [x])[0], [dtype], dtype
     )
     np.testing.assert_array_equal(compiled(x), x)
+
+
+@pytest.mark.parametrize("op", [op for op in WANTED if REDUCTIONS[op].primitive])
+def test_primitives_combine_alike(op):
+    x, y = numbers("i4")
+    got = getattr(lax, f"{REDUCTIONS[op].primitive}_p").bind(x, y)
+    np.testing.assert_array_equal(got, wanted(op, x, y))

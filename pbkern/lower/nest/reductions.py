@@ -41,6 +41,7 @@ class ReductionRow:
       identity: of a dtype, the value that accumulators start with.
       ufunc: on NumPy arrays; of searches that of their values.
       combine: (builder, x, y, dtype) -> an accumulator for two.
+      primitive: the elementwise primitive that combines two numbers, or nothing.
       across: the kind of vector.reduction that combines lanes; {sign} is s or u. None: there is none.
       bools: the operation that this is on booleans, where it is another.
       is_rounded: another order of floats changes the last bits of the result.
@@ -50,6 +51,7 @@ class ReductionRow:
     identity: Callable[[np.dtype], Any]
     ufunc: np.ufunc
     combine: Callable[[Builder, Ssa, Ssa, np.dtype], Ssa]
+    primitive: str
     across: str | None
     bools: str | None = None
     is_rounded: bool = False
@@ -73,6 +75,7 @@ _SUM = ReductionRow(
     identity=lambda dtype: 0,
     ufunc=np.add,
     combine=lambda b, x, y, _: b.add(x, y),
+    primitive="add",
     across="add",
     bools="or",
     is_rounded=True,
@@ -81,6 +84,7 @@ _MAX = ReductionRow(
     identity=lowest,
     ufunc=np.maximum,
     combine=lambda b, x, y, dtype: b.max(x, y, unsigned=dtype.kind == "u"),
+    primitive="max",
     across="max{sign}i",
     bools="or",
 )
@@ -88,6 +92,7 @@ _MIN = ReductionRow(
     identity=highest,
     ufunc=np.minimum,
     combine=lambda b, x, y, dtype: b.min(x, y, unsigned=dtype.kind == "u"),
+    primitive="min",
     across="min{sign}i",
     bools="and",
 )
@@ -98,6 +103,7 @@ REDUCTIONS = {
         identity=lambda dtype: 1,
         ufunc=np.multiply,
         combine=lambda b, x, y, _: b.mul(x, y),
+        primitive="mul",
         across="mul",
         bools="and",
         is_rounded=True,
@@ -109,6 +115,7 @@ REDUCTIONS = {
         ufunc=np.fmax,
         # x is no NaN: accumulators start with a number, and keep it.
         combine=lambda b, x, y, _: b.select(b.cmp("gt", y, x), y, x),
+        primitive="",
         across="maxnumf",
         is_symmetric=False,
     ),
@@ -116,24 +123,28 @@ REDUCTIONS = {
         identity=lambda dtype: True if dtype.kind == "b" else -1,
         ufunc=np.bitwise_and,
         combine=lambda b, x, y, _: b.and_(x, y),
+        primitive="and",
         across="and",
     ),
     "or": ReductionRow(
         identity=lambda dtype: 0,
         ufunc=np.bitwise_or,
         combine=lambda b, x, y, _: b.or_(x, y),
+        primitive="or",
         across="or",
     ),
     "xor": ReductionRow(
         identity=lambda dtype: 0,
         ufunc=np.bitwise_xor,
         combine=lambda b, x, y, _: b.xor(x, y),
+        primitive="xor",
         across="xor",
     ),
     "logaddexp": ReductionRow(
         identity=lambda dtype: -np.inf,
         ufunc=np.logaddexp,
         combine=_logaddexp,
+        primitive="",
         across=None,
         is_rounded=True,
         is_symmetric=False,

@@ -10,8 +10,8 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Accumulator, Expr, Nest, Pool, Reduction
 from pbkern.lower.nest.reductions import REDUCTIONS
 
-# reduction -> the operation that takes one more term
-OPERATION = {"sum": "add", "dot": "add", "prod": "mul", "max": "max", "min": "min"}
+# Reductions that can be written out term by term.
+WRITTEN_OUT = ("sum", "dot", "prod", "max", "min")
 
 
 def unrolled(nest: Nest, dim: str, pool: Pool) -> Nest:
@@ -50,7 +50,7 @@ def unrolled_reductions(nest: Nest, context: Any) -> Nest:
             }
             args = tuple(context.pool.rename(arg, places) for arg in reduction.args)
             term = single_term(replace(reduction, args=args), context)
-            total = context.op(OPERATION[reduction.op], reduction.dtype, total, term)
+            total = context.op(REDUCTIONS[reduction.op].primitive, reduction.dtype, total, term)
         sums.append(total)
     dims = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
     return with_results(replace(nest, dims=dims, rdims=()), sums, context.pool)
@@ -62,7 +62,7 @@ def may_unroll_reductions(nest: Nest) -> bool:
         not nest.ordered
         and not any(store.inner for store in nest.stores)
         and all(
-            reduction.op in OPERATION
+            reduction.op in WRITTEN_OUT
             and reduction.dtype.kind in "iuf"
             and all(arg.dtype == reduction.dtype for arg in reduction.args)
             for reduction in nest.reductions

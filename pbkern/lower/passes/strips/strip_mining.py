@@ -38,8 +38,8 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.nest.reductions import REDUCTIONS
 
-# reduction -> the operation that joins two states
-JOINS = {"sum": "add", "dot": "add", "max": "max", "min": "min"}
+# Reductions whose states of strips are joined.
+JOINS = ("sum", "dot", "max", "min")
 
 
 @dataclass(frozen=True)
@@ -413,7 +413,7 @@ class _StripNest:
     def _keeps_lost(self, reduction: Reduction) -> bool:
         return (
             self.strips.full > self.strips.many
-            and JOINS[reduction.op] == "add"
+            and REDUCTIONS[reduction.op].primitive == "add"
             and reduction.dtype.name in ("float32", "float64")
         )
 
@@ -431,7 +431,7 @@ class _StripNest:
             return self.context.op(name, reduction.dtype, expr, y)
 
         before, strip = self._load(state, index), self.pool.accumulator(reduction.dtype, number)
-        joined = op(JOINS[reduction.op], before, strip)
+        joined = op(REDUCTIONS[reduction.op].primitive, before, strip)
         if number in self.lost:
             added = op("sub", joined, before)
             lost = op("add", op("sub", before, op("sub", joined, added)), op("sub", strip, added))
