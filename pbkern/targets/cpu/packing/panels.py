@@ -33,6 +33,7 @@ from pbkern.lower.nest.ir import (
     Store,
     with_bodies,
 )
+from pbkern.lower.passes.strips.strip_mining import even_part
 from pbkern.targets.costs.caches import are_apart
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
@@ -385,7 +386,7 @@ def _group_size(streamed: Expr, vector: str, full: int, most: int) -> int:
     }
     if steps - {0, 1} or full < 2:
         return 1
-    return next((n for n in range(most, most // 2, -1) if full % n == 0), min(most, full))
+    return even_part(min(most, full), full)
 
 
 def _loads(expr: Expr) -> list[Load | Gather]:
