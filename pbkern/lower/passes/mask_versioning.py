@@ -28,12 +28,12 @@ from pbkern.lower.nest.conditions.index_tests import (
     UNBOUNDED,
     Bounds,
     Folder,
-    bounds_inside,
     simplified,
+    with_nests_within,
 )
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.version import versioned
-from pbkern.lower.nest.ir import Const, Expr, For, InRange, Nest, Op, Pool, Stmt, with_bodies
+from pbkern.lower.nest.ir import Const, Expr, InRange, Nest, Op, Pool, Stmt
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 
 INT32 = np.dtype(np.int32)
@@ -52,19 +52,12 @@ class VersionMasks:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return self._versioned(stmts, context, context.bounds)
-
-    def _versioned(self, stmts: Sequence[Stmt], context: NestContext, bounds: Bounds) -> list[Stmt]:
-        out: list[Stmt] = []
-        for stmt in stmts:
-            if isinstance(stmt, For) and context.policy.keeps_in_registers(stmt):
-                out.append(stmt)
-                continue
-            inner = bounds_inside(stmt, bounds)
-            change = functools.partial(self._versioned, context=context, bounds=inner)
-            stmt = with_bodies(stmt, change)
-            out += self._variants(stmt, context, bounds) if isinstance(stmt, Nest) else [stmt]
-        return out
+        return with_nests_within(
+            stmts,
+            context.bounds,
+            lambda nest, bounds: self._variants(nest, context, bounds),
+            context.policy.keeps_in_registers,
+        )
 
     def _variants(self, nest: Nest, context: NestContext, bounds: Bounds) -> list[Stmt]:
         tests, fold = self._tests(nest, context.pool), Folder(context.pool, bounds)
