@@ -20,7 +20,7 @@ from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
-from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt
+from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt, with_nests
 from pbkern.lower.passes.strips.strip_mining import (
     JOINS,
     Chain,
@@ -78,19 +78,12 @@ class BlockForCaches(StripLimits):
             return in_turn or _CacheBlocking(*found, others, context, self.many_strips).statements()
 
         near = with_runs_changed(stmts, set(context.kept), self.longest_run, in_strips)
-        return self._streamed_rows_at_once(near, context)
-
-    def _streamed_rows_at_once(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        out = inside(stmts, set(), lambda body, _: self._streamed_rows_at_once(body, context))
-        collapsed = [
-            collapse(stmt, context.pool, context.aliases) if isinstance(stmt, Nest) else stmt
-            for stmt in out
-        ]
-        cut = [
-            _rows_at_once(stmt, context, self) if isinstance(stmt, Nest) else [stmt]
-            for stmt in collapsed
-        ]
-        return [stmt for part in cut for stmt in part]
+        return with_nests(
+            near,
+            lambda nest: _rows_at_once(
+                collapse(nest, context.pool, context.aliases), context, self
+            ),
+        )
 
 
 def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:
