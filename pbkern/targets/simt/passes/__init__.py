@@ -8,6 +8,7 @@ from pbkern.core.passes import Pass
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
 from pbkern.lower.nest.ir import Stmt, with_nests
+from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.targets.simt.options import ThreadOptions
 
 from .staging import StageInSharedMemory
@@ -21,6 +22,11 @@ def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
 
 
 THREAD_PASSES = (
+    Pass(
+        "unswitch",
+        Unswitch(),
+        "of arrays between which a scalar selects, one is read",
+    ),
     Pass(
         "cut into strips",
         CutIntoStrips(),
