@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from jax.extend import core as jex
 
@@ -107,12 +108,8 @@ def _of_jaxpr(
     return lambda closed, options: function(closed)
 
 
-def _unsafe(options: FuseOptions) -> bool:
-    return options.unsafe
-
-
-def _fast(options: FuseOptions) -> bool:
-    return options.fast
+_unsafe = attrgetter("unsafe")
+_fast = attrgetter("fast")
 
 
 def _fast_and_unsafe(options: FuseOptions) -> bool:

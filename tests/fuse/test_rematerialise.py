@@ -1,5 +1,6 @@
 """Gradients of attention make scores again instead of storing them; layers of a network do not."""
 
+import contextlib
 import math
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pbkern
-from pbkern.fuse.partition import join_softmax_chains, merge_groups, rematerialise
+from pbkern.core.passes import with_settings
 
 from .attention_forms import alibi, attend, by_tril, operands, repeated, window
 from .checking import check, planned, rand
@@ -48,6 +49,17 @@ def test_forward_half_saves_statistics_of_rows_only():
 ARGS = operands(200, 200, heads=2, width=64)
 
 
+# Thresholds by which several kernels are made also of so few positions, and all large values computed again.
+MERGE_NEVER = {"scores_slack": 1.0, "clear_gain": 0.0}
+SETTINGS = {
+    "join softmax chains": {"scores_slack": 1.0},
+    "merge producers": MERGE_NEVER,
+    "merge siblings": MERGE_NEVER,
+    "rematerialise": MERGE_NEVER
+    | {"cached_share": 0.0, "recomputed_smaller": 0.01, "slack": 100.0},
+}
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("f", "args"),
@@ -67,15 +79,12 @@ ARGS = operands(200, 200, heads=2, width=64)
     ],
     ids=["plain", "causal", "window", "alibi", "bias and cap", "silent row", "repeated heads"],
 )
-def test_gradients_equal_jax(f, args, monkeypatch):
-    monkeypatch.setattr(rematerialise, "CACHED_SHARE", 0.0)
-    monkeypatch.setattr(rematerialise, "RECOMPUTED_SMALLER", 0.01)
-    monkeypatch.setattr(rematerialise, "REMATERIALISATION_SLACK", 100.0)
-    for module in (merge_groups, join_softmax_chains):  # several kernels, also of so few positions
-        monkeypatch.setattr(module, "SCORES_SLACK", 1.0)
-    monkeypatch.setattr(merge_groups, "CLEAR_GAIN", 0.0)
+def test_gradients_equal_jax(f, args):
     given = rand(*jax.eval_shape(f, *args).shape)
-    plan = check(gradient(f), *args[:3], given, *args[3:], tolerance=2e-5)
+    with contextlib.ExitStack() as stack:
+        for name, settings in SETTINGS.items():
+            stack.enter_context(with_settings(name, settings))
+        plan = check(gradient(f), *args[:3], given, *args[3:], tolerance=2e-5)
     assert any(e.fused and e.why == "computed again by its readers" for e in plan.explanation.edges)
 
 

@@ -78,6 +78,7 @@ FUNCTIONS = {
     ),
     "columns": (lambda x: (x - x.mean(0)) / (x.std(0) + 1), [(150, 33)]),
     "itself turned": (lambda x: x + x.T, [(70, 70)]),
+    "chosen": (lambda f, x, y: jnp.where(f > 0, x.T, y * 2), [(), (70, 80), (80, 70)]),
 }
 
 
@@ -104,6 +105,14 @@ def test_passes_change_no_result(name):
             np.testing.assert_allclose(
                 np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6
             )
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+def test_of_two_arrays_the_chosen_one_is_read(flag):
+    x, y = arrays([(300, 700)] * 2)
+    found = pbkern.simulate(lambda f, x, y: jnp.where(f > 0, x, y), np.int32(flag), x, y)
+    np.testing.assert_array_equal(found.results, x if flag else y)
+    assert 32 * found.counts.sectors < 2.5 * x.nbytes, "one array is read and one is written"
 
 
 @pytest.mark.parametrize("name", ["long rows", "turned", "window"])

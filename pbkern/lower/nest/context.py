@@ -13,7 +13,7 @@ from pbkern.lower.build_options import BuildOptions
 from pbkern.lower.math.elementwise import EqnInfo
 
 from .edit.collapse_dims import Aliases
-from .ir import Buf, Expr, For, Names, Nest, Op, Pool, nodes
+from .ir import Buf, Expr, Names, Nest, Op, Pool, Stmt, nodes
 
 BOOL = np.dtype(bool)
 INT32 = np.dtype(np.int32)
@@ -53,8 +53,8 @@ class NestPolicy:
         """The nest, which asks for elements of root buffers so far ahead of what it loads."""
         return nest
 
-    def keeps_in_registers(self, loop: For) -> bool:
-        """Whether a loop keeps scratch in registers, which branches inside would end."""
+    def keeps_in_registers(self, stmt: Stmt) -> bool:
+        """Whether it is a loop that keeps scratch in registers, which branches inside would end."""
         return False
 
     def cycles(self, nest: Nest, far_cycles: float) -> float:

@@ -697,6 +697,17 @@ def with_bodies(stmt: Stmt, change: Callable[[Block], Sequence[Stmt]]) -> Stmt:
     return stmt
 
 
+def with_nests(stmts: Sequence[Stmt], change: Callable[[Nest], Sequence[Stmt]]) -> list[Stmt]:
+    """The statements with others in the place of each nest, inner ones too."""
+    out: list[Stmt] = []
+    for stmt in stmts:
+        if isinstance(stmt, Nest):
+            out += change(stmt)
+        else:
+            out.append(with_bodies(stmt, lambda block: with_nests(block, change)))
+    return out
+
+
 def show(stmts: Sequence[Stmt], indent: str = "") -> str:
     """Readable text of a statement list."""
     rows: list[str] = []

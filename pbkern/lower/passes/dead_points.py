@@ -19,7 +19,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
-from pbkern.lower.nest.conditions.index_tests import BOOL, Bounds, Folder, bounds_inside, interval
+from pbkern.lower.nest.conditions.index_tests import (
+    BOOL,
+    Bounds,
+    Folder,
+    bounds_inside,
+    interval,
+    with_nests_within,
+)
 from pbkern.lower.nest.conditions.mask_intervals import mask_span
 from pbkern.lower.nest.edit.relocate import relocated
 from pbkern.lower.nest.edit.rename import renamed
@@ -40,7 +47,6 @@ from pbkern.lower.nest.ir import (
     Trace,
     bodies,
     nodes,
-    with_bodies,
 )
 from pbkern.lower.values.values import ZERO
 
@@ -68,8 +74,7 @@ def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
     if not needs.settle():
         return [body.stmts for body in shortened]
     return [
-        relocated(needs.trimmed(body, body.stmts, body.bounds), needs.smaller(body).get, body.pool)
-        for body in shortened
+        relocated(needs.trimmed(body), needs.smaller(body).get, body.pool) for body in shortened
     ]
 
 
@@ -110,21 +115,14 @@ class _Needs:
                 return True
         return False
 
-    def trimmed(self, body: Body, stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
-        out: list[Stmt] = []
-        for stmt in stmts:
-            stmt = self._trimmed_inside(body, stmt, bounds)
-            if isinstance(stmt, Nest):
-                limits = self.limits(body, stmt, bounds)
-                if any(limits[dim] == 0 < size for dim, size in stmt.dims.items()):
-                    continue
-                stmt = _cut(stmt, limits, body.pool)
-            out.append(stmt)
-        return out
+    def trimmed(self, body: Body) -> list[Stmt]:
+        def cut(nest: Nest, bounds: Bounds) -> list[Stmt]:
+            limits = self.limits(body, nest, bounds)
+            if any(limits[dim] == 0 < size for dim, size in nest.dims.items()):
+                return []
+            return [_cut(nest, limits, body.pool)]
 
-    def _trimmed_inside(self, body: Body, stmt: Stmt, bounds: Bounds) -> Stmt:
-        inside = bounds_inside(stmt, bounds)
-        return with_bodies(stmt, lambda block: self.trimmed(body, block, inside))
+        return with_nests_within(body.stmts, body.bounds, cut)
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
         """Scratch of one program that is needed only in part -> scratch as large as that part."""
@@ -246,21 +244,11 @@ def _without_tails(body: Body) -> list[Stmt]:
         return body.stmts
     zeros = _zero_tails(body)
 
-    def change(stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
-        out = []
-        for stmt in stmts:
-            stmt = change_inside(stmt, bounds_inside(stmt, bounds))
-            out.append(
-                _shortened(stmt, body.pool, zeros, bounds)
-                if isinstance(stmt, Nest) and _is_product(stmt)
-                else stmt
-            )
-        return out
+    def change(nest: Nest, bounds: Bounds) -> list[Stmt]:
+        product = _is_product(nest)
+        return [_shortened(nest, body.pool, zeros, bounds) if product else nest]
 
-    def change_inside(stmt: Stmt, bounds: Bounds) -> Stmt:
-        return with_bodies(stmt, lambda block: change(block, bounds))
-
-    return change(body.stmts, body.bounds)
+    return with_nests_within(body.stmts, body.bounds, change)
 
 
 def _is_product(nest: Nest) -> bool:

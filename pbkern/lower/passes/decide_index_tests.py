@@ -10,7 +10,6 @@ runs without masks and only thin edges differ:
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -19,10 +18,10 @@ from dataclasses import dataclass
 from pbkern.core.affine import Affine
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import is_written
-from pbkern.lower.nest.conditions.index_tests import Bounds, bounds_inside, simplified
+from pbkern.lower.nest.conditions.index_tests import Bounds, simplified, with_nests_within
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.part import part
-from pbkern.lower.nest.ir import InRange, Nest, Pool, Stmt, with_bodies
+from pbkern.lower.nest.ir import InRange, Nest, Pool, Stmt
 
 
 @dataclass(frozen=True)
@@ -39,20 +38,13 @@ class DecideIndexTests:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return self._decided(stmts, context, context.bounds)
+        pool, cut_bytes = context.pool, context.options.cut_bytes
 
-    def _decided(self, stmts: Sequence[Stmt], context: NestContext, bounds: Bounds) -> list[Stmt]:
-        pool, out = context.pool, list[Stmt]()
-        for stmt in stmts:
-            if isinstance(stmt, Nest):
-                whole = simplified(stmt, pool, bounds)
-                pieces = self._cut(whole, pool, context.options.cut_bytes)
-                out += [simplified(piece, pool, bounds) for piece in pieces]
-                continue
-            inner = bounds_inside(stmt, bounds)
-            change = functools.partial(self._decided, context=context, bounds=inner)
-            out.append(with_bodies(stmt, change))
-        return out
+        def decided(nest: Nest, bounds: Bounds) -> list[Stmt]:
+            pieces = self._cut(simplified(nest, pool, bounds), pool, cut_bytes)
+            return [simplified(piece, pool, bounds) for piece in pieces]
+
+        return with_nests_within(stmts, context.bounds, decided)
 
     def _cut(self, nest: Nest, pool: Pool, cut_bytes: int) -> list[Nest]:
         """Pieces of the nest between the boundaries of its tests."""

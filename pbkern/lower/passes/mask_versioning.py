@@ -28,12 +28,12 @@ from pbkern.lower.nest.conditions.index_tests import (
     UNBOUNDED,
     Bounds,
     Folder,
-    bounds_inside,
     simplified,
+    with_nests_within,
 )
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.version import versioned
-from pbkern.lower.nest.ir import Const, Expr, For, InRange, Nest, Op, Stmt, with_bodies
+from pbkern.lower.nest.ir import Const, Expr, InRange, Nest, Op, Pool, Stmt
 from pbkern.lower.values.dynamic_strides import ORDERS, steps_along
 
 INT32 = np.dtype(np.int32)
@@ -52,48 +52,36 @@ class VersionMasks:
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return _Chooser(context, self).statements(stmts, context.bounds)
+        return with_nests_within(
+            stmts,
+            context.bounds,
+            lambda nest, bounds: self._variants(nest, context, bounds),
+            context.policy.keeps_in_registers,
+        )
 
-
-@dataclass
-class _Chooser:
-    context: NestContext
-    limits: VersionMasks
-
-    def statements(self, stmts: Sequence[Stmt], bounds: Bounds) -> list[Stmt]:
-        out: list[Stmt] = []
-        for stmt in stmts:
-            if isinstance(stmt, For) and self.context.policy.keeps_in_registers(stmt):
-                out.append(stmt)
-                continue
-            inner = bounds_inside(stmt, bounds)
-            stmt = with_bodies(stmt, functools.partial(self.statements, bounds=inner))
-            out += self.variants(stmt, bounds) if isinstance(stmt, Nest) else [stmt]
-        return out
-
-    def variants(self, nest: Nest, bounds: Bounds) -> list[Stmt]:
-        tests, fold = self.tests(nest), Folder(self.context.pool, bounds)
+    def _variants(self, nest: Nest, context: NestContext, bounds: Bounds) -> list[Stmt]:
+        tests, fold = self._tests(nest, context.pool), Folder(context.pool, bounds)
         conditions = list(
             dict.fromkeys(
-                fold(condition) for test in tests for condition in self.conditions(test, nest)
+                fold(condition) for test in tests for condition in _conditions(test, nest, context)
             )
         )
         if not tests or any(
             isinstance(condition, Const) and not condition.value for condition in conditions
         ):  # they hold for no program
             return [nest]
-        name = self.context.names("%s")
+        name = context.names("%s")
         all_hold = functools.reduce(
-            lambda left, right: self.context.op("and", BOOL, left, right), conditions
+            lambda left, right: context.op("and", BOOL, left, right), conditions
         )
-        plain = simplified(nest, self.context.pool, bounds, tests)
-        return versioned(name, all_hold, ([nest], [plain]), self.context)
+        plain = simplified(nest, context.pool, bounds, tests)
+        return versioned(name, all_hold, ([nest], [plain]), context)
 
-    def tests(self, nest: Nest) -> list[Expr]:
+    def _tests(self, nest: Nest, pool: Pool) -> list[Expr]:
         """Tests that move with the nest's points and with what is around it; none where a second copy is not worth it."""
         if (
             nest.ordered
-            or math.prod(nest.dims.values()) < self.limits.fewest_points
+            or math.prod(nest.dims.values()) < self.fewest_points
             or any(reduction.is_product for reduction in nest.reductions)
         ):
             return []
@@ -101,44 +89,44 @@ class _Chooser:
         found = [
             expr
             for expr in every
-            if expr.symbols & nest.dims.keys() and self.hardest(expr, nest) is not None
+            if expr.symbols & nest.dims.keys() and _hardest(expr, nest, pool) is not None
         ]
         if (
-            len(found) > self.limits.most_tests
-            or len(every) > self.limits.most_nodes
+            len(found) > self.most_tests
+            or len(every) > self.most_nodes
             or any(map(_overlaps, found))
         ):
             return []
         return found
 
-    def hardest(self, test: Expr, nest: Nest) -> dict[str, Affine] | None:
-        """The point of a nest where a test is hardest to pass; None where that is not known, or no program may pass it."""
-        sign = _direction(test)
-        if sign == 0:
-            return None
-        corner: dict[str, Affine] = {}
-        for dim, extent in nest.extents().items():
-            step = _step(test, dim)
-            if step is None:
-                return None
-            corner[dim] = Affine((), extent - 1 if step * sign > 0 else 0)
-        around = self.context.pool.rename(test, corner)
-        return corner if around.symbols or isinstance(around, Op) else None
 
-    def conditions(self, test: Expr, nest: Nest) -> list[Expr]:
-        """Scalars under which a test holds at all points."""
-        hardest = self.hardest(test, nest)
-        assert hardest is not None, "the others are no tests of the nest"
-        found = [self.context.pool.rename(test, hardest)]
-        for x in (
-            arg for arg in test.args if arg.symbols & nest.dims.keys()
-        ):  # which must not wrap around in between
-            rises = {dim: (steps_along(x, dim).step or 0) > 0 for dim in nest.dims}
-            least, greatest = (
-                self.context.pool.rename(x, _corner(nest, rises, up)) for up in (False, True)
-            )
-            found.append(self.context.op("le", BOOL, least, greatest))
-        return found
+def _hardest(test: Expr, nest: Nest, pool: Pool) -> dict[str, Affine] | None:
+    """The point of a nest where a test is hardest to pass; None where that is not known, or no program may pass it."""
+    sign = _direction(test)
+    if sign == 0:
+        return None
+    corner: dict[str, Affine] = {}
+    for dim, extent in nest.extents().items():
+        step = _step(test, dim)
+        if step is None:
+            return None
+        corner[dim] = Affine((), extent - 1 if step * sign > 0 else 0)
+    around = pool.rename(test, corner)
+    return corner if around.symbols or isinstance(around, Op) else None
+
+
+def _conditions(test: Expr, nest: Nest, context: NestContext) -> list[Expr]:
+    """Scalars under which a test holds at all points."""
+    hardest = _hardest(test, nest, context.pool)
+    assert hardest is not None, "the others are no tests of the nest"
+    found = [context.pool.rename(test, hardest)]
+    for x in (
+        arg for arg in test.args if arg.symbols & nest.dims.keys()
+    ):  # which must not wrap around in between
+        rises = {dim: (steps_along(x, dim).step or 0) > 0 for dim in nest.dims}
+        least, greatest = (context.pool.rename(x, _corner(nest, rises, up)) for up in (False, True))
+        found.append(context.op("le", BOOL, least, greatest))
+    return found
 
 
 def _corner(nest: Nest, rises: dict[str, bool], up: bool) -> dict[str, Affine]:

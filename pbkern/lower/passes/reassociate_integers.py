@@ -13,21 +13,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pbkern.lower.nest.ir import Accumulator, Const, Expr, Nest, Op, Shifted, Stmt, with_bodies
+from pbkern.lower.nest.ir import Accumulator, Const, Expr, Nest, Op, Shifted, Stmt, with_nests
 
 
 def reassociate_shared_sums(stmts: Sequence[Stmt], context) -> list[Stmt]:
     """Statements with such sums, inner ones too."""
 
-    def changed(stmt: Stmt) -> Stmt:
-        if not isinstance(stmt, Nest):
-            return with_bodies(stmt, lambda body: list(map(changed, body)))
-        shared = _Uniform(stmt)
-        if not any(_is_sum(node) and any(map(shared, node.args)) for node in stmt.nodes()):
-            return stmt
-        return stmt.mapped(context.pool.rewriter(lambda expr: _regrouped(expr, shared, context)))
+    def changed(nest: Nest) -> list[Stmt]:
+        shared = _Uniform(nest)
+        if not any(_is_sum(node) and any(map(shared, node.args)) for node in nest.nodes()):
+            return [nest]
+        return [nest.mapped(context.pool.rewriter(lambda expr: _regrouped(expr, shared, context)))]
 
-    return list(map(changed, stmts))
+    return with_nests(stmts, changed)
 
 
 class _Uniform:

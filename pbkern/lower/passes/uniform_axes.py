@@ -37,7 +37,7 @@ from pbkern.lower.nest.ir import (
     Store,
     Trace,
     every,
-    with_bodies,
+    with_nests,
 )
 from pbkern.lower.values.values import ZERO
 
@@ -107,18 +107,17 @@ def narrow(stmts: Sequence[Stmt], axes: Axes, made: Mapping[Buf, Buf], pool: Poo
     def place(buf: Buf, index: tuple) -> tuple:
         return tuple(ZERO if k in axes[buf] else position for k, position in enumerate(index))
 
-    def stored_once(stmt: Stmt) -> Stmt:
-        if not isinstance(stmt, Nest):
-            return with_bodies(stmt, lambda block: [stored_once(inner) for inner in block])
+    def stored_once(nest: Nest) -> list[Stmt]:
         gone = {
             symbol
-            for store in stmt.stores
+            for store in nest.stores
             for axis in axes.get(store.buf, ())
             for symbol in store.index[axis].symbols
         }
-        return replace(stmt, dims={dim: size for dim, size in stmt.dims.items() if dim not in gone})
+        dims = {dim: size for dim, size in nest.dims.items() if dim not in gone}
+        return [replace(nest, dims=dims)]
 
-    return relocated([stored_once(stmt) for stmt in stmts], made.get, pool, place)
+    return relocated(with_nests(stmts, stored_once), made.get, pool, place)
 
 
 # ---------------------------------------------------------------- candidates

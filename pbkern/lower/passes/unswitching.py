@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pbkern.core.passes import threshold
-from pbkern.lower.nest.conditions.index_tests import BOOL
+from pbkern.lower.nest.conditions.index_tests import BOOL, with_nests_within
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.version import settled, versioned
 from pbkern.lower.nest.ir import (
     Accumulator,
     Buf,
     Expr,
-    For,
     Gather,
     Load,
     Nest,
@@ -32,7 +31,6 @@ from pbkern.lower.nest.ir import (
     Pool,
     Stmt,
     nodes,
-    with_bodies,
 )
 
 
@@ -45,17 +43,12 @@ class Unswitch:
     most_copies: int = threshold(12, "copies of a nest: bounds code size")
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        out: list[Stmt] = []
-        for stmt in stmts:
-            if isinstance(stmt, For) and context.policy.keeps_in_registers(stmt):
-                out.append(stmt)
-                continue
-            stmt = with_bodies(stmt, lambda body: self(body, context))
-            if isinstance(stmt, Nest):
-                out += self._copies(stmt, context, self.most_copies)[0]
-            else:
-                out.append(stmt)
-        return out
+        return with_nests_within(
+            stmts,
+            context.bounds,
+            lambda nest, _: self._copies(nest, context, self.most_copies)[0],
+            context.policy.keeps_in_registers,
+        )
 
     def _copies(self, nest: Nest, context: NestContext, most: int) -> tuple[list[Stmt], int]:
         """(statements in the nest's place, how many copies of it they hold)."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.context import NestContext
-from pbkern.lower.nest.ir import Const, Expr, Nest, Op, Pool, Stmt, with_bodies
+from pbkern.lower.nest.ir import Const, Expr, Nest, Op, Pool, Stmt, with_nests
 
 UINT32 = np.dtype(np.uint32)
 # The number of values of 32 bits: what the upper half of a product is counted in.
@@ -40,17 +40,13 @@ class WideProducts:
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         products = _Products(context.pool, context.op, self.most_terms)
-        return [_rewritten(stmt, products) for stmt in stmts]
+        return with_nests(stmts, lambda nest: [_rewritten(nest, products)])
 
 
-def _rewritten(statement: Stmt, found: _Products) -> Stmt:
-    statement = with_bodies(statement, lambda body: [_rewritten(stmt, found) for stmt in body])
-    if not isinstance(statement, Nest) or not {
-        "mul",
-        "shift_right_logical",
-    } <= _unsigned_operations(statement):
-        return statement
-    return statement.mapped(found.pool.rewriter(found.replace))
+def _rewritten(nest: Nest, products: _Products) -> Nest:
+    if not {"mul", "shift_right_logical"} <= _unsigned_operations(nest):
+        return nest
+    return nest.mapped(products.pool.rewriter(products.replace))
 
 
 def _unsigned_operations(nest: Nest) -> set[str]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pbkern.core.affine import Affine
 from pbkern.core.passes import threshold
 from pbkern.lower.nest.addresses import is_written
-from pbkern.lower.nest.conditions.index_tests import Bounds, Folder, bounds_inside
+from pbkern.lower.nest.conditions.index_tests import Bounds, Folder, with_nests_within
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.rename import renamed
 from pbkern.lower.nest.ir import (
@@ -33,7 +33,6 @@ from pbkern.lower.nest.ir import (
     Nest,
     Op,
     Stmt,
-    with_bodies,
 )
 
 
@@ -55,19 +54,11 @@ class LoopOverWindowStarts:
     fewest_points: int = threshold(512, "points of a window that is worth a loop")
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return self._looped(stmts, context, context.bounds)
+        def looped(nest: Nest, bounds: Bounds) -> list[Stmt]:
+            windows = _windows(nest, context, bounds, self.fewest_points)
+            return [_loop(nest, windows, context) if windows else nest]
 
-    def _looped(self, stmts: Sequence[Stmt], context: NestContext, bounds: Bounds) -> list[Stmt]:
-        out: list[Stmt] = []
-        for stmt in stmts:
-            inner = bounds_inside(stmt, bounds)
-            stmt = with_bodies(stmt, functools.partial(self._looped, context=context, bounds=inner))
-            if isinstance(stmt, Nest):
-                windows = _windows(stmt, context, bounds, self.fewest_points)
-                out.append(_loop(stmt, windows, context) if windows else stmt)
-            else:
-                out.append(stmt)
-        return out
+        return with_nests_within(stmts, context.bounds, looped)
 
 
 def _loop(nest: Nest, windows: dict[Gather, list[_Start]], context: NestContext) -> Stmt:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from pbkern.core.passes import Pass
-from pbkern.lower.nest.context import NestContext
 from pbkern.lower.passes.in_place_stores import store_in_place
 from pbkern.lower.passes.mask_versioning import VersionMasks
 from pbkern.lower.passes.stage_inlining import InlineStages
@@ -12,22 +13,13 @@ from pbkern.lower.passes.strips.running_maximum import RunningMaximum
 from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.lower.passes.window_gathers import LoopOverWindowStarts
 from pbkern.targets.cpu.locality.cache_blocking import BlockForCaches
-from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
 from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
 from pbkern.targets.cpu.schedule.decide_schedules import decide_schedules
 
-Context = NestContext[LowerOptions]
-
-
-def _reassociates(context: Context) -> bool:
-    return context.options.contract
-
-
-def _has_word_products(context: Context) -> bool:
-    return context.options.vnni
-
+_reassociates = attrgetter("options.contract")
+_has_word_products = attrgetter("options.vnni")
 
 CPU_PASSES = (
     Pass(

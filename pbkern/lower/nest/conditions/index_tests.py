@@ -6,7 +6,8 @@ hold: with the bounds of loop dimensions and grid indices they fold away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from pbkern.lower.nest.ir import (
     Op,
     Pool,
     Stmt,
+    with_bodies,
 )
 
 BOOL = np.dtype(bool)
@@ -74,6 +76,29 @@ def bounds_inside(stmt: Stmt, bounds: Bounds) -> Bounds:
     if isinstance(stmt, For) and isinstance(stmt.trips, int):
         return {**bounds, stmt.counter: (0, max(stmt.trips - 1, 0))}
     return bounds
+
+
+def with_nests_within(
+    stmts: Sequence[Stmt],
+    bounds: Bounds,
+    change: Callable[[Nest, Bounds], Sequence[Stmt]],
+    stays: Callable[[Stmt], bool] = lambda stmt: False,
+) -> list[Stmt]:
+    """The statements with others in the place of each nest, inner ones too but for those in statements that stay.
+
+    change(nest, what is known around it) gives them.
+    """
+    out: list[Stmt] = []
+    for stmt in stmts:
+        if isinstance(stmt, Nest):
+            out += change(stmt, bounds)
+        elif stays(stmt):
+            out.append(stmt)
+        else:
+            inner = bounds_inside(stmt, bounds)
+            again = functools.partial(with_nests_within, bounds=inner, change=change, stays=stays)
+            out.append(with_bodies(stmt, again))
+    return out
 
 
 def interval(affine: Affine, bounds: Bounds) -> tuple[int, int] | None:

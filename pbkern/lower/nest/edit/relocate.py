@@ -9,22 +9,14 @@ from typing import Any
 from pbkern.lower.nest.ir import Buf, Expr, Gather, Let, Load, Nest, Pool, Stmt, Store, with_bodies
 
 
-def _same_place(buf: Buf, index: tuple) -> tuple:
-    return index
-
-
-def _same_value(value: Expr) -> Expr:
-    return value
-
-
 def relocated(
     stmts: Sequence[Stmt],
     other: Callable[[Buf], Buf | None],
     pool: Pool,
-    place: Callable[[Buf, tuple], tuple] = _same_place,
+    place: Callable[[Buf, tuple], tuple] = lambda buf, index: index,
     *,
-    loaded: Callable[[Expr], Expr] = _same_value,
-    stored: Callable[[Expr], Expr] = _same_value,
+    loaded: Callable[[Expr], Expr] = lambda value: value,
+    stored: Callable[[Expr], Expr] = lambda value: value,
 ) -> list[Any]:
     """The statements, inner ones too, over other buffers; `other` gives the one in a buffer's place, or None.
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.passes import threshold
-from pbkern.lower.nest import effects
 from pbkern.lower.nest.conditions.mask_intervals import MaskSpan, live_span, outside
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.inline import stored_at
@@ -35,9 +34,7 @@ from .strip_mining import (
     StripLimits,
     StripMinedLoop,
     Trips,
-    inside,
-    nests_of,
-    runs,
+    with_runs_changed,
 )
 
 INT32 = np.dtype(np.int32)
@@ -53,24 +50,16 @@ class SkipMaskedStrips(StripLimits):
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return self._skipped(stmts, context, set(context.kept))
+        def skipped(run: list[Nest], others: set[Buf]) -> list[Stmt] | None:
+            masks = _masks(run, self.fewest_strips * context.policy.mask_strip)
+            nests = NestRun(run if masks else ())
+            ways = (
+                _without_masked(nests, seeds, span, others, context, self.many_strips)
+                for seeds, span in masks
+            )
+            return next((way for way in ways if way is not None), None)
 
-    def _skipped(
-        self, stmts: Sequence[Stmt], context: NestContext, elsewhere: set[Buf]
-    ) -> list[Stmt]:
-        """Cuts runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
-        out = inside(stmts, elsewhere, lambda body, others: self._skipped(body, context, others))
-        for low, high in list(runs(out, self.longest_run))[::-1]:
-            masks = _masks(nests_of(out[low:high]), self.fewest_strips * context.policy.mask_strip)
-            if masks:
-                run = NestRun(nests_of(out[low:high]))
-                others = elsewhere | effects.touched(out[:low] + out[high:])
-                ways = (
-                    _without_masked(run, seeds, span, others, context, self.many_strips)
-                    for seeds, span in masks
-                )
-                out[low:high] = next((way for way in ways if way is not None), run)
-        return out
+        return with_runs_changed(stmts, set(context.kept), self.longest_run, skipped)
 
 
 def _without_masked(

@@ -16,7 +16,6 @@ NaN as without strips. exp_of_difference.py says which nests these are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,6 @@ import numpy as np
 
 from pbkern.core.affine import Affine
 from pbkern.core.passes import threshold
-from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.fuse import fused
@@ -43,7 +41,7 @@ from pbkern.lower.nest.ir import (
 )
 
 from .exp_of_difference import ExpOfDifference, Row, find_exp_of_difference
-from .strip_mining import RunLimits, inside, nests_of, runs
+from .strip_mining import RunLimits, with_runs_changed
 
 HERE: Affine = Affine()  # the place of a scalar
 STRIP = Affine.symbol("%strip")  # that of a strip, where results of strips are joined
@@ -70,26 +68,16 @@ class RunningMaximum(RunLimits):
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        return self._rewritten(stmts, context, set(context.kept))
-
-    def _rewritten(
-        self, stmts: Sequence[Stmt], context: NestContext, elsewhere: set[Buf]
-    ) -> list[Stmt]:
-        """Rewrites runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
-        out = inside(stmts, elsewhere, lambda body, others: self._rewritten(body, context, others))
         strip_bytes = context.policy.near_bytes // self.cache_share
-        touched = [effects.touched([stmt]) for stmt in out]
-        times = Counter(buf for found in touched for buf in found)
-        for low, high in list(runs(out, self.longest_run))[::-1]:
-            mine = Counter(buf for found in touched[low:high] for buf in found)
-            others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
-            shortest = self.fewest_strips * strip_bytes
-            run = nests_of(out[low:high])
-            candidates = find_exp_of_difference(run, shortest, context, others)
-            found = next(candidates, None)
-            if found is not None:
-                out[low:high] = _RunningMaxima(found, strip_bytes, context, self).statements()
-        return out
+        shortest = self.fewest_strips * strip_bytes
+
+        def rewritten(run: list[Nest], others: set[Buf]) -> list[Stmt] | None:
+            found = next(find_exp_of_difference(run, shortest, context, others), None)
+            if found is None:
+                return None
+            return _RunningMaxima(found, strip_bytes, context, self).statements()
+
+        return with_runs_changed(stmts, set(context.kept), self.longest_run, rewritten)
 
 
 @dataclass(frozen=True)

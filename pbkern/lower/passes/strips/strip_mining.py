@@ -101,6 +101,31 @@ def runs(stmts: Sequence[Stmt], longest: int) -> Iterator[tuple[int, int]]:
             low = at + 1 if ends else at
 
 
+def with_runs_changed(
+    stmts: Sequence[Stmt],
+    elsewhere: set[Buf],
+    longest: int,
+    change: Callable[[list[Nest], set[Buf]], Sequence[Stmt] | None],
+) -> list[Stmt]:
+    """Statements with runs of nests changed, inner ones too; `elsewhere`: what others touch, or what is kept.
+
+    change(run, what all but the run touch) gives the statements in its place; None keeps it.
+    """
+    out = inside(
+        stmts, elsewhere, lambda body, around: with_runs_changed(body, around, longest, change)
+    )
+    ranges = list(runs(out, longest))
+    touched = [effects.touched([stmt]) for stmt in out] if ranges else []
+    times = Counter(buf for found in touched for buf in found)
+    for low, high in reversed(ranges):
+        mine = Counter(buf for found in touched[low:high] for buf in found)
+        others = elsewhere.union(buf for buf, time in times.items() if time > mine[buf])
+        changed = change(nests_of(out[low:high]), others)
+        if changed is not None:
+            out[low:high] = changed
+    return out
+
+
 def nests_of(stmts: Sequence[Stmt]) -> list[Nest]:
     """The statements of a run, which are nests."""
     found = [stmt for stmt in stmts if isinstance(stmt, Nest)]

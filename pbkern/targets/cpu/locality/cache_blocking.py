@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.core.passes import threshold
-from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
-from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt
+from pbkern.lower.nest.ir import Buf, Load, Nest, Stmt, with_nests
 from pbkern.lower.passes.strips.strip_mining import (
     JOINS,
     Chain,
@@ -31,7 +30,7 @@ from pbkern.lower.passes.strips.strip_mining import (
     even_part,
     inside,
     nests_of,
-    runs,
+    with_runs_changed,
 )
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
@@ -71,39 +70,20 @@ class BlockForCaches(StripLimits):
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        near = self._chains_in_strips(stmts, context, set(context.kept))
-        return self._streamed_rows_at_once(near, context)
+        def in_strips(run: list[Nest], others: set[Buf]) -> list[Stmt] | None:
+            found = _best_chain(NestRun(run), context, self)
+            if found is None:
+                return None
+            in_turn = fuse_over_rows(found[0], others, context, self)
+            return in_turn or _CacheBlocking(*found, others, context, self.many_strips).statements()
 
-    def _chains_in_strips(
-        self, stmts: Sequence[Stmt], context: NestContext, elsewhere: set[Buf]
-    ) -> list[Stmt]:
-        """Cuts runs; `elsewhere`: buffers that are touched around `stmts`, or keep their values between programs."""
-        out = inside(
-            stmts, elsewhere, lambda body, others: self._chains_in_strips(body, context, others)
+        near = with_runs_changed(stmts, set(context.kept), self.longest_run, in_strips)
+        return with_nests(
+            near,
+            lambda nest: _rows_at_once(
+                collapse(nest, context.pool, context.aliases), context, self
+            ),
         )
-        for low, high in list(runs(out, self.longest_run))[::-1]:
-            run = NestRun(nests_of(out[low:high]))
-            found = _best_chain(run, context, self)
-            if found is not None:
-                others = elsewhere | effects.touched(out[:low] + out[high:])
-                in_turn = fuse_over_rows(found[0], others, context, self)
-                out[low:high] = (
-                    in_turn
-                    or _CacheBlocking(*found, others, context, self.many_strips).statements()
-                )
-        return out
-
-    def _streamed_rows_at_once(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        out = inside(stmts, set(), lambda body, _: self._streamed_rows_at_once(body, context))
-        collapsed = [
-            collapse(stmt, context.pool, context.aliases) if isinstance(stmt, Nest) else stmt
-            for stmt in out
-        ]
-        cut = [
-            _rows_at_once(stmt, context, self) if isinstance(stmt, Nest) else [stmt]
-            for stmt in collapsed
-        ]
-        return [stmt for part in cut for stmt in part]
 
 
 def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pbkern.lower.nest.context import NestPolicy
-from pbkern.lower.nest.ir import Buf, For, Nest
+from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.costs.sizes import MASK_STRIP
 from pbkern.targets.cpu.schedule import register_promotion
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
@@ -43,9 +43,11 @@ class CpuPolicy(NestPolicy):
     def prefetching(self, nest: Nest, ahead: Mapping[Buf, int]) -> Nest:
         return scheduled(nest, prefetched=ahead)
 
-    def keeps_in_registers(self, loop: For) -> bool:
+    def keeps_in_registers(self, stmt: Stmt) -> bool:
+        if not isinstance(stmt, For):
+            return False
         plan = register_promotion.plan(
-            loop, self.vector_bits, lambda nest: schedule_of(nest, self.vector_bits, self.contract)
+            stmt, self.vector_bits, lambda nest: schedule_of(nest, self.vector_bits, self.contract)
         )
         return plan is not None
 

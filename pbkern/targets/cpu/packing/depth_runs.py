@@ -18,6 +18,7 @@ from dataclasses import replace
 from pbkern.core.affine import Affine
 from pbkern.lower.grid import block_shift
 from pbkern.lower.nest.edit.part import part
+from pbkern.lower.nest.edit.unroll import with_results
 from pbkern.lower.nest.ir import Accumulator, Buf, For, Nest, Stmt, Store
 
 from .limits import PackLimits
@@ -77,17 +78,9 @@ def summed_in_scratch(
     sums = context.new_buffer(product.stores[0].buf.shape, nest.reductions[0].dtype)
     product = replace(product, stores=tuple(replace(store, buf=sums) for store in product.stores))
     value = context.pool.load(sums.dtype, sums, product.stores[0].index, False)
-    rewrite = context.pool.rewriter(lambda expr: value if isinstance(expr, Accumulator) else None)
-    stores = [
-        replace(
-            store, value=rewrite(store.value), inner=True, mask=store.mask and rewrite(store.mask)
-        )
-        for store in nest.stores
-    ]
     free = {dim: size for dim, size in nest.dims.items() if dim not in nest.rdims}
-    return [product] if longest is None else _in_runs(product, longest, context), Nest(
-        free, stores=tuple(stores), at=nest.at
-    )
+    behind = with_results(Nest(free, stores=nest.stores, at=nest.at), [value], context.pool)
+    return [product] if longest is None else _in_runs(product, longest, context), behind
 
 
 def product_along(nest: Nest, vector: str, pool) -> Nest:

@@ -57,7 +57,7 @@ class SinkWideningCasts:
         narrow = self._narrow_scratch(stmts, kept)
         if not narrow:
             return list(stmts)
-        stored = _stored_narrow(stmts, _WidenedPairs(narrow, context))
+        stored = _stored_narrow(stmts, narrow, context)
         return self._without_copies(stored, context, kept)
 
     def _narrow_scratch(self, stmts: Sequence[Stmt], kept: set[Buf]) -> dict[Buf, np.dtype]:
@@ -184,35 +184,23 @@ def _operands(nest: Nest) -> set[Buf]:
     }
 
 
-class _WidenedPairs:
-    """Narrow buffers in place of wide ones, and of views of them."""
+def _stored_narrow(stmts: Sequence[Stmt], types: dict[Buf, np.dtype], context) -> list[Stmt]:
+    """The statements over narrow buffers in place of wide ones, and of views of them."""
+    narrow: dict[Buf, Buf] = {}
 
-    def __init__(self, types: dict[Buf, np.dtype], context):
-        self.types, self.context, self.made = types, context, dict[Buf, Buf]()
-
-    def of(self, buf: Buf) -> Buf:
-        if buf not in self.made:
-            if buf.storage is None:
-                self.made[buf] = self.context.new_buffer(buf.shape, self.types[buf])
-            else:
-                self.made[buf] = replace(
-                    buf, dtype=self.types[buf.root], storage=self.of(buf.storage)
-                )
-        return self.made[buf]
-
-
-def _stored_narrow(stmts: Sequence[Stmt], pairs: _WidenedPairs) -> list[Stmt]:
-    context = pairs.context
+    def other(buf: Buf) -> Buf | None:
+        if buf.root in types and buf not in narrow:
+            narrow[buf] = (
+                context.new_buffer(buf.shape, types[buf])
+                if buf.storage is None
+                else replace(buf, dtype=types[buf.root], storage=other(buf.storage))
+            )
+        return narrow.get(buf)
 
     def widened(load: Expr) -> Expr:
         return context.op("convert_element_type", INT32, load, params={"new_dtype": INT32})
 
-    def narrow(buf: Buf) -> Buf | None:
-        return pairs.of(buf) if buf.root in pairs.types else None
-
-    return relocated(
-        stmts, narrow, context.pool, loaded=widened, stored=lambda value: value.args[0]
-    )
+    return relocated(stmts, other, context.pool, loaded=widened, stored=lambda value: value.args[0])
 
 
 # ---------------------------------------------------------------- copies

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
-from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies
+from pbkern.lower.nest.ir import Buf, Nest, Stmt, with_bodies, with_nests
 from pbkern.targets.cpu.locality.prefetch import prefetch_rows
 from pbkern.targets.cpu.schedule.nest_schedule import schedule_decided_for
 
@@ -41,11 +41,11 @@ class Pack(PackLimits):
 
     def _joined_copies(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         """Joins dimensions of nests that packing left without a schedule, also inside its loops."""
-        out: list[Stmt] = []
-        for stmt in stmts:
-            stmt = with_bodies(stmt, lambda inner: self._joined_copies(inner, context))
-            if isinstance(stmt, Nest) and schedule_decided_for(stmt) is None:
-                stmt = collapse(stmt, context.pool, context.aliases)
-                stmt = prefetch_rows(stmt, context.options.vector_bits, self.rows_ahead)
-            out.append(stmt)
-        return out
+
+        def joined(nest: Nest) -> list[Stmt]:
+            if schedule_decided_for(nest) is not None:
+                return [nest]
+            nest = collapse(nest, context.pool, context.aliases)
+            return [prefetch_rows(nest, context.options.vector_bits, self.rows_ahead)]
+
+        return with_nests(stmts, joined)

@@ -159,11 +159,8 @@ def in_whole_words(nest: Nest, count: int, context, limits: PackLimits) -> Nest:
         )
 
     whole = context.pool.rewriter(added)
-    stores = [
-        replace(store, value=whole(store.value), mask=store.mask and whole(store.mask))
-        for store in nest.stores
-    ]
-    return replace(nest, dims={**nest.dims, inner[0]: depth}, stores=tuple(stores))
+    stores = tuple(store.mapped(whole) for store in nest.stores)
+    return replace(nest, dims={**nest.dims, inner[0]: depth}, stores=stores)
 
 
 def _over_pairs(

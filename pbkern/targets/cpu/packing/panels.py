@@ -31,8 +31,9 @@ from pbkern.lower.nest.ir import (
     Reduction,
     Stmt,
     Store,
-    with_bodies,
+    with_nests,
 )
+from pbkern.lower.passes.strips.strip_mining import even_part
 from pbkern.targets.costs.caches import are_apart
 from pbkern.targets.cpu.locality.prefetch import is_far, rows_ahead
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE
@@ -172,29 +173,24 @@ def _rows_at_once(nest: Nest, streamed: Load, vector: str, context) -> list[Stmt
         max(flat_coefficient(streamed.buf, streamed.index, rdim) for rdim in nest.rdims),
     )
 
-    def decided(stmt: Stmt) -> Stmt:
-        stmt = with_bodies(stmt, lambda inner: [decided(x) for x in inner])
-        if isinstance(stmt, Nest) and stmt.reductions:
-            tile = contraction_tile(stmt, vector, context.options.vector_bits)[1]
-            return scheduled(stmt, schedule=tile, prefetched={root: ROWS_AT_ONCE * step})
-        return stmt
+    def decided(part: Nest) -> list[Stmt]:
+        if not part.reductions:
+            return [part]
+        tile = contraction_tile(part, vector, context.options.vector_bits)[1]
+        return [scheduled(part, schedule=tile, prefetched={root: ROWS_AT_ONCE * step})]
 
-    return [decided(run) for run in in_depth_runs(nest, vector, ROWS_AT_ONCE, context)]
+    return with_nests(in_depth_runs(nest, vector, ROWS_AT_ONCE, context), decided)
 
 
 def _packed(
     stmts: Sequence[Stmt], context, limits: PackLimits, staged: OperandCopies
 ) -> list[Stmt]:
     """The statements with every product in them packed."""
-    out = []
-    for stmt in stmts:
-        stmt = with_bodies(stmt, lambda inner: _packed(inner, context, limits, staged))
-        out += (
-            pack(stmt, context, limits, staged, turn=False)
-            if isinstance(stmt, Nest) and stmt.reductions
-            else [stmt]
-        )
-    return out
+
+    def packed(nest: Nest) -> list[Stmt]:
+        return pack(nest, context, limits, staged, turn=False) if nest.reductions else [nest]
+
+    return with_nests(stmts, packed)
 
 
 def _in_words(
@@ -385,7 +381,7 @@ def _group_size(streamed: Expr, vector: str, full: int, most: int) -> int:
     }
     if steps - {0, 1} or full < 2:
         return 1
-    return next((n for n in range(most, most // 2, -1) if full % n == 0), min(most, full))
+    return even_part(min(most, full), full)
 
 
 def _loads(expr: Expr) -> list[Load | Gather]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pbkern.core.passes import Pass
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.collapse_dims import collapse
-from pbkern.lower.nest.ir import Nest, Stmt, with_bodies
+from pbkern.lower.nest.ir import Stmt, with_nests
+from pbkern.lower.passes.unswitching import Unswitch
 from pbkern.targets.simt.options import ThreadOptions
 
 from .staging import StageInSharedMemory
@@ -17,14 +18,15 @@ Context = NestContext[ThreadOptions]
 
 
 def _join(stmts: Sequence[Stmt], context: Context) -> list[Stmt]:
-    found = [with_bodies(stmt, lambda body: _join(body, context)) for stmt in stmts]
-    return [
-        collapse(part, context.pool, context.aliases) if isinstance(part, Nest) else part
-        for part in found
-    ]
+    return with_nests(stmts, lambda nest: [collapse(nest, context.pool, context.aliases)])
 
 
 THREAD_PASSES = (
+    Pass(
+        "unswitch",
+        Unswitch(),
+        "of arrays between which a scalar selects, one is read",
+    ),
     Pass(
         "cut into strips",
         CutIntoStrips(),

@@ -10,7 +10,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
@@ -19,12 +19,11 @@ from pbkern.lower.nest import scratch
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.edit.part import part
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt, with_bodies
+from pbkern.lower.passes.strips.strip_mining import Access, accesses, even_part
 from pbkern.targets.simt.options import ThreadOptions
 
 from .regions import BoxRegion, is_contraction, lane_dimension
 from .staging import Stage, StageLimits
-
-Access = tuple[Buf, tuple, bool]
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def in_step(run: Sequence[Nest], first: str) -> dict[int, str] | None:
     size, dims = run[0].dims[first], {0: first}
     touching: dict[Buf, list[tuple[int, Access]]] = {}
     for at, nest in enumerate(run):
-        for access in _accesses(nest):
+        for access in accesses(nest):
             touching.setdefault(access[0].root, []).append((at, access))
     written = {b for b, found in touching.items() if any(stored for _, (_, _, stored) in found)}
     for at, nest in enumerate(run):
@@ -124,8 +123,8 @@ def _dimension_of(
 
 def _along_reads(nest: Nest, first: Nest, dim: str) -> str | None:
     """Finds the dimension by an array that the first nest reads as well."""
-    for buf, index, _ in _accesses(first):
-        for other, there, _ in _accesses(nest):
+    for buf, index, _ in accesses(first):
+        for other, there, _ in accesses(nest):
             if other is buf:
                 for position, j in zip(index, there):
                     if (
@@ -136,13 +135,6 @@ def _along_reads(nest: Nest, first: Nest, dim: str) -> str | None:
                     ):
                         return next(iter(j.symbols & nest.dims.keys()))
     return None
-
-
-def _accesses(nest: Nest) -> Iterator[Access]:
-    for load in nest.loads():
-        yield load.buf, load.index, False
-    for store in nest.stores:
-        yield store.buf, store.index, True
 
 
 def _place(access: Access, dim: str) -> tuple[int, Affine] | None:
@@ -172,9 +164,7 @@ def _length(
     if region.turned and len(run) == 1:
         lane = lane_dimension(run[0], stage.context.options)
         length = min(length, turned_rows * (2 if dims[0] == lane else 1))
-    return next(
-        (n for n in range(length, length // 2, -1) if run[0].dims[dims[0]] % n == 0), length
-    )
+    return even_part(length, run[0].dims[dims[0]])
 
 
 def _strips(
