@@ -75,7 +75,7 @@ def _depends_on_values(kernel: Kernel, number: int, shape: tuple[int, ...]) -> b
 
 
 class _Body:
-    """What the equations of a body store to one Ref.
+    """Stores of a body's equations to one Ref.
 
     Attributes:
       ref: the Ref's variable in the jaxpr that runs.
@@ -141,7 +141,7 @@ class _Body:
             self.marked[...] = True  # its operands are arranged in a way that is not known here
 
     def _inside(self, jaxpr: jex.Jaxpr, operands: list, first: int = 0, carried: int = 0) -> _Body:
-        """Runs a jaxpr on these operands, among which the Ref is; `carried` of them, from the first, are results of the turn before."""
+        """Runs a jaxpr on these operands, among which the Ref is; a loop carries `carried` of them, from the first on."""
         ref = jaxpr.invars[operands.index(self.ref)]
         values = {var for operand, var in zip(operands, jaxpr.invars) if self._is_value(operand)}
         while True:
