@@ -21,6 +21,7 @@ from pbkern.core.process.public_names import PublicNames
 from pbkern.frontends.torch import graphs as captured
 from pbkern.frontends.torch.capture import CapturedGraph
 from pbkern.frontends.torch.dtypes import check_tensor, is_sparse
+from pbkern.frontends.torch.first_calls import FirstCalls
 from pbkern.frontends.torch.memory import CudaDevice, CudaMemory, SimulatedDevice, TorchMemory
 
 from .direct_plan import DirectPlan
@@ -61,6 +62,7 @@ class TorchFunction(PublicNames, PickledByName):
         self.options = options
         self.graphs: list[captured.Graph] = []
         self._sparse: list[str] = []
+        self._first = FirstCalls()
         self._compiled = _captured(fn, backend(options, self.graphs))
         functools.update_wrapper(self, fn)
 
@@ -68,7 +70,7 @@ class TorchFunction(PublicNames, PickledByName):
         if _is_for_torch(args, kwargs, self.options, self._sparse):
             return self.__wrapped__(*args, **kwargs)
         try:
-            return self._compiled(*args, **kwargs)
+            return self._first(self._compiled, args, kwargs)
         except BackendCompilerFailed as e:
             raise _own(e) from None
 
@@ -105,9 +107,9 @@ class TorchModule(OptimizedModule):
             return self._orig_mod(*args, **kwargs)
         try:
             if not self.__dict__["recurrent"]:
-                return super().__call__(*args, **kwargs)
+                return self.__dict__["first"](super().__call__, args, kwargs)
             with torch._dynamo.config.patch(allow_rnn=True):
-                return super().__call__(*args, **kwargs)
+                return self.__dict__["first"](super().__call__, args, kwargs)
         except BackendCompilerFailed as e:
             raise _own(e) from None
 
@@ -128,7 +130,7 @@ def compiled(fn: Any, options: CompileOptions) -> TorchFunction | TorchModule:
     graphs: list[captured.Graph] = []
     module = _captured(fn, backend(options, graphs))
     module.__class__ = TorchModule
-    module.__dict__ |= {"graphs": graphs, "options": options, "sparse": []}
+    module.__dict__ |= {"graphs": graphs, "options": options, "sparse": [], "first": FirstCalls()}
     module.__dict__["recurrent"] = any(
         isinstance(submodule, torch.nn.RNNBase) for submodule in fn.modules()
     )

@@ -108,9 +108,10 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
         it.
 
     Results that values at run time decide to store are zero where nothing is stored: under
-    conditions and masks of loaded values, in grids of dynamic size, in blocks that prefetched
-    operands choose. What the place in the grid decides is not filled: elements that no program
-    stores to are what was in memory.
+    conditions and masks of loaded values, at indices that are loaded (o[rows[0]] = ..., pl.ds of a
+    loaded start, atomics at loaded places), in grids of dynamic size, in blocks that prefetched
+    operands choose. What the place in the grid and counters of loops decide is not filled: elements
+    that no program stores to are what was in memory.
 
     Raises KernelError, at the body's line, when called or traced.
     """

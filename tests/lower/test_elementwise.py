@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax._src.lax import lax as lax_internal  # total-order comparisons have no public name
 
+import pbkern
 from pbkern.core.errors import UnsupportedOp
 from pbkern.lower.math.elementwise import RULES, EqnInfo, supports
 from pbkern.lower.mlir.element_types import compute_el
@@ -228,6 +229,19 @@ def test_select_by_integer():
     arrays = operands([np.dtype("int32"), dtype, dtype])
     arrays = [arrays[0] % 3, *arrays[1:], arrays[1] + np.float32(1)]
     check("select_n", [np.int32, dtype, dtype, dtype], lax.select_n, arrays)
+
+
+@pytest.mark.parametrize("cases", [1, 2, 3, 5])
+def test_an_integer_outside_the_cases_means_the_nearest(cases):
+    which = np.array([-(2**31), -7, -1, 0, 1, 2, 3, 4, 5, 11, 2**31 - 1], "i4")
+    operands = [np.full(len(which), 10.0 + k, "f4") for k in range(cases)]
+    want = 10.0 + np.clip(which, 0, cases - 1)
+    choose = lambda which, *operands: lax.select_n(which, *operands) * 1
+    np.testing.assert_array_equal(pbkern.jit(choose)(which, *operands), want)
+    np.testing.assert_array_equal(pbkern.simulate(choose, which, *operands).results, want)
+    for place in range(0, len(which), 3):  # a number that is known folds
+        folded = pbkern.jit(lambda *operands: choose(np.int32(which[place]), *operands))  # noqa: B023
+        np.testing.assert_array_equal(folded(*operands), np.full(len(which), want[place]))
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)

@@ -21,10 +21,15 @@ from pbkern.core.errors import KernelError
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.dsl.interpret import block_starts
 from pbkern.dsl.kernel import BlockMapping, Element, Kernel
-from pbkern.dsl.primitives.ref_access import Index, Point, Range, is_ref_access, ref_access
+from pbkern.dsl.primitives.ref_access import (
+    MOST_MARKED,
+    Index,
+    constant_positions,
+    is_ref_access,
+    ref_access,
+)
 
 MOST_ASKED = 512  # programs whose block is asked for one by one: 0.1 ms each
-MOST_MARKED = 1 << 20  # elements or cells that are marked one by one
 
 Box = tuple[tuple[int, int], ...]  # (first, end) per dimension
 
@@ -67,7 +72,7 @@ def _check_block(kernel: Kernel, number: int, mapping: BlockMapping) -> None:
     for indices in _stores(
         kernel.body.jaxpr, kernel.body.jaxpr.invars[len(kernel.inputs) + number]
     ):
-        where = [_positions(index) for index in indices] if indices is not None else [None]
+        where = [constant_positions(index) for index in indices] if indices is not None else [None]
         if None in where:
             return
         marked[tuple(where)] = True
@@ -90,15 +95,6 @@ def _stores(jaxpr: jex.Jaxpr, ref: jex.Var) -> Iterator[tuple[Index, ...] | None
                 yield access.indices
         elif ref in eqn.invars and any(inner_jaxprs(eqn)):
             yield None
-
-
-def _positions(index: Index) -> int | slice | None:
-    match index:
-        case Point(int(at)):
-            return at
-        case Range(int(start), size, stride):
-            return slice(start, start + size * stride, stride)
-    return None
 
 
 # --- over the grid

@@ -22,6 +22,9 @@ from pbkern.core.errors import UnsupportedOp
 from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import literal_value
 
+# Most elements, or cells of a grid, that are marked one by one.
+MOST_MARKED = 1 << 20
+
 Atom = Any  # a jaxpr's Var or Literal; while retracing or interpreting, a value
 
 
@@ -84,6 +87,16 @@ def is_whole(index: Index, extent: int) -> bool:
     if not isinstance(index, Range) or not isinstance(index.start, int):
         return False
     return (index.start, index.size) == (0, extent) and (index.stride == 1 or extent <= 1)
+
+
+def constant_positions(index: Index) -> int | slice | None:
+    """The positions of an index as NumPy takes them; None where they are values."""
+    match index:
+        case Point(int(at)):
+            return at
+        case Range(int(start), size, stride):
+            return slice(start, start + size * stride, stride)
+    return None
 
 
 def stays(index: Index, extent: int) -> bool:

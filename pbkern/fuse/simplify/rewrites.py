@@ -115,7 +115,7 @@ def _max(eqn, operands):
 def _select(eqn, operands):
     which, *cases = operands
     if isinstance(which, (np.ndarray, np.generic)) and which.ndim == 0:
-        return [cases[int(which)]]
+        return [cases[min(max(int(which), 0), len(cases) - 1)]]
     return None
 
 

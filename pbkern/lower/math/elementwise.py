@@ -141,10 +141,16 @@ def _abs(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
 
 @RULES.register("sign")
 def _sign(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
-    """-1, 0 or 1; NaN and both float zeros are their own sign."""
+    """-1, 0 or 1; NaN and both float zeros are their own sign.
+
+    Bits tell subnormal numbers from zeros, which comparisons take them for on XLA's threads.
+    """
     zero = b.c(0, x.el)
     if is_float(x.el):
-        return b.select(b.cmp("gt", b.abs(x), zero), b.copysign(b.c(1, x.el), x), x)
+        el, infinity = f"i{BITS[x.el]}", b.bitcast(b.c(np.inf, x.el), f"i{BITS[x.el]}")
+        bits = b.and_(b.bitcast(x, el), b.c((1 << (BITS[x.el] - 1)) - 1, el))
+        is_number = b.cmp("lt", b.sub(bits, b.c(1, el)), infinity, unsigned=True)
+        return b.select(is_number, b.copysign(b.c(1, x.el), x), x)
     positive = b.int_resize(b.cmp("ne" if eqn.unsigned else "gt", x, zero), x.el)
     return positive if eqn.unsigned else b.or_(positive, b.sar(x, b.c(BITS[x.el] - 1, x.el)))
 
@@ -180,12 +186,12 @@ def _round(b: Builder, eqn: EqnInfo, x: Ssa) -> Ssa:
 
 @RULES.register("select_n")
 def _select_n(b: Builder, eqn: EqnInfo, which: Ssa, *cases: Ssa) -> Ssa:
-    """The case numbered `which`: false, true, or an integer."""
+    """The case numbered `which`: false, true, or an integer, of which those outside mean the nearest case."""
     if which.el == "i1":
         return b.select(which, cases[1], cases[0]) if len(cases) > 1 else cases[0]
     result = cases[-1]
     for i in reversed(range(len(cases) - 1)):
-        result = b.select(b.cmp("eq", which, b.c(i, which.el)), cases[i], result)
+        result = b.select(b.cmp("le", which, b.c(i, which.el)), cases[i], result)
     return result
 
 

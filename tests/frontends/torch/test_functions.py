@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+import threading
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -177,3 +179,26 @@ def test_many_modules_of_a_class():
         with torch.no_grad():
             torch.testing.assert_close(fast(x), x.sigmoid())
         assert len(fast.explain(x).graphs) == 2  # with gradients enabled, and without
+
+
+@pytest.mark.parametrize("of_module", [False, True])
+def test_threads_that_call_first_share_what_is_compiled(of_module):
+    """One compilation per kind of arguments; TorchDynamo would make one per thread, and give up after eight."""
+    threads = 12
+    f = (
+        torch.nn.Sequential(torch.nn.Softplus(), torch.nn.Tanh())
+        if of_module
+        else lambda x: torch.tanh(x * 3).sum(-1)
+    )
+    fast, barrier = pbkern.polyblocks_jit_torch(f), threading.Barrier(threads)
+    graphs = fast.__dict__["graphs"]
+
+    def call(number):
+        barrier.wait()
+        for size in (7, 9, 12):
+            x = torch.rand(3, size)
+            torch.testing.assert_close(fast(x), f(x))
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(call, range(threads)))
+    assert len(graphs) == 2  # of one size, and of any
