@@ -6,13 +6,16 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 import pbkern
 from pbkern.core.errors import OptionError
+from pbkern.core.options import CompileOptions
 from pbkern.targets.cpu import devices
-from pbkern.targets.cpu.machine import VectorBits, registers_of
+from pbkern.targets.cpu.backend import CpuBackend
+from pbkern.targets.cpu.machine import Vectors
 
 from . import programs
 
@@ -90,12 +93,18 @@ def test_avx2_computes_the_same(name, tmp_path):
     close(found if isinstance(found, tuple) else [found], expected)
 
 
-def test_vectors_know_their_registers():
-    assert VectorBits(256, 16) == 256
-    assert registers_of(VectorBits(256, 16)) == 16
-    assert registers_of(512) == 32
-    assert repr(VectorBits(256, 16)) != repr(VectorBits(256, 32))
-    assert f"{VectorBits(128)}" == "128"
+@pytest.mark.parametrize(
+    ("device", "vectors"),
+    [("x86-64-v3", Vectors(256, 16)), ("x86-64-v4", Vectors(512, 32)), ("apple-m1", Vectors(128))],
+)
+def test_passes_know_width_and_number_of_registers(device, vectors):
+    @pbkern.kernel(grid=(1,), out_shape=jax.ShapeDtypeStruct((8,), "f4"))
+    def kernel(x, o):
+        o[...] = x[...] + 1
+
+    backend = CpuBackend(devices.device_of(device).machine)
+    options = backend.build_options(kernel.trace(np.zeros(8, "f4")), CompileOptions())
+    assert options.vectors == options.policy.vectors == vectors
 
 
 def test_sixteen_registers_are_enough_for_avx2(tmp_path):

@@ -2,7 +2,7 @@
 
 A file begins with what the pass may ask its context for:
 
-    # options: vector_bits=512, vnni=True      fields of the target's options that differ from their defaults
+    # options: vectors=512/32, vnni=True       fields of the target's options that differ from their defaults
     # bounds: %g0 in 0 .. 7                    symbols whose values are known to be in a range
     # kept: %t3                                scratch whose contents outlive the statements
 
@@ -24,6 +24,7 @@ from pbkern.lower.nest.parse import Program, parse, program_text
 from pbkern.lower.nest.verify import verify
 from pbkern.lower.passes.shared import SHARED_PASSES
 from pbkern.targets.cpu.lower_options import LowerOptions
+from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule.nest_schedule import CPU_DIALECT
 from pbkern.targets.simt.options import ThreadOptions
@@ -49,10 +50,16 @@ def header(text: str, word: str) -> list[str]:
     return [part.strip() for line in lines for part in line.split(", ")]
 
 
+def option(text: str) -> object:
+    """A value as Python writes it, or vectors as bits/registers."""
+    vectors = re.fullmatch(r"(\d+)/(\d+)", text)
+    return Vectors(int(vectors[1]), int(vectors[2])) if vectors else ast.literal_eval(text)
+
+
 def read(text: str, options: type) -> tuple[Program, NestContext]:
     """The program of a text and the context that its header describes."""
     fields = (part.split("=", 1) for part in header(text, "options"))
-    chosen = options(**{name: ast.literal_eval(value) for name, value in fields})
+    chosen = options(**{name: option(value) for name, value in fields})
     context = NestContext(chosen, Names(FIRST_NEW_NAME))
     program = parse(text, context, CPU_DIALECT)
     context.kept = frozenset(program.buffers[name] for name in header(text, "kept"))

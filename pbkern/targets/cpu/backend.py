@@ -16,7 +16,7 @@ from pbkern.targets.host.kernel_text import LoweredKernel
 from pbkern.targets.host.program_text import LoweredProgram
 
 from .lower_options import NEVER_BYTES, LowerOptions
-from .machine import CpuMachine, VectorBits, detected_machine
+from .machine import CpuMachine, Vectors, detected_machine
 from .params import CompilerParams
 from .passes import CPU_PASSES
 
@@ -49,7 +49,7 @@ class CpuBackend:
         return LowerOptions(
             approx_math=params.approx_math and fast,
             contract=fast,
-            vector_bits=VectorBits(params.vector_width or machine.vector_bits, machine.registers),
+            vectors=Vectors(params.vector_width or machine.vector_bits, machine.registers),
             semantics=params.dimension_semantics,
             prefetch_steps=params.max_concurrent_steps - 1,
             avx512=machine.vector_bits >= 512 and machine.avx512,

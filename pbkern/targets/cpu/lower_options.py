@@ -8,6 +8,7 @@ from pbkern.core.machine import LINE_BYTES
 from pbkern.core.ops.elementwise import PriceTable
 from pbkern.lower.build_options import BuildOptions, SortScratch
 from pbkern.targets.costs.sorts import LONGEST_REGISTER_LINE, MOST_NETWORK_OPERATIONS
+from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .locality.policy import CpuPolicy
@@ -27,7 +28,7 @@ class LowerOptions(BuildOptions):
         row as a scalar.
       scatter_strip: indices and updates of a strip stay in the nearest cache.
       approx_math: cheaper versions of functions (lower/math/functions.py).
-      vector_bits: width of vectors.
+      vectors: width and number of registers that hold vectors.
       prefetch_steps: how many programs ahead blocks of operands are prefetched; 0: none.
       avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI.
       l1_bytes, l2_bytes: caches of a core.
@@ -46,7 +47,7 @@ class LowerOptions(BuildOptions):
     fetch_bytes: int = FAR_BYTES
     cut_bytes: int = LINE_BYTES
     approx_math: bool = False
-    vector_bits: int = 512
+    vectors: Vectors = WIDE_VECTORS
     prefetch_steps: int = 0
     avx512: bool = False
     bf16_pairs: bool = False
@@ -59,4 +60,9 @@ class LowerOptions(BuildOptions):
     @property
     def policy(self) -> CpuPolicy:
         """Answers to passes for every target."""
-        return CpuPolicy(self.vector_bits // 8, near_bytes=self.l1_bytes, contract=self.contract)
+        return CpuPolicy(
+            self.vectors.bits // 8,
+            near_bytes=self.l1_bytes,
+            contract=self.contract,
+            vectors=self.vectors,
+        )

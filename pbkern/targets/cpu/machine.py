@@ -37,28 +37,20 @@ FAR_BYTES = 2 << 20
 VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128))
 
 
-class VectorBits(int):
-    """Width of vectors in bits.
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Registers that hold vectors.
 
-    It knows how many registers hold such vectors: what chooses a schedule by one needs both.
+    Attributes:
+      bits: width of one. registers: their number, by default that of AVX-512 and NEON.
     """
 
-    registers: int
-
-    def __new__(cls, bits: int, registers: int = 32) -> VectorBits:
-        made = super().__new__(cls, bits)
-        made.registers = registers
-        return made
-
-    def __repr__(self) -> str:
-        return f"VectorBits({int(self)}, {self.registers})"
-
-    __str__ = int.__repr__
+    bits: int = 512
+    registers: int = 32
 
 
-def registers_of(vector_bits: int) -> int:
-    """Vector registers of the machine; of a plain number, as many as AVX-512 and NEON have."""
-    return getattr(vector_bits, "registers", 32)
+# Those of AVX-512.
+WIDE_VECTORS = Vectors()
 
 
 @dataclass(frozen=True)

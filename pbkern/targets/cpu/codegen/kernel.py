@@ -67,7 +67,7 @@ class KernelLowering(ProgramText):
             pins=options.avx512,
             budget=budget,
         )
-        self.emitter = CpuNestEmitter(self.text, options.vector_bits, name)
+        self.emitter = CpuNestEmitter(self.text, options.vectors, name)
         self.emitter.plain = options.plain
         self.emitter.stores.streamed = frozenset() if options.plain else self._streamed()
         self.bufs = [operand.buf for operand in nests.operands]
@@ -314,9 +314,7 @@ class KernelLowering(ProgramText):
         )
 
     def _for(self, block: Block, loop: For) -> None:
-        kept = (
-            None if self.options.plain else register_promotion.plan(loop, self.options.vector_bits)
-        )
+        kept = None if self.options.plain else register_promotion.plan(loop, self.options.vectors)
         if kept is not None:
             trips = self.trips(block, loop)
             self.emitter.promoted.emit(block, loop, trips, kept, self.emitter.emit)

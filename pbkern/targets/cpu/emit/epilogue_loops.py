@@ -15,7 +15,7 @@ from itertools import groupby
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Accumulator, Nest, Op, nodes
-from pbkern.targets.cpu.machine import registers_of
+from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_stores
 
@@ -37,9 +37,9 @@ LONG_WITHOUT_SPARE_REGISTERS = 4.0
 class Epilogue:
     """Owns what follows reductions."""
 
-    def __init__(self, text: Text, promoted: PromotedLoops, stores: Stores, vector_bits: int):
+    def __init__(self, text: Text, promoted: PromotedLoops, stores: Stores, vectors: Vectors):
         self.text, self.promoted, self.stores = text, promoted, stores
-        self.vector_bits = vector_bits
+        self.vectors = vectors
 
     def emit(
         self, walk: NestWalk, block: Block, points: list[Point], tail: Tail | None, accs: list[Ssa]
@@ -106,7 +106,7 @@ class Epilogue:
         )
         if dim is None or not plain or dim == walk.sched.transpose:
             return None, 0
-        spare = registers_of(self.vector_bits) > 16
+        spare = self.vectors.registers > 16
         if _cost_of_point(walk.nest, {dim, walk.sched.along}) < (
             LONG_EPILOGUE if spare else LONG_WITHOUT_SPARE_REGISTERS
         ):

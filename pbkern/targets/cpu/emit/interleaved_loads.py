@@ -10,6 +10,7 @@ from pbkern.lower.mlir.element_types import BITS, storage_el
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest.ir import Buf
+from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.schedule.interleaved_access import Run
 
 from .addressing import Addressing, NestWalk, Tail, memref
@@ -20,8 +21,8 @@ Lane = tuple[int, int]  # (number of a vector, lane in it)
 class StridedAccesses:
     """Owns accesses at strides: whole vectors, shuffled."""
 
-    def __init__(self, places: Addressing, vector_bits: int):
-        self.text, self.places, self.vector_bits = places.text, places, vector_bits
+    def __init__(self, places: Addressing, vectors: Vectors):
+        self.text, self.places, self.vectors = places.text, places, vectors
 
     def load(
         self,
@@ -68,7 +69,8 @@ class StridedAccesses:
         low, count = run[0], run[1] - run[0] + 1
         # As wide as a register; side by side but for the last, which ends at the last element.
         width = max(
-            lanes, min(self.vector_bits // BITS[storage_el(buf.dtype)], 1 << count.bit_length() - 1)
+            lanes,
+            min(self.vectors.bits // BITS[storage_el(buf.dtype)], 1 << count.bit_length() - 1),
         )
         starts = [min(at, max(count - width, 0)) for at in range(0, count, width)]
 

@@ -18,6 +18,7 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.nest.reductions import identities, per_accumulator
 from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
+from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.schedule.interleaved_access import runs_of_loads
 from pbkern.targets.cpu.schedule.nest_schedule import (
     NestSchedule,
@@ -59,17 +60,17 @@ class CpuNestEmitter:
       has_scalar_loops: which LLVM's optimiser still improves; vector code it leaves as it is.
     """
 
-    def __init__(self, text: Text, vector_bits: int = 512, kernel: str = "kernel"):
-        self.text, self.vector_bits = text, vector_bits
+    def __init__(self, text: Text, vectors: Vectors = WIDE_VECTORS, kernel: str = "kernel"):
+        self.text, self.vectors = text, vectors
         places = Addressing(text)
-        self.promoted = PromotedLoops(places, vector_bits)
-        strided = StridedAccesses(places, vector_bits)
+        self.promoted = PromotedLoops(places, vectors)
+        strided = StridedAccesses(places, vectors)
         self.expressions = ExpressionValues(places, self.promoted, strided, kernel)
         rows = InterleavedRows(self.promoted, strided, self.expressions)
         self.stores = Stores(places, self.promoted, self.expressions, rows)
         self.reducer = Reducer(places, self.promoted, self.expressions, self.stores)
         self.horizontal = HorizontalReductions(text)
-        self.epilogue = Epilogue(text, self.promoted, self.stores, vector_bits)
+        self.epilogue = Epilogue(text, self.promoted, self.stores, vectors)
         self.plain = False
         self.has_scalar_loops = False
 

@@ -14,7 +14,7 @@ from pbkern.lower.mlir.text import Block
 from pbkern.lower.nest import effects
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For
-from pbkern.targets.cpu.machine import registers_of
+from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.schedule.register_promotion import (
     WORKING_REGISTERS,
     PromotionPlan,
@@ -41,8 +41,8 @@ class PromotedBuffers:
 class PromotedLoops:
     """Owns what loops keep in registers. buffers: of the loop that is emitted, if one is."""
 
-    def __init__(self, places: Addressing, vector_bits: int):
-        self.text, self.places, self.vector_bits = places.text, places, vector_bits
+    def __init__(self, places: Addressing, vectors: Vectors):
+        self.text, self.places, self.vectors = places.text, places, vectors
         self.buffers: PromotedBuffers | None = None
 
     def emit(
@@ -64,7 +64,7 @@ class PromotedLoops:
         ]
 
         def fill(inner: Block, values: list[Ssa]) -> list[Ssa]:
-            free = registers_of(self.vector_bits) - WORKING_REGISTERS - len(parts)
+            free = self.vectors.registers - WORKING_REGISTERS - len(parts)
             self.buffers = PromotedBuffers(
                 block, effects.written(loop.body), free, dict(zip(parts, values))
             )

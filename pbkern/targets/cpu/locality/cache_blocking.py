@@ -32,7 +32,7 @@ from pbkern.lower.passes.strips.strip_mining import (
     nests_of,
     with_runs_changed,
 )
-from pbkern.targets.cpu.machine import ROWS_AT_ONCE
+from pbkern.targets.cpu.machine import ROWS_AT_ONCE, Vectors
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
@@ -88,8 +88,8 @@ class BlockForCaches(StripLimits):
 
 def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:
     """A nest with rows that are far apart a few at a time: all of one sum before those of the next."""
-    vector_bits = context.options.vector_bits
-    row_dim = _streamed_rows(nest, vector_bits, limits)
+    vectors = context.options.vectors
+    row_dim = _streamed_rows(nest, vectors, limits)
     if row_dim is None:
         return [nest]
     apart = next(
@@ -98,7 +98,7 @@ def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> l
     chain = Chain.find(NestRun([nest]), {0: apart or row_dim})
     if chain is None:
         return [nest]
-    whole = choose(nest, vector_bits).vector in nest.rdims  # each row is a sum of its own
+    whole = choose(nest, vectors).vector in nest.rdims  # each row is a sum of its own
     cut = StripMinedLoop(
         chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, limits.many_strips
     ).statements()
@@ -126,14 +126,14 @@ def _is_around(nest: Nest, outer: str, rows: str) -> bool:
     )
 
 
-def _streamed_rows(nest: Nest, vector_bits: int, limits: BlockForCaches) -> str | None:
+def _streamed_rows(nest: Nest, vectors: Vectors, limits: BlockForCaches) -> str | None:
     """The dimension of a reduction over rows that are far apart, whose elements are used once each.
 
     Columns in registers would be added up one line of memory after the other, rows apart: a few
     rows at a time, along their whole length, are what prefetchers follow. So would rows that are
     summed up each, before those of the next sum.
     """
-    schedule = choose(nest, vector_bits)
+    schedule = choose(nest, vectors)
     vector = schedule.vector
     live = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1 and rdim != vector]
     if len(live) != 1 or nest.ordered or any(store.inner for store in nest.stores):
@@ -174,7 +174,7 @@ def _best_chain(
             if (
                 chain is None
                 or not seeds
-                or not _pays(chain, seeds, context.options.vector_bits, limits)
+                or not _pays(chain, seeds, context.options.vectors, limits)
             ):
                 continue
             length = max(
@@ -231,7 +231,7 @@ def _walk(run: NestRun, places: list[tuple[int, Affine]]) -> dict[int, str] | No
     return dims if len(starts) == 1 and len(sizes) == 1 and sizes.pop() > 1 else None
 
 
-def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int, limits: BlockForCaches) -> bool:
+def _pays(chain: Chain, seeds: dict[int, str], vectors: Vectors, limits: BlockForCaches) -> bool:
     """Whether one loop holds several of the nests that share, and no nest loses its vectors or its register tile."""
     loops = [group for group in chain.groups() if isinstance(group, list)]
     if not any(len(seeds.keys() & set(loop)) > 1 for loop in loops):
@@ -241,7 +241,7 @@ def _pays(chain: Chain, seeds: dict[int, str], vector_bits: int, limits: BlockFo
         nest = chain.run[at]
         if points[at] * limits.minor_nest_factor < sum(points.values()):
             continue
-        if choose(nest, vector_bits).vector == dim:
+        if choose(nest, vectors).vector == dim:
             return False
         if any(is_matrix_product(nest, reduction) for reduction in nest.reductions):
             return False  # bound by arithmetic: it has tiles and packing of its own

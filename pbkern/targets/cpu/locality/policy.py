@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pbkern.lower.nest.context import NestPolicy
 from pbkern.lower.nest.ir import Buf, For, Nest, Stmt
 from pbkern.targets.costs.sizes import MASK_STRIP
+from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.schedule import register_promotion
 from pbkern.targets.cpu.schedule.nest_schedule import scheduled
 from pbkern.targets.cpu.schedule.register_tiles import choose, schedule_of
@@ -21,21 +22,18 @@ from .prefetch import is_far
 
 @dataclass(frozen=True)
 class CpuPolicy(NestPolicy):
-    """Answers for vectors of `step_bytes`. contract: sums may be reassociated."""
+    """Answers for `vectors`, of `step_bytes` each. contract: sums may be reassociated."""
 
     contract: bool = True
     # A strip of float32 probabilities of 64 rows is 16 KB and stays in the L1 cache.
     mask_strip: int = MASK_STRIP
-
-    @property
-    def vector_bits(self) -> int:
-        return 8 * self.step_bytes
+    vectors: Vectors = WIDE_VECTORS
 
     def vector_dimension(self, nest: Nest) -> str | None:
-        return choose(nest, self.vector_bits).vector
+        return choose(nest, self.vectors).vector
 
     def lanes(self, nest: Nest, dim: str | None = None) -> int:
-        return self.vector_bits // register_bits(nest, dim)
+        return self.vectors.bits // register_bits(nest, dim)
 
     def is_far(self, buf: Buf) -> bool:
         return is_far(buf)
@@ -47,12 +45,12 @@ class CpuPolicy(NestPolicy):
         if not isinstance(stmt, For):
             return False
         plan = register_promotion.plan(
-            stmt, self.vector_bits, lambda nest: schedule_of(nest, self.vector_bits, self.contract)
+            stmt, self.vectors, lambda nest: schedule_of(nest, self.vectors, self.contract)
         )
         return plan is not None
 
     def cycles(self, nest: Nest, far_cycles: float) -> float:
-        schedule = choose(nest, self.vector_bits)
+        schedule = choose(nest, self.vectors)
         if schedule.vector is None:
             return 0.0
         buffers = {load.buf.root for load in nest.loads() if schedule.vector in load.symbols}
@@ -64,4 +62,4 @@ class CpuPolicy(NestPolicy):
         return scheduled(nest, overwritten=buffers)
 
     def loads_ahead(self, nest: Nest) -> bool:
-        return walks_ahead(nest, choose(nest, self.vector_bits, reassociate=self.contract))
+        return walks_ahead(nest, choose(nest, self.vectors, reassociate=self.contract))

@@ -24,7 +24,7 @@ from pbkern.lower.passes.strips.strip_mining import (
     even_part,
     runs,
 )
-from pbkern.targets.cpu.machine import registers_of
+from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.schedule.register_tiles import (
     LONGEST_CHAIN_OF_FEW_PRODUCTS,
     choose,
@@ -39,8 +39,8 @@ def fuse_over_rows(
     chain: Chain, elsewhere: set[Buf], context, limits: StripLimits
 ) -> list[Stmt] | None:
     """The statements of a chain; None where it does not suit. elsewhere: buffers that others touch too."""
-    vector_bits = context.options.vector_bits
-    if not _suits(chain, vector_bits):
+    vectors = context.options.vectors
+    if not _suits(chain, vectors):
         return None
     if chain.size <= LONGEST:
         return _row_by_row(chain, elsewhere, context)
@@ -63,33 +63,33 @@ def _row_by_row(chain: Chain, elsewhere: set[Buf], context) -> list[Stmt]:
 
 def _rows_of(stmts: Sequence[Stmt], elsewhere: set[Buf], context) -> list[Stmt]:
     """A run of nests in which sums of rows are made row by row, with the rows."""
-    vector_bits = context.options.vector_bits
+    vectors = context.options.vectors
     run = NestRun(stmt for stmt in stmts if isinstance(stmt, Nest))
     for at, nest in enumerate(run):
-        chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vector_bits) else None
-        if chain is not None and chain.size > 1 and _suits(chain, vector_bits):
+        chain = Chain.find(run, {at: nest.rdims[0]}) if _sum_vectors(nest, vectors) else None
+        if chain is not None and chain.size > 1 and _suits(chain, vectors):
             return _row_by_row(chain, elsewhere, context)
     return list(stmts)
 
 
-def _suits(chain: Chain, vector_bits: int) -> bool:
-    """Whether one loop holds all nests, none with vectors along the rows, and registers hold all sums of rows."""
+def _suits(chain: Chain, vectors: Vectors) -> bool:
+    """Whether one loop holds all nests, none with of_sums along the rows, and registers hold all sums of rows."""
     nests = [(chain.run[at], dim) for at, dim in chain.dims.items()]
-    if any(choose(n, vector_bits).vector == dim for n, dim in nests):
+    if any(choose(n, vectors).vector == dim for n, dim in nests):
         return False
     sums = [n for n, dim in nests if dim in n.rdims]
-    vectors = [_sum_vectors(sum_, vector_bits) for sum_ in sums]
+    of_sums = [_sum_vectors(sum_, vectors) for sum_ in sums]
     if (
         not sums
         or len(sums) == len(nests)
-        or not all(vectors)
-        or sum(vectors) > column_vectors(registers_of(vector_bits))
+        or not all(of_sums)
+        or sum(of_sums) > column_vectors(vectors.registers)
     ):
         return False
     return sum(isinstance(group, list) for group in chain.groups()) == 1
 
 
-def _sum_vectors(nest: Nest, vector_bits: int) -> int:
+def _sum_vectors(nest: Nest, vectors: Vectors) -> int:
     """Vectors that the sums of products of a nest fill; 0 for other nests."""
     live = [dim for dim, size in nest.dims.items() if size > 1]
     if (
@@ -99,7 +99,7 @@ def _sum_vectors(nest: Nest, vector_bits: int) -> int:
         or not all(reduction.is_product for reduction in nest.reductions)
     ):
         return 0
-    sched = choose(nest, vector_bits)
+    sched = choose(nest, vectors)
     if sched.vector is None or sched.vector in nest.rdims:
         return 0
     return -(-nest.dims[sched.vector] // sched.lanes) * len(nest.reductions)

@@ -11,7 +11,7 @@ from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Load, Nest, Stmt, Store
 from pbkern.targets.cpu.locality.prefetch import is_far
-from pbkern.targets.cpu.machine import ROW_PADDING, registers_of
+from pbkern.targets.cpu.machine import ROW_PADDING
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
@@ -28,7 +28,7 @@ def few_rows(
         for dim, size in nest.dims.items()
         if size > 1 and dim in stationary.symbols and dim not in streamed.symbols
     ]
-    deep = limits.deep_row_vectors * context.options.vector_bits // register_bits(nest)
+    deep = limits.deep_row_vectors * context.options.vectors.bits // register_bits(nest)
     if (
         len(rows) != 1
         or not isinstance(stationary, Load)
@@ -47,8 +47,8 @@ def few_columns(
     vectors.
     """
     inner = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
-    vector_bits = context.options.vector_bits
-    lanes = vector_bits // register_bits(nest)
+    vectors = context.options.vectors
+    lanes = vectors.bits // register_bits(nest)
     if (
         len(inner) != 1
         or nest.dims[vector] > limits.few_columns
@@ -82,7 +82,7 @@ def few_columns(
         copies.append(Nest(sizes, stores=(Store(buf, index, transposed),), at=nest.at))
         transposed = context.pool.load(streamed.dtype, buf, index, False)
     product = replace_operand(nest, streamed, transposed)
-    many_registers = registers_of(vector_bits) >= 32
+    many_registers = vectors.registers >= 32
     most_rows = limits.side_by_side_rows if many_registers else limits.side_by_side_rows_of_16
     jammed = -(-columns // -(-columns // limits.side_by_side_columns))
     jam = {vector: jammed, rows[0]: min(nest.dims[rows[0]], most_rows)}

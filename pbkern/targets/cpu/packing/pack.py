@@ -46,6 +46,6 @@ class Pack(PackLimits):
             if schedule_decided_for(nest) is not None:
                 return [nest]
             nest = collapse(nest, context.pool, context.aliases)
-            return [prefetch_rows(nest, context.options.vector_bits, self.rows_ahead)]
+            return [prefetch_rows(nest, context.options.vectors, self.rows_ahead)]
 
         return with_nests(stmts, joined)

@@ -102,7 +102,7 @@ def _along_columns(
     staged: OperandCopies,
 ) -> list[Stmt]:
     """A product with vectors along columns: of panels, in words or elements, or of operands where they are."""
-    width, _ = contraction_tile(nest, vector, context.options.vector_bits)
+    width, _ = contraction_tile(nest, vector, context.options.vectors)
     out, trial = list[Stmt](), OperandCopies(staged.written, dict(staged.copies))
     spread, apart = _stage_still(nest, stationary, False, context, limits, out, trial)
     words = _in_words(spread, streamed, apart, vector, width, context, limits)
@@ -132,9 +132,7 @@ def _along_columns(
             return out + _packed(runs, context, limits, staged)
         return out + _rows_at_once(nest, cast(Load, streamed), vector, context)
     if out:
-        nest = scheduled(
-            nest, schedule=contraction_tile(nest, vector, context.options.vector_bits)[1]
-        )
+        nest = scheduled(nest, schedule=contraction_tile(nest, vector, context.options.vectors)[1])
     return [*out, nest]
 
 
@@ -176,7 +174,7 @@ def _rows_at_once(nest: Nest, streamed: Load, vector: str, context) -> list[Stmt
     def decided(part: Nest) -> list[Stmt]:
         if not part.reductions:
             return [part]
-        tile = contraction_tile(part, vector, context.options.vector_bits)[1]
+        tile = contraction_tile(part, vector, context.options.vectors)[1]
         return [scheduled(part, schedule=tile, prefetched={root: ROWS_AT_ONCE * step})]
 
     return with_nests(in_depth_runs(nest, vector, ROWS_AT_ONCE, context), decided)
@@ -409,7 +407,7 @@ class _Panels:
             shift,
         )
         self.context, self.pool, self.limits = context, context.pool, limits
-        self.vector_bits = context.options.vector_bits
+        self.vectors = context.options.vectors
         self.reduced = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1]
         self.tile = 0  # vectors of a full panel's register tile; full panels come first
 
@@ -463,7 +461,7 @@ class _Panels:
             | {dim: self.nest.dims[dim] for dim in self.reduced}
         )
         sums = Nest(dims, tuple(self.reduced), (reduction,), (store,), at=self.nest.at)
-        tile = contraction_tile(sums, column, self.vector_bits)[1]
+        tile = contraction_tile(sums, column, self.vectors)[1]
         return scheduled(sums, schedule=tile), shifts
 
     def _index(self, panel: Affine, column: str) -> tuple[Affine, ...]:
@@ -513,7 +511,7 @@ class _Panels:
             nest.ordered,
             nest.at,
         )
-        schedule = contraction_tile(product, column, self.vector_bits)[1]
+        schedule = contraction_tile(product, column, self.vectors)[1]
         schedule = replace(schedule, cut_as=self.tile)
         self.tile = schedule.tile
         return scheduled(product, schedule=schedule)

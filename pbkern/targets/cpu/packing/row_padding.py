@@ -35,8 +35,8 @@ class PadScratchRows:
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
-        vector_bits = context.options.vector_bits
-        stencils = {expr.buf for nest in nests for expr in overlapping(nest, vector_bits)}
+        vectors = context.options.vectors
+        stencils = {expr.buf for nest in nests for expr in overlapping(nest, vectors)}
         found = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
         found |= {
             store.buf

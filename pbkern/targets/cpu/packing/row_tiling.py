@@ -45,7 +45,7 @@ def tile_rows(nest: Nest, context, limits: PackLimits) -> list[Nest]:
     ):
         return [nest]
     row, column = dims[-2:]
-    lanes = max(context.options.vector_bits // register_bits(nest), 2)
+    lanes = max(context.options.vectors.bits // register_bits(nest), 2)
     size, rows = nest.dims[column], nest.dims[row]
     if size < 2 or size % lanes == 0:
         return [nest]

@@ -74,7 +74,7 @@ def swapped_operands(
                 ),
             ),
         )
-    width, _ = contraction_tile(nest, vector, context.options.vector_bits)
+    width, _ = contraction_tile(nest, vector, context.options.vectors)
     contract = context.options.contract
     longest = longest_run(nest, width, context, limits) if contract else None
     products, behind = summed_in_scratch(nest, vector, longest, context)
@@ -83,7 +83,7 @@ def swapped_operands(
 
 def _cycles(nest: Nest, vector: str, context, limits: PackLimits) -> float:
     """Cycles with vectors along `vector`, the operand that it moves packed where that is strided."""
-    sched = contraction_tile(nest, vector, context.options.vector_bits)[1]
+    sched = contraction_tile(nest, vector, context.options.vectors)[1]
     (streamed,) = (cast(Load, arg) for arg in nest.reductions[0].args if vector in arg.symbols)
     if flat_coefficient(streamed.buf, streamed.index, vector) == 1:
         return product_cycles(nest, sched)
@@ -113,5 +113,5 @@ def _is_run(nest: Nest, load: Load, shortest: int) -> bool:
 def _usual_cycles(nest: Nest, usual: str | None, context, limits: PackLimits) -> float:
     """Cycles of the product as it is."""
     options = context.options
-    chosen = product_cycles(nest, choose(nest, options.vector_bits, options.contract))
+    chosen = product_cycles(nest, choose(nest, options.vectors, options.contract))
     return chosen if usual is None else min(chosen, _cycles(nest, usual, context, limits))

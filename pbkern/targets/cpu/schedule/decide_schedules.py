@@ -22,7 +22,7 @@ def decide_schedules(stmts: Sequence[Stmt], context: NestContext[LowerOptions]) 
     for stmt in stmts:
         stmt = with_bodies(stmt, lambda inner: decide_schedules(inner, context))
         if isinstance(stmt, Nest):
-            schedule = schedule_of(stmt, options.vector_bits, options.contract)
+            schedule = schedule_of(stmt, options.vectors, options.contract)
             stmt = scheduled(stmt, schedule=schedule)
         result.append(stmt)
     return result

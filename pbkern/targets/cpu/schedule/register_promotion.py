@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, Load, Nest, Store
-from pbkern.targets.cpu.machine import registers_of
+from pbkern.targets.cpu.machine import Vectors
 
 from .nest_schedule import NestSchedule, decided_schedule
 from .register_tiles import MAX_TILE_NODES, column_vectors
@@ -51,7 +51,7 @@ class PromotionPlan:
 
 
 def plan(
-    loop: For, vector_bits: int, schedule_of: Callable[[Nest], NestSchedule] = decided_schedule
+    loop: For, vectors: Vectors, schedule_of: Callable[[Nest], NestSchedule] = decided_schedule
 ) -> PromotionPlan | None:
     """Plans what a loop keeps, with these schedules of its nests; None if there is nothing."""
     if not all(
@@ -62,7 +62,7 @@ def plan(
     nests: list[Nest] = [stmt for stmt in loop.body if isinstance(stmt, Nest)]
     schedules = [schedule_of(nest) for nest in nests]
     carried: dict[Buf, RegisterSpan] = {}
-    most = column_vectors(registers_of(vector_bits))
+    most = column_vectors(vectors.registers)
     for buf in _changed(nests):
         places = {
             span

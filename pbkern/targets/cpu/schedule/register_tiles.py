@@ -14,7 +14,7 @@ from dataclasses import replace
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Gather, Load, Nest, Op, Shifted, nodes
 from pbkern.targets.costs.caches import fit
-from pbkern.targets.cpu.machine import registers_of
+from pbkern.targets.cpu.machine import WIDE_VECTORS, Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .cache_conflicts import rows_apart
@@ -92,12 +92,12 @@ def smallest_tile(nest: Nest, sched: NestSchedule) -> NestSchedule:
     return replace(sched, unroll=1, jam={}, cut_as=sched.tile)
 
 
-def schedule_of(nest: Nest, vector_bits: int, reassociate: bool) -> NestSchedule:
+def schedule_of(nest: Nest, vectors: Vectors, reassociate: bool) -> NestSchedule:
     """The schedule that was decided with the nest, or the one that suits it."""
-    return schedule_decided_for(nest) or choose(nest, vector_bits, reassociate)
+    return schedule_decided_for(nest) or choose(nest, vectors, reassociate)
 
 
-def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> NestSchedule:
+def choose(nest: Nest, vectors: Vectors = WIDE_VECTORS, reassociate: bool = True) -> NestSchedule:
     """The schedule of one nest.
 
     Without `reassociate`, sums of floats are added up in the order of their elements.
@@ -107,22 +107,22 @@ def choose(nest: Nest, vector_bits: int = 512, reassociate: bool = True) -> Nest
     best = max(live, key=lambda dim: (scores[dim], list(nest.dims).index(dim)), default=None)
     if best is None or scores[best] <= 0 or nest.dims[best] < 2:
         return NestSchedule(order=tuple(nest.dims))
-    found = along(nest, best, vector_bits)
+    found = along(nest, best, vectors)
     if not is_product(nest) or best not in nest.rdims:
         return found
     # Both operands may be contiguous along a short reduced dimension: few lanes, which are then
     # added to one another.
     others = [
-        along(nest, dim, vector_bits) for dim in live if scores[dim] > 0 and dim not in nest.rdims
+        along(nest, dim, vectors) for dim in live if scores[dim] > 0 and dim not in nest.rdims
     ]
     return min([found, *others], key=lambda sched: product_cycles(nest, sched))
 
 
-def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
+def along(nest: Nest, vector: str, vectors: Vectors) -> NestSchedule:
     """The schedule with vectors along one dimension."""
-    full = max(vector_bits // register_bits(nest, vector), 2)
+    full = max(vectors.bits // register_bits(nest, vector), 2)
     lanes = min(full, 1 << (nest.dims[vector] - 1).bit_length())
-    sched = _untiled(nest, vector, lanes, vector_bits)
+    sched = _untiled(nest, vector, lanes, vectors)
     transposed = transposed_dim(nest, vector) if nest.rdims else None
     if transposed is not None:
         sched = _transposed(sched, *transposed)
@@ -135,12 +135,10 @@ def along(nest: Nest, vector: str, vector_bits: int) -> NestSchedule:
     return _capped(nest, sched)
 
 
-def _untiled(nest: Nest, vector: str, lanes: int, vector_bits: int) -> NestSchedule:
+def _untiled(nest: Nest, vector: str, lanes: int, vectors: Vectors) -> NestSchedule:
     """One vector of a dimension per step."""
     order = tuple(dim for dim in nest.dims if dim != vector)
-    return NestSchedule(
-        lanes=lanes, vector=vector, order=order, registers=registers_of(vector_bits)
-    )
+    return NestSchedule(lanes=lanes, vector=vector, order=order, registers=vectors.registers)
 
 
 def _transposed(sched: NestSchedule, dim: str, step: int) -> NestSchedule:
@@ -223,12 +221,12 @@ def _accesses(expr: Expr, sched: NestSchedule) -> int:
     return max((1 if near else 2 * sched.lanes for near in neighbours), default=1)
 
 
-def contraction_tile(nest: Nest, vector: str, vector_bits: int) -> tuple[int, NestSchedule]:
+def contraction_tile(nest: Nest, vector: str, vectors: Vectors) -> tuple[int, NestSchedule]:
     """(columns per register tile, fixed schedule) of a contraction with vectors along `vector`."""
-    full = max(vector_bits // register_bits(nest), 2)
+    full = max(vectors.bits // register_bits(nest), 2)
     fewest = FEWEST_WORDS if any(reduction.by is not None for reduction in nest.reductions) else 1
     lanes = min(full, max(1 << (nest.dims[vector] - 1).bit_length(), fewest))
-    sched = _capped(nest, _tile_register(nest, _untiled(nest, vector, lanes, vector_bits)))
+    sched = _capped(nest, _tile_register(nest, _untiled(nest, vector, lanes, vectors)))
     return sched.lanes * sched.unroll, replace(sched, fixed=True)
 
 

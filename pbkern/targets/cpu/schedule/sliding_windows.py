@@ -20,6 +20,7 @@ from typing import NamedTuple
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Op, Pool, Shifted
+from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
@@ -363,11 +364,11 @@ def _moving_dim(axis: int, index: tuple[Affine, ...], nest: Nest) -> str | None:
     return steps[0] if sum(steps[0] in position.symbols for position in index) == 1 else None
 
 
-def overlapping(nest: Nest, vector_bits: int) -> Iterable[Load]:
+def overlapping(nest: Nest, vectors: Vectors) -> Iterable[Load]:
     """Loads of scratch at several places of a row, within a nest without reductions."""
     if nest.reductions:
         return
-    vector = choose(nest, vector_bits).vector
+    vector = choose(nest, vectors).vector
     rows: dict[tuple, dict[int, Load]] = {}
     for candidate in _candidates(nest, vector) if vector else ():
         buf, index = candidate.access
