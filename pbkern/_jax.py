@@ -138,6 +138,14 @@ def _line_of_caller() -> str | None:
     return frame and line_of_frame(frame.f_code, frame.f_lineno, frame.f_lasti)
 
 
+def user_stack_level() -> int:
+    """Finds the innermost line of the user's: stacklevel of a warning that the calling function gives."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def line_of_frame(code, line: int, instruction: int) -> str:
     """`file:line:column (function)` of a place in Python code."""
     column = next(itertools.islice(code.co_positions(), instruction // 2, None), (0, 0, 0))[2]

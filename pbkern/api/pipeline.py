@@ -278,7 +278,7 @@ def warn_of_export(name: str) -> None:
     warnings.warn(
         f"`{name}` is exported without its kernels: machine code of this process cannot leave it. What XLA makes of the same "
         "operations runs where the exported function is called",
-        stacklevel=2,
+        stacklevel=_jax.user_stack_level(),
     )
 
 
@@ -297,7 +297,8 @@ def leave_to_partitioner(name: str, devices: int, strict: bool) -> None:
             hint=hint,
         )
     warnings.warn(
-        f"{what}: kernels are compiled for whole arrays on one device. {hint}", stacklevel=2
+        f"{what}: kernels are compiled for whole arrays on one device. {hint}",
+        stacklevel=_jax.user_stack_level(),
     )
 
 
@@ -309,7 +310,7 @@ def warn_of_gathering(kernel: Kernel, devices: int) -> None:
             f"kernel `{kernel.name}` runs whole on each of {devices} devices, where its operands are gathered: {operands} "
             f"({sum(type_.nbytes for type_ in kernel.in_types)} bytes). jax.shard_map divides the work, and each device "
             "runs it on its own part",
-            stacklevel=2,
+            stacklevel=_jax.user_stack_level(),
         )
 
 

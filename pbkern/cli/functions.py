@@ -46,6 +46,12 @@ def load(
 
     types: of the arguments, as texts; sizes: what names in them stand for.
     """
+    if where.endswith(".pt2"):
+        raise OptionError(
+            f"{where} is a program that PyTorch exported, which has no backend here to be compared with",
+            why="functions of JAX and programs of StableHLO are run",
+            hint=f"pbkern compile {where} -o model.so, then pbkern run model.so",
+        )
     if ":" not in where and pathlib.Path(where).is_file() and not where.endswith(".py"):
         return _load_program(where, types)
     path, _, name = where.rpartition(":")

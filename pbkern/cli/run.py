@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pbkern.core.errors import OptionError, TargetError
+from pbkern.core.options import CompileOptions
 
 from . import functions, option_flags
 
@@ -68,7 +69,7 @@ def _run_function(parsed: argparse.Namespace) -> None:
             hint="--args TYPES, or example_args",
         )
     options = option_flags.given(parsed)
-    calls = options.pop("num_iters", None)
+    calls = _calls(options)
     fn, args = functions.load(parsed.function, parsed.args, functions.parse_sizes(parsed.sizes))
     args = jax.tree.map(_drawn, args)
     ours = functions.decorated(fn, options)
@@ -121,6 +122,14 @@ def _random(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         return rng.integers(0, 100, shape).astype(dtype)
     x = rng.standard_normal(shape)
     return (x + 1j * rng.standard_normal(shape) if dtype.kind == "c" else x).astype(dtype)
+
+
+def _calls(options: dict[str, Any]) -> int | None:
+    """Takes num_iters out of options: how often a backend is timed. Raises OptionError for no calls."""
+    calls = options.pop("num_iters", None)
+    if calls is not None:
+        CompileOptions(num_iters=calls)
+    return calls
 
 
 def _timed(call: Callable[[], Any], calls: int | None) -> list[float]:
@@ -177,7 +186,8 @@ def _run_library(parsed: argparse.Namespace) -> None:
     path = pathlib.Path(parsed.function)
     if not path.is_file():
         raise OptionError(f"there is no file {path}", why=f"in {pathlib.Path.cwd()}")
-    others = {k: value for k, value in option_flags.given(parsed).items() if k != "num_iters"}
+    others = option_flags.given(parsed)
+    calls = _calls(others)
     if others or parsed.args:
         name = next(iter(others), "args")
         raise OptionError(
@@ -197,9 +207,7 @@ def _run_library(parsed: argparse.Namespace) -> None:
     ]
     results = loaded(*arrays)
     results = results if isinstance(results, tuple) else (results,)
-    times = _timed(
-        lambda: loaded(*arrays, out=results), option_flags.given(parsed).get("num_iters")
-    )
+    times = _timed(lambda: loaded(*arrays, out=results), calls)
     print(f"{metadata['name']}  {_shown(times)}")
     for output, result in zip(metadata["outputs"], results):
         print(f"{output['name']} {output['memref']}  checksum {zlib.crc32(result.tobytes()):08x}")

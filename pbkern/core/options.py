@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from .errors import OptionError
@@ -196,11 +197,14 @@ def _str(name: str, value: Any) -> str:
     )
 
 
-def _choice(*choices: str | None) -> Callable:
+def _choice(*choices: str | None, hints: Mapping[Any, str] = MappingProxyType({})) -> Callable:
+    """A check for one of these; `hints`: what to do in place of other values."""
+
     def check(name: str, value: Any):
         if value not in choices:
             shown = ", ".join(repr(choice) for choice in choices)
-            _bad(name, value, shown, nearest(str(value), [choice for choice in choices if choice]))
+            near = nearest(str(value), [choice for choice in choices if choice])
+            _bad(name, value, shown, hints.get(str(value), near))
         return value
 
     return check
@@ -239,8 +243,10 @@ BY_TYPE: Mapping[str, Callable] = {
     "tuple[int, ...]": _tuple_of(int, "an integer"),
     "tuple[str, ...]": _tuple_of(str, "a name"),
 }
+TPU_HINT = "Pallas kernels written for TPUs run with target 'cpu', after pbkern.pallas.install()"
+
 CHECKS: Mapping[str, Callable] = {
-    "target": _choice(*TARGETS),
+    "target": _choice(*TARGETS, hints={"tpu": TPU_HINT}),
     "mm_conv_precision_mode": _choice(None, *PRECISION_MODES),
     "execution_backend": _choice(*BACKENDS),
 }

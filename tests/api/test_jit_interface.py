@@ -262,6 +262,7 @@ def caught(call):
         warnings.simplefilter("always")
         result = call()
     found.append([str(w.message) for w in warned])
+    assert all(w.filename == "<string>" for w in warned), warned  # this program's own lines
     return result
 
 def put(mesh, x, *axes):

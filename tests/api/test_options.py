@@ -362,3 +362,12 @@ def test_sums_of_sixteen_bits_overflow_whatever_the_operands_are(dtype):
         lambda a: (a @ a) * 0.01, compile_options={"mm_conv_precision_mode": "fp16"}
     )(jnp.full((4, 4), 3, dtype))
     np.testing.assert_allclose(np.asarray(small, np.float32), 0.36, rtol=1e-2)
+
+
+def test_target_tpu_says_where_its_kernels_run():
+    with pytest.raises(OptionError, match="'cpu', 'nvgpu', 'amdgpu'") as e:
+        pbkern.CompileOptions(target="tpu")
+    assert (
+        e.value.hint
+        == "Pallas kernels written for TPUs run with target 'cpu', after pbkern.pallas.install()"
+    )

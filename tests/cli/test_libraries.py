@@ -428,3 +428,20 @@ def test_programs_of_stablehlo_and_of_jax_export(capsys, tmp_path, monkeypatch):
     assert "types of its own" in err
     (tmp_path / "no.mlir").write_text("nothing")
     assert run(capsys, "compile", "no.mlir")[0] == 2
+
+
+@pytest.mark.parametrize("of_library", [False, True])
+def test_no_calls_are_refused(model, capsys, tmp_path, of_library):
+    what = [tmp_path / "libnone.so"] if of_library else [f"{model}:softmax", "--args", "f32[3]"]
+    (tmp_path / "libnone.so").write_bytes(b"")
+    status, _, err = run(capsys, "run", *what, "-num-iters", "0")
+    assert status != 0
+    assert "num_iters=0; it takes an integer of at least 1" in err
+
+
+def test_running_a_program_that_pytorch_exported_says_what_to_do(capsys, tmp_path):
+    (tmp_path / "some.pt2").write_bytes(b"PK")
+    status, _, err = run(capsys, "run", tmp_path / "some.pt2")
+    assert status != 0
+    assert "try  pbkern compile" in err
+    assert "some.pt2 -o model.so, then pbkern run model.so" in err

@@ -33,7 +33,7 @@ class FirstCalls:
 
 
 def _kind(value: Any) -> Any:
-    """What TorchDynamo compiles an argument for; numbers count by type, since they become operands."""
+    """The facts of an argument that TorchDynamo compiles for; of a number its type, since it becomes an operand."""
     match value:
         case torch.Tensor():
             stride = value.stride() if value.layout is torch.strided else None
