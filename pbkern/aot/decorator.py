@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from pbkern import _jax
 from pbkern.api.decorators import JitFunction, merged, name_of, named_once
 from pbkern.api.stablehlo_functions import ImportedFunction
 from pbkern.core.errors import OptionError, UnsupportedOp
@@ -24,6 +25,7 @@ from .interface.names import argument_paths, identifier, parameter_names, result
 from .library import Library
 
 
+@_jax.hides_own_frames
 def polyblocks_aot_jax(
     fn: Callable | Kernel | None = None,
     *,
@@ -100,6 +102,7 @@ def _of_imported(
         return compiled(*given, **named)
 
 
+@_jax.hides_own_frames
 def compile_library(
     fn, options: CompileOptions, output, emit, /, *args: Any, **kwargs: Any
 ) -> Library:

@@ -30,6 +30,7 @@ from .interface.names import identifier, parameter_names
 from .library import Library
 
 
+@_jax.hides_own_frames
 def polyblocks_aot_tf(
     fn: Callable | None = None,
     *,
@@ -68,6 +69,7 @@ def polyblocks_aot_tf(
     return functools.partial(_tf_library, fn, input_signature, options, output, emit)
 
 
+@_jax.hides_own_frames
 def polyblocks_aot_torch(
     fn: Callable | None = None,
     *,

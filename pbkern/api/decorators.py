@@ -68,6 +68,7 @@ def polyblocks_jit_jax(
 ) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 
 
+@_jax.hides_own_frames
 def polyblocks_jit_jax(
     fn: Callable | None = None,
     *,

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern import _jax
 from pbkern.core import fallback
 from pbkern.core.errors import InternalError, KernelError
 from pbkern.core.jaxprs import literal_value
@@ -47,6 +48,7 @@ class Simulation:
     counts: Counts = field(default_factory=Counts)
 
 
+@_jax.hides_own_frames
 def simulate(
     f: Callable | Kernel, *args, device: str | None = None, check: bool = True, **kwargs
 ) -> Simulation:

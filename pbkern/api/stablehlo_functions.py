@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from pbkern import _jax
 from pbkern.core.errors import ArgumentError, OptionError
 from pbkern.core.options import CompileOptions
 from pbkern.core.process.public_names import PublicNames
@@ -22,6 +23,7 @@ from .decorators import JitFunction, polyblocks_jit_jax
 WIDE = tuple(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
+@_jax.hides_own_frames
 def from_stablehlo(source: Any, *, compile_options: Any = None) -> ImportedFunction:
     """A StableHLO program as a function of JAX arrays, compiled by pbkern when it is called.
 

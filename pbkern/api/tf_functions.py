@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
+from pbkern import _jax
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.option_uses import check_for, check_for_backend
 from pbkern.core.options import CompileOptions
@@ -26,6 +27,7 @@ from .decorators import JitFunction, merged, named_once
 from .direct_plan import DirectPlan
 
 
+@_jax.hides_own_frames
 def polyblocks_jit_tf(
     fn: Any = None,
     *,

@@ -14,6 +14,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
+from pbkern import _jax
 from pbkern.core.errors import OptionError, TargetError
 from pbkern.core.option_uses import check_for
 from pbkern.core.options import CompileOptions
@@ -21,6 +22,7 @@ from pbkern.core.options import CompileOptions
 from .decorators import merged, named_once
 
 
+@_jax.hides_own_frames
 def polyblocks_jit_torch(
     fn: Any = None, *, compile_options: Any = None, runtime_args: Any = None
 ) -> Any:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pbkern import fuse
+from pbkern import _jax, fuse
 from pbkern.core.errors import OptionError, PbkernError
 from pbkern.core.options import CompileOptions
 from pbkern.dsl.kernel import ArrayType
@@ -106,6 +106,7 @@ class Tuning:
         return "\n".join([head, *(f"  {kernel}" for kernel in self.kernels)])
 
 
+@_jax.hides_own_frames
 def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) -> Tuning:
     """Searches schedules of f's kernels for arguments like these, prints what it chose, and keeps it.
 

@@ -27,6 +27,7 @@ kernel_p = jex.Primitive("pbkern_kernel")
 interpret_p = jex.Primitive("pbkern_interpret")
 
 
+@_jax.hides_own_frames
 def call_kernel(kernel: Kernel, *arrays, interpret: bool = False) -> list[jax.Array]:
     """Runs a Kernel on arrays of its input types; works under jit, vmap and other JAX transformations."""
     operands = checked_arrays(arrays, kernel.defined_at)

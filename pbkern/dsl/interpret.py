@@ -48,6 +48,7 @@ from .conditional_results import unsure_results
 from .kernel import Blocked, BlockMapping, Kernel, Squeezed
 
 
+@_jax.hides_own_frames
 def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndarray]:
     """Runs every program of `kernel` in order and returns its results.
 

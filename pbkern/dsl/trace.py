@@ -56,7 +56,8 @@ def kernel(
 ) -> Callable[[Callable[..., None]], KernelFunction]: ...
 
 
-def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
+@_jax.hides_own_frames  # type: ignore[misc]  # the overloads abbreviate the options
+def kernel(
     body: Callable | None = None,
     *,
     out_shape: Any,
@@ -117,6 +118,7 @@ def kernel(  # type: ignore[misc]  # the overloads abbreviate the options
     """
     spec = grid_spec or GridSpec(grid, in_specs, out_specs, scratch_shapes, num_scalar_prefetch)
 
+    @_jax.hides_own_frames
     def decorate(function: Callable) -> KernelFunction:
         if isinstance(function, type) or not callable(function):
             hint = "@pbkern.kernel(out_shape=...)"

@@ -245,3 +245,26 @@ def test_explain_works_whatever_calls_do(setting):
     with setting:
         assert len(roots.explain(np.ones(3, "f")).kernels) == 1
         assert len(pbkern.jit(lambda: jnp.exp(jnp.arange(8.0)) * 2).explain().kernels) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "lines_of_message"),
+    [
+        ("pbkern.simulate(lambda x: x + 1, x, device='h1000')", "OptionError", 3),
+        ("pbkern.jit(compile_options={'mm_conv_precision_mode': 'half'})(product)", "OptionError", 3),
+        ("pbkern.jit(product, compile_options={'fast': 1})", "OptionError", 3),
+        (
+            "pbkern.polyblocks_aot_jax(lambda x: jnp.fft.fft(x).real, "
+            "compile_options={'aot_name': 'transform'})(x)",
+            "UnsupportedOp", 4,
+        ),
+        ("pbkern.kernel(shapes, grid=(3,), out_shape=(3, 4))", "KernelError", 4),
+        ("pbkern.call_kernel(3, x)", "", 1),
+    ],
+)  # fmt: skip
+def test_mistakes_in_calls_show_the_user_s_line_alone(lines, call, name, lines_of_message):
+    shown = lines(call)
+    # Traceback, the user's frame with its text, at most one of a generated __init__, what JAX says of removed frames.
+    assert len(shown) <= 5 + lines_of_message + 3, "\n".join(shown)
+    assert any(f"pbkern.errors.{name}" in line for line in shown) or not name
+    assert not any("/pbkern/" in line for line in shown if line.lstrip().startswith("File"))

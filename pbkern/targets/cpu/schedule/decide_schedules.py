@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 from pbkern.lower.nest.context import NestContext
 from pbkern.lower.nest.ir import Nest, Stmt, with_bodies
-from pbkern.targets.cpu.lower_options import LowerOptions
 
 from .nest_schedule import scheduled
 from .register_tiles import schedule_of
 
 
-def decide_schedules(stmts: Sequence[Stmt], context: NestContext[LowerOptions]) -> list[Stmt]:
+def decide_schedules(stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
     """The statements with a schedule for each nest."""
     options = context.options
     result: list[Stmt] = []
