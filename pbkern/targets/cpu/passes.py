@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from pbkern.core.passes import Pass
+from pbkern.lower.nest.context import NestContext
 from pbkern.lower.passes.in_place_stores import store_in_place
 from pbkern.lower.passes.mask_versioning import VersionMasks
 from pbkern.lower.passes.stage_inlining import InlineStages
@@ -17,9 +18,16 @@ from pbkern.targets.cpu.packing.narrow_operands import SinkWideningCasts
 from pbkern.targets.cpu.packing.pack import Pack
 from pbkern.targets.cpu.packing.row_padding import PadScratchRows
 from pbkern.targets.cpu.schedule.decide_schedules import decide_schedules
+from pbkern.targets.cpu.schedule.instructions import INSTRUCTIONS
 
 _reassociates = attrgetter("options.contract")
-_has_word_products = attrgetter("options.vnni")
+
+
+def _has_word_products(context: NestContext) -> bool:
+    """Whether some instruction of the machine adds up products of narrow integers."""
+    rows = INSTRUCTIONS.values()
+    return any(row.accumulator.kind == "i" and row.is_available(context.options) for row in rows)
+
 
 CPU_PASSES = (
     Pass(

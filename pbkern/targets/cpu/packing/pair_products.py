@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from pbkern.lower.nest.ir import (
     nodes,
 )
 from pbkern.targets.cpu.machine import ROW_PADDING
-from pbkern.targets.cpu.schedule.instructions import DPBF16PS, VPDPWSSD
+from pbkern.targets.cpu.schedule.instructions import INT16, word_product
 
 from .limits import PackLimits
 
@@ -71,35 +72,21 @@ def pair_products(nest: Nest, streamed: Expr, stationary: Expr, context) -> Word
     reduction, k_dim = nest.reductions[0], depth_dim(nest, stationary, 2)
     if k_dim is None:
         return None
-    if (
-        DPBF16PS.is_available(context.options)
-        and reduction.dtype == DPBF16PS.accumulator
-        and isinstance(streamed, Load)
-        and isinstance(stationary, Load)
-        and _is_plain_bfloat16(streamed)
-        and _is_plain_bfloat16(stationary)
-    ):
+    if _is_plain_half(streamed) and _is_plain_half(stationary):
+        types = streamed.buf.dtype, stationary.buf.dtype
+        instruction = word_product(context.options, types, reduction.dtype)
         broadcast = word_in_place(stationary, k_dim, context)
-        if broadcast is None:
+        if instruction is None or broadcast is None:
             return None
         packed = interleaved_word(streamed, k_dim, UINT16, UINT32, context)
-        return _over_pairs(nest, DPBF16PS, k_dim, stationary, packed, broadcast, [])
-    if (
-        VPDPWSSD.is_available(context.options)
-        and reduction.dtype == VPDPWSSD.accumulator
-        and is_narrow_integer(streamed)
-        and is_narrow_integer(stationary)
-    ):
+        return _over_pairs(nest, instruction, k_dim, stationary, packed, broadcast, [])
+    if is_narrow_integer(streamed) and is_narrow_integer(stationary):
+        instruction = word_product(context.options, (INT16, INT16), reduction.dtype)
+        if instruction is None:
+            return None
         copy, broadcast = _staged_words(nest, stationary, k_dim, context)
-        return _over_pairs(
-            nest,
-            VPDPWSSD,
-            k_dim,
-            stationary,
-            _integer_pair(streamed, k_dim, context),
-            broadcast,
-            [copy],
-        )
+        packed = _integer_pair(streamed, k_dim, context)
+        return _over_pairs(nest, instruction, k_dim, stationary, packed, broadcast, [copy])
     return None
 
 
@@ -227,15 +214,16 @@ def interleaved_word(load: Load, k_dim: str, bits: np.dtype, word: np.dtype, con
     return functools.reduce(lambda low, high: context.op("or", word, low, high), elements)
 
 
-# ---------------------------------------------------------------- bfloat16
+# ---------------------------------------------------------------- floats of 16 bits
 
 
-def _is_plain_bfloat16(expr: Expr) -> bool:
+def _is_plain_half(expr: Expr) -> TypeGuard[Load]:
+    """A load without a guard of floats of 16 bits, as they are stored."""
     return (
         isinstance(expr, Load)
         and not expr.guard
-        and expr.buf.dtype.name == "bfloat16"
-        and expr.buf.root.dtype.name == "bfloat16"
+        and expr.buf.dtype.name in ("bfloat16", "float16")
+        and expr.buf.root.dtype == expr.buf.dtype
     )
 
 

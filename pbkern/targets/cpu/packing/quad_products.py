@@ -20,7 +20,7 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.edit.stage import Box
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Reduction, Stmt, Store
-from pbkern.targets.cpu.schedule.instructions import VPDPBUSD
+from pbkern.targets.cpu.schedule.instructions import INT8, word_product
 
 from .pair_products import (
     INT32,
@@ -44,11 +44,8 @@ ROW_PADDING_BYTES = 64
 def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context) -> Words | None:
     """None if the operands are not of 8 bits each, or not a multiple of four deep."""
     k_dim = depth_dim(nest, stationary, QUAD)
-    if (
-        not VPDPBUSD.is_available(context.options)
-        or k_dim is None
-        or nest.reductions[0].dtype != VPDPBUSD.accumulator
-    ):
+    instruction = word_product(context.options, (UINT8, INT8), nest.reductions[0].dtype)
+    if instruction is None or k_dim is None:
         return None
     if not all(
         is_narrow_integer(operand) and operand.args[0].dtype.itemsize == 1
@@ -67,7 +64,7 @@ def quad_products(nest: Nest, streamed: Expr, stationary: Expr, context) -> Word
     def product(first: Expr) -> Reduction:
         """Words of the operand that is not packed, times packed ones: the unsigned operand comes first."""
         args = (packed, first) if streamed.args[0].dtype == UINT8 else (first, packed)
-        return Reduction("dot", args, INT32, by=VPDPBUSD)
+        return Reduction("dot", args, INT32, by=instruction)
 
     shift = product(context.const(SIGN_BITS, INT32)) if flipped else None
     quads = Nest(

@@ -5,7 +5,7 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -49,6 +49,22 @@ VPDPWSSD = ProductInstruction(
 VPDPBUSD = ProductInstruction(
     "vpdpbusd", "vnni", (1, 1, 4), (UINT8, INT8), INT32, _by_intrinsic("avx512.vpdpbusd", "i8", 4)
 )
-INSTRUCTIONS: Mapping[str, ProductInstruction] = {
+INSTRUCTIONS: dict[str, ProductInstruction] = {
     instruction.name: instruction for instruction in (DPBF16PS, VPDPWSSD, VPDPBUSD)
 }
+
+
+def word_product(
+    options: object, operands: tuple[np.dtype, np.dtype], accumulator: np.dtype
+) -> ProductInstruction | None:
+    """The first row that multiplies whole words of these elements lane by lane, and that the machine has."""
+    shape = (1, 1, WORD_BITS // 8 // operands[0].itemsize)
+    return next(
+        (
+            row
+            for row in INSTRUCTIONS.values()
+            if (row.shape, row.operands, row.accumulator) == (shape, operands, accumulator)
+            and row.is_available(options)
+        ),
+        None,
+    )
