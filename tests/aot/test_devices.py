@@ -276,7 +276,7 @@ WORKLOADS = __import__("benchmarks.workloads", fromlist=["WORKLOADS"]).WORKLOADS
 def test_every_workload_of_the_benchmarks_compiles(device, tmp_path):
     import jax
 
-    for w in WORKLOADS:
+    for w in WORKLOADS.values():
         types = [jax.ShapeDtypeStruct(s.shape, np.int32 if s.high else s.dtype) for s in w.full]
         options = {"aot_name": f"w_{w.name}", "device": device}
         made = pbkern.polyblocks_aot_jax(
