@@ -17,10 +17,11 @@ import inspect
 import itertools
 import operator
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -175,13 +176,31 @@ def context_of_line(file: str, line: int, column: int, function: str):
 
 @functools.lru_cache(maxsize=4096)
 def _traceback_at(file: str, line: int, column: int, function: str):
-    """A traceback whose innermost frame of a user's is this line: that of code which is compiled to be there."""
+    """A traceback whose innermost frame of a user's is this line."""
+    return _called_at(file, line, column, function, called=source_info_util.Traceback.get_traceback)
+
+
+def _called_at(file: str, line: int, column: int, function: str, called: Callable) -> Any:
+    """The result of a call from code that is compiled to be at this line."""
     place = {"lineno": line, "col_offset": column, "end_lineno": line, "end_col_offset": column + 1}
-    call = ast.Call(ast.Name("take", ast.Load(), **place), [], [], **place)
+    call = ast.Call(ast.Name("called", ast.Load(), **place), [], [], **place)
     code = compile(ast.Expression(call), file, "eval").replace(
         co_name=function, co_qualname=function
     )
-    return eval(code, {"take": source_info_util.Traceback.get_traceback})
+    return eval(code, {"called": called})
+
+
+def raise_at(error: Exception, line: str) -> NoReturn:
+    """Raises the error with a frame of the user's line, as `user_line` writes it, in its traceback."""
+
+    def fail() -> NoReturn:
+        raise error from None
+
+    place = re.fullmatch(r"(.*):(\d+):(\d+) \((.*)\)", line)
+    if place is not None:
+        file, row, column, function = place.groups()
+        _called_at(file, int(row), int(column), function, called=fail)
+    raise error from None
 
 
 def params_of(eqn) -> Mapping:

@@ -9,6 +9,7 @@ import pbkern
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.ir import Buf, Nest, Pool, Reduction, Store
 from pbkern.targets.costs.caches import fit
+from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.schedule.register_tiles import contraction_tile
 from pbkern.targets.cpu.schedule.sliding_windows import chunks
 from tests.arrays import array
@@ -37,7 +38,7 @@ def product(rows: int, columns: int, depth: int, dtype=np.float32) -> Nest:
 @pytest.mark.parametrize(("columns", "tail"), [(20, 4), (24, 8), (40, 8), (63, 15)])
 def test_a_partial_vector_shares_rows_with_the_whole_ones_before_it(columns, tail):
     nest = product(500, columns, 500)
-    *_, last = chunks(nest, contraction_tile(nest, "j", 512)[1])
+    *_, last = chunks(nest, contraction_tile(nest, "j", Vectors())[1])
     assert last.high == columns
     assert last.tail == tail
     assert last.vectors > 1
@@ -46,7 +47,7 @@ def test_a_partial_vector_shares_rows_with_the_whole_ones_before_it(columns, tai
 @pytest.mark.parametrize("columns", [17, 20, 36, 40])
 def test_a_partial_vector_leaves_registers_for_its_zeros(columns):
     """Beside accumulators: vectors of one operand, an element of the other one, zeros, and what replaces some of them."""
-    sched = contraction_tile(product(500, columns, 500), "j", 512)[1]
+    sched = contraction_tile(product(500, columns, 500), "j", Vectors())[1]
     assert sched.tile + sched.unroll + 3 <= 32
 
 
@@ -81,8 +82,8 @@ def test_columns_of_a_partial_vector(reduce):
 def test_rows_of_a_tile_stay_in_the_cache(columns, depth):
     """Rows that lie whole powers of two apart fall into few sets: a tile has no more of them than these hold."""
     nest = product(1000, columns, depth)
-    assert fit(contraction_tile(nest, "j", 512)[1].jam["i"], 4 * depth)
-    assert contraction_tile(product(1000, 16, 500), "j", 512)[1].jam["i"] > 16
+    assert fit(contraction_tile(nest, "j", Vectors())[1].jam["i"], 4 * depth)
+    assert contraction_tile(product(1000, 16, 500), "j", Vectors())[1].jam["i"] > 16
 
 
 def test_rows_of_few_columns_are_not_copied():

@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.extend import core as jex
@@ -42,20 +42,22 @@ def _find_bad_number(
 ) -> None:
     """Runs the equations one by one: the first that makes a NaN or an infinity raises, at the user's line."""
 
-    def at_line(what: object, line: str | None) -> FloatingPointError:
-        return FloatingPointError(f"{what}\n  at   {line}" if line else str(what))
+    def fail(what: object, line: str | None) -> NoReturn:
+        if line is None:
+            raise FloatingPointError(str(what)) from None
+        _jax.raise_at(FloatingPointError(f"{what}\n  at   {line}"), line)
 
     def bind_alone(eqn, *values):
         try:
             results = bind_again(eqn, values)
             _jax.refuse_bad_numbers(eqn.primitive.name, results)
         except FloatingPointError as at_equation:
-            raise at_line(at_equation, _jax.line_of_call(eqn)) from None
+            fail(at_equation, _jax.line_of_call(eqn))
         return results
 
     evaluate(jaxpr.jaxpr, jaxpr.consts, operands, bind=bind_alone)
     what = f"{error}: `{name}`, whose operations have none when they run one by one"
-    raise at_line(what, _jax.current_line()) from None
+    fail(what, _jax.current_line())
 
 
 _jax.set_eager_rule(call_p, _find_bad_number)
