@@ -25,6 +25,7 @@ from pbkern.dsl.build_programs import kernel_program
 from pbkern.targets.cpu.target import CpuTarget
 from pbkern.targets.host.objects import cache_key, elf_loader, object_code
 from pbkern.targets.host.runtime_symbols import runtime_symbols
+from tests.cores import of_several_cores
 
 X = np.random.default_rng(0).normal(size=(64, 128)).astype("f")
 
@@ -115,6 +116,7 @@ def test_a_hit_computes_the_same_and_shows_the_same_stages(store):
     assert fresh.code.arena_bytes > 0
 
 
+@of_several_cores
 def test_content_and_options_decide(store):
     compiled(norm, X)
     exact = pbkern.CompileOptions(mlir_disable_fast_math=True)

@@ -16,6 +16,7 @@ import numpy as np  # noqa: E402
 from pbkern.api.direct_plan import DirectPlan  # noqa: E402
 from pbkern.core.options import CompileOptions  # noqa: E402
 from pbkern.frontends.torch.memory import TorchMemory  # noqa: E402
+from tests.cores import of_several_cores  # noqa: E402
 
 
 def plan_of(f, *tensors, **options):
@@ -48,6 +49,7 @@ def test_any_number_of_threads(summing, count):
     torch.testing.assert_close(plan([x])[0], x.exp().sum(1))
 
 
+@of_several_cores
 def test_as_many_threads_as_torch_has():
     """Each calling thread has helpers of its own in OpenMP: those that a call starts are one fewer than Torch's threads."""
     x = torch.rand(512, 1111)

@@ -19,6 +19,7 @@ from pbkern.core import config
 from pbkern.core.process.made_once import MadeOnce
 from pbkern.targets.cpu.codegen import compile as cpu_compile
 from pbkern.targets.host import runtime_symbols
+from tests.cores import of_several_cores
 
 THREADS = 8
 
@@ -93,6 +94,7 @@ def test_equal_programs_of_several_functions_are_compiled_once(monkeypatch):
         np.testing.assert_allclose(result, layer(x, w), rtol=1e-5)
 
 
+@of_several_cores
 def test_results_of_many_threads_are_those_of_one():
     rng = np.random.default_rng(2)
     shapes = [(7, 5), (64, 64), (300, 200), (513, 100)]

@@ -9,6 +9,7 @@ from jax import lax
 
 import pbkern
 from tests.arrays import array
+from tests.cores import of_several_cores
 
 
 def rand(*shape, dtype=jnp.float32):
@@ -108,6 +109,7 @@ def test_readers_join_the_maker_of_a_large_value():
     np.testing.assert_allclose(pbkern.jit(picked_from_sums)(x, i), want, rtol=1e-4)
 
 
+@of_several_cores
 def test_sums_of_few_partial_results_are_repeated():
     """The sum of partial results belongs to the kernel that reads it: all programs make it, which costs nearly nothing."""
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)

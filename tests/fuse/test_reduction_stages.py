@@ -13,6 +13,7 @@ import pbkern
 from pbkern.fuse.split import reductions
 from pbkern.testing import assert_kernels
 from tests.arrays import array
+from tests.cores import of_several_cores
 from tests.lowered import lowered
 
 from .checking import COSTS, check, planned, set_sizes
@@ -90,6 +91,7 @@ def test_variance_errs_no_more_than_twice_what_jax_errs(shape, axes, offset):
     assert ours <= max(2 * theirs, 2 * 2.0**-23)
 
 
+@of_several_cores
 def test_one_pass_reads_what_covariance_needs(runs_as_they_are):
     x = f32(4096, 1024)
     assert_kernels(jnp.var, (x,), 1)
@@ -101,6 +103,7 @@ def test_one_pass_reads_what_covariance_needs(runs_as_they_are):
     )
 
 
+@of_several_cores
 def test_one_pass_reads_what_logarithms_of_sums_need(runs_as_they_are):
     x = f32(4096, 1024)
     assert_kernels(jax.nn.logsumexp, (x,), 1)

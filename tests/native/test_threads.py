@@ -11,6 +11,7 @@ from jax import lax
 import pbkern
 from pbkern.core import config
 from pbkern.targets import get_target
+from tests.cores import of_several_cores
 
 PARALLEL = pbkern.cpu.CompilerParams(dimension_semantics=("parallel",))
 
@@ -28,6 +29,7 @@ def counted(programs: int):
     )  # fmt: skip
 
 
+@of_several_cores
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("task_ns", [1.0, 40.0])
 @pytest.mark.parametrize("programs", [2, 3, 5, 8, 31, 100])

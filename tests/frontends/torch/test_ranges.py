@@ -153,7 +153,8 @@ def test_offsets_of_bags(cases, mode, dtype):
         if message:
             with pytest.raises(IndexOutOfRange, match=message):
                 fast(x, i, o)
-            if min(offsets) >= 0:  # eager reads what lies before the indices
+            # Eager reads what lies before the indices; one thread of it looks at no step.
+            if min(offsets) >= 0 and torch.get_num_threads() > 1:
                 with pytest.raises(RuntimeError):
                     f(x, i, o)
             continue
