@@ -148,7 +148,7 @@ def test_debug_nans_names_the_operation_and_the_users_line(way):
         WAYS[way](np.full((2, 3), -1.0, "f"))
     shown = "".join(traceback.format_exception(e.value))
     assert "encountered in sqrt" in str(e.value)
-    assert f"{__file__}:{LINE}:" in str(e.value) or "makes the NaN" in shown
+    assert "makes the NaN" in shown  # the text of the user's line
 
 
 @pbkern.jit
@@ -187,6 +187,7 @@ def test_debug_nans_names_operation_and_line_of_a_backward_pass(way):
             gradient(f)(jnp.asarray(x))
     assert "encountered in mul\n" in str(e.value)
     assert f"  at   {__file__}:{line}:" in str(e.value)
+    assert f'File "{__file__}", line {line}, in ' in "".join(traceback.format_exception(e.value))
 
 
 def test_debug_nans_where_jax_does_not_look_at_operations_again():

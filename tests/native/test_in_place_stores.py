@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.targets.cpu.locality.in_place_stores import walks_ahead
+from pbkern.targets.cpu.locality.walk_order import walks_ahead
 from tests.lowered import lowered
 
 

@@ -16,8 +16,8 @@ from pbkern.targets.cpu.schedule.register_tiles import choose, schedule_of
 from pbkern.targets.cpu.schedule.sliding_windows import Visits, moved_loads
 from pbkern.targets.cpu.schedule.vector_dimension import register_bits
 
-from .in_place_stores import walks_ahead
 from .prefetch import is_far
+from .walk_order import walks_ahead
 
 
 @dataclass(frozen=True)

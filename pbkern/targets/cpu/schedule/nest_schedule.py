@@ -75,7 +75,7 @@ class ScheduledNest(Nest):
     schedule: vectors and register tiles; None: the emitter chooses.
     prefetched: root buffer -> elements that its loads are prefetched ahead.
     overwritten: root buffers that it stores to, always behind what it still loads there
-      (targets/cpu/locality/in_place_stores.py).
+      (targets/cpu/locality/walk_order.py).
     """
 
     schedule: NestSchedule | None = None
