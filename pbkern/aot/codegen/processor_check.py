@@ -1,16 +1,19 @@
 """Which of the instruction sets that a library uses the processor has: @pbk_features() -> i64, a bit for each. LLVM IR text.
 
-It asks the processor once. The functions are compiled for any processor of the kind. x86-64: cpuid
-and the state that the system saves (Intel's manual volume 2, CPUID and XGETBV). AArch64 Linux:
-AT_HWCAP (arch/arm64/include/uapi/asm/hwcap.h).
+It asks the processor once, and Linux for the tile registers of AMX, which it may refuse. The
+functions are compiled for any processor of the kind. x86-64: cpuid and the state that the system
+saves (Intel's manual volume 2, CPUID and XGETBV). AArch64 Linux: AT_HWCAP
+(arch/arm64/include/uapi/asm/hwcap.h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pbkern.targets.host.processor import ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA
+
 # Instruction set -> (leaf, subleaf, register of cpuid's results in the order eax ebx ecx edx, bit, whether it needs the
-# state of AVX or AVX-512).
+# state of AVX, AVX-512 or AMX).
 CPUID = {
     "avx2": (7, 0, 1, 5, "avx"),
     "fma": (1, 0, 2, 12, "avx"),
@@ -34,9 +37,12 @@ CPUID = {
     "avx512fp16": (7, 0, 3, 23, "avx512"),
     "gfni": (7, 0, 2, 8, "avx"),
     "avxvnni": (7, 1, 0, 4, "avx"),
+    "amx-tile": (7, 0, 3, 24, "amx"),
+    "amx-bf16": (7, 0, 3, 22, "amx"),
+    "amx-int8": (7, 0, 3, 25, "amx"),
 }
 # Bits of XCR0 that say what the system saves.
-STATE = {"avx": 0x6, "avx512": 0xE6}
+STATE = {"avx": 0x6, "avx512": 0xE6, "amx": 0x60000}
 HWCAP = {"lse": 8, "fullfp16": 10, "dotprod": 20}
 # The type of the entry of the auxiliary vector that holds HWCAP (Linux, linux/auxvec.h).
 AT_HWCAP = 16
@@ -111,6 +117,13 @@ def _asked_of_x86(needs: Sequence[str]) -> str:
             f"%{state}.part = and i64 %saved, {mask}",
             f"%{state}.ok = icmp eq i64 %{state}.part, {mask}",
         ]
+    if "amx-tile" in needs:
+        lines += [
+            f'%answer = call i64 asm sideeffect "syscall", "={{ax}},{{ax}},{{di}},{{si}},~{{rcx}},~{{r11}},~{{memory}}"'
+            f"(i64 {ARCH_PRCTL}, i64 {ARCH_REQ_XCOMP_PERM}, i64 {TILE_DATA})",
+            "%granted = icmp eq i64 %answer, 0",
+            "%amx.granted = and i1 %amx.ok, %granted",
+        ]
     leaves = dict.fromkeys(CPUID[need][:2] for need in needs)
     for k, (leaf, sub) in enumerate(leaves):
         signed = leaf - (1 << 32) if leaf >> 31 else leaf
@@ -126,9 +139,14 @@ def _asked_of_x86(needs: Sequence[str]) -> str:
             f"%s{n} = lshr i32 %r{n}, {bit}",
             f"%t{n} = trunc i32 %s{n} to i1",
         ]
-        lines.append(f"%u{n} = and i1 %t{n}, {f'%{state}.ok' if state else 'true'}")
+        lines.append(f"%u{n} = and i1 %t{n}, {_condition(state)}")
         total = _added(lines, n, total)
     return _function("pbk_ask", lines, total)
+
+
+def _condition(state: str) -> str:
+    """The value that says whether the system saves a state, and lets the process use it."""
+    return {"": "true", "amx": "%amx.granted"}.get(state, f"%{state}.ok")
 
 
 def _asked_of_arm(needs: Sequence[str]) -> str:

@@ -37,6 +37,16 @@ class ProductInstruction:
     accumulator: np.dtype
     emit: Callable[..., Any] = field(repr=False, compare=False)
 
+    @property
+    def is_of_tiles(self) -> bool:
+        """Whether it multiplies tiles of many rows and columns, and not lane by lane."""
+        return self.shape[:2] != (1, 1)
+
+    @property
+    def word_elements(self) -> int:
+        """Elements of a word."""
+        return WORD_BITS // 8 // self.operands[0].itemsize
+
     def is_available(self, options: object) -> bool:
         """Whether a target's options say that the machine has it."""
         return bool(getattr(options, self.needs))

@@ -55,6 +55,8 @@ class CpuBackend:
             avx512=machine.vector_bits >= 512 and machine.avx512,
             bf16_pairs=fast and machine.bf16_pairs,
             vnni=machine.vnni,
+            amx_bf16=fast and machine.amx_bf16,
+            amx_int8=machine.amx_int8,
             l1_bytes=machine.l1_bytes,
             l2_bytes=machine.l2_bytes,
             # With its operands and what others keep there, such a result leaves the last-level

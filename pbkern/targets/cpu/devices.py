@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pbkern.core.errors import OptionError
 from pbkern.core.options import nearest
-from pbkern.targets.host.processor import cpu_flags, cpuinfo
+from pbkern.targets.host.processor import cpu_flags, cpuinfo, may_use_tiles
 
 from .machine import CpuMachine, detected_machine, instruction_sets, scaled_machine
 
@@ -40,6 +40,9 @@ FURTHER = (
     "avx512fp16",
     "gfni",
     "avxvnni",
+    "amx-tile",
+    "amx-bf16",
+    "amx-int8",
 )
 FLAGS = {
     "bmi": "bmi1",
@@ -51,6 +54,9 @@ FLAGS = {
     "avx512bf16": "avx512_bf16",
     "avx512fp16": "avx512_fp16",
     "avxvnni": "avx_vnni",
+    "amx-tile": "amx_tile",
+    "amx-bf16": "amx_bf16",
+    "amx-int8": "amx_int8",
 }
 ICELAKE = FURTHER[:6]
 
@@ -273,6 +279,8 @@ def _native(system: str) -> CpuDevice:
     """The processor at hand; a library asks for all that it uses of it."""
     flags = cpu_flags(cpuinfo())
     has = {flag for flag in (*V4, *FURTHER) if FLAGS.get(flag, flag) in flags}
+    if not may_use_tiles():
+        has = {flag for flag in has if not flag.startswith("amx")}
     level = next(
         (name for name in ("x86-64-v4", "x86-64-v3") if has.issuperset(LEVELS[name])), None
     )
@@ -285,7 +293,7 @@ def _native(system: str) -> CpuDevice:
     further = tuple(
         flag
         for flag in FURTHER
-        if flag in has and (level == "x86-64-v4" or not flag.startswith("avx512"))
+        if flag in has and (level == "x86-64-v4" or not flag.startswith(("avx512", "amx")))
     )
     needs, machine = (*LEVELS[level], *further), detected_machine()
     if (
@@ -308,10 +316,12 @@ def _host_name(level: str) -> str:
 
 def _x86(name: str, system: str) -> CpuDevice:
     level, further, figures = _X86[name]
+    if system != "linux":  # which alone hands out tile registers
+        further = tuple(need for need in further if not need.startswith("amx"))
     needs, bits = (*LEVELS[level], *further), 512 if level == "x86-64-v4" else 256
-    machine = _machine(
-        name, figures, bits, **instruction_sets([FLAGS.get(need, need) for need in needs], bits)
-    )
+    flags = [FLAGS.get(need, need) for need in needs]
+    sets = instruction_sets(flags, bits, pairs_are_fast=name.startswith("znver"))
+    machine = _machine(name, figures, bits, **sets)
     return CpuDevice(name, system, _triple("x86_64", system), level, name, needs, machine)
 
 

@@ -30,7 +30,8 @@ class LowerOptions(BuildOptions):
       approx_math: cheaper versions of functions (lower/math/functions.py).
       vectors: width and number of registers that hold vectors.
       prefetch_steps: how many programs ahead blocks of operands are prefetched; 0: none.
-      avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI.
+      avx512: the machine has AVX-512F and DQ; bf16_pairs: AVX512-BF16; vnni: AVX512-VNNI;
+        amx_bf16, amx_int8: tiles of AMX.
       l1_bytes, l2_bytes: caches of a core.
       stream_bytes: results of this size and more are written past the caches; they start at a cache
         line.
@@ -52,6 +53,8 @@ class LowerOptions(BuildOptions):
     avx512: bool = False
     bf16_pairs: bool = False
     vnni: bool = False
+    amx_bf16: bool = False
+    amx_int8: bool = False
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
     stream_bytes: int = NEVER_BYTES

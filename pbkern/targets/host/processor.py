@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import pathlib
+import platform
 import re
 
 CPUINFO = pathlib.Path("/proc/cpuinfo")
@@ -20,6 +23,30 @@ def cpuinfo() -> str:
 def cpu_flags(cpuinfo: str) -> set[str]:
     line = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
     return set(line[1].split()) if line else set()
+
+
+# Linux, arch/x86/include/uapi/asm/prctl.h and asm/unistd_64.h: the call, and what it is asked for.
+ARCH_PRCTL = 158
+ARCH_GET_XCOMP_PERM = 0x1022
+ARCH_REQ_XCOMP_PERM = 0x1023
+# The part of a thread's state that holds tile registers (Intel's manual volume 1, 13.1).
+TILE_DATA = 18
+
+
+@functools.cache
+def may_use_tiles() -> bool:
+    """Whether Linux lets this process use tile registers (AMX), which it is asked for once.
+
+    It refuses where a thread has an alternate signal stack that is too small for them. Threads, and processes that are
+    forked, have the permission as well.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    libc, granted = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong()
+    libc.syscall(ARCH_PRCTL, ARCH_GET_XCOMP_PERM, ctypes.byref(granted))
+    if granted.value >> TILE_DATA & 1:
+        return True
+    return libc.syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0
 
 
 def allowed_cores() -> int:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import cast
 
 from pbkern.core.affine import Affine
-from pbkern.core.errors import InternalError
 from pbkern.lower.mlir.element_types import BITS, compute_el, mlir_type, storage_el
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block
@@ -300,19 +299,32 @@ class Loader:
     def _load_words(
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, tail, lanes: int, el: str
     ) -> Ssa:
-        """Elements that span several of the buffer they reinterpret: one, or neighbours along the vectors."""
+        """Elements that span several of the buffer they reinterpret: one, or several along the vectors."""
+        vector = walk.sched.along
+        apart = flat_coefficient(buf, index, vector) if lanes else 0
+        if not apart:
+            word = self._words(block, buf, index, point, 0, None, el)
+            return self.text.builder(block, lanes).broadcast(word) if lanes else word
+        if apart == 1:
+            return self._words(block, buf, index, point, lanes, tail, el)
+        b = self.text.builder(block, lanes)
+        live = tail.live if tail else lanes
+        points = [{**point, vector: point.get(vector, 0) + lane} for lane in range(live)]
+        words = [self._words(block, buf, index, place, 0, None, el).name for place in points]
+        words += [b.with_lanes(0).c(0, el).name] * (lanes - live)
+        vectors = mlir_type(el, lanes)
+        return Ssa(self.text.put(block, "vector.from_elements", tuple(words), vectors), el, lanes)
+
+    def _words(
+        self, block: Block, buf: Buf, index, point: Point, wide: int, tail: Tail | None, el: str
+    ) -> Ssa:
+        """An element that spans several of the buffer it reinterprets, or `wide` neighbours."""
         small, name, mem_type = storage_el(buf.root.dtype), buf.root.name, memref(buf)
         count = BITS[el] // BITS[small]
         flat = flat_index(buf, index) * count
         _, address = self.text.affine(
             block, flat, sum(flat.coefficient(dim) * offset for dim, offset in point.items())
         )
-        wide = lanes if lanes and flat.coefficient(walk.sched.vector) else 0
-        if wide and flat.coefficient(walk.sched.vector) != count:
-            raise InternalError(
-                "words that do not lie side by side in a vector",
-                why=f"{buf}, {flat} along {walk.sched.vector}",
-            )
         parts = count * max(wide, 1)
         mask = self.places.tail_mask(Tail(count * tail.live), parts) if wide and tail else None
         loaded = self.text.load_vector(block, (name, address), mem_type, small, parts, mask)
@@ -320,14 +332,8 @@ class Loader:
         word = self.text.put(block, "vector.bitcast", (loaded.name,), f"{loaded.type} to {words}")
         if wide:
             return Ssa(word, el, wide)
-        ssa = Ssa(
-            self.text.put(
-                block, "vector.extract", (word,), f"{mlir_type(el)} from {words}", " %s[0]"
-            ),
-            el,
-            0,
-        )
-        return self.text.builder(block, lanes).broadcast(ssa) if lanes else ssa
+        types = f"{mlir_type(el)} from {words}"
+        return Ssa(self.text.put(block, "vector.extract", (word,), types, " %s[0]"), el, 0)
 
     def _guarded_address(
         self, walk: NestWalk, block: Block, buf: Buf, index, point: Point, lanes: int

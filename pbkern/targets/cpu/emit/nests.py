@@ -43,6 +43,7 @@ from .interleaved_loads import StridedAccesses
 from .interleaved_rows import InterleavedRows
 from .promoted_loops import PromotedLoops
 from .stores import Stores
+from .tile_products import TileProducts, is_tile_product
 
 # Lines of one nest: a tile that needs more shrinks to one vector.
 NEST_LINES = 60_000
@@ -71,6 +72,7 @@ class CpuNestEmitter:
         self.reducer = Reducer(places, self.promoted, self.expressions, self.stores)
         self.horizontal = HorizontalReductions(text)
         self.epilogue = Epilogue(text, self.promoted, self.stores, vectors)
+        self.tiles = TileProducts(text)
         self.plain = False
         self.has_scalar_loops = False
 
@@ -79,6 +81,9 @@ class CpuNestEmitter:
         if self.plain:
             sched = NestSchedule(order=tuple(nest.dims))
         sched = sched or decided_schedule(nest)
+        if is_tile_product(nest):
+            self.tiles.emit(block, nest, sched)
+            return sched
         if any(size == 0 for dim, size in nest.dims.items() if dim not in nest.rdims):
             return sched
         if any(

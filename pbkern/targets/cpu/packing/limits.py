@@ -85,6 +85,19 @@ class PackLimits:
         2, "bytes of elements that panels are made of; bytes are packed in words"
     )
     swapped_time: float = threshold(0.95, "part of the time that is left by turning, at most")
+    # Products of tiles (tile_products.py)
+    tile_rows: int = threshold(
+        16, "rows of a product from which packing its other operand for tiles pays. Not measured"
+    )
+    used_tiles: int = threshold(
+        40,
+        "percent of the elements of tiles that are those of operands, at least: a product of tiles takes the time of a "
+        "twelfth as many multiply-adds in float32. Source: rates of both on a Xeon (Granite Rapids), 3,575 and 241 GFLOP/s",
+    )
+    tile_columns_share: int = threshold(
+        2, "parts of the second cache, of which one holds packed columns"
+    )
+    tile_rows_share: int = threshold(8, "such parts, of which one holds packed rows")
     # Short rows (row_tiling.py)
     most_row_vectors: int = threshold(
         4, "vectors of a row that is tiled: longer ones lose little in their last one"

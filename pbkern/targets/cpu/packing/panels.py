@@ -55,6 +55,7 @@ from .operand_copies import (
 from .pair_products import PAIR, Words, in_whole_words, pair_products
 from .quad_products import QUAD, quad_products
 from .swap_operands import swapped_operands
+from .tile_products import tile_products
 
 
 def pack(
@@ -69,6 +70,9 @@ def pack(
         found is not None and context.options.contract
     ):  # lanes would be partial sums: only where sums may be reassociated
         vector, streamed, stationary = found
+        tiles = tile_products(nest, vector, streamed, stationary, context, limits)
+        if tiles is not None:
+            return tiles
         narrow = few_columns(
             *_in_pairs(nest, streamed, stationary, context),
             vector,

@@ -1,6 +1,7 @@
-"""INSTRUCTIONS: products of words that x86-64 computes lane by lane.
+"""INSTRUCTIONS: products of words that x86-64 computes, lane by lane or tile by tile.
 
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS, VPDPWSSD, VPDPBUSD.
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS, VPDPWSSD, VPDPBUSD, TDPBF16PS,
+TDPBSSD, TDPBSUD, TDPBUSD, TDPBUUD.
 """
 
 from __future__ import annotations
@@ -36,6 +37,41 @@ def _by_intrinsic(
     return emit
 
 
+# Rows of a tile register, and words of one of its rows.
+TILE_ROWS = 16
+# Bytes of a tile's row.
+TILE_ROW_BYTES = TILE_ROWS * WORD_BITS // 8
+# LLVM's type of a tile register.
+TILE = "!llvm.x86_amx"
+POINTER = "!llvm.ptr"
+
+
+def tile_call(b: Builder, name: str, operands: Sequence[str], types: Sequence[str]) -> str:
+    """Emits an LLVM intrinsic of AMX whose result is a whole tile. Its operands follow rows and bytes of a row."""
+    return b.emit("llvm.call_intrinsic", *tile_operands(b, name, operands, types, TILE))
+
+
+def tile_operands(
+    b: Builder, name: str, operands: Sequence[str], types: Sequence[str], result: str
+) -> tuple[tuple[str, ...], str, str]:
+    """(operands, types, syntax) of an intrinsic on whole tiles."""
+    shape = b.const(str(TILE_ROWS), "i16"), b.const(str(TILE_ROW_BYTES), "i16")
+    signature = f"({', '.join(('i16', 'i16', *types))}) -> {result}"
+    places = ", ".join(["%s"] * (2 + len(operands)))
+    return (*shape, *operands), signature, f' "llvm.x86.{name}.internal"({places})'
+
+
+def _by_tiles(name: str) -> Callable[[Builder, Ssa, Sequence[Ssa]], Ssa]:
+    """Emission by an intrinsic on whole tiles of words."""
+
+    def emit(b: Builder, acc: Ssa, args: Sequence[Ssa]) -> Ssa:
+        depth = b.const(str(TILE_ROW_BYTES), "i16")
+        operands = depth, acc.name, *(arg.name for arg in args)
+        return acc._replace(name=tile_call(b, name, operands, ("i16", TILE, TILE, TILE)))
+
+    return emit
+
+
 # Pairs of bfloat16.
 DPBF16PS = ProductInstruction(
     "dpbf16ps", "bf16_pairs", (1, 1, 2), (BFLOAT16, BFLOAT16), FLOAT32,
@@ -49,8 +85,25 @@ VPDPWSSD = ProductInstruction(
 VPDPBUSD = ProductInstruction(
     "vpdpbusd", "vnni", (1, 1, 4), (UINT8, INT8), INT32, _by_intrinsic("avx512.vpdpbusd", "i8", 4)
 )
+# Tiles: 16 rows of 16 words times 16 rows of 16 words, of which the second operand's hold neighbours along the depth.
+TDPBF16PS = ProductInstruction(
+    "tdpbf16ps", "amx_bf16", (TILE_ROWS, TILE_ROWS, 2 * TILE_ROWS), (BFLOAT16, BFLOAT16), FLOAT32,
+    _by_tiles("tdpbf16ps"),
+)  # fmt: skip
+_BYTE_TILES = tuple(
+    ProductInstruction(
+        name, "amx_int8", (TILE_ROWS, TILE_ROWS, 4 * TILE_ROWS), operands, INT32, _by_tiles(name)
+    )
+    for name, operands in (
+        ("tdpbssd", (INT8, INT8)),
+        ("tdpbsud", (INT8, UINT8)),
+        ("tdpbusd", (UINT8, INT8)),
+        ("tdpbuud", (UINT8, UINT8)),
+    )
+)
 INSTRUCTIONS: dict[str, ProductInstruction] = {
-    instruction.name: instruction for instruction in (DPBF16PS, VPDPWSSD, VPDPBUSD)
+    instruction.name: instruction
+    for instruction in (DPBF16PS, VPDPWSSD, VPDPBUSD, TDPBF16PS, *_BYTE_TILES)
 }
 
 
@@ -59,11 +112,28 @@ def word_product(
 ) -> ProductInstruction | None:
     """The first row that multiplies whole words of these elements lane by lane, and that the machine has."""
     shape = (1, 1, WORD_BITS // 8 // operands[0].itemsize)
+    return _row(options, operands, accumulator, lambda row: row.shape == shape)
+
+
+def tile_product(
+    options: object, operands: tuple[np.dtype, np.dtype], accumulator: np.dtype
+) -> ProductInstruction | None:
+    """The first row that multiplies tiles of these elements, and that the machine has."""
+    return _row(options, operands, accumulator, lambda row: row.is_of_tiles)
+
+
+def _row(
+    options: object,
+    operands: tuple[np.dtype, np.dtype],
+    accumulator: np.dtype,
+    suits: Callable[[ProductInstruction], bool],
+) -> ProductInstruction | None:
     return next(
         (
             row
             for row in INSTRUCTIONS.values()
-            if (row.shape, row.operands, row.accumulator) == (shape, operands, accumulator)
+            if (row.operands, row.accumulator) == (operands, accumulator)
+            and suits(row)
             and row.is_available(options)
         ),
         None,

@@ -39,6 +39,8 @@ class NestSchedule:
     cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
     registers: int = 32  # of the machine
     fixed: bool = False  # others rely on the tile: code that is too long does not make it smaller
+    # row, column and depth of what one instruction on tiles multiplies (emit/tile_products.py)
+    instruction_dims: tuple[str, ...] = ()
 
     @property
     def along(self) -> str:
