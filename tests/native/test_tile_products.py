@@ -75,7 +75,7 @@ def interpreted(f, *operands):
 @pytest.mark.parametrize("dtype", SUMS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "sizes", [(32, 64, 32), (256, 256, 256), (77, 131, 53), (200, 1000, 70), (64, 2049, 48)]
+    "sizes", [(32, 64, 32), (256, 256, 256), (77, 131, 53), (200, 1000, 70), (64, 2049, 48), (40, 5000, 520)]
 )
 def test_products_are_right(sizes, form, dtype):
     operands = drawn(form, dict(zip("mkn", sizes)), dtype)

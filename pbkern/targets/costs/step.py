@@ -49,6 +49,8 @@ ACROSS_CYCLES = 3.0
 EXCHANGE_OPERATIONS = 6.0
 # Registers, packing and edges: the part of peak that contractions of this design reach.
 CONTRACTION_EFFICIENCY = 0.93
+# Rows, columns and depth from which a contraction is one of tiles.
+FEWEST_OF_TILES = 16
 # Cycles of a scatter for reading and testing an entry of an index vector. Source: not recorded.
 READ_INDEX_CYCLES = 2.0
 # Cycles of a scatter for starting a window. Source: not recorded.
@@ -135,10 +137,8 @@ def _step_seconds(step: Step, machine: Machine) -> float:
     dtype = np.dtype(eqn.outvars[0].aval.dtype)
     lanes = machine.lanes(dtype.itemsize)
     if eqn.primitive.name in CONTRACTIONS and contracted_size(eqn) >= 16:
-        operand = np.dtype(eqn.invars[0].aval.dtype)
-        seconds = operations / (
-            machine.flops(operand.name) / machine.cores * CONTRACTION_EFFICIENCY
-        )
+        rate = _contraction_flops(eqn, machine) / machine.cores * CONTRACTION_EFFICIENCY
+        seconds = operations / rate
         usual = seconds / _fill(_columns(eqn, shape), lanes)
         return min([usual, *_swapped_seconds(step, seconds, lanes, machine)])
     extents, across = eqn.outvars[0].aval.shape, 0.0
@@ -156,6 +156,26 @@ def _step_seconds(step: Step, machine: Machine) -> float:
             break
     fill = run / (math.ceil(run / lanes) * lanes)
     return (operations / lanes / fill + across) / machine.clock_hz
+
+
+def _contraction_flops(eqn, machine: Machine) -> float:
+    """Multiply-adds, counted as two, per second of all cores: of tiles where a contraction fills them."""
+    name = np.dtype(eqn.invars[0].aval.dtype).name
+    return machine.tile_flops[name] if _is_of_tiles(eqn, machine) else machine.flops(name)
+
+
+def _is_of_tiles(eqn, machine: Machine) -> bool:
+    """Whether an instruction on tiles multiplies a contraction, which must be large enough."""
+    name = np.dtype(eqn.invars[0].aval.dtype).name
+    if name not in machine.tile_flops or contracted_size(eqn) < FEWEST_OF_TILES:
+        return False
+    if eqn.primitive.name != "dot_general":
+        return True
+    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+    rows = len(eqn.invars[0].aval.shape) - len(contracted)
+    shape = eqn.outvars[0].aval.shape
+    sides = shape[len(batch) : rows], shape[rows:]
+    return all(math.prod(side) >= FEWEST_OF_TILES for side in sides)
 
 
 def _fill(columns: int, lanes: int) -> float:
@@ -265,6 +285,8 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
     columns = step.out[-1].size if len(rhs) > len(right) + len(batch) else 1
     bytes_of = [volume(block) * itemsize(var) for block, var in zip(step.pull.inputs, eqn.invars)]
     row_bytes = [shape[-1] * itemsize(var) for shape, var in zip((lhs, rhs), eqn.invars)]
+    if _is_of_tiles(eqn, machine):
+        return 2 * sum(bytes_of) / (machine.l3_bandwidth / machine.cores)
     depth, copied, turned = math.prod(lhs[dim] for dim in left), 0, 0
     if len(lhs) - 1 not in left:
         if columns >= SCATTERED_REUSE and not fit(depth, row_bytes[0]):
@@ -286,8 +308,4 @@ def _limit_seconds(step: Step, machine: Machine) -> float:
     if eqn.primitive.name not in CONTRACTIONS:
         return 0.0
     full = math.prod(eqn.outvars[0].aval.shape)
-    return (
-        operations_per_element(eqn, machine)
-        * full
-        / machine.flops(np.dtype(eqn.invars[0].aval.dtype).name)
-    )
+    return operations_per_element(eqn, machine) * full / _contraction_flops(eqn, machine)

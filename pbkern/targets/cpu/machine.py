@@ -96,13 +96,13 @@ def scaled_machine(cores: int, bits: int, share_of_peak: float = 1.0, **figures:
     if not figures.get("bf16_pairs"):  # they are converted to float32
         peaks["bfloat16"] = peaks["float32"]
     tiles = {"bfloat16": figures.get("amx_bf16"), "int8": figures.get("amx_int8")}
-    peaks |= {name: TILE_FLOPS[name] * cores for name, has in tiles.items() if has}
     return CpuMachine(
         cores=cores,
         vector_bits=bits,
         l2_bandwidth=DEFAULT_MACHINE.l2_bandwidth * share,
         l3_bandwidth=DEFAULT_MACHINE.l3_bandwidth * share,
         peak_flops=peaks,
+        tile_flops={name: TILE_FLOPS[name] * cores for name, has in tiles.items() if has},
         **figures,
     )
 

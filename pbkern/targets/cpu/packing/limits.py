@@ -97,6 +97,10 @@ class PackLimits:
     tile_columns_share: int = threshold(
         2, "parts of the second cache, of which one holds packed columns"
     )
+    tile_run_columns: int = threshold(
+        512,
+        "columns that share a packed row: deep products run in parts of which so many columns fit. Not measured",
+    )
     tile_rows_share: int = threshold(8, "such parts, of which one holds packed rows")
     # Short rows (row_tiling.py)
     most_row_vectors: int = threshold(

@@ -25,10 +25,11 @@ import numpy as np
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.edit.unroll import with_results
 from pbkern.lower.nest.instructions import ProductInstruction
-from pbkern.lower.nest.ir import Buf, Expr, For, Load, Nest, Op, Reduction, Stmt, Store
+from pbkern.lower.nest.ir import Buf, Expr, For, Load, Nest, Op, Reduction, Stmt, Store, with_nests
 from pbkern.targets.cpu.schedule.instructions import BFLOAT16, TILE_ROWS, tile_product
 from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 
+from .depth_runs import in_depth_runs
 from .limits import PackLimits
 from .pair_products import INT32, UINT32, depth_dim, is_narrow_integer, word_in_place
 
@@ -127,9 +128,28 @@ def tile_products(
     block = _row_block(nest, rows, depth, context, limits)
     if block is None or not _fills_tiles(nest, vector, block, depth, limits):
         return None
+    panel_bytes = min(nest.dims[vector], limits.tile_run_columns) * INT32.itemsize
+    longest = context.options.l2_bytes // limits.tile_columns_share // panel_bytes
+    runs = (
+        in_depth_runs(nest, vector, longest * depth.word, context)
+        if depth.words > longest and context.options.contract
+        else [nest]
+    )
+    if len(runs) > 1:
+        return with_nests(runs, lambda run: _of_run(run, vector, context, limits))
     product = _Product(nest, vector, streamed, stationary, instruction, depth, block, context)
     loops = [*batch, *(dim for dim in rows if dim not in block.dims)]
     return product.statements(loops, limits)
+
+
+def _of_run(run: Nest, vector: str, context, limits: PackLimits) -> list[Stmt]:
+    """A run of a deep product by tiles; what is done before and behind the runs as it is."""
+    if not run.reductions:
+        return [run]
+    args = run.reductions[0].args
+    (streamed,) = (arg for arg in args if vector in arg.symbols)
+    (stationary,) = (arg for arg in args if arg is not streamed)
+    return tile_products(run, vector, streamed, stationary, context, limits) or [run]
 
 
 def _element_type(operand: Expr) -> np.dtype | None:
