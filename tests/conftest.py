@@ -76,7 +76,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--engine",
         default="native",
-        help="what runs kernels in tests/native: native code, the interpreter of nests, library[:DEVICE]",
+        help="what runs kernels in tests/native: native code, the interpreter of nests, library[:DEVICE], tiles",
     )
 
 
@@ -87,6 +87,12 @@ def pytest_configure(config):
         from .native import running
 
         running.engine[0] = config.getoption("--engine")
+        if running.engine[0] == "tiles":  # native code, that multiplies tiles where it can
+            from .native import amx
+
+            tiles = amx.tiles()
+            tiles.__enter__()
+            config.add_cleanup(lambda: tiles.__exit__(None, None, None))
 
 
 @pytest.fixture

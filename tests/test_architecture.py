@@ -475,7 +475,15 @@ PASS_FOLDERS = (
     "targets/simt/passes",
 )
 # Numbers there that decide nothing: sizes of words, of types, and of what the fields of a word hold.
-FACTS = {"UINT32_VALUES", "PAIR", "QUAD", "SIGN_BITS", "ROW_PADDING_BYTES", "JOINT_BYTES"}
+FACTS = {
+    "UINT32_VALUES",
+    "PAIR",
+    "QUAD",
+    "SIGN_BITS",
+    "ROW_PADDING_BYTES",
+    "JOINT_BYTES",
+    "TILES_ACROSS",
+}
 # Thresholds that are no fields yet: this list gets shorter, never longer.
 MODULE_THRESHOLDS = {
     "SHORTER",

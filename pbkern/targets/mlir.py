@@ -40,6 +40,8 @@ HOST_PASSES = (
     "convert-scf-to-cf,convert-arith-to-llvm,convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,"
     "reconcile-unrealized-casts"
 )
+# The attribute of scf.for that passes leave at branches.
+LOOP_MARK = "llvm.loop_annotation"
 _turn = threading.RLock()
 
 
@@ -179,6 +181,17 @@ def run_passes(module, passes: str):
                 "passes made a module that is not well-formed", why=str(e)[:2000]
             ) from None
     return module
+
+
+def keep_loops(module) -> None:
+    """Hands marks of loops, as scf.for has them, on to LLVM, in a module of LLVM's dialect."""
+    with _turn, context():
+        for function in module.body.operations:
+            for region in function.operation.regions:
+                for block in region:
+                    for op in block:
+                        if LOOP_MARK in op.attributes:
+                            op.attributes["loop_annotation"] = op.attributes[LOOP_MARK]
 
 
 def join(module, other) -> None:

@@ -283,3 +283,31 @@ def test_every_workload_of_the_benchmarks_compiles(device, tmp_path):
             compile_options=options, output=tmp_path, emit=["obj", "header"]
         )(w.function)(*types)
         assert made.paths["obj"].stat().st_size > 1000
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_libraries_for_amx_multiply_tiles_and_ask_for_their_registers(dtype, tmp_path):
+    """Every register that a function uses is configured: LLVM forgets some where it unrolls loops of tiles."""
+    out = "float32" if dtype == "bfloat16" else "int32"
+    types = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((200, 130), (130, 77))]
+    options = {"aot_name": f"tiles_{dtype}", "device": "sapphirerapids", "openmp": False}
+    made = pbkern.polyblocks_aot_jax(compile_options=options, output=tmp_path, emit=["obj", "asm"])(
+        lambda a, b: jax.numpy.matmul(a, b, preferred_element_type=out)
+    )(*types)
+    text = made.paths["asm"].read_text()
+    assert "syscall" in text
+    functions = [part for part in re.split(r"\n(?=[^.\s]\S*:\s)", text) if "ldtilecfg" in part]
+    assert functions
+    for function in functions:
+        before, _, after = function.partition("ldtilecfg")
+        used = {int(number) for number in re.findall(r"%tmm(\d)", after)}
+        configured = len(re.findall(r"movw\s+\$64, ", before))
+        assert used == set(range(len(used)))
+        assert len(used) <= configured <= 8
+        assert len(re.findall("tdp", after)) >= 4
+
+
+def test_processors_of_other_systems_have_no_tiles():
+    assert devices.device_of("sapphirerapids").machine.amx_bf16
+    assert not devices.device_of("sapphirerapids/macos").machine.amx_bf16
+    assert not devices.device_of("sapphirerapids").machine.bf16_pairs

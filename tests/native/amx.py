@@ -1,4 +1,4 @@
-"""Runs code that multiplies tiles (AMX) on any x86-64: a handler of SIGILL does what the processor does not (amx_instructions.c)."""
+"""Runs code that multiplies tiles (AMX) on any x86-64: amx_instructions.c does what the processor does not."""
 
 import contextlib
 import ctypes

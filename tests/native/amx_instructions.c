@@ -200,6 +200,6 @@ int amx_install(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = handle;
-    action.sa_flags = SA_SIGINFO;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER; /* a thread may be told of another while it is here */
     return sigaction(SIGILL, &action, &before);
 }

@@ -1,7 +1,8 @@
 """Runs Kernels and plans as machine code, for comparison with the interpreter and with plain JAX.
 
 `pytest --engine nests` runs the same tests with the interpreter of nests in place of machine code (tests/targets/stub.py),
-`--engine library` and `--engine library:x86-64-v3` with C libraries.
+`--engine library` and `--engine library:x86-64-v3` with C libraries, `--engine tiles` with products of tiles (AMX) on any
+x86-64.
 """
 
 import functools
@@ -22,7 +23,10 @@ engine = ["native"]  # set by tests/conftest.py
 
 def semantics(kernel: Kernel) -> LowerOptions:
     params = kernel.compiler_params.get("cpu")
-    return LowerOptions(semantics=getattr(params, "dimension_semantics", None))
+    tiles = engine[0] == "tiles"
+    return LowerOptions(
+        semantics=getattr(params, "dimension_semantics", None), amx_bf16=tiles, amx_int8=tiles
+    )
 
 
 def native_program(program, inputs):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pbkern
-from pbkern.targets.cpu.emit.horizontal_reductions import butterfly_halves
+from pbkern.targets.cpu.emit.reductions.horizontal import butterfly_halves
 
 pytestmark = pytest.mark.usefixtures("wide_types")
 ROWS = (1, 3, 8, 9, 15, 16, 17, 31, 40, 133)

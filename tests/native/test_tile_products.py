@@ -75,7 +75,15 @@ def interpreted(f, *operands):
 @pytest.mark.parametrize("dtype", SUMS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "sizes", [(32, 64, 32), (256, 256, 256), (77, 131, 53), (200, 1000, 70), (64, 2049, 48), (40, 5000, 520)]
+    "sizes",
+    [
+        (32, 64, 32),
+        (256, 256, 256),
+        (77, 131, 53),
+        (200, 1000, 70),
+        (64, 2049, 48),
+        (40, 5000, 520),
+    ],
 )
 def test_products_are_right(sizes, form, dtype):
     operands = drawn(form, dict(zip("mkn", sizes)), dtype)
@@ -130,7 +138,7 @@ def test_casts_before_and_operations_behind():
     if amx.can_run():
         with amx.tiles() as counts:
             got = pbkern.jit(layer)(x, w, bias)
-            assert not amx.is_here() and counts()["products"] > 0 or amx.is_here()
+            assert (not amx.is_here() and counts()["products"] > 0) or amx.is_here()
         np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=8e-3, atol=1e-2)
 
 
@@ -168,6 +176,24 @@ def test_convolutions(stride, channels):
             got = pbkern.jit(f)(x, w)
             assert amx.is_here() or counts()["products"] > 0
         check(got, want, False)
+
+
+@runs
+def test_loops_of_tiles_beside_scalar_loops():
+    """LLVM optimises the whole function: it would unroll these loops, and forget to configure registers that it then uses."""
+    rng = np.random.default_rng(0)
+    x = array(rng.standard_normal((2, 24, 9, 32)), "bfloat16")
+    w = array(rng.standard_normal((32, 24, 3, 5)), "bfloat16")
+    f = lambda x, w: jax.lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", preferred_element_type=jnp.float32
+    )
+    with jax.enable_x64(True):
+        wide = [np.asarray(operand, np.float64) for operand in (x, w)]
+        want = np.asarray(jax.lax.conv_general_dilated(*wide, (1, 1), "SAME"))
+    with amx.tiles() as counts:
+        got = pbkern.jit(f)(x, w)
+        assert amx.is_here() or counts()["products"] > 0
+    check(got, want, False)
 
 
 def test_text_names_the_instruction_and_its_dimensions():

@@ -89,6 +89,8 @@ def variant_of(
 def _llvm_ir(text: str, passes: str, device: CpuDevice) -> str:
     """MLIR -> LLVM IR that llvmlite's LLVM reads; its functions are compiled for the device."""
     module = mlir.run_passes(mlir.parse(text), passes)
+    if mlir.LOOP_MARK in text:
+        mlir.keep_loops(module)
     mlir.check_lowered(module)
     bindings = mlir.bindings()
     features = ", ".join(f'"+{feature}"' for feature in device.features)

@@ -24,6 +24,10 @@ SYNTAX = {
 }
 
 
+# LLVM's type of a tile register. LLVM forgets to configure some of the registers that an unrolled loop of tiles uses, which
+# processors refuse: such loops stay loops.
+TILE = "!llvm.x86_amx"
+NOT_UNROLLED = "{llvm.loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
 # Appends an operation with these parts and one result, and returns the result's name.
 Emit = Callable[..., str]
 
@@ -148,7 +152,8 @@ class Operation:
             yield f"}} {region.word} {{" if n else f"{self.head} {{"
             for op in region.operations:
                 yield from op.lines()
-        yield "}"
+        holds_tiles = self.name == "scf.for" and TILE in (self.syntax or "")
+        yield f"}} {NOT_UNROLLED}" if holds_tiles else "}"
 
     def walk(self) -> Iterator[Operation]:
         """This operation and all that it holds, in the order of the text."""

@@ -25,9 +25,11 @@ def cpu_flags(cpuinfo: str) -> set[str]:
     return set(line[1].split()) if line else set()
 
 
-# Linux, arch/x86/include/uapi/asm/prctl.h and asm/unistd_64.h: the call, and what it is asked for.
+# Number of the system call. Source: Linux, arch/x86/entry/syscalls/syscall_64.tbl.
 ARCH_PRCTL = 158
+# Code of its question which parts of a thread's state are granted. Source: Linux, arch/x86/include/uapi/asm/prctl.h.
 ARCH_GET_XCOMP_PERM = 0x1022
+# Code of its request for one of them. Source: as above.
 ARCH_REQ_XCOMP_PERM = 0x1023
 # The part of a thread's state that holds tile registers (Intel's manual volume 1, 13.1).
 TILE_DATA = 18

@@ -34,14 +34,14 @@ from pbkern.targets.cpu.schedule.sliding_windows import (
 )
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
-from .accumulators import Reducer
 from .addressing import Addressing, NestWalk, Point, Tail
 from .epilogue_loops import Epilogue
 from .expressions import ExpressionValues, memo_key
-from .horizontal_reductions import HorizontalReductions
 from .interleaved_loads import StridedAccesses
 from .interleaved_rows import InterleavedRows
 from .promoted_loops import PromotedLoops
+from .reductions.accumulators import Reducer
+from .reductions.horizontal import HorizontalReductions
 from .stores import Stores
 from .tile_products import TileProducts, is_tile_product
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from pbkern.core.affine import Affine
 from pbkern.lower.mlir.element_types import mlir_type, storage_el
+from pbkern.lower.mlir.operation import TILE
 from pbkern.lower.mlir.ops import Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Op
 from pbkern.targets.cpu.schedule.instructions import (
     POINTER,
-    TILE,
     tile_call,
     tile_operands,
 )
@@ -56,7 +56,7 @@ class TileProducts:
             *(store.buf for store in nest.stores),
         ]
         starts = {buf: self._start(top, buf) for buf in buffers}
-        self._loops(_Step(self.text, nest, sched, starts), top, sched.order)
+        self._loops(_TileStep(self.text, nest, sched, starts), top, sched.order)
         block.take(top)
 
     def _start(self, block: Block, buf: Buf) -> str:
@@ -68,7 +68,7 @@ class TileProducts:
         number = self.text.put(block, "arith.index_cast", (start,), "index to i64")
         return self.text.put(block, "llvm.inttoptr", (number,), f"i64 to {POINTER}")
 
-    def _loops(self, step: _Step, block: Block, order: Sequence[str]) -> None:
+    def _loops(self, step: _TileStep, block: Block, order: Sequence[str]) -> None:
         if not order:
             step.emit(block)
             return
@@ -81,7 +81,7 @@ class TileProducts:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _TileStep:
     """Tiles that registers hold together. starts: addresses of buffers."""
 
     text: Text

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -207,11 +208,18 @@ def interleaved_word(load: Load, k_dim: str, bits: np.dtype, word: np.dtype, con
     for number in range(count):
         place = {k_dim: Affine.symbol(k_dim, count) + number}
         index = tuple(position.substitute(place.get) for position in load.index)
-        element = context.pool.load(bits, buf, index, load.guard)
+        elements.append(context.pool.load(bits, buf, index, load.guard))
+    return joined_word(elements, word, context)
+
+
+def joined_word(elements: Sequence[Expr], word: np.dtype, context) -> Expr:
+    """The word of unsigned integers, the first lowest."""
+    parts = []
+    for number, element in enumerate(elements):
+        shift = context.const(8 * element.dtype.itemsize * number, word)
         element = context.op("convert_element_type", word, element, params={"new_dtype": word})
-        shift = context.const(8 * bits.itemsize * number, word)
-        elements.append(context.op("shift_left", word, element, shift) if number else element)
-    return functools.reduce(lambda low, high: context.op("or", word, low, high), elements)
+        parts.append(context.op("shift_left", word, element, shift) if number else element)
+    return functools.reduce(lambda low, high: context.op("or", word, low, high), parts)
 
 
 # ---------------------------------------------------------------- floats of 16 bits

@@ -15,7 +15,6 @@ Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,9 +30,17 @@ from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
 
 from .depth_runs import in_depth_runs
 from .limits import PackLimits
-from .pair_products import INT32, UINT32, depth_dim, is_narrow_integer, word_in_place
+from .pair_products import (
+    INT32,
+    UINT32,
+    depth_dim,
+    is_narrow_integer,
+    joined_word,
+    word_in_place,
+)
 
-# Tiles beside each other that one step computes, in rows and in columns: four of results, two of each operand.
+# Tiles beside each other that one step computes, in rows and in columns: four of results and two of each operand fill the
+# eight registers.
 TILES_ACROSS = 2
 # Bytes of a tile.
 TILE_BYTES = TILE_ROWS * TILE_ROWS * INT32.itemsize
@@ -41,7 +48,7 @@ TILE_BYTES = TILE_ROWS * TILE_ROWS * INT32.itemsize
 
 @dataclass(frozen=True)
 class Depth:
-    """How the reduced dimensions of a product follow one another in words.
+    """Order in which the reduced dimensions of a product follow one another in words.
 
     dims: reduced dimensions, that of the words last. sizes: of all but the last one. elements: of the last one.
     """
@@ -74,7 +81,7 @@ class Depth:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBlock:
     """The rows of a block: the first dimension from some point on, and all of the others.
 
     dims: dimensions of rows, outermost first. sizes: of those behind the first. count: points of the first in a full block.
@@ -85,7 +92,7 @@ class Rows:
     count: int
 
     def of(self, count: int) -> int:
-        """Rows of a block of so many points."""
+        """RowBlock of a block of so many points."""
         return count * math.prod(self.sizes)
 
     def place(self) -> Affine:
@@ -137,7 +144,7 @@ def tile_products(
     )
     if len(runs) > 1:
         return with_nests(runs, lambda run: _of_run(run, vector, context, limits))
-    product = _Product(nest, vector, streamed, stationary, instruction, depth, block, context)
+    product = _TiledProduct(nest, vector, streamed, stationary, instruction, depth, block, context)
     loops = [*batch, *(dim for dim in rows if dim not in block.dims)]
     return product.statements(loops, limits)
 
@@ -162,21 +169,21 @@ def _element_type(operand: Expr) -> np.dtype | None:
 
 def _row_block(
     nest: Nest, rows: Sequence[str], depth: Depth, context, limits: PackLimits
-) -> Rows | None:
+) -> RowBlock | None:
     """The rows that are packed together, such that steps of tiles are few and full; None without rows."""
     step = TILES_ACROSS * TILE_ROWS
     most = max(
         context.options.l2_bytes // limits.tile_rows_share // (depth.padded * INT32.itemsize), step
     )
 
-    def time(block: Rows) -> tuple[float, int]:
+    def time(block: RowBlock) -> tuple[float, int]:
         size = nest.dims[block.dims[0]]
         full, rest = divmod(size, block.count)
         steps = full * _steps(block.of(block.count)) + _steps(block.of(rest))
         return steps / block.of(size), block.of(block.count)
 
     blocks = [
-        Rows(tuple(rows[at:]), tuple(nest.dims[dim] for dim in rows[at + 1 :]), count)
+        RowBlock(tuple(rows[at:]), tuple(nest.dims[dim] for dim in rows[at + 1 :]), count)
         for at, first in enumerate(rows)
         for count in range(1, min(nest.dims[first], step) + 1)
     ]
@@ -194,7 +201,9 @@ def _padded(rows: int) -> int:
     return -(-rows // TILE_ROWS) * TILE_ROWS
 
 
-def _fills_tiles(nest: Nest, vector: str, block: Rows, depth: Depth, limits: PackLimits) -> bool:
+def _fills_tiles(
+    nest: Nest, vector: str, block: RowBlock, depth: Depth, limits: PackLimits
+) -> bool:
     """Whether rows, columns and words of tiles are used, by and large."""
     rows = block.of(nest.dims[block.dims[0]])
     used = (
@@ -205,7 +214,7 @@ def _fills_tiles(nest: Nest, vector: str, block: Rows, depth: Depth, limits: Pac
     return used * 100 >= limits.used_tiles and rows >= limits.tile_rows
 
 
-class _Product:
+class _TiledProduct:
     """One product by tiles, and its buffers."""
 
     def __init__(
@@ -216,7 +225,7 @@ class _Product:
         stationary: Expr,
         instruction: ProductInstruction,
         depth: Depth,
-        rows: Rows,
+        rows: RowBlock,
         context,
     ):
         self.nest, self.vector, self.depth, self.rows = nest, vector, depth, rows
@@ -242,7 +251,7 @@ class _Product:
         )
 
     def _looped(self, dims: Sequence[str], body) -> list[Stmt]:
-        """What `body` makes, once for each point of dimensions."""
+        """Loops over dimensions around statements that `body` makes."""
         counters = {dim: self.context.names("%i") for dim in dims}
         before = dict(self.places)
         self.places |= {dim: Affine.symbol(counter) for dim, counter in counters.items()}
@@ -358,22 +367,20 @@ class _Product:
             if whole is not None:
                 moved = {dim: Affine.symbol(dim) + start}
                 return self.pool.rename(whole, moved) if start else whole
-        context, bits = self.context, np.dtype(f"uint{32 // count}")
-        parts = []
-        for number in range(elements):
-            place = {dim: Affine.symbol(dim, count) + (start * count + number)}
-            element = self.pool.rename(source, at | place)
-            if element.dtype != bits:
-                element = context.op(
-                    "bitcast_convert_type", bits, element, params={"new_dtype": bits}
-                )
-            element = context.op(
-                "convert_element_type", UINT32, element, params={"new_dtype": UINT32}
-            )
-            shift = context.const(bits.itemsize * 8 * number, UINT32)
-            parts.append(context.op("shift_left", UINT32, element, shift) if number else element)
-        word = functools.reduce(lambda low, high: context.op("or", UINT32, low, high), parts)
-        return context.op("bitcast_convert_type", INT32, word, params={"new_dtype": INT32})
+        places = [
+            {dim: Affine.symbol(dim, count) + (start * count + number)}
+            for number in range(elements)
+        ]
+        bits = np.dtype(f"uint{INT32.itemsize * 8 // count}")
+        parts = [self._bits(self.pool.rename(source, at | place), bits) for place in places]
+        word = joined_word(parts, UINT32, self.context)
+        return self.context.op("bitcast_convert_type", INT32, word, params={"new_dtype": INT32})
+
+    def _bits(self, element: Expr, bits: np.dtype) -> Expr:
+        """An element as an unsigned integer."""
+        if element.dtype == bits:
+            return element
+        return self.context.op("bitcast_convert_type", bits, element, params={"new_dtype": bits})
 
     # ---------------------------------------------------------------- products
 
@@ -446,7 +453,7 @@ class _Product:
     def _results(
         self, total: Buf, at: dict[str, Affine], points: int, start: Affine, columns: int
     ) -> Iterator[Stmt]:
-        """What the product stores, from sums."""
+        """Stores of the product, which read sums."""
         tile, column = self.context.names("d"), self.context.names("d")
         free = {dim: size for dim, size in self.nest.dims.items() if dim not in self.nest.rdims}
         whole = Nest(free, stores=self.nest.stores, at=self.nest.at)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import numpy as np
 
+from pbkern.lower.mlir.operation import TILE
 from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.nest.instructions import WORD_BITS, ProductInstruction
 
@@ -41,8 +42,6 @@ def _by_intrinsic(
 TILE_ROWS = 16
 # Bytes of a tile's row.
 TILE_ROW_BYTES = TILE_ROWS * WORD_BITS // 8
-# LLVM's type of a tile register.
-TILE = "!llvm.x86_amx"
 POINTER = "!llvm.ptr"
 
 

@@ -34,7 +34,7 @@ class NestSchedule:
     transpose: str | None = None
     straight: bool = False  # reductions have no loops: each step stands by itself
     # sums of `lanes` points along this dim become one vector
-    # (targets/cpu/emit/horizontal_reductions.py)
+    # (targets/cpu/emit/reductions/horizontal.py)
     batched_rows: str | None = None
     cut_as: int = 0  # vectors of the tile by which long sums are cut into runs; 0: its own
     registers: int = 32  # of the machine

@@ -64,7 +64,7 @@ JOINT_LANE_SUM_CYCLES = 3
 # Vectors of a row that several rows at a time are added up of, at most.
 FEW_VECTORS = 8
 # Additions of products to one accumulator in a row, where accumulators are few
-# (targets/cpu/emit/accumulators.py).
+# (targets/cpu/emit/reductions/accumulators.py).
 LONGEST_CHAIN_OF_FEW_PRODUCTS = 256
 # The part of the time of a tile of one dimension's points at which another dimension's join it.
 CLEARLY_LESS = 0.9

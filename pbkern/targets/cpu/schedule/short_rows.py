@@ -1,6 +1,6 @@
 """Short rows that are reduced side by side.
 
-It chooses which results become lanes of one vector (targets/cpu/emit/horizontal_reductions.py).
+It chooses which results become lanes of one vector (targets/cpu/emit/reductions/horizontal.py).
 """
 
 from __future__ import annotations

@@ -115,6 +115,8 @@ def llvm_module(kernels: str, host: str, timed: Callable):
     """LLVM dialect of kernels' functions and of host functions."""
     module = timed("parse", mlir.parse, kernels)
     timed("passes", mlir.run_passes, module, mlir.KERNEL_PASSES)
+    if mlir.LOOP_MARK in kernels:
+        mlir.keep_loops(module)
     if host:
         mlir.join(module, timed("host", host_module, host))
     return module

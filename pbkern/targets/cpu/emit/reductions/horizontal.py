@@ -20,8 +20,7 @@ from pbkern.lower.mlir.ops import Builder, Ssa
 from pbkern.lower.mlir.text import Block, Text
 from pbkern.lower.nest.ir import Reduction
 from pbkern.lower.nest.reductions import combine, identity, is_rounded_sum, row_of, width
-
-from .addressing import NestWalk
+from pbkern.targets.cpu.emit.addressing import NestWalk
 
 # Bits within which instructions interleave elements.
 BLOCK_BITS = 128

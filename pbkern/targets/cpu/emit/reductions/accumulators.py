@@ -8,16 +8,16 @@ from pbkern.lower.nest import reductions
 from pbkern.lower.nest.addresses import flat_coefficient
 from pbkern.lower.nest.ir import Expr, Load, Reduction
 from pbkern.lower.nest.reductions import identities, is_rounded_sum, per_accumulator
+from pbkern.targets.cpu.emit.addressing import Addressing, NestWalk, Point, Tail
+from pbkern.targets.cpu.emit.expressions import ExpressionValues
+from pbkern.targets.cpu.emit.interleave_chains import interleave_points
+from pbkern.targets.cpu.emit.promoted_loops import PromotedLoops
+from pbkern.targets.cpu.emit.stores import Stores
 from pbkern.targets.cpu.schedule.register_tiles import LONGEST_CHAIN_OF_FEW_PRODUCTS
 from pbkern.targets.cpu.schedule.vector_dimension import is_long_point
 
-from .addressing import Addressing, NestWalk, Point, Tail
 from .cumulative import Cumulative
-from .expressions import ExpressionValues
-from .horizontal_reductions import by_halves, lost_in, whole
-from .interleave_chains import interleave_points
-from .promoted_loops import PromotedLoops
-from .stores import Stores
+from .horizontal import by_halves, lost_in, whole
 
 # Sums of rows of more additions to one accumulator keep what rounding loses where runs of them are
 # joined.
