@@ -289,7 +289,7 @@ def test_half_precision_is_rounded_where_it_is_stored():
 @pytest.mark.parametrize("instruction", INSTRUCTIONS.values(), ids=lambda row: row.name)
 def test_products_of_words_mean_what_their_elements_do(instruction):
     rng = np.random.default_rng(3)
-    count = instruction.shape[-1]
+    count = instruction.word_elements
     elements = [
         rng.integers(-9, 9, (4, 3 * count)).astype(np.int8).astype(dtype)
         for dtype in instruction.operands

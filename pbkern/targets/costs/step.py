@@ -164,6 +164,13 @@ def _contraction_flops(eqn, machine: Machine) -> float:
     return machine.tile_flops[name] if _is_of_tiles(eqn, machine) else machine.flops(name)
 
 
+def _is_converted(eqn, machine: Machine) -> bool:
+    """Whether a contraction of floats of 16 bits multiplies copies of them in 32."""
+    dtype = np.dtype(eqn.invars[0].aval.dtype)
+    is_small = dtype.itemsize == 2 and dtype.name in ("bfloat16", "float16")
+    return is_small and machine.flops(dtype.name) <= machine.flops("float32")
+
+
 def _is_of_tiles(eqn, machine: Machine) -> bool:
     """Whether an instruction on tiles multiplies a contraction, which must be large enough."""
     name = np.dtype(eqn.invars[0].aval.dtype).name
@@ -291,8 +298,11 @@ def _packing_seconds(step: Step, machine: Machine) -> float:
     if len(lhs) - 1 not in left:
         if columns >= SCATTERED_REUSE and not fit(depth, row_bytes[0]):
             turned += volume(step.pull.inputs[0])
-    elif row_bytes[0] % CONFLICT_BYTES == 0 and step.out[-1].size >= ROW_REUSE:
-        copied += bytes_of[0]
+    elif step.out[-1].size >= ROW_REUSE:
+        if _is_converted(eqn, machine):  # read in 16 bits, written in 32
+            copied += 3 * bytes_of[0] // 2
+        elif row_bytes[0] % CONFLICT_BYTES == 0:
+            copied += bytes_of[0]
     if len(rhs) - 1 in right or are_apart(
         depth, row_bytes[1], depth * row_bytes[1], machine.l2_bytes
     ):

@@ -28,11 +28,9 @@ LONGEST_CHAIN = 8
 # Most additions to one accumulator in a row, of long points: a new run costs them the registers
 # that hold their constants.
 LONGEST_CHAIN_OF_LONG_POINTS = 64
-# Most additions to one accumulator in a row, of products with more than FEW_ACCUMULATORS: a new run
-# costs them memory for accumulators.
+# Most additions to one accumulator in a row, of products whose accumulators fill more than half of
+# the registers: a new run costs them memory for accumulators.
 LONGEST_CHAIN_OF_PRODUCTS = 640
-# Accumulators that fill half of 32 registers.
-FEW_ACCUMULATORS = 16
 
 
 class Reducer:
@@ -249,7 +247,7 @@ class Reducer:
         ):
             return 0
         if any(reduction.is_product for reduction in walk.nest.reductions):
-            many = walk.sched.tile * len(walk.nest.reductions) > FEW_ACCUMULATORS
+            many = 2 * walk.sched.tile * len(walk.nest.reductions) > walk.sched.registers
             return LONGEST_CHAIN_OF_PRODUCTS if many else LONGEST_CHAIN_OF_FEW_PRODUCTS
         return LONGEST_CHAIN_OF_LONG_POINTS if is_long_point(walk.nest) else LONGEST_CHAIN
 
