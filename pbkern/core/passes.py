@@ -149,8 +149,21 @@ def watched() -> Iterator[list[Ran]]:
         yield runs
 
 
-def _raise(compiler_pass: Pass, error: Exception) -> None:
-    raise fallback.PassFailed(compiler_pass.name) from error
+def _raise(failed_pass: Pass, error: Exception) -> None:
+    raise fallback.PassFailed(failed_pass.name) from error
+
+
+def passed_over(name: str) -> Callable[[Pass, Exception], None]:
+    """Lets what is called `name` go on behind a failed pass: with a warning, and as it was."""
+
+    def failed(failed_pass: Pass, error: Exception) -> None:
+        fallback.warn(
+            f"the pass `{failed_pass.name}` failed on `{name}`",
+            error,
+            "the function is compiled without it",
+        )
+
+    return failed
 
 
 def run_passes(
@@ -165,8 +178,8 @@ def run_passes(
 ) -> T:
     """The value after all passes that `context` does not turn off; `verify` raises where a watched one broke its form.
 
-    failed(pass, error) is called for an error behind which the value goes on as it was
-    (core/fallback.py); it may raise.
+    failed(pass, error) is called for an error, of a pass that is not required, behind which the
+    value goes on as it was (core/fallback.py); it may raise.
     """
     runs, settings = _watch.get(), _settings.get() or {}
     for step in passes:
@@ -179,7 +192,7 @@ def run_passes(
             fallback.enter(step.name)
             value = step.function(value, *context)
         except Exception as e:
-            if not fallback.catches(e):
+            if step.required or not fallback.catches(e):
                 raise
             failed(step, e)
         if runs is not None:

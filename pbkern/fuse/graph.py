@@ -92,6 +92,16 @@ class Partition:
     nodes: list[Node]
     edges: list[Edge]
 
+    def __str__(self) -> str:
+        """A line per node: what it is, how many equations it has, its results and modelled time."""
+        rows = []
+        for node in self.nodes:
+            names = ", ".join(eqn.primitive.name for eqn in node.eqns)
+            results = " ".join(output.aval.str_short() for output in node.outputs)
+            time = f", {node.seconds * 1e6:.2f} us" if node.schedule else ""
+            rows.append(f"{node.kind} of {len(node.eqns)}{time} -> {results}\n  {names}")
+        return "\n".join(rows)
+
     def groups(self) -> list[Node]:
         """Groups of this jaxpr and of the control flow in it."""
         own = [node for node in self.nodes if node.kind == "group"]

@@ -19,21 +19,27 @@ from jax import lax
 from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations
+from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
-# The new sum goes over at least this many times fewer elements.
-SHORTER = 2
 
-
-def sums_of_results(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+@dataclass(frozen=True)
+class SumResults:
     """Rewrites jaxprs that hold products of exponentials and sums. Changes rounding."""
-    if not {"exp", "dot_general", "reduce_sum", "mul"} <= {
-        eqn.primitive.name for eqn in equations(closed.jaxpr)
-    }:
-        return closed
-    seen, names = _Seen(), ("mul", "div", "transpose", "dot_general", "reduce_sum")
-    return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
+
+    times_shorter: float = threshold(
+        2, "times fewer elements of the new sum, at least. Source: not recorded"
+    )
+
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        if not {"exp", "dot_general", "reduce_sum", "mul"} <= {
+            eqn.primitive.name for eqn in equations(closed.jaxpr)
+        }:
+            return closed
+        seen = _Seen(self)
+        names = ("mul", "div", "transpose", "dot_general", "reduce_sum")
+        return drop_dead(retrace(closed, {name: getattr(seen, name) for name in names}))
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,8 @@ class _Factors:
 class _Seen:
     """Remembers, by value: factors, products, transposes."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: SumResults) -> None:
+        self.limits = limits
         self.notes = Notes()
         self.products: list[_Product] = []
 
@@ -164,9 +171,8 @@ class _Seen:
         of_v = tuple(place.get(x, x) for x in product.labels[side])
         of_g = tuple(place.get(x, x) for x in product.labels[1 - side])
         contracted = [x for x in of_v if not isinstance(x, int)]
-        shorter = SHORTER * math.prod(v.shape[of_v.index(x)] for x in contracted) <= math.prod(
-            p.shape[axis] for axis in axes
-        )
+        terms = math.prod(v.shape[of_v.index(x)] for x in contracted)
+        shorter = self.limits.times_shorter * terms <= math.prod(p.shape[axis] for axis in axes)
         order = [*(axis for axis in range(p.ndim) if axis not in axes), *contracted]
         if not shorter or not set(axes) <= set(of_v) or not _has(of_g, order):
             return None

@@ -28,10 +28,6 @@ from . import arithmetic
 from .arithmetic import Complex, Part
 from .views import deinterleave, interleave
 
-# Rows of o are doubled if each sums this many times more elements than there are rows: their
-# products are small beside w.
-ROWS_BELOW = 4
-
 Contract = Callable  # (real lhs, real rhs, dimension numbers) -> real result, as lax.dot_general
 
 
@@ -76,8 +72,13 @@ def _are_last(dims: Sequence[int], x: Complex) -> bool:
     return set(dims) == set(range(rank - len(dims), rank))
 
 
-def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract) -> Complex:
-    """dot_general of complex numbers by `real_contract`, a dot_general of real ones."""
+def contract(
+    x: Complex, y: Complex, dimension_numbers, real_contract: Contract, terms_per_row: float
+) -> Complex:
+    """dot_general of complex numbers by `real_contract`, a dot_general of real ones.
+
+    Rows of o are doubled where each sums at least `terms_per_row` times as many terms as there are rows.
+    """
     (xc, yc), (xb, yb) = dimension_numbers
     in_order_of_y = _are_last(yc, y) and not _are_last(xc, x)
     pairs = sorted(zip(xc, yc), key=lambda pair: pair[in_order_of_y])
@@ -93,7 +94,7 @@ def contract(x: Complex, y: Complex, dimension_numbers, real_contract: Contract)
     if w.contracts_last:
         found = _with_table(w, o, real_contract)
         return deinterleave(_transposed(found, w, o) if w is rhs else found)
-    if ROWS_BELOW * o.count(o.free) <= o.count(o.contracted):
+    if terms_per_row * o.count(o.free) <= o.count(o.contracted):
         parts = _with_rows(w, o, real_contract)
         return Complex(*(_transposed(part, o, w) if w is lhs else part for part in parts))
     return _of_parts(x, y, lambda left, right: real_contract(left, right, dimension_numbers))

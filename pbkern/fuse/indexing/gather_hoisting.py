@@ -8,6 +8,9 @@ The same values bit by bit. What has other readers stays in front of the gather.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
@@ -15,23 +18,30 @@ from jax.extend import core as jex
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.ops.elementwise import ELEMENTWISE
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
+from pbkern.core.passes import threshold
 from pbkern.fuse.simplify.driver import retrace
 
-# The largest part of an array's elements that is picked before the arithmetic: picking more is no
-# less work than all of the arithmetic. Source: not recorded.
-FEW_PICKED = 0.5
-# Most arrays from which elements are picked before the arithmetic, for the same reason.
-FEW_ARRAYS = 4
 
-
-def hoist_gathers(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+@dataclass(frozen=True)
+class HoistGathers:
     """Rewrites jaxprs in which only gathers read results of arithmetic, or of other gathers."""
-    wanted = set(_only_picked(closed))
-    if not wanted:
-        return closed
-    lookups = _Lookups(wanted)
-    noted = dict.fromkeys((*ELEMENTWISE, "broadcast_in_dim"), lookups.note)
-    return retrace(retrace(closed, noted | {"gather": lookups.gather}), {})
+
+    largest_part: float = threshold(
+        0.5,
+        "part of an array's elements that is picked before the arithmetic, at most: picking more is no less work than all of "
+        "the arithmetic. Source: not recorded",
+    )
+    most_arrays: int = threshold(
+        4, "arrays from which elements are picked before the arithmetic. Source: not recorded"
+    )
+
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        wanted = set(_only_picked(closed))
+        if not wanted:
+            return closed
+        lookups = _Lookups(wanted, self)
+        noted = dict.fromkeys((*ELEMENTWISE, "broadcast_in_dim"), lookups.note)
+        return retrace(retrace(closed, noted | {"gather": lookups.gather}), {})
 
 
 def _only_picked(closed: jex.ClosedJaxpr):
@@ -67,8 +77,8 @@ def _only_picked(closed: jex.ClosedJaxpr):
 class _Lookups:
     """Remembers, by value, the equation that made it and its operands."""
 
-    def __init__(self, wanted: set) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: set, limits: HoistGathers) -> None:
+        self.wanted, self.limits = wanted, limits
         self.made: dict[int, tuple] = {}
 
     def note(self, eqn, operands):
@@ -91,10 +101,10 @@ class _Lookups:
         if maker is not None and maker.primitive.name == "gather":
             both = at_once(maker, eqn, *first, indices)
             return self.note(eqn, operands) if both is None else [both]
-        if eqn.outvars[0].aval.size > FEW_PICKED * x.size:
+        if eqn.outvars[0].aval.size > self.limits.largest_part * x.size:
             return None
         pick = _Pick(eqn, indices, self.made)
-        if pick.count(x) > FEW_ARRAYS:
+        if pick.count(x) > self.limits.most_arrays:
             return None
         return [pick.inside(pick(x))]
 
@@ -189,9 +199,9 @@ class _Pick:
             self.dims[dim] for dim in own
         ]
 
-    def count(self, x) -> int:
-        """Arrays that would be looked up."""
-        waiting, seen, found = [x], set(), 0
+    def count(self, x) -> float:
+        """Arrays that would be looked up; infinity where one repeats along a part of what is looked up."""
+        waiting, seen, arrays = [x], set(), 0
         while waiting:
             x = waiting.pop()
             if np.ndim(x) == 0 or id(x) in seen:
@@ -200,10 +210,10 @@ class _Pick:
             maker = self._maker(x)
             waiting += maker[1] if maker else ()
             if maker is None and self._repeated(x) is None:
-                found += (
-                    1 if np.shape(x) == self.source else FEW_ARRAYS + 1
-                )  # repeats along a part of it: left alone
-        return found
+                if np.shape(x) != self.source:
+                    return math.inf
+                arrays += 1
+        return arrays
 
     def __call__(self, x):
         if np.ndim(x) == 0:

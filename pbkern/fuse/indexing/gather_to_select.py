@@ -10,6 +10,7 @@ values bit by bit.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
@@ -17,28 +18,31 @@ from jax.extend import core as jex
 
 from pbkern.core.jaxprs import equations, inner_jaxprs
 from pbkern.core.ops.gather import batch_dims, fill_value, fills, result_dims
+from pbkern.core.passes import threshold
 from pbkern.fuse.access.dimension_map import MOVING, moved
 from pbkern.fuse.simplify.driver import drop_dead, retrace
 from pbkern.fuse.simplify.facts import Notes
 
-# Selects read all pieces, a gather one. On Zen 4 a gather from 12 numbers is as fast as 11 selects,
-# from 16 faster. From arrays, which would have to be stacked, selects are faster for more pieces.
-MOST_SELECTED_PIECES = 12
 
+@dataclass(frozen=True)
+class GathersToSelects:
+    """Rewrites gathers from concatenations of few pieces of size one along the concatenated dimension."""
 
-def gathers_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites gathers from concatenations of few pieces of size one along the concatenated dimension.
+    most_pieces: int = threshold(
+        12,
+        "pieces, all of which selects read, and a gather one. On Zen 4 a gather from 12 numbers is as fast as 11 selects, from "
+        "16 faster; from arrays, which would have to be stacked, selects are faster for more pieces",
+    )
 
-    A concatenation has at most MOST_SELECTED_PIECES pieces.
-    """
-    names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
-    if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
-        return closed
-    seen = _Stacks(_times_read(closed))
-    rules = dict.fromkeys(MOVING, seen.moved)
-    for name in "iota convert_element_type max min clamp lt select_n concatenate gather dynamic_slice".split():
-        rules[name] = getattr(seen, name)
-    return drop_dead(retrace(closed, rules))
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        names = {eqn.primitive.name for eqn in equations(closed.jaxpr)}
+        if "concatenate" not in names or names.isdisjoint(("gather", "dynamic_slice")):
+            return closed
+        seen = _Stacks(_times_read(closed), self)
+        rules = dict.fromkeys(MOVING, seen.moved)
+        for name in "iota convert_element_type max min clamp lt select_n concatenate gather dynamic_slice".split():
+            rules[name] = getattr(seen, name)
+        return drop_dead(retrace(closed, rules))
 
 
 def _times_read(closed: jex.ClosedJaxpr) -> Counter:
@@ -62,8 +66,8 @@ class _Stacks:
     hides it.
     """
 
-    def __init__(self, times_read: Counter) -> None:
-        self.notes, self.times_read = Notes(), times_read
+    def __init__(self, times_read: Counter, limits: GathersToSelects) -> None:
+        self.notes, self.times_read, self.limits = Notes(), times_read, limits
 
     def _bound(self, eqn, operands):
         return eqn.primitive.bind(*operands, **eqn.params)
@@ -130,7 +134,7 @@ class _Stacks:
 
     def concatenate(self, eqn, operands):
         dim = eqn.params["dimension"]
-        if len(operands) > MOST_SELECTED_PIECES or any(
+        if len(operands) > self.limits.most_pieces or any(
             operand.shape[dim] != 1 for operand in operands
         ):
             return None

@@ -9,6 +9,7 @@ of one window at a known place becomes a slice, top_k the first elements of a so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -20,14 +21,12 @@ from pbkern.core.jax_types import array_aval
 from pbkern.core.jaxprs import inner_jaxprs
 from pbkern.core.ops.scatter import SCATTERS, scatter_combines
 from pbkern.core.ops.top_k import by_sorting
+from pbkern.core.passes import threshold
 from pbkern.dsl.interpret import numpy_result
 from pbkern.fuse.access.windows_contractions import REDUCERS
 from pbkern.fuse.simplify.driver import retrace
 
 from .sorted_prefix import first_sorted
-
-# Larger index arrays are data.
-MOST_STATIC_INDICES = 4096
 
 # Scatter -> (combine, identity element). Adding -0 keeps the sign of a zero, adding 0 does not.
 COMBINE: dict[str, tuple[Callable, Callable]] = {
@@ -59,7 +58,8 @@ def _iota(eqn) -> np.ndarray:
 class Constants:
     """Values of index arithmetic that depends on literals only, also on literals outside of the body that uses it."""
 
-    def __init__(self, closed: jex.ClosedJaxpr) -> None:
+    def __init__(self, closed: jex.ClosedJaxpr, most_indices: float) -> None:
+        self.most_indices = most_indices
         self.makers: dict = {}
         self.known: dict = {}
         self.given: dict = {}  # operand of a body, the same in every step -> its value, wherever the body runs
@@ -67,7 +67,7 @@ class Constants:
 
     def _walk(self, closed: jex.ClosedJaxpr) -> None:
         for var, const in zip(closed.jaxpr.constvars, closed.consts):
-            if np.size(const) <= MOST_STATIC_INDICES and np.dtype(var.aval.dtype).kind in "iub":
+            if np.size(const) <= self.most_indices and np.dtype(var.aval.dtype).kind in "iub":
                 self.known[var] = np.asarray(const)
         for eqn in closed.jaxpr.eqns:
             if len(eqn.outvars) == 1 and eqn.primitive.name in ARITHMETIC:
@@ -86,7 +86,7 @@ class Constants:
 
     def _evaluate(self, var) -> np.ndarray | None:
         eqn = self.makers.get(var)
-        if var.aval.size > MOST_STATIC_INDICES or var.aval.dtype.kind not in "iub":
+        if var.aval.size > self.most_indices or var.aval.dtype.kind not in "iub":
             return None
         if eqn is None:
             return _agreed(map(self.value, self.given.get(var, ())))
@@ -122,34 +122,41 @@ def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
     )
 
 
-def updates_to_selects(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+@dataclass(frozen=True)
+class UpdatesToSelects:
     """Rewrites top_k, and the updates and dynamic slices whose places allow it."""
-    names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
 
-    def has_any(nested: jex.ClosedJaxpr) -> bool:
-        return any(
-            eqn.primitive.name in names or any(map(has_any, inner_jaxprs(eqn)))
-            for eqn in nested.jaxpr.eqns
-        )
-
-    if not has_any(closed):
-        return closed
-    constants = Constants(closed)
-    outer = set(map(id, closed.jaxpr.eqns))
-
-    def scatter(eqn, operands):
-        # In a loop XLA writes a moving window in place; a select would touch the whole array each
-        # step.
-        return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
-
-    rewrites: dict = dict.fromkeys(SCATTERS, scatter)
-    rewrites["top_k"] = lambda eqn, operands: by_sorting(eqn, operands, first_sorted)
-    rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
-    rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
-    rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(
-        eqn, operands, constants
+    most_indices: int = threshold(
+        4096, "elements of an array of known indices: larger ones are data. Source: not recorded"
     )
-    return retrace(closed, rewrites)
+
+    def __call__(self, closed: jex.ClosedJaxpr, options: object) -> jex.ClosedJaxpr:
+        names = {*SCATTERS, "gather", "dynamic_slice", "dynamic_update_slice", "top_k"}
+
+        def has_any(nested: jex.ClosedJaxpr) -> bool:
+            return any(
+                eqn.primitive.name in names or any(map(has_any, inner_jaxprs(eqn)))
+                for eqn in nested.jaxpr.eqns
+            )
+
+        if not has_any(closed):
+            return closed
+        constants = Constants(closed, self.most_indices)
+        outer = set(map(id, closed.jaxpr.eqns))
+
+        def scatter(eqn, operands):
+            # In a loop XLA writes a moving window in place; a select would touch the whole array each
+            # step.
+            return _scatter(eqn, operands, constants, moving=id(eqn) in outer)
+
+        rewrites: dict = dict.fromkeys(SCATTERS, scatter)
+        rewrites["top_k"] = lambda eqn, operands: by_sorting(eqn, operands, first_sorted)
+        rewrites["dynamic_slice"] = lambda eqn, operands: _dynamic_slice(eqn, operands, constants)
+        rewrites["gather"] = lambda eqn, operands: _gather(eqn, operands, constants)
+        rewrites["dynamic_update_slice"] = lambda eqn, operands: _dynamic_update_slice(
+            eqn, operands, constants
+        )
+        return retrace(closed, rewrites)
 
 
 # ---- slices and updates at constant starts

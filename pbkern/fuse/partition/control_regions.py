@@ -13,9 +13,11 @@ from jax.extend import core as jex
 from pbkern._jax import params_of
 from pbkern.core.jax_types import array_aval
 from pbkern.core.ops.scatter import SCATTERS
+from pbkern.core.passes import passed_over, run_passes
 from pbkern.fuse.graph import Inner, Node, order
+from pbkern.fuse.options import FuseOptions
 from pbkern.fuse.simplify.literal_operands import operands_as_equations, outputs_as_equations
-from pbkern.fuse.split.two_stage import split_reductions
+from pbkern.fuse.split.two_stage import SPLIT_REDUCTIONS
 from pbkern.fuse.tiling.block_search import schedule_at
 from pbkern.fuse.time_tiling.overlapped import tile_time
 
@@ -39,10 +41,13 @@ def named_jaxprs(eqn) -> Iterable[tuple[str, jex.ClosedJaxpr]]:
 def control_node(parts, eqn, partition: Callable) -> Node:
     """The node of control flow, fused only if all of its body is."""
     found = {}
+    options = FuseOptions.of(parts.options, parts.machine)
     for name, closed in named_jaxprs(eqn):
-        closed = operands_as_equations(
-            outputs_as_equations(split_reductions(closed, parts.machine))
+        of = f"{name} of {eqn.primitive.name}"
+        split = run_passes(
+            "partition", (SPLIT_REDUCTIONS,), closed, options, of=of, failed=passed_over(of)
         )
+        closed = operands_as_equations(outputs_as_equations(split))
         if closed.consts:
             return Node("xla", [eqn], list(eqn.outvars), reason="its body holds array constants")
         inside = partition(closed, parts.machine, parts.supports, parts.options)
@@ -119,6 +124,7 @@ def _time_blocks(parts, eqn, found: dict[str, Inner]) -> dict[str, Inner]:
         (params["num_consts"], params["num_carry"]),
         params["length"],
         parts.machine,
+        parts.limits,
     )
     if blocks is None:
         return {}

@@ -25,7 +25,7 @@ from pbkern.fuse.access.windows_contractions import partial_reduce_p
 from pbkern.fuse.complex.views import VIEWS_OF_COMPLEX
 from pbkern.fuse.cost.kinds import CONTRACTIONS, VIEWS, is_heavy, nbytes
 from pbkern.fuse.cost.model import Cost, CostModel
-from pbkern.fuse.graph import Edge, Node
+from pbkern.fuse.graph import Edge, Node, Partition
 from pbkern.fuse.indexing.sorted_prefix import first_sorted_p
 from pbkern.fuse.simplify.driver import CONTROL
 from pbkern.fuse.tiling.block_search import Schedule
@@ -36,6 +36,7 @@ from pbkern.fuse.tiling.search_memo import (
     memoised_search,
     tall_blocks_once,
 )
+from pbkern.fuse.time_tiling.limits import TimeTilingLimits
 
 from .control_regions import control_node
 
@@ -87,8 +88,8 @@ def alone_seconds(eqn, machine: CostModel) -> float:
 
 
 @dataclass(frozen=True)
-class GrowthLimits:
-    """When equations join groups, one by one or many together."""
+class GrowthLimits(TimeTilingLimits):
+    """When equations join groups, one by one or many together, and steps of loops share kernels."""
 
     tie: float = threshold(
         1.002, "time together, relative to apart: one kernel wins a tie with two"
@@ -152,14 +153,7 @@ class Partitioner:
         self.edges: list[Edge] = []
 
     def __str__(self) -> str:
-        """A line per node: what it is, how many equations it has, its results and modelled time."""
-        rows = []
-        for node in self.nodes:
-            names = ", ".join(eqn.primitive.name for eqn in node.eqns)
-            results = " ".join(output.aval.str_short() for output in node.outputs)
-            time = f", {node.seconds * 1e6:.2f} us" if node.schedule else ""
-            rows.append(f"{node.kind} of {len(node.eqns)}{time} -> {results}\n  {names}")
-        return "\n".join(rows)
+        return str(Partition(self.nodes, self.edges))
 
     # -- bookkeeping
 

@@ -20,8 +20,6 @@ from pbkern.fuse.access.windows_contractions import greatest, least
 
 from .dilated_convolution import undilated
 from .empty_scatter_indices import index_first_elements
-from .max_pool_gradient import scatter_to_argmax
-from .powers import write_out
 
 Rewrite = Callable  # (eqn, operands) -> list of results, or None to keep the equation
 
@@ -323,7 +321,6 @@ REWRITES: dict[str, Rewrite] = {
     "reshape": _reshape,
     "reduce": _reduce,
     "reduce_window": _reduce_window,
-    "select_and_scatter_add": scatter_to_argmax,
     **dict.fromkeys(SCATTERS, index_first_elements),
     **dict.fromkeys(
         ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"),
@@ -337,7 +334,4 @@ REWRITES: dict[str, Rewrite] = {
     "reduce_window_max": _window(least),
     "reduce_window_min": _window(greatest),
 }
-UNSAFE: dict[str, Rewrite] = {
-    "div": _first(_fold_scalars, _div_unsafe),
-    "pow": write_out,
-}
+UNSAFE: dict[str, Rewrite] = {"div": _first(_fold_scalars, _div_unsafe)}

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pbkern.core.affine import Affine
+from pbkern.core.passes import Pass, threshold
 from pbkern.lower.nest.conditions.index_tests import (
     BOOL,
     Bounds,
@@ -50,9 +51,6 @@ from pbkern.lower.nest.ir import (
 )
 from pbkern.lower.values.values import ZERO
 
-# Rounds until it is known how far buffers are needed: what moves along scratch step by step would
-# take one per step.
-MOST_ROUNDS = 24
 # Bytes in which elements are multiplied together: a tail of narrow ones starts at whole words.
 JOINT_BYTES = 4
 
@@ -67,15 +65,34 @@ class Body:
     handed_on: Mapping[Buf, Hashable]
 
 
-def trim(lists: Sequence[Body]) -> list[list[Stmt]]:
-    """The statements of each body, without what nothing reads of any of them."""
-    shortened = [replace(list_, stmts=_without_tails(list_)) for list_ in lists]
-    needs = _Needs(shortened)
-    if not needs.settle():
-        return [body.stmts for body in shortened]
-    return [
-        relocated(needs.trimmed(body), needs.smaller(body).get, body.pool) for body in shortened
-    ]
+@dataclass(frozen=True)
+class DropDeadPoints:
+    """Takes from the statements of each body what nothing reads of any of them."""
+
+    most_rounds: int = threshold(
+        24,
+        "rounds until it is known how far buffers are needed: what moves along scratch step by step would take one per step. "
+        "Source: not recorded",
+    )
+
+    def __call__(self, lists: Sequence[Body]) -> list[Body]:
+        shortened = [replace(body, stmts=_without_tails(body)) for body in lists]
+        needs = _Needs(shortened)
+        if not needs.settle(self.most_rounds):
+            return shortened
+        return [
+            replace(body, stmts=relocated(needs.trimmed(body), needs.smaller(body).get, body.pool))
+            for body in shortened
+        ]
+
+
+# Runs on all cases of a kernel at once, where blocks cross the ends of arrays.
+DROP_DEAD_POINTS = Pass(
+    "drop dead points",
+    DropDeadPoints(),
+    "blocks that cross the ends of arrays compute only what is inside",
+    required=True,
+)
 
 
 def _flat(stmts: Sequence[Stmt], bounds: Bounds) -> Iterator[tuple[Stmt, Bounds]]:
@@ -104,9 +121,9 @@ class _Needs:
             if buf.storage
         }
 
-    def settle(self) -> bool:
+    def settle(self, most_rounds: int) -> bool:
         """Grows the needs until they cover all that they lead to; False where that takes too long."""
-        for _ in range(MOST_ROUNDS):
+        for _ in range(most_rounds):
             self.changed = False
             for body in self.bodies:
                 for stmt, bounds in _flat(body.stmts, body.bounds):
