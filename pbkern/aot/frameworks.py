@@ -54,6 +54,14 @@ def polyblocks_aot_tf(
       output: as of polyblocks_aot_jax.
       emit: as of polyblocks_aot_jax.
     Raises what polyblocks_aot_jax and polyblocks_jit_tf raise. Nothing is written then.
+
+    Examples:
+      >>> import tensorflow as tf
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     library = pbkern.polyblocks_aot_tf(lambda x: x * 2, output=folder)(tf.ones(4))
+      ...     sorted(library.paths)
+      ['header', 'obj']
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:
@@ -93,6 +101,13 @@ def polyblocks_aot_torch(
       emit: as of polyblocks_aot_jax.
     Raises what polyblocks_aot_jax raises; UnsupportedOp, which names all operators that are not
     compiled, and for modules that change their buffers. Nothing is written then.
+
+    Examples:
+      >>> import tempfile, torch
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     library = pbkern.polyblocks_aot_torch(torch.nn.ReLU().eval(), output=folder)(torch.ones(4))
+      ...     sorted(library.paths)
+      ['header', 'obj']
     """
     compile_options = named_once(compile_options, runtime_args)
     if fn is None:

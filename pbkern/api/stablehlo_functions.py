@@ -39,6 +39,13 @@ def from_stablehlo(source: Any, *, compile_options: Any = None) -> ImportedFunct
     Raises ArgumentError for what is no StableHLO program, UnsupportedOp, which names all operations
     that cannot be imported, OptionError; when called, ArgumentError for arguments of other types
     than the program's.
+
+    Examples:
+      >>> exported = jax.export.export(jax.jit(lambda x: jnp.tanh(x) * 2))
+      >>> program = exported(jax.ShapeDtypeStruct((8,), "float32"))
+      >>> f = pbkern.from_stablehlo(program.serialize())
+      >>> f(jnp.zeros(8)).shape
+      (8,)
     """
     options = CompileOptions.from_dict(compile_options)
     for name in ("static_argnums", "static_argnames", "donate_argnames"):

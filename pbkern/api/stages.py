@@ -32,6 +32,7 @@ STAGES = {
     "plan": "txt",
     "kernels": "py",
     "nests": "txt",
+    "schedule": "txt",
     "mlir": "mlir",
     "llvm": "mlir",
     "asm": "s",

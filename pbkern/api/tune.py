@@ -121,6 +121,12 @@ def tune(function: Callable, *args: Any, budget: float = 30.0, **kwargs: Any) ->
       budget: seconds that the search may take, about; compiling a candidate is not interrupted.
       **kwargs: its named arguments, in the same way.
     Raises OptionError for a budget that is not above 0.
+
+    Examples:
+      >>> tuning = pbkern.tune(lambda x: x * 2, jnp.ones(1 << 16), budget=0.1)  # doctest: +ELLIPSIS
+      <lambda>: ...
+      >>> tuning.after > 0  # seconds of a call
+      True
     """
     if not budget > 0:
         raise OptionError(

@@ -54,6 +54,19 @@ def interpret(kernel: Kernel, *arrays, check_races: bool = True) -> list[np.ndar
 
     Raises OutOfBoundsError for an index outside a block and, with `check_races`, RaceError for two
     parallel programs that write one element.
+
+    Args:
+      kernel: the Kernel.
+      *arrays: one per entry of kernel.in_types, of that shape and dtype.
+      check_races: two parallel programs that write one element are an error.
+
+    Examples:
+      >>> @pbkern.kernel(out_shape=jax.ShapeDtypeStruct((4,), "float32"))
+      ... def doubled(x, o):
+      ...     o[...] = 2 * x[...]
+      >>> traced = doubled.trace(jnp.ones(4))
+      >>> pbkern.interpret(traced, np.arange(4, dtype=np.float32))[0].tolist()
+      [0.0, 2.0, 4.0, 6.0]
     """
     programs, *last = kernel.stages
     results = _interpret_stage(programs, arrays[: len(programs.inputs)], check_races)

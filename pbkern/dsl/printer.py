@@ -40,7 +40,15 @@ LINE_WIDTH = 100
 
 
 def source(kernel: Kernel) -> str:
-    """DSL source of a kernel: imports, its last stage, index maps that need statements, decorator, body."""
+    """DSL source of a kernel: imports, its last stage, index maps that need statements, decorator, body.
+
+    The text is a program: `rebuild` makes the same kernel of it.
+
+    Examples:
+      >>> (traced,) = pbkern.jit(lambda x: x * 2).kernels(jax.ShapeDtypeStruct((8,), "float32"))
+      >>> "out0[...] = b" in pbkern.source(traced)
+      True
+    """
     imports: set[str] = set()
     lines = _definition(kernel.finish, imports) if kernel.finish else []
     lines += _definition(kernel, imports)
@@ -81,7 +89,17 @@ def _definition(kernel: Kernel, imports: set[str]) -> list[str]:
 
 
 def rebuild(text: str) -> Kernel:
-    """Runs DSL source and traces the (last) kernel that it defines. It must give in_types."""
+    """Runs DSL source and traces the (last) kernel that it defines. It must give in_types.
+
+    Args:
+      text: as `source` writes it, edited or not. It is run as a program of its own.
+    Raises KernelError where it defines no kernel with in_types, and what running it raises.
+
+    Examples:
+      >>> (traced,) = pbkern.jit(lambda x: x * 2).kernels(jax.ShapeDtypeStruct((8,), "float32"))
+      >>> pbkern.rebuild(traced.source()).content == traced.content
+      True
+    """
     filename = f"<pbkern kernel {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict = {"__name__": "pbkern_rebuilt"}

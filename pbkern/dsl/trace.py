@@ -115,6 +115,17 @@ def kernel(
     that no program stores to are what was in memory.
 
     Raises KernelError, at the body's line, when called or traced.
+
+    Examples:
+      >>> rows = pbkern.BlockSpec((16, 128), lambda i: (i, 0))
+      >>> @pbkern.kernel(
+      ...     grid=(4,), in_specs=[rows, pbkern.BlockSpec()], out_specs=rows,
+      ...     out_shape=jax.ShapeDtypeStruct((60, 128), "float32"),
+      ... )
+      ... def scaled(x, scale, o):
+      ...     o[...] = x[...] * scale[...]
+      >>> scaled(jnp.ones((60, 128)), jnp.full((1, 128), 3.0))[59, 127].tolist()
+      3.0
     """
     spec = grid_spec or GridSpec(grid, in_specs, out_specs, scratch_shapes, num_scalar_prefetch)
 

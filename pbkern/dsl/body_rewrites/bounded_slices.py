@@ -39,6 +39,17 @@ class BoundedSlice:
 
     What a read returns beyond the slice is unspecified; stores there are dropped. `in_bounds` tells
     which positions it has. The slice may reach beyond the array's end. Slices of size 0 are empty.
+
+    Examples:
+      >>> starts = pbkern.BlockSpec((pbkern.BoundedSlice(4),), lambda i: (pbkern.ds(3 * i, 3),))
+      >>> @pbkern.kernel(
+      ...     grid=(2,), in_specs=[starts], out_specs=pbkern.BlockSpec((1,), lambda i: (i,)),
+      ...     out_shape=jax.ShapeDtypeStruct((2,), "float32"),
+      ... )
+      ... def sums(x, o):
+      ...     o[0] = jnp.where(pbkern.in_bounds(x, 0), x[...], 0).sum()
+      >>> sums(jnp.arange(6.0)).tolist()
+      [3.0, 12.0]
     """
 
     size: int

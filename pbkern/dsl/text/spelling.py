@@ -213,6 +213,17 @@ def bind(name: str, *operands, **params) -> Any:
     """Binds a JAX or pbkern primitive by name, with exactly these parameters.
 
     Printed kernels use it for parameters that the public functions cannot say.
+
+    Args:
+      name: the primitive's, as str(jaxpr) shows it.
+      *operands: arrays, numbers or Refs.
+      **params: all parameters of its equation.
+    Returns an array, or a list where the primitive has several results. Raises KernelError for a name that
+    no primitive has.
+
+    Examples:
+      >>> pbkern.bind("mul", jnp.arange(3.0), jnp.arange(3.0)).tolist()
+      [0.0, 1.0, 4.0]
     """
     primitive = _primitives().get(name)
     if primitive is None:

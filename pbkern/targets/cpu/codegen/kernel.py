@@ -33,6 +33,7 @@ from pbkern.targets.cpu.lower_options import LowerOptions
 from pbkern.targets.cpu.math.table import AVX512
 from pbkern.targets.cpu.passes import CPU_PASSES
 from pbkern.targets.cpu.schedule import register_promotion
+from pbkern.targets.cpu.schedule.schedule_text import schedule_text
 from pbkern.targets.host.kernel_text import FunctionText, LoweredKernel
 from pbkern.targets.llvm.repairs import repaired
 
@@ -132,6 +133,7 @@ class KernelLowering(ProgramText):
             programs,
             self.arena_bytes,
             "\n".join(self.shown),
+            schedule_text(self.nests, self.options.prefetch_steps),
             sum(buf.storage is None for buf in self.bufs),
             tuple(self.nests.copies),
         )

@@ -33,10 +33,10 @@ from pbkern.lower.passes.strips.strip_mining import (
     with_runs_changed,
 )
 from pbkern.targets.cpu.machine import ROWS_AT_ONCE, Vectors
-from pbkern.targets.cpu.schedule.nest_schedule import scheduled
+from pbkern.targets.cpu.schedule.nest_schedule import NestSchedule, scheduled
+from pbkern.targets.cpu.schedule.prefetch import is_far, is_matrix_product
 from pbkern.targets.cpu.schedule.register_tiles import choose
 
-from .prefetch import is_far, is_matrix_product
 from .row_fusion import fuse_over_rows
 
 
@@ -89,7 +89,8 @@ class BlockForCaches(StripLimits):
 def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> list[Stmt]:
     """A nest with rows that are far apart a few at a time: all of one sum before those of the next."""
     vectors = context.options.vectors
-    row_dim = _streamed_rows(nest, vectors, limits)
+    schedule = choose(nest, vectors)
+    row_dim = _streamed_rows(nest, schedule, limits)
     if row_dim is None:
         return [nest]
     apart = next(
@@ -98,7 +99,7 @@ def _rows_at_once(nest: Nest, context: NestContext, limits: BlockForCaches) -> l
     chain = Chain.find(NestRun([nest]), {0: apart or row_dim})
     if chain is None:
         return [nest]
-    whole = choose(nest, vectors).vector in nest.rdims  # each row is a sum of its own
+    whole = schedule.vector in nest.rdims  # each row is a sum of its own
     cut = StripMinedLoop(
         chain, 1 if apart or whole else ROWS_AT_ONCE, set(), context, limits.many_strips
     ).statements()
@@ -126,14 +127,13 @@ def _is_around(nest: Nest, outer: str, rows: str) -> bool:
     )
 
 
-def _streamed_rows(nest: Nest, vectors: Vectors, limits: BlockForCaches) -> str | None:
+def _streamed_rows(nest: Nest, schedule: NestSchedule, limits: BlockForCaches) -> str | None:
     """The dimension of a reduction over rows that are far apart, whose elements are used once each.
 
     Columns in registers would be added up one line of memory after the other, rows apart: a few
     rows at a time, along their whole length, are what prefetchers follow. So would rows that are
     summed up each, before those of the next sum.
     """
-    schedule = choose(nest, vectors)
     vector = schedule.vector
     live = [rdim for rdim in nest.rdims if nest.dims[rdim] > 1 and rdim != vector]
     if len(live) != 1 or nest.ordered or any(store.inner for store in nest.stores):

@@ -35,8 +35,11 @@ class PadScratchRows:
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
         nests = [stmt for stmt in every(stmts) if isinstance(stmt, Nest)]
-        vectors = context.options.vectors
-        stencils = {expr.buf for nest in nests for expr in overlapping(nest, vectors)}
+        stencils = {
+            load.buf
+            for nest in nests
+            for load in overlapping(nest, context.policy.vector_dimension(nest))
+        }
         found = {stencil for stencil in stencils if _row_bytes(stencil) % LINE_VECTOR_BYTES}
         found |= {
             store.buf

@@ -17,7 +17,7 @@ from pbkern.lower.nest.addresses import flat_index
 from pbkern.lower.nest.ir import Buf, For, Load, Nest, Store
 from pbkern.targets.cpu.machine import Vectors
 
-from .nest_schedule import NestSchedule, decided_schedule
+from .nest_schedule import NestSchedule, final_schedule
 from .register_tiles import MAX_TILE_NODES, column_vectors
 
 # Registers that the arithmetic of a round needs beside what is kept. Source: not recorded.
@@ -51,7 +51,7 @@ class PromotionPlan:
 
 
 def plan(
-    loop: For, vectors: Vectors, schedule_of: Callable[[Nest], NestSchedule] = decided_schedule
+    loop: For, vectors: Vectors, schedule_of: Callable[[Nest], NestSchedule] = final_schedule
 ) -> PromotionPlan | None:
     """Plans what a loop keeps, with these schedules of its nests; None if there is nothing."""
     if not all(

@@ -20,12 +20,10 @@ from typing import NamedTuple
 from pbkern.core.affine import Affine
 from pbkern.lower.nest.addresses import flat_coefficient, flat_index, is_written
 from pbkern.lower.nest.ir import Buf, Expr, Load, Nest, Op, Pool, Shifted
-from pbkern.targets.cpu.machine import Vectors
 from pbkern.targets.cpu.math.op_cycles import COST
 
 from .interleaved_access import is_strided
 from .nest_schedule import NestSchedule, overwritten_by
-from .register_tiles import choose
 from .vector_dimension import is_long_point
 
 # Bytes of a vector that fills a cache line.
@@ -364,11 +362,10 @@ def _moving_dim(axis: int, index: tuple[Affine, ...], nest: Nest) -> str | None:
     return steps[0] if sum(steps[0] in position.symbols for position in index) == 1 else None
 
 
-def overlapping(nest: Nest, vectors: Vectors) -> Iterable[Load]:
-    """Loads of scratch at several places of a row, within a nest without reductions."""
+def overlapping(nest: Nest, vector: str | None) -> Iterable[Load]:
+    """Loads of scratch at several places of a row, within a nest without reductions that has vectors along `vector`."""
     if nest.reductions:
         return
-    vector = choose(nest, vectors).vector
     rows: dict[tuple, dict[int, Load]] = {}
     for candidate in _candidates(nest, vector) if vector else ():
         buf, index = candidate.access
