@@ -235,8 +235,8 @@ def bind_again(eqn, operands: Sequence, params: dict | None = None) -> list:
     What `bind` takes are not always an equation's parameters: shard_map and others have functions
     there, and keep jaxprs.
     """
-    own = eqn.params if params is None else _native(eqn.primitive, operands, params)
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(own))
+    bound_params = eqn.params if params is None else _native(eqn.primitive, operands, params)
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(bound_params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
@@ -287,24 +287,24 @@ def ref_indexers(eqn) -> list[tuple]:
 
 def shaped_indexers(eqn) -> list[tuple[tuple, tuple[int, ...]]]:
     """(index tuple, shape that it indexes) of a get / swap / addupdate equation, outermost first; other transforms end it."""
-    found = []
+    indexers = []
     for transform in jax.tree.unflatten(
         eqn.params["tree"], eqn.invars[REF_OPERANDS[eqn.primitive.name] :]
     ):
         if not isinstance(transform, indexing.NDIndexer):
             break
-        found.append((tuple(transform.indices), tuple(transform.shape)))
-    return found
+        indexers.append((tuple(transform.indices), tuple(transform.shape)))
+    return indexers
 
 
 def unflatten_indexers(tree, leaves) -> list[tuple]:
     """Index tuples from a Ref primitive's `tree` and index operands (atoms or values)."""
-    found = []
+    indexers = []
     for transform in jax.tree.unflatten(tree, leaves):
         if not isinstance(transform, indexing.NDIndexer):
             raise NotImplementedError(f"Ref transform {type(transform).__name__}")
-        found.append(tuple(transform.indices))
-    return found
+        indexers.append(tuple(transform.indices))
+    return indexers
 
 
 def flatten_indices(
@@ -336,8 +336,8 @@ def flatten_subscript(ref, index, masked: bool) -> tuple[object, list, object]:
         for position, size in zip(index, shape)
     )
     anywhere = tuple(max(size, 2**31 - 1) for size in shape)
-    found = indexing.NDIndexer.from_indices_shape(index, anywhere)
-    indexer = indexing.NDIndexer(found.indices, tuple(shape), found.int_indexer_shape)
+    whole = indexing.NDIndexer.from_indices_shape(index, anywhere)
+    indexer = indexing.NDIndexer(whole.indices, tuple(shape), whole.int_indexer_shape)
     base, outer = state.get_ref_and_transforms(ref, None, "load")
     return (base, *jax.tree.flatten((*outer, indexer)))
 
@@ -464,9 +464,9 @@ def without_ref_operands(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, tupl
     refs = [
         n for n, aval in enumerate(closed.in_avals) if is_ref(aval)
     ]  # all of them are results afterwards
-    kept = [*range(count), *(count + k for k, ref in enumerate(refs) if ref in written)]
+    remaining = [*range(count), *(count + k for k, ref in enumerate(refs) if ref in written)]
     outvars, info = (
-        [pure.jaxpr.outvars[position] for position in kept],
+        [pure.jaxpr.outvars[position] for position in remaining],
         pure.jaxpr.debug_info.with_unknown_names(),
     )
     return core.ClosedJaxpr(
@@ -600,10 +600,10 @@ def transposed_jaxpr(
             next(cts) if nz else Zero(aval.to_ct_aval())
             for nz, aval in zip(nonzero_ct, closed.out_avals)
         ]
-        found = ad.backward_pass(closed.jaxpr, False, closed.consts, operands, cotangents)
-        found = [ct for ct, is_linear in zip(found, linear) if is_linear]
-        nonzero[:] = [type(ct) is not Zero for ct in found]
-        return [ct for ct in found if type(ct) is not Zero]
+        cotangents_back = ad.backward_pass(closed.jaxpr, False, closed.consts, operands, cotangents)
+        cotangents_back = [ct for ct, is_linear in zip(cotangents_back, linear) if is_linear]
+        nonzero[:] = [type(ct) is not Zero for ct in cotangents_back]
+        return [ct for ct in cotangents_back if type(ct) is not Zero]
 
     return jax.make_jaxpr(run)(*known_avals, *ct_avals), tuple(nonzero)
 
@@ -728,14 +728,14 @@ def copy_operands(eqn, operands) -> tuple:
 
     They are those of a dma_start or dma_wait equation, of its operands or of their types.
     """
-    found = eqn.params["tree"].unflatten(list(operands))
+    subscripts = eqn.params["tree"].unflatten(list(operands))
     ends = (
         (operand.ref, operand.transforms)
         if isinstance(operand, types.TransformedRef)
         else (operand, ())
-        for operand in found[:2]
+        for operand in subscripts[:2]
     )
-    return (*ends, *found[2:])
+    return (*ends, *subscripts[2:])
 
 
 def key_implementation(dtype):

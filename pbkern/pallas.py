@@ -169,7 +169,7 @@ def _native(ctx, nodes, params: dict):
             for operand, type_ in zip(imported.operands, kernel.in_types)
         ]
         if _prints(kernel.body.jaxpr):  # the CPU's alone
-            made = _jax.ffi_call(
+            returned = _jax.ffi_call(
                 compiled.ffi_name,
                 results,
                 *held,
@@ -177,9 +177,9 @@ def _native(ctx, nodes, params: dict):
                 has_side_effect=True,
             )
         else:
-            made = target.call(compiled, *held)
-        found = checks.after([kernel], made)
-        return [_held(x, aval.dtype) for x, aval in zip(found, ctx.avals_out)]
+            returned = target.call(compiled, *held)
+        checked = checks.after([kernel], returned)
+        return [_held(x, aval.dtype) for x, aval in zip(checked, ctx.avals_out)]
 
     sources = {
         i: jax.core.ShapedArray(tuple(view.source.type.shape), ctx.avals_in[i].dtype)

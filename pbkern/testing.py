@@ -41,9 +41,9 @@ def assert_kernels(function: Callable, args: Sequence, n: int) -> None:
     """
     _assert_nothing_left(function, args)
     explanation = _compiled(function).explain(*args)
-    found = len(explanation.kernels)
-    assert found == n, (
-        f"{explanation.name}: {_counted(found, 'kernel')}, expected {n}\n{_kernels(explanation)}"
+    count = len(explanation.kernels)
+    assert count == n, (
+        f"{explanation.name}: {_counted(count, 'kernel')}, expected {n}\n{_kernels(explanation)}"
     )
 
 
@@ -65,10 +65,10 @@ def assert_fused(function: Callable, args: Sequence, kernels: int | None = None)
     """
     _assert_nothing_left(function, args)
     explanation = _compiled(function).explain(*args)
-    found = len(explanation.kernels)
-    if kernels is not None and found > kernels:
+    count = len(explanation.kernels)
+    if kernels is not None and count > kernels:
         raise AssertionError(
-            f"{explanation.name}: {_counted(found, 'kernel')}, at most {kernels} expected\n{_kernels(explanation)}"
+            f"{explanation.name}: {_counted(count, 'kernel')}, at most {kernels} expected\n{_kernels(explanation)}"
         )
 
 

@@ -220,10 +220,10 @@ def _tf_library(
         [isinstance(source, tf.Variable) for source in captured.captures],
     )
     single = len(given.tensors) == len(args) and not kwargs
-    own = (
+    argument_names = (
         parameter_names(fn, len(args)) if single else [f"in{k}" for k in range(len(given.tensors))]
     )
-    names = [*own, *(variable.name.partition(":")[0] for variable in variables)]
+    names = [*argument_names, *(variable.name.partition(":")[0] for variable in variables)]
     return _library(
         jaxpr, name, options, output, emit, names, _numbered("out", captured.count), held
     )
@@ -295,15 +295,15 @@ def _torch_library(
 ) -> Library:
     from pbkern.frontends.torch.exported import exported
 
-    found = exported(fn, args, kwargs or {})
+    captured = exported(fn, args, kwargs or {})
     return _library(
-        found.jaxpr,
+        captured.jaxpr,
         name,
         options,
         output,
         emit,
-        found.in_names,
-        _numbered("output", len(found.jaxpr.out_avals)),
+        captured.in_names,
+        _numbered("output", len(captured.jaxpr.out_avals)),
     )
 
 

@@ -292,7 +292,7 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         marked: dict[str, Any] = static.as_jit("static") | donated.as_jit("donate") | jit_kw
         self._jitted: Any = jax.jit(traced, **marked)
         type(self).__call__ = staticmethod(self._jitted)  # type: ignore[assignment, method-assign]
-        split = lambda args, kwargs: (static.these(args, kwargs), static.others(args, kwargs))
+        split = lambda args, kwargs: (static.these(args, kwargs), static.unmarked(args, kwargs))
         self._dispatch = result_pool.Dispatch(self._into_buffers, split)
         self._options, self._jit_kw = options, jit_kw
 
@@ -399,14 +399,14 @@ class JitFunction(PublicNames, PickledByName, Generic[P, R]):
         build, options = self.build(args, kwargs)
         native = _jax.has_cpu_lowering("pallas_call")
         name = get_target(options.target).name
-        found = explain_handwritten.explained(
+        explanation = explain_handwritten.explained(
             build.fused.explanation, build.fused.jaxpr, name, native
         )
-        found = dataclasses.replace(found, verbose=verbose)
+        explanation = dataclasses.replace(explanation, verbose=verbose)
         if not measure:
-            return found
-        reported = {kernel.name for kernel in found.kernels}
-        return found.with_times(
+            return explanation
+        reported = {kernel.name for kernel in explanation.kernels}
+        return explanation.with_times(
             {
                 kernel.name: kernel_seconds(kernel, options)
                 for kernel in build.fused.kernels()

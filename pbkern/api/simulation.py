@@ -102,10 +102,10 @@ def simulate(
 
     def run(program: HostProgram, operands) -> list:
         compiled: NvProgram = build.compiled[program.name]
-        found, cost = compiled.simulated([np.asarray(operand) for operand in operands], check)
+        results, cost = compiled.simulated([np.asarray(operand) for operand in operands], check)
         checks.raise_failed(program.kernels())
         counts.append(cost)
-        return found
+        return results
 
     flat = traced.trace(*args, **kwargs)
     leaves = [

@@ -160,10 +160,10 @@ class TfFunction(PublicNames):
         if self.input_signature is not None:
             args, kwargs = arguments.by_signature(self.input_signature, args, kwargs), {}
         given = arguments.arguments(args, kwargs)
-        found = self._compiled.get(given.key)
-        if found is None:
-            found = self._compiled[given.key] = _compile(self.__wrapped__, given, self.options)
-        return found, given.tensors
+        compiled = self._compiled.get(given.key)
+        if compiled is None:
+            compiled = self._compiled[given.key] = _compile(self.__wrapped__, given, self.options)
+        return compiled, given.tensors
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,9 @@ def polymage_jit_torch(
 
 def compile_fx(module: Any, inputs: Any, *, options: Any = None, **_: Any) -> Any:
     """The backend "pbkern" of torch.compile, with compile options as `torch.compile(..., options={...})`."""
-    found = CompileOptions.from_dict(merged(options, {}))
-    check_for("polyblocks_jit_torch", found)
-    return _calls().backend(found, _numbered(options))(module, inputs)
+    parsed = CompileOptions.from_dict(merged(options, {}))
+    check_for("polyblocks_jit_torch", parsed)
+    return _calls().backend(parsed, _numbered(options))(module, inputs)
 
 
 # The version whose torch.compile has the options that torch_calls.py uses.

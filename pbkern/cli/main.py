@@ -82,16 +82,16 @@ def normalised(arguments: Sequence[str]) -> list[str]:
     `pbkern FILE.py:FUNCTION -aot ...`, as the document writes it, is `compile`; without -aot,
     `run`.
     """
-    found = list(arguments)
-    if found[:1] == ["bench"]:
-        return found
-    found = [
+    words = list(arguments)
+    if words[:1] == ["bench"]:
+        return words
+    words = [
         option_flags.as_switch(f"-{arg}" if re.match(r"-[a-z][a-z0-9-]+(=|$)", arg) else arg)
-        for arg in found
+        for arg in words
     ]
-    if found and found[0] not in EXAMPLES and any(re.search(r"\.py:\w", arg) for arg in found):
-        return ["compile" if "--aot" in found else "run", *found]
-    return found
+    if words and words[0] not in EXAMPLES and any(re.search(r"\.py:\w", arg) for arg in words):
+        return ["compile" if "--aot" in words else "run", *words]
+    return words
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -154,8 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     targets.add_argument(
         "--devices", action="store_true", help="list the processors that libraries can be made for"
     )
-    kept = command("cache", "compiled programs and tuned schedules on disk")
-    kept.add_argument(
+    cache = command("cache", "compiled programs and tuned schedules on disk")
+    cache.add_argument(
         "action",
         choices=look.CACHE_ACTIONS,
         help="print the folder, count what is in it, or empty it",

@@ -113,14 +113,14 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
     Raises OptionError for a text that is neither that nor a name.
     """
-    found = re.fullmatch(r"([^{}]+)(?:\{(.*)\})?", text)
+    match = re.fullmatch(r"([^{}]+)(?:\{(.*)\})?", text)
     try:
-        if found is None:
+        if match is None:
             raise ValueError(text)
-        if found[2] == OFF:
-            return found[1], {OFF: True}
-        pairs = [part.split("=", 1) for part in filter(None, (found[2] or "").split(","))]
-        return found[1], {name.strip(): ast.literal_eval(value.strip()) for name, value in pairs}
+        if match[2] == OFF:
+            return match[1], {OFF: True}
+        pairs = [part.split("=", 1) for part in filter(None, (match[2] or "").split(","))]
+        return match[1], {name.strip(): ast.literal_eval(value.strip()) for name, value in pairs}
     except (ValueError, SyntaxError):
         raise OptionError(
             f"`{text}` names no pass with thresholds", hint="write it as unswitch{most_copies=2}"

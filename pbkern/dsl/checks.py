@@ -108,8 +108,8 @@ def error(eqn, kernel: str, program: Sequence[int], values: Sequence) -> CheckEr
 
 def messages(jaxpr: jex.Jaxpr) -> frozenset[str]:
     """Messages of all checks in a body."""
-    found = {eqn.params["message"] for eqn in jaxpr.eqns if eqn.primitive is fail_p}
-    return frozenset(found).union(
+    texts = {eqn.params["message"] for eqn in jaxpr.eqns if eqn.primitive is fail_p}
+    return frozenset(texts).union(
         *(messages(j.jaxpr) for eqn in jaxpr.eqns for j in inner_jaxprs(eqn))
     )
 

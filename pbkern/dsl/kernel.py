@@ -219,8 +219,8 @@ class Kernel:
     @property
     def in_types(self) -> tuple[ArrayType, ...]:
         """Types that a call takes: the programs' operands, then the last stage's own."""
-        own = tuple(operand.array for operand in self.inputs)
-        return own if self.finish is None else own + self.finish.in_types[len(self.outputs) :]
+        types = tuple(operand.array for operand in self.inputs)
+        return types if self.finish is None else types + self.finish.in_types[len(self.outputs) :]
 
     @property
     def out_types(self) -> tuple[ArrayType, ...]:

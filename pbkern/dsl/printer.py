@@ -104,12 +104,12 @@ def rebuild(text: str) -> Kernel:
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict = {"__name__": "pbkern_rebuilt"}
     exec(compile(text, filename, "exec"), namespace)
-    found = [value for value in namespace.values() if isinstance(value, KernelFunction)]
-    if not found:
+    kernels = [value for value in namespace.values() if isinstance(value, KernelFunction)]
+    if not kernels:
         raise KernelError(
             "the source defines no kernel", hint="a function under @pbkern.kernel(...)"
         )
-    return found[-1].trace()
+    return kernels[-1].trace()
 
 
 def same_kernel(kernel: Kernel, other: Kernel) -> bool:
@@ -212,10 +212,10 @@ def _ref_names(kernel: Kernel) -> list[str]:
         f"out{n}" for n in range(len(kernel.outputs))
     ]
     plain += [f"scratch{n}" for n in range(len(kernel.scratch))]
-    own = [re.search(r"`(\w+)`", operand.origin) for operand in kernel.inputs + kernel.outputs]
+    matches = [re.search(r"`(\w+)`", operand.origin) for operand in kernel.inputs + kernel.outputs]
     names = [
         match.group(1) if match else fallback
-        for match, fallback in itertools.zip_longest(own, plain)
+        for match, fallback in itertools.zip_longest(matches, plain)
     ]
     taken = {"jax", "jnp", "lax", "pbkern", kernel.name}
     return plain if len(set(names)) < len(names) or taken & set(names) else names
@@ -397,9 +397,9 @@ class _Printer:
         self.scope.names |= {var: self.scope.expr(atom) for var, atom in zip(inner, atoms)}
 
     def function_name(self, kind: str) -> str:
-        while (found := f"{kind}_{next(self._functions)}") in self.reserved:
+        while (name := f"{kind}_{next(self._functions)}") in self.reserved:
             pass
-        return found
+        return name
 
     def cond(self, eqn, producers: dict) -> list[str]:
         kind, selected = selector(eqn, producers)

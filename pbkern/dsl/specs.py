@@ -98,15 +98,15 @@ def array_type(x, what: str, at: str | None = None) -> ArrayType:
             hint="jax.ShapeDtypeStruct((8, 128), jnp.float32)",
         )
     try:
-        found = ArrayType(tuple(int(size) for size in x.shape), np.dtype(x.dtype))
-        if not found.dtype.isnative:
+        type_ = ArrayType(tuple(int(size) for size in x.shape), np.dtype(x.dtype))
+        if not type_.dtype.isnative:
             raise KernelError(
                 f"{what} has the bytes of its elements in another order than this machine",
                 at=at,
                 why=f"dtype {x.dtype.str}",
                 hint="x.astype(x.dtype.newbyteorder('='))",
             )
-        return found
+        return type_
     except TypeError:
         raise KernelError(
             f"{what} has a dtype that kernels do not take",

@@ -222,9 +222,11 @@ def plan(
         segments = make_segments(name, simple, parts.nodes, params_for)
     if strict:
         refuse_leftovers(name, segments)
-    made = Plan(name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes)
-    made.explanation = explain(name, parts, made)
-    return made
+    result = Plan(
+        name, simple.jaxpr, as_arrays(simple.consts), segments, results, nodes=parts.nodes
+    )
+    result.explanation = explain(name, parts, result)
+    return result
 
 
 def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tuple[Segment, ...]:
@@ -237,8 +239,8 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
         if run[0].kind == "xla":
             segments.append(xla_segment(run, needed))
             continue
-        made = {output for node in run for output in node.outputs}
-        read = {var for node in run for var in node.reads()} - made
+        computed = {output for node in run for output in node.outputs}
+        read = {var for node in run for var in node.reads()} - computed
         reads = tuple(
             var for var in (*jaxpr.constvars, *jaxpr.invars, *_made_before(segments)) if var in read
         )
@@ -250,9 +252,9 @@ def make_segments(name: str, simple: jex.ClosedJaxpr, nodes, params_for) -> tupl
 
 def left_whole(closed: jex.ClosedJaxpr, name: str) -> Plan:
     """The plan that leaves all of a function to XLA."""
-    made = Plan(name, closed.jaxpr, as_arrays(closed.consts), (), closed.out_avals, whole=closed)
-    made.explanation = Explanation(name, (), (), tuple(made.left_to_xla()))
-    return made
+    result = Plan(name, closed.jaxpr, as_arrays(closed.consts), (), closed.out_avals, whole=closed)
+    result.explanation = Explanation(name, (), (), tuple(result.left_to_xla()))
+    return result
 
 
 def _compiled_segment(

@@ -102,7 +102,7 @@ def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> A
         if line is None or not (_is_of_library(e) or _speaks_of_tracers(e)):
             raise
         text = _first_sentences(str(e))
-        found = next(
+        known_error = next(
             (
                 mistake
                 for mistake in MISTAKES
@@ -111,13 +111,16 @@ def explained(body: Callable, refs: Sequence, kernel: str, defined_at: str) -> A
             None,
         )
         what = (
-            f"{found.what}, in kernel `{kernel}`"
-            if found
+            f"{known_error.what}, in kernel `{kernel}`"
+            if known_error
             else f"body of kernel `{kernel}` cannot be traced"
         )
         _raise(
             KernelError(
-                what, at=line, why=f"{type(e).__name__}: {text}", hint=found and found.hint
+                what,
+                at=line,
+                why=f"{type(e).__name__}: {text}",
+                hint=known_error and known_error.hint,
             ),
             e,
         )
@@ -145,11 +148,11 @@ def _first_sentences(text: str) -> str:
 
 def _frames(error: BaseException) -> list:
     """Entries of an error's traceback, innermost first."""
-    found, entry = [], error.__traceback__
+    frames, entry = [], error.__traceback__
     while entry is not None:
-        found.append(entry)
+        frames.append(entry)
         entry = entry.tb_next
-    return found[::-1]
+    return frames[::-1]
 
 
 def _is_of_library(error: BaseException) -> bool:

@@ -261,14 +261,14 @@ def update_each(ref, indices: tuple[Index, ...], combine: Callable, values: Sequ
 
 def positions(indices: tuple[Index, ...], shape: tuple[int, ...]) -> list:
     """For each dimension of a Ref, i32[shape]: the position of every element of an access."""
-    found = []
+    places = []
     for index, axes in zip(indices, value_axes(indices)):
         if isinstance(index, Range):
             at = _plus(lax.iota(np.int32, index.size) * np.int32(index.stride), index.start)
         else:
             at = jnp.asarray(index.at, np.int32)
-        found.append(lax.broadcast_in_dim(at, shape, axes if np.ndim(at) else ()))
-    return found
+        places.append(lax.broadcast_in_dim(at, shape, axes if np.ndim(at) else ()))
+    return places
 
 
 def _plus(steps, start):

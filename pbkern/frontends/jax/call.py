@@ -113,7 +113,7 @@ class Marked:
         by_name = {named.index(name) for name in found_names if name in named}
         return cls(frozenset(found_positions | by_name), frozenset(found_names | by_position))
 
-    def others(self, args: tuple, kwargs: dict) -> tuple[dict[int, Any], dict[str, Any]]:
+    def unmarked(self, args: tuple, kwargs: dict) -> tuple[dict[int, Any], dict[str, Any]]:
         """Arguments that are not among them, by position and by name."""
         return (
             {n: arg for n, arg in enumerate(args) if n not in self.positions},
@@ -157,7 +157,7 @@ class Traced:
 
 def trace(fn: Callable, static: Marked, donated: Marked, args: tuple, kwargs: dict) -> Traced:
     """Traces `fn` on `args`, arrays or types of arrays."""
-    dynamic, named = static.others(args, kwargs)
+    dynamic, named = static.unmarked(args, kwargs)
     leaves = jax.tree.leaves((dynamic, named))
     fixed = tuple(n for n in range(len(args)) if n not in dynamic)
 
@@ -270,9 +270,9 @@ def _transpose(cotangents, *operands, jaxpr, name, options, donated):
     given = [operand for operand, is_linear in zip(operands, linear) if not is_linear] + [
         ct for ct, nz in zip(cotangents, nonzero) if nz
     ]
-    results, found = iter(bind(given, back, name, options)), iter(nonzero_out)
+    results, is_nonzero = iter(bind(given, back, name, options)), iter(nonzero_out)
     return [
-        (next(results) if next(found) else _jax.cotangent_zero(operand)) if is_linear else None
+        (next(results) if next(is_nonzero) else _jax.cotangent_zero(operand)) if is_linear else None
         for operand, is_linear in zip(operands, linear)
     ]
 

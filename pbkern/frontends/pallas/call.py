@@ -314,8 +314,10 @@ def _body(
         )
         for i, output in same.items():
             operands[i] = results[output]
-        kept = {number: (results[number], memory[k]) for k, number in enumerate((*private, *wide))}
-        for output, (_, copy) in kept.items():
+        last_values = {
+            number: (results[number], memory[k]) for k, number in enumerate((*private, *wide))
+        }
+        for output, (_, copy) in last_values.items():
             results[output] = copy
         rest = iter(memory[len(scratch) :])
         importer.scoped = {key: [next(rest) for _ in group] for key, group in scoped.items()}
@@ -325,14 +327,14 @@ def _body(
                 primitives.when(primitives.is_first_program(range(rank)))(
                     partial(prng_state.clear, importer.generator)
                 )
-        passed = zip(jaxpr.invars, (*operands, *results, *memory[len(kept) : len(scratch)]))
+        passed = zip(jaxpr.invars, (*operands, *results, *memory[len(last_values) : len(scratch)]))
         # Scalars that a pl.kernel closes over are operands, and values in its body.
         importer.run(jaxpr, (), [ref if _jax.is_ref(var.aval) else ref[...] for var, ref in passed])
         for output in wide:
-            target, source = kept[output]
+            target, source = last_values[output]
             target[...] = source[...]
         if private:
-            _when_last(rank, [kept[number] for number in private])
+            _when_last(rank, [last_values[number] for number in private])
 
     types = [(mapping.ref_shape, mapping.array.dtype) for mapping in (*inputs, *outputs)]
     types += [
@@ -405,25 +407,27 @@ def _padding_before(dim: BlockDim) -> int:
 def _indices(mapping, grid: tuple[int, ...], args) -> list:
     """Results of the index map: a scalar per dimension, a Slice for a BoundedSlice."""
     closed = mapping.index_map_jaxpr
-    found = Importer(tuple(range(len(grid))), sizes=grid).run(closed.jaxpr, closed.consts, args)
-    return list(jax.tree.unflatten(mapping.index_map_out_tree, found))
+    indices = Importer(tuple(range(len(grid))), sizes=grid).run(closed.jaxpr, closed.consts, args)
+    return list(jax.tree.unflatten(mapping.index_map_out_tree, indices))
 
 
 def _slice_sizes(
     grid_spec, grid: tuple[int, ...], prefetch: list[ArrayType], num_sizes: int
 ) -> dict[int, Callable]:
     """Number of a Ref with BoundedSlice dimensions -> function that `trace.limits_of` takes."""
-    found = {}
+    sizes = {}
     for n, mapping in enumerate(grid_spec.block_mappings):
         if any(isinstance(size, _jax.pallas().BoundedSlice) for size in mapping.block_shape):
-            kept = [not isinstance(size, _jax.pallas().Squeezed) for size in mapping.block_shape]
+            has_axis = [
+                not isinstance(size, _jax.pallas().Squeezed) for size in mapping.block_shape
+            ]
             ref = len(prefetch) + n + (num_sizes if n >= grid_spec.num_inputs else 0)
-            found[ref] = lambda *args, block_map=mapping, kept=kept: {
-                sum(kept[:axis]): jax.numpy.asarray(index.size, np.int32)
+            sizes[ref] = lambda *args, block_map=mapping, has_axis=has_axis: {
+                sum(has_axis[:axis]): jax.numpy.asarray(index.size, np.int32)
                 for axis, index in enumerate(_indices(block_map, grid, args))
                 if _jax.is_slice(index)
             }
-    return found
+    return sizes
 
 
 def _index_map(
@@ -435,15 +439,16 @@ def _index_map(
     ]
 
     def run(*args):
-        found = (
+        starts = (
             index.start if _jax.is_slice(index) else index
             for index in _indices(mapping, grid, args)
         )
-        found = (jax.lax.convert_element_type(i, np.int32) for i in found)
-        found = [
-            i - np.int32(low) if (low := _padding_before(dim)) else i for i, dim in zip(found, dims)
+        starts = (jax.lax.convert_element_type(i, np.int32) for i in starts)
+        starts = [
+            i - np.int32(low) if (low := _padding_before(dim)) else i
+            for i, dim in zip(starts, dims)
         ]
-        return found + [np.int32(0)] * (len(dims) - len(found))
+        return starts + [np.int32(0)] * (len(dims) - len(starts))
 
     with jax.enable_x64(True):
         return canonical_index_map(jax.make_jaxpr(run)(*types), grid)

@@ -56,8 +56,8 @@ def parse(
     if isinstance(given, jax.export.Exported):
         return _of_exported(given, f"the export of `{given.fun_name}`")
     if isinstance(given, os.PathLike) or (isinstance(given, str) and _is_path(given)):
-        found = _of_bytes(_contents(pathlib.Path(given)), f"`{given}`")
-        return dataclasses.replace(found, places=SourcePlaces(os.fspath(given)))
+        program = _of_bytes(_contents(pathlib.Path(given)), f"`{given}`")
+        return dataclasses.replace(program, places=SourcePlaces(os.fspath(given)))
     if isinstance(given, bytes | bytearray | memoryview):
         return _of_bytes(bytes(given), f"program of {len(given)} bytes")
     if isinstance(given, str):

@@ -61,7 +61,7 @@ class SourcePlaces:
 
     def context(self, op: Any) -> contextlib.AbstractContextManager:
         """Equations bound inside belong to the operation's place; without one, to the place around them."""
-        found = self.of(op)
-        if found is None:
+        place = self.of(op)
+        if place is None:
             return contextlib.nullcontext()
-        return _jax.context_of_line(found.file, found.line, found.column, found.function)
+        return _jax.context_of_line(place.file, place.line, place.column, place.function)

@@ -140,9 +140,9 @@ def _has_kernels(tensor: torch.Tensor, device: torch.device) -> bool:
 
 def _values(node: torch.fx.Node) -> list[torch.Tensor]:
     """Tensors that a node makes and reads."""
-    found = [source.meta.get("val") for source in (node, *node.all_input_nodes)]
+    values = [source.meta.get("val") for source in (node, *node.all_input_nodes)]
     flat = [
-        leaf for entry in found for leaf in (entry if isinstance(entry, list | tuple) else [entry])
+        leaf for entry in values for leaf in (entry if isinstance(entry, list | tuple) else [entry])
     ]
     return [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
 
@@ -183,7 +183,7 @@ def capture(
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
-    made = list(
+    result_nodes = list(
         dict.fromkeys(
             result
             for result in returned
@@ -222,15 +222,17 @@ def capture(
         _Interpreter(
             module, arrays[-1] if draws else None, checks if checked else None, rounds
         ).fill(env)
-        kept: list[Any] = []
-        for result in made:
+        outputs: list[Any] = []
+        for result in result_nodes:
             if not hasattr(env[result], "dtype"):
                 numbers[result] = env[result]
                 continue
             order = order_of(result.meta["val"]) if strided else None
-            numbers[result] = ResultPlace(len(kept), None if order is None else inverse(order))
-            kept.append(env[result] if order is None else jax.numpy.transpose(env[result], order))
-        return kept
+            numbers[result] = ResultPlace(len(outputs), None if order is None else inverse(order))
+            outputs.append(
+                env[result] if order is None else jax.numpy.transpose(env[result], order)
+            )
+        return outputs
 
     with jax.enable_x64(True):
         jaxpr = jax.make_jaxpr(run)(*types, *([SEED] if draws else []))
@@ -331,18 +333,20 @@ class _Interpreter:
             _call(node, self.next_key), in_range=functools.partial(self._in_range, node)
         )
         check_numbers(node.target, placed, named, call.dtypes[0])
-        made = rule(call, *placed, **named)
+        result = rule(call, *placed, **named)
         if isinstance(value, list | tuple):
             return [
                 self._typed(result, example) if isinstance(example, torch.Tensor) else result
-                for result, example in zip(made, value, strict=True)
+                for result, example in zip(result, value, strict=True)
             ]
-        return self._typed(made, value) if isinstance(value, torch.Tensor) else made
+        return self._typed(result, value) if isinstance(value, torch.Tensor) else result
 
-    def _typed(self, made: Any, value: torch.Tensor) -> Any:
-        found = typed(made, value)
+    def _typed(self, untyped: Any, value: torch.Tensor) -> Any:
+        result = typed(untyped, value)
         return (
-            rounded(found) if self._rounds and found is not None and value.dtype in SHORT else found
+            rounded(result)
+            if self._rounds and result is not None and value.dtype in SHORT
+            else result
         )
 
     def _in_range(
@@ -355,10 +359,10 @@ class _Interpreter:
             if in_range.outside(np.asarray(x), low, high).any():
                 raise UnsupportedOp("a number is out of its range", why=f"[{low}, {high})")
             return x
-        made = in_range.in_range(x, low, high)
-        if made is not x:
+        checked = in_range.in_range(x, low, high)
+        if checked is not x:
             self._checks.append(in_range.Check(described(node), number))
-        return made
+        return checked
 
 
 def _call(node: torch.fx.Node, next_key: Callable[[], Any]) -> Call:
@@ -400,15 +404,15 @@ def _promoted(node: torch.fx.Node) -> np.dtype | None:
     return numpy_dtype(torch.result_type(*values) if len(values) > 1 else values[0].dtype)
 
 
-def typed(made: Any, value: torch.Tensor) -> Any:
+def typed(result: Any, value: torch.Tensor) -> Any:
     """A result with the type that Torch gives it. Raises UnsupportedOp where its shape is another."""
-    if made is None:
+    if result is None:
         return None
     dtype, shape = numpy_dtype(value.dtype), tuple(map(int, value.shape))
-    made = made if hasattr(made, "astype") else jax.numpy.asarray(made, dtype)
-    if made.shape != shape:
-        raise UnsupportedOp(f"its result has shape {made.shape}, Torch's has {shape}")
-    return as_type(made, dtype)
+    result = result if hasattr(result, "astype") else jax.numpy.asarray(result, dtype)
+    if result.shape != shape:
+        raise UnsupportedOp(f"its result has shape {result.shape}, Torch's has {shape}")
+    return as_type(result, dtype)
 
 
 def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:
@@ -417,13 +421,13 @@ def _not_compiled(node: torch.fx.Node, error: Exception) -> NotCompiled:
         if isinstance(error, UnsupportedOp)
         else f"{type(error).__name__}: {error}"
     )
-    found = NotCompiled(
+    unsupported = NotCompiled(
         f"`{described(node)}` is not compiled with these arguments",
         why=why.removesuffix("; None"),
         hint="without strict_target it runs in Torch",
     )
-    found.node = node
-    return found
+    unsupported.node = node
+    return unsupported
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:

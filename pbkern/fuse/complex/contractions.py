@@ -92,8 +92,8 @@ def contract(
     if any(part is None for part in (x.re, x.im, y.re, y.im)):
         return _of_parts(x, y, lambda left, right: real_contract(left, right, dimension_numbers))
     if w.contracts_last:
-        found = _with_table(w, o, real_contract)
-        return deinterleave(_transposed(found, w, o) if w is rhs else found)
+        product = _with_table(w, o, real_contract)
+        return deinterleave(_transposed(product, w, o) if w is rhs else product)
     if terms_per_row * o.count(o.free) <= o.count(o.contracted):
         parts = _with_rows(w, o, real_contract)
         return Complex(*(_transposed(part, o, w) if w is lhs else part for part in parts))
@@ -150,8 +150,8 @@ def _with_table(w: ComplexOperand, o: ComplexOperand, real_contract: Contract):
     ]
     table = lax.reshape(lax.concatenate(rows, b + 1), (*o.extents(o.batch), 2 * k, 2 * n))
     lhs = w.arranged(interleave(w.value), (*w.free, *w.contracted), m, 2 * k)
-    found = real_contract(lhs, table, (((b + 1,), (b,)), (tuple(range(b)),) * 2))
-    return lax.reshape(found, (*w.extents(w.batch), *w.extents(w.free), *o.extents(o.free), 2))
+    product = real_contract(lhs, table, (((b + 1,), (b,)), (tuple(range(b)),) * 2))
+    return lax.reshape(product, (*w.extents(w.batch), *w.extents(w.free), *o.extents(o.free), 2))
 
 
 def _with_rows(w: ComplexOperand, o: ComplexOperand, real_contract: Contract) -> tuple:
@@ -161,13 +161,13 @@ def _with_rows(w: ComplexOperand, o: ComplexOperand, real_contract: Contract) ->
     parts = [o.arranged(part, (*o.free, *o.contracted), n, 1, k) for part in o.value.parts]
     rows = lax.reshape(lax.concatenate(parts, b + 1), (*batch, 2 * n, k))
     rhs = w.arranged(interleave(w.value), (*w.contracted, *w.free), k, 2 * m)
-    found = lax.reshape(
+    products = lax.reshape(
         real_contract(rows, rhs, (((b + 1,), (b,)), (tuple(range(b)),) * 2)), (*batch, n, 2, m, 2)
     )
 
     def product(of_o: int, of_w: int):
         one = lax.index_in_dim(
-            lax.index_in_dim(found, of_w, b + 3, keepdims=False), of_o, b + 1, keepdims=False
+            lax.index_in_dim(products, of_w, b + 3, keepdims=False), of_o, b + 1, keepdims=False
         )
         return lax.reshape(one, (*batch, *o.extents(o.free), *w.extents(w.free)))
 

@@ -240,10 +240,10 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
     A part that all operands lack is None.
     """
     pairs = [operand for operand in operands if isinstance(operand, Complex)]
-    found = []
+    by_part = []
     for n in range(2):
         lacking = all((pair.im if n else pair.re) is None for pair in pairs)
-        found.append(
+        by_part.append(
             None
             if lacking
             else bind(
@@ -254,9 +254,10 @@ def _by_part(bind: Callable, operands: Sequence) -> list[Complex]:
                 ),
             )
         )
-    count = len(next(result for result in found if result is not None))
+    count = len(next(result for result in by_part if result is not None))
     return [
-        Complex(*(None if result is None else result[k] for result in found)) for k in range(count)
+        Complex(*(None if result is None else result[k] for result in by_part))
+        for k in range(count)
     ]
 
 
@@ -321,9 +322,9 @@ def _scatter(eqn, *operands):
         eqn.params,
         {"scatter": lax.scatter, "scatter-add": lax.scatter_add}[eqn.primitive.name],
     )
-    kept = {key: params[key] for key in ("indices_are_sorted", "unique_indices", "mode")}
+    options = {key: params[key] for key in ("indices_are_sorted", "unique_indices", "mode")}
     return _by_part(
-        lambda which, *given: [add(*given, params["dimension_numbers"], **kept)], operands
+        lambda which, *given: [add(*given, params["dimension_numbers"], **options)], operands
     )
 
 

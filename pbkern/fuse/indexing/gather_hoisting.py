@@ -47,19 +47,19 @@ class HoistGathers:
 def _only_picked(closed: jex.ClosedJaxpr):
     """Results of arithmetic and gathers that only gathers read, as their operand."""
     jaxpr = closed.jaxpr
-    made = {
+    results = {
         var
         for maker in jaxpr.eqns
         if maker.primitive.name in (*ELEMENTWISE, "gather")
         for var in maker.outvars
     }
     picked = (
-        {gather.invars[0] for gather in jaxpr.eqns if gather.primitive.name == "gather"} & made
-        if made
+        {gather.invars[0] for gather in jaxpr.eqns if gather.primitive.name == "gather"} & results
+        if results
         else set()
     )
     if picked:
-        others = {
+        other_reads = {
             var
             for reader in jaxpr.eqns
             for k, var in enumerate(reader.invars)
@@ -67,7 +67,9 @@ def _only_picked(closed: jex.ClosedJaxpr):
             and not (reader.primitive.name == "gather" and k == 0)
         }
         yield from (
-            picked - others - {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
+            picked
+            - other_reads
+            - {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
         )
     for eqn in jaxpr.eqns:
         for inner in inner_jaxprs(eqn):
@@ -79,13 +81,13 @@ class _Lookups:
 
     def __init__(self, wanted: set, limits: HoistGathers) -> None:
         self.wanted, self.limits = wanted, limits
-        self.made: dict[int, tuple] = {}
+        self.makers: dict[int, tuple] = {}
 
     def note(self, eqn, operands):
         if eqn.primitive.multiple_results or not eqn.outvars[0].aval.shape:
             return None
         value = eqn.primitive.bind(*operands, **eqn.params)
-        self.made[id(value)] = (
+        self.makers[id(value)] = (
             value,
             eqn,
             operands,
@@ -95,7 +97,7 @@ class _Lookups:
     def gather(self, eqn, operands):
         """Before -> after: gather(f(x, broadcast(m), 2), i) -> f(gather(x, i), broadcast(m), 2)."""
         x, indices = operands
-        _, maker, first = self.made.get(id(x), (None, None, ()))
+        _, maker, first = self.makers.get(id(x), (None, None, ()))
         if eqn.invars[0] not in self.wanted:
             return self.note(eqn, operands)
         if maker is not None and maker.primitive.name == "gather":
@@ -103,7 +105,7 @@ class _Lookups:
             return self.note(eqn, operands) if both is None else [both]
         if eqn.outvars[0].aval.size > self.limits.largest_part * x.size:
             return None
-        pick = _Pick(eqn, indices, self.made)
+        pick = _Pick(eqn, indices, self.makers)
         if pick.count(x) > self.limits.most_arrays:
             return None
         return [pick.inside(pick(x))]
@@ -134,9 +136,9 @@ def at_once(first, second, x, i, j):
         lax.broadcast_in_dim(
             lax.convert_element_type(vectors, np.promote_types(i.dtype, j.dtype)),
             [*(out[dim] for dim in at), vectors.shape[-1]],
-            [*(at.index(dim) for dim in own), len(at)],
+            [*(at.index(dim) for dim in dims), len(at)],
         )
-        for vectors, own in ((i, of_i), (j, of_j))
+        for vectors, dims in ((i, of_i), (j, of_j))
     ]
     numbers = lax.GatherDimensionNumbers(tuple(rest), tuple(sorted(taken)), tuple(taken))
     sizes = tuple(1 if k in taken else size for k, size in enumerate(x.shape))
@@ -166,15 +168,15 @@ def _same(x, y) -> bool:
 class _Pick:
     """One gather, applied to the arrays that its operand is computed from."""
 
-    def __init__(self, eqn, indices, made: dict) -> None:
-        self.eqn, self.indices, self.made, self.dims = eqn, indices, made, result_dims(eqn)
+    def __init__(self, eqn, indices, makers: dict) -> None:
+        self.eqn, self.indices, self.makers, self.dims = eqn, indices, makers, result_dims(eqn)
         self.source: tuple[int, ...] = eqn.invars[0].aval.shape
         self.shape: tuple[int, ...] = eqn.outvars[0].aval.shape
         self.known: dict[int, object] = {}
 
     def _maker(self, x) -> tuple | None:
         """(equation, operands) of arithmetic that can follow the gather."""
-        _, eqn, operands = self.made.get(id(x), (None, None, ()))
+        _, eqn, operands = self.makers.get(id(x), (None, None, ()))
         return (
             (eqn, operands)
             if eqn is not None and eqn.primitive.name in ELEMENTWISE and x.shape == self.source
@@ -183,7 +185,7 @@ class _Pick:
 
     def _repeated(self, x) -> tuple | None:
         """(array, its dimensions of the operand) if `x` repeats an array along everything that is looked up."""
-        _, eqn, operands = self.made.get(id(x), (None, None, ()))
+        _, eqn, operands = self.makers.get(id(x), (None, None, ()))
         array, dims = x, tuple(range(np.ndim(x)))
         if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(operands) == 1:
             (array,), dims = operands, eqn.params["broadcast_dimensions"]
@@ -191,12 +193,12 @@ class _Pick:
             self.eqn.params["slice_sizes"],
             self.eqn.params["dimension_numbers"].operand_batching_dims,
         )
-        own = [dim for dim, size in zip(dims, np.shape(array)) if size > 1]
-        kept = {dim for dim in self.dims if dim in batched or sizes[dim] == self.source[dim]}
-        if len(own) == len(self.source) or not kept.issuperset(own):
+        long_dims = [dim for dim, size in zip(dims, np.shape(array)) if size > 1]
+        whole_dims = {dim for dim in self.dims if dim in batched or sizes[dim] == self.source[dim]}
+        if len(long_dims) == len(self.source) or not whole_dims.issuperset(long_dims):
             return None
         return lax.squeeze(array, [j for j, size in enumerate(np.shape(array)) if size == 1]), [
-            self.dims[dim] for dim in own
+            self.dims[dim] for dim in long_dims
         ]
 
     def count(self, x) -> float:

@@ -84,11 +84,11 @@ class _Stacks:
         if len(operands) > 1:  # of a size known only when the program runs
             return None
         (x,) = operands
-        found, stack = self.notes.find("counts", x), self.notes.find("stack", x)
-        if found is None and (stack is None or eqn.primitive.name != "transpose"):
+        counts, stack = self.notes.find("counts", x), self.notes.find("stack", x)
+        if counts is None and (stack is None or eqn.primitive.name != "transpose"):
             return None
         value = self._bound(eqn, operands)
-        if found is not None and (places := moved(eqn, found[0])) is not None:
+        if counts is not None and (places := moved(eqn, counts[0])) is not None:
             self.notes.note("counts", value, places)
         if stack is not None and eqn.primitive.name == "transpose":
             dim, pieces = stack
@@ -97,10 +97,10 @@ class _Stacks:
         return [value]
 
     def convert_element_type(self, eqn, operands):
-        found, to = self.notes.find("counts", operands[0]), np.dtype(eqn.params["new_dtype"])
-        if found is None or to.kind not in "iu" or max(operands[0].shape) - 1 > np.iinfo(to).max:
+        counts, to = self.notes.find("counts", operands[0]), np.dtype(eqn.params["new_dtype"])
+        if counts is None or to.kind not in "iu" or max(operands[0].shape) - 1 > np.iinfo(to).max:
             return None
-        return self.notes.note("counts", self._bound(eqn, operands), *found)
+        return self.notes.note("counts", self._bound(eqn, operands), *counts)
 
     def _is_natural(self, x) -> bool:
         if isinstance(x, (np.ndarray, np.generic)):
@@ -202,10 +202,10 @@ class _Stacks:
 
     def _counted(self, indices, entry: int, extent: int) -> int | None:
         """The dimension of the indices, of size extent, along which entry `entry` of the index vectors counts."""
-        found = self.notes.find("counts", self._column(indices, entry))
-        if found is None or 0 not in found[0]:
+        counts = self.notes.find("counts", self._column(indices, entry))
+        if counts is None or 0 not in counts[0]:
             return None
-        index = found[0].index(0)
+        index = counts[0].index(0)
         return index if index < indices.ndim - 1 and indices.shape[index] == extent else None
 
 
@@ -222,11 +222,11 @@ def _walk(piece, walked: dict[int, int], out):
 
     It repeats along dimensions that it lacks, and along those of size one.
     """
-    kept = sorted((dim for dim in walked if piece.shape[dim] > 1), key=walked.__getitem__)
-    dropped = [axis for axis in range(piece.ndim) if axis not in kept]
-    order = sorted(kept)
-    transposed = lax.transpose(lax.squeeze(piece, dropped), [order.index(dim) for dim in kept])
-    return lax.broadcast_in_dim(transposed, out, [walked[dim] for dim in kept])
+    dims = sorted((dim for dim in walked if piece.shape[dim] > 1), key=walked.__getitem__)
+    dropped = [axis for axis in range(piece.ndim) if axis not in dims]
+    order = sorted(dims)
+    transposed = lax.transpose(lax.squeeze(piece, dropped), [order.index(dim) for dim in dims])
+    return lax.broadcast_in_dim(transposed, out, [walked[dim] for dim in dims])
 
 
 def _one_of(pieces, which):

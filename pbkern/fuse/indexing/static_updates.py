@@ -113,11 +113,11 @@ def _handed_in(eqn) -> Iterator[tuple]:
 
 def _agreed(values: Iterable[np.ndarray | None]) -> np.ndarray | None:
     """The value that all share, if there is one."""
-    first, *others = [*values] or [None]
+    first, *rest = [*values] or [None]
     return (
         first
         if first is not None
-        and all(other is not None and np.array_equal(first, other) for other in others)
+        and all(other is not None and np.array_equal(first, other) for other in rest)
         else None
     )
 
@@ -164,13 +164,13 @@ class UpdatesToSelects:
 
 def _starts(atoms: Sequence, extents, sizes, constants: Constants) -> list[int] | None:
     """Constant starts, clamped so that the window is in bounds; a window over a whole dimension starts at 0."""
-    found = []
+    starts = []
     for atom, extent, size in zip(atoms, extents, sizes):
         value = np.zeros((), int) if extent == size else constants.value(atom)
         if value is None:
             return None
-        found.append(int(np.clip(value, 0, extent - size)))
-    return found
+        starts.append(int(np.clip(value, 0, extent - size)))
+    return starts
 
 
 def _gather(eqn, operands, constants: Constants):
@@ -226,8 +226,8 @@ class _Range:
         index = _line(x, self.dim)
         tests = [lax.ge(index, np.int32(low))] if low > 0 else []
         tests += [lax.lt(index, np.int32(high))] if high < x.shape[self.dim] else []
-        found = tests[0] if len(tests) == 1 else tests[0] & tests[1]
-        return lax.broadcast_in_dim(found, x.shape, (self.dim,))
+        is_inside = tests[0] if len(tests) == 1 else tests[0] & tests[1]
+        return lax.broadcast_in_dim(is_inside, x.shape, (self.dim,))
 
     def padding(self, x, update) -> tuple[int, int, int]:
         return (self.start, x.shape[self.dim] - self.start - update.shape[self.dim], 0)
@@ -250,9 +250,9 @@ def _line(x, dim: int):
 
 def _spread(x, shape):
     """Broadcasts dimensions of size 1."""
-    kept = [axis for axis, size in enumerate(x.shape) if size == shape[axis]]
-    squeezed = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in kept])
-    return lax.broadcast_in_dim(squeezed, shape, kept)
+    axes = [axis for axis, size in enumerate(x.shape) if size == shape[axis]]
+    squeezed = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in axes])
+    return lax.broadcast_in_dim(squeezed, shape, axes)
 
 
 def _updated(x, update, tests: Sequence, name: str):
@@ -292,12 +292,12 @@ def _scatter(eqn, operands, constants: Constants, moving: bool):
         return None
     box = _box(x, update, dn, batch)
     constant, mode = constants.value(eqn.invars[1]), str(params["mode"])
-    others = (
+    other_axes = (
         axis
         for axis in range(x.ndim)
         if axis not in dn.scatter_dims_to_operand_dims and box.shape[axis] != x.shape[axis]
     )
-    tests: list = [_Range(other, 0) for other in others]
+    tests: list = [_Range(other, 0) for other in other_axes]
     for k, dim in enumerate(dn.scatter_dims_to_operand_dims):
         room = x.shape[dim] - box.shape[dim]
         if constant is not None and not batch:
@@ -321,14 +321,14 @@ def _box(x, update, dn, batch: dict[int, int]):
     """The update with one dimension per dimension of x: 1 where the window is one element wide."""
     scatter_dims = [dim for dim in range(update.ndim) if dim not in dn.update_window_dims]
     windows = iter(dn.update_window_dims)
-    kept = []
+    dims = []
     for axis in range(x.ndim):
         if axis in batch:
-            kept.append(scatter_dims[batch[axis]])
+            dims.append(scatter_dims[batch[axis]])
         elif axis not in dn.inserted_window_dims:
-            kept.append(next(windows))
-    dropped = [dim for dim in range(update.ndim) if dim not in kept]
-    squeezed = lax.squeeze(lax.transpose(update, (*kept, *dropped)), range(len(kept), update.ndim))
+            dims.append(next(windows))
+    dropped = [dim for dim in range(update.ndim) if dim not in dims]
+    squeezed = lax.squeeze(lax.transpose(update, (*dims, *dropped)), range(len(dims), update.ndim))
     return lax.expand_dims(
         squeezed, [dim for dim in range(x.ndim) if dim in dn.inserted_window_dims]
     )
@@ -339,9 +339,9 @@ def _index_column(indices, entry: int, rank: int, batch: dict[int, int]):
     column = lax.index_in_dim(indices, entry, indices.ndim - 1, keepdims=False)
     if column.dtype != np.int32:
         column = lax.convert_element_type(column, np.int32)
-    kept = list(batch.values())
+    dims = list(batch.values())
     column = lax.squeeze(
-        lax.transpose(column, (*kept, *(axis for axis in range(column.ndim) if axis not in kept))),
-        range(len(kept), column.ndim),
+        lax.transpose(column, (*dims, *(axis for axis in range(column.ndim) if axis not in dims))),
+        range(len(dims), column.ndim),
     )
     return lax.expand_dims(column, [axis for axis in range(rank) if axis not in batch])

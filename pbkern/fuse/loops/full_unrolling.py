@@ -68,8 +68,8 @@ def _written_out(eqn, operands) -> list:
     step = jex.jaxpr_as_fun(params["jaxpr"])
     turns, stacked = range(params["length"]), []
     for turn in reversed(turns) if params["reverse"] else turns:
-        made = step(*consts, *carries, *(lax.index_in_dim(x, turn, keepdims=False) for x in xs))
-        carries, stacked = made[: params["num_carry"]], made[params["num_carry"] :]
+        results = step(*consts, *carries, *(lax.index_in_dim(x, turn, keepdims=False) for x in xs))
+        carries, stacked = results[: params["num_carry"]], results[params["num_carry"] :]
     return [
         *carries,
         *(lax.expand_dims(y, (0,)) for y in stacked),

@@ -142,18 +142,18 @@ class _Moved:
 
     def values(self, consts) -> list:
         """The shared values, computed from the operands that never change."""
-        found: dict = {}
+        values: dict = {}
 
         def bind(eqn, *operands):
             results = (
                 bind_again(eqn, operands) if id(eqn) in self.before else [None] * len(eqn.outvars)
             )
-            found.update(zip(eqn.outvars, results))
+            values.update(zip(eqn.outvars, results))
             return results
 
-        others = [None] * (len(self.closed.jaxpr.invars) - self.consts)
-        evaluate(self.closed.jaxpr, self.closed.consts, [*consts, *others], bind=bind)
-        return [found[var] for var in self.shared]
+        unknown = [None] * (len(self.closed.jaxpr.invars) - self.consts)
+        evaluate(self.closed.jaxpr, self.closed.consts, [*consts, *unknown], bind=bind)
+        return [values[var] for var in self.shared]
 
     def body(self) -> jex.ClosedJaxpr:
         """The rest of the body, with the shared values behind the operands that never change."""

@@ -51,16 +51,18 @@ class LeaveLayouts:
             for node in nodes
         }
 
-        found = {node for node in nodes if self._moves(node, beside[node])}
+        movable = {node for node in nodes if self._moves(node, beside[node])}
         while ours := {
             node
-            for node in found
-            if any(neighbor.kind != "xla" and neighbor not in found for neighbor in beside[node])
+            for node in movable
+            if any(neighbor.kind != "xla" and neighbor not in movable for neighbor in beside[node])
         }:
-            found -= ours
-        left = {node for node in found if any(neighbor.kind == "xla" for neighbor in beside[node])}
+            movable -= ours
+        left = {
+            node for node in movable if any(neighbor.kind == "xla" for neighbor in beside[node])
+        }
         while more := {
-            node for node in found - left if any(neighbor in left for neighbor in beside[node])
+            node for node in movable - left if any(neighbor in left for neighbor in beside[node])
         }:
             left |= more
         for member in left:

@@ -181,12 +181,12 @@ class Partitioner:
         A node that computes a copy of the consumer counts, unless it makes `var` as well.
         """
         makers = self.nodes_of.get(id(self.makers.get(var)), ())
-        found: dict[int, Node] = {}
+        nodes: dict[int, Node] = {}
         for consumer in self.consumers.get(var, ()):
             for node in self.nodes_of.get(id(consumer), ()):
                 if node not in makers:
-                    found[id(node)] = node
-        return list(found.values())
+                    nodes[id(node)] = node
+        return list(nodes.values())
 
     def successors(self, node: Node) -> list[Node]:
         return [user for output in node.outputs for user in self.users(output) if user is not node]
@@ -310,15 +310,17 @@ class Partitioner:
             or self.options_disable_fusion()
         ):
             return False
-        found = [
+        nodes_of_readers = [
             self.nodes_of.get(id(consumer), [])
             for consumer in consumers
             if not any(consumer is rider for rider in along)
         ]
         if along:
-            found.append(self.readers_of(along))
-        groups = found[0]
-        if not groups or any(set(map(id, copies)) != set(map(id, groups)) for copies in found):
+            nodes_of_readers.append(self.readers_of(along))
+        groups = nodes_of_readers[0]
+        if not groups or any(
+            set(map(id, copies)) != set(map(id, groups)) for copies in nodes_of_readers
+        ):
             return False
         if any(group.kind != "group" for group in groups):
             return False
@@ -355,14 +357,14 @@ class Partitioner:
         """Joins the equations of `along` to their groups at once; one by one if that does not gain."""
         if len(along) > 1:
             groups = list(self.readers_of(along))
-            found = [
+            attempts = [
                 self.attempt([*along, *target.eqns], target.outputs, target.schedule, along[0])[0]
                 for target in groups
             ]
             before = sum(target.seconds for target in groups) + sum(
                 self.alone(rider) for rider in along if not is_alias(rider)
             )
-            schedules = [candidate for candidate in found if candidate is not None]
+            schedules = [candidate for candidate in attempts if candidate is not None]
             if (
                 len(schedules) == len(groups)
                 and sum(candidate.cost.seconds for candidate in schedules)
@@ -446,8 +448,8 @@ class Partitioner:
             return True
         # As one more result of a group that does not depend on the others.
         for group in groups if len(groups) > 1 else ():
-            others = [*outside, *(node for node in groups if node is not group)]
-            if not self.reaches(others, group) and self.try_union(eqn, group, True, alone):
+            rest = [*outside, *(node for node in groups if node is not group)]
+            if not self.reaches(rest, group) and self.try_union(eqn, group, True, alone):
                 return True
         return False
 
@@ -488,17 +490,17 @@ class Partitioner:
         """A copy in every consumer: for what is cheaper to compute again than to store."""
         if is_heavy(eqn, self.machine) or self.machine.operations(eqn) > self.limits.most_copied:
             return False
-        found = []
+        schedules = []
         for group in groups:
             schedule, _ = self.attempt([eqn, *group.eqns], group.outputs, group.schedule, eqn)
             if schedule is None:
                 return False
-            found.append(schedule)
+            schedules.append(schedule)
         before = alone + sum(target.seconds for target in groups)
-        after = sum(candidate.cost.seconds for candidate in found)
+        after = sum(candidate.cost.seconds for candidate in schedules)
         if after > before:
             return False
-        for group, extended in zip(groups, found):
+        for group, extended in zip(groups, schedules):
             self.set_group(group, [eqn, *group.eqns], group.outputs, extended)
         self.edges.append(
             Edge(
@@ -559,20 +561,23 @@ class Partitioner:
         ):
             return None, "reduce-reduce fusion is disabled"
         try:
-            kept = self.grown(eqns, outputs, current, accept)
-            if kept is not None:
-                return kept, ""
+            schedule = self.grown(eqns, outputs, current, accept)
+            if schedule is not None:
+                return schedule, ""
             cheap = new.primitive.name in ELEMENTWISE or new.primitive.name in VIEWS
             if (
                 current is not None
                 and cheap
                 and list(outputs) == [var for var, _ in current.outputs]
             ):
-                kept = memoised_extension(eqns, current, self.machine)
-                if kept is not None and accept is not None and not accept(kept.cost):
-                    kept = None
-                if kept is not None and kept.cost.recompute <= current.cost.recompute * 1.05 + 0.02:
-                    return kept, ""
+                schedule = memoised_extension(eqns, current, self.machine)
+                if schedule is not None and accept is not None and not accept(schedule.cost):
+                    schedule = None
+                if (
+                    schedule is not None
+                    and schedule.cost.recompute <= current.cost.recompute * 1.05 + 0.02
+                ):
+                    return schedule, ""
             return memoised_search(eqns, outputs, self.machine, accept), ""
         except NeedsWhole:
             try:
@@ -597,8 +602,8 @@ class Partitioner:
         """
         if current is None or not grows(eqns, current):
             return None
-        kept = memoised_growth(eqns, outputs, current, self.machine)
-        if kept is None or (accept is not None and not accept(kept.cost)):
+        schedule = memoised_growth(eqns, outputs, current, self.machine)
+        if schedule is None or (accept is not None and not accept(schedule.cost)):
             return None
         before = current.requests.equations
         apart = current.cost.seconds + sum(
@@ -606,7 +611,7 @@ class Partitioner:
             for eqn in eqns
             if id(eqn) not in before and not is_alias(eqn)
         )
-        return kept if kept.cost.seconds <= apart * self.limits.reshaped else None
+        return schedule if schedule.cost.seconds <= apart * self.limits.reshaped else None
 
     def fits_chain(self, cost: Cost) -> bool:
         """Two contractions share a program only while what is between them, and their operands, stay in cache."""

@@ -93,15 +93,15 @@ def _long_sums(jaxpr: jex.Jaxpr, fewest_terms: float) -> set:
 
     Their results are few: dividing these costs nothing, and means stay exact.
     """
-    found: set = set()
+    long_sums: set = set()
     for eqn in jaxprs.equations(jaxpr):
         if eqn.primitive.name == "reduce_sum":
             terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
-            found.update(eqn.outvars if terms >= fewest_terms else ())
+            long_sums.update(eqn.outvars if terms >= fewest_terms else ())
         elif eqn.primitive.name in ("broadcast_in_dim", "reshape"):
-            of_sum = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in found
-            found.update(eqn.outvars if of_sum else ())
-    return found
+            of_sum = not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in long_sums
+            long_sums.update(eqn.outvars if of_sum else ())
+    return long_sums
 
 
 def _branch_for(platform: str) -> Rewrite:
@@ -109,10 +109,10 @@ def _branch_for(platform: str) -> Rewrite:
 
     def rewrite(eqn, operands):
         groups = eqn.params["platforms"]
-        found = next(
+        number = next(
             (n for n, names in enumerate(groups) if names is None or platform in names), None
         )
-        return None if found is None else [np.int32(found)]
+        return None if number is None else [np.int32(number)]
 
     return rewrite
 
@@ -203,10 +203,10 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
     def inner(value):
         if isinstance(value, jex.ClosedJaxpr):
             avals = [var.aval for var in value.jaxpr.invars]
-            made = jax.make_jaxpr(
+            traced = jax.make_jaxpr(
                 lambda *args: _keep_types(_run(value, args, rewrites), value.jaxpr.outvars)
             )(*avals)
-            return drop_dead(made)
+            return drop_dead(traced)
         return tuple(map(inner, value)) if isinstance(value, tuple) and value else value
 
     return {key: inner(param) for key, param in eqn.params.items()}
@@ -214,18 +214,18 @@ def _simplify_inner(eqn, rewrites: dict) -> dict:
 
 def _keep_types(results, atoms) -> list:
     """Keeps weak types of a control-flow body's results: they belong to the equation's type."""
-    kept = []
+    typed = []
     for result, atom in zip(results, atoms):
         weak = getattr(atom.aval, "weak_type", False)
         have = getattr(jax.typeof(result), "weak_type", False)
-        kept.append(
+        typed.append(
             result
             if weak == have
             else lax.convert_element_type_p.bind(
                 result, new_dtype=atom.aval.dtype, weak_type=weak, sharding=None
             )
         )
-    return kept
+    return typed
 
 
 def _key(eqn, operands, params):
@@ -254,11 +254,11 @@ def drop_dead(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Drops equations without effects whose results nothing reads."""
     jaxpr = closed.jaxpr
     live = {var for var in jaxpr.outvars if not isinstance(var, jex.Literal)}
-    kept = []
+    live_eqns = []
     for eqn in reversed(jaxpr.eqns):
         if eqn.effects or any(var in live for var in eqn.outvars):
-            kept.append(eqn)
+            live_eqns.append(eqn)
             live.update(var for var in eqn.invars if not isinstance(var, jex.Literal))
-    if len(kept) == len(jaxpr.eqns):
+    if len(live_eqns) == len(jaxpr.eqns):
         return closed
-    return jex.ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts)
+    return jex.ClosedJaxpr(jaxpr.replace(eqns=live_eqns[::-1]), closed.consts)

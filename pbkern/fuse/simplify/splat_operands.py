@@ -77,15 +77,15 @@ class Splat:
         out, scalars = eqn.outvars[0].aval, [self.scalar(operand) for operand in operands]
         if not out.shape:
             return None
-        found: np.ndarray | np.generic | None = _keeps_other(eqn, operands, scalars)
-        if found is None and not any(splat is None for splat in scalars):
+        scalar: np.ndarray | np.generic | None = _keeps_other(eqn, operands, scalars)
+        if scalar is None and not any(splat is None for splat in scalars):
             results = self.rewrites[eqn.primitive.name](eqn, scalars)
-            found = self.scalar(results[0]) if results is not None else None
-        if found is None:
+            scalar = self.scalar(results[0]) if results is not None else None
+        if scalar is None:
             return None
         # JAX takes scalars of ml_dtypes too, which its hint leaves out.
-        value = lax.full(out.shape, cast(ArrayLike, found), out.dtype)
-        self._known[id(value)] = value, found
+        value = lax.full(out.shape, cast(ArrayLike, scalar), out.dtype)
+        self._known[id(value)] = value, scalar
         return [value]
 
     def as_scalars(self, eqn, operands) -> list:

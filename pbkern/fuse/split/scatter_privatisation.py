@@ -72,8 +72,8 @@ def split_scatter(eqn, operands, machine: CostModel, limits: SplitLimits):
         in_chunks(indices, cut, block, np.zeros((), indices.dtype)),
         in_chunks(updates, along, block, neutral),
     )
-    found = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
-    return [combine(operand, reduce.bind(found, **reducer_params(reducer, (0,))))]
+    scattered = scatter(private, *runs, _batched(dn, cut, along), mode=eqn.params["mode"])
+    return [combine(operand, reduce.bind(scattered, **reducer_params(reducer, (0,))))]
 
 
 def _batched(dn: lax.ScatterDimensionNumbers, cut: int, along: int) -> lax.ScatterDimensionNumbers:

@@ -115,10 +115,10 @@ SPLIT_REDUCTIONS = Pass(
 
 def _as_stored(x, contracted: int, transposed: Notes) -> tuple:
     """(operand, its contracted dimension), without a transpose that keeps the order of the other dimensions."""
-    found = transposed.find("transposed", x)
-    if found is None:
+    transpose = transposed.find("transposed", x)
+    if transpose is None:
         return x, contracted
-    base, order = found
+    base, order = transpose
     free = [dim for axis, dim in enumerate(order) if axis != contracted]
     return (base, order[contracted]) if free == sorted(free) else (x, contracted)
 

@@ -82,8 +82,8 @@ def tile_time(
     step = _step(body, counts, limits)
     seconds = (sum(node.seconds for node in parts.nodes) + _copying(body.jaxpr, machine)) * length
     fronts = [
-        _OverlappedBody(*found)
-        for found in wavefronts(step.body, counts, step.periodic, length, machine)
+        _OverlappedBody(*front)
+        for front in wavefronts(step.body, counts, step.periodic, length, machine)
     ]
     # A wavefront of as many steps as a tile ever takes is less work than the tile: no search is
     # needed.
@@ -108,11 +108,11 @@ def _best_tile(
     """(several steps of a tile, seconds of the loop), if that takes less than `seconds`."""
     best = None
     for steps in (count for count in STEPS if count <= min(length, step.most)):
-        found = _unrolled(step, steps, machine, limits)
-        if found is None:
+        unrolled = _unrolled(step, steps, machine, limits)
+        if unrolled is None:
             break
         # The rest is priced as a part of a full round, and as no less than one.
-        turn = found.schedule.cost.seconds + _copying(found.jaxpr, machine)
+        turn = unrolled.schedule.cost.seconds + _copying(unrolled.jaxpr, machine)
         total = turn * (length // steps + (1 if length % steps else 0))
         if total > seconds * limits.steps_gain:
             # One bad number of steps, such as one that does not divide the length, does not end the
@@ -120,7 +120,7 @@ def _best_tile(
             if turn / steps > seconds / length:
                 break
             continue
-        best, seconds = found, total
+        best, seconds = unrolled, total
     return best, seconds
 
 
@@ -274,20 +274,20 @@ def _unrolled(
     avals = [
         jax.ShapeDtypeStruct(shape, var.aval.dtype) for shape, var in zip(shapes, body.jaxpr.invars)
     ]
-    made = retrace(jax.make_jaxpr(several)(*avals), {})
-    jaxpr = made.jaxpr
+    traced = retrace(jax.make_jaxpr(several)(*avals), {})
+    jaxpr = traced.jaxpr
     computed = {var for eqn in jaxpr.eqns for var in eqn.outvars}
     outputs = list(
         dict.fromkeys(
             var for var in jaxpr.outvars if not isinstance(var, jex.Literal) and var in computed
         )
     )
-    if made.consts or not outputs:
+    if traced.consts or not outputs:
         return None
     try:
-        found = search(
+        schedule = search(
             jaxpr.eqns, outputs, machine, lambda cost: cost.recompute <= limits.most_recompute
         )
     except (Unfusable, NeedsWhole, UnsupportedOp, NotImplementedError):
         return None
-    return _Unrolled(jaxpr, outputs, found, steps)
+    return _Unrolled(jaxpr, outputs, schedule, steps)

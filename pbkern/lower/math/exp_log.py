@@ -97,8 +97,8 @@ def exp(b: Builder, x: Ssa, *, nonpositive: bool = False) -> Ssa:
     (f32); degree 7, 1e-10 (f64); results below 2**-125 (2**-1021) may be zero.
     """
     b, fmt = b.strict(), FORMATS[x.el]
-    if (own := b.math.lookup("exp", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("exp", x.el)) is not None:
+        return special(b, x)
     flushed = math.log(2) * (
         0.51 - fmt.bias
     )  # the least argument's scale has exponent field 0: it is zero
@@ -122,8 +122,8 @@ def _exp2_parts(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
 
 def exp2(b: Builder, x: Ssa) -> Ssa:
     b, fmt = b.strict(), FORMATS[x.el]
-    if (own := b.math.lookup("exp2", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("exp2", x.el)) is not None:
+        return special(b, x)
     x = b.at_most(b.at_least(x, fmt.exp_low / math.log(2)), fmt.bias + 1.25)
     scale, polynomial = _exp2_parts(b, x)
     return _lifted(b, x, polynomial, scale, fmt.subnormal / math.log(2))
@@ -165,8 +165,8 @@ def logistic(b: Builder, x: Ssa) -> Ssa:
 def tanh(b: Builder, x: Ssa) -> Ssa:
     """e / (e + 2) with e = expm1(2 |x|)."""
     b = b.strict()
-    if (own := b.math.lookup("tanh", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("tanh", x.el)) is not None:
+        return special(b, x)
     clamped = b.at_most(b.abs(x), 9.5 if x.el == "f32" else 20.0)
     e = _expm1_unclamped(b, b.add(clamped, clamped))
     return b.copysign(b.div(e, b.add(e, b.c(2, x.el))), x)
@@ -257,16 +257,16 @@ def log_split(b: Builder, x: Ssa) -> tuple[Ssa, Ssa]:
 
 def log(b: Builder, x: Ssa) -> Ssa:
     b = b.strict()
-    if (own := b.math.lookup("log", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("log", x.el)) is not None:
+        return special(b, x)
     return _log_specials(b, x, _log_sum(b, *log_split(b, x)))
 
 
 def log1p(b: Builder, x: Ssa) -> Ssa:
     """log(u) with u = 1 + x rounded; what rounding lost is added to the reduced argument."""
     b, fmt = b.strict(), FORMATS[x.el]
-    if (own := b.math.lookup("log1p", x.el)) is not None:
-        return own(b, x)
+    if (special := b.math.lookup("log1p", x.el)) is not None:
+        return special(b, x)
     one = b.c(1, x.el)
     u = b.add(x, one)
     back = b.sub(u, one)

@@ -223,9 +223,9 @@ def replaced(
     """Puts other operations in place of those for which `by` returns some, also within regions."""
     changed: list[Operation] = []
     for op in operations:
-        others = by(op)
-        if others is not None:
-            changed += others
+        replacement = by(op)
+        if replacement is not None:
+            changed += replacement
         elif op.regions:
             changed.append(op.with_regions(lambda inside: replaced(inside, by)))
         else:

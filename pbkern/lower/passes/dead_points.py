@@ -111,7 +111,7 @@ class _Needs:
 
     def __init__(self, lists: Sequence[Body]):
         self.bodies = lists
-        self.found: dict[Hashable, list[int]] = {}
+        self.ends: dict[Hashable, list[int]] = {}
         self.changed = False
         self.reinterpreted = {
             buf.root
@@ -143,20 +143,22 @@ class _Needs:
 
     def smaller(self, body: Body) -> dict[Buf, Buf]:
         """Scratch of one program that is needed only in part -> scratch as large as that part."""
-        own = {
+        candidates = {
             store.buf
             for nest, _ in _flat(body.stmts, {})
             if isinstance(nest, Nest)
             for store in nest.stores
             if store.buf.arena
         }
-        own = {
-            buf for buf in own - body.handed_on.keys() - self.reinterpreted if buf.storage is None
+        candidates = {
+            buf
+            for buf in candidates - body.handed_on.keys() - self.reinterpreted
+            if buf.storage is None
         }
-        found = {buf: tuple(self._need(body, buf)) for buf in own}
+        shapes = {buf: tuple(self._need(body, buf)) for buf in candidates}
         return {
             buf: replace(buf, shape=shape)
-            for buf, shape in found.items()
+            for buf, shape in shapes.items()
             if shape != buf.shape and 0 not in shape
         }
 
@@ -164,37 +166,37 @@ class _Needs:
         """Points of the nest along each dimension that matter."""
         if nest.moves():
             return dict(nest.dims)
-        found = dict.fromkeys(nest.dims, 0)
+        points = dict.fromkeys(nest.dims, 0)
         for store in nest.stores:
-            own = self._points(body, nest, store, bounds)
-            if own is not None and 0 not in own.values():
-                found = {
-                    dim: max(found[dim], own.get(dim, size)) for dim, size in nest.dims.items()
+            reached = self._points(body, nest, store, bounds)
+            if reached is not None and 0 not in reached.values():
+                points = {
+                    dim: max(points[dim], reached.get(dim, size)) for dim, size in nest.dims.items()
                 }
-        return found
+        return points
 
     def _points(
         self, body: Body, nest: Nest, store: Store, bounds: Bounds
     ) -> dict[str, int] | None:
         """dimension -> points at which a store may go to places that are needed; others all are. None or 0: at no point."""
         lowest = {**bounds, **{axis: (0, max(size - 1, 0)) for axis, size in nest.dims.items()}}
-        own: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for position, need in zip(store.index, self._need(body, store.buf)):
             for dim, coefficient in position.terms:
                 rest = interval(position - Affine.symbol(dim, coefficient), lowest)
                 if rest is None or coefficient < 0 or dim not in nest.dims or dim in nest.rdims:
                     continue
                 points = -((rest[0] - need) // coefficient)
-                own[dim] = max(min(own.get(dim, nest.dims[dim]), points), 0)
+                counts[dim] = max(min(counts.get(dim, nest.dims[dim]), points), 0)
             reached = interval(position, lowest)
             if reached is not None and reached[0] >= need:
                 return None
-        return own
+        return counts
 
     def _need(self, body: Body, buf: Buf) -> list[int]:
         if not buf.root.arena or buf.root in self.reinterpreted:
             return list(buf.shape)
-        return self.found.setdefault(body.handed_on.get(buf, buf), [0] * len(buf.shape))
+        return self.ends.setdefault(body.handed_on.get(buf, buf), [0] * len(buf.shape))
 
     def _reads(self, body: Body, stmt: Stmt, bounds: Bounds) -> None:
         match stmt:
@@ -305,11 +307,11 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
                 stores.setdefault(store.buf.root, []).append((stmt, store, bounds))
         else:
             excluded |= {touched.root for touched in accessed(stmt)}
-    found: dict[tuple[Buf, int], int] = {}
+    tails: dict[tuple[Buf, int], int] = {}
     for buf, stored in stores.items():
-        (nest, store, bounds), *others = stored
+        (nest, store, bounds), *more_stores = stored
         if (
-            others
+            more_stores
             or not buf.arena
             or buf in excluded
             or store.buf is not buf
@@ -322,8 +324,8 @@ def _zero_tails(body: Body) -> dict[tuple[Buf, int], int]:
                 continue
             ((dim, _),) = position.terms
             if position == Affine.symbol(dim) and nest.dims.get(dim) == size:
-                found[buf, k] = _zero_from(store.value, dim, nest, body.pool, found, bounds)
-    return found
+                tails[buf, k] = _zero_from(store.value, dim, nest, body.pool, tails, bounds)
+    return tails
 
 
 def _zero_from(expr: Expr, dim: str, nest: Nest, pool: Pool, zeros: Mapping, bounds: Bounds) -> int:

@@ -40,10 +40,10 @@ def written_buffers(eqns: Iterable, refs: Mapping[Any, RefView]) -> frozenset[Bu
     """Buffers that equations store to. `refs`: their Ref variables -> RefView."""
     from pbkern.core import jaxprs
 
-    found: set[Buf] = set()
+    buffers: set[Buf] = set()
     for eqn in eqns:
         if eqn.primitive.name in STATE and eqn.invars[0] in refs:
-            found.add(refs[eqn.invars[0]].buf)
+            buffers.add(refs[eqn.invars[0]].buf)
         for inner in jaxprs.inner_jaxprs(eqn):
             outer = eqn.invars[len(eqn.invars) - len(inner.jaxpr.invars) :]
             if eqn.primitive.name == "while":
@@ -53,8 +53,8 @@ def written_buffers(eqns: Iterable, refs: Mapping[Any, RefView]) -> frozenset[Bu
                 for var, atom in zip(inner.jaxpr.invars, outer)
                 if not isinstance(atom, jex.Literal) and atom in refs
             }
-            found |= written_buffers(inner.jaxpr.eqns, mapped)
-    return frozenset(found)
+            buffers |= written_buffers(inner.jaxpr.eqns, mapped)
+    return frozenset(buffers)
 
 
 def _while_operands(eqn, inner):
@@ -82,11 +82,11 @@ def _control(builder, eqn, env: dict, results: list[Stored], run) -> None:
 
 def _results(builder, eqn, env: dict) -> list[Stored]:
     """Buffers for the results of an equation, known before its statements are built."""
-    made = []
+    results = []
     for var in eqn.outvars:
-        made.append(builder.new_buffer(tuple(var.aval.shape), np.dtype(var.aval.dtype)))
-        env[var] = made[-1]
-    return made
+        results.append(builder.new_buffer(tuple(var.aval.shape), np.dtype(var.aval.dtype)))
+        env[var] = results[-1]
+    return results
 
 
 def _seen_through(source: Stored, place: Callable[[Index], Index]) -> Callable[[Index], Index]:
@@ -166,10 +166,10 @@ def _copy_in(builder, carries: list[Stored], values: list[Value]) -> None:
 
 def _counter_steps(jaxpr: jex.Jaxpr, invars, outvars) -> dict:
     """carry position -> constant step, for integer carries whose next value is carry + constant."""
-    made = {o: producer for producer in jaxpr.eqns for o in producer.outvars}
+    makers = {o: producer for producer in jaxpr.eqns for o in producer.outvars}
     steps = {}
     for k, (var, outvar) in enumerate(zip(invars, outvars)):
-        eqn = None if isinstance(outvar, jex.Literal) else made.get(outvar)
+        eqn = None if isinstance(outvar, jex.Literal) else makers.get(outvar)
         if outvar is var:
             steps[k] = 0
         elif (
@@ -309,8 +309,10 @@ def _while(builder, eqn, env: dict) -> None:
         return local
 
     def run() -> None:
-        kept = [k for k in range(len(carry)) if k not in steps]
-        _copy_in(builder, [results[k] for k in kept], [builder.read(env, init[k]) for k in kept])
+        carried = [k for k in range(len(carry)) if k not in steps]
+        _copy_in(
+            builder, [results[k] for k in carried], [builder.read(env, init[k]) for k in carried]
+        )
         local = bind_consts(body, eqn.invars[nc : nc + nb])
         counter = builder.names("%i")
         if trips is not None:
@@ -325,7 +327,7 @@ def _while(builder, eqn, env: dict) -> None:
 
         def finish(inner_env: dict) -> None:
             outs = [builder.read(inner_env, outvar) for outvar in body.jaxpr.outvars]
-            _store_carries(builder, inner_env, [(results[k], carry[k], outs[k]) for k in kept])
+            _store_carries(builder, inner_env, [(results[k], carry[k], outs[k]) for k in carried])
 
         stmts = builder.region(body.jaxpr, local, finish)
         if trips is not None:

@@ -103,8 +103,8 @@ class CpuTarget:
                 raise
 
         if fallback.is_failing():
-            made = self._compiled[key] = make()
-            return made
+            loaded = self._compiled[key] = make()
+            return loaded
         return self._made_once.get(key, make)
 
     def call(self, compiled: LoadedProgram, *operands) -> list:

@@ -112,9 +112,9 @@ class KernelLowering(ProgramText):
             list(self.nests.prologue.statements), self.arena_bytes, self.nests.scratch
         )
         self.offsets |= offsets
-        kept, self.arena_bytes = frozenset(self.offsets), start
+        persistent, self.arena_bytes = frozenset(self.offsets), start
         for case in self.nests.cases:  # they exclude each other: all start behind what is kept
-            offsets, end = scratch.place(list(case.statements), start, kept)
+            offsets, end = scratch.place(list(case.statements), start, persistent)
             self.offsets |= offsets
             self.arena_bytes = max(self.arena_bytes, end)
 
@@ -316,10 +316,12 @@ class KernelLowering(ProgramText):
         )
 
     def _for(self, block: Block, loop: For) -> None:
-        kept = None if self.options.plain else register_promotion.plan(loop, self.options.vectors)
-        if kept is not None:
+        promoted = (
+            None if self.options.plain else register_promotion.plan(loop, self.options.vectors)
+        )
+        if promoted is not None:
             trips = self.trips(block, loop)
-            self.emitter.promoted.emit(block, loop, trips, kept, self.emitter.emit)
+            self.emitter.promoted.emit(block, loop, trips, promoted, self.emitter.emit)
         else:
             self.counted_loop(block, loop)
 
@@ -371,14 +373,14 @@ class KernelLowering(ProgramText):
             attributes, views, {slot.name: offset for slot, offset in self.offsets.items()}
         )
         # Parts are compiled and loaded in order: functions come before those that call them.
-        made = [
+        callees = [
             Made(function.name, function.text(FRAMED), function.declaration, False)
-            for function in self.emitter.expressions.functions.made
+            for function in self.emitter.expressions.functions.called
         ]
-        made += outlined
+        callees += outlined
         pieces = tuple(
-            self._function(piece.name, piece.text, piece.declaration, piece.scalar, made)
-            for piece in made
+            self._function(piece.name, piece.text, piece.declaration, piece.scalar, callees)
+            for piece in callees
         )
         body = self.outliner.lines([*self.text.top.operations, programs])
         main = [
@@ -392,16 +394,18 @@ class KernelLowering(ProgramText):
             "}",
         ]
         return self._function(
-            self.name, "\n".join(main), "", self.emitter.has_scalar_loops, made
+            self.name, "\n".join(main), "", self.emitter.has_scalar_loops, callees
         ), pieces
 
     def _function(
-        self, name: str, text: str, declaration: str, scalar: bool, made: list[Made]
+        self, name: str, text: str, declaration: str, scalar: bool, callees: list[Made]
     ) -> FunctionText:
         def sized(text: str) -> str:
             return text.replace(ARENA_TYPE, f"memref<{self._arena_bytes()}xi8>")
 
-        calls = {sized(callee.declaration) for callee in made if f"{CALL} @{callee.name}(" in text}
+        calls = {
+            sized(callee.declaration) for callee in callees if f"{CALL} @{callee.name}(" in text
+        }
         calls |= {debug_callbacks.DECLARATION} if debug_callbacks.TRACE in text else set()
         calls |= {f"func.func private @{REPORT}()"} if REPORT in text else set()
         return FunctionText(name, sized(text), frozenset(calls), sized(declaration), scalar)

@@ -49,11 +49,11 @@ class MathFunction:
 
 
 class MathFunctions:
-    """Writes one kernel's elementwise operations. made: the functions that it calls; their names start with the kernel's."""
+    """Writes one kernel's elementwise operations. called: the functions that it calls; their names start with the kernel's."""
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
-        self.made: list[MathFunction] = []
+        self.called: list[MathFunction] = []
         self._called: dict[tuple, MathFunction] = {}
         self._written: defaultdict[tuple, dict[int, Expr]] = defaultdict(
             dict
@@ -71,9 +71,9 @@ class MathFunctions:
             return result
         if key not in self._called:
             self._called[key] = _function(
-                f"{self.kernel}_{info.primitive}{len(self.made)}", b, info, args
+                f"{self.kernel}_{info.primitive}{len(self.called)}", b, info, args
             )
-            self.made.append(self._called[key])
+            self.called.append(self._called[key])
         function = self._called[key]
         passed = tuple(arg.name for arg in args if b.number(arg) is None)
         syntax = f" @{function.name}({operation.places(len(passed))})"

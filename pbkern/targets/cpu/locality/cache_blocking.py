@@ -70,12 +70,17 @@ class BlockForCaches(StripLimits):
     )
 
     def __call__(self, stmts: Sequence[Stmt], context: NestContext) -> list[Stmt]:
-        def in_strips(run: list[Nest], others: set[Buf]) -> list[Stmt] | None:
-            found = _best_chain(NestRun(run), context, self)
-            if found is None:
+        def in_strips(run: list[Nest], elsewhere: set[Buf]) -> list[Stmt] | None:
+            chain_and_length = _best_chain(NestRun(run), context, self)
+            if chain_and_length is None:
                 return None
-            in_turn = fuse_over_rows(found[0], others, context, self)
-            return in_turn or _CacheBlocking(*found, others, context, self.many_strips).statements()
+            in_turn = fuse_over_rows(chain_and_length[0], elsewhere, context, self)
+            return (
+                in_turn
+                or _CacheBlocking(
+                    *chain_and_length, elsewhere, context, self.many_strips
+                ).statements()
+            )
 
         near = with_runs_changed(stmts, set(context.kept), self.longest_run, in_strips)
         return with_nests(
@@ -199,12 +204,12 @@ def _shared(run: NestRun) -> Iterator[_SharedBuffer]:
                 index,
             ) not in places.setdefault(buf, []):
                 places[buf].append((at, index))
-    for buf, found in places.items():
-        if len({at for at, _ in found}) < 2:
+    for buf, walks in places.items():
+        if len({at for at, _ in walks}) < 2:
             continue
-        nbytes = max(_extent(run[at], index) for at, index in found) * buf.dtype.itemsize
+        nbytes = max(_extent(run[at], index) for at, index in walks) * buf.dtype.itemsize
         axes = tuple(
-            _walk(run, [(at, index[k]) for at, index in found]) for k in range(len(buf.shape))
+            _walk(run, [(at, index[k]) for at, index in walks]) for k in range(len(buf.shape))
         )
         yield _SharedBuffer(nbytes, axes)
 

@@ -96,14 +96,14 @@ def _changed(nests: list[Nest]) -> list[Buf]:
 
 def _places(nest: Nest, schedule: NestSchedule, buf: Buf) -> list[RegisterSpan | None]:
     """Places where a nest touches a buffer; None for what is not the same in every round, or not of the form of a Place."""
-    found = [
+    places = [
         _place(nest, schedule, load.buf, load.index)
         if isinstance(load, Load) and not load.guard
         else None
         for load in nest.loads()
         if load.buf.root is buf
     ]
-    return found + [
+    return places + [
         _place(nest, schedule, store.buf, store.index) if _is_plain(nest, schedule, store) else None
         for store in nest.stores
         if store.buf.root is buf
