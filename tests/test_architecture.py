@@ -62,7 +62,7 @@ def module_of(path: pathlib.Path) -> tuple[str, ...]:
 
 
 def layer_of(module: tuple[str, ...]) -> str:
-    if module[:1] == ("_jax",):
+    if module[:1] in (("_jax",), ("_user_lines",)):
         return "core"
     return module[0] if module and module[0] in BELOW else "public"
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from pbkern import _jax
+from pbkern._user_lines import line_of_frame
 from pbkern.core.errors import KernelError, PbkernError
 
 
@@ -171,5 +172,5 @@ def _line_in_traceback(error: BaseException) -> str | None:
     for entry in _frames(error):
         code = entry.tb_frame.f_code
         if _jax.is_user_file(code.co_filename):
-            return _jax.line_of_frame(code, entry.tb_lineno, entry.tb_lasti)
+            return str(line_of_frame(code, entry.tb_lineno, entry.tb_lasti))
     return None

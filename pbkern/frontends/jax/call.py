@@ -22,6 +22,7 @@ from jax.extend import core as jex
 
 from pbkern import _jax
 from pbkern._jax import bind_again
+from pbkern._user_lines import UserLine, raise_at
 from pbkern.core.jaxprs import equations, evaluate
 from pbkern.dsl.call import derivative_error
 
@@ -42,22 +43,20 @@ def _find_bad_number(
 ) -> None:
     """Runs the equations one by one: the first that makes a NaN or an infinity raises, at the user's line."""
 
-    def fail(what: object, line: str | None) -> NoReturn:
-        if line is None:
-            raise FloatingPointError(str(what)) from None
-        _jax.raise_at(FloatingPointError(f"{what}\n  at   {line}"), line)
+    def fail(what: object, line: UserLine | None) -> NoReturn:
+        raise_at(FloatingPointError(f"{what}\n  at   {line}" if line else str(what)), line)
 
     def bind_alone(eqn, *values):
         try:
             results = bind_again(eqn, values)
             _jax.refuse_bad_numbers(eqn.primitive.name, results)
         except FloatingPointError as at_equation:
-            fail(at_equation, _jax.line_of_call(eqn))
+            fail(at_equation, _jax.place_of_call(eqn))
         return results
 
     evaluate(jaxpr.jaxpr, jaxpr.consts, operands, bind=bind_alone)
     what = f"{error}: `{name}`, whose operations have none when they run one by one"
-    fail(what, _jax.current_line())
+    fail(what, _jax.current_place())
 
 
 _jax.set_eager_rule(call_p, _find_bad_number)

@@ -171,7 +171,7 @@ def described(op: Any, places: SourcePlaces) -> str:
     if name == "stablehlo.custom_call":
         name = f"custom_call @{ir.StringAttr(op.attributes['call_target_name']).value}"
     place = places.of(op)
-    return f"{name} at {place}" if place else name
+    return f"{name} at {place.file}:{place.line}" if place else name
 
 
 def refused(op: HloOperation, why: str) -> UnsupportedOp:

@@ -15,9 +15,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from pbkern import _jax
+from pbkern._user_lines import UserLine
 from pbkern.core.errors import ArgumentError, TargetError, UnsupportedOp
 
-from .places import SourcePlace, SourcePlaces
+from .places import SourcePlaces
 
 BYTECODE = b"ML\xefR"
 PORTABLE = b"StableHLO_v"  # producer in the header of a portable artefact's bytecode
@@ -44,7 +45,7 @@ class ProgramSource:
 
 
 def parse(
-    given: Any, what: str = "the text", named: Mapping[str, SourcePlace] | None = None
+    given: Any, what: str = "the text", named: Mapping[str, UserLine] | None = None
 ) -> ProgramSource:
     """Reads a program; `what` stands for a text in messages, `named` knows places by the names of operations.
 

@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from pbkern import _jax
+from pbkern._user_lines import UserLine
 from pbkern.core.errors import UnsupportedOp
-from pbkern.frontends.stablehlo.places import LIBRARIES, SourcePlace
+from pbkern.frontends.stablehlo.places import LIBRARIES
 
 from .arguments import DTYPES, Arguments
 
@@ -39,7 +40,7 @@ class TracedFunction:
     assigned: tuple[tuple[int, tf.Variable], ...]
     results: Any
     count: int
-    places: dict[str, SourcePlace]
+    places: dict[str, UserLine]
 
     @functools.cached_property
     def values(self) -> Callable[[], list[tf.Tensor]]:
@@ -95,7 +96,7 @@ def capture(fn: Callable, given: Arguments) -> TracedFunction:
     )
 
 
-def _places(graph: Any) -> dict[str, SourcePlace]:
+def _places(graph: Any) -> dict[str, UserLine]:
     """The innermost line of the user's for each operation of a graph."""
     places = {}
     for op in graph.get_operations():
@@ -106,7 +107,7 @@ def _places(graph: Any) -> dict[str, SourcePlace]:
         )
         frame = next(users, None)
         if frame is not None:
-            places[op.name] = SourcePlace(frame.filename, frame.lineno, 0, frame.name)
+            places[op.name] = UserLine(frame.filename, frame.lineno, 0, frame.name)
     return places
 
 
